@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// libprecondor: a worker's side of the service. Open or join a session, send statistics as they are produced and
+// gradients layer by layer during the backward pass, receive preconditioned gradients as futures, report the loss.
+//
+// No gRPC type appears here. Every call has a deadline; a lost connection is made again and whatever was not
+// acknowledged is sent again under the same key, so that nothing is counted twice. Errors are absl::Status with an
+// ErrorReason (kernels/base/error_reason.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/session_spec.h"
+
+namespace precondor {
+
+class Worker;
+
+struct ClientOptions {
+  std::string coordinator;                             // host:port
+  absl::Duration connect_timeout = absl::Seconds(10);  // for the first answer of a server
+  absl::Duration rpc_timeout = absl::Seconds(30);      // of one control call
+  absl::Duration result_timeout = absl::Seconds(120);  // from a gradient's submission to its result
+  absl::Duration join_timeout = absl::Seconds(120);    // until all ranks are in
+};
+
+struct WorkerOptions {
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;  // 0: the current time in nanoseconds
+};
+
+// Control calls of one process. Thread-safe.
+class Client {
+ public:
+  // Unavailable, naming the address, when nobody answers in connect_timeout.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
+  virtual ~Client() = default;
+
+  // True when this call created the session, false when it was there with the same description.
+  virtual absl::StatusOr<bool> OpenSession(const SessionSpec& spec) = 0;
+  // Takes the rank's place and waits until every rank has joined. The worker may outlive the client.
+  virtual absl::StatusOr<std::unique_ptr<Worker>> Join(absl::string_view session, WorkerOptions options) = 0;
+  // False when there was no such session.
+  virtual absl::StatusOr<bool> CloseSession(absl::string_view session) = 0;
+};
+
+// What became of one gradient. For kSkip the output was not written: skip the optimizer step, as every replica does.
+struct Preconditioned {
+  Decision decision = Decision::kIdentity;
+  uint64_t factor_version = 0;
+  double inner_product = 0;  // <D, U>; see KlClipScale in statistics.h
+  std::string reason;
+};
+
+// The answer to one gradient. Copyable handle; thread-safe.
+class PreconditionFuture {
+ public:
+  class State;
+  PreconditionFuture() = default;
+  explicit PreconditionFuture(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  bool ready() const;
+  // Waits for the answer, at most until the result_timeout of its submission: DeadlineExceeded names session, step and
+  // layer. Repeated calls return the same.
+  absl::StatusOr<Preconditioned> Wait() const;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+struct StepDirective {
+  uint64_t lease_through_step = 0;      // start no step beyond this one
+  Mode next_mode = Mode::kSecondOrder;  // of the step after the reported one
+};
+
+// Payload and frame bytes since the worker joined, both directions.
+struct Traffic {
+  int64_t statistics_bytes = 0;  // payload out
+  int64_t gradient_bytes = 0;    // payload out
+  int64_t result_bytes = 0;      // payload in
+  int64_t overhead_bytes = 0;    // headers, acknowledgements, control
+  int64_t reconnects = 0;
+};
+
+// One rank of one session. Thread-safe; steps may overlap as far as the lease and the server's window allow.
+class Worker {
+ public:
+  virtual ~Worker() = default;
+
+  virtual const SessionSpec& spec() const = 0;
+  virtual uint32_t rank() const = 0;
+  virtual uint64_t epoch() const = 0;
+  bool NeedsStatistics(uint64_t step) const { return IsStatisticStep(spec(), step); }
+  // DIRECT: always. DELEGATE: when this rank sends the layer.
+  bool SendsGradient(int64_t layer) const {
+    return spec().exchange == ExchangeMode::kDirect || DelegateRank(spec(), layer) == static_cast<int32_t>(rank());
+  }
+
+  // Sends this rank's vectors of one layer at a statistic step: a [k, d_in] and g [k, d_out] with k =
+  // VectorsPerWorker(spec). Returns once they are copied; a refusal surfaces in Flush and in the layer's result.
+  virtual absl::Status SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
+                                      uint64_t samples) = 0;
+  // Takes part in the statistic step without vectors (skipped AMP step, unused layer).
+  virtual absl::Status AbstainStatistics(uint64_t step, int64_t layer) = 0;
+
+  // Sends gradient [d_out, d_in] and has the preconditioned one written to `out`, which may be the gradient's own
+  // memory. Both must stay valid and unread until the future is ready. `samples` weighs the gradient in DIRECT.
+  virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+                                          uint64_t samples) = 0;
+  // This rank has no gradient: everybody's answer is kSkip.
+  virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
+
+  // Waits until everything sent so far is acknowledged; the first refusal since the last Flush, if any.
+  virtual absl::Status Flush() = 0;
+
+  // Reports a finished step. Waits, never guesses: a step beyond the lease must not be started.
+  virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
+                                                   double learning_rate) = 0;
+  virtual Traffic traffic() const = 0;
+  // Gives the rank back. The destructor closes connections and does not leave.
+  virtual absl::Status Leave() = 0;
+};
+
+}  // namespace precondor

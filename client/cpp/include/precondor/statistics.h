@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a worker computes from a layer's rows before it sends anything: means or random-sign sketches.
+// Source: docs/math/statistics.md. All functions are pure and thread-safe.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/session_spec.h"
+
+namespace precondor {
+
+enum class Side : uint8_t { kInput = 0, kOutput = 1 };
+
+// Names the vectors of one (session, step, layer, side, rank); the signs are a function of it and the row alone.
+struct SketchKey {
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  uint32_t layer = 0;
+  Side side = Side::kInput;
+  uint32_t rank = 0;
+};
+
+// out [k, d], k = VectorsPerWorker(spec), from this worker's rows [n, d], n >= 1:
+//   MEAN, PER_WORKER_MEAN: row_scale * mean of the rows;
+//   SIGNED: v_j = row_scale / sqrt(n) * sum_i s_ij x_i.
+// row_scale: 1 for the input side (append the bias' 1 to the rows first); the number of rows for gradients with respect
+// to the output of a loss that is a mean over rows. InvalidArgument for shapes.
+absl::Status ComputeVectors(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double row_scale,
+                            MatrixView out);
+
+// The factor by which KL_CLIP scales all U of a step: min(1, sqrt(clip / (lr^2 |sum_l <D_l, U_l>|))).
+double KlClipScale(absl::Span<const double> inner_products, double learning_rate, double clip);
+
+}  // namespace precondor

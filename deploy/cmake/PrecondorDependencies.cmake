@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every package the build looks for, in one place. kernels/ needs Abseil and a BLAS alone.
+find_package(Threads REQUIRED)
+find_package(absl REQUIRED)
+find_package(OpenBLAS CONFIG REQUIRED)
+find_package(dnnl CONFIG)  # its config wants OpenCL headers too
+if(PRECONDOR_SERVICE)
+  # Module mode: it defines protobuf::protoc and protobuf_generate as Debian's gRPC config expects.
+  find_package(Protobuf MODULE REQUIRED)
+  find_package(gRPC CONFIG REQUIRED)
+  find_package(prometheus-cpp CONFIG REQUIRED)
+  find_package(yaml-cpp REQUIRED)
+  find_package(nlohmann_json REQUIRED)
+endif()
+if(PRECONDOR_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(PRECONDOR_TESTS AND PRECONDOR_BENCH)
+  find_package(benchmark REQUIRED)
+endif()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Two helpers that every CMakeLists of the project uses, and the flags they apply.
+#
+#   precondor_library(name SRCS ... [DEPS ...] [PRIVATE_DEPS ...])
+#     A static library precondor_<name>, alias precondor::<name>. The source root is its only include
+#     directory. DEPS are part of its interface, PRIVATE_DEPS are not. Headers need no listing; a library
+#     without SRCS is an INTERFACE library.
+#   precondor_test(name SRCS ... DEPS ... LABELS ... [TIMEOUT s] [ARGS ...] [ENVIRONMENT ...])
+#     A GoogleTest program, registered with CTest under its name and labels.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+# Assertions stay on, debug information stays small.
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
+
+find_program(PRECONDOR_CCACHE ccache)
+if(PRECONDOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
+endif()
+
+if(PRECONDOR_SANITIZE)
+  add_compile_options(-fsanitize=${PRECONDOR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${PRECONDOR_SANITIZE})
+endif()
+
+# Warnings for our own code; generated code does not link it.
+add_library(precondor_warnings INTERFACE)
+target_compile_options(precondor_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -Wnon-virtual-dtor -Woverloaded-virtual>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wthread-safety>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${PRECONDOR_WERROR}>>:-Werror>)
+
+function(precondor_library name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  set(target precondor_${name})
+  if(ARG_SRCS)
+    add_library(${target} STATIC ${ARG_SRCS})
+    target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+    target_link_libraries(${target} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS} $<BUILD_INTERFACE:precondor_warnings>)
+  else()
+    add_library(${target} INTERFACE)
+    target_include_directories(${target} INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+    target_link_libraries(${target} INTERFACE ${ARG_DEPS})
+  endif()
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  add_library(precondor::${name} ALIAS ${target})
+endfunction()
+
+function(precondor_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS;ENVIRONMENT" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main precondor_warnings)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${ARG_ENVIRONMENT}")
+endfunction()

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what building and testing Precondor needs on Debian 12. Idempotent; quick when all is there.
+# Usage: deploy/install.sh [--test]     (--test adds what only tests and lint need)
+set -euo pipefail
+
+build_packages=(
+  g++ cmake ninja-build ccache git pkgconf ca-certificates
+  libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
+  prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev
+  libopenblas-pthread-dev libdnnl-dev ocl-icd-opencl-dev
+  libyaml-cpp-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev
+  python3
+)
+test_packages=(
+  clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev
+  python3-venv python3-yaml python3-grpcio python3-grpc-tools python3-protobuf python3-numpy
+)
+
+packages=("${build_packages[@]}")
+if [[ "${1:-}" == "--test" ]]; then packages+=("${test_packages[@]}"); fi
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
+done
+if (( ${#missing[@]} == 0 )); then
+  echo "install: all ${#packages[@]} packages are there"
+  exit 0
+fi
+
+sudo=()
+if (( EUID != 0 )); then
+  if ! command -v sudo >/dev/null; then
+    echo "install: missing: ${missing[*]}" >&2
+    echo "install: not root and no sudo; install them with: apt-get install --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  fi
+  sudo=(sudo)
+fi
+if ! command -v apt-get >/dev/null; then
+  echo "install: this is not Debian; install the equivalents of: ${missing[*]}" >&2
+  exit 1
+fi
+echo "install: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+"${sudo[@]}" apt-get update -q
+"${sudo[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device seam. A Backend owns a device's memory and offers the operations that methods are written with;
+// methods never touch the memory behind a view, so that one text of each method runs on every device.
+//
+// Public operations check shapes and then call the Do* virtuals. Errors: InvalidArgument for shapes (they name the
+// operation, the operand, expected and got), ResourceExhausted for memory, Unimplemented for a primitive that a
+// backend lacks, Internal for the device's faults. A failed operation leaves its outputs unspecified, never its inputs.
+//
+// All matrices are f32, row-major, on this backend's device. Statistic vectors are the *rows* of a matrix [k, d].
+// Scalars and the short host spans are f64. Results do not depend on the number of threads: sums run in a fixed
+// order. Threads: operations on distinct outputs may run at the same time from several threads; inputs may be shared.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/matrix_view.h"
+
+namespace precondor {
+
+class Backend;
+
+// Device memory for one f32 matrix, zeroed at birth, freed at death. Must not outlive its backend.
+class DeviceMatrix {
+ public:
+  DeviceMatrix() = default;
+  DeviceMatrix(DeviceMatrix&& other) noexcept;
+  DeviceMatrix& operator=(DeviceMatrix&& other) noexcept;
+  ~DeviceMatrix();
+
+  bool empty() const { return view_.data == nullptr; }
+  int64_t rows() const { return view_.rows; }
+  int64_t cols() const { return view_.cols; }
+  MatrixView view() { return view_; }
+  ConstMatrixView view() const { return view_; }
+
+ private:
+  friend class Backend;
+  DeviceMatrix(Backend* backend, MatrixView view) : backend_(backend), view_(view) {}
+  Backend* backend_ = nullptr;
+  MatrixView view_;
+};
+
+enum class Transpose : bool { kNo = false, kYes = true };
+
+// One side of J = c (I - P' S P) with P [n, d] (vectors as rows) and S symmetric [n, n]; n == 0 means J = c I.
+struct LowRankInverse {
+  double c = 1.0;
+  ConstMatrixView vectors;  // P
+  ConstMatrixView core;     // S
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual absl::string_view name() const = 0;  // "cpu", "cuda"
+
+  // --- memory -----------------------------------------------------------------------------------------------
+  absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols);
+  int64_t allocated_bytes() const;
+  absl::Status Upload(ConstMatrixView host, MatrixView device);
+  absl::Status Download(ConstMatrixView device, MatrixView host);
+  absl::Status Copy(ConstMatrixView from, MatrixView to);
+
+  // --- primitives -------------------------------------------------------------------------------------------
+  // c = alpha op(a) op(b) + beta c. c must alias neither a nor b. beta == 0 ignores what c held, NaN included.
+  absl::Status Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
+                    double beta, MatrixView c);
+  // y = alpha x + beta y. beta == 0 ignores what y held. x may be y.
+  absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y);
+  // y_i = scales[i] x_i for every row i. x may be y.
+  absl::Status ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
+  // a += value on the diagonal of square a.
+  absl::Status AddDiagonal(double value, MatrixView a);
+  // sum_ij x_ij y_ij, accumulated in f64.
+  absl::StatusOr<double> Dot(ConstMatrixView x, ConstMatrixView y);
+  // out[i] = |x_i|^2, accumulated in f64.
+  absl::Status RowSquaredNorms(ConstMatrixView x, absl::Span<double> out);
+  // out[i] = a_ii.
+  absl::Status Diagonal(ConstMatrixView a, absl::Span<double> out);
+  // a = (a + a') / 2.
+  absl::Status Symmetrize(MatrixView a);
+  // x = a^-1 for symmetric positive definite a (lower triangle read). x may be a. FailedPrecondition, x unchanged,
+  // when a is not numerically positive definite or not finite.
+  absl::Status SpdInverse(ConstMatrixView a, MatrixView x);
+  // a = sum_i values[i] q_i q_i', q_i the *rows* of q, values ascending. FailedPrecondition, outputs unchanged, when
+  // a is not finite or the decomposition does not converge.
+  absl::Status SymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q);
+
+  // --- composites: a default in terms of the primitives, for a backend to fuse ---------------------------------
+  // u = J_out d J_in for J's of the low-rank form, d and u [m, n], never forming an m x m or n x n matrix.
+  // u must not alias d. Cost: 4 (p + q) m n + O((p + q)(m + n)(p + q)) FLOP for ranks p, q.
+  absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                                   MatrixView u);
+  // u = l d r for dense symmetric l [m, m], r [n, n]. u must not alias.
+  absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
+
+ protected:
+  virtual absl::StatusOr<float*> DoAllocate(int64_t elements) = 0;  // zeroed, 64-byte aligned
+  virtual void DoFree(float* data, int64_t elements) = 0;
+  virtual int64_t DoAllocatedBytes() const = 0;
+  virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
+  virtual absl::Status DoDownload(ConstMatrixView device, MatrixView host) = 0;
+  virtual absl::Status DoCopy(ConstMatrixView from, MatrixView to) = 0;
+  virtual absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
+                              Transpose transpose_b, double beta, MatrixView c) = 0;
+  virtual absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) = 0;
+  virtual absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
+  virtual absl::Status DoAddDiagonal(double value, MatrixView a) = 0;
+  virtual absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) = 0;
+  virtual absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) = 0;
+  virtual absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) = 0;
+  virtual absl::Status DoSymmetrize(MatrixView a) = 0;
+  virtual absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) = 0;
+  virtual absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) = 0;
+  virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
+                                             ConstMatrixView d, MatrixView u);
+  virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
+
+ private:
+  friend class DeviceMatrix;
+};
+
+}  // namespace precondor

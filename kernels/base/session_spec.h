@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a session is: the vocabulary shared by client, wire, coordinator and shards (docs/architecture.md).
+// Plain values; validated once by ValidateSessionSpec, after which the rest of the code trusts them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/base/dtype.h"
+
+namespace precondor {
+
+enum class Mode : uint8_t { kSecondOrder = 1, kFirstOrder = 2 };
+enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4 };
+enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3 };
+// What a sealed plan says of one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
+// non-finite), so nobody gets one and every replica skips the step.
+enum class Decision : uint8_t { kPreconditioned = 1, kIdentity = 2, kSkip = 3 };
+
+// One weight matrix W [d_out, d_in]. With has_bias the last of the d_in columns is the folded bias.
+struct LayerSpec {
+  std::string name;
+  int64_t d_out = 0;
+  int64_t d_in = 0;
+  bool has_bias = false;
+  bool operator==(const LayerSpec&) const = default;
+};
+
+// A method by name with its options, as the registry (kernels/methods/registry.h) understands them. An option
+// left out has the method's default. Names are those of docs/methods/<name>.md.
+using OptionValue = std::variant<bool, double, std::string>;
+struct MethodConfig {
+  std::string name = "mkor";
+  std::map<std::string, OptionValue> options;
+  bool operator==(const MethodConfig&) const = default;
+};
+
+struct SessionSpec {
+  std::string name;        // unique on a coordinator, [A-Za-z0-9._-]{1,128}
+  uint64_t seed = 0;       // keys every random choice of the session
+  int32_t world_size = 1;  // workers, 1 ... 65536
+  ExchangeMode exchange = ExchangeMode::kDirect;
+  StatisticsKind statistics = StatisticsKind::kSigned;
+  int32_t sketches = 0;   // q per worker, 1 ... 16; 0: ceil(16 / world_size). SIGNED only
+  int32_t inv_freq = 10;  // statistic steps: step % inv_freq == 0 or step < warmup_steps
+  int32_t warmup_steps = 10;
+  int32_t staleness_steps = 0;  // 0: a step uses its own statistics; 1: those before it
+  DType statistics_dtype = DType::kF16;
+  DType gradient_dtype = DType::kF32;
+  MethodConfig method;
+  std::vector<LayerSpec> layers;
+  bool operator==(const SessionSpec&) const = default;
+};
+
+// Limits that a spec is held to, so that sizes fit 64 bits with room to spare.
+inline constexpr int64_t kMaxDimension = int64_t{1} << 20;
+inline constexpr int64_t kMaxLayers = 1 << 16;
+inline constexpr int32_t kMaxWorldSize = 1 << 16;
+inline constexpr int32_t kMaxSketches = 16;
+
+// InvalidArgument that names the field (for a layer its index and name), what was expected and what came.
+// Checks everything but the method's options, which the registry checks.
+absl::Status ValidateSessionSpec(const SessionSpec& spec);
+
+// The first field in which two specs differ, with both values, for messages; empty when they are equal.
+std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want);
+
+// True when workers send statistics at `step`.
+bool IsStatisticStep(const SessionSpec& spec, uint64_t step);
+
+// Vectors per side that one worker sends at a statistic step: 1 for the means, q for SIGNED.
+int64_t VectorsPerWorker(const SessionSpec& spec);
+
+// Vectors per side of one sealed statistic step: 1 for MEAN, world_size * VectorsPerWorker otherwise.
+int64_t VectorsPerStep(const SessionSpec& spec);
+
+// Rank that sends layer `layer`'s gradient in DELEGATE: layer % world_size.
+int32_t DelegateRank(const SessionSpec& spec, int64_t layer);
+
+// Stable names: "SECOND_ORDER", "DIRECT", "SIGNED", "PRECONDITIONED" ...
+absl::string_view ModeName(Mode mode);
+absl::string_view ExchangeModeName(ExchangeMode exchange);
+absl::string_view StatisticsKindName(StatisticsKind kind);
+absl::string_view DecisionName(Decision decision);
+
+}  // namespace precondor

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// A method turns statistics into a preconditioner. `Method` is a validated configuration and the factory of
+// `LayerState`, the per-layer factors. Each method is written once, over Backend.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/session_spec.h"
+
+namespace precondor {
+
+// One step's sealed, merged statistics of one layer: matrices on the backend's device, vectors as rows.
+// Factor updates use (1/k) sum v v' over the rows of each.
+struct LayerStatistics {
+  ConstMatrixView a;  // [k, d_in]
+  ConstMatrixView g;  // [k, d_out]
+};
+
+// Factors of one layer. One thread at a time; distinct states may be used at the same time.
+class LayerState {
+ public:
+  virtual ~LayerState() = default;
+
+  // Takes in one statistic step. On error (non-finite input, failed decomposition) the state is as before: the last
+  // good factors stay in use.
+  virtual absl::Status Update(const LayerStatistics& statistics) = 0;
+
+  // u = preconditioned d, both [d_out, d_in] on the device; u must not alias d. Before the first successful Update a
+  // method that needs statistics gives u = d and reports it by ready() == false.
+  virtual absl::Status Precondition(ConstMatrixView d, MatrixView u) = 0;
+
+  virtual bool ready() const = 0;
+
+  // Successful updates so far; the factor version of the protocol.
+  virtual uint64_t version() const = 0;
+
+  // Device bytes held, never more than Method::StateBytes for the shape.
+  virtual int64_t bytes() const = 0;
+
+  // For GetLayerStats and tests: "dense" or "low_rank" per side, the current rank, damping, max diagonal.
+  struct Summary {
+    const char* input_representation = "none";
+    const char* output_representation = "none";
+    int64_t input_rank = 0;
+    int64_t output_rank = 0;
+    double input_damping = 0;
+    double output_damping = 0;
+  };
+  virtual Summary summary() const = 0;
+};
+
+// Immutable after construction; safe from any thread.
+class Method {
+ public:
+  virtual ~Method() = default;
+  virtual absl::string_view name() const = 0;
+
+  // False for methods that work from gradients alone: workers then send no statistics.
+  virtual bool needs_statistics() const = 0;
+
+  // Exact device bytes of one layer's state at its fullest, for admission.
+  virtual int64_t StateBytes(const LayerSpec& layer) const = 0;
+  // Upper bound of the scratch that one Update or Precondition of the layer allocates and frees.
+  virtual int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
+  // Arithmetic of one step, for placement before anything has been measured.
+  virtual double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
+
+  // True when U still has to be scaled by one factor common to all layers (KL_CLIP): the answer to each gradient then
+  // carries <D, U>, and the client computes the factor from all of them (docs/methods/mkor.md).
+  virtual bool needs_global_scale() const = 0;
+
+  // `backend` must outlive the state.
+  virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const = 0;
+};
+
+}  // namespace precondor

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every method, in one explicit table.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/method.h"
+
+namespace precondor {
+
+// A method from its configuration. NotFound names the known methods; InvalidArgument names the option, what was
+// expected and what came. Unknown options are errors.
+absl::StatusOr<std::unique_ptr<Method>> MakeMethod(const MethodConfig& config);
+
+// Names of all methods, in the table's order; conformance tests run over it.
+std::vector<absl::string_view> MethodNames();
+
+}  // namespace precondor

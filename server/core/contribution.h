@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What workers hand to a shard and what it hands back, as core sees them: no protobuf, no sockets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/session_spec.h"
+
+namespace precondor {
+
+enum class ContributionKind : uint8_t { kStatistics = 1, kGradient = 2 };
+
+// Identity of a contribution. Two with equal keys and kind are the same one sent twice.
+struct ContributionKey {
+  uint64_t session_id = 0;
+  uint64_t epoch = 0;
+  uint64_t step = 0;
+  uint32_t layer = 0;
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;
+  bool operator==(const ContributionKey&) const = default;
+};
+
+// Type, shape and scale of one tensor in a payload (as on the wire: value = element * scale).
+struct TensorDesc {
+  DType dtype = DType::kF32;
+  std::vector<int64_t> dims;
+  float scale = 1.0f;
+};
+
+struct ContributionHeader {
+  ContributionKey key;
+  ContributionKind kind = ContributionKind::kStatistics;
+  Mode mode = Mode::kSecondOrder;
+  uint64_t samples = 1;
+  bool abstain = false;             // takes part without a vote; no tensors
+  std::vector<TensorDesc> tensors;  // statistics: a [q, d_in], g [q, d_out]; gradient: [d_out, d_in]
+};
+
+// Host bytes that one owner fills and then gives away.
+using Payload = std::vector<uint8_t>;
+
+struct GradientResult {
+  Decision decision = Decision::kIdentity;
+  uint64_t factor_version = 0;
+  double inner_product = 0;              // <D, U>, when the method needs a global scale
+  std::string reason;                    // for kIdentity and kSkip
+  TensorDesc desc;                       // [d_out, d_in] in the session's gradient dtype
+  std::shared_ptr<const Payload> bytes;  // shared by all askers; null for kSkip
+};
+
+// Called exactly once, from any thread, never under a lock of core.
+// Ack: true when it was a repetition that was not counted again.
+using AckFn = std::function<void(absl::StatusOr<bool> duplicate)>;
+using ResultFn = std::function<void(absl::StatusOr<GradientResult>)>;
+
+}  // namespace precondor

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator: who takes part in each session, which shard owns which layer, which mode each step has.
+// Off the data path. Decisions are pure functions in server/policy; this class keeps the state they act on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/base/clock.h"
+#include "kernels/base/log.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/session_spec.h"
+#include "server/core/observer.h"
+#include "server/core/shard_control.h"
+
+namespace precondor {
+
+struct ModeInterval {
+  uint64_t first_step = 0;
+  Mode mode = Mode::kSecondOrder;
+};
+
+struct Directive {
+  uint64_t lease_through_step = 0;
+  std::vector<ModeInterval> modes;
+  uint64_t epoch = 0;
+};
+
+struct ShardAssignment {
+  std::string address;
+  std::vector<uint32_t> layers;
+};
+
+struct OpenResult {
+  uint64_t session_id = 0;
+  bool created = false;
+  SessionSpec spec;
+};
+
+struct JoinResult {
+  uint64_t session_id = 0;
+  uint64_t epoch = 0;
+  bool active = false;
+  std::vector<ShardAssignment> shard_map;
+  Directive directive;
+  SessionSpec spec;
+};
+
+struct StepReport {
+  uint64_t session_id = 0;
+  uint64_t epoch = 0;
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;
+  uint64_t step = 0;
+  double loss = 0;
+  uint64_t samples = 1;
+  bool finite = true;
+  double learning_rate = 0;
+};
+
+struct CoordinatorSessionSummary {
+  uint64_t session_id = 0;
+  SessionSpec spec;
+  uint64_t epoch = 0;
+  uint32_t joined = 0;
+  uint64_t last_step = 0;
+  Mode mode = Mode::kSecondOrder;
+  double loss = 0;
+  std::vector<ShardAssignment> shard_map;
+};
+
+struct ShardEndpoint {
+  std::string address;  // as configured; workers dial the shard's advertised address when it has one
+  std::unique_ptr<ShardControl> control;
+};
+
+struct CoordinatorOptions {
+  uint64_t lease_steps = 64;  // steps that a directive grants beyond the one reported
+};
+
+// Thread-safe; calls block while shards are asked, so that servers run them off their RPC threads. Errors are those
+// of session.proto, with an ErrorReason attached.
+class Coordinator {
+ public:
+  Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, const Clock& clock, Logger& logger,
+              Observer& observer);
+  ~Coordinator();
+
+  absl::StatusOr<OpenResult> OpenSession(const SessionSpec& spec);
+  absl::StatusOr<JoinResult> JoinSession(absl::string_view name, uint32_t rank, uint64_t incarnation);
+  absl::StatusOr<Directive> ReportStep(const StepReport& report);
+  absl::Status LeaveSession(uint64_t session_id, uint32_t rank, uint64_t incarnation);
+  absl::StatusOr<bool> CloseSession(absl::string_view name);
+
+  std::vector<CoordinatorSessionSummary> ListSessions() const;
+  std::vector<std::string> ShardAddresses() const;
+  // From now on OpenSession is Unavailable (DRAINING).
+  void BeginDrain();
+
+ private:
+  struct Session;
+  const CoordinatorOptions options_;
+  const std::vector<ShardEndpoint> shards_;
+  const Clock& clock_;
+  Logger& logger_;
+  Observer& observer_;
+
+  mutable Mutex mu_;
+  absl::flat_hash_map<std::string, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace precondor

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where core's arithmetic runs. A server has a pool; unit tests and the simulator run on their own thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace precondor {
+
+// Thread-safe. Tasks of one strand run one at a time, in the order of Post; strands run beside each other.
+// Strand numbers come from NewStrand and are never reused.
+class Executor {
+ public:
+  using Task = std::function<void()>;
+  virtual ~Executor() = default;
+  virtual uint64_t NewStrand() = 0;
+  virtual void Post(uint64_t strand, Task task) = 0;
+  // Returns when every task posted before the call has run.
+  virtual void Drain() = 0;
+};
+
+}  // namespace precondor

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What core tells the outside as it happens; server/metrics turns it into Prometheus series. Calls are cheap, come
+// from any thread, possibly under a core lock, and must not call back. Every method does nothing by default.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/session_spec.h"
+#include "server/core/contribution.h"
+
+namespace precondor {
+
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) {}
+  virtual void OnDuplicate(absl::string_view train_job, ContributionKind kind) {}
+  virtual void OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) {}
+  // First contribution to seal of one (step, layer).
+  virtual void OnSealed(absl::string_view train_job, ContributionKind kind, absl::Duration open_for) {}
+  virtual void OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) {}
+  virtual void OnPrecondition(absl::string_view train_job, absl::Duration took) {}
+  virtual void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {}
+  virtual void OnReservedBytes(int64_t reserved, int64_t capacity) {}
+  virtual void OnShardSessions(int64_t sessions) {}
+  // Coordinator.
+  virtual void OnCoordinatorSessions(int64_t sessions) {}
+  virtual void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {}
+  virtual void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {}
+  // The last sample series of a job may go.
+  virtual void OnSessionClosed(absl::string_view train_job) {}
+};
+
+}  // namespace precondor

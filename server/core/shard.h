@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard: the layers that one process owns, of every session, and what happens to contributions to them.
+// Knows nothing of gRPC, protobuf, devices or clocks but through the interfaces it is given.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/log.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/session_spec.h"
+#include "server/core/contribution.h"
+#include "server/core/executor.h"
+#include "server/core/observer.h"
+#include "server/core/shard_control.h"
+
+namespace precondor {
+
+class ShardSession;
+
+// Counters and factor state of one layer, for AdminService.GetLayerStats.
+struct LayerStats {
+  uint32_t layer = 0;
+  std::string name;
+  uint64_t factor_version = 0;
+  std::string input_representation, output_representation;
+  int64_t input_rank = 0, output_rank = 0;
+  double input_damping = 0, output_damping = 0;
+  int64_t state_bytes = 0;
+  uint64_t accepted = 0, duplicates = 0, rejected = 0;
+  uint64_t preconditioned = 0, identity = 0, skipped = 0;
+  uint64_t last_sealed_step = 0;
+  double update_seconds = 0, precondition_seconds = 0;  // means
+};
+
+struct ShardSessionSummary {
+  uint64_t session_id = 0;
+  SessionSpec spec;
+  uint64_t epoch = 0;
+  uint32_t joined = 0;
+  uint64_t last_step = 0;
+  int64_t reserved_bytes = 0;
+};
+
+struct ShardOptions {
+  std::string advertise_address;
+  int64_t capacity_bytes = int64_t{8} << 30;  // that sessions may reserve: states, scratch and staging
+  int window_steps = 2;                       // steps of one layer that may be open or kept for repetitions
+  double max_norm_per_sqrt_element = 1e4;     // statistic vectors with |v| > this * sqrt(d) are OVER_NORM
+};
+
+// Thread-safe. One mutex guards the table of sessions; each session and layer has its own. Callbacks run on the
+// caller's thread or an executor thread, never under a lock.
+class Shard final : public ShardControl {
+ public:
+  // All references outlive the shard. `executor` runs the arithmetic; per layer the order is kept.
+  Shard(ShardOptions options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
+        Observer& observer);
+  ~Shard() override;
+
+  // --- ShardControl: what the coordinator asks; semantics and errors are in shard_control.h ----------------------
+  absl::StatusOr<ShardDescription> Describe() override;
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
+  absl::StatusOr<bool> Remove(uint64_t session_id) override;
+
+  // --- data plane ------------------------------------------------------------------------------------------------
+  // Checks everything about a contribution that its header tells, before anybody allocates for it: session, epoch,
+  // rank, incarnation, layer, mode, step window, dtype, shapes, samples and `payload_bytes`. Changes nothing.
+  // The status carries an ErrorReason (kernels/base/error_reason.h).
+  absl::Status CheckHeader(const ContributionHeader& header, uint64_t payload_bytes) const;
+
+  // Takes in one worker's statistics for a (step, layer). `ack` tells: taken in, a repetition, or refused (then nothing
+  // changed, except that a non-finite or over-norm contribution counts as its rank's abstention, so that the
+  // step can seal).
+  void SubmitStatistics(const ContributionHeader& header, Payload payload, AckFn ack);
+
+  // The same for a gradient. `result` follows an OK `ack`, once the plan is sealed and applied; a repetition gets the
+  // same bytes. When the session ends or a new epoch drops the slot, `result` gets the status instead.
+  void SubmitGradient(const ContributionHeader& header, Payload payload, AckFn ack, ResultFn result);
+
+  // --- inspection ------------------------------------------------------------------------------------------------
+  std::vector<ShardSessionSummary> ListSessions() const;
+  absl::StatusOr<std::vector<LayerStats>> GetLayerStats(absl::string_view session_name) const;
+  int64_t reserved_bytes() const;
+  int64_t in_flight() const;  // gradients taken in and not yet answered, plus updates under way
+
+ private:
+  absl::StatusOr<std::shared_ptr<ShardSession>> Find(uint64_t session_id) const;
+
+  const ShardOptions options_;
+  Backend& backend_;
+  Executor& executor_;
+  const Clock& clock_;
+  Logger& logger_;
+  Observer& observer_;
+
+  mutable Mutex mu_;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<ShardSession>> sessions_ ABSL_GUARDED_BY(mu_);
+  int64_t reserved_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace precondor

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a coordinator asks of a shard: implemented by Shard itself (role all) and by a gRPC client (rpc/).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/base/session_spec.h"
+
+namespace precondor {
+
+struct MeasuredCost {
+  std::string method;  // name and options, canonical text
+  int64_t d_out = 0;
+  int64_t d_in = 0;
+  double seconds_per_step = 0;
+};
+
+struct ShardDescription {
+  std::string advertise_address;  // what workers dial; empty: the address under which the coordinator knows it
+  int64_t capacity_bytes = 0;
+  int64_t reserved_bytes = 0;
+  std::vector<MeasuredCost> costs;
+};
+
+struct Member {
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;
+};
+
+struct SessionInstall {
+  uint64_t session_id = 0;
+  uint64_t epoch = 0;
+  SessionSpec spec;
+  std::vector<uint32_t> layers;  // owned here, ascending
+  std::vector<Member> members;   // joined so far; frames are accepted once all ranks are in
+};
+
+// Calls may block on the network, with a deadline of the implementation. Thread-safe.
+class ShardControl {
+ public:
+  virtual ~ShardControl() = default;
+  virtual absl::StatusOr<ShardDescription> Describe() = 0;
+  // Reserves exactly what the layers need and accepts frames of the epoch; returns the bytes reserved. The same epoch
+  // again adds the members and changes nothing else; a greater epoch replaces the membership and drops open slots
+  // (factors stay); a smaller one is FailedPrecondition. ResourceExhausted names needed, reserved and capacity.
+  virtual absl::StatusOr<int64_t> Install(const SessionInstall& install) = 0;
+  // Frees everything of the session; waiting results get Aborted. False: there was none.
+  virtual absl::StatusOr<bool> Remove(uint64_t session_id) = 0;
+};
+
+}  // namespace precondor
