@@ -25,8 +25,8 @@ if(PRECONDOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
 endif()
 
-if(PRECONDOR_SANITIZE)
-  add_compile_options(-fsanitize=${PRECONDOR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+if(PRECONDOR_SANITIZE)  # -O1: about half the build time of -O2, at little cost to the instrumented run
+  add_compile_options(-O1 -fsanitize=${PRECONDOR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${PRECONDOR_SANITIZE})
 endif()
 
