@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every text file: licence line, size limits, no private paths or unknown hosts, no leftovers, tidy whitespace."""
+
+import re
+
+from lint_support import Case, line_of, main
+
+SPDX = "SPDX-License-Identifier: Apache-2.0"
+SOURCES = (".cc", ".cu", ".h", ".cuh", ".py", ".sh", ".cmake", "CMakeLists.txt", ".proto", ".ci/run", "pre-commit")
+TEXT = SOURCES + (".md", ".yaml", ".yml", ".json", ".txt", ".in")
+LIMITS = [((".h", ".cuh"), 300), ((".cc", ".cu", ".py", ".sh"), 700)]
+TOP_FOLDERS = {"proto", "server", "client", "kernels", "deploy", "tests", "docs"}
+
+# Hosts that a document or a licence may name.
+HOSTS = {"github.com", "arxiv.org", "doi.org", "www.apache.org", "www.w3.org", "creativecommons.org",
+         "archive.ics.uci.edu", "buf.build", "localhost", "127.0.0.1"}
+ADDRESS = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3}){3})(?![\d.])")
+OPEN_ADDRESSES = re.compile(r"^(127\.|0\.0\.0\.0$|192\.0\.2\.|255\.)")  # loopback, any, RFC 5737 documentation
+PATTERNS = [
+    (re.compile(r"(?<![\w.$}/-])/(home|root|work|Users|mnt)/[\w.-]+"), "an absolute path of some machine"),
+    (re.compile(r"\b(TODO|FIXME|XXX|HACK)\b"), "do it, or say in the docs that it is not there"),
+    (re.compile(r"[ \t]+$", re.MULTILINE), "trailing white space"),
+    (re.compile(r"\bissue #?\d+\b|\bworktree\b", re.IGNORECASE), "the repository speaks of the project alone"),
+]
+EXEMPT = ("LICENSE", "tests/lint/check_files.py")
+
+
+def _check_text(path, text):
+    for pattern, reason in PATTERNS:
+        match = pattern.search(text)
+        if match:
+            yield f"{path}:{line_of(text, match.start())}: '{match.group(0)}': {reason}"
+    for match in re.finditer(r"https?://([\w.-]+)", text):
+        if match.group(1) not in HOSTS:
+            yield f"{path}:{line_of(text, match.start())}: host {match.group(1)} is not in the list of tests/lint"
+    for match in ADDRESS.finditer(text):
+        if not OPEN_ADDRESSES.match(match.group(1)):
+            yield f"{path}:{line_of(text, match.start())}: address {match.group(1)}"
+    if text and not text.endswith("\n"):
+        yield f"{path}: no newline at the end"
+
+
+def _check_size(path, text):
+    for suffixes, limit in LIMITS:
+        lines = text.count("\n")
+        if path.endswith(suffixes) and lines > limit:
+            yield f"{path}: {lines} lines; the limit is {limit}: split it"
+
+
+def check(tree):
+    findings = []
+    for path in tree.paths():
+        top = path.split("/")[0]
+        if "/" in path and top not in TOP_FOLDERS and not top.startswith("."):
+            findings.append(f"{path}: a folder at the top beyond the seven")
+    for path in tree.paths(*TEXT):
+        if path in EXEMPT:
+            continue
+        text = tree.read(path)
+        head = "\n".join(text.split("\n")[:3])
+        if path.endswith(SOURCES) and SPDX not in head:
+            findings.append(f"{path}:1: no line '{SPDX}'")
+        findings += _check_size(path, text)
+        findings += _check_text(path, text)
+    return findings
+
+
+_OK = f"// {SPDX}\n"
+CASES = [
+    Case("clean", {"kernels/a.cc": _OK + "// https://arxiv.org/abs/1 version 1.2.3, 127.0.0.1:0, docs/work/x\n",
+                   "tests/run.sh": f"#!/bin/sh\n# {SPDX}\n", "README.md": "# Title\n"}, []),
+    Case("no licence", {"kernels/a.h": "#pragma once\n"}, ["no line 'SPDX"]),
+    Case("long header", {"kernels/a.h": _OK + "\n" * 300}, ["301 lines; the limit is 300"]),
+    Case("longest header", {"kernels/a.h": _OK + "\n" * 299}, []),
+    Case("long source", {"kernels/a.cc": _OK + "\n" * 700}, ["701 lines; the limit is 700"]),
+    Case("home path", {"README.md": "see /home/ann/x\n"}, ["absolute path"]),
+    Case("unknown host", {"README.md": "https://mirror.example.net/x\n"}, ["host mirror.example.net"]),
+    Case("private address", {"docs/a.md": "10.1.2.3\n"}, ["address 10.1.2.3"]),
+    Case("leftover", {"kernels/a.cc": _OK + "// TODO: later\n"}, ["a.cc:2: 'TODO'"]),
+    Case("trailing space", {"docs/a.md": "a \n"}, ["trailing"]),
+    Case("no newline", {"docs/a.md": "a"}, ["no newline"]),
+    Case("eighth folder", {"misc/a.md": "a\n"}, ["beyond the seven"]),
+]
+
+if __name__ == "__main__":
+    main(check, CASES)

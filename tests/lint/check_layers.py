@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The one-way rule (docs/architecture.md): who may include, link and call what."""
+
+import re
+
+from lint_support import Case, line_of, main, without_comments
+
+KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/collective.h"]
+CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
+
+# Folder or file prefix -> prefixes of ours that it may include besides itself; the first match counts.
+OURS = [
+    ("kernels/base/", []),
+    ("kernels/backend", ["kernels/base/"]),
+    ("kernels/collective", ["kernels/base/", "kernels/backend.h"]),
+    ("kernels/methods/", KERNEL_SEAM),
+    ("kernels/cpu/", KERNEL_SEAM),
+    ("kernels/cuda/", KERNEL_SEAM),
+    ("proto/wire/", ["kernels/base/", "precondor/v1/"]),
+    ("server/policy/", ["kernels/base/"]),
+    ("server/core/", CORE),
+    ("server/metrics/", CORE + ["server/core/"]),
+    ("server/store/", CORE + ["server/core/"]),
+    ("server/rpc/", CORE + ["server/core/", "proto/wire/", "precondor/v1/"]),
+    ("server/config", ["kernels/base/", "server/policy/"]),
+    ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "proto/wire/", "precondor/v1/"]),
+    ("client/cpp/include/", ["kernels/base/", "precondor/"]),
+    # Tools and examples also precondition locally, to compare with.
+    ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "proto/wire/", "precondor/",
+                                   "client/cpp/"]),
+    # Expected values must not come from what is tested.
+    ("tests/reference/", ["kernels/base/"]),
+    ("tests/unit/kernels/", ["kernels/", "tests/reference/", "tests/support/"]),
+    ("tests/conformance/", ["kernels/", "tests/reference/", "tests/support/"]),
+    ("tests/sim/", ["kernels/", "server/core/", "server/policy/", "tests/reference/", "tests/support/"]),
+    ("tests/", ["kernels/", "server/", "client/", "proto/", "precondor/", "tests/"]),
+]
+OUR_ROOTS = ("kernels/", "server/", "client/", "proto/", "precondor/", "tests/")
+
+# Third-party headers -> prefixes where they are welcome, with the reason for the message.
+THIRD_PARTY = [
+    (r"^(cuda|cublas|cusolver|cusparse|curand|nccl|device_launch)", ["kernels/cuda/"], "only kernels/cuda knows CUDA"),
+    (r"^prometheus/", ["server/metrics/", "tests/unit/server/metrics/"], "only server/metrics knows prometheus-cpp"),
+    (r"^(grpc|grpcpp)/",
+     ["proto/wire/", "server/rpc/", "server/app", "server/main", "client/cpp/src/", "client/cpp/tools/",
+      "tests/unit/proto/", "tests/unit/server/rpc/", "tests/unit/client/", "tests/loopback/", "tests/golden/",
+      "tests/support/", "tests/e2e/", "tests/fuzz/", "tests/bench/"],
+     "gRPC lives in proto/wire, server/rpc and the client's sources"),
+    (r"^google/protobuf/|\.pb\.h$",
+     ["proto/wire/", "server/rpc/", "server/app", "client/cpp/src/", "client/cpp/tools/", "tests/unit/proto/",
+      "tests/unit/server/rpc/", "tests/unit/client/", "tests/loopback/", "tests/golden/", "tests/support/",
+      "tests/e2e/", "tests/fuzz/", "tests/bench/"],
+     "protobuf lives in proto/wire, server/rpc and the client's sources"),
+    (r"^yaml-cpp/", ["server/config"], "only server/config reads YAML"),
+    (r"^(cblas|lapacke|openblas|dnnl|oneapi/dnnl)", ["kernels/cpu/", "client/cpp/examples/", "tests/bench/"],
+     "BLAS and oneDNN live in kernels/cpu"),
+    (r"^absl/synchronization/", ["server/main", "server/app", "client/cpp/"],
+     "use kernels/base/mutex.h (docs/gotchas.md)"),
+]
+
+# Words in C++ code -> where they are welcome.
+WORDS = [
+    (r"\b(?:std::|secure_)?getenv\s*\(", ["server/config", "tests/"], "getenv only in server/config"),
+    (r"\babsl::Mutex(Lock)?\b", [], "use precondor::Mutex (docs/gotchas.md)"),
+    (r"\bstd::(recursive_|shared_)?mutex\b", ["kernels/base/mutex.h"], "use precondor::Mutex"),
+    (r"\bthrow\b", [], "we throw nothing: return a Status"),
+    (r"\b(sleep_for|sleep_until|usleep|SleepFor)\b", ["client/cpp/", "server/", "tests/support/"],
+     "tests wait for a condition, not for time"),
+]
+CORE_WORDS = [
+    (r"\bstd::chrono::(system|steady|high_resolution)_clock\b|\babsl::Now\b", "core and policy take a Clock"),
+    (r"\bstd::(random_device|rand)\b", "core and policy take a Random"),
+]
+
+# Link rule: library -> what its DEPS and PRIVATE_DEPS may name. Others are not restricted.
+SEAM_TARGETS = ["precondor::base", "precondor::backend"]
+CORE_TARGETS = SEAM_TARGETS + ["precondor::methods", "precondor::policy"]
+LINKS = {
+    "base": ["absl::*", "Threads::Threads"],
+    "backend": ["absl::*", "precondor::base"],
+    "methods": ["absl::*"] + SEAM_TARGETS,
+    "cpu": ["absl::*", "Threads::Threads", "OpenBLAS::*", "DNNL::*", "*"],
+    "policy": ["absl::*", "precondor::base"],
+    "core": ["absl::*", "Threads::Threads"] + CORE_TARGETS,
+    "metrics": ["absl::*", "prometheus-cpp::*", "precondor::core"] + CORE_TARGETS,
+    "wire": ["absl::*", "precondor::base", "precondor::proto", "gRPC::*", "protobuf::*"],
+    "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::core", "precondor::wire", "precondor::proto"] + CORE_TARGETS,
+}
+# Whatever a list above lets through, these never go together.
+NEVER = {
+    "cpu": ["precondor::cuda", "precondor::methods", "precondor::core", "gRPC::", "protobuf::", "prometheus-cpp::"],
+    "cuda": ["precondor::cpu", "precondor::methods", "precondor::core", "gRPC::", "protobuf::", "prometheus-cpp::"],
+    "client": ["precondor::core", "precondor::policy", "precondor::rpc", "precondor::app", "precondor::metrics",
+               "prometheus-cpp::"],
+}
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">]+)[">]', re.MULTILINE)
+LIBRARY = re.compile(r"precondor_library\(\s*(\w+)([^)]*)\)")
+
+
+def _allowed(path, prefixes):
+    return any(path.startswith(p) for p in prefixes)
+
+
+def _rule(path):
+    for prefix, allowed in OURS:
+        if path.startswith(prefix):
+            return prefix, allowed
+    return None, []
+
+
+def _check_include(path, line, header):
+    for pattern, homes, reason in THIRD_PARTY:
+        if re.search(pattern, header) and not _allowed(path, homes):
+            yield f"{path}:{line}: includes {header}: {reason}"
+            return
+    if not header.startswith(OUR_ROOTS):
+        return
+    prefix, allowed = _rule(path)
+    if prefix is None:
+        yield f"{path}:{line}: {path} is in no layer; name its folder in tests/lint/check_layers.py"
+    elif not _allowed(header, allowed + [prefix]):
+        yield f"{path}:{line}: includes {header}: {prefix} may include only {', '.join(allowed) or 'itself'}"
+
+
+def _check_source(path, text):
+    for match in INCLUDE.finditer(text):
+        yield from _check_include(path, line_of(text, match.start()), match.group(2))
+    code = without_comments(text)
+    words = [(w, r) for w, homes, r in WORDS if not _allowed(path, homes)]
+    if path.startswith(("server/core/", "server/policy/")):
+        words += CORE_WORDS
+    for word, reason in words:
+        for match in re.finditer(word, code):
+            yield f"{path}:{line_of(code, match.start())}: {match.group(0).strip('( ')}: {reason}"
+
+
+def _matches(target, patterns):
+    return any(target == p or (p.endswith("*") and target.startswith(p[:-1])) for p in patterns)
+
+
+def _check_links(path, text):
+    text = re.sub(r"#[^\n]*", "", text)
+    for match in LIBRARY.finditer(text):
+        name, body = match.groups()
+        targets = [t for t in body.split() if "::" in t]
+        for target in targets:
+            refused = name in LINKS and not _matches(target, LINKS[name])
+            refused = refused or any(target.startswith(p) for p in NEVER.get(name, []))
+            if refused:
+                yield f"{path}: precondor_library({name}) must not link {target}"
+
+
+def check(tree):
+    findings = []
+    for path in tree.paths(".h", ".cc", ".cu", ".cuh"):
+        findings += _check_source(path, tree.read(path))
+    for path in tree.paths("CMakeLists.txt"):
+        findings += _check_links(path, tree.read(path))
+    return findings
+
+
+CASES = [
+    Case("allowed", {
+        "server/core/shard.cc": '#include <vector>\n#include "server/policy/sealing.h"\n#include "kernels/backend.h"\n',
+        "server/metrics/registry.cc": "#include <prometheus/registry.h>\n",
+        "kernels/cuda/gemm.cu": "#include <cuda_runtime.h>\n",
+        "server/config.cc": "const char* v = std::getenv(name);\n",
+        "kernels/base/mutex.h": "std::mutex mu_;  // not absl::Mutex\n",
+        "server/core/CMakeLists.txt": "precondor_library(core SRCS a.cc DEPS precondor::policy absl::status)\n",
+    }, []),
+    Case("core includes gRPC", {"server/core/a.cc": "#include <grpcpp/grpcpp.h>\n"}, ["a.cc:1: .*gRPC lives in"]),
+    Case("core includes protobuf", {"server/core/a.h": "\n#include <google/protobuf/message.h>\n"}, ["a.h:2: .*protobuf"]),
+    Case("core includes rpc", {"server/core/a.h": '#include "server/rpc/handler.h"\n'}, ["server/core/ may include only"]),
+    Case("policy includes core", {"server/policy/a.h": '#include "server/core/shard.h"\n'}, ["may include only"]),
+    Case("base includes backend", {"kernels/base/a.h": '#include "kernels/backend.h"\n'}, ["only itself"]),
+    Case("cpu includes cuda", {"kernels/cpu/a.cc": '#include "kernels/cuda/a.h"\n'}, ["kernels/cpu/ may"]),
+    Case("cuda includes cpu", {"kernels/cuda/a.cu": '#include "kernels/cpu/a.h"\n'}, ["kernels/cuda/ may"]),
+    Case("methods include a backend", {"kernels/methods/a.cc": '#include "kernels/cpu/cpu_backend.h"\n'}, ["may include"]),
+    Case("CUDA outside its folder", {"kernels/methods/a.cc": "#include <cublas_v2.h>\n"}, ["knows CUDA"]),
+    Case("prometheus outside metrics", {"server/rpc/a.cc": "#include <prometheus/counter.h>\n"}, ["knows prometheus"]),
+    Case("generated code in a public header", {"client/cpp/include/precondor/a.h": '#include "precondor/v1/a.pb.h"\n'},
+         ["protobuf lives"]),
+    Case("reference uses the code under test", {"tests/reference/a.cc": '#include "kernels/cpu/gemm.h"\n'},
+         ["may include only kernels/base/"]),
+    Case("getenv in core", {"server/core/a.cc": "auto v = getenv(name);\n"}, ["getenv only"]),
+    Case("words in comments and strings are fine", {"server/core/a.cc": '// throw getenv(x)\nauto s = "throw";\n'}, []),
+    Case("throw", {"kernels/cpu/a.cc": "void F() { throw 1; }\n"}, ["we throw nothing"]),
+    Case("std::mutex", {"server/core/a.h": "std::mutex mu_;\n"}, ["use precondor::Mutex"]),
+    Case("wall clock in core", {"server/core/a.cc": "auto t = std::chrono::steady_clock::now();\n"}, ["take a Clock"]),
+    Case("sleep in a test", {"tests/unit/a_test.cc": "std::this_thread::sleep_for(x);\n"}, ["wait for a condition"]),
+    Case("folder without a layer", {"extra/a.cc": '#include "kernels/backend.h"\n'}, ["is in no layer"]),
+    Case("core links gRPC", {"server/core/CMakeLists.txt": "precondor_library(core SRCS a.cc\n  DEPS gRPC::grpc++)\n"},
+         ["core\\) must not link gRPC::grpc"]),
+    Case("cpu links methods", {"kernels/cpu/CMakeLists.txt": "precondor_library(cpu DEPS precondor::methods)"},
+         ["must not link precondor::methods"]),
+]
+
+if __name__ == "__main__":
+    main(check, CASES)

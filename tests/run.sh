@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what is missing, configures, builds and runs the tests. Safe to run again; quick when nothing changed.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+Usage: tests/run.sh [--preset NAME] [--label NAME] [--no-install] [--help]
+  --preset NAME   a preset of CMakePresets.json: dev (default), clang, asan, tsan, cuda; builds in build/NAME
+  --label NAME    only the tests with this CTest label: unit, conformance, sim, loopback, golden, python, e2e, lint,
+                  bench, gpu, soak. Default: all that the preset selects (dev: all but gpu, bench, soak)
+  --no-install    do not look for missing packages
+  --help          this text
+The last lines are CTest's summary; the exit status is 0 when every test passed.
+HELP
+}
+
+fail_usage() {
+  echo "tests/run.sh: $1" >&2
+  usage >&2
+  exit 2
+}
+
+preset=dev
+label=""
+install=yes
+while (( $# )); do
+  case "$1" in
+    --preset) preset="${2:-}"; [[ -n "$preset" ]] || fail_usage "--preset needs a name"; shift 2 ;;
+    --label) label="${2:-}"; [[ -n "$label" ]] || fail_usage "--label needs a name"; shift 2 ;;
+    --no-install) install=no; shift ;;
+    --help | -h) usage; exit 0 ;;
+    *) fail_usage "unknown argument: $1" ;;
+  esac
+done
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+run() {
+  echo "== $*"
+  "$@"
+}
+
+if [[ "$install" == yes ]]; then run deploy/install.sh --test; fi
+run cmake --preset "$preset"
+run cmake --build --preset "$preset"
+case "$label" in
+  "") run ctest --preset "$preset" -j 2 ;;
+  # The presets leave these out, and a preset's exclusion wins over a label given here.
+  gpu | bench | soak)
+    run ctest --test-dir "build/$preset" -L "^$label\$" --output-on-failure --no-tests=error --timeout 1800 ;;
+  *) run ctest --preset "$preset" -L "^$label\$" -j 2 ;;
+esac
