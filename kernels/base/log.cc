@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/base/log.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+
+namespace precondor {
+namespace {
+
+absl::string_view SeverityName(Severity severity) {
+  switch (severity) {
+    case Severity::kDebug:
+      return "DEBUG";
+    case Severity::kInfo:
+      return "INFO";
+    case Severity::kWarning:
+      return "WARNING";
+    case Severity::kError:
+      return "ERROR";
+  }
+  return "UNKNOWN";
+}
+
+// `text` as a JSON string, quotes included; also how text lines quote values with spaces.
+std::string Quote(absl::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20) {
+      absl::StrAppendFormat(&out, "\\u%04x", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out += '"';
+}
+
+bool NeedsQuotes(absl::string_view text) {
+  return text.empty() || text.find_first_of(" \t\r\n\"=\\") != absl::string_view::npos;
+}
+
+}  // namespace
+
+LogField::LogField(absl::string_view name, absl::string_view value) : name(name), text(value), quoted(true) {}
+LogField::LogField(absl::string_view name, const char* value) : LogField(name, absl::string_view(value)) {}
+LogField::LogField(absl::string_view name, int64_t value) : name(name), text(absl::StrCat(value)), quoted(false) {}
+LogField::LogField(absl::string_view name, uint64_t value) : name(name), text(absl::StrCat(value)), quoted(false) {}
+LogField::LogField(absl::string_view name, int value) : LogField(name, static_cast<int64_t>(value)) {}
+LogField::LogField(absl::string_view name, unsigned value) : LogField(name, static_cast<uint64_t>(value)) {}
+// JSON has no NaN or infinity: those become strings.
+LogField::LogField(absl::string_view name, double value)
+    : name(name), text(absl::StrFormat("%.9g", value)), quoted(!std::isfinite(value)) {}
+LogField::LogField(absl::string_view name, bool value) : name(name), text(value ? "true" : "false"), quoted(false) {}
+
+LineLogger::LineLogger(LogFormat format, Severity threshold, const Clock& clock,
+                       std::function<void(absl::string_view)> write)
+    : format_(format), threshold_(threshold), clock_(clock), write_(std::move(write)) {}
+
+void LineLogger::Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) {
+  if (severity < threshold_) return;
+  const std::string time = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", clock_.Now(), absl::UTCTimeZone());
+  std::string line;
+  if (format_ == LogFormat::kJson) {
+    line = absl::StrCat("{\"ts\":\"", time, "\",\"severity\":\"", SeverityName(severity),
+                        "\",\"message\":", Quote(message));
+    for (const LogField& field : fields) {
+      absl::StrAppend(&line, ",", Quote(field.name), ":", field.quoted ? Quote(field.text) : field.text);
+    }
+    line += "}\n";
+  } else {
+    line = absl::StrCat(time, " ", SeverityName(severity), " ", message);
+    for (const LogField& field : fields) {
+      absl::StrAppend(&line, " ", field.name, "=", NeedsQuotes(field.text) ? Quote(field.text) : field.text);
+    }
+    line += "\n";
+  }
+  MutexLock lock(mu_);
+  write_(line);
+}
+
+}  // namespace precondor

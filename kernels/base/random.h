@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counter-based random bits: a pure function of (key, counter), so that every machine and every order of calls gives
+// the same. Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "absl/types/span.h"
+
+namespace precondor {
+
+// One block of the generator, exposed for its known-answer test.
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+// Bits keyed by any number of words; keys that differ in any word or in length give unrelated streams.
+// Copyable; const calls are thread-safe.
+class CounterRandom {
+ public:
+  explicit CounterRandom(absl::Span<const uint64_t> key_words);
+  // 64 random bits, a function of the key words and `counter`.
+  uint64_t Bits(uint64_t counter) const;
+
+ private:
+  std::array<uint32_t, 2> key_;
+  uint64_t nonce_;
+};
+
+}  // namespace precondor

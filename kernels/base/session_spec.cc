@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/base/session_spec.h"
+
+#include <algorithm>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/variant.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+namespace {
+
+absl::Status Invalid(absl::string_view field, absl::string_view expected, const absl::AlphaNum& got) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": expected ", expected, ", got ", got));
+}
+
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return Invalid(field, absl::StrCat(low, " ... ", high), value);
+}
+
+absl::Status CheckName(absl::string_view name) {
+  const bool allowed = std::all_of(name.begin(), name.end(),
+                                   [](char c) { return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-'; });
+  if (allowed && !name.empty() && name.size() <= 128) return absl::OkStatus();
+  return Invalid("name", "1 ... 128 characters of [A-Za-z0-9._-]",
+                 absl::StrCat("\"", name.substr(0, 128), "\" (", name.size(), " bytes)"));
+}
+
+absl::Status CheckLayers(const std::vector<LayerSpec>& layers) {
+  PRECONDOR_RETURN_IF_ERROR(CheckRange("layers: count", layers.size(), 1, kMaxLayers));
+  absl::flat_hash_set<absl::string_view> names;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const LayerSpec& layer = layers[i];
+    const std::string field = absl::StrCat("layers[", i, "] \"", layer.name.substr(0, 64), "\"");
+    if (layer.name.empty() || layer.name.size() > 512) {
+      return Invalid(absl::StrCat(field, " name"), "1 ... 512 bytes", layer.name.size());
+    }
+    if (!names.insert(layer.name).second) {
+      return absl::InvalidArgumentError(absl::StrCat(field, ": expected unique names, got this one twice"));
+    }
+    PRECONDOR_RETURN_IF_ERROR(CheckRange(absl::StrCat(field, " d_out"), layer.d_out, 1, kMaxDimension));
+    PRECONDOR_RETURN_IF_ERROR(
+        CheckRange(absl::StrCat(field, " d_in"), layer.d_in, layer.has_bias ? 2 : 1, kMaxDimension));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Enum>
+absl::Status CheckEnum(absl::string_view field, Enum value, Enum last) {
+  return CheckRange(field, static_cast<int64_t>(value), 1, static_cast<int64_t>(last));
+}
+
+std::string MethodText(const MethodConfig& method) {
+  return absl::StrCat(method.name, "{",
+                      absl::StrJoin(method.options, ", ",
+                                    [](std::string* out, const auto& option) {
+                                      absl::StrAppend(out, option.first, "=");
+                                      std::visit([out](const auto& value) { absl::StrAppend(out, value); },
+                                                 option.second);
+                                    }),
+                      "}");
+}
+
+std::string LayerText(const LayerSpec& layer) {
+  return absl::StrCat("\"", layer.name, "\" [", layer.d_out, ", ", layer.d_in, "]", layer.has_bias ? " with bias" : "");
+}
+
+std::string LayersDifference(const std::vector<LayerSpec>& have, const std::vector<LayerSpec>& want) {
+  if (have.size() != want.size()) return absl::StrCat("layers: have ", have.size(), ", got ", want.size());
+  for (size_t i = 0; i < have.size(); ++i) {
+    if (!(have[i] == want[i])) {
+      return absl::StrCat("layers[", i, "]: have ", LayerText(have[i]), ", got ", LayerText(want[i]));
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::Status ValidateSessionSpec(const SessionSpec& spec) {
+  PRECONDOR_RETURN_IF_ERROR(CheckName(spec.name));
+  PRECONDOR_RETURN_IF_ERROR(CheckRange("world_size", spec.world_size, 1, kMaxWorldSize));
+  PRECONDOR_RETURN_IF_ERROR(CheckEnum("exchange", spec.exchange, ExchangeMode::kReplay));
+  PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics", spec.statistics, StatisticsKind::kSigned));
+  PRECONDOR_RETURN_IF_ERROR(CheckRange("sketches", spec.sketches, 0, kMaxSketches));
+  PRECONDOR_RETURN_IF_ERROR(CheckRange("inv_freq", spec.inv_freq, 1, 1 << 30));
+  PRECONDOR_RETURN_IF_ERROR(CheckRange("warmup_steps", spec.warmup_steps, 0, 1 << 30));
+  PRECONDOR_RETURN_IF_ERROR(CheckRange("staleness_steps", spec.staleness_steps, 0, 1));
+  PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics_dtype", spec.statistics_dtype, DType::kBF16));
+  PRECONDOR_RETURN_IF_ERROR(CheckEnum("gradient_dtype", spec.gradient_dtype, DType::kBF16));
+  PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
+  if (spec.exchange == ExchangeMode::kPullFactors || spec.exchange == ExchangeMode::kReplay) {
+    return absl::UnimplementedError(absl::StrCat("exchange: expected DIRECT or DELEGATE, got ",
+                                                 ExchangeModeName(spec.exchange),
+                                                 ", which this release does not serve"));
+  }
+  return absl::OkStatus();
+}
+
+std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want) {
+  std::string difference;
+  const auto compare = [&difference](absl::string_view field, const auto& a, const auto& b, const auto& text) {
+    if (difference.empty() && !(a == b)) {
+      difference = absl::StrCat(field, ": have ", text(a), ", got ", text(b));
+    }
+  };
+  const auto plain = [](const auto& value) { return absl::StrCat(value); };
+  compare("name", have.name, want.name, plain);
+  compare("seed", have.seed, want.seed, plain);
+  compare("world_size", have.world_size, want.world_size, plain);
+  compare("exchange", have.exchange, want.exchange, ExchangeModeName);
+  compare("statistics", have.statistics, want.statistics, StatisticsKindName);
+  compare("sketches", have.sketches, want.sketches, plain);
+  compare("inv_freq", have.inv_freq, want.inv_freq, plain);
+  compare("warmup_steps", have.warmup_steps, want.warmup_steps, plain);
+  compare("staleness_steps", have.staleness_steps, want.staleness_steps, plain);
+  compare("statistics_dtype", have.statistics_dtype, want.statistics_dtype, DTypeName);
+  compare("gradient_dtype", have.gradient_dtype, want.gradient_dtype, DTypeName);
+  compare("method", have.method, want.method, MethodText);
+  return difference.empty() ? LayersDifference(have.layers, want.layers) : difference;
+}
+
+bool IsStatisticStep(const SessionSpec& spec, uint64_t step) {
+  return step % static_cast<uint64_t>(spec.inv_freq) == 0 || step < static_cast<uint64_t>(spec.warmup_steps);
+}
+
+int64_t VectorsPerWorker(const SessionSpec& spec) {
+  if (spec.statistics != StatisticsKind::kSigned) return 1;
+  if (spec.sketches > 0) return spec.sketches;
+  return (kMaxSketches + spec.world_size - 1) / spec.world_size;
+}
+
+int64_t VectorsPerStep(const SessionSpec& spec) {
+  return spec.statistics == StatisticsKind::kMean ? 1 : spec.world_size * VectorsPerWorker(spec);
+}
+
+int32_t DelegateRank(const SessionSpec& spec, int64_t layer) { return static_cast<int32_t>(layer % spec.world_size); }
+
+absl::string_view ModeName(Mode mode) { return mode == Mode::kFirstOrder ? "FIRST_ORDER" : "SECOND_ORDER"; }
+
+absl::string_view ExchangeModeName(ExchangeMode exchange) {
+  switch (exchange) {
+    case ExchangeMode::kDirect:
+      return "DIRECT";
+    case ExchangeMode::kDelegate:
+      return "DELEGATE";
+    case ExchangeMode::kPullFactors:
+      return "PULL_FACTORS";
+    case ExchangeMode::kReplay:
+      return "REPLAY";
+  }
+  return "UNKNOWN";
+}
+
+absl::string_view StatisticsKindName(StatisticsKind kind) {
+  switch (kind) {
+    case StatisticsKind::kMean:
+      return "MEAN";
+    case StatisticsKind::kPerWorkerMean:
+      return "PER_WORKER_MEAN";
+    case StatisticsKind::kSigned:
+      return "SIGNED";
+  }
+  return "UNKNOWN";
+}
+
+absl::string_view DecisionName(Decision decision) {
+  switch (decision) {
+    case Decision::kPreconditioned:
+      return "PRECONDITIONED";
+    case Decision::kIdentity:
+      return "IDENTITY";
+    case Decision::kSkip:
+      return "SKIP";
+  }
+  return "UNKNOWN";
+}
+
+}  // namespace precondor
