@@ -2,8 +2,8 @@
 // Puts the chunks of one stream's contributions (or results) together.
 //
 // Invariants: nothing is allocated for a payload before its size has been found to be what its tensors need and the
-// owner's admission has agreed; chunks of one key come in order, without gap or overlap; a refused contribution is
-// refused once, and its remaining chunks are passed over in silence.
+// owner's admission has agreed; chunks of one key come in order, without gap or overlap; of a refused contribution
+// nothing is kept, and the chunks that follow the refused one in order are passed over in silence.
 #pragma once
 
 #include <cstddef>

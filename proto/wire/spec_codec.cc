@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/wire/spec_codec.h"
+
+#include <cmath>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+
+namespace precondor::wire {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::OneofDescriptor;
+using google::protobuf::Reflection;
+
+#define PRECONDOR_SAME_VALUE(ours, wire)                              \
+  static_assert(static_cast<int>(ours) == static_cast<int>(v1::wire), \
+                "common.proto and kernels/base number it differently")
+PRECONDOR_SAME_VALUE(DType::kF32, DATA_TYPE_F32);
+PRECONDOR_SAME_VALUE(DType::kF16, DATA_TYPE_F16);
+PRECONDOR_SAME_VALUE(DType::kBF16, DATA_TYPE_BF16);
+PRECONDOR_SAME_VALUE(Mode::kSecondOrder, MODE_SECOND_ORDER);
+PRECONDOR_SAME_VALUE(Mode::kFirstOrder, MODE_FIRST_ORDER);
+PRECONDOR_SAME_VALUE(ExchangeMode::kDirect, EXCHANGE_MODE_DIRECT);
+PRECONDOR_SAME_VALUE(ExchangeMode::kDelegate, EXCHANGE_MODE_DELEGATE);
+PRECONDOR_SAME_VALUE(ExchangeMode::kPullFactors, EXCHANGE_MODE_PULL_FACTORS);
+PRECONDOR_SAME_VALUE(ExchangeMode::kReplay, EXCHANGE_MODE_REPLAY);
+PRECONDOR_SAME_VALUE(StatisticsKind::kMean, STATISTICS_KIND_MEAN);
+PRECONDOR_SAME_VALUE(StatisticsKind::kPerWorkerMean, STATISTICS_KIND_PER_WORKER_MEAN);
+PRECONDOR_SAME_VALUE(StatisticsKind::kSigned, STATISTICS_KIND_SIGNED);
+PRECONDOR_SAME_VALUE(Decision::kPreconditioned, DECISION_PRECONDITIONED);
+PRECONDOR_SAME_VALUE(Decision::kIdentity, DECISION_IDENTITY);
+PRECONDOR_SAME_VALUE(Decision::kSkip, DECISION_SKIP);
+#undef PRECONDOR_SAME_VALUE
+static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE_FIRST_ORDER &&
+                  v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_REPLAY &&
+                  v1::StatisticsKind_MAX == v1::STATISTICS_KIND_SIGNED && v1::Decision_MAX == v1::DECISION_SKIP,
+              "a value was added: add its line above");
+
+absl::Status Malformed(absl::string_view message) {
+  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, message);
+}
+
+// All five enumerations keep 0 for "not set" and are numbered from 1 without gaps.
+template <typename Ours, typename Wire>
+absl::StatusOr<Ours> DecodeEnum(Wire value, int last, absl::string_view type, absl::string_view field) {
+  const int number = static_cast<int>(value);
+  if (number >= 1 && number <= last) return static_cast<Ours>(number);
+  return Malformed(absl::StrCat(field, ": expected a ", type, " of 1 ... ", last, ", got ", number,
+                                number == 0 ? " (not set)" : ""));
+}
+
+template <typename Ours, typename Wire>
+Wire EncodeEnum(Ours value) {
+  return static_cast<Wire>(static_cast<int>(value));
+}
+
+const OneofDescriptor& MethodOneof() { return *v1::MethodConfig::descriptor()->FindOneofByName("method"); }
+
+std::string MethodNames() {
+  std::string names;
+  for (int i = 0; i < MethodOneof().field_count(); ++i) {
+    absl::StrAppend(&names, i == 0 ? "" : ", ", MethodOneof().field(i)->name());
+  }
+  return names;
+}
+
+absl::Status WrongType(absl::string_view method, absl::string_view option, absl::string_view expected) {
+  return Malformed(absl::StrCat("method.", method, ".", option, ": expected ", expected));
+}
+
+// Sets one option of a method's message.
+absl::Status SetOption(const std::string& method, const std::string& name, const OptionValue& value, Message& message) {
+  const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(name);
+  if (field == nullptr) return Malformed(absl::StrCat("method.", method, ": no option \"", name, "\""));
+  const Reflection& reflection = *message.GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_STRING: {
+      const auto* text = std::get_if<std::string>(&value);
+      if (text == nullptr) return WrongType(method, name, "a string");
+      reflection.SetString(&message, field, *text);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_DOUBLE: {
+      const auto* number = std::get_if<double>(&value);
+      if (number == nullptr) return WrongType(method, name, "a number");
+      reflection.SetDouble(&message, field, *number);
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_INT32: {
+      const auto* number = std::get_if<double>(&value);
+      const bool fits = number != nullptr && *number == std::floor(*number) &&
+                        std::abs(*number) <= std::numeric_limits<int32_t>::max();
+      if (!fits) return WrongType(method, name, "a whole number of 32 bits");
+      reflection.SetInt32(&message, field, static_cast<int32_t>(*number));
+      return absl::OkStatus();
+    }
+    case FieldDescriptor::CPPTYPE_BOOL: {
+      const auto* flag = std::get_if<bool>(&value);
+      if (flag == nullptr) return WrongType(method, name, "true or false");
+      reflection.SetBool(&message, field, *flag);
+      return absl::OkStatus();
+    }
+    default:
+      return absl::InternalError(absl::StrCat(field->full_name(), ": options are string, double, int32 or bool"));
+  }
+}
+
+absl::StatusOr<OptionValue> GetOption(const Message& message, const FieldDescriptor& field) {
+  const Reflection& reflection = *message.GetReflection();
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_STRING:
+      return OptionValue(reflection.GetString(message, &field));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return OptionValue(reflection.GetDouble(message, &field));
+    case FieldDescriptor::CPPTYPE_INT32:
+      return OptionValue(static_cast<double>(reflection.GetInt32(message, &field)));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return OptionValue(reflection.GetBool(message, &field));
+    default:
+      return absl::InternalError(absl::StrCat(field.full_name(), ": options are string, double, int32 or bool"));
+  }
+}
+
+// 0 when there is none.
+int FirstUnknownField(const Message& message) {
+  const google::protobuf::UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
+  return unknown.empty() ? 0 : unknown.field(0).number();
+}
+
+// Decodes an enumeration field of a SessionSpec into `out`; 0 leaves the default that is there.
+template <typename Ours, typename Wire>
+absl::Status DecodeOrDefault(Wire value, absl::StatusOr<Ours> (*decode)(Wire, absl::string_view),
+                             absl::string_view field, Ours& out) {
+  if (static_cast<int>(value) == 0) return absl::OkStatus();
+  absl::StatusOr<Ours> decoded = decode(value, field);
+  if (decoded.ok()) out = *decoded;
+  return decoded.status();
+}
+
+}  // namespace
+
+v1::DataType EncodeDType(DType dtype) { return EncodeEnum<DType, v1::DataType>(dtype); }
+v1::Mode EncodeMode(Mode mode) { return EncodeEnum<Mode, v1::Mode>(mode); }
+v1::ExchangeMode EncodeExchangeMode(ExchangeMode exchange) {
+  return EncodeEnum<ExchangeMode, v1::ExchangeMode>(exchange);
+}
+v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind) {
+  return EncodeEnum<StatisticsKind, v1::StatisticsKind>(kind);
+}
+v1::Decision EncodeDecision(Decision decision) { return EncodeEnum<Decision, v1::Decision>(decision); }
+
+absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field) {
+  return DecodeEnum<DType>(value, v1::DataType_MAX, "DataType", field);
+}
+absl::StatusOr<Mode> DecodeMode(v1::Mode value, absl::string_view field) {
+  return DecodeEnum<Mode>(value, v1::Mode_MAX, "Mode", field);
+}
+absl::StatusOr<ExchangeMode> DecodeExchangeMode(v1::ExchangeMode value, absl::string_view field) {
+  return DecodeEnum<ExchangeMode>(value, v1::ExchangeMode_MAX, "ExchangeMode", field);
+}
+absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, absl::string_view field) {
+  return DecodeEnum<StatisticsKind>(value, v1::StatisticsKind_MAX, "StatisticsKind", field);
+}
+absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field) {
+  return DecodeEnum<Decision>(value, v1::Decision_MAX, "Decision", field);
+}
+
+v1::Layer EncodeLayer(const LayerSpec& layer) {
+  v1::Layer out;
+  out.set_name(layer.name);
+  out.set_d_out(layer.d_out);
+  out.set_d_in(layer.d_in);
+  out.set_has_bias(layer.has_bias);
+  return out;
+}
+
+LayerSpec DecodeLayer(const v1::Layer& layer) {
+  return LayerSpec{layer.name(), layer.d_out(), layer.d_in(), layer.has_bias()};
+}
+
+absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config) {
+  const FieldDescriptor* arm = v1::MethodConfig::descriptor()->FindFieldByName(config.name);
+  if (arm == nullptr || arm->containing_oneof() != &MethodOneof()) {
+    return Malformed(absl::StrCat("method: expected one of ", MethodNames(), ", got \"", config.name, "\""));
+  }
+  v1::MethodConfig out;
+  Message& message = *out.GetReflection()->MutableMessage(&out, arm);
+  for (const auto& [name, value] : config.options) {
+    PRECONDOR_RETURN_IF_ERROR(SetOption(config.name, name, value, message));
+  }
+  return out;
+}
+
+absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config) {
+  MethodConfig out;
+  const FieldDescriptor* arm = config.GetReflection()->GetOneofFieldDescriptor(config, &MethodOneof());
+  // What a newer peer set and this release does not know would change the arithmetic: refused, not passed over.
+  if (const int number = FirstUnknownField(config); number != 0) {
+    return Malformed(absl::StrCat("method: expected one of ", MethodNames(), ", got unknown field ", number));
+  }
+  if (arm == nullptr) return out;  // mkor with defaults
+  out.name = arm->name();
+  const Message& message = config.GetReflection()->GetMessage(config, arm);
+  if (const int number = FirstUnknownField(message); number != 0) {
+    return Malformed(absl::StrCat("method.", out.name, ": unknown option, field ", number));
+  }
+  const Descriptor& options = *message.GetDescriptor();
+  for (int i = 0; i < options.field_count(); ++i) {
+    const FieldDescriptor& field = *options.field(i);
+    if (!message.GetReflection()->HasField(message, &field)) continue;
+    PRECONDOR_ASSIGN_OR_RETURN(OptionValue value, GetOption(message, field));
+    out.options.emplace(field.name(), std::move(value));
+  }
+  return out;
+}
+
+absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
+  PRECONDOR_ASSIGN_OR_RETURN(v1::MethodConfig method, EncodeMethodConfig(spec.method));
+  v1::SessionSpec out;
+  out.set_name(spec.name);
+  out.set_seed(spec.seed);
+  out.set_world_size(spec.world_size);
+  out.set_exchange(EncodeExchangeMode(spec.exchange));
+  out.set_statistics(EncodeStatisticsKind(spec.statistics));
+  out.set_sketches(spec.sketches);
+  out.set_inv_freq(spec.inv_freq);
+  out.set_warmup_steps(spec.warmup_steps);
+  out.set_staleness_steps(spec.staleness_steps);
+  out.set_statistics_data_type(EncodeDType(spec.statistics_dtype));
+  out.set_gradient_data_type(EncodeDType(spec.gradient_dtype));
+  *out.mutable_method() = std::move(method);
+  for (const LayerSpec& layer : spec.layers) *out.add_layers() = EncodeLayer(layer);
+  return out;
+}
+
+absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
+  SessionSpec out;  // its initializers are the defaults of common.proto; spec_codec_test holds them together
+  out.name = spec.name();
+  out.seed = spec.seed();
+  out.world_size = spec.world_size();
+  absl::Status status = DecodeOrDefault(spec.exchange(), &DecodeExchangeMode, "exchange", out.exchange);
+  status.Update(DecodeOrDefault(spec.statistics(), &DecodeStatisticsKind, "statistics", out.statistics));
+  status.Update(
+      DecodeOrDefault(spec.statistics_data_type(), &DecodeDType, "statistics_data_type", out.statistics_dtype));
+  status.Update(DecodeOrDefault(spec.gradient_data_type(), &DecodeDType, "gradient_data_type", out.gradient_dtype));
+  PRECONDOR_RETURN_IF_ERROR(status);
+  PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(spec.method()));
+  out.sketches = spec.sketches();
+  if (out.sketches == 0 && out.statistics == StatisticsKind::kSigned && out.world_size > 0) {
+    out.sketches = (kMaxSketches - 1) / out.world_size + 1;  // ceil(16 / world_size)
+  }
+  if (spec.has_inv_freq()) out.inv_freq = spec.inv_freq();
+  if (spec.has_warmup_steps()) out.warmup_steps = spec.warmup_steps();
+  out.staleness_steps = spec.staleness_steps();
+  out.layers.reserve(spec.layers_size());
+  for (const v1::Layer& layer : spec.layers()) out.layers.push_back(DecodeLayer(layer));
+  return out;
+}
+
+}  // namespace precondor::wire
