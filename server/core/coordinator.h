@@ -16,15 +16,13 @@
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/registry.h"
+#include "server/core/method_factory.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
+#include "server/policy/lease.h"
 
 namespace precondor {
-
-struct ModeInterval {
-  uint64_t first_step = 0;
-  Mode mode = Mode::kSecondOrder;
-};
 
 struct Directive {
   uint64_t lease_through_step = 0;
@@ -82,6 +80,7 @@ struct ShardEndpoint {
 
 struct CoordinatorOptions {
   uint64_t lease_steps = 64;  // steps that a directive grants beyond the one reported
+  MethodFactory make_method = MakeMethod;
 };
 
 // Thread-safe; calls block while shards are asked, so that servers run them off their RPC threads. Errors are those

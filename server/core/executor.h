@@ -8,7 +8,7 @@
 namespace precondor {
 
 // Thread-safe. Tasks of one strand run one at a time, in the order of Post; strands run beside each other.
-// Strand numbers come from NewStrand and are never reused.
+// Strand numbers come from NewStrand and are never reused. Post is never called under a lock of core.
 class Executor {
  public:
   using Task = std::function<void()>;
@@ -17,6 +17,8 @@ class Executor {
   virtual void Post(uint64_t strand, Task task) = 0;
   // Returns when every task posted before the call has run.
   virtual void Drain() = 0;
+  // Tasks that may run at the same time, at least 1; scratch memory is reserved that many times.
+  virtual int parallelism() const = 0;
 };
 
 }  // namespace precondor

@@ -12,14 +12,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 #include "kernels/backend.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/registry.h"
 #include "server/core/contribution.h"
 #include "server/core/executor.h"
+#include "server/core/method_factory.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
 
@@ -56,6 +59,11 @@ struct ShardOptions {
   int64_t capacity_bytes = int64_t{8} << 30;  // that sessions may reserve: states, scratch and staging
   int window_steps = 2;                       // steps of one layer that may be open or kept for repetitions
   double max_norm_per_sqrt_element = 1e4;     // statistic vectors with |v| > this * sqrt(d) are OVER_NORM
+  MethodFactory make_method = MakeMethod;
+  // Statistics still missing this long after their step's gradient was complete are given up by SealOverdue: with
+  // `quorum` of the ranks in, the update is made from those, otherwise it is skipped. The default waits.
+  absl::Duration statistics_deadline = absl::InfiniteDuration();
+  double quorum = 1.0;
 };
 
 // Thread-safe. One mutex guards the table of sessions; each session and layer has its own. Callbacks run on the
@@ -86,6 +94,9 @@ class Shard final : public ShardControl {
   // The same for a gradient. `result` follows an OK `ack`, once the plan is sealed and applied; a repetition gets the
   // same bytes. When the session ends or a new epoch drops the slot, `result` gets the status instead.
   void SubmitGradient(const ContributionHeader& header, Payload payload, AckFn ack, ResultFn result);
+
+  // Seals what statistics_deadline has passed for. A server calls it every now and then.
+  void SealOverdue();
 
   // --- inspection ------------------------------------------------------------------------------------------------
   std::vector<ShardSessionSummary> ListSessions() const;

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/block_cache.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+
+namespace precondor {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+// Larger blocks live as long as a session does; keeping them would only hide memory.
+constexpr int64_t kLargestCachedBytes = int64_t{64} << 20;
+
+int64_t BlockBytes(int64_t elements) {
+  const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+BlockCache::BlockCache(int64_t memory_limit_bytes, int64_t cache_limit_bytes)
+    : memory_limit_bytes_(memory_limit_bytes), cache_limit_bytes_(cache_limit_bytes) {}
+
+BlockCache::~BlockCache() {
+  MutexLock lock(mu_);
+  PRECONDOR_CHECK(live_bytes_ == 0);
+  for (const auto& [bytes, blocks] : cached_) {
+    for (void* block : blocks) std::free(block);
+  }
+}
+
+absl::StatusOr<float*> BlockCache::Allocate(int64_t elements) {
+  const int64_t asked = elements * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = BlockBytes(elements);
+  void* block = nullptr;
+  {
+    MutexLock lock(mu_);
+    if (asked > memory_limit_bytes_ - live_bytes_) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cpu memory: needed ", asked, " bytes, ", live_bytes_, " in use, limit ", memory_limit_bytes_));
+    }
+    live_bytes_ += asked;
+    auto it = cached_.find(bytes);
+    if (it != cached_.end() && !it->second.empty()) {
+      block = it->second.back();
+      it->second.pop_back();
+      cached_bytes_ -= bytes;
+    }
+  }
+  if (block == nullptr) block = std::aligned_alloc(kAlignment, bytes);
+  if (block == nullptr) {
+    MutexLock lock(mu_);
+    live_bytes_ -= asked;
+    return absl::ResourceExhaustedError(absl::StrCat("cpu memory: the system refused ", bytes, " bytes"));
+  }
+  std::memset(block, 0, bytes);
+  return static_cast<float*>(block);
+}
+
+void BlockCache::Free(float* data, int64_t elements) {
+  const int64_t bytes = BlockBytes(elements);
+  {
+    MutexLock lock(mu_);
+    live_bytes_ -= elements * static_cast<int64_t>(sizeof(float));
+    if (bytes <= kLargestCachedBytes && bytes <= cache_limit_bytes_ - cached_bytes_) {
+      cached_[bytes].push_back(data);
+      cached_bytes_ += bytes;
+      return;
+    }
+  }
+  std::free(data);
+}
+
+int64_t BlockCache::live_bytes() const {
+  MutexLock lock(mu_);
+  return live_bytes_;
+}
+
+}  // namespace precondor

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host memory of the CPU backend: 64-byte aligned blocks, zeroed, with freed blocks kept for the next request of the
+// same size class, so that the steady state of a step neither maps nor unmaps pages.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/base/mutex.h"
+
+namespace precondor {
+
+// Thread-safe. All blocks must be freed before it dies.
+class BlockCache {
+ public:
+  BlockCache(int64_t memory_limit_bytes, int64_t cache_limit_bytes);
+  ~BlockCache();
+
+  // `elements` >= 1 floats, zeroed. ResourceExhausted with needed, live and limit.
+  absl::StatusOr<float*> Allocate(int64_t elements);
+  void Free(float* data, int64_t elements);
+  // Bytes asked for and not yet freed; rounding and cached blocks are not counted.
+  int64_t live_bytes() const;
+
+ private:
+  const int64_t memory_limit_bytes_;
+  const int64_t cache_limit_bytes_;
+  mutable Mutex mu_;
+  int64_t live_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t cached_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::btree_map<int64_t, std::vector<void*>> cached_ ABSL_GUARDED_BY(mu_);  // by block size
+};
+
+}  // namespace precondor

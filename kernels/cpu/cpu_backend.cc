@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cblas.h>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/cpu/block_cache.h"
+#include "kernels/cpu/lapack.h"
+
+namespace precondor {
+namespace {
+
+void CopyRows(ConstMatrixView from, MatrixView to) {
+  for (int64_t i = 0; i < from.rows; ++i) std::memmove(to.row(i), from.row(i), from.cols * sizeof(float));
+}
+
+// A symmetric matrix from its lower triangle, in f64; false when an element is not finite.
+bool LoadSymmetric(ConstMatrixView a, std::vector<double>& out) {
+  const int64_t n = a.rows;
+  out.resize(n * n);
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j <= i; ++j) {
+      const double value = a.at(i, j);
+      finite = finite && std::isfinite(value);
+      out[i * n + j] = out[j * n + i] = value;
+    }
+  }
+  return finite;
+}
+
+CBLAS_TRANSPOSE Blas(Transpose transpose) { return transpose == Transpose::kYes ? CblasTrans : CblasNoTrans; }
+
+// Four partial sums keep the order of additions fixed and let the loop vectorise.
+double DotRow(const float* x, const float* y, int64_t n) {
+  double sums[4] = {0, 0, 0, 0};
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    for (int k = 0; k < 4; ++k) sums[k] += static_cast<double>(x[i + k]) * y[i + k];
+  }
+  for (; i < n; ++i) sums[0] += static_cast<double>(x[i]) * y[i];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const CpuBackendOptions& options)
+      : memory_(options.memory_limit_bytes, options.cache_limit_bytes) {}
+
+  absl::string_view name() const override { return "cpu"; }
+
+ private:
+  absl::StatusOr<float*> DoAllocate(int64_t elements) override { return memory_.Allocate(elements); }
+  void DoFree(float* data, int64_t elements) override { memory_.Free(data, elements); }
+  int64_t DoAllocatedBytes() const override { return memory_.live_bytes(); }
+
+  absl::Status DoUpload(ConstMatrixView host, MatrixView device) override { return DoCopy(host, device); }
+  absl::Status DoDownload(ConstMatrixView device, MatrixView host) override { return DoCopy(device, host); }
+  absl::Status DoCopy(ConstMatrixView from, MatrixView to) override {
+    CopyRows(from, to);
+    return absl::OkStatus();
+  }
+
+  absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
+                      double beta, MatrixView c) override {
+    const int64_t inner = transpose_a == Transpose::kYes ? a.rows : a.cols;
+    if (inner == 0) return DoAxpby(0.0, c, beta, c);
+    cblas_sgemm(CblasRowMajor, Blas(transpose_a), Blas(transpose_b), c.rows, c.cols, inner, static_cast<float>(alpha),
+                a.data, a.stride, b.data, b.stride, static_cast<float>(beta), c.data, c.stride);
+    return absl::OkStatus();
+  }
+
+  absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) override {
+    const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
+    for (int64_t i = 0; i < y.rows; ++i) {
+      const float* in = x.row(i);
+      float* out = y.row(i);
+      if (alpha == 0.0 && beta == 0.0) {
+        std::fill(out, out + y.cols, 0.0f);
+      } else if (beta == 0.0) {
+        for (int64_t j = 0; j < y.cols; ++j) out[j] = fa * in[j];
+      } else {
+        for (int64_t j = 0; j < y.cols; ++j) out[j] = fa * in[j] + fb * out[j];
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    for (int64_t i = 0; i < y.rows; ++i) {
+      const float scale = static_cast<float>(scales[i]);
+      for (int64_t j = 0; j < y.cols; ++j) y.at(i, j) = scale * x.at(i, j);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DoAddDiagonal(double value, MatrixView a) override {
+    for (int64_t i = 0; i < a.rows; ++i) a.at(i, i) = static_cast<float>(a.at(i, i) + value);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
+    double sum = 0;
+    for (int64_t i = 0; i < x.rows; ++i) sum += DotRow(x.row(i), y.row(i), x.cols);
+    return sum;
+  }
+
+  absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    for (int64_t i = 0; i < x.rows; ++i) out[i] = DotRow(x.row(i), x.row(i), x.cols);
+    return absl::OkStatus();
+  }
+
+  absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) override {
+    for (int64_t i = 0; i < a.rows; ++i) out[i] = a.at(i, i);
+    return absl::OkStatus();
+  }
+
+  absl::Status DoSymmetrize(MatrixView a) override {
+    for (int64_t i = 0; i < a.rows; ++i) {
+      for (int64_t j = 0; j < i; ++j) a.at(i, j) = a.at(j, i) = 0.5f * a.at(i, j) + 0.5f * a.at(j, i);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
+    const int n = static_cast<int>(a.rows);
+    std::vector<double> work;
+    if (!LoadSymmetric(a, work)) return absl::FailedPreconditionError("SpdInverse: a: expected finite elements");
+    int info = 0;
+    dpotrf_("L", &n, work.data(), &n, &info);
+    if (info == 0) dpotri_("L", &n, work.data(), &n, &info);
+    if (info != 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("SpdInverse: a: expected positive definite, but leading minor ", info, " of ", n, " is not"));
+    }
+    // LAPACK's lower triangle in column-major order is our upper one.
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = i; j < n; ++j) x.at(i, j) = x.at(j, i) = static_cast<float>(work[i * n + j]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
+    const int n = static_cast<int>(a.rows);
+    std::vector<double> vectors;
+    if (!LoadSymmetric(a, vectors)) return absl::FailedPreconditionError("SymmetricEigen: a: expected finite elements");
+    std::vector<double> eigenvalues(n);
+    double work_size = 0;
+    int iwork_size = 0, query = -1, info = 0;
+    dsyevd_("V", "L", &n, vectors.data(), &n, eigenvalues.data(), &work_size, &query, &iwork_size, &query, &info);
+    const int lwork = static_cast<int>(work_size), liwork = iwork_size;
+    std::vector<double> work(lwork);
+    std::vector<int> iwork(liwork);
+    if (info == 0) {
+      dsyevd_("V", "L", &n, vectors.data(), &n, eigenvalues.data(), work.data(), &lwork, iwork.data(), &liwork, &info);
+    }
+    if (info != 0) {
+      return absl::FailedPreconditionError(absl::StrCat("SymmetricEigen: no convergence, LAPACK says ", info));
+    }
+    // A column-major matrix of column vectors is a row-major one of row vectors.
+    for (int64_t i = 0; i < n; ++i) {
+      values[i] = eigenvalues[i];
+      for (int64_t j = 0; j < n; ++j) q.at(i, j) = static_cast<float>(vectors[i * n + j]);
+    }
+    return absl::OkStatus();
+  }
+
+  BlockCache memory_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const CpuBackendOptions& options) {
+  if (options.memory_limit_bytes <= 0 || options.cache_limit_bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cpu backend: expected positive memory_limit_bytes, got ",
+                                                   options.memory_limit_bytes, ", and cache_limit_bytes >= 0, got ",
+                                                   options.cache_limit_bytes));
+  }
+  openblas_set_num_threads(1);
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(options));
+}
+
+}  // namespace precondor

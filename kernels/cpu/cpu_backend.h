@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU backend: OpenBLAS for products, LAPACK in f64 for decompositions. One BLAS thread: parallelism is one thread
+// a layer, which also keeps every result independent of the number of cores.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/backend.h"
+
+namespace precondor {
+
+struct CpuBackendOptions {
+  int64_t memory_limit_bytes = std::numeric_limits<int64_t>::max();  // of live matrices
+  int64_t cache_limit_bytes = int64_t{256} << 20;                    // of freed blocks kept for reuse
+};
+
+// Thread-safe as Backend says. Sets the process' OpenBLAS to one thread.
+absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const CpuBackendOptions& options);
+
+}  // namespace precondor

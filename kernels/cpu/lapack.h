@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// The LAPACK routines that OpenBLAS carries and whose C header Debian ships apart. Fortran: column-major, by pointer.
+#pragma once
+
+extern "C" {
+void dpotrf_(const char* uplo, const int* n, double* a, const int* lda, int* info);
+void dpotri_(const char* uplo, const int* n, double* a, const int* lda, int* info);
+void dsyevd_(const char* jobz, const char* uplo, const int* n, double* a, const int* lda, double* w, double* work,
+             const int* lwork, int* iwork, const int* liwork, int* info);
+}

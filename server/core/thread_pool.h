@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The executor of a server: a fixed number of threads that run strands.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+
+#include "kernels/base/mutex.h"
+#include "server/core/executor.h"
+
+namespace precondor {
+
+// Thread-safe. Ready strands take turns, one task a turn, so that no layer starves another. The destructor runs what
+// was posted and joins; nothing may be posted while it runs, but by the tasks themselves.
+class ThreadPoolExecutor final : public Executor {
+ public:
+  // At least one thread is made.
+  explicit ThreadPoolExecutor(int threads);
+  ~ThreadPoolExecutor() override;
+  ThreadPoolExecutor(const ThreadPoolExecutor&) = delete;
+  ThreadPoolExecutor& operator=(const ThreadPoolExecutor&) = delete;
+
+  uint64_t NewStrand() override;
+  void Post(uint64_t strand, Task task) override;
+  // Waits until nothing is queued or running, which is more than the interface asks for. Not from a task.
+  void Drain() override;
+  int parallelism() const override { return static_cast<int>(threads_.size()); }
+
+ private:
+  void Work();
+
+  Mutex mu_;
+  CondVar ready_changed_;
+  CondVar idle_;
+  uint64_t last_strand_ ABSL_GUARDED_BY(mu_) = 0;
+  // Strands with tasks queued or running; an entry goes when its queue is empty, so that the table stays small.
+  absl::flat_hash_map<uint64_t, std::deque<Task>> strands_ ABSL_GUARDED_BY(mu_);
+  std::deque<uint64_t> ready_ ABSL_GUARDED_BY(mu_);  // strands with a task and nobody running them
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> threads_;  // const after construction
+};
+
+}  // namespace precondor

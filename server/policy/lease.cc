@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/policy/lease.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace precondor {
+
+LeaseDecision ExtendLease(const LeaseInput& input) {
+  const uint64_t room = std::numeric_limits<uint64_t>::max() - input.reported_step;
+  const uint64_t wanted = input.reported_step + std::min(room, input.lease_steps);
+  LeaseDecision decision;
+  if (wanted > input.granted_through) {
+    decision.lease_through_step = wanted;
+    decision.reason = absl::StrCat("step ", input.reported_step, " reported, ", input.lease_steps, " steps granted");
+  } else {
+    decision.lease_through_step = input.granted_through;
+    decision.reason =
+        absl::StrCat("step ", input.reported_step, " reported, granted through ", input.granted_through, " already");
+  }
+  return decision;
+}
+
+Mode ModeAt(absl::Span<const ModeInterval> schedule, uint64_t step) {
+  Mode mode = Mode::kSecondOrder;
+  for (const ModeInterval& interval : schedule) {
+    if (interval.first_step > step) break;
+    mode = interval.mode;
+  }
+  return mode;
+}
+
+std::vector<ModeInterval> ModesBetween(absl::Span<const ModeInterval> schedule, uint64_t from_step,
+                                       uint64_t through_step) {
+  std::vector<ModeInterval> modes = {{from_step, ModeAt(schedule, from_step)}};
+  for (const ModeInterval& interval : schedule) {
+    if (interval.first_step <= from_step) continue;
+    if (interval.first_step > through_step) break;
+    if (interval.mode != modes.back().mode) modes.push_back(interval);
+  }
+  return modes;
+}
+
+}  // namespace precondor

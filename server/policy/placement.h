@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which shard owns which layer: longest processing time first. A pure function.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace precondor {
+
+struct PlacementLayer {
+  double cost = 0;    // of one step, in any unit that all layers share; not negative
+  int64_t bytes = 0;  // memory of the owner
+};
+
+struct PlacementShard {
+  int64_t free_bytes = 0;
+};
+
+struct Placement {
+  bool feasible = false;
+  std::vector<int32_t> shard_of_layer;  // when feasible, one entry a layer
+  std::vector<double> load;             // cost per shard
+  std::string reason;                   // the balance reached, or which layer fits nowhere, with the numbers
+};
+
+// Layers by descending cost go to the least loaded shard that has room for them. Ties go to the lower layer and the
+// lower shard number, so that equal inputs give equal maps everywhere.
+Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const PlacementShard> shards);
+
+}  // namespace precondor

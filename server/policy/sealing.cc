@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/policy/sealing.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace precondor {
+
+SealingDecision DecideSealing(const SealingInput& input) {
+  const int64_t arrived = input.voted + input.abstained;
+  const std::string count =
+      absl::StrCat(input.voted, " votes and ", input.abstained, " abstentions of ", input.members);
+  if (arrived >= input.members) {
+    if (input.voted == 0) return {SealingVerdict::kSkip, absl::StrCat("nobody voted: ", count)};
+    return {SealingVerdict::kSeal, absl::StrCat("complete: ", count)};
+  }
+  if (input.waited < input.deadline) return {SealingVerdict::kWait, absl::StrCat("waiting: ", count)};
+  // Rounded up with room for the error of quorum * members, so that 2/3 of 3 is 2.
+  const int64_t needed = static_cast<int64_t>(std::ceil(input.quorum * static_cast<double>(input.members) - 1e-9));
+  const std::string deadline = absl::StrCat(", deadline ", absl::FormatDuration(input.deadline), " passed");
+  if (input.voted > 0 && input.voted >= needed) {
+    return {SealingVerdict::kSeal, absl::StrCat("quorum of ", needed, ": ", count, deadline)};
+  }
+  return {SealingVerdict::kSkip, absl::StrCat("below the quorum of ", needed, ": ", count, deadline)};
+}
+
+}  // namespace precondor

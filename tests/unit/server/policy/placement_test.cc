@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/policy/placement.h"
+
+#include <algorithm>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kPlenty = int64_t{1} << 40;
+
+TEST(PlacementTest, LongestGoesFirstToTheLeastLoaded) {
+  // By hand: 7 -> shard 0, 5 -> 1, 4 -> 1 (5 < 7), 3 -> 0 (7 < 9).
+  const Placement placement =
+      PlaceLayers({{3, 1}, {7, 1}, {4, 1}, {5, 1}}, {{.free_bytes = kPlenty}, {.free_bytes = kPlenty}});
+  ASSERT_TRUE(placement.feasible);
+  EXPECT_THAT(placement.shard_of_layer, ElementsAre(0, 0, 1, 1));
+  EXPECT_THAT(placement.load, ElementsAre(10.0, 9.0));
+}
+
+TEST(PlacementTest, TiesGoToTheLowerNumbers) {
+  const Placement placement =
+      PlaceLayers({{1, 1}, {1, 1}, {1, 1}, {1, 1}}, {{.free_bytes = kPlenty}, {.free_bytes = kPlenty}});
+  EXPECT_THAT(placement.shard_of_layer, ElementsAre(0, 1, 0, 1));
+}
+
+TEST(PlacementTest, RespectsMemoryBeforeBalance) {
+  const Placement placement = PlaceLayers({{9, 100}, {8, 100}, {1, 10}}, {{.free_bytes = 10}, {.free_bytes = 200}});
+  ASSERT_TRUE(placement.feasible);
+  EXPECT_THAT(placement.shard_of_layer, ElementsAre(1, 1, 0));
+}
+
+TEST(PlacementTest, SaysWhichLayerFitsNowhere) {
+  const Placement placement = PlaceLayers({{1, 10}, {2, 500}}, {{.free_bytes = 100}, {.free_bytes = 200}});
+  EXPECT_FALSE(placement.feasible);
+  EXPECT_THAT(placement.shard_of_layer, ElementsAre());
+  EXPECT_THAT(placement.reason, HasSubstr("layer 1 needs 500 bytes"));
+  EXPECT_THAT(placement.reason, HasSubstr("200"));
+}
+
+TEST(PlacementTest, NeedsAShard) { EXPECT_FALSE(PlaceLayers({{1, 1}}, {}).feasible); }
+
+TEST(PlacementTest, StaysWithinGrahamsBoundOfTheMean) {
+  // LPT's makespan is at most mean + the largest job.
+  std::vector<PlacementLayer> layers;
+  double total = 0;
+  for (int i = 0; i < 144; ++i) {
+    layers.push_back({.cost = 1.0 + (i * 37) % 11, .bytes = 1});
+    total += layers.back().cost;
+  }
+  for (int shards = 1; shards <= 7; ++shards) {
+    const Placement placement = PlaceLayers(layers, std::vector<PlacementShard>(shards, {.free_bytes = kPlenty}));
+    ASSERT_TRUE(placement.feasible);
+    EXPECT_LE(*std::max_element(placement.load.begin(), placement.load.end()), total / shards + 11.0);
+    EXPECT_EQ(std::count(placement.shard_of_layer.begin(), placement.shard_of_layer.end(), -1), 0);
+  }
+}
+
+}  // namespace
+}  // namespace precondor
