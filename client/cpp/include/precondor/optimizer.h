@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,14 +18,14 @@ namespace precondor {
 
 struct OptimizerConfig {
   std::string name = "adamw";  // "sgd", "adamw", "lamb"
-  double momentum = 0.9;       // sgd
+  double momentum = 0.9;       // sgd, in [0, 1)
   bool nesterov = false;       // sgd; needs momentum > 0
-  double beta1 = 0.9;          // adamw, lamb
+  double beta1 = 0.9;          // adamw, lamb, in [0, 1)
   double beta2 = 0.999;
-  double epsilon = 1e-8;       // lamb: 1e-6
-  double weight_decay = 0;     // adamw, lamb: decoupled; sgd: added to the gradient
-  double max_grad_norm = 1.0;  // lamb: global clip after preconditioning; 0 is off
-  bool nvlamb = false;         // lamb: trust ratio also where there is no decay
+  std::optional<double> epsilon;  // absent: 1e-8 for adamw, 1e-6 for lamb; positive
+  double weight_decay = 0;        // adamw, lamb: decoupled; sgd: added to the gradient
+  double max_grad_norm = 1.0;     // lamb: global clip after preconditioning; 0 is off
+  bool nvlamb = false;            // lamb: trust ratio also where there is no decay
 };
 
 // One parameter: a weight matrix and its gradient (already preconditioned). With has_bias the last column is the bias,
@@ -39,7 +40,8 @@ struct Parameter {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  // Updates all weights in place. InvalidArgument, nothing changed, when shapes differ from the first call's.
+  // Updates all weights in place. InvalidArgument, nothing changed, when a gradient's shape is not its weight's, when
+  // shapes differ from the first call's, or when the learning rate is negative or not finite.
   virtual absl::Status Step(absl::Span<const Parameter> parameters, double learning_rate) = 0;
 };
 

@@ -32,7 +32,8 @@ struct SketchKey {
 absl::Status ComputeVectors(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double row_scale,
                             MatrixView out);
 
-// The factor by which KL_CLIP scales all U of a step: min(1, sqrt(clip / (lr^2 |sum_l <D_l, U_l>|))).
+// The factor by which KL_CLIP scales all U of a step: min(1, sqrt(clip / (lr^2 |sum_l <D_l, U_l>|))); 1 when the sum is
+// zero, 0 when it is not a number.
 double KlClipScale(absl::Span<const double> inner_products, double learning_rate, double clip);
 
 }  // namespace precondor

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/outbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+
+namespace precondor {
+
+Recovery RecoveryFor(const absl::Status& refusal) {
+  switch (GetErrorReason(refusal)) {
+    case ErrorReason::kStaleEpoch:
+      return Recovery::kRefreshEpoch;
+    case ErrorReason::kFutureEpoch:
+    case ErrorReason::kNotActive:
+    case ErrorReason::kDraining:
+    case ErrorReason::kCapacity:
+      return Recovery::kRetryLater;
+    case ErrorReason::kUnknownSession:
+    case ErrorReason::kUnknownRank:
+    case ErrorReason::kStaleIncarnation:
+    case ErrorReason::kSpecMismatch:
+    case ErrorReason::kNotOwner:
+      return Recovery::kFatal;
+    default:
+      return refusal.code() == absl::StatusCode::kUnavailable ? Recovery::kRetryLater : Recovery::kRefused;
+  }
+}
+
+absl::Status Outbox::Add(Item item) {
+  const Sequence sequence = next_sequence_;
+  if (!by_id_.try_emplace(item->id, sequence).second) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("step ", item->id.step, " layer ", item->id.layer, ": sent already and not yet answered"));
+  }
+  ++next_sequence_;
+  entries_[sequence].item = std::move(item);
+  queue_.insert(sequence);
+  ++unacknowledged_;
+  return absl::OkStatus();
+}
+
+std::optional<Outbox::Sequence> Outbox::Head(absl::Time now) const {
+  if (!open_) return std::nullopt;
+  if (sending_.has_value()) return sending_;
+  if (queue_.empty()) return std::nullopt;
+  const Entry& head = entries_.at(*queue_.begin());
+  if (head.not_before > now) return std::nullopt;
+  if (credit_used_ > 0 && credit_used_ + head.item->payload.size() > credit_bytes_) return std::nullopt;
+  return *queue_.begin();
+}
+
+std::optional<Outbox::Frame> Outbox::Next(absl::Time now) {
+  const std::optional<Sequence> head = Head(now);
+  if (!head.has_value()) return std::nullopt;
+  Entry& entry = entries_.at(*head);
+  if (entry.state == State::kQueued) Move(*head, entry, State::kSending);
+  const uint64_t total = entry.item->payload.size();
+  Frame frame;
+  frame.item = entry.item;
+  frame.chunk = {entry.sent_bytes, std::min(wire::kChunkBytes, total - entry.sent_bytes)};
+  entry.sent_bytes += frame.chunk.size;
+  if (entry.sent_bytes == total) Move(*head, entry, State::kSent);
+  frame.more = Head(now).has_value();
+  return frame;
+}
+
+void Outbox::Move(Sequence sequence, Entry& entry, State to) {
+  const State from = entry.state;
+  if (from == State::kQueued) queue_.erase(sequence);
+  if (to == State::kQueued) {
+    queue_.insert(sequence);
+    entry.sent_bytes = 0;
+  }
+  if (from == State::kSending) sending_.reset();
+  if (to == State::kSending) sending_ = sequence;
+  const uint64_t bytes = entry.item->payload.size();
+  credit_used_ += (UsesCredit(to) ? bytes : 0) - (UsesCredit(from) ? bytes : 0);
+  unacknowledged_ += (Unacknowledged(to) ? 1 : 0) - (Unacknowledged(from) ? 1 : 0);
+  entry.state = to;
+}
+
+void Outbox::StartStream(uint64_t credit_bytes) {
+  StopStream();
+  open_ = true;
+  credit_bytes_ = credit_bytes;
+}
+
+void Outbox::StopStream() {
+  open_ = false;
+  for (auto& [sequence, entry] : entries_) {
+    if (entry.state == State::kSent || entry.state == State::kAcknowledged) entry.sent_before = true;
+    if (entry.state != State::kQueued) Move(sequence, entry, State::kQueued);
+  }
+}
+
+Outbox::Entry* Outbox::Find(const ContributionId& id) {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : &entries_.at(found->second);
+}
+
+const Outbox::Entry* Outbox::Find(const ContributionId& id) const {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : &entries_.at(found->second);
+}
+
+Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return nullptr;
+  Entry& entry = entries_.at(found->second);
+  if (entry.state != State::kSent) return nullptr;
+  if (id.kind == v1::FRAME_KIND_GRADIENT) {
+    Move(found->second, entry, State::kAcknowledged);
+    return entry.item;
+  }
+  Retain(entry.item);
+  return Erase(found->second);
+}
+
+void Outbox::Retain(const Item& item) {
+  Item& kept = retained_[item->id.layer];
+  if (kept == nullptr || kept->id.step <= item->id.step) kept = item;
+}
+
+Outbox::Item Outbox::FindGradient(const ContributionId& id) const {
+  const Entry* entry = Find(id);
+  return entry == nullptr || id.kind != v1::FRAME_KIND_GRADIENT ? nullptr : entry->item;
+}
+
+Outbox::Item Outbox::Erase(Sequence sequence) {
+  const auto found = entries_.find(sequence);
+  // By way of the acknowledged state, which uses neither queue nor credit.
+  Move(sequence, found->second, State::kAcknowledged);
+  Item item = std::move(found->second.item);
+  entries_.erase(found);
+  by_id_.erase(item->id);
+  return item;
+}
+
+Outbox::Item Outbox::Remove(const ContributionId& id) {
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return nullptr;
+  Item item = Erase(found->second);
+  if (id.kind == v1::FRAME_KIND_GRADIENT) {
+    const auto kept = retained_.find(id.layer);
+    if (kept != retained_.end() && kept->second->id.step <= id.step) retained_.erase(kept);
+  }
+  return item;
+}
+
+void Outbox::RetryAt(const ContributionId& id, absl::Time at) {
+  Entry* entry = Find(id);
+  if (entry == nullptr) return;
+  entry->not_before = at;
+  if (entry->state != State::kQueued) Move(by_id_.at(id), *entry, State::kQueued);
+}
+
+void Outbox::Park(const ContributionId& id) {
+  Entry* entry = Find(id);
+  if (entry != nullptr) Move(by_id_.at(id), *entry, State::kParked);
+}
+
+bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) const {
+  const Entry* entry = Find(id);
+  if (entry == nullptr || id.kind != v1::FRAME_KIND_STATISTICS) return false;
+  return entry->acknowledged_before || (entry->sent_before && GetErrorReason(refusal) == ErrorReason::kStaleStep);
+}
+
+void Outbox::Reopen() {
+  for (auto& [layer, item] : retained_) {
+    if (!Add(item).ok()) continue;  // the caller has begun to send it anew
+    Find(item->id)->acknowledged_before = true;
+  }
+  retained_.clear();
+}
+
+std::vector<Outbox::Item> Outbox::TakeExpired(absl::Time now) {
+  std::vector<Sequence> expired;
+  for (const auto& [sequence, entry] : entries_) {
+    if (entry.item->deadline <= now) expired.push_back(sequence);
+  }
+  std::vector<Item> items;
+  for (const Sequence sequence : expired) items.push_back(Erase(sequence));
+  return items;
+}
+
+std::vector<Outbox::Item> Outbox::TakeAll() {
+  std::vector<Item> items;
+  while (!entries_.empty()) items.push_back(Erase(entries_.begin()->first));
+  retained_.clear();
+  return items;
+}
+
+absl::Time Outbox::NextEvent(absl::Time now) const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [sequence, entry] : entries_) next = std::min(next, entry.item->deadline);
+  if (open_ && !queue_.empty()) {
+    const absl::Time not_before = entries_.at(*queue_.begin()).not_before;
+    if (not_before > now) next = std::min(next, not_before);
+  }
+  return std::max(next, now);
+}
+
+}  // namespace precondor

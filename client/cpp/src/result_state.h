@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands behind a PreconditionFuture: the result as it arrives, where it is written, and when the caller may have
+// the memory back.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/mutex.h"
+#include "precondor/client.h"
+#include "proto/wire/frame_codec.h"
+#include "proto/wire/tensor_codec.h"
+
+namespace precondor {
+
+// One gradient's answer. Invariants: `out` is written only between Begin and Complete, and never after ready();
+// ready() needs an outcome *and* that nobody reads the gradient's memory any more. Chunks come in order; a lost stream
+// starts them over (Restart). When `out` is the gradient's own memory, chunks are kept where gRPC received them and
+// written at once at the end, so that a gradient which may have to be sent again is never half overwritten.
+// Thread-safe; calls nobody.
+class PreconditionFuture::State {
+ public:
+  // `payload_borrowed`: gRPC reads the gradient in place; OnPayloadReleased will tell when it no longer does.
+  State(std::string what, MatrixView out, bool payload_borrowed, bool out_aliases_gradient);
+
+  // First frame of a RESULT with a tensor. InvalidArgument unless format and size are those of `out`.
+  absl::Status Begin(const wire::TensorFormat& format, uint64_t payload_bytes);
+  // Bytes [offset, offset + chunk.size()). InvalidArgument unless they follow what has come. After an outcome is
+  // known: nothing, OK.
+  absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk);
+  // True when every byte that Begin announced is there.
+  bool HasAllBytes() const;
+  // Forgets what has come.
+  void Restart();
+
+  // The first outcome counts; false when there was one already.
+  bool Complete(Preconditioned outcome);
+  bool Fail(absl::Status status);
+  void OnPayloadReleased();
+
+  bool ready() const;
+  absl::StatusOr<Preconditioned> Wait() const;
+
+ private:
+  bool ReadyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return outcome_.has_value() && !borrowed_ && written_; }
+  void Write(const wire::ReceivedBytes& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteBytes(const char* data, uint64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteElements(const char* data, uint64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Settle(absl::StatusOr<Preconditioned> outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::string what_;
+  const MatrixView out_;
+  const bool hold_;  // out is the gradient's own memory
+
+  mutable Mutex mu_;
+  mutable CondVar changed_;
+  std::optional<absl::StatusOr<Preconditioned>> outcome_ ABSL_GUARDED_BY(mu_);
+  bool borrowed_ ABSL_GUARDED_BY(mu_);
+  bool written_ ABSL_GUARDED_BY(mu_) = true;  // false while held chunks wait for the gradient's release
+  bool begun_ ABSL_GUARDED_BY(mu_) = false;
+  DType dtype_ ABSL_GUARDED_BY(mu_) = DType::kF32;
+  float scale_ ABSL_GUARDED_BY(mu_) = 1.0f;
+  uint64_t received_ ABSL_GUARDED_BY(mu_) = 0;  // bytes taken in, written or held
+  uint64_t cursor_ ABSL_GUARDED_BY(mu_) = 0;    // bytes written to out
+  std::vector<wire::ReceivedBytes> held_ ABSL_GUARDED_BY(mu_);
+  uint8_t carry_[4] ABSL_GUARDED_BY(mu_) = {};  // an element cut in two by a chunk or slice boundary
+  uint64_t carry_size_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace precondor
