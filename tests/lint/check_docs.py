@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents name is there: flags in the programs' --help, metrics in the catalog, files behind links.
+
+Flags: on a line that names one of our programs, each --flag must be in that program's help; on other lines in the help
+of any of them. Every flag of precondor-server must be in docs/operations.md. The help texts come from
+--program NAME=PATH (scripts are found by themselves); without programs that part says that it was left out.
+"""
+
+import argparse
+import posixpath
+import re
+import subprocess
+import sys
+
+from lint_support import ROOT, Case, Tree, line_of, self_test
+
+SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "tests/run.sh", "tests/bench/run.sh", "tests/lint/tidy.sh"]
+# Flags of other people's programs that our documents use.
+OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--help", "--version"}
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+METRIC = re.compile(r"\bprecondor_[a-z0-9_]+_(?:total|seconds|bytes|ratio|info|sessions|steps?|workers|shards|epoch|loss)\b")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+CATALOG = "server/metrics/catalog.h"
+OPERATIONS = "docs/operations.md"
+
+
+def _links(tree, path, text):
+    for match in LINK.finditer(text):
+        target = match.group(1)
+        if "://" in target:
+            continue
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if not tree.has(file) and not any(p.startswith(file + "/") for p in tree.paths()):
+            yield f"{path}:{line_of(text, match.start())}: link to {target}: no such file"
+
+
+def _flags(path, text, helps):
+    everywhere = set().union(*helps.values())
+    for number, line in enumerate(text.split("\n"), 1):
+        named = [name for name in helps if name in line]
+        known = helps[named[0]] | OTHERS if len(named) == 1 else everywhere | OTHERS
+        for flag in FLAG.findall(line):
+            if flag not in known:
+                where = f"the help of {named[0]}" if len(named) == 1 else "any program's help"
+                yield f"{path}:{number}: {flag} is not in {where}"
+
+
+def check(tree, helps):
+    findings = []
+    documents = [p for p in tree.paths(".md") if p.startswith("docs/") or "/" not in p]
+    metrics = set(METRIC.findall(tree.read(CATALOG))) if tree.has(CATALOG) else set()
+    for path in documents:
+        text = tree.read(path)
+        findings += _links(tree, path, text)
+        if helps and path != "docs/gotchas.md":
+            findings += _flags(path, text, helps)
+        if metrics:
+            for match in METRIC.finditer(text):
+                if match.group(0) not in metrics:
+                    findings.append(f"{path}:{line_of(text, match.start())}: {match.group(0)} is not in {CATALOG}")
+    if tree.has(OPERATIONS):
+        operations = tree.read(OPERATIONS)
+        findings += [f"{OPERATIONS}: metric {name} is not described" for name in sorted(metrics)
+                     if name not in operations]
+        findings += [f"{OPERATIONS}: flag {flag} of precondor-server is not described"
+                     for flag in sorted(helps.get("precondor-server", set()) - {"--help"}) if flag not in operations]
+    return findings
+
+
+_HELPS = {"precondor-server": {"--role", "--help"}, "precondorctl": {"--json"}}
+CASES = [
+    Case("clean", {"README.md": "[a](docs/operations.md) `precondorctl --json`, [d](docs)\n",
+                   CATALOG: '"precondor_updates_total"',
+                   OPERATIONS: "`precondor-server --role`: precondor_updates_total\n"}, []),
+    Case("broken link", {"README.md": "\n[a](docs/none.md)\n"}, ["README.md:2: link to docs/none.md"]),
+    Case("link beside the file", {"docs/a.md": "[b](b.md)\n", "docs/b.md": "x\n"}, []),
+    Case("unknown flag", {"README.md": "--nonsense\n"}, ["--nonsense is not in any"]),
+    Case("flag of another program", {"README.md": "precondor-server --json\n"}, ["--json is not in the help of precondor-s"]),
+    Case("undocumented flag", {OPERATIONS: "nothing\n"}, ["flag --role of precondor-server is not described"]),
+    Case("unknown metric", {"docs/a.md": "precondor_x_total\n", CATALOG: "precondor_y_total"},
+         ["precondor_x_total is not in"]),
+    Case("undocumented metric", {OPERATIONS: "--role\n", CATALOG: "precondor_y_total"}, ["precondor_y_total is not described"]),
+]
+
+
+def _help_of(command):
+    done = subprocess.run([*command, "--help"], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          timeout=60)
+    return set(FLAG.findall(done.stdout + done.stderr))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--program", action="append", default=[], metavar="NAME=PATH")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        findings = self_test(lambda tree: check(tree, _HELPS), CASES)
+    else:
+        helps = {}
+        for program in arguments.program:
+            name, path = program.split("=", 1)
+            helps[name] = _help_of([path])
+        if helps:
+            helps.update({s: _help_of([str(ROOT / s)]) for s in SCRIPTS if (ROOT / s).is_file()})
+        else:
+            print("flags were not compared: no --program given")
+        findings = check(Tree(), helps)
+    for finding in findings:
+        print(finding)
+    print(f"check_docs.py: {len(findings)} finding(s)")
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()
