@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The UCI optical handwritten digits: 1,797 images of 8 x 8 pixels (data/ATTRIBUTION.md), split once and for all.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+#include "client/cpp/examples/host_matrix.h"
+
+namespace precondor::digits {
+
+inline constexpr int64_t kPixels = 64;
+inline constexpr int64_t kClasses = 10;
+
+struct Examples {
+  HostMatrix pixels;            // [n, 64], scaled to 0 ... 1
+  std::vector<int32_t> labels;  // n of 0 ... 9
+  int64_t size() const { return pixels.rows(); }
+};
+
+struct DigitsData {
+  Examples train;
+  Examples held_out;
+};
+
+// Reads lines of 64 pixels and a label, comma-separated. `text` may end with a newline. InvalidArgument names the line.
+absl::StatusOr<Examples> ParseDigits(absl::string_view text);
+
+// One fifth of the examples, drawn by `seed`, is held out; the rest is for training. Both keep the file's order.
+DigitsData Split(const Examples& all, uint64_t seed);
+
+// Reads `path` and splits it with the seed that all runs share, so that their losses compare. NotFound names the path.
+absl::StatusOr<DigitsData> LoadDigits(const std::string& path);
+
+// The given rows, in the given order.
+Examples Select(const Examples& from, absl::Span<const int32_t> rows);
+
+// Rows of the step's batch: `batch_size` different ones, a pure function of (seed, step). Consecutive steps walk
+// through a random order of all examples, drawn anew for each pass; what does not fill a batch at the end of a pass is
+// left out.
+std::vector<int32_t> BatchRows(int64_t examples, int64_t batch_size, uint64_t seed, uint64_t step);
+
+}  // namespace precondor::digits

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/examples/in_process_exchange.h"
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "absl/types/span.h"
+
+#include "client/cpp/examples/host_matrix.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/methods/registry.h"
+
+namespace precondor::digits {
+namespace {
+
+// What a vector block is after the wire: encoded in `dtype` with one scale, and decoded.
+void RoundTo(DType dtype, HostMatrix& block) {
+  const absl::Span<float> values = absl::MakeSpan(block.data());
+  const float scale = dtype == DType::kF16 ? F16Scale(values) : 1.0f;
+  std::vector<uint8_t> encoded(values.size() * ByteSize(dtype));
+  EncodeElements(dtype, values, scale, encoded.data());
+  DecodeElements(dtype, encoded.data(), scale, values);
+}
+
+}  // namespace
+
+absl::StatusOr<HostMatrix> MergedVectors(const SessionSpec& spec, SketchKey key, ConstMatrixView rows,
+                                         double row_scale) {
+  const int64_t workers = spec.world_size;
+  const int64_t each = VectorsPerWorker(spec);
+  const bool mean = spec.statistics == StatisticsKind::kMean;
+  HostMatrix merged(VectorsPerStep(spec), rows.cols);
+  std::vector<double> sum(mean ? static_cast<size_t>(rows.cols) : 0);
+  for (int64_t rank = 0; rank < workers; ++rank) {
+    const RowRange range = RowsOfRank(rows.rows, workers, rank);
+    HostMatrix block(each, rows.cols);
+    key.rank = static_cast<uint32_t>(rank);
+    PRECONDOR_RETURN_IF_ERROR(
+        ComputeVectors(spec, key, rows.RowRange(range.begin, range.count), row_scale, block.view()));
+    RoundTo(spec.statistics_dtype, block);
+    const double share = static_cast<double>(range.count) / static_cast<double>(rows.rows);
+    for (int64_t i = 0; i < each; ++i) {
+      for (int64_t j = 0; j < rows.cols; ++j) {
+        const double value = block.view().at(i, j);
+        if (mean) {
+          sum[static_cast<size_t>(j)] += share * value;
+        } else {
+          const double scale = std::sqrt(static_cast<double>(workers) * share);
+          merged.view().at(rank * each + i, j) = static_cast<float>(scale * value);
+        }
+      }
+    }
+  }
+  for (size_t j = 0; j < sum.size(); ++j) merged.data()[j] = static_cast<float>(sum[j]);
+  return merged;
+}
+
+absl::StatusOr<std::unique_ptr<InProcessExchange>> InProcessExchange::Make(SessionSpec spec, Backend& backend) {
+  PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
+  auto exchange = std::unique_ptr<InProcessExchange>(new InProcessExchange(std::move(spec), backend));
+  PRECONDOR_ASSIGN_OR_RETURN(exchange->method_, MakeMethod(exchange->spec_.method));
+  for (const LayerSpec& layer : exchange->spec_.layers) {
+    PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, exchange->method_->MakeState(layer, backend));
+    exchange->states_.push_back(std::move(state));
+  }
+  return exchange;
+}
+
+absl::Status InProcessExchange::LayerReady(uint64_t step, const LayerTap& tap) {
+  LayerState& state = *states_[static_cast<size_t>(tap.layer)];
+  if (method_->needs_statistics() && IsStatisticStep(spec_, step)) {
+    SketchKey key{spec_.seed, step, static_cast<uint32_t>(tap.layer), Side::kInput, 0};
+    PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix a, MergedVectors(spec_, key, tap.inputs, 1.0));
+    key.side = Side::kOutput;
+    // The gradients are those of a mean over the rows: undo its division.
+    PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix g, MergedVectors(spec_, key, tap.output_gradients,
+                                                                 static_cast<double>(tap.output_gradients.rows)));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix device_a, backend_.Allocate(a.rows(), a.cols()));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix device_g, backend_.Allocate(g.rows(), g.cols()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Upload(a.view(), device_a.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Upload(g.view(), device_g.view()));
+    PRECONDOR_RETURN_IF_ERROR(state.Update(LayerStatistics{device_a.view(), device_g.view()}));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix d, backend_.Allocate(tap.gradient.rows, tap.gradient.cols));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(tap.gradient.rows, tap.gradient.cols));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Upload(tap.gradient, d.view()));
+  PRECONDOR_RETURN_IF_ERROR(state.Precondition(d.view(), u.view()));
+  return backend_.Download(u.view(), tap.gradient);
+}
+
+}  // namespace precondor::digits

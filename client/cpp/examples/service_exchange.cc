@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/examples/service_exchange.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/examples/host_matrix.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/methods/registry.h"
+#include "precondor/statistics.h"
+
+namespace precondor::digits {
+
+absl::StatusOr<std::unique_ptr<ServiceExchange>> ServiceExchange::Make(Worker& worker, SharedReducer* reducer) {
+  const ExchangeMode exchange = worker.spec().exchange;
+  if (exchange != ExchangeMode::kDirect && (exchange != ExchangeMode::kDelegate || reducer == nullptr)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected DIRECT, or DELEGATE with a reducer; got ", ExchangeModeName(exchange)));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, MakeMethod(worker.spec().method));
+  return std::unique_ptr<ServiceExchange>(new ServiceExchange(worker, reducer, method->needs_statistics()));
+}
+
+RowRange ServiceExchange::Rows(int64_t batch_size) const {
+  return RowsOfRank(batch_size, worker_.spec().world_size, worker_.rank());
+}
+
+absl::Status ServiceExchange::SendVectors(uint64_t step, const LayerTap& tap) {
+  const SessionSpec& spec = worker_.spec();
+  const int64_t k = VectorsPerWorker(spec);
+  SketchKey key{spec.seed, step, static_cast<uint32_t>(tap.layer), Side::kInput, worker_.rank()};
+  HostMatrix a(k, tap.inputs.cols);
+  PRECONDOR_RETURN_IF_ERROR(ComputeVectors(spec, key, tap.inputs, 1.0, a.view()));
+  key.side = Side::kOutput;
+  HostMatrix g(k, tap.output_gradients.cols);
+  // The gradients are those of a mean over the rows: undo its division.
+  const auto rows = static_cast<double>(tap.output_gradients.rows);
+  PRECONDOR_RETURN_IF_ERROR(ComputeVectors(spec, key, tap.output_gradients, rows, g.view()));
+  return worker_.SendStatistics(step, tap.layer, a.view(), g.view(), samples_);
+}
+
+absl::Status ServiceExchange::LayerReady(uint64_t step, const LayerTap& tap) {
+  samples_ = static_cast<uint64_t>(tap.inputs.rows);
+  if (sends_statistics_ && worker_.NeedsStatistics(step)) PRECONDOR_RETURN_IF_ERROR(SendVectors(step, tap));
+  if (worker_.spec().exchange == ExchangeMode::kDelegate) {
+    PRECONDOR_RETURN_IF_ERROR(
+        reducer_->WeightedMean(static_cast<int32_t>(worker_.rank()), static_cast<double>(samples_), tap.gradient));
+  }
+  Pending pending{tap.layer, tap.gradient, PreconditionFuture(), worker_.SendsGradient(tap.layer)};
+  if (pending.sent) pending.future = worker_.Precondition(step, tap.layer, tap.gradient, tap.gradient, samples_);
+  pending_.push_back(std::move(pending));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> ServiceExchange::ShareAnswers(bool apply) {
+  const auto rank = static_cast<int32_t>(worker_.rank());
+  for (const Pending& pending : pending_) {
+    PRECONDOR_RETURN_IF_ERROR(reducer_->Broadcast(rank, DelegateRank(worker_.spec(), pending.layer), pending.gradient));
+  }
+  float skipped_share = apply ? 0.0f : 1.0f;
+  PRECONDOR_RETURN_IF_ERROR(reducer_->WeightedMean(rank, 1.0, MatrixView(&skipped_share, 1, 1)));
+  return skipped_share == 0.0f;
+}
+
+absl::StatusOr<bool> ServiceExchange::Finish(uint64_t step, double loss, double learning_rate) {
+  bool apply = true;
+  for (const Pending& pending : pending_) {
+    if (!pending.sent) continue;
+    PRECONDOR_ASSIGN_OR_RETURN(const Preconditioned answer, pending.future.Wait());
+    if (answer.decision == Decision::kSkip) apply = false;
+  }
+  if (worker_.spec().exchange == ExchangeMode::kDelegate) {
+    PRECONDOR_ASSIGN_OR_RETURN(apply, ShareAnswers(apply));
+  }
+  pending_.clear();
+  PRECONDOR_ASSIGN_OR_RETURN(const StepDirective directive,
+                             worker_.ReportStep(step, loss, samples_, true, learning_rate));
+  if (directive.lease_through_step <= step) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", step + 1, " is beyond the lease, which ends at ", directive.lease_through_step));
+  }
+  return apply;
+}
+
+}  // namespace precondor::digits

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/examples/task.h"
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace precondor::digits {
+namespace {
+
+MethodVariant Mkor(absl::string_view name, absl::string_view rule, absl::string_view representation,
+                   StatisticsKind kind) {
+  MethodVariant variant;
+  variant.name = std::string(name);
+  variant.method = absl::StrCat("mkor ", rule);
+  variant.statistics = std::string(StatisticsKindName(kind));
+  variant.representation = absl::AsciiStrToLower(representation);
+  variant.config.name = "mkor";
+  variant.config.options["rule"] = std::string(rule);
+  variant.config.options["representation"] = std::string(representation);
+  if (representation == "LOW_RANK") variant.config.options["rank"] = static_cast<double>(kLowRank);
+  variant.kind = kind;
+  return variant;
+}
+
+MethodVariant None() {
+  MethodVariant variant{"none", "none", "none", "none", MethodConfig{}, StatisticsKind::kMean};
+  variant.config.name = "identity";
+  return variant;
+}
+
+template <typename T>
+absl::StatusOr<T> FindByName(const std::vector<T>& all, absl::string_view name, absl::string_view what) {
+  for (const T& one : all) {
+    if (one.name == name) return one;
+  }
+  return absl::NotFoundError(
+      absl::StrCat("no ", what, " \"", name, "\"; there are ",
+                   absl::StrJoin(all, ", ", [](std::string* out, const T& one) { absl::StrAppend(out, one.name); })));
+}
+
+}  // namespace
+
+std::vector<Task> AllTasks() {
+  return {{"classifier", MlpSpec{{64, 64, 64, 10}, Objective::kClassify}, 300, Criterion::kTrainingLoss},
+          {"autoencoder", MlpSpec{{64, 48, 24, 8, 24, 48, 64}, Objective::kReconstruct}, 600, Criterion::kHeldOutLoss}};
+}
+
+std::vector<MethodVariant> AllMethods() {
+  return {None(),
+          Mkor("reference", "REFERENCE", "DENSE", StatisticsKind::kMean),
+          Mkor("blend", "BLEND", "DENSE", StatisticsKind::kSigned),
+          Mkor("mean", "EXACT_DAMPED", "DENSE", StatisticsKind::kMean),
+          Mkor("mean-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kMean),
+          Mkor("signed", "EXACT_DAMPED", "DENSE", StatisticsKind::kSigned),
+          Mkor("signed-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned)};
+}
+
+absl::StatusOr<Task> FindTask(absl::string_view name) { return FindByName(AllTasks(), name, "task"); }
+
+absl::StatusOr<MethodVariant> FindMethod(absl::string_view name) { return FindByName(AllMethods(), name, "method"); }
+
+absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name) {
+  OptimizerConfig config;
+  if (name == "adamw") return config;
+  if (name == "sgd" || name == "nesterov") {
+    config.name = "sgd";
+    config.nesterov = name == "nesterov";
+    return config;
+  }
+  if (name == "lamb") {
+    config.name = "lamb";
+    config.epsilon = 1e-6;
+    config.nvlamb = true;  // a trust ratio for every layer: without weight decay LAMB has none otherwise
+    return config;
+  }
+  return absl::NotFoundError(absl::StrCat("no optimizer \"", name, "\"; there are sgd, nesterov, adamw, lamb"));
+}
+
+SessionSpec MakeSessionSpec(const Run& run, absl::string_view name) {
+  SessionSpec spec;
+  spec.name = std::string(name);
+  spec.seed = run.seed;
+  spec.world_size = run.workers;
+  spec.exchange = run.exchange;
+  spec.statistics = run.method.kind;
+  spec.method = run.method.config;
+  spec.layers = Mlp(run.task.model, run.seed).Layers();
+  return spec;
+}
+
+}  // namespace precondor::digits

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step loop, the same whoever preconditions.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "client/cpp/examples/digits_data.h"
+#include "client/cpp/examples/exchange.h"
+#include "client/cpp/examples/host_matrix.h"
+#include "client/cpp/examples/task.h"
+
+namespace precondor::digits {
+
+struct CurvePoint {
+  int64_t step = 0;  // steps done
+  double held_out_loss = 0;
+  double held_out_accuracy = 0;  // classifier
+  double training_loss = 0;      // over all training examples; classifier
+};
+
+struct TrainResult {
+  std::vector<CurvePoint> curve;  // every kEvaluateEvery steps, and the end
+  std::vector<HostMatrix> weights;
+  int64_t skipped_steps = 0;
+  double seconds = 0;  // of the steps, without the evaluations
+};
+
+inline constexpr int64_t kEvaluateEvery = 10;
+
+struct TrainOptions {
+  // Replicas are equal, so one process of a job evaluates; the others leave it out and wait at the next step.
+  bool evaluate = true;
+  std::function<void(const CurvePoint&)> progress;  // after each evaluation; may be empty
+};
+
+// Trains from the initial weights of (run.task, run.seed): the batch of a step is BatchRows(..., run.seed, step), of
+// which this process passes exchange.Rows() through its model. The learning rate is learning_rate (1 - step / steps).
+absl::StatusOr<TrainResult> Train(const Run& run, const DigitsData& data, GradientExchange& exchange,
+                                  const TrainOptions& options);
+
+}  // namespace precondor::digits

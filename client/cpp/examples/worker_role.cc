@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/examples/worker_role.h"
+
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <signal.h>
+#include <string>
+#include <sys/prctl.h>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/examples/digits_data.h"
+#include "client/cpp/examples/service_exchange.h"
+#include "kernels/base/status_macros.h"
+#include "precondor/client.h"
+
+namespace precondor::digits {
+namespace {
+
+absl::StatusOr<RunResult> TrainOnce(const Run& run, const DigitsData& data, Worker& worker, SharedReducer& reducer,
+                                    const TrainOptions& options) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<ServiceExchange> exchange, ServiceExchange::Make(worker, &reducer));
+  const Traffic before = worker.traffic();
+  PRECONDOR_ASSIGN_OR_RETURN(TrainResult trained, Train(run, data, *exchange, options));
+  const Traffic after = worker.traffic();
+  RunResult result;
+  result.curve = std::move(trained.curve);
+  result.seconds = trained.seconds;
+  result.steps = run.task.steps;
+  result.skipped_steps = trained.skipped_steps;
+  result.statistics_bytes = after.statistics_bytes - before.statistics_bytes;
+  result.gradient_bytes = after.gradient_bytes - before.gradient_bytes + after.result_bytes - before.result_bytes;
+  result.weights_hash = HashWeights(trained.weights);
+  return result;
+}
+
+}  // namespace
+
+absl::Status WorkThrough(const Job& job, int32_t rank, SharedReducer& reducer,
+                         const std::function<void(const WorkerReport&)>& report) {
+  PRECONDOR_ASSIGN_OR_RETURN(const DigitsData data, LoadDigits(job.data_path));
+  ClientOptions client_options;
+  client_options.coordinator = job.coordinator;
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(client_options));
+  for (size_t i = 0; i < job.runs.size(); ++i) {
+    const Run& run = job.runs[i];
+    const auto index = static_cast<int64_t>(i);
+    const SessionSpec spec = MakeSessionSpec(run, absl::StrCat(job.session_prefix, "-", i));
+    if (rank == 0) PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
+    PRECONDOR_RETURN_IF_ERROR(reducer.Barrier());
+    WorkerOptions worker_options;
+    worker_options.rank = static_cast<uint32_t>(rank);
+    PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker, client->Join(spec.name, worker_options));
+    TrainOptions options;
+    options.evaluate = rank == 0;
+    options.progress = [&](const CurvePoint& point) { report(WorkerReport{index, false, point, RunResult()}); };
+    PRECONDOR_ASSIGN_OR_RETURN(RunResult result, TrainOnce(run, data, *worker, reducer, options));
+    report(WorkerReport{index, true, CurvePoint(), std::move(result)});
+    // The last answers are in everywhere before the session goes.
+    PRECONDOR_RETURN_IF_ERROR(reducer.Barrier());
+    if (rank == 0) PRECONDOR_RETURN_IF_ERROR(client->CloseSession(spec.name).status());
+  }
+  return absl::OkStatus();
+}
+
+int WorkerMain(int32_t rank, int reducer_fd) {
+  prctl(PR_SET_PDEATHSIG, SIGTERM);  // no worker outlives its parent
+  UseSingleThreadedBlas();
+  const std::string text((std::istreambuf_iterator<char>(std::cin)), std::istreambuf_iterator<char>());
+  const absl::Status status = [&]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const Job job, DecodeJob(text));
+    PRECONDOR_ASSIGN_OR_RETURN(
+        const std::unique_ptr<SharedReducer> reducer,
+        SharedReducer::Attach(reducer_fd, SharedReducer::Shape{job.workers, job.reducer_elements}, kReducerTimeout));
+    return WorkThrough(job, rank, *reducer,
+                       [](const WorkerReport& report) { std::cout << EncodeReport(report) << std::endl; });
+  }();
+  if (status.ok()) return 0;
+  std::cerr << "precondor-digits: worker " << rank << ": " << status.ToString() << "\n";
+  return 1;
+}
+
+}  // namespace precondor::digits

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/examples/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace precondor::digits {
+namespace {
+
+absl::StatusOr<Options> Parse(const std::vector<const char*>& arguments) { return ParseOptions(arguments, "data.csv"); }
+
+TEST(OptionsTest, DefaultsToEverything) {
+  const auto options = Parse({"--in-process"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->tasks.size(), AllTasks().size());
+  EXPECT_EQ(options->methods.size(), AllMethods().size());
+  EXPECT_EQ(options->workers, 4);
+  EXPECT_EQ(options->seeds, 5);
+  EXPECT_EQ(options->data_path, "data.csv");
+}
+
+TEST(OptionsTest, TakesValuesInBothForms) {
+  const auto options =
+      Parse({"--coordinator=localhost:1", "--workers", "7", "--exchange", "delegate", "--tasks=classifier", "--methods",
+             "none,signed-lowrank", "--optimizers=sgd,lamb", "--learning-rates=0.01"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->coordinator, "localhost:1");
+  EXPECT_EQ(options->workers, 7);
+  EXPECT_EQ(options->exchange, ExchangeMode::kDelegate);
+  ASSERT_EQ(options->tasks.size(), 1u);
+  EXPECT_EQ(options->tasks[0].name, "classifier");
+  ASSERT_EQ(options->methods.size(), 2u);
+  EXPECT_EQ(options->methods[1].representation, "low_rank");
+  EXPECT_EQ(options->optimizers, (std::vector<std::string>{"sgd", "lamb"}));
+  EXPECT_EQ(options->learning_rates, std::vector<double>{0.01});
+}
+
+TEST(OptionsTest, FlagsAfterShortChangeIt) {
+  const auto options = Parse({"--in-process", "--short", "--seeds=3"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->methods.size(), 2u);
+  EXPECT_EQ(options->seeds, 3);
+}
+
+TEST(OptionsTest, SaysWhatIsWrong) {
+  const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
+      {{}, "either --coordinator HOST:PORT or --in-process"},
+      {{"--in-process", "--coordinator=h:1"}, "either --coordinator"},
+      {{"--in-process", "--workers=0"}, "--workers: expected a number 1 ... 128, got \"0\""},
+      {{"--in-process", "--workers=many"}, "got \"many\""},
+      {{"--in-process", "--workers"}, "--workers needs a value"},
+      {{"--in-process", "--tasks=chess"}, "no task \"chess\"; there are classifier, autoencoder"},
+      {{"--in-process", "--methods=magic"}, "no method \"magic\"; there are none, reference"},
+      {{"--in-process", "--optimizers=magic"}, "no optimizer \"magic\""},
+      {{"--in-process", "--exchange=replay"}, "expected direct or delegate, got \"replay\""},
+      {{"--in-process", "--learning-rates=0.1,0.05"}, "expected positive rates, ascending"},
+      {{"--in-process", "--learning-rates=nan"}, "expected positive rates"},
+      {{"--in-process", "extra"}, "unknown argument extra"},
+      {{"--in-process", "--extra=1"}, "unknown argument --extra=1"},
+  };
+  for (const auto& [arguments, expected] : cases) {
+    const auto options = Parse(arguments);
+    EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument) << expected;
+    EXPECT_THAT(std::string(options.status().message()), ::testing::HasSubstr(expected));
+  }
+}
+
+TEST(OptionsTest, HelpNamesEveryTaskAndMethod) {
+  for (const Task& task : AllTasks()) EXPECT_THAT(HelpText(), ::testing::HasSubstr(task.name));
+  for (const MethodVariant& method : AllMethods()) EXPECT_THAT(HelpText(), ::testing::HasSubstr(method.name));
+}
+
+}  // namespace
+}  // namespace precondor::digits
