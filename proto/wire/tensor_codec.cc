@@ -146,8 +146,9 @@ std::vector<Chunk> PlanChunks(uint64_t payload_bytes, uint64_t chunk_bytes) {
   chunks.reserve(payload_bytes / chunk_bytes + 1);
   uint64_t offset = 0;
   do {
-    chunks.push_back({offset, std::min(chunk_bytes, payload_bytes - offset)});
-    offset += chunks.back().size;
+    const uint64_t size = std::min(chunk_bytes, payload_bytes - offset);
+    chunks.push_back({offset, size});
+    offset += size;
   } while (offset < payload_bytes);
   return chunks;
 }

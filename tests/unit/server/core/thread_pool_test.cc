@@ -51,7 +51,7 @@ TEST(ThreadPoolExecutorTest, DestructorRunsWhatWasPostedEvenByTasks) {
   {
     ThreadPoolExecutor pool(2);
     const uint64_t strand = pool.NewStrand();
-    pool.Post(strand, [&] {
+    pool.Post(strand, [&pool, &ran, strand] {  // runs in the destructor, when strand's scope has ended
       ++ran;
       pool.Post(strand, [&] { ++ran; });
     });
