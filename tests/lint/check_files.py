@@ -61,19 +61,23 @@ def check(tree):
         head = "\n".join(text.split("\n")[:3])
         if path.endswith(SOURCES) and SPDX not in head:
             findings.append(f"{path}:1: no line '{SPDX}'")
+        if path.endswith((".h", ".cuh")) and "\n#pragma once\n" not in text:
+            findings.append(f"{path}: no '#pragma once'")
         findings += _check_size(path, text)
         findings += _check_text(path, text)
     return findings
 
 
 _OK = f"// {SPDX}\n"
+_ONCE = _OK + "#pragma once\n"
 CASES = [
     Case("clean", {"kernels/a.cc": _OK + "// https://arxiv.org/abs/1 version 1.2.3, 127.0.0.1:0, docs/work/x\n",
                    "tests/run.sh": f"#!/bin/sh\n# {SPDX}\n", "README.md": "# Title\n"}, []),
-    Case("no licence", {"kernels/a.h": "#pragma once\n"}, ["no line 'SPDX"]),
-    Case("long header", {"kernels/a.h": _OK + "\n" * 300}, ["301 lines; the limit is 300"]),
-    Case("longest header", {"kernels/a.h": _OK + "\n" * 299}, []),
+    Case("no licence", {"kernels/a.h": "\n#pragma once\n"}, ["no line 'SPDX"]),
+    Case("long header", {"kernels/a.h": _ONCE + "\n" * 299}, ["301 lines; the limit is 300"]),
+    Case("longest header", {"kernels/a.h": _ONCE + "\n" * 298}, []),
     Case("long source", {"kernels/a.cc": _OK + "\n" * 700}, ["701 lines; the limit is 700"]),
+    Case("included twice", {"kernels/a.h": _OK}, ["no '#pragma once'"]),
     Case("home path", {"README.md": "see /home/ann/x\n"}, ["absolute path"]),
     Case("unknown host", {"README.md": "https://mirror.example.net/x\n"}, ["host mirror.example.net"]),
     Case("private address", {"docs/a.md": "10.1.2.3\n"}, ["address 10.1.2.3"]),
