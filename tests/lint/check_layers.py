@@ -64,7 +64,8 @@ WORDS = [
     (r"\b(?:std::|secure_)?getenv\s*\(", ["server/config", "tests/"], "getenv only in server/config"),
     (r"\babsl::Mutex(Lock)?\b", [], "use precondor::Mutex (docs/gotchas.md)"),
     (r"\bstd::(recursive_|shared_)?mutex\b", ["kernels/base/mutex.h"], "use precondor::Mutex"),
-    (r"\bthrow\b", [], "we throw nothing: return a Status"),
+    # operator new must throw bad_alloc: the language says so.
+    (r"\bthrow\b(?! std::bad_alloc\(\))", [], "we throw nothing: return a Status"),
     (r"\b(sleep_for|sleep_until|usleep|SleepFor)\b", ["client/cpp/", "server/", "tests/support/"],
      "tests wait for a condition, not for time"),
 ]
@@ -187,6 +188,7 @@ CASES = [
     Case("getenv in core", {"server/core/a.cc": "auto v = getenv(name);\n"}, ["getenv only"]),
     Case("words in comments and strings are fine", {"server/core/a.cc": '// throw getenv(x)\nauto s = "throw";\n'}, []),
     Case("throw", {"kernels/cpu/a.cc": "void F() { throw 1; }\n"}, ["we throw nothing"]),
+    Case("an operator new throws bad_alloc", {"tests/unit/a_test.cc": "throw std::bad_alloc();\n"}, []),
     Case("std::mutex", {"server/core/a.h": "std::mutex mu_;\n"}, ["use precondor::Mutex"]),
     Case("wall clock in core", {"server/core/a.cc": "auto t = std::chrono::steady_clock::now();\n"}, ["take a Clock"]),
     Case("sleep in a test", {"tests/unit/a_test.cc": "std::this_thread::sleep_for(x);\n"}, ["wait for a condition"]),
