@@ -64,7 +64,6 @@ std::optional<Outbox::Frame> Outbox::Next(absl::Time now) {
   frame.chunk = {entry.sent_bytes, std::min(wire::kChunkBytes, total - entry.sent_bytes)};
   entry.sent_bytes += frame.chunk.size;
   if (entry.sent_bytes == total) Move(*head, entry, State::kSent);
-  frame.more = Head(now).has_value();
   return frame;
 }
 
@@ -97,12 +96,12 @@ void Outbox::StopStream() {
   }
 }
 
-Outbox::Entry* Outbox::Find(const ContributionId& id) {
+Outbox::Entry* Outbox::FindEntry(const ContributionId& id) {
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? nullptr : &entries_.at(found->second);
 }
 
-const Outbox::Entry* Outbox::Find(const ContributionId& id) const {
+const Outbox::Entry* Outbox::FindEntry(const ContributionId& id) const {
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? nullptr : &entries_.at(found->second);
 }
@@ -125,9 +124,9 @@ void Outbox::Retain(const Item& item) {
   if (kept == nullptr || kept->id.step <= item->id.step) kept = item;
 }
 
-Outbox::Item Outbox::FindGradient(const ContributionId& id) const {
-  const Entry* entry = Find(id);
-  return entry == nullptr || id.kind != v1::FRAME_KIND_GRADIENT ? nullptr : entry->item;
+Outbox::Item Outbox::Find(const ContributionId& id) const {
+  const Entry* entry = FindEntry(id);
+  return entry == nullptr ? nullptr : entry->item;
 }
 
 Outbox::Item Outbox::Erase(Sequence sequence) {
@@ -152,19 +151,19 @@ Outbox::Item Outbox::Remove(const ContributionId& id) {
 }
 
 void Outbox::RetryAt(const ContributionId& id, absl::Time at) {
-  Entry* entry = Find(id);
+  Entry* entry = FindEntry(id);
   if (entry == nullptr) return;
   entry->not_before = at;
   if (entry->state != State::kQueued) Move(by_id_.at(id), *entry, State::kQueued);
 }
 
 void Outbox::Park(const ContributionId& id) {
-  Entry* entry = Find(id);
+  Entry* entry = FindEntry(id);
   if (entry != nullptr) Move(by_id_.at(id), *entry, State::kParked);
 }
 
 bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) const {
-  const Entry* entry = Find(id);
+  const Entry* entry = FindEntry(id);
   if (entry == nullptr || id.kind != v1::FRAME_KIND_STATISTICS) return false;
   return entry->acknowledged_before || (entry->sent_before && GetErrorReason(refusal) == ErrorReason::kStaleStep);
 }
@@ -172,9 +171,15 @@ bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) c
 void Outbox::Reopen() {
   for (auto& [layer, item] : retained_) {
     if (!Add(item).ok()) continue;  // the caller has begun to send it anew
-    Find(item->id)->acknowledged_before = true;
+    FindEntry(item->id)->acknowledged_before = true;
   }
   retained_.clear();
+}
+
+std::vector<Outbox::Item> Outbox::Items() const {
+  std::vector<Item> items;
+  for (const auto& [sequence, entry] : entries_) items.push_back(entry.item);
+  return items;
 }
 
 std::vector<Outbox::Item> Outbox::TakeExpired(absl::Time now) {

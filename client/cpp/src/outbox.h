@@ -66,11 +66,10 @@ class Outbox {
   // Takes it in at the end of the queue. AlreadyExists when one with this id is not yet done.
   absl::Status Add(Item item);
 
-  // One frame to write: `chunk` of the item's payload. `more`: another frame can follow at once.
+  // One frame to write: `chunk` of the item's payload.
   struct Frame {
     Item item;
     wire::Chunk chunk;
-    bool more = false;
   };
   // The next frame, marked as written; nothing when the queue is empty, its head waits for its time, or the credit does
   // not allow it. A payload larger than all of the credit goes alone.
@@ -81,7 +80,7 @@ class Outbox {
 
   // Answers. Each returns the item it was about; null for one that is not waited for (a late or repeated answer).
   Item Acknowledge(const ContributionId& id);
-  Item FindGradient(const ContributionId& id) const;
+  Item Find(const ContributionId& id) const;
   Item Remove(const ContributionId& id);
   // Sends it again from `at` on.
   void RetryAt(const ContributionId& id, absl::Time at);
@@ -95,6 +94,8 @@ class Outbox {
   // sealed count as unanswered again. Takes effect with the next StartStream.
   void Reopen();
 
+  // All that are in it, in their order.
+  std::vector<Item> Items() const;
   std::vector<Item> TakeExpired(absl::Time now);
   std::vector<Item> TakeAll();
   // Earliest time after `now` at which Next or TakeExpired may have something new to say; InfiniteFuture: never.
@@ -115,8 +116,8 @@ class Outbox {
   };
   using Sequence = uint64_t;
 
-  Entry* Find(const ContributionId& id);
-  const Entry* Find(const ContributionId& id) const;
+  Entry* FindEntry(const ContributionId& id);
+  const Entry* FindEntry(const ContributionId& id) const;
   Item Erase(Sequence sequence);
   void Retain(const Item& item);
   // Moves an entry, keeping queue_, credit_used_ and unacknowledged_ right.

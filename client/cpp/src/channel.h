@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the client dials a server.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <memory>
+#include <string>
+
+namespace precondor {
+
+// A channel of its own connection, quick to try again, without limits on message sizes that tensors would meet.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
+
+}  // namespace precondor

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "precondor/client.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "client/cpp/src/control.h"
+#include "client/cpp/src/worker.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/spec_codec.h"
+
+namespace precondor {
+namespace {
+
+class ClientImpl final : public Client {
+ public:
+  ClientImpl(ClientOptions options, std::shared_ptr<ControlClient> control)
+      : options_(std::move(options)), control_(std::move(control)) {}
+
+  absl::StatusOr<bool> OpenSession(const SessionSpec& spec) override {
+    v1::OpenSessionRequest request;
+    PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::OpenSessionResponse response, control_->OpenSession(request, canceller_));
+    return response.created();
+  }
+
+  absl::StatusOr<std::unique_ptr<Worker>> Join(absl::string_view session, WorkerOptions options) override {
+    if (options.incarnation == 0) options.incarnation = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+    v1::JoinSessionRequest request;
+    request.set_name(std::string(session));
+    request.set_rank(options.rank);
+    request.set_incarnation(options.incarnation);
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined,
+                               JoinUntilActive(*control_, request, options_.join_timeout, canceller_));
+    return WorkerImpl::Make(options_, control_, std::string(session), options.rank, options.incarnation, joined);
+  }
+
+  absl::StatusOr<bool> CloseSession(absl::string_view session) override {
+    v1::CloseSessionRequest request;
+    request.set_name(std::string(session));
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse response, control_->CloseSession(request, canceller_));
+    return response.existed();
+  }
+
+ private:
+  const ClientOptions options_;
+  const std::shared_ptr<ControlClient> control_;
+  Canceller canceller_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
+  auto control = std::make_shared<ControlClient>(options.coordinator, options.rpc_timeout);
+  Canceller canceller;
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info,
+                             control->WaitForServer(options.connect_timeout, canceller));
+  if (info.role() == v1::ROLE_SHARD) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("server ", options.coordinator, ": it is a shard; dial the coordinator"));
+  }
+  return std::make_unique<ClientImpl>(std::move(options), std::move(control));
+}
+
+}  // namespace precondor

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/control.h"
+
+#include <algorithm>
+#include <grpcpp/client_context.h>
+#include <grpcpp/support/status.h>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "client/cpp/src/channel.h"
+#include "kernels/base/error_reason.h"
+#include "precondor/v1/admin.grpc.pb.h"
+#include "precondor/v1/session.grpc.pb.h"
+#include "proto/wire/status_codec.h"
+
+namespace precondor {
+namespace {
+
+constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
+constexpr absl::Duration kLastPause = absl::Seconds(1);
+constexpr absl::Duration kLastJoinPause = absl::Milliseconds(200);
+
+absl::Status WithContext(const absl::Status& status, absl::string_view context) {
+  absl::Status out(status.code(), absl::StrCat(context, ": ", status.message()));
+  status.ForEachPayload([&out](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
+  return out;
+}
+
+}  // namespace
+
+void Canceller::Cancel() {
+  MutexLock lock(mu_);
+  cancelled_ = true;
+  for (grpc::ClientContext* context : running_) context->TryCancel();
+  changed_.notify_all();
+}
+
+bool Canceller::Pause(absl::Duration duration) {
+  MutexLock lock(mu_);
+  changed_.wait_for(mu_, absl::ToChronoNanoseconds(duration),
+                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return cancelled_; });
+  return !cancelled_;
+}
+
+bool Canceller::Run(grpc::ClientContext& context, const std::function<void()>& call) {
+  {
+    MutexLock lock(mu_);
+    if (cancelled_) return false;
+    running_.insert(&context);
+  }
+  call();
+  MutexLock lock(mu_);
+  running_.erase(&context);
+  return true;
+}
+
+struct ControlClient::Stubs {
+  explicit Stubs(const std::string& address)
+      : channel(MakeChannel(address)),
+        session(v1::SessionService::NewStub(channel)),
+        admin(v1::AdminService::NewStub(channel)) {}
+  const std::shared_ptr<grpc::Channel> channel;
+  const std::unique_ptr<v1::SessionService::Stub> session;
+  const std::unique_ptr<v1::AdminService::Stub> admin;
+};
+
+ControlClient::ControlClient(std::string address, absl::Duration rpc_timeout)
+    : address_(std::move(address)), rpc_timeout_(rpc_timeout), stubs_(std::make_unique<Stubs>(address_)) {}
+
+ControlClient::~ControlClient() = default;
+
+absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, bool wait_for_ready, Canceller& canceller,
+                                   const Attempt& attempt) {
+  const absl::Time deadline = absl::Now() + timeout;
+  const std::string what = absl::StrCat("server ", address_, ": ", name);
+  absl::Duration pause = kFirstPause;
+  absl::Status last;
+  while (true) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_wait_for_ready(wait_for_ready);
+    absl::Status status;
+    if (!canceller.Run(context, [&] { status = wire::FromGrpcStatus(attempt(context)); })) {
+      return absl::CancelledError(absl::StrCat(what, ": cancelled"));
+    }
+    if (status.ok()) return status;
+    // At the deadline the failure before it tells more.
+    if (status.code() == absl::StatusCode::kDeadlineExceeded && !last.ok()) return WithContext(last, what);
+    const bool answered = GetErrorReason(status) != ErrorReason::kUnspecified;
+    if (status.code() != absl::StatusCode::kUnavailable || answered) return WithContext(status, what);
+    last = status;
+    if (absl::Now() + pause >= deadline) return WithContext(last, what);
+    if (!canceller.Pause(pause)) return absl::CancelledError(absl::StrCat(what, ": cancelled"));
+    pause = std::min(pause * 2, kLastPause);
+  }
+}
+
+absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Duration timeout, Canceller& canceller) {
+  v1::GetServerInfoResponse response;
+  const absl::Status status =
+      Repeat("GetServerInfo", timeout, /*wait_for_ready=*/true, canceller,
+             [&](grpc::ClientContext& context) { return stubs_->admin->GetServerInfo(&context, {}, &response); });
+  if (status.ok()) return response;
+  if (status.code() == absl::StatusCode::kDeadlineExceeded) {
+    return absl::UnavailableError(
+        absl::StrCat("server ", address_, ": no answer within ", absl::FormatDuration(timeout)));
+  }
+  return status;
+}
+
+// One method as its stub declares it.
+#define PRECONDOR_CONTROL_CALL(Name, stub)                                                                         \
+  absl::StatusOr<v1::Name##Response> ControlClient::Name(const v1::Name##Request& request, Canceller& canceller) { \
+    v1::Name##Response response;                                                                                   \
+    const absl::Status status =                                                                                    \
+        Repeat(#Name, rpc_timeout_, /*wait_for_ready=*/false, canceller,                                           \
+               [&](grpc::ClientContext& context) { return stubs_->stub->Name(&context, request, &response); });    \
+    if (!status.ok()) return status;                                                                               \
+    return response;                                                                                               \
+  }
+
+PRECONDOR_CONTROL_CALL(OpenSession, session)
+PRECONDOR_CONTROL_CALL(JoinSession, session)
+PRECONDOR_CONTROL_CALL(ReportStep, session)
+PRECONDOR_CONTROL_CALL(LeaveSession, session)
+PRECONDOR_CONTROL_CALL(CloseSession, session)
+PRECONDOR_CONTROL_CALL(GetServerInfo, admin)
+PRECONDOR_CONTROL_CALL(ListSessions, admin)
+PRECONDOR_CONTROL_CALL(GetLayerStats, admin)
+PRECONDOR_CONTROL_CALL(Drain, admin)
+#undef PRECONDOR_CONTROL_CALL
+
+absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,
+                                                        absl::Duration timeout, Canceller& canceller) {
+  const absl::Time deadline = absl::Now() + timeout;
+  absl::Duration pause = absl::Milliseconds(10);
+  while (true) {
+    absl::StatusOr<v1::JoinSessionResponse> joined = control.JoinSession(request, canceller);
+    if (!joined.ok() || joined->active()) return joined;
+    if (absl::Now() + pause >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("session ", request.name(), ": rank ", request.rank(),
+                                                      " has joined, but not every other rank within ",
+                                                      absl::FormatDuration(timeout)));
+    }
+    if (!canceller.Pause(pause)) return absl::CancelledError(absl::StrCat("session ", request.name(), ": cancelled"));
+    pause = std::min(pause * 2, kLastJoinPause);
+  }
+}
+
+}  // namespace precondor

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Control calls: unary, each with a deadline, repeated while nobody answers, and cancellable.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/mutex.h"
+#include "precondor/v1/admin.pb.h"
+#include "precondor/v1/session.pb.h"
+
+namespace grpc {
+class ClientContext;
+class Status;
+}  // namespace grpc
+
+namespace precondor {
+
+// Ends the calls and pauses of one owner when it goes. Thread-safe.
+class Canceller {
+ public:
+  void Cancel();
+  // False when cancelled before or during the pause.
+  bool Pause(absl::Duration duration);
+  // Runs `call` with `context` cancellable; false, without running it, when cancelled already.
+  bool Run(grpc::ClientContext& context, const std::function<void()>& call);
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  std::set<grpc::ClientContext*> running_ ABSL_GUARDED_BY(mu_);
+};
+
+// The coordinator, or any server, as its clients call it. Statuses name the address and the call and keep their
+// ErrorReason. A call that finds nobody is repeated until its deadline; one that a server answered is not.
+// Thread-safe.
+class ControlClient {
+ public:
+  ControlClient(std::string address, absl::Duration rpc_timeout);
+  ~ControlClient();
+
+  const std::string& address() const { return address_; }
+
+  // Waits for a connection, at most `timeout`: Unavailable.
+  absl::StatusOr<v1::GetServerInfoResponse> WaitForServer(absl::Duration timeout, Canceller& canceller);
+  absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request, Canceller& canceller);
+  absl::StatusOr<v1::JoinSessionResponse> JoinSession(const v1::JoinSessionRequest& request, Canceller& canceller);
+  absl::StatusOr<v1::ReportStepResponse> ReportStep(const v1::ReportStepRequest& request, Canceller& canceller);
+  absl::StatusOr<v1::LeaveSessionResponse> LeaveSession(const v1::LeaveSessionRequest& request, Canceller& canceller);
+  absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request, Canceller& canceller);
+
+  absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const v1::GetServerInfoRequest& request,
+                                                          Canceller& canceller);
+  absl::StatusOr<v1::ListSessionsResponse> ListSessions(const v1::ListSessionsRequest& request, Canceller& canceller);
+  absl::StatusOr<v1::GetLayerStatsResponse> GetLayerStats(const v1::GetLayerStatsRequest& request,
+                                                          Canceller& canceller);
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request, Canceller& canceller);
+
+ private:
+  struct Stubs;
+  using Attempt = std::function<grpc::Status(grpc::ClientContext& context)>;
+  // Runs `attempt` until it is answered, its deadline passes or the owner goes.
+  absl::Status Repeat(const char* name, absl::Duration timeout, bool wait_for_ready, Canceller& canceller,
+                      const Attempt& attempt);
+
+  const std::string address_;
+  const absl::Duration rpc_timeout_;
+  const std::unique_ptr<Stubs> stubs_;
+};
+
+// Joins, again and again until every rank has; DeadlineExceeded after `timeout`.
+absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,
+                                                        absl::Duration timeout, Canceller& canceller);
+
+}  // namespace precondor

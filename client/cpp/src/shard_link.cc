@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/shard_link.h"
+
+#include <algorithm>
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/client_callback.h>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "client/cpp/src/channel.h"
+#include "client/cpp/src/result_state.h"
+#include "kernels/base/check.h"
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/frame_codec.h"
+#include "proto/wire/spec_codec.h"
+#include "proto/wire/status_codec.h"
+
+namespace precondor {
+namespace {
+
+constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
+constexpr absl::Duration kLastBackoff = absl::Seconds(2);
+constexpr absl::Duration kRetryPause = absl::Milliseconds(20);  // after a refusal that will pass
+constexpr absl::Duration kCloseTimeout = absl::Seconds(1);      // for a stream that ends in order
+// Frames below this size wait in the transport for the one that follows at once: fewer system calls.
+constexpr uint64_t kCoalesceBytes = 64 << 10;
+
+const std::string& ExchangeMethod() {
+  static const std::string* const kMethod = new std::string("/precondor.v1.PreconditionService/Exchange");
+  return *kMethod;
+}
+
+// Ends of a stream that another attempt would meet again.
+bool IsFinal(grpc::StatusCode code) {
+  return code == grpc::StatusCode::UNIMPLEMENTED || code == grpc::StatusCode::INVALID_ARGUMENT ||
+         code == grpc::StatusCode::UNAUTHENTICATED || code == grpc::StatusCode::PERMISSION_DENIED;
+}
+
+}  // namespace
+
+class ShardLink::Channel {
+ public:
+  explicit Channel(const std::string& address) : stub_(MakeChannel(address)) {}
+  grpc::GenericStub& stub() { return stub_; }
+
+ private:
+  grpc::GenericStub stub_;
+};
+
+// Carries events of one call to its link. Every operation is started under the link's lock while the read of the loop
+// is outstanding, so that gRPC cannot report the end in between; OnDone is the last event and deletes it.
+class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  Stream(ShardLink* link, grpc::GenericStub& stub) : link_(link) {
+    stub.PrepareBidiStreamingCall(&context_, ExchangeMethod(), {}, this);
+  }
+  void Start() {
+    StartRead(&in_);
+    StartCall();
+  }
+  void Write(grpc::ByteBuffer frame, bool more) {
+    out_ = std::move(frame);
+    grpc::WriteOptions options;
+    if (more) options.set_buffer_hint();
+    StartWrite(&out_, options);
+  }
+  void HalfClose() { StartWritesDone(); }
+  void Cancel() { context_.TryCancel(); }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      link_->OnBroken();
+      return;
+    }
+    link_->OnRead(in_);
+    in_.Clear();
+    StartRead(&in_);
+  }
+  void OnWriteDone(bool ok) override {
+    out_.Clear();  // it would keep the payload's memory borrowed until the next write
+    link_->OnWriteDone(ok);
+  }
+  void OnDone(const grpc::Status& status) override {
+    link_->OnStreamDone(status);
+    delete this;
+  }
+
+  ShardLink* const link_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer in_;
+  grpc::ByteBuffer out_;
+};
+
+ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
+    : options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      traffic_(traffic),
+      backoff_(kFirstBackoff),
+      epoch_(options_.epoch) {}
+
+ShardLink::~ShardLink() {
+  {
+    MutexLock lock(mu_);
+    closing_ = true;
+    if (state_ == StreamState::kOpen && outbox_.empty() && !writing_) {
+      stream_->HalfClose();
+      changed_.wait_until(mu_, absl::ToChronoTime(absl::Now() + kCloseTimeout),
+                          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stream_ == nullptr; });
+    }
+  }
+  Fail(absl::CancelledError(absl::StrCat("shard ", options_.address, ": the worker was destroyed")));
+  MutexLock lock(mu_);
+  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stream_ == nullptr; });
+  channel_.reset();
+}
+
+absl::Status ShardLink::Submit(Outbox::Item item) {
+  MutexLock lock(mu_);
+  PRECONDOR_RETURN_IF_ERROR(failed_);
+  PRECONDOR_RETURN_IF_ERROR(outbox_.Add(std::move(item)));
+  Pump();
+  return absl::OkStatus();
+}
+
+absl::Time ShardLink::Tick(absl::Time now) {
+  std::vector<Outbox::Item> expired;
+  absl::Time next;
+  {
+    MutexLock lock(mu_);
+    expired = outbox_.TakeExpired(now);
+    NotifyIfAcknowledged();
+    if (state_ == StreamState::kNone && !closing_ && failed_.ok() && connect_at_ <= now) Connect(now);
+    if (state_ == StreamState::kOpening && opening_deadline_ <= now) CancelStream();
+    Pump();
+    next = outbox_.NextEvent(now);
+    if (state_ == StreamState::kNone && !closing_ && failed_.ok()) next = std::min(next, connect_at_);
+    if (state_ == StreamState::kOpening) next = std::min(next, opening_deadline_);
+  }
+  bool stuck = false;
+  for (Outbox::Item& item : expired) {
+    const absl::Status status =
+        absl::DeadlineExceededError(absl::StrCat("shard ", options_.address, ": step ", item->id.step, " layer ",
+                                                 item->id.layer, ": not answered within its time"));
+    const ContributionId id = item->id;
+    const std::shared_ptr<PreconditionFuture::State> result = item->result;
+    item.reset();
+    if (result == nullptr) {
+      hooks_.refused_statistics(id, status);
+    } else {
+      result->Fail(status);
+      stuck |= !result->ready();
+    }
+  }
+  if (stuck) {
+    // The transport still holds the caller's memory: only the end of the connection gives it back.
+    MutexLock lock(mu_);
+    renew_channel_ = true;
+    CancelStream();
+  }
+  return next;
+}
+
+void ShardLink::Connect(absl::Time now) {
+  if (channel_ == nullptr || renew_channel_) channel_ = std::make_unique<Channel>(options_.address);
+  renew_channel_ = false;
+  ahead_.reset();
+  writing_ = false;
+  state_ = StreamState::kOpening;
+  opening_deadline_ = now + options_.connect_timeout;
+  stream_ = new Stream(this, channel_->stub());
+  stream_->Start();
+}
+
+void ShardLink::CancelStream() {
+  if (stream_ == nullptr) return;
+  state_ = StreamState::kClosing;
+  stream_->Cancel();
+}
+
+void ShardLink::ChangeEpoch(uint64_t epoch) {
+  {
+    MutexLock lock(mu_);
+    if (epoch != epoch_) outbox_.Reopen();
+    epoch_ = epoch;
+    backoff_ = kFirstBackoff;
+    CancelStream();
+  }
+  hooks_.wake();
+}
+
+void ShardLink::Fail(const absl::Status& status) {
+  std::vector<Outbox::Item> items;
+  {
+    MutexLock lock(mu_);
+    if (failed_.ok()) failed_ = status;
+    items = outbox_.TakeAll();
+    ahead_.reset();
+    CancelStream();
+    changed_.notify_all();
+  }
+  for (const Outbox::Item& item : items) {
+    if (item->result != nullptr) item->result->Fail(status);
+  }
+}
+
+bool ShardLink::WaitAcknowledged(absl::Time deadline) {
+  MutexLock lock(mu_);
+  return changed_.wait_until(mu_, absl::ToChronoTime(deadline),
+                             [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return outbox_.unacknowledged() == 0; });
+}
+
+size_t ShardLink::unacknowledged() const {
+  MutexLock lock(mu_);
+  return outbox_.unacknowledged();
+}
+
+void ShardLink::NotifyIfAcknowledged() {
+  if (outbox_.unacknowledged() == 0) changed_.notify_all();
+}
+
+// --- writing ------------------------------------------------------------------------------------------------------
+
+void ShardLink::Pump() {
+  if (state_ != StreamState::kOpen || writing_) return;
+  const absl::Time now = absl::Now();
+  std::optional<Outbox::Frame> frame = std::move(ahead_);
+  ahead_.reset();
+  if (!frame.has_value()) frame = outbox_.Next(now);
+  if (!frame.has_value()) return;
+  // A frame that waits in the transport for its successor needs one that is certain to come.
+  if (frame->chunk.size < kCoalesceBytes) ahead_ = outbox_.Next(now);
+  WriteFrame(*frame, ahead_.has_value());
+}
+
+void ShardLink::WriteFrame(const Outbox::Frame& frame, bool more) {
+  const Contribution& item = *frame.item;
+  v1::ExchangeRequest request;
+  v1::FrameHeader* header = request.mutable_header();
+  header->set_session_id(options_.session_id);
+  header->set_epoch(epoch_);
+  header->set_step(item.id.step);
+  header->set_layer(item.id.layer);
+  header->set_rank(options_.rank);
+  header->set_incarnation(options_.incarnation);
+  header->set_kind(item.id.kind);
+  header->set_mode(wire::EncodeMode(item.mode));
+  header->set_samples(item.samples);
+  header->set_abstain(item.abstain);
+  for (const v1::TensorHeader& tensor : item.tensors) *header->add_tensors() = tensor;
+  header->set_chunk_offset(frame.chunk.offset);
+  header->set_payload_bytes(item.payload.size());
+  std::vector<wire::PayloadPart> parts;
+  if (frame.chunk.size > 0) {
+    parts.push_back({item.payload.data() + frame.chunk.offset, frame.chunk.size, item.payload_owner});
+  }
+  absl::StatusOr<grpc::ByteBuffer> buffer = wire::EncodeFrame(request, parts);
+  PRECONDOR_CHECK(buffer.ok());  // a chunk is far below the limit of a message
+  const int64_t bytes = static_cast<int64_t>(frame.chunk.size);
+  auto& counter = item.id.kind == v1::FRAME_KIND_GRADIENT ? traffic_.gradient_bytes : traffic_.statistics_bytes;
+  counter.fetch_add(bytes, std::memory_order_relaxed);
+  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer->Length()) - bytes, std::memory_order_relaxed);
+  writing_ = true;
+  stream_->Write(*std::move(buffer), more);
+}
+
+void ShardLink::OnWriteDone(bool ok) {
+  MutexLock lock(mu_);
+  writing_ = false;
+  if (ok) Pump();  // otherwise the read fails too, and the stream ends
+}
+
+// --- reading ------------------------------------------------------------------------------------------------------
+
+std::optional<ContributionId> ShardLink::MatchKey(const v1::FrameHeader& header, v1::FrameKind kind) const {
+  MutexLock lock(mu_);
+  if (header.session_id() != options_.session_id || header.epoch() != epoch_) return std::nullopt;
+  return ContributionId{kind, header.step(), header.layer()};
+}
+
+void ShardLink::OnRead(const grpc::ByteBuffer& buffer) {
+  absl::StatusOr<wire::Received<v1::ExchangeResponse>> frame = wire::DecodeResponse(buffer);
+  if (!frame.ok()) {
+    OnProtocolError(frame.status());
+    return;
+  }
+  const v1::ExchangeResponse& message = frame->message;
+  const int64_t payload_bytes = static_cast<int64_t>(frame->payload.size());
+  traffic_.result_bytes.fetch_add(payload_bytes, std::memory_order_relaxed);
+  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer.Length()) - payload_bytes, std::memory_order_relaxed);
+  switch (message.header().kind()) {
+    case v1::FRAME_KIND_CREDIT:
+      OnCredit(message.credit_bytes());
+      return;
+    case v1::FRAME_KIND_ACK:
+      if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id);
+      return;
+    case v1::FRAME_KIND_RESULT:
+      if (const auto id = MatchKey(message.header(), v1::FRAME_KIND_GRADIENT)) OnResult(*id, message, frame->payload);
+      return;
+    case v1::FRAME_KIND_ERROR: {
+      const absl::Status status = wire::FromErrorDetail(message.error());
+      if (const auto id = MatchKey(message.header(), message.contribution())) {
+        OnRefused(*id, status);
+      } else if (message.header().session_id() != options_.session_id) {
+        OnProtocolError(status);  // the shard could not even read whose frame it was
+      }
+      return;
+    }
+    default:
+      OnProtocolError(absl::InternalError(absl::StrCat("unexpected frame of kind ", message.header().kind())));
+  }
+}
+
+void ShardLink::OnProtocolError(const absl::Status& status) {
+  hooks_.fatal(absl::Status(status.code(), absl::StrCat("shard ", options_.address, ": ", status.message())));
+}
+
+void ShardLink::OnCredit(uint64_t bytes) {
+  MutexLock lock(mu_);
+  if (state_ != StreamState::kOpening) return;
+  state_ = StreamState::kOpen;
+  backoff_ = kFirstBackoff;
+  outbox_.StartStream(bytes);
+  Pump();
+}
+
+void ShardLink::OnAck(const ContributionId& id) {
+  Outbox::Item item;  // freed after the lock
+  MutexLock lock(mu_);
+  item = outbox_.Acknowledge(id);
+  NotifyIfAcknowledged();
+  Pump();
+}
+
+absl::StatusOr<bool> ShardLink::TakeResult(const Contribution& item, const v1::FrameHeader& header,
+                                           const wire::ReceivedBytes& payload) {
+  if (header.chunk_offset() == 0) {
+    if (header.tensors_size() != 1) {
+      return absl::InvalidArgumentError(absl::StrCat("result: expected one tensor, got ", header.tensors_size()));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(const wire::TensorFormat format, wire::DecodeTensorHeader(header.tensors(0), "result"));
+    PRECONDOR_RETURN_IF_ERROR(item.result->Begin(format, header.payload_bytes()));
+  }
+  PRECONDOR_RETURN_IF_ERROR(item.result->Append(header.chunk_offset(), payload));
+  return item.result->HasAllBytes();
+}
+
+void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& message,
+                         const wire::ReceivedBytes& payload) {
+  Outbox::Item item;
+  {
+    MutexLock lock(mu_);
+    item = outbox_.Find(id);
+  }
+  if (item == nullptr) return;
+  const v1::Outcome& outcome = message.outcome();
+  absl::StatusOr<Decision> decision = wire::DecodeDecision(outcome.decision(), "decision");
+  absl::StatusOr<bool> complete = decision.status();
+  if (decision.ok()) {
+    complete = *decision == Decision::kSkip ? true : TakeResult(*item, message.header(), payload);
+  }
+  if (complete.ok() && !*complete) return;
+  const std::shared_ptr<PreconditionFuture::State> result = item->result;
+  {
+    MutexLock lock(mu_);
+    outbox_.Remove(id);
+    NotifyIfAcknowledged();
+    Pump();
+  }
+  item.reset();  // the gradient's memory is released before the result is written over it
+  if (complete.ok()) {
+    result->Complete({*decision, outcome.factor_version(), outcome.inner_product(), outcome.reason()});
+  } else {
+    result->Fail(absl::InternalError(absl::StrCat("shard ", options_.address, ": ", complete.status().message())));
+  }
+}
+
+void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
+  Outbox::Item item;
+  bool counted = false;
+  const Recovery recovery = RecoveryFor(status);
+  uint64_t epoch = 0;
+  {
+    MutexLock lock(mu_);
+    if (outbox_.Find(id) == nullptr) return;
+    epoch = epoch_;
+    counted = outbox_.WasCounted(id, status);
+    if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, absl::Now() + kRetryPause);
+    if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
+    if (recovery == Recovery::kRefused) item = outbox_.Remove(id);
+    NotifyIfAcknowledged();
+    Pump();
+  }
+  switch (recovery) {
+    case Recovery::kRetryLater:
+      hooks_.wake();
+      return;
+    case Recovery::kRefreshEpoch:
+      hooks_.stale_epoch(epoch);
+      return;
+    case Recovery::kFatal:
+      hooks_.fatal(status);
+      return;
+    case Recovery::kRefused:
+      break;
+  }
+  if (item->result == nullptr) {
+    if (!counted) hooks_.refused_statistics(id, status);
+  } else if (GetErrorReason(status) == ErrorReason::kNonFinite) {
+    // Every other replica is told to skip the step for it: so is this one.
+    item->result->Complete({Decision::kSkip, 0, 0, std::string(status.message())});
+  } else {
+    item->result->Fail(status);
+  }
+}
+
+// --- the end of a stream -------------------------------------------------------------------------------------------
+
+void ShardLink::OnBroken() {
+  MutexLock lock(mu_);
+  state_ = StreamState::kClosing;
+}
+
+void ShardLink::OnStreamDone(const grpc::Status& status) {
+  {
+    MutexLock lock(mu_);
+    state_ = StreamState::kClosing;
+    ahead_.reset();
+    outbox_.StopStream();
+    for (const Outbox::Item& item : outbox_.Items()) {
+      if (item->result != nullptr) item->result->Restart();
+    }
+    connect_at_ = absl::Now() + backoff_;
+    backoff_ = std::min(backoff_ * 2, kLastBackoff);
+    if (!closing_ && failed_.ok()) traffic_.reconnects.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (IsFinal(status.error_code())) OnProtocolError(wire::FromGrpcStatus(status));
+  // Last, and wake under the lock, since the destructor waits for it.
+  MutexLock lock(mu_);
+  state_ = StreamState::kNone;
+  stream_ = nullptr;
+  changed_.notify_all();
+  hooks_.wake();
+}
+
+}  // namespace precondor

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker's connection to one shard: one Exchange stream at a time, made again when it breaks, over an Outbox that
+// knows what has to be sent again.
+//
+// Life of a stream: kNone -> kOpening (call started, no credit yet) -> kOpen -> kClosing (broken or cancelled, its end
+// not yet reported) -> kNone. A new one is begun by Tick only, so that there are never two and each result's chunks
+// come from one reader.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "client/cpp/src/outbox.h"
+#include "client/cpp/src/traffic.h"
+#include "kernels/base/mutex.h"
+#include "proto/wire/frame_codec.h"
+
+namespace grpc {
+class ByteBuffer;
+class Status;
+}  // namespace grpc
+
+namespace precondor {
+
+// Thread-safe. Hooks are called on gRPC's threads or in Tick, never after the link's end; all but `wake`, which must
+// not call back, without its lock.
+class ShardLink {
+ public:
+  struct Options {
+    std::string address;
+    uint64_t session_id = 0;
+    uint32_t rank = 0;
+    uint64_t incarnation = 0;
+    uint64_t epoch = 0;
+    absl::Duration connect_timeout;  // until a new stream's first frame
+  };
+  struct Hooks {
+    std::function<void()> wake;                       // Tick has something to do
+    std::function<void(uint64_t epoch)> stale_epoch;  // join again
+    std::function<void(absl::Status)> fatal;          // the worker is done for
+    std::function<void(const ContributionId&, absl::Status)> refused_statistics;
+  };
+
+  // `traffic` outlives the link.
+  ShardLink(Options options, Hooks hooks, TrafficCounters& traffic);
+  // Ends the stream: at once when something is outstanding, in order otherwise. Whatever is left fails as Cancelled.
+  ~ShardLink();
+
+  const std::string& address() const { return options_.address; }
+
+  // AlreadyExists for a key not yet answered; after Fail, its status.
+  absl::Status Submit(Outbox::Item item);
+  // Connects when due, gives up what is past its deadline; returns when to be called again at the latest.
+  absl::Time Tick(absl::Time now);
+  // The session has a new epoch: everything unanswered is sent again under it, on a new stream.
+  void ChangeEpoch(uint64_t epoch);
+  // Answers everything with `status`, now and from now on.
+  void Fail(const absl::Status& status);
+  // False when something was still unacknowledged at the deadline.
+  bool WaitAcknowledged(absl::Time deadline);
+  size_t unacknowledged() const;
+
+ private:
+  class Stream;
+  enum class StreamState : uint8_t { kNone, kOpening, kOpen, kClosing };
+
+  // From the stream.
+  void OnRead(const grpc::ByteBuffer& buffer);
+  void OnWriteDone(bool ok);
+  void OnBroken();
+  void OnStreamDone(const grpc::Status& status);
+
+  void OnCredit(uint64_t bytes);
+  void OnAck(const ContributionId& id);
+  void OnResult(const ContributionId& id, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
+  void OnRefused(const ContributionId& id, const absl::Status& status);
+  void OnProtocolError(const absl::Status& status);
+  // Null when the frame is not of the current epoch.
+  std::optional<ContributionId> MatchKey(const v1::FrameHeader& header, v1::FrameKind kind) const;
+  // Appends one frame's bytes; true when the result is complete.
+  absl::StatusOr<bool> TakeResult(const Contribution& item, const v1::FrameHeader& header,
+                                  const wire::ReceivedBytes& payload);
+
+  void Connect(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CancelStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteFrame(const Outbox::Frame& frame, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NotifyIfAcknowledged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Options options_;
+  const Hooks hooks_;
+  TrafficCounters& traffic_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  class Channel;
+  std::unique_ptr<Channel> channel_ ABSL_GUARDED_BY(mu_);
+  bool renew_channel_ ABSL_GUARDED_BY(mu_) = false;
+  Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // deletes itself when gRPC is done with it
+  StreamState state_ ABSL_GUARDED_BY(mu_) = StreamState::kNone;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<Outbox::Frame> ahead_ ABSL_GUARDED_BY(mu_);  // taken from the outbox, to be written next
+  absl::Time opening_deadline_ ABSL_GUARDED_BY(mu_);
+  absl::Time connect_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t epoch_ ABSL_GUARDED_BY(mu_);
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  Outbox outbox_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace precondor

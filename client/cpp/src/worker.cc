@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/worker.h"
+
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "client/cpp/src/result_state.h"
+#include "kernels/base/check.h"
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/spec_codec.h"
+#include "proto/wire/tensor_codec.h"
+
+namespace precondor {
+namespace {
+
+// How late a deadline may be noticed.
+constexpr absl::Duration kTick = absl::Milliseconds(200);
+// For gRPC to let go of borrowed memory once its connection is closed.
+constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
+
+bool Overlap(ConstMatrixView x, ConstMatrixView y) {
+  if (x.size() == 0 || y.size() == 0) return false;
+  const float* x_end = x.row(x.rows - 1) + x.cols;
+  const float* y_end = y.row(y.rows - 1) + y.cols;
+  return std::less<>()(x.data, y_end) && std::less<>()(y.data, x_end);
+}
+
+absl::Status CheckShape(const std::string& what, const char* name, ConstMatrixView have, int64_t rows, int64_t cols) {
+  if (have.data != nullptr && have.rows == rows && have.cols == cols && (rows == 1 || have.stride >= cols)) {
+    return absl::OkStatus();
+  }
+  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
+                        absl::StrCat(what, ": ", name, ": expected [", rows, ", ", cols, "], got [", have.rows, ", ",
+                                     have.cols, "]", have.data == nullptr ? " without memory" : ""));
+}
+
+// Encodes matrices one after the other; `tensors` gets their headers.
+std::shared_ptr<const std::vector<uint8_t>> EncodeTensors(DType dtype, std::initializer_list<ConstMatrixView> matrices,
+                                                          std::vector<v1::TensorHeader>& tensors) {
+  size_t bytes = 0;
+  for (const ConstMatrixView& m : matrices) bytes += static_cast<size_t>(m.size()) * ByteSize(dtype);
+  auto payload = std::make_shared<std::vector<uint8_t>>(bytes);
+  size_t offset = 0;
+  for (const ConstMatrixView& m : matrices) {
+    const float scale = wire::TensorScale(dtype, m);
+    const size_t size = static_cast<size_t>(m.size()) * ByteSize(dtype);
+    const absl::Status status = wire::EncodeMatrix(dtype, scale, m, absl::MakeSpan(*payload).subspan(offset, size));
+    PRECONDOR_CHECK(status.ok());  // the span was made for it
+    offset += size;
+    tensors.push_back(wire::EncodeTensorHeader({dtype, {m.rows, m.cols}, scale}));
+  }
+  return payload;
+}
+
+PreconditionFuture FailedFuture(const absl::Status& status) {
+  auto state = std::make_shared<PreconditionFuture::State>("", MatrixView(), false, false);
+  state->Fail(status);
+  return PreconditionFuture(std::move(state));
+}
+
+}  // namespace
+
+void Borrowed::Add() {
+  MutexLock lock(mu_);
+  ++count_;
+}
+
+void Borrowed::Release() {
+  MutexLock lock(mu_);
+  --count_;
+  changed_.notify_all();
+}
+
+void Borrowed::Wait(absl::Time deadline) {
+  MutexLock lock(mu_);
+  changed_.wait_until(mu_, absl::ToChronoTime(deadline),
+                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; });
+}
+
+// --- making and ending --------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& options,
+                                                         std::shared_ptr<ControlClient> control, std::string session,
+                                                         uint32_t rank, uint64_t incarnation,
+                                                         const v1::JoinSessionResponse& joined) {
+  PRECONDOR_ASSIGN_OR_RETURN(SessionSpec spec, wire::DecodeSessionSpec(joined.spec()));
+  PRECONDOR_ASSIGN_OR_RETURN(Directive directive, DecodeDirective(joined.directive()));
+  std::unique_ptr<WorkerImpl> worker(new WorkerImpl(options, std::move(control), std::move(session), std::move(spec),
+                                                    rank, incarnation, joined.session_id(), joined.epoch()));
+  PRECONDOR_RETURN_IF_ERROR(worker->AddLinks(joined.shard_map()));
+  {
+    MutexLock lock(worker->mu_);
+    worker->Adopt(std::move(directive));
+  }
+  worker->Start();
+  return std::unique_ptr<Worker>(std::move(worker));
+}
+
+WorkerImpl::WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClient> control, std::string session,
+                       SessionSpec spec, uint32_t rank, uint64_t incarnation, uint64_t session_id, uint64_t epoch)
+    : options_(options),
+      control_(std::move(control)),
+      session_(std::move(session)),
+      spec_(std::move(spec)),
+      rank_(rank),
+      incarnation_(incarnation),
+      session_id_(session_id),
+      epoch_(epoch) {}
+
+absl::Status WorkerImpl::AddLinks(const v1::ShardMap& map) {
+  link_of_layer_.assign(spec_.layers.size(), nullptr);
+  for (const v1::ShardAssignment& assignment : map.assignments()) {
+    ShardLink::Options link;
+    link.address = assignment.address();
+    link.session_id = session_id_;
+    link.rank = rank_;
+    link.incarnation = incarnation_;
+    link.epoch = epoch();
+    link.connect_timeout = options_.connect_timeout;
+    ShardLink::Hooks hooks;
+    hooks.wake = [this] { Wake(); };
+    hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
+    hooks.fatal = [this](const absl::Status& status) { Fail(status); };
+    hooks.refused_statistics = [this](const ContributionId& id, const absl::Status& status) {
+      OnRefusedStatistics(id, status);
+    };
+    links_.push_back(std::make_unique<ShardLink>(std::move(link), std::move(hooks), traffic_));
+    assignments_.push_back(assignment);
+    for (const uint32_t layer : assignment.layers()) {
+      if (layer < link_of_layer_.size()) link_of_layer_[layer] = links_.back().get();
+    }
+  }
+  for (size_t layer = 0; layer < link_of_layer_.size(); ++layer) {
+    if (link_of_layer_[layer] != nullptr) continue;
+    return absl::InternalError(absl::StrCat("session ", session_, ": the shard map has no shard for layer ", layer));
+  }
+  return absl::OkStatus();
+}
+
+void WorkerImpl::Start() {
+  timer_ = std::thread([this] { TimerLoop(); });
+  refresher_ = std::thread([this] { RefreshLoop(); });
+}
+
+WorkerImpl::~WorkerImpl() {
+  canceller_.Cancel();
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (timer_.joinable()) timer_.join();
+  if (refresher_.joinable()) refresher_.join();
+  links_.clear();
+  // A caller may free its gradients as soon as the worker is gone.
+  borrowed_->Wait(absl::Now() + kReleaseTimeout);
+}
+
+// --- state --------------------------------------------------------------------------------------------------------
+
+uint64_t WorkerImpl::epoch() const {
+  MutexLock lock(mu_);
+  return epoch_;
+}
+
+Mode WorkerImpl::Directive::ModeOf(uint64_t step) const {
+  Mode mode = Mode::kSecondOrder;
+  for (const auto& [first_step, value] : modes) {
+    if (first_step <= step) mode = value;
+  }
+  return mode;
+}
+
+absl::StatusOr<WorkerImpl::Directive> WorkerImpl::DecodeDirective(const v1::Directive& directive) {
+  Directive out;
+  out.lease_through_step = directive.lease_through_step();
+  for (const v1::ModeInterval& interval : directive.modes()) {
+    PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, wire::DecodeMode(interval.mode(), "mode"));
+    out.modes.emplace_back(interval.first_step(), mode);
+  }
+  return out;
+}
+
+// Leases only grow within an epoch; answers may overtake each other.
+void WorkerImpl::Adopt(Directive directive) {
+  if (directive.lease_through_step >= directive_.lease_through_step) directive_ = std::move(directive);
+}
+
+std::string WorkerImpl::Describe(uint64_t step, int64_t layer) const {
+  return absl::StrCat("session ", session_, " step ", step, " layer ", layer);
+}
+
+absl::StatusOr<Mode> WorkerImpl::CheckStep(uint64_t step, int64_t layer) const {
+  if (layer < 0 || layer >= static_cast<int64_t>(spec_.layers.size())) {
+    return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer,
+                          absl::StrCat(Describe(step, layer), ": expected a layer below ", spec_.layers.size()));
+  }
+  MutexLock lock(mu_);
+  PRECONDOR_RETURN_IF_ERROR(failed_);
+  if (step > directive_.lease_through_step) {
+    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead,
+                          absl::StrCat(Describe(step, layer), ": the lease ends with step ",
+                                       directive_.lease_through_step, "; report finished steps first"));
+  }
+  return directive_.ModeOf(step);
+}
+
+absl::Status WorkerImpl::CheckStatistics(uint64_t step, int64_t layer) const {
+  if (NeedsStatistics(step)) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep,
+                        absl::StrCat(Describe(step, layer), ": not a statistic step with inv_freq ", spec_.inv_freq,
+                                     " and warmup_steps ", spec_.warmup_steps));
+}
+
+absl::Status WorkerImpl::CheckGradient(int64_t layer) const {
+  if (SendsGradient(layer)) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotDelegate,
+                        absl::StrCat("session ", session_, " layer ", layer, ": rank ", DelegateRank(spec_, layer),
+                                     " sends its gradient, not rank ", rank_));
+}
+
+void WorkerImpl::CountControl(const google::protobuf::MessageLite& request,
+                              const google::protobuf::MessageLite& response) {
+  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(request.ByteSizeLong() + response.ByteSizeLong()),
+                                    std::memory_order_relaxed);
+}
+
+// --- data plane ---------------------------------------------------------------------------------------------------
+
+absl::Status WorkerImpl::SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
+                                        uint64_t samples) {
+  PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, CheckStep(step, layer));
+  PRECONDOR_RETURN_IF_ERROR(CheckStatistics(step, layer));
+  const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
+  const int64_t vectors = VectorsPerWorker(spec_);
+  const std::string what = Describe(step, layer);
+  PRECONDOR_RETURN_IF_ERROR(CheckShape(what, "a", a, vectors, shape.d_in));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape(what, "g", g, vectors, shape.d_out));
+  auto contribution = std::make_shared<Contribution>();
+  contribution->id = {v1::FRAME_KIND_STATISTICS, step, static_cast<uint32_t>(layer)};
+  contribution->mode = mode;
+  contribution->samples = samples;
+  const auto payload = EncodeTensors(spec_.statistics_dtype, {a, g}, contribution->tensors);
+  contribution->payload = *payload;
+  contribution->payload_owner = payload;
+  contribution->deadline = absl::Now() + options_.result_timeout;
+  return link_of_layer_[static_cast<size_t>(layer)]->Submit(std::move(contribution));
+}
+
+absl::Status WorkerImpl::AbstainStatistics(uint64_t step, int64_t layer) {
+  PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, CheckStep(step, layer));
+  PRECONDOR_RETURN_IF_ERROR(CheckStatistics(step, layer));
+  auto contribution = std::make_shared<Contribution>();
+  contribution->id = {v1::FRAME_KIND_STATISTICS, step, static_cast<uint32_t>(layer)};
+  contribution->mode = mode;
+  contribution->abstain = true;
+  contribution->deadline = absl::Now() + options_.result_timeout;
+  return link_of_layer_[static_cast<size_t>(layer)]->Submit(std::move(contribution));
+}
+
+// An owner of the caller's memory: its end says that neither the outbox nor gRPC reads it any more.
+std::shared_ptr<const void> WorkerImpl::Borrow(const std::shared_ptr<PreconditionFuture::State>& state) {
+  borrowed_->Add();
+  return std::shared_ptr<const void>(state.get(), [state, borrowed = borrowed_](const void*) {
+    state->OnPayloadReleased();
+    borrowed->Release();
+  });
+}
+
+PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+                                            uint64_t samples) {
+  const absl::StatusOr<Mode> mode = CheckStep(step, layer);
+  if (!mode.ok()) return FailedFuture(mode.status());
+  const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
+  const std::string what = Describe(step, layer);
+  absl::Status status = CheckGradient(layer);
+  status.Update(CheckShape(what, "gradient", gradient, shape.d_out, shape.d_in));
+  status.Update(CheckShape(what, "out", out, shape.d_out, shape.d_in));
+  if (!status.ok()) return FailedFuture(status);
+  auto contribution = std::make_shared<Contribution>();
+  contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
+  contribution->mode = *mode;
+  contribution->samples = samples;
+  const absl::Span<const uint8_t> alias = wire::AliasPayload(spec_.gradient_dtype, gradient);
+  const bool borrowed = !alias.empty();
+  contribution->result =
+      std::make_shared<PreconditionFuture::State>(what, out, borrowed, borrowed && Overlap(gradient, out));
+  if (borrowed) {
+    contribution->tensors.push_back(
+        wire::EncodeTensorHeader({spec_.gradient_dtype, {gradient.rows, gradient.cols}, 1.0f}));
+    contribution->payload = alias;
+    contribution->payload_owner = Borrow(contribution->result);
+  } else {
+    const auto payload = EncodeTensors(spec_.gradient_dtype, {gradient}, contribution->tensors);
+    contribution->payload = *payload;
+    contribution->payload_owner = payload;
+  }
+  return Submit(std::move(contribution), layer);
+}
+
+PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
+  const absl::StatusOr<Mode> mode = CheckStep(step, layer);
+  if (!mode.ok()) return FailedFuture(mode.status());
+  if (absl::Status status = CheckGradient(layer); !status.ok()) return FailedFuture(status);
+  auto contribution = std::make_shared<Contribution>();
+  contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
+  contribution->mode = *mode;
+  contribution->abstain = true;
+  contribution->result = std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false);
+  return Submit(std::move(contribution), layer);
+}
+
+PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution, int64_t layer) {
+  contribution->deadline = absl::Now() + options_.result_timeout;
+  const std::shared_ptr<PreconditionFuture::State> state = contribution->result;
+  const absl::Status status = link_of_layer_[static_cast<size_t>(layer)]->Submit(std::move(contribution));
+  if (!status.ok()) state->Fail(status);
+  return PreconditionFuture(state);
+}
+
+absl::Status WorkerImpl::Flush() {
+  const absl::Time deadline = absl::Now() + options_.result_timeout;
+  for (const auto& link : links_) {
+    if (link->WaitAcknowledged(deadline)) continue;
+    return absl::DeadlineExceededError(
+        absl::StrCat("session ", session_, ": ", link->unacknowledged(), " contributions to shard ", link->address(),
+                     " not acknowledged within ", absl::FormatDuration(options_.result_timeout)));
+  }
+  MutexLock lock(mu_);
+  PRECONDOR_RETURN_IF_ERROR(failed_);
+  return std::exchange(first_refusal_, absl::OkStatus());
+}
+
+// --- control ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<StepDirective> WorkerImpl::ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
+                                                     double learning_rate) {
+  v1::ReportStepRequest request;
+  request.set_session_id(session_id_);
+  request.set_rank(rank_);
+  request.set_incarnation(incarnation_);
+  request.set_step(step);
+  request.set_loss(loss);
+  request.set_samples(samples);
+  request.set_finite(finite);
+  request.set_learning_rate(learning_rate);
+  while (true) {
+    const uint64_t used = epoch();
+    request.set_epoch(used);
+    const absl::StatusOr<v1::ReportStepResponse> response = control_->ReportStep(request, canceller_);
+    if (!response.ok()) {
+      const Recovery recovery = RecoveryFor(response.status());
+      if (recovery == Recovery::kFatal) Fail(response.status());
+      if (recovery != Recovery::kRefreshEpoch) return response.status();
+      OnStaleEpoch(used);
+      if (!AwaitEpochAfter(used)) return response.status();
+      continue;
+    }
+    CountControl(request, *response);
+    if (response->directive().epoch() != used) OnStaleEpoch(used);
+    PRECONDOR_ASSIGN_OR_RETURN(Directive directive, DecodeDirective(response->directive()));
+    const StepDirective out{directive.lease_through_step, directive.ModeOf(step + 1)};
+    MutexLock lock(mu_);
+    Adopt(std::move(directive));
+    return out;
+  }
+}
+
+absl::Status WorkerImpl::Leave() {
+  v1::LeaveSessionRequest request;
+  request.set_session_id(session_id_);
+  request.set_rank(rank_);
+  request.set_incarnation(incarnation_);
+  return control_->LeaveSession(request, canceller_).status();
+}
+
+void WorkerImpl::Wake() {
+  MutexLock lock(mu_);
+  wake_ = true;
+  changed_.notify_all();
+}
+
+void WorkerImpl::OnStaleEpoch(uint64_t epoch) {
+  MutexLock lock(mu_);
+  if (epoch != epoch_) return;  // joined again since
+  refresh_ = true;
+  changed_.notify_all();
+}
+
+void WorkerImpl::OnRefusedStatistics(const ContributionId& id, const absl::Status& status) {
+  MutexLock lock(mu_);
+  if (first_refusal_.ok()) first_refusal_ = status;
+}
+
+void WorkerImpl::Fail(const absl::Status& status) {
+  {
+    MutexLock lock(mu_);
+    if (!failed_.ok()) return;
+    failed_ = status;
+    changed_.notify_all();
+  }
+  for (const auto& link : links_) link->Fail(status);
+}
+
+void WorkerImpl::TimerLoop() {
+  while (true) {
+    const absl::Time now = absl::Now();
+    absl::Time next = now + kTick;
+    for (const auto& link : links_) next = std::min(next, link->Tick(now));
+    MutexLock lock(mu_);
+    changed_.wait_until(mu_, absl::ToChronoTime(next),
+                        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || wake_; });
+    if (stopping_) return;
+    wake_ = false;
+  }
+}
+
+void WorkerImpl::RefreshLoop() {
+  while (true) {
+    {
+      MutexLock lock(mu_);
+      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || refresh_; });
+      if (stopping_) return;
+    }
+    const absl::Status status = Refresh();
+    if (!status.ok()) Fail(status);
+  }
+}
+
+absl::Status WorkerImpl::Refresh() {
+  v1::JoinSessionRequest request;
+  request.set_name(session_);
+  request.set_rank(rank_);
+  request.set_incarnation(incarnation_);
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined,
+                             JoinUntilActive(*control_, request, options_.join_timeout, canceller_));
+  const auto& assignments = joined.shard_map().assignments();
+  bool moved = assignments.size() != static_cast<int>(assignments_.size());
+  for (int i = 0; !moved && i < assignments.size(); ++i) {
+    moved = assignments[i].SerializeAsString() != assignments_[static_cast<size_t>(i)].SerializeAsString();
+  }
+  if (moved) {
+    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
+                          absl::StrCat("session ", session_, ": layers have moved to other shards; join anew"));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(Directive directive, DecodeDirective(joined.directive()));
+  {
+    MutexLock lock(mu_);
+    refresh_ = false;
+    epoch_ = joined.epoch();
+    directive_ = std::move(directive);
+    changed_.notify_all();
+  }
+  for (const auto& link : links_) link->ChangeEpoch(joined.epoch());
+  return absl::OkStatus();
+}
+
+bool WorkerImpl::AwaitEpochAfter(uint64_t stale) {
+  MutexLock lock(mu_);
+  changed_.wait_for(mu_, absl::ToChronoNanoseconds(options_.rpc_timeout),
+                    [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || epoch_ != stale || !failed_.ok(); });
+  return epoch_ != stale && failed_.ok();
+}
+
+}  // namespace precondor

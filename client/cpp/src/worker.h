@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Worker over ShardLinks and the coordinator.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "client/cpp/src/control.h"
+#include "client/cpp/src/shard_link.h"
+#include "client/cpp/src/traffic.h"
+#include "kernels/base/mutex.h"
+#include "precondor/client.h"
+
+namespace precondor {
+
+// The gradients whose memory gRPC may still read. Thread-safe.
+class Borrowed {
+ public:
+  void Add();
+  void Release();
+  // Waits until none is left.
+  void Wait(absl::Time deadline);
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  int64_t count_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+// Threads: the timer makes connections and gives up what is late; the refresher joins again when the epoch has
+// changed; everything else happens on callers' and gRPC's threads. Lock order: a link's lock, then mu_ (only by the
+// wake hook); mu_ is held over no call.
+class WorkerImpl final : public Worker {
+ public:
+  // `joined` is the coordinator's answer once all ranks are in.
+  static absl::StatusOr<std::unique_ptr<Worker>> Make(const ClientOptions& options,
+                                                      std::shared_ptr<ControlClient> control, std::string session,
+                                                      uint32_t rank, uint64_t incarnation,
+                                                      const v1::JoinSessionResponse& joined);
+  ~WorkerImpl() override;
+
+  const SessionSpec& spec() const override { return spec_; }
+  uint32_t rank() const override { return rank_; }
+  uint64_t epoch() const override;
+  absl::Status SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
+                              uint64_t samples) override;
+  absl::Status AbstainStatistics(uint64_t step, int64_t layer) override;
+  PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+                                  uint64_t samples) override;
+  PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) override;
+  absl::Status Flush() override;
+  absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
+                                           double learning_rate) override;
+  Traffic traffic() const override { return traffic_.Read(); }
+  absl::Status Leave() override;
+
+ private:
+  struct Directive {
+    uint64_t lease_through_step = 0;
+    std::vector<std::pair<uint64_t, Mode>> modes;  // ascending by first step
+    Mode ModeOf(uint64_t step) const;
+  };
+
+  WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClient> control, std::string session,
+             SessionSpec spec, uint32_t rank, uint64_t incarnation, uint64_t session_id, uint64_t epoch);
+  absl::Status AddLinks(const v1::ShardMap& map);
+  void Start();
+
+  static absl::StatusOr<Directive> DecodeDirective(const v1::Directive& directive);
+  void Adopt(Directive directive) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The mode of `step`, or why nothing may be sent for it.
+  absl::StatusOr<Mode> CheckStep(uint64_t step, int64_t layer) const;
+  absl::Status CheckStatistics(uint64_t step, int64_t layer) const;
+  absl::Status CheckGradient(int64_t layer) const;
+  std::string Describe(uint64_t step, int64_t layer) const;
+
+  PreconditionFuture Submit(std::shared_ptr<Contribution> contribution, int64_t layer);
+  std::shared_ptr<const void> Borrow(const std::shared_ptr<PreconditionFuture::State>& state);
+  void CountControl(const google::protobuf::MessageLite& request, const google::protobuf::MessageLite& response);
+
+  // Hooks of the links.
+  void Wake();
+  void OnStaleEpoch(uint64_t epoch);
+  void OnRefusedStatistics(const ContributionId& id, const absl::Status& status);
+  void Fail(const absl::Status& status);
+
+  void TimerLoop();
+  void RefreshLoop();
+  absl::Status Refresh();
+  // Waits until the epoch is another than `stale`; false after rpc_timeout or a failure.
+  bool AwaitEpochAfter(uint64_t stale);
+
+  const ClientOptions options_;
+  const std::shared_ptr<ControlClient> control_;
+  const std::string session_;
+  const SessionSpec spec_;
+  const uint32_t rank_;
+  const uint64_t incarnation_;
+  const uint64_t session_id_;
+  TrafficCounters traffic_;
+  const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();
+  Canceller canceller_;
+  std::vector<std::unique_ptr<ShardLink>> links_;  // constant after Make
+  std::vector<ShardLink*> link_of_layer_;          // the same
+  std::vector<v1::ShardAssignment> assignments_;   // the same
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool wake_ ABSL_GUARDED_BY(mu_) = false;
+  bool refresh_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t epoch_ ABSL_GUARDED_BY(mu_);
+  Directive directive_ ABSL_GUARDED_BY(mu_);
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  absl::Status first_refusal_ ABSL_GUARDED_BY(mu_);
+  std::thread timer_;
+  std::thread refresher_;
+};
+
+}  // namespace precondor
