@@ -26,7 +26,7 @@ thread_local size_t largest_allocation = 0;
 [[gnu::noinline]] void* operator new(size_t size) {
   largest_allocation = std::max(largest_allocation, size);
   if (void* memory = std::malloc(size)) return memory;
-  throw std::bad_alloc();
+  std::abort();
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }

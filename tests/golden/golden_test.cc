@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// What earlier releases wrote still means the same; tests/golden/README.md.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/dynamic_message.h>
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/strip.h"
+
+#include "precondor/v1/admin.pb.h"
+#include "precondor/v1/precondition.pb.h"
+#include "precondor/v1/session.pb.h"
+#include "precondor/v1/shard.pb.h"
+#include "proto/wire/frame_codec.h"
+#include "proto/wire/spec_codec.h"
+#include "proto/wire/status_codec.h"
+#include "proto/wire/tensor_codec.h"
+#include "tests/unit/proto/wire/wire_testing.h"
+
+namespace precondor::wire {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::FileDescriptor;
+using google::protobuf::Message;
+using google::protobuf::MessageFactory;
+using google::protobuf::TextFormat;
+using google::protobuf::util::MessageDifferencer;
+
+struct Golden {
+  std::string name;  // folder/NAME
+  std::string bytes;
+  std::unique_ptr<Message> expected;
+};
+
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+std::string FromHex(const std::string& hex) {
+  std::istringstream in(hex);
+  std::string bytes;
+  for (unsigned byte; in >> std::hex >> byte;) bytes.push_back(static_cast<char>(byte));
+  EXPECT_TRUE(in.eof()) << "not hex: " << hex;
+  return bytes;
+}
+
+std::unique_ptr<Message> NewMessage(const std::string& type) {
+  const Descriptor* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(type);
+  if (descriptor == nullptr) return nullptr;
+  return std::unique_ptr<Message>(MessageFactory::generated_factory()->GetPrototype(descriptor)->New());
+}
+
+std::vector<const FileDescriptor*> Files() {
+  return {v1::SessionSpec::descriptor()->file(), v1::OpenSessionRequest::descriptor()->file(),
+          v1::FrameHeader::descriptor()->file(), v1::Member::descriptor()->file(),
+          v1::LayerStats::descriptor()->file()};
+}
+
+std::vector<Golden> Load() {
+  Files();  // links every file's descriptors in
+  std::vector<Golden> goldens;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(PRECONDOR_GOLDEN_DIR)) {
+    if (entry.path().extension() != ".hex") continue;
+    Golden golden;
+    golden.name = entry.path().parent_path().filename().string() + "/" + entry.path().stem().string();
+    golden.bytes = FromHex(ReadFile(entry.path()));
+    const std::string text = ReadFile(std::filesystem::path(entry.path()).replace_extension(".txtpb"));
+    absl::string_view type = absl::string_view(text).substr(0, text.find('\n'));
+    EXPECT_TRUE(absl::ConsumePrefix(&type, "# proto-message: ")) << golden.name;
+    golden.expected = NewMessage(std::string(type));
+    if (golden.expected == nullptr) {
+      ADD_FAILURE() << golden.name << ": no message " << type;
+      continue;
+    }
+    EXPECT_TRUE(TextFormat::ParseFromString(text, golden.expected.get())) << golden.name;
+    goldens.push_back(std::move(golden));
+  }
+  std::sort(goldens.begin(), goldens.end(), [](const Golden& a, const Golden& b) { return a.name < b.name; });
+  return goldens;
+}
+
+const Golden* Find(const std::vector<Golden>& goldens, const std::string& name) {
+  for (const Golden& golden : goldens) {
+    if (golden.name == name) return &golden;
+  }
+  ADD_FAILURE() << "no " << name;
+  return nullptr;
+}
+
+TEST(GoldenTest, BytesStillMeanWhatTheyMeant) {
+  const std::vector<Golden> goldens = Load();
+  ASSERT_GE(goldens.size(), 30u);
+  for (const Golden& golden : goldens) {
+    SCOPED_TRACE(golden.name);
+    const std::unique_ptr<Message> decoded(golden.expected->New());
+    ASSERT_TRUE(decoded->ParseFromString(golden.bytes));
+    std::string difference;
+    MessageDifferencer differencer;
+    differencer.ReportDifferencesToString(&difference);
+    EXPECT_TRUE(differencer.Compare(*golden.expected, *decoded)) << difference;
+  }
+}
+
+TEST(GoldenTest, FieldsOfALaterReleaseAreKeptAndDisturbNothing) {
+  // Fields 1000 (varint), 1001 (fixed64), 1002 (bytes) and 1003 (fixed32).
+  const std::string before("\xC0\x3E\x96\x01\xC9\x3E\x01\x02\x03\x04\x05\x06\x07\x08", 14);
+  const std::string after("\xD2\x3E\x02hi\xDD\x3E\x01\x02\x03\x04", 11);
+  for (const Golden& golden : Load()) {
+    SCOPED_TRACE(golden.name);
+    const std::unique_ptr<Message> decoded(golden.expected->New());
+    ASSERT_TRUE(decoded->ParseFromString(before + golden.bytes + after));
+    EXPECT_EQ(decoded->GetReflection()->GetUnknownFields(*decoded).field_count(), 4);
+    decoded->DiscardUnknownFields();
+    EXPECT_TRUE(MessageDifferencer::Equals(*golden.expected, *decoded));
+  }
+}
+
+// The hot path reads frames by hand: it has to agree.
+TEST(GoldenTest, FrameCodecReadsTheFrames) {
+  int frames = 0;
+  const auto check = [&](const Message& expected, const std::string& bytes, auto decode) {
+    auto received = decode(Sliced(bytes, {bytes.size() / 3, bytes.size() / 2}));
+    ASSERT_TRUE(received.ok()) << received.status();
+    received->message.set_payload(Joined(received->payload));
+    EXPECT_TRUE(MessageDifferencer::Equals(expected, received->message));
+    ++frames;
+  };
+  for (const Golden& golden : Load()) {
+    SCOPED_TRACE(golden.name);
+    const std::string& type = golden.expected->GetDescriptor()->name();
+    if (type == "ExchangeRequest") check(*golden.expected, golden.bytes, DecodeRequest);
+    if (type == "ExchangeResponse") check(*golden.expected, golden.bytes, DecodeResponse);
+  }
+  EXPECT_GE(frames, 8);
+}
+
+TEST(GoldenTest, TheSpecDecodesToTheSameValues) {
+  const std::vector<Golden> goldens = Load();
+  const Golden* golden = Find(goldens, "v0.1.0/open_session_request");
+  ASSERT_NE(golden, nullptr);
+  v1::OpenSessionRequest request;
+  ASSERT_TRUE(request.ParseFromString(golden->bytes));
+  const absl::StatusOr<SessionSpec> spec = DecodeSessionSpec(request.spec());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  SessionSpec expected;
+  expected.name = "digits-1";
+  expected.seed = 18446744073709551615ull;
+  expected.world_size = 4;
+  expected.exchange = ExchangeMode::kDelegate;
+  expected.statistics = StatisticsKind::kSigned;
+  expected.sketches = 4;
+  expected.inv_freq = 5;
+  expected.warmup_steps = 0;
+  expected.staleness_steps = 1;
+  expected.statistics_dtype = DType::kBF16;
+  expected.gradient_dtype = DType::kF16;
+  expected.method.options = {{"rule", std::string("EXACT_DAMPED")},
+                             {"representation", std::string("LOW_RANK")},
+                             {"rank", 16.0},
+                             {"gamma", 0.9},
+                             {"damping", 0.25},
+                             {"scaling", std::string("KL_CLIP")},
+                             {"scaling_clip", 0.01},
+                             {"clip", 50.0},
+                             {"zeta", 0.8},
+                             {"norm_threshold", 10.0}};
+  expected.layers = {{"encoder.0", 48, 65, true},
+                     {"d\xC3\xA9"
+                      "codeur",
+                      1, 1 << 20, false}};
+  EXPECT_EQ(*spec, expected);
+}
+
+TEST(GoldenTest, StatisticsDecodeToTheSameElements) {
+  const std::vector<Golden> goldens = Load();
+  const Golden* golden = Find(goldens, "v0.1.0/exchange_statistics");
+  ASSERT_NE(golden, nullptr);
+  const auto received = DecodeRequest(Sliced(golden->bytes));
+  ASSERT_TRUE(received.ok()) << received.status();
+  const auto formats = DecodeTensorHeaders(received->message.header().tensors());
+  ASSERT_TRUE(formats.ok()) << formats.status();
+  ASSERT_EQ(formats->size(), 2u);
+  const std::string bytes = Joined(received->payload);
+  const auto payload = absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+  float a[2], g[1];
+  ASSERT_TRUE(DecodeMatrix((*formats)[0].dtype, (*formats)[0].scale, payload.first(4), MatrixView(a, 1, 2)).ok());
+  ASSERT_TRUE(DecodeMatrix((*formats)[1].dtype, (*formats)[1].scale, payload.subspan(4), MatrixView(g, 1, 1)).ok());
+  EXPECT_EQ(a[0], 4.0f);   // 0x3C00 is 1, times 4
+  EXPECT_EQ(a[1], -4.0f);  // 0xBC00
+  EXPECT_EQ(g[0], 1.0f);   // 0x4000 is 2, times 1/2
+}
+
+void CollectFields(const Message& message, std::set<std::string>& seen) {
+  std::vector<const FieldDescriptor*> fields;
+  message.GetReflection()->ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    seen.insert(field->full_name());
+    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    const int count = field->is_repeated() ? message.GetReflection()->FieldSize(message, field) : 1;
+    for (int i = 0; i < count; ++i) {
+      CollectFields(field->is_repeated() ? message.GetReflection()->GetRepeatedMessage(message, field, i)
+                                         : message.GetReflection()->GetMessage(message, field),
+                    seen);
+    }
+  }
+}
+
+// A new message or field needs a golden message that has it.
+TEST(GoldenTest, EveryFieldOfEveryMessageIsThere) {
+  std::set<std::string> seen;
+  for (const Golden& golden : Load()) CollectFields(*golden.expected, seen);
+  for (const FileDescriptor* file : Files()) {
+    for (int i = 0; i < file->message_type_count(); ++i) {
+      for (int j = 0; j < file->message_type(i)->field_count(); ++j) {
+        const std::string& field = file->message_type(i)->field(j)->full_name();
+        EXPECT_TRUE(seen.count(field)) << field << " is in no golden message: tests/golden/README.md";
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace precondor::wire
