@@ -113,6 +113,13 @@ absl::Status Backend::ScaleRows(absl::Span<const double> scales, ConstMatrixView
   return y.size() == 0 ? absl::OkStatus() : DoScaleRows(scales, x, y);
 }
 
+absl::Status Backend::ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
+  PRECONDOR_RETURN_IF_ERROR(CheckSquare("ScaleBothSides", "x", x));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleBothSides", "y", y, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckLength("ScaleBothSides", "scales", x.rows, scales.size()));
+  return y.size() == 0 ? absl::OkStatus() : DoScaleBothSides(scales, x, y);
+}
+
 absl::Status Backend::AddDiagonal(double value, MatrixView a) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("AddDiagonal", "a", a));
   return a.size() == 0 ? absl::OkStatus() : DoAddDiagonal(value, a);

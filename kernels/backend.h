@@ -75,6 +75,8 @@ class Backend {
   absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y);
   // y_i = scales[i] x_i for every row i. x may be y.
   absl::Status ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
+  // y_ij = scales[i] x_ij scales[j] for square x. x may be y.
+  absl::Status ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
   // a += value on the diagonal of square a.
   absl::Status AddDiagonal(double value, MatrixView a);
   // sum_ij x_ij y_ij, accumulated in f64.
@@ -111,6 +113,7 @@ class Backend {
                               Transpose transpose_b, double beta, MatrixView c) = 0;
   virtual absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) = 0;
   virtual absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
+  virtual absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
   virtual absl::Status DoAddDiagonal(double value, MatrixView a) = 0;
   virtual absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) = 0;
   virtual absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) = 0;

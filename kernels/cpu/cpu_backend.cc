@@ -99,6 +99,13 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    for (int64_t i = 0; i < y.rows; ++i) {
+      for (int64_t j = 0; j < y.cols; ++j) y.at(i, j) = static_cast<float>(scales[i] * scales[j] * x.at(i, j));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status DoAddDiagonal(double value, MatrixView a) override {
     for (int64_t i = 0; i < a.rows; ++i) a.at(i, i) = static_cast<float>(a.at(i, i) + value);
     return absl::OkStatus();

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -74,6 +76,9 @@ class Method {
   // True when U still has to be scaled by one factor common to all layers (KL_CLIP): the answer to each gradient then
   // carries <D, U>, and the client computes the factor from all of them (docs/methods/mkor.md).
   virtual bool needs_global_scale() const = 0;
+
+  // What whoever opens a session with this configuration should know; logged by servers.
+  virtual std::vector<std::string> Warnings(int64_t vectors_per_step) const = 0;
 
   // `backend` must outlive the state.
   virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const = 0;

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// One (inverse) Kronecker factor: the seam between mkor's update rules and its two representations.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/backend.h"
+#include "kernels/methods/mkor_config.h"
+
+namespace precondor {
+
+// J = c * unit, as Precondition uses it: the scalar apart, because one policy needs it and another cancels it, and
+// because 1/eigenvalue can leave the range of f32. `unit` is dense, or of the low-rank form with its c == 1.
+struct FactorInverse {
+  double c = 1.0;
+  bool dense = false;
+  ConstMatrixView matrix;   // when dense
+  LowRankInverse low_rank;  // otherwise
+  DeviceMatrix core;        // owns what low_rank.core shows
+};
+
+// One thread at a time. Two-phase, so that both factors of a layer change or neither: Prepare computes aside and may
+// fail without a trace, Commit adopts what the last Prepare made and cannot fail.
+class Factor {
+ public:
+  virtual ~Factor() = default;
+  // vectors [k, d] on the device, all finite.
+  virtual absl::Status Prepare(ConstMatrixView vectors) = 0;
+  virtual void Commit() = 0;
+  // Views stay valid until the next Prepare.
+  virtual absl::StatusOr<FactorInverse> Inverse() const = 0;
+  virtual bool low_rank() const = 0;
+  virtual int64_t rank() const = 0;    // columns in use; 0 when dense
+  virtual double damping() const = 0;  // in units of the factor's eigenvalues; 0 for rules without
+  virtual int64_t bytes() const = 0;
+};
+
+// A factor of dimension d in the representation that the configuration chooses; J = I at first.
+absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, Backend& backend);
+// Device bytes of its state, and of the largest scratch of one Prepare with k vectors or one Inverse.
+int64_t FactorStateBytes(const MkorConfig& config, int64_t d);
+int64_t FactorScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
+
+}  // namespace precondor

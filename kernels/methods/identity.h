@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Method identity: U = D. No statistics, no state. The baseline, and a plain averaging server.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/methods/method.h"
+
+namespace precondor {
+
+// Takes no options; InvalidArgument names one that came.
+absl::StatusOr<std::unique_ptr<Method>> MakeIdentity(const MethodConfig& config);
+
+}  // namespace precondor

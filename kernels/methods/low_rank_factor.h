@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// A factor as a scaled identity plus a low-rank matrix, never d x d: O(r d) memory and update.
+// The state is M = sum_j w_j c_j c_j' with unit vectors c_j (rows of a [r, d] matrix), weights w_j in f64 and the Gram
+// matrix of the c_j. Derivation: docs/math/low_rank.md.
+//   EXACT_DAMPED:      J = (M/m + (tail/(d m) + lambda tr/(d m)) I)^-1, m = 1 - gamma^t, by Woodbury's identity
+//   REFERENCE, BLEND:  J = I - M
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/methods/factor.h"
+
+namespace precondor {
+
+class LowRankFactor final : public Factor {
+ public:
+  static absl::StatusOr<std::unique_ptr<Factor>> Make(const MkorConfig& config, int64_t d, Backend& backend);
+  static int64_t StateBytes(const MkorConfig& config, int64_t d);
+  static int64_t ScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
+
+  absl::Status Prepare(ConstMatrixView vectors) override;
+  void Commit() override;
+  absl::StatusOr<FactorInverse> Inverse() const override;
+  bool low_rank() const override { return true; }
+  int64_t rank() const override { return static_cast<int64_t>(weights_.size()); }
+  double damping() const override;
+  int64_t bytes() const override;
+
+ private:
+  // What Commit adopts. Rows appended in place lie behind the rows in use, where nobody looks before Commit.
+  struct Staged {
+    std::vector<double> weights;
+    double tail = 0;
+    double mass = 0;         // 1 - gamma^t
+    double mean_square = 0;  // BLEND: EMA of |v|^2
+    bool replaces = false;
+    DeviceMatrix vectors;  // when it replaces
+    DeviceMatrix gram;
+    bool discard_next = false;
+  };
+  // New terms of M: row i enters with weights[i]; rows need not be unit vectors.
+  struct Terms {
+    DeviceMatrix rows;
+    std::vector<double> weights;
+  };
+
+  LowRankFactor(const MkorConfig& config, int64_t d, Backend& backend) : config_(config), d_(d), backend_(backend) {}
+  absl::StatusOr<Terms> MakeTerms(ConstMatrixView vectors, Staged& next) const;
+  absl::StatusOr<Terms> ShermanMorrisonTerms(ConstMatrixView vectors, double scale) const;
+  absl::Status Normalize(Terms& terms) const;
+  absl::Status Append(const Terms& terms, Staged& next);
+  absl::Status Recompress(const Terms& terms, Staged& next) const;
+  absl::Status FillGram(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView gram) const;
+  double Trace() const;
+  double Damping() const;
+
+  const MkorConfig config_;
+  const int64_t d_;
+  Backend& backend_;
+  DeviceMatrix vectors_;  // [r, d]; the first weights_.size() rows are in use
+  DeviceMatrix gram_;     // [r, r] likewise
+  std::vector<double> weights_;
+  double tail_ = 0;  // trace of what recompression dropped, decayed like the rest
+  double mass_ = 0;
+  double mean_square_ = 0;
+  bool discard_next_ = false;
+  Staged staged_;
+};
+
+}  // namespace precondor

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/methods/mkor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/methods/factor.h"
+#include "kernels/methods/mkor_config.h"
+#include "kernels/methods/scaling.h"
+
+namespace precondor {
+namespace {
+
+// One side's factors: a single one, or one per diagonal block where the side is longer than max_factor_dim.
+struct Block {
+  int64_t begin = 0;
+  int64_t size = 0;
+  std::unique_ptr<Factor> factor;
+};
+
+// Lengths of equal blocks (the last ones one shorter) that cover d.
+std::vector<int64_t> BlockSizes(int64_t d, int64_t max_factor_dim) {
+  const int64_t count = (d + max_factor_dim - 1) / max_factor_dim;
+  std::vector<int64_t> sizes(count, d / count);
+  for (int64_t i = 0; i < d % count; ++i) ++sizes[i];
+  return sizes;
+}
+
+MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
+  return MatrixView(x.data + begin, x.rows, count, x.stride);
+}
+ConstMatrixView Columns(ConstMatrixView x, int64_t begin, int64_t count) {
+  return ConstMatrixView(x.data + begin, x.rows, count, x.stride);
+}
+
+// A factor's inverse with the scalar that all blocks of its side share taken out.
+LowRankInverse UnitForm(const FactorInverse& inverse, double shared) {
+  LowRankInverse form = inverse.low_rank;
+  form.c = inverse.c / shared;
+  return form;
+}
+
+class MkorState final : public LayerState {
+ public:
+  MkorState(const MkorConfig& config, const LayerSpec& layer, Backend& backend)
+      : config_(config), layer_(layer), backend_(backend) {}
+
+  absl::Status Init() {
+    PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, in_));
+    return InitSide(layer_.d_out, out_);
+  }
+
+  absl::Status Update(const LayerStatistics& statistics) override {
+    if (statistics.a.rows < 1 || statistics.g.rows < 1) {
+      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name,
+                                                     ": statistics: expected at least one vector, got ",
+                                                     statistics.a.rows, " and ", statistics.g.rows));
+    }
+    PRECONDOR_RETURN_IF_ERROR(PrepareSide(statistics.a, layer_.d_in, "a", in_));
+    PRECONDOR_RETURN_IF_ERROR(PrepareSide(statistics.g, layer_.d_out, "g", out_));
+    for (Block& block : in_) block.factor->Commit();
+    for (Block& block : out_) block.factor->Commit();
+    ++version_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
+    if (d.rows != layer_.d_out || d.cols != layer_.d_in) {
+      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": gradient: expected [", layer_.d_out,
+                                                     ", ", layer_.d_in, "], got [", d.rows, ", ", d.cols, "]"));
+    }
+    if (!ready()) return backend_.Copy(d, u);
+    PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> in, Inverses(in_));
+    PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> out, Inverses(out_));
+    // Scalars are taken out so that the products stay in f32's range; scaling.h puts their effect back.
+    const double in_scale = in[0].c, out_scale = out[0].c;
+    for (size_t i = 0; i < out_.size(); ++i) {
+      for (size_t j = 0; j < in_.size(); ++j) {
+        const ConstMatrixView tile = Columns(d.RowRange(out_[i].begin, out_[i].size), in_[j].begin, in_[j].size);
+        const MatrixView result = Columns(u.RowRange(out_[i].begin, out_[i].size), in_[j].begin, in_[j].size);
+        PRECONDOR_RETURN_IF_ERROR(PreconditionTile(out[i], out_scale, in[j], in_scale, tile, result));
+      }
+    }
+    return Rescale(config_, layer_, backend_, out_scale * in_scale, d, u);
+  }
+
+  bool ready() const override { return version_ > 0; }
+  uint64_t version() const override { return version_; }
+
+  int64_t bytes() const override {
+    int64_t sum = 0;
+    for (const Block& block : in_) sum += block.factor->bytes();
+    for (const Block& block : out_) sum += block.factor->bytes();
+    return sum;
+  }
+
+  Summary summary() const override {
+    Summary summary;
+    summary.input_representation = in_[0].factor->low_rank() ? "low_rank" : "dense";
+    summary.output_representation = out_[0].factor->low_rank() ? "low_rank" : "dense";
+    summary.input_rank = in_[0].factor->rank();
+    summary.output_rank = out_[0].factor->rank();
+    summary.input_damping = in_[0].factor->damping();
+    summary.output_damping = out_[0].factor->damping();
+    return summary;
+  }
+
+ private:
+  absl::Status InitSide(int64_t d, std::vector<Block>& side) {
+    int64_t begin = 0;
+    for (int64_t size : BlockSizes(d, config_.max_factor_dim)) {
+      PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Factor> factor, MakeFactor(config_, size, backend_));
+      side.push_back({begin, size, std::move(factor)});
+      begin += size;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status PrepareSide(ConstMatrixView vectors, int64_t d, absl::string_view name, std::vector<Block>& side) {
+    if (vectors.cols != d) {
+      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": statistics ", name,
+                                                     ": expected vectors of ", d, " elements, got ", vectors.cols));
+    }
+    std::vector<double> squares(vectors.rows);
+    PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
+    for (double square : squares) {
+      if (std::isfinite(square)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", layer_.name, ": statistics ", name, ": expected finite vectors, got NaN or infinity"));
+    }
+    for (Block& block : side) {
+      PRECONDOR_RETURN_IF_ERROR(block.factor->Prepare(Columns(vectors, block.begin, block.size)));
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::StatusOr<std::vector<FactorInverse>> Inverses(const std::vector<Block>& side) {
+    std::vector<FactorInverse> inverses;
+    for (const Block& block : side) {
+      PRECONDOR_ASSIGN_OR_RETURN(FactorInverse inverse, block.factor->Inverse());
+      inverses.push_back(std::move(inverse));
+    }
+    return inverses;
+  }
+
+  // u = J_out d J_in / (out_scale in_scale) in whatever pair of forms the two factors have.
+  absl::Status PreconditionTile(const FactorInverse& out, double out_scale, const FactorInverse& in, double in_scale,
+                                ConstMatrixView d, MatrixView u) {
+    if (!out.dense && !in.dense) {
+      return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u);
+    }
+    const double scale = (out.dense ? out.c / out_scale : 1.0) * (in.dense ? in.c / in_scale : 1.0);
+    if (out.dense && in.dense) {
+      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.matrix, in.matrix, d, u));
+      return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.Allocate(d.rows, d.cols));
+    if (out.dense) {
+      PRECONDOR_RETURN_IF_ERROR(backend_.LowRankPrecondition({}, UnitForm(in, in_scale), d, half.view()));
+      return backend_.Gemm(scale, out.matrix, Transpose::kNo, half.view(), Transpose::kNo, 0.0, u);
+    }
+    PRECONDOR_RETURN_IF_ERROR(backend_.LowRankPrecondition(UnitForm(out, out_scale), {}, d, half.view()));
+    return backend_.Gemm(scale, half.view(), Transpose::kNo, in.matrix, Transpose::kNo, 0.0, u);
+  }
+
+  const MkorConfig config_;
+  const LayerSpec layer_;
+  Backend& backend_;
+  std::vector<Block> in_;
+  std::vector<Block> out_;
+  uint64_t version_ = 0;
+};
+
+class Mkor final : public Method {
+ public:
+  explicit Mkor(const MkorConfig& config) : config_(config) {}
+  absl::string_view name() const override { return "mkor"; }
+  bool needs_statistics() const override { return true; }
+  bool needs_global_scale() const override { return config_.scaling == Scaling::kKlClip; }
+
+  int64_t StateBytes(const LayerSpec& layer) const override {
+    int64_t bytes = 0;
+    for (int64_t d : AllBlocks(layer)) bytes += FactorStateBytes(config_, d);
+    return bytes;
+  }
+
+  // An update holds what every block of both sides has prepared; a precondition the cores of all blocks and a few
+  // matrices of a tile's size.
+  int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const override {
+    int64_t update = 0;
+    for (int64_t d : AllBlocks(layer)) update += FactorScratchBytes(config_, d, vectors_per_step);
+    const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
+    const int64_t tile = layer.d_out * layer.d_in + 3 * rank * (layer.d_out + layer.d_in) + rank * rank;
+    return update + tile * static_cast<int64_t>(sizeof(float));
+  }
+
+  double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const override {
+    const double m = static_cast<double>(layer.d_out), n = static_cast<double>(layer.d_in);
+    const double k = static_cast<double>(vectors_per_step);
+    double flops = 0;
+    for (const auto& [d, other] : {std::pair(m, n), std::pair(n, m)}) {
+      const bool low_rank = config_.UsesLowRank(static_cast<int64_t>(d));
+      const double r = std::min(static_cast<double>(config_.rank), d);
+      flops += low_rank ? 4 * r * m * n + 2 * r * k * d : 2 * d * d * other + 2 * k * d * d;
+    }
+    return flops;
+  }
+
+  std::vector<std::string> Warnings(int64_t vectors_per_step) const override {
+    std::vector<std::string> warnings;
+    if (config_.rule == UpdateRule::kPublished) {
+      warnings.push_back(
+          "rule PUBLISHED is not Sherman-Morrison and diverges in practice; use it for reproduction only");
+    }
+    if (config_.scaling == Scaling::kKlClip && vectors_per_step == 1) {
+      warnings.push_back("scaling KL_CLIP with one vector a step trains badly; NORM_RESCALE is the default");
+    }
+    return warnings;
+  }
+
+  absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
+    auto state = std::make_unique<MkorState>(config_, layer, backend);
+    PRECONDOR_RETURN_IF_ERROR(state->Init());
+    return std::unique_ptr<LayerState>(std::move(state));
+  }
+
+ private:
+  std::vector<int64_t> AllBlocks(const LayerSpec& layer) const {
+    std::vector<int64_t> sizes = BlockSizes(layer.d_in, config_.max_factor_dim);
+    for (int64_t size : BlockSizes(layer.d_out, config_.max_factor_dim)) sizes.push_back(size);
+    return sizes;
+  }
+
+  const MkorConfig config_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Method>> MakeMkor(const MethodConfig& config) {
+  PRECONDOR_ASSIGN_OR_RETURN(const MkorConfig parsed, ParseMkorConfig(config));
+  return std::unique_ptr<Method>(std::make_unique<Mkor>(parsed));
+}
+
+}  // namespace precondor

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options of method mkor; docs/methods/mkor.md has the formulas.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/base/session_spec.h"
+
+namespace precondor {
+
+enum class UpdateRule : uint8_t { kExactDamped, kReference, kBlend, kPublished };
+enum class Representation : uint8_t { kAuto, kDense, kLowRank };
+enum class Scaling : uint8_t { kNormRescale, kKlClip, kRmsClip, kNone };
+
+struct MkorConfig {
+  UpdateRule rule = UpdateRule::kExactDamped;
+  Representation representation = Representation::kAuto;
+  int64_t rank = 64;     // columns kept per factor in the low-rank form
+  double gamma = 0.95;   // decay of one statistic step
+  double damping = 1.0;  // lambda, relative to the mean eigenvalue
+  Scaling scaling = Scaling::kNormRescale;
+  double scaling_clip = 0;        // bound of KL_CLIP or RMS_CLIP
+  double clip = 100;              // REFERENCE: clamp of J's elements; PUBLISHED: cap of max |J|
+  double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I
+  double norm_threshold = 100;    // PUBLISHED: blend when max |J| exceeds it
+  int64_t max_factor_dim = 8192;  // longer sides are split block-diagonally
+
+  // True when a factor of dimension d is kept in the low-rank form.
+  bool UsesLowRank(int64_t d) const;
+};
+
+// InvalidArgument names the option, what was expected and what came.
+absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config);
+
+}  // namespace precondor
