@@ -12,15 +12,17 @@ namespace {
 
 // Eigenvalues below this share of the largest are rounding noise of an f32 Gram matrix.
 constexpr double kNoiseFloor = 1e-6;
+// Old columns whose share of the trace has decayed to this a step simply make room for new ones: a sliding window.
+constexpr double kNegligibleShare = 1e-4;
 // Below this rank a factor keeps every column it may: it cannot afford to lose half of them between recompressions.
 constexpr int64_t kSmallRank = 64;
 
 int64_t Capacity(const MkorConfig& config, int64_t d) { return std::min(config.rank, d); }
 
-// Columns kept by a recompression when k arrive a step: as few as leave room for whole further steps in at most half
-// of the capacity, so that an eigendecomposition serves several steps.
+// Columns kept by a recompression when k arrive a step: as few as leave room for whole further steps in at most a
+// quarter of the capacity, so that an eigendecomposition serves several steps.
 int64_t RetainedRank(int64_t capacity, int64_t k) {
-  return capacity < kSmallRank ? capacity : capacity - k * (capacity / 2 / k);
+  return capacity < kSmallRank ? capacity : capacity - k * (capacity / 4 / k);
 }
 
 double Sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
@@ -173,11 +175,48 @@ absl::Status LowRankFactor::FillGram(ConstMatrixView old_rows, ConstMatrixView n
 
 absl::Status LowRankFactor::Append(const Terms& terms, Staged& next) {
   const int64_t n = rank(), k = terms.rows.rows();
-  if (n + k > vectors_.rows()) return Recompress(terms, next);
+  if (n + k > vectors_.rows()) {
+    std::vector<double> lightest = next.weights;
+    std::sort(lightest.begin(), lightest.end());
+    lightest.resize(std::min(n, k));
+    const bool negligible = k <= n && Sum(lightest) <= kNegligibleShare * (Sum(next.weights) + Sum(terms.weights));
+    return negligible ? ReplaceLightest(terms, next) : Recompress(terms, next);
+  }
   PRECONDOR_RETURN_IF_ERROR(backend_.Copy(terms.rows.view(), vectors_.view().RowRange(n, k)));
   PRECONDOR_RETURN_IF_ERROR(
       FillGram(vectors_.view().RowRange(0, n), terms.rows.view(), gram_.view().Corner(n + k, n + k)));
   next.weights.insert(next.weights.end(), terms.weights.begin(), terms.weights.end());
+  return absl::OkStatus();
+}
+
+absl::Status LowRankFactor::ReplaceLightest(const Terms& terms, Staged& next) const {
+  const int64_t n = rank(), k = terms.rows.rows();
+  std::vector<int64_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&next](int64_t i, int64_t j) { return next.weights[i] < next.weights[j]; });
+  next.replaces = true;
+  PRECONDOR_ASSIGN_OR_RETURN(next.vectors, backend_.Allocate(vectors_.rows(), d_));
+  PRECONDOR_ASSIGN_OR_RETURN(next.gram, backend_.Allocate(gram_.rows(), gram_.cols()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(n, k));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(vectors_.view(), next.vectors.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(gram_.view(), next.gram.view()));
+  for (int64_t i = 0; i < k; ++i) {
+    next.tail += next.weights[order[i]];
+    next.weights[order[i]] = terms.weights[i];
+    PRECONDOR_RETURN_IF_ERROR(
+        backend_.Copy(terms.rows.view().RowRange(i, 1), next.vectors.view().RowRange(order[i], 1)));
+  }
+  const ConstMatrixView rows = next.vectors.view().RowRange(0, n);
+  PRECONDOR_RETURN_IF_ERROR(
+      backend_.Gemm(1.0, rows, Transpose::kNo, terms.rows.view(), Transpose::kYes, 0.0, products.view()));
+  const MatrixView gram = next.gram.view();
+  for (int64_t i = 0; i < k; ++i) {
+    const ConstMatrixView column(products.view().data + i, n, 1, k);
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(column, MatrixView(gram.data + order[i], n, 1, gram.stride)));
+    // The row is the column again: one element a row of a [n, 1] view over it.
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(column, MatrixView(gram.row(order[i]), n, 1, 1)));
+  }
   return absl::OkStatus();
 }
 

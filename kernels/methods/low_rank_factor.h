@@ -50,6 +50,7 @@ class LowRankFactor final : public Factor {
   absl::StatusOr<Terms> ShermanMorrisonTerms(ConstMatrixView vectors, double scale) const;
   absl::Status Normalize(Terms& terms) const;
   absl::Status Append(const Terms& terms, Staged& next);
+  absl::Status ReplaceLightest(const Terms& terms, Staged& next) const;
   absl::Status Recompress(const Terms& terms, Staged& next) const;
   absl::Status FillGram(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView gram) const;
   double Trace() const;
