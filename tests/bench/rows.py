@@ -11,6 +11,7 @@ passes when its result was right. A benchmark that failed is a row that does not
 import argparse
 import json
 import math
+import re
 import statistics
 import sys
 
@@ -65,7 +66,7 @@ def google_rows(document):
             rows.append(row(name, time * 1e6, "us", limit and limit * 1e6, limit and limit / time))
     for name, message in failed.items():
         rows.append({**row(name, None, "us"), "pass": False, "error": message})
-    return rows
+    return sorted(rows, key=lambda r: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", r["name"])])
 
 
 def number(value):
