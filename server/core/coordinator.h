@@ -24,6 +24,8 @@
 
 namespace precondor {
 
+class CoordinatorSession;
+
 struct Directive {
   uint64_t lease_through_step = 0;
   std::vector<ModeInterval> modes;
@@ -103,7 +105,27 @@ class Coordinator {
   void BeginDrain();
 
  private:
-  struct Session;
+  // A place in the table; `state` is null while the session is being opened. While an operation that asks shards is
+  // under way the place is busy and others like it wait, so that shards hear of changes in order and no lock is held.
+  struct Place {
+    bool busy = false;
+    std::shared_ptr<CoordinatorSession> state;
+  };
+  // One operation's turn on a session: waits in the constructor, gives up the place in the destructor.
+  class Turn;
+
+  struct Plan {
+    std::vector<ShardAssignment> shard_map;
+    std::vector<std::vector<uint32_t>> layers_of_shard;
+  };
+  absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec);
+  absl::StatusOr<Plan> MakePlan(const SessionSpec& spec) const;
+  absl::Status InstallOnShards(const std::vector<SessionInstall>& installs) const;
+  absl::Status RemoveFromShards(uint64_t session_id, const std::vector<std::vector<uint32_t>>& layers_of_shard) const;
+  uint64_t NextSessionId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PublishCount();
+
+  // Const after construction.
   const CoordinatorOptions options_;
   const std::vector<ShardEndpoint> shards_;
   const Clock& clock_;
@@ -111,7 +133,10 @@ class Coordinator {
   Observer& observer_;
 
   mutable Mutex mu_;
-  absl::flat_hash_map<std::string, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  CondVar place_freed_;
+  absl::flat_hash_map<std::string, Place> places_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_ ABSL_GUARDED_BY(mu_);
+  uint64_t last_session_id_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -29,6 +29,7 @@
 namespace precondor {
 
 class ShardSession;
+struct ShardContext;
 
 // Counters and factor state of one layer, for AdminService.GetLayerStats.
 struct LayerStats {
@@ -105,17 +106,22 @@ class Shard final : public ShardControl {
   int64_t in_flight() const;  // gradients taken in and not yet answered, plus updates under way
 
  private:
+  using Sessions = absl::flat_hash_map<uint64_t, std::shared_ptr<ShardSession>>;
   absl::StatusOr<std::shared_ptr<ShardSession>> Find(uint64_t session_id) const;
+  std::vector<std::shared_ptr<ShardSession>> AllSessions() const;
+  absl::StatusOr<std::shared_ptr<ShardSession>> CheckedSession(const ContributionHeader& header,
+                                                               uint64_t payload_bytes) const;
+  void Reject(const ContributionHeader& header, const absl::Status& status, const AckFn& ack);
+  // A new session: admission, reservation, states.
+  absl::StatusOr<int64_t> InstallNew(const SessionInstall& install);
+  absl::Status ReplaceNamesake(const SessionInstall& install);
+  absl::Status Reserve(absl::string_view name, int64_t bytes);
+  void Release(int64_t bytes);
 
-  const ShardOptions options_;
-  Backend& backend_;
-  Executor& executor_;
-  const Clock& clock_;
-  Logger& logger_;
-  Observer& observer_;
+  const std::shared_ptr<ShardContext> context_;
 
   mutable Mutex mu_;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<ShardSession>> sessions_ ABSL_GUARDED_BY(mu_);
+  Sessions sessions_ ABSL_GUARDED_BY(mu_);
   int64_t reserved_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/gather.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace precondor {
+
+PutOutcome Gather::Put(uint32_t rank, Standing standing, uint64_t digest, Vote vote) {
+  Slot& slot = slots_[rank - first_rank_];
+  if (slot.standing == Standing::kMissing) {
+    slot.standing = standing;
+    slot.digest = digest;
+    slot.vote = std::move(vote);
+    ++(standing == Standing::kVoted ? voted_ : abstained_);
+    return PutOutcome::kTaken;
+  }
+  if (slot.digest == digest) return PutOutcome::kDuplicate;
+  if (slot.standing == Standing::kRefused && standing == Standing::kAbstained) return PutOutcome::kDuplicate;
+  return PutOutcome::kConflict;
+}
+
+std::optional<Vote> Gather::TakeNext() {
+  for (; next_ < slots_.size(); ++next_) {
+    Slot& slot = slots_[next_];
+    if (slot.standing == Standing::kMissing) return std::nullopt;
+    if (slot.standing == Standing::kVoted) {
+      ++next_;
+      return std::move(slot.vote);
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<Vote> Gather::TakeRest() {
+  std::vector<Vote> votes;
+  for (; next_ < slots_.size(); ++next_) {
+    if (slots_[next_].standing == Standing::kVoted) votes.push_back(std::move(slots_[next_].vote));
+  }
+  return votes;
+}
+
+void Gather::DropVotes() {
+  for (Slot& slot : slots_) slot.vote = Vote();
+}
+
+std::string Gather::Culprit() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Standing standing = slots_[i].standing;
+    if (standing == Standing::kAbstained) return absl::StrCat("rank ", first_rank_ + i, " abstained");
+    if (standing == Standing::kRefused) {
+      return absl::StrCat("rank ", first_rank_ + i, " sent a payload that was not finite");
+    }
+  }
+  return "";
+}
+
+}  // namespace precondor

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/layer_pipeline.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/payload.h"
+#include "server/policy/sealing.h"
+
+namespace precondor {
+namespace {
+
+Gather StatisticsContributors(const SessionSpec& spec) { return Gather(0, spec.world_size); }
+
+Gather GradientContributorsOf(const SessionSpec& spec, uint32_t layer) {
+  if (spec.exchange == ExchangeMode::kDelegate) return Gather(DelegateRank(spec, layer), 1);
+  return Gather(0, spec.world_size);
+}
+
+void RaiseTo(std::atomic<uint64_t>& highest, uint64_t value) {
+  uint64_t seen = highest.load(std::memory_order_relaxed);
+  while (seen < value && !highest.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared_ptr<SessionContext> session,
+                                                                     uint32_t layer, uint64_t epoch) {
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state,
+                             session->method->MakeState(session->spec.layers[layer], session->shard->backend));
+  return std::shared_ptr<LayerPipeline>(new LayerPipeline(std::move(session), layer, epoch, std::move(state)));
+}
+
+LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, uint64_t epoch,
+                             std::unique_ptr<LayerState> state)
+    : session_(std::move(session)),
+      layer_(layer),
+      strand_(session_->shard->executor.NewStrand()),
+      worker_(*session_, layer, std::move(state)),
+      epoch_(epoch) {
+  const LayerWorker::StateView view = worker_.view();
+  MutexLock lock(mu_);
+  stats_.layer = layer;
+  stats_.name = session_->spec.layers[layer].name;
+  stats_.state_bytes = view.bytes;
+  stats_.input_representation = view.summary.input_representation;
+  stats_.output_representation = view.summary.output_representation;
+}
+
+bool LayerPipeline::ExpectsStatistics(uint64_t step) const {
+  return session_->method->needs_statistics() && IsStatisticStep(session_->spec, step);
+}
+
+// --- the window of steps --------------------------------------------------------------------------------------------
+
+absl::Status LayerPipeline::CheckStep(const ContributionKey& key) const {
+  MutexLock lock(mu_);
+  return CheckStepLocked(key);
+}
+
+absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key) const {
+  if (key.epoch != epoch_) {
+    // The session's membership was replaced just before or after its check.
+    const bool ahead = key.epoch > epoch_;
+    return ReasonedStatus(
+        ahead ? absl::StatusCode::kUnavailable : absl::StatusCode::kFailedPrecondition,
+        ahead ? ErrorReason::kFutureEpoch : ErrorReason::kStaleEpoch,
+        absl::StrCat(DescribeKey(session_->spec, key), ": expected epoch ", epoch_, ", got ", key.epoch));
+  }
+  if (key.step < floor_) {
+    return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+                          absl::StrCat(DescribeKey(session_->spec, key), ": steps below ", floor_, " are retired"));
+  }
+  if (slots_.empty() || slots_.contains(key.step)) return absl::OkStatus();
+  const uint64_t window = session_->shard->options.window_steps;
+  const uint64_t newest = slots_.rbegin()->first;
+  bool blocked = key.step > newest && key.step - newest > window;
+  size_t kept = 1;
+  for (const auto& [step, slot] : slots_) {
+    const bool leaves = key.step > step && key.step - step >= window;
+    blocked = blocked || (leaves && !Closable(*slot));
+    if (!leaves || !Finished(*slot)) ++kept;
+  }
+  if (!blocked && kept <= window + 1) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead,
+                        absl::StrCat(DescribeKey(session_->spec, key), ": step ", slots_.begin()->first,
+                                     " is not finished or lies too far back; the window is ", window,
+                                     " steps, and a step without a gradient needs an abstention"));
+}
+
+bool LayerPipeline::Closable(const StepSlot& slot) const {
+  // A sealed gradient still owes answers; sealed statistics only want their turn.
+  const bool statistics = slot.statistics.state != PhaseState::kOpen || slot.statistics.gather.empty();
+  return statistics && (slot.gradient.state == PhaseState::kApplied || slot.gradient.untouched());
+}
+
+bool LayerPipeline::Finished(const StepSlot& slot) const {
+  return Closable(slot) && slot.statistics.state != PhaseState::kSealed;
+}
+
+StepSlot& LayerPipeline::OpenSlot(uint64_t step) {
+  if (auto found = slots_.find(step); found != slots_.end()) return *found->second;
+  const uint64_t window = session_->shard->options.window_steps;
+  if (step + 1 > window) floor_ = std::max(floor_, step + 1 - window);
+  for (auto it = slots_.begin(); it != slots_.end() && it->first < floor_;) {
+    StepSlot& old = *it->second;
+    // Nobody will send this gradient any more, and nobody may ask for it again.
+    old.gradient.Advance(PhaseEvent::kRetire);
+    old.result.reset();
+    if (old.statistics.state == PhaseState::kSealed) {
+      ++it;
+      continue;
+    }
+    old.statistics.Advance(PhaseEvent::kRetire);
+    it = slots_.erase(it);
+  }
+  return *slots_
+              .emplace(step, std::make_shared<StepSlot>(step, StatisticsContributors(session_->spec),
+                                                        GradientContributorsOf(session_->spec, layer_)))
+              .first->second;
+}
+
+// --- contributions --------------------------------------------------------------------------------------------------
+
+void LayerPipeline::Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack) {
+  Observer& observer = session_->shard->observer;
+  const std::string& name = session_->spec.name;
+  if (!taken.ok()) {
+    observer.OnRejected(name, kind, GetErrorReason(taken.status()));
+    MutexLock lock(mu_);
+    ++stats_.rejected;
+  } else if (*taken) {
+    observer.OnDuplicate(name, kind);
+  } else {
+    observer.OnContribution(name, kind, bytes);
+  }
+  ack(std::move(taken));
+}
+
+void LayerPipeline::SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack) {
+  const uint64_t digest = Digest(header, payload);
+  const int64_t bytes = static_cast<int64_t>(payload.size());
+  Vote vote{.samples = header.samples};
+  Standing standing = Standing::kAbstained;
+  absl::Status refusal;
+  if (!header.abstain) {
+    absl::StatusOr<FloatBuffer> values =
+        DecodeStatistics(session_->spec, header, payload, session_->shard->options.max_norm_per_sqrt_element);
+    payload = Payload();
+    refusal = values.status();
+    standing = values.ok() ? Standing::kVoted : Standing::kRefused;
+    if (values.ok()) vote.values = *std::move(values);
+  }
+  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote));
+  if (taken.ok() && !refusal.ok()) taken = refusal;
+  Acknowledge(header.kind, bytes, std::move(taken), ack);
+  Schedule();
+}
+
+void LayerPipeline::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack,
+                                   ResultFn result) {
+  const uint64_t digest = Digest(header, payload);
+  const int64_t bytes = static_cast<int64_t>(payload.size());
+  Vote vote{.samples = header.samples};
+  Standing standing = Standing::kAbstained;
+  absl::Status refusal;
+  if (!header.abstain) {
+    refusal = CheckGradient(session_->spec, header, payload);
+    standing = refusal.ok() ? Standing::kVoted : Standing::kRefused;
+    vote.scale = header.tensors[0].scale;
+    if (refusal.ok()) vote.bytes = std::move(payload);
+  }
+  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote));
+  // The first sending is refused; a repetition learns what became of the step.
+  if (taken.ok() && !refusal.ok() && !*taken) taken = refusal;
+  const bool accepted = taken.ok();
+  Acknowledge(header.kind, bytes, std::move(taken), ack);
+  if (accepted) AwaitResult(header.key, std::move(result));
+  Schedule();
+}
+
+absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standing standing, uint64_t digest,
+                                        Vote vote) {
+  const bool is_gradient = header.kind == ContributionKind::kGradient;
+  const ContributionKey& key = header.key;
+  MutexLock lock(mu_);
+  PRECONDOR_RETURN_IF_ERROR(CheckStepLocked(key));
+  // Methods that need none: taken note of, and nothing else.
+  if (!is_gradient && !ExpectsStatistics(key.step)) return false;
+  StepSlot& slot = OpenSlot(key.step);
+  Phase& phase = is_gradient ? slot.gradient : slot.statistics;
+  if (phase.state != PhaseState::kOpen && !phase.gather.has(key.rank)) {
+    return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+                          absl::StrCat(DescribeKey(session_->spec, key), ": sealed without this rank at its deadline"));
+  }
+  switch (phase.gather.Put(key.rank, standing, digest, std::move(vote))) {
+    case PutOutcome::kDuplicate:
+      ++stats_.duplicates;
+      return true;
+    case PutOutcome::kConflict:
+      return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kConflict,
+                            absl::StrCat(DescribeKey(session_->spec, key), ": other bytes under the key of an earlier ",
+                                         is_gradient ? "gradient" : "statistics"));
+    case PutOutcome::kTaken:
+      break;
+  }
+  if (standing != Standing::kRefused) ++stats_.accepted;
+  RaiseTo(session_->last_step, key.step);
+  if (is_gradient) {
+    ++slot.in_flight;
+    session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
+    // One rank without a gradient and everybody skips: the others' bytes are of no use.
+    if (phase.gather.abstained() > 0) phase.gather.DropVotes();
+  }
+  SealIfDue(slot, header.kind, session_->shard->clock.Now());
+  return false;
+}
+
+void LayerPipeline::SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time now) {
+  const bool is_gradient = kind == ContributionKind::kGradient;
+  Phase& phase = is_gradient ? slot.gradient : slot.statistics;
+  phase.opened_at = std::min(phase.opened_at, now);
+  SealingInput input{.members = phase.gather.count(),
+                     .voted = phase.gather.voted(),
+                     .abstained = phase.gather.abstained(),
+                     .quorum = session_->shard->options.quorum};
+  if (!is_gradient && slot.gradient.state != PhaseState::kOpen) {
+    input.deadline = session_->shard->options.statistics_deadline;
+    input.waited = now - slot.gradient.sealed_at;
+  }
+  const SealingDecision decision = DecideSealing(input);
+  if (decision.verdict == SealingVerdict::kWait) return;
+  phase.skip = decision.verdict == SealingVerdict::kSkip;
+  phase.sealed_at = now;
+  phase.Advance(PhaseEvent::kSeal);
+  if (!is_gradient) {
+    ++slot.in_flight;
+    session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
+  }
+  stats_.last_sealed_step = std::max(stats_.last_sealed_step, slot.step);
+  session_->shard->observer.OnSealed(session_->spec.name, kind, now - phase.opened_at);
+  if (phase.gather.voted() + phase.gather.abstained() < phase.gather.count()) {
+    session_->shard->logger.Log(
+        Severity::kWarning, "statistics sealed without everybody",
+        {{"session", session_->spec.name}, {"step", slot.step}, {"layer", stats_.name}, {"reason", decision.reason}});
+  }
+}
+
+void LayerPipeline::SealOverdue(absl::Time now) {
+  bool sealed = false;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [step, slot] : slots_) {
+      if (!ExpectsStatistics(step) || slot->statistics.state != PhaseState::kOpen) continue;
+      if (slot->gradient.state != PhaseState::kSealed) continue;
+      SealIfDue(*slot, ContributionKind::kStatistics, now);
+      sealed = sealed || slot->statistics.state == PhaseState::kSealed;
+    }
+  }
+  if (sealed) Schedule();
+}
+
+void LayerPipeline::AwaitResult(const ContributionKey& key, ResultFn result) {
+  absl::StatusOr<GradientResult> answer = absl::UnknownError("");
+  {
+    MutexLock lock(mu_);
+    const auto found = key.epoch == epoch_ ? slots_.find(key.step) : slots_.end();
+    if (key.epoch != epoch_) {
+      answer = ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
+                              absl::StrCat(DescribeKey(session_->spec, key), ": epoch ", key.epoch, " has ended"));
+    } else if (found == slots_.end() || found->second->gradient.state == PhaseState::kRetired) {
+      answer = ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+                              absl::StrCat(DescribeKey(session_->spec, key), ": retired"));
+    } else if (found->second->result.has_value()) {
+      answer = *found->second->result;
+    } else {
+      found->second->waiters.push_back(std::move(result));
+      return;
+    }
+  }
+  if (answer.ok()) {
+    session_->shard->observer.OnResult(session_->spec.name, answer->decision,
+                                       answer->bytes == nullptr ? 0 : answer->bytes->size());
+  }
+  result(std::move(answer));
+}
+
+void LayerPipeline::Restart(uint64_t epoch, const absl::Status& why) {
+  std::vector<ResultFn> waiters;
+  {
+    MutexLock lock(mu_);
+    if (epoch <= epoch_) return;
+    epoch_ = epoch;
+    floor_ = 0;
+    for (auto& [step, slot] : slots_) {
+      slot->statistics.Advance(PhaseEvent::kRetire);
+      slot->gradient.Advance(PhaseEvent::kRetire);
+      session_->shard->in_flight.fetch_sub(std::exchange(slot->in_flight, 0), std::memory_order_relaxed);
+      for (ResultFn& waiter : slot->waiters) waiters.push_back(std::move(waiter));
+      slot->waiters.clear();
+    }
+    slots_.clear();
+  }
+  for (ResultFn& waiter : waiters) waiter(why);
+}
+
+}  // namespace precondor

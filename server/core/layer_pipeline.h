@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// One layer of a session: gathers each step's contributions, seals them, and has the strand update the factors and
+// precondition the gradients, in step order.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/base/mutex.h"
+#include "server/core/contribution.h"
+#include "server/core/layer_worker.h"
+#include "server/core/session_context.h"
+#include "server/core/step_slot.h"
+
+namespace precondor {
+
+// Thread-safe. Invariants:
+// - Work is done in one order: by step, and in a step statistics before gradient (staleness 0) or gradient before
+//   statistics (staleness 1). So the factor version that a step sees is a function of the step alone.
+// - At most window_steps + 1 slots exist; the oldest of them may only be waiting for its update.
+// - A sealed phase never changes who contributed; its answer is made once and kept until the step is retired.
+// Lock order: mu_ is a leaf. No callback, post or arithmetic happens under it.
+class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
+ public:
+  // Allocates the layer's state: errors are those of Method::MakeState.
+  static absl::StatusOr<std::shared_ptr<LayerPipeline>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
+                                                               uint64_t epoch);
+
+  // Whether a contribution may come at this step. ABORTED STALE_STEP, FAILED_PRECONDITION STEP_TOO_FAR_AHEAD or the
+  // epoch's errors.
+  absl::Status CheckStep(const ContributionKey& key) const;
+
+  // The header has passed every check that needs no payload. `ack` and `result` as in Shard.
+  void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
+  void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
+
+  // Drops every slot and begins `epoch`; waiting results get `why`. Factors stay. Nothing when `epoch` is not new.
+  void Restart(uint64_t epoch, const absl::Status& why);
+  // Gives up on statistics that are overdue at `now`.
+  void SealOverdue(absl::Time now);
+
+  // Tells the observer and `ack` what became of a contribution that carried `bytes`.
+  void Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack);
+  LayerStats stats() const;
+
+ private:
+  LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, uint64_t epoch,
+                std::unique_ptr<LayerState> state);
+
+  using Slots = std::map<uint64_t, std::shared_ptr<StepSlot>>;
+  enum class WorkKind : uint8_t { kNone, kFold, kUpdate, kAnswer };
+  struct Work {
+    WorkKind kind = WorkKind::kNone;
+    std::shared_ptr<StepSlot> slot = {};
+    std::vector<Vote> votes = {};
+    std::string skip_reason = {};  // kAnswer: not empty when nobody gets a gradient
+  };
+
+  absl::Status CheckStepLocked(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Closable(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Finished(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  StepSlot& OpenSlot(uint64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool ExpectsStatistics(uint64_t step) const;
+
+  // Takes a contribution in: true for a repetition. Errors: those of CheckStep, ABORTED CONFLICT.
+  absl::StatusOr<bool> Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote);
+  void SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AwaitResult(const ContributionKey& key, ResultFn result);
+
+  // Has the strand look for work, unless it will anyway.
+  void Schedule();
+  void Run();
+  Work NextWork();
+  // The work that one phase offers now. Blocked: its turn has come and it cannot be done yet.
+  struct Turn {
+    Work work;
+    bool blocked = false;
+  };
+  Turn StatisticsTurn(const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Turn GradientTurn(const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Show(const LayerWorker::StateView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome);
+  void FinishGradient(StepSlot& slot, LayerWorker::Answer answer);
+
+  // Const after construction.
+  const std::shared_ptr<SessionContext> session_;
+  const uint32_t layer_;
+  const uint64_t strand_;
+
+  // Used on the strand alone.
+  LayerWorker worker_;
+
+  mutable Mutex mu_;
+  uint64_t epoch_ ABSL_GUARDED_BY(mu_);
+  uint64_t floor_ ABSL_GUARDED_BY(mu_) = 0;  // steps below it are retired
+  Slots slots_ ABSL_GUARDED_BY(mu_);
+  bool scheduled_ ABSL_GUARDED_BY(mu_) = false;
+  LayerStats stats_ ABSL_GUARDED_BY(mu_);
+  // Sums and counts behind the means in stats_.
+  double update_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+  double precondition_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t updates_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace precondor

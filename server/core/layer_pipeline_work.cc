@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The strand's half of LayerPipeline: what is next, doing it, and telling those who wait.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/core/layer_pipeline.h"
+
+namespace precondor {
+
+void LayerPipeline::Schedule() {
+  {
+    MutexLock lock(mu_);
+    if (scheduled_) return;
+    scheduled_ = true;
+  }
+  session_->shard->executor.Post(strand_, [self = shared_from_this()] { self->Run(); });
+}
+
+void LayerPipeline::Run() {
+  for (;;) {
+    Work work = NextWork();
+    switch (work.kind) {
+      case WorkKind::kNone:
+        return;
+      case WorkKind::kFold:
+        for (Vote& vote : work.votes) worker_.Fold(*work.slot, std::move(vote));
+        break;
+      case WorkKind::kUpdate:
+        FinishUpdate(*work.slot, worker_.Update(std::move(work.votes)));
+        break;
+      case WorkKind::kAnswer:
+        FinishGradient(*work.slot, work.skip_reason.empty() ? worker_.Precondition(*work.slot, std::move(work.votes))
+                                                            : worker_.Skip(*work.slot, std::move(work.skip_reason)));
+        break;
+    }
+  }
+}
+
+LayerPipeline::Work LayerPipeline::NextWork() {
+  MutexLock lock(mu_);
+  // Adding up needs no turn, and frees the payloads early.
+  for (const auto& [step, slot] : slots_) {
+    Phase& phase = slot->gradient;
+    if (phase.state != PhaseState::kOpen || phase.gather.abstained() > 0) continue;
+    if (std::optional<Vote> vote = phase.gather.TakeNext()) {
+      Work work{.kind = WorkKind::kFold, .slot = slot};
+      work.votes.push_back(*std::move(vote));
+      return work;
+    }
+  }
+  const bool gradient_first = session_->spec.staleness_steps > 0;
+  for (const auto& [step, slot] : slots_) {
+    for (const bool gradient : {gradient_first, !gradient_first}) {
+      Turn turn = gradient ? GradientTurn(slot) : StatisticsTurn(slot);
+      if (turn.work.kind != WorkKind::kNone) return std::move(turn.work);
+      if (turn.blocked) {
+        scheduled_ = false;
+        return {};
+      }
+    }
+  }
+  scheduled_ = false;
+  return {};
+}
+
+LayerPipeline::Turn LayerPipeline::StatisticsTurn(const std::shared_ptr<StepSlot>& slot) {
+  Phase& phase = slot->statistics;
+  if (!ExpectsStatistics(slot->step)) return {};
+  if (phase.state == PhaseState::kOpen) return {.work = {}, .blocked = true};
+  if (phase.state != PhaseState::kSealed) return {};
+  Turn turn;
+  turn.work = {.kind = WorkKind::kUpdate, .slot = slot};
+  if (phase.skip) {
+    phase.gather.DropVotes();
+  } else {
+    turn.work.votes = phase.gather.TakeRest();
+  }
+  return turn;
+}
+
+LayerPipeline::Turn LayerPipeline::GradientTurn(const std::shared_ptr<StepSlot>& slot) {
+  Phase& phase = slot->gradient;
+  if (phase.state == PhaseState::kOpen) return {.work = {}, .blocked = true};
+  if (phase.state != PhaseState::kSealed) return {};
+  Turn turn;
+  turn.work = {.kind = WorkKind::kAnswer, .slot = slot};
+  if (phase.gather.abstained() > 0) {
+    turn.work.skip_reason = phase.gather.Culprit();
+  } else {
+    turn.work.votes = phase.gather.TakeRest();
+  }
+  return turn;
+}
+
+void LayerPipeline::Show(const LayerWorker::StateView& view) {
+  stats_.factor_version = view.version;
+  stats_.state_bytes = view.bytes;
+  stats_.input_representation = view.summary.input_representation;
+  stats_.output_representation = view.summary.output_representation;
+  stats_.input_rank = view.summary.input_rank;
+  stats_.output_rank = view.summary.output_rank;
+  stats_.input_damping = view.summary.input_damping;
+  stats_.output_damping = view.summary.output_damping;
+}
+
+void LayerPipeline::FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome) {
+  const SessionSpec& spec = session_->spec;
+  ShardContext& shard = *session_->shard;
+  if (outcome.attempted) {
+    shard.observer.OnUpdate(spec.name, outcome.took, outcome.status.ok());
+    if (!outcome.status.ok()) {
+      shard.logger.Log(Severity::kWarning, "factor update failed; the last good factors stay",
+                       {{"session", spec.name},
+                        {"step", slot.step},
+                        {"layer", spec.layers[layer_].name},
+                        {"reason", absl::string_view(outcome.status.message())}});
+    }
+  }
+  MutexLock lock(mu_);
+  Show(outcome.state);
+  if (outcome.attempted && outcome.status.ok()) {
+    update_seconds_ += absl::ToDoubleSeconds(outcome.took);
+    stats_.update_seconds = update_seconds_ / static_cast<double>(++updates_);
+  }
+  if (slot.statistics.state == PhaseState::kRetired) return;  // its epoch ended meanwhile
+  slot.statistics.Advance(PhaseEvent::kApply);
+  --slot.in_flight;
+  shard.in_flight.fetch_sub(1, std::memory_order_relaxed);
+  // A step that left the window stayed for this alone.
+  if (slot.step < floor_) slots_.erase(slot.step);
+}
+
+void LayerPipeline::FinishGradient(StepSlot& slot, LayerWorker::Answer answer) {
+  const SessionSpec& spec = session_->spec;
+  ShardContext& shard = *session_->shard;
+  if (answer.preconditioned) shard.observer.OnPrecondition(spec.name, answer.took);
+  const GradientResult result = std::move(answer.result);
+  std::vector<ResultFn> waiters;
+  {
+    MutexLock lock(mu_);
+    Show(answer.state);
+    if (slot.gradient.state == PhaseState::kRetired) return;  // its epoch ended meanwhile, and so were the waiters told
+    switch (result.decision) {
+      case Decision::kPreconditioned:
+        precondition_seconds_ += absl::ToDoubleSeconds(answer.took);
+        stats_.precondition_seconds = precondition_seconds_ / static_cast<double>(++stats_.preconditioned);
+        break;
+      case Decision::kIdentity:
+        ++stats_.identity;
+        break;
+      case Decision::kSkip:
+        ++stats_.skipped;
+        break;
+    }
+    slot.gradient.Advance(PhaseEvent::kApply);
+    slot.result = result;
+    waiters.swap(slot.waiters);
+  }
+  if (result.decision == Decision::kSkip) {
+    shard.logger.Log(
+        Severity::kWarning, "step skipped",
+        {{"session", spec.name}, {"step", slot.step}, {"layer", spec.layers[layer_].name}, {"reason", result.reason}});
+  }
+  const int64_t bytes = result.bytes == nullptr ? 0 : static_cast<int64_t>(result.bytes->size());
+  for (ResultFn& waiter : waiters) {
+    shard.observer.OnResult(spec.name, result.decision, bytes);
+    waiter(result);
+  }
+  // Only now: a drain that sees nothing in flight may close what the waiters write to.
+  MutexLock lock(mu_);
+  const int64_t answered = slot.gradient.gather.voted() + slot.gradient.gather.abstained();
+  if (slot.in_flight == 0) return;  // its epoch ended meanwhile
+  slot.in_flight -= answered;
+  shard.in_flight.fetch_sub(answered, std::memory_order_relaxed);
+}
+
+LayerStats LayerPipeline::stats() const {
+  MutexLock lock(mu_);
+  return stats_;
+}
+
+}  // namespace precondor

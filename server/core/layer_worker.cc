@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/layer_worker.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/core/reservation.h"
+
+namespace precondor {
+namespace {
+
+absl::Duration Since(const Clock& clock, absl::Time start) { return clock.Now() - start; }
+
+ConstMatrixView HostView(const float* data, int64_t rows, int64_t cols) { return ConstMatrixView(data, rows, cols); }
+
+}  // namespace
+
+LayerWorker::LayerWorker(SessionContext& session, uint32_t layer, std::unique_ptr<LayerState> state)
+    : session_(session),
+      spec_(session.spec.layers[layer]),
+      single_(GradientContributors(session.spec) == 1),
+      cost_entry_(session.shard->costs.Register(session.method_text, spec_.d_out, spec_.d_in)),
+      state_(std::move(state)) {}
+
+LayerWorker::StateView LayerWorker::view() const { return {state_->version(), state_->bytes(), state_->summary()}; }
+
+LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
+  UpdateOutcome outcome;
+  if (!votes.empty()) {
+    outcome.attempted = true;
+    outcome.status = ApplyStatistics(votes, outcome.took);
+    if (outcome.status.ok()) session_.shard->costs.RecordUpdate(cost_entry_, absl::ToDoubleSeconds(outcome.took));
+  }
+  outcome.state = view();
+  return outcome;
+}
+
+absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took) {
+  const bool mean = session_.spec.statistics == StatisticsKind::kMean;
+  const int64_t k = mean ? 1 : static_cast<int64_t>(votes.size()) * VectorsPerWorker(session_.spec);
+  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, session_.statistics_scratch.Acquire());
+  const MatrixView a = scratch.view(0, k, spec_.d_in);
+  const MatrixView g = scratch.view(k * spec_.d_in, k, spec_.d_out);
+  PRECONDOR_RETURN_IF_ERROR(mean ? UploadMean(votes, a, g) : UploadStacked(votes, a, g));
+  votes.clear();
+  const absl::Time start = session_.shard->clock.Now();
+  absl::Status status = state_->Update({.a = a, .g = g});
+  took = Since(session_.shard->clock, start);
+  return status;
+}
+
+absl::Status LayerWorker::UploadStacked(std::vector<Vote>& votes, MatrixView a, MatrixView g) {
+  std::vector<uint64_t> samples;
+  for (const Vote& vote : votes) samples.push_back(vote.samples);
+  const std::vector<double> scales = StackingScales(samples);
+  const int64_t q = VectorsPerWorker(session_.spec);
+  Backend& backend = session_.shard->backend;
+  for (size_t i = 0; i < votes.size(); ++i) {
+    FloatBuffer& values = votes[i].values;
+    ScaleInPlace(scales[i], absl::MakeSpan(values.data(), values.size()));
+    const int64_t row = static_cast<int64_t>(i) * q;
+    PRECONDOR_RETURN_IF_ERROR(backend.Upload(HostView(values.data(), q, spec_.d_in), a.RowRange(row, q)));
+    PRECONDOR_RETURN_IF_ERROR(
+        backend.Upload(HostView(values.data() + q * spec_.d_in, q, spec_.d_out), g.RowRange(row, q)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerWorker::UploadMean(const std::vector<Vote>& votes, MatrixView a, MatrixView g) {
+  WeightedSum sum(spec_.d_in + spec_.d_out);
+  for (const Vote& vote : votes) sum.Add(vote.samples, absl::MakeConstSpan(vote.values.data(), vote.values.size()));
+  FloatBuffer mean(sum.size());
+  sum.Finish(absl::MakeSpan(mean.data(), mean.size()));
+  Backend& backend = session_.shard->backend;
+  PRECONDOR_RETURN_IF_ERROR(backend.Upload(HostView(mean.data(), 1, spec_.d_in), a));
+  return backend.Upload(HostView(mean.data() + spec_.d_in, 1, spec_.d_out), g);
+}
+
+void LayerWorker::Fold(StepSlot& slot, Vote vote) {
+  if (slot.result_buffer.empty()) slot.result_scale = vote.scale;
+  if (!single_) {
+    if (slot.sum == nullptr) slot.sum = std::make_unique<WeightedSum>(spec_.d_out * spec_.d_in);
+    slot.sum->Add(vote.samples, session_.spec.gradient_dtype, vote.bytes.data(), vote.scale);
+  }
+  if (slot.result_buffer.empty()) slot.result_buffer = std::move(vote.bytes);
+}
+
+LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> votes) {
+  for (Vote& vote : votes) Fold(slot, std::move(vote));
+  votes.clear();
+  const DType dtype = session_.spec.gradient_dtype;
+  const int64_t elements = spec_.d_out * spec_.d_in;
+  // f32 values live in the buffer that becomes the result: heap blocks are aligned for them, and the wire's byte order
+  // is the host's.
+  FloatBuffer decoded(dtype == DType::kF32 ? 0 : elements);
+  float* data = dtype == DType::kF32 ? reinterpret_cast<float*>(slot.result_buffer.data()) : decoded.data();
+  const absl::Span<float> gradient = absl::MakeSpan(data, elements);
+  if (slot.sum != nullptr) {
+    slot.sum->Finish(gradient);
+    slot.sum.reset();
+  } else if (dtype != DType::kF32 || slot.result_scale != 1.0f) {
+    DecodeElements(dtype, slot.result_buffer.data(), slot.result_scale, gradient);
+  }
+  if (!AllFinite(gradient)) return Skip(slot, "the average of the gradients is not finite in f32");
+  absl::StatusOr<Answer> answer = RunMethod(gradient);
+  if (answer.ok()) return Encode(slot, *std::move(answer), gradient);
+  // RunMethod leaves `gradient` as it was when it fails.
+  Answer identity;
+  identity.result.decision = Decision::kIdentity;
+  identity.result.reason = std::string(answer.status().message());
+  return Encode(slot, std::move(identity), gradient);
+}
+
+absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient) {
+  if (!state_->ready()) {
+    return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
+  }
+  Backend& backend = session_.shard->backend;
+  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, session_.gradient_scratch.Acquire());
+  const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
+  const MatrixView u = scratch.view(d.size(), spec_.d_out, spec_.d_in);
+  const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);
+  PRECONDOR_RETURN_IF_ERROR(backend.Upload(host, d));
+  Answer answer;
+  const absl::Time start = session_.shard->clock.Now();
+  PRECONDOR_RETURN_IF_ERROR(state_->Precondition(d, u));
+  answer.took = Since(session_.shard->clock, start);
+  if (session_.method->needs_global_scale()) {
+    PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));
+  }
+  absl::Status status = backend.Download(u, host);
+  if (status.ok() && !AllFinite(gradient)) status = absl::InternalError("the preconditioned gradient is not finite");
+  if (!status.ok()) {
+    PRECONDOR_RETURN_IF_ERROR(backend.Download(d, host));
+    return status;
+  }
+  session_.shard->costs.RecordPrecondition(cost_entry_, absl::ToDoubleSeconds(answer.took));
+  answer.preconditioned = true;
+  answer.result.decision = Decision::kPreconditioned;
+  return answer;
+}
+
+LayerWorker::Answer LayerWorker::Encode(StepSlot& slot, Answer answer, absl::Span<float> values) {
+  const DType dtype = session_.spec.gradient_dtype;
+  GradientResult& result = answer.result;
+  result.desc = {.dtype = dtype, .dims = {spec_.d_out, spec_.d_in}, .scale = 1.0f};
+  if (dtype != DType::kF32) {
+    if (dtype == DType::kF16) result.desc.scale = F16Scale(values);
+    EncodeElements(dtype, values, result.desc.scale, slot.result_buffer.data());
+  }
+  result.bytes = std::make_shared<const Payload>(std::move(slot.result_buffer));
+  answer.state = view();
+  result.factor_version = answer.state.version;
+  return answer;
+}
+
+LayerWorker::Answer LayerWorker::Skip(StepSlot& slot, std::string reason) {
+  slot.sum.reset();
+  slot.result_buffer = Payload();
+  Answer answer;
+  answer.result.decision = Decision::kSkip;
+  answer.result.reason = std::move(reason);
+  answer.state = view();
+  answer.result.factor_version = answer.state.version;
+  return answer;
+}
+
+}  // namespace precondor

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of one layer: reduces votes, updates the factors, preconditions gradients.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+#include "server/core/session_context.h"
+#include "server/core/step_slot.h"
+
+namespace precondor {
+
+// One thread at a time: the layer's strand. Failures of device or method never leave here as errors of the plan: an
+// update that fails leaves the last good factors, a precondition that fails answers IDENTITY with the reason.
+class LayerWorker {
+ public:
+  LayerWorker(SessionContext& session, uint32_t layer, std::unique_ptr<LayerState> state);
+
+  // What LayerStats shows of the state.
+  struct StateView {
+    uint64_t version = 0;
+    int64_t bytes = 0;
+    LayerState::Summary summary;
+  };
+  struct UpdateOutcome {
+    absl::Status status;  // of the update; OK as well when there were no votes
+    bool attempted = false;
+    absl::Duration took;
+    StateView state;
+  };
+  struct Answer {
+    GradientResult result;
+    bool preconditioned = false;
+    absl::Duration took;
+    StateView state;
+  };
+
+  // One step's statistics, votes in rank order; none skips the update.
+  UpdateOutcome Update(std::vector<Vote> votes);
+
+  // Adds a gradient to the slot's sum; in rank order.
+  void Fold(StepSlot& slot, Vote vote);
+  // Answers a sealed gradient phase: the votes not yet folded, in rank order.
+  Answer Precondition(StepSlot& slot, std::vector<Vote> votes);
+  // The answer of a step that somebody had no gradient for; frees what has been added up.
+  Answer Skip(StepSlot& slot, std::string reason);
+
+  StateView view() const;
+
+ private:
+  absl::Status ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took);
+  absl::Status UploadStacked(std::vector<Vote>& votes, MatrixView a, MatrixView g);
+  absl::Status UploadMean(const std::vector<Vote>& votes, MatrixView a, MatrixView g);
+  absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient);
+  Answer Encode(StepSlot& slot, Answer answer, absl::Span<float> values);
+
+  SessionContext& session_;
+  const LayerSpec& spec_;
+  const bool single_;  // one rank sends the gradient: nothing to add up
+  const size_t cost_entry_;
+  std::unique_ptr<LayerState> state_;
+};
+
+}  // namespace precondor

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks and decoding of what a contribution carries. Pure functions; every status has an ErrorReason.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/base/session_spec.h"
+#include "server/core/contribution.h"
+#include "server/core/gather.h"
+
+namespace precondor {
+
+// "step 5 layer 2 \"enc.0\" rank 1", for messages.
+std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key);
+
+// Floats of one worker's statistics of a layer: q (d_in + d_out).
+int64_t StatisticsElements(const SessionSpec& spec, const LayerSpec& layer);
+
+// Samples, number and types of the tensors, their shapes and scales, and the byte count against the layer table.
+// InvalidArgument: MALFORMED, DTYPE_MISMATCH, SHAPE_MISMATCH or SIZE_MISMATCH with expected and got. The layer exists.
+absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes);
+
+// 64 bits over everything in a contribution that must be equal in a repetition. Not stable between processes.
+uint64_t Digest(const ContributionHeader& header, const Payload& payload);
+
+// Both tensors as floats, a first. InvalidArgument: NON_FINITE or OVER_NORM (some row's |v| > max_norm_per_sqrt_element
+// * sqrt(d)), naming the tensor and row. The header has passed CheckTensors.
+absl::StatusOr<FloatBuffer> DecodeStatistics(const SessionSpec& spec, const ContributionHeader& header,
+                                             const Payload& payload, double max_norm_per_sqrt_element);
+
+// InvalidArgument NON_FINITE unless every element, times its scale, is finite in f32.
+absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload);
+
+}  // namespace precondor

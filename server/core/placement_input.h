@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// What placement knows of a session's layers.
+#pragma once
+
+#include <vector>
+
+#include "absl/types/span.h"
+
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/method.h"
+#include "server/core/shard_control.h"
+#include "server/policy/placement.h"
+
+namespace precondor {
+
+// Cost and memory of every layer. A layer whose method and shape somebody has measured costs the mean of those
+// measurements, in seconds; any other its FLOPs times the seconds per FLOP of this method's measured shapes. With
+// nothing measured, costs are FLOPs.
+std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const Method& method,
+                                           absl::Span<const MeasuredCost> costs);
+
+}  // namespace precondor

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/reduction.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace precondor {
+namespace {
+
+// Elements decoded at a time: the buffer stays in the first-level cache, so that memory is read once.
+constexpr int64_t kBlock = 1024;
+
+void Accumulate(double weight, const float* values, int64_t count, double* sum) {
+  for (int64_t i = 0; i < count; ++i) sum[i] += weight * static_cast<double>(values[i]);
+}
+
+}  // namespace
+
+void WeightedSum::Add(uint64_t samples, absl::Span<const float> values) {
+  Accumulate(static_cast<double>(samples), values.data(), size(), sum_.data());
+  samples_ += samples;
+}
+
+void WeightedSum::Add(uint64_t samples, DType dtype, const void* bytes, float scale) {
+  const auto* in = static_cast<const uint8_t*>(bytes);
+  float block[kBlock];
+  for (int64_t begin = 0; begin < size(); begin += kBlock) {
+    const int64_t count = std::min(kBlock, size() - begin);
+    DecodeElements(dtype, in + begin * ByteSize(dtype), scale, absl::MakeSpan(block, count));
+    Accumulate(static_cast<double>(samples), block, count, sum_.data() + begin);
+  }
+  samples_ += samples;
+}
+
+void WeightedSum::Finish(absl::Span<float> out) const {
+  // Divided, not multiplied by the inverse: n x / n is then x.
+  const double total = static_cast<double>(samples_);
+  for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(sum_[i] / total);
+}
+
+std::vector<double> StackingScales(absl::Span<const uint64_t> samples) {
+  double total = 0;
+  for (uint64_t n : samples) total += static_cast<double>(n);
+  std::vector<double> scales;
+  scales.reserve(samples.size());
+  for (uint64_t n : samples) {
+    scales.push_back(std::sqrt(static_cast<double>(samples.size()) * static_cast<double>(n) / total));
+  }
+  return scales;
+}
+
+void ScaleInPlace(double scale, absl::Span<float> values) {
+  const float factor = static_cast<float>(scale);
+  if (factor == 1.0f) return;
+  for (float& value : values) value *= factor;
+}
+
+double SquaredNorm(absl::Span<const float> values) {
+  // Eight independent sums: one chain of additions would be bound by their latency.
+  double lanes[8] = {};
+  const size_t whole = values.size() / 8 * 8;
+  for (size_t i = 0; i < whole; i += 8) {
+    for (size_t j = 0; j < 8; ++j) {
+      const double value = values[i + j];
+      lanes[j] += value * value;
+    }
+  }
+  for (size_t i = whole; i < values.size(); ++i) {
+    const double value = values[i];
+    lanes[i - whole] += value * value;
+  }
+  double sum = 0;
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace precondor

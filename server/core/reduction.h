@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Averages over workers: in rank order, weighted by samples, in f64, hence bitwise the same for any arrival order.
+// Callers pass the contributions in rank order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+#include "kernels/base/dtype.h"
+
+namespace precondor {
+
+// sum_r n_r x_r / sum_r n_r, one contribution after the other. A single contribution is given back exactly (up to
+// 2^29 samples). Not thread-safe.
+class WeightedSum {
+ public:
+  explicit WeightedSum(int64_t elements) : sum_(elements, 0.0) {}
+  // sum += samples * values.
+  void Add(uint64_t samples, absl::Span<const float> values);
+  // The same for sum_.size() elements in wire form (see DecodeElements).
+  void Add(uint64_t samples, DType dtype, const void* bytes, float scale);
+  // out = sum / total samples, rounded to f32.
+  void Finish(absl::Span<float> out) const;
+  int64_t size() const { return static_cast<int64_t>(sum_.size()); }
+
+ private:
+  std::vector<double> sum_;
+  uint64_t samples_ = 0;
+};
+
+// Factors by which the present workers' vectors are scaled before they are stacked: sqrt(W n_r / N) for W present
+// workers, N = sum n_r. With q vectors a worker and k = W q rows, (1/k) sum v v' is then the sample-weighted average of
+// the workers' (1/q) sum v v'. Exactly 1 when all samples are equal.
+std::vector<double> StackingScales(absl::Span<const uint64_t> samples);
+
+// values *= scale, in f32; nothing for scale 1.
+void ScaleInPlace(double scale, absl::Span<float> values);
+
+// |v|^2 in f64, in a fixed order; NaN or infinity when an element is.
+double SquaredNorm(absl::Span<const float> values);
+
+}  // namespace precondor

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that a session needs on a shard, as a sound bound that is known before anything is allocated.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/method.h"
+
+namespace precondor {
+
+inline constexpr int kDefaultWindowSteps = 2;
+
+// Bytes; sums saturate at 2^62 instead of overflowing.
+struct Reservation {
+  int64_t states = 0;   // factors at their fullest
+  int64_t scratch = 0;  // device and host buffers of the operations that may run at once
+  int64_t staging = 0;  // contributions and results of the steps in the window
+  int64_t total() const;
+};
+
+// Of the given layers. Staging per layer: statistics of W workers as f32 for window_steps + 1 steps (a step that left
+// the window may still be waiting for its update); for window_steps steps the gradients of those who send them, which
+// is also where results go, and the f64 accumulator when more than one sends.
+Reservation ComputeReservation(const SessionSpec& spec, const Method& method, absl::Span<const uint32_t> layers,
+                               int window_steps, int parallelism);
+
+// States and staging of one layer, for placement.
+int64_t LayerBytes(const SessionSpec& spec, const Method& method, const LayerSpec& layer, int window_steps);
+
+// Ranks that send a layer's gradient: world_size, or 1 in DELEGATE.
+int64_t GradientContributors(const SessionSpec& spec);
+
+}  // namespace precondor

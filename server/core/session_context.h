@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the layers of one session share. Held by shared_ptr, because work on an executor may outlive the session.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/backend.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/log.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/method.h"
+#include "server/core/cost_table.h"
+#include "server/core/executor.h"
+#include "server/core/observer.h"
+#include "server/core/scratch_pool.h"
+#include "server/core/shard.h"
+
+namespace precondor {
+
+// One per shard. The references outlive the executor's last task.
+struct ShardContext {
+  ShardOptions options;
+  Backend& backend;
+  Executor& executor;
+  const Clock& clock;
+  Logger& logger;
+  Observer& observer;
+  CostTable costs;
+  std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
+};
+
+// One per session. Const after construction but for the pools, which lock, and the atomic.
+struct SessionContext {
+  std::shared_ptr<ShardContext> shard;
+  uint64_t session_id = 0;
+  SessionSpec spec;
+  std::unique_ptr<Method> method;
+  std::string method_text;
+  ScratchPool statistics_scratch;  // a [k, d_in], then g [k, d_out], of the widest layer
+  ScratchPool gradient_scratch;    // D, then U, of the largest layer
+  std::atomic<uint64_t> last_step = 0;
+};
+
+}  // namespace precondor

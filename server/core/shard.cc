@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/payload.h"
+#include "server/core/reservation.h"
+#include "server/core/shard_session.h"
+#include "server/policy/admission.h"
+
+namespace precondor {
+namespace {
+
+absl::Status CheckInstall(const SessionInstall& install) {
+  if (install.session_id == 0) return absl::InvalidArgumentError("session_id: expected anything but 0");
+  if (install.epoch == 0) return absl::InvalidArgumentError("epoch: expected at least 1, got 0");
+  PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
+  for (size_t i = 0; i < install.layers.size(); ++i) {
+    const uint32_t layer = install.layers[i];
+    if (layer >= install.spec.layers.size() || (i > 0 && layer <= install.layers[i - 1])) {
+      return absl::InvalidArgumentError(absl::StrCat("layers[", i, "]: expected ascending places below ",
+                                                     install.spec.layers.size(), ", got ", layer));
+    }
+  }
+  for (const Member& member : install.members) {
+    if (member.rank >= static_cast<uint32_t>(install.spec.world_size) || member.incarnation == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("members: expected ranks below ", install.spec.world_size,
+                                                     " and incarnations above 0, got rank ", member.rank,
+                                                     " incarnation ", member.incarnation));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Floats of the largest statistics and gradient scratch that one operation of these layers needs.
+std::pair<int64_t, int64_t> ScratchElements(const SessionSpec& spec, const std::vector<uint32_t>& layers) {
+  int64_t statistics = 0;
+  int64_t gradient = 0;
+  for (uint32_t index : layers) {
+    const LayerSpec& layer = spec.layers[index];
+    statistics = std::max(statistics, VectorsPerStep(spec) * (layer.d_in + layer.d_out));
+    gradient = std::max(gradient, 2 * layer.d_out * layer.d_in);
+  }
+  return {statistics, gradient};
+}
+
+}  // namespace
+
+Shard::Shard(ShardOptions options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
+             Observer& observer)
+    : context_(new ShardContext{.options = std::move(options),
+                                .backend = backend,
+                                .executor = executor,
+                                .clock = clock,
+                                .logger = logger,
+                                .observer = observer,
+                                .costs = {}}) {}
+
+Shard::~Shard() {
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
+    session->Close(absl::AbortedError("the shard is shutting down"));
+  }
+}
+
+// --- control --------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<ShardDescription> Shard::Describe() {
+  return ShardDescription{.advertise_address = context_->options.advertise_address,
+                          .capacity_bytes = context_->options.capacity_bytes,
+                          .reserved_bytes = reserved_bytes(),
+                          .costs = context_->costs.Snapshot()};
+}
+
+absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
+  PRECONDOR_RETURN_IF_ERROR(CheckInstall(install));
+  if (absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(install.session_id); session.ok()) {
+    PRECONDOR_RETURN_IF_ERROR((*session)->Reinstall(install));
+    return (*session)->reserved_bytes();
+  }
+  return InstallNew(install);
+}
+
+absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install) {
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Method> method, context_->options.make_method(install.spec.method));
+  PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install));
+  const int64_t bytes = ComputeReservation(install.spec, *method, install.layers, context_->options.window_steps,
+                                           context_->executor.parallelism())
+                            .total();
+  PRECONDOR_RETURN_IF_ERROR(Reserve(install.spec.name, bytes));
+  const auto [statistics, gradient] = ScratchElements(install.spec, install.layers);
+  std::shared_ptr<SessionContext> session_context(
+      new SessionContext{.shard = context_,
+                         .session_id = install.session_id,
+                         .spec = install.spec,
+                         .method = std::move(method),
+                         .method_text = MethodText(install.spec.method),
+                         .statistics_scratch = ScratchPool(context_->backend, statistics),
+                         .gradient_scratch = ScratchPool(context_->backend, gradient)});
+  absl::StatusOr<std::shared_ptr<ShardSession>> session =
+      ShardSession::Create(std::move(session_context), install, bytes);
+  if (!session.ok()) {
+    Release(bytes);
+    return session.status();
+  }
+  int64_t count = 0;
+  bool inserted = false;
+  {
+    MutexLock lock(mu_);
+    inserted = sessions_.try_emplace(install.session_id, *session).second;
+    count = static_cast<int64_t>(sessions_.size());
+  }
+  if (!inserted) {
+    // The same Install came twice at once and the other one was faster.
+    Release(bytes);
+    return Install(install);
+  }
+  context_->observer.OnShardSessions(count);
+  context_->logger.Log(Severity::kInfo, "session installed",
+                       {{"session", install.spec.name},
+                        {"session_id", install.session_id},
+                        {"epoch", install.epoch},
+                        {"layers", static_cast<uint64_t>(install.layers.size())},
+                        {"reserved_bytes", bytes}});
+  return bytes;
+}
+
+absl::Status Shard::ReplaceNamesake(const SessionInstall& install) {
+  uint64_t older = 0;
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
+    if (session->spec().name != install.spec.name || session->id() == install.session_id) continue;
+    if (session->id() > install.session_id) {
+      return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
+                            absl::StrCat("session \"", install.spec.name, "\": session_id ", session->id(),
+                                         " has replaced ", install.session_id));
+    }
+    older = session->id();
+  }
+  if (older == 0) return absl::OkStatus();
+  // Names are unique on a coordinator: it has forgotten the older one, and nobody else would free it.
+  context_->logger.Log(Severity::kWarning, "session replaced by a later one of the same name",
+                       {{"session", install.spec.name}, {"session_id", older}});
+  return Remove(older).status();
+}
+
+absl::Status Shard::Reserve(absl::string_view name, int64_t bytes) {
+  AdmissionDecision decision;
+  int64_t reserved = 0;
+  {
+    MutexLock lock(mu_);
+    decision =
+        DecideAdmission({.needed = bytes, .reserved = reserved_bytes_, .capacity = context_->options.capacity_bytes});
+    if (decision.admit) reserved_bytes_ += bytes;
+    reserved = reserved_bytes_;
+  }
+  if (!decision.admit) {
+    return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
+                          absl::StrCat("session \"", name, "\" ", decision.reason));
+  }
+  context_->observer.OnReservedBytes(reserved, context_->options.capacity_bytes);
+  return absl::OkStatus();
+}
+
+void Shard::Release(int64_t bytes) {
+  int64_t reserved = 0;
+  {
+    MutexLock lock(mu_);
+    reserved_bytes_ -= bytes;
+    reserved = reserved_bytes_;
+  }
+  context_->observer.OnReservedBytes(reserved, context_->options.capacity_bytes);
+}
+
+absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
+  std::shared_ptr<ShardSession> session;
+  int64_t count = 0;
+  {
+    MutexLock lock(mu_);
+    auto found = sessions_.find(session_id);
+    if (found == sessions_.end()) return false;
+    session = std::move(found->second);
+    sessions_.erase(found);
+    count = static_cast<int64_t>(sessions_.size());
+  }
+  session->Close(ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kUnknownSession,
+                                absl::StrCat("session \"", session->spec().name, "\" has been closed")));
+  Release(session->reserved_bytes());
+  context_->observer.OnShardSessions(count);
+  context_->observer.OnSessionClosed(session->spec().name);
+  context_->logger.Log(Severity::kInfo, "session removed",
+                       {{"session", session->spec().name}, {"session_id", session_id}});
+  return true;
+}
+
+// --- data plane -----------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<ShardSession>> Shard::Find(uint64_t session_id) const {
+  MutexLock lock(mu_);
+  auto found = sessions_.find(session_id);
+  if (found != sessions_.end()) return found->second;
+  return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
+                        absl::StrCat("session_id ", session_id, ": no such session on this shard"));
+}
+
+absl::StatusOr<std::shared_ptr<ShardSession>> Shard::CheckedSession(const ContributionHeader& header,
+                                                                    uint64_t payload_bytes) const {
+  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, Find(header.key.session_id));
+  PRECONDOR_RETURN_IF_ERROR(session->Check(header, payload_bytes));
+  return session;
+}
+
+absl::Status Shard::CheckHeader(const ContributionHeader& header, uint64_t payload_bytes) const {
+  return CheckedSession(header, payload_bytes).status();
+}
+
+void Shard::Reject(const ContributionHeader& header, const absl::Status& status, const AckFn& ack) {
+  absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(header.key.session_id);
+  const uint32_t layer = header.key.layer;
+  if (session.ok() && layer < (*session)->spec().layers.size() && (*session)->layer(layer) != nullptr) {
+    (*session)->layer(layer)->Acknowledge(header.kind, 0, status, ack);
+    return;
+  }
+  context_->observer.OnRejected(session.ok() ? (*session)->spec().name : "", header.kind, GetErrorReason(status));
+  ack(status);
+}
+
+void Shard::SubmitStatistics(const ContributionHeader& header, Payload payload, AckFn ack) {
+  absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, payload.size());
+  if (!session.ok()) return Reject(header, session.status(), ack);
+  (*session)->layer(header.key.layer)->SubmitStatistics(header, std::move(payload), ack);
+}
+
+void Shard::SubmitGradient(const ContributionHeader& header, Payload payload, AckFn ack, ResultFn result) {
+  absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, payload.size());
+  if (!session.ok()) return Reject(header, session.status(), ack);
+  (*session)->layer(header.key.layer)->SubmitGradient(header, std::move(payload), ack, std::move(result));
+}
+
+void Shard::SealOverdue() {
+  if (context_->options.statistics_deadline == absl::InfiniteDuration()) return;
+  const absl::Time now = context_->clock.Now();
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->SealOverdue(now);
+}
+
+// --- inspection -----------------------------------------------------------------------------------------------------
+
+std::vector<std::shared_ptr<ShardSession>> Shard::AllSessions() const {
+  std::vector<std::shared_ptr<ShardSession>> sessions;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, session] : sessions_) sessions.push_back(session);
+  }
+  std::sort(sessions.begin(), sessions.end(), [](const auto& x, const auto& y) { return x->id() < y->id(); });
+  return sessions;
+}
+
+std::vector<ShardSessionSummary> Shard::ListSessions() const {
+  std::vector<ShardSessionSummary> summaries;
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) summaries.push_back(session->summary());
+  return summaries;
+}
+
+absl::StatusOr<std::vector<LayerStats>> Shard::GetLayerStats(absl::string_view session_name) const {
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
+    if (session->spec().name == session_name) return session->layer_stats();
+  }
+  return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
+                        absl::StrCat("session \"", session_name, "\": not on this shard"));
+}
+
+int64_t Shard::reserved_bytes() const {
+  MutexLock lock(mu_);
+  return reserved_bytes_;
+}
+
+int64_t Shard::in_flight() const { return context_->in_flight.load(std::memory_order_relaxed); }
+
+}  // namespace precondor

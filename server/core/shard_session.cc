@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/shard_session.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/payload.h"
+
+namespace precondor {
+namespace {
+
+using absl::StatusCode;
+
+absl::Status Refusal(StatusCode code, ErrorReason reason, const SessionSpec& spec, const ContributionKey& key,
+                     const absl::AlphaNum& what) {
+  return ReasonedStatus(code, reason, absl::StrCat(DescribeKey(spec, key), ": ", what));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
+                                                                   const SessionInstall& install,
+                                                                   int64_t reserved_bytes) {
+  std::vector<std::shared_ptr<LayerPipeline>> layers(install.spec.layers.size());
+  for (uint32_t layer : install.layers) {
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context, layer, install.epoch));
+  }
+  return std::shared_ptr<ShardSession>(
+      new ShardSession(std::move(context), reserved_bytes, install.layers, std::move(layers), MakeMembership(install)));
+}
+
+ShardSession::ShardSession(std::shared_ptr<SessionContext> context, int64_t reserved_bytes, std::vector<uint32_t> owned,
+                           std::vector<std::shared_ptr<LayerPipeline>> layers,
+                           std::shared_ptr<const Membership> membership)
+    : context_(std::move(context)),
+      reserved_bytes_(reserved_bytes),
+      owned_(std::move(owned)),
+      layers_(std::move(layers)),
+      membership_(std::move(membership)) {}
+
+std::shared_ptr<ShardSession::Membership> ShardSession::MakeMembership(const SessionInstall& install) {
+  auto members = std::make_shared<Membership>();
+  members->epoch = install.epoch;
+  members->incarnations.assign(install.spec.world_size, 0);
+  for (const Member& member : install.members) {
+    if (members->incarnations[member.rank] == 0) ++members->joined;
+    members->incarnations[member.rank] = member.incarnation;
+  }
+  return members;
+}
+
+std::shared_ptr<const ShardSession::Membership> ShardSession::membership() const {
+  MutexLock lock(mu_);
+  return membership_;
+}
+
+absl::Status ShardSession::Reinstall(const SessionInstall& install) {
+  if (const std::string difference = DescribeDifference(spec(), install.spec); !difference.empty()) {
+    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
+                          absl::StrCat("session \"", spec().name, "\": ", difference));
+  }
+  if (install.layers != owned_) {
+    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
+                          absl::StrCat("session \"", spec().name, "\": owns ", owned_.size(),
+                                       " layers, which may not change; got another set of ", install.layers.size()));
+  }
+  auto next = MakeMembership(install);
+  bool restart = false;
+  {
+    MutexLock lock(mu_);
+    if (install.epoch < membership_->epoch) {
+      return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
+                            absl::StrCat("session \"", spec().name, "\": expected epoch ", membership_->epoch,
+                                         " or later, got ", install.epoch));
+    }
+    restart = install.epoch > membership_->epoch;
+    for (size_t rank = 0; rank < next->incarnations.size() && !restart; ++rank) {
+      const uint64_t have = membership_->incarnations[rank];
+      uint64_t& got = next->incarnations[rank];
+      if (have == 0 || have == got) continue;
+      if (got != 0) {
+        return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation,
+                              absl::StrCat("session \"", spec().name, "\" epoch ", install.epoch, " rank ", rank,
+                                           ": held by incarnation ", have, ", got ", got));
+      }
+      got = have;
+      ++next->joined;
+    }
+    membership_ = std::move(next);
+  }
+  if (!restart) return absl::OkStatus();
+  // Frames of the new epoch that come before their layer's restart are told to retry.
+  const absl::Status why =
+      ReasonedStatus(StatusCode::kAborted, ErrorReason::kStaleEpoch,
+                     absl::StrCat("session \"", spec().name, "\": epoch ", install.epoch, " has begun, join again"));
+  for (uint32_t layer : owned_) layers_[layer]->Restart(install.epoch, why);
+  return absl::OkStatus();
+}
+
+absl::Status ShardSession::CheckMember(const Membership& members, const ContributionKey& key) const {
+  if (key.epoch < members.epoch) {
+    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, spec(), key,
+                   absl::StrCat("expected epoch ", members.epoch, ", got ", key.epoch));
+  }
+  if (key.epoch > members.epoch) {
+    return Refusal(StatusCode::kUnavailable, ErrorReason::kFutureEpoch, spec(), key,
+                   absl::StrCat("epoch is ", members.epoch, " here so far, got ", key.epoch));
+  }
+  if (key.rank >= members.incarnations.size()) {
+    return Refusal(StatusCode::kNotFound, ErrorReason::kUnknownRank, spec(), key,
+                   absl::StrCat("expected a rank below ", members.incarnations.size()));
+  }
+  const uint64_t holder = members.incarnations[key.rank];
+  if (holder != 0 && key.incarnation < holder) {
+    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation, spec(), key,
+                   absl::StrCat("held by incarnation ", holder, ", got ", key.incarnation));
+  }
+  if (holder != 0 && key.incarnation > holder) {
+    return Refusal(StatusCode::kNotFound, ErrorReason::kUnknownRank, spec(), key,
+                   absl::StrCat("incarnation ", key.incarnation, " has not joined, the rank's is ", holder));
+  }
+  if (members.joined < members.incarnations.size()) {
+    return Refusal(StatusCode::kUnavailable, ErrorReason::kNotActive, spec(), key,
+                   absl::StrCat(members.joined, " of ", members.incarnations.size(), " ranks have joined"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardSession::CheckRole(const ContributionHeader& header) const {
+  const ContributionKey& key = header.key;
+  if (key.layer >= layers_.size()) {
+    return Refusal(StatusCode::kNotFound, ErrorReason::kUnknownLayer, spec(), key,
+                   absl::StrCat("expected a layer below ", layers_.size()));
+  }
+  if (layers_[key.layer] == nullptr) {
+    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotOwner, spec(), key,
+                   "another shard owns the layer");
+  }
+  if (header.mode != Mode::kSecondOrder) {
+    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kModeConflict, spec(), key,
+                   absl::StrCat("expected mode ", ModeName(Mode::kSecondOrder), ", got ", ModeName(header.mode)));
+  }
+  if (header.kind == ContributionKind::kStatistics && !IsStatisticStep(spec(), key.step)) {
+    return Refusal(
+        StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,
+        absl::StrCat("statistic steps are those below ", spec().warmup_steps, " and every ", spec().inv_freq, "th"));
+  }
+  if (header.kind == ContributionKind::kGradient && spec().exchange == ExchangeMode::kDelegate &&
+      key.rank != static_cast<uint32_t>(DelegateRank(spec(), key.layer))) {
+    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotDelegate, spec(), key,
+                   absl::StrCat("rank ", DelegateRank(spec(), key.layer), " sends this layer's gradient"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardSession::Check(const ContributionHeader& header, uint64_t payload_bytes) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckMember(*membership(), header.key));
+  PRECONDOR_RETURN_IF_ERROR(CheckRole(header));
+  PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec(), header, payload_bytes));
+  return layers_[header.key.layer]->CheckStep(header.key);
+}
+
+void ShardSession::Close(const absl::Status& why) {
+  // No epoch comes after this one: what still arrives is stale.
+  for (uint32_t layer : owned_) layers_[layer]->Restart(std::numeric_limits<uint64_t>::max(), why);
+}
+
+void ShardSession::SealOverdue(absl::Time now) {
+  for (uint32_t layer : owned_) layers_[layer]->SealOverdue(now);
+}
+
+ShardSessionSummary ShardSession::summary() const {
+  const std::shared_ptr<const Membership> members = membership();
+  return {.session_id = id(),
+          .spec = spec(),
+          .epoch = members->epoch,
+          .joined = members->joined,
+          .last_step = context_->last_step.load(std::memory_order_relaxed),
+          .reserved_bytes = reserved_bytes_};
+}
+
+std::vector<LayerStats> ShardSession::layer_stats() const {
+  std::vector<LayerStats> stats;
+  stats.reserve(owned_.size());
+  for (uint32_t layer : owned_) stats.push_back(layers_[layer]->stats());
+  return stats;
+}
+
+}  // namespace precondor

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// One session on a shard: its members and the layers that the shard owns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/mutex.h"
+#include "server/core/contribution.h"
+#include "server/core/layer_pipeline.h"
+#include "server/core/session_context.h"
+#include "server/core/shard.h"
+#include "server/core/shard_control.h"
+
+namespace precondor {
+
+// Thread-safe. Lock order: mu_ is a leaf; layers are called without it.
+class ShardSession {
+ public:
+  // Allocates the layers' states. `reserved_bytes` has been admitted. Errors: those of Method::MakeState.
+  static absl::StatusOr<std::shared_ptr<ShardSession>> Create(std::shared_ptr<SessionContext> context,
+                                                              const SessionInstall& install, int64_t reserved_bytes);
+
+  // A later Install of the session (see ShardControl). FailedPrecondition: SPEC_MISMATCH, STALE_EPOCH, or
+  // STALE_INCARNATION when a rank has another holder in the same epoch.
+  absl::Status Reinstall(const SessionInstall& install);
+
+  // Everything that a header tells; see Shard::CheckHeader.
+  absl::Status Check(const ContributionHeader& header, uint64_t payload_bytes) const;
+  // Not null for a layer that passed Check.
+  LayerPipeline* layer(uint32_t index) const { return layers_[index].get(); }
+
+  // Ends the session; waiting results get `why`.
+  void Close(const absl::Status& why);
+  void SealOverdue(absl::Time now);
+
+  const SessionSpec& spec() const { return context_->spec; }
+  uint64_t id() const { return context_->session_id; }
+  int64_t reserved_bytes() const { return reserved_bytes_; }
+  ShardSessionSummary summary() const;
+  std::vector<LayerStats> layer_stats() const;
+
+ private:
+  // Published whole: readers keep a snapshot.
+  struct Membership {
+    uint64_t epoch = 0;
+    uint32_t joined = 0;
+    std::vector<uint64_t> incarnations;  // by rank; 0: not joined
+  };
+
+  ShardSession(std::shared_ptr<SessionContext> context, int64_t reserved_bytes, std::vector<uint32_t> owned,
+               std::vector<std::shared_ptr<LayerPipeline>> layers, std::shared_ptr<const Membership> membership);
+  static std::shared_ptr<Membership> MakeMembership(const SessionInstall& install);
+  std::shared_ptr<const Membership> membership() const;
+  absl::Status CheckMember(const Membership& members, const ContributionKey& key) const;
+  absl::Status CheckRole(const ContributionHeader& header) const;
+
+  // Const after construction.
+  const std::shared_ptr<SessionContext> context_;
+  const int64_t reserved_bytes_;
+  const std::vector<uint32_t> owned_;
+  const std::vector<std::shared_ptr<LayerPipeline>> layers_;  // by layer index; null: another shard's
+
+  mutable Mutex mu_;
+  std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace precondor

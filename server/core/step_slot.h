@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// One step of one layer: its two phases, statistics and gradient, and how far each has come.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+
+#include "server/core/contribution.h"
+#include "server/core/gather.h"
+#include "server/core/reduction.h"
+
+namespace precondor {
+
+// OPEN takes contributions; SEALED has them all (or gave up on the rest) and waits for its turn on the layer's strand;
+// APPLIED is in the factors or answered, and kept for repetitions; RETIRED takes part in nothing any more.
+enum class PhaseState : uint8_t { kOpen, kSealed, kApplied, kRetired };
+enum class PhaseEvent : uint8_t { kSeal, kApply, kRetire };
+
+// The only way from one state to the next. An event that the state does not allow is a bug and aborts.
+PhaseState NextState(PhaseState state, PhaseEvent event);
+
+struct Phase {
+  explicit Phase(Gather contributors) : gather(std::move(contributors)) {}
+  Gather gather;
+  PhaseState state = PhaseState::kOpen;
+  bool skip = false;  // sealed without a usable quorum
+  absl::Time opened_at = absl::InfiniteFuture();
+  absl::Time sealed_at = absl::InfiniteFuture();
+
+  // Nobody has contributed: nothing is lost when it goes.
+  bool untouched() const { return state == PhaseState::kOpen && gather.empty(); }
+  void Advance(PhaseEvent event) { state = NextState(state, event); }
+};
+
+// Guarded by the layer's lock, but for `sum` and `result_buffer`, which only the layer's strand touches.
+struct StepSlot {
+  StepSlot(uint64_t step, Gather statistics_contributors, Gather gradient_contributors)
+      : step(step), statistics(std::move(statistics_contributors)), gradient(std::move(gradient_contributors)) {}
+  const uint64_t step;
+  Phase statistics;
+  Phase gradient;
+  std::vector<ResultFn> waiters;
+  std::optional<GradientResult> result;  // once the gradient phase is APPLIED
+  int64_t in_flight = 0;                 // what this slot adds to ShardContext::in_flight
+  std::unique_ptr<WeightedSum> sum;
+  Payload result_buffer;  // the first gradient's bytes: the result has exactly their size
+  float result_scale = 1.0f;
+};
+
+}  // namespace precondor
