@@ -63,9 +63,9 @@ absl::Status ParseExchange(absl::string_view text, ExchangeMode* out) {
   return absl::OkStatus();
 }
 
-// Few enough runs for continuous integration: the comparison that matters, one rate search seed.
+// Few enough runs for continuous integration: the comparisons that matter, one seed in the rate search.
 void MakeShort(Options& options) {
-  options.methods = {*FindMethod("none"), *FindMethod("signed-lowrank")};
+  options.methods = {*FindMethod("none"), *FindMethod("mean-lowrank"), *FindMethod("signed-lowrank")};
   options.optimizers = {"adamw"};
   options.seeds = 2;
   options.rate_seeds = 1;
@@ -168,7 +168,7 @@ every method on the same grid; the runs that count then go through the service.
   --rate-seeds N           runs of each rate in the search, seeds 1 ... N (3)
   --learning-rates LIST    the grid to search (0.004,0.008,0.016,0.032,0.064); a single rate is used as it is
   --steps N                instead of the task's own: classifier 300, autoencoder 600
-  --short                  none and signed-lowrank under AdamW, 2 seeds, a small grid; flags after it change that
+  --short                  none and the low-rank methods under AdamW, 2 seeds, a small grid; flags after it change that
   --data FILE              digits.csv, when not where it was at build time
   --json FILE, --svg FILE  write the results, and a picture of the loss curves
   --help                   this text

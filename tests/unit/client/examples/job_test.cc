@@ -29,7 +29,7 @@ TEST(JobTest, ComesBackAsItWas) {
   EXPECT_EQ(decoded->workers, 7);
   EXPECT_EQ(decoded->reducer_elements, 3185);
   ASSERT_EQ(decoded->runs.size(), 1u);
-  const Run& run = decoded->runs.front();
+  const digits::Run& run = decoded->runs.front();
   EXPECT_EQ(run.task.steps, 17);
   EXPECT_EQ(run.optimizer, "lamb");
   EXPECT_EQ(run.seed, 0xFFFFFFFFFFFFFFFFull);

@@ -41,7 +41,7 @@ TEST(OptionsTest, TakesValuesInBothForms) {
 TEST(OptionsTest, FlagsAfterShortChangeIt) {
   const auto options = Parse({"--in-process", "--short", "--seeds=3"});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->methods.size(), 2u);
+  EXPECT_EQ(options->methods.size(), 3u);
   EXPECT_EQ(options->seeds, 3);
 }
 
