@@ -188,6 +188,7 @@ std::vector<Outbox::Item> Outbox::TakeExpired(absl::Time now) {
     if (entry.item->deadline <= now) expired.push_back(sequence);
   }
   std::vector<Item> items;
+  items.reserve(expired.size());
   for (const Sequence sequence : expired) items.push_back(Erase(sequence));
   return items;
 }

@@ -67,8 +67,8 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
     StartRead(&in_);
     StartCall();
   }
-  void Write(grpc::ByteBuffer frame, bool more) {
-    out_ = std::move(frame);
+  void Write(const grpc::ByteBuffer& frame, bool more) {
+    out_ = frame;  // counts a reference
     grpc::WriteOptions options;
     if (more) options.set_buffer_hint();
     StartWrite(&out_, options);
