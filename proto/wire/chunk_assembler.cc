@@ -67,7 +67,11 @@ bool SameContribution(const v1::FrameHeader& first, const v1::FrameHeader& heade
 }
 
 void Append(const ReceivedBytes& chunk, std::vector<uint8_t>& payload) {
-  for (absl::string_view piece : chunk.pieces()) payload.insert(payload.end(), piece.begin(), piece.end());
+  for (absl::string_view piece : chunk.pieces()) {
+    // The same type on both sides: from chars the library would copy byte by byte.
+    const auto* bytes = reinterpret_cast<const uint8_t*>(piece.data());
+    payload.insert(payload.end(), bytes, bytes + piece.size());
+  }
 }
 
 }  // namespace
