@@ -57,7 +57,9 @@ class ShardLink::Channel {
 };
 
 // Carries events of one call to its link. Every operation is started under the link's lock while the read of the loop
-// is outstanding, so that gRPC cannot report the end in between; OnDone is the last event and deletes it.
+// is outstanding, so that gRPC cannot report the end in between; OnDone is the last event. The link deletes it
+// later on a thread of its own: a context holds its channel, and gRPC 1.51 dies when its last channel goes on one of
+// gRPC's callback threads.
 class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   Stream(ShardLink* link, grpc::GenericStub& stub) : link_(link) {
@@ -90,10 +92,7 @@ class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
     out_.Clear();  // it would keep the payload's memory borrowed until the next write
     link_->OnWriteDone(ok);
   }
-  void OnDone(const grpc::Status& status) override {
-    link_->OnStreamDone(status);
-    delete this;
-  }
+  void OnDone(const grpc::Status& status) override { link_->OnStreamDone(status); }
 
   ShardLink* const link_;
   grpc::ClientContext context_;
@@ -115,12 +114,13 @@ ShardLink::~ShardLink() {
     if (state_ == StreamState::kOpen && outbox_.empty() && !writing_) {
       stream_->HalfClose();
       changed_.wait_until(mu_, absl::ToChronoTime(absl::Now() + kCloseTimeout),
-                          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stream_ == nullptr; });
+                          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
     }
   }
   Fail(absl::CancelledError(absl::StrCat("shard ", options_.address, ": the worker was destroyed")));
   MutexLock lock(mu_);
-  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stream_ == nullptr; });
+  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
+  stream_.reset();
   channel_.reset();
 }
 
@@ -138,6 +138,9 @@ absl::Time ShardLink::Tick(absl::Time now) {
   {
     MutexLock lock(mu_);
     expired = outbox_.TakeExpired(now);
+    for (const Outbox::Item& item : expired) {
+      if (item->result == nullptr) hooks_.refused_statistics(LateError(item->id));
+    }
     NotifyIfAcknowledged();
     if (state_ == StreamState::kNone && !closing_ && failed_.ok() && connect_at_ <= now) Connect(now);
     if (state_ == StreamState::kOpening && opening_deadline_ <= now) CancelStream();
@@ -148,18 +151,12 @@ absl::Time ShardLink::Tick(absl::Time now) {
   }
   bool stuck = false;
   for (Outbox::Item& item : expired) {
-    const absl::Status status =
-        absl::DeadlineExceededError(absl::StrCat("shard ", options_.address, ": step ", item->id.step, " layer ",
-                                                 item->id.layer, ": not answered within its time"));
-    const ContributionId id = item->id;
     const std::shared_ptr<PreconditionFuture::State> result = item->result;
-    item.reset();
-    if (result == nullptr) {
-      hooks_.refused_statistics(id, status);
-    } else {
-      result->Fail(status);
-      stuck |= !result->ready();
-    }
+    if (result == nullptr) continue;
+    const absl::Status late = LateError(item->id);
+    item.reset();  // with it goes our hold on the gradient's memory
+    result->Fail(late);
+    stuck |= !result->ready();
   }
   if (stuck) {
     // The transport still holds the caller's memory: only the end of the connection gives it back.
@@ -170,19 +167,27 @@ absl::Time ShardLink::Tick(absl::Time now) {
   return next;
 }
 
+absl::Status ShardLink::LateError(const ContributionId& id) const {
+  return absl::DeadlineExceededError(
+      absl::StrCat("shard ", options_.address, ": session ", options_.session, " step ", id.step, " layer ", id.layer,
+                   ": ", id.kind == v1::FRAME_KIND_GRADIENT ? "gradient" : "statistics", " not answered within ",
+                   absl::FormatDuration(options_.result_timeout)));
+}
+
 void ShardLink::Connect(absl::Time now) {
+  stream_.reset();
   if (channel_ == nullptr || renew_channel_) channel_ = std::make_unique<Channel>(options_.address);
   renew_channel_ = false;
   ahead_.reset();
   writing_ = false;
   state_ = StreamState::kOpening;
   opening_deadline_ = now + options_.connect_timeout;
-  stream_ = new Stream(this, channel_->stub());
+  stream_ = std::make_unique<Stream>(this, channel_->stub());
   stream_->Start();
 }
 
 void ShardLink::CancelStream() {
-  if (stream_ == nullptr) return;
+  if (state_ == StreamState::kNone) return;
   state_ = StreamState::kClosing;
   stream_->Cancel();
 }
@@ -364,10 +369,12 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   }
   if (item == nullptr) return;
   const v1::Outcome& outcome = message.outcome();
-  absl::StatusOr<Decision> decision = wire::DecodeDecision(outcome.decision(), "decision");
-  absl::StatusOr<bool> complete = decision.status();
-  if (decision.ok()) {
-    complete = *decision == Decision::kSkip ? true : TakeResult(*item, message.header(), payload);
+  const absl::StatusOr<Decision> decision = wire::DecodeDecision(outcome.decision(), "decision");
+  absl::StatusOr<bool> complete = true;
+  if (!decision.ok()) {
+    complete = decision.status();
+  } else if (*decision != Decision::kSkip) {
+    complete = TakeResult(*item, message.header(), payload);
   }
   if (complete.ok() && !*complete) return;
   const std::shared_ptr<PreconditionFuture::State> result = item->result;
@@ -386,41 +393,34 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
 }
 
 void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
-  Outbox::Item item;
-  bool counted = false;
   const Recovery recovery = RecoveryFor(status);
+  Outbox::Item item;
   uint64_t epoch = 0;
   {
     MutexLock lock(mu_);
     if (outbox_.Find(id) == nullptr) return;
     epoch = epoch_;
-    counted = outbox_.WasCounted(id, status);
     if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, absl::Now() + kRetryPause);
     if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
-    if (recovery == Recovery::kRefused) item = outbox_.Remove(id);
+    if (recovery == Recovery::kRefused) {
+      const bool counted = outbox_.WasCounted(id, status);
+      item = outbox_.Remove(id);
+      if (item->result == nullptr && !counted) hooks_.refused_statistics(status);
+    }
     NotifyIfAcknowledged();
     Pump();
   }
-  switch (recovery) {
-    case Recovery::kRetryLater:
-      hooks_.wake();
-      return;
-    case Recovery::kRefreshEpoch:
-      hooks_.stale_epoch(epoch);
-      return;
-    case Recovery::kFatal:
-      hooks_.fatal(status);
-      return;
-    case Recovery::kRefused:
-      break;
-  }
-  if (item->result == nullptr) {
-    if (!counted) hooks_.refused_statistics(id, status);
-  } else if (GetErrorReason(status) == ErrorReason::kNonFinite) {
+  if (recovery == Recovery::kRetryLater) hooks_.wake();
+  if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch);
+  if (recovery == Recovery::kFatal) hooks_.fatal(status);
+  if (item == nullptr || item->result == nullptr) return;
+  const std::shared_ptr<PreconditionFuture::State> result = item->result;
+  item.reset();
+  if (GetErrorReason(status) == ErrorReason::kNonFinite) {
     // Every other replica is told to skip the step for it: so is this one.
-    item->result->Complete({Decision::kSkip, 0, 0, std::string(status.message())});
+    result->Complete({Decision::kSkip, 0, 0, std::string(status.message())});
   } else {
-    item->result->Fail(status);
+    result->Fail(status);
   }
 }
 
@@ -448,7 +448,6 @@ void ShardLink::OnStreamDone(const grpc::Status& status) {
   // Last, and wake under the lock, since the destructor waits for it.
   MutexLock lock(mu_);
   state_ = StreamState::kNone;
-  stream_ = nullptr;
   changed_.notify_all();
   hooks_.wake();
 }

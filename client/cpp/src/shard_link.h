@@ -36,17 +36,19 @@ class ShardLink {
  public:
   struct Options {
     std::string address;
+    std::string session;  // its name, for messages
     uint64_t session_id = 0;
     uint32_t rank = 0;
     uint64_t incarnation = 0;
     uint64_t epoch = 0;
     absl::Duration connect_timeout;  // until a new stream's first frame
+    absl::Duration result_timeout;   // that contributions' deadlines were made with, for messages
   };
   struct Hooks {
     std::function<void()> wake;                       // Tick has something to do
     std::function<void(uint64_t epoch)> stale_epoch;  // join again
-    std::function<void(absl::Status)> fatal;          // the worker is done for
-    std::function<void(const ContributionId&, absl::Status)> refused_statistics;
+    std::function<void(const absl::Status&)> fatal;   // the worker is done for
+    std::function<void(const absl::Status&)> refused_statistics;
   };
 
   // `traffic` outlives the link.
@@ -89,6 +91,7 @@ class ShardLink {
   absl::StatusOr<bool> TakeResult(const Contribution& item, const v1::FrameHeader& header,
                                   const wire::ReceivedBytes& payload);
 
+  absl::Status LateError(const ContributionId& id) const;
   void Connect(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -104,7 +107,7 @@ class ShardLink {
   class Channel;
   std::unique_ptr<Channel> channel_ ABSL_GUARDED_BY(mu_);
   bool renew_channel_ ABSL_GUARDED_BY(mu_) = false;
-  Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // deletes itself when gRPC is done with it
+  std::unique_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);  // in state kNone: none, or one that has ended
   StreamState state_ ABSL_GUARDED_BY(mu_) = StreamState::kNone;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Outbox::Frame> ahead_ ABSL_GUARDED_BY(mu_);  // taken from the outbox, to be written next

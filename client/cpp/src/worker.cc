@@ -118,18 +118,18 @@ absl::Status WorkerImpl::AddLinks(const v1::ShardMap& map) {
   for (const v1::ShardAssignment& assignment : map.assignments()) {
     ShardLink::Options link;
     link.address = assignment.address();
+    link.session = session_;
     link.session_id = session_id_;
     link.rank = rank_;
     link.incarnation = incarnation_;
     link.epoch = epoch();
     link.connect_timeout = options_.connect_timeout;
+    link.result_timeout = options_.result_timeout;
     ShardLink::Hooks hooks;
     hooks.wake = [this] { Wake(); };
     hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
     hooks.fatal = [this](const absl::Status& status) { Fail(status); };
-    hooks.refused_statistics = [this](const ContributionId& id, const absl::Status& status) {
-      OnRefusedStatistics(id, status);
-    };
+    hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
     links_.push_back(std::make_unique<ShardLink>(std::move(link), std::move(hooks), traffic_));
     assignments_.push_back(assignment);
     for (const uint32_t layer : assignment.layers()) {
@@ -393,7 +393,7 @@ void WorkerImpl::OnStaleEpoch(uint64_t epoch) {
   changed_.notify_all();
 }
 
-void WorkerImpl::OnRefusedStatistics(const ContributionId& id, const absl::Status& status) {
+void WorkerImpl::OnRefusedStatistics(const absl::Status& status) {
   MutexLock lock(mu_);
   if (first_refusal_.ok()) first_refusal_ = status;
 }

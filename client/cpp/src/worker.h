@@ -38,8 +38,8 @@ class Borrowed {
 };
 
 // Threads: the timer makes connections and gives up what is late; the refresher joins again when the epoch has
-// changed; everything else happens on callers' and gRPC's threads. Lock order: a link's lock, then mu_ (only by the
-// wake hook); mu_ is held over no call.
+// changed; everything else happens on callers' and gRPC's threads. Lock order: a link's lock, then mu_ (in
+// hooks); mu_ is held over no call.
 class WorkerImpl final : public Worker {
  public:
   // `joined` is the coordinator's answer once all ranks are in.
@@ -91,7 +91,7 @@ class WorkerImpl final : public Worker {
   // Hooks of the links.
   void Wake();
   void OnStaleEpoch(uint64_t epoch);
-  void OnRefusedStatistics(const ContributionId& id, const absl::Status& status);
+  void OnRefusedStatistics(const absl::Status& status);
   void Fail(const absl::Status& status);
 
   void TimerLoop();

@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+// The client against scripted faults: what it sends again, when it gives up, and whose memory it touches.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "precondor/client.h"
+#include "tests/loopback/scripted_server.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+using Script = ScriptedServer::Script;
+
+constexpr uint64_t kSamples = 5;
+// Layer 2 takes more than two chunks in f32.
+const std::vector<std::pair<int64_t, int64_t>> kShapes = {{3, 5}, {8, 2}, {640, 900}};
+
+SessionSpec Spec(DType gradient_dtype = DType::kF32) {
+  SessionSpec spec;
+  spec.name = "client-test";
+  spec.statistics = StatisticsKind::kPerWorkerMean;
+  spec.statistics_dtype = DType::kF32;
+  spec.gradient_dtype = gradient_dtype;
+  spec.inv_freq = 1;
+  for (const auto& [d_out, d_in] : kShapes) {
+    spec.layers.push_back({absl::StrCat("layer", spec.layers.size()), d_out, d_in, false});
+  }
+  return spec;
+}
+
+ClientOptions Options(const ScriptedServer& server) {
+  ClientOptions options;
+  options.coordinator = server.address();
+  options.connect_timeout = absl::Seconds(20);
+  return options;
+}
+
+class Tensor {
+ public:
+  explicit Tensor(int64_t layer, float value = 0)
+      : rows_(kShapes[static_cast<size_t>(layer)].first),
+        cols_(kShapes[static_cast<size_t>(layer)].second),
+        data_(static_cast<size_t>(rows_ * cols_), value) {}
+  static Tensor Ramp(int64_t layer) {
+    Tensor out(layer);
+    for (size_t i = 0; i < out.data_.size(); ++i) out.data_[i] = static_cast<float>(i % 61) - 30;
+    return out;
+  }
+  MatrixView view() { return MatrixView(data_.data(), rows_, cols_); }
+  Tensor Doubled() const {
+    Tensor out = *this;
+    for (float& value : out.data_) value *= 2;
+    return out;
+  }
+  bool operator==(const Tensor&) const = default;
+
+ private:
+  int64_t rows_, cols_;
+  std::vector<float> data_;
+};
+
+std::unique_ptr<Worker> Join(const ClientOptions& options) {
+  auto client = Client::Connect(options);
+  EXPECT_TRUE(client.ok()) << client.status();
+  auto worker = (*client)->Join("client-test", {0, 7});
+  EXPECT_TRUE(worker.ok()) << worker.status();
+  return *std::move(worker);
+}
+
+absl::Status SendStatistics(Worker& worker, uint64_t step, int64_t layer) {
+  const auto [d_out, d_in] = kShapes[static_cast<size_t>(layer)];
+  std::vector<float> a(static_cast<size_t>(d_in), 1.5f), g(static_cast<size_t>(d_out), -2.5f);
+  return worker.SendStatistics(step, layer, ConstMatrixView(a.data(), 1, d_in), ConstMatrixView(g.data(), 1, d_out),
+                               kSamples);
+}
+
+// One step of all layers, in place or not; the results must be the doubled gradients.
+void RunStep(Worker& worker, uint64_t step, bool in_place) {
+  std::vector<Tensor> gradients, outs;
+  for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+    gradients.push_back(Tensor::Ramp(static_cast<int64_t>(layer)));
+    outs.push_back(Tensor(static_cast<int64_t>(layer)));
+  }
+  const std::vector<Tensor> originals = gradients;
+  std::vector<PreconditionFuture> futures;
+  for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+    const int64_t index = static_cast<int64_t>(layer);
+    ASSERT_TRUE(SendStatistics(worker, step, index).ok());
+    futures.push_back(worker.Precondition(step, index, gradients[layer].view(),
+                                          in_place ? gradients[layer].view() : outs[layer].view(), kSamples));
+  }
+  for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+    const auto result = futures[layer].Wait();
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->decision, Decision::kPreconditioned);
+    EXPECT_EQ(result->factor_version, step + 1);
+    EXPECT_TRUE(futures[layer].ready());
+    EXPECT_TRUE((in_place ? gradients[layer] : outs[layer]) == originals[layer].Doubled()) << "layer " << layer;
+  }
+}
+
+class ClientDTypeTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(ClientDTypeTest, CarriesTensorsOfEveryTypeInOneOrManyChunks) {
+  ScriptedServer server(Spec(GetParam()));
+  const auto worker = Join(Options(server));
+  RunStep(*worker, 0, false);
+  RunStep(*worker, 1, true);
+  ASSERT_TRUE(worker->Flush().ok());
+  const auto stored = server.stored();
+  EXPECT_EQ(stored.size(), 4 * kShapes.size());
+  for (const auto& [key, contribution] : stored) {
+    EXPECT_EQ(contribution.times, 1) << key;
+    EXPECT_EQ(contribution.header.incarnation(), 7u);
+    EXPECT_EQ(contribution.header.samples(), kSamples);
+  }
+  const Traffic traffic = worker->traffic();
+  int64_t elements = 0, vectors = 0;
+  for (const auto& [d_out, d_in] : kShapes) {
+    elements += d_out * d_in;
+    vectors += d_out + d_in;
+  }
+  EXPECT_EQ(traffic.gradient_bytes, 2 * elements * static_cast<int64_t>(ByteSize(GetParam())));
+  EXPECT_EQ(traffic.result_bytes, traffic.gradient_bytes);
+  EXPECT_EQ(traffic.statistics_bytes, 2 * vectors * 4);
+  EXPECT_GT(traffic.overhead_bytes, 0);
+  EXPECT_EQ(traffic.reconnects, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, ClientDTypeTest, ::testing::Values(DType::kF32, DType::kF16, DType::kBF16));
+
+// A step is 6 contributions: 6 ACKs and 1 + 1 + 3 frames of results; the place runs over all of them.
+class ClientReplayTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(ClientReplayTest, ABrokenStreamChangesNoAnswerAndNoByte) {
+  for (const bool in_place : {false, true}) {
+    ScriptedServer server(Spec());
+    server.Change([&](Script& script) { script.break_after_frames = {GetParam(), GetParam() + 2}; });
+    const auto worker = Join(Options(server));
+    RunStep(*worker, 0, in_place);
+    RunStep(*worker, 1, in_place);
+    ASSERT_TRUE(worker->Flush().ok());
+    for (const auto& [key, contribution] : server.stored()) EXPECT_FALSE(contribution.conflict) << key;
+    EXPECT_EQ(server.stored().size(), 4 * kShapes.size());
+    EXPECT_EQ(worker->traffic().reconnects, 2);
+    EXPECT_EQ(server.streams(), 3);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, ClientReplayTest, ::testing::Range(0, 12));
+
+TEST(ClientLinkTest, SurvivesAServerThatGoesAndComesBack) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server));
+  RunStep(*worker, 0, true);
+  server.Stop();
+  std::thread restart([&server] { server.Start(); });
+  RunStep(*worker, 1, true);
+  restart.join();
+  EXPECT_TRUE(worker->Flush().ok());
+  EXPECT_GE(worker->traffic().reconnects, 1);
+}
+
+TEST(ClientLinkTest, KeepsWithinASmallCredit) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) {
+    script.credit_bytes = 100;
+    script.chunk_bytes = 777;
+  });
+  const auto worker = Join(Options(server));
+  RunStep(*worker, 0, false);
+}
+
+TEST(ClientLinkTest, RetriesWhatTheShardIsNotReadyFor) {
+  ScriptedServer server(Spec());
+  auto refusals = std::make_shared<int>(4);
+  server.Change([&](Script& script) {
+    script.refuse = [refusals](const v1::FrameHeader&) {
+      if (*refusals == 0) return absl::OkStatus();
+      --*refusals;
+      return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive, "not active");
+    };
+  });
+  const auto worker = Join(Options(server));
+  RunStep(*worker, 0, false);
+  EXPECT_TRUE(worker->Flush().ok());
+  EXPECT_EQ(*refusals, 0);
+}
+
+TEST(ClientLinkTest, JoinsAgainWhenTheEpochHasChanged) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server));
+  RunStep(*worker, 0, false);
+  EXPECT_EQ(worker->epoch(), 1u);
+  server.BumpEpoch();
+  RunStep(*worker, 1, true);
+  EXPECT_EQ(worker->epoch(), 2u);
+  EXPECT_EQ(server.joins(), 2);
+  for (const auto& [key, contribution] : server.stored()) {
+    EXPECT_EQ(contribution.header.epoch(), contribution.header.step() + 1) << key;
+  }
+  server.BumpEpoch();
+  const auto directive = worker->ReportStep(1, 0.5, kSamples, true, 0.1);
+  ASSERT_TRUE(directive.ok()) << directive.status();
+  EXPECT_EQ(worker->epoch(), 3u);
+  EXPECT_TRUE(worker->Flush().ok());
+}
+
+TEST(ClientLinkTest, AFencedIncarnationFailsEverythingFromThenOn) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) {
+    script.refuse = [](const v1::FrameHeader&) {
+      return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation,
+                            "rank 0 is held by incarnation 8");
+    };
+  });
+  const auto worker = Join(Options(server));
+  Tensor gradient = Tensor::Ramp(2);
+  const Tensor original = gradient;
+  const PreconditionFuture first = worker->Precondition(0, 2, gradient.view(), gradient.view(), kSamples);
+  EXPECT_EQ(GetErrorReason(first.Wait().status()), ErrorReason::kStaleIncarnation);
+  EXPECT_TRUE(gradient == original);
+  const PreconditionFuture second = worker->Precondition(1, 2, gradient.view(), gradient.view(), kSamples);
+  EXPECT_EQ(GetErrorReason(second.Wait().status()), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason(SendStatistics(*worker, 0, 0)), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason(worker->Flush()), ErrorReason::kStaleIncarnation);
+}
+
+TEST(ClientLinkTest, FlushReportsTheFirstRefusalOnce) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) {
+    script.refuse = [](const v1::FrameHeader& header) {
+      if (header.kind() != v1::FRAME_KIND_STATISTICS || header.layer() == 0) return absl::OkStatus();
+      return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kNonFinite,
+                            absl::StrCat("layer ", header.layer(), " has a NaN"));
+    };
+  });
+  const auto worker = Join(Options(server));
+  for (int64_t layer = 0; layer < 3; ++layer) ASSERT_TRUE(SendStatistics(*worker, 0, layer).ok());
+  const absl::Status status = worker->Flush();
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kNonFinite);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 has a NaN"));
+  EXPECT_TRUE(worker->Flush().ok());
+}
+
+TEST(ClientLinkTest, ARefusedGradientFailsItsFutureAndANonFiniteOneSkips) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) {
+    script.refuse = [](const v1::FrameHeader& header) {
+      return header.layer() == 0
+                 ? ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kConflict, "other bytes")
+                 : ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kNonFinite, "NaN at 3");
+    };
+  });
+  const auto worker = Join(Options(server));
+  Tensor gradient = Tensor::Ramp(0), other = Tensor::Ramp(1);
+  const auto refused = worker->Precondition(0, 0, gradient.view(), gradient.view(), kSamples).Wait();
+  EXPECT_EQ(GetErrorReason(refused.status()), ErrorReason::kConflict);
+  const auto skipped = worker->Precondition(0, 1, other.view(), other.view(), kSamples).Wait();
+  ASSERT_TRUE(skipped.ok());
+  EXPECT_EQ(skipped->decision, Decision::kSkip);
+  EXPECT_THAT(skipped->reason, HasSubstr("NaN at 3"));
+}
+
+TEST(ClientLinkTest, SkipsLeaveTheOutputAlone) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.skip_gradients = true; });
+  const auto worker = Join(Options(server));
+  Tensor gradient = Tensor::Ramp(2), out(2, 4.0f);
+  const Tensor untouched = out;
+  const auto result = worker->Precondition(0, 2, gradient.view(), out.view(), kSamples).Wait();
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->decision, Decision::kSkip);
+  EXPECT_EQ(result->reason, "by the script");
+  EXPECT_TRUE(out == untouched);
+  EXPECT_EQ(worker->AbstainGradient(0, 1).Wait()->decision, Decision::kSkip);
+  EXPECT_TRUE(worker->AbstainStatistics(0, 1).ok());
+  EXPECT_TRUE(worker->Flush().ok());
+  const auto stored = server.stored();
+  EXPECT_TRUE(stored.at("S0.1").header.abstain());
+  EXPECT_TRUE(stored.at("G0.1").header.abstain());
+  EXPECT_EQ(stored.at("G0.1").header.tensors_size(), 0);
+}
+
+TEST(ClientLinkTest, GivesUpAtTheDeadlineAndNamesWhatWasLate) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.silent = true; });
+  ClientOptions options = Options(server);
+  options.result_timeout = absl::Milliseconds(300);
+  const auto worker = Join(options);
+  Tensor gradient = Tensor::Ramp(2);
+  const Tensor original = gradient;
+  const PreconditionFuture future = worker->Precondition(4, 2, gradient.view(), gradient.view(), kSamples);
+  ASSERT_TRUE(SendStatistics(*worker, 4, 1).ok());
+  const auto result = future.Wait();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("step 4 layer 2"));
+  EXPECT_EQ(future.Wait().status(), result.status());
+  EXPECT_EQ(worker->Flush().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(gradient == original);
+}
+
+TEST(ClientLinkTest, DestructionSettlesWhatIsOutstanding) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.silent = true; });
+  PreconditionFuture future;
+  {
+    auto gradient = std::make_unique<Tensor>(Tensor::Ramp(2));
+    auto worker = Join(Options(server));
+    future = worker->Precondition(0, 2, gradient->view(), gradient->view(), kSamples);
+    worker->Precondition(0, 0, gradient->view(), gradient->view(), kSamples);  // refused for its shape; dropped
+    ASSERT_TRUE(SendStatistics(*worker, 0, 1).ok());
+    ASSERT_TRUE(server.Await([](const auto& stored) { return stored.size() == 2; }));
+    worker.reset();
+    gradient.reset();  // nobody may touch it any more
+  }
+  EXPECT_TRUE(future.ready());
+  EXPECT_EQ(future.Wait().status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST(ClientLinkTest, DestructionDoesNotHangWhenTheServerIsGone) {
+  auto server = std::make_unique<ScriptedServer>(Spec());
+  server->Change([](Script& script) { script.silent = true; });
+  auto worker = Join(Options(*server));
+  Tensor gradient = Tensor::Ramp(2);
+  const PreconditionFuture future = worker->Precondition(0, 2, gradient.view(), gradient.view(), kSamples);
+  server.reset();
+  worker.reset();
+  EXPECT_FALSE(future.Wait().ok());
+}
+
+TEST(ClientLinkTest, DroppedFuturesAreStillAnswered) {
+  ScriptedServer server(Spec());
+  std::vector<Tensor> gradients;  // outlives the worker, since nobody waits for the answers
+  for (int64_t step = 0; step < 20; ++step) gradients.push_back(Tensor::Ramp(1));
+  const auto worker = Join(Options(server));
+  for (uint64_t step = 0; step < 20; ++step) {
+    worker->Precondition(step, 1, gradients[step].view(), gradients[step].view(), kSamples);
+  }
+  EXPECT_TRUE(worker->Flush().ok());
+  EXPECT_EQ(server.stored().size(), 20u);
+}
+
+TEST(ClientLinkTest, ChecksWhatItCanBeforeSending) {
+  SessionSpec spec = Spec();
+  spec.inv_freq = 10;
+  spec.warmup_steps = 0;
+  spec.world_size = 2;
+  spec.exchange = ExchangeMode::kDelegate;
+  ScriptedServer server(spec);
+  const auto worker = Join(Options(server));
+  Tensor right = Tensor::Ramp(0), wrong = Tensor::Ramp(1);
+  const auto reason = [](const absl::Status& status) { return GetErrorReason(status); };
+  const auto precondition = [&](uint64_t step, int64_t layer, MatrixView gradient, MatrixView out) {
+    return worker->Precondition(step, layer, gradient, out, kSamples).Wait().status();
+  };
+  EXPECT_EQ(reason(SendStatistics(*worker, 3, 0)), ErrorReason::kNotStatisticStep);
+  EXPECT_EQ(reason(worker->AbstainStatistics(3, 0)), ErrorReason::kNotStatisticStep);
+  EXPECT_EQ(reason(worker->SendStatistics(10, 0, right.view(), right.view(), 1)), ErrorReason::kShapeMismatch);
+  EXPECT_EQ(reason(precondition(0, 3, right.view(), right.view())), ErrorReason::kUnknownLayer);
+  EXPECT_EQ(reason(precondition(0, -1, right.view(), right.view())), ErrorReason::kUnknownLayer);
+  EXPECT_EQ(reason(precondition(0, 0, wrong.view(), right.view())), ErrorReason::kShapeMismatch);
+  EXPECT_EQ(reason(precondition(0, 0, right.view(), wrong.view())), ErrorReason::kShapeMismatch);
+  EXPECT_EQ(reason(precondition(0, 1, wrong.view(), wrong.view())), ErrorReason::kNotDelegate);
+  EXPECT_EQ(reason(worker->AbstainGradient(0, 1).Wait().status()), ErrorReason::kNotDelegate);
+  EXPECT_EQ(reason(precondition(101, 0, right.view(), right.view())), ErrorReason::kStepTooFarAhead);
+  EXPECT_TRUE(server.stored().empty());
+}
+
+TEST(ClientLinkTest, StampsTheModeOfTheDirectiveAndGrowsItsLease) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.lease_through_step = 60; });
+  const auto worker = Join(Options(server));
+  ASSERT_TRUE(SendStatistics(*worker, 49, 0).ok());
+  ASSERT_TRUE(SendStatistics(*worker, 50, 0).ok());
+  EXPECT_EQ(GetErrorReason(SendStatistics(*worker, 61, 0)), ErrorReason::kStepTooFarAhead);
+  server.Change([](Script& script) { script.lease_through_step = 80; });
+  const auto directive = worker->ReportStep(48, 1.0, kSamples, true, 0.1);
+  ASSERT_TRUE(directive.ok());
+  EXPECT_EQ(directive->lease_through_step, 80u);
+  EXPECT_EQ(directive->next_mode, Mode::kSecondOrder);
+  EXPECT_EQ(worker->ReportStep(49, 1.0, kSamples, true, 0.1)->next_mode, Mode::kFirstOrder);
+  EXPECT_TRUE(SendStatistics(*worker, 61, 0).ok());
+  ASSERT_TRUE(worker->Flush().ok());
+  EXPECT_EQ(server.stored().at("S49.0").header.mode(), v1::MODE_SECOND_ORDER);
+  EXPECT_EQ(server.stored().at("S50.0").header.mode(), v1::MODE_FIRST_ORDER);
+}
+
+TEST(ClientConnectTest, NamesAServerThatIsNotThere) {
+  std::string address;
+  {
+    ScriptedServer server(Spec());
+    address = server.address();
+  }
+  ClientOptions options;
+  options.coordinator = address;
+  options.connect_timeout = absl::Milliseconds(200);
+  const auto client = Client::Connect(options);
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(client.status().message()), HasSubstr(address));
+}
+
+TEST(ClientConnectTest, JoinGivesUpWhenTheOthersDoNotCome) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.active = false; });
+  ClientOptions options = Options(server);
+  options.join_timeout = absl::Milliseconds(100);
+  auto client = Client::Connect(options);
+  ASSERT_TRUE(client.ok());
+  const auto worker = (*client)->Join("client-test", {0, 7});
+  EXPECT_EQ(worker.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(worker.status().message()), HasSubstr("not every other rank"));
+}
+
+TEST(ClientConnectTest, ControlCallsOutliveAShortAbsence) {
+  ScriptedServer server(Spec());
+  auto client = Client::Connect(Options(server));
+  ASSERT_TRUE(client.ok());
+  server.Stop();
+  std::thread restart([&server] { server.Start(); });
+  const auto worker = (*client)->Join("client-test", {0, 7});
+  restart.join();
+  EXPECT_TRUE(worker.ok()) << worker.status();
+}
+
+}  // namespace
+}  // namespace precondor
