@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training through a running service with one thread a worker, for tests that compare final weights.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "client/cpp/examples/digits_data.h"
+#include "client/cpp/examples/host_matrix.h"
+#include "client/cpp/examples/task.h"
+#include "kernels/base/session_spec.h"
+
+namespace precondor::e2e {
+
+struct ServiceRun {
+  std::string coordinator;  // host:port
+  std::string session;      // its name; unique on the coordinator
+  digits::Run run;
+  DType statistics_dtype = DType::kF32;
+  // Not 0: every rank hands its layers over in an order of its own at every step, drawn by this seed. DIRECT only.
+  uint64_t shuffle_seed = 0;
+};
+
+// Final weights of every rank. The session is closed afterwards.
+absl::StatusOr<std::vector<std::vector<digits::HostMatrix>>> TrainThroughService(const ServiceRun& job,
+                                                                                 const digits::DigitsData& data);
+
+// Final weights of training in this process with the method called directly.
+absl::StatusOr<std::vector<digits::HostMatrix>> TrainDirectly(const digits::Run& run, DType statistics_dtype,
+                                                              const digits::DigitsData& data);
+
+// |x - y| / |y| over all layers together.
+double RelativeDifference(const std::vector<digits::HostMatrix>& x, const std::vector<digits::HostMatrix>& y);
+
+}  // namespace precondor::e2e
