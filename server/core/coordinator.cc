@@ -157,6 +157,9 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
 
 absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec) const {
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, options_.make_method(spec.method));
+  for (const std::string& warning : method->Warnings(VectorsPerStep(spec))) {
+    logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
+  }
   std::vector<PlacementShard> room;
   std::vector<std::string> addresses;
   std::vector<MeasuredCost> costs;

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard with fakes around it, and workers that hand it contributions.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/error_reason.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "server/core/inline_executor.h"
+#include "server/core/shard.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/fake_method.h"
+
+namespace precondor {
+
+// What came of one contribution. `result` stays empty until there is an answer.
+struct Reply {
+  std::optional<absl::StatusOr<bool>> ack;
+  std::optional<absl::StatusOr<GradientResult>> result;
+  bool accepted() const { return ack.has_value() && ack->ok(); }
+  bool duplicate() const { return accepted() && **ack; }
+  ErrorReason reason() const { return GetErrorReason(ack->status()); }
+  Decision decision() const { return (*result)->decision; }
+  std::vector<float> values() const {
+    const Payload& bytes = *(*result)->bytes;
+    std::vector<float> out(bytes.size() / ByteSize((*result)->desc.dtype));
+    DecodeElements((*result)->desc.dtype, bytes.data(), (*result)->desc.scale, absl::MakeSpan(out));
+    return out;
+  }
+};
+
+inline Payload EncodeValues(DType dtype, const std::vector<float>& values, float scale = 1.0f) {
+  Payload bytes(values.size() * ByteSize(dtype));
+  EncodeElements(dtype, values, scale, bytes.data());
+  return bytes;
+}
+
+// Two layers, [2, 3] and [3, 2]; every step carries statistics unless a test changes the spec before Start.
+class ShardFixture : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kSession = 7;
+
+  ShardFixture() {
+    spec.name = "job";
+    spec.world_size = 2;
+    spec.sketches = 1;
+    spec.inv_freq = 1;
+    spec.warmup_steps = 0;
+    spec.statistics_dtype = DType::kF32;
+    spec.method.name = "fake";
+    spec.layers = {{.name = "first", .d_out = 2, .d_in = 3, .has_bias = false},
+                   {.name = "second", .d_out = 3, .d_in = 2, .has_bias = false}};
+    options.capacity_bytes = int64_t{1} << 30;
+    options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+      return std::make_unique<FakeMethod>(log, needs_statistics);
+    };
+    auto made = MakeCpuBackend({});
+    PRECONDOR_CHECK(made.ok());
+    backend = *std::move(made);
+  }
+
+  Shard& MakeShard() {
+    shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, observer);
+    return *shard;
+  }
+  SessionInstall MakeInstall(uint64_t epoch = 1) const {
+    SessionInstall install{.session_id = kSession, .epoch = epoch, .spec = spec, .layers = {}, .members = {}};
+    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) install.layers.push_back(layer);
+    for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+      install.members.push_back({.rank = rank, .incarnation = 1});
+    }
+    return install;
+  }
+  void Start() {
+    MakeShard();
+    ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  }
+
+  ContributionHeader Header(ContributionKind kind, uint64_t step, uint32_t rank, uint32_t layer = 0) const {
+    ContributionHeader header;
+    header.key = {.session_id = kSession, .epoch = epoch, .step = step, .layer = layer, .rank = rank, .incarnation = 1};
+    header.kind = kind;
+    const LayerSpec& shape = spec.layers[layer];
+    if (kind == ContributionKind::kGradient) {
+      header.tensors = {{.dtype = spec.gradient_dtype, .dims = {shape.d_out, shape.d_in}, .scale = 1.0f}};
+    } else {
+      const int64_t q = VectorsPerWorker(spec);
+      header.tensors = {{.dtype = spec.statistics_dtype, .dims = {q, shape.d_in}, .scale = 1.0f},
+                        {.dtype = spec.statistics_dtype, .dims = {q, shape.d_out}, .scale = 1.0f}};
+    }
+    return header;
+  }
+  // All elements `value`.
+  Payload Filled(const ContributionHeader& header, float value) const {
+    Payload payload;
+    for (const TensorDesc& tensor : header.tensors) {
+      const Payload part =
+          EncodeValues(tensor.dtype, std::vector<float>(tensor.dims[0] * tensor.dims[1], value), tensor.scale);
+      payload.insert(payload.end(), part.begin(), part.end());
+    }
+    return payload;
+  }
+
+  // The reply's result arrives later when the step is not complete yet.
+  std::shared_ptr<Reply> Send(const ContributionHeader& header, Payload payload) {
+    auto reply = std::make_shared<Reply>();
+    AckFn ack = [reply](absl::StatusOr<bool> status) {
+      EXPECT_FALSE(reply->ack.has_value()) << "acknowledged twice";
+      reply->ack = std::move(status);
+    };
+    ResultFn result = [reply](absl::StatusOr<GradientResult> answer) {
+      EXPECT_TRUE(reply->accepted()) << "a result before an OK acknowledgement";
+      EXPECT_FALSE(reply->result.has_value()) << "answered twice";
+      reply->result = std::move(answer);
+    };
+    if (header.kind == ContributionKind::kGradient) {
+      shard->SubmitGradient(header, std::move(payload), ack, result);
+    } else {
+      shard->SubmitStatistics(header, std::move(payload), ack);
+    }
+    return reply;
+  }
+  std::shared_ptr<Reply> Statistics(uint64_t step, uint32_t rank, float value, uint64_t samples = 1) {
+    ContributionHeader header = Header(ContributionKind::kStatistics, step, rank);
+    header.samples = samples;
+    Payload payload = Filled(header, value);
+    return Send(header, std::move(payload));
+  }
+  std::shared_ptr<Reply> Gradient(uint64_t step, uint32_t rank, float value, uint64_t samples = 1) {
+    ContributionHeader header = Header(ContributionKind::kGradient, step, rank);
+    header.samples = samples;
+    Payload payload = Filled(header, value);
+    return Send(header, std::move(payload));
+  }
+  std::shared_ptr<Reply> Abstain(ContributionKind kind, uint64_t step, uint32_t rank) {
+    ContributionHeader header = Header(kind, step, rank);
+    header.abstain = true;
+    header.tensors.clear();
+    return Send(header, {});
+  }
+  LayerStats StatsOf(uint32_t layer) const { return shard->GetLayerStats("job")->at(layer); }
+
+  SessionSpec spec;
+  ShardOptions options;
+  bool needs_statistics = true;
+  uint64_t epoch = 1;
+  std::shared_ptr<FakeMethodLog> log = std::make_shared<FakeMethodLog>();
+  std::unique_ptr<Backend> backend;
+  InlineExecutor executor;
+  FakeClock clock;
+  NullLogger logger;
+  Observer observer;
+  std::unique_ptr<Shard> shard;
+};
+
+}  // namespace precondor
