@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/app.h"
+
+#include <algorithm>
+#include <fstream>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "server/core/coordinator.h"
+#include "server/core/shard.h"
+#include "server/core/thread_pool.h"
+#include "server/metrics/metrics_observer.h"
+#include "server/rpc/admin_service.h"
+#include "server/rpc/precondition_service.h"
+#include "server/rpc/session_service.h"
+#include "server/rpc/shard_client.h"
+#include "server/rpc/shard_service.h"
+
+namespace precondor {
+namespace {
+
+constexpr char kLivenessService[] = "liveness";  // stays SERVING in a drain, unlike ""
+constexpr int kControlThreads = 2;
+
+// The shard of role `all`, under the address that this process turned out to have.
+class LocalShard final : public ShardControl {
+ public:
+  explicit LocalShard(Shard& shard) : shard_(shard) {}
+  void set_advertise_address(std::string address) {
+    MutexLock lock(mu_);
+    address_ = std::move(address);
+  }
+  absl::StatusOr<ShardDescription> Describe() override {
+    PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, shard_.Describe());
+    MutexLock lock(mu_);
+    description.advertise_address = address_;
+    return description;
+  }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_.Install(install); }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_.Remove(session_id); }
+
+ private:
+  Shard& shard_;
+  Mutex mu_;
+  std::string address_ ABSL_GUARDED_BY(mu_);
+};
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config) {
+  if (config.backend == "cpu") return MakeCpuBackend(CpuBackendOptions());
+  return absl::UnimplementedError(absl::StrCat("backend: this build has cpu, got ", config.backend));
+}
+
+v1::Role EncodeRole(ServerRole role) {
+  switch (role) {
+    case ServerRole::kAll:
+      return v1::ROLE_ALL;
+    case ServerRole::kShard:
+      return v1::ROLE_SHARD;
+    case ServerRole::kCoordinator:
+      return v1::ROLE_COORDINATOR;
+  }
+  return v1::ROLE_UNSPECIFIED;
+}
+
+// Whole or not at all, so that a reader never sees half a number.
+absl::Status WritePortFile(const std::string& path, int port) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  std::ofstream file(temporary);
+  file << port << "\n";
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(absl::StrCat("port file: cannot write ", path));
+  }
+  return absl::OkStatus();
+}
+
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+class ServerApp final : public App {
+ public:
+  ServerApp(const ServerConfig& config, Logger& logger)
+      : config_(config),
+        logger_(logger),
+        metrics_(PRECONDOR_VERSION, ServerRoleName(config.role)),
+        control_threads_(kControlThreads),
+        runner_(control_threads_, clock_, [this](absl::string_view method, absl::StatusCode code, absl::Duration took) {
+          metrics_.OnRpc(method, code, took);
+        }) {}
+
+  ~ServerApp() override {
+    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
+    server_.reset();
+    control_threads_.Drain();
+    if (compute_threads_ != nullptr) compute_threads_->Drain();
+  }
+
+  absl::Status Init() {
+    if (config_.role != ServerRole::kCoordinator) PRECONDOR_RETURN_IF_ERROR(MakeShard());
+    if (config_.role != ServerRole::kShard) MakeCoordinator();
+    PRECONDOR_RETURN_IF_ERROR(StartServer());
+    if (local_ != nullptr) {
+      local_->set_advertise_address(config_.advertise.empty() ? absl::StrCat(HostOf(config_.listen), ":", port_)
+                                                              : config_.advertise);
+    }
+    if (!config_.metrics_listen.empty()) {
+      PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen));
+      PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, metrics_port_));
+    }
+    SetServing(true);
+    PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_));
+    logger_.Log(Severity::kInfo, "serving",
+                {{"role", ServerRoleName(config_.role)},
+                 {"port", port_},
+                 {"metrics_port", metrics_port_},
+                 {"version", PRECONDOR_VERSION}});
+    return absl::OkStatus();
+  }
+
+  int port() const override { return port_; }
+  int metrics_port() const override { return metrics_port_; }
+  std::string metrics_text() const override { return metrics_.Render(); }
+
+  void RequestDrain(absl::Duration deadline) override {
+    {
+      MutexLock lock(mu_);
+      if (draining_) return;
+      draining_ = true;
+      if (deadline <= absl::ZeroDuration()) deadline = absl::Milliseconds(config_.drain_deadline_ms);
+      drain_until_ = absl::Now() + deadline;
+      drain_requested_.notify_all();
+    }
+    logger_.Log(Severity::kInfo, "draining", {{"deadline_ms", absl::ToInt64Milliseconds(deadline)}});
+    metrics_.OnDrain();
+    SetServing(false);
+    if (coordinator_ != nullptr) coordinator_->BeginDrain();
+  }
+
+  void Wait() override {
+    absl::Time until;
+    {
+      MutexLock lock(mu_);
+      drain_requested_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return draining_; });
+      until = drain_until_;
+    }
+    while (shard_ != nullptr && shard_->in_flight() > 0 && absl::Now() < until) {
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    const int64_t abandoned = shard_ == nullptr ? 0 : shard_->in_flight();
+    // Streams of workers that stay would keep the server up: they are cut when the deadline passes.
+    server_->Shutdown(absl::ToChronoTime(std::min(until, absl::Now() + absl::Milliseconds(500))));
+    logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
+  }
+
+  bool draining() const override {
+    MutexLock lock(mu_);
+    return draining_;
+  }
+
+ private:
+  absl::Status MakeShard() {
+    PRECONDOR_ASSIGN_OR_RETURN(backend_, MakeBackend(config_));
+    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    compute_threads_ =
+        std::make_unique<ThreadPoolExecutor>(config_.threads > 0 ? static_cast<int>(config_.threads) : cores);
+    ShardOptions options;
+    options.advertise_address = config_.advertise;
+    options.capacity_bytes = config_.memory_limit_bytes;
+    options.window_steps = static_cast<int>(config_.window_steps);
+    shard_ = std::make_unique<Shard>(options, *backend_, *compute_threads_, clock_, logger_, metrics_);
+    metrics_.OnReservedBytes(0, config_.memory_limit_bytes);
+    precondition_service_ =
+        std::make_unique<rpc::PreconditionService>(*shard_, static_cast<uint64_t>(config_.credit_bytes), runner_);
+    shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
+    return absl::OkStatus();
+  }
+
+  void MakeCoordinator() {
+    std::vector<ShardEndpoint> endpoints;
+    if (shard_ != nullptr) {
+      auto local = std::make_unique<LocalShard>(*shard_);
+      local_ = local.get();
+      endpoints.push_back({config_.listen, std::move(local)});
+    }
+    for (const std::string& address : config_.shards) {
+      endpoints.push_back({address, rpc::MakeShardClient(address, absl::Milliseconds(config_.shard_timeout_ms))});
+    }
+    CoordinatorOptions options;
+    options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
+    coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), clock_, logger_, metrics_);
+    session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_);
+  }
+
+  absl::Status StartServer() {
+    rpc::AdminSubject subject;
+    subject.version = PRECONDOR_VERSION;
+    subject.role = EncodeRole(config_.role);
+    subject.backend = backend_ == nullptr ? "" : std::string(backend_->name());
+    subject.capacity_bytes = config_.memory_limit_bytes;
+    subject.shard = shard_.get();
+    subject.coordinator = coordinator_.get();
+    subject.draining = [this] { return draining(); };
+    subject.begin_drain = [this](absl::Duration deadline) { RequestDrain(deadline); };
+    admin_service_ = std::make_unique<rpc::AdminService>(std::move(subject), runner_);
+
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &port_);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a second server on the port must fail, not share it
+    builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes));
+    builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes));
+    builder.RegisterService(admin_service_.get());
+    if (precondition_service_ != nullptr) builder.RegisterService(precondition_service_.get());
+    if (shard_service_ != nullptr) builder.RegisterService(shard_service_.get());
+    if (session_service_ != nullptr) builder.RegisterService(session_service_.get());
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port_ == 0) {
+      return absl::UnavailableError(absl::StrCat("listen: cannot bind ", config_.listen));
+    }
+    return absl::OkStatus();
+  }
+
+  void SetServing(bool serving) {
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    if (health == nullptr) return;
+    health->SetServingStatus(serving);
+    // SetServingStatus(bool) speaks for every service, this one included; liveness is told last.
+    health->SetServingStatus(kLivenessService, true);
+  }
+
+  const ServerConfig config_;
+  Logger& logger_;
+  const RealClock clock_;
+  metrics::MetricsObserver metrics_;
+  std::unique_ptr<Backend> backend_;
+  ThreadPoolExecutor control_threads_;
+  rpc::ControlRunner runner_;
+  std::unique_ptr<ThreadPoolExecutor> compute_threads_;
+  std::unique_ptr<Shard> shard_;
+  LocalShard* local_ = nullptr;  // owned by coordinator_
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<rpc::PreconditionService> precondition_service_;
+  std::unique_ptr<rpc::ShardService> shard_service_;
+  std::unique_ptr<rpc::SessionService> session_service_;
+  std::unique_ptr<rpc::AdminService> admin_service_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+  int metrics_port_ = 0;
+
+  mutable Mutex mu_;
+  CondVar drain_requested_;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<App>> App::Start(const ServerConfig& config, Logger& logger) {
+  auto app = std::make_unique<ServerApp>(config, logger);
+  PRECONDOR_RETURN_IF_ERROR(app->Init());
+  return std::unique_ptr<App>(std::move(app));
+}
+
+}  // namespace precondor

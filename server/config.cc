@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/config.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "yaml-cpp/yaml.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+namespace {
+
+struct Option {
+  std::string name;  // as in YAML; flags have '-' for '_', the environment upper case
+  std::string help;
+  std::function<absl::Status(ServerConfig&, absl::string_view)> set;  // the error says what was expected
+  std::function<std::string(const ServerConfig&)> get;
+};
+
+absl::Status Expected(absl::string_view what) { return absl::InvalidArgumentError(what); }
+
+Option TextOption(std::string name, std::string ServerConfig::*field, std::string help) {
+  return {std::move(name), std::move(help),
+          [field](ServerConfig& config, absl::string_view text) {
+            config.*field = std::string(text);
+            return absl::OkStatus();
+          },
+          [field](const ServerConfig& config) { return config.*field; }};
+}
+
+Option ChoiceOption(std::string name, std::string ServerConfig::*field, std::vector<std::string> choices,
+                    std::string help) {
+  Option option = TextOption(std::move(name), field, absl::StrCat(help, " (", absl::StrJoin(choices, "|"), ")"));
+  option.set = [field, choices](ServerConfig& config, absl::string_view text) {
+    if (std::find(choices.begin(), choices.end(), text) == choices.end()) return Expected(absl::StrJoin(choices, ", "));
+    config.*field = std::string(text);
+    return absl::OkStatus();
+  };
+  return option;
+}
+
+// "8GiB", "512MiB", "4096"; -1 when it is neither.
+int64_t ParseBytes(absl::string_view text) {
+  int64_t unit = 1;
+  for (const auto& [suffix, shift] : std::map<std::string, int>{{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}}) {
+    if (absl::EndsWith(text, suffix)) {
+      unit = int64_t{1} << shift;
+      text.remove_suffix(suffix.size());
+      break;
+    }
+  }
+  int64_t number = 0;
+  return absl::SimpleAtoi(text, &number) && number >= 0 && number <= (int64_t{1} << 62) / unit ? number * unit : -1;
+}
+
+Option NumberOption(std::string name, int64_t ServerConfig::*field, int64_t low, int64_t high, std::string help,
+                    bool bytes = false) {
+  return {std::move(name), std::move(help),
+          [=](ServerConfig& config, absl::string_view text) {
+            int64_t number = 0;
+            const bool parsed = bytes ? (number = ParseBytes(text)) >= 0 : absl::SimpleAtoi(text, &number);
+            if (!parsed || number < low || number > high) {
+              return Expected(absl::StrCat(bytes ? "bytes such as 4096, 512MiB or 8GiB" : "a whole number", " in ", low,
+                                           " ... ", high));
+            }
+            config.*field = number;
+            return absl::OkStatus();
+          },
+          [field](const ServerConfig& config) { return absl::StrCat(config.*field); }};
+}
+
+Option RoleOption() {
+  return {"role", "all: coordinator and one shard in one process; shard; coordinator (all|shard|coordinator)",
+          [](ServerConfig& config, absl::string_view text) {
+            for (ServerRole role : {ServerRole::kAll, ServerRole::kShard, ServerRole::kCoordinator}) {
+              if (text != ServerRoleName(role)) continue;
+              config.role = role;
+              return absl::OkStatus();
+            }
+            return Expected("all, shard or coordinator");
+          },
+          [](const ServerConfig& config) { return std::string(ServerRoleName(config.role)); }};
+}
+
+Option ShardsOption() {
+  return {"shards", "coordinator: its shards, host:port, separated by commas",
+          [](ServerConfig& config, absl::string_view text) {
+            config.shards.clear();
+            for (absl::string_view part : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+              config.shards.emplace_back(absl::StripAsciiWhitespace(part));
+            }
+            return absl::OkStatus();
+          },
+          [](const ServerConfig& config) { return absl::StrJoin(config.shards, ","); }};
+}
+
+const std::vector<Option>& Options() {
+  constexpr int64_t kAnyBytes = int64_t{1} << 50, kHour = 3600 * 1000;
+  using C = ServerConfig;
+  static const std::vector<Option>& options = *new std::vector<Option>{
+      RoleOption(),
+      TextOption("listen", &C::listen, "address of the gRPC port, host:port; port 0 takes a free one"),
+      TextOption("port_file", &C::port_file, "file to write the gRPC port to, once it accepts calls"),
+      TextOption("advertise", &C::advertise,
+                 "address that workers dial, host:port; default: the coordinator's name for "
+                 "the shard, or `listen`"),
+      ShardsOption(),
+      ChoiceOption("backend", &C::backend, {"cpu"}, "device of a shard"),
+      NumberOption("threads", &C::threads, 0, 1024, "threads for a shard's arithmetic; 0: one a core"),
+      NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
+                   "bytes that sessions may reserve on a shard", true),
+      NumberOption("window_steps", &C::window_steps, 2, 64, "steps of a layer that may be open at once"),
+      NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
+      TextOption("metrics_listen", &C::metrics_listen, "address of the Prometheus port, host:port; empty: none"),
+      TextOption("metrics_port_file", &C::metrics_port_file, "file to write the Prometheus port to"),
+      ChoiceOption("log_format", &C::log_format, {"text", "json"}, "form of a log line"),
+      ChoiceOption("log_level", &C::log_level, {"debug", "info", "warning", "error"}, "least severity logged"),
+      NumberOption("drain_deadline_ms", &C::drain_deadline_ms, 0, kHour, "longest wait for work in flight at SIGTERM"),
+      NumberOption("shard_timeout_ms", &C::shard_timeout_ms, 1, kHour, "deadline of a coordinator's call to a shard"),
+      NumberOption("max_message_bytes", &C::max_message_bytes, 4 << 20, (int64_t{1} << 31) - 1,
+                   "largest gRPC message accepted", true),
+      NumberOption("credit_bytes", &C::credit_bytes, 1 << 20, kAnyBytes,
+                   "payload that a stream may have unacknowledged", true),
+  };
+  return options;
+}
+
+std::string FlagName(absl::string_view name) { return absl::StrCat("--", absl::StrReplaceAll(name, {{"_", "-"}})); }
+std::string VariableName(absl::string_view name) { return absl::StrCat("PRECONDOR_", absl::AsciiStrToUpper(name)); }
+
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+const Option* FindOption(absl::string_view name) {
+  for (const Option& option : Options()) {
+    if (option.name == name) return &option;
+  }
+  return nullptr;
+}
+
+absl::Status UnknownOption(absl::string_view source, absl::string_view name) {
+  const auto& options = Options();
+  const auto nearest = std::min_element(options.begin(), options.end(), [name](const Option& a, const Option& b) {
+    return EditDistance(a.name, name) < EditDistance(b.name, name);
+  });
+  return absl::InvalidArgumentError(
+      absl::StrCat(source, ": unknown option \"", name.substr(0, 64), "\"; the nearest is \"", nearest->name, "\""));
+}
+
+absl::Status SetOption(ServerConfig& config, const Option& option, absl::string_view text, std::string origin) {
+  const absl::Status status = option.set(config, text);
+  if (!status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(origin, ": expected ", status.message(), ", got \"", text.substr(0, 128), "\""));
+  }
+  config.origins[option.name] = std::move(origin);
+  return absl::OkStatus();
+}
+
+absl::Status ApplyFile(ServerConfig& config, const std::string& path) {
+  YAML::Node root;
+  try {
+    root = YAML::LoadFile(path);
+  } catch (const YAML::BadFile&) {
+    return absl::NotFoundError(absl::StrCat("--config: cannot read ", path));
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat("file ", path, ": ", error.what()));
+  }
+  if (root.IsNull()) return absl::OkStatus();
+  if (!root.IsMap()) return absl::InvalidArgumentError(absl::StrCat("file ", path, ": expected a map of options"));
+  for (const auto& entry : root) {
+    const std::string name = entry.first.IsScalar() ? entry.first.Scalar() : "";
+    const std::string source = absl::StrCat("file ", path);
+    const Option* option = FindOption(name);
+    if (option == nullptr) return UnknownOption(source, name);
+    std::string text = entry.second.IsScalar() ? entry.second.Scalar() : "";
+    if (entry.second.IsSequence()) {
+      for (const auto& item : entry.second) absl::StrAppend(&text, text.empty() ? "" : ",", item.Scalar());
+    }
+    PRECONDOR_RETURN_IF_ERROR(SetOption(config, *option, text, absl::StrCat(source, ": ", name)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ApplyEnvironment(ServerConfig& config, const EnvironmentFn& environment) {
+  for (const Option& option : Options()) {
+    const std::string variable = VariableName(option.name);
+    if (const char* value = environment(variable.c_str()); value != nullptr) {
+      PRECONDOR_RETURN_IF_ERROR(SetOption(config, option, value, absl::StrCat("environment ", variable)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+struct CommandLine {
+  ConfigAction action = ConfigAction::kRun;
+  std::string file;
+  std::vector<std::pair<const Option*, std::string>> values;
+};
+
+absl::StatusOr<CommandLine> ReadCommandLine(const std::vector<std::string>& arguments) {
+  const std::map<std::string, ConfigAction> actions = {{"--help", ConfigAction::kHelp},
+                                                       {"--version", ConfigAction::kVersion},
+                                                       {"--check-config", ConfigAction::kCheck},
+                                                       {"--print-config", ConfigAction::kPrint}};
+  CommandLine line;
+  for (const std::string& argument : arguments) {
+    if (const auto action = actions.find(argument); action != actions.end()) {
+      line.action = action->second;
+      continue;
+    }
+    const size_t equals = argument.find('=');
+    if (!absl::StartsWith(argument, "--") || equals == std::string::npos) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("command line: expected --name=value, got \"", argument.substr(0, 128), "\"; see --help"));
+    }
+    const std::string name = absl::StrReplaceAll(argument.substr(2, equals - 2), {{"-", "_"}});
+    const std::string value = argument.substr(equals + 1);
+    if (name == "config") {
+      line.file = value;
+      continue;
+    }
+    const Option* option = FindOption(name);
+    if (option == nullptr) return UnknownOption("command line", name);
+    line.values.emplace_back(option, value);
+  }
+  return line;
+}
+
+absl::Status CheckAddress(absl::string_view name, absl::string_view address) {
+  const size_t colon = address.rfind(':');
+  int port = -1;
+  if (colon != absl::string_view::npos && colon > 0 && absl::SimpleAtoi(address.substr(colon + 1), &port) &&
+      port >= 0 && port <= 65535) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(name, ": expected host:port, got \"", address, "\""));
+}
+
+absl::Status CheckWhole(const ServerConfig& config) {
+  PRECONDOR_RETURN_IF_ERROR(CheckAddress("listen", config.listen));
+  if (!config.metrics_listen.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAddress("metrics_listen", config.metrics_listen));
+  if (!config.advertise.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAddress("advertise", config.advertise));
+  for (const std::string& shard : config.shards) PRECONDOR_RETURN_IF_ERROR(CheckAddress("shards", shard));
+  if (config.role == ServerRole::kCoordinator && config.shards.empty()) {
+    return absl::InvalidArgumentError("shards: expected at least one address with role coordinator, got none");
+  }
+  if (config.role != ServerRole::kCoordinator && !config.shards.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shards: expected none with role ", ServerRoleName(config.role), ", got ", config.shards.size()));
+  }
+  const bool wildcard = absl::StartsWith(config.listen, "0.0.0.0:") || absl::StartsWith(config.listen, "[::]:");
+  if (config.role == ServerRole::kAll && wildcard && config.advertise.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "advertise: expected the address that workers dial when listening on ", config.listen, ", got none"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::string_view ServerRoleName(ServerRole role) {
+  switch (role) {
+    case ServerRole::kAll:
+      return "all";
+    case ServerRole::kShard:
+      return "shard";
+    case ServerRole::kCoordinator:
+      return "coordinator";
+  }
+  return "unknown";
+}
+
+EnvironmentFn ProcessEnvironment() {
+  return [](const char* name) -> const char* { return std::getenv(name); };
+}
+
+absl::StatusOr<ParsedConfig> ParseServerConfig(const std::vector<std::string>& arguments,
+                                               const EnvironmentFn& environment) {
+  PRECONDOR_ASSIGN_OR_RETURN(CommandLine line, ReadCommandLine(arguments));
+  ParsedConfig parsed;
+  parsed.action = line.action;
+  if (line.action == ConfigAction::kHelp || line.action == ConfigAction::kVersion) return parsed;
+  ServerConfig& config = parsed.config;
+  for (const Option& option : Options()) config.origins[option.name] = "default";
+  if (line.file.empty()) {
+    if (const char* path = environment("PRECONDOR_CONFIG"); path != nullptr) line.file = path;
+  }
+  if (!line.file.empty()) PRECONDOR_RETURN_IF_ERROR(ApplyFile(config, line.file));
+  PRECONDOR_RETURN_IF_ERROR(ApplyEnvironment(config, environment));
+  for (const auto& [option, value] : line.values) {
+    PRECONDOR_RETURN_IF_ERROR(SetOption(config, *option, value, absl::StrCat("flag ", FlagName(option->name))));
+  }
+  PRECONDOR_RETURN_IF_ERROR(CheckWhole(config));
+  return parsed;
+}
+
+std::string ServerHelp() {
+  std::string text =
+      "precondor-server: a parameter server for preconditioning.\n\n"
+      "Usage: precondor-server [--name=value ...]\n\n"
+      "Every option may also stand in the environment (PRECONDOR_ROLE=shard) or in a YAML file (role: shard);\n"
+      "flags win over the environment, the environment over the file.\n\nOptions:\n"
+      "  --config=FILE               YAML file with options\n"
+      "  --check-config              check the configuration and exit: 0 good, 2 bad\n"
+      "  --print-config              print the configuration and where each value came from, and exit\n"
+      "  --version                   print the version and exit\n"
+      "  --help                      print this and exit\n";
+  const ServerConfig defaults;
+  for (const Option& option : Options()) {
+    const std::string value = option.get(defaults);
+    absl::StrAppendFormat(&text, "  %-27s %s [%s]\n", FlagName(option.name), option.help, value);
+  }
+  text +=
+      "\nExamples:\n"
+      "  precondor-server                                        everything in one process on 127.0.0.1:7070\n"
+      "  precondor-server --role=shard --listen=0.0.0.0:7071 --memory-limit=64GiB\n"
+      "  precondor-server --role=coordinator --shards=gpu0:7071,gpu1:7071 --metrics-listen=0.0.0.0:9090\n";
+  return text;
+}
+
+std::string PrintServerConfig(const ServerConfig& config) {
+  std::string text;
+  for (const Option& option : Options()) {
+    YAML::Emitter value;
+    value << YAML::DoubleQuoted << option.get(config);
+    const auto origin = config.origins.find(option.name);
+    absl::StrAppend(&text, option.name, ": ", value.c_str(), "  # ",
+                    origin == config.origins.end() ? "default" : origin->second, "\n");
+  }
+  return text;
+}
+
+}  // namespace precondor

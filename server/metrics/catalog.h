@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every metric of a server: name, type and help. Rules: precondor_<noun>_<unit>[_total], base units; a job's name is
+// the label train_job; never a label by rank, step, layer, peer or session id. docs/operations.md tells what to watch.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+namespace precondor::metrics {
+
+enum class MetricType : uint8_t { kCounter, kGauge, kHistogram };
+
+struct MetricInfo {
+  const char* name;
+  MetricType type;
+  const char* labels;  // separated by commas
+  const char* help;
+};
+
+// Buckets of every histogram: seconds.
+inline constexpr std::array<double, 14> kSecondsBuckets = {.0005, .001, .0025, .005, .01, .025, .05,
+                                                           .1,    .25,  .5,    1,    2.5, 5,    10};
+
+// By the places that MetricsObserver uses; kCatalog is in this order.
+enum MetricId : uint8_t {
+  kContributions,
+  kContributionBytes,
+  kDuplicates,
+  kRejected,
+  kSealWait,
+  kUpdates,
+  kUpdateFailures,
+  kUpdateSeconds,
+  kPreconditionSeconds,
+  kResults,
+  kResultBytes,
+  kReservedBytes,
+  kCapacityBytes,
+  kShardSessions,
+  kCoordinatorSessions,
+  kSteps,
+  kLastStep,
+  kLoss,
+  kSecondOrder,
+  kEpoch,
+  kWorkersJoined,
+  kWorkersExpected,
+  kRpcs,
+  kRpcSeconds,
+  kDraining,
+  kResidentBytes,
+  kBuildInfo,
+  kMetricCount,
+};
+
+inline constexpr std::array<MetricInfo, kMetricCount> kCatalog = {{
+    {"precondor_contributions_total", MetricType::kCounter, "train_job,kind",
+     "Contributions taken in, repetitions and refusals not counted"},
+    {"precondor_contribution_bytes_total", MetricType::kCounter, "train_job,kind", "Payload bytes of contributions"},
+    {"precondor_duplicates_total", MetricType::kCounter, "train_job,kind", "Repetitions acknowledged and not counted"},
+    {"precondor_rejected_total", MetricType::kCounter, "train_job,kind,reason", "Contributions refused"},
+    {"precondor_seal_wait_seconds", MetricType::kHistogram, "train_job,kind",
+     "From the first contribution of a (step, layer) to its seal"},
+    {"precondor_updates_total", MetricType::kCounter, "train_job", "Factor updates attempted"},
+    {"precondor_update_failures_total", MetricType::kCounter, "train_job",
+     "Factor updates that failed; the last good factors stay"},
+    {"precondor_update_seconds", MetricType::kHistogram, "train_job", "Time of one factor update"},
+    {"precondor_precondition_seconds", MetricType::kHistogram, "train_job", "Time of one layer's precondition"},
+    {"precondor_results_total", MetricType::kCounter, "train_job,decision", "Answers to gradients by decision"},
+    {"precondor_result_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of answers"},
+    {"precondor_reserved_bytes", MetricType::kGauge, "", "Memory that sessions have reserved on this shard"},
+    {"precondor_capacity_bytes", MetricType::kGauge, "", "Memory that sessions may reserve on this shard"},
+    {"precondor_shard_sessions", MetricType::kGauge, "", "Sessions installed on this shard"},
+    {"precondor_coordinator_sessions", MetricType::kGauge, "", "Sessions open on this coordinator"},
+    {"precondor_steps_total", MetricType::kCounter, "train_job", "Steps that all workers have reported"},
+    {"precondor_last_step_number", MetricType::kGauge, "train_job", "Greatest step that all workers have reported"},
+    {"precondor_training_loss", MetricType::kGauge, "train_job", "Sample-weighted loss of that step"},
+    {"precondor_second_order_mode", MetricType::kGauge, "train_job", "1 in second order, 0 after the fallback"},
+    {"precondor_epoch_number", MetricType::kGauge, "train_job", "Current epoch of the session"},
+    {"precondor_joined_workers", MetricType::kGauge, "train_job", "Ranks that have joined"},
+    {"precondor_expected_workers", MetricType::kGauge, "train_job", "World size of the session"},
+    {"precondor_rpcs_total", MetricType::kCounter, "method,code", "Finished RPCs by status code"},
+    {"precondor_rpc_seconds", MetricType::kHistogram, "method", "Time of an RPC; of Exchange, of a whole stream"},
+    {"precondor_draining_status", MetricType::kGauge, "", "1 once a drain has begun"},
+    {"precondor_resident_memory_bytes", MetricType::kGauge, "", "Resident memory of the process"},
+    {"precondor_build_info", MetricType::kGauge, "version,role", "1; the labels tell what runs"},
+}};
+
+}  // namespace precondor::metrics

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/metrics/metrics_observer.h"
+
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/mutex.h"
+#include "server/metrics/catalog.h"
+
+namespace precondor::metrics {
+namespace {
+
+constexpr size_t kKinds = 2;
+constexpr size_t kReasons = static_cast<size_t>(ErrorReason::kDuplicateFrame) + 1;
+constexpr std::array<Decision, 3> kDecisions = {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip};
+
+size_t KindIndex(ContributionKind kind) { return kind == ContributionKind::kStatistics ? 0 : 1; }
+const char* KindLabel(size_t kind) { return kind == 0 ? "statistics" : "gradient"; }
+
+std::string Lower(absl::string_view name) { return absl::AsciiStrToLower(std::string(name)); }
+
+// Resident pages from the kernel's own table; 0 where there is none.
+double ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t total = 0, resident = 0;
+  file >> total >> resident;
+  return file ? static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) : 0.0;
+}
+
+using Labels = std::map<std::string, std::string>;
+
+}  // namespace
+
+class MetricsObserver::Impl {
+ public:
+  // All series of one job, so that an event costs a look-up and an addition.
+  struct Job {
+    std::array<prometheus::Counter*, kKinds> contributions, bytes, duplicates;
+    std::array<std::array<prometheus::Counter*, kReasons>, kKinds> rejected;
+    std::array<prometheus::Histogram*, kKinds> seal_wait;
+    std::array<prometheus::Counter*, kDecisions.size()> results;
+    prometheus::Counter *updates, *update_failures, *result_bytes, *steps;
+    prometheus::Histogram *update_seconds, *precondition_seconds;
+    prometheus::Gauge *last_step, *loss, *second_order, *epoch, *joined, *expected;
+    std::vector<std::function<void()>> removers;
+  };
+
+  Impl() : registry_(std::make_shared<prometheus::Registry>()) {
+    for (size_t id = 0; id < kMetricCount; ++id) {
+      const MetricInfo& info = kCatalog[id];
+      switch (info.type) {
+        case MetricType::kCounter:
+          counters_[id] = &prometheus::BuildCounter().Name(info.name).Help(info.help).Register(*registry_);
+          break;
+        case MetricType::kGauge:
+          gauges_[id] = &prometheus::BuildGauge().Name(info.name).Help(info.help).Register(*registry_);
+          break;
+        case MetricType::kHistogram:
+          histograms_[id] = &prometheus::BuildHistogram().Name(info.name).Help(info.help).Register(*registry_);
+          break;
+      }
+    }
+    for (MetricId id :
+         {kReservedBytes, kCapacityBytes, kShardSessions, kCoordinatorSessions, kDraining, kResidentBytes}) {
+      plain_[id] = &gauges_[id]->Add({});
+    }
+  }
+
+  prometheus::Gauge& plain(MetricId id) { return *plain_[id]; }
+  prometheus::Counter& AddCounter(MetricId id, const Labels& labels) { return counters_[id]->Add(labels); }
+  prometheus::Gauge& AddGauge(MetricId id, const Labels& labels) { return gauges_[id]->Add(labels); }
+  prometheus::Histogram& AddHistogram(MetricId id, const Labels& labels) {
+    return histograms_[id]->Add(
+        labels, prometheus::Histogram::BucketBoundaries(kSecondsBuckets.begin(), kSecondsBuckets.end()));
+  }
+
+  // Runs `record` on the job's series under the lock, which also keeps them from being removed meanwhile.
+  template <typename F>
+  void WithJob(absl::string_view name, F record) {
+    MutexLock lock(mu_);
+    std::unique_ptr<Job>& job = jobs_[std::string(name)];
+    if (job == nullptr) job = MakeJob(std::string(name));
+    record(*job);
+  }
+
+  void RemoveJob(absl::string_view name) {
+    MutexLock lock(mu_);
+    const auto it = jobs_.find(std::string(name));
+    if (it == jobs_.end()) return;
+    for (const auto& remove : it->second->removers) remove();
+    jobs_.erase(it);
+  }
+
+  void RecordRpc(absl::string_view method, absl::StatusCode code, absl::Duration took) {
+    MutexLock lock(mu_);
+    const std::string name(method);
+    prometheus::Counter*& counter = rpcs_[absl::StrCat(name, "/", static_cast<int>(code))];
+    if (counter == nullptr) {
+      counter = &AddCounter(kRpcs, {{"method", name}, {"code", Lower(absl::StatusCodeToString(code))}});
+    }
+    prometheus::Histogram*& seconds = rpc_seconds_[name];
+    if (seconds == nullptr) seconds = &AddHistogram(kRpcSeconds, {{"method", name}});
+    counter->Increment();
+    seconds->Observe(absl::ToDoubleSeconds(took));
+  }
+
+  std::string Render() {
+    plain(kResidentBytes).Set(ResidentBytes());
+    return prometheus::TextSerializer().Serialize(registry_->Collect());
+  }
+
+  absl::StatusOr<int> Serve(const std::string& address) {
+    try {
+      exposer_ = std::make_unique<prometheus::Exposer>(address, 1);
+    } catch (const std::exception& error) {
+      return absl::UnavailableError(absl::StrCat("metrics_listen ", address, ": ", error.what()));
+    }
+    collectable_ = std::make_shared<Collector>(*this);
+    exposer_->RegisterCollectable(collectable_);
+    const std::vector<int> ports = exposer_->GetListeningPorts();
+    if (ports.empty()) return absl::UnavailableError(absl::StrCat("metrics_listen ", address, ": no port was opened"));
+    return ports[0];
+  }
+
+ private:
+  // The registry, with the gauges that are read at scrape time brought up to date.
+  class Collector final : public prometheus::Collectable {
+   public:
+    explicit Collector(Impl& impl) : impl_(impl) {}
+    std::vector<prometheus::MetricFamily> Collect() const override {
+      impl_.plain(kResidentBytes).Set(ResidentBytes());
+      return impl_.registry_->Collect();
+    }
+
+   private:
+    Impl& impl_;
+  };
+
+  prometheus::Counter* JobCounter(Job& job, MetricId id, const Labels& labels) {
+    prometheus::Counter* counter = &AddCounter(id, labels);
+    job.removers.push_back([family = counters_[id], counter] { family->Remove(counter); });
+    return counter;
+  }
+  prometheus::Gauge* JobGauge(Job& job, MetricId id, const Labels& labels) {
+    prometheus::Gauge* gauge = &AddGauge(id, labels);
+    job.removers.push_back([family = gauges_[id], gauge] { family->Remove(gauge); });
+    return gauge;
+  }
+  prometheus::Histogram* JobHistogram(Job& job, MetricId id, const Labels& labels) {
+    prometheus::Histogram* histogram = &AddHistogram(id, labels);
+    job.removers.push_back([family = histograms_[id], histogram] { family->Remove(histogram); });
+    return histogram;
+  }
+
+  std::unique_ptr<Job> MakeJob(const std::string& name) {
+    auto job = std::make_unique<Job>();
+    const Labels own = {{"train_job", name}};
+    for (size_t kind = 0; kind < kKinds; ++kind) {
+      Labels labels = {{"train_job", name}, {"kind", KindLabel(kind)}};
+      job->contributions[kind] = JobCounter(*job, kContributions, labels);
+      job->bytes[kind] = JobCounter(*job, kContributionBytes, labels);
+      job->duplicates[kind] = JobCounter(*job, kDuplicates, labels);
+      job->seal_wait[kind] = JobHistogram(*job, kSealWait, labels);
+      for (size_t reason = 0; reason < kReasons; ++reason) {
+        labels["reason"] = Lower(ErrorReasonName(static_cast<ErrorReason>(reason)));
+        job->rejected[kind][reason] = JobCounter(*job, kRejected, labels);
+      }
+    }
+    for (size_t i = 0; i < kDecisions.size(); ++i) {
+      job->results[i] =
+          JobCounter(*job, kResults, {{"train_job", name}, {"decision", Lower(DecisionName(kDecisions[i]))}});
+    }
+    job->updates = JobCounter(*job, kUpdates, own);
+    job->update_failures = JobCounter(*job, kUpdateFailures, own);
+    job->update_seconds = JobHistogram(*job, kUpdateSeconds, own);
+    job->precondition_seconds = JobHistogram(*job, kPreconditionSeconds, own);
+    job->result_bytes = JobCounter(*job, kResultBytes, own);
+    job->steps = JobCounter(*job, kSteps, own);
+    job->last_step = JobGauge(*job, kLastStep, own);
+    job->loss = JobGauge(*job, kLoss, own);
+    job->second_order = JobGauge(*job, kSecondOrder, own);
+    job->second_order->Set(1);
+    job->epoch = JobGauge(*job, kEpoch, own);
+    job->joined = JobGauge(*job, kWorkersJoined, own);
+    job->expected = JobGauge(*job, kWorkersExpected, own);
+    return job;
+  }
+
+  const std::shared_ptr<prometheus::Registry> registry_;
+  std::array<prometheus::Family<prometheus::Counter>*, kMetricCount> counters_ = {};
+  std::array<prometheus::Family<prometheus::Gauge>*, kMetricCount> gauges_ = {};
+  std::array<prometheus::Family<prometheus::Histogram>*, kMetricCount> histograms_ = {};
+  std::array<prometheus::Gauge*, kMetricCount> plain_ = {};
+
+  Mutex mu_;
+  absl::flat_hash_map<std::string, std::unique_ptr<Job>> jobs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, prometheus::Counter*> rpcs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, prometheus::Histogram*> rpc_seconds_ ABSL_GUARDED_BY(mu_);
+
+  std::shared_ptr<Collector> collectable_;  // the exposer holds it weakly
+  std::unique_ptr<prometheus::Exposer> exposer_;
+};
+
+MetricsObserver::MetricsObserver(absl::string_view version, absl::string_view role) : impl_(std::make_unique<Impl>()) {
+  impl_->AddGauge(kBuildInfo, {{"version", std::string(version)}, {"role", std::string(role)}}).Set(1);
+}
+
+MetricsObserver::~MetricsObserver() = default;
+
+absl::StatusOr<int> MetricsObserver::Serve(const std::string& address) { return impl_->Serve(address); }
+std::string MetricsObserver::Render() const { return impl_->Render(); }
+
+void MetricsObserver::OnRpc(absl::string_view method, absl::StatusCode code, absl::Duration took) {
+  impl_->RecordRpc(method, code, took);
+}
+void MetricsObserver::OnDrain() { impl_->plain(kDraining).Set(1); }
+
+void MetricsObserver::OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) {
+  impl_->WithJob(train_job, [&](Impl::Job& job) {
+    job.contributions[KindIndex(kind)]->Increment();
+    job.bytes[KindIndex(kind)]->Increment(static_cast<double>(bytes));
+  });
+}
+void MetricsObserver::OnDuplicate(absl::string_view train_job, ContributionKind kind) {
+  impl_->WithJob(train_job, [&](Impl::Job& job) { job.duplicates[KindIndex(kind)]->Increment(); });
+}
+void MetricsObserver::OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) {
+  // A refusal may be of a session that does not exist: nobody's series, or anybody could make as many as they like.
+  if (train_job.empty()) return;
+  impl_->WithJob(train_job,
+                 [&](Impl::Job& job) { job.rejected[KindIndex(kind)][static_cast<size_t>(reason)]->Increment(); });
+}
+void MetricsObserver::OnSealed(absl::string_view train_job, ContributionKind kind, absl::Duration open_for) {
+  impl_->WithJob(train_job,
+                 [&](Impl::Job& job) { job.seal_wait[KindIndex(kind)]->Observe(absl::ToDoubleSeconds(open_for)); });
+}
+void MetricsObserver::OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) {
+  impl_->WithJob(train_job, [&](Impl::Job& job) {
+    job.updates->Increment();
+    if (!ok) job.update_failures->Increment();
+    job.update_seconds->Observe(absl::ToDoubleSeconds(took));
+  });
+}
+void MetricsObserver::OnPrecondition(absl::string_view train_job, absl::Duration took) {
+  impl_->WithJob(train_job, [&](Impl::Job& job) { job.precondition_seconds->Observe(absl::ToDoubleSeconds(took)); });
+}
+void MetricsObserver::OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {
+  impl_->WithJob(train_job, [&](Impl::Job& job) {
+    for (size_t i = 0; i < kDecisions.size(); ++i) {
+      if (kDecisions[i] == decision) job.results[i]->Increment();
+    }
+    job.result_bytes->Increment(static_cast<double>(bytes));
+  });
+}
+void MetricsObserver::OnReservedBytes(int64_t reserved, int64_t capacity) {
+  impl_->plain(kReservedBytes).Set(static_cast<double>(reserved));
+  impl_->plain(kCapacityBytes).Set(static_cast<double>(capacity));
+}
+void MetricsObserver::OnShardSessions(int64_t sessions) {
+  impl_->plain(kShardSessions).Set(static_cast<double>(sessions));
+}
+void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
+  impl_->plain(kCoordinatorSessions).Set(static_cast<double>(sessions));
+}
+void MetricsObserver::OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {
+  impl_->WithJob(train_job, [&](Impl::Job& job) {
+    job.steps->Increment();
+    job.last_step->Set(static_cast<double>(step));
+    if (std::isfinite(loss)) job.loss->Set(loss);
+    job.second_order->Set(mode == Mode::kSecondOrder ? 1 : 0);
+  });
+}
+void MetricsObserver::OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {
+  impl_->WithJob(train_job, [&](Impl::Job& job) {
+    job.epoch->Set(static_cast<double>(epoch));
+    job.joined->Set(static_cast<double>(joined));
+    job.expected->Set(static_cast<double>(world_size));
+  });
+}
+void MetricsObserver::OnSessionClosed(absl::string_view train_job) { impl_->RemoveJob(train_job); }
+
+}  // namespace precondor::metrics

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core's Observer as Prometheus series, served over HTTP. The only user of prometheus-cpp.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "server/core/observer.h"
+
+namespace precondor::metrics {
+
+// Thread-safe. Series of a job are made, at zero, when the job is first seen, and go with OnSessionClosed.
+class MetricsObserver final : public Observer {
+ public:
+  MetricsObserver(absl::string_view version, absl::string_view role);
+  ~MetricsObserver() override;
+
+  // Serves /metrics on `address` (host:port, port 0 for a free one) and returns the port; Unavailable when it cannot.
+  absl::StatusOr<int> Serve(const std::string& address);
+  // The text that /metrics answers with.
+  std::string Render() const;
+
+  void OnRpc(absl::string_view method, absl::StatusCode code, absl::Duration took);
+  void OnDrain();
+
+  void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) override;
+  void OnDuplicate(absl::string_view train_job, ContributionKind kind) override;
+  void OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) override;
+  void OnSealed(absl::string_view train_job, ContributionKind kind, absl::Duration open_for) override;
+  void OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) override;
+  void OnPrecondition(absl::string_view train_job, absl::Duration took) override;
+  void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) override;
+  void OnReservedBytes(int64_t reserved, int64_t capacity) override;
+  void OnShardSessions(int64_t sessions) override;
+  void OnCoordinatorSessions(int64_t sessions) override;
+  void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) override;
+  void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) override;
+  void OnSessionClosed(absl::string_view train_job) override;
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace precondor::metrics

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// AdminService: what operators ask of one process, whatever its role.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "precondor/v1/admin.grpc.pb.h"
+#include "server/core/coordinator.h"
+#include "server/core/shard.h"
+#include "server/rpc/unary.h"
+
+namespace precondor::rpc {
+
+// What the process is; null pointers for the roles it does not have. All outlive the service.
+struct AdminSubject {
+  std::string version;
+  v1::Role role = v1::ROLE_UNSPECIFIED;
+  std::string backend;
+  int64_t capacity_bytes = 0;
+  Shard* shard = nullptr;
+  Coordinator* coordinator = nullptr;
+  std::function<bool()> draining;
+  std::function<void(absl::Duration deadline)> begin_drain;  // zero: the server's own deadline
+};
+
+// Thread-safe.
+class AdminService final : public v1::AdminService::CallbackService {
+ public:
+  AdminService(AdminSubject subject, ControlRunner& runner);
+
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* request,
+                                          v1::GetServerInfoResponse* response) override;
+  grpc::ServerUnaryReactor* ListSessions(grpc::CallbackServerContext* context, const v1::ListSessionsRequest* request,
+                                         v1::ListSessionsResponse* response) override;
+  grpc::ServerUnaryReactor* GetLayerStats(grpc::CallbackServerContext* context, const v1::GetLayerStatsRequest* request,
+                                          v1::GetLayerStatsResponse* response) override;
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
+                                  v1::DrainResponse* response) override;
+
+ private:
+  absl::Status Summarize(v1::ListSessionsResponse& response) const;
+
+  const AdminSubject subject_;
+  ControlRunner& runner_;
+  const absl::Time start_;
+};
+
+}  // namespace precondor::rpc

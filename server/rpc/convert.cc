@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/convert.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/spec_codec.h"
+#include "proto/wire/status_codec.h"
+#include "proto/wire/tensor_codec.h"
+
+namespace precondor::rpc {
+
+absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header) {
+  ContributionHeader out;
+  switch (header.kind()) {
+    case v1::FRAME_KIND_STATISTICS:
+      out.kind = ContributionKind::kStatistics;
+      break;
+    case v1::FRAME_KIND_GRADIENT:
+      out.kind = ContributionKind::kGradient;
+      break;
+    default:
+      return ReasonedStatus(
+          absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+          absl::StrCat("header.kind: expected STATISTICS or GRADIENT, got ", static_cast<int>(header.kind())));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(out.mode, wire::DecodeMode(header.mode(), "header.mode"));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::TensorFormat> tensors,
+                             wire::DecodeTensorHeaders(header.tensors()));
+  for (const wire::TensorFormat& tensor : tensors) out.tensors.push_back({tensor.dtype, tensor.dims, tensor.scale});
+  out.key = {header.session_id(), header.epoch(), header.step(), header.layer(), header.rank(), header.incarnation()};
+  out.samples = header.samples();
+  out.abstain = header.abstain();
+  return out;
+}
+
+v1::FrameHeader AnswerHeader(const v1::FrameHeader& contribution, v1::FrameKind kind) {
+  v1::FrameHeader header;
+  header.set_session_id(contribution.session_id());
+  header.set_epoch(contribution.epoch());
+  header.set_step(contribution.step());
+  header.set_layer(contribution.layer());
+  header.set_rank(contribution.rank());
+  header.set_incarnation(contribution.incarnation());
+  header.set_mode(contribution.mode());
+  header.set_kind(kind);
+  return header;
+}
+
+void EncodeResult(const GradientResult& result, v1::FrameHeader& header, v1::Outcome& outcome) {
+  outcome.set_decision(wire::EncodeDecision(result.decision));
+  outcome.set_factor_version(result.factor_version);
+  outcome.set_inner_product(result.inner_product);
+  outcome.set_reason(wire::SafeText(result.reason));
+  if (result.bytes == nullptr) return;
+  *header.add_tensors() = wire::EncodeTensorHeader({result.desc.dtype, result.desc.dims, result.desc.scale});
+  header.set_payload_bytes(result.bytes->size());
+}
+
+v1::Directive EncodeDirective(const Directive& directive) {
+  v1::Directive out;
+  out.set_lease_through_step(directive.lease_through_step);
+  out.set_epoch(directive.epoch);
+  for (const ModeInterval& interval : directive.modes) {
+    v1::ModeInterval* mode = out.add_modes();
+    mode->set_first_step(interval.first_step);
+    mode->set_mode(wire::EncodeMode(interval.mode));
+  }
+  return out;
+}
+
+v1::ShardMap EncodeShardMap(uint64_t epoch, const std::vector<ShardAssignment>& assignments) {
+  v1::ShardMap out;
+  out.set_epoch(epoch);
+  for (const ShardAssignment& assignment : assignments) {
+    v1::ShardAssignment* shard = out.add_assignments();
+    shard->set_address(assignment.address);
+    shard->mutable_layers()->Add(assignment.layers.begin(), assignment.layers.end());
+  }
+  return out;
+}
+
+absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& install) {
+  v1::InstallSessionRequest request;
+  request.set_session_id(install.session_id);
+  request.set_epoch(install.epoch);
+  PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));
+  request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
+  for (const Member& member : install.members) {
+    v1::Member* out = request.add_members();
+    out->set_rank(member.rank);
+    out->set_incarnation(member.incarnation);
+  }
+  return request;
+}
+
+absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& request) {
+  SessionInstall install;
+  install.session_id = request.session_id();
+  install.epoch = request.epoch();
+  PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
+  PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
+  install.layers.assign(request.layers().begin(), request.layers().end());
+  for (size_t i = 0; i < install.layers.size(); ++i) {
+    const bool ascending = i == 0 || install.layers[i] > install.layers[i - 1];
+    if (ascending && install.layers[i] < install.spec.layers.size()) continue;
+    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kUnknownLayer,
+                          absl::StrCat("layers[", i, "]: expected ascending places below ", install.spec.layers.size(),
+                                       ", got ", install.layers[i]));
+  }
+  for (const v1::Member& member : request.members()) {
+    if (member.rank() >= static_cast<uint32_t>(install.spec.world_size)) {
+      return ReasonedStatus(
+          absl::StatusCode::kInvalidArgument, ErrorReason::kUnknownRank,
+          absl::StrCat("members: expected ranks below ", install.spec.world_size, ", got ", member.rank()));
+    }
+    install.members.push_back({member.rank(), member.incarnation()});
+  }
+  return install;
+}
+
+v1::DescribeShardResponse EncodeDescription(const ShardDescription& description) {
+  v1::DescribeShardResponse out;
+  out.set_advertise_address(description.advertise_address);
+  out.set_capacity_bytes(description.capacity_bytes);
+  out.set_reserved_bytes(description.reserved_bytes);
+  for (const MeasuredCost& cost : description.costs) {
+    v1::MeasuredCost* measured = out.add_costs();
+    measured->set_method(wire::SafeText(cost.method));
+    measured->set_d_out(cost.d_out);
+    measured->set_d_in(cost.d_in);
+    measured->set_seconds_per_step(cost.seconds_per_step);
+  }
+  return out;
+}
+
+ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
+  ShardDescription out;
+  out.advertise_address = response.advertise_address();
+  out.capacity_bytes = static_cast<int64_t>(response.capacity_bytes());
+  out.reserved_bytes = static_cast<int64_t>(response.reserved_bytes());
+  for (const v1::MeasuredCost& cost : response.costs()) {
+    out.costs.push_back({cost.method(), cost.d_out(), cost.d_in(), cost.seconds_per_step()});
+  }
+  return out;
+}
+
+v1::LayerStats EncodeLayerStats(const LayerStats& stats) {
+  v1::LayerStats out;
+  out.set_layer(stats.layer);
+  out.set_name(wire::SafeText(stats.name));
+  out.set_factor_version(stats.factor_version);
+  out.set_input_representation(stats.input_representation);
+  out.set_output_representation(stats.output_representation);
+  out.set_input_rank(static_cast<uint32_t>(stats.input_rank));
+  out.set_output_rank(static_cast<uint32_t>(stats.output_rank));
+  out.set_input_damping(stats.input_damping);
+  out.set_output_damping(stats.output_damping);
+  out.set_state_bytes(static_cast<uint64_t>(stats.state_bytes));
+  out.set_accepted(stats.accepted);
+  out.set_duplicates(stats.duplicates);
+  out.set_rejected(stats.rejected);
+  out.set_preconditioned(stats.preconditioned);
+  out.set_identity(stats.identity);
+  out.set_skipped(stats.skipped);
+  out.set_last_sealed_step(stats.last_sealed_step);
+  out.set_update_seconds(stats.update_seconds);
+  out.set_precondition_seconds(stats.precondition_seconds);
+  return out;
+}
+
+}  // namespace precondor::rpc

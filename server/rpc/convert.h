@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between the wire's messages and core's types, one direction each. Pure functions; thread-safe.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "precondor/v1/admin.pb.h"
+#include "precondor/v1/precondition.pb.h"
+#include "precondor/v1/session.pb.h"
+#include "precondor/v1/shard.pb.h"
+#include "server/core/contribution.h"
+#include "server/core/coordinator.h"
+#include "server/core/shard.h"
+
+namespace precondor::rpc {
+
+// InvalidArgument (MALFORMED) names the field.
+absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header);
+// `header` of the contribution that is answered, with the answer's kind and without tensors.
+v1::FrameHeader AnswerHeader(const v1::FrameHeader& contribution, v1::FrameKind kind);
+// Adds the result's tensor and outcome.
+void EncodeResult(const GradientResult& result, v1::FrameHeader& header, v1::Outcome& outcome);
+
+v1::Directive EncodeDirective(const Directive& directive);
+v1::ShardMap EncodeShardMap(uint64_t epoch, const std::vector<ShardAssignment>& assignments);
+absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& install);
+absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& request);
+v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
+ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);
+v1::LayerStats EncodeLayerStats(const LayerStats& stats);
+
+}  // namespace precondor::rpc

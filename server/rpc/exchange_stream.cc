@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/exchange_stream.h"
+
+#include <utility>
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/frame_codec.h"
+#include "proto/wire/status_codec.h"
+#include "proto/wire/tensor_codec.h"
+#include "server/rpc/convert.h"
+
+namespace precondor::rpc {
+namespace {
+
+// Our own frames always encode: their fields are bounded and their payloads no larger than a chunk.
+void PushFrame(FrameQueue& queue, const v1::ExchangeResponse& response, std::vector<wire::PayloadPart> parts = {}) {
+  absl::StatusOr<grpc::ByteBuffer> frame = wire::EncodeFrame(response, parts);
+  if (frame.ok()) queue.Push(*std::move(frame));
+}
+
+void PushError(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::Status& status) {
+  v1::ExchangeResponse response;
+  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ERROR);
+  response.set_contribution(contribution.kind());
+  *response.mutable_error() = wire::ToErrorDetail(status);
+  PushFrame(queue, response);
+}
+
+void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate) {
+  v1::ExchangeResponse response;
+  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ACK);
+  response.set_contribution(contribution.kind());
+  response.set_duplicate(duplicate);
+  PushFrame(queue, response);
+}
+
+void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const GradientResult& result) {
+  v1::ExchangeResponse response;
+  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_RESULT);
+  EncodeResult(result, *response.mutable_header(), *response.mutable_outcome());
+  if (result.bytes == nullptr) return PushFrame(queue, response);
+  for (const wire::Chunk& chunk : wire::PlanChunks(result.bytes->size())) {
+    response.mutable_header()->set_chunk_offset(chunk.offset);
+    PushFrame(queue, response, {{result.bytes->data() + chunk.offset, chunk.size, result.bytes}});
+  }
+}
+
+}  // namespace
+
+ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, const Clock& clock, RpcRecorder recorder)
+    : shard_(shard),
+      clock_(clock),
+      recorder_(std::move(recorder)),
+      start_(clock.Now()),
+      assembler_(wire::AssemblerLimits{.max_open_bytes = credit_bytes}),
+      queue_(std::make_shared<FrameQueue>([this](const grpc::ByteBuffer* frame) { StartWrite(frame); },
+                                          [this] { Finish(grpc::Status::OK); })) {
+  v1::ExchangeResponse credit;
+  credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
+  credit.set_credit_bytes(credit_bytes);
+  PushFrame(*queue_, credit);
+  StartRead(&incoming_);
+}
+
+void ExchangeStream::OnReadDone(bool ok) {
+  if (!ok) return queue_->HalfClose();
+  const absl::Status status = Handle(incoming_);
+  incoming_.Clear();
+  if (!status.ok()) return End(status);
+  StartRead(&incoming_);
+}
+
+void ExchangeStream::OnWriteDone(bool ok) {
+  if (ok) return queue_->Written();
+  End(absl::CancelledError("the peer is gone"));
+}
+
+void ExchangeStream::OnCancel() { End(absl::CancelledError("the peer is gone")); }
+
+void ExchangeStream::OnDone() {
+  queue_->Close();
+  recorder_("PreconditionService/Exchange", absl::StatusCode::kOk, clock_.Now() - start_);
+  delete this;
+}
+
+void ExchangeStream::End(const absl::Status& status) {
+  if (queue_->Close()) Finish(wire::ToGrpcStatus(status));
+}
+
+absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
+  PRECONDOR_ASSIGN_OR_RETURN(const wire::Received<v1::ExchangeRequest> frame, wire::DecodeRequest(buffer));
+  const v1::FrameHeader& header = frame.message.header();
+  const auto admit = [this](const v1::FrameHeader& first) -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const ContributionHeader decoded, DecodeHeader(first));
+    return shard_.CheckHeader(decoded, first.payload_bytes());
+  };
+  absl::StatusOr<wire::ChunkAssembler::Result> result = assembler_.Add(header, frame.payload, admit);
+  if (!result.ok()) {
+    PushError(*queue_, header, result.status());
+  } else if (result->progress == wire::ChunkAssembler::Progress::kComplete) {
+    Submit(*std::move(result));
+  }
+  return absl::OkStatus();
+}
+
+void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution) {
+  const absl::StatusOr<ContributionHeader> decoded = DecodeHeader(contribution.header);
+  if (!decoded.ok()) return PushError(*queue_, contribution.header, decoded.status());
+  const bool gradient = decoded->kind == ContributionKind::kGradient;
+  queue_->Owe();
+  auto ack = [queue = queue_, header = contribution.header, gradient](const absl::StatusOr<bool>& duplicate) {
+    if (duplicate.ok()) {
+      PushAck(*queue, header, *duplicate);
+    } else {
+      PushError(*queue, header, duplicate.status());
+    }
+    if (!gradient || !duplicate.ok()) queue->Settle();
+  };
+  if (!gradient) return shard_.SubmitStatistics(*decoded, std::move(contribution.payload), std::move(ack));
+  auto answer = [queue = queue_, header = contribution.header](const absl::StatusOr<GradientResult>& result) {
+    if (result.ok()) {
+      PushResult(*queue, header, *result);
+    } else {
+      PushError(*queue, header, result.status());
+    }
+    queue->Settle();
+  };
+  shard_.SubmitGradient(*decoded, std::move(contribution.payload), std::move(ack), std::move(answer));
+}
+
+}  // namespace precondor::rpc

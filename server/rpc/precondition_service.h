@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// PreconditionService over a Shard: the raw stream and the simple unary call.
+#pragma once
+
+#include "precondor/v1/precondition.grpc.pb.h"
+#include "server/core/shard.h"
+#include "server/rpc/unary.h"
+
+namespace precondor::rpc {
+
+// Thread-safe. All references outlive the service.
+class PreconditionService final
+    : public v1::PreconditionService::WithRawCallbackMethod_Exchange<
+          v1::PreconditionService::WithCallbackMethod_Precondition<v1::PreconditionService::Service>> {
+ public:
+  PreconditionService(Shard& shard, uint64_t credit_bytes, ControlRunner& runner)
+      : shard_(shard), credit_bytes_(credit_bytes), runner_(runner) {}
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* Precondition(grpc::CallbackServerContext* context, const v1::PreconditionRequest* request,
+                                         v1::PreconditionResponse* response) override;
+
+ private:
+  Shard& shard_;
+  const uint64_t credit_bytes_;
+  ControlRunner& runner_;
+};
+
+}  // namespace precondor::rpc

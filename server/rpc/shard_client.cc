@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/shard_client.h"
+
+#include <grpcpp/grpcpp.h>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "precondor/v1/shard.grpc.pb.h"
+#include "proto/wire/status_codec.h"
+#include "server/rpc/convert.h"
+
+namespace precondor::rpc {
+namespace {
+
+class ShardClient final : public ShardControl {
+ public:
+  ShardClient(std::string address, absl::Duration timeout)
+      : address_(std::move(address)),
+        timeout_(timeout),
+        stub_(v1::ShardService::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()))) {}
+
+  absl::StatusOr<ShardDescription> Describe() override {
+    v1::DescribeShardResponse response;
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::DescribeShard, v1::DescribeShardRequest(), response));
+    return DecodeDescription(response);
+  }
+
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::InstallSessionRequest request, EncodeInstall(install));
+    v1::InstallSessionResponse response;
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::InstallSession, request, response));
+    return static_cast<int64_t>(response.reserved_bytes());
+  }
+
+  absl::StatusOr<bool> Remove(uint64_t session_id) override {
+    v1::RemoveSessionRequest request;
+    request.set_session_id(session_id);
+    v1::RemoveSessionResponse response;
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::RemoveSession, request, response));
+    return response.existed();
+  }
+
+ private:
+  template <typename Request, typename Response>
+  absl::Status Call(grpc::Status (v1::ShardService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, Response& response) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout_));
+    context.set_wait_for_ready(true);
+    const absl::Status status = wire::FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
+    if (status.ok()) return status;
+    // A shard that does not answer in time is unavailable to whoever asked the coordinator.
+    const absl::StatusCode code = absl::IsDeadlineExceeded(status) ? absl::StatusCode::kUnavailable : status.code();
+    return ReasonedStatus(code, GetErrorReason(status), absl::StrCat("shard ", address_, ": ", status.message()));
+  }
+
+  const std::string address_;
+  const absl::Duration timeout_;
+  const std::unique_ptr<v1::ShardService::Stub> stub_;
+};
+
+}  // namespace
+
+std::unique_ptr<ShardControl> MakeShardClient(std::string address, absl::Duration timeout) {
+  return std::make_unique<ShardClient>(std::move(address), timeout);
+}
+
+}  // namespace precondor::rpc

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/shard_service.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/rpc/convert.h"
+
+namespace precondor::rpc {
+
+grpc::ServerUnaryReactor* ShardService::DescribeShard(grpc::CallbackServerContext* context,
+                                                      const v1::DescribeShardRequest*,
+                                                      v1::DescribeShardResponse* response) {
+  return runner_.Run(context, "ShardService/DescribeShard", [this, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const ShardDescription description, shard_.Describe());
+    *response = EncodeDescription(description);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ShardService::InstallSession(grpc::CallbackServerContext* context,
+                                                       const v1::InstallSessionRequest* request,
+                                                       v1::InstallSessionResponse* response) {
+  return runner_.Run(context, "ShardService/InstallSession", [this, request, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const SessionInstall install, DecodeInstall(*request));
+    PRECONDOR_ASSIGN_OR_RETURN(const int64_t reserved, shard_.Install(install));
+    response->set_reserved_bytes(static_cast<uint64_t>(reserved));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ShardService::RemoveSession(grpc::CallbackServerContext* context,
+                                                      const v1::RemoveSessionRequest* request,
+                                                      v1::RemoveSessionResponse* response) {
+  return runner_.Run(context, "ShardService/RemoveSession", [this, request, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const bool existed, shard_.Remove(request->session_id()));
+    response->set_existed(existed);
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace precondor::rpc
