@@ -265,6 +265,16 @@ class ServerApp final : public App {
 
 }  // namespace
 
+std::unique_ptr<Logger> MakeServerLogger(const ServerConfig& config, const Clock& clock) {
+  Severity threshold = Severity::kInfo;
+  if (config.log_level == "debug") threshold = Severity::kDebug;
+  if (config.log_level == "warning") threshold = Severity::kWarning;
+  if (config.log_level == "error") threshold = Severity::kError;
+  const LogFormat format = config.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
+  return std::make_unique<LineLogger>(format, threshold, clock,
+                                      [](absl::string_view line) { std::fwrite(line.data(), 1, line.size(), stderr); });
+}
+
 absl::StatusOr<std::unique_ptr<App>> App::Start(const ServerConfig& config, Logger& logger) {
   auto app = std::make_unique<ServerApp>(config, logger);
   PRECONDOR_RETURN_IF_ERROR(app->Init());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
 #include <cstdio>
+#include <fcntl.h>
 #include <malloc.h>
-#include <pthread.h>
 #include <signal.h>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -16,6 +16,13 @@
 namespace {
 
 constexpr int kUsage = 2, kFailed = 1;
+constexpr char kSignalled = 's', kStopped = 'e';
+
+// A handler may do little more than write to a pipe, and can be told of one only through a global. Blocking the signals
+// and waiting for them would not do: libraries start threads before main that take them.
+int g_signal_pipe[2] = {-1, -1};
+
+void Notify(char byte) { (void)!write(g_signal_pipe[1], &byte, 1); }
 
 // Large blocks stay with the process: giving them back costs more than the copies they carry.
 void TuneMalloc() {
@@ -24,37 +31,28 @@ void TuneMalloc() {
   mallopt(M_TOP_PAD, 64 << 20);
 }
 
-precondor::Severity ParseSeverity(const std::string& level) {
-  if (level == "debug") return precondor::Severity::kDebug;
-  if (level == "warning") return precondor::Severity::kWarning;
-  return level == "error" ? precondor::Severity::kError : precondor::Severity::kInfo;
-}
-
 int Serve(const precondor::ServerConfig& config) {
-  // Blocked in every thread made from here on, and taken by one.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const precondor::RealClock clock;
-  precondor::LineLogger logger(config.log_format == "json" ? precondor::LogFormat::kJson : precondor::LogFormat::kText,
-                               ParseSeverity(config.log_level), clock,
-                               [](absl::string_view line) { std::fwrite(line.data(), 1, line.size(), stderr); });
-  auto app = precondor::App::Start(config, logger);
+  const auto logger = precondor::MakeServerLogger(config, clock);
+  auto app = precondor::App::Start(config, *logger);
   if (!app.ok()) {
-    logger.Log(precondor::Severity::kError, "cannot start", {{"reason", app.status().ToString()}});
+    logger->Log(precondor::Severity::kError, "cannot start", {{"reason", app.status().ToString()}});
     return kFailed;
   }
   std::atomic<bool> stopped = false;
-  std::thread signal_thread([&] {
-    const timespec tick = {0, 100 * 1000 * 1000};
-    while (!stopped) {
-      if (sigtimedwait(&signals, nullptr, &tick) > 0) (*app)->RequestDrain(absl::ZeroDuration());
+  if (pipe2(g_signal_pipe, O_CLOEXEC) != 0) return kFailed;
+  std::thread signal_thread([&app] {
+    for (char byte = kSignalled; byte == kSignalled && read(g_signal_pipe[0], &byte, 1) == 1;) {
+      if (byte == kSignalled) (*app)->RequestDrain(absl::ZeroDuration());
     }
   });
+  struct sigaction action = {};
+  action.sa_handler = [](int) { Notify(kSignalled); };
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
   (*app)->Wait();
-  stopped = true;
+  Notify(kStopped);
   signal_thread.join();
   return 0;
 }
