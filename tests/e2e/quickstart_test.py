@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs deploy/quickstart.sh --short and holds its results to what the project promises.
+
+Usage: quickstart_test.py --binaries DIR    run it with the programs of a build tree, then check
+       quickstart_test.py --results FILE    check the results of an earlier run, e.g. build/quickstart/runs.json
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIELDS = {"task", "method", "statistics", "representation", "base_optimizer", "exchange", "workers", "shards",
+          "learning_rate", "seeds", "final_loss", "steps_to_adamw_final", "bytes_per_step", "seconds"}
+# Share of AdamW's steps after which its final loss is reached, at most.
+PROMISES = {("autoencoder", "SIGNED"): 1 / 3, ("autoencoder", "MEAN"): 0.4, ("classifier", "SIGNED"): 0.55}
+# One image of the 359 held out, and a little: the resolution of an accuracy.
+ACCURACY_RESOLUTION = 1.01 / 359
+
+
+class Results(unittest.TestCase):
+    runs = []
+
+    def find(self, **wanted):
+        found = [r for r in self.runs if all(r[k] == v for k, v in wanted.items())]
+        self.assertEqual(len(found), 1, f"rows with {wanted}")
+        return found[0]
+
+    def test_rows_are_complete(self):
+        for run in self.runs:
+            self.assertLessEqual(FIELDS, set(run))
+            count = len(run["seeds"])
+            self.assertGreaterEqual(count, 2)
+            self.assertEqual([len(run["final_loss"]), len(run["steps_to_adamw_final"])], [count, count])
+            self.assertEqual((run["workers"], run["shards"]), (4, 2))
+            self.assertGreater(run["seconds"], 0)
+
+    def test_bytes_on_the_wire_are_those_of_the_arithmetic(self):
+        widths = {"autoencoder": [64, 48, 24, 8, 24, 48, 64], "classifier": [64, 64, 64, 10]}
+        for run in self.runs:
+            shapes = [(d_out, d_in + 1) for d_in, d_out in zip(widths[run["task"]], widths[run["task"]][1:])]
+            workers = run["workers"]
+            # f32, there and back; in DIRECT by every worker.
+            gradients = 2 * 4 * sum(m * n for m, n in shapes) * (workers if run["exchange"] == "DIRECT" else 1)
+            self.assertAlmostEqual(run["bytes_per_step"]["gradients"], gradients, delta=0.001 * gradients)
+            # f16, q vectors a side, at the first ten steps and every tenth.
+            vectors = {"none": 0, "MEAN": 1, "SIGNED": -(-16 // workers)}[run["statistics"]]
+            steps = sum(1 for step in range(run["steps"]) if step < 10 or step % 10 == 0)
+            expected = 2 * vectors * workers * sum(m + n for m, n in shapes) * steps / run["steps"]
+            self.assertAlmostEqual(run["bytes_per_step"]["statistics"], expected, delta=0.001 * expected + 1e-9)
+
+    def test_is_better_than_first_order(self):
+        for (task, kind), share in PROMISES.items():
+            run = self.find(task=task, method="mkor EXACT_DAMPED", statistics=kind, representation="low_rank",
+                            base_optimizer="adamw")
+            adamw = self.find(task=task, method="none", base_optimizer="adamw")
+            steps = [float("inf") if s is None else s for s in run["steps_to_adamw_final"]]
+            with self.subTest(task=task, statistics=kind, steps=steps):
+                self.assertLessEqual(statistics.median(steps), share * adamw["steps"])
+                self.assertLess(statistics.median(run["final_loss"]), statistics.median(adamw["final_loss"]))
+                if task == "classifier":
+                    self.assertGreaterEqual(statistics.median(run["final_accuracy"]),
+                                            statistics.median(adamw["final_accuracy"]) - ACCURACY_RESOLUTION)
+
+
+def run_quickstart(binaries, folder):
+    results = folder / "runs.json"
+    picture = folder / "curves.svg"
+    command = [ROOT / "deploy/quickstart.sh", "--short", "--binaries", binaries, "--json", results, "--svg", picture]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout)
+    if done.returncode != 0:
+        sys.exit(f"quickstart.sh ended with {done.returncode}")
+    processes = re.findall(r"is process (\d+) on 127\.0\.0\.1:\d+", done.stdout)
+    if len(processes) != 3:
+        sys.exit(f"expected a coordinator and two shards, got {len(processes)} processes")
+    left = [p for p in processes if os.path.exists(f"/proc/{p}")]
+    if left:
+        sys.exit(f"still running: {left}")
+    lines = xml.etree.ElementTree.parse(picture).findall(".//{http://www.w3.org/2000/svg}polyline")
+    rows = len(json.loads(results.read_text())["runs"])
+    if len(lines) != rows:
+        sys.exit(f"expected a curve for each of {rows} rows, got {len(lines)}")
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--binaries", type=pathlib.Path)
+    choice.add_argument("--results", type=pathlib.Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = args.results or run_quickstart(args.binaries.resolve(), pathlib.Path(folder))
+        Results.runs = json.loads(results.read_text())["runs"]
+    unittest.main(argv=[sys.argv[0]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training through the service gives what training in one process gives, whoever sends what in which order.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/examples/digits_data.h"
+#include "client/cpp/examples/job.h"
+#include "client/cpp/examples/task.h"
+#include "tests/e2e/local_service.h"
+#include "tests/e2e/service_training.h"
+
+namespace precondor::e2e {
+namespace {
+
+constexpr int64_t kSteps = 200;
+
+// Both sides do the same arithmetic on the same vectors. They differ in the order of f32 sums: one gradient over the
+// whole batch here, the mean of the workers' gradients there. That is 1e-7 a step and hardly grows with SGD.
+constexpr double kSgdBound = 1e-5;
+// AdamW's first steps are close to sign(u) and magnify rounding where |u| is near epsilon (1e-8).
+constexpr double kAdamwBound = 1e-4;
+
+struct Case {
+  int shards;
+  int32_t workers;
+  ExchangeMode exchange;
+  const char* method;
+  const char* optimizer;
+  double bound;
+};
+
+void PrintTo(const Case& test, std::ostream* out) {
+  *out << test.shards << " shards, " << test.workers << " workers, " << std::string(ExchangeModeName(test.exchange))
+       << ", " << test.method << ", " << test.optimizer;
+}
+
+digits::Run RunOf(const Case& test) {
+  digits::Run run;
+  run.task = *digits::FindTask("autoencoder");
+  run.task.steps = kSteps;
+  run.method = *digits::FindMethod(test.method);
+  run.optimizer = test.optimizer;
+  run.exchange = test.exchange;
+  run.workers = test.workers;
+  run.learning_rate = run.optimizer == "sgd" ? 0.1 : 0.016;
+  return run;
+}
+
+class SameAnswerTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    auto data = digits::LoadDigits(PRECONDOR_DIGITS_DATA);
+    ASSERT_TRUE(data.ok()) << data.status();
+    data_ = *std::move(data);
+    auto service = LocalService::Start(GetParam().shards);
+    ASSERT_TRUE(service.ok()) << service.status();
+    service_ = *std::move(service);
+  }
+
+  absl::StatusOr<std::vector<std::vector<digits::HostMatrix>>> Train(const std::string& session,
+                                                                     uint64_t shuffle_seed) {
+    return TrainThroughService(
+        ServiceRun{service_->coordinator(), session, RunOf(GetParam()), DType::kF32, shuffle_seed}, data_);
+  }
+
+  digits::DigitsData data_;
+  std::unique_ptr<LocalService> service_;
+};
+
+TEST_P(SameAnswerTest, AsTrainingInOneProcess) {
+  const auto through = Train("same", 0);
+  ASSERT_TRUE(through.ok()) << through.status();
+  const auto direct = TrainDirectly(RunOf(GetParam()), DType::kF32, data_);
+  ASSERT_TRUE(direct.ok()) << direct.status();
+  const double difference = RelativeDifference(through->front(), *direct);
+  RecordProperty("relative_difference", absl::StrCat(difference));
+  EXPECT_LE(difference, GetParam().bound);
+  for (const auto& replica : *through) {
+    EXPECT_EQ(digits::HashWeights(replica), digits::HashWeights(through->front())) << "replicas differ";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Service, SameAnswerTest,
+                         ::testing::Values(Case{1, 1, ExchangeMode::kDirect, "signed", "sgd", kSgdBound},
+                                           Case{1, 4, ExchangeMode::kDirect, "signed-lowrank", "sgd", kSgdBound},
+                                           Case{1, 7, ExchangeMode::kDelegate, "signed", "sgd", kSgdBound},
+                                           Case{3, 1, ExchangeMode::kDelegate, "signed-lowrank", "adamw", kAdamwBound},
+                                           Case{3, 4, ExchangeMode::kDirect, "mean", "adamw", kAdamwBound},
+                                           Case{3, 4, ExchangeMode::kDelegate, "signed-lowrank", "sgd", kSgdBound},
+                                           Case{3, 4, ExchangeMode::kDirect, "signed", "adamw", kAdamwBound},
+                                           Case{3, 7, ExchangeMode::kDirect, "signed", "sgd", kSgdBound},
+                                           Case{3, 7, ExchangeMode::kDelegate, "blend", "sgd", kSgdBound},
+                                           Case{3, 7, ExchangeMode::kDirect, "reference", "sgd", kSgdBound},
+                                           Case{3, 4, ExchangeMode::kDirect, "none", "adamw", kAdamwBound}));
+
+using ArrivalOrderTest = SameAnswerTest;
+
+TEST_P(ArrivalOrderTest, DoesNotChangeABit) {
+  const auto plain = Train("plain", 0);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  for (const uint64_t shuffle_seed : {1, 2}) {
+    const auto shuffled = Train(absl::StrCat("shuffled-", shuffle_seed), shuffle_seed);
+    ASSERT_TRUE(shuffled.ok()) << shuffled.status();
+    EXPECT_EQ(digits::HashWeights(shuffled->front()), digits::HashWeights(plain->front()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Service, ArrivalOrderTest,
+                         ::testing::Values(Case{3, 7, ExchangeMode::kDirect, "signed-lowrank", "adamw", 0},
+                                           Case{1, 4, ExchangeMode::kDirect, "mean", "adamw", 0}));
+
+}  // namespace
+}  // namespace precondor::e2e
