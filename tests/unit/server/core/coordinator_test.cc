@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/coordinator.h"
+
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/fake_method.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// What a shard was told, and faults on demand.
+class FakeShard final : public ShardControl {
+ public:
+  absl::StatusOr<ShardDescription> Describe() override {
+    if (down) return absl::UnavailableError("down");
+    return ShardDescription{
+        .advertise_address = advertise, .capacity_bytes = capacity, .reserved_bytes = 0, .costs = {}};
+  }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
+    // A coordinator that asks under its lock would never get here.
+    if (during_install) during_install();
+    if (refuse_installs) return absl::ResourceExhaustedError("full");
+    if (down) return absl::UnavailableError("down");
+    installed[install.session_id] = install;
+    ++installs;
+    return 1;
+  }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override {
+    if (down) return absl::UnavailableError("down");
+    return installed.erase(session_id) > 0;
+  }
+
+  std::string advertise;
+  int64_t capacity = int64_t{1} << 40;
+  bool down = false;
+  bool refuse_installs = false;
+  std::function<void()> during_install;
+  std::map<uint64_t, SessionInstall> installed;
+  int installs = 0;
+};
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  CoordinatorTest() {
+    std::vector<ShardEndpoint> endpoints;
+    for (int s = 0; s < 2; ++s) {
+      auto shard = std::make_unique<FakeShard>();
+      shards.push_back(shard.get());
+      endpoints.push_back({.address = "shard" + std::to_string(s), .control = std::move(shard)});
+    }
+    CoordinatorOptions options;
+    options.lease_steps = 10;
+    options.make_method = [](const MethodConfig& config) -> absl::StatusOr<std::unique_ptr<Method>> {
+      if (config.name != "fake") return absl::NotFoundError("known methods: fake");
+      return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+    };
+    coordinator = std::make_unique<Coordinator>(options, std::move(endpoints), clock, logger, observer);
+    spec.name = "job";
+    spec.world_size = 2;
+    spec.method.name = "fake";
+    for (int i = 0; i < 4; ++i) {
+      spec.layers.push_back({.name = "l" + std::to_string(i), .d_out = 4, .d_in = 4, .has_bias = false});
+    }
+  }
+  uint64_t Open() {
+    auto opened = coordinator->OpenSession(spec);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened->session_id;
+  }
+  StepReport Report(uint64_t session, uint64_t epoch, uint32_t rank, uint64_t step, double loss) const {
+    return {.session_id = session, .epoch = epoch, .rank = rank, .incarnation = 5, .step = step, .loss = loss};
+  }
+
+  FakeClock clock;
+  NullLogger logger;
+  struct Recorder final : public Observer {
+    void OnStepReported(absl::string_view, uint64_t step, double loss, Mode) override {
+      losses.emplace_back(step, loss);
+    }
+    void OnCoordinatorSessions(int64_t count) override { sessions = count; }
+    std::vector<std::pair<uint64_t, double>> losses;
+    int64_t sessions = -1;
+  } observer;
+  std::vector<FakeShard*> shards;
+  std::unique_ptr<Coordinator> coordinator;
+  SessionSpec spec;
+};
+
+TEST_F(CoordinatorTest, OpenIsIdempotentByName) {
+  const auto first = coordinator->OpenSession(spec);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->created);
+  EXPECT_NE(first->session_id, 0u);
+  EXPECT_EQ(first->spec.sketches, 8) << "the default, ceil(16 / 2), is filled in";
+  const auto second = coordinator->OpenSession(spec);
+  ASSERT_TRUE(second.ok());
+  EXPECT_FALSE(second->created);
+  EXPECT_EQ(second->session_id, first->session_id);
+  SessionSpec explicit_default = spec;
+  explicit_default.sketches = 8;
+  EXPECT_TRUE(coordinator->OpenSession(explicit_default).ok());
+  EXPECT_EQ(shards[0]->installs, 1);
+  EXPECT_EQ(observer.sessions, 1);
+}
+
+TEST_F(CoordinatorTest, AnotherSpecUnderTheNameIsRefusedAndTheFieldNamed) {
+  Open();
+  spec.inv_freq = 77;
+  const absl::Status status = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kSpecMismatch);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("inv_freq"));
+}
+
+TEST_F(CoordinatorTest, ChecksEverythingBeforeAskingShards) {
+  SessionSpec bad = spec;
+  bad.world_size = 0;
+  EXPECT_EQ(coordinator->OpenSession(bad).status().code(), absl::StatusCode::kInvalidArgument);
+  bad = spec;
+  bad.method.name = "nonsense";
+  EXPECT_EQ(coordinator->OpenSession(bad).status().code(), absl::StatusCode::kNotFound);
+  bad = spec;
+  bad.exchange = ExchangeMode::kReplay;
+  EXPECT_EQ(coordinator->OpenSession(bad).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(shards[0]->installs + shards[1]->installs, 0);
+  EXPECT_TRUE(coordinator->ListSessions().empty());
+}
+
+TEST_F(CoordinatorTest, SpreadsLayersAndNamesTheAddressesToDial) {
+  shards[1]->advertise = "public:1";
+  const uint64_t id = Open();
+  const auto joined = coordinator->JoinSession("job", 0, 5);
+  ASSERT_TRUE(joined.ok());
+  ASSERT_EQ(joined->shard_map.size(), 2u);
+  EXPECT_EQ(joined->shard_map[0].address, "shard0");
+  EXPECT_THAT(joined->shard_map[0].layers, ElementsAre(0, 2));
+  EXPECT_EQ(joined->shard_map[1].address, "public:1");
+  EXPECT_THAT(joined->shard_map[1].layers, ElementsAre(1, 3));
+  EXPECT_THAT(shards[1]->installed[id].layers, ElementsAre(1, 3));
+}
+
+TEST_F(CoordinatorTest, FailedOpenLeavesNothingBehind) {
+  shards[1]->refuse_installs = true;
+  const absl::Status status = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shard1"));
+  EXPECT_TRUE(shards[0]->installed.empty());
+  EXPECT_TRUE(coordinator->ListSessions().empty());
+  shards[1]->refuse_installs = false;
+  EXPECT_TRUE(coordinator->OpenSession(spec)->created);
+}
+
+TEST_F(CoordinatorTest, DeadShardMakesOpenUnavailable) {
+  shards[1]->down = true;
+  const absl::Status status = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shard1"));
+}
+
+TEST_F(CoordinatorTest, MemoryThatDoesNotSufficeIsRefusedWithNumbers) {
+  for (FakeShard* shard : shards) shard->capacity = 10;
+  const absl::Status status = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has left is 10"));
+}
+
+TEST_F(CoordinatorTest, SessionBecomesActiveWithTheLastRank) {
+  const uint64_t id = Open();
+  const auto first = coordinator->JoinSession("job", 0, 5);
+  ASSERT_TRUE(first.ok());
+  EXPECT_FALSE(first->active);
+  EXPECT_EQ(first->epoch, 1u);
+  EXPECT_EQ(first->directive.lease_through_step, 10u);
+  EXPECT_THAT(first->directive.modes, ElementsAre(ModeInterval{0, Mode::kSecondOrder}));
+  const auto second = coordinator->JoinSession("job", 1, 5);
+  ASSERT_TRUE(second.ok());
+  EXPECT_TRUE(second->active);
+  EXPECT_EQ(second->epoch, 1u) << "filling the ranks is no new epoch";
+  EXPECT_EQ(shards[0]->installed[id].members.size(), 2u) << "told before the reply";
+}
+
+TEST_F(CoordinatorTest, RestartedWorkerFencesTheOldOneWithANewEpoch) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  coordinator->JoinSession("job", 1, 5).IgnoreError();
+  const int told = shards[0]->installs;
+  EXPECT_EQ(coordinator->JoinSession("job", 1, 5)->epoch, 1u);
+  EXPECT_EQ(shards[0]->installs, told) << "the same incarnation changes nothing";
+  const auto restarted = coordinator->JoinSession("job", 1, 6);
+  ASSERT_TRUE(restarted.ok());
+  EXPECT_EQ(restarted->epoch, 2u);
+  EXPECT_TRUE(restarted->active);
+  EXPECT_EQ(shards[0]->installed[id].epoch, 2u);
+  const absl::Status old = coordinator->JoinSession("job", 1, 5).status();
+  EXPECT_EQ(GetErrorReason(old), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 2, 1, 0, 1)).status()), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 1, 0, 0, 1)).status()), ErrorReason::kStaleEpoch);
+  EXPECT_TRUE(coordinator->ReportStep(Report(id, 2, 0, 0, 1)).ok());
+}
+
+TEST_F(CoordinatorTest, JoinThatCouldNotTellAShardIsRepeated) {
+  const uint64_t id = Open();
+  shards[1]->down = true;
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 5).status().code(), absl::StatusCode::kUnavailable);
+  shards[1]->down = false;
+  EXPECT_TRUE(shards[1]->installed[id].members.empty());
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5).ok());
+  EXPECT_EQ(shards[1]->installed[id].members.size(), 1u);
+}
+
+TEST_F(CoordinatorTest, RefusesUnknownRanksSessionsAndIncarnations) {
+  Open();
+  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("job", 2, 5).status()), ErrorReason::kUnknownRank);
+  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("other", 0, 5).status()), ErrorReason::kUnknownSession);
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(99, 1, 0, 0, 1)).status()), ErrorReason::kUnknownSession);
+  EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(99, 0, 5)), ErrorReason::kUnknownSession);
+}
+
+TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  coordinator->JoinSession("job", 1, 5).IgnoreError();
+  EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 7, 2.0))->lease_through_step, 17u);
+  EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 7, 2.0))->lease_through_step, 17u);
+  EXPECT_TRUE(observer.losses.empty());
+  coordinator->ReportStep(Report(id, 1, 1, 7, 4.0)).IgnoreError();
+  EXPECT_THAT(observer.losses, ElementsAre(std::make_pair(uint64_t{7}, 3.0)));
+  EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 1, 3, 4.0))->lease_through_step, 17u) << "not taken back";
+  const auto sessions = coordinator->ListSessions();
+  ASSERT_EQ(sessions.size(), 1u);
+  EXPECT_EQ(sessions[0].last_step, 7u);
+  EXPECT_EQ(sessions[0].loss, 3.0);
+  EXPECT_EQ(sessions[0].joined, 2u);
+}
+
+TEST_F(CoordinatorTest, LeftRankMayBeTakenAgainInANewEpoch) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  coordinator->JoinSession("job", 1, 5).IgnoreError();
+  EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok());
+  EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok()) << "repeated";
+  EXPECT_EQ(coordinator->ListSessions()[0].joined, 1u);
+  EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 1, 0, 0, 1)).status()), ErrorReason::kUnknownRank);
+  EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(id, 1, 4)), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(id, 1, 9)), ErrorReason::kUnknownRank);
+  const auto back = coordinator->JoinSession("job", 0, 8);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->epoch, 2u);
+  EXPECT_TRUE(back->active);
+}
+
+TEST_F(CoordinatorTest, CloseFreesTheShardsAndIsIdempotent) {
+  const uint64_t id = Open();
+  shards[1]->down = true;
+  EXPECT_EQ(coordinator->CloseSession("job").status().code(), absl::StatusCode::kUnavailable);
+  shards[1]->down = false;
+  EXPECT_TRUE(*coordinator->CloseSession("job"));
+  EXPECT_TRUE(shards[0]->installed.empty() && shards[1]->installed.empty());
+  EXPECT_FALSE(*coordinator->CloseSession("job"));
+  EXPECT_EQ(observer.sessions, 0);
+  EXPECT_GT(Open(), id) << "a handle is never given out twice";
+}
+
+TEST_F(CoordinatorTest, DrainingRefusesNewSessionsAlone) {
+  Open();
+  coordinator->BeginDrain();
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5).ok());
+  SessionSpec other = spec;
+  other.name = "other";
+  const absl::Status status = coordinator->OpenSession(other).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kDraining);
+}
+
+TEST_F(CoordinatorTest, HoldsNoLockWhileAskingShards) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  bool answered = false;
+  shards[0]->during_install = [&] {
+    answered = coordinator->ReportStep(Report(id, 1, 0, 1, 1.0)).ok() && coordinator->ListSessions().size() == 1;
+  };
+  EXPECT_TRUE(coordinator->JoinSession("job", 1, 5).ok());
+  EXPECT_TRUE(answered);
+}
+
+TEST_F(CoordinatorTest, ConcurrentOpensAndJoinsAgree) {
+  spec.world_size = 4;
+  std::atomic<int> created = 0;
+  std::atomic<int> active = 0;
+  std::vector<std::thread> workers;
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    workers.emplace_back([&, rank] {
+      const auto opened = coordinator->OpenSession(spec);
+      if (opened.ok() && opened->created) ++created;
+      const auto joined = coordinator->JoinSession("job", rank, 5);
+      if (joined.ok() && joined->active) ++active;
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  EXPECT_EQ(created.load(), 1);
+  EXPECT_EQ(active.load(), 1) << "the last to join sees the session active";
+  EXPECT_EQ(coordinator->ListSessions()[0].epoch, 1u);
+}
+
+}  // namespace
+}  // namespace precondor

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a coordinator asks of a shard: installing, epochs, capacity, removal.
+#include "server/core/reservation.h"
+#include "tests/unit/server/core/shard_fixture.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ShardControlTest : public ShardFixture {
+ protected:
+  void Reinstall(uint64_t next) {
+    ASSERT_TRUE(shard->Install(MakeInstall(next)).ok());
+    epoch = next;
+  }
+};
+
+TEST_F(ShardControlTest, ReservesWhatTheFormulaSays) {
+  Start();
+  // By hand, per layer [2, 3] and [3, 2], W = 2, q = 1: states 4 * 5 each; statistics 2 * 5 * 4 bytes * 3 steps;
+  // gradients (2 * 6 * 4 + 6 * 8) * 2 steps. Scratch of one task: statistics 2 * 5 * 4, D and U 2 * 6 * 4, method 128.
+  const int64_t per_layer = 20 + 120 + 192;
+  EXPECT_EQ(shard->reserved_bytes(), 2 * per_layer + 40 + 48 + 128);
+  EXPECT_EQ(*shard->Install(MakeInstall()), shard->reserved_bytes());
+  EXPECT_EQ(shard->Describe()->reserved_bytes, shard->reserved_bytes());
+}
+
+TEST_F(ShardControlTest, RefusesWhatDoesNotFitWithTheNumbersAndReservesNothing) {
+  options.capacity_bytes = 879;
+  MakeShard();
+  const absl::Status status = shard->Install(MakeInstall()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("needed 880 bytes, reserved 0 of capacity 879"));
+  EXPECT_EQ(shard->reserved_bytes(), 0);
+  EXPECT_TRUE(shard->ListSessions().empty());
+}
+
+TEST_F(ShardControlTest, HugeLayersSaturateInsteadOfOverflowing) {
+  spec.world_size = kMaxWorldSize;
+  spec.layers.clear();
+  for (int i = 0; i < 1000; ++i) {
+    spec.layers.push_back(
+        {.name = std::to_string(i), .d_out = kMaxDimension, .d_in = kMaxDimension, .has_bias = false});
+  }
+  MakeShard();
+  const absl::Status status = shard->Install(MakeInstall()).status();
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity) << status;
+}
+
+TEST_F(ShardControlTest, RefusesMalformedInstalls) {
+  MakeShard();
+  SessionInstall install = MakeInstall();
+  install.layers = {1, 0};
+  EXPECT_EQ(shard->Install(install).status().code(), absl::StatusCode::kInvalidArgument);
+  install.layers = {2};
+  EXPECT_EQ(shard->Install(install).status().code(), absl::StatusCode::kInvalidArgument);
+  install = MakeInstall();
+  install.members.push_back({.rank = 2, .incarnation = 1});
+  EXPECT_EQ(shard->Install(install).status().code(), absl::StatusCode::kInvalidArgument);
+  install = MakeInstall();
+  install.session_id = 0;
+  EXPECT_EQ(shard->Install(install).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(shard->reserved_bytes(), 0);
+}
+
+TEST_F(ShardControlTest, NewEpochDropsOpenSlotsAndKeepsFactors) {
+  Start();
+  Statistics(0, 0, 1);
+  Statistics(0, 1, 1);
+  const auto waiting = Gradient(0, 0, 1);
+  Reinstall(2);
+  ASSERT_TRUE(waiting->result.has_value());
+  EXPECT_EQ(waiting->result->status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(GetErrorReason(waiting->result->status()), ErrorReason::kStaleEpoch);
+  EXPECT_EQ(shard->in_flight(), 0);
+  // Nothing of the first epoch counts: both ranks have to come again, with whatever they have now.
+  Abstain(ContributionKind::kStatistics, 0, 0);
+  Abstain(ContributionKind::kStatistics, 0, 1);
+  Gradient(0, 0, 3);
+  const auto reply = Gradient(0, 1, 3);
+  ASSERT_TRUE(reply->result.has_value());
+  EXPECT_EQ((*reply->result)->factor_version, 1u);
+  EXPECT_THAT(reply->values(), ::testing::Each(::testing::FloatEq(6.0f)));
+}
+
+TEST_F(ShardControlTest, TrainerMayRollBackWithANewEpochAlone) {
+  spec.inv_freq = 1000;
+  Start();
+  for (uint64_t step = 50; step < 53; ++step) {
+    Gradient(step, 0, 1);
+    Gradient(step, 1, 1);
+  }
+  EXPECT_EQ(Gradient(40, 0, 1)->reason(), ErrorReason::kStaleStep);
+  Reinstall(2);
+  EXPECT_TRUE(Gradient(40, 0, 1)->accepted());
+  Reinstall(3);
+  EXPECT_TRUE(Gradient(90, 0, 1)->accepted());
+}
+
+TEST_F(ShardControlTest, OldEpochsAndIncarnationsAreFenced) {
+  Start();
+  SessionInstall next = MakeInstall(2);
+  next.members[1].incarnation = 5;
+  ASSERT_TRUE(shard->Install(next).ok());
+  EXPECT_EQ(Gradient(0, 0, 1)->reason(), ErrorReason::kStaleEpoch);
+  epoch = 2;
+  EXPECT_EQ(Gradient(0, 1, 1)->reason(), ErrorReason::kStaleIncarnation);
+  EXPECT_TRUE(Gradient(0, 0, 1)->accepted());
+  EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall(1)).status()), ErrorReason::kStaleEpoch);
+  EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall(2)).status()), ErrorReason::kStaleIncarnation);
+}
+
+TEST_F(ShardControlTest, AnotherSpecOrLayerSetIsRefused) {
+  Start();
+  SessionInstall install = MakeInstall(2);
+  install.spec.seed = 99;
+  absl::Status status = shard->Install(install).status();
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kSpecMismatch);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("seed"));
+  install = MakeInstall(2);
+  install.layers = {0};
+  EXPECT_EQ(GetErrorReason(shard->Install(install).status()), ErrorReason::kSpecMismatch);
+}
+
+TEST_F(ShardControlTest, RemoveAbortsWaitersAndFreesEverything) {
+  Start();
+  Statistics(0, 0, 1);
+  Statistics(0, 1, 1);
+  Gradient(0, 0, 1);
+  Gradient(0, 1, 1);
+  EXPECT_GT(backend->allocated_bytes(), 0);
+  const auto waiting = Gradient(1, 0, 1);
+  EXPECT_TRUE(*shard->Remove(kSession));
+  ASSERT_TRUE(waiting->result.has_value());
+  EXPECT_EQ(waiting->result->status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(shard->reserved_bytes(), 0);
+  EXPECT_EQ(shard->in_flight(), 0);
+  EXPECT_EQ(backend->allocated_bytes(), 0);
+  EXPECT_FALSE(*shard->Remove(kSession));
+  EXPECT_EQ(Gradient(0, 0, 1)->reason(), ErrorReason::kUnknownSession);
+}
+
+TEST_F(ShardControlTest, LaterSessionOfTheSameNameReplacesTheForgottenOne) {
+  Start();
+  const auto waiting = Gradient(0, 0, 1);
+  SessionInstall later = MakeInstall();
+  later.session_id = kSession + 1;
+  const int64_t reserved = shard->reserved_bytes();
+  ASSERT_TRUE(shard->Install(later).ok());
+  EXPECT_TRUE(waiting->result.has_value());
+  EXPECT_EQ(shard->reserved_bytes(), reserved);
+  ASSERT_EQ(shard->ListSessions().size(), 1u);
+  EXPECT_EQ(shard->ListSessions()[0].session_id, kSession + 1);
+  EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall()).status()), ErrorReason::kStaleEpoch);
+}
+
+TEST_F(ShardControlTest, DescribesMeasuredCosts) {
+  Start();
+  EXPECT_TRUE(shard->Describe()->costs.empty());
+  Statistics(0, 0, 1);
+  Statistics(0, 1, 1);
+  Gradient(0, 0, 1);
+  Gradient(0, 1, 1);
+  const std::vector<MeasuredCost> costs = shard->Describe()->costs;
+  ASSERT_EQ(costs.size(), 1u);
+  EXPECT_EQ(costs[0].method, "fake{}");
+  EXPECT_EQ(costs[0].d_out, 2);
+  EXPECT_EQ(costs[0].d_in, 3);
+}
+
+TEST_F(ShardControlTest, ListsSessionsAndLayers) {
+  Start();
+  Gradient(4, 0, 1);
+  const std::vector<ShardSessionSummary> sessions = shard->ListSessions();
+  ASSERT_EQ(sessions.size(), 1u);
+  EXPECT_EQ(sessions[0].spec, spec);
+  EXPECT_EQ(sessions[0].epoch, 1u);
+  EXPECT_EQ(sessions[0].joined, 2u);
+  EXPECT_EQ(sessions[0].last_step, 4u);
+  EXPECT_EQ(StatsOf(1).name, "second");
+  EXPECT_EQ(GetErrorReason(shard->GetLayerStats("other").status()), ErrorReason::kUnknownSession);
+}
+
+TEST_F(ShardControlTest, SteadyStateAllocatesNothingMore) {
+  spec.world_size = 4;
+  Start();
+  const int64_t idle = backend->allocated_bytes();
+  for (uint64_t step = 0; step < 50; ++step) {
+    for (uint32_t rank = 0; rank < 4; ++rank) Statistics(step, rank, 1);
+    for (uint32_t rank = 0; rank < 4; ++rank) Gradient(step, rank, 1);
+  }
+  // One lease of each scratch pool, whatever the number of steps.
+  EXPECT_EQ(backend->allocated_bytes() - idle, 4 * (4 * 5 + 2 * 6));
+}
+
+}  // namespace
+}  // namespace precondor

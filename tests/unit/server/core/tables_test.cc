@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Costs, losses and what placement makes of them.
+#include <cmath>
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "server/core/cost_table.h"
+#include "server/core/loss_table.h"
+#include "server/core/placement_input.h"
+#include "tests/support/fake_method.h"
+
+namespace precondor {
+namespace {
+
+TEST(CostTableTest, MeansOverPreconditionedSteps) {
+  CostTable table;
+  const size_t entry = table.Register("m{}", 2, 3);
+  EXPECT_EQ(table.Register("m{}", 2, 3), entry);
+  EXPECT_NE(table.Register("m{}", 3, 2), entry);
+  EXPECT_TRUE(table.Snapshot().empty());
+  table.RecordUpdate(entry, 10.0);
+  EXPECT_EQ(table.Snapshot().at(0).seconds_per_step, 10.0);
+  for (int i = 0; i < 5; ++i) table.RecordPrecondition(entry, 1.0);
+  ASSERT_EQ(table.Snapshot().size(), 1u);
+  EXPECT_EQ(table.Snapshot()[0].seconds_per_step, 3.0);
+}
+
+TEST(CostTableTest, MethodTextTellsConfigurationsApart) {
+  const MethodConfig config{.name = "mkor", .options = {{"rank", 16.0}, {"rule", std::string("BLEND")}, {"on", true}}};
+  EXPECT_EQ(MethodText(config), "mkor{on=true,rank=16,rule=BLEND}");
+  EXPECT_EQ(MethodText({.name = "identity", .options = {}}), "identity{}");
+}
+
+TEST(LossTableTest, AveragesFiniteLossesBySamplesOnceAllReported) {
+  LossTable table(3, 8);
+  EXPECT_FALSE(table.Add(2, 5, 4.0, 30, true).has_value());
+  EXPECT_FALSE(table.Add(0, 5, 1.0, 10, true).has_value());
+  EXPECT_FALSE(table.Add(0, 5, 9.0, 10, true).has_value()) << "a repetition";
+  const auto done = table.Add(1, 5, std::nan(""), 1000, true);
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->step, 5u);
+  EXPECT_EQ(done->finite, 2);
+  EXPECT_EQ(done->samples, 40u);
+  EXPECT_DOUBLE_EQ(done->loss, (10 * 1.0 + 30 * 4.0) / 40);
+  EXPECT_FALSE(table.Add(1, 5, 1.0, 10, true).has_value()) << "finished already";
+}
+
+TEST(LossTableTest, SkippedStepsDoNotCount) {
+  LossTable table(2, 8);
+  table.Add(0, 1, 3.0, 10, false);
+  const auto done = table.Add(1, 1, 5.0, 10, false);
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->finite, 0);
+  EXPECT_TRUE(std::isnan(done->loss));
+}
+
+TEST(LossTableTest, IsTheSameInAnyOrder) {
+  double results[2];
+  const double losses[3] = {0.1, 1e16, -1e16};
+  for (int reverse = 0; reverse < 2; ++reverse) {
+    LossTable table(3, 8);
+    for (int i = 0; i < 3; ++i) {
+      const int rank = reverse == 1 ? 2 - i : i;
+      if (const auto done = table.Add(rank, 0, losses[rank], 1, true)) results[reverse] = done->loss;
+    }
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+TEST(LossTableTest, KeepsABoundedNumberOfSteps) {
+  LossTable table(2, 3);
+  for (uint64_t step = 0; step < 5; ++step) table.Add(0, step, 1, 1, true);
+  EXPECT_FALSE(table.Add(1, 1, 1, 1, true).has_value()) << "given up";
+  EXPECT_TRUE(table.Add(1, 2, 1, 1, true).has_value());
+  EXPECT_TRUE(table.Add(1, 4, 1, 1, true).has_value());
+  table.Clear();
+  table.Add(0, 0, 1, 1, true);
+  EXPECT_TRUE(table.Add(1, 0, 1, 1, true).has_value());
+}
+
+TEST(PlacementInputTest, UsesMeasuredCostsAndScalesFlopsForTheRest) {
+  SessionSpec spec;
+  spec.method.name = "fake";
+  spec.layers = {{.name = "seen", .d_out = 10, .d_in = 10, .has_bias = false},
+                 {.name = "new", .d_out = 10, .d_in = 20, .has_bias = false}};
+  const FakeMethod method(std::make_shared<FakeMethodLog>(), true);
+  const std::vector<PlacementLayer> unmeasured = EstimateLayers(spec, method, {});
+  EXPECT_EQ(unmeasured[0].cost, 100);
+  EXPECT_EQ(unmeasured[1].cost, 200);
+  EXPECT_GT(unmeasured[1].bytes, unmeasured[0].bytes);
+  const std::vector<MeasuredCost> costs = {
+      {.method = "fake{}", .d_out = 10, .d_in = 10, .seconds_per_step = 2.0},
+      {.method = "fake{}", .d_out = 10, .d_in = 10, .seconds_per_step = 4.0},
+      {.method = "other{}", .d_out = 10, .d_in = 20, .seconds_per_step = 1000.0},
+      {.method = "fake{}", .d_out = 1, .d_in = 1, .seconds_per_step = std::nan("")}};
+  const std::vector<PlacementLayer> measured = EstimateLayers(spec, method, costs);
+  EXPECT_DOUBLE_EQ(measured[0].cost, 3.0);
+  EXPECT_DOUBLE_EQ(measured[1].cost, 200 * 0.03);
+}
+
+}  // namespace
+}  // namespace precondor
