@@ -31,7 +31,7 @@ void LayerPipeline::Run() {
         break;
       case WorkKind::kAnswer:
         FinishGradient(*work.slot, work.skip_reason.empty() ? worker_.Precondition(*work.slot, std::move(work.votes))
-                                                            : worker_.Skip(*work.slot, std::move(work.skip_reason)));
+                                                            : worker_.Skip(*work.slot, work.skip_reason));
         break;
     }
   }

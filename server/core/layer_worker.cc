@@ -54,6 +54,7 @@ absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, absl::Durati
 
 absl::Status LayerWorker::UploadStacked(std::vector<Vote>& votes, MatrixView a, MatrixView g) {
   std::vector<uint64_t> samples;
+  samples.reserve(votes.size());
   for (const Vote& vote : votes) samples.push_back(vote.samples);
   const std::vector<double> scales = StackingScales(samples);
   const int64_t q = VectorsPerWorker(session_.spec);

@@ -228,13 +228,13 @@ void Shard::Reject(const ContributionHeader& header, const absl::Status& status,
   ack(status);
 }
 
-void Shard::SubmitStatistics(const ContributionHeader& header, Payload payload, AckFn ack) {
+void Shard::SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack) {
   absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, payload.size());
   if (!session.ok()) return Reject(header, session.status(), ack);
   (*session)->layer(header.key.layer)->SubmitStatistics(header, std::move(payload), ack);
 }
 
-void Shard::SubmitGradient(const ContributionHeader& header, Payload payload, AckFn ack, ResultFn result) {
+void Shard::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result) {
   absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, payload.size());
   if (!session.ok()) return Reject(header, session.status(), ack);
   (*session)->layer(header.key.layer)->SubmitGradient(header, std::move(payload), ack, std::move(result));

@@ -90,11 +90,11 @@ class Shard final : public ShardControl {
   // Takes in one worker's statistics for a (step, layer). `ack` tells: taken in, a repetition, or refused (then nothing
   // changed, except that a non-finite or over-norm contribution counts as its rank's abstention, so that the
   // step can seal).
-  void SubmitStatistics(const ContributionHeader& header, Payload payload, AckFn ack);
+  void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
 
   // The same for a gradient. `result` follows an OK `ack`, once the plan is sealed and applied; a repetition gets the
   // same bytes. When the session ends or a new epoch drops the slot, `result` gets the status instead.
-  void SubmitGradient(const ContributionHeader& header, Payload payload, AckFn ack, ResultFn result);
+  void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
 
   // Seals what statistics_deadline has passed for. A server calls it every now and then.
   void SealOverdue();
