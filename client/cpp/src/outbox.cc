@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
 
 namespace precondor {
 
@@ -31,12 +32,16 @@ Recovery RecoveryFor(const absl::Status& refusal) {
 }
 
 absl::Status Outbox::Add(Item item) {
-  const Sequence sequence = next_sequence_;
+  PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
+  ++next_sequence_;
+  return absl::OkStatus();
+}
+
+absl::Status Outbox::AddAt(Sequence sequence, Item item) {
   if (!by_id_.try_emplace(item->id, sequence).second) {
     return absl::AlreadyExistsError(
         absl::StrCat("step ", item->id.step, " layer ", item->id.layer, ": sent already and not yet answered"));
   }
-  ++next_sequence_;
   entries_[sequence].item = std::move(item);
   queue_.insert(sequence);
   ++unacknowledged_;
@@ -170,7 +175,8 @@ bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) c
 
 void Outbox::Reopen() {
   for (auto& [layer, item] : retained_) {
-    if (!Add(item).ok()) continue;  // the caller has begun to send it anew
+    if (!AddAt(first_sequence_ - 1, item).ok()) continue;  // the caller has begun to send it anew
+    --first_sequence_;
     FindEntry(item->id)->acknowledged_before = true;
   }
   retained_.clear();

@@ -91,7 +91,7 @@ class Outbox {
   bool WasCounted(const ContributionId& id, const absl::Status& refusal) const;
 
   // The epoch has changed and with it open slots were dropped: statistics acknowledged in a step that may not have been
-  // sealed count as unanswered again. Takes effect with the next StartStream.
+  // sealed count as unanswered again, and go first. Takes effect with the next StartStream.
   void Reopen();
 
   // All that are in it, in their order.
@@ -114,7 +114,7 @@ class Outbox {
     bool sent_before = false;          // whole, on an earlier stream
     bool acknowledged_before = false;  // in an earlier epoch
   };
-  using Sequence = uint64_t;
+  using Sequence = int64_t;
 
   Entry* FindEntry(const ContributionId& id);
   const Entry* FindEntry(const ContributionId& id) const;
@@ -126,7 +126,10 @@ class Outbox {
   static bool Unacknowledged(State state) { return state != State::kAcknowledged; }
   static bool UsesCredit(State state) { return state == State::kSending || state == State::kSent; }
 
+  absl::Status AddAt(Sequence sequence, Item item);
+
   Sequence next_sequence_ = 0;
+  Sequence first_sequence_ = 0;  // below it nothing has been used
   std::map<Sequence, Entry> entries_;
   absl::flat_hash_map<ContributionId, Sequence> by_id_;
   std::set<Sequence> queue_;         // queued entries
@@ -136,7 +139,7 @@ class Outbox {
   uint64_t credit_used_ = 0;  // payload bytes of entries being sent or sent
   size_t unacknowledged_ = 0;
   // Per layer the last statistics acknowledged, until a result shows that their step was sealed.
-  absl::flat_hash_map<uint32_t, Item> retained_;
+  std::map<uint32_t, Item> retained_;
 };
 
 }  // namespace precondor

@@ -192,13 +192,14 @@ TEST_F(OutboxTest, ANewEpochRepeatsAcknowledgedStatisticsOfStepsThatMayBeOpen) {
   ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
   ASSERT_TRUE(Add(Statistics(5, 1), 11).ok());
   ASSERT_TRUE(Add(Gradient(5, 0), 12).ok());
+  ASSERT_TRUE(Add(Gradient(5, 1), 13).ok());
   WriteAll();
   outbox_.Acknowledge(Statistics(5, 0));
   outbox_.Acknowledge(Statistics(5, 1));
   outbox_.Remove(Gradient(5, 0));  // its result: step 5 of layer 0 was sealed
   outbox_.Reopen();
   outbox_.StartStream(kCredit);
-  EXPECT_EQ(WriteAll(), "S5.1[0+11]");
+  EXPECT_EQ(WriteAll(), "S5.1[0+11] G5.1[0+13]");
   // A refusal of a repetition tells nothing that the caller should hear.
   EXPECT_TRUE(outbox_.WasCounted(Statistics(5, 1), Refusal(ErrorReason::kConflict)));
 }

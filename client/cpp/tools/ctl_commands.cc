@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/tools/ctl_commands.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <future>
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include <google/protobuf/wrappers.pb.h>
+#include <nlohmann/json.hpp>
+
+#include "client/cpp/src/channel.h"
+#include "client/cpp/src/control.h"
+#include "client/cpp/tools/ctl_render.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/status_codec.h"
+
+namespace precondor {
+namespace {
+
+std::string Dump(const nlohmann::json& document) {
+  // Names come from peers: bytes that are not UTF-8 are replaced instead of refused.
+  return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<v1::GetServerInfoResponse> GetInfo(ControlClient& server, const CtlOptions& options) {
+  Canceller canceller;
+  return server.WaitForServer(options.timeout, canceller);
+}
+
+absl::StatusOr<CtlOutput> RunStatus(const CtlOptions& options) {
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_ASSIGN_OR_RETURN(v1::GetServerInfoResponse info, GetInfo(server, options));
+  std::vector<ServerStatus> servers = {{options.server, info, ""}};
+  CtlOutput output;
+  if (info.role() == v1::ROLE_COORDINATOR) {
+    for (const std::string& address : info.shards()) {
+      ControlClient shard(address, options.timeout);
+      const auto shard_info = GetInfo(shard, options);
+      output.ok &= shard_info.ok();
+      servers.push_back({address, shard_info.ok() ? *shard_info : v1::GetServerInfoResponse(),
+                         shard_info.ok() ? "" : std::string(shard_info.status().message())});
+    }
+  }
+  output.text = options.json ? Dump(StatusJson(servers)) : StatusTable(servers);
+  return output;
+}
+
+absl::StatusOr<CtlOutput> RunSessions(const CtlOptions& options) {
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
+  Canceller canceller;
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse response, server.ListSessions({}, canceller));
+  return CtlOutput{options.json ? Dump(SessionsJson(response)) : SessionsTable(response), true};
+}
+
+// A coordinator owns no layers: its shards are asked.
+absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
+  v1::GetLayerStatsRequest request;
+  request.set_session(options.argument);
+  std::vector<v1::LayerStats> layers;
+  Canceller canceller;
+  if (info.role() != v1::ROLE_COORDINATOR) {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, server.GetLayerStats(request, canceller));
+    layers.assign(response.layers().begin(), response.layers().end());
+  } else {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse sessions, server.ListSessions({}, canceller));
+    const auto found = std::find_if(sessions.sessions().begin(), sessions.sessions().end(),
+                                    [&](const v1::SessionSummary& s) { return s.spec().name() == options.argument; });
+    if (found == sessions.sessions().end()) {
+      return absl::NotFoundError(absl::StrCat("server ", options.server, ": no session ", options.argument));
+    }
+    for (const v1::ShardAssignment& assignment : found->shard_map().assignments()) {
+      ControlClient shard(assignment.address(), options.timeout);
+      PRECONDOR_RETURN_IF_ERROR(GetInfo(shard, options).status());
+      PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, shard.GetLayerStats(request, canceller));
+      layers.insert(layers.end(), response.layers().begin(), response.layers().end());
+    }
+    std::sort(layers.begin(), layers.end(),
+              [](const v1::LayerStats& x, const v1::LayerStats& y) { return x.layer() < y.layer(); });
+  }
+  return CtlOutput{options.json ? Dump(LayersJson(options.argument, layers)) : LayersTable(layers), true};
+}
+
+const char* HealthName(int32_t status) {
+  switch (status) {
+    case 1:
+      return "SERVING";
+    case 2:
+      return "NOT_SERVING";
+    case 3:
+      return "SERVICE_UNKNOWN";
+    default:
+      return "UNKNOWN";
+  }
+}
+
+// HealthCheckRequest and HealthCheckResponse have the wire format of the well-known wrappers: one field, number 1.
+absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
+  using Stub = grpc::TemplatedGenericStub<google::protobuf::StringValue, google::protobuf::Int32Value>;
+  const auto channel = MakeChannel(options.server);
+  Stub stub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
+  context.set_wait_for_ready(true);
+  google::protobuf::StringValue request;
+  request.set_value(options.argument);
+  google::protobuf::Int32Value response;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", {}, &request, &response,
+                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
+  const absl::Status status = wire::FromGrpcStatus(done.get_future().get());
+  if (status.code() == absl::StatusCode::kDeadlineExceeded) {
+    return absl::UnavailableError(
+        absl::StrCat("server ", options.server, ": no answer within ", absl::FormatDuration(options.timeout)));
+  }
+  // The protocol's way to say that it has never heard of the service.
+  if (!status.ok() && status.code() != absl::StatusCode::kNotFound) return status;
+  const char* name = HealthName(status.ok() ? response.value() : 3);
+  CtlOutput output;
+  output.ok = status.ok() && response.value() == 1;
+  output.text = options.json ? Dump({{"server", options.server}, {"service", options.argument}, {"status", name}})
+                             : absl::StrCat(name, "\n");
+  return output;
+}
+
+absl::StatusOr<CtlOutput> RunDrain(const CtlOptions& options) {
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
+  v1::DrainRequest request;
+  request.set_deadline_ms(
+      static_cast<uint32_t>(std::min<int64_t>(absl::ToInt64Milliseconds(options.drain_deadline), int64_t{UINT32_MAX})));
+  Canceller canceller;
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::DrainResponse response, server.Drain(request, canceller));
+  return CtlOutput{options.json ? Dump({{"server", options.server}, {"in_flight", response.in_flight()}})
+                                : absl::StrCat("draining ", options.server, ": ", response.in_flight(),
+                                               " contributions in flight\n"),
+                   true};
+}
+
+}  // namespace
+
+absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) {
+  if (options.command == "status") return RunStatus(options);
+  if (options.command == "sessions") return RunSessions(options);
+  if (options.command == "layers") return RunLayers(options);
+  if (options.command == "health") return RunHealth(options);
+  if (options.command == "drain") return RunDrain(options);
+  return CtlOutput{std::string(CtlHelp()), true};
+}
+
+}  // namespace precondor

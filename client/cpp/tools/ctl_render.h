@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers of AdminService as tables for people and as JSON for programs. Pure functions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include <nlohmann/json_fwd.hpp>
+
+#include "precondor/v1/admin.pb.h"
+
+namespace precondor {
+
+// A server's answer and where it came from; without one, why not.
+struct ServerStatus {
+  std::string address;
+  v1::GetServerInfoResponse info;
+  std::string error;  // empty: `info` is there
+};
+
+nlohmann::json StatusJson(const std::vector<ServerStatus>& servers);
+nlohmann::json SessionsJson(const v1::ListSessionsResponse& response);
+nlohmann::json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers);
+
+std::string StatusTable(const std::vector<ServerStatus>& servers);
+std::string SessionsTable(const v1::ListSessionsResponse& response);
+std::string LayersTable(const std::vector<v1::LayerStats>& layers);
+
+// Columns padded to their widest cell, two spaces apart, no spaces at a line's end; the first row is the heading. A
+// column of which all cells below the heading are numbers is aligned to the right.
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
+
+// "1.5 GiB", "640 B".
+std::string FormatBytes(uint64_t bytes);
+
+}  // namespace precondor

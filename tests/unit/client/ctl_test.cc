@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include <nlohmann/json.hpp>
+
+#include "client/cpp/tools/ctl_options.h"
+#include "client/cpp/tools/ctl_render.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(CtlOptionsTest, TakesFlagsAnywhereAndInBothForms) {
+  const auto options = ParseCtlOptions({"--server=host:1", "layers", "--timeout", "250ms", "bert", "--json"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->command, "layers");
+  EXPECT_EQ(options->argument, "bert");
+  EXPECT_EQ(options->server, "host:1");
+  EXPECT_EQ(options->timeout, absl::Milliseconds(250));
+  EXPECT_TRUE(options->json);
+  EXPECT_EQ(ParseCtlOptions({"drain", "--deadline=30s"})->drain_deadline, absl::Seconds(30));
+  EXPECT_EQ(ParseCtlOptions({"health"})->argument, "");
+  EXPECT_EQ(ParseCtlOptions({"status", "--help"})->command, "help");
+}
+
+TEST(CtlOptionsTest, SaysWhatIsWrong) {
+  const auto message = [](const std::vector<std::string>& arguments) {
+    const auto options = ParseCtlOptions(arguments);
+    EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(options.status().message());
+  };
+  EXPECT_THAT(message({}), HasSubstr("expected a command"));
+  EXPECT_THAT(message({"stop"}), HasSubstr("got \"stop\""));
+  EXPECT_THAT(message({"layers"}), HasSubstr("name of a session"));
+  EXPECT_THAT(message({"layers", "a", "b"}), HasSubstr("unexpected argument \"b\""));
+  EXPECT_THAT(message({"status", "x"}), HasSubstr("unexpected argument \"x\""));
+  EXPECT_THAT(message({"status", "--verbose"}), HasSubstr("unknown flag --verbose"));
+  EXPECT_THAT(message({"status", "--json=1"}), HasSubstr("unknown flag --json=1"));
+  EXPECT_THAT(message({"status", "--server"}), HasSubstr("expected a value"));
+  EXPECT_THAT(message({"status", "--server="}), HasSubstr("host:port"));
+  EXPECT_THAT(message({"status", "--timeout=soon"}), HasSubstr("got \"soon\""));
+  EXPECT_THAT(message({"status", "--timeout=-1s"}), HasSubstr("got \"-1s\""));
+  EXPECT_THAT(message({"status", "--deadline=1s"}), HasSubstr("for the command drain only"));
+}
+
+TEST(CtlRenderTest, AlignsColumns) {
+  EXPECT_EQ(FormatTable({{"NAME", "COUNT", "NOTE"}, {"a", "5", "x"}, {"long", "1234", ""}, {"b", "-", "y"}}),
+            "NAME  COUNT  NOTE\n"
+            "a         5  x\n"
+            "long   1234\n"
+            "b         -  y\n");
+}
+
+TEST(CtlRenderTest, FormatsBytes) {
+  EXPECT_EQ(FormatBytes(0), "0 B");
+  EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
+  EXPECT_EQ(FormatBytes(uint64_t{3} << 30), "3.0 GiB");
+}
+
+TEST(CtlRenderTest, ShowsServersThatAnswerAndThoseThatDoNot) {
+  v1::GetServerInfoResponse info;
+  info.set_version("0.1.0");
+  info.set_role(v1::ROLE_SHARD);
+  info.set_uptime_seconds(90);
+  info.set_backend("cpu");
+  info.set_capacity_bytes(uint64_t{2} << 30);
+  info.set_reserved_bytes(uint64_t{1} << 20);
+  info.set_sessions(2);
+  info.set_draining(true);
+  const std::vector<ServerStatus> servers = {{"a:1", info, ""}, {"b:2", {}, "no answer within 1s"}};
+  const std::string table = StatusTable(servers);
+  EXPECT_THAT(table, HasSubstr("a:1      shard  0.1.0    1m30s   cpu      1.0 MiB   2.0 GiB          2  draining"));
+  EXPECT_THAT(table, HasSubstr("no answer within 1s"));
+  const nlohmann::json document = StatusJson(servers);
+  EXPECT_EQ(document["servers"][0]["role"], "shard");
+  EXPECT_EQ(document["servers"][0]["reserved_bytes"], 1 << 20);
+  EXPECT_EQ(document["servers"][1]["error"], "no answer within 1s");
+}
+
+TEST(CtlRenderTest, ShowsSessionsAndLayers) {
+  v1::ListSessionsResponse response;
+  v1::SessionSummary* session = response.add_sessions();
+  session->mutable_spec()->set_name("bert");
+  session->mutable_spec()->set_world_size(4);
+  session->mutable_spec()->set_exchange(v1::EXCHANGE_MODE_DELEGATE);
+  session->mutable_spec()->set_statistics(v1::STATISTICS_KIND_SIGNED);
+  session->mutable_spec()->add_layers();
+  session->mutable_spec()->mutable_method()->mutable_identity();
+  session->set_joined(3);
+  session->set_mode(v1::MODE_SECOND_ORDER);
+  session->set_loss(0.25);
+  EXPECT_THAT(SessionsTable(response), HasSubstr("bert  identity       1  3/4"));
+  const nlohmann::json sessions = SessionsJson(response);
+  EXPECT_EQ(sessions["sessions"][0]["exchange"], "delegate");
+  EXPECT_EQ(sessions["sessions"][0]["mode"], "second_order");
+  EXPECT_EQ(sessions["sessions"][0]["loss"], 0.25);
+
+  v1::LayerStats layer;
+  layer.set_layer(3);
+  layer.set_name("encoder.3");
+  layer.set_input_representation("low_rank");
+  layer.set_input_rank(64);
+  layer.set_output_representation("dense");
+  layer.set_rejected(7);
+  layer.set_update_seconds(1.5e-3);
+  EXPECT_THAT(LayersTable({layer}), HasSubstr("low_rank(64)  dense"));
+  EXPECT_THAT(LayersTable({layer}), HasSubstr("1500.0"));
+  const nlohmann::json layers = LayersJson("bert", {layer});
+  EXPECT_EQ(layers["session"], "bert");
+  EXPECT_EQ(layers["layers"][0]["rejected"], 7);
+}
+
+}  // namespace
+}  // namespace precondor
