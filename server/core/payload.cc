@@ -80,7 +80,8 @@ absl::Status CheckAbstention(const SessionSpec& spec, const ContributionHeader& 
 }  // namespace
 
 std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key) {
-  const absl::string_view name = key.layer < spec.layers.size() ? spec.layers[key.layer].name : "";
+  absl::string_view name;
+  if (key.layer < spec.layers.size()) name = spec.layers[key.layer].name;
   return absl::StrCat("session \"", spec.name, "\" step ", key.step, " layer ", key.layer, " \"", name.substr(0, 64),
                       "\" rank ", key.rank);
 }
