@@ -327,6 +327,7 @@ class InteropTest(unittest.TestCase):
         self.assertEqual(frame.contribution, p.FRAME_KIND_GRADIENT)
         self.assertEqual((frame.error.code, frame.error.reason),
                          (grpc.StatusCode.ABORTED.value[0], c.ERROR_REASON_CONFLICT))
+        self.assertIn('session "interop-repeat" step 0 layer 0 "small" rank 1', frame.error.message)
         stream.close()
         self.close("interop-repeat")
 
@@ -349,6 +350,67 @@ class InteropTest(unittest.TestCase):
         self.assertEqual(raised.exception.code(), grpc.StatusCode.NOT_FOUND)
         self.assertEqual(detail_of(raised.exception).reason, c.ERROR_REASON_UNKNOWN_SESSION)
         self.close("interop-errors")
+
+    def test_an_abstaining_rank_makes_everybody_skip(self):
+        p = pb.precondition_pb2
+        self.open("interop-abstain")
+        ranks = self.join("interop-abstain")
+        streams = [Stream(rank) for rank in ranks]
+        header, payload = ranks[0].gradient(11, 0)  # a step that takes no statistics
+        streams[0].send(header, payload)
+        abstention, _ = ranks[1].header(p.FRAME_KIND_GRADIENT, 11, 0, [])
+        abstention.abstain = True
+        streams[1].send(abstention, b"")
+        for stream, wanted in zip(streams, (header, abstention)):
+            answer, acks = stream.answer(wanted)
+            self.assertEqual(answer, (pb.common_pb2.DECISION_SKIP, 0, b""))
+            self.assertEqual(acks, [(p.FRAME_KIND_GRADIENT, False)])
+            stream.close()
+        self.close("interop-abstain")
+
+    def test_a_new_incarnation_begins_an_epoch_and_fences_the_old(self):
+        p, c = pb.precondition_pb2, pb.common_pb2
+        self.open("interop-epoch")
+        ranks = self.join("interop-epoch")
+        stream = Stream(ranks[0])
+        again = self.sessions.JoinSession(
+            pb.session_pb2.JoinSessionRequest(name="interop-epoch", rank=1, incarnation=9), timeout=TIMEOUT_S)
+        self.assertGreater(again.epoch, ranks[0].joined.epoch)
+        header, payload = ranks[0].gradient(0, 0)
+        stream.send(header, payload)
+        frame = stream.read()
+        self.assertEqual(frame.header.kind, p.FRAME_KIND_ERROR)
+        self.assertEqual(frame.error.reason, c.ERROR_REASON_STALE_EPOCH)
+        stream.close()
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.sessions.JoinSession(
+                pb.session_pb2.JoinSessionRequest(name="interop-epoch", rank=1, incarnation=2), timeout=TIMEOUT_S)
+        self.assertEqual(detail_of(raised.exception).reason, c.ERROR_REASON_STALE_INCARNATION)
+        self.close("interop-epoch")
+
+    def test_what_is_no_frame_ends_the_stream_and_nothing_else(self):
+        self.open("interop-garbage")
+        ranks = self.join("interop-garbage")
+        five_gigabytes = b"\x7a\x80\xe4\x97\xd0\x12xyz"  # a payload's tag, its length, three bytes of it
+        for garbage in (b"\xff\xff", five_gigabytes, b"\x7a\x01x\x7a\x01y"):
+            stream = Stream(ranks[0], serialize=lambda frame: frame)
+            stream.outgoing.put(garbage)
+            with self.assertRaises(grpc.RpcError) as raised:
+                stream.read()
+            self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT, raised.exception.details())
+            self.assertEqual(detail_of(raised.exception).reason, pb.common_pb2.ERROR_REASON_MALFORMED)
+            stream.outgoing.put(None)
+        self.assertEqual(self.unary_answers(ranks, 0)[0][0][0], pb.common_pb2.DECISION_PRECONDITIONED)
+        self.close("interop-garbage")
+
+    def test_health_and_reflection_answer(self):
+        # Their protos are not on every machine: the few bytes of the messages are written out.
+        check = self.control.unary_unary("/grpc.health.v1.Health/Check")
+        self.assertEqual(check(b"", timeout=TIMEOUT_S), b"\x08\x01", "status: SERVING")
+        reflect = self.control.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        answer = next(reflect(iter([b"\x3a\x00"]), timeout=TIMEOUT_S))  # list_services: ""
+        for service in ("SessionService", "PreconditionService", "AdminService", "ShardService"):
+            self.assertIn(b"precondor.v1." + service.encode(), answer)
 
     def test_defaults_come_back_filled_in(self):
         c = pb.common_pb2
