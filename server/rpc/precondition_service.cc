@@ -31,7 +31,7 @@ class UnaryCall {
     if (!result.ok()) return Finish(result.status());
     *response_.mutable_header() = AnswerHeader(request_.gradient(), v1::FRAME_KIND_RESULT);
     EncodeResult(*result, *response_.mutable_header(), *response_.mutable_outcome());
-    if (result->bytes != nullptr) response_.mutable_payload()->assign(result->bytes->begin(), result->bytes->end());
+    if (result->bytes != nullptr) response_.set_payload(result->bytes->data(), result->bytes->size());
     Finish(absl::OkStatus());
   }
 
@@ -55,7 +55,11 @@ absl::StatusOr<ContributionHeader> CheckedHeader(const Shard& shard, const v1::F
   return decoded;
 }
 
-Payload ToPayload(const std::string& bytes) { return Payload(bytes.begin(), bytes.end()); }
+// The same type on both sides of each copy: between char and uint8_t the library would go byte by byte.
+Payload ToPayload(const std::string& bytes) {
+  const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+  return Payload(data, data + bytes.size());
+}
 
 void SubmitGradient(Shard& shard, const ContributionHeader& header, const std::shared_ptr<UnaryCall>& call) {
   shard.SubmitGradient(
