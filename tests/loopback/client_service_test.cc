@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// The client against a whole server in this process, over TCP.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "client/cpp/tools/ctl_commands.h"
+#include "kernels/base/error_reason.h"
+#include "precondor/client.h"
+#include "server/app.h"
+#include "tests/loopback/relay.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+// The second layer is above two chunks in f32.
+const std::vector<std::pair<int64_t, int64_t>> kShapes = {{5, 7}, {700, 800}, {16, 3}};
+
+class Server {
+ public:
+  explicit Server(const std::string& advertise = "") {
+    ServerConfig config;
+    config.listen = "127.0.0.1:0";
+    config.advertise = advertise;
+    config.threads = 2;
+    auto app = App::Start(config, logger_);
+    EXPECT_TRUE(app.ok()) << app.status();
+    app_ = *std::move(app);
+  }
+  int port() const { return app_->port(); }
+  std::string address() const { return absl::StrCat("127.0.0.1:", app_->port()); }
+  std::unique_ptr<Client> Connect() const {
+    ClientOptions options;
+    options.coordinator = address();
+    auto client = Client::Connect(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+
+ private:
+  NullLogger logger_;
+  std::unique_ptr<App> app_;
+};
+
+SessionSpec Spec(const std::string& method, int32_t world_size, ExchangeMode exchange, DType dtype) {
+  SessionSpec spec;
+  spec.name = "test";
+  spec.seed = 5;
+  spec.world_size = world_size;
+  spec.exchange = exchange;
+  spec.statistics = StatisticsKind::kPerWorkerMean;
+  spec.gradient_dtype = dtype;
+  spec.inv_freq = 2;
+  spec.warmup_steps = 1;
+  spec.method.name = method;
+  for (const auto& [d_out, d_in] : kShapes) {
+    spec.layers.push_back({absl::StrCat("layer", spec.layers.size()), d_out, d_in, false});
+  }
+  return spec;
+}
+
+std::vector<float> Normal(int64_t count, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(static_cast<size_t>(count));
+  for (float& value : out) value = normal(rng);
+  return out;
+}
+
+uint64_t SeedOf(uint64_t step, size_t layer, uint32_t rank) { return step * 1000 + layer * 100 + rank; }
+
+std::vector<float> Gradient(uint64_t step, size_t layer, uint32_t rank) {
+  return Normal(kShapes[layer].first * kShapes[layer].second, SeedOf(step, layer, rank));
+}
+
+// Results of `steps` steps, [step][layer]; empty where this rank sends no gradient.
+using Results = std::vector<std::vector<std::vector<float>>>;
+
+// One rank's part of a training run; gradients are preconditioned in place.
+Results RunRank(Worker& worker, uint64_t steps) {
+  Results results(steps, std::vector<std::vector<float>>(kShapes.size()));
+  for (uint64_t step = 0; step < steps; ++step) {
+    std::vector<PreconditionFuture> futures(kShapes.size());
+    for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+      const auto [d_out, d_in] = kShapes[layer];
+      const int64_t index = static_cast<int64_t>(layer);
+      // Nothing waits for statistics of a method that needs none: ranks that are apart would find the step retired.
+      if (worker.NeedsStatistics(step) && worker.spec().method.name != "identity") {
+        const std::vector<float> a = Normal(d_in, SeedOf(step, layer, worker.rank()) + 50);
+        const std::vector<float> g = Normal(d_out, SeedOf(step, layer, worker.rank()) + 60);
+        EXPECT_TRUE(worker
+                        .SendStatistics(step, index, ConstMatrixView(a.data(), 1, d_in),
+                                        ConstMatrixView(g.data(), 1, d_out), 10 + worker.rank())
+                        .ok());
+      }
+      if (!worker.SendsGradient(index)) continue;
+      results[step][layer] = Gradient(step, layer, worker.rank());
+      const MatrixView view(results[step][layer].data(), d_out, d_in);
+      futures[layer] = worker.Precondition(step, index, view, view, 10 + worker.rank());
+    }
+    for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+      if (!worker.SendsGradient(static_cast<int64_t>(layer))) continue;
+      const auto result = futures[layer].Wait();
+      EXPECT_TRUE(result.ok()) << result.status();
+    }
+    const auto directive = worker.ReportStep(step, 1.0, 10, true, 0.1);
+    EXPECT_TRUE(directive.ok()) << directive.status();
+  }
+  const absl::Status flushed = worker.Flush();
+  EXPECT_TRUE(flushed.ok()) << flushed;
+  return results;
+}
+
+std::vector<Results> RunAll(const Server& server, const SessionSpec& spec, uint64_t steps) {
+  const auto client = server.Connect();
+  const auto opened = client->OpenSession(spec);
+  EXPECT_TRUE(opened.ok()) << opened.status();
+  std::vector<Results> results(static_cast<size_t>(spec.world_size));
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto worker = client->Join(spec.name, {rank, 1});
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      results[rank] = RunRank(**worker, steps);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(*client->CloseSession(spec.name));
+  return results;
+}
+
+struct Case {
+  int32_t world_size;
+  ExchangeMode exchange;
+  DType dtype;
+};
+
+class ClientServiceTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ClientServiceTest, IdentityAveragesTheGradients) {
+  const Case& c = GetParam();
+  const Server server;
+  const std::vector<Results> results = RunAll(server, Spec("identity", c.world_size, c.exchange, c.dtype), 3);
+  // One rounding of every gradient and one of the mean, of values up to about 5.
+  const double tolerance = c.dtype == DType::kBF16 ? 0.04 : c.dtype == DType::kF16 ? 0.005 : 1e-5;
+  for (uint64_t step = 0; step < 3; ++step) {
+    for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+      std::vector<double> want(static_cast<size_t>(kShapes[layer].first * kShapes[layer].second));
+      double weights = 0;
+      for (uint32_t rank = 0; rank < static_cast<uint32_t>(c.world_size); ++rank) {
+        if (c.exchange == ExchangeMode::kDelegate && rank != layer % static_cast<size_t>(c.world_size)) continue;
+        const std::vector<float> gradient = Gradient(step, layer, rank);
+        weights += 10 + rank;
+        for (size_t i = 0; i < want.size(); ++i) want[i] += (10.0 + rank) * gradient[i];
+      }
+      for (const Results& rank_results : results) {
+        const std::vector<float>& have = rank_results[step][layer];
+        for (size_t i = 0; i < have.size(); ++i) ASSERT_NEAR(have[i], want[i] / weights, tolerance);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ClientServiceTest,
+    ::testing::Values(Case{1, ExchangeMode::kDirect, DType::kF32}, Case{1, ExchangeMode::kDirect, DType::kF16},
+                      Case{1, ExchangeMode::kDirect, DType::kBF16}, Case{4, ExchangeMode::kDirect, DType::kF32},
+                      Case{4, ExchangeMode::kDelegate, DType::kF32}, Case{4, ExchangeMode::kDelegate, DType::kBF16}));
+
+TEST(ClientServiceFaultTest, CutConnectionsChangeNoBitOfTheResults) {
+  const SessionSpec spec = Spec("mkor", 2, ExchangeMode::kDirect, DType::kF32);
+  constexpr uint64_t kSteps = 5;
+  std::vector<Results> want;
+  {
+    const Server server;
+    want = RunAll(server, spec, kSteps);
+  }
+  Relay relay;
+  const Server server(relay.address());
+  relay.Target(server.port());
+  relay.CutAfter({3'000'000, 1'000'000, 5'000'000, 777});
+  EXPECT_EQ(RunAll(server, spec, kSteps), want);
+  EXPECT_EQ(relay.cuts(), 4);
+}
+
+TEST(ClientServiceFaultTest, ANewProcessOfARankFencesTheOld) {
+  const Server server;
+  const auto client = server.Connect();
+  ASSERT_TRUE(client->OpenSession(Spec("identity", 1, ExchangeMode::kDirect, DType::kF32)).ok());
+  const auto first = client->Join("test", {0, 1});
+  ASSERT_TRUE(first.ok()) << first.status();
+  RunRank(**first, 1);
+  const auto second = client->Join("test", {0, 2});
+  ASSERT_TRUE(second.ok()) << second.status();
+  std::vector<float> gradient = Gradient(1, 0, 0);
+  const MatrixView view(gradient.data(), kShapes[0].first, kShapes[0].second);
+  const auto fenced = (*first)->Precondition(1, 0, view, view, 1).Wait();
+  EXPECT_EQ(GetErrorReason(fenced.status()), ErrorReason::kStaleIncarnation) << fenced.status();
+  EXPECT_EQ(GetErrorReason((*first)->ReportStep(1, 1, 1, true, 0.1).status()), ErrorReason::kStaleIncarnation);
+  const auto held = (*second)->Precondition(1, 0, view, view, 1).Wait();
+  EXPECT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(client->Join("test", {0, 1}).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(ClientServiceFaultTest, ANonFiniteVectorSurfacesInFlushAndANonFiniteGradientSkips) {
+  const Server server;
+  const auto client = server.Connect();
+  ASSERT_TRUE(client->OpenSession(Spec("mkor", 1, ExchangeMode::kDirect, DType::kF32)).ok());
+  const auto worker = client->Join("test", {0, 1});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const auto [d_out, d_in] = kShapes[0];
+  std::vector<float> a = Normal(d_in, 1), g = Normal(d_out, 2);
+  g[1] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(
+      (*worker)->SendStatistics(0, 0, ConstMatrixView(a.data(), 1, d_in), ConstMatrixView(g.data(), 1, d_out), 1).ok());
+  EXPECT_EQ(GetErrorReason((*worker)->Flush()), ErrorReason::kNonFinite);
+  EXPECT_TRUE((*worker)->Flush().ok());
+  std::vector<float> gradient = Gradient(0, 0, 0);
+  gradient[3] = std::numeric_limits<float>::infinity();
+  const MatrixView view(gradient.data(), d_out, d_in);
+  const auto skipped = (*worker)->Precondition(0, 0, view, view, 1).Wait();
+  ASSERT_TRUE(skipped.ok()) << skipped.status();
+  EXPECT_EQ(skipped->decision, Decision::kSkip);
+}
+
+TEST(ClientServiceFaultTest, AnotherSpecIsRefusedAndNamesTheField) {
+  const Server server;
+  const auto client = server.Connect();
+  SessionSpec spec = Spec("mkor", 1, ExchangeMode::kDirect, DType::kF32);
+  EXPECT_TRUE(*client->OpenSession(spec));
+  EXPECT_FALSE(*client->OpenSession(spec));
+  spec.inv_freq = 3;
+  const auto other = client->OpenSession(spec);
+  EXPECT_EQ(GetErrorReason(other.status()), ErrorReason::kSpecMismatch);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("inv_freq"));
+  EXPECT_FALSE(*client->CloseSession("unknown"));
+  EXPECT_EQ(client->Join("unknown", {0, 1}).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(ClientServiceFaultTest, AServerThatEndsFailsWhatIsOutstandingAtItsDeadline) {
+  auto server = std::make_unique<Server>();
+  ClientOptions options;
+  options.coordinator = server->address();
+  options.result_timeout = absl::Milliseconds(500);
+  options.rpc_timeout = absl::Milliseconds(500);
+  const auto client = Client::Connect(options);
+  ASSERT_TRUE(client.ok());
+  ASSERT_TRUE((*client)->OpenSession(Spec("identity", 1, ExchangeMode::kDirect, DType::kF32)).ok());
+  const auto worker = (*client)->Join("test", {0, 1});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  server.reset();
+  std::vector<float> gradient = Gradient(0, 1, 0);
+  const MatrixView view(gradient.data(), kShapes[1].first, kShapes[1].second);
+  EXPECT_EQ((*worker)->Precondition(0, 1, view, view, 1).Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ((*worker)->ReportStep(0, 1, 1, true, 0.1).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(CtlCommandsTest, AskARunningServer) {
+  const Server server;
+  const auto client = server.Connect();
+  ASSERT_TRUE(client->OpenSession(Spec("mkor", 1, ExchangeMode::kDirect, DType::kF32)).ok());
+  const auto worker = client->Join("test", {0, 1});
+  ASSERT_TRUE(worker.ok());
+  RunRank(**worker, 2);
+  const auto run = [&](std::vector<std::string> arguments) {
+    arguments.push_back("--server=" + server.address());
+    const auto options = ParseCtlOptions(arguments);
+    EXPECT_TRUE(options.ok()) << options.status();
+    const auto output = RunCtlCommand(*options);
+    EXPECT_TRUE(output.ok()) << output.status();
+    EXPECT_TRUE(output->ok);
+    return output->text;
+  };
+  EXPECT_THAT(run({"status"}), HasSubstr(server.address()));
+  EXPECT_THAT(run({"sessions"}), HasSubstr("test"));
+  EXPECT_THAT(run({"layers", "test"}), HasSubstr("layer1"));
+  EXPECT_THAT(run({"layers", "test", "--json"}), HasSubstr("\"preconditioned\": 2"));
+  EXPECT_EQ(run({"health"}), "SERVING\n");
+  EXPECT_THAT(run({"drain", "--deadline=100ms"}), HasSubstr("in flight"));
+}
+
+}  // namespace
+}  // namespace precondor
