@@ -65,13 +65,17 @@ absl::Status DenseFactor::Prepare(ConstMatrixView vectors) {
       PRECONDOR_RETURN_IF_ERROR(PreparePublished(vectors));
       break;
   }
-  return ClampAndCheck();
+  return CapAndCheck();
 }
 
 void DenseFactor::Commit() {
   scalars_ = next_;
   std::swap(inverse_, next_inverse_);
   if (!next_covariance_.empty()) std::swap(covariance_, next_covariance_);
+  Abandon();
+}
+
+void DenseFactor::Abandon() {
   next_inverse_ = DeviceMatrix();
   next_covariance_ = DeviceMatrix();
 }
@@ -109,22 +113,26 @@ absl::Status DenseFactor::PrepareExact(ConstMatrixView vectors, double mean_squa
 
 // J = H - sum of rank-1 terms as in LowRankFactor::ShermanMorrisonTerms, H = gamma J + (1-gamma) I.
 absl::Status DenseFactor::PrepareShermanMorrison(ConstMatrixView vectors, double scale) {
-  const int64_t k = vectors.rows;
+  const int64_t block = config_.ShermanMorrisonBlock(vectors.rows);
   const MatrixView j = next_inverse_.view();
   PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(config_.gamma, inverse_.view(), 0.0, j));
   PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0 - config_.gamma, j));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.Allocate(k, d_));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(k, d_));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.Allocate(k, k));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(scale, vectors, 0.0, v.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v.view(), Transpose::kNo, j, Transpose::kNo, 0.0, u.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v.view(), Transpose::kNo, u.view(), Transpose::kYes, 0.0, small.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(small.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, small.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(small.view(), small.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, small.view(), Transpose::kNo, u.view(), Transpose::kNo, 0.0, v.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(-1.0, u.view(), Transpose::kYes, v.view(), Transpose::kNo, 1.0, j));
-  return backend_.Symmetrize(j);
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.Allocate(block, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(block, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.Allocate(block, block));
+  const MatrixView vv = v.view(), uv = u.view(), sv = small.view();
+  for (int64_t begin = 0; begin < vectors.rows; begin += block) {
+    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(scale, vectors.RowRange(begin, block), 0.0, vv));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, vv, Transpose::kNo, j, Transpose::kNo, 0.0, uv));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, vv, Transpose::kNo, uv, Transpose::kYes, 0.0, sv));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(sv));
+    PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, sv));
+    PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(sv, sv));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, sv, Transpose::kNo, uv, Transpose::kNo, 0.0, vv));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(-1.0, uv, Transpose::kYes, vv, Transpose::kNo, 1.0, j));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(j));
+  }
+  return absl::OkStatus();
 }
 
 // Algorithm 1 of the paper, lines 5-10; several vectors of a step enter with the mean of their terms.
@@ -143,8 +151,7 @@ absl::Status DenseFactor::PreparePublished(ConstMatrixView vectors) {
   std::vector<double> roots(k);
   for (int64_t i = 0; i < k; ++i) {
     PRECONDOR_ASSIGN_OR_RETURN(const double x, backend_.Dot(vectors.RowRange(i, 1), u.view().RowRange(i, 1)));
-    const double denominator = gamma * gamma * (1.0 + gamma * (1.0 - gamma) * std::max(x, 0.0));
-    roots[i] = std::sqrt((1.0 - gamma) / denominator / static_cast<double>(k));
+    roots[i] = std::sqrt(PublishedWeight(gamma, x) / static_cast<double>(k));
   }
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots, u.view(), u.view()));
   PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, u.view(), Transpose::kYes, u.view(), Transpose::kNo, gamma, j));
@@ -152,8 +159,8 @@ absl::Status DenseFactor::PreparePublished(ConstMatrixView vectors) {
 }
 
 // For SPD J the largest element is on the diagonal, so that capping the diagonal caps them all. Scaling keeps J SPD,
-// which clamping elements would not.
-absl::Status DenseFactor::ClampAndCheck() {
+// which clamping elements would not. Only PUBLISHED grows beyond I.
+absl::Status DenseFactor::CapAndCheck() {
   std::vector<double> diagonal(d_);
   PRECONDOR_RETURN_IF_ERROR(backend_.Diagonal(next_inverse_.view(), absl::MakeSpan(diagonal)));
   double largest = 0;
@@ -163,7 +170,7 @@ absl::Status DenseFactor::ClampAndCheck() {
     }
     largest = std::max(largest, value);
   }
-  if (largest <= config_.clip) return absl::OkStatus();
+  if (config_.rule != UpdateRule::kPublished || largest <= config_.clip) return absl::OkStatus();
   return backend_.Axpby(config_.clip / largest, next_inverse_.view(), 0.0, next_inverse_.view());
 }
 

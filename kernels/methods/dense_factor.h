@@ -18,6 +18,7 @@ class DenseFactor final : public Factor {
 
   absl::Status Prepare(ConstMatrixView vectors) override;
   void Commit() override;
+  void Abandon() override;
   absl::StatusOr<FactorInverse> Inverse() const override;
   bool low_rank() const override { return false; }
   int64_t rank() const override { return 0; }
@@ -35,7 +36,7 @@ class DenseFactor final : public Factor {
   absl::Status PrepareExact(ConstMatrixView vectors, double mean_square);
   absl::Status PrepareShermanMorrison(ConstMatrixView vectors, double scale);
   absl::Status PreparePublished(ConstMatrixView vectors);
-  absl::Status ClampAndCheck();
+  absl::Status CapAndCheck();
 
   const MkorConfig config_;
   const int64_t d_;

@@ -31,6 +31,8 @@ class Factor {
   // vectors [k, d] on the device, all finite.
   virtual absl::Status Prepare(ConstMatrixView vectors) = 0;
   virtual void Commit() = 0;
+  // Frees what a Prepare that nobody commits has made.
+  virtual void Abandon() = 0;
   // Views stay valid until the next Prepare.
   virtual absl::StatusOr<FactorInverse> Inverse() const = 0;
   virtual bool low_rank() const = 0;
@@ -38,6 +40,11 @@ class Factor {
   virtual double damping() const = 0;  // in units of the factor's eigenvalues; 0 for rules without
   virtual int64_t bytes() const = 0;
 };
+
+// PUBLISHED: the weight of u u' with u = J v, x = v'u; the plus sign of the paper (docs/methods/mkor.md).
+inline double PublishedWeight(double gamma, double x) {
+  return (1.0 - gamma) / (gamma * gamma * (1.0 + gamma * (1.0 - gamma) * (x > 0 ? x : 0.0)));
+}
 
 // A factor of dimension d in the representation that the configuration chooses; J = I at first.
 absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, Backend& backend);

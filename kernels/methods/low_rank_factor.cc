@@ -12,20 +12,30 @@ namespace {
 
 // Eigenvalues below this share of the largest are rounding noise of an f32 Gram matrix.
 constexpr double kNoiseFloor = 1e-6;
-// Old columns whose share of the trace has decayed to this a step simply make room for new ones: a sliding window.
+// Old columns whose share of the trace has decayed to this simply make room for new ones: a sliding window.
 constexpr double kNegligibleShare = 1e-4;
-// Below this rank a factor keeps every column it may: it cannot afford to lose half of them between recompressions.
 constexpr int64_t kSmallRank = 64;
 
 int64_t Capacity(const MkorConfig& config, int64_t d) { return std::min(config.rank, d); }
 
+// Whether columns may be given up to save eigendecompositions: a small factor cannot afford to lose them, and one of
+// full rank loses nothing.
+bool Truncates(int64_t capacity, int64_t d) { return capacity >= kSmallRank && capacity < d; }
+
 // Columns kept by a recompression when k arrive a step: as few as leave room for whole further steps in at most a
 // quarter of the capacity, so that an eigendecomposition serves several steps.
-int64_t RetainedRank(int64_t capacity, int64_t k) {
-  return capacity < kSmallRank ? capacity : capacity - k * (capacity / 4 / k);
+int64_t RetainedRank(int64_t capacity, int64_t d, int64_t k) {
+  return Truncates(capacity, d) ? capacity - k * (capacity / 4 / k) : capacity;
 }
 
-double Sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+// PUBLISHED: below this share J's identity is noise beside its low-rank part; J stays positive definite.
+constexpr double kSmallestIdentity = 1e-12;
+
+double Sum(absl::Span<const double> values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+void Decay(double factor, std::vector<double>& values) {
+  for (double& value : values) value *= factor;
+}
 
 }  // namespace
 
@@ -44,9 +54,12 @@ int64_t LowRankFactor::StateBytes(const MkorConfig& config, int64_t d) {
 }
 
 int64_t LowRankFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
-  const int64_t r = Capacity(config, d), n = r + k;
-  const int64_t update = 2 * k * d + 2 * k * k + r * k + n * d + 3 * n * n + r * (n + d) + r * r;
-  return std::max(update, 2 * r * r) * static_cast<int64_t>(sizeof(float));
+  const int64_t r = Capacity(config, d), chunk = std::min(k, r), n = r + chunk;
+  // Terms and clamped vectors, then the worst of their making and of a recompression, which may follow another one in
+  // the same step.
+  const int64_t terms = 2 * k * d, making = chunk * (d + r + 2 * chunk);
+  const int64_t recompression = n * d + 2 * n * n + 2 * r * (d + r);
+  return std::max(terms + std::max(making, recompression), r * r) * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t LowRankFactor::bytes() const { return StateBytes(config_, d_); }
@@ -64,15 +77,24 @@ absl::Status LowRankFactor::Prepare(ConstMatrixView vectors) {
   Staged next;
   next.mass = mass_;
   next.mean_square = mean_square_;
-  next.tail = config_.gamma * tail_;
+  next.identity = identity_;
+  next.tail = tail_;
   next.weights = weights_;
-  for (double& weight : next.weights) weight *= config_.gamma;
-  if (discard_next_) {
-    next.weights = weights_;  // the package throws its first vector away, blend included
-  } else {
-    PRECONDOR_ASSIGN_OR_RETURN(Terms terms, MakeTerms(vectors, next));
-    PRECONDOR_RETURN_IF_ERROR(Normalize(terms));
-    PRECONDOR_RETURN_IF_ERROR(Append(terms, next));
+  if (discard_next_) {  // the package throws its first vector away, blend included
+    staged_ = std::move(next);
+    return absl::OkStatus();
+  }
+  switch (config_.rule) {
+    case UpdateRule::kExactDamped:
+      PRECONDOR_RETURN_IF_ERROR(UpdateExact(vectors, next));
+      break;
+    case UpdateRule::kReference:
+    case UpdateRule::kBlend:
+      PRECONDOR_RETURN_IF_ERROR(UpdateShermanMorrison(vectors, next));
+      break;
+    case UpdateRule::kPublished:
+      PRECONDOR_RETURN_IF_ERROR(UpdatePublished(vectors, next));
+      break;
   }
   staged_ = std::move(next);
   return absl::OkStatus();
@@ -83,6 +105,7 @@ void LowRankFactor::Commit() {
   tail_ = staged_.tail;
   mass_ = staged_.mass;
   mean_square_ = staged_.mean_square;
+  identity_ = staged_.identity;
   discard_next_ = staged_.discard_next;
   if (staged_.replaces) {
     vectors_ = std::move(staged_.vectors);
@@ -91,16 +114,20 @@ void LowRankFactor::Commit() {
   staged_ = Staged();
 }
 
-absl::StatusOr<LowRankFactor::Terms> LowRankFactor::MakeTerms(ConstMatrixView vectors, Staged& next) const {
+absl::Status LowRankFactor::UpdateExact(ConstMatrixView vectors, Staged& next) {
   const int64_t k = vectors.rows;
-  if (config_.rule == UpdateRule::kExactDamped) {
-    next.mass = 1.0 - config_.gamma * (1.0 - mass_);
-    Terms terms;
-    PRECONDOR_ASSIGN_OR_RETURN(terms.rows, backend_.Allocate(k, d_));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(vectors, terms.rows.view()));
-    terms.weights.assign(k, (1.0 - config_.gamma) / static_cast<double>(k));
-    return terms;
-  }
+  Decay(config_.gamma, next.weights);
+  next.tail *= config_.gamma;
+  next.mass = 1.0 - config_.gamma * (1.0 - mass_);
+  Terms terms;
+  PRECONDOR_ASSIGN_OR_RETURN(terms.rows, backend_.Allocate(k, d_));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(vectors, terms.rows.view()));
+  terms.weights.assign(k, (1.0 - config_.gamma) / static_cast<double>(k));
+  return Add(std::move(terms), next);
+}
+
+absl::Status LowRankFactor::UpdateShermanMorrison(ConstMatrixView vectors, Staged& next) {
+  const int64_t k = vectors.rows, chunk = config_.ShermanMorrisonBlock(std::min(k, vectors_.rows()));
   double scale = 1.0 / std::sqrt(static_cast<double>(k));
   if (config_.rule == UpdateRule::kBlend) {
     std::vector<double> squares(k);
@@ -110,29 +137,35 @@ absl::StatusOr<LowRankFactor::Terms> LowRankFactor::MakeTerms(ConstMatrixView ve
     const double mean_square = next.mean_square / next.mass;
     scale = mean_square > 0 ? scale / std::sqrt(config_.damping * mean_square / static_cast<double>(d_)) : 0.0;
   }
-  return ShermanMorrisonTerms(vectors, scale);
+  Decay(config_.gamma, next.weights);  // I - gamma M = gamma J + (1-gamma) I
+  for (int64_t begin = 0; begin < k; begin += chunk) {
+    const ConstMatrixView some = vectors.RowRange(begin, std::min(chunk, k - begin));
+    PRECONDOR_ASSIGN_OR_RETURN(Terms terms, ShermanMorrisonTerms(some, scale, next));
+    PRECONDOR_RETURN_IF_ERROR(Add(std::move(terms), next));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LowRankFactor::Multiply(double alpha, double beta, ConstMatrixView v, Staged& next, MatrixView u) {
+  const int64_t n = next.weights.size();
+  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(alpha, v, 0.0, u));
+  if (n == 0) return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(n, v.rows));
+  const ConstMatrixView rows = Vectors(next).RowRange(0, n);
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, rows, Transpose::kNo, v, Transpose::kYes, 0.0, products.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(next.weights, products.view(), products.view()));
+  return backend_.Gemm(beta, products.view(), Transpose::kYes, rows, Transpose::kNo, 1.0, u);
 }
 
 // One after the other, J <- J - J v v'J / (1 + v'J v) for k vectors subtracts U'(I + V U')^-1 U from H, with U = V H
 // and V H V' = Q diag(e) Q': the rows of Q'U enter with weights 1 / (1 + e).
-absl::StatusOr<LowRankFactor::Terms> LowRankFactor::ShermanMorrisonTerms(ConstMatrixView vectors, double scale) const {
-  const int64_t k = vectors.rows, n = rank();
+absl::StatusOr<LowRankFactor::Terms> LowRankFactor::ShermanMorrisonTerms(ConstMatrixView vectors, double scale,
+                                                                         Staged& next) {
+  const int64_t k = vectors.rows;
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scaled, backend_.Allocate(k, d_));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(k, d_));
   PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(scale, vectors, 0.0, scaled.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(scaled.view(), u.view()));
-  if (n > 0) {
-    // H = I - gamma M.
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(n, k));
-    const ConstMatrixView rows = vectors_.view().RowRange(0, n);
-    std::vector<double> weights = weights_;
-    for (double& weight : weights) weight *= config_.gamma;
-    PRECONDOR_RETURN_IF_ERROR(
-        backend_.Gemm(1.0, rows, Transpose::kNo, scaled.view(), Transpose::kYes, 0.0, products.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(weights, products.view(), products.view()));
-    PRECONDOR_RETURN_IF_ERROR(
-        backend_.Gemm(-1.0, products.view(), Transpose::kYes, rows, Transpose::kNo, 1.0, u.view()));
-  }
+  PRECONDOR_RETURN_IF_ERROR(Multiply(1.0, -1.0, scaled.view(), next, u.view()));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.Allocate(k, k));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.Allocate(k, k));
   PRECONDOR_RETURN_IF_ERROR(
@@ -148,18 +181,69 @@ absl::StatusOr<LowRankFactor::Terms> LowRankFactor::ShermanMorrisonTerms(ConstMa
   return terms;
 }
 
-// Moves each row's length into its weight; a zero row keeps weight 0.
-absl::Status LowRankFactor::Normalize(Terms& terms) const {
+// Algorithm 1 of the paper, lines 5-10, and the hard cap; several vectors of a step enter with the mean of their terms.
+absl::Status LowRankFactor::UpdatePublished(ConstMatrixView vectors, Staged& next) {
+  const int64_t k = vectors.rows;
+  const double gamma = config_.gamma;
+  PRECONDOR_ASSIGN_OR_RETURN(const double before, LargestDiagonal(next.identity, next.weights, next));
+  if (before > config_.norm_threshold) {
+    Decay(config_.zeta, next.weights);
+    next.identity = config_.zeta * next.identity + 1.0 - config_.zeta;
+  }
+  Terms terms;
+  PRECONDOR_ASSIGN_OR_RETURN(terms.rows, backend_.Allocate(k, d_));
+  PRECONDOR_RETURN_IF_ERROR(Multiply(next.identity, 1.0, vectors, next, terms.rows.view()));
+  for (int64_t i = 0; i < k; ++i) {
+    PRECONDOR_ASSIGN_OR_RETURN(const double x, backend_.Dot(vectors.RowRange(i, 1), terms.rows.view().RowRange(i, 1)));
+    terms.weights.push_back(PublishedWeight(gamma, x) / static_cast<double>(k));
+  }
+  Decay(gamma, next.weights);
+  next.identity = std::max(gamma * next.identity, kSmallestIdentity);
+  PRECONDOR_RETURN_IF_ERROR(Add(std::move(terms), next));
+  PRECONDOR_ASSIGN_OR_RETURN(const double after, LargestDiagonal(next.identity, next.weights, next));
+  if (after > config_.clip) {
+    Decay(config_.clip / after, next.weights);
+    next.identity = std::max(next.identity * config_.clip / after, kSmallestIdentity);
+  }
+  return absl::OkStatus();
+}
+
+// max_i (e + sum_j w_j c_ji^2), the largest element of an SPD J. On the host: this rule is for reproduction only.
+absl::StatusOr<double> LowRankFactor::LargestDiagonal(double identity, const std::vector<double>& weights,
+                                                      Staged& next) {
+  const int64_t n = weights.size();
+  std::vector<float> rows(n * d_);
+  PRECONDOR_RETURN_IF_ERROR(backend_.Download(Vectors(next).RowRange(0, n), MatrixView(rows.data(), n, d_)));
+  std::vector<double> diagonal(d_, identity);
+  for (int64_t j = 0; j < n; ++j) {
+    for (int64_t i = 0; i < d_; ++i) diagonal[i] += weights[j] * std::pow(rows[j * d_ + i], 2);
+  }
+  const double largest = *std::max_element(diagonal.begin(), diagonal.end());
+  if (std::isfinite(largest)) return largest;
+  return absl::FailedPreconditionError("factor: expected a finite diagonal after the update");
+}
+
+// Moves each row's length into its weight (a zero row keeps weight 0) and appends.
+absl::Status LowRankFactor::Add(Terms terms, Staged& next) {
   std::vector<double> squares(terms.weights.size());
   PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(terms.rows.view(), absl::MakeSpan(squares)));
   std::vector<double> scales(squares.size());
   for (size_t i = 0; i < squares.size(); ++i) {
-    if (!std::isfinite(squares[i]))
+    if (!std::isfinite(squares[i])) {
       return absl::InvalidArgumentError("statistics: expected finite vectors, got a norm that is not");
+    }
     scales[i] = squares[i] > 0 ? 1.0 / std::sqrt(squares[i]) : 0.0;
     terms.weights[i] *= squares[i];
   }
-  return backend_.ScaleRows(scales, terms.rows.view(), terms.rows.view());
+  const MatrixView rows = terms.rows.view();
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, rows, rows));
+  const int64_t chunk = vectors_.rows();
+  for (int64_t begin = 0; begin < rows.rows; begin += chunk) {
+    const int64_t count = std::min(chunk, rows.rows - begin);
+    PRECONDOR_RETURN_IF_ERROR(
+        Append(rows.RowRange(begin, count), absl::MakeConstSpan(terms.weights).subspan(begin, count), next));
+  }
+  return absl::OkStatus();
 }
 
 // The blocks of [old; new][old; new]' that are not there yet.
@@ -173,64 +257,63 @@ absl::Status LowRankFactor::FillGram(ConstMatrixView old_rows, ConstMatrixView n
   return backend_.Gemm(1.0, old_rows, Transpose::kNo, new_rows, Transpose::kYes, 0.0, beside);
 }
 
-absl::Status LowRankFactor::Append(const Terms& terms, Staged& next) {
-  const int64_t n = rank(), k = terms.rows.rows();
+absl::Status LowRankFactor::Append(ConstMatrixView rows, absl::Span<const double> weights, Staged& next) {
+  const int64_t n = next.weights.size(), k = rows.rows;
   if (n + k > vectors_.rows()) {
     std::vector<double> lightest = next.weights;
     std::sort(lightest.begin(), lightest.end());
     lightest.resize(std::min(n, k));
-    const bool negligible = k <= n && Sum(lightest) <= kNegligibleShare * (Sum(next.weights) + Sum(terms.weights));
-    return negligible ? ReplaceLightest(terms, next) : Recompress(terms, next);
+    const bool negligible = Truncates(vectors_.rows(), d_) && k <= n &&
+                            Sum(lightest) <= kNegligibleShare * (Sum(next.weights) + Sum(weights));
+    return negligible ? ReplaceLightest(rows, weights, next) : Recompress(rows, weights, next);
   }
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(terms.rows.view(), vectors_.view().RowRange(n, k)));
-  PRECONDOR_RETURN_IF_ERROR(
-      FillGram(vectors_.view().RowRange(0, n), terms.rows.view(), gram_.view().Corner(n + k, n + k)));
-  next.weights.insert(next.weights.end(), terms.weights.begin(), terms.weights.end());
+  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(rows, Vectors(next).RowRange(n, k)));
+  PRECONDOR_RETURN_IF_ERROR(FillGram(Vectors(next).RowRange(0, n), rows, Gram(next).Corner(n + k, n + k)));
+  next.weights.insert(next.weights.end(), weights.begin(), weights.end());
   return absl::OkStatus();
 }
 
-absl::Status LowRankFactor::ReplaceLightest(const Terms& terms, Staged& next) const {
-  const int64_t n = rank(), k = terms.rows.rows();
+absl::Status LowRankFactor::ReplaceLightest(ConstMatrixView rows, absl::Span<const double> weights, Staged& next) {
+  const int64_t n = next.weights.size(), k = rows.rows;
   std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&next](int64_t i, int64_t j) { return next.weights[i] < next.weights[j]; });
-  next.replaces = true;
-  PRECONDOR_ASSIGN_OR_RETURN(next.vectors, backend_.Allocate(vectors_.rows(), d_));
-  PRECONDOR_ASSIGN_OR_RETURN(next.gram, backend_.Allocate(gram_.rows(), gram_.cols()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend_.Allocate(vectors_.rows(), d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix new_gram, backend_.Allocate(gram_.rows(), gram_.cols()));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(n, k));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(vectors_.view(), next.vectors.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(gram_.view(), next.gram.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(Vectors(next), vectors.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(Gram(next), new_gram.view()));
   for (int64_t i = 0; i < k; ++i) {
     next.tail += next.weights[order[i]];
-    next.weights[order[i]] = terms.weights[i];
-    PRECONDOR_RETURN_IF_ERROR(
-        backend_.Copy(terms.rows.view().RowRange(i, 1), next.vectors.view().RowRange(order[i], 1)));
+    next.weights[order[i]] = weights[i];
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(rows.RowRange(i, 1), vectors.view().RowRange(order[i], 1)));
   }
-  const ConstMatrixView rows = next.vectors.view().RowRange(0, n);
-  PRECONDOR_RETURN_IF_ERROR(
-      backend_.Gemm(1.0, rows, Transpose::kNo, terms.rows.view(), Transpose::kYes, 0.0, products.view()));
-  const MatrixView gram = next.gram.view();
+  const ConstMatrixView all = vectors.view().RowRange(0, n);
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, all, Transpose::kNo, rows, Transpose::kYes, 0.0, products.view()));
+  const MatrixView gram = new_gram.view();
   for (int64_t i = 0; i < k; ++i) {
     const ConstMatrixView column(products.view().data + i, n, 1, k);
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(column, MatrixView(gram.data + order[i], n, 1, gram.stride)));
     // The row is the column again: one element a row of a [n, 1] view over it.
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(column, MatrixView(gram.row(order[i]), n, 1, 1)));
   }
+  next.vectors = std::move(vectors);
+  next.gram = std::move(new_gram);
+  next.replaces = true;
   return absl::OkStatus();
 }
 
-absl::Status LowRankFactor::Recompress(const Terms& terms, Staged& next) const {
-  const int64_t n = rank(), k = terms.rows.rows(), all = n + k, capacity = vectors_.rows();
+absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<const double> new_weights, Staged& next) {
+  const int64_t n = next.weights.size(), k = new_rows.rows, all = n + k, capacity = vectors_.rows();
+  const ConstMatrixView old_rows = Vectors(next).RowRange(0, n);
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rows, backend_.Allocate(all, d_));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gram, backend_.Allocate(all, all));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(vectors_.view().RowRange(0, n), rows.view().RowRange(0, n)));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(terms.rows.view(), rows.view().RowRange(n, k)));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(gram_.view().Corner(n, n), gram.view().Corner(n, n)));
-  PRECONDOR_RETURN_IF_ERROR(FillGram(vectors_.view().RowRange(0, n), terms.rows.view(), gram.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(Gram(next).Corner(n, n), gram.view().Corner(n, n)));
+  PRECONDOR_RETURN_IF_ERROR(FillGram(old_rows, new_rows, gram.view()));
 
   std::vector<double> weights = next.weights;
-  weights.insert(weights.end(), terms.weights.begin(), terms.weights.end());
+  weights.insert(weights.end(), new_weights.begin(), new_weights.end());
   const double largest = *std::max_element(weights.begin(), weights.end());
   std::vector<double> roots(all);  // relative to the largest, so that nothing leaves f32's range
   for (int64_t i = 0; i < all; ++i) roots[i] = largest > 0 ? std::sqrt(weights[i] / largest) : 0.0;
@@ -241,34 +324,40 @@ absl::Status LowRankFactor::Recompress(const Terms& terms, Staged& next) const {
 
   // Ascending: the last rows of q are the ones to keep.
   const double floor = kNoiseFloor * std::max(values.back(), 0.0);
-  const int64_t wanted = std::min(all, RetainedRank(capacity, k));
+  const int64_t wanted = std::min(all, RetainedRank(capacity, d_, k));
   int64_t kept = 0;
   while (kept < wanted && values[all - 1 - kept] > floor) ++kept;
-  next.replaces = true;
-  PRECONDOR_ASSIGN_OR_RETURN(next.vectors, backend_.Allocate(capacity, d_));
-  PRECONDOR_ASSIGN_OR_RETURN(next.gram, backend_.Allocate(capacity, capacity));
-  next.weights.assign(values.end() - kept, values.end());
+  const std::vector<double> kept_values(values.end() - kept, values.end());
   std::vector<double> inverse_roots;
-  for (double& weight : next.weights) {
-    inverse_roots.push_back(1.0 / std::sqrt(weight));
-    weight *= largest;
-  }
-  for (int64_t i = 0; i < all - kept; ++i) next.tail += std::max(values[i], 0.0) * largest;
+  for (double value : kept_values) inverse_roots.push_back(1.0 / std::sqrt(value));
   // c_new = diag(value^-1/2) Q diag(roots) c: orthonormal up to rounding, so that the new Gram matrix is I.
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots, rows.view(), rows.view()));
+  const absl::Span<const double> all_roots = roots;
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(all_roots.subspan(0, n), old_rows, rows.view().RowRange(0, n)));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(all_roots.subspan(n, k), new_rows, rows.view().RowRange(n, k)));
   const MatrixView kept_q = q.view().RowRange(all - kept, kept);
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(inverse_roots, kept_q, kept_q));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, kept_q, Transpose::kNo, rows.view(), Transpose::kNo, 0.0,
-                                          next.vectors.view().RowRange(0, kept)));
-  return backend_.AddDiagonal(1.0, next.gram.view().Corner(kept, kept));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend_.Allocate(capacity, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix identity, backend_.Allocate(capacity, capacity));
+  PRECONDOR_RETURN_IF_ERROR(
+      backend_.Gemm(1.0, kept_q, Transpose::kNo, rows.view(), Transpose::kNo, 0.0, vectors.view().RowRange(0, kept)));
+  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, identity.view().Corner(kept, kept)));
+  next.tail += std::max(Sum(weights) - largest * Sum(kept_values), 0.0);
+  next.weights = kept_values;
+  Decay(largest, next.weights);
+  next.vectors = std::move(vectors);
+  next.gram = std::move(identity);
+  next.replaces = true;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
   const int64_t n = rank();
   FactorInverse out;
   const bool damped = config_.rule == UpdateRule::kExactDamped;
+  const bool published = config_.rule == UpdateRule::kPublished;
   const double mu = Damping();
   if (damped && mu > 0) out.c = 1.0 / mu;
+  if (published) out.c = identity_;
   if (n == 0 || (damped && !(mu > 0))) return out;
   PRECONDOR_ASSIGN_OR_RETURN(out.core, backend_.Allocate(n, n));
   if (damped) {
@@ -281,8 +370,11 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
     PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(out.core.view(), out.core.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.core.view(), out.core.view()));
   } else {
+    // I - M, or e (I + M/e).
+    std::vector<double> diagonal = weights_;
+    if (published) Decay(-1.0 / identity_, diagonal);
     PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.core.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(weights_, out.core.view(), out.core.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(diagonal, out.core.view(), out.core.view()));
   }
   out.low_rank.vectors = vectors_.view().RowRange(0, n);
   out.low_rank.core = out.core.view();

@@ -4,6 +4,7 @@
 // matrix of the c_j. Derivation: docs/math/low_rank.md.
 //   EXACT_DAMPED:      J = (M/m + (tail/(d m) + lambda tr/(d m)) I)^-1, m = 1 - gamma^t, by Woodbury's identity
 //   REFERENCE, BLEND:  J = I - M
+//   PUBLISHED:         J = e I + M
 #pragma once
 
 #include <memory>
@@ -21,6 +22,7 @@ class LowRankFactor final : public Factor {
 
   absl::Status Prepare(ConstMatrixView vectors) override;
   void Commit() override;
+  void Abandon() override { staged_ = Staged(); }
   absl::StatusOr<FactorInverse> Inverse() const override;
   bool low_rank() const override { return true; }
   int64_t rank() const override { return static_cast<int64_t>(weights_.size()); }
@@ -34,6 +36,7 @@ class LowRankFactor final : public Factor {
     double tail = 0;
     double mass = 0;         // 1 - gamma^t
     double mean_square = 0;  // BLEND: EMA of |v|^2
+    double identity = 1;     // PUBLISHED: e
     bool replaces = false;
     DeviceMatrix vectors;  // when it replaces
     DeviceMatrix gram;
@@ -46,13 +49,21 @@ class LowRankFactor final : public Factor {
   };
 
   LowRankFactor(const MkorConfig& config, int64_t d, Backend& backend) : config_(config), d_(d), backend_(backend) {}
-  absl::StatusOr<Terms> MakeTerms(ConstMatrixView vectors, Staged& next) const;
-  absl::StatusOr<Terms> ShermanMorrisonTerms(ConstMatrixView vectors, double scale) const;
-  absl::Status Normalize(Terms& terms) const;
-  absl::Status Append(const Terms& terms, Staged& next);
-  absl::Status ReplaceLightest(const Terms& terms, Staged& next) const;
-  absl::Status Recompress(const Terms& terms, Staged& next) const;
+  absl::Status UpdateExact(ConstMatrixView vectors, Staged& next);
+  absl::Status UpdateShermanMorrison(ConstMatrixView vectors, Staged& next);
+  absl::Status UpdatePublished(ConstMatrixView vectors, Staged& next);
+  absl::StatusOr<Terms> ShermanMorrisonTerms(ConstMatrixView vectors, double scale, Staged& next);
+  absl::StatusOr<double> LargestDiagonal(double identity, const std::vector<double>& weights, Staged& next);
+  // u = alpha v + beta v M for the M that `next` describes.
+  absl::Status Multiply(double alpha, double beta, ConstMatrixView v, Staged& next, MatrixView u);
+  // Adds the terms to M, at most a capacity's worth at a time.
+  absl::Status Add(Terms terms, Staged& next);
+  absl::Status Append(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
+  absl::Status ReplaceLightest(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
+  absl::Status Recompress(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
   absl::Status FillGram(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView gram) const;
+  MatrixView Vectors(Staged& next) { return next.replaces ? next.vectors.view() : vectors_.view(); }
+  MatrixView Gram(Staged& next) { return next.replaces ? next.gram.view() : gram_.view(); }
   double Trace() const;
   double Damping() const;
 
@@ -65,6 +76,7 @@ class LowRankFactor final : public Factor {
   double tail_ = 0;  // trace of what recompression dropped, decayed like the rest
   double mass_ = 0;
   double mean_square_ = 0;
+  double identity_ = 1;
   bool discard_next_ = false;
   Staged staged_;
 };

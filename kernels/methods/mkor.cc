@@ -45,6 +45,13 @@ LowRankInverse UnitForm(const FactorInverse& inverse, double shared) {
   return form;
 }
 
+// Taken out of all blocks of a side, so that none of them scales up.
+double LargestScale(const std::vector<FactorInverse>& inverses) {
+  double largest = 0;
+  for (const FactorInverse& inverse : inverses) largest = std::max(largest, inverse.c);
+  return largest;
+}
+
 class MkorState final : public LayerState {
  public:
   MkorState(const MkorConfig& config, const LayerSpec& layer, Backend& backend)
@@ -61,10 +68,12 @@ class MkorState final : public LayerState {
                                                      ": statistics: expected at least one vector, got ",
                                                      statistics.a.rows, " and ", statistics.g.rows));
     }
-    PRECONDOR_RETURN_IF_ERROR(PrepareSide(statistics.a, layer_.d_in, "a", in_));
-    PRECONDOR_RETURN_IF_ERROR(PrepareSide(statistics.g, layer_.d_out, "g", out_));
-    for (Block& block : in_) block.factor->Commit();
-    for (Block& block : out_) block.factor->Commit();
+    absl::Status prepared = PrepareSide(statistics.a, layer_.d_in, "a", in_);
+    if (prepared.ok()) prepared = PrepareSide(statistics.g, layer_.d_out, "g", out_);
+    for (std::vector<Block>* side : {&in_, &out_}) {
+      for (Block& block : *side) prepared.ok() ? block.factor->Commit() : block.factor->Abandon();
+    }
+    if (!prepared.ok()) return prepared;
     ++version_;
     return absl::OkStatus();
   }
@@ -78,7 +87,7 @@ class MkorState final : public LayerState {
     PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> in, Inverses(in_));
     PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> out, Inverses(out_));
     // Scalars are taken out so that the products stay in f32's range; scaling.h puts their effect back.
-    const double in_scale = in[0].c, out_scale = out[0].c;
+    const double in_scale = LargestScale(in), out_scale = LargestScale(out);
     for (size_t i = 0; i < out_.size(); ++i) {
       for (size_t j = 0; j < in_.size(); ++j) {
         const ConstMatrixView tile = Columns(d.RowRange(out_[i].begin, out_[i].size), in_[j].begin, in_[j].size);
@@ -128,15 +137,34 @@ class MkorState final : public LayerState {
     }
     std::vector<double> squares(vectors.rows);
     PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
+    bool clamp = false;
     for (double square : squares) {
+      clamp = clamp || (config_.rule == UpdateRule::kReference && square > config_.clip * config_.clip);
       if (std::isfinite(square)) continue;
       return absl::InvalidArgumentError(
           absl::StrCat("layer ", layer_.name, ": statistics ", name, ": expected finite vectors, got NaN or infinity"));
+    }
+    DeviceMatrix clamped;
+    if (clamp) {
+      PRECONDOR_ASSIGN_OR_RETURN(clamped, Clamp(vectors));
+      vectors = clamped.view();
     }
     for (Block& block : side) {
       PRECONDOR_RETURN_IF_ERROR(block.factor->Prepare(Columns(vectors, block.begin, block.size)));
     }
     return absl::OkStatus();
+  }
+
+  // REFERENCE: elements beyond +-clip are cut off, as in the authors' package. Rare, hence by way of the host.
+  absl::StatusOr<DeviceMatrix> Clamp(ConstMatrixView vectors) {
+    std::vector<float> elements(vectors.size());
+    const MatrixView host(elements.data(), vectors.rows, vectors.cols);
+    PRECONDOR_RETURN_IF_ERROR(backend_.Download(vectors, host));
+    const float clip = static_cast<float>(config_.clip);
+    for (float& element : elements) element = std::clamp(element, -clip, clip);
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix clamped, backend_.Allocate(vectors.rows, vectors.cols));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Upload(host, clamped.view()));
+    return clamped;
   }
 
   static absl::StatusOr<std::vector<FactorInverse>> Inverses(const std::vector<Block>& side) {

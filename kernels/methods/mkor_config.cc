@@ -7,7 +7,7 @@
 namespace precondor {
 
 bool MkorConfig::UsesLowRank(int64_t d) const {
-  if (rule == UpdateRule::kPublished || representation == Representation::kDense) return false;
+  if (representation == Representation::kDense) return false;
   return representation == Representation::kLowRank || 2 * rank < 0.8 * static_cast<double>(d);
 }
 
@@ -19,7 +19,7 @@ absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
   out.representation = static_cast<Representation>(reader.Choice("representation", 0, {"AUTO", "DENSE", "LOW_RANK"}));
   out.rank = reader.Integer("rank", out.rank, 1, 1024);
   out.gamma = reader.OpenNumber("gamma", out.gamma, 0, 1);
-  out.damping = reader.OpenNumber("damping", out.damping, 0, kHuge);
+  out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);
   out.scaling = static_cast<Scaling>(reader.Choice("scaling", 0, {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"}));
   out.scaling_clip = reader.OpenNumber("scaling_clip", out.scaling == Scaling::kKlClip ? 1e-3 : 1.1, 0, kHuge);
   out.clip = reader.OpenNumber("clip", out.clip, 0, kHuge);
@@ -27,10 +27,6 @@ absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
   out.norm_threshold = reader.OpenNumber("norm_threshold", out.norm_threshold, 0, kHuge);
   out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 1, kMaxDimension);
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());
-  if (out.rule == UpdateRule::kPublished && out.representation == Representation::kLowRank) {
-    return absl::InvalidArgumentError(
-        "method mkor: option representation: expected DENSE or AUTO with rule PUBLISHED, got \"LOW_RANK\"");
-  }
   return out;
 }
 

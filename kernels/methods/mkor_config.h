@@ -22,13 +22,16 @@ struct MkorConfig {
   double damping = 1.0;  // lambda, relative to the mean eigenvalue
   Scaling scaling = Scaling::kNormRescale;
   double scaling_clip = 0;        // bound of KL_CLIP or RMS_CLIP
-  double clip = 100;              // REFERENCE: clamp of J's elements; PUBLISHED: cap of max |J|
+  double clip = 100;              // REFERENCE: clamp of the vectors' elements; PUBLISHED: cap of max |J|
   double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I
-  double norm_threshold = 100;    // PUBLISHED: blend when max |J| exceeds it
+  double norm_threshold = 10;     // PUBLISHED: blend when max |J| exceeds it
   int64_t max_factor_dim = 8192;  // longer sides are split block-diagonally
 
   // True when a factor of dimension d is kept in the low-rank form.
   bool UsesLowRank(int64_t d) const;
+  // Vectors that Sherman-Morrison takes in at once, of k: BLEND bounds their length, so that all may come together;
+  // REFERENCE does not, and only one by one loses nothing to rounding however long they are.
+  int64_t ShermanMorrisonBlock(int64_t k) const { return rule == UpdateRule::kBlend ? k : 1; }
 };
 
 // InvalidArgument names the option, what was expected and what came.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -26,24 +27,38 @@ absl::StatusOr<double> RescaleNorm(const MkorConfig& config, const LayerSpec& la
   return weight_norm + bias_norm;
 }
 
+// u *= scale for any scale whose result fits f32, itself within f32's range or not.
+absl::Status ScaleInPlace(Backend& backend, double scale, MatrixView u) {
+  constexpr double kLargestFactor = 1e30;
+  while (scale > kLargestFactor) {
+    PRECONDOR_RETURN_IF_ERROR(backend.Axpby(kLargestFactor, u, 0.0, u));
+    scale /= kLargestFactor;
+  }
+  return scale == 1.0 ? absl::OkStatus() : backend.Axpby(scale, u, 0.0, u);
+}
+
 }  // namespace
 
 absl::Status Rescale(const MkorConfig& config, const LayerSpec& layer, Backend& backend, double factor,
                      ConstMatrixView d, MatrixView u) {
   double scale = factor;
+  PRECONDOR_ASSIGN_OR_RETURN(const double d_norm, RescaleNorm(config, layer, backend, d));
+  PRECONDOR_ASSIGN_OR_RETURN(const double u_norm, RescaleNorm(config, layer, backend, u));
+  if (!std::isfinite(d_norm)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer.name, ": gradient: expected finite elements, got NaN or infinity"));
+  }
   if (config.scaling == Scaling::kNormRescale) {
-    PRECONDOR_ASSIGN_OR_RETURN(const double d_norm, RescaleNorm(config, layer, backend, d));
-    PRECONDOR_ASSIGN_OR_RETURN(const double u_norm, RescaleNorm(config, layer, backend, u));
     scale = u_norm > 0 ? d_norm / u_norm : 0.0;
   } else if (config.scaling == Scaling::kRmsClip) {
-    PRECONDOR_ASSIGN_OR_RETURN(const double u_norm, Norm(backend, u));
     const double rms = factor * u_norm / std::sqrt(static_cast<double>(u.size()));
     if (rms > config.scaling_clip) scale *= config.scaling_clip / rms;
   }
-  if (!std::isfinite(scale)) {
-    return absl::InternalError(absl::StrCat("layer ", layer.name, ": expected a finite scale, got ", scale));
+  if (!(scale * u_norm < std::numeric_limits<float>::max())) {
+    return absl::FailedPreconditionError(absl::StrCat("layer ", layer.name, ": expected |U| within f32, got ",
+                                                      scale * u_norm, "; scaling NORM_RESCALE bounds it"));
   }
-  return scale == 1.0 ? absl::OkStatus() : backend.Axpby(scale, u, 0.0, u);
+  return ScaleInPlace(backend, scale, u);
 }
 
 }  // namespace precondor

@@ -38,7 +38,7 @@ struct MkorOptions {
   double damping = 1.0;
   double clip = 100;
   double zeta = 0.95;
-  double norm_threshold = 100;
+  double norm_threshold = 10;
   Policy policy = Policy::kNormRescale;
   double policy_clip = 1.1;
   int64_t max_factor_dim = 8192;

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Backend that passes every operation on to another one, remembers the peak of its memory and fails on demand.
+// Composites keep their default form, so that their scratch is seen too.
+#pragma once
+
+#include <algorithm>
+#include <map>
+
+#include "absl/status/status.h"
+
+#include "kernels/backend.h"
+
+namespace precondor {
+
+// One thread at a time. `inner` outlives it.
+class ForwardingBackend final : public Backend {
+ public:
+  explicit ForwardingBackend(Backend& inner) : inner_(inner) {}
+  absl::string_view name() const override { return inner_.name(); }
+
+  int64_t peak_bytes() const { return peak_bytes_; }
+  void ResetPeak() { peak_bytes_ = live_bytes_; }
+  // Counts operations that may fail (everything but Free) from here on; the n-th (from 0) fails with Internal.
+  void FailAt(int64_t n) {
+    operations_ = 0;
+    fail_at_ = n;
+  }
+  void NeverFail() { fail_at_ = -1; }
+  bool failed() const { return fail_at_ >= 0 && operations_ > fail_at_; }
+
+ private:
+  absl::Status Count() { return operations_++ == fail_at_ ? absl::InternalError("injected fault") : absl::OkStatus(); }
+  template <typename Operation>
+  absl::Status Forward(Operation operation) {
+    absl::Status injected = Count();
+    return injected.ok() ? operation() : injected;
+  }
+
+  absl::StatusOr<float*> DoAllocate(int64_t elements) override {
+    absl::Status injected = Count();
+    if (!injected.ok()) return injected;
+    absl::StatusOr<DeviceMatrix> block = inner_.Allocate(1, elements);
+    if (!block.ok()) return block.status();
+    float* data = block->view().data;
+    blocks_[data] = *std::move(block);
+    live_bytes_ += elements * static_cast<int64_t>(sizeof(float));
+    peak_bytes_ = std::max(peak_bytes_, live_bytes_);
+    return data;
+  }
+  void DoFree(float* data, int64_t elements) override {
+    blocks_.erase(data);
+    live_bytes_ -= elements * static_cast<int64_t>(sizeof(float));
+  }
+  int64_t DoAllocatedBytes() const override { return live_bytes_; }
+  absl::Status DoUpload(ConstMatrixView host, MatrixView device) override {
+    return Forward([&] { return inner_.Upload(host, device); });
+  }
+  absl::Status DoDownload(ConstMatrixView device, MatrixView host) override {
+    return Forward([&] { return inner_.Download(device, host); });
+  }
+  absl::Status DoCopy(ConstMatrixView from, MatrixView to) override {
+    return Forward([&] { return inner_.Copy(from, to); });
+  }
+  absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
+                      double beta, MatrixView c) override {
+    return Forward([&] { return inner_.Gemm(alpha, a, transpose_a, b, transpose_b, beta, c); });
+  }
+  absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) override {
+    return Forward([&] { return inner_.Axpby(alpha, x, beta, y); });
+  }
+  absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    return Forward([&] { return inner_.ScaleRows(scales, x, y); });
+  }
+  absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    return Forward([&] { return inner_.ScaleBothSides(scales, x, y); });
+  }
+  absl::Status DoAddDiagonal(double value, MatrixView a) override {
+    return Forward([&] { return inner_.AddDiagonal(value, a); });
+  }
+  absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
+    absl::Status injected = Count();
+    if (!injected.ok()) return injected;
+    return inner_.Dot(x, y);
+  }
+  absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    return Forward([&] { return inner_.RowSquaredNorms(x, out); });
+  }
+  absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) override {
+    return Forward([&] { return inner_.Diagonal(a, out); });
+  }
+  absl::Status DoSymmetrize(MatrixView a) override {
+    return Forward([&] { return inner_.Symmetrize(a); });
+  }
+  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
+    return Forward([&] { return inner_.SpdInverse(a, x); });
+  }
+  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
+    return Forward([&] { return inner_.SymmetricEigen(a, values, q); });
+  }
+
+  Backend& inner_;
+  std::map<float*, DeviceMatrix> blocks_;
+  int64_t live_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
+  int64_t operations_ = 0;
+  int64_t fail_at_ = -1;
+};
+
+}  // namespace precondor

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole layers of method mkor: both sides, rescale, blocks, errors.
+#include "kernels/methods/mkor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <tuple>
+
+#include "tests/support/forwarding_backend.h"
+#include "tests/support/method_driver.h"
+
+namespace precondor {
+namespace {
+
+using testing::HasSubstr;
+
+MethodConfig Config(const std::string& rule, const std::string& representation) {
+  MethodConfig config;
+  config.options["rule"] = rule;
+  config.options["representation"] = representation;
+  return config;
+}
+
+// The authors' package, 300 updates: first vectors thrown away, elements clamped to +-100, H = .95 J + .05 I, rescale
+// by the sum of weight and bias norms. Rounding as in factor_test, relative to |U| = |D|.
+class PackageParity : public testing::TestWithParam<std::tuple<std::string, bool, double>> {};
+
+TEST_P(PackageParity, Holds300Updates) {
+  const auto [representation, has_bias, scale] = GetParam();
+  const LayerSpec layer{"layer", 19, 30, has_bias};
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = MakeMkor(Config("REFERENCE", representation)).value();
+  LayerDriver driver(*method, layer, *backend);
+  reference::MkorOptions options;
+  options.rule = reference::Rule::kReference;
+  reference::Mkor oracle(options, layer.d_out, layer.d_in, has_bias);
+  VectorStream a(Stream::kCorrelated, layer.d_in, 1, scale), g(Stream::kHeavyTailed, layer.d_out, 2, scale);
+  bool clamped = false;
+  for (int step = 1; step <= 300; ++step) {
+    reference::Vectors va = a.Next(1);
+    const reference::Vectors vg = g.Next(1);
+    if (has_bias) va[0].back() = 1.0;
+    for (double element : vg[0]) clamped = clamped || std::abs(element) > 100;
+    ASSERT_TRUE(driver.Update(va, vg).ok());
+    oracle.Update(va, vg);
+    const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
+    const absl::StatusOr<reference::Vector> u = driver.Precondition(d);
+    ASSERT_TRUE(u.ok()) << u.status();
+    if (step == 1) {  // J = I still
+      EXPECT_LE(RelativeDifference(*u, d), 1e-6);
+    }
+    ASSERT_LE(RelativeDifference(*u, oracle.Precondition(d)), 2e-5) << "update " << step;
+  }
+  EXPECT_EQ(clamped, scale > 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PackageParity,
+                         testing::Combine(testing::Values("DENSE", "LOW_RANK"), testing::Bool(),
+                                          testing::Values(0.01, 1.0, 50.0)));
+
+// Both sides in any pair of representations, split into blocks or not.
+class LayerForms : public testing::TestWithParam<std::tuple<std::string, int64_t>> {};
+
+TEST_P(LayerForms, GiveTheOraclesAnswer) {
+  const auto [representation, max_factor_dim] = GetParam();
+  const LayerSpec layer{"layer", 12, 50, true};
+  MethodConfig config = Config("EXACT_DAMPED", representation);
+  config.options["max_factor_dim"] = static_cast<double>(max_factor_dim);
+  // AUTO: the side of 50 has a low rank, that of 12 and every block of at most 17 are dense.
+  config.options["rank"] = representation == "LOW_RANK" ? 60.0 : 7.0;
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = MakeMkor(config).value();
+  LayerDriver driver(*method, layer, *backend);
+  reference::MkorOptions options;
+  options.max_factor_dim = max_factor_dim;
+  reference::Mkor oracle(options, layer.d_out, layer.d_in, true);
+  VectorStream a(Stream::kSubspace, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
+  for (int step = 0; step < 60; ++step) {
+    const reference::Vectors va = a.Next(4), vg = g.Next(4);
+    ASSERT_TRUE(driver.Update(va, vg).ok());
+    oracle.Update(va, vg);
+  }
+  const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
+  const absl::StatusOr<reference::Vector> u = driver.Precondition(d);
+  ASSERT_TRUE(u.ok());
+  EXPECT_LE(RelativeDifference(*u, oracle.Precondition(d)), 2e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LayerForms,
+                         testing::Combine(testing::Values("DENSE", "LOW_RANK", "AUTO"), testing::Values(8192, 17, 5)));
+
+TEST(MkorTest, ReportsItsForms) {
+  MethodConfig config;
+  config.options["rank"] = 8.0;
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = MakeMkor(config).value();
+  LayerDriver driver(*method, {"layer", 10, 40, false}, *backend);
+  VectorStream a(Stream::kCorrelated, 40, 1), g(Stream::kCorrelated, 10, 2);
+  ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok());
+  const LayerState::Summary summary = driver.state().summary();
+  EXPECT_STREQ(summary.input_representation, "low_rank");
+  EXPECT_STREQ(summary.output_representation, "dense");
+  EXPECT_EQ(summary.input_rank, 3);
+  EXPECT_EQ(summary.output_rank, 0);
+  EXPECT_GT(summary.input_damping, 0);
+  EXPECT_GT(summary.output_damping, 0);
+  EXPECT_EQ(driver.state().version(), 1u);
+}
+
+TEST(MkorTest, RefusesShapesAndNonFiniteStatistics) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = MakeMkor(MethodConfig()).value();
+  LayerDriver driver(*method, {"fc1", 3, 4, false}, *backend);
+  const reference::Vectors a = {{1, 2, 3, 4}}, g = {{1, 2, 3}};
+  ASSERT_TRUE(driver.Update(a, g).ok());
+  const absl::Status shape = driver.Update({{1, 2, 3}}, g);
+  EXPECT_EQ(shape.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(shape.message()), HasSubstr("fc1: statistics a: expected vectors of 4 elements, got 3"));
+  const absl::Status nan = driver.Update(a, {{1, std::nan(""), 3}});
+  EXPECT_EQ(nan.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(nan.message()), HasSubstr("fc1: statistics g"));
+  EXPECT_EQ(driver.state().version(), 1u);
+}
+
+// A zero gradient, one of 1e-30 and one of 1e30: the length comes back, and no NaN.
+TEST(MkorTest, KeepsTheGradientsLength) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const char* representation : {"DENSE", "LOW_RANK"}) {
+    const std::unique_ptr<Method> method = MakeMkor(Config("EXACT_DAMPED", representation)).value();
+    LayerDriver driver(*method, {"layer", 6, 9, false}, *backend);
+    VectorStream a(Stream::kCorrelated, 9, 1, 1e18), g(Stream::kCorrelated, 6, 2, 1e-18);
+    for (int step = 0; step < 20; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
+    for (double scale : {0.0, 1e-30, 1.0, 1e30}) {
+      reference::Vector d = a.Gaussian(54);
+      for (double& element : d) element *= scale;
+      const absl::StatusOr<reference::Vector> u = driver.Precondition(d);
+      ASSERT_TRUE(u.ok()) << u.status();
+      EXPECT_NEAR(Norm(*u), Norm(d), 1e-5 * Norm(d));
+    }
+  }
+}
+
+// Both sides change or neither: the output side fails after the input side is prepared.
+TEST(MkorTest, AFailureOfOneSideLeavesBoth) {
+  for (const char* representation : {"DENSE", "LOW_RANK"}) {
+    const std::unique_ptr<Backend> cpu = MakeTestBackend();
+    ForwardingBackend backend(*cpu);
+    MethodConfig config = Config("EXACT_DAMPED", representation);
+    config.options["rank"] = 3.0;
+    const std::unique_ptr<Method> method = MakeMkor(config).value();
+    const LayerSpec layer{"layer", 6, 9, false};
+    LayerDriver driver(*method, layer, backend);
+    VectorStream a(Stream::kCorrelated, 9, 1), g(Stream::kCorrelated, 6, 2);
+    for (int step = 0; step < 5; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
+    const reference::Vector d = a.Gaussian(54), before = driver.Precondition(d).value();
+    const DeviceMatrix va = ToDevice(*cpu, a.Next(2)), vg = ToDevice(*cpu, g.Next(2));
+    for (int64_t fault = 0;; ++fault) {
+      backend.FailAt(fault);
+      const absl::Status status = driver.state().Update({va.view(), vg.view()});
+      const bool failed = backend.failed();
+      backend.NeverFail();
+      ASSERT_EQ(status.ok(), !failed);
+      EXPECT_EQ(backend.allocated_bytes(), method->StateBytes(layer));
+      if (!failed) break;
+      EXPECT_EQ(driver.Precondition(d).value(), before) << "fault " << fault;
+      EXPECT_EQ(driver.state().version(), 5u);
+    }
+    EXPECT_NE(driver.Precondition(d).value(), before);
+  }
+}
+
+}  // namespace
+}  // namespace precondor
