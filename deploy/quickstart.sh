@@ -90,5 +90,8 @@ start shard-1 --role=shard
 shards+=",$address"
 start coordinator --role=coordinator --shards="$shards"
 
-"$digits" --coordinator="$address" --shards=2 --workers=4 --json="$json" --svg="$svg" "${flags[@]}"
+# In the background, so that a signal to this script stops it at once.
+"$digits" --coordinator="$address" --shards=2 --workers=4 --json="$json" --svg="$svg" "${flags[@]}" &
+pids+=("$!")
+wait "$!"
 echo "quickstart: results in $json, loss curves in $svg"

@@ -50,6 +50,7 @@ std::vector<Row> PlanRows(const Options& options) {
 
 absl::Status SearchRates(const RateSearch& search, const DigitsData& data, std::vector<Row>& rows) {
   std::vector<Run> runs;
+  runs.reserve(rows.size());
   for (const Row& row : rows) runs.push_back(row.run);
   Progress progress("learning rates");
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<RateChoice> choices,

@@ -201,6 +201,7 @@ absl::StatusOr<std::vector<RunResult>> LaunchWorkers(const Job& job,
   std::vector<RunResult> results(job.runs.size());
   while (std::any_of(children.begin(), children.end(), [](const Child& child) { return child.running(); })) {
     std::vector<pollfd> waiting;
+    waiting.reserve(children.size());
     for (const Child& child : children) waiting.push_back(pollfd{child.fd(), POLLIN, 0});  // -1 is passed over
     if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return SystemError("poll", errno);
     for (size_t rank = 0; rank < children.size(); ++rank) {

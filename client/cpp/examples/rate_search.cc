@@ -147,6 +147,7 @@ absl::StatusOr<std::vector<RateChoice>> ChooseRates(const std::vector<Run>& runs
     }
   }
   std::vector<RateChoice> choices;
+  choices.reserve(states.size());
   for (State& state : states) choices.push_back(std::move(state.choice));
   return choices;
 }

@@ -26,8 +26,8 @@ double HeldOutAccuracy(const CurvePoint& point) { return point.held_out_accuracy
 double TrainingLoss(const CurvePoint& point) { return point.training_loss; }
 
 // "median (smallest - largest)".
-std::string Spread(const std::vector<double>& values, const char* format) {
-  const auto text = [&](double value) { return absl::StrFormat(absl::ParsedFormat<'f'>(format), value); };
+std::string Spread(const std::vector<double>& values, int digits) {
+  const auto text = [&](double value) { return absl::StrFormat("%.*f", digits, value); };
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
   return absl::StrCat(text(Median(values)), " (", text(*low), "-", text(*high), ")");
 }
@@ -68,9 +68,9 @@ std::vector<std::string> Cells(const Row& row, bool in_process) {
           row.run.method.representation,
           row.run.optimizer,
           absl::StrFormat("%g", row.run.learning_rate),
-          Spread(Finals(row, HeldOutLoss), "%.4f"),
-          classifies ? Spread(Finals(row, HeldOutAccuracy), "%.3f") : "-",
-          classifies ? Spread(Finals(row, TrainingLoss), "%.5f") : "-",
+          Spread(Finals(row, HeldOutLoss), 4),
+          classifies ? Spread(Finals(row, HeldOutAccuracy), 3) : "-",
+          classifies ? Spread(Finals(row, TrainingLoss), 5) : "-",
           Steps(row),
           in_process ? "-" : absl::StrFormat("%.0f", PerStep(row, &RunResult::statistics_bytes)),
           in_process ? "-" : absl::StrFormat("%.0f", PerStep(row, &RunResult::gradient_bytes)),

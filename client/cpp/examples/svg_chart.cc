@@ -61,7 +61,7 @@ Axes AxesFor(const ChartPanel& panel, double origin_x) {
 std::vector<double> Ticks(const Axes& axes) {
   const auto collect = [&](const std::vector<double>& steps) {
     std::vector<double> ticks;
-    for (double power = std::floor(axes.log_low); power <= axes.log_high; power += 1) {
+    for (int power = static_cast<int>(std::floor(axes.log_low)); power <= axes.log_high; ++power) {
       for (const double step : steps) {
         const double tick = step * std::pow(10.0, power);
         if (std::log10(tick) > axes.log_low && std::log10(tick) < axes.log_high) ticks.push_back(tick);
@@ -104,7 +104,8 @@ void DrawFrame(std::string& svg, const ChartPanel& panel, const Axes& axes) {
     Text(svg, axes.X(0) - 8, axes.Y(tick) + 4, "end", absl::StrFormat("%.4g", tick));
   }
   const double step = TickStep(axes.x_max);
-  for (double x = 0; x <= axes.x_max * 1.0001; x += step) {
+  for (int i = 0; i * step <= axes.x_max * 1.0001; ++i) {
+    const double x = i * step;
     Segment(svg, axes.X(x), bottom, axes.X(x), bottom + 5, "stroke=\"#444444\"");
     Text(svg, axes.X(x), bottom + 19, "middle", absl::StrFormat("%g", x));
   }
