@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/base/session_spec.h"
+
+#include <functional>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace precondor {
+namespace {
+
+using testing::HasSubstr;
+
+SessionSpec GoodSpec() {
+  SessionSpec spec;
+  spec.name = "run-7";
+  spec.world_size = 4;
+  spec.layers = {{"enc", 48, 65, true}, {"dec", 64, 49, true}};
+  return spec;
+}
+
+TEST(SessionSpecTest, AcceptsAGoodSpec) { EXPECT_TRUE(ValidateSessionSpec(GoodSpec()).ok()); }
+
+TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
+  struct Case {
+    std::function<void(SessionSpec&)> spoil;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Case> cases = {
+      {[](SessionSpec& s) { s.name = ""; }, {"name", "[A-Za-z0-9._-]"}},
+      {[](SessionSpec& s) { s.name = "a b"; }, {"name", "a b"}},
+      {[](SessionSpec& s) { s.name = std::string(129, 'x'); }, {"name", "129"}},
+      {[](SessionSpec& s) { s.world_size = 0; }, {"world_size", "1 ... 65536", "0"}},
+      {[](SessionSpec& s) { s.sketches = 17; }, {"sketches", "0 ... 16", "17"}},
+      {[](SessionSpec& s) { s.inv_freq = 0; }, {"inv_freq", "got 0"}},
+      {[](SessionSpec& s) { s.warmup_steps = -1; }, {"warmup_steps", "-1"}},
+      {[](SessionSpec& s) { s.staleness_steps = 2; }, {"staleness_steps", "0 ... 1", "2"}},
+      {[](SessionSpec& s) { s.layers.clear(); }, {"layers", "got 0"}},
+      {[](SessionSpec& s) { s.layers[1].d_out = 0; }, {"layers[1]", "dec", "d_out", "got 0"}},
+      {[](SessionSpec& s) { s.layers[0].d_in = kMaxDimension + 1; }, {"layers[0]", "d_in", "1048577"}},
+      {[](SessionSpec& s) { s.layers[0].d_in = 1; }, {"layers[0]", "d_in", "2 ..."}},  // a bias alone is no layer
+      {[](SessionSpec& s) { s.layers[1].name = "enc"; }, {"layers[1]", "enc", "twice"}},
+      {[](SessionSpec& s) { s.layers[1].name = ""; }, {"layers[1]", "name"}},
+      {[](SessionSpec& s) { s.exchange = ExchangeMode(9); }, {"exchange", "9"}},
+  };
+  for (const Case& c : cases) {
+    SessionSpec spec = GoodSpec();
+    c.spoil(spec);
+    const absl::Status status = ValidateSessionSpec(spec);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    for (const std::string& part : c.parts) EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+TEST(SessionSpecTest, RefusesModesThatAreNotServed) {
+  SessionSpec spec = GoodSpec();
+  spec.exchange = ExchangeMode::kReplay;
+  EXPECT_TRUE(absl::IsUnimplemented(ValidateSessionSpec(spec)));
+}
+
+TEST(SessionSpecTest, DescribesTheFirstDifference) {
+  EXPECT_EQ(DescribeDifference(GoodSpec(), GoodSpec()), "");
+  const std::vector<std::pair<std::function<void(SessionSpec&)>, std::string>> cases = {
+      {[](SessionSpec& s) { s.seed = 5; }, "seed: have 0, got 5"},
+      {[](SessionSpec& s) { s.world_size = 2; }, "world_size: have 4, got 2"},
+      {[](SessionSpec& s) { s.exchange = ExchangeMode::kDelegate; }, "exchange: have DIRECT, got DELEGATE"},
+      {[](SessionSpec& s) { s.gradient_dtype = DType::kBF16; }, "gradient_dtype: have f32, got bf16"},
+      {[](SessionSpec& s) { s.method.options["rank"] = 8.0; }, "method: have mkor{}, got mkor{rank=8}"},
+      {[](SessionSpec& s) { s.layers.pop_back(); }, "layers: have 2, got 1"},
+      {[](SessionSpec& s) { s.layers[1].d_in = 50; }, "layers[1]: have \"dec\" [64, 49] with bias, got"},
+  };
+  for (const auto& [change, expected] : cases) {
+    SessionSpec want = GoodSpec();
+    change(want);
+    EXPECT_THAT(DescribeDifference(GoodSpec(), want), HasSubstr(expected));
+  }
+}
+
+TEST(SessionSpecTest, TakesStatisticsInWarmUpAndAtEveryInvFreq) {
+  SessionSpec spec = GoodSpec();
+  spec.warmup_steps = 3;
+  spec.inv_freq = 5;
+  std::vector<uint64_t> steps;
+  for (uint64_t step = 0; step < 16; ++step) {
+    if (IsStatisticStep(spec, step)) steps.push_back(step);
+  }
+  EXPECT_THAT(steps, testing::ElementsAre(0, 1, 2, 5, 10, 15));
+}
+
+TEST(SessionSpecTest, CountsVectors) {
+  SessionSpec spec = GoodSpec();
+  EXPECT_EQ(VectorsPerWorker(spec), 4) << "SIGNED: ceil(16 / 4)";
+  EXPECT_EQ(VectorsPerStep(spec), 16);
+  spec.world_size = 7;
+  EXPECT_EQ(VectorsPerWorker(spec), 3);
+  spec.sketches = 2;
+  EXPECT_EQ(VectorsPerStep(spec), 14);
+  spec.statistics = StatisticsKind::kPerWorkerMean;
+  EXPECT_EQ(VectorsPerStep(spec), 7);
+  spec.statistics = StatisticsKind::kMean;
+  EXPECT_EQ(VectorsPerStep(spec), 1);
+}
+
+TEST(SessionSpecTest, SpreadsDelegatesOverRanks) {
+  const SessionSpec spec = GoodSpec();
+  for (int64_t layer = 0; layer < 9; ++layer) EXPECT_EQ(DelegateRank(spec, layer), layer % 4);
+}
+
+}  // namespace
+}  // namespace precondor

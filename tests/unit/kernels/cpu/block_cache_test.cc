@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/block_cache.h"
+
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace precondor {
+namespace {
+
+TEST(BlockCacheTest, GivesAlignedZeroedBlocksEvenWhenReused) {
+  BlockCache cache(1 << 20, 1 << 20);
+  for (int round = 0; round < 2; ++round) {
+    float* block = *cache.Allocate(100);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 64, 0u);
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(block[i], 0.0f);
+    for (int i = 0; i < 100; ++i) block[i] = 7.0f;
+    cache.Free(block, 100);
+  }
+}
+
+TEST(BlockCacheTest, CountsLiveBytesExactly) {
+  BlockCache cache(1 << 20, 1 << 20);
+  float* a = *cache.Allocate(3);
+  float* b = *cache.Allocate(1000);
+  EXPECT_EQ(cache.live_bytes(), 4 * 1003);
+  cache.Free(a, 3);
+  EXPECT_EQ(cache.live_bytes(), 4000);
+  cache.Free(b, 1000);
+  EXPECT_EQ(cache.live_bytes(), 0);
+}
+
+TEST(BlockCacheTest, RefusesBeyondTheLimitWithTheNumbersAndGoesOn) {
+  BlockCache cache(4096, 0);
+  float* a = *cache.Allocate(512);
+  const auto refused = cache.Allocate(513);
+  ASSERT_TRUE(absl::IsResourceExhausted(refused.status()));
+  for (const char* number : {"2052", "2048", "4096"}) {
+    EXPECT_THAT(std::string(refused.status().message()), testing::HasSubstr(number));
+  }
+  float* b = *cache.Allocate(512);
+  cache.Free(a, 512);
+  cache.Free(b, 512);
+}
+
+TEST(BlockCacheTest, ServesManyThreads) {
+  BlockCache cache(1 << 24, 1 << 16);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&cache, t] {
+      for (int i = 0; i < 500; ++i) {
+        const int64_t elements = 1 + (i * 37 + t) % 300;
+        float* block = *cache.Allocate(elements);
+        for (int64_t j = 0; j < elements; ++j) ASSERT_EQ(block[j], 0.0f);
+        block[0] = static_cast<float>(t);
+        block[elements - 1] = static_cast<float>(t);
+        cache.Free(block, elements);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(cache.live_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace precondor
