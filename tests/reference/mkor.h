@@ -7,27 +7,11 @@
 #include <deque>
 #include <vector>
 
+#include "tests/reference/naive_linear_algebra.h"
+
 namespace precondor::reference {
 
-using Vector = std::vector<double>;
 using Vectors = std::vector<Vector>;  // statistic vectors of one step
-
-// Square or rectangular, row-major.
-struct Dense {
-  int64_t rows = 0, cols = 0;
-  Vector data;
-  Dense() = default;
-  Dense(int64_t rows, int64_t cols) : rows(rows), cols(cols), data(rows * cols, 0.0) {}
-  double& at(int64_t i, int64_t j) { return data[i * cols + j]; }
-  double at(int64_t i, int64_t j) const { return data[i * cols + j]; }
-};
-
-Dense Identity(int64_t n);
-Dense Product(const Dense& a, const Dense& b);
-// Of a symmetric positive definite matrix, by Cholesky; aborts when it is not.
-Dense SpdInverse(const Dense& a);
-// Eigenvalues of a symmetric matrix, ascending, by cyclic Jacobi rotations.
-Vector SymmetricEigenvalues(Dense a);
 
 enum class Rule { kExactDamped, kReference, kBlend, kPublished };
 enum class Policy { kNormRescale, kKlClip, kRmsClip, kNone };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrices of doubles and the loops that define the operations of Backend. Slow, short, and nothing shared with it.
+// Matrices of doubles and the loops that define the operations on them. Slow and short; shares nothing with kernels/.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,27 @@
 
 namespace precondor::reference {
 
-struct Matrix {
+using Vector = std::vector<double>;
+
+// Square or rectangular, row-major.
+struct Dense {
   int64_t rows = 0, cols = 0;
-  std::vector<double> data;
-  Matrix() = default;
-  Matrix(int64_t rows, int64_t cols, double value = 0) : rows(rows), cols(cols), data(rows * cols, value) {}
+  Vector data;
+  Dense() = default;
+  Dense(int64_t rows, int64_t cols, double value = 0.0) : rows(rows), cols(cols), data(rows * cols, value) {}
   double& at(int64_t i, int64_t j) { return data[i * cols + j]; }
   double at(int64_t i, int64_t j) const { return data[i * cols + j]; }
 };
 
-Matrix Identity(int64_t n);
-Matrix Transposed(const Matrix& a);
-Matrix Product(const Matrix& a, const Matrix& b);
+Dense Identity(int64_t n);
+Dense Transposed(const Dense& a);
+Dense Product(const Dense& a, const Dense& b);
 // alpha a + beta b.
-Matrix Combination(double alpha, const Matrix& a, double beta, const Matrix& b);
-double FrobeniusNorm(const Matrix& a);
-// Gauss-Jordan with partial pivoting; a must be regular.
-Matrix Inverse(const Matrix& a);
+Dense Combination(double alpha, const Dense& a, double beta, const Dense& b);
+double FrobeniusNorm(const Dense& a);
+// Of a symmetric positive definite matrix, by Cholesky; aborts when it is not.
+Dense SpdInverse(const Dense& a);
+// Eigenvalues of a symmetric matrix, ascending, by cyclic Jacobi rotations.
+Vector SymmetricEigenvalues(Dense a);
 
 }  // namespace precondor::reference

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// One suite over every backend, against loops over doubles. A backend is added in Backends() alone.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/random.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/reference/naive_linear_algebra.h"
+
+namespace precondor {
+namespace {
+
+using reference::Dense;
+using testing::HasSubstr;
+
+constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
+
+struct BackendCase {
+  std::string name;
+  std::function<absl::StatusOr<std::unique_ptr<Backend>>()> make;
+};
+
+std::vector<BackendCase> Backends() {
+  return {{"cpu", [] { return MakeCpuBackend(CpuBackendOptions()); }}};
+}
+
+// Uniform in [-1, 1), exactly representable in f32.
+Dense Random(int64_t rows, int64_t cols, uint64_t seed) {
+  const CounterRandom random({seed, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols)});
+  Dense out(rows, cols);
+  for (size_t i = 0; i < out.data.size(); ++i) {
+    out.data[i] = static_cast<float>(static_cast<int64_t>(random.Bits(i) >> 40) - (1 << 23)) / (1 << 23);
+  }
+  return out;
+}
+
+// A device matrix inside a larger one whose other elements are guards: the view has a stride and neighbours that no
+// operation may touch.
+class Guarded {
+ public:
+  Guarded(Backend& backend, const Dense& values) : backend_(backend), rows_(values.rows), cols_(values.cols) {
+    std::vector<float> host((rows_ + 2) * (cols_ + 3), kGuard);
+    for (int64_t i = 0; i < rows_; ++i) {
+      for (int64_t j = 0; j < cols_; ++j) host[(i + 1) * (cols_ + 3) + 1 + j] = static_cast<float>(values.at(i, j));
+    }
+    storage_ = backend.Allocate(rows_ + 2, cols_ + 3).value();
+    EXPECT_TRUE(backend.Upload(ConstMatrixView(host.data(), rows_ + 2, cols_ + 3), storage_.view()).ok());
+  }
+  MatrixView view() {
+    MatrixView all = storage_.view();
+    return MatrixView(all.row(1) + 1, rows_, cols_, all.stride);
+  }
+  // The values; fails the test when a guard has changed.
+  Dense Read() {
+    std::vector<float> host((rows_ + 2) * (cols_ + 3));
+    EXPECT_TRUE(backend_.Download(storage_.view(), MatrixView(host.data(), rows_ + 2, cols_ + 3)).ok());
+    Dense out(rows_, cols_);
+    for (int64_t i = 0; i < rows_ + 2; ++i) {
+      for (int64_t j = 0; j < cols_ + 3; ++j) {
+        const float value = host[i * (cols_ + 3) + j];
+        if (i >= 1 && i <= rows_ && j >= 1 && j <= cols_) {
+          out.at(i - 1, j - 1) = value;
+        } else {
+          EXPECT_EQ(value, kGuard) << "guard at " << i << ", " << j;
+        }
+      }
+    }
+    return out;
+  }
+
+ private:
+  static constexpr float kGuard = 12345.0f;
+  Backend& backend_;
+  int64_t rows_, cols_;
+  DeviceMatrix storage_;
+};
+
+double Distance(const Dense& a, const Dense& b) { return FrobeniusNorm(reference::Combination(1, a, -1, b)); }
+
+// Symmetric positive definite with the given condition, from a product of random reflections of a diagonal.
+Dense SpdMatrix(int64_t n, double condition, uint64_t seed) {
+  Dense a = reference::Identity(n);
+  for (int64_t i = 0; i < n; ++i) a.at(i, i) = std::pow(condition, n == 1 ? 0.0 : -static_cast<double>(i) / (n - 1));
+  for (int reflection = 0; reflection < 3; ++reflection) {
+    const Dense v = Random(n, 1, seed + reflection);
+    const double norm = FrobeniusNorm(v);
+    Dense h = reference::Identity(n);
+    if (norm > 0) {
+      h = reference::Combination(1, h, -2 / (norm * norm), reference::Product(v, reference::Transposed(v)));
+    }
+    a = reference::Product(reference::Product(h, a), h);
+  }
+  for (double& x : a.data) x = static_cast<float>(x);
+  return a;
+}
+
+class BackendConformanceTest : public testing::TestWithParam<BackendCase> {
+ protected:
+  void SetUp() override { backend_ = GetParam().make().value(); }
+  Guarded Put(const Dense& m) { return Guarded(*backend_, m); }
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_P(BackendConformanceTest, AllocatesZeroedMemoryAndCountsIt) {
+  {
+    DeviceMatrix a = backend_->Allocate(3, 5).value();
+    EXPECT_EQ(backend_->allocated_bytes(), 60);
+    std::vector<float> host(15, 1.0f);
+    ASSERT_TRUE(backend_->Download(a.view(), MatrixView(host.data(), 3, 5)).ok());
+    EXPECT_THAT(host, testing::Each(0.0f));
+    DeviceMatrix moved = std::move(a);
+    EXPECT_EQ(moved.rows(), 3);
+    EXPECT_TRUE(backend_->Allocate(0, 7).value().empty());
+  }
+  EXPECT_EQ(backend_->allocated_bytes(), 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(backend_->Allocate(-1, 2).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(backend_->Allocate(int64_t{1} << 40, int64_t{1} << 40).status()));
+}
+
+TEST_P(BackendConformanceTest, GemmMatchesTheDefinition) {
+  const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 7}, {17, 1, 33}, {1, 64, 1}, {65, 63, 130}, {2, 300, 2}, {4, 0, 3}};
+  for (const auto& [m, k, n] : sizes) {
+    for (bool ta : {false, true}) {
+      for (bool tb : {false, true}) {
+        for (const auto& [alpha, beta] : {std::pair(1.0, 0.0), std::pair(-0.5, 1.0), std::pair(2.0, -0.25)}) {
+          const Dense a = Random(m, k, 1), b = Random(k, n, 2), c = Random(m, n, 3);
+          Guarded da = Put(ta ? reference::Transposed(a) : a), db = Put(tb ? reference::Transposed(b) : b), dc = Put(c);
+          ASSERT_TRUE(backend_->Gemm(alpha, da.view(), Transpose(ta), db.view(), Transpose(tb), beta, dc.view()).ok());
+          const Dense expected = reference::Combination(alpha, reference::Product(a, b), beta, c);
+          // Each element sums k products of numbers below 1: error at most about (k + 2) eps (|alpha| k + |beta|).
+          const double bound = (k + 2) * kEpsilon * (std::fabs(alpha) * k + std::fabs(beta));
+          const Dense got = dc.Read();
+          for (size_t i = 0; i < got.data.size(); ++i) ASSERT_NEAR(got.data[i], expected.data[i], bound);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BackendConformanceTest, BetaZeroIgnoresWhatWasThere) {
+  Guarded a = Put(Random(3, 4, 1)), b = Put(Random(4, 2, 2)), c = Put(Dense(3, 2, NAN)), y = Put(Dense(3, 4, NAN));
+  ASSERT_TRUE(backend_->Gemm(1, a.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()).ok());
+  ASSERT_TRUE(backend_->Axpby(1, a.view(), 0, y.view()).ok());
+  for (double x : c.Read().data) EXPECT_TRUE(std::isfinite(x));
+  for (double x : y.Read().data) EXPECT_TRUE(std::isfinite(x));
+}
+
+TEST_P(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 7}, {33, 33}}) {
+    const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5);
+    std::vector<double> scales;
+    for (int64_t i = 0; i < rows; ++i) scales.push_back(0.25 + 0.5 * static_cast<double>(i));
+    Guarded dx = Put(x), axpby = Put(y), rescaled = Put(y), both = Put(y), diagonal = Put(x), symmetric = Put(x),
+            in_place = Put(x), copied = Put(y);
+    ASSERT_TRUE(backend_->Axpby(0.5, dx.view(), -2, axpby.view()).ok());
+    ASSERT_TRUE(backend_->ScaleRows(scales, dx.view(), rescaled.view()).ok());
+    ASSERT_TRUE(backend_->ScaleRows(scales, in_place.view(), in_place.view()).ok());
+    ASSERT_TRUE(backend_->ScaleBothSides(scales, dx.view(), both.view()).ok());
+    ASSERT_TRUE(backend_->AddDiagonal(0.75, diagonal.view()).ok());
+    ASSERT_TRUE(backend_->Symmetrize(symmetric.view()).ok());
+    ASSERT_TRUE(backend_->Copy(dx.view(), copied.view()).ok());
+    const Dense got_axpby = axpby.Read(), got_rows = rescaled.Read(), got_in_place = in_place.Read(),
+                got_both = both.Read(), got_diagonal = diagonal.Read(), got_symmetric = symmetric.Read();
+    EXPECT_EQ(copied.Read().data, x.data);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < cols; ++j) {
+        // Two or three roundings of the result's magnitude.
+        const double bound = 4 * kEpsilon * (1 + scales[i] * scales[j]);
+        EXPECT_NEAR(got_axpby.at(i, j), 0.5 * x.at(i, j) - 2 * y.at(i, j), 4 * bound);
+        EXPECT_NEAR(got_rows.at(i, j), scales[i] * x.at(i, j), bound + scales[i] * kEpsilon);
+        EXPECT_EQ(got_in_place.at(i, j), got_rows.at(i, j));
+        EXPECT_NEAR(got_both.at(i, j), scales[i] * x.at(i, j) * scales[j], bound);
+        EXPECT_NEAR(got_diagonal.at(i, j), x.at(i, j) + (i == j ? 0.75 : 0.0), bound);
+        EXPECT_NEAR(got_symmetric.at(i, j), (x.at(i, j) + x.at(j, i)) / 2, bound);
+        EXPECT_EQ(got_symmetric.at(i, j), got_symmetric.at(j, i));
+      }
+    }
+  }
+}
+
+TEST_P(BackendConformanceTest, ReductionsAccumulateInDouble) {
+  // A sum that f32 accumulation loses entirely: 2^24 + many ones.
+  Dense x(2, 4097, 1.0);
+  x.at(0, 0) = 4096;
+  x.at(1, 4096) = -4096;
+  Guarded dx = Put(x), square = Put(Random(5, 5, 6));
+  EXPECT_EQ(*backend_->Dot(dx.view(), dx.view()), 2 * (4096.0 * 4096.0 + 4096));
+  std::vector<double> norms(2), diagonal(5);
+  ASSERT_TRUE(backend_->RowSquaredNorms(dx.view(), absl::MakeSpan(norms)).ok());
+  EXPECT_THAT(norms, testing::Each(4096.0 * 4096.0 + 4096));
+  ASSERT_TRUE(backend_->Diagonal(square.view(), absl::MakeSpan(diagonal)).ok());
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(diagonal[i], Random(5, 5, 6).at(i, i));
+}
+
+TEST_P(BackendConformanceTest, ReductionsShowWhatIsNotFinite) {
+  for (float bad : {NAN, INFINITY}) {
+    Dense x = Random(3, 50, 7);
+    x.at(1, 37) = bad;
+    Guarded dx = Put(x);
+    EXPECT_FALSE(std::isfinite(*backend_->Dot(dx.view(), dx.view())));
+    std::vector<double> norms(3);
+    ASSERT_TRUE(backend_->RowSquaredNorms(dx.view(), absl::MakeSpan(norms)).ok());
+    EXPECT_TRUE(std::isfinite(norms[0]));
+    EXPECT_FALSE(std::isfinite(norms[1]));
+  }
+}
+
+TEST_P(BackendConformanceTest, SpdInverseInverts) {
+  for (int64_t n : {1, 2, 17, 64, 129}) {
+    for (double condition : {1.0, 1e3, 1e8}) {
+      const Dense a = SpdMatrix(n, condition, 8);
+      Guarded da = Put(a), x = Put(Dense(n, n, NAN));
+      if (condition == 1e8 && n > 1) {
+        // The rounding of a to f32 may leave it indefinite: an answer or a refusal, but no crash and no NaN.
+        if (!backend_->SpdInverse(da.view(), x.view()).ok()) continue;
+        for (double value : x.Read().data) ASSERT_TRUE(std::isfinite(value));
+        continue;
+      }
+      ASSERT_TRUE(backend_->SpdInverse(da.view(), x.view()).ok()) << n << " " << condition;
+      // Inverted in f64 from exact elements, so that rounding the result to f32 is all that is lost: |A X - I| is at
+      // most |A| |dX| <= n eps condition.
+      const Dense product = reference::Product(a, x.Read());
+      EXPECT_LE(Distance(product, reference::Identity(n)), n * kEpsilon * condition) << n << " " << condition;
+      ASSERT_TRUE(backend_->SpdInverse(da.view(), da.view()).ok()) << "in place";
+      EXPECT_EQ(da.Read().data, x.Read().data);
+    }
+  }
+}
+
+TEST_P(BackendConformanceTest, SpdInverseRefusesAndLeavesItsOutputAlone) {
+  Dense indefinite = reference::Identity(4), nan = reference::Identity(4);
+  indefinite.at(2, 2) = -1;
+  nan.at(3, 1) = NAN;
+  for (const Dense& a : {indefinite, nan, Dense(4, 4, 0.0)}) {
+    Guarded da = Put(a), x = Put(Random(4, 4, 9));
+    EXPECT_TRUE(absl::IsFailedPrecondition(backend_->SpdInverse(da.view(), x.view())));
+    EXPECT_EQ(x.Read().data, Random(4, 4, 9).data);
+  }
+}
+
+TEST_P(BackendConformanceTest, SymmetricEigenDecomposes) {
+  for (int64_t n : {1, 2, 17, 64, 129}) {
+    Dense rank_deficient = Random(n, std::max<int64_t>(1, n / 3), 10);
+    rank_deficient = reference::Product(rank_deficient, reference::Transposed(rank_deficient));
+    for (double& x : rank_deficient.data) x = static_cast<float>(x);
+    for (const Dense& a : {SpdMatrix(n, 1e6, 11), rank_deficient, Dense(n, n, 0.0)}) {
+      Guarded da = Put(a), dq = Put(Dense(n, n, NAN));
+      std::vector<double> values(n);
+      ASSERT_TRUE(backend_->SymmetricEigen(da.view(), absl::MakeSpan(values), dq.view()).ok());
+      const Dense q = dq.Read();
+      Dense scaled = q;
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t j = 0; j < n; ++j) scaled.at(i, j) *= values[i];
+        if (i > 0) {
+          EXPECT_LE(values[i - 1], values[i]);
+        }
+      }
+      // f64 inside; the vectors are rounded to f32 once, each by eps / 2 relative to 1.
+      EXPECT_LE(Distance(reference::Product(reference::Transposed(q), scaled), a),
+                n * kEpsilon * (1 + FrobeniusNorm(a)));
+      EXPECT_LE(Distance(reference::Product(q, reference::Transposed(q)), reference::Identity(n)), n * kEpsilon);
+    }
+  }
+  Dense nan = reference::Identity(3);
+  nan.at(2, 0) = INFINITY;
+  Guarded da = Put(nan), dq = Put(Random(3, 3, 12));
+  std::vector<double> values(3, 42.0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(backend_->SymmetricEigen(da.view(), absl::MakeSpan(values), dq.view())));
+  EXPECT_THAT(values, testing::Each(42.0));
+  EXPECT_EQ(dq.Read().data, Random(3, 3, 12).data);
+}
+
+TEST_P(BackendConformanceTest, LowRankPreconditionMatchesTheMatricesItStandsFor) {
+  const int64_t sizes[][4] = {{1, 1, 1, 1},   {9, 13, 3, 5},  {40, 70, 8, 16},
+                              {33, 65, 0, 4}, {33, 65, 7, 0}, {12, 5, 0, 0}};
+  for (const auto& [m, n, p, q] : sizes) {
+    const Dense d = Random(m, n, 13), pv = Random(p, m, 14), qv = Random(q, n, 15);
+    Dense s = SpdMatrix(std::max<int64_t>(p, 1), 10, 16), t = SpdMatrix(std::max<int64_t>(q, 1), 10, 17);
+    const auto form = [](double c, const Dense& vectors, const Dense& core, int64_t size) {
+      Dense j = reference::Identity(size);
+      if (vectors.rows > 0) {
+        j = reference::Combination(
+            1, j, -1, reference::Product(reference::Transposed(vectors), reference::Product(core, vectors)));
+      }
+      return reference::Combination(c, j, 0, j);
+    };
+    const Dense expected = reference::Product(reference::Product(form(0.5, pv, s, m), d), form(3.0, qv, t, n));
+    Guarded dd = Put(d), dp = Put(pv), dq = Put(qv), ds = Put(s), dt = Put(t), u = Put(Dense(m, n, NAN));
+    LowRankInverse out_side{0.5, {}, {}}, in_side{3.0, {}, {}};
+    if (p > 0) out_side = {0.5, dp.view(), ds.view()};
+    if (q > 0) in_side = {3.0, dq.view(), dt.view()};
+    ASSERT_TRUE(backend_->LowRankPrecondition(out_side, in_side, dd.view(), u.view()).ok());
+    // Intermediates are as large as |P'SP| |D| |Q'TQ|; inner sizes add their roundings.
+    const double magnitude = 1.5 * (1 + p * m) * (1 + q * n) * FrobeniusNorm(d);
+    EXPECT_LE(Distance(u.Read(), expected), (m + n + p + q) * kEpsilon * magnitude) << m << "x" << n;
+    EXPECT_LE(Distance(u.Read(), expected), 1e-4 * (1 + FrobeniusNorm(expected))) << m << "x" << n;
+  }
+}
+
+TEST_P(BackendConformanceTest, DensePreconditionMatchesTheDefinition) {
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {9, 14}, {70, 33}}) {
+    const Dense l = SpdMatrix(m, 100, 18), r = SpdMatrix(n, 100, 19), d = Random(m, n, 20);
+    Guarded dl = Put(l), dr = Put(r), dd = Put(d), u = Put(Dense(m, n, NAN));
+    ASSERT_TRUE(backend_->DensePrecondition(dl.view(), dr.view(), dd.view(), u.view()).ok());
+    const Dense expected = reference::Product(reference::Product(l, d), r);
+    EXPECT_LE(Distance(u.Read(), expected), (m + n) * kEpsilon * FrobeniusNorm(d) * 4);
+  }
+}
+
+TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
+  Guarded a = Put(Random(3, 4, 1)), b = Put(Random(3, 4, 2)), c = Put(Random(4, 4, 3)), v = Put(Random(2, 3, 4));
+  std::vector<double> three(3), four(4);
+  const std::vector<std::pair<absl::Status, std::vector<std::string>>> cases = {
+      {backend_->Gemm(1, a.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()), {"Gemm", ": a:", "[3, 4]"}},
+      {backend_->Gemm(1, c.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()), {"Gemm", ": b:"}},
+      {backend_->Axpby(1, a.view(), 0, c.view()), {"Axpby", ": y:", "expected [3, 4], got [4, 4]"}},
+      {backend_->Copy(a.view(), c.view()), {"Copy", "to"}},
+      {backend_->Upload(a.view(), c.view()), {"Upload", "device"}},
+      {backend_->Download(a.view(), c.view()), {"Download", "host"}},
+      {backend_->ScaleRows(four, a.view(), b.view()), {"ScaleRows", "scales", "expected 3 elements, got 4"}},
+      {backend_->ScaleBothSides(three, a.view(), b.view()), {"ScaleBothSides", "x"}},
+      {backend_->AddDiagonal(1, a.view()), {"AddDiagonal", "a"}},
+      {backend_->Symmetrize(a.view()), {"Symmetrize", "a"}},
+      {backend_->Dot(a.view(), c.view()).status(), {"Dot", "y"}},
+      {backend_->RowSquaredNorms(a.view(), absl::MakeSpan(four)), {"RowSquaredNorms", "out"}},
+      {backend_->Diagonal(c.view(), absl::MakeSpan(three)), {"Diagonal", "out"}},
+      {backend_->SpdInverse(c.view(), a.view()), {"SpdInverse", "x"}},
+      {backend_->SymmetricEigen(c.view(), absl::MakeSpan(three), c.view()), {"SymmetricEigen", "values"}},
+      {backend_->DensePrecondition(c.view(), c.view(), a.view(), b.view()), {"DensePrecondition", ": l:"}},
+      {backend_->LowRankPrecondition({1, v.view(), c.view()}, {}, a.view(), b.view()), {"LowRankPrecondition", "core"}},
+  };
+  for (const auto& [status, parts] : cases) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    for (const std::string& part : parts) EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+TEST_P(BackendConformanceTest, GivesTheSameBitsAgainAndFromManyThreads) {
+  const Dense d = Random(130, 257, 21), v = Random(24, 257, 22), s = SpdMatrix(24, 10, 23);
+  Guarded dd = Put(d), dv = Put(v), ds = Put(s);
+  const auto run = [&](std::vector<float>& out) {
+    DeviceMatrix u = backend_->Allocate(130, 257).value();
+    out.assign(130 * 257, 0.0f);
+    ASSERT_TRUE(backend_->LowRankPrecondition({}, {1.0, dv.view(), ds.view()}, dd.view(), u.view()).ok());
+    ASSERT_TRUE(backend_->Download(u.view(), MatrixView(out.data(), 130, 257)).ok());
+  };
+  std::vector<std::vector<float>> results(8);
+  run(results[0]);
+  run(results[1]);
+  std::vector<std::thread> threads;
+  for (size_t i = 2; i < results.size(); ++i) threads.emplace_back([&, i] { run(results[i]); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& result : results) {
+    EXPECT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, BackendConformanceTest, testing::ValuesIn(Backends()),
+                         [](const testing::TestParamInfo<BackendCase>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace precondor
