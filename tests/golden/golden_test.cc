@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
 #include "precondor/v1/admin.pb.h"
@@ -122,7 +123,7 @@ TEST(GoldenTest, FieldsOfALaterReleaseAreKeptAndDisturbNothing) {
   for (const Golden& golden : Load()) {
     SCOPED_TRACE(golden.name);
     const std::unique_ptr<Message> decoded(golden.expected->New());
-    ASSERT_TRUE(decoded->ParseFromString(before + golden.bytes + after));
+    ASSERT_TRUE(decoded->ParseFromString(absl::StrCat(before, golden.bytes, after)));
     EXPECT_EQ(decoded->GetReflection()->GetUnknownFields(*decoded).field_count(), 4);
     decoded->DiscardUnknownFields();
     EXPECT_TRUE(MessageDifferencer::Equals(*golden.expected, *decoded));

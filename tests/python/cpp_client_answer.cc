@@ -34,8 +34,8 @@ std::vector<float> Pattern(int64_t count, uint64_t salt) {
   return values;
 }
 
-uint64_t Salt(int step, int layer, int rank, int tensor) {
-  return static_cast<uint64_t>(((step * 10 + layer) * 10 + rank) * 10 + tensor);
+uint64_t Salt(uint64_t step, uint64_t layer, uint64_t rank, uint64_t tensor) {
+  return ((step * 10 + layer) * 10 + rank) * 10 + tensor;
 }
 
 SessionSpec Spec(const std::string& name) {
