@@ -100,6 +100,8 @@ TEST_F(ShardHeaderTest, RefusesPayloadsOfAnotherSize) {
     EXPECT_EQ(GetErrorReason(status), ErrorReason::kSizeMismatch) << bytes;
     EXPECT_THAT(std::string(status.message()), HasSubstr("expected a payload of 24 bytes"));
   }
+  EXPECT_THAT(std::string(shard->CheckHeader(header, 0).message()),
+              HasSubstr("session \"job\" step 0 layer 0 \"first\" rank 0"));
   EXPECT_TRUE(shard->CheckHeader(header, 24).ok());
   EXPECT_EQ(Send(header, Payload(23))->reason(), ErrorReason::kSizeMismatch);
   ContributionHeader abstention = header;

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/oracle.h"
+
+#include <cmath>
+
+#include "tests/sim/sim_random.h"
+
+namespace precondor::sim {
+
+Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32_t rank) const {
+  Random random(seed_ ^ Mix(step ^ Mix(layer ^ Mix(rank ^ Mix(static_cast<uint64_t>(kind))))));
+  Part part;
+  part.abstain = random.Chance(trouble_);
+  part.broken = !part.abstain && random.Chance(trouble_);
+  part.samples = 1 + random.Below(7);
+  const LayerSpec& shape = spec_.layers[layer];
+  const int64_t size = kind == ContributionKind::kGradient ? shape.d_out * shape.d_in
+                                                           : VectorsPerWorker(spec_) * (shape.d_in + shape.d_out);
+  for (int64_t i = 0; i < size; ++i) {
+    part.values.push_back(static_cast<float>(random.Below(2'000'001)) * 1e-3f - 1e3f);
+  }
+  if (part.broken) part.values[random.Below(part.values.size())] = std::nanf("");
+  return part;
+}
+
+std::optional<std::vector<float>> Oracle::Average(uint64_t step, uint32_t layer) const {
+  std::vector<double> sum;
+  double total = 0;
+  const uint32_t first = spec_.exchange == ExchangeMode::kDelegate ? DelegateRank(spec_, layer) : 0;
+  const uint32_t count = spec_.exchange == ExchangeMode::kDelegate ? 1 : spec_.world_size;
+  for (uint32_t rank = first; rank < first + count; ++rank) {
+    const Part part = PartOf(ContributionKind::kGradient, step, layer, rank);
+    if (part.abstain || part.broken) return std::nullopt;
+    sum.resize(part.values.size());
+    for (size_t i = 0; i < sum.size(); ++i) {
+      sum[i] += static_cast<double>(part.samples) * static_cast<double>(part.values[i]);
+    }
+    total += static_cast<double>(part.samples);
+  }
+  std::vector<float> average;
+  for (double value : sum) average.push_back(static_cast<float>(value / total));
+  return average;
+}
+
+std::optional<Oracle::Stacked> Oracle::Update(uint64_t step, uint32_t layer) const {
+  std::vector<Part> parts;
+  double total = 0;
+  for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec_.world_size); ++rank) {
+    Part part = PartOf(ContributionKind::kStatistics, step, layer, rank);
+    if (part.abstain || part.broken) continue;
+    total += static_cast<double>(part.samples);
+    parts.push_back(std::move(part));
+  }
+  if (parts.empty()) return std::nullopt;
+  const size_t split = VectorsPerWorker(spec_) * spec_.layers[layer].d_in;
+  Stacked stacked;
+  for (const Part& part : parts) {
+    const double share = static_cast<double>(parts.size()) * static_cast<double>(part.samples) / total;
+    const float scale = static_cast<float>(std::sqrt(share));
+    for (size_t i = 0; i < part.values.size(); ++i) {
+      (i < split ? stacked.a : stacked.g).push_back(part.values[i] * scale);
+    }
+  }
+  return stacked;
+}
+
+}  // namespace precondor::sim
