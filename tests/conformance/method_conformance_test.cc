@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every method owes its callers, over all names of the registry in several configurations each.
+#include <cmath>
+#include <gtest/gtest.h>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/methods/registry.h"
+#include "tests/support/forwarding_backend.h"
+#include "tests/support/method_driver.h"
+
+namespace precondor {
+namespace {
+
+// Every combination of the values of these options, for each method that has them.
+std::vector<MethodConfig> Configurations() {
+  const std::map<std::string, std::vector<std::map<std::string, std::vector<OptionValue>>>> options = {
+      {"mkor",
+       {{{"rule",
+          {std::string("EXACT_DAMPED"), std::string("REFERENCE"), std::string("BLEND"), std::string("PUBLISHED")}},
+         {"representation", {std::string("AUTO"), std::string("DENSE"), std::string("LOW_RANK")}},
+         {"rank", {4.0, 64.0}}},
+        {{"scaling", {std::string("KL_CLIP"), std::string("RMS_CLIP"), std::string("NONE")}}, {"rank", {4.0}}},
+        {{"max_factor_dim", {7.0}}, {"representation", {std::string("AUTO"), std::string("LOW_RANK")}}}}}};
+  std::vector<MethodConfig> all;
+  for (absl::string_view name : MethodNames()) {
+    MethodConfig plain;
+    plain.name = std::string(name);
+    all.push_back(plain);
+    const auto known = options.find(plain.name);
+    if (known == options.end()) continue;
+    for (const auto& grid : known->second) {
+      std::vector<MethodConfig> configs = {plain};
+      for (const auto& [option, values] : grid) {
+        std::vector<MethodConfig> extended;
+        for (const MethodConfig& config : configs) {
+          for (const OptionValue& value : values) {
+            extended.push_back(config);
+            extended.back().options[option] = value;
+          }
+        }
+        configs = extended;
+      }
+      all.insert(all.end(), configs.begin(), configs.end());
+    }
+  }
+  return all;
+}
+
+std::string Describe(const MethodConfig& config) {
+  std::string text = config.name;
+  for (const auto& [name, value] : config.options) {
+    const std::string* word = std::get_if<std::string>(&value);
+    text += " " + name + "=" + (word != nullptr ? *word : std::to_string(std::get<double>(value)));
+  }
+  return text;
+}
+
+const LayerSpec kLayers[] = {
+    {"small", 1, 1, false}, {"bias", 5, 12, true}, {"wide", 3, 40, false}, {"tall", 33, 2, true}};
+
+struct Trained {
+  std::unique_ptr<LayerDriver> driver;
+  VectorStream a, g;
+};
+
+Trained Train(const Method& method, const LayerSpec& layer, Backend& backend, int steps) {
+  Trained out{std::make_unique<LayerDriver>(method, layer, backend), VectorStream(Stream::kCorrelated, layer.d_in, 1),
+              VectorStream(Stream::kHeavyTailed, layer.d_out, 2)};
+  for (int step = 0; method.needs_statistics() && step < steps; ++step) {
+    const absl::Status status = out.driver->Update(out.a.Next(3), out.g.Next(3));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  return out;
+}
+
+template <typename Check>
+void ForAll(Check check) {
+  for (const MethodConfig& config : Configurations()) {
+    SCOPED_TRACE(Describe(config));
+    const absl::StatusOr<std::unique_ptr<Method>> method = MakeMethod(config);
+    ASSERT_TRUE(method.ok()) << method.status();
+    for (const LayerSpec& layer : kLayers) {
+      SCOPED_TRACE(layer.name);
+      check(**method, config, layer);
+    }
+  }
+}
+
+TEST(MethodConformance, IsTheIdentityBeforeStatistics) {
+  ForAll([](const Method& method, const MethodConfig& config, const LayerSpec& layer) {
+    EXPECT_EQ(method.name(), config.name);
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    Trained layer_state = Train(method, layer, *backend, 0);
+    const reference::Vector d = layer_state.a.Gaussian(layer.d_out * layer.d_in);
+    EXPECT_FALSE(layer_state.driver->state().ready());
+    EXPECT_EQ(layer_state.driver->state().version(), 0u);
+    EXPECT_EQ(layer_state.driver->Precondition(d).value(), d);
+  });
+}
+
+// <D, U> > 0: a positive definite preconditioner never turns a descent direction around.
+TEST(MethodConformance, GivesFiniteDescentDirections) {
+  ForAll([](const Method& method, const MethodConfig&, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    Trained trained = Train(method, layer, *backend, 40);
+    EXPECT_EQ(trained.driver->state().ready(), method.needs_statistics());
+    EXPECT_EQ(trained.driver->state().version(), method.needs_statistics() ? 40u : 0u);
+    for (int i = 0; i < 5; ++i) {
+      const reference::Vector d = trained.a.Gaussian(layer.d_out * layer.d_in);
+      const absl::StatusOr<reference::Vector> u = trained.driver->Precondition(d);
+      ASSERT_TRUE(u.ok()) << u.status();
+      double inner = 0;
+      for (size_t j = 0; j < d.size(); ++j) {
+        ASSERT_TRUE(std::isfinite((*u)[j]));
+        inner += d[j] * (*u)[j];
+      }
+      EXPECT_GT(inner, 0);
+    }
+    const reference::Vector zero(layer.d_out * layer.d_in, 0.0);
+    EXPECT_EQ(trained.driver->Precondition(zero).value(), zero);
+  });
+}
+
+// U(s D) = s U(D) except where a policy clips; the norm policies hold.
+TEST(MethodConformance, KeepsItsScalingPolicy) {
+  ForAll([](const Method& method, const MethodConfig& config, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    Trained trained = Train(method, layer, *backend, 20);
+    const auto option = [&](const std::string& name, const std::string& fallback) {
+      const auto it = config.options.find(name);
+      return it == config.options.end() ? fallback : std::get<std::string>(it->second);
+    };
+    const std::string scaling = option("scaling", "NORM_RESCALE");
+    const reference::Vector d = trained.a.Gaussian(layer.d_out * layer.d_in);
+    const reference::Vector u = trained.driver->Precondition(d).value();
+    reference::Vector large = d;
+    for (double& element : large) element *= 1024;
+    const reference::Vector large_u = trained.driver->Precondition(large).value();
+    const double root = std::sqrt(static_cast<double>(d.size()));
+    if (scaling == "RMS_CLIP") {
+      EXPECT_LE(Norm(u) / root, 1.1 * (1 + 1e-5));
+      EXPECT_LE(Norm(large_u) / root, 1.1 * (1 + 1e-5));
+    } else {
+      EXPECT_NEAR(Norm(large_u) / Norm(u), 1024, 1e-2);
+    }
+    EXPECT_EQ(method.needs_global_scale(), scaling == "KL_CLIP");
+    const bool package_norm = option("rule", "") == "REFERENCE" && layer.has_bias;
+    if (scaling == "NORM_RESCALE" && !package_norm) {
+      EXPECT_NEAR(Norm(u), Norm(d), 1e-5 * Norm(d));
+    }
+  });
+}
+
+TEST(MethodConformance, RefusesBadInputAndChangesNothing) {
+  ForAll([](const Method& method, const MethodConfig&, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    Trained trained = Train(method, layer, *backend, 9);
+    const reference::Vector d = trained.a.Gaussian(layer.d_out * layer.d_in);
+    const reference::Vector before = trained.driver->Precondition(d).value();
+    const uint64_t version = trained.driver->state().version();
+    for (double bad : {std::nan(""), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
+      for (bool input : {true, false}) {
+        reference::Vectors a = trained.a.Next(2), g = trained.g.Next(2);
+        (input ? a : g)[1].back() = bad;
+        EXPECT_EQ(trained.driver->Update(a, g).code(), absl::StatusCode::kInvalidArgument);
+      }
+    }
+    reference::Vectors long_a = trained.a.Next(1);
+    long_a[0].push_back(1.0);
+    EXPECT_EQ(trained.driver->Update(long_a, trained.g.Next(1)).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(trained.driver->state().version(), version);
+    EXPECT_EQ(trained.driver->Precondition(d).value(), before);
+  });
+}
+
+TEST(MethodConformance, TheSameInputsGiveTheSameBytes) {
+  ForAll([](const Method& method, const MethodConfig&, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> first = MakeTestBackend(), second = MakeTestBackend();
+    Trained one = Train(method, layer, *first, 25), other = Train(method, layer, *second, 25);
+    const reference::Vector d = one.a.Gaussian(layer.d_out * layer.d_in);
+    EXPECT_EQ(one.driver->Precondition(d).value(), other.driver->Precondition(d).value());
+  });
+}
+
+TEST(MethodConformance, AdmissionsNumbersHold) {
+  ForAll([](const Method& method, const MethodConfig&, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> cpu = MakeTestBackend();
+    ForwardingBackend backend(*cpu);
+    const std::unique_ptr<LayerState> state = method.MakeState(layer, backend).value();
+    EXPECT_GT(method.StepFlops(layer, 16), 0);
+    const int64_t vectors = 16, bytes = method.StateBytes(layer);
+    EXPECT_LE(state->bytes(), bytes);
+    VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
+    const DeviceMatrix d = ToDevice(*cpu, reference::Vectors(layer.d_out, a.Gaussian()));
+    DeviceMatrix u = cpu->Allocate(layer.d_out, layer.d_in).value();
+    for (int step = 0; step < 12; ++step) {
+      backend.ResetPeak();
+      if (method.needs_statistics()) {
+        const DeviceMatrix va = ToDevice(*cpu, a.Next(vectors)), vg = ToDevice(*cpu, g.Next(vectors));
+        ASSERT_TRUE(state->Update({va.view(), vg.view()}).ok());
+      }
+      ASSERT_TRUE(state->Precondition(d.view(), u.view()).ok());
+      EXPECT_LE(backend.peak_bytes(), bytes + method.ScratchBytes(layer, vectors));
+      EXPECT_LE(backend.allocated_bytes(), bytes);
+      EXPECT_EQ(backend.allocated_bytes(), state->bytes());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace precondor
