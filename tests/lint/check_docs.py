@@ -19,7 +19,8 @@ SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "tests/run.sh", "tests/b
 # Flags of other people's programs that our documents use.
 OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--help", "--version"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
-METRIC = re.compile(r"\bprecondor_[a-z0-9_]+_(?:total|seconds|bytes|ratio|info|sessions|steps?|workers|shards|epoch|loss)\b")
+METRIC = re.compile(r"\bprecondor_[a-z0-9_]+")
+SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CATALOG = "server/metrics/catalog.h"
 OPERATIONS = "docs/operations.md"
@@ -49,20 +50,19 @@ def _flags(path, text, helps):
 def check(tree, helps):
     findings = []
     documents = [p for p in tree.paths(".md") if p.startswith("docs/") or "/" not in p]
-    metrics = set(METRIC.findall(tree.read(CATALOG))) if tree.has(CATALOG) else set()
+    metrics = set(re.findall(r'"(precondor_[a-z0-9_]+)"', tree.read(CATALOG))) if tree.has(CATALOG) else set()
     for path in documents:
         text = tree.read(path)
         findings += _links(tree, path, text)
         if helps and path != "docs/gotchas.md":
             findings += _flags(path, text, helps)
-        if metrics:
-            for match in METRIC.finditer(text):
-                if match.group(0) not in metrics:
-                    findings.append(f"{path}:{line_of(text, match.start())}: {match.group(0)} is not in {CATALOG}")
     if tree.has(OPERATIONS):
         operations = tree.read(OPERATIONS)
+        for match in METRIC.finditer(operations):
+            if metrics and SAMPLES.sub("", match.group(0)) not in metrics:
+                findings.append(f"{OPERATIONS}:{line_of(operations, match.start())}: {match.group(0)} is not in {CATALOG}")
         findings += [f"{OPERATIONS}: metric {name} is not described" for name in sorted(metrics)
-                     if name not in operations]
+                     if name not in METRIC.findall(operations)]
         findings += [f"{OPERATIONS}: flag {flag} of precondor-server is not described"
                      for flag in sorted(helps.get("precondor-server", set()) - {"--help"}) if flag not in operations]
     return findings
@@ -78,9 +78,10 @@ CASES = [
     Case("unknown flag", {"README.md": "--nonsense\n"}, ["--nonsense is not in any"]),
     Case("flag of another program", {"README.md": "precondor-server --json\n"}, ["--json is not in the help of precondor-s"]),
     Case("undocumented flag", {OPERATIONS: "nothing\n"}, ["flag --role of precondor-server is not described"]),
-    Case("unknown metric", {"docs/a.md": "precondor_x_total\n", CATALOG: "precondor_y_total"},
-         ["precondor_x_total is not in"]),
-    Case("undocumented metric", {OPERATIONS: "--role\n", CATALOG: "precondor_y_total"}, ["precondor_y_total is not described"]),
+    Case("unknown metric", {OPERATIONS: "--role precondor_y_seconds precondor_y_seconds_sum precondor_x_total\n",
+                            CATALOG: '"precondor_y_seconds"'}, ["precondor_x_total is not in"]),
+    Case("undocumented metric", {OPERATIONS: "--role\n", CATALOG: '"precondor_y_total"'},
+         ["precondor_y_total is not described"]),
 ]
 
 
