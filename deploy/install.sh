@@ -18,7 +18,15 @@ test_packages=(
 )
 
 packages=("${build_packages[@]}")
-if [[ "${1:-}" == "--test" ]]; then packages+=("${test_packages[@]}"); fi
+case "${1:-}" in
+  "") ;;
+  --test) packages+=("${test_packages[@]}") ;;
+  --help | -h)
+    echo "Usage: deploy/install.sh [--test]"
+    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need."
+    exit 0 ;;
+  *) echo "install: unknown argument: $1; see --help" >&2; exit 2 ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do
