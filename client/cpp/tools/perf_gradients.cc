@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/tools/perf_gradients.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <memory>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string>
+#include <sys/socket.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/status_macros.h"
+#include "precondor/client.h"
+
+namespace precondor {
+namespace {
+
+constexpr int kUnderWay = 4;                           // tensors of one size at a time
+constexpr int64_t kSmall = 16;                         // elements of the latency test: 64 bytes
+constexpr int64_t kChunk = 1 << 20;                    // of TCP
+constexpr int64_t kBytesPerSize = int64_t{512} << 20;  // one way
+
+struct Size {
+  const char* name;
+  int64_t rows, cols;  // f32
+  int64_t bytes() const { return rows * cols * 4; }
+};
+constexpr Size kSizes[] = {
+    {"64KiB", 128, 128}, {"1MiB", 512, 512}, {"4MiB", 1024, 1024}, {"16MiB", 2048, 2048}, {"64MiB", 4096, 4096}};
+
+SessionSpec Spec() {
+  SessionSpec spec;
+  spec.name = "perf-gradients";
+  spec.inv_freq = 1 << 30;
+  spec.warmup_steps = 0;
+  spec.method.name = "identity";
+  for (const Size& size : kSizes) {
+    for (int i = 0; i < kUnderWay; ++i) {
+      spec.layers.push_back({absl::StrCat(size.name, ".", i), size.rows, size.cols, false});
+    }
+  }
+  spec.layers.push_back({"small", 1, kSmall, false});
+  return spec;
+}
+
+// A connected pair of TCP sockets on loopback; -1 where it failed.
+std::pair<int, int> TcpPair() {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  std::pair<int, int> ends = {-1, -1};
+  if (bind(listener, generic, size) == 0 && listen(listener, 1) == 0 && getsockname(listener, generic, &size) == 0) {
+    ends.first = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(ends.first, generic, size) == 0) ends.second = accept(listener, nullptr, nullptr);
+  }
+  close(listener);
+  const int on = 1;
+  setsockopt(ends.first, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(ends.second, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  return ends;
+}
+
+bool SendAll(int socket, const char* data, int64_t size) {
+  for (int64_t at = 0; at < size;) {
+    const ssize_t sent = send(socket, data + at, static_cast<size_t>(size - at), MSG_NOSIGNAL);
+    if (sent <= 0) return false;
+    at += sent;
+  }
+  return true;
+}
+
+// Seconds for `bytes` to go through an echo and come back, both directions at once.
+double TcpSeconds(int64_t bytes) {
+  const auto [near, far] = TcpPair();
+  if (far < 0) return 0;
+  std::thread echo([far] {
+    std::vector<char> buffer(kChunk);
+    while (true) {
+      const ssize_t size = recv(far, buffer.data(), buffer.size(), 0);
+      if (size <= 0 || !SendAll(far, buffer.data(), size)) return;
+    }
+  });
+  const absl::Time start = absl::Now();
+  std::thread sender([near, bytes] {
+    const std::vector<char> buffer(kChunk);
+    for (int64_t at = 0; at < bytes && SendAll(near, buffer.data(), std::min(kChunk, bytes - at)); at += kChunk) {
+    }
+  });
+  std::vector<char> buffer(kChunk);
+  for (int64_t received = 0; received < bytes;) {
+    const ssize_t size = recv(near, buffer.data(), buffer.size(), 0);
+    if (size <= 0) break;
+    received += size;
+  }
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  sender.join();
+  shutdown(near, SHUT_RDWR);
+  echo.join();
+  close(near);
+  close(far);
+  return seconds;
+}
+
+// Seconds for `rounds` rounds of kUnderWay tensors of one size, there and back.
+absl::StatusOr<double> ServiceSeconds(Worker& worker, size_t size_index, int64_t rounds, uint64_t& step) {
+  const Size& size = kSizes[size_index];
+  std::vector<std::vector<float>> tensors(kUnderWay, std::vector<float>(static_cast<size_t>(size.bytes() / 4), 1.0f));
+  std::vector<std::vector<float>> outs = tensors;
+  const absl::Time start = absl::Now();
+  for (int64_t round = 0; round < rounds; ++round, ++step) {
+    std::vector<PreconditionFuture> futures;
+    for (size_t i = 0; i < kUnderWay; ++i) {
+      futures.push_back(worker.Precondition(step, static_cast<int64_t>(size_index * kUnderWay + i),
+                                            ConstMatrixView(tensors[i].data(), size.rows, size.cols),
+                                            MatrixView(outs[i].data(), size.rows, size.cols), 1));
+    }
+    for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
+    PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1, 1, true, 0.1).status());
+  }
+  return absl::ToDoubleSeconds(absl::Now() - start);
+}
+
+absl::Status MeasureLatency(Worker& worker, uint64_t& step, std::vector<PerfRow>& rows) {
+  constexpr int kRounds = 2000;
+  std::vector<float> tensor(static_cast<size_t>(kSmall), 1.0f), out = tensor;
+  std::vector<double> micros;
+  const int64_t layer = static_cast<int64_t>(worker.spec().layers.size()) - 1;
+  for (int round = 0; round < kRounds; ++round, ++step) {
+    const absl::Time start = absl::Now();
+    const auto future = worker.Precondition(step, layer, ConstMatrixView(tensor.data(), 1, kSmall),
+                                            MatrixView(out.data(), 1, kSmall), 1);
+    PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
+    micros.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+    PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1, 1, true, 0.1).status());
+  }
+  rows.push_back({"gradients/latency_64B_p50", Percentile(micros, 0.5), "us"});
+  rows.push_back({"gradients/latency_64B_p99", Percentile(micros, 0.99), "us"});
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<PerfRow>> MeasureGradients(const PerfOptions& options, const PerfServer& server) {
+  ClientOptions client_options;
+  client_options.coordinator = server.address();
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(client_options));
+  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(Spec()).status());
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, client->Join(Spec().name, {0, 0}));
+  std::vector<PerfRow> rows;
+  uint64_t step = 0;
+  for (size_t i = 0; i < std::size(kSizes); ++i) {
+    const int64_t round_bytes = kSizes[i].bytes() * kUnderWay;
+    const int64_t rounds = std::clamp<int64_t>(kBytesPerSize / round_bytes, 2, 200);
+    PRECONDOR_RETURN_IF_ERROR(ServiceSeconds(*worker, i, 2, step).status());
+    PRECONDOR_ASSIGN_OR_RETURN(const double seconds, ServiceSeconds(*worker, i, rounds, step));
+    const double tcp_seconds = TcpSeconds(rounds * round_bytes);
+    if (tcp_seconds <= 0) return absl::InternalError("cannot open a TCP connection on loopback");
+    const double moved = 2e-9 * static_cast<double>(rounds * round_bytes);
+    rows.push_back({absl::StrCat("gradients/", kSizes[i].name), moved / seconds, "GB/s", moved / tcp_seconds,
+                    tcp_seconds / seconds});
+  }
+  PRECONDOR_RETURN_IF_ERROR(MeasureLatency(*worker, step, rows));
+  worker.reset();
+  PRECONDOR_RETURN_IF_ERROR(client->CloseSession(Spec().name).status());
+  return rows;
+}
+
+}  // namespace precondor

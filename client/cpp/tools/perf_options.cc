@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/tools/perf_options.h"
+
+#include <map>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace precondor {
+
+absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments) {
+  PerfOptions options;
+  const std::map<absl::string_view, std::string*> texts = {{"workload", &options.workload},
+                                                           {"server-binary", &options.server_binary},
+                                                           {"server", &options.server},
+                                                           {"json", &options.json}};
+  const std::map<absl::string_view, int64_t*> numbers = {{"workers", &options.workers},
+                                                         {"steps", &options.steps},
+                                                         {"warmup", &options.warmup},
+                                                         {"rank", &options.rank},
+                                                         {"threads", &options.threads}};
+  for (const std::string& argument : arguments) {
+    if (argument == "--help" || argument == "-h") {
+      options.workload = "help";
+      return options;
+    }
+    absl::string_view rest = argument;
+    const size_t equals = rest.find('=');
+    if (!absl::ConsumePrefix(&rest, "--") || equals == absl::string_view::npos) {
+      return absl::InvalidArgumentError(absl::StrCat("expected --name=value, got \"", argument, "\""));
+    }
+    const absl::string_view name = rest.substr(0, equals - 2), value = rest.substr(equals - 1);
+    if (const auto text = texts.find(name); text != texts.end()) {
+      *text->second = std::string(value);
+    } else if (const auto number = numbers.find(name); number == numbers.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name));
+    } else if (!absl::SimpleAtoi(value, number->second) || *number->second < 1 || *number->second > 100000) {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, ": expected 1 ... 100000, got \"", value, "\""));
+    }
+  }
+  if (options.workload != "bert-large" && options.workload != "gradients") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workload: expected bert-large or gradients, got \"", options.workload, "\""));
+  }
+  if (options.server.empty() == options.server_binary.empty()) {
+    return absl::InvalidArgumentError("expected one of --server-binary and --server");
+  }
+  return options;
+}
+
+absl::string_view PerfHelp() {
+  return R"(Usage: precondor-perf --workload=bert-large|gradients (--server-binary=FILE | --server=HOST:PORT) [FLAGS]
+
+Workloads
+  bert-large  statistic steps of BERT-Large's 144 linear layers: workers send one f16 vector a side and layer, the server
+              seals and applies them. Reports a whole step's p50 and p99, the part that is not kernels (less the time in
+              updates by the server's own counters, over its threads; the same with factors of rank 1; and transport
+              alone, with the method identity), and the server's memory against the computed.
+  gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
+              same run, and the latency of small tensors.
+
+Flags
+  --server-binary=FILE  a precondor-server to start on loopback and stop; its memory is read
+  --server=HOST:PORT    one that is there
+  --workers=8  --steps=60  --warmup=40  --rank=128
+  --threads=2           of the server that is started
+  --json=FILE           the rows {name, value, unit, limit, ratio, target, pass}
+
+Exit code: 0 measured, every target met; 1 failed or a target missed; 2 wrong usage.
+)";
+}
+
+}  // namespace precondor

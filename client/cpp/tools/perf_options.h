@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line of precondor-perf.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace precondor {
+
+struct PerfOptions {
+  std::string workload;       // "bert-large", "gradients", "help"
+  std::string server_binary;  // started on loopback for the run
+  std::string server;         // or one that is there: host:port
+  int64_t workers = 8;
+  int64_t steps = 60;   // measured, of each run
+  int64_t warmup = 40;  // before: fills the windows of the low-rank factors
+  int64_t rank = 128;
+  int64_t threads = 2;  // of the server that is started
+  std::string json;     // file for the rows
+};
+
+// InvalidArgument says what is wrong with which argument.
+absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments);
+absl::string_view PerfHelp();
+
+}  // namespace precondor

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/tools/perf_statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "client/cpp/src/control.h"
+#include "kernels/base/status_macros.h"
+#include "precondor/client.h"
+
+namespace precondor {
+namespace {
+
+constexpr int kBlocks = 24;
+constexpr int64_t kHidden = 1024, kInner = 4096;
+constexpr double kMilli = 1e3;
+
+std::vector<LayerSpec> BertLarge() {
+  std::vector<LayerSpec> layers;
+  for (int block = 0; block < kBlocks; ++block) {
+    const auto add = [&](const char* name, int64_t d_out, int64_t d_in) {
+      layers.push_back({absl::StrCat("block", block, ".", name), d_out, d_in, false});
+    };
+    add("query", kHidden, kHidden);
+    add("key", kHidden, kHidden);
+    add("value", kHidden, kHidden);
+    add("output", kHidden, kHidden);
+    add("up", kInner, kHidden);
+    add("down", kHidden, kInner);
+  }
+  return layers;
+}
+
+int64_t FactorElements(const std::vector<LayerSpec>& layers) {
+  int64_t elements = 0;
+  for (const LayerSpec& layer : layers) elements += layer.d_in + layer.d_out;
+  return elements;
+}
+
+int64_t DenseElements(const std::vector<LayerSpec>& layers) {
+  int64_t elements = 0;
+  for (const LayerSpec& layer : layers) elements += layer.d_in * layer.d_in + layer.d_out * layer.d_out;
+  return elements;
+}
+
+SessionSpec Spec(const PerfOptions& options, const std::string& method, int64_t factor_rank) {
+  SessionSpec spec;
+  spec.name = absl::StrCat("perf-", method, "-", factor_rank);
+  spec.world_size = static_cast<int32_t>(options.workers);
+  spec.exchange = ExchangeMode::kDelegate;
+  spec.statistics = StatisticsKind::kPerWorkerMean;
+  spec.inv_freq = 1;
+  spec.warmup_steps = 0;
+  spec.method.name = method;
+  if (method == "mkor") {
+    spec.method.options["representation"] = std::string("LOW_RANK");
+    spec.method.options["rank"] = static_cast<double>(factor_rank);
+  }
+  spec.layers = BertLarge();
+  return spec;
+}
+
+// The server's counters of a session, summed.
+struct Counters {
+  uint64_t accepted = 0;
+  uint64_t least_version = UINT64_MAX;
+  double update_seconds = 0;
+};
+
+absl::StatusOr<Counters> ReadCounters(ControlClient& control, const std::string& session) {
+  v1::GetLayerStatsRequest request;
+  request.set_session(session);
+  Canceller canceller;
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, control.GetLayerStats(request, canceller));
+  Counters counters;
+  for (const v1::LayerStats& layer : response.layers()) {
+    counters.accepted += layer.accepted();
+    counters.least_version = std::min(counters.least_version, layer.factor_version());
+    counters.update_seconds += layer.update_seconds() * static_cast<double>(layer.factor_version());
+  }
+  return counters;
+}
+
+// A session with its workers, stepped together.
+class Run {
+ public:
+  Run(const PerfOptions& options, const std::string& method, int64_t factor_rank, const PerfServer& server)
+      : spec_(Spec(options, method, factor_rank)),
+        applies_(method == "mkor"),
+        address_(server.address()),
+        control_(server.address(), absl::Seconds(30)),
+        vector_(static_cast<size_t>(kInner)) {
+    std::mt19937_64 rng(1);
+    std::normal_distribution<float> normal;
+    for (float& value : vector_) value = normal(rng);
+  }
+
+  absl::Status Open() {
+    ClientOptions options;
+    options.coordinator = address_;
+    PRECONDOR_ASSIGN_OR_RETURN(client_, Client::Connect(options));
+    PRECONDOR_RETURN_IF_ERROR(client_->OpenSession(spec_).status());
+    workers_.resize(static_cast<size_t>(spec_.world_size));
+    return ForEachWorker([this](uint32_t rank) -> absl::Status {
+      PRECONDOR_ASSIGN_OR_RETURN(workers_[rank], client_->Join(spec_.name, {rank, 0}));
+      return absl::OkStatus();
+    });
+  }
+
+  absl::Status Close() {
+    workers_.clear();
+    return client_->CloseSession(spec_.name).status();
+  }
+
+  // Seconds of one step.
+  absl::StatusOr<double> Step() {
+    const absl::Time start = absl::Now();
+    PRECONDOR_RETURN_IF_ERROR(ForEachWorker([this](uint32_t rank) { return Send(rank); }));
+    const uint64_t accepted = (step_ + 1) * static_cast<uint64_t>(spec_.world_size) * spec_.layers.size();
+    Canceller canceller;
+    // A method without statistics acknowledges and drops them: then the acknowledgements are the end.
+    if (!applies_) PRECONDOR_RETURN_IF_ERROR(ForEachWorker([this](uint32_t rank) { return workers_[rank]->Flush(); }));
+    while (applies_) {
+      PRECONDOR_ASSIGN_OR_RETURN(const Counters counters, ReadCounters(control_, spec_.name));
+      if (counters.accepted >= accepted && counters.least_version > step_) break;
+      if (absl::Now() - start > absl::Seconds(60)) return absl::DeadlineExceededError("a step took over 60 s");
+      canceller.Pause(absl::Microseconds(500));
+    }
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    PRECONDOR_RETURN_IF_ERROR(ForEachWorker([this](uint32_t rank) -> absl::Status {
+      PRECONDOR_RETURN_IF_ERROR(EndStep(*workers_[rank]));
+      return workers_[rank]->ReportStep(step_, 1.0, 1, true, 0.1).status();
+    }));
+    ++step_;
+    return seconds;
+  }
+
+  absl::StatusOr<double> UpdateSeconds() {
+    PRECONDOR_ASSIGN_OR_RETURN(const Counters counters, ReadCounters(control_, spec_.name));
+    return counters.update_seconds;
+  }
+
+  Traffic traffic(uint32_t rank) const { return workers_[rank]->traffic(); }
+
+ private:
+  template <typename Body>
+  absl::Status ForEachWorker(const Body& body) {
+    std::vector<absl::Status> statuses(static_cast<size_t>(spec_.world_size));
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < statuses.size(); ++rank) {
+      threads.emplace_back([&, rank] { statuses[rank] = body(rank); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    absl::Status all;
+    for (const absl::Status& status : statuses) all.Update(status);
+    return all;
+  }
+
+  absl::Status Send(uint32_t rank) {
+    for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      const LayerSpec& shape = spec_.layers[layer];
+      PRECONDOR_RETURN_IF_ERROR(workers_[rank]->SendStatistics(step_, static_cast<int64_t>(layer),
+                                                               ConstMatrixView(vector_.data(), 1, shape.d_in),
+                                                               ConstMatrixView(vector_.data(), 1, shape.d_out), 1));
+    }
+    return absl::OkStatus();
+  }
+
+  // The next step's statistics may not be applied before this step's gradients are done with the factors: the ranks
+  // that would send them abstain.
+  absl::Status EndStep(Worker& worker) {
+    std::vector<PreconditionFuture> futures;
+    for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      const int64_t index = static_cast<int64_t>(layer);
+      if (worker.SendsGradient(index)) futures.push_back(worker.AbstainGradient(step_, index));
+    }
+    for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
+    return worker.Flush();
+  }
+
+  const SessionSpec spec_;
+  const bool applies_;
+  const std::string address_;
+  ControlClient control_;
+  std::vector<float> vector_;
+  std::unique_ptr<Client> client_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  uint64_t step_ = 0;
+};
+
+struct Measured {
+  std::vector<double> seconds;
+  double kernel_seconds = 0;  // of one step, summed over the server's threads
+  int64_t resident_bytes = 0;
+  int64_t payload_bytes = 0;  // of one worker and step
+};
+
+absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::string& method, int64_t factor_rank,
+                                 const PerfServer& server) {
+  Run run(options, method, factor_rank, server);
+  PRECONDOR_RETURN_IF_ERROR(run.Open());
+  for (int64_t i = 0; i < options.warmup; ++i) PRECONDOR_RETURN_IF_ERROR(run.Step().status());
+  Measured measured;
+  PRECONDOR_ASSIGN_OR_RETURN(const double before, run.UpdateSeconds());
+  for (int64_t i = 0; i < options.steps; ++i) {
+    PRECONDOR_ASSIGN_OR_RETURN(const double seconds, run.Step());
+    measured.seconds.push_back(seconds);
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const double after, run.UpdateSeconds());
+  measured.kernel_seconds = (after - before) / static_cast<double>(options.steps);
+  measured.resident_bytes = server.resident_bytes();
+  measured.payload_bytes = run.traffic(0).statistics_bytes / (options.warmup + options.steps);
+  PRECONDOR_RETURN_IF_ERROR(run.Close());
+  return measured;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server) {
+  const int64_t idle_bytes = server.resident_bytes();
+  // The memory first, while the server has held nothing else.
+  PRECONDOR_ASSIGN_OR_RETURN(const Measured mkor, Measure(options, "mkor", options.rank, server));
+  PRECONDOR_ASSIGN_OR_RETURN(const Measured least, Measure(options, "mkor", 1, server));
+  PRECONDOR_ASSIGN_OR_RETURN(const Measured transport, Measure(options, "identity", 0, server));
+  const double threads = static_cast<double>(options.threads);
+  const double step = Percentile(mkor.seconds, 0.5) * kMilli;
+  const double kernels = mkor.kernel_seconds / threads * kMilli;
+  const double least_step = Percentile(least.seconds, 0.5) * kMilli;
+  const double least_kernels = least.kernel_seconds / threads * kMilli;
+  const double transport_step = Percentile(transport.seconds, 0.5) * kMilli;
+  constexpr double kTargetMs = 20;
+  std::vector<PerfRow> rows = {
+      {"statistics/step_p50", step, "ms"},
+      {"statistics/step_p99", Percentile(mkor.seconds, 0.99) * kMilli, "ms"},
+      {"statistics/kernels_over_threads", kernels, "ms", step, kernels / step},
+      {"statistics/not_kernels", step - kernels, "ms", step, (step - kernels) / step, kTargetMs,
+       step - kernels < kTargetMs},
+      {"statistics/transport_acknowledged", transport_step, "ms", step, transport_step / step},
+      {"statistics/rank1_step_p50", least_step, "ms", step, least_step / step},
+      {"statistics/rank1_not_kernels", least_step - least_kernels, "ms", step, (least_step - least_kernels) / step},
+      {"statistics/payload_per_worker", static_cast<double>(mkor.payload_bytes) / 1e6, "MB"},
+  };
+  if (mkor.resident_bytes > 0) {
+    const std::vector<LayerSpec> layers = BertLarge();
+    const double state = static_cast<double>(FactorElements(layers) * options.rank * 4) / 1e6;
+    // Two steps of every worker's encoded vectors may be waiting.
+    const double staging = 2 * static_cast<double>(options.workers * mkor.payload_bytes) / 1e6;
+    const double resident = static_cast<double>(mkor.resident_bytes - idle_bytes) / 1e6;
+    const double dense = static_cast<double>(DenseElements(layers) * 4) / 1e6;
+    rows.push_back({"memory/resident_above_idle", resident, "MB", state + staging, resident / (state + staging),
+                    1.1 * (state + staging), resident <= 1.1 * (state + staging)});
+    rows.push_back({"memory/idle", static_cast<double>(idle_bytes) / 1e6, "MB"});
+    rows.push_back({"memory/computed_state", state, "MB", dense, state / dense});
+  }
+  return rows;
+}
+
+}  // namespace precondor

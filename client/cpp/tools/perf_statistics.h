@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workload bert-large.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "client/cpp/tools/perf_options.h"
+#include "client/cpp/tools/perf_rows.h"
+#include "client/cpp/tools/perf_server.h"
+
+namespace precondor {
+
+// A step begins when all workers begin to send and ends when the server's counters say that every layer has applied
+// all of it (asked every 0.5 ms).
+absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server);
+
+}  // namespace precondor
