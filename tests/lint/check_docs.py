@@ -18,7 +18,7 @@ from lint_support import ROOT, Case, Tree, line_of, self_test
 SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "tests/run.sh", "tests/bench/run.sh", "tests/lint/tidy.sh"]
 # Flags of other people's programs that our documents use.
 OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--help", "--version"}
-FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+FLAG = re.compile(r"(?<![\w-])--(?!gtest_)[a-z][a-z0-9-]*[a-z0-9]")
 METRIC = re.compile(r"\bprecondor_[a-z0-9_]+")
 SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
