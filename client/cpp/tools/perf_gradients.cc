@@ -23,6 +23,7 @@
 namespace precondor {
 namespace {
 
+constexpr uint64_t kReportEvery = 32;                  // steps, well inside a lease
 constexpr int kUnderWay = 4;                           // tensors of one size at a time
 constexpr int64_t kSmall = 16;                         // elements of the latency test: 64 bytes
 constexpr int64_t kChunk = 1 << 20;                    // of TCP
@@ -112,6 +113,11 @@ double TcpSeconds(int64_t bytes) {
   return seconds;
 }
 
+absl::Status Report(Worker& worker, uint64_t step) {
+  if (step % kReportEvery != 0) return absl::OkStatus();
+  return worker.ReportStep(step, 1, 1, true, 0.1).status();
+}
+
 // Seconds for `rounds` rounds of kUnderWay tensors of one size, there and back.
 absl::StatusOr<double> ServiceSeconds(Worker& worker, size_t size_index, int64_t rounds, uint64_t& step) {
   const Size& size = kSizes[size_index];
@@ -126,7 +132,7 @@ absl::StatusOr<double> ServiceSeconds(Worker& worker, size_t size_index, int64_t
                                             MatrixView(outs[i].data(), size.rows, size.cols), 1));
     }
     for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
-    PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1, 1, true, 0.1).status());
+    PRECONDOR_RETURN_IF_ERROR(Report(worker, step));
   }
   return absl::ToDoubleSeconds(absl::Now() - start);
 }
@@ -142,7 +148,7 @@ absl::Status MeasureLatency(Worker& worker, uint64_t& step, std::vector<PerfRow>
                                             MatrixView(out.data(), 1, kSmall), 1);
     PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
     micros.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
-    PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1, 1, true, 0.1).status());
+    PRECONDOR_RETURN_IF_ERROR(Report(worker, step));
   }
   rows.push_back({"gradients/latency_64B_p50", Percentile(micros, 0.5), "us"});
   rows.push_back({"gradients/latency_64B_p99", Percentile(micros, 0.99), "us"});

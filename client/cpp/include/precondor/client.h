@@ -103,20 +103,22 @@ class Worker {
   }
 
   // Sends this rank's vectors of one layer at a statistic step: a [k, d_in] and g [k, d_out] with k =
-  // VectorsPerWorker(spec). Returns once they are copied; a refusal surfaces in Flush and in the layer's result.
+  // VectorsPerWorker(spec). Returns once they are copied; a refusal surfaces in Flush.
   virtual absl::Status SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
                                       uint64_t samples) = 0;
   // Takes part in the statistic step without vectors (skipped AMP step, unused layer).
   virtual absl::Status AbstainStatistics(uint64_t step, int64_t layer) = 0;
 
   // Sends gradient [d_out, d_in] and has the preconditioned one written to `out`, which may be the gradient's own
-  // memory. Both must stay valid and unread until the future is ready. `samples` weighs the gradient in DIRECT.
+  // memory. Both must stay valid and unread until the future is ready or the worker destroyed: an f32 gradient without
+  // gaps is sent from where it lies. `samples` weighs the gradient in DIRECT. A non-finite gradient is answered kSkip.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                           uint64_t samples) = 0;
   // This rank has no gradient: everybody's answer is kSkip.
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
 
-  // Waits until everything sent so far is acknowledged; the first refusal since the last Flush, if any.
+  // Waits until everything sent so far is acknowledged; the first refusal of statistics since the last Flush, if any.
+  // Call it before destroying the worker: what is not acknowledged by then is given up.
   virtual absl::Status Flush() = 0;
 
   // Reports a finished step. Waits, never guesses: a step beyond the lease must not be started.
