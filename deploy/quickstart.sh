@@ -72,7 +72,7 @@ trap 'exit 130' INT TERM
 start() {
   local name=$1 port_file="$run_dir/$1.port" deadline=$((SECONDS + 30)) pid
   shift
-  "$server" --listen=127.0.0.1:0 --port-file="$port_file" "$@" >"$out/$name.log" 2>&1 &
+  "$server" --listen=127.0.0.1:0 --port-file="$port_file" --drain-deadline-ms=2000 "$@" >"$out/$name.log" 2>&1 &
   pid=$!
   pids+=("$pid")
   until [[ -s "$port_file" ]]; do

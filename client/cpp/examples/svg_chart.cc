@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -12,6 +14,7 @@
 namespace precondor::digits {
 namespace {
 
+constexpr size_t kColumns = 2;
 constexpr double kPanelWidth = 560;
 constexpr double kPlotHeight = 340;
 constexpr double kLeft = 72;
@@ -34,14 +37,18 @@ struct Axes {
   double log_low = 0;
   double log_high = 1;
   double origin_x = 0;
+  double origin_y = 0;
 
   double X(double x) const { return origin_x + kLeft + x / x_max * (kPanelWidth - kLeft - kRight); }
-  double Y(double y) const { return kTop + (log_high - std::log10(y)) / (log_high - log_low) * kPlotHeight; }
+  double Y(double y) const { return top() + (log_high - std::log10(y)) / (log_high - log_low) * kPlotHeight; }
+  double top() const { return origin_y + kTop; }
+  double bottom() const { return top() + kPlotHeight; }
 };
 
-Axes AxesFor(const ChartPanel& panel, double origin_x) {
+Axes AxesFor(const ChartPanel& panel, double origin_x, double origin_y) {
   Axes axes;
   axes.origin_x = origin_x;
+  axes.origin_y = origin_y;
   axes.x_max = 0;
   double low = panel.reference > 0 ? panel.reference : 1e300;
   double high = panel.reference;
@@ -70,7 +77,7 @@ std::vector<double> Ticks(const Axes& axes) {
     return ticks;
   };
   std::vector<double> ticks = collect({1, 2, 5});
-  if (ticks.size() < 4) ticks = collect({1, 1.5, 2, 3, 4, 5, 6, 8});
+  if (ticks.size() < 5) ticks = collect({1, 1.5, 2, 3, 4, 5, 6, 8});
   return ticks;
 }
 
@@ -98,7 +105,7 @@ std::string LineStyle(size_t index, bool dashed) {
 }
 
 void DrawFrame(std::string& svg, const ChartPanel& panel, const Axes& axes) {
-  const double bottom = kTop + kPlotHeight;
+  const double bottom = axes.bottom();
   for (const double tick : Ticks(axes)) {
     Segment(svg, axes.X(0), axes.Y(tick), axes.X(axes.x_max), axes.Y(tick), "stroke=\"#dddddd\"");
     Text(svg, axes.X(0) - 8, axes.Y(tick) + 4, "end", absl::StrFormat("%.4g", tick));
@@ -110,24 +117,25 @@ void DrawFrame(std::string& svg, const ChartPanel& panel, const Axes& axes) {
     Text(svg, axes.X(x), bottom + 19, "middle", absl::StrFormat("%g", x));
   }
   Segment(svg, axes.X(0), bottom, axes.X(axes.x_max), bottom, "stroke=\"#444444\"");
-  Segment(svg, axes.X(0), kTop, axes.X(0), bottom, "stroke=\"#444444\"");
-  Text(svg, axes.X(axes.x_max / 2), kTop - 18, "middle", panel.title, " font-weight=\"bold\" font-size=\"15\"");
+  Segment(svg, axes.X(0), axes.top(), axes.X(0), bottom, "stroke=\"#444444\"");
+  Text(svg, axes.X(axes.x_max / 2), axes.top() - 18, "middle", panel.title, " font-weight=\"bold\" font-size=\"15\"");
   Text(svg, axes.X(axes.x_max / 2), bottom + 38, "middle", panel.x_label);
   const double label_x = axes.origin_x + 16;
-  const double label_y = kTop + kPlotHeight / 2;
+  const double label_y = axes.top() + kPlotHeight / 2;
   Text(svg, label_x, label_y, "middle", panel.y_label,
        absl::StrFormat(" transform=\"rotate(-90 %.1f %.1f)\"", label_x, label_y).c_str());
   if (panel.reference > 0) {
     Segment(svg, axes.X(0), axes.Y(panel.reference), axes.X(axes.x_max), axes.Y(panel.reference),
             "stroke=\"#888888\" stroke-dasharray=\"2 3\"");
-    Text(svg, axes.X(axes.x_max) - 4, axes.Y(panel.reference) - 5, "end", panel.reference_label, " fill=\"#666666\"");
+    // Below the line at the left no curve is: losses begin high.
+    Text(svg, axes.X(0) + 6, axes.Y(panel.reference) + 14, "start", panel.reference_label, " fill=\"#666666\"");
   }
 }
 
-void DrawPanel(std::string& svg, const ChartPanel& panel, double origin_x) {
-  const Axes axes = AxesFor(panel, origin_x);
+void DrawPanel(std::string& svg, const ChartPanel& panel, double origin_x, double origin_y) {
+  const Axes axes = AxesFor(panel, origin_x, origin_y);
   DrawFrame(svg, panel, axes);
-  double legend_y = kTop + kPlotHeight + kBelowPlot + kLegendLine;
+  double legend_y = axes.bottom() + kBelowPlot + kLegendLine;
   for (size_t i = 0; i < panel.lines.size(); ++i) {
     const ChartLine& line = panel.lines[i];
     const std::string style = LineStyle(i, line.dashed);
@@ -144,7 +152,7 @@ void DrawPanel(std::string& svg, const ChartPanel& panel, double origin_x) {
 ChartLine LineOf(const Row& row) {
   ChartLine line;
   line.label = absl::StrFormat("%s (lr %g)", RowLabel(row), row.run.learning_rate);
-  line.dashed = row.run.optimizer != "adamw";
+  line.dashed = row.run.method.representation == "low_rank";
   for (size_t i = 0; i < row.results.front().curve.size(); ++i) {
     std::vector<double> losses;
     for (const RunResult& result : row.results) losses.push_back(CriterionLoss(row.run.task, result.curve[i]));
@@ -161,31 +169,46 @@ ChartLine LineOf(const Row& row) {
 std::string RenderSvg(const std::vector<ChartPanel>& panels) {
   size_t most_lines = 0;
   for (const ChartPanel& panel : panels) most_lines = std::max(most_lines, panel.lines.size());
-  const double width = kPanelWidth * static_cast<double>(panels.size());
-  const double height = kTop + kPlotHeight + kBelowPlot + kLegendLine * static_cast<double>(most_lines + 1);
+  const size_t columns = std::min(panels.size(), kColumns);
+  const size_t rows = (panels.size() + kColumns - 1) / kColumns;
+  const double panel_height = kTop + kPlotHeight + kBelowPlot + kLegendLine * static_cast<double>(most_lines + 1);
+  const double width = kPanelWidth * static_cast<double>(columns);
+  const double height = panel_height * static_cast<double>(rows);
   std::string svg = absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
       width, height, width, height);
-  for (size_t i = 0; i < panels.size(); ++i) DrawPanel(svg, panels[i], kPanelWidth * static_cast<double>(i));
+  for (size_t i = 0; i < panels.size(); ++i) {
+    const size_t row = i / kColumns;
+    const size_t column = i % kColumns;
+    DrawPanel(svg, panels[i], kPanelWidth * static_cast<double>(column), panel_height * static_cast<double>(row));
+  }
   absl::StrAppend(&svg, "</svg>\n");
   return svg;
 }
 
 std::vector<ChartPanel> PanelsOf(const std::vector<Row>& rows) {
   std::vector<ChartPanel> panels;
-  std::string task;
+  std::map<std::string, double> references;  // by task
+  std::vector<std::string> tasks;            // as panels
   for (const Row& row : rows) {
-    if (row.run.task.name != task) {
-      task = row.run.task.name;
+    const std::string title = absl::StrCat(row.run.task.name, ", ", row.run.optimizer);
+    if (panels.empty() || panels.back().title != title) {
       const bool training = row.run.task.criterion == Criterion::kTrainingLoss;
-      panels.push_back(ChartPanel{task, "step", training ? "training loss" : "held-out loss", 0, "", {}});
+      panels.push_back(ChartPanel{title, "step", training ? "training loss" : "held-out loss", 0, "", {}});
+      tasks.push_back(row.run.task.name);
     }
-    panels.back().lines.push_back(LineOf(row));
-    if (row.run.method.name == "none" && row.run.optimizer == "adamw" && !panels.back().lines.back().points.empty()) {
-      panels.back().reference = panels.back().lines.back().points.back().second;
-      panels.back().reference_label = "where AdamW ends";
+    ChartLine line = LineOf(row);
+    if (row.run.method.name == "none" && row.run.optimizer == "adamw" && !line.points.empty()) {
+      references[row.run.task.name] = line.points.back().second;
     }
+    panels.back().lines.push_back(std::move(line));
+  }
+  for (size_t i = 0; i < panels.size(); ++i) {
+    const auto reference = references.find(tasks[i]);
+    if (reference == references.end()) continue;
+    panels[i].reference = reference->second;
+    panels[i].reference_label = "where AdamW alone ends";
   }
   return panels;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loss curves as an SVG picture: one panel a task, one line a row of the table.
+// Loss curves as an SVG picture: one panel a task and base optimizer, one line a row of the table.
 #pragma once
 
 #include <string>
@@ -25,11 +25,11 @@ struct ChartPanel {
   std::vector<ChartLine> lines;
 };
 
-// Panels side by side, y on a logarithmic axis. Needs at least one panel and in each at least one point.
+// Panels two abreast, y on a logarithmic axis. Needs at least one panel and in each at least one point.
 std::string RenderSvg(const std::vector<ChartPanel>& panels);
 
-// The panels of a report: medians over the seeds of the task's loss, the reference where AdamW ends. Base optimizers
-// other than AdamW are dashed.
+// The panels of a report: medians over the seeds of the task's loss, the reference where AdamW without preconditioning
+// ends. Low-rank methods are dashed, because they often lie on the dense ones.
 std::vector<ChartPanel> PanelsOf(const std::vector<Row>& rows);
 
 }  // namespace precondor::digits

@@ -116,7 +116,7 @@ TEST(SvgChartTest, DrawsALineARowWithinThePicture) {
   for (size_t at = svg.find("<polyline"); at != std::string::npos; at = svg.find("<polyline", at + 1)) ++lines;
   EXPECT_EQ(lines, 3u);
   EXPECT_THAT(svg, HasSubstr("held-out loss"));
-  EXPECT_THAT(svg, HasSubstr("where AdamW ends"));
+  EXPECT_THAT(svg, HasSubstr("where AdamW alone ends"));
   EXPECT_THAT(svg, HasSubstr("signed-lowrank + adamw (lr 0.008)"));
   EXPECT_THAT(svg, ::testing::Not(HasSubstr("nan")));
 }
