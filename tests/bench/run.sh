@@ -6,9 +6,12 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
-  --filter RE      only benchmarks whose name matches; the machine's limits are always measured
+  --filter RE      only rows whose name matches. Families: update/, precondition/ and baseline/ (kernels), with the
+                   machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
+                   which are left out by a filter that names none of these three
   --json FILE      write the rows there as well
-  --short          one quick repetition: shows that everything runs; the figures mean little
+  --short          one quick repetition: shows that everything runs and is right; the figures mean little, and a
+                   missed target is no failure
   --build-dir DIR  where the programs were built; default build/dev, which is then brought up to date first
   --help           this text
 A row's limit is what this machine allows, measured in the same run. The exit status is 0 when every row passed.
@@ -59,13 +62,42 @@ if [[ "$short" == yes ]]; then
   repetitions=1
   min_time=0.01
 fi
-echo "== kernels" >&2
-"$build/tests/bench/kernels_bench" --benchmark_filter="^limit/|($filter)" --benchmark_min_time="$min_time" \
-  --benchmark_repetitions="$repetitions" --benchmark_enable_random_interleaving=true \
-  --benchmark_out="$out/kernels.json" --benchmark_out_format=json >"$out/kernels.log" 2>&1 || {
-  cat "$out/kernels.log" >&2
-  exit 1
-}
-results+=("$out/kernels.json")
+lenient=()
+load_flags=()
+if [[ "$short" == yes ]]; then
+  lenient=(--lenient)
+  load_flags=(--workers=2 --steps=3 --warmup=2)
+fi
 
-python3 -B tests/bench/rows.py "${results[@]}" ${json:+--json "$json"}
+# run NAME COMMAND...: the program writes $out/NAME.json; what it prints is shown when it does not.
+run() {
+  local name=$1
+  shift
+  echo "== $name" >&2
+  "$@" >"$out/$name.log" 2>&1 || true
+  if [[ ! -s "$out/$name.json" ]]; then
+    cat "$out/$name.log" >&2
+    echo "tests/bench/run.sh: $name gave no result" >&2
+    exit 1
+  fi
+  results+=("$out/$name.json")
+}
+
+if "$build/tests/bench/kernels_bench" --benchmark_list_tests --benchmark_filter="$filter" 2>/dev/null | grep -q /; then
+  run kernels "$build/tests/bench/kernels_bench" --benchmark_filter="^limit/|($filter)" \
+    --benchmark_min_time="$min_time" --benchmark_repetitions="$repetitions" \
+    --benchmark_enable_random_interleaving=true --benchmark_out="$out/kernels.json" --benchmark_out_format=json
+fi
+for workload in bert-large gradients; do
+  case "$workload:$filter" in
+    *:. | bert-large:*statistics* | bert-large:*memory* | gradients:*gradients*)
+      run "$workload" "$build/client/cpp/tools/precondor-perf" --workload="$workload" \
+        --server-binary="$build/server/precondor-server" --json="$out/$workload.json" "${load_flags[@]}" ;;
+  esac
+done
+if (( ${#results[@]} == 0 )); then
+  echo "tests/bench/run.sh: no row matches $filter" >&2
+  exit 1
+fi
+
+python3 -B tests/bench/rows.py --filter "$filter" "${lenient[@]}" ${json:+--json "$json"} "${results[@]}"
