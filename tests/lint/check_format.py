@@ -2,29 +2,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """clang-format 14 with the root's .clang-format would change nothing. Mend with: clang-format-14 -i FILE"""
 
+import pathlib
+import re
 import subprocess
+import tempfile
 
 from lint_support import ROOT, Case, main
 
 SUFFIXES = (".h", ".cc", ".cu", ".cuh")
+FINDING = re.compile(r"^(.*?):(\d+):\d+: error: code should be clang-formatted", re.MULTILINE)
 
 
-def _formatted(path, text):
-    return subprocess.run(["clang-format-14", f"--assume-filename={ROOT / path}"], input=text, check=True,
-                          capture_output=True, text=True).stdout
+def _findings(folder, paths):
+    """The first finding of each file; one process for all of them, because its start takes longer than a file."""
+    command = ["clang-format-14", f"--style=file:{ROOT / '.clang-format'}", "--dry-run", "-Werror", *paths]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    first = {}
+    for path, line in FINDING.findall(done.stderr):
+        first.setdefault(path, line)
+    if done.returncode != 0 and not first:
+        return [f"clang-format-14 failed: {done.stderr.strip()}"]
+    return [f"{path}:{line}: not as clang-format 14 writes it; run clang-format-14 -i {path}"
+            for path, line in first.items()]
 
 
 def check(tree):
-    findings = []
-    for path in tree.paths(*SUFFIXES):
-        text = tree.read(path)
-        formatted = _formatted(path, text)
-        if formatted == text:
-            continue
-        pairs = zip(text.split("\n"), formatted.split("\n"))
-        line = next((n for n, (old, new) in enumerate(pairs, 1) if old != new), text.count("\n"))
-        findings.append(f"{path}:{line}: not as clang-format 14 writes it; run clang-format-14 -i {path}")
-    return findings
+    paths = tree.paths(*SUFFIXES)
+    if tree.on_disk:
+        return _findings(ROOT, paths)
+    with tempfile.TemporaryDirectory() as folder:
+        for path in paths:
+            file = pathlib.Path(folder) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(tree.read(path), encoding="utf-8")
+        return _findings(folder, paths)
 
 
 CASES = [
