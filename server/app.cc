@@ -29,7 +29,7 @@ namespace precondor {
 namespace {
 
 constexpr char kLivenessService[] = "liveness";  // stays SERVING in a drain, unlike ""
-constexpr int kControlThreads = 2;
+constexpr int kControlThreads = 8;  // they wait for shards: one that is gone must not hold up other sessions
 
 // The shard of role `all`, under the address that this process turned out to have.
 class LocalShard final : public ShardControl {
@@ -233,8 +233,8 @@ class ServerApp final : public App {
   void SetServing(bool serving) {
     grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
     if (health == nullptr) return;
-    health->SetServingStatus(serving);
-    // SetServingStatus(bool) speaks for every service, this one included; liveness is told last.
+    // Not SetServingStatus(bool): it speaks for every service, so that liveness would flip for a moment.
+    health->SetServingStatus("", serving);
     health->SetServingStatus(kLivenessService, true);
   }
 

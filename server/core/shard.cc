@@ -228,6 +228,10 @@ void Shard::Reject(const ContributionHeader& header, const absl::Status& status,
   ack(status);
 }
 
+void Shard::CountRefusal(const ContributionHeader& header, const absl::Status& why) {
+  Reject(header, why, [](const absl::StatusOr<bool>&) {});
+}
+
 void Shard::SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack) {
   absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, payload.size());
   if (!session.ok()) return Reject(header, session.status(), ack);

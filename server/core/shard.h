@@ -87,6 +87,9 @@ class Shard final : public ShardControl {
   // The status carries an ErrorReason (kernels/base/error_reason.h).
   absl::Status CheckHeader(const ContributionHeader& header, uint64_t payload_bytes) const;
 
+  // Counts a contribution that CheckHeader refused with `why` and that will therefore not be submitted.
+  void CountRefusal(const ContributionHeader& header, const absl::Status& why);
+
   // Takes in one worker's statistics for a (step, layer). `ack` tells: taken in, a repetition, or refused (then nothing
   // changed, except that a non-finite or over-norm contribution counts as its rank's abstention, so that the
   // step can seal).

@@ -80,12 +80,14 @@ void ExchangeStream::OnCancel() { End(absl::CancelledError("the peer is gone"));
 
 void ExchangeStream::OnDone() {
   queue_->Close();
-  recorder_("PreconditionService/Exchange", absl::StatusCode::kOk, clock_.Now() - start_);
+  recorder_("PreconditionService/Exchange", code_, clock_.Now() - start_);
   delete this;
 }
 
 void ExchangeStream::End(const absl::Status& status) {
-  if (queue_->Close()) Finish(wire::ToGrpcStatus(status));
+  if (!queue_->Close()) return;
+  code_ = status.code();
+  Finish(wire::ToGrpcStatus(status));
 }
 
 absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
@@ -93,7 +95,9 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
   const v1::FrameHeader& header = frame.message.header();
   const auto admit = [this](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const ContributionHeader decoded, DecodeHeader(first));
-    return shard_.CheckHeader(decoded, first.payload_bytes());
+    const absl::Status status = shard_.CheckHeader(decoded, first.payload_bytes());
+    if (!status.ok()) shard_.CountRefusal(decoded, status);
+    return status;
   };
   absl::StatusOr<wire::ChunkAssembler::Result> result = assembler_.Add(header, frame.payload, admit);
   if (!result.ok()) {

@@ -37,6 +37,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   const Clock& clock_;
   const RpcRecorder recorder_;
   const absl::Time start_;
+  absl::StatusCode code_ = absl::StatusCode::kOk;  // written before Finish, read in OnDone
   wire::ChunkAssembler assembler_;
   grpc::ByteBuffer incoming_;
   const std::shared_ptr<FrameQueue> queue_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/exchange_stream.h"
@@ -13,62 +14,124 @@
 namespace precondor::rpc {
 namespace {
 
-// Answers the call once, whenever core is done; a call whose peer has gone is answered all the same, to nobody.
-class UnaryCall {
+// One call, which core's callbacks hold. It ends once: with core's answer, or when its client cancels it or is gone,
+// since a call that waits for other ranks would otherwise keep the server from shutting down. What comes later is
+// dropped. Thread-safe.
+class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
  public:
+  // `reactor`, `request` and `response` are there until Finish.
   UnaryCall(grpc::ServerUnaryReactor* reactor, const v1::PreconditionRequest& request,
-            v1::PreconditionResponse& response, ControlRunner& runner)
-      : reactor_(reactor), request_(request), response_(response), runner_(runner), start_(runner.clock().Now()) {}
+            v1::PreconditionResponse& response, Shard& shard, ControlRunner& runner)
+      : reactor_(reactor),
+        request_(request),
+        response_(response),
+        shard_(shard),
+        runner_(runner),
+        start_(runner.clock().Now()) {}
 
-  const v1::PreconditionRequest& request() const { return request_; }
+  void Start() {
+    absl::StatusOr<ContributionHeader> gradient =
+        CheckedHeader(request_.gradient(), ContributionKind::kGradient, request_.payload());
+    if (!gradient.ok()) return Finish(gradient.status());
+    if (!request_.has_statistics()) return SubmitGradient(*gradient);
+    const absl::StatusOr<ContributionHeader> statistics =
+        CheckedHeader(request_.statistics(), ContributionKind::kStatistics, request_.statistics_payload());
+    if (!statistics.ok()) return Finish(statistics.status());
+    shard_.SubmitStatistics(
+        *statistics, ToPayload(request_.statistics_payload()),
+        [self = shared_from_this(), header = *std::move(gradient)](const absl::StatusOr<bool>& duplicate) {
+          if (!duplicate.ok()) return self->Finish(duplicate.status());
+          self->SubmitGradient(header);
+        });
+  }
 
   void Finish(const absl::Status& status) {
-    runner_.recorder()("PreconditionService/Precondition", status.code(), runner_.clock().Now() - start_);
-    reactor_->Finish(wire::ToGrpcStatus(status));
+    {
+      MutexLock lock(mu_);
+      if (finished_) return;
+      finished_ = true;
+    }
+    End(status);
+  }
+
+ private:
+  // The same type on both sides of the copy: between char and uint8_t the library would go byte by byte.
+  static Payload ToPayload(const std::string& bytes) {
+    const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+    return Payload(data, data + bytes.size());
+  }
+
+  absl::StatusOr<ContributionHeader> CheckedHeader(const v1::FrameHeader& header, ContributionKind kind,
+                                                   const std::string& payload) {
+    PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(header));
+    if (decoded.kind != kind) {
+      return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                            kind == ContributionKind::kGradient ? "gradient: expected a header of kind GRADIENT"
+                                                                : "statistics: expected a header of kind STATISTICS");
+    }
+    const absl::Status status = shard_.CheckHeader(decoded, payload.size());
+    if (status.ok()) return decoded;
+    shard_.CountRefusal(decoded, status);
+    return status;
+  }
+
+  void SubmitGradient(const ContributionHeader& header) {
+    Payload payload;
+    {
+      MutexLock lock(mu_);
+      if (finished_) return;
+      payload = ToPayload(request_.payload());
+    }
+    shard_.SubmitGradient(
+        header, std::move(payload),
+        [self = shared_from_this()](const absl::StatusOr<bool>& duplicate) {
+          if (!duplicate.ok()) self->Finish(duplicate.status());
+        },
+        [self = shared_from_this()](const absl::StatusOr<GradientResult>& result) { self->Answer(result); });
   }
 
   void Answer(const absl::StatusOr<GradientResult>& result) {
     if (!result.ok()) return Finish(result.status());
+    {
+      MutexLock lock(mu_);
+      if (finished_) return;
+      finished_ = true;
+    }
     *response_.mutable_header() = AnswerHeader(request_.gradient(), v1::FRAME_KIND_RESULT);
     EncodeResult(*result, *response_.mutable_header(), *response_.mutable_outcome());
     if (result->bytes != nullptr) response_.set_payload(result->bytes->data(), result->bytes->size());
-    Finish(absl::OkStatus());
+    End(absl::OkStatus());
   }
 
- private:
+  void End(const absl::Status& status) {
+    runner_.recorder()("PreconditionService/Precondition", status.code(), runner_.clock().Now() - start_);
+    reactor_->Finish(wire::ToGrpcStatus(status));
+  }
+
   grpc::ServerUnaryReactor* const reactor_;
   const v1::PreconditionRequest& request_;
   v1::PreconditionResponse& response_;
+  Shard& shard_;
   ControlRunner& runner_;
   const absl::Time start_;
+  Mutex mu_;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-absl::StatusOr<ContributionHeader> CheckedHeader(const Shard& shard, const v1::FrameHeader& header,
-                                                 ContributionKind kind, const std::string& payload) {
-  PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(header));
-  if (decoded.kind != kind) {
-    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                          kind == ContributionKind::kGradient ? "gradient: expected a header of kind GRADIENT"
-                                                              : "statistics: expected a header of kind STATISTICS");
+// Owns itself until OnDone.
+class UnaryReactor final : public grpc::ServerUnaryReactor {
+ public:
+  UnaryReactor(const v1::PreconditionRequest& request, v1::PreconditionResponse& response, Shard& shard,
+               ControlRunner& runner)
+      : call_(std::make_shared<UnaryCall>(this, request, response, shard, runner)) {
+    call_->Start();
   }
-  PRECONDOR_RETURN_IF_ERROR(shard.CheckHeader(decoded, payload.size()));
-  return decoded;
-}
+  void OnCancel() override { call_->Finish(absl::CancelledError("the client cancelled the call, or is gone")); }
+  void OnDone() override { delete this; }
 
-// The same type on both sides of each copy: between char and uint8_t the library would go byte by byte.
-Payload ToPayload(const std::string& bytes) {
-  const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
-  return Payload(data, data + bytes.size());
-}
-
-void SubmitGradient(Shard& shard, const ContributionHeader& header, const std::shared_ptr<UnaryCall>& call) {
-  shard.SubmitGradient(
-      header, ToPayload(call->request().payload()),
-      [call](const absl::StatusOr<bool>& duplicate) {
-        if (!duplicate.ok()) call->Finish(duplicate.status());
-      },
-      [call](const absl::StatusOr<GradientResult>& result) { call->Answer(result); });
-}
+ private:
+  const std::shared_ptr<UnaryCall> call_;
+};
 
 }  // namespace
 
@@ -77,31 +140,10 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService
   return new ExchangeStream(shard_, credit_bytes_, runner_.clock(), runner_.recorder());
 }
 
-grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext*,
                                                             const v1::PreconditionRequest* request,
                                                             v1::PreconditionResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  auto call = std::make_shared<UnaryCall>(reactor, *request, *response, runner_);
-  const absl::StatusOr<ContributionHeader> gradient =
-      CheckedHeader(shard_, request->gradient(), ContributionKind::kGradient, request->payload());
-  if (!gradient.ok()) {
-    call->Finish(gradient.status());
-  } else if (!request->has_statistics()) {
-    SubmitGradient(shard_, *gradient, call);
-  } else {
-    const absl::StatusOr<ContributionHeader> statistics =
-        CheckedHeader(shard_, request->statistics(), ContributionKind::kStatistics, request->statistics_payload());
-    if (!statistics.ok()) {
-      call->Finish(statistics.status());
-      return reactor;
-    }
-    shard_.SubmitStatistics(*statistics, ToPayload(request->statistics_payload()),
-                            [this, call, header = *gradient](const absl::StatusOr<bool>& duplicate) {
-                              if (!duplicate.ok()) return call->Finish(duplicate.status());
-                              SubmitGradient(shard_, header, call);
-                            });
-  }
-  return reactor;
+  return new UnaryReactor(*request, *response, shard_, runner_);
 }
 
 }  // namespace precondor::rpc

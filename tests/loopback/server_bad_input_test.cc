@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bad input never crashes, hangs or changes state, and says what was expected and what came. A second session, which
+// sees only the good steps, tells what the answers have to be.
+#include <cmath>
+#include <limits>
+
+#include "gmock/gmock.h"
+
+#include "tests/loopback/raw_client.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct BadCase {
+  const char* name;
+  void (*spoil)(v1::PreconditionRequest& request);  // spoils the gradient
+  grpc::StatusCode code;
+  v1::ErrorReason reason;
+  const char* message;
+};
+
+void SetFirstFloat(v1::PreconditionRequest& request, float value) {
+  std::memcpy(request.mutable_payload()->data(), &value, 4);
+}
+
+const BadCase kCases[] = {
+    {"UnknownSession", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_session_id(99); },
+     grpc::StatusCode::NOT_FOUND, v1::ERROR_REASON_UNKNOWN_SESSION, "99"},
+    {"UnknownLayer", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_layer(9); },
+     grpc::StatusCode::NOT_FOUND, v1::ERROR_REASON_UNKNOWN_LAYER, "9"},
+    {"UnknownRank", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_rank(5); }, grpc::StatusCode::NOT_FOUND,
+     v1::ERROR_REASON_UNKNOWN_RANK, "5"},
+    {"WrongShape",
+     [](v1::PreconditionRequest& r) {
+       r.mutable_gradient()->mutable_tensors(0)->set_dims(0, kRawCols[0]);
+       r.mutable_gradient()->mutable_tensors(0)->set_dims(1, kRawRows[0]);
+     },
+     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_SHAPE_MISMATCH, "[3, 4]"},
+    {"WrongDataType",
+     [](v1::PreconditionRequest& r) {
+       r.mutable_gradient()->mutable_tensors(0)->set_data_type(v1::DATA_TYPE_BF16);
+       r.mutable_gradient()->set_payload_bytes(24);
+       r.mutable_payload()->resize(24);
+     },
+     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_DTYPE_MISMATCH, "bf16"},
+    {"TooFewBytes",
+     [](v1::PreconditionRequest& r) {
+       r.mutable_gradient()->set_payload_bytes(44);
+       r.mutable_payload()->resize(44);
+     },
+     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_SIZE_MISMATCH, "44"},
+    {"FiveGigabytesClaimed",
+     [](v1::PreconditionRequest& r) {
+       r.mutable_gradient()->set_payload_bytes(uint64_t{5} << 30);
+       r.mutable_gradient()->mutable_tensors(0)->set_dims(0, 1 << 20);
+       r.mutable_gradient()->mutable_tensors(0)->set_dims(1, 1280);
+     },
+     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_SHAPE_MISMATCH, "1048576"},
+    {"StepFarAhead", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_step(1000); },
+     grpc::StatusCode::FAILED_PRECONDITION, v1::ERROR_REASON_STEP_TOO_FAR_AHEAD, "1000"},
+    {"LaterEpoch", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_epoch(r.gradient().epoch() + 3); },
+     grpc::StatusCode::UNAVAILABLE, v1::ERROR_REASON_FUTURE_EPOCH, "epoch"},
+    {"EarlierEpoch", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_epoch(0); },
+     grpc::StatusCode::FAILED_PRECONDITION, v1::ERROR_REASON_STALE_EPOCH, "epoch"},
+    {"EarlierIncarnation", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_incarnation(6); },
+     grpc::StatusCode::FAILED_PRECONDITION, v1::ERROR_REASON_STALE_INCARNATION, "6"},
+    {"ModeUnset", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_mode(v1::MODE_UNSPECIFIED); },
+     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_MALFORMED, "mode"},
+    {"KindOfAnAnswer", [](v1::PreconditionRequest& r) { r.mutable_gradient()->set_kind(v1::FRAME_KIND_RESULT); },
+     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_MALFORMED, "kind"},
+    {"NegativeDimension", [](v1::PreconditionRequest& r) { r.mutable_gradient()->mutable_tensors(0)->set_dims(0, -3); },
+     grpc::StatusCode::INVALID_ARGUMENT, v1::ERROR_REASON_MALFORMED, "-3"},
+};
+
+void PrintTo(const BadCase& c, std::ostream* out) { *out << c.name; }
+
+class ServerBadInputTest : public ::testing::TestWithParam<BadCase> {
+ protected:
+  void SetUp() override {
+    job_ = server_.OpenAndJoin("job");
+    twin_ = server_.OpenAndJoin("twin");
+    ExpectEqualSteps(0);
+  }
+
+  // One good step of both sessions: the same bytes, and the same factors behind them.
+  void ExpectEqualSteps(uint64_t step) {
+    for (int layer = 0; layer < 2; ++layer) {
+      v1::PreconditionResponse got, want;
+      const grpc::Status of_job = server_.Precondition(RawRequest(job_, step, layer), &got);
+      ASSERT_TRUE(of_job.ok()) << of_job.error_message();
+      const grpc::Status of_twin = server_.Precondition(RawRequest(twin_, step, layer), &want);
+      ASSERT_TRUE(of_twin.ok()) << of_twin.error_message();
+      EXPECT_EQ(got.outcome().decision(), v1::DECISION_PRECONDITIONED);
+      EXPECT_EQ(got.payload(), want.payload());
+      EXPECT_EQ(got.outcome().factor_version(), want.outcome().factor_version());
+    }
+    const auto got = server_.Stats("job");
+    const auto want = server_.Stats("twin");
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].factor_version(), want[i].factor_version());
+      EXPECT_EQ(got[i].accepted(), want[i].accepted());
+      EXPECT_EQ(got[i].preconditioned(), want[i].preconditioned());
+      EXPECT_EQ(got[i].last_sealed_step(), want[i].last_sealed_step());
+      EXPECT_EQ(got[i].state_bytes(), want[i].state_bytes());
+    }
+  }
+
+  RawServer server_;
+  v1::JoinSessionResponse job_, twin_;
+};
+
+TEST_P(ServerBadInputTest, UnaryIsRefusedAndChangesNothing) {
+  v1::PreconditionRequest request = RawRequest(job_, 1, 0);
+  request.clear_statistics();
+  request.clear_statistics_payload();
+  GetParam().spoil(request);
+  // The unary form holds whole payloads, so that a claim beyond them is a matter of bytes before it is one of shape.
+  const bool claims_more = request.gradient().payload_bytes() != request.payload().size();
+  v1::PreconditionResponse response;
+  const grpc::Status status = server_.Precondition(request, &response);
+  EXPECT_EQ(status.error_code(), GetParam().code) << status.error_message();
+  if (!claims_more) {
+    EXPECT_EQ(DetailOf(status).reason(), GetParam().reason) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr(GetParam().message));
+  }
+  ExpectEqualSteps(1);
+}
+
+TEST_P(ServerBadInputTest, FrameIsRefusedAndTheStreamGoesOn) {
+  v1::PreconditionRequest spoiled = RawRequest(job_, 1, 0);
+  GetParam().spoil(spoiled);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  auto stream = server_.data->Exchange(&context);
+  v1::ExchangeResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_CREDIT);
+  EXPECT_GT(answer.credit_bytes(), 0u);
+  v1::ExchangeRequest frame;
+  *frame.mutable_header() = spoiled.gradient();
+  frame.set_payload(spoiled.payload());
+  ASSERT_TRUE(stream->Write(frame));
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ERROR);
+  EXPECT_EQ(answer.error().reason(), GetParam().reason) << answer.error().message();
+  EXPECT_THAT(answer.error().message(), HasSubstr(GetParam().message));
+  // The same stream takes a good contribution afterwards: the statistics that the next step has anyway.
+  const v1::PreconditionRequest good = RawRequest(job_, 1, 0);
+  *frame.mutable_header() = good.statistics();
+  frame.set_payload(good.statistics_payload());
+  ASSERT_TRUE(stream->Write(frame));
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ACK) << answer.error().message();
+  EXPECT_FALSE(answer.duplicate());
+  ASSERT_TRUE(stream->WritesDone());
+  EXPECT_FALSE(stream->Read(&answer));
+  EXPECT_TRUE(stream->Finish().ok());
+  ExpectEqualSteps(1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Headers, ServerBadInputTest, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+class ServerNonFiniteTest : public ::testing::TestWithParam<float> {};
+
+TEST_P(ServerNonFiniteTest, GradientIsRefusedAndTheStepSkipped) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  v1::PreconditionRequest request = RawRequest(job, 0, 0);
+  SetFirstFloat(request, GetParam());
+  v1::PreconditionResponse response;
+  const grpc::Status status = server.Precondition(request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_NON_FINITE) << status.error_message();
+  // The rank counts as abstaining; a good step follows.
+  const grpc::Status next = server.Precondition(RawRequest(job, 1, 0), &response);
+  ASSERT_TRUE(next.ok()) << next.error_message();
+  EXPECT_EQ(response.outcome().decision(), v1::DECISION_PRECONDITIONED);
+  float first = 0;
+  std::memcpy(&first, response.payload().data(), 4);
+  EXPECT_TRUE(std::isfinite(first));
+}
+
+INSTANTIATE_TEST_SUITE_P(Values, ServerNonFiniteTest,
+                         ::testing::Values(std::numeric_limits<float>::quiet_NaN(),
+                                           std::numeric_limits<float>::infinity()));
+
+TEST(ServerStreamTest, GarbageEndsTheStreamAlone) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  grpc::ClientContext context;
+  SetDeadline(context);
+  auto stream = server.data->Exchange(&context);
+  v1::ExchangeRequest frame;
+  // An unknown field of a message is passed over by protobuf; 64 KiB of other fields are not a frame.
+  frame.GetReflection()->MutableUnknownFields(&frame)->AddLengthDelimited(9)->assign(100'000, 'x');
+  ASSERT_TRUE(stream->Write(frame));
+  v1::ExchangeResponse answer;
+  while (stream->Read(&answer)) {
+  }
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MALFORMED);
+  v1::PreconditionResponse response;
+  EXPECT_TRUE(server.Precondition(RawRequest(job, 0, 0), &response).ok());
+}
+
+TEST(ServerStreamTest, DisconnectInTheMiddleOfAContributionLeavesNothing) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    auto stream = server.data->Exchange(&context);
+    v1::ExchangeResponse answer;
+    ASSERT_TRUE(stream->Read(&answer));
+    v1::ExchangeRequest frame;
+    *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0);
+    frame.set_payload(RawFloats(3, 1));  // a quarter of it
+    ASSERT_TRUE(stream->Write(frame));
+    context.TryCancel();
+    EXPECT_FALSE(stream->Finish().ok());
+  }
+  EXPECT_EQ(server.Stats("job")[0].accepted(), 0u);
+  v1::PreconditionResponse response;
+  const grpc::Status status = server.Precondition(RawRequest(job, 0, 0), &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(ServerStreamTest, GradientsBeforeStatisticsAreAnsweredIdentity) {
+  RawServer server;
+  v1::SessionSpec spec = RawServer::Spec("job");
+  spec.set_warmup_steps(0);
+  ASSERT_TRUE(server.Open(spec).ok());
+  v1::JoinSessionResponse job;
+  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &job).ok());
+  // Step 1 is no statistic step, and layer 1 has never had any.
+  v1::PreconditionRequest request = RawRequest(job, 1, 1);
+  request.clear_statistics();
+  request.clear_statistics_payload();
+  v1::PreconditionResponse response;
+  const grpc::Status status = server.Precondition(request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.outcome().decision(), v1::DECISION_IDENTITY);
+  EXPECT_EQ(response.payload(), request.payload());
+}
+
+TEST(ServerStreamTest, OversizeMessageIsRefused) {
+  ServerConfig config;
+  config.max_message_bytes = 4 << 20;
+  RawServer server(config);
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  v1::PreconditionRequest request = RawRequest(job, 0, 0);
+  request.mutable_payload()->resize(5 << 20);
+  v1::PreconditionResponse response;
+  EXPECT_EQ(server.Precondition(request, &response).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(server.Precondition(RawRequest(job, 0, 0), &response).ok());
+}
+
+TEST(ServerSessionTest, BadLayerTablesAreRefused) {
+  RawServer server;
+  const std::pair<void (*)(v1::SessionSpec&), const char*> kTables[] = {
+      {[](v1::SessionSpec& s) { s.mutable_layers(1)->set_name("layer0"); }, "layer0"},
+      {[](v1::SessionSpec& s) { s.mutable_layers(1)->set_d_in(0); }, "layer1"},
+      {[](v1::SessionSpec& s) { s.mutable_layers(1)->set_d_out(int64_t{1} << 40); }, "layer1"},
+      {[](v1::SessionSpec& s) { s.clear_layers(); }, "layers"},
+  };
+  for (const auto& [spoil, message] : kTables) {
+    v1::SessionSpec spec = RawServer::Spec("job");
+    spoil(spec);
+    const grpc::Status status = server.Open(spec);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr(message));
+  }
+  v1::ListSessionsResponse sessions;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  ASSERT_TRUE(server.admin->ListSessions(&context, {}, &sessions).ok());
+  EXPECT_EQ(sessions.sessions_size(), 0);
+}
+
+TEST(ServerSessionTest, SecondOpenWithAnotherSpecNamesTheField) {
+  RawServer server;
+  ASSERT_TRUE(server.Open(RawServer::Spec("job")).ok());
+  v1::SessionSpec other = RawServer::Spec("job");
+  other.set_seed(12);
+  const grpc::Status status = server.Open(other);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_SPEC_MISMATCH);
+  EXPECT_THAT(status.error_message(), HasSubstr("seed"));
+}
+
+TEST(ServerSessionTest, JoiningTwiceIsIdempotentAndALaterProcessFences) {
+  RawServer server;
+  const v1::JoinSessionResponse first = server.OpenAndJoin("job");
+  v1::JoinSessionResponse again;
+  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &again).ok());
+  EXPECT_EQ(again.epoch(), first.epoch());
+  v1::JoinSessionResponse later;
+  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation + 1, &later).ok());
+  EXPECT_GT(later.epoch(), first.epoch());
+  v1::PreconditionResponse response;
+  EXPECT_EQ(DetailOf(server.Precondition(RawRequest(first, 0, 0), &response)).reason(), v1::ERROR_REASON_STALE_EPOCH);
+  const grpc::Status fenced = server.Join("job", 0, kRawIncarnation, &again);
+  EXPECT_EQ(DetailOf(fenced).reason(), v1::ERROR_REASON_STALE_INCARNATION);
+}
+
+}  // namespace
+}  // namespace precondor

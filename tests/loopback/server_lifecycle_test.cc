@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Health, drain and the end of a server, in this process and as one of its own.
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <grpcpp/generic/generic_stub.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include "gmock/gmock.h"
+
+#include "tests/loopback/raw_client.h"
+
+extern char** environ;
+
+namespace precondor {
+namespace {
+
+// grpc.health.v1 Check, from bytes: 1 serving, 2 not, -1 no such service.
+int CheckHealth(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
+  std::string request;
+  if (!service.empty()) request = std::string("\x0a") + static_cast<char>(service.size()) + service;
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice(request);
+  const auto call =
+      stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::ByteBuffer(&slice, 1), &queue);
+  call->StartCall();
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  grpc::Slice bytes;
+  if (!status.ok() || !response.TrySingleSlice(&bytes).ok() || bytes.size() != 2) return -1;
+  return bytes.begin()[1];
+}
+
+// True once `condition` holds; false when it does not within a minute.
+bool WaitUntil(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+TEST(ServerLifecycleTest, DrainTurnsReadinessAndNotLivenessAndRefusesSessions) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job", 2);
+  EXPECT_EQ(CheckHealth(server.channel(), ""), 1);
+  EXPECT_EQ(CheckHealth(server.channel(), "liveness"), 1);
+  EXPECT_EQ(CheckHealth(server.channel(), "nobody"), -1);
+  server.app().RequestDrain(absl::Seconds(30));
+  EXPECT_EQ(CheckHealth(server.channel(), ""), 2);
+  EXPECT_EQ(CheckHealth(server.channel(), "liveness"), 1);
+  const grpc::Status status = server.Open(RawServer::Spec("late"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_DRAINING);
+  v1::GetServerInfoResponse info;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  ASSERT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_TRUE(info.draining());
+  EXPECT_EQ(info.role(), v1::ROLE_ALL);
+}
+
+// A call that waits for another rank must neither outlive its client nor keep the server from ending.
+TEST(ServerLifecycleTest, WaitingUnaryCallDoesNotKeepTheServerUp) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job", 2);
+  grpc::Status status;
+  std::thread waiting([&] {
+    v1::PreconditionResponse response;
+    status = server.Precondition(RawRequest(job, 0, 0), &response);
+  });
+  EXPECT_TRUE(WaitUntil([&] { return server.Stats("job")[0].accepted() == 2; }));
+  server.app().RequestDrain(absl::Milliseconds(1));
+  server.app().Wait();
+  server.owned_app().reset();
+  waiting.join();
+  EXPECT_FALSE(status.ok());
+}
+
+TEST(ServerLifecycleTest, MetricsTellRefusals) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  v1::PreconditionRequest request = RawRequest(job, 0, 0);
+  request.mutable_gradient()->set_epoch(0);
+  request.clear_statistics();
+  v1::PreconditionResponse response;
+  EXPECT_FALSE(server.Precondition(request, &response).ok());
+  EXPECT_EQ(server.Stats("job")[0].rejected(), 1u);
+  EXPECT_THAT(server.app().metrics_text(),
+              ::testing::ContainsRegex("precondor_rejected_total\\{[^}]*reason=\"stale_epoch\"[^}]*\\} 1"));
+}
+
+// precondor-server as a process of its own; killed if the test leaves it running.
+class Process {
+ public:
+  explicit Process(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), PRECONDOR_SERVER);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    EXPECT_EQ(posix_spawn(&pid_, PRECONDOR_SERVER, nullptr, nullptr, argv.data(), environ), 0);
+  }
+  ~Process() {
+    if (pid_ < 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  void Signal(int signal) const { kill(pid_, signal); }
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  bool running() const { return waitpid(pid_, nullptr, WNOHANG) == 0; }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+TEST(ServerProcessTest, EndsWithZeroOnSigtermWhileAStreamIsOpen) {
+  const std::filesystem::path port_file = std::filesystem::path(::testing::TempDir()) / absl::StrCat("port", getpid());
+  std::filesystem::remove(port_file);
+  Process process({"--listen=127.0.0.1:0", "--port-file=" + port_file.string(), "--drain-deadline-ms=100"});
+  ASSERT_TRUE(WaitUntil([&] { return std::filesystem::exists(port_file) || !process.running(); }));
+  ASSERT_TRUE(std::filesystem::exists(port_file));
+  int port = 0;
+  std::ifstream(port_file) >> port;
+  const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
+  const auto stub = v1::PreconditionService::NewStub(channel);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  auto stream = stub->Exchange(&context);
+  v1::ExchangeResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  process.Signal(SIGTERM);
+  EXPECT_EQ(process.Wait(), 0);
+  EXPECT_FALSE(stream->Read(&answer));
+  EXPECT_FALSE(stream->Finish().ok());
+  std::filesystem::remove(port_file);
+}
+
+TEST(ServerProcessTest, EndsWithTwoOnABadFlagAndZeroOnAGoodConfiguration) {
+  EXPECT_EQ(Process({"--listn=127.0.0.1:0"}).Wait(), 2);
+  EXPECT_EQ(Process({"--role=coordinator", "--check-config"}).Wait(), 2);
+  EXPECT_EQ(Process({"--check-config"}).Wait(), 0);
+}
+
+}  // namespace
+}  // namespace precondor
