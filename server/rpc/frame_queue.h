@@ -16,16 +16,16 @@ namespace precondor::rpc {
 // under the queue's lock, so that none is called once Close has returned; they only start gRPC operations.
 class FrameQueue {
  public:
-  // `write` starts writing the frame, which stays valid until Written. `drained`: half-closed, all answered, all
-  // written.
-  FrameQueue(std::function<void(const grpc::ByteBuffer*)> write, std::function<void()> drained)
+  // `write` starts writing the frame, which stays valid until Written; `more`: another one waits behind it. `drained`:
+  // half-closed, all answered, all written.
+  FrameQueue(std::function<void(const grpc::ByteBuffer*, bool more)> write, std::function<void()> drained)
       : write_(std::move(write)), drained_(std::move(drained)) {}
 
   void Push(grpc::ByteBuffer frame) {
     MutexLock lock(mu_);
     if (closed_) return;
     frames_.push_back(std::move(frame));
-    if (frames_.size() == 1) write_(&frames_.front());
+    if (frames_.size() == 1) write_(&frames_.front(), frames_.size() > 1);
   }
 
   // The write under way has ended well; begins the next.
@@ -33,7 +33,7 @@ class FrameQueue {
     MutexLock lock(mu_);
     if (closed_) return;
     frames_.pop_front();
-    if (!frames_.empty()) return write_(&frames_.front());
+    if (!frames_.empty()) return write_(&frames_.front(), frames_.size() > 1);
     CheckDrained();
   }
 
@@ -68,7 +68,7 @@ class FrameQueue {
     drained_();
   }
 
-  const std::function<void(const grpc::ByteBuffer*)> write_;
+  const std::function<void(const grpc::ByteBuffer*, bool more)> write_;
   const std::function<void()> drained_;
   Mutex mu_;
   std::deque<grpc::ByteBuffer> frames_ ABSL_GUARDED_BY(mu_);

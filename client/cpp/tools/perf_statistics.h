@@ -12,8 +12,8 @@
 
 namespace precondor {
 
-// A step begins when all workers begin to send and ends when the server's counters say that every layer has applied
-// all of it (asked every 0.5 ms).
+// A step begins when all workers begin to send and ends when every layer has applied all of it. Memory is compared with
+// the factors' vectors and what the server has reserved for staging and scratch.
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server);
 
 }  // namespace precondor
