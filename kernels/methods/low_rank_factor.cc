@@ -329,6 +329,7 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   while (kept < wanted && values[all - 1 - kept] > floor) ++kept;
   const std::vector<double> kept_values(values.end() - kept, values.end());
   std::vector<double> inverse_roots;
+  inverse_roots.reserve(kept_values.size());
   for (double value : kept_values) inverse_roots.push_back(1.0 / std::sqrt(value));
   // c_new = diag(value^-1/2) Q diag(roots) c: orthonormal up to rounding, so that the new Gram matrix is I.
   const absl::Span<const double> all_roots = roots;

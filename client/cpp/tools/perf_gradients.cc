@@ -83,7 +83,8 @@ bool SendAll(int socket, const char* data, int64_t size) {
 
 // Seconds for `bytes` to go through an echo and come back, both directions at once.
 double TcpSeconds(int64_t bytes) {
-  const auto [near, far] = TcpPair();
+  const auto ends = TcpPair();
+  const int near = ends.first, far = ends.second;  // Clang 14 captures no structured bindings
   if (far < 0) return 0;
   std::thread echo([far] {
     std::vector<char> buffer(kChunk);
