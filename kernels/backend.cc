@@ -44,6 +44,15 @@ absl::Status CheckLowRank(absl::string_view side, const LowRankInverse& j, int64
   return CheckShape("LowRankPrecondition", absl::StrCat(side, " core"), j.core, n, n);
 }
 
+MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
+  return MatrixView(x.data + begin, x.rows, count, x.stride);
+}
+
+LowRankInverse WithShapes(const LowRankInverse& j, int64_t d) {
+  if (j.vectors.rows > 0) return j;
+  return {j.c, ConstMatrixView(nullptr, 0, d), ConstMatrixView(nullptr, 0, 0)};
+}
+
 }  // namespace
 
 DeviceMatrix::DeviceMatrix(DeviceMatrix&& other) noexcept
@@ -97,7 +106,8 @@ absl::Status Backend::Gemm(double alpha, ConstMatrixView a, Transpose transpose_
   PRECONDOR_RETURN_IF_ERROR(CheckView("Gemm", "c", c));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "a", a, ta ? inner : c.rows, ta ? c.rows : inner));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "b", b, tb ? c.cols : inner, tb ? inner : c.cols));
-  return c.size() == 0 ? absl::OkStatus() : DoGemm(alpha, a, transpose_a, b, transpose_b, beta, c);
+  if (c.size() == 0) return absl::OkStatus();
+  return inner == 0 ? DoAxpby(beta, c, 0.0, c) : DoGemm(alpha, a, transpose_a, b, transpose_b, beta, c);
 }
 
 absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
@@ -179,36 +189,41 @@ absl::Status Backend::DensePrecondition(ConstMatrixView l, ConstMatrixView r, Co
   return d.size() == 0 ? absl::OkStatus() : DoDensePrecondition(l, r, d, u);
 }
 
-// J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ)
-//   = D - P'S (P D - (P D Q') T Q) - (D Q') T Q,
-// so that D is read three times and the big products have the inner sizes p and q.
+// With X = P D, Y = D Q' and K = P Y,
+//   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - [P'S, Y] [X - K T Q; T Q]
+//                                                         = D - [P'S, (Y - P'S K) T] [X; Q],
+// so that two products make X and Y and one of inner size p + q makes u. Of the two forms the one whose small products
+// have the shorter side of D is taken. Each product is in the orientation in which BLAS is fastest: Q D' for Y, say,
+// takes up to twice as long.
 absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                             ConstMatrixView d, MatrixView u) {
-  const int64_t p = out_side.vectors.rows, q = in_side.vectors.rows;
   const double scale = out_side.c * in_side.c;
-  PRECONDOR_RETURN_IF_ERROR(Axpby(scale, d, 0.0, u));
-  DeviceMatrix weighted_in;  // T Q [q, n]
-  if (q > 0) {
-    PRECONDOR_ASSIGN_OR_RETURN(weighted_in, Allocate(q, d.cols));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix dq, Allocate(d.rows, q));
-    PRECONDOR_RETURN_IF_ERROR(
-        Gemm(1.0, in_side.core, Transpose::kNo, in_side.vectors, Transpose::kNo, 0.0, weighted_in.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, d, Transpose::kNo, in_side.vectors, Transpose::kYes, 0.0, dq.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(-scale, dq.view(), Transpose::kNo, weighted_in.view(), Transpose::kNo, 1.0, u));
+  // Views of the right shape also where a side has no vectors.
+  const LowRankInverse out = WithShapes(out_side, d.rows), in = WithShapes(in_side, d.cols);
+  const int64_t p = out.vectors.rows, q = in.vectors.rows;
+  PRECONDOR_RETURN_IF_ERROR(scale == 1.0 ? DoCopy(d, u) : DoAxpby(scale, d, 0.0, u));
+  if (p + q == 0) return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix left, Allocate(d.rows, p + q));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix right, Allocate(p + q, d.cols));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix k, Allocate(p, q));
+  const MatrixView ps = Columns(left.view(), 0, p), y = Columns(left.view(), p, q);
+  const MatrixView x = right.view().RowRange(0, p), rest = right.view().RowRange(p, q);
+  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kNo, d, Transpose::kNo, 0.0, x));
+  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kYes, out.core, Transpose::kNo, 0.0, ps));
+  if (d.rows < d.cols) {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix raw_y, Allocate(d.rows, q));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, raw_y.view()));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kNo, raw_y.view(), Transpose::kNo, 0.0, k.view()));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(-1.0, ps, Transpose::kNo, k.view(), Transpose::kNo, 1.0, raw_y.view()));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, raw_y.view(), Transpose::kNo, in.core, Transpose::kNo, 0.0, y));
+    PRECONDOR_RETURN_IF_ERROR(Copy(in.vectors, rest));
+  } else {
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, y));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, in.core, Transpose::kNo, in.vectors, Transpose::kNo, 0.0, rest));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, x, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, k.view()));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(-1.0, k.view(), Transpose::kNo, rest, Transpose::kNo, 1.0, x));
   }
-  if (p == 0) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix pd, Allocate(p, d.cols));
-  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out_side.vectors, Transpose::kNo, d, Transpose::kNo, 0.0, pd.view()));
-  if (q > 0) {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, Allocate(p, q));
-    PRECONDOR_RETURN_IF_ERROR(
-        Gemm(1.0, pd.view(), Transpose::kNo, in_side.vectors, Transpose::kYes, 0.0, small.view()));
-    PRECONDOR_RETURN_IF_ERROR(
-        Gemm(-1.0, small.view(), Transpose::kNo, weighted_in.view(), Transpose::kNo, 1.0, pd.view()));
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix weighted, Allocate(p, d.cols));
-  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out_side.core, Transpose::kNo, pd.view(), Transpose::kNo, 0.0, weighted.view()));
-  return Gemm(-scale, out_side.vectors, Transpose::kYes, weighted.view(), Transpose::kNo, 1.0, u);
+  return Gemm(-scale, left.view(), Transpose::kNo, right.view(), Transpose::kNo, 1.0, u);
 }
 
 absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u) {

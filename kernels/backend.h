@@ -71,7 +71,7 @@ class Backend {
   // c = alpha op(a) op(b) + beta c. c must alias neither a nor b. beta == 0 ignores what c held, NaN included.
   absl::Status Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
                     double beta, MatrixView c);
-  // y = alpha x + beta y. beta == 0 ignores what y held. x may be y.
+  // y = alpha x + beta y. A coefficient of 0 ignores its matrix, NaN included. x may be y.
   absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y);
   // y_i = scales[i] x_i for every row i. x may be y.
   absl::Status ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
@@ -96,7 +96,8 @@ class Backend {
 
   // --- composites: a default in terms of the primitives, for a backend to fuse ---------------------------------
   // u = J_out d J_in for J's of the low-rank form, d and u [m, n], never forming an m x m or n x n matrix.
-  // u must not alias d. Cost: 4 (p + q) m n + O((p + q)(m + n)(p + q)) FLOP for ranks p, q.
+  // u must not alias d. Cost: 4 (p + q) m n + O((p + q)^2 (m + min(m, n))) FLOP for ranks p, q.
+  // Scratch of the default: (p + q)(m + n) + q m + p q elements.
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                    MatrixView u);
   // u = l d r for dense symmetric l [m, m], r [n, n]. u must not alias.
@@ -109,6 +110,7 @@ class Backend {
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
   virtual absl::Status DoDownload(ConstMatrixView device, MatrixView host) = 0;
   virtual absl::Status DoCopy(ConstMatrixView from, MatrixView to) = 0;
+  // Do* never see an output without elements, nor DoGemm an inner dimension of 0.
   virtual absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
                               Transpose transpose_b, double beta, MatrixView c) = 0;
   virtual absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) = 0;

@@ -19,16 +19,41 @@ void CopyRows(ConstMatrixView from, MatrixView to) {
   for (int64_t i = 0; i < from.rows; ++i) std::memmove(to.row(i), from.row(i), from.cols * sizeof(float));
 }
 
-// A symmetric matrix from its lower triangle, in f64; false when an element is not finite.
-bool LoadSymmetric(ConstMatrixView a, std::vector<double>& out) {
+// a_ij and a_ji become combine(a_ij, a_ji) for every j < i. Tile by tile through a small buffer: walking down columns
+// of a itself misses the caches with every step, and thrashes them where the stride is a power of two.
+template <typename Combine>
+void CombineTriangles(MatrixView a, Combine combine) {
+  constexpr int64_t kTile = 32;
+  float mirror[kTile][kTile];
+  for (int64_t row = 0; row < a.rows; row += kTile) {
+    const int64_t row_end = std::min(row + kTile, a.rows);
+    for (int64_t column = 0; column <= row; column += kTile) {
+      const int64_t column_end = std::min(column + kTile, row_end);
+      for (int64_t j = column; j < column_end; ++j) {
+        for (int64_t i = std::max(row, j + 1); i < row_end; ++i) mirror[i - row][j - column] = a.at(j, i);
+      }
+      for (int64_t i = row; i < row_end; ++i) {
+        float* below = a.row(i) + column;
+        float* above = mirror[i - row];
+        const int64_t count = std::min(column_end, i) - column;
+        for (int64_t j = 0; j < count; ++j) below[j] = above[j] = combine(below[j], above[j]);
+      }
+      for (int64_t j = column; j < column_end; ++j) {
+        for (int64_t i = std::max(row, j + 1); i < row_end; ++i) a.at(j, i) = mirror[i - row][j - column];
+      }
+    }
+  }
+}
+
+// The lower triangle of a in f64, which is LAPACK's upper one; the rest is zero. False when an element is not finite.
+bool LoadLowerTriangle(ConstMatrixView a, std::vector<double>& out) {
   const int64_t n = a.rows;
-  out.resize(n * n);
+  out.assign(n * n, 0.0);
   bool finite = true;
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j <= i; ++j) {
-      const double value = a.at(i, j);
-      finite = finite && std::isfinite(value);
-      out[i * n + j] = out[j * n + i] = value;
+      out[i * n + j] = a.at(i, j);
+      finite = finite && std::isfinite(a.at(i, j));
     }
   }
   return finite;
@@ -69,7 +94,6 @@ class CpuBackend final : public Backend {
   absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
                       double beta, MatrixView c) override {
     const int64_t inner = transpose_a == Transpose::kYes ? a.rows : a.cols;
-    if (inner == 0) return DoAxpby(0.0, c, beta, c);
     cblas_sgemm(CblasRowMajor, Blas(transpose_a), Blas(transpose_b), c.rows, c.cols, inner, static_cast<float>(alpha),
                 a.data, a.stride, b.data, b.stride, static_cast<float>(beta), c.data, c.stride);
     return absl::OkStatus();
@@ -84,6 +108,8 @@ class CpuBackend final : public Backend {
         std::fill(out, out + y.cols, 0.0f);
       } else if (beta == 0.0) {
         for (int64_t j = 0; j < y.cols; ++j) out[j] = fa * in[j];
+      } else if (alpha == 0.0) {
+        for (int64_t j = 0; j < y.cols; ++j) out[j] *= fb;
       } else {
         for (int64_t j = 0; j < y.cols; ++j) out[j] = fa * in[j] + fb * out[j];
       }
@@ -94,14 +120,19 @@ class CpuBackend final : public Backend {
   absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
     for (int64_t i = 0; i < y.rows; ++i) {
       const float scale = static_cast<float>(scales[i]);
-      for (int64_t j = 0; j < y.cols; ++j) y.at(i, j) = scale * x.at(i, j);
+      const float* in = x.row(i);
+      float* out = y.row(i);
+      for (int64_t j = 0; j < y.cols; ++j) out[j] = scale * in[j];
     }
     return absl::OkStatus();
   }
 
   absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
     for (int64_t i = 0; i < y.rows; ++i) {
-      for (int64_t j = 0; j < y.cols; ++j) y.at(i, j) = static_cast<float>(scales[i] * scales[j] * x.at(i, j));
+      const double scale = scales[i];
+      const float* in = x.row(i);
+      float* out = y.row(i);
+      for (int64_t j = 0; j < y.cols; ++j) out[j] = static_cast<float>(scale * scales[j] * in[j]);
     }
     return absl::OkStatus();
   }
@@ -128,43 +159,42 @@ class CpuBackend final : public Backend {
   }
 
   absl::Status DoSymmetrize(MatrixView a) override {
-    for (int64_t i = 0; i < a.rows; ++i) {
-      for (int64_t j = 0; j < i; ++j) a.at(i, j) = a.at(j, i) = 0.5f * a.at(i, j) + 0.5f * a.at(j, i);
-    }
+    CombineTriangles(a, [](float below, float above) { return 0.5f * below + 0.5f * above; });
     return absl::OkStatus();
   }
 
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
     const int n = static_cast<int>(a.rows);
     std::vector<double> work;
-    if (!LoadSymmetric(a, work)) return absl::FailedPreconditionError("SpdInverse: a: expected finite elements");
+    if (!LoadLowerTriangle(a, work)) return absl::FailedPreconditionError("SpdInverse: a: expected finite elements");
     int info = 0;
-    dpotrf_("L", &n, work.data(), &n, &info);
-    if (info == 0) dpotri_("L", &n, work.data(), &n, &info);
+    dpotrf_("U", &n, work.data(), &n, &info);
+    if (info == 0) dpotri_("U", &n, work.data(), &n, &info);
     if (info != 0) {
       return absl::FailedPreconditionError(
           absl::StrCat("SpdInverse: a: expected positive definite, but leading minor ", info, " of ", n, " is not"));
     }
-    // LAPACK's lower triangle in column-major order is our upper one.
     for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = i; j < n; ++j) x.at(i, j) = x.at(j, i) = static_cast<float>(work[i * n + j]);
+      for (int64_t j = 0; j <= i; ++j) x.at(i, j) = static_cast<float>(work[i * n + j]);
     }
+    CombineTriangles(x, [](float below, float) { return below; });
     return absl::OkStatus();
   }
 
   absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
     const int n = static_cast<int>(a.rows);
     std::vector<double> vectors;
-    if (!LoadSymmetric(a, vectors)) return absl::FailedPreconditionError("SymmetricEigen: a: expected finite elements");
+    if (!LoadLowerTriangle(a, vectors))
+      return absl::FailedPreconditionError("SymmetricEigen: a: expected finite elements");
     std::vector<double> eigenvalues(n);
     double work_size = 0;
     int iwork_size = 0, query = -1, info = 0;
-    dsyevd_("V", "L", &n, vectors.data(), &n, eigenvalues.data(), &work_size, &query, &iwork_size, &query, &info);
+    dsyevd_("V", "U", &n, vectors.data(), &n, eigenvalues.data(), &work_size, &query, &iwork_size, &query, &info);
     const int lwork = static_cast<int>(work_size), liwork = iwork_size;
     std::vector<double> work(lwork);
     std::vector<int> iwork(liwork);
     if (info == 0) {
-      dsyevd_("V", "L", &n, vectors.data(), &n, eigenvalues.data(), work.data(), &lwork, iwork.data(), &liwork, &info);
+      dsyevd_("V", "U", &n, vectors.data(), &n, eigenvalues.data(), work.data(), &lwork, iwork.data(), &liwork, &info);
     }
     if (info != 0) {
       return absl::FailedPreconditionError(absl::StrCat("SymmetricEigen: no convergence, LAPACK says ", info));

@@ -155,6 +155,48 @@ TEST_P(BackendConformanceTest, BetaZeroIgnoresWhatWasThere) {
   for (double x : y.Read().data) EXPECT_TRUE(std::isfinite(x));
 }
 
+TEST_P(BackendConformanceTest, ZeroCoefficientsIgnoreTheirMatrices) {
+  const Dense y = Random(5, 9, 3), nan(5, 9, NAN);
+  Guarded dy = Put(y), dnan = Put(nan), empty_a = Put(Dense(5, 0)), empty_b = Put(Dense(0, 9));
+  ASSERT_TRUE(backend_->Axpby(0, dnan.view(), -2, dy.view()).ok());
+  EXPECT_EQ(dy.Read().data, reference::Combination(-2, y, 0, y).data);
+  ASSERT_TRUE(backend_->Axpby(0, dnan.view(), 0, dnan.view()).ok());
+  EXPECT_EQ(dnan.Read().data, Dense(5, 9).data);
+  // An empty sum is 0; infinities in c survive beta == 1.
+  Dense infinite = y;
+  infinite.at(2, 3) = INFINITY;
+  Guarded c = Put(infinite);
+  ASSERT_TRUE(backend_->Gemm(1, empty_a.view(), Transpose::kNo, empty_b.view(), Transpose::kNo, 1, c.view()).ok());
+  EXPECT_EQ(c.Read().data, infinite.data);
+  ASSERT_TRUE(backend_->Gemm(1, empty_a.view(), Transpose::kNo, empty_b.view(), Transpose::kNo, 0, c.view()).ok());
+  EXPECT_EQ(c.Read().data, Dense(5, 9).data);
+}
+
+TEST_P(BackendConformanceTest, TakesInPlaceOperandsWhereTheContractAllows) {
+  const Dense x = Random(37, 37, 4);
+  const std::vector<double> scales(37, 0.5);
+  Guarded axpby = Put(x), both = Put(x);
+  ASSERT_TRUE(backend_->Axpby(2, axpby.view(), 2, axpby.view()).ok());
+  ASSERT_TRUE(backend_->ScaleBothSides(scales, both.view(), both.view()).ok());
+  EXPECT_EQ(axpby.Read().data, reference::Combination(4, x, 0, x).data) << "powers of two: exact in f32";
+  EXPECT_EQ(both.Read().data, reference::Combination(0.25, x, 0, x).data);
+}
+
+TEST_P(BackendConformanceTest, TakesMatricesWithoutElements) {
+  Guarded rows = Put(Dense(0, 4)), columns = Put(Dense(3, 0)), square = Put(Dense(0, 0)), three = Put(Random(3, 4, 1));
+  std::vector<double> none, norms(3, 7.0);
+  EXPECT_TRUE(backend_->Copy(rows.view(), rows.view()).ok());
+  EXPECT_TRUE(backend_->Axpby(1, columns.view(), 1, columns.view()).ok());
+  EXPECT_TRUE(
+      backend_->Gemm(1, rows.view(), Transpose::kNo, three.view(), Transpose::kYes, 0, Put(Dense(0, 3)).view()).ok());
+  EXPECT_EQ(*backend_->Dot(rows.view(), rows.view()), 0.0);
+  EXPECT_TRUE(backend_->RowSquaredNorms(columns.view(), absl::MakeSpan(norms)).ok());
+  EXPECT_THAT(norms, testing::Each(0.0));
+  EXPECT_TRUE(backend_->SpdInverse(square.view(), square.view()).ok());
+  EXPECT_TRUE(backend_->SymmetricEigen(square.view(), absl::MakeSpan(none), square.view()).ok());
+  EXPECT_TRUE(backend_->LowRankPrecondition({}, {}, rows.view(), rows.view()).ok());
+}
+
 TEST_P(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 7}, {33, 33}}) {
     const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5);
@@ -237,6 +279,43 @@ TEST_P(BackendConformanceTest, SpdInverseInverts) {
   }
 }
 
+// E A E for a well-conditioned A and powers of two E has the condition |E|^4 and an inverse known element by element.
+TEST_P(BackendConformanceTest, SpdInverseKeepsEveryElementAtConditionOneEPlus8) {
+  for (int64_t n : {2, 17, 65}) {
+    const Dense a = SpdMatrix(n, 4, 24);
+    Dense scaled = a, expected = reference::SpdInverse(a);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        const double factor = std::exp2(i % 2 * 14 + j % 2 * 14);
+        scaled.at(i, j) *= factor;
+        expected.at(i, j) /= factor;
+      }
+    }
+    Guarded da = Put(scaled), x = Put(Dense(n, n, NAN));
+    ASSERT_TRUE(backend_->SpdInverse(da.view(), x.view()).ok());
+    const Dense got = x.Read();
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        // A decomposition in f64 loses nothing that f32 could see; elements of A^-1 are at most 4.
+        const double unit = std::exp2(-(i % 2 * 14 + j % 2 * 14));
+        EXPECT_NEAR(got.at(i, j), expected.at(i, j), 4 * kEpsilon * unit) << n << ": " << i << ", " << j;
+      }
+    }
+  }
+}
+
+TEST_P(BackendConformanceTest, SpdInverseReadsTheLowerTriangleAlone) {
+  const Dense a = SpdMatrix(33, 10, 25);
+  Dense poisoned = a;
+  for (int64_t i = 0; i < 33; ++i) {
+    for (int64_t j = i + 1; j < 33; ++j) poisoned.at(i, j) = NAN;
+  }
+  Guarded whole = Put(a), half = Put(poisoned);
+  ASSERT_TRUE(backend_->SpdInverse(whole.view(), whole.view()).ok());
+  ASSERT_TRUE(backend_->SpdInverse(half.view(), half.view()).ok());
+  EXPECT_EQ(half.Read().data, whole.Read().data);
+}
+
 TEST_P(BackendConformanceTest, SpdInverseRefusesAndLeavesItsOutputAlone) {
   Dense indefinite = reference::Identity(4), nan = reference::Identity(4);
   indefinite.at(2, 2) = -1;
@@ -281,8 +360,8 @@ TEST_P(BackendConformanceTest, SymmetricEigenDecomposes) {
 }
 
 TEST_P(BackendConformanceTest, LowRankPreconditionMatchesTheMatricesItStandsFor) {
-  const int64_t sizes[][4] = {{1, 1, 1, 1},   {9, 13, 3, 5},  {40, 70, 8, 16},
-                              {33, 65, 0, 4}, {33, 65, 7, 0}, {12, 5, 0, 0}};
+  const int64_t sizes[][4] = {{1, 1, 1, 1},  {9, 13, 3, 5},   {40, 70, 8, 16}, {33, 65, 0, 4}, {33, 65, 7, 0},
+                              {12, 5, 0, 0}, {70, 40, 16, 8}, {65, 33, 0, 5},  {65, 33, 6, 0}, {31, 31, 4, 40}};
   for (const auto& [m, n, p, q] : sizes) {
     const Dense d = Random(m, n, 13), pv = Random(p, m, 14), qv = Random(q, n, 15);
     Dense s = SpdMatrix(std::max<int64_t>(p, 1), 10, 16), t = SpdMatrix(std::max<int64_t>(q, 1), 10, 17);
@@ -346,13 +425,24 @@ TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
 }
 
 TEST_P(BackendConformanceTest, GivesTheSameBitsAgainAndFromManyThreads) {
-  const Dense d = Random(130, 257, 21), v = Random(24, 257, 22), s = SpdMatrix(24, 10, 23);
-  Guarded dd = Put(d), dv = Put(v), ds = Put(s);
+  constexpr int64_t kRows = 130, kCols = 257, kRank = 24;
+  const Dense d = Random(kRows, kCols, 21), v = Random(kRank, kCols, 22), w = Random(kRank, kRows, 23);
+  const Dense s = SpdMatrix(kRank, 10, 24), big = SpdMatrix(kRows, 1e3, 25);
+  Guarded dd = Put(d), dv = Put(v), dw = Put(w), ds = Put(s), dbig = Put(big);
+  // The low-rank product, an inverse and an eigendecomposition, one below the other.
   const auto run = [&](std::vector<float>& out) {
-    DeviceMatrix u = backend_->Allocate(130, 257).value();
-    out.assign(130 * 257, 0.0f);
-    ASSERT_TRUE(backend_->LowRankPrecondition({}, {1.0, dv.view(), ds.view()}, dd.view(), u.view()).ok());
-    ASSERT_TRUE(backend_->Download(u.view(), MatrixView(out.data(), 130, 257)).ok());
+    DeviceMatrix u = backend_->Allocate(kRows, kCols).value(), x = backend_->Allocate(kRows, kRows).value(),
+                 q = backend_->Allocate(kRows, kRows).value();
+    std::vector<double> values(kRows);
+    ASSERT_TRUE(
+        backend_->LowRankPrecondition({1.5, dw.view(), ds.view()}, {1.0, dv.view(), ds.view()}, dd.view(), u.view())
+            .ok());
+    ASSERT_TRUE(backend_->SpdInverse(dbig.view(), x.view()).ok());
+    ASSERT_TRUE(backend_->SymmetricEigen(dbig.view(), absl::MakeSpan(values), q.view()).ok());
+    out.assign(kRows * (kCols + 2 * kRows), 0.0f);
+    ASSERT_TRUE(backend_->Download(u.view(), MatrixView(out.data(), kRows, kCols)).ok());
+    ASSERT_TRUE(backend_->Download(x.view(), MatrixView(out.data() + kRows * kCols, kRows, kRows)).ok());
+    ASSERT_TRUE(backend_->Download(q.view(), MatrixView(out.data() + kRows * (kCols + kRows), kRows, kRows)).ok());
   };
   std::vector<std::vector<float>> results(8);
   run(results[0]);
@@ -361,6 +451,7 @@ TEST_P(BackendConformanceTest, GivesTheSameBitsAgainAndFromManyThreads) {
   for (size_t i = 2; i < results.size(); ++i) threads.emplace_back([&, i] { run(results[i]); });
   for (std::thread& thread : threads) thread.join();
   for (const auto& result : results) {
+    ASSERT_EQ(result.size(), results[0].size());
     EXPECT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
   }
 }

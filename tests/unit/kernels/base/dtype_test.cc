@@ -83,6 +83,29 @@ TEST(DTypeTest, RoundsBrainFloatsToNearestEven) {
   }
 }
 
+// Long spans go through vector loops, single elements do not.
+TEST(DTypeTest, LongSpansGetTheBitsOfSingleElements) {
+  std::vector<float> values;
+  for (uint32_t i = 0; i < 5003; ++i) values.push_back(std::bit_cast<float>(i * 0x9e3779b9u));  // every exponent
+  for (float special : {NAN, INFINITY, -INFINITY, -0.0f, 65519.996f, 65520.0f, 6.1e-5f, 5.9e-8f, 1e-45f}) {
+    values.insert(values.begin() + 40, special);
+  }
+  for (DType dtype : {DType::kF16, DType::kBF16}) {
+    for (size_t count : {size_t{1}, size_t{7}, size_t{31}, size_t{64}, values.size()}) {
+      std::vector<char> bytes(2 * count + 1);
+      std::vector<float> back(count);
+      EncodeElements(dtype, absl::MakeConstSpan(values).first(count), 1.0f, bytes.data() + 1);
+      DecodeElements(dtype, bytes.data() + 1, 1.0f, absl::MakeSpan(back));
+      for (size_t i = 0; i < count; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, bytes.data() + 1 + 2 * i, 2);
+        ASSERT_EQ(bits, Encode(dtype, values[i])) << values[i];
+        ASSERT_EQ(std::bit_cast<uint32_t>(back[i]), std::bit_cast<uint32_t>(Decode(dtype, bits))) << values[i];
+      }
+    }
+  }
+}
+
 TEST(DTypeTest, ReadsAndWritesAtAnyAlignment) {
   const std::vector<float> values = {1.5f, -2.0f, 0.0f, 96.0f, -0.25f};
   for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {

@@ -41,7 +41,14 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.layers[0].d_in = 1; }, {"layers[0]", "d_in", "2 ..."}},  // a bias alone is no layer
       {[](SessionSpec& s) { s.layers[1].name = "enc"; }, {"layers[1]", "enc", "twice"}},
       {[](SessionSpec& s) { s.layers[1].name = ""; }, {"layers[1]", "name"}},
+      {[](SessionSpec& s) { s.layers[1].name = std::string(513, 'x'); }, {"layers[1]", "name", "513"}},
+      {[](SessionSpec& s) { s.layers[0].d_out = -1; }, {"layers[0]", "d_out", "-1"}},
+      {[](SessionSpec& s) { s.world_size = kMaxWorldSize + 1; }, {"world_size", "65537"}},
+      {[](SessionSpec& s) { s.sketches = -1; }, {"sketches", "-1"}},
       {[](SessionSpec& s) { s.exchange = ExchangeMode(9); }, {"exchange", "9"}},
+      {[](SessionSpec& s) { s.statistics = StatisticsKind(0); }, {"statistics", "got 0"}},
+      {[](SessionSpec& s) { s.statistics_dtype = DType(4); }, {"statistics_dtype", "4"}},
+      {[](SessionSpec& s) { s.gradient_dtype = DType(0); }, {"gradient_dtype", "got 0"}},
   };
   for (const Case& c : cases) {
     SessionSpec spec = GoodSpec();
@@ -52,10 +59,26 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
   }
 }
 
-TEST(SessionSpecTest, RefusesModesThatAreNotServed) {
+TEST(SessionSpecTest, AcceptsWhatIsExactlyAtTheLimits) {
   SessionSpec spec = GoodSpec();
-  spec.exchange = ExchangeMode::kReplay;
-  EXPECT_TRUE(absl::IsUnimplemented(ValidateSessionSpec(spec)));
+  spec.name = std::string(128, 'x');
+  spec.world_size = kMaxWorldSize;
+  spec.sketches = kMaxSketches;
+  spec.warmup_steps = 0;
+  spec.inv_freq = 1;
+  spec.staleness_steps = 1;
+  spec.layers = {{std::string(512, 'x'), 1, 1, false}, {"big", kMaxDimension, kMaxDimension, true}};
+  EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
+}
+
+TEST(SessionSpecTest, RefusesModesThatAreNotServedByName) {
+  SessionSpec spec = GoodSpec();
+  for (ExchangeMode mode : {ExchangeMode::kPullFactors, ExchangeMode::kReplay}) {
+    spec.exchange = mode;
+    const absl::Status status = ValidateSessionSpec(spec);
+    EXPECT_TRUE(absl::IsUnimplemented(status));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(ExchangeModeName(mode))));
+  }
 }
 
 TEST(SessionSpecTest, DescribesTheFirstDifference) {
