@@ -28,6 +28,9 @@ class BenchLayer {
   absl::Status Update() { return state_->Update({a_.view(), g_.view()}); }  // with the vectors fed last
   absl::Status Precondition() { return state_->Precondition(d_.view(), u_.view()); }
 
+  // Columns in use of both factors together: what a precondition really multiplies with.
+  int64_t ranks() const { return state_->summary().input_rank + state_->summary().output_rank; }
+
   // |A U B w - D w| / |D w| in double, with U = A^-1 D B^-1 as computed, w random, and A and B the damped averages of
   // all that was fed, written from the definition. Valid while the rank suffices for all vectors fed, and before Update
   // is called alone.

@@ -88,7 +88,7 @@ void UpdateDense(benchmark::State& state) {
 }
 BENCHMARK(UpdateDense)->Name("update/dense")->ArgNames({"d"})->Arg(256)->Arg(1024);
 
-// 4 (p + q) m n FLOP with p = q = r.
+// 4 (p + q) m n FLOP for the columns p and q that the factors have in use, which may be fewer than r.
 void PreconditionLowRank(benchmark::State& state) {
   const int64_t m = state.range(0), n = state.range(1), r = state.range(2);
   auto layer = CheckedLayer(state, m, n, "LOW_RANK", r);
@@ -99,7 +99,8 @@ void PreconditionLowRank(benchmark::State& state) {
     }
   }
   Measure(state, [&] { return layer->Precondition(); });
-  state.counters["flops"] = 8.0 * static_cast<double>(r) * static_cast<double>(m) * static_cast<double>(n);
+  state.counters["columns"] = static_cast<double>(layer->ranks());
+  state.counters["flops"] = 4.0 * static_cast<double>(layer->ranks()) * static_cast<double>(m) * static_cast<double>(n);
   state.counters["bytes"] = 4.0 * 2 * static_cast<double>(m) * static_cast<double>(n);
   state.counters["working_set"] = 4.0 * 2 * static_cast<double>(m) * static_cast<double>(n);
 }
