@@ -235,7 +235,8 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
       {"statistics/step_p99", Percentile(mkor.seconds, 0.99) * kMilli, "ms"},
       {"statistics/kernels_over_threads", kernels, "ms", step, kernels / step},
       {"statistics/not_kernels", step - kernels, "ms", step, (step - kernels) / step, kTargetMs,
-       step - kernels < kTargetMs},
+       // Less than none: the threads were kept from the cores, or few steps were far off; then nothing was measured.
+       step >= kernels && step - kernels < kTargetMs},
       {"statistics/transport_acknowledged", transport_step, "ms", step, transport_step / step},
       {"statistics/rank1_step_p50", least_step, "ms", step, least_step / step},
       {"statistics/rank1_not_kernels", least_step - least_kernels, "ms", step, (least_step - least_kernels) / step},
