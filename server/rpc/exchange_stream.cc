@@ -13,18 +13,12 @@
 namespace precondor::rpc {
 namespace {
 
-// Our own frames always encode: their fields are bounded and their payloads no larger than a chunk.
-void PushFrame(FrameQueue& queue, const v1::ExchangeResponse& response, std::vector<wire::PayloadPart> parts = {}) {
-  absl::StatusOr<grpc::ByteBuffer> frame = wire::EncodeFrame(response, parts);
-  if (frame.ok()) queue.Push(*std::move(frame));
-}
-
 void PushError(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::Status& status) {
   v1::ExchangeResponse response;
   *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ERROR);
   response.set_contribution(contribution.kind());
   *response.mutable_error() = wire::ToErrorDetail(status);
-  PushFrame(queue, response);
+  queue.Push(std::move(response));
 }
 
 void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate) {
@@ -32,17 +26,17 @@ void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplic
   *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ACK);
   response.set_contribution(contribution.kind());
   response.set_duplicate(duplicate);
-  PushFrame(queue, response);
+  queue.Push(std::move(response));
 }
 
 void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const GradientResult& result) {
   v1::ExchangeResponse response;
   *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_RESULT);
   EncodeResult(result, *response.mutable_header(), *response.mutable_outcome());
-  if (result.bytes == nullptr) return PushFrame(queue, response);
+  if (result.bytes == nullptr) return queue.Push(std::move(response));
   for (const wire::Chunk& chunk : wire::PlanChunks(result.bytes->size())) {
     response.mutable_header()->set_chunk_offset(chunk.offset);
-    PushFrame(queue, response, {{result.bytes->data() + chunk.offset, chunk.size, result.bytes}});
+    queue.Push(response, {result.bytes->data() + chunk.offset, chunk.size, result.bytes});
   }
 }
 
@@ -65,7 +59,7 @@ ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, const Clock&
   v1::ExchangeResponse credit;
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(credit_bytes);
-  PushFrame(*queue_, credit);
+  queue_->Push(std::move(credit));
   StartRead(&incoming_);
 }
 
@@ -97,21 +91,40 @@ void ExchangeStream::End(const absl::Status& status) {
 }
 
 absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
-  PRECONDOR_ASSIGN_OR_RETURN(const wire::Received<v1::ExchangeRequest> frame, wire::DecodeRequest(buffer));
-  const v1::FrameHeader& header = frame.message.header();
+  PRECONDOR_ASSIGN_OR_RETURN(wire::Received<v1::ExchangeRequest> frame, wire::DecodeRequest(buffer));
+  if (frame.message.bundle_size() == 0) {
+    HandleFrame(frame.message.header(), frame.payload);
+    return absl::OkStatus();
+  }
+  bool plain = !frame.message.has_header() && frame.payload.size() == 0;
+  for (const v1::ExchangeRequest& part : frame.message.bundle()) plain = plain && part.bundle_size() == 0;
+  if (!plain) {
+    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                          "bundle: expected frames alone, got a header, a payload or a bundle beside or inside them");
+  }
+  queue_->AllowBundles();
+  queue_->Hold();
+  const auto message = std::make_shared<const v1::ExchangeRequest>(std::move(frame.message));
+  for (const v1::ExchangeRequest& part : message->bundle()) {
+    HandleFrame(part.header(), wire::ReceivedBytes({part.payload()}, message));
+  }
+  queue_->Release();
+  return absl::OkStatus();
+}
+
+void ExchangeStream::HandleFrame(const v1::FrameHeader& header, const wire::ReceivedBytes& payload) {
   const auto admit = [this](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const ContributionHeader decoded, DecodeHeader(first));
     const absl::Status status = shard_.CheckHeader(decoded, first.payload_bytes());
     if (!status.ok()) shard_.CountRefusal(decoded, status);
     return status;
   };
-  absl::StatusOr<wire::ChunkAssembler::Result> result = assembler_.Add(header, frame.payload, admit);
+  absl::StatusOr<wire::ChunkAssembler::Result> result = assembler_.Add(header, payload, admit);
   if (!result.ok()) {
     PushError(*queue_, header, result.status());
   } else if (result->progress == wire::ChunkAssembler::Progress::kComplete) {
     Submit(*std::move(result));
   }
-  return absl::OkStatus();
 }
 
 void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution) {

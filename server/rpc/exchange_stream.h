@@ -29,7 +29,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void OnDone() override;
 
  private:
-  absl::Status Handle(const grpc::ByteBuffer& frame);
+  absl::Status Handle(const grpc::ByteBuffer& message);
+  void HandleFrame(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
   void Submit(wire::ChunkAssembler::Result contribution);
   void End(const absl::Status& status);
 

@@ -3,75 +3,62 @@
 // they hold this queue, never the stream.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <grpcpp/support/byte_buffer.h>
-#include <utility>
 
 #include "kernels/base/mutex.h"
+#include "precondor/v1/precondition.pb.h"
+#include "proto/wire/frame_codec.h"
 
 namespace precondor::rpc {
 
-// Frames to write, one at a time, and contributions still to be answered. Thread-safe. The two callbacks are called
-// under the queue's lock, so that none is called once Close has returned; they only start gRPC operations.
+// Frames to write, one message at a time, and contributions still to be answered. Thread-safe. The two callbacks are
+// called under the queue's lock, so that none is called once Close has returned; they only start gRPC operations.
 class FrameQueue {
  public:
-  // `write` starts writing the frame, which stays valid until Written; `more`: another one waits behind it. `drained`:
-  // half-closed, all answered, all written.
+  // `write` starts writing the message, which stays valid until Written; `more`: another one waits behind it.
+  // `drained`: half-closed, all answered, all written.
   FrameQueue(std::function<void(const grpc::ByteBuffer*, bool more)> write, std::function<void()> drained)
       : write_(std::move(write)), drained_(std::move(drained)) {}
 
-  void Push(grpc::ByteBuffer frame) {
-    MutexLock lock(mu_);
-    if (closed_) return;
-    frames_.push_back(std::move(frame));
-    if (frames_.size() == 1) write_(&frames_.front(), frames_.size() > 1);
-  }
-
+  // A null part: no payload.
+  void Push(v1::ExchangeResponse frame, wire::PayloadPart payload = {});
   // The write under way has ended well; begins the next.
-  void Written() {
-    MutexLock lock(mu_);
-    if (closed_) return;
-    frames_.pop_front();
-    if (!frames_.empty()) return write_(&frames_.front(), frames_.size() > 1);
-    CheckDrained();
-  }
+  void Written();
+
+  // The peer takes bundles: from now on frames without payload that wait together leave in one.
+  void AllowBundles();
+  // Between the two nothing begins to be written, so that the answers to a bundle can leave as one.
+  void Hold();
+  void Release();
 
   // One more, or one less, answer is owed.
-  void Owe() {
-    MutexLock lock(mu_);
-    ++owed_;
-  }
-  void Settle() {
-    MutexLock lock(mu_);
-    --owed_;
-    CheckDrained();
-  }
-
+  void Owe();
+  void Settle();
   // No more contributions will come.
-  void HalfClose() {
-    MutexLock lock(mu_);
-    half_closed_ = true;
-    CheckDrained();
-  }
-
+  void HalfClose();
   // The stream is ending: nothing will be written any more. True for the first call only.
-  bool Close() {
-    MutexLock lock(mu_);
-    return !std::exchange(closed_, true);
-  }
+  bool Close();
 
  private:
-  void CheckDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (closed_ || !half_closed_ || owed_ != 0 || !frames_.empty()) return;
-    closed_ = true;
-    drained_();
-  }
+  struct Frame {
+    v1::ExchangeResponse message;
+    wire::PayloadPart payload;
+  };
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Frame TakeBundle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CheckDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::function<void(const grpc::ByteBuffer*, bool more)> write_;
   const std::function<void()> drained_;
   Mutex mu_;
-  std::deque<grpc::ByteBuffer> frames_ ABSL_GUARDED_BY(mu_);
+  std::deque<Frame> frames_ ABSL_GUARDED_BY(mu_);
+  grpc::ByteBuffer writing_message_ ABSL_GUARDED_BY(mu_);
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool held_ ABSL_GUARDED_BY(mu_) = false;
+  bool bundles_ ABSL_GUARDED_BY(mu_) = false;
   int64_t owed_ ABSL_GUARDED_BY(mu_) = 0;
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

@@ -183,14 +183,22 @@ bool ScriptedServer::Serve(Stream& stream) {
   std::map<std::string, std::string> open;
   v1::ExchangeRequest request;
   while (stream.Read(&request)) {
-    const std::string key = KeyText(request.header());
-    std::string& payload = open[key];
-    if (payload.size() != request.header().chunk_offset()) return false;
-    payload += request.payload();
-    if (payload.size() < request.header().payload_bytes()) continue;
-    if (!Answer(stream, request.header(), payload)) return false;
-    open.erase(key);
+    if (request.bundle_size() == 0 && !Take(stream, request, open)) return false;
+    for (const v1::ExchangeRequest& part : request.bundle()) {
+      if (!Take(stream, part, open)) return false;
+    }
   }
+  return true;
+}
+
+bool ScriptedServer::Take(Stream& stream, const v1::ExchangeRequest& frame, std::map<std::string, std::string>& open) {
+  const std::string key = KeyText(frame.header());
+  std::string& payload = open[key];
+  if (payload.size() != frame.header().chunk_offset()) return false;
+  payload += frame.payload();
+  if (payload.size() < frame.header().payload_bytes()) return true;
+  if (!Answer(stream, frame.header(), payload)) return false;
+  open.erase(key);
   return true;
 }
 

@@ -73,6 +73,8 @@ class ScriptedServer {
 
   bool Serve(Stream& stream);
   // One whole contribution; false when the stream is to end.
+  // Puts one frame to its contribution, which is answered when it is whole; false ends the stream.
+  bool Take(Stream& stream, const v1::ExchangeRequest& frame, std::map<std::string, std::string>& open);
   bool Answer(Stream& stream, const v1::FrameHeader& header, const std::string& payload);
   bool Write(Stream& stream, const v1::ExchangeResponse& response);
   bool WriteResult(Stream& stream, const v1::FrameHeader& header, const std::string& payload);

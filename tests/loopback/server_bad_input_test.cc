@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bad input never crashes, hangs or changes state, and says what was expected and what came. A second session, which
 // sees only the good steps, tells what the answers have to be.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -206,6 +207,70 @@ TEST(ServerStreamTest, GarbageEndsTheStreamAlone) {
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MALFORMED);
   v1::PreconditionResponse response;
   EXPECT_TRUE(server.Precondition(RawRequest(job, 0, 0), &response).ok());
+}
+
+TEST(ServerStreamTest, BundledFramesAreTakenAndAnsweredAsIfAlone) {
+  RawServer server;
+  const v1::JoinSessionResponse one = server.OpenAndJoin("one"), bundled = server.OpenAndJoin("bundled");
+  // Statistics and gradient of both layers, a refused one between them.
+  const auto frames = [](const v1::JoinSessionResponse& job) {
+    v1::ExchangeRequest bundle;
+    for (int layer = 0; layer < 2; ++layer) {
+      for (v1::FrameKind kind : {v1::FRAME_KIND_STATISTICS, v1::FRAME_KIND_GRADIENT}) {
+        v1::ExchangeRequest& frame = *bundle.add_bundle();
+        *frame.mutable_header() = RawHeader(job, kind, 0, layer);
+        frame.set_payload(RawFloats(static_cast<int>(frame.header().payload_bytes() / 4), 3));
+      }
+      if (layer == 0) bundle.add_bundle()->mutable_header()->set_kind(v1::FRAME_KIND_ACK);
+    }
+    return bundle;
+  };
+  // The answers to the frames, sorted, without what tells the sessions apart.
+  const auto answers = [&server](const std::vector<v1::ExchangeRequest>& messages) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    auto stream = server.data->Exchange(&context);
+    for (const v1::ExchangeRequest& message : messages) EXPECT_TRUE(stream->Write(message));
+    stream->WritesDone();
+    std::vector<std::string> got;
+    const auto add = [&got](v1::ExchangeResponse answer) {
+      answer.mutable_header()->clear_session_id();
+      answer.mutable_header()->clear_epoch();
+      got.push_back(answer.DebugString());
+    };
+    v1::ExchangeResponse message;
+    while (stream->Read(&message)) {
+      if (message.bundle_size() == 0) add(message);
+      for (const v1::ExchangeResponse& answer : message.bundle()) add(answer);
+    }
+    EXPECT_TRUE(stream->Finish().ok());
+    std::sort(got.begin(), got.end());
+    return got;
+  };
+  const v1::ExchangeRequest parts = frames(one);
+  const std::vector<std::string> alone = answers({parts.bundle().begin(), parts.bundle().end()});
+  EXPECT_EQ(alone.size(), 1u + 4 + 2 + 1) << "credit, acknowledgements, results, refusal";
+  EXPECT_EQ(answers({frames(bundled)}), alone);
+}
+
+TEST(ServerStreamTest, BundlesBesideOrInsideOthersEndTheStream) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  v1::ExchangeRequest nested, beside;
+  nested.add_bundle()->add_bundle();
+  beside.add_bundle();
+  *beside.mutable_header() = RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0);
+  for (const v1::ExchangeRequest& bad : {nested, beside}) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    auto stream = server.data->Exchange(&context);
+    ASSERT_TRUE(stream->Write(bad));
+    v1::ExchangeResponse answer;
+    while (stream->Read(&answer)) {
+    }
+    EXPECT_EQ(DetailOf(stream->Finish()).reason(), v1::ERROR_REASON_MALFORMED);
+  }
+  EXPECT_EQ(server.Stats("job")[0].accepted(), 0u);
 }
 
 TEST(ServerStreamTest, DisconnectInTheMiddleOfAContributionLeavesNothing) {

@@ -33,6 +33,7 @@ constexpr absl::Duration kRetryPause = absl::Milliseconds(20);  // after a refus
 constexpr absl::Duration kCloseTimeout = absl::Seconds(1);      // for a stream that ends in order
 // Frames below this size wait in the transport for the one that follows at once: fewer system calls.
 constexpr uint64_t kCoalesceBytes = 64 << 10;
+constexpr size_t kBundledHeaderBytes = 160;  // more than any frame's header takes
 
 const std::string& ExchangeMethod() {
   static const std::string* const kMethod = new std::string("/precondor.v1.PreconditionService/Exchange");
@@ -235,47 +236,78 @@ void ShardLink::NotifyIfAcknowledged() {
 
 // --- writing ------------------------------------------------------------------------------------------------------
 
+std::optional<Outbox::Frame> ShardLink::NextFrame(absl::Time now) {
+  if (!ahead_.has_value()) return outbox_.Next(now);
+  return std::exchange(ahead_, std::nullopt);
+}
+
 void ShardLink::Pump() {
   if (state_ != StreamState::kOpen || writing_) return;
   const absl::Time now = absl::Now();
-  std::optional<Outbox::Frame> frame = std::move(ahead_);
-  ahead_.reset();
-  if (!frame.has_value()) frame = outbox_.Next(now);
+  std::optional<Outbox::Frame> frame = NextFrame(now);
   if (!frame.has_value()) return;
-  // A frame that waits in the transport for its successor needs one that is certain to come.
-  if (frame->chunk.size < kCoalesceBytes) ahead_ = outbox_.Next(now);
-  WriteFrame(*frame, ahead_.has_value());
+  std::vector<Outbox::Frame> frames = {*std::move(frame)};
+  if (frames.front().chunk.size < kCoalesceBytes) {
+    // What waits together travels together; a frame that waits in the transport for its successor needs one that is
+    // certain to come.
+    size_t bytes = BundledBytes(frames.front());
+    while ((ahead_ = NextFrame(now)).has_value() && (bytes += BundledBytes(*ahead_)) <= wire::kMaxBundleBytes) {
+      frames.push_back(*std::exchange(ahead_, std::nullopt));
+    }
+  }
+  WriteFrames(frames, ahead_.has_value());
 }
 
-void ShardLink::WriteFrame(const Outbox::Frame& frame, bool more) {
-  const Contribution& item = *frame.item;
+size_t ShardLink::BundledBytes(const Outbox::Frame& frame) {
+  const bool whole = frame.chunk.size == frame.item->payload.size();
+  return whole && frame.chunk.size < kCoalesceBytes ? frame.chunk.size + kBundledHeaderBytes
+                                                    : wire::kMaxBundleBytes + 1;
+}
+
+void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) {
   v1::ExchangeRequest request;
-  v1::FrameHeader* header = request.mutable_header();
-  header->set_session_id(options_.session_id);
-  header->set_epoch(epoch_);
-  header->set_step(item.id.step);
-  header->set_layer(item.id.layer);
-  header->set_rank(options_.rank);
-  header->set_incarnation(options_.incarnation);
-  header->set_kind(item.id.kind);
-  header->set_mode(wire::EncodeMode(item.mode));
-  header->set_samples(item.samples);
-  header->set_abstain(item.abstain);
-  for (const v1::TensorHeader& tensor : item.tensors) *header->add_tensors() = tensor;
-  header->set_chunk_offset(frame.chunk.offset);
-  header->set_payload_bytes(item.payload.size());
   std::vector<wire::PayloadPart> parts;
-  if (frame.chunk.size > 0) {
-    parts.push_back({item.payload.data() + frame.chunk.offset, frame.chunk.size, item.payload_owner});
+  int64_t payload_bytes = 0;
+  for (const Outbox::Frame& frame : frames) {
+    const Contribution& item = *frame.item;
+    const uint8_t* data = item.payload.data() + frame.chunk.offset;
+    if (frames.size() > 1) {
+      v1::ExchangeRequest* part = request.add_bundle();
+      *part->mutable_header() = MakeHeader(frame);
+      if (frame.chunk.size > 0) part->set_payload(data, frame.chunk.size);
+    } else {
+      *request.mutable_header() = MakeHeader(frame);
+      if (frame.chunk.size > 0) parts.push_back({data, frame.chunk.size, item.payload_owner});
+    }
+    const int64_t bytes = static_cast<int64_t>(frame.chunk.size);
+    auto& counter = item.id.kind == v1::FRAME_KIND_GRADIENT ? traffic_.gradient_bytes : traffic_.statistics_bytes;
+    counter.fetch_add(bytes, std::memory_order_relaxed);
+    payload_bytes += bytes;
   }
   absl::StatusOr<grpc::ByteBuffer> buffer = wire::EncodeFrame(request, parts);
-  PRECONDOR_CHECK(buffer.ok());  // a chunk is far below the limit of a message
-  const int64_t bytes = static_cast<int64_t>(frame.chunk.size);
-  auto& counter = item.id.kind == v1::FRAME_KIND_GRADIENT ? traffic_.gradient_bytes : traffic_.statistics_bytes;
-  counter.fetch_add(bytes, std::memory_order_relaxed);
-  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer->Length()) - bytes, std::memory_order_relaxed);
+  PRECONDOR_CHECK(buffer.ok());  // a chunk or a bundle is far below the limit of a message
+  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer->Length()) - payload_bytes, std::memory_order_relaxed);
   writing_ = true;
   stream_->Write(*std::move(buffer), more);
+}
+
+v1::FrameHeader ShardLink::MakeHeader(const Outbox::Frame& frame) const {
+  const Contribution& item = *frame.item;
+  v1::FrameHeader header;
+  header.set_session_id(options_.session_id);
+  header.set_epoch(epoch_);
+  header.set_step(item.id.step);
+  header.set_layer(item.id.layer);
+  header.set_rank(options_.rank);
+  header.set_incarnation(options_.incarnation);
+  header.set_kind(item.id.kind);
+  header.set_mode(wire::EncodeMode(item.mode));
+  header.set_samples(item.samples);
+  header.set_abstain(item.abstain);
+  for (const v1::TensorHeader& tensor : item.tensors) *header.add_tensors() = tensor;
+  header.set_chunk_offset(frame.chunk.offset);
+  header.set_payload_bytes(item.payload.size());
+  return header;
 }
 
 void ShardLink::OnWriteDone(bool ok) {
@@ -298,10 +330,14 @@ void ShardLink::OnRead(const grpc::ByteBuffer& buffer) {
     OnProtocolError(frame.status());
     return;
   }
-  const v1::ExchangeResponse& message = frame->message;
   const int64_t payload_bytes = static_cast<int64_t>(frame->payload.size());
   traffic_.result_bytes.fetch_add(payload_bytes, std::memory_order_relaxed);
   traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer.Length()) - payload_bytes, std::memory_order_relaxed);
+  if (frame->message.bundle_size() == 0) return OnFrame(frame->message, frame->payload);
+  for (const v1::ExchangeResponse& part : frame->message.bundle()) OnFrame(part, {});
+}
+
+void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload) {
   switch (message.header().kind()) {
     case v1::FRAME_KIND_CREDIT:
       OnCredit(message.credit_bytes());
@@ -310,7 +346,7 @@ void ShardLink::OnRead(const grpc::ByteBuffer& buffer) {
       if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id);
       return;
     case v1::FRAME_KIND_RESULT:
-      if (const auto id = MatchKey(message.header(), v1::FRAME_KIND_GRADIENT)) OnResult(*id, message, frame->payload);
+      if (const auto id = MatchKey(message.header(), v1::FRAME_KIND_GRADIENT)) OnResult(*id, message, payload);
       return;
     case v1::FRAME_KIND_ERROR: {
       const absl::Status status = wire::FromErrorDetail(message.error());

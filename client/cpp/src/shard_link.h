@@ -76,6 +76,7 @@ class ShardLink {
 
   // From the stream.
   void OnRead(const grpc::ByteBuffer& buffer);
+  void OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   void OnWriteDone(bool ok);
   void OnBroken();
   void OnStreamDone(const grpc::Status& status);
@@ -95,7 +96,12 @@ class ShardLink {
   void Connect(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WriteFrame(const Outbox::Frame& frame, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<Outbox::Frame> NextFrame(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What the frame takes in a bundle; too much for any when it may not be in one.
+  static size_t BundledBytes(const Outbox::Frame& frame);
+  // One message: the frame, or a bundle of several.
+  void WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  v1::FrameHeader MakeHeader(const Outbox::Frame& frame) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NotifyIfAcknowledged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/frame_queue.h"
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace precondor::rpc {
+
+void FrameQueue::Push(v1::ExchangeResponse frame, wire::PayloadPart payload) {
+  MutexLock lock(mu_);
+  if (closed_) return;
+  frames_.push_back({std::move(frame), std::move(payload)});
+  WriteNext();
+}
+
+void FrameQueue::Written() {
+  MutexLock lock(mu_);
+  writing_ = false;
+  WriteNext();
+  CheckDrained();
+}
+
+void FrameQueue::AllowBundles() {
+  MutexLock lock(mu_);
+  bundles_ = true;
+}
+
+void FrameQueue::Hold() {
+  MutexLock lock(mu_);
+  held_ = true;
+}
+
+void FrameQueue::Release() {
+  MutexLock lock(mu_);
+  held_ = false;
+  WriteNext();
+  CheckDrained();
+}
+
+void FrameQueue::Owe() {
+  MutexLock lock(mu_);
+  ++owed_;
+}
+
+void FrameQueue::Settle() {
+  MutexLock lock(mu_);
+  --owed_;
+  CheckDrained();
+}
+
+void FrameQueue::HalfClose() {
+  MutexLock lock(mu_);
+  half_closed_ = true;
+  CheckDrained();
+}
+
+bool FrameQueue::Close() {
+  MutexLock lock(mu_);
+  return !std::exchange(closed_, true);
+}
+
+void FrameQueue::WriteNext() {
+  while (!closed_ && !writing_ && !held_ && !frames_.empty()) {
+    Frame next = TakeBundle();
+    std::vector<wire::PayloadPart> parts;
+    if (next.payload.size > 0) parts.push_back(std::move(next.payload));
+    // Our own frames always encode: their fields are bounded and their payloads no larger than a chunk.
+    absl::StatusOr<grpc::ByteBuffer> message = wire::EncodeFrame(next.message, parts);
+    if (!message.ok()) continue;
+    writing_message_ = *std::move(message);
+    writing_ = true;
+    write_(&writing_message_, !frames_.empty());
+  }
+}
+
+FrameQueue::Frame FrameQueue::TakeBundle() {
+  Frame first = std::move(frames_.front());
+  frames_.pop_front();
+  size_t bytes = first.message.ByteSizeLong();
+  const auto joins = [&](const Frame& frame) {
+    return frame.payload.size == 0 && (bytes += frame.message.ByteSizeLong()) <= wire::kMaxBundleBytes;
+  };
+  if (!bundles_ || first.payload.size > 0 || frames_.empty() || !joins(frames_.front())) return first;
+  Frame bundle;
+  *bundle.message.add_bundle() = std::move(first.message);
+  do {
+    *bundle.message.add_bundle() = std::move(frames_.front().message);
+    frames_.pop_front();
+  } while (!frames_.empty() && joins(frames_.front()));
+  return bundle;
+}
+
+void FrameQueue::CheckDrained() {
+  if (closed_ || !half_closed_ || owed_ != 0 || writing_ || !frames_.empty()) return;
+  closed_ = true;
+  drained_();
+}
+
+}  // namespace precondor::rpc
