@@ -41,7 +41,6 @@ int Serve(const precondor::ServerConfig& config) {
     logger->Log(precondor::Severity::kError, "cannot start", {{"reason", app.status().ToString()}});
     return EXIT_FAILURE;
   }
-  std::atomic<bool> stopped = false;
   if (pipe2(g_signal_pipe, O_CLOEXEC) != 0) return EXIT_FAILURE;
   std::thread signal_thread([&app] {
     for (char byte = kSignalled; byte == kSignalled && read(g_signal_pipe[0], &byte, 1) == 1;) {
