@@ -107,6 +107,7 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
   }
   if (!AllFinite(gradient)) return Skip(slot, "the average of the gradients is not finite in f32");
   absl::StatusOr<Answer> answer = RunMethod(gradient);
+  if (answer.ok() && answer->result.decision == Decision::kSkip) return Skip(slot, std::move(answer->result.reason));
   if (answer.ok()) return Encode(slot, *std::move(answer), gradient);
   // RunMethod leaves `gradient` as it was when it fails.
   Answer identity;
@@ -135,8 +136,12 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   absl::Status status = backend.Download(u, host);
   if (status.ok() && !AllFinite(gradient)) status = absl::InternalError("the preconditioned gradient is not finite");
   if (!status.ok()) {
-    PRECONDOR_RETURN_IF_ERROR(backend.Download(d, host));
-    return status;
+    const absl::Status restored = backend.Download(d, host);
+    if (restored.ok()) return status;
+    // The average is lost, and what lies in its place may be anything: no replica may take it for a gradient.
+    answer.result.decision = Decision::kSkip;
+    answer.result.reason = absl::StrCat("the gradient did not come back from the device: ", restored.message());
+    return answer;
   }
   session_.shard->costs.RecordPrecondition(cost_entry_, absl::ToDoubleSeconds(answer.took));
   answer.preconditioned = true;

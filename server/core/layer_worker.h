@@ -58,6 +58,7 @@ class LayerWorker {
   absl::Status ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took);
   absl::Status UploadStacked(std::vector<Vote>& votes, MatrixView a, MatrixView g);
   absl::Status UploadMean(const std::vector<Vote>& votes, MatrixView a, MatrixView g);
+  // An error leaves `gradient` as it was. SKIP: it is lost.
   absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient);
   Answer Encode(StepSlot& slot, Answer answer, absl::Span<float> values);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What becomes of contributions: order, staleness, decisions, repetitions, the window.
+#include "tests/support/forwarding_backend.h"
 #include "tests/unit/server/core/shard_fixture.h"
 
 namespace precondor {
@@ -163,6 +164,50 @@ TEST_F(ShardPipelineTest, NonFiniteResultBecomesIdentityWithTheAverage) {
   EXPECT_EQ(reply->decision(), Decision::kIdentity);
   EXPECT_THAT((*reply->result)->reason, HasSubstr("not finite"));
   EXPECT_THAT(reply->values(), Each(FloatEq(2.0f)));
+}
+
+class ShardFaultTest : public ShardFixture {
+ protected:
+  ShardFaultTest() : cpu_(std::move(backend)) {
+    auto made = std::make_unique<ForwardingBackend>(*cpu_);
+    faulty = made.get();
+    backend = std::move(made);
+  }
+  ~ShardFaultTest() override {
+    shard.reset();
+    backend.reset();
+  }
+  ForwardingBackend* faulty;
+
+ private:
+  const std::unique_ptr<Backend> cpu_;
+};
+
+TEST_F(ShardFaultTest, NobodyGetsWhatADeviceFaultLeftForTheAverage) {
+  Start();
+  log->set_poison_results(true);
+  bool failed = true;
+  // Each operation of a step fails in its turn.
+  for (uint64_t step = 0; failed; ++step) {
+    SCOPED_TRACE(step);
+    Statistics(step, 0, 1);
+    Statistics(step, 1, 1);
+    faulty->FailAt(static_cast<int64_t>(step));
+    Gradient(step, 0, 1);
+    const auto reply = Gradient(step, 1, 3);
+    failed = faulty->failed();
+    faulty->NeverFail();
+    ASSERT_TRUE(reply->result.has_value());
+    if (reply->decision() == Decision::kSkip) {
+      EXPECT_THAT((*reply->result)->reason, HasSubstr("did not come back"));
+      EXPECT_EQ((*reply->result)->bytes, nullptr);
+    } else {
+      EXPECT_EQ(reply->decision(), Decision::kIdentity);
+      EXPECT_THAT(reply->values(), Each(FloatEq(2.0f)));
+    }
+  }
+  EXPECT_EQ(StatsOf(0).skipped, 1u);  // the last operation that can fail gives the average back
+  EXPECT_EQ(shard->in_flight(), 0);
 }
 
 TEST_F(ShardPipelineTest, AverageOfTheLargestFloatsIsFinite) {
