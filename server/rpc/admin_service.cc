@@ -19,7 +19,7 @@ AdminService::AdminService(AdminSubject subject, ControlRunner& runner)
 grpc::ServerUnaryReactor* AdminService::GetServerInfo(grpc::CallbackServerContext* context,
                                                       const v1::GetServerInfoRequest*,
                                                       v1::GetServerInfoResponse* response) {
-  return runner_.Run(context, "AdminService/GetServerInfo", [this, response] {
+  return runner_.RunNow(context, "AdminService/GetServerInfo", [this, response] {
     response->set_version(subject_.version);
     response->set_role(subject_.role);
     response->set_uptime_seconds(absl::ToDoubleSeconds(runner_.clock().Now() - start_));
@@ -72,13 +72,13 @@ absl::Status AdminService::Summarize(v1::ListSessionsResponse& response) const {
 grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext* context,
                                                      const v1::ListSessionsRequest*,
                                                      v1::ListSessionsResponse* response) {
-  return runner_.Run(context, "AdminService/ListSessions", [this, response] { return Summarize(*response); });
+  return runner_.RunNow(context, "AdminService/ListSessions", [this, response] { return Summarize(*response); });
 }
 
 grpc::ServerUnaryReactor* AdminService::GetLayerStats(grpc::CallbackServerContext* context,
                                                       const v1::GetLayerStatsRequest* request,
                                                       v1::GetLayerStatsResponse* response) {
-  return runner_.Run(context, "AdminService/GetLayerStats", [this, request, response]() -> absl::Status {
+  return runner_.RunNow(context, "AdminService/GetLayerStats", [this, request, response]() -> absl::Status {
     if (subject_.shard == nullptr) {
       return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
                             absl::StrCat("session \"", request->session().substr(0, 128),
@@ -92,7 +92,7 @@ grpc::ServerUnaryReactor* AdminService::GetLayerStats(grpc::CallbackServerContex
 
 grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
                                               v1::DrainResponse* response) {
-  return runner_.Run(context, "AdminService/Drain", [this, request, response] {
+  return runner_.RunNow(context, "AdminService/Drain", [this, request, response] {
     if (subject_.shard != nullptr) response->set_in_flight(static_cast<uint64_t>(subject_.shard->in_flight()));
     subject_.begin_drain(absl::Milliseconds(request->deadline_ms()));
     return absl::OkStatus();

@@ -39,7 +39,7 @@ grpc::ServerUnaryReactor* SessionService::JoinSession(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* SessionService::ReportStep(grpc::CallbackServerContext* context,
                                                      const v1::ReportStepRequest* request,
                                                      v1::ReportStepResponse* response) {
-  return runner_.Run(context, "SessionService/ReportStep", [this, request, response]() -> absl::Status {
+  return runner_.RunNow(context, "SessionService/ReportStep", [this, request, response]() -> absl::Status {
     StepReport report;
     report.session_id = request->session_id();
     report.epoch = request->epoch();
@@ -59,7 +59,7 @@ grpc::ServerUnaryReactor* SessionService::ReportStep(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* SessionService::LeaveSession(grpc::CallbackServerContext* context,
                                                        const v1::LeaveSessionRequest* request,
                                                        v1::LeaveSessionResponse*) {
-  return runner_.Run(context, "SessionService/LeaveSession", [this, request] {
+  return runner_.RunNow(context, "SessionService/LeaveSession", [this, request] {
     return coordinator_.LeaveSession(request->session_id(), request->rank(), request->incarnation());
   });
 }

@@ -9,7 +9,7 @@ namespace precondor::rpc {
 grpc::ServerUnaryReactor* ShardService::DescribeShard(grpc::CallbackServerContext* context,
                                                       const v1::DescribeShardRequest*,
                                                       v1::DescribeShardResponse* response) {
-  return runner_.Run(context, "ShardService/DescribeShard", [this, response]() -> absl::Status {
+  return runner_.RunNow(context, "ShardService/DescribeShard", [this, response]() -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const ShardDescription description, shard_.Describe());
     *response = EncodeDescription(description);
     return absl::OkStatus();

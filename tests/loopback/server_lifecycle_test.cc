@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Health, drain and the end of a server, in this process and as one of its own.
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -11,8 +12,10 @@
 #include <thread>
 #include <unistd.h>
 
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 
+#include "precondor/v1/shard.grpc.pb.h"
 #include "tests/loopback/raw_client.h"
 
 extern char** environ;
@@ -88,6 +91,67 @@ TEST(ServerLifecycleTest, WaitingUnaryCallDoesNotKeepTheServerUp) {
   server.owned_app().reset();
   waiting.join();
   EXPECT_FALSE(status.ok());
+}
+
+// A shard that takes calls and answers none of them before Release.
+class SilentShard final : public v1::ShardService::Service {
+ public:
+  SilentShard() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+  int calls() const { return calls_; }
+  void Release() { released_.Notify(); }
+
+ private:
+  grpc::Status DescribeShard(grpc::ServerContext*, const v1::DescribeShardRequest*,
+                             v1::DescribeShardResponse*) override {
+    ++calls_;
+    released_.WaitForNotificationWithTimeout(absl::Minutes(2));
+    return {grpc::StatusCode::FAILED_PRECONDITION, "released"};
+  }
+
+  std::atomic<int> calls_ = 0;
+  absl::Notification released_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// Calls that wait for a shard hold up neither those that do not, nor the end of the server once their clients are gone.
+TEST(ServerLifecycleTest, SilentShardHoldsUpOnlyThoseWhoNeedIt) {
+  constexpr int kThreads = 8;  // of the server's for calls that may wait
+  SilentShard shard;
+  ServerConfig config;
+  config.role = ServerRole::kCoordinator;
+  config.shards = {shard.address()};
+  config.shard_timeout_ms = 3600 * 1000;
+  RawServer server(config);
+  std::atomic<int> ended = 0;
+  std::vector<std::thread> openers;
+  const auto open = [&](int i) {
+    openers.emplace_back([&server, &ended, i] {
+      EXPECT_FALSE(server.Open(RawServer::Spec(absl::StrCat("job", i))).ok());
+      ++ended;
+    });
+  };
+  for (int i = 0; i < kThreads; ++i) open(i);
+  EXPECT_TRUE(WaitUntil([&] { return shard.calls() == kThreads; }));
+  for (int i = 0; i < kThreads; ++i) open(kThreads + i);
+  v1::GetServerInfoResponse info;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_EQ(ended, 0);
+  server.app().RequestDrain(absl::Milliseconds(1));
+  std::thread waiting([&] { server.app().Wait(); });
+  EXPECT_TRUE(WaitUntil([&] { return ended == 2 * kThreads; }));
+  shard.Release();
+  waiting.join();
+  for (std::thread& opener : openers) opener.join();
+  EXPECT_EQ(shard.calls(), kThreads);
 }
 
 TEST(ServerLifecycleTest, MetricsTellRefusals) {
