@@ -98,6 +98,7 @@ class ServerApp final : public App {
         }) {}
 
   ~ServerApp() override {
+    StopSealing();
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
     server_.reset();
     control_threads_.Drain();
@@ -116,6 +117,7 @@ class ServerApp final : public App {
       PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen));
       PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, metrics_port_));
     }
+    if (shard_ != nullptr && config_.statistics_deadline_ms > 0) sealing_ = std::thread([this] { SealOverdue(); });
     SetServing(true);
     PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_));
     logger_.Log(Severity::kInfo, "serving",
@@ -176,6 +178,9 @@ class ServerApp final : public App {
     options.advertise_address = config_.advertise;
     options.capacity_bytes = config_.memory_limit_bytes;
     options.window_steps = static_cast<int>(config_.window_steps);
+    if (config_.statistics_deadline_ms > 0) {
+      options.statistics_deadline = absl::Milliseconds(config_.statistics_deadline_ms);
+    }
     shard_ = std::make_unique<Shard>(options, *backend_, *compute_threads_, clock_, logger_, metrics_);
     metrics_.OnReservedBytes(0, config_.memory_limit_bytes);
     precondition_service_ =
@@ -230,6 +235,29 @@ class ServerApp final : public App {
     return absl::OkStatus();
   }
 
+  // A thread's work until StopSealing.
+  void SealOverdue() {
+    // Late by a quarter of the deadline at most.
+    const absl::Duration pause = absl::Milliseconds(std::max<int64_t>(1, config_.statistics_deadline_ms / 4));
+    for (;;) {
+      shard_->SealOverdue();
+      MutexLock lock(mu_);
+      stop_requested_.wait_until(mu_, absl::ToChronoTime(absl::Now() + pause),
+                                 [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_sealing_; });
+      if (stop_sealing_) return;
+    }
+  }
+
+  void StopSealing() {
+    if (!sealing_.joinable()) return;
+    {
+      MutexLock lock(mu_);
+      stop_sealing_ = true;
+    }
+    stop_requested_.notify_all();
+    sealing_.join();
+  }
+
   void SetServing(bool serving) {
     grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
     if (health == nullptr) return;
@@ -261,6 +289,9 @@ class ServerApp final : public App {
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
+  CondVar stop_requested_;
+  bool stop_sealing_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread sealing_;  // runs when statistics have a deadline
 };
 
 }  // namespace

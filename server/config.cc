@@ -120,6 +120,8 @@ const std::vector<Option>& Options() {
       NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
                    "bytes that sessions may reserve on a shard", true),
       NumberOption("window_steps", &C::window_steps, 2, 64, "steps of a layer that may be open at once"),
+      NumberOption("statistics_deadline_ms", &C::statistics_deadline_ms, 0, kHour,
+                   "wait for statistics once a step's gradients are in, then skip the layer's update; 0: no end"),
       NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
       TextOption("metrics_listen", &C::metrics_listen, "address of the Prometheus port, host:port; empty: none"),
       TextOption("metrics_port_file", &C::metrics_port_file, "file to write the Prometheus port to"),

@@ -26,6 +26,7 @@ struct ServerConfig {
   int64_t threads = 0;
   int64_t memory_limit_bytes = int64_t{8} << 30;
   int64_t window_steps = 2;
+  int64_t statistics_deadline_ms = 0;
   int64_t lease_steps = 64;
   std::string metrics_listen;
   std::string metrics_port_file;

@@ -154,6 +154,21 @@ TEST(ServerLifecycleTest, SilentShardHoldsUpOnlyThoseWhoNeedIt) {
   EXPECT_EQ(shard.calls(), kThreads);
 }
 
+TEST(ServerLifecycleTest, MissingStatisticsAreGivenUpAtTheirDeadline) {
+  ServerConfig config;
+  config.statistics_deadline_ms = 5;
+  RawServer server(config);
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  v1::PreconditionRequest request = RawRequest(job, 0, 0);
+  request.clear_statistics();
+  request.clear_statistics_payload();
+  v1::PreconditionResponse response;
+  const grpc::Status status = server.Precondition(request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.outcome().decision(), v1::DECISION_IDENTITY);
+  EXPECT_EQ(response.payload(), request.payload());
+}
+
 TEST(ServerLifecycleTest, MetricsTellRefusals) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
