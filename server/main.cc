@@ -36,21 +36,22 @@ void TuneMalloc() {
 int Serve(const precondor::ServerConfig& config) {
   const precondor::RealClock clock;
   const auto logger = precondor::MakeServerLogger(config, clock);
+  // Before anybody can know that the process is there. A signal that comes while it starts waits in the pipe.
+  if (pipe2(g_signal_pipe, O_CLOEXEC) != 0) return EXIT_FAILURE;
+  struct sigaction action = {};
+  action.sa_handler = [](int) { Notify(kSignalled); };
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
   auto app = precondor::App::Start(config, *logger);
   if (!app.ok()) {
     logger->Log(precondor::Severity::kError, "cannot start", {{"reason", app.status().ToString()}});
     return EXIT_FAILURE;
   }
-  if (pipe2(g_signal_pipe, O_CLOEXEC) != 0) return EXIT_FAILURE;
   std::thread signal_thread([&app] {
     for (char byte = kSignalled; byte == kSignalled && read(g_signal_pipe[0], &byte, 1) == 1;) {
       if (byte == kSignalled) (*app)->RequestDrain(absl::ZeroDuration());
     }
   });
-  struct sigaction action = {};
-  action.sa_handler = [](int) { Notify(kSignalled); };
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
   (*app)->Wait();
   Notify(kStopped);
   signal_thread.join();

@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <grpcpp/generic/generic_stub.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 
 #include "precondor/v1/shard.grpc.pb.h"
@@ -104,18 +104,19 @@ class SilentShard final : public v1::ShardService::Service {
   }
   std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
   int calls() const { return calls_; }
-  void Release() { released_.Notify(); }
+  void Release() { release_.set_value(); }
 
  private:
   grpc::Status DescribeShard(grpc::ServerContext*, const v1::DescribeShardRequest*,
                              v1::DescribeShardResponse*) override {
     ++calls_;
-    released_.WaitForNotificationWithTimeout(absl::Minutes(2));
+    released_.wait_for(std::chrono::minutes(2));
     return {grpc::StatusCode::FAILED_PRECONDITION, "released"};
   }
 
   std::atomic<int> calls_ = 0;
-  absl::Notification released_;
+  std::promise<void> release_;
+  std::shared_future<void> released_ = release_.get_future().share();
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
