@@ -93,6 +93,7 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckRange("staleness_steps", spec.staleness_steps, 0, 1));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics_dtype", spec.statistics_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("gradient_dtype", spec.gradient_dtype, DType::kBF16));
+  PRECONDOR_RETURN_IF_ERROR(ValidateFallbackConfig(spec.fallback));
   PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
   if (spec.exchange == ExchangeMode::kPullFactors || spec.exchange == ExchangeMode::kReplay) {
     return absl::UnimplementedError(absl::StrCat("exchange: expected DIRECT or DELEGATE, got ",
@@ -122,6 +123,9 @@ std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want)
   compare("statistics_dtype", have.statistics_dtype, want.statistics_dtype, DTypeName);
   compare("gradient_dtype", have.gradient_dtype, want.gradient_dtype, DTypeName);
   compare("method", have.method, want.method, MethodText);
+  if (difference.empty() && !(have.fallback == want.fallback)) {
+    difference = absl::StrCat("fallback.", DescribeDifference(have.fallback, want.fallback));
+  }
   return difference.empty() ? LayersDifference(have.layers, want.layers) : difference;
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/fallback_config.h"
 
 namespace precondor {
 
@@ -54,6 +55,7 @@ struct SessionSpec {
   DType statistics_dtype = DType::kF16;
   DType gradient_dtype = DType::kF32;
   MethodConfig method;
+  FallbackConfig fallback;
   std::vector<LayerSpec> layers;
   bool operator==(const SessionSpec&) const = default;
 };

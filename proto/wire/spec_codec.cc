@@ -41,17 +41,22 @@ PRECONDOR_SAME_VALUE(StatisticsKind::kSigned, STATISTICS_KIND_SIGNED);
 PRECONDOR_SAME_VALUE(Decision::kPreconditioned, DECISION_PRECONDITIONED);
 PRECONDOR_SAME_VALUE(Decision::kIdentity, DECISION_IDENTITY);
 PRECONDOR_SAME_VALUE(Decision::kSkip, DECISION_SKIP);
+PRECONDOR_SAME_VALUE(FallbackPolicy::kNever, FALLBACK_POLICY_NEVER);
+PRECONDOR_SAME_VALUE(FallbackPolicy::kLossRate, FALLBACK_POLICY_LOSS_RATE);
+PRECONDOR_SAME_VALUE(FallbackPolicy::kCostAware, FALLBACK_POLICY_COST_AWARE);
+PRECONDOR_SAME_VALUE(FallbackPolicy::kAtStep, FALLBACK_POLICY_AT_STEP);
 #undef PRECONDOR_SAME_VALUE
 static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE_FIRST_ORDER &&
                   v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_REPLAY &&
-                  v1::StatisticsKind_MAX == v1::STATISTICS_KIND_SIGNED && v1::Decision_MAX == v1::DECISION_SKIP,
+                  v1::StatisticsKind_MAX == v1::STATISTICS_KIND_SIGNED && v1::Decision_MAX == v1::DECISION_SKIP &&
+                  v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP,
               "a value was added: add its line above");
 
 absl::Status Malformed(absl::string_view message) {
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, message);
 }
 
-// All five enumerations keep 0 for "not set" and are numbered from 1 without gaps.
+// All six enumerations keep 0 for "not set" and are numbered from 1 without gaps.
 template <typename Ours, typename Wire>
 absl::StatusOr<Ours> DecodeEnum(Wire value, int last, absl::string_view type, absl::string_view field) {
   const int number = static_cast<int>(value);
@@ -159,6 +164,9 @@ v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind) {
   return EncodeEnum<StatisticsKind, v1::StatisticsKind>(kind);
 }
 v1::Decision EncodeDecision(Decision decision) { return EncodeEnum<Decision, v1::Decision>(decision); }
+v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy) {
+  return EncodeEnum<FallbackPolicy, v1::FallbackPolicy>(policy);
+}
 
 absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field) {
   return DecodeEnum<DType>(value, v1::DataType_MAX, "DataType", field);
@@ -174,6 +182,9 @@ absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, ab
 }
 absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field) {
   return DecodeEnum<Decision>(value, v1::Decision_MAX, "Decision", field);
+}
+absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field) {
+  return DecodeEnum<FallbackPolicy>(value, v1::FallbackPolicy_MAX, "FallbackPolicy", field);
 }
 
 v1::Layer EncodeLayer(const LayerSpec& layer) {
@@ -225,6 +236,53 @@ absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config) 
   return out;
 }
 
+v1::FallbackConfig EncodeFallbackConfig(const FallbackConfig& config) {
+  v1::FallbackConfig out;
+  out.set_policy(EncodeFallbackPolicy(config.policy));
+  if (config.at_step) out.set_at_step(*config.at_step);
+  out.set_loss_decay(config.loss_decay);
+  out.set_rate_decay(config.rate_decay);
+  out.set_lr_jump(config.lr_jump);
+  out.set_min_steps(config.min_steps);
+  out.set_beta(config.beta);
+  out.set_patience_steps(config.patience_steps);
+  out.set_probe_interval_steps(config.probe_interval_steps);
+  out.set_probe_settle_steps(config.probe_settle_steps);
+  out.set_probe_steps(config.probe_steps);
+  out.set_probe_margin(config.probe_margin);
+  out.set_probe_wins(config.probe_wins);
+  out.set_reentry(config.reentry);
+  out.set_reentry_beta(config.reentry_beta);
+  out.set_reentry_min_steps(config.reentry_min_steps);
+  out.set_reentry_min_decrease(config.reentry_min_decrease);
+  return out;
+}
+
+absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& config) {
+  if (const int number = FirstUnknownField(config); number != 0) {
+    return Malformed(absl::StrCat("fallback: unknown option, field ", number));
+  }
+  FallbackConfig out;
+  PRECONDOR_RETURN_IF_ERROR(DecodeOrDefault(config.policy(), &DecodeFallbackPolicy, "fallback.policy", out.policy));
+  if (config.has_at_step()) out.at_step = config.at_step();
+  if (config.has_loss_decay()) out.loss_decay = config.loss_decay();
+  if (config.has_rate_decay()) out.rate_decay = config.rate_decay();
+  if (config.has_lr_jump()) out.lr_jump = config.lr_jump();
+  if (config.has_min_steps()) out.min_steps = config.min_steps();
+  if (config.has_beta()) out.beta = config.beta();
+  if (config.has_patience_steps()) out.patience_steps = config.patience_steps();
+  if (config.has_probe_interval_steps()) out.probe_interval_steps = config.probe_interval_steps();
+  if (config.has_probe_settle_steps()) out.probe_settle_steps = config.probe_settle_steps();
+  if (config.has_probe_steps()) out.probe_steps = config.probe_steps();
+  if (config.has_probe_margin()) out.probe_margin = config.probe_margin();
+  if (config.has_probe_wins()) out.probe_wins = config.probe_wins();
+  out.reentry = config.reentry();
+  if (config.has_reentry_beta()) out.reentry_beta = config.reentry_beta();
+  if (config.has_reentry_min_steps()) out.reentry_min_steps = config.reentry_min_steps();
+  if (config.has_reentry_min_decrease()) out.reentry_min_decrease = config.reentry_min_decrease();
+  return out;
+}
+
 absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   PRECONDOR_ASSIGN_OR_RETURN(v1::MethodConfig method, EncodeMethodConfig(spec.method));
   v1::SessionSpec out;
@@ -240,6 +298,7 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   out.set_statistics_data_type(EncodeDType(spec.statistics_dtype));
   out.set_gradient_data_type(EncodeDType(spec.gradient_dtype));
   *out.mutable_method() = std::move(method);
+  if (!(spec.fallback == FallbackConfig{})) *out.mutable_fallback() = EncodeFallbackConfig(spec.fallback);
   for (const LayerSpec& layer : spec.layers) *out.add_layers() = EncodeLayer(layer);
   return out;
 }
@@ -256,6 +315,7 @@ absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
   status.Update(DecodeOrDefault(spec.gradient_data_type(), &DecodeDType, "gradient_data_type", out.gradient_dtype));
   PRECONDOR_RETURN_IF_ERROR(status);
   PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(spec.method()));
+  PRECONDOR_ASSIGN_OR_RETURN(out.fallback, DecodeFallbackConfig(spec.fallback()));
   out.sketches = spec.sketches();
   if (out.sketches == 0 && out.statistics == StatisticsKind::kSigned && out.world_size > 0) {
     out.sketches = (kMaxSketches - 1) / out.world_size + 1;  // ceil(16 / world_size)

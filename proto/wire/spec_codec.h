@@ -18,6 +18,7 @@ v1::Mode EncodeMode(Mode mode);
 v1::ExchangeMode EncodeExchangeMode(ExchangeMode exchange);
 v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind);
 v1::Decision EncodeDecision(Decision decision);
+v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy);
 
 // `field` is named in the error. Unset and unknown values are errors.
 absl::StatusOr<DType> DecodeDType(v1::DataType value, absl::string_view field);
@@ -25,6 +26,7 @@ absl::StatusOr<Mode> DecodeMode(v1::Mode value, absl::string_view field);
 absl::StatusOr<ExchangeMode> DecodeExchangeMode(v1::ExchangeMode value, absl::string_view field);
 absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, absl::string_view field);
 absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field);
+absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field);
 
 v1::Layer EncodeLayer(const LayerSpec& layer);
 LayerSpec DecodeLayer(const v1::Layer& layer);
@@ -35,6 +37,11 @@ LayerSpec DecodeLayer(const v1::Layer& layer);
 absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config);
 absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config);
 
+// Decoding also refuses fields of a later release: passed over, they would make the job switch at another step.
+v1::FallbackConfig EncodeFallbackConfig(const FallbackConfig& config);
+absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& config);
+
+// A fallback with nothing but defaults is left out.
 absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec);
 absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec);
 

@@ -30,6 +30,24 @@ SessionSpec FullSpec() {
   spec.method.name = "mkor";
   spec.method.options = {
       {"rule", std::string("BLEND")}, {"rank", 16.0}, {"gamma", 0.9}, {"scaling", std::string("NONE")}};
+  // Every field differs from its default.
+  spec.fallback = {.policy = FallbackPolicy::kCostAware,
+                   .at_step = 0,
+                   .loss_decay = 0.5,
+                   .rate_decay = 0,
+                   .lr_jump = 0.25,
+                   .min_steps = 7,
+                   .beta = 0.2,
+                   .patience_steps = 3,
+                   .probe_interval_steps = 11,
+                   .probe_settle_steps = 0,
+                   .probe_steps = 13,
+                   .probe_margin = 0,
+                   .probe_wins = 1,
+                   .reentry = true,
+                   .reentry_beta = 0.75,
+                   .reentry_min_steps = 17,
+                   .reentry_min_decrease = 0};
   spec.layers = {{"encoder.0", 48, 65, true}, {"ünïcode", 1, 1 << 20, false}};
   return spec;
 }
@@ -88,6 +106,57 @@ TEST(SpecCodecTest, AbsentFieldsHaveTheDefaultsThatTheProtoGives) {
   EXPECT_EQ(spec->gradient_dtype, DType::kF32);
   EXPECT_EQ(spec->method.name, "mkor");
   EXPECT_TRUE(spec->method.options.empty());
+}
+
+TEST(SpecCodecTest, AbsentFallbackFieldsHaveTheDefaultsThatTheProtoGives) {
+  v1::SessionSpec message;
+  message.mutable_fallback();
+  const absl::StatusOr<SessionSpec> spec = DecodeSessionSpec(message);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const FallbackConfig& fallback = spec->fallback;
+  EXPECT_EQ(fallback.policy, FallbackPolicy::kNever);
+  EXPECT_EQ(fallback.at_step, std::nullopt);
+  EXPECT_EQ(fallback.loss_decay, 0.95);
+  EXPECT_EQ(fallback.rate_decay, 0.99);
+  EXPECT_EQ(fallback.lr_jump, 0.1);
+  EXPECT_EQ(fallback.min_steps, 200);
+  EXPECT_EQ(fallback.beta, 0.1);
+  EXPECT_EQ(fallback.patience_steps, 50);
+  EXPECT_EQ(fallback.probe_interval_steps, 1000);
+  EXPECT_EQ(fallback.probe_settle_steps, 20);
+  EXPECT_EQ(fallback.probe_steps, 100);
+  EXPECT_EQ(fallback.probe_margin, 0.1);
+  EXPECT_EQ(fallback.probe_wins, 3);
+  EXPECT_FALSE(fallback.reentry);
+  EXPECT_EQ(fallback.reentry_beta, 0.5);
+  EXPECT_EQ(fallback.reentry_min_steps, 1000);
+  EXPECT_EQ(fallback.reentry_min_decrease, 0.05);
+}
+
+TEST(SpecCodecTest, ADefaultFallbackIsLeftOutAndMeansTheSame) {
+  SessionSpec spec = FullSpec();
+  spec.fallback = {};
+  EXPECT_FALSE(Encoded(spec).has_fallback());
+  v1::SessionSpec spelled_out = Encoded(spec);
+  *spelled_out.mutable_fallback() = EncodeFallbackConfig(spec.fallback);
+  EXPECT_EQ(*DecodeSessionSpec(spelled_out), spec);
+}
+
+TEST(SpecCodecTest, EveryFallbackPolicySurvives) {
+  for (const FallbackPolicy policy :
+       {FallbackPolicy::kNever, FallbackPolicy::kLossRate, FallbackPolicy::kCostAware, FallbackPolicy::kAtStep}) {
+    EXPECT_EQ(*DecodeFallbackPolicy(EncodeFallbackPolicy(policy), "p"), policy);
+  }
+}
+
+TEST(SpecCodecTest, FallbackOptionsOfALaterReleaseAreRefused) {
+  v1::SessionSpec message;
+  v1::FallbackConfig* fallback = message.mutable_fallback();
+  fallback->set_policy(static_cast<v1::FallbackPolicy>(5));
+  ExpectMalformed(DecodeSessionSpec(message).status(), "fallback.policy: expected a FallbackPolicy of 1 ... 4, got 5");
+  fallback->Clear();
+  fallback->GetReflection()->MutableUnknownFields(fallback)->AddVarint(55, 1);
+  ExpectMalformed(DecodeSessionSpec(message).status(), "fallback: unknown option, field 55");
 }
 
 TEST(SpecCodecTest, SketchesDefaultToSixteenAcrossTheWorkers) {
