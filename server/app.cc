@@ -181,6 +181,7 @@ class ServerApp final : public App {
     if (config_.statistics_deadline_ms > 0) {
       options.statistics_deadline = absl::Milliseconds(config_.statistics_deadline_ms);
     }
+    options.quorum = config_.quorum;
     shard_ = std::make_unique<Shard>(options, *backend_, *compute_threads_, clock_, logger_, metrics_);
     metrics_.OnReservedBytes(0, config_.memory_limit_bytes);
     precondition_service_ =

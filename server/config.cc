@@ -2,10 +2,15 @@
 #include "server/config.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <set>
+#include <unistd.h>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -20,11 +25,15 @@
 namespace precondor {
 namespace {
 
+constexpr absl::string_view kVariablePrefix = "PRECONDOR_";
+constexpr size_t kSlip = 2;  // letters by which a variable's name misses an option's when it was meant to be that
+
 struct Option {
   std::string name;  // as in YAML; flags have '-' for '_', the environment upper case
   std::string help;
   std::function<absl::Status(ServerConfig&, absl::string_view)> set;  // the error says what was expected
   std::function<std::string(const ServerConfig&)> get;
+  bool list = false;  // whether the file may have a list
 };
 
 absl::Status Expected(absl::string_view what) { return absl::InvalidArgumentError(what); }
@@ -79,6 +88,20 @@ Option NumberOption(std::string name, int64_t ServerConfig::*field, int64_t low,
           [field](const ServerConfig& config) { return absl::StrCat(config.*field); }};
 }
 
+// Digits enough that the text gives the number back.
+Option FractionOption(std::string name, double ServerConfig::*field, std::string help) {
+  return {std::move(name), std::move(help),
+          [field](ServerConfig& config, absl::string_view text) {
+            double number = 0;
+            if (!absl::SimpleAtod(text, &number) || !(number > 0 && number <= 1)) {
+              return Expected("a number above 0 and at most 1");
+            }
+            config.*field = number;
+            return absl::OkStatus();
+          },
+          [field](const ServerConfig& config) { return absl::StrFormat("%.17g", config.*field); }};
+}
+
 Option RoleOption() {
   return {"role", "all: coordinator and one shard in one process; shard; coordinator (all|shard|coordinator)",
           [](ServerConfig& config, absl::string_view text) {
@@ -101,7 +124,7 @@ Option ShardsOption() {
             }
             return absl::OkStatus();
           },
-          [](const ServerConfig& config) { return absl::StrJoin(config.shards, ","); }};
+          [](const ServerConfig& config) { return absl::StrJoin(config.shards, ","); }, true};
 }
 
 const std::vector<Option>& Options() {
@@ -122,6 +145,8 @@ const std::vector<Option>& Options() {
       NumberOption("window_steps", &C::window_steps, 2, 64, "steps of a layer that may be open at once"),
       NumberOption("statistics_deadline_ms", &C::statistics_deadline_ms, 0, kHour,
                    "wait for statistics once a step's gradients are in, then skip the layer's update; 0: no end"),
+      FractionOption("quorum", &C::quorum,
+                     "fraction of the workers whose statistics suffice for the update at that deadline"),
       NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
       TextOption("metrics_listen", &C::metrics_listen, "address of the Prometheus port, host:port; empty: none"),
       TextOption("metrics_port_file", &C::metrics_port_file, "file to write the Prometheus port to"),
@@ -138,7 +163,7 @@ const std::vector<Option>& Options() {
 }
 
 std::string FlagName(absl::string_view name) { return absl::StrCat("--", absl::StrReplaceAll(name, {{"_", "-"}})); }
-std::string VariableName(absl::string_view name) { return absl::StrCat("PRECONDOR_", absl::AsciiStrToUpper(name)); }
+std::string VariableName(absl::string_view name) { return absl::StrCat(kVariablePrefix, absl::AsciiStrToUpper(name)); }
 
 size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -162,13 +187,17 @@ const Option* FindOption(absl::string_view name) {
   return nullptr;
 }
 
-absl::Status UnknownOption(absl::string_view source, absl::string_view name) {
+const Option& NearestOption(absl::string_view name) {
+  name = name.substr(0, 64);
   const auto& options = Options();
-  const auto nearest = std::min_element(options.begin(), options.end(), [name](const Option& a, const Option& b) {
+  return *std::min_element(options.begin(), options.end(), [name](const Option& a, const Option& b) {
     return EditDistance(a.name, name) < EditDistance(b.name, name);
   });
-  return absl::InvalidArgumentError(
-      absl::StrCat(source, ": unknown option \"", name.substr(0, 64), "\"; the nearest is \"", nearest->name, "\""));
+}
+
+absl::Status UnknownOption(absl::string_view source, absl::string_view name) {
+  return absl::InvalidArgumentError(absl::StrCat(source, ": unknown option \"", name.substr(0, 64),
+                                                 "\"; the nearest is \"", NearestOption(name).name, "\""));
 }
 
 absl::Status SetOption(ServerConfig& config, const Option& option, absl::string_view text, std::string origin) {
@@ -181,44 +210,82 @@ absl::Status SetOption(ServerConfig& config, const Option& option, absl::string_
   return absl::OkStatus();
 }
 
-absl::Status ApplyFile(ServerConfig& config, const std::string& path) {
-  YAML::Node root;
+absl::StatusOr<YAML::Node> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  for (char part[4096]; file.is_open() && !file.eof() && !file.bad();) {
+    file.read(part, sizeof(part));
+    text.append(part, static_cast<size_t>(file.gcount()));
+  }
+  // A folder opens, and turns bad when it is read.
+  if (!file.is_open() || file.bad()) return absl::NotFoundError(absl::StrCat("--config: cannot read ", path));
   try {
-    root = YAML::LoadFile(path);
-  } catch (const YAML::BadFile&) {
-    return absl::NotFoundError(absl::StrCat("--config: cannot read ", path));
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("file ", path, ": expected one YAML document, got ", documents.size()));
+    }
+    return documents.empty() ? YAML::Node() : documents[0];
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(absl::StrCat("file ", path, ": ", error.what()));
   }
+}
+
+// A key's value as the text that a flag would have: a list's items with commas between, nothing for no value.
+absl::StatusOr<std::string> FileValue(const YAML::Node& value, const Option& option, absl::string_view origin) {
+  const bool list = value.IsSequence() && option.list;
+  if (value.IsNull()) return "";
+  if (value.IsScalar()) return value.Scalar();
+  std::vector<std::string> items;
+  for (const auto& item : value) {
+    if (!list || !item.IsScalar()) break;
+    items.push_back(item.Scalar());
+  }
+  if (list && items.size() == value.size()) return absl::StrJoin(items, ",");
+  return absl::InvalidArgumentError(
+      absl::StrCat(origin, ": expected one value", option.list ? " or a list of them" : "", ", got a ",
+                   value.IsSequence() ? "list" : "map", list ? " with a list or a map in it" : ""));
+}
+
+absl::Status ApplyFile(ServerConfig& config, const std::string& path) {
+  PRECONDOR_ASSIGN_OR_RETURN(const YAML::Node root, ReadFile(path));
+  const std::string source = absl::StrCat("file ", path);
   if (root.IsNull()) return absl::OkStatus();
-  if (!root.IsMap()) return absl::InvalidArgumentError(absl::StrCat("file ", path, ": expected a map of options"));
+  if (!root.IsMap()) return absl::InvalidArgumentError(absl::StrCat(source, ": expected a map of options"));
+  std::set<std::string> seen;
   for (const auto& entry : root) {
     const std::string name = entry.first.IsScalar() ? entry.first.Scalar() : "";
-    const std::string source = absl::StrCat("file ", path);
     const Option* option = FindOption(name);
     if (option == nullptr) return UnknownOption(source, name);
-    std::string text = entry.second.IsScalar() ? entry.second.Scalar() : "";
-    if (entry.second.IsSequence()) {
-      for (const auto& item : entry.second) absl::StrAppend(&text, text.empty() ? "" : ",", item.Scalar());
-    }
-    PRECONDOR_RETURN_IF_ERROR(SetOption(config, *option, text, absl::StrCat(source, ": ", name)));
+    std::string origin = absl::StrCat(source, ": ", name);
+    if (!seen.insert(name).second)
+      return absl::InvalidArgumentError(absl::StrCat(origin, ": expected once, got twice"));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::string text, FileValue(entry.second, *option, origin));
+    PRECONDOR_RETURN_IF_ERROR(SetOption(config, *option, text, std::move(origin)));
   }
   return absl::OkStatus();
 }
 
-absl::Status ApplyEnvironment(ServerConfig& config, const EnvironmentFn& environment) {
+absl::Status ApplyEnvironment(ServerConfig& config, const Environment& environment) {
   for (const Option& option : Options()) {
     const std::string variable = VariableName(option.name);
-    if (const char* value = environment(variable.c_str()); value != nullptr) {
-      PRECONDOR_RETURN_IF_ERROR(SetOption(config, option, value, absl::StrCat("environment ", variable)));
+    if (const auto found = environment.find(variable); found != environment.end()) {
+      PRECONDOR_RETURN_IF_ERROR(SetOption(config, option, found->second, absl::StrCat("environment ", variable)));
     }
+  }
+  for (const auto& [variable, value] : environment) {
+    absl::string_view rest = variable;
+    if (!absl::ConsumePrefix(&rest, kVariablePrefix) || rest == "CONFIG") continue;
+    const std::string name = absl::AsciiStrToLower(rest);
+    const size_t distance = EditDistance(NearestOption(name).name, name);
+    if (distance > 0 && distance <= kSlip) return UnknownOption(absl::StrCat("environment ", variable), name);
   }
   return absl::OkStatus();
 }
 
 struct CommandLine {
   ConfigAction action = ConfigAction::kRun;
-  std::string file;
+  std::optional<std::string> file;
   std::vector<std::pair<const Option*, std::string>> values;
 };
 
@@ -251,27 +318,46 @@ absl::StatusOr<CommandLine> ReadCommandLine(const std::vector<std::string>& argu
   return line;
 }
 
-absl::Status CheckAddress(absl::string_view name, absl::string_view address) {
+// The option, and where it was set.
+std::string OriginOf(const ServerConfig& config, const std::string& name) {
+  const auto origin = config.origins.find(name);
+  return origin == config.origins.end() || origin->second == "default" ? name : origin->second;
+}
+
+// Others dial what is dialled: it has a port of its own.
+absl::Status CheckAddress(const ServerConfig& config, const std::string& name, absl::string_view address,
+                          bool dialled) {
   const size_t colon = address.rfind(':');
+  const int low = dialled ? 1 : 0;
   int port = -1;
   if (colon != absl::string_view::npos && colon > 0 && absl::SimpleAtoi(address.substr(colon + 1), &port) &&
-      port >= 0 && port <= 65535) {
+      port >= low && port <= 65535) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(name, ": expected host:port, got \"", address, "\""));
+  return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, name), ": expected host:port with a port in ", low,
+                                                 " ... 65535, got \"", address.substr(0, 128), "\""));
 }
 
 absl::Status CheckWhole(const ServerConfig& config) {
-  PRECONDOR_RETURN_IF_ERROR(CheckAddress("listen", config.listen));
-  if (!config.metrics_listen.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAddress("metrics_listen", config.metrics_listen));
-  if (!config.advertise.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAddress("advertise", config.advertise));
-  for (const std::string& shard : config.shards) PRECONDOR_RETURN_IF_ERROR(CheckAddress("shards", shard));
+  PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "listen", config.listen, false));
+  if (!config.metrics_listen.empty()) {
+    PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "metrics_listen", config.metrics_listen, false));
+  }
+  if (!config.advertise.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "advertise", config.advertise, true));
+  std::set<std::string> seen;
+  for (const std::string& shard : config.shards) {
+    PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "shards", shard, true));
+    if (!seen.insert(shard).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(OriginOf(config, "shards"), ": expected each address once, got \"", shard, "\" twice"));
+    }
+  }
   if (config.role == ServerRole::kCoordinator && config.shards.empty()) {
     return absl::InvalidArgumentError("shards: expected at least one address with role coordinator, got none");
   }
   if (config.role != ServerRole::kCoordinator && !config.shards.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shards: expected none with role ", ServerRoleName(config.role), ", got ", config.shards.size()));
+    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shards"), ": expected none with role ",
+                                                   ServerRoleName(config.role), ", got ", config.shards.size()));
   }
   const bool wildcard = absl::StartsWith(config.listen, "0.0.0.0:") || absl::StartsWith(config.listen, "[::]:");
   if (config.role == ServerRole::kAll && wildcard && config.advertise.empty()) {
@@ -295,22 +381,27 @@ absl::string_view ServerRoleName(ServerRole role) {
   return "unknown";
 }
 
-EnvironmentFn ProcessEnvironment() {
-  return [](const char* name) -> const char* { return std::getenv(name); };
+Environment ProcessEnvironment() {
+  Environment environment;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::pair<std::string, std::string> variable = absl::StrSplit(*entry, absl::MaxSplits('=', 1));
+    if (absl::StartsWith(variable.first, kVariablePrefix)) environment.insert(variable);
+  }
+  return environment;
 }
 
 absl::StatusOr<ParsedConfig> ParseServerConfig(const std::vector<std::string>& arguments,
-                                               const EnvironmentFn& environment) {
+                                               const Environment& environment) {
   PRECONDOR_ASSIGN_OR_RETURN(CommandLine line, ReadCommandLine(arguments));
   ParsedConfig parsed;
   parsed.action = line.action;
   if (line.action == ConfigAction::kHelp || line.action == ConfigAction::kVersion) return parsed;
   ServerConfig& config = parsed.config;
   for (const Option& option : Options()) config.origins[option.name] = "default";
-  if (line.file.empty()) {
-    if (const char* path = environment("PRECONDOR_CONFIG"); path != nullptr) line.file = path;
-  }
-  if (!line.file.empty()) PRECONDOR_RETURN_IF_ERROR(ApplyFile(config, line.file));
+  std::string path;
+  if (const auto found = environment.find("PRECONDOR_CONFIG"); found != environment.end()) path = found->second;
+  path = line.file.value_or(path);
+  if (!path.empty()) PRECONDOR_RETURN_IF_ERROR(ApplyFile(config, path));
   PRECONDOR_RETURN_IF_ERROR(ApplyEnvironment(config, environment));
   for (const auto& [option, value] : line.values) {
     PRECONDOR_RETURN_IF_ERROR(SetOption(config, *option, value, absl::StrCat("flag ", FlagName(option->name))));
@@ -350,7 +441,7 @@ std::string PrintServerConfig(const ServerConfig& config) {
     value << YAML::DoubleQuoted << option.get(config);
     const auto origin = config.origins.find(option.name);
     absl::StrAppend(&text, option.name, ": ", value.c_str(), "  # ",
-                    origin == config.origins.end() ? "default" : origin->second, "\n");
+                    origin == config.origins.end() ? "default" : absl::Utf8SafeCEscape(origin->second), "\n");
   }
   return text;
 }

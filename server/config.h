@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -27,6 +26,7 @@ struct ServerConfig {
   int64_t memory_limit_bytes = int64_t{8} << 30;
   int64_t window_steps = 2;
   int64_t statistics_deadline_ms = 0;
+  double quorum = 1.0;
   int64_t lease_steps = 64;
   std::string metrics_listen;
   std::string metrics_port_file;
@@ -51,14 +51,17 @@ struct ParsedConfig {
   ConfigAction action = ConfigAction::kRun;
 };
 
-// Value of an environment variable, or null; the process' own by default.
-using EnvironmentFn = std::function<const char*(const char* name)>;
-EnvironmentFn ProcessEnvironment();
+// Environment variables by name.
+using Environment = std::map<std::string, std::string>;
+Environment ProcessEnvironment();  // those of this process that begin with PRECONDOR_
 
-// `arguments` without the program's name. InvalidArgument names the source, the option, what was expected and what
-// came; an unknown name in any source is an error that offers the nearest known one. NotFound: the file.
+// `arguments` without the program's name; of a flag given twice the last counts, a key twice in the file is an error.
+// InvalidArgument names the source, the option, what was expected and what came; an unknown name is an error that
+// offers the nearest known one, but in the environment only when it looks like a slip (others have their own variables
+// there: Kubernetes makes PRECONDOR_PORT for a service "precondor"). NotFound: the file. Relative paths are those of
+// the working directory, also in the file.
 absl::StatusOr<ParsedConfig> ParseServerConfig(const std::vector<std::string>& arguments,
-                                               const EnvironmentFn& environment);
+                                               const Environment& environment);
 
 // The text of --help: every option with its default, and examples.
 std::string ServerHelp();
