@@ -159,6 +159,18 @@ absl::Status Backend::Symmetrize(MatrixView a) {
   return a.size() == 0 ? absl::OkStatus() : DoSymmetrize(a);
 }
 
+absl::Status Backend::PackLower(ConstMatrixView x, MatrixView packed) {
+  PRECONDOR_RETURN_IF_ERROR(CheckSquare("PackLower", "x", x));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("PackLower", "packed", packed, 1, x.rows * (x.rows + 1) / 2));
+  return x.size() == 0 ? absl::OkStatus() : DoPackLower(x, packed);
+}
+
+absl::Status Backend::UnpackLower(ConstMatrixView packed, MatrixView x) {
+  PRECONDOR_RETURN_IF_ERROR(CheckSquare("UnpackLower", "x", x));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("UnpackLower", "packed", packed, 1, x.rows * (x.rows + 1) / 2));
+  return x.size() == 0 ? absl::OkStatus() : DoUnpackLower(packed, x);
+}
+
 absl::Status Backend::SpdInverse(ConstMatrixView a, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("SpdInverse", "a", a));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("SpdInverse", "x", x, a.rows, a.cols));

@@ -87,11 +87,15 @@ class Backend {
   absl::Status Diagonal(ConstMatrixView a, absl::Span<double> out);
   // a = (a + a') / 2.
   absl::Status Symmetrize(MatrixView a);
+  // The lower triangle of x [n, n], row after row, as packed [1, n (n + 1) / 2]; and back, to both triangles. The first
+  // m rows of a packed matrix are the first m (m + 1) / 2 elements. Neither may alias.
+  absl::Status PackLower(ConstMatrixView x, MatrixView packed);
+  absl::Status UnpackLower(ConstMatrixView packed, MatrixView x);
   // x = a^-1 for symmetric positive definite a (lower triangle read). x may be a. FailedPrecondition, x unchanged,
   // when a is not numerically positive definite or not finite.
   absl::Status SpdInverse(ConstMatrixView a, MatrixView x);
-  // a = sum_i values[i] q_i q_i', q_i the *rows* of q, values ascending. FailedPrecondition, outputs unchanged, when
-  // a is not finite or the decomposition does not converge.
+  // a = sum_i values[i] q_i q_i' (lower triangle read), q_i the *rows* of q, values ascending. FailedPrecondition,
+  // outputs unchanged, when a is not finite or the decomposition does not converge.
   absl::Status SymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q);
 
   // --- composites: a default in terms of the primitives, for a backend to fuse ---------------------------------
@@ -121,6 +125,8 @@ class Backend {
   virtual absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) = 0;
   virtual absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) = 0;
   virtual absl::Status DoSymmetrize(MatrixView a) = 0;
+  virtual absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) = 0;
+  virtual absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) = 0;
   virtual absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) = 0;
   virtual absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) = 0;
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,

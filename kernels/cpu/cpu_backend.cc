@@ -163,6 +163,19 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
+    float* out = packed.data;
+    for (int64_t i = 0; i < x.rows; ++i) out = std::copy_n(x.row(i), i + 1, out);
+    return absl::OkStatus();
+  }
+
+  absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
+    const float* in = packed.data;
+    for (int64_t i = 0; i < x.rows; in += ++i) std::copy_n(in, i + 1, x.row(i));
+    CombineTriangles(x, [](float below, float) { return below; });
+    return absl::OkStatus();
+  }
+
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
     const int n = static_cast<int>(a.rows);
     std::vector<double> work;

@@ -6,8 +6,9 @@
 
 namespace precondor {
 
-absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, Backend& backend) {
-  return config.UsesLowRank(d) ? LowRankFactor::Make(config, d, backend) : DenseFactor::Make(config, d, backend);
+absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, uint64_t phase,
+                                                   Backend& backend) {
+  return config.UsesLowRank(d) ? LowRankFactor::Make(config, d, phase, backend) : DenseFactor::Make(config, d, backend);
 }
 
 int64_t FactorStateBytes(const MkorConfig& config, int64_t d) {

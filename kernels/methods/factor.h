@@ -46,8 +46,10 @@ inline double PublishedWeight(double gamma, double x) {
   return (1.0 - gamma) / (gamma * gamma * (1.0 + gamma * (1.0 - gamma) * (x > 0 ? x : 0.0)));
 }
 
-// A factor of dimension d in the representation that the configuration chooses; J = I at first.
-absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, Backend& backend);
+// A factor of dimension d in the representation that the configuration chooses; J = I at first. Factors of different
+// `phase` do their occasional heavy work (recompression) at different steps, so that no step has to do it for all.
+absl::StatusOr<std::unique_ptr<Factor>> MakeFactor(const MkorConfig& config, int64_t d, uint64_t phase,
+                                                   Backend& backend);
 // Device bytes of its state, and of the largest scratch of one Prepare with k vectors or one Inverse.
 int64_t FactorStateBytes(const MkorConfig& config, int64_t d);
 int64_t FactorScratchBytes(const MkorConfig& config, int64_t d, int64_t k);

@@ -16,17 +16,14 @@ constexpr double kNoiseFloor = 1e-6;
 constexpr double kNegligibleShare = 1e-4;
 constexpr int64_t kSmallRank = 64;
 
+int64_t PackedSize(int64_t n) { return n * (n + 1) / 2; }
+MatrixView FirstElements(MatrixView packed, int64_t count) { return MatrixView(packed.data, 1, count, packed.stride); }
+
 int64_t Capacity(const MkorConfig& config, int64_t d) { return std::min(config.rank, d); }
 
 // Whether columns may be given up to save eigendecompositions: a small factor cannot afford to lose them, and one of
 // full rank loses nothing.
 bool Truncates(int64_t capacity, int64_t d) { return capacity >= kSmallRank && capacity < d; }
-
-// Columns kept by a recompression when k arrive a step: as few as leave room for whole further steps in at most a
-// quarter of the capacity, so that an eigendecomposition serves several steps.
-int64_t RetainedRank(int64_t capacity, int64_t d, int64_t k) {
-  return Truncates(capacity, d) ? capacity - k * (capacity / 4 / k) : capacity;
-}
 
 // PUBLISHED: below this share J's identity is noise beside its low-rank part; J stays positive definite.
 constexpr double kSmallestIdentity = 1e-12;
@@ -39,18 +36,19 @@ void Decay(double factor, std::vector<double>& values) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Factor>> LowRankFactor::Make(const MkorConfig& config, int64_t d, Backend& backend) {
-  std::unique_ptr<LowRankFactor> factor(new LowRankFactor(config, d, backend));
+absl::StatusOr<std::unique_ptr<Factor>> LowRankFactor::Make(const MkorConfig& config, int64_t d, uint64_t phase,
+                                                            Backend& backend) {
+  std::unique_ptr<LowRankFactor> factor(new LowRankFactor(config, d, phase, backend));
   const int64_t r = Capacity(config, d);
   PRECONDOR_ASSIGN_OR_RETURN(factor->vectors_, backend.Allocate(r, d));
-  PRECONDOR_ASSIGN_OR_RETURN(factor->gram_, backend.Allocate(r, r));
+  PRECONDOR_ASSIGN_OR_RETURN(factor->gram_, backend.Allocate(1, PackedSize(r)));
   factor->discard_next_ = config.rule == UpdateRule::kReference;
   return std::unique_ptr<Factor>(std::move(factor));
 }
 
 int64_t LowRankFactor::StateBytes(const MkorConfig& config, int64_t d) {
   const int64_t r = Capacity(config, d);
-  return (r * d + r * r) * static_cast<int64_t>(sizeof(float));
+  return (r * d + PackedSize(r)) * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t LowRankFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
@@ -58,7 +56,7 @@ int64_t LowRankFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t
   // Terms and clamped vectors, then the worst of their making and of a recompression, which may follow another one in
   // the same step.
   const int64_t terms = 2 * k * d, making = chunk * (d + r + 2 * chunk);
-  const int64_t recompression = n * d + 2 * n * n + 2 * r * (d + r);
+  const int64_t recompression = 4 * n * n + 2 * (r * d + PackedSize(r));
   return std::max(terms + std::max(making, recompression), r * r) * static_cast<int64_t>(sizeof(float));
 }
 
@@ -80,6 +78,7 @@ absl::Status LowRankFactor::Prepare(ConstMatrixView vectors) {
   next.identity = identity_;
   next.tail = tail_;
   next.weights = weights_;
+  next.recompressed = recompressed_;
   if (discard_next_) {  // the package throws its first vector away, blend included
     staged_ = std::move(next);
     return absl::OkStatus();
@@ -107,6 +106,7 @@ void LowRankFactor::Commit() {
   mean_square_ = staged_.mean_square;
   identity_ = staged_.identity;
   discard_next_ = staged_.discard_next;
+  recompressed_ = staged_.recompressed;
   if (staged_.replaces) {
     vectors_ = std::move(staged_.vectors);
     gram_ = std::move(staged_.gram);
@@ -246,15 +246,15 @@ absl::Status LowRankFactor::Add(Terms terms, Staged& next) {
   return absl::OkStatus();
 }
 
-// The blocks of [old; new][old; new]' that are not there yet.
-absl::Status LowRankFactor::FillGram(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView gram) const {
+MatrixView LowRankFactor::Gram(Staged& next, int64_t n) {
+  return FirstElements(next.replaces ? next.gram.view() : gram_.view(), PackedSize(n));
+}
+
+absl::Status LowRankFactor::GramRows(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView rows) const {
   const int64_t n = old_rows.rows, k = new_rows.rows;
-  const MatrixView corner(gram.row(n) + n, k, k, gram.stride);
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, new_rows, Transpose::kNo, new_rows, Transpose::kYes, 0.0, corner));
-  if (n == 0) return absl::OkStatus();
-  const MatrixView below(gram.row(n), k, n, gram.stride), beside(gram.data + n, n, k, gram.stride);
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, new_rows, Transpose::kNo, old_rows, Transpose::kYes, 0.0, below));
-  return backend_.Gemm(1.0, old_rows, Transpose::kNo, new_rows, Transpose::kYes, 0.0, beside);
+  const MatrixView beside(rows.data, k, n, rows.stride), corner(rows.data + n, k, k, rows.stride);
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, new_rows, Transpose::kNo, old_rows, Transpose::kYes, 0.0, beside));
+  return backend_.Gemm(1.0, new_rows, Transpose::kNo, new_rows, Transpose::kYes, 0.0, corner);
 }
 
 absl::Status LowRankFactor::Append(ConstMatrixView rows, absl::Span<const double> weights, Staged& next) {
@@ -268,7 +268,13 @@ absl::Status LowRankFactor::Append(ConstMatrixView rows, absl::Span<const double
     return negligible ? ReplaceLightest(rows, weights, next) : Recompress(rows, weights, next);
   }
   PRECONDOR_RETURN_IF_ERROR(backend_.Copy(rows, Vectors(next).RowRange(n, k)));
-  PRECONDOR_RETURN_IF_ERROR(FillGram(Vectors(next).RowRange(0, n), rows, Gram(next).Corner(n + k, n + k)));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(k, n + k));
+  PRECONDOR_RETURN_IF_ERROR(GramRows(Vectors(next).RowRange(0, n), rows, products.view()));
+  const MatrixView gram = Gram(next, n + k);
+  for (int64_t i = 0; i < k; ++i) {
+    const MatrixView packed_row(gram.data + PackedSize(n + i), 1, n + i + 1, gram.stride);
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(ConstMatrixView(products.view().row(i), 1, n + i + 1), packed_row));
+  }
   next.weights.insert(next.weights.end(), weights.begin(), weights.end());
   return absl::OkStatus();
 }
@@ -280,10 +286,11 @@ absl::Status LowRankFactor::ReplaceLightest(ConstMatrixView rows, absl::Span<con
   std::stable_sort(order.begin(), order.end(),
                    [&next](int64_t i, int64_t j) { return next.weights[i] < next.weights[j]; });
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend_.Allocate(vectors_.rows(), d_));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix new_gram, backend_.Allocate(gram_.rows(), gram_.cols()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix packed, backend_.Allocate(1, gram_.cols()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix full_gram, backend_.Allocate(n, n));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(n, k));
   PRECONDOR_RETURN_IF_ERROR(backend_.Copy(Vectors(next), vectors.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(Gram(next), new_gram.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(Gram(next, n), full_gram.view()));
   for (int64_t i = 0; i < k; ++i) {
     next.tail += next.weights[order[i]];
     next.weights[order[i]] = weights[i];
@@ -291,26 +298,36 @@ absl::Status LowRankFactor::ReplaceLightest(ConstMatrixView rows, absl::Span<con
   }
   const ConstMatrixView all = vectors.view().RowRange(0, n);
   PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, all, Transpose::kNo, rows, Transpose::kYes, 0.0, products.view()));
-  const MatrixView gram = new_gram.view();
+  const MatrixView gram = full_gram.view();
   for (int64_t i = 0; i < k; ++i) {
     const ConstMatrixView column(products.view().data + i, n, 1, k);
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(column, MatrixView(gram.data + order[i], n, 1, gram.stride)));
     // The row is the column again: one element a row of a [n, 1] view over it.
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(column, MatrixView(gram.row(order[i]), n, 1, 1)));
   }
+  PRECONDOR_RETURN_IF_ERROR(backend_.PackLower(gram, FirstElements(packed.view(), PackedSize(n))));
   next.vectors = std::move(vectors);
-  next.gram = std::move(new_gram);
+  next.gram = std::move(packed);
   next.replaces = true;
   return absl::OkStatus();
+}
+
+// Columns kept when k arrive a step: as few as leave room for whole further steps in at most a quarter of the capacity,
+// so that an eigendecomposition serves several steps. The first time room for fewer, by phase: factors that have begun
+// together then do not go on recompressing together.
+int64_t LowRankFactor::RetainedRank(int64_t k, const Staged& next) const {
+  const int64_t capacity = vectors_.rows(), steps = capacity / 4 / k;
+  if (!Truncates(capacity, d_) || steps == 0) return capacity;
+  const int64_t room = next.recompressed ? steps : 1 + static_cast<int64_t>(phase_ % static_cast<uint64_t>(steps));
+  return capacity - k * room;
 }
 
 absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<const double> new_weights, Staged& next) {
   const int64_t n = next.weights.size(), k = new_rows.rows, all = n + k, capacity = vectors_.rows();
   const ConstMatrixView old_rows = Vectors(next).RowRange(0, n);
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rows, backend_.Allocate(all, d_));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gram, backend_.Allocate(all, all));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(Gram(next).Corner(n, n), gram.view().Corner(n, n)));
-  PRECONDOR_RETURN_IF_ERROR(FillGram(old_rows, new_rows, gram.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(Gram(next, n), gram.view().Corner(n, n)));
+  PRECONDOR_RETURN_IF_ERROR(GramRows(old_rows, new_rows, gram.view().RowRange(n, k)));
 
   std::vector<double> weights = next.weights;
   weights.insert(weights.end(), new_weights.begin(), new_weights.end());
@@ -324,29 +341,36 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
 
   // Ascending: the last rows of q are the ones to keep.
   const double floor = kNoiseFloor * std::max(values.back(), 0.0);
-  const int64_t wanted = std::min(all, RetainedRank(capacity, d_, k));
+  const int64_t wanted = std::min(all, RetainedRank(k, next));
   int64_t kept = 0;
   while (kept < wanted && values[all - 1 - kept] > floor) ++kept;
   const std::vector<double> kept_values(values.end() - kept, values.end());
   std::vector<double> inverse_roots;
   inverse_roots.reserve(kept_values.size());
   for (double value : kept_values) inverse_roots.push_back(1.0 / std::sqrt(value));
-  // c_new = diag(value^-1/2) Q diag(roots) c: orthonormal up to rounding, so that the new Gram matrix is I.
-  const absl::Span<const double> all_roots = roots;
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(all_roots.subspan(0, n), old_rows, rows.view().RowRange(0, n)));
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(all_roots.subspan(n, k), new_rows, rows.view().RowRange(n, k)));
+  // c_new = T c with T = diag(value^-1/2) Q diag(roots): orthonormal up to rounding, so that the new Gram matrix is I.
   const MatrixView kept_q = q.view().RowRange(all - kept, kept);
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(inverse_roots, kept_q, kept_q));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(0.0, gram.view(), 0.0, gram.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, gram.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots, gram.view(), gram.view()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix t, backend_.Allocate(kept, all));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, kept_q, Transpose::kNo, gram.view(), Transpose::kNo, 0.0, t.view()));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend_.Allocate(capacity, d_));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix identity, backend_.Allocate(capacity, capacity));
-  PRECONDOR_RETURN_IF_ERROR(
-      backend_.Gemm(1.0, kept_q, Transpose::kNo, rows.view(), Transpose::kNo, 0.0, vectors.view().RowRange(0, kept)));
-  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, identity.view().Corner(kept, kept)));
+  const MatrixView kept_rows = vectors.view().RowRange(0, kept);
+  const ConstMatrixView of_old(t.view().data, kept, n, all), of_new(t.view().data + n, kept, k, all);
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, of_old, Transpose::kNo, old_rows, Transpose::kNo, 0.0, kept_rows));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, of_new, Transpose::kNo, new_rows, Transpose::kNo, 1.0, kept_rows));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix identity, backend_.Allocate(kept, kept));
+  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, identity.view()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix packed, backend_.Allocate(1, gram_.cols()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.PackLower(identity.view(), FirstElements(packed.view(), PackedSize(kept))));
+  next.recompressed = true;
   next.tail += std::max(Sum(weights) - largest * Sum(kept_values), 0.0);
   next.weights = kept_values;
   Decay(largest, next.weights);
   next.vectors = std::move(vectors);
-  next.gram = std::move(identity);
+  next.gram = std::move(packed);
   next.replaces = true;
   return absl::OkStatus();
 }
@@ -366,7 +390,9 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
     // lambda.
     std::vector<double> s(n);
     for (int64_t i = 0; i < n; ++i) s[i] = std::sqrt(weights_[i] / (mass_ * mu));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, gram_.view().Corner(n, n), out.core.view()));
+    const ConstMatrixView gram(gram_.view().data, 1, PackedSize(n));
+    PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(gram, out.core.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.core.view(), out.core.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.core.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(out.core.view(), out.core.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.core.view(), out.core.view()));

@@ -16,7 +16,8 @@ namespace precondor {
 
 class LowRankFactor final : public Factor {
  public:
-  static absl::StatusOr<std::unique_ptr<Factor>> Make(const MkorConfig& config, int64_t d, Backend& backend);
+  static absl::StatusOr<std::unique_ptr<Factor>> Make(const MkorConfig& config, int64_t d, uint64_t phase,
+                                                      Backend& backend);
   static int64_t StateBytes(const MkorConfig& config, int64_t d);
   static int64_t ScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
 
@@ -41,6 +42,7 @@ class LowRankFactor final : public Factor {
     DeviceMatrix vectors;  // when it replaces
     DeviceMatrix gram;
     bool discard_next = false;
+    bool recompressed = false;
   };
   // New terms of M: row i enters with weights[i]; rows need not be unit vectors.
   struct Terms {
@@ -48,7 +50,9 @@ class LowRankFactor final : public Factor {
     std::vector<double> weights;
   };
 
-  LowRankFactor(const MkorConfig& config, int64_t d, Backend& backend) : config_(config), d_(d), backend_(backend) {}
+  LowRankFactor(const MkorConfig& config, int64_t d, uint64_t phase, Backend& backend)
+      : config_(config), d_(d), phase_(phase), backend_(backend) {}
+  int64_t RetainedRank(int64_t k, const Staged& next) const;
   absl::Status UpdateExact(ConstMatrixView vectors, Staged& next);
   absl::Status UpdateShermanMorrison(ConstMatrixView vectors, Staged& next);
   absl::Status UpdatePublished(ConstMatrixView vectors, Staged& next);
@@ -61,23 +65,27 @@ class LowRankFactor final : public Factor {
   absl::Status Append(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
   absl::Status ReplaceLightest(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
   absl::Status Recompress(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
-  absl::Status FillGram(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView gram) const;
+  // The lower rows of [old; new][old; new]' that belong to the new ones, [k, n + k].
+  absl::Status GramRows(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView rows) const;
   MatrixView Vectors(Staged& next) { return next.replaces ? next.vectors.view() : vectors_.view(); }
-  MatrixView Gram(Staged& next) { return next.replaces ? next.gram.view() : gram_.view(); }
+  // Of the first n rows, packed.
+  MatrixView Gram(Staged& next, int64_t n);
   double Trace() const;
   double Damping() const;
 
   const MkorConfig config_;
   const int64_t d_;
+  const uint64_t phase_;
   Backend& backend_;
   DeviceMatrix vectors_;  // [r, d]; the first weights_.size() rows are in use
-  DeviceMatrix gram_;     // [r, r] likewise
+  DeviceMatrix gram_;     // lower triangle of [r, r], packed, likewise
   std::vector<double> weights_;
   double tail_ = 0;  // trace of what recompression dropped, decayed like the rest
   double mass_ = 0;
   double mean_square_ = 0;
   double identity_ = 1;
   bool discard_next_ = false;
+  bool recompressed_ = false;  // once at least
   Staged staged_;
 };
 

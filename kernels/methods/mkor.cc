@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/factor.h"
 #include "kernels/methods/mkor_config.h"
@@ -123,11 +124,19 @@ class MkorState final : public LayerState {
   absl::Status InitSide(int64_t d, std::vector<Block>& side) {
     int64_t begin = 0;
     for (int64_t size : BlockSizes(d, config_.max_factor_dim)) {
-      PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Factor> factor, MakeFactor(config_, size, backend_));
+      PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Factor> factor,
+                                 MakeFactor(config_, size, Phase(side, begin), backend_));
       side.push_back({begin, size, std::move(factor)});
       begin += size;
     }
     return absl::OkStatus();
+  }
+
+  // Any number that differs between factors and is the same on every machine.
+  uint64_t Phase(const std::vector<Block>& side, int64_t begin) const {
+    std::vector<uint64_t> words(layer_.name.begin(), layer_.name.end());
+    words.push_back(&side == &in_ ? 0 : 1);
+    return CounterRandom(words).Bits(static_cast<uint64_t>(begin));
   }
 
   absl::Status PrepareSide(ConstMatrixView vectors, int64_t d, absl::string_view name, std::vector<Block>& side) {

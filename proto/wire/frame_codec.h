@@ -24,9 +24,9 @@ class ByteBuffer;
 namespace precondor::wire {
 
 // Most bytes that all fields but the payload may take together; a frame with more is refused.
-inline constexpr size_t kMaxHeaderBytes = 64 << 10;
+inline constexpr size_t kMaxHeaderBytes = 256 << 10;
 // Most bytes of frames, payloads included, to put into one bundle: it is read as a header, with room to spare.
-inline constexpr size_t kMaxBundleBytes = 48 << 10;
+inline constexpr size_t kMaxBundleBytes = 240 << 10;
 // Most bytes of payload in one message: protobuf messages end below 2^31.
 inline constexpr uint64_t kMaxFramePayloadBytes = (uint64_t{1} << 31) - (128 << 10);
 

@@ -2,8 +2,8 @@
 // One slot per contributor of one (step, layer) and kind: who is in, with what, and what a repetition is worth.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,26 +14,11 @@
 
 namespace precondor {
 
-// Floats on the host that are about to be overwritten: unlike std::vector it does not clear them first.
-class FloatBuffer {
- public:
-  FloatBuffer() = default;
-  explicit FloatBuffer(int64_t size) : data_(new float[size]), size_(size) {}
-  float* data() { return data_.get(); }
-  const float* data() const { return data_.get(); }
-  int64_t size() const { return size_; }
-
- private:
-  std::unique_ptr<float[]> data_;
-  int64_t size_ = 0;
-};
-
-// What a contributor's slot holds until it is reduced.
+// What a contributor's slot holds until it is reduced: the payload as it came, a fraction of what it takes decoded.
 struct Vote {
   uint64_t samples = 0;
-  FloatBuffer values = {};  // statistics: a [q, d_in], then g [q, d_out], decoded
-  Payload bytes = {};       // gradient: as it came
-  float scale = 1.0f;       // of `bytes`
+  Payload bytes = {};                    // statistics: a [q, d_in], then g [q, d_out]; or a gradient
+  std::array<float, 2> scales = {1, 1};  // of a and g; or of the gradient
 };
 
 // kRefused: the payload was not finite or over-norm; counts as an abstention.
@@ -44,7 +29,16 @@ enum class PutOutcome : uint8_t { kTaken, kDuplicate, kConflict };
 // Contributors are the ranks first_rank ... first_rank + count - 1. First write wins. Not thread-safe: the layer's
 // lock guards it.
 class Gather {
+  struct Slot {
+    Standing standing = Standing::kMissing;
+    uint64_t digest = 0;
+    Vote vote;
+  };
+
  public:
+  // Besides the payload.
+  static constexpr int64_t kBytesPerContributor = sizeof(Slot);
+
   Gather(uint32_t first_rank, uint32_t count) : first_rank_(first_rank), slots_(count) {}
 
   // Fills the rank's slot when it is empty. Otherwise: kDuplicate when `digest` is that of the slot, or when a refused
@@ -69,11 +63,6 @@ class Gather {
   std::string Culprit() const;
 
  private:
-  struct Slot {
-    Standing standing = Standing::kMissing;
-    uint64_t digest = 0;
-    Vote vote;
-  };
   const uint32_t first_rank_;
   std::vector<Slot> slots_;
   size_t next_ = 0;  // slots before it have been taken

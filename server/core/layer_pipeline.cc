@@ -149,17 +149,16 @@ void LayerPipeline::SubmitStatistics(const ContributionHeader& header, Payload p
   Standing standing = Standing::kAbstained;
   absl::Status refusal;
   if (!header.abstain) {
-    absl::StatusOr<FloatBuffer> values =
-        DecodeStatistics(session_->spec, header, payload, session_->shard->options.max_norm_per_sqrt_element);
-    payload = Payload();
-    refusal = values.status();
-    standing = values.ok() ? Standing::kVoted : Standing::kRefused;
-    if (values.ok()) vote.values = *std::move(values);
+    refusal = CheckStatistics(session_->spec, header, payload, session_->shard->options.max_norm_per_sqrt_element);
+    standing = refusal.ok() ? Standing::kVoted : Standing::kRefused;
+    vote.scales = {header.tensors[0].scale, header.tensors[1].scale};
+    if (refusal.ok()) vote.bytes = std::move(payload);
   }
-  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote));
+  bool work = false;
+  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote), work);
   if (taken.ok() && !refusal.ok()) taken = refusal;
   Acknowledge(header.kind, bytes, std::move(taken), ack);
-  Schedule();
+  if (work) Schedule();
 }
 
 void LayerPipeline::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack,
@@ -172,20 +171,21 @@ void LayerPipeline::SubmitGradient(const ContributionHeader& header, Payload pay
   if (!header.abstain) {
     refusal = CheckGradient(session_->spec, header, payload);
     standing = refusal.ok() ? Standing::kVoted : Standing::kRefused;
-    vote.scale = header.tensors[0].scale;
+    vote.scales[0] = header.tensors[0].scale;
     if (refusal.ok()) vote.bytes = std::move(payload);
   }
-  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote));
+  bool work = false;
+  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote), work);
   // The first sending is refused; a repetition learns what became of the step.
   if (taken.ok() && !refusal.ok() && !*taken) taken = refusal;
   const bool accepted = taken.ok();
   Acknowledge(header.kind, bytes, std::move(taken), ack);
   if (accepted) AwaitResult(header.key, std::move(result));
-  Schedule();
+  if (work) Schedule();
 }
 
-absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standing standing, uint64_t digest,
-                                        Vote vote) {
+absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote,
+                                        bool& work) {
   const bool is_gradient = header.kind == ContributionKind::kGradient;
   const ContributionKey& key = header.key;
   MutexLock lock(mu_);
@@ -218,6 +218,7 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
     if (phase.gather.abstained() > 0) phase.gather.DropVotes();
   }
   SealIfDue(slot, header.kind, session_->shard->clock.Now());
+  work = is_gradient || phase.state == PhaseState::kSealed;
   return false;
 }
 

@@ -68,8 +68,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   StepSlot& OpenSlot(uint64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool ExpectsStatistics(uint64_t step) const;
 
-  // Takes a contribution in: true for a repetition. Errors: those of CheckStep, ABORTED CONFLICT.
-  absl::StatusOr<bool> Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote);
+  // Takes a contribution in: true for a repetition. `work`: the strand has something to do for it, a gradient to add up
+  // or a phase that it sealed. Errors: those of CheckStep, ABORTED CONFLICT.
+  absl::StatusOr<bool> Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote, bool& work);
   void SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AwaitResult(const ContributionKey& key, ResultFn result);
 

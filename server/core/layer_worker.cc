@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "server/core/host_buffer.h"
+#include "server/core/payload.h"
 #include "server/core/reservation.h"
 
 namespace precondor {
@@ -59,9 +61,12 @@ absl::Status LayerWorker::UploadStacked(std::vector<Vote>& votes, MatrixView a, 
   const std::vector<double> scales = StackingScales(samples);
   const int64_t q = VectorsPerWorker(session_.spec);
   Backend& backend = session_.shard->backend;
+  PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> decoded,
+                             HostBuffer<float>::Make(StatisticsElements(session_.spec, spec_)));
+  const absl::Span<float> values = decoded.span();
   for (size_t i = 0; i < votes.size(); ++i) {
-    FloatBuffer& values = votes[i].values;
-    ScaleInPlace(scales[i], absl::MakeSpan(values.data(), values.size()));
+    DecodeStatistics(session_.spec, spec_, votes[i], values);
+    ScaleInPlace(scales[i], values);
     const int64_t row = static_cast<int64_t>(i) * q;
     PRECONDOR_RETURN_IF_ERROR(backend.Upload(HostView(values.data(), q, spec_.d_in), a.RowRange(row, q)));
     PRECONDOR_RETURN_IF_ERROR(
@@ -71,20 +76,34 @@ absl::Status LayerWorker::UploadStacked(std::vector<Vote>& votes, MatrixView a, 
 }
 
 absl::Status LayerWorker::UploadMean(const std::vector<Vote>& votes, MatrixView a, MatrixView g) {
-  WeightedSum sum(spec_.d_in + spec_.d_out);
-  for (const Vote& vote : votes) sum.Add(vote.samples, absl::MakeConstSpan(vote.values.data(), vote.values.size()));
-  FloatBuffer mean(sum.size());
-  sum.Finish(absl::MakeSpan(mean.data(), mean.size()));
+  const DType dtype = session_.spec.statistics_dtype;
+  PRECONDOR_ASSIGN_OR_RETURN(WeightedSum a_sum, WeightedSum::Make(spec_.d_in));
+  PRECONDOR_ASSIGN_OR_RETURN(WeightedSum g_sum, WeightedSum::Make(spec_.d_out));
+  for (const Vote& vote : votes) {
+    a_sum.Add(vote.samples, dtype, vote.bytes.data(), vote.scales[0]);
+    g_sum.Add(vote.samples, dtype, vote.bytes.data() + spec_.d_in * ByteSize(dtype), vote.scales[1]);
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> mean, HostBuffer<float>::Make(spec_.d_in + spec_.d_out));
+  a_sum.Finish(mean.span().first(static_cast<size_t>(spec_.d_in)));
+  g_sum.Finish(mean.span().subspan(static_cast<size_t>(spec_.d_in)));
   Backend& backend = session_.shard->backend;
-  PRECONDOR_RETURN_IF_ERROR(backend.Upload(HostView(mean.data(), 1, spec_.d_in), a));
-  return backend.Upload(HostView(mean.data() + spec_.d_in, 1, spec_.d_out), g);
+  PRECONDOR_RETURN_IF_ERROR(backend.Upload(HostView(mean.span().data(), 1, spec_.d_in), a));
+  return backend.Upload(HostView(mean.span().data() + spec_.d_in, 1, spec_.d_out), g);
 }
 
 void LayerWorker::Fold(StepSlot& slot, Vote vote) {
-  if (slot.result_buffer.empty()) slot.result_scale = vote.scale;
+  if (!slot.lost.ok()) return;
+  if (slot.result_buffer.empty()) slot.result_scale = vote.scales[0];
   if (!single_) {
-    if (slot.sum == nullptr) slot.sum = std::make_unique<WeightedSum>(spec_.d_out * spec_.d_in);
-    slot.sum->Add(vote.samples, session_.spec.gradient_dtype, vote.bytes.data(), vote.scale);
+    if (!slot.sum.has_value()) {
+      absl::StatusOr<WeightedSum> sum = WeightedSum::Make(spec_.d_out * spec_.d_in);
+      if (!sum.ok()) {
+        slot.lost = sum.status();
+        return;
+      }
+      slot.sum = *std::move(sum);
+    }
+    slot.sum->Add(vote.samples, session_.spec.gradient_dtype, vote.bytes.data(), vote.scales[0]);
   }
   if (slot.result_buffer.empty()) slot.result_buffer = std::move(vote.bytes);
 }
@@ -96,10 +115,12 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
   const int64_t elements = spec_.d_out * spec_.d_in;
   // f32 values live in the buffer that becomes the result: heap blocks are aligned for them, and the wire's byte order
   // is the host's.
-  FloatBuffer decoded(dtype == DType::kF32 ? 0 : elements);
-  float* data = dtype == DType::kF32 ? reinterpret_cast<float*>(slot.result_buffer.data()) : decoded.data();
+  absl::StatusOr<HostBuffer<float>> decoded = HostBuffer<float>::Make(dtype == DType::kF32 ? 0 : elements);
+  slot.lost.Update(decoded.status());
+  if (!slot.lost.ok()) return Skip(slot, std::string(slot.lost.message()));
+  float* data = dtype == DType::kF32 ? reinterpret_cast<float*>(slot.result_buffer.data()) : decoded->span().data();
   const absl::Span<float> gradient = absl::MakeSpan(data, elements);
-  if (slot.sum != nullptr) {
+  if (slot.sum.has_value()) {
     slot.sum->Finish(gradient);
     slot.sum.reset();
   } else if (dtype != DType::kF32 || slot.result_scale != 1.0f) {

@@ -120,20 +120,22 @@ uint64_t Digest(const ContributionHeader& header, const Payload& payload) {
   return digest;
 }
 
-absl::StatusOr<FloatBuffer> DecodeStatistics(const SessionSpec& spec, const ContributionHeader& header,
-                                             const Payload& payload, double max_norm_per_sqrt_element) {
-  FloatBuffer values(StatisticsElements(spec, spec.layers[header.key.layer]));
+absl::Status CheckStatistics(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
+                             double max_norm_per_sqrt_element) {
   const uint8_t* in = payload.data();
-  float* out = values.data();
+  float block[kBlock];
   for (size_t t = 0; t < header.tensors.size(); ++t) {
     const TensorDesc& tensor = header.tensors[t];
     const char* name = t == 0 ? "a" : "g";
     const int64_t width = tensor.dims[1];
     const double limit = max_norm_per_sqrt_element * std::sqrt(static_cast<double>(width));
     for (int64_t row = 0; row < tensor.dims[0]; ++row) {
-      const absl::Span<float> vector = absl::MakeSpan(out, width);
-      DecodeElements(tensor.dtype, in, tensor.scale, vector);
-      const double squared = SquaredNorm(vector);
+      double squared = 0;
+      for (int64_t begin = 0; begin < width; begin += kBlock) {
+        const absl::Span<float> values = absl::MakeSpan(block, std::min(kBlock, width - begin));
+        DecodeElements(tensor.dtype, in + begin * ByteSize(tensor.dtype), tensor.scale, values);
+        squared += SquaredNorm(values);
+      }
       if (!std::isfinite(squared)) {
         return Invalid(ErrorReason::kNonFinite, spec, header.key,
                        absl::StrCat("statistics ", name, " row ", row, " is not finite"));
@@ -144,10 +146,16 @@ absl::StatusOr<FloatBuffer> DecodeStatistics(const SessionSpec& spec, const Cont
                                     std::sqrt(squared)));
       }
       in += width * ByteSize(tensor.dtype);
-      out += width;
     }
   }
-  return values;
+  return absl::OkStatus();
+}
+
+void DecodeStatistics(const SessionSpec& spec, const LayerSpec& layer, const Vote& vote, absl::Span<float> out) {
+  const size_t split = static_cast<size_t>(VectorsPerWorker(spec) * layer.d_in);
+  const DType dtype = spec.statistics_dtype;
+  DecodeElements(dtype, vote.bytes.data(), vote.scales[0], out.first(split));
+  DecodeElements(dtype, vote.bytes.data() + split * ByteSize(dtype), vote.scales[1], out.subspan(split));
 }
 
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload) {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
@@ -27,10 +27,13 @@ absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& hea
 // 64 bits over everything in a contribution that must be equal in a repetition. Not stable between processes.
 uint64_t Digest(const ContributionHeader& header, const Payload& payload);
 
-// Both tensors as floats, a first. InvalidArgument: NON_FINITE or OVER_NORM (some row's |v| > max_norm_per_sqrt_element
-// * sqrt(d)), naming the tensor and row. The header has passed CheckTensors.
-absl::StatusOr<FloatBuffer> DecodeStatistics(const SessionSpec& spec, const ContributionHeader& header,
-                                             const Payload& payload, double max_norm_per_sqrt_element);
+// InvalidArgument: NON_FINITE or OVER_NORM (some row's |v| > max_norm_per_sqrt_element * sqrt(d)), naming the tensor
+// and row. The header has passed CheckTensors.
+absl::Status CheckStatistics(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
+                             double max_norm_per_sqrt_element);
+
+// A vote that has passed CheckStatistics as floats: a [q, d_in], then g [q, d_out]; StatisticsElements of them.
+void DecodeStatistics(const SessionSpec& spec, const LayerSpec& layer, const Vote& vote, absl::Span<float> out);
 
 // InvalidArgument NON_FINITE unless every element, times its scale, is finite in f32.
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload);

@@ -4,11 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 #include "kernels/base/dtype.h"
+#include "server/core/host_buffer.h"
 
 namespace precondor {
 
@@ -16,17 +19,19 @@ namespace precondor {
 // 2^29 samples). Not thread-safe.
 class WeightedSum {
  public:
-  explicit WeightedSum(int64_t elements) : sum_(elements, 0.0) {}
+  // ResourceExhausted.
+  static absl::StatusOr<WeightedSum> Make(int64_t elements);
   // sum += samples * values.
   void Add(uint64_t samples, absl::Span<const float> values);
-  // The same for sum_.size() elements in wire form (see DecodeElements).
+  // The same for size() elements in wire form (see DecodeElements).
   void Add(uint64_t samples, DType dtype, const void* bytes, float scale);
   // out = sum / total samples, rounded to f32.
   void Finish(absl::Span<float> out) const;
-  int64_t size() const { return static_cast<int64_t>(sum_.size()); }
+  int64_t size() const { return static_cast<int64_t>(sum_.span().size()); }
 
  private:
-  std::vector<double> sum_;
+  explicit WeightedSum(HostBuffer<double> zeros) : sum_(std::move(zeros)) {}
+  HostBuffer<double> sum_;
   uint64_t samples_ = 0;
 };
 

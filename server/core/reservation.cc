@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "server/core/gather.h"
 #include "server/core/payload.h"
 
 namespace precondor {
@@ -17,13 +18,15 @@ int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSatur
 int64_t StagingBytes(const SessionSpec& spec, const Method& method, const LayerSpec& layer, int window_steps) {
   int64_t statistics = 0;
   if (method.needs_statistics()) {
-    statistics = Mul(Mul(spec.world_size, StatisticsElements(spec, layer)), 4);
+    statistics = Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
+                     static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
   }
   const int64_t elements = layer.d_out * layer.d_in;
   const int64_t contributors = GradientContributors(spec);
   int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
   if (contributors > 1) gradients = Add(gradients, Mul(elements, 8));
-  return Add(Mul(window_steps + 1, statistics), Mul(window_steps, gradients));
+  const int64_t slots = Mul(spec.world_size + contributors, Gather::kBytesPerContributor);
+  return Add(Mul(window_steps + 1, Add(statistics, slots)), Mul(window_steps, gradients));
 }
 
 }  // namespace
@@ -48,7 +51,9 @@ Reservation ComputeReservation(const SessionSpec& spec, const Method& method, ab
     const LayerSpec& layer = spec.layers[index];
     reservation.states = Add(reservation.states, method.StateBytes(layer));
     reservation.staging = Add(reservation.staging, StagingBytes(spec, method, layer, window_steps));
-    statistics = std::max(statistics, Mul(Mul(VectorsPerStep(spec), layer.d_in + layer.d_out), 4));
+    // The step's vectors on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
+    const int64_t host = spec.statistics == StatisticsKind::kMean ? 3 : VectorsPerWorker(spec);
+    statistics = std::max(statistics, Mul(Mul(Add(VectorsPerStep(spec), host), layer.d_in + layer.d_out), 4));
     gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
     method_scratch = std::max(method_scratch, method.ScratchBytes(layer, VectorsPerStep(spec)));
   }

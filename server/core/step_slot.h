@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 
 #include "server/core/contribution.h"
@@ -37,7 +38,7 @@ struct Phase {
   void Advance(PhaseEvent event) { state = NextState(state, event); }
 };
 
-// Guarded by the layer's lock, but for `sum` and `result_buffer`, which only the layer's strand touches.
+// Guarded by the layer's lock, but for the members from `sum` on, which only the layer's strand touches.
 struct StepSlot {
   StepSlot(uint64_t step, Gather statistics_contributors, Gather gradient_contributors)
       : step(step), statistics(std::move(statistics_contributors)), gradient(std::move(gradient_contributors)) {}
@@ -47,7 +48,8 @@ struct StepSlot {
   std::vector<ResultFn> waiters;
   std::optional<GradientResult> result;  // once the gradient phase is APPLIED
   int64_t in_flight = 0;                 // what this slot adds to ShardContext::in_flight
-  std::unique_ptr<WeightedSum> sum;
+  std::optional<WeightedSum> sum;
+  absl::Status lost;      // why the average cannot be made
   Payload result_buffer;  // the first gradient's bytes: the result has exactly their size
   float result_scale = 1.0f;
 };

@@ -197,6 +197,25 @@ TEST_P(BackendConformanceTest, TakesMatricesWithoutElements) {
   EXPECT_TRUE(backend_->LowRankPrecondition({}, {}, rows.view(), rows.view()).ok());
 }
 
+TEST_P(BackendConformanceTest, PackedTrianglesHoldTheLowerRowsAndComeBackSymmetric) {
+  for (const int64_t n : {1, 2, 7, 33}) {
+    const Dense x = Random(n, n, 6);
+    Guarded dx = Put(x), packed = Put(Random(1, n * (n + 1) / 2, 7)), back = Put(Random(n, n, 8));
+    ASSERT_TRUE(backend_->PackLower(dx.view(), packed.view()).ok());
+    ASSERT_TRUE(backend_->UnpackLower(packed.view(), back.view()).ok());
+    const Dense got = packed.Read(), got_back = back.Read();
+    int64_t place = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j <= i; ++j) {
+        EXPECT_EQ(got.at(0, place++), x.at(i, j));
+        EXPECT_EQ(got_back.at(i, j), x.at(i, j));
+        EXPECT_EQ(got_back.at(j, i), x.at(i, j));
+      }
+    }
+    EXPECT_EQ(dx.Read().data, x.data);
+  }
+}
+
 TEST_P(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 7}, {33, 33}}) {
     const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5);
@@ -410,6 +429,9 @@ TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
       {backend_->ScaleBothSides(three, a.view(), b.view()), {"ScaleBothSides", "x"}},
       {backend_->AddDiagonal(1, a.view()), {"AddDiagonal", "a"}},
       {backend_->Symmetrize(a.view()), {"Symmetrize", "a"}},
+      {backend_->PackLower(c.view(), a.view()), {"PackLower", "packed", "expected [1, 10], got [3, 4]"}},
+      {backend_->UnpackLower(a.view(), c.view()), {"UnpackLower", "packed", "expected [1, 10], got [3, 4]"}},
+      {backend_->UnpackLower(a.view(), b.view()), {"UnpackLower", ": x:"}},
       {backend_->Dot(a.view(), c.view()).status(), {"Dot", "y"}},
       {backend_->RowSquaredNorms(a.view(), absl::MakeSpan(four)), {"RowSquaredNorms", "out"}},
       {backend_->Diagonal(c.view(), absl::MakeSpan(three)), {"Diagonal", "out"}},

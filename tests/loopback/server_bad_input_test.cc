@@ -196,8 +196,8 @@ TEST(ServerStreamTest, GarbageEndsTheStreamAlone) {
   SetDeadline(context);
   auto stream = server.data->Exchange(&context);
   v1::ExchangeRequest frame;
-  // An unknown field of a message is passed over by protobuf; 64 KiB of other fields are not a frame.
-  frame.GetReflection()->MutableUnknownFields(&frame)->AddLengthDelimited(9)->assign(100'000, 'x');
+  // An unknown field of a message is passed over by protobuf; 256 KiB of other fields are not a frame.
+  frame.GetReflection()->MutableUnknownFields(&frame)->AddLengthDelimited(9)->assign(400'000, 'x');
   ASSERT_TRUE(stream->Write(frame));
   v1::ExchangeResponse answer;
   while (stream->Read(&answer)) {

@@ -91,6 +91,12 @@ class ForwardingBackend final : public Backend {
   absl::Status DoSymmetrize(MatrixView a) override {
     return Forward([&] { return inner_.Symmetrize(a); });
   }
+  absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
+    return Forward([&] { return inner_.PackLower(x, packed); });
+  }
+  absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
+    return Forward([&] { return inner_.UnpackLower(packed, x); });
+  }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
     return Forward([&] { return inner_.SpdInverse(a, x); });
   }

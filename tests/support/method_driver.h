@@ -110,7 +110,7 @@ inline reference::Vectors ToHost(Backend& backend, ConstMatrixView x) {
 class FactorDriver {
  public:
   FactorDriver(const MkorConfig& config, int64_t d, Backend& backend)
-      : d_(d), backend_(backend), factor_(MakeFactor(config, d, backend).value()) {}
+      : d_(d), backend_(backend), factor_(MakeFactor(config, d, 0, backend).value()) {}
 
   absl::Status Update(const reference::Vectors& vectors) {
     const DeviceMatrix device = ToDevice(backend_, vectors);

@@ -250,8 +250,9 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
     const std::vector<LayerSpec> layers = BertLarge();
     const double vectors = static_cast<double>(FactorElements(layers) * options.rank * 4) / 1e6;
     const double state = static_cast<double>(mkor.state_bytes) / 1e6;
-    // One step of every worker's vectors, as they came (f16) and decoded (f32).
-    const double staging = 3 * static_cast<double>(options.workers * mkor.payload_bytes) / 1e6;
+    // One step of every worker's vectors (f16) twice: where the transport received them, and kept until they are
+    // reduced.
+    const double staging = 2 * static_cast<double>(options.workers * mkor.payload_bytes) / 1e6;
     const double resident = static_cast<double>(mkor.resident_bytes - idle_bytes) / 1e6;
     const double dense = static_cast<double>(DenseElements(layers) * 4) / 1e6;
     constexpr double kTargetRatio = 1.1;

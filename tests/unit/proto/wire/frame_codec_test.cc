@@ -258,8 +258,8 @@ TEST(FrameCodecTest, RefusesMalformedFrames) {
       {"fixed32 cut off", std::string("\xAD\x06xyz", 5), "field of 4 bytes, 3 are left"},
       {"varint cut off", std::string("\xA0\x06\x80", 3), "broken varint"},
       {"garbage in the header", std::string("\x0A\x02\x08\x80", 4), "not a precondor.v1.ExchangeRequest"},
-      {"header above the limit", std::string("\x0A\x80\x80\x08", 4) + std::string(1 << 17, '\0'),
-       "more than 65536 bytes of fields other than the payload"},
+      {"header above the limit", std::string("\x0A\x80\x80\x20", 4) + std::string(1 << 19, '\0'),
+       "more than 262144 bytes of fields other than the payload"},
   };
   for (const auto& c : cases) {
     for (const std::vector<size_t>& cuts : {std::vector<size_t>{}, {1}, {c.bytes.size() / 2, c.bytes.size() - 1}}) {

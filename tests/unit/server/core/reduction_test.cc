@@ -21,7 +21,7 @@ std::vector<float> Ramp(int64_t size, float scale) {
 }
 
 TEST(WeightedSumTest, IsTheSampleWeightedMean) {
-  WeightedSum sum(2);
+  WeightedSum sum = WeightedSum::Make(2).value();
   sum.Add(1, std::vector<float>{1, -2});
   sum.Add(3, std::vector<float>{5, 6});
   std::vector<float> out(2);
@@ -32,7 +32,7 @@ TEST(WeightedSumTest, IsTheSampleWeightedMean) {
 TEST(WeightedSumTest, GivesOneContributionBackExactly) {
   const std::vector<float> values = Ramp(3000, 1e-3f);
   for (const uint64_t samples : {uint64_t{1}, uint64_t{3}, uint64_t{32}, (uint64_t{1} << 29) - 1}) {
-    WeightedSum sum(values.size());
+    WeightedSum sum = WeightedSum::Make(values.size()).value();
     sum.Add(samples, values);
     std::vector<float> out(values.size());
     sum.Finish(absl::MakeSpan(out));
@@ -47,8 +47,8 @@ TEST(WeightedSumTest, WireFormsAddUpLikeTheirDecodedValues) {
     EncodeElements(dtype, values, 0.5f, bytes.data());
     std::vector<float> decoded(values.size());
     DecodeElements(dtype, bytes.data(), 0.5f, absl::MakeSpan(decoded));
-    WeightedSum wire(values.size());
-    WeightedSum plain(values.size());
+    WeightedSum wire = WeightedSum::Make(values.size()).value();
+    WeightedSum plain = WeightedSum::Make(values.size()).value();
     for (const uint64_t samples : {3, 5}) {
       wire.Add(samples, dtype, bytes.data(), 0.5f);
       plain.Add(samples, decoded);
@@ -63,7 +63,7 @@ TEST(WeightedSumTest, WireFormsAddUpLikeTheirDecodedValues) {
 
 TEST(WeightedSumTest, AccumulatesWiderThanF32) {
   // In f32 the ones would be lost beside 2^24.
-  WeightedSum sum(1);
+  WeightedSum sum = WeightedSum::Make(1).value();
   sum.Add(1, std::vector<float>{16777216.0f});
   for (int i = 0; i < 3; ++i) sum.Add(1, std::vector<float>{1.0f});
   std::vector<float> out(1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a coordinator asks of a shard: installing, epochs, capacity, removal.
+#include "server/core/gather.h"
 #include "server/core/reservation.h"
 #include "tests/unit/server/core/shard_fixture.h"
 
@@ -16,23 +17,27 @@ class ShardControlTest : public ShardFixture {
   }
 };
 
+// By hand, per layer [2, 3] and [3, 2], W = 2, q = 1, f32: states 4 * 5 each; statistics 2 * 5 * 4 bytes * 3 steps;
+// gradients (2 * 6 * 4 + 6 * 8) * 2 steps; slots of both kinds for 2 ranks * 3 steps. Scratch of one task: statistics
+// 2 * 5 * 4 and one worker's 5 * 4, D and U 2 * 6 * 4, method 128.
+constexpr int64_t kPerLayer = 20 + 120 + 192 + 2 * 2 * 3 * Gather::kBytesPerContributor;
+constexpr int64_t kNeeded = 2 * kPerLayer + 40 + 20 + 48 + 128;
+
 TEST_F(ShardControlTest, ReservesWhatTheFormulaSays) {
   Start();
-  // By hand, per layer [2, 3] and [3, 2], W = 2, q = 1: states 4 * 5 each; statistics 2 * 5 * 4 bytes * 3 steps;
-  // gradients (2 * 6 * 4 + 6 * 8) * 2 steps. Scratch of one task: statistics 2 * 5 * 4, D and U 2 * 6 * 4, method 128.
-  const int64_t per_layer = 20 + 120 + 192;
-  EXPECT_EQ(shard->reserved_bytes(), 2 * per_layer + 40 + 48 + 128);
+  EXPECT_EQ(shard->reserved_bytes(), kNeeded);
   EXPECT_EQ(*shard->Install(MakeInstall()), shard->reserved_bytes());
   EXPECT_EQ(shard->Describe()->reserved_bytes, shard->reserved_bytes());
 }
 
 TEST_F(ShardControlTest, RefusesWhatDoesNotFitWithTheNumbersAndReservesNothing) {
-  options.capacity_bytes = 879;
+  options.capacity_bytes = kNeeded - 1;
   MakeShard();
   const absl::Status status = shard->Install(MakeInstall()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("needed 880 bytes, reserved 0 of capacity 879"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat("needed ", kNeeded, " bytes, reserved 0 of capacity ", kNeeded - 1)));
   EXPECT_EQ(shard->reserved_bytes(), 0);
   EXPECT_TRUE(shard->ListSessions().empty());
 }

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host memory whose size a session's layers decide: when the system refuses it, that is a status and not the end of the
+// process.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+
+namespace precondor {
+
+// Elements that are about to be overwritten: unlike std::vector it does not clear them first. Not thread-safe.
+template <typename T>
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  // ResourceExhausted, naming the bytes.
+  static absl::StatusOr<HostBuffer> Make(int64_t size) {
+    HostBuffer buffer;
+    buffer.data_.reset(new (std::nothrow) T[size]);
+    if (buffer.data_ == nullptr) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("host memory: the system refused ", size * static_cast<int64_t>(sizeof(T)), " bytes"));
+    }
+    buffer.size_ = size;
+    return buffer;
+  }
+
+  absl::Span<T> span() { return {data_.get(), static_cast<size_t>(size_)}; }
+  absl::Span<const T> span() const { return {data_.get(), static_cast<size_t>(size_)}; }
+
+ private:
+  std::unique_ptr<T[]> data_;
+  int64_t size_ = 0;
+};
+
+}  // namespace precondor
