@@ -19,6 +19,7 @@ constexpr absl::string_view kNames[] = {
     "NOT_OWNER",         "CAPACITY",       "DRAINING",           "NOT_ACTIVE",         "DUPLICATE_FRAME",
 };
 static_assert(std::size(kNames) == static_cast<size_t>(ErrorReason::kDuplicateFrame) + 1);
+static_assert(std::size(kNames) == kErrorReasonCount);
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 // Machine-readable reasons that ride on an absl::Status from core to client, beside its code and message.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -38,6 +39,7 @@ enum class ErrorReason : uint8_t {
   kNotActive = 23,       // not all ranks have joined
   kDuplicateFrame = 24,  // two frames of one contribution overlap on a stream
 };
+inline constexpr size_t kErrorReasonCount = 25;  // checked against the names
 
 absl::string_view ErrorReasonName(ErrorReason reason);  // "STALE_EPOCH" ...
 

@@ -108,6 +108,8 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec) {
   Turn turn(*this, spec.name, /*create=*/true);
   if (turn.state() == nullptr) {
     PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<CoordinatorSession> session, CreateSession(filled));
+    observer_.OnSessionOpened(filled.name);
+    observer_.OnEpoch(filled.name, session->epoch(), 0, filled.world_size);
     {
       MutexLock lock(mu_);
       by_id_.emplace(session->id(), session);
@@ -276,8 +278,10 @@ absl::Status Coordinator::LeaveSession(uint64_t session_id, uint32_t rank, uint6
     MutexLock lock(mu_);
     auto found = by_id_.find(session_id);
     if (found == by_id_.end()) return NoSession(session_id);
-    PRECONDOR_RETURN_IF_ERROR(found->second->Leave(rank, incarnation));
-    name = found->second->spec().name;
+    CoordinatorSession& session = *found->second;
+    PRECONDOR_RETURN_IF_ERROR(session.Leave(rank, incarnation));
+    name = session.spec().name;
+    observer_.OnEpoch(name, session.epoch(), session.joined(), session.spec().world_size);
   }
   logger_.Log(Severity::kInfo, "rank left", {{"session", name}, {"rank", rank}, {"incarnation", incarnation}});
   return absl::OkStatus();
@@ -299,7 +303,7 @@ absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
     name = session.spec().name;
   }
   if (!finished.has_value()) return directive;
-  if (finished->finite > 0) observer_.OnStepReported(name, finished->step, finished->loss, mode);
+  observer_.OnStepReported(name, finished->step, finished->loss, mode);
   logger_.Log(Severity::kDebug, "step reported by all",
               {{"session", name},
                {"step", finished->step},
@@ -334,12 +338,8 @@ void Coordinator::BeginDrain() {
 }
 
 void Coordinator::PublishCount() {
-  int64_t count = 0;
-  {
-    MutexLock lock(mu_);
-    count = static_cast<int64_t>(by_id_.size());
-  }
-  observer_.OnCoordinatorSessions(count);
+  MutexLock lock(mu_);
+  observer_.OnCoordinatorSessions(static_cast<int64_t>(by_id_.size()));
 }
 
 }  // namespace precondor

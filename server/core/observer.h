@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What core tells the outside as it happens; server/metrics turns it into Prometheus series. Calls are cheap, come
 // from any thread, possibly under a core lock, and must not call back. Every method does nothing by default.
+// What concerns a job may still come when it is no longer there: an update that was under way ends later.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,10 @@ namespace precondor {
 class Observer {
  public:
   virtual ~Observer() = default;
+  // A shard has a session of this job, or no longer. The removal of an old session may come after the installation of
+  // its namesake; each installation has one removal, later.
+  virtual void OnSessionInstalled(absl::string_view train_job) {}
+  virtual void OnSessionRemoved(absl::string_view train_job) {}
   virtual void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) {}
   virtual void OnDuplicate(absl::string_view train_job, ContributionKind kind) {}
   virtual void OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) {}
@@ -28,11 +33,12 @@ class Observer {
   virtual void OnReservedBytes(int64_t reserved, int64_t capacity) {}
   virtual void OnShardSessions(int64_t sessions) {}
   // Coordinator.
+  virtual void OnSessionOpened(absl::string_view train_job) {}
+  virtual void OnSessionClosed(absl::string_view train_job) {}
   virtual void OnCoordinatorSessions(int64_t sessions) {}
+  // All ranks have reported `step`; `loss` is not finite when none of theirs was.
   virtual void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {}
   virtual void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {}
-  // The last sample series of a job may go.
-  virtual void OnSessionClosed(absl::string_view train_job) {}
 };
 
 }  // namespace precondor

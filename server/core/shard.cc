@@ -107,19 +107,19 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install) {
     Release(bytes);
     return session.status();
   }
-  int64_t count = 0;
+  context_->observer.OnSessionInstalled(install.spec.name);
   bool inserted = false;
   {
     MutexLock lock(mu_);
     inserted = sessions_.try_emplace(install.session_id, *session).second;
-    count = static_cast<int64_t>(sessions_.size());
+    context_->observer.OnShardSessions(static_cast<int64_t>(sessions_.size()));
   }
   if (!inserted) {
     // The same Install came twice at once and the other one was faster.
+    context_->observer.OnSessionRemoved(install.spec.name);
     Release(bytes);
     return Install(install);
   }
-  context_->observer.OnShardSessions(count);
   context_->logger.Log(Severity::kInfo, "session installed",
                        {{"session", install.spec.name},
                         {"session_id", install.session_id},
@@ -148,49 +148,40 @@ absl::Status Shard::ReplaceNamesake(const SessionInstall& install) {
 }
 
 absl::Status Shard::Reserve(absl::string_view name, int64_t bytes) {
-  AdmissionDecision decision;
-  int64_t reserved = 0;
-  {
-    MutexLock lock(mu_);
-    decision =
-        DecideAdmission({.needed = bytes, .reserved = reserved_bytes_, .capacity = context_->options.capacity_bytes});
-    if (decision.admit) reserved_bytes_ += bytes;
-    reserved = reserved_bytes_;
-  }
+  const int64_t capacity = context_->options.capacity_bytes;
+  MutexLock lock(mu_);
+  const AdmissionDecision decision =
+      DecideAdmission({.needed = bytes, .reserved = reserved_bytes_, .capacity = capacity});
   if (!decision.admit) {
     return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                           absl::StrCat("session \"", name, "\" ", decision.reason));
   }
-  context_->observer.OnReservedBytes(reserved, context_->options.capacity_bytes);
+  reserved_bytes_ += bytes;
+  // Told under the lock: the last that is told is the last that is true.
+  context_->observer.OnReservedBytes(reserved_bytes_, capacity);
   return absl::OkStatus();
 }
 
 void Shard::Release(int64_t bytes) {
-  int64_t reserved = 0;
-  {
-    MutexLock lock(mu_);
-    reserved_bytes_ -= bytes;
-    reserved = reserved_bytes_;
-  }
-  context_->observer.OnReservedBytes(reserved, context_->options.capacity_bytes);
+  MutexLock lock(mu_);
+  reserved_bytes_ -= bytes;
+  context_->observer.OnReservedBytes(reserved_bytes_, context_->options.capacity_bytes);
 }
 
 absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
   std::shared_ptr<ShardSession> session;
-  int64_t count = 0;
   {
     MutexLock lock(mu_);
     auto found = sessions_.find(session_id);
     if (found == sessions_.end()) return false;
     session = std::move(found->second);
     sessions_.erase(found);
-    count = static_cast<int64_t>(sessions_.size());
+    context_->observer.OnShardSessions(static_cast<int64_t>(sessions_.size()));
   }
   session->Close(ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kUnknownSession,
                                 absl::StrCat("session \"", session->spec().name, "\" has been closed")));
   Release(session->reserved_bytes());
-  context_->observer.OnShardSessions(count);
-  context_->observer.OnSessionClosed(session->spec().name);
+  context_->observer.OnSessionRemoved(session->spec().name);
   context_->logger.Log(Severity::kInfo, "session removed",
                        {{"session", session->spec().name}, {"session_id", session_id}});
   return true;

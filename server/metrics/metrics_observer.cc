@@ -25,7 +25,6 @@ namespace precondor::metrics {
 namespace {
 
 constexpr size_t kKinds = 2;
-constexpr size_t kReasons = static_cast<size_t>(ErrorReason::kDuplicateFrame) + 1;
 constexpr std::array<Decision, 3> kDecisions = {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip};
 
 size_t KindIndex(ContributionKind kind) { return kind == ContributionKind::kStatistics ? 0 : 1; }
@@ -47,16 +46,22 @@ using Labels = std::map<std::string, std::string>;
 
 class MetricsObserver::Impl {
  public:
-  // All series of one job, so that an event costs a look-up and an addition.
+  // The series of one job, so that an event costs a look-up and an addition.
   struct Job {
+    int sessions = 0;  // of its name
+    std::vector<std::function<void()>> removers;
+  };
+  struct ShardJob : Job {
     std::array<prometheus::Counter*, kKinds> contributions, bytes, duplicates;
-    std::array<std::array<prometheus::Counter*, kReasons>, kKinds> rejected;
+    std::array<std::array<prometheus::Counter*, kErrorReasonCount>, kKinds> rejected;
     std::array<prometheus::Histogram*, kKinds> seal_wait;
     std::array<prometheus::Counter*, kDecisions.size()> results;
-    prometheus::Counter *updates, *update_failures, *result_bytes, *steps;
+    prometheus::Counter *updates, *update_failures, *result_bytes;
     prometheus::Histogram *update_seconds, *precondition_seconds;
+  };
+  struct CoordinatorJob : Job {
+    prometheus::Counter* steps;
     prometheus::Gauge *last_step, *loss, *second_order, *epoch, *joined, *expected;
-    std::vector<std::function<void()>> removers;
   };
 
   Impl() : registry_(std::make_shared<prometheus::Registry>()) {
@@ -88,21 +93,33 @@ class MetricsObserver::Impl {
         labels, prometheus::Histogram::BucketBoundaries(kSecondsBuckets.begin(), kSecondsBuckets.end()));
   }
 
-  // Runs `record` on the job's series under the lock, which also keeps them from being removed meanwhile.
-  template <typename F>
-  void WithJob(absl::string_view name, F record) {
+  void Install(absl::string_view name) {
     MutexLock lock(mu_);
-    std::unique_ptr<Job>& job = jobs_[std::string(name)];
-    if (job == nullptr) job = MakeJob(std::string(name));
-    record(*job);
+    Add(shard_jobs_, name, [this](ShardJob& job, const std::string& own) { FillShardJob(job, own); });
+  }
+  void Open(absl::string_view name) {
+    MutexLock lock(mu_);
+    Add(coordinator_jobs_, name, [this](CoordinatorJob& job, const std::string& own) { FillCoordinatorJob(job, own); });
+  }
+  void Remove(absl::string_view name) {
+    MutexLock lock(mu_);
+    Drop(shard_jobs_, name);
+  }
+  void Close(absl::string_view name) {
+    MutexLock lock(mu_);
+    Drop(coordinator_jobs_, name);
   }
 
-  void RemoveJob(absl::string_view name) {
+  // Runs `record` on the job's series, if there are any, under the lock, which also keeps them from going meanwhile.
+  template <typename F>
+  void WithShardJob(absl::string_view name, F record) {
     MutexLock lock(mu_);
-    const auto it = jobs_.find(std::string(name));
-    if (it == jobs_.end()) return;
-    for (const auto& remove : it->second->removers) remove();
-    jobs_.erase(it);
+    if (const auto it = shard_jobs_.find(name); it != shard_jobs_.end()) record(*it->second);
+  }
+  template <typename F>
+  void WithCoordinatorJob(absl::string_view name, F record) {
+    MutexLock lock(mu_);
+    if (const auto it = coordinator_jobs_.find(name); it != coordinator_jobs_.end()) record(*it->second);
   }
 
   void RecordRpc(absl::string_view method, absl::StatusCode code, absl::Duration took) {
@@ -166,38 +183,57 @@ class MetricsObserver::Impl {
     return histogram;
   }
 
-  std::unique_ptr<Job> MakeJob(const std::string& name) {
-    auto job = std::make_unique<Job>();
+  template <typename J, typename F>
+  static void Add(absl::flat_hash_map<std::string, std::unique_ptr<J>>& jobs, absl::string_view name, F fill) {
+    std::unique_ptr<J>& job = jobs[name];
+    if (job == nullptr) {
+      job = std::make_unique<J>();
+      fill(*job, std::string(name));
+    }
+    ++job->sessions;
+  }
+  template <typename J>
+  static void Drop(absl::flat_hash_map<std::string, std::unique_ptr<J>>& jobs, absl::string_view name) {
+    const auto it = jobs.find(name);
+    if (it == jobs.end() || --it->second->sessions > 0) return;
+    for (const auto& remove : it->second->removers) remove();
+    jobs.erase(it);
+  }
+
+  void FillShardJob(ShardJob& job, const std::string& name) {
     const Labels own = {{"train_job", name}};
     for (size_t kind = 0; kind < kKinds; ++kind) {
       Labels labels = {{"train_job", name}, {"kind", KindLabel(kind)}};
-      job->contributions[kind] = JobCounter(*job, kContributions, labels);
-      job->bytes[kind] = JobCounter(*job, kContributionBytes, labels);
-      job->duplicates[kind] = JobCounter(*job, kDuplicates, labels);
-      job->seal_wait[kind] = JobHistogram(*job, kSealWait, labels);
-      for (size_t reason = 0; reason < kReasons; ++reason) {
+      job.contributions[kind] = JobCounter(job, kContributions, labels);
+      job.bytes[kind] = JobCounter(job, kContributionBytes, labels);
+      job.duplicates[kind] = JobCounter(job, kDuplicates, labels);
+      job.seal_wait[kind] = JobHistogram(job, kSealWait, labels);
+      for (size_t reason = 0; reason < kErrorReasonCount; ++reason) {
         labels["reason"] = Lower(ErrorReasonName(static_cast<ErrorReason>(reason)));
-        job->rejected[kind][reason] = JobCounter(*job, kRejected, labels);
+        job.rejected[kind][reason] = JobCounter(job, kRejected, labels);
       }
     }
     for (size_t i = 0; i < kDecisions.size(); ++i) {
-      job->results[i] =
-          JobCounter(*job, kResults, {{"train_job", name}, {"decision", Lower(DecisionName(kDecisions[i]))}});
+      job.results[i] =
+          JobCounter(job, kResults, {{"train_job", name}, {"decision", Lower(DecisionName(kDecisions[i]))}});
     }
-    job->updates = JobCounter(*job, kUpdates, own);
-    job->update_failures = JobCounter(*job, kUpdateFailures, own);
-    job->update_seconds = JobHistogram(*job, kUpdateSeconds, own);
-    job->precondition_seconds = JobHistogram(*job, kPreconditionSeconds, own);
-    job->result_bytes = JobCounter(*job, kResultBytes, own);
-    job->steps = JobCounter(*job, kSteps, own);
-    job->last_step = JobGauge(*job, kLastStep, own);
-    job->loss = JobGauge(*job, kLoss, own);
-    job->second_order = JobGauge(*job, kSecondOrder, own);
-    job->second_order->Set(1);
-    job->epoch = JobGauge(*job, kEpoch, own);
-    job->joined = JobGauge(*job, kWorkersJoined, own);
-    job->expected = JobGauge(*job, kWorkersExpected, own);
-    return job;
+    job.updates = JobCounter(job, kUpdates, own);
+    job.update_failures = JobCounter(job, kUpdateFailures, own);
+    job.update_seconds = JobHistogram(job, kUpdateSeconds, own);
+    job.precondition_seconds = JobHistogram(job, kPreconditionSeconds, own);
+    job.result_bytes = JobCounter(job, kResultBytes, own);
+  }
+
+  void FillCoordinatorJob(CoordinatorJob& job, const std::string& name) {
+    const Labels own = {{"train_job", name}};
+    job.steps = JobCounter(job, kSteps, own);
+    job.last_step = JobGauge(job, kLastStep, own);
+    job.loss = JobGauge(job, kLoss, own);
+    job.second_order = JobGauge(job, kSecondOrder, own);
+    job.second_order->Set(1);
+    job.epoch = JobGauge(job, kEpoch, own);
+    job.joined = JobGauge(job, kWorkersJoined, own);
+    job.expected = JobGauge(job, kWorkersExpected, own);
   }
 
   const std::shared_ptr<prometheus::Registry> registry_;
@@ -207,7 +243,8 @@ class MetricsObserver::Impl {
   std::array<prometheus::Gauge*, kMetricCount> plain_ = {};
 
   Mutex mu_;
-  absl::flat_hash_map<std::string, std::unique_ptr<Job>> jobs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::unique_ptr<ShardJob>> shard_jobs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::unique_ptr<CoordinatorJob>> coordinator_jobs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, prometheus::Counter*> rpcs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, prometheus::Histogram*> rpc_seconds_ ABSL_GUARDED_BY(mu_);
 
@@ -229,37 +266,40 @@ void MetricsObserver::OnRpc(absl::string_view method, absl::StatusCode code, abs
 }
 void MetricsObserver::OnDrain() { impl_->plain(kDraining).Set(1); }
 
+void MetricsObserver::OnSessionInstalled(absl::string_view train_job) { impl_->Install(train_job); }
+void MetricsObserver::OnSessionRemoved(absl::string_view train_job) { impl_->Remove(train_job); }
+void MetricsObserver::OnSessionOpened(absl::string_view train_job) { impl_->Open(train_job); }
 void MetricsObserver::OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) {
-  impl_->WithJob(train_job, [&](Impl::Job& job) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
     job.contributions[KindIndex(kind)]->Increment();
     job.bytes[KindIndex(kind)]->Increment(static_cast<double>(bytes));
   });
 }
 void MetricsObserver::OnDuplicate(absl::string_view train_job, ContributionKind kind) {
-  impl_->WithJob(train_job, [&](Impl::Job& job) { job.duplicates[KindIndex(kind)]->Increment(); });
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.duplicates[KindIndex(kind)]->Increment(); });
 }
 void MetricsObserver::OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) {
-  // A refusal may be of a session that does not exist: nobody's series, or anybody could make as many as they like.
-  if (train_job.empty()) return;
-  impl_->WithJob(train_job,
-                 [&](Impl::Job& job) { job.rejected[KindIndex(kind)][static_cast<size_t>(reason)]->Increment(); });
+  impl_->WithShardJob(
+      train_job, [&](Impl::ShardJob& job) { job.rejected[KindIndex(kind)][static_cast<size_t>(reason)]->Increment(); });
 }
 void MetricsObserver::OnSealed(absl::string_view train_job, ContributionKind kind, absl::Duration open_for) {
-  impl_->WithJob(train_job,
-                 [&](Impl::Job& job) { job.seal_wait[KindIndex(kind)]->Observe(absl::ToDoubleSeconds(open_for)); });
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
+    job.seal_wait[KindIndex(kind)]->Observe(absl::ToDoubleSeconds(open_for));
+  });
 }
 void MetricsObserver::OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) {
-  impl_->WithJob(train_job, [&](Impl::Job& job) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
     job.updates->Increment();
     if (!ok) job.update_failures->Increment();
     job.update_seconds->Observe(absl::ToDoubleSeconds(took));
   });
 }
 void MetricsObserver::OnPrecondition(absl::string_view train_job, absl::Duration took) {
-  impl_->WithJob(train_job, [&](Impl::Job& job) { job.precondition_seconds->Observe(absl::ToDoubleSeconds(took)); });
+  impl_->WithShardJob(train_job,
+                      [&](Impl::ShardJob& job) { job.precondition_seconds->Observe(absl::ToDoubleSeconds(took)); });
 }
 void MetricsObserver::OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {
-  impl_->WithJob(train_job, [&](Impl::Job& job) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
     for (size_t i = 0; i < kDecisions.size(); ++i) {
       if (kDecisions[i] == decision) job.results[i]->Increment();
     }
@@ -277,7 +317,7 @@ void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
   impl_->plain(kCoordinatorSessions).Set(static_cast<double>(sessions));
 }
 void MetricsObserver::OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {
-  impl_->WithJob(train_job, [&](Impl::Job& job) {
+  impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
     job.steps->Increment();
     job.last_step->Set(static_cast<double>(step));
     if (std::isfinite(loss)) job.loss->Set(loss);
@@ -285,12 +325,12 @@ void MetricsObserver::OnStepReported(absl::string_view train_job, uint64_t step,
   });
 }
 void MetricsObserver::OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {
-  impl_->WithJob(train_job, [&](Impl::Job& job) {
+  impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
     job.epoch->Set(static_cast<double>(epoch));
     job.joined->Set(static_cast<double>(joined));
     job.expected->Set(static_cast<double>(world_size));
   });
 }
-void MetricsObserver::OnSessionClosed(absl::string_view train_job) { impl_->RemoveJob(train_job); }
+void MetricsObserver::OnSessionClosed(absl::string_view train_job) { impl_->Close(train_job); }
 
 }  // namespace precondor::metrics

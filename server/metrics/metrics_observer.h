@@ -13,7 +13,9 @@
 
 namespace precondor::metrics {
 
-// Thread-safe. Series of a job are made, at zero, when the job is first seen, and go with OnSessionClosed.
+// Thread-safe. A job has the series of what runs here: a shard's from OnSessionInstalled to OnSessionRemoved, a
+// coordinator's from OnSessionOpened to OnSessionClosed, at zero from the start; of a job installed or opened twice
+// they go with the last. What is told of any other job is dropped, so that nothing late brings a job back.
 class MetricsObserver final : public Observer {
  public:
   MetricsObserver(absl::string_view version, absl::string_view role);
@@ -27,6 +29,8 @@ class MetricsObserver final : public Observer {
   void OnRpc(absl::string_view method, absl::StatusCode code, absl::Duration took);
   void OnDrain();
 
+  void OnSessionInstalled(absl::string_view train_job) override;
+  void OnSessionRemoved(absl::string_view train_job) override;
   void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) override;
   void OnDuplicate(absl::string_view train_job, ContributionKind kind) override;
   void OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) override;
@@ -36,10 +40,11 @@ class MetricsObserver final : public Observer {
   void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) override;
   void OnReservedBytes(int64_t reserved, int64_t capacity) override;
   void OnShardSessions(int64_t sessions) override;
+  void OnSessionOpened(absl::string_view train_job) override;
+  void OnSessionClosed(absl::string_view train_job) override;
   void OnCoordinatorSessions(int64_t sessions) override;
   void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) override;
   void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) override;
-  void OnSessionClosed(absl::string_view train_job) override;
 
  private:
   class Impl;

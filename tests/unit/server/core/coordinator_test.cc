@@ -6,6 +6,7 @@
 #include <map>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -89,6 +90,12 @@ class CoordinatorTest : public ::testing::Test {
       losses.emplace_back(step, loss);
     }
     void OnCoordinatorSessions(int64_t count) override { sessions = count; }
+    void OnSessionOpened(absl::string_view name) override { events.push_back(absl::StrCat("opened ", name)); }
+    void OnSessionClosed(absl::string_view name) override { events.push_back(absl::StrCat("closed ", name)); }
+    void OnEpoch(absl::string_view name, uint64_t epoch, int64_t joined, int64_t world_size) override {
+      events.push_back(absl::StrCat(name, " epoch ", epoch, ": ", joined, " of ", world_size));
+    }
+    std::vector<std::string> events;
     std::vector<std::pair<uint64_t, double>> losses;
     int64_t sessions = -1;
   } observer;
@@ -243,6 +250,30 @@ TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
   EXPECT_EQ(sessions[0].last_step, 7u);
   EXPECT_EQ(sessions[0].loss, 3.0);
   EXPECT_EQ(sessions[0].joined, 2u);
+}
+
+TEST_F(CoordinatorTest, TellsAStepOfNoFiniteLossToo) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  coordinator->JoinSession("job", 1, 5).IgnoreError();
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(coordinator->ReportStep(Report(id, 1, rank, 0, std::nan(""))).ok());
+  }
+  ASSERT_EQ(observer.losses.size(), 1u);
+  EXPECT_EQ(observer.losses[0].first, 0u);
+  EXPECT_TRUE(std::isnan(observer.losses[0].second));
+}
+
+TEST_F(CoordinatorTest, TellsHowManyRanksAreInAsItChanges) {
+  const uint64_t id = Open();
+  Open();
+  EXPECT_THAT(observer.events, ElementsAre("opened job", "job epoch 1: 0 of 2"));
+  observer.events.clear();
+  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok());
+  EXPECT_TRUE(*coordinator->CloseSession("job"));
+  EXPECT_THAT(observer.events, ElementsAre("job epoch 1: 1 of 2", "job epoch 1: 0 of 2", "closed job"));
 }
 
 TEST_F(CoordinatorTest, LeftRankMayBeTakenAgainInANewEpoch) {

@@ -161,6 +161,36 @@ TEST_F(ShardControlTest, LaterSessionOfTheSameNameReplacesTheForgottenOne) {
   EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall()).status()), ErrorReason::kStaleEpoch);
 }
 
+TEST_F(ShardControlTest, TellsEachInstallationAndItsRemovalOnce) {
+  struct Recorder final : Observer {
+    void OnSessionInstalled(absl::string_view job) override { jobs.push_back("+" + std::string(job)); }
+    void OnSessionRemoved(absl::string_view job) override { jobs.push_back("-" + std::string(job)); }
+    void OnReservedBytes(int64_t bytes, int64_t) override { reserved = bytes; }
+    void OnShardSessions(int64_t count) override { sessions = count; }
+    std::vector<std::string> jobs;
+    int64_t reserved = 0, sessions = 0;
+  } recorder;
+  shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, recorder);
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  Reinstall(2);
+  SessionInstall refused = MakeInstall();
+  refused.session_id = kSession - 1;
+  EXPECT_FALSE(shard->Install(refused).ok());
+  EXPECT_THAT(recorder.jobs, ::testing::ElementsAre("+job"));
+  EXPECT_EQ(recorder.reserved, shard->reserved_bytes());
+  SessionInstall later = MakeInstall();
+  later.session_id = kSession + 1;
+  ASSERT_TRUE(shard->Install(later).ok());
+  EXPECT_THAT(recorder.jobs, ::testing::ElementsAre("+job", "-job", "+job"));
+  EXPECT_EQ(recorder.sessions, 1);
+  EXPECT_TRUE(*shard->Remove(kSession + 1));
+  EXPECT_FALSE(*shard->Remove(kSession + 1));
+  EXPECT_THAT(recorder.jobs, ::testing::ElementsAre("+job", "-job", "+job", "-job"));
+  EXPECT_EQ(recorder.reserved, 0);
+  EXPECT_EQ(recorder.sessions, 0);
+  shard.reset();
+}
+
 TEST_F(ShardControlTest, DescribesMeasuredCosts) {
   Start();
   EXPECT_TRUE(shard->Describe()->costs.empty());

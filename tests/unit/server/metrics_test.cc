@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <arpa/inet.h>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <netinet/in.h>
+#include <regex>
+#include <set>
+#include <string>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "server/metrics/catalog.h"
+#include "server/metrics/metrics_observer.h"
+
+namespace precondor::metrics {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Scrape {
+  std::map<std::string, std::string> types, helps;      // by family
+  std::map<std::string, std::set<std::string>> labels;  // names, by family; without a histogram's `le`
+  std::map<std::string, double> samples;                // by the whole series: name{labels}
+  std::set<std::string> families;                       // that have samples
+};
+
+std::string FamilyOf(const Scrape& scrape, const std::string& name) {
+  for (const absl::string_view suffix : {"_bucket", "_sum", "_count"}) {
+    const std::string stem(absl::StripSuffix(name, suffix));
+    if (stem != name && scrape.types.count(stem) > 0 && scrape.types.at(stem) != "counter") return stem;
+  }
+  return name;
+}
+
+// The text format 0.0.4: comments first, then the samples of each family.
+Scrape Parse(const std::string& text) {
+  Scrape scrape;
+  const std::regex sample(R"(^([a-z_:A-Z0-9]+)(?:\{(.*)\})? (\S+)$)");
+  const std::regex label("([a-zA-Z_][a-zA-Z0-9_]*)=\"((?:[^\"\\\\]|\\\\.)*)\"");
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
+  for (const std::string& line : lines) {
+    const std::vector<std::string> words = absl::StrSplit(line, absl::MaxSplits(' ', 3));
+    if (words[0] == "#") {
+      (words[1] == "TYPE" ? scrape.types : scrape.helps)[words[2]] = words[3];
+      continue;
+    }
+    std::smatch match;
+    if (!std::regex_match(line, match, sample)) {
+      ADD_FAILURE() << "not a sample: " << line;
+      continue;
+    }
+    const std::string family = FamilyOf(scrape, match[1]), inner = match[2];
+    for (std::sregex_iterator it(inner.begin(), inner.end(), label), end; it != end; ++it) {
+      if ((*it)[1] != "le") scrape.labels[family].insert((*it)[1]);
+    }
+    double value = 0;
+    EXPECT_TRUE(absl::SimpleAtod(match[3].str(), &value)) << line;
+    scrape.samples[line.substr(0, line.rfind(' '))] = value;
+    scrape.families.insert(family);
+  }
+  return scrape;
+}
+
+double Value(const MetricsObserver& metrics, const std::string& series) {
+  const Scrape scrape = Parse(metrics.Render());
+  const auto found = scrape.samples.find(series);
+  EXPECT_NE(found, scrape.samples.end()) << "no series " << series;
+  return found == scrape.samples.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
+}
+
+void Drive(MetricsObserver& metrics) {
+  metrics.OnSessionInstalled("job");
+  metrics.OnSessionOpened("job");
+  for (const ContributionKind kind : {ContributionKind::kStatistics, ContributionKind::kGradient}) {
+    metrics.OnContribution("job", kind, kind == ContributionKind::kStatistics ? 100 : 1000);
+    metrics.OnContribution("job", kind, 5);
+    metrics.OnDuplicate("job", kind);
+    metrics.OnRejected("job", kind, ErrorReason::kNonFinite);
+    metrics.OnSealed("job", kind, absl::Milliseconds(30));
+  }
+  metrics.OnUpdate("job", absl::Milliseconds(2), true);
+  metrics.OnUpdate("job", absl::Milliseconds(4), false);
+  metrics.OnPrecondition("job", absl::Seconds(20));
+  metrics.OnResult("job", Decision::kIdentity, 64);
+  metrics.OnResult("job", Decision::kPreconditioned, 36);
+  metrics.OnReservedBytes(11, 22);
+  metrics.OnShardSessions(3);
+  metrics.OnCoordinatorSessions(4);
+  metrics.OnStepReported("job", 41, 1.0, Mode::kSecondOrder);
+  metrics.OnStepReported("job", 42, 0.5, Mode::kFirstOrder);
+  metrics.OnEpoch("job", 9, 1, 2);
+  metrics.OnRpc("OpenSession", absl::StatusCode::kOk, absl::Milliseconds(1));
+  metrics.OnRpc("OpenSession", absl::StatusCode::kResourceExhausted, absl::Milliseconds(1));
+  metrics.OnDrain();
+}
+
+const char* TypeName(MetricType type) {
+  return type == MetricType::kCounter ? "counter" : type == MetricType::kGauge ? "gauge" : "histogram";
+}
+
+TEST(MetricsTest, ScrapeHasEveryMetricOfTheCatalogAndNoOther) {
+  MetricsObserver metrics("1.2.3", "all");
+  Drive(metrics);
+  const Scrape scrape = Parse(metrics.Render());
+  std::set<std::string> expected;
+  for (const MetricInfo& info : kCatalog) {
+    SCOPED_TRACE(info.name);
+    expected.insert(info.name);
+    ASSERT_EQ(scrape.types.count(info.name), 1u);
+    EXPECT_EQ(scrape.types.at(info.name), TypeName(info.type));
+    EXPECT_EQ(scrape.helps.at(info.name), info.help);
+    const std::set<std::string> labels = absl::StrSplit(info.labels, ',', absl::SkipEmpty());
+    const auto found = scrape.labels.find(info.name);
+    EXPECT_EQ(found == scrape.labels.end() ? std::set<std::string>() : found->second, labels);
+  }
+  EXPECT_EQ(scrape.families, expected);
+}
+
+TEST(MetricsTest, NamesFollowTheRules) {
+  const std::set<std::string> forbidden = {"rank", "step", "layer", "peer", "session", "session_id", "job"};
+  std::set<std::string> seen;
+  for (const MetricInfo& info : kCatalog) {
+    SCOPED_TRACE(info.name);
+    const std::string name = info.name;
+    EXPECT_TRUE(std::regex_match(name, std::regex("precondor(_[a-z]+){2,}"))) << "a noun and a unit";
+    EXPECT_EQ(absl::EndsWith(name, "_total"), info.type == MetricType::kCounter);
+    EXPECT_TRUE(info.type != MetricType::kHistogram || absl::EndsWith(name, "_seconds"));
+    for (const absl::string_view word : absl::StrSplit(name, '_')) {
+      EXPECT_THAT((std::vector<absl::string_view>{"ms", "millis", "milliseconds", "us", "minutes", "kb", "mb", "mib",
+                                                  "gib", "percent", "count", "sum", "bucket"}),
+                  Not(::testing::Contains(word)));
+    }
+    for (const absl::string_view label : absl::StrSplit(info.labels, ',', absl::SkipEmpty())) {
+      EXPECT_EQ(forbidden.count(std::string(label)), 0u) << label;
+    }
+    EXPECT_TRUE(seen.insert(name).second) << "twice";
+  }
+}
+
+TEST(MetricsTest, EveryEventIsInItsSeries) {
+  MetricsObserver metrics("1.2.3", "all");
+  Drive(metrics);
+  const Scrape scrape = Parse(metrics.Render());
+  const std::map<std::string, double> expected = {
+      {R"(precondor_contributions_total{kind="statistics",train_job="job"})", 2},
+      {R"(precondor_contributions_total{kind="gradient",train_job="job"})", 2},
+      {R"(precondor_contribution_bytes_total{kind="statistics",train_job="job"})", 105},
+      {R"(precondor_contribution_bytes_total{kind="gradient",train_job="job"})", 1005},
+      {R"(precondor_duplicates_total{kind="gradient",train_job="job"})", 1},
+      {R"(precondor_rejected_total{kind="statistics",reason="non_finite",train_job="job"})", 1},
+      {R"(precondor_rejected_total{kind="statistics",reason="over_norm",train_job="job"})", 0},
+      {R"(precondor_seal_wait_seconds_count{kind="gradient",train_job="job"})", 1},
+      {R"(precondor_seal_wait_seconds_sum{kind="gradient",train_job="job"})", 0.03},
+      {R"(precondor_seal_wait_seconds_bucket{kind="gradient",train_job="job",le="0.025"})", 0},
+      {R"(precondor_seal_wait_seconds_bucket{kind="gradient",train_job="job",le="0.05"})", 1},
+      {R"(precondor_updates_total{train_job="job"})", 2},
+      {R"(precondor_update_failures_total{train_job="job"})", 1},
+      {R"(precondor_update_seconds_sum{train_job="job"})", 0.006},
+      {R"(precondor_precondition_seconds_bucket{train_job="job",le="10"})", 0},
+      {R"(precondor_precondition_seconds_bucket{train_job="job",le="+Inf"})", 1},
+      {R"(precondor_results_total{decision="identity",train_job="job"})", 1},
+      {R"(precondor_results_total{decision="preconditioned",train_job="job"})", 1},
+      {R"(precondor_results_total{decision="skip",train_job="job"})", 0},
+      {R"(precondor_result_bytes_total{train_job="job"})", 100},
+      {"precondor_reserved_bytes", 11},
+      {"precondor_capacity_bytes", 22},
+      {"precondor_shard_sessions", 3},
+      {"precondor_coordinator_sessions", 4},
+      {R"(precondor_steps_total{train_job="job"})", 2},
+      {R"(precondor_last_step_number{train_job="job"})", 42},
+      {R"(precondor_training_loss{train_job="job"})", 0.5},
+      {R"(precondor_second_order_mode{train_job="job"})", 0},
+      {R"(precondor_epoch_number{train_job="job"})", 9},
+      {R"(precondor_joined_workers{train_job="job"})", 1},
+      {R"(precondor_expected_workers{train_job="job"})", 2},
+      {R"(precondor_rpcs_total{code="ok",method="OpenSession"})", 1},
+      {R"(precondor_rpcs_total{code="resource_exhausted",method="OpenSession"})", 1},
+      {R"(precondor_rpc_seconds_count{method="OpenSession"})", 2},
+      {"precondor_draining_status", 1},
+      {R"(precondor_build_info{role="all",version="1.2.3"})", 1},
+  };
+  for (const auto& [series, value] : expected) {
+    ASSERT_EQ(scrape.samples.count(series), 1u) << series;
+    EXPECT_NEAR(scrape.samples.at(series), value, 1e-9) << series;
+  }
+  EXPECT_GT(scrape.samples.at("precondor_resident_memory_bytes"), 1e6);
+}
+
+TEST(MetricsTest, EveryReasonHasASeries) {
+  MetricsObserver metrics("1", "shard");
+  metrics.OnSessionInstalled("job");
+  for (size_t reason = 0; reason < kErrorReasonCount; ++reason) {
+    metrics.OnRejected("job", ContributionKind::kGradient, static_cast<ErrorReason>(reason));
+  }
+  int64_t ones = 0;
+  for (const auto& [series, value] : Parse(metrics.Render()).samples) {
+    if (absl::StartsWith(series, "precondor_rejected_total") && value == 1) ++ones;
+  }
+  EXPECT_EQ(ones, 25) << "as many as precondor.v1.ErrorReason has";
+}
+
+TEST(MetricsTest, LossesThatAreNotFiniteCountTheStepAndKeepTheLoss) {
+  MetricsObserver metrics("1", "coordinator");
+  metrics.OnSessionOpened("job");
+  metrics.OnStepReported("job", 1, 2.5, Mode::kSecondOrder);
+  const double infinity = std::numeric_limits<double>::infinity();
+  uint64_t step = 2;
+  for (const double loss : {std::nan(""), infinity, -infinity}) {
+    metrics.OnStepReported("job", step++, loss, Mode::kSecondOrder);
+  }
+  EXPECT_EQ(Value(metrics, R"(precondor_training_loss{train_job="job"})"), 2.5);
+  EXPECT_EQ(Value(metrics, R"(precondor_last_step_number{train_job="job"})"), 4);
+  EXPECT_EQ(Value(metrics, R"(precondor_steps_total{train_job="job"})"), 4);
+  metrics.OnStepReported("job", step, 2.0, Mode::kSecondOrder);
+  EXPECT_EQ(Value(metrics, R"(precondor_training_loss{train_job="job"})"), 2.0);
+}
+
+TEST(MetricsTest, AJobHasTheSeriesOfItsSideAtZeroFromTheStart) {
+  MetricsObserver shard("1", "shard"), coordinator("1", "coordinator");
+  shard.OnSessionInstalled("job");
+  coordinator.OnSessionOpened("job");
+  const std::set<std::string> decided = {"precondor_steps_total",     "precondor_last_step_number",
+                                         "precondor_training_loss",   "precondor_second_order_mode",
+                                         "precondor_epoch_number",    "precondor_joined_workers",
+                                         "precondor_expected_workers"};
+  const Scrape of_shard = Parse(shard.Render()), of_coordinator = Parse(coordinator.Render());
+  for (const MetricInfo& info : kCatalog) {
+    if (!absl::StartsWith(info.labels, "train_job")) continue;
+    EXPECT_EQ(of_coordinator.families.count(info.name), decided.count(info.name)) << info.name;
+    EXPECT_EQ(of_shard.families.count(info.name), 1 - decided.count(info.name)) << info.name;
+  }
+  for (const Scrape& scrape : {of_shard, of_coordinator}) {
+    for (const auto& [series, value] : scrape.samples) {
+      if (!absl::StrContains(series, "train_job=")) continue;
+      EXPECT_EQ(value, absl::StartsWith(series, "precondor_second_order_mode") ? 1 : 0) << series;
+    }
+  }
+}
+
+// Everything that may come late.
+void Late(MetricsObserver& metrics) {
+  metrics.OnContribution("job", ContributionKind::kGradient, 1);
+  metrics.OnDuplicate("job", ContributionKind::kGradient);
+  metrics.OnRejected("job", ContributionKind::kGradient, ErrorReason::kUnknownSession);
+  metrics.OnSealed("job", ContributionKind::kGradient, absl::Seconds(1));
+  metrics.OnUpdate("job", absl::Seconds(1), true);
+  metrics.OnPrecondition("job", absl::Seconds(1));
+  metrics.OnResult("job", Decision::kIdentity, 1);
+  metrics.OnStepReported("job", 99, 1.0, Mode::kSecondOrder);
+  metrics.OnEpoch("job", 3, 1, 1);
+  metrics.OnSessionRemoved("job");
+  metrics.OnSessionClosed("job");
+}
+
+TEST(MetricsTest, SeriesOfAClosedJobGoAndNothingLateBringsThemBack) {
+  MetricsObserver metrics("1", "all");
+  Late(metrics);
+  EXPECT_THAT(metrics.Render(), Not(HasSubstr("train_job="))) << "a job that was never there";
+  Drive(metrics);
+  metrics.OnSessionInstalled("other");
+  EXPECT_THAT(metrics.Render(), HasSubstr("train_job=\"job\""));
+  metrics.OnSessionRemoved("job");
+  EXPECT_THAT(metrics.Render(), Not(HasSubstr(R"(precondor_updates_total{train_job="job"})")));
+  EXPECT_EQ(Value(metrics, R"(precondor_last_step_number{train_job="job"})"), 42)
+      << "the coordinator's are still there";
+  metrics.OnSessionClosed("job");
+  EXPECT_THAT(metrics.Render(), Not(HasSubstr("train_job=\"job\"")));
+  Late(metrics);
+  EXPECT_THAT(metrics.Render(), Not(HasSubstr("train_job=\"job\"")));
+  EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="other"})"), 0) << "another job's stay";
+  metrics.OnSessionInstalled("job");
+  EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="job"})"), 0) << "a namesake starts anew";
+}
+
+TEST(MetricsTest, ANamesakeOutlivesTheLateRemovalOfTheOldSession) {
+  MetricsObserver metrics("1", "shard");
+  metrics.OnSessionInstalled("job");
+  metrics.OnSessionInstalled("job");
+  metrics.OnSessionRemoved("job");
+  metrics.OnUpdate("job", absl::Seconds(1), true);
+  EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="job"})"), 1);
+  metrics.OnSessionRemoved("job");
+  EXPECT_THAT(metrics.Render(), Not(HasSubstr("train_job=")));
+}
+
+TEST(MetricsTest, NamesOfJobsAreEscaped) {
+  MetricsObserver metrics("1", "shard");
+  metrics.OnSessionInstalled("a\"b\\c\nd");
+  EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="a\"b\\c\nd"})"), 0);
+}
+
+// The answer to GET /metrics of a server on this machine, headers and all.
+std::string Get(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  EXPECT_EQ(send(fd, request.data(), request.size(), 0), static_cast<ssize_t>(request.size()));
+  std::string answer;
+  char part[4096];
+  for (ssize_t n = 0; (n = recv(fd, part, sizeof(part), 0)) > 0;) answer.append(part, static_cast<size_t>(n));
+  close(fd);
+  return answer;
+}
+
+TEST(MetricsTest, ServesTheScrapeOverHttp) {
+  MetricsObserver metrics("1", "all");
+  const absl::StatusOr<int> port = metrics.Serve("127.0.0.1:0");
+  ASSERT_TRUE(port.ok()) << port.status();
+  ASSERT_GT(*port, 0);
+  Drive(metrics);
+  const std::string answer = Get(*port);
+  EXPECT_THAT(answer, HasSubstr(" 200 OK"));
+  const size_t body = answer.find("\r\n\r\n");
+  ASSERT_NE(body, std::string::npos);
+  const Scrape scrape = Parse(answer.substr(body + 4));
+  std::set<std::string> ours;
+  for (const std::string& family : scrape.families) {
+    if (!absl::StartsWith(family, "exposer_")) ours.insert(family);  // the HTTP library's own
+  }
+  EXPECT_EQ(ours, Parse(metrics.Render()).families);
+  EXPECT_GT(scrape.samples.at("precondor_resident_memory_bytes"), 1e6);
+
+  MetricsObserver second("1", "all");
+  const absl::Status taken = second.Serve(absl::StrCat("127.0.0.1:", *port)).status();
+  EXPECT_EQ(taken.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(taken.message()), HasSubstr(absl::StrCat("metrics_listen 127.0.0.1:", *port)));
+}
+
+}  // namespace
+}  // namespace precondor::metrics
