@@ -17,7 +17,8 @@ enum class FallbackPolicy : uint8_t { kNever = 1, kLossRate = 2, kCostAware = 3,
 // "Counted steps" are those whose loss was finite and that were not skipped.
 struct FallbackConfig {
   FallbackPolicy policy = FallbackPolicy::kNever;
-  std::optional<uint64_t> at_step;  // AT_STEP: the first step in first order; required there, unused elsewhere
+  std::optional<uint64_t> at_step =
+      std::nullopt;  // AT_STEP: the first step in first order; required there, unused elsewhere
 
   // Smoothed loss and its trend; every policy keeps them, LOSS_RATE and re-entry decide by them.
   double loss_decay = 0.95;     // weight of the past in the smoothed loss, in [0, 1)

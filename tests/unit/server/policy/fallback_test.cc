@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/policy/fallback.h"
+
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace precondor {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Without smoothing l is the loss and r its last decrease: cases can be worked out by hand.
+FallbackConfig Plain(FallbackPolicy policy = FallbackPolicy::kLossRate) {
+  return {.policy = policy,
+          .loss_decay = 0,
+          .rate_decay = 0,
+          .min_steps = 3,
+          .beta = 0.25,
+          .patience_steps = 2,
+          .reentry = false,
+          .reentry_beta = 0.5,
+          .reentry_min_steps = 4,
+          .reentry_min_decrease = 0.125};
+}
+
+FallbackState After(const FallbackConfig& config, const std::vector<double>& losses, FallbackState state = {}) {
+  for (const double loss : losses) {
+    const uint64_t step = state.observed ? state.last_step + 1 : 0;
+    const Mode mode = state.forced.value_or(Decide(config, state).mode);
+    state = Advance(config, state, {.step = step, .loss = loss, .seconds = 1, .mode = mode});
+  }
+  return state;
+}
+
+TEST(FallbackTest, LossRateDecidesByHand) {
+  using R = FallbackReason;
+  const struct {
+    const char* what;
+    std::vector<double> losses;
+    R reason;
+    int32_t streak;
+  } cases[] = {
+      {"nothing seen", {}, R::kTooEarly, 0},
+      {"one step", {64}, R::kTooEarly, 0},
+      {"two decreases: t - t0 = 2", {64, 32, 16}, R::kTooEarly, 0},
+      // t = 3: r = 8, mean 56 / 3, a quarter of it 4.67.
+      {"fast enough", {64, 32, 16, 8}, R::kStillFalling, 0},
+      // t = 3: r = 3, mean 51 / 3 = 17, threshold 4.25.
+      {"slow once", {64, 32, 16, 13}, R::kSlow, 1},
+      // t = 4: r = 1, mean 13, threshold 3.25.
+      {"slow twice", {64, 32, 16, 13, 12}, R::kLossRate, 2},
+      // t = 4: r = 5, mean 14, threshold 3.5.
+      {"slow, then fast", {64, 32, 16, 13, 8}, R::kStillFalling, 0},
+      // t = 3: r = 4, mean 48 / 3 = 16, threshold 4: less is asked for.
+      {"exactly at the threshold", {64, 40, 20, 16}, R::kStillFalling, 0},
+      // t = 2 would have been slow, too: it does not count before min_steps.
+      {"slow from the start", {64, 60, 60, 60}, R::kSlow, 1},
+      // r = 0 and the mean is 0: 0 < 0 does not hold.
+      {"no progress at all", {64, 64, 64, 64, 64, 64}, R::kStillFalling, 0},
+      // r = -1, mean -1, threshold -.25.
+      {"rising", {64, 65, 66, 67, 68}, R::kLossRate, 2},
+  };
+  for (const auto& c : cases) {
+    const FallbackDecision decision = Decide(Plain(), After(Plain(), c.losses));
+    EXPECT_EQ(decision.reason, c.reason) << c.what << ": " << decision.sentence;
+    EXPECT_EQ(decision.inputs.streak_steps, c.streak) << c.what;
+    EXPECT_EQ(decision.mode, c.reason == R::kLossRate ? Mode::kFirstOrder : Mode::kSecondOrder) << c.what;
+    EXPECT_FALSE(decision.probe) << c.what;
+    EXPECT_EQ(decision.from_step, 0u) << c.what;
+  }
+}
+
+TEST(FallbackTest, ADecisionCarriesItsInputsAndSaysThem) {
+  const FallbackDecision decision = Decide(Plain(), After(Plain(), {64, 32, 16, 13, 12}));
+  const FallbackInputs expected = {.step = 4,
+                                   .uncounted_steps = 0,
+                                   .loss = 12,
+                                   .rate = 1,
+                                   .phase_step = 0,
+                                   .phase_steps = 4,
+                                   .phase_loss = 64,
+                                   .phase_decrease = 52,
+                                   .phase_mean_rate = 13,
+                                   .threshold_rate = 3.25,
+                                   .learning_rate = 0,
+                                   .streak_steps = 2,
+                                   .second_order_seconds = 1,
+                                   .first_order_seconds = 0,
+                                   .policy_mode = Mode::kSecondOrder};
+  EXPECT_EQ(decision.inputs, expected);
+  EXPECT_EQ(
+      decision.sentence,
+      "falls back to first order: at step 4 the smoothed loss 12 falls by 1 a step, less than 3.25 (the mean since "
+      "step 0 is 13), for 2 steps");
+}
+
+TEST(FallbackTest, AFallbackIsKeptWhateverTheLossDoesThen) {
+  FallbackState state = After(Plain(), {64, 32, 16, 13, 12});
+  state = After(Plain(), {6, 3, 1, 0, -10, -100, -1000, -10000, -100000}, state);
+  const FallbackDecision decision = Decide(Plain(), state);
+  EXPECT_EQ(decision.mode, Mode::kFirstOrder);
+  EXPECT_EQ(decision.reason, FallbackReason::kStaysFirstOrder);
+  EXPECT_EQ(decision.inputs.switch_step, 4u);
+  EXPECT_EQ(decision.sentence, "first order since step 4: re-entry is off");
+}
+
+TEST(FallbackTest, ReentryDecidesByHand) {
+  FallbackConfig config = Plain();
+  config.reentry = true;
+  const FallbackState fallen = After(config, {64, 32, 16, 13, 12});
+  ASSERT_EQ(Decide(config, fallen).reason, FallbackReason::kLossRate);
+  const struct {
+    const char* what;
+    std::vector<double> losses;  // of step 5 on
+    FallbackReason reason;
+    int32_t streak;
+  } cases[] = {
+      // The stay of 4 ends with step 8; there r = 20 and half the mean is (64 + 28) / 8 / 2 = 5.75.
+      {"fast, too early", {2, -6, -14}, FallbackReason::kStaysFirstOrder, 0},
+      {"fast at step 8", {2, -4, -8, -28}, FallbackReason::kStaysFirstOrder, 1},
+      // Step 9: r = 12, half the mean is 104 / 9 / 2 = 5.78.
+      {"and at step 9", {2, -4, -8, -28, -40}, FallbackReason::kReentry, 2},
+      // Step 9: r = 5 and half the mean is 97 / 9 / 2 = 5.39, more than beta's 2.69: between the thresholds.
+      {"then only half as fast", {2, -4, -8, -28, -33}, FallbackReason::kStaysFirstOrder, 0},
+      // At step 8 and 9 the loss is 58 and 57: 64 - 57 = 7 is less than an eighth of 64, fast as it falls.
+      {"not enough decrease", {70, 69, 68, 58, 57}, FallbackReason::kStaysFirstOrder, 0},
+      {"above where the phase began", {90, 89, 88, 80, 70}, FallbackReason::kStaysFirstOrder, 0},
+  };
+  for (const auto& c : cases) {
+    const FallbackState state = After(config, c.losses, fallen);
+    const FallbackDecision decision = Decide(config, state);
+    EXPECT_EQ(decision.reason, c.reason) << c.what << ": " << decision.sentence;
+    EXPECT_EQ(decision.inputs.streak_steps, c.streak) << c.what;
+    if (c.reason != FallbackReason::kReentry) continue;
+    EXPECT_EQ(decision.mode, Mode::kSecondOrder);
+    const FallbackState after = After(config, {-41}, state);
+    EXPECT_EQ(after.reentries, 1u);
+    EXPECT_EQ(after.switch_step, 9u);
+    EXPECT_EQ(after.trend.phase_step, 9u) << "a phase begins: min_steps protect the return";
+    EXPECT_EQ(Decide(config, after).reason, FallbackReason::kTooEarly);
+  }
+}
+
+TEST(FallbackTest, StepsGrantedBeforeASwitchSayNothingOfTheNewMode) {
+  FallbackConfig config = Plain();
+  config.reentry = true;
+  config.reentry_min_steps = 1;
+  FallbackState state = After(config, {64, 32, 16, 13, 12});
+  for (uint64_t step = 5; step < 15; ++step) {
+    state =
+        Advance(config, state, {.step = step, .loss = -20.0 * static_cast<double>(step), .mode = Mode::kSecondOrder});
+    EXPECT_EQ(state.streak_steps, 0);
+  }
+  EXPECT_EQ(Decide(config, state).mode, Mode::kFirstOrder);
+}
+
+TEST(FallbackTest, NeverStaysWhateverTheLossDoes) {
+  const FallbackState state = After(Plain(FallbackPolicy::kNever), {64, 32, 16, 13, 12, 12, 12, 12});
+  const FallbackDecision decision = Decide(Plain(FallbackPolicy::kNever), state);
+  EXPECT_EQ(decision.mode, Mode::kSecondOrder);
+  EXPECT_EQ(decision.reason, FallbackReason::kNever);
+  EXPECT_EQ(decision.inputs.loss, 12) << "for the graphs";
+}
+
+TEST(FallbackTest, AtStepIsKnownFromTheStart) {
+  FallbackConfig config = Plain(FallbackPolicy::kAtStep);
+  config.at_step = 100;
+  for (const FallbackState& state : {FallbackState(), After(config, {64, 32, 16, 13, 12, 12, 12})}) {
+    const FallbackDecision decision = Decide(config, state);
+    EXPECT_EQ(decision.mode, Mode::kFirstOrder);
+    EXPECT_EQ(decision.from_step, 100u);
+    EXPECT_EQ(decision.reason, FallbackReason::kAtStep);
+    EXPECT_EQ(decision.sentence, "first order from step 100 on: the policy is AT_STEP");
+  }
+}
+
+TEST(FallbackTest, StepsThatAreNotNewAreIgnored) {
+  const FallbackState state = After(Plain(), {64, 32, 16, 13, 12});
+  for (const uint64_t step : {0, 3, 4}) {
+    EXPECT_EQ(Advance(Plain(), state, {.step = step, .loss = 1000, .learning_rate = 5, .seconds = 9}), state) << step;
+    EXPECT_EQ(Advance(Plain(), state, {.step = step, .skipped = true}), state) << step;
+  }
+}
+
+TEST(FallbackTest, AGapInTheStepsIsOneStep) {
+  FallbackState state;
+  for (const uint64_t step : {5, 9, 100, 200}) {
+    state = Advance(Plain(), state, {.step = step, .loss = 1000.0 - static_cast<double>(step)});
+  }
+  EXPECT_EQ(state.trend.phase_step, 5u);
+  EXPECT_EQ(state.trend.phase_steps, 3u) << "counted steps: the mean is of what was seen";
+  EXPECT_EQ(state.last_step, 200u);
+}
+
+TEST(FallbackTest, StepsThatDoNotCountMoveTheirCountersAlone) {
+  const FallbackState state = After(Plain(), {64, 32, 16, 13});
+  const double bad[] = {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity(), 5};
+  for (const double loss : bad) {
+    FallbackState expected = state;
+    expected.last_step = 9;
+    expected.uncounted_steps = 1;
+    EXPECT_EQ(
+        Advance(Plain(), state, {.step = 9, .loss = loss, .learning_rate = 0.1, .seconds = 7, .skipped = loss == 5}),
+        expected);
+  }
+}
+
+TEST(FallbackTest, AnOverflowingLossDoesNotCount) {
+  const double huge = std::numeric_limits<double>::max();
+  FallbackState state = After(Plain(), {huge, huge});
+  state = Advance(Plain(), state, {.step = 2, .loss = -huge});
+  EXPECT_EQ(state.uncounted_steps, 1u);
+  EXPECT_EQ(state.trend.loss, huge);
+}
+
+TEST(FallbackTest, SecondsAreSmoothedByMode) {
+  FallbackConfig config = Plain();
+  config.loss_decay = 0.5;
+  FallbackState state;
+  const struct {
+    double seconds;
+    Mode mode;
+    double second, first;
+  } steps[] = {{4, Mode::kSecondOrder, 4, 0}, {2, Mode::kSecondOrder, 3, 0},
+               {1, Mode::kFirstOrder, 3, 1},  {0, Mode::kFirstOrder, 3, 1},
+               {-2, Mode::kFirstOrder, 3, 1}, {std::numeric_limits<double>::quiet_NaN(), Mode::kSecondOrder, 3, 1},
+               {2, Mode::kFirstOrder, 3, 1.5}};
+  uint64_t step = 0;
+  for (const auto& s : steps) {
+    state = Advance(config, state, {.step = step++, .loss = 1, .seconds = s.seconds, .mode = s.mode});
+    EXPECT_EQ(state.second_order_seconds, s.second) << step;
+    EXPECT_EQ(state.first_order_seconds, s.first) << step;
+  }
+}
+
+TEST(FallbackForceTest, GoesBeforeEveryPolicy) {
+  for (const FallbackPolicy policy :
+       {FallbackPolicy::kNever, FallbackPolicy::kLossRate, FallbackPolicy::kCostAware, FallbackPolicy::kAtStep}) {
+    FallbackConfig config = Plain(policy);
+    config.at_step = 2;
+    for (const Mode mode : {Mode::kSecondOrder, Mode::kFirstOrder}) {
+      const FallbackState state = After(config, {64, 32, 16, 13, 12, 12, 12}, Force(config, {}, mode));
+      const FallbackDecision decision = Decide(config, state);
+      EXPECT_EQ(decision.mode, mode) << FallbackPolicyName(policy);
+      EXPECT_EQ(decision.reason, FallbackReason::kForced);
+      EXPECT_EQ(decision.from_step, 0u);
+      EXPECT_FALSE(decision.probe);
+      EXPECT_EQ(decision.sentence, std::string(ModeName(mode)) + " is forced by an operator");
+      EXPECT_EQ(decision.inputs.loss, 12) << "the trend goes on";
+    }
+  }
+}
+
+TEST(FallbackForceTest, ThePolicyGoesOnFromTheForcedMode) {
+  const FallbackConfig config = Plain();
+  FallbackState state = Force(config, After(config, {64, 32, 16}), Mode::kFirstOrder);
+  state = Force(config, After(config, {8, 4}, state), std::nullopt);
+  EXPECT_EQ(Decide(config, state).reason, FallbackReason::kStaysFirstOrder);
+  EXPECT_EQ(Decide(config, state).inputs.switch_step, 4u);
+  state = Force(config, state, Mode::kSecondOrder);
+  state = Force(config, state, std::nullopt);
+  EXPECT_EQ(Decide(config, state).reason, FallbackReason::kTooEarly) << "a new phase";
+  EXPECT_EQ(Decide(config, state).mode, Mode::kSecondOrder);
+  EXPECT_EQ(state.reentries, 0u) << "an operator's way back is none of the policy's";
+}
+
+TEST(FallbackForceTest, ForcedSecondOrderSavesUpNoFallback) {
+  const FallbackConfig config = Plain();
+  FallbackState state = Force(config, After(config, {64, 32}), Mode::kSecondOrder);
+  state = Force(config, After(config, {31, 30, 30, 30, 30, 30}, state), std::nullopt);
+  EXPECT_EQ(Decide(config, state).mode, Mode::kSecondOrder);
+  EXPECT_EQ(state.streak_steps, 0);
+}
+
+TEST(FallbackForceTest, RepeatingAChoiceChangesNothing) {
+  const FallbackConfig config = Plain();
+  const FallbackState state = After(config, {64, 32, 16, 13});
+  EXPECT_EQ(Force(config, state, std::nullopt), state);
+  const FallbackState forced = After(config, {12}, Force(config, state, Mode::kSecondOrder));
+  EXPECT_EQ(Force(config, forced, Mode::kSecondOrder), forced);
+}
+
+TEST(FallbackForceTest, NeverAndAtStepGoOnFromTheirOwnMode) {
+  const FallbackConfig never = Plain(FallbackPolicy::kNever);
+  FallbackState state = Force(never, Force(never, After(never, {3, 2}), Mode::kFirstOrder), std::nullopt);
+  EXPECT_EQ(Decide(never, state).mode, Mode::kSecondOrder);
+  FallbackConfig at = Plain(FallbackPolicy::kAtStep);
+  at.at_step = 50;
+  state = Force(at, Force(at, After(at, {3, 2}), Mode::kSecondOrder), std::nullopt);
+  EXPECT_EQ(Decide(at, state).from_step, 50u);
+}
+
+TEST(FallbackCarryOutTest, ChangesOnlyWhatIsOpen) {
+  using Schedule = std::vector<ModeInterval>;
+  const Mode second = Mode::kSecondOrder, first = Mode::kFirstOrder;
+  const struct {
+    const char* what;
+    Schedule schedule;
+    Mode mode;
+    uint64_t from_step, first_open_step;
+    Schedule expected;
+  } cases[] = {
+      {"no change", {{0, second}}, second, 0, 17, {{0, second}}},
+      {"falls back beyond the lease", {{0, second}}, first, 0, 17, {{0, second}, {17, first}}},
+      {"again, later", {{0, second}, {17, first}}, first, 0, 20, {{0, second}, {17, first}}},
+      {"goes back", {{0, second}, {17, first}}, second, 0, 30, {{0, second}, {17, first}, {30, second}}},
+      {"called back before it began", {{0, second}, {17, first}}, second, 0, 17, {{0, second}}},
+      {"at a step to come", {{0, second}}, first, 50, 17, {{0, second}, {50, first}}},
+      {"the same, again", {{0, second}, {50, first}}, first, 50, 18, {{0, second}, {50, first}}},
+      {"at a step that is granted", {{0, second}}, first, 5, 17, {{0, second}, {17, first}}},
+      {"forced back before it", {{0, second}, {50, first}}, second, 0, 17, {{0, second}}},
+      {"set free from first order before it", {{0, first}}, first, 50, 17, {{0, first}, {17, second}, {50, first}}},
+      {"nothing granted", {{0, second}}, first, 0, 0, {{0, first}}},
+      {"nothing granted, at a step to come", {}, first, 3, 0, {{0, second}, {3, first}}},
+      {"an empty schedule is second order", {}, first, 0, 9, {{0, second}, {9, first}}},
+  };
+  for (const auto& c : cases) {
+    FallbackDecision decision;
+    decision.mode = c.mode;
+    decision.from_step = c.from_step;
+    const Schedule carried = CarryOut(decision, c.schedule, c.first_open_step);
+    EXPECT_EQ(carried, c.expected) << c.what;
+    EXPECT_EQ(CarryOut(decision, carried, c.first_open_step), carried) << c.what << ": a second time";
+    for (uint64_t step = 0; step < c.first_open_step; ++step) {
+      EXPECT_EQ(ModeAt(carried, step), ModeAt(c.schedule, step)) << c.what << ": granted step " << step;
+    }
+  }
+}
+
+TEST(FallbackTest, ReasonsHaveNamesOfTheirOwn) {
+  std::set<std::string> names;
+  for (int reason = 1; reason <= 13; ++reason) {
+    const std::string name(FallbackReasonName(static_cast<FallbackReason>(reason)));
+    EXPECT_TRUE(names.insert(name).second) << name;
+  }
+  EXPECT_EQ(names.count("UNKNOWN"), 0u);
+  EXPECT_EQ(FallbackReasonName(FallbackReason(14)), "UNKNOWN");
+}
+
+}  // namespace
+}  // namespace precondor
