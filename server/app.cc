@@ -99,6 +99,7 @@ class ServerApp final : public App {
 
   ~ServerApp() override {
     StopSealing();
+    if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
     server_.reset();
     control_threads_.Drain();
@@ -158,7 +159,9 @@ class ServerApp final : public App {
       absl::SleepFor(absl::Milliseconds(5));
     }
     const int64_t abandoned = shard_ == nullptr ? 0 : shard_->in_flight();
-    // Streams of workers that stay would keep the server up: they are cut when the deadline passes.
+    // Calls that wait for a silent shard would keep the server up, and so would streams of workers that stay: they are
+    // cut when the deadline passes.
+    if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     server_->Shutdown(absl::ToChronoTime(std::min(until, absl::Now() + absl::Milliseconds(500))));
     logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
@@ -110,10 +111,6 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec) {
     PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<CoordinatorSession> session, CreateSession(filled));
     observer_.OnSessionOpened(filled.name);
     observer_.OnEpoch(filled.name, session->epoch(), 0, filled.world_size);
-    {
-      MutexLock lock(mu_);
-      by_id_.emplace(session->id(), session);
-    }
     turn.SetState(session);
     PublishCount();
     return OpenResult{.session_id = session->id(), .created = true, .spec = filled};
@@ -137,7 +134,12 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
   {
     MutexLock lock(mu_);
     id = NextSessionId();
+    opening_.insert(id);
   }
+  const auto opened = absl::MakeCleanup([this, id] {
+    MutexLock lock(mu_);
+    opening_.erase(id);
+  });
   PRECONDOR_ASSIGN_OR_RETURN(Plan plan, MakePlan(spec));
   auto session = std::make_shared<CoordinatorSession>(id, spec, std::move(plan.shard_map),
                                                       std::move(plan.layers_of_shard), options_.lease_steps);
@@ -148,6 +150,10 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
     }
     return installed;
   }
+  {
+    MutexLock lock(mu_);
+    by_id_.emplace(id, session);
+  }
   logger_.Log(Severity::kInfo, "session opened",
               {{"session", spec.name},
                {"session_id", id},
@@ -157,7 +163,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
   return session;
 }
 
-absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec) const {
+absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, options_.make_method(spec.method));
   for (const std::string& warning : method->Warnings(VectorsPerStep(spec))) {
     logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
@@ -170,6 +176,7 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec)
     if (!description.ok()) {
       return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
     }
+    RemoveOrphans(shard, *description);
     room.push_back({.free_bytes = description->capacity_bytes - description->reserved_bytes});
     addresses.push_back(description->advertise_address.empty() ? shard.address : description->advertise_address);
     costs.insert(costs.end(), description->costs.begin(), description->costs.end());
@@ -190,6 +197,24 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec)
   }
   logger_.Log(Severity::kInfo, "layers placed", {{"session", spec.name}, {"reason", placement.reason}});
   return plan;
+}
+
+void Coordinator::RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description) {
+  for (const HeldSession& held : description.sessions) {
+    {
+      MutexLock lock(mu_);
+      if (by_id_.contains(held.session_id) || opening_.contains(held.session_id)) continue;
+    }
+    const absl::Status removed = shard.control->Remove(held.session_id).status();
+    if (removed.ok()) description.reserved_bytes -= held.reserved_bytes;
+    logger_.Log(
+        Severity::kWarning, removed.ok() ? "orphaned session removed" : "orphaned session stays",
+        {{"session", held.name},
+         {"session_id", held.session_id},
+         {"shard", shard.address},
+         {"reserved_bytes", held.reserved_bytes},
+         {"reason", removed.ok() ? "this coordinator does not know it" : absl::string_view(removed.message())}});
+  }
 }
 
 absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs) const {
@@ -335,6 +360,10 @@ std::vector<std::string> Coordinator::ShardAddresses() const {
 void Coordinator::BeginDrain() {
   MutexLock lock(mu_);
   draining_ = true;
+}
+
+void Coordinator::CancelShardCalls() {
+  for (const ShardEndpoint& shard : shards_) shard.control->CancelCalls();
 }
 
 void Coordinator::PublishCount() {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -103,6 +104,8 @@ class Coordinator {
   std::vector<std::string> ShardAddresses() const;
   // From now on OpenSession is Unavailable (DRAINING).
   void BeginDrain();
+  // Gives up on shards that do not answer: calls under way end as Cancelled, and so will all later ones.
+  void CancelShardCalls();
 
  private:
   // A place in the table; `state` is null while the session is being opened. While an operation that asks shards is
@@ -119,7 +122,10 @@ class Coordinator {
     std::vector<std::vector<uint32_t>> layers_of_shard;
   };
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec);
-  absl::StatusOr<Plan> MakePlan(const SessionSpec& spec) const;
+  absl::StatusOr<Plan> MakePlan(const SessionSpec& spec);
+  // Has sessions removed from the shard that this coordinator does not know: left behind by one that was restarted, or
+  // by an Install that was given up on and came through later. Takes what that frees off the description.
+  void RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description);
   absl::Status InstallOnShards(const std::vector<SessionInstall>& installs) const;
   absl::Status RemoveFromShards(uint64_t session_id, const std::vector<std::vector<uint32_t>>& layers_of_shard) const;
   uint64_t NextSessionId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -136,6 +142,7 @@ class Coordinator {
   CondVar place_freed_;
   absl::flat_hash_map<std::string, Place> places_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<uint64_t> opening_ ABSL_GUARDED_BY(mu_);  // ids that shards may hear of and by_id_ lacks
   uint64_t last_session_id_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };

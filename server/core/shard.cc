@@ -70,10 +70,18 @@ Shard::~Shard() {
 // --- control --------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<ShardDescription> Shard::Describe() {
-  return ShardDescription{.advertise_address = context_->options.advertise_address,
-                          .capacity_bytes = context_->options.capacity_bytes,
-                          .reserved_bytes = reserved_bytes(),
-                          .costs = context_->costs.Snapshot()};
+  ShardDescription description{.advertise_address = context_->options.advertise_address,
+                               .capacity_bytes = context_->options.capacity_bytes,
+                               .reserved_bytes = reserved_bytes(),
+                               .costs = context_->costs.Snapshot(),
+                               .sessions = {}};
+  for (const ShardSessionSummary& session : ListSessions()) {
+    description.sessions.push_back({.session_id = session.session_id,
+                                    .name = session.spec.name,
+                                    .epoch = session.epoch,
+                                    .reserved_bytes = session.reserved_bytes});
+  }
+  return description;
 }
 
 absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {

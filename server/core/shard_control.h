@@ -19,11 +19,19 @@ struct MeasuredCost {
   double seconds_per_step = 0;
 };
 
+struct HeldSession {
+  uint64_t session_id = 0;
+  std::string name;
+  uint64_t epoch = 0;
+  int64_t reserved_bytes = 0;
+};
+
 struct ShardDescription {
   std::string advertise_address;  // what workers dial; empty: the address under which the coordinator knows it
   int64_t capacity_bytes = 0;
   int64_t reserved_bytes = 0;
   std::vector<MeasuredCost> costs;
+  std::vector<HeldSession> sessions;
 };
 
 struct Member {
@@ -50,6 +58,8 @@ class ShardControl {
   virtual absl::StatusOr<int64_t> Install(const SessionInstall& install) = 0;
   // Frees everything of the session; waiting results get Aborted. False: there was none.
   virtual absl::StatusOr<bool> Remove(uint64_t session_id) = 0;
+  // Ends the calls under way, and all later ones, with Cancelled. For calls within the process there is nothing to end.
+  virtual void CancelCalls() {}
 };
 
 }  // namespace precondor

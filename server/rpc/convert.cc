@@ -135,6 +135,13 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
     measured->set_d_in(cost.d_in);
     measured->set_seconds_per_step(cost.seconds_per_step);
   }
+  for (const HeldSession& session : description.sessions) {
+    v1::HeldSession* held = out.add_sessions();
+    held->set_session_id(session.session_id);
+    held->set_name(wire::SafeText(session.name));
+    held->set_epoch(session.epoch);
+    held->set_reserved_bytes(static_cast<uint64_t>(session.reserved_bytes));
+  }
   return out;
 }
 
@@ -145,6 +152,10 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   out.reserved_bytes = static_cast<int64_t>(response.reserved_bytes());
   for (const v1::MeasuredCost& cost : response.costs()) {
     out.costs.push_back({cost.method(), cost.d_out(), cost.d_in(), cost.seconds_per_step()});
+  }
+  for (const v1::HeldSession& session : response.sessions()) {
+    out.sessions.push_back(
+        {session.session_id(), session.name(), session.epoch(), static_cast<int64_t>(session.reserved_bytes())});
   }
   return out;
 }

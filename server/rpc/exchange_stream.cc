@@ -48,14 +48,16 @@ ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, const Clock&
       recorder_(std::move(recorder)),
       start_(clock.Now()),
       assembler_(wire::AssemblerLimits{.max_open_bytes = credit_bytes}),
-      queue_(std::make_shared<FrameQueue>(
-          [this](const grpc::ByteBuffer* frame, bool more) {
-            // Small frames that wait together leave together.
-            grpc::WriteOptions options;
-            if (more) options.set_buffer_hint();
-            StartWrite(frame, options);
-          },
-          [this] { Finish(grpc::Status::OK); })) {
+      queue_(std::make_shared<FrameQueue>(FrameQueue::Events{.write =
+                                                                 [this](const grpc::ByteBuffer* frame, bool more) {
+                                                                   // Small frames that wait together leave together.
+                                                                   grpc::WriteOptions options;
+                                                                   if (more) options.set_buffer_hint();
+                                                                   StartWrite(frame, options);
+                                                                 },
+                                                             .resume = [this] { StartRead(&incoming_); },
+                                                             .drained = [this] { Finish(grpc::Status::OK); }},
+                                          credit_bytes)) {
   v1::ExchangeResponse credit;
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(credit_bytes);
@@ -68,7 +70,7 @@ void ExchangeStream::OnReadDone(bool ok) {
   const absl::Status status = Handle(incoming_);
   incoming_.Clear();
   if (!status.ok()) return End(status);
-  StartRead(&incoming_);
+  if (!queue_->PauseWhenFull()) StartRead(&incoming_);
 }
 
 void ExchangeStream::OnWriteDone(bool ok) {

@@ -10,7 +10,9 @@ namespace precondor::rpc {
 void FrameQueue::Push(v1::ExchangeResponse frame, wire::PayloadPart payload) {
   MutexLock lock(mu_);
   if (closed_) return;
-  frames_.push_back({std::move(frame), std::move(payload)});
+  const size_t bytes = frame.ByteSizeLong() + payload.size;
+  waiting_bytes_ += bytes;
+  frames_.push_back({std::move(frame), std::move(payload), bytes});
   WriteNext();
 }
 
@@ -19,6 +21,12 @@ void FrameQueue::Written() {
   writing_ = false;
   WriteNext();
   CheckDrained();
+}
+
+bool FrameQueue::PauseWhenFull() {
+  MutexLock lock(mu_);
+  paused_ = waiting_bytes_ > limit_bytes_;
+  return paused_;
 }
 
 void FrameQueue::AllowBundles() {
@@ -70,23 +78,32 @@ void FrameQueue::WriteNext() {
     if (!message.ok()) continue;
     writing_message_ = *std::move(message);
     writing_ = true;
-    write_(&writing_message_, !frames_.empty());
+    events_.write(&writing_message_, !frames_.empty());
+  }
+  if (paused_ && !closed_ && waiting_bytes_ <= limit_bytes_) {
+    paused_ = false;
+    events_.resume();
   }
 }
 
-FrameQueue::Frame FrameQueue::TakeBundle() {
-  Frame first = std::move(frames_.front());
+FrameQueue::Frame FrameQueue::TakeFront() {
+  Frame front = std::move(frames_.front());
   frames_.pop_front();
-  size_t bytes = first.message.ByteSizeLong();
+  waiting_bytes_ -= front.bytes;
+  return front;
+}
+
+FrameQueue::Frame FrameQueue::TakeBundle() {
+  Frame first = TakeFront();
+  size_t bytes = first.bytes;
   const auto joins = [&](const Frame& frame) {
-    return frame.payload.size == 0 && (bytes += frame.message.ByteSizeLong()) <= wire::kMaxBundleBytes;
+    return frame.payload.size == 0 && (bytes += frame.bytes) <= wire::kMaxBundleBytes;
   };
   if (!bundles_ || first.payload.size > 0 || frames_.empty() || !joins(frames_.front())) return first;
   Frame bundle;
   *bundle.message.add_bundle() = std::move(first.message);
   do {
-    *bundle.message.add_bundle() = std::move(frames_.front().message);
-    frames_.pop_front();
+    *bundle.message.add_bundle() = TakeFront().message;
   } while (!frames_.empty() && joins(frames_.front()));
   return bundle;
 }
@@ -94,7 +111,7 @@ FrameQueue::Frame FrameQueue::TakeBundle() {
 void FrameQueue::CheckDrained() {
   if (closed_ || !half_closed_ || owed_ != 0 || writing_ || !frames_.empty()) return;
   closed_ = true;
-  drained_();
+  events_.drained();
 }
 
 }  // namespace precondor::rpc

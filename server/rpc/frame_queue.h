@@ -14,14 +14,21 @@
 
 namespace precondor::rpc {
 
-// Frames to write, one message at a time, and contributions still to be answered. Thread-safe. The two callbacks are
-// called under the queue's lock, so that none is called once Close has returned; they only start gRPC operations.
+// Frames to write, one message at a time, and contributions still to be answered. Thread-safe. The callbacks are called
+// under the queue's lock, so that none is called once Close has returned; they only start gRPC operations.
 class FrameQueue {
  public:
-  // `write` starts writing the message, which stays valid until Written; `more`: another one waits behind it.
-  // `drained`: half-closed, all answered, all written.
-  FrameQueue(std::function<void(const grpc::ByteBuffer*, bool more)> write, std::function<void()> drained)
-      : write_(std::move(write)), drained_(std::move(drained)) {}
+  struct Events {
+    // Starts writing the message, which stays valid until Written; `more`: another one waits behind it.
+    std::function<void(const grpc::ByteBuffer*, bool more)> write;
+    // The queue was full when PauseWhenFull was asked, and is so no more.
+    std::function<void()> resume;
+    // Half-closed, all answered, all written.
+    std::function<void()> drained;
+  };
+  // `limit_bytes`: with more than that waiting the queue is full; a peer that does not read has it filled by its own
+  // contributions' answers.
+  FrameQueue(Events events, size_t limit_bytes) : events_(std::move(events)), limit_bytes_(limit_bytes) {}
 
   // A null part: no payload.
   void Push(v1::ExchangeResponse frame, wire::PayloadPart payload = {});
@@ -33,6 +40,9 @@ class FrameQueue {
   // Between the two nothing begins to be written, so that the answers to a bundle can leave as one.
   void Hold();
   void Release();
+
+  // True: nothing should be read from the peer until `resume`.
+  bool PauseWhenFull();
 
   // One more, or one less, answer is owed.
   void Owe();
@@ -46,17 +56,21 @@ class FrameQueue {
   struct Frame {
     v1::ExchangeResponse message;
     wire::PayloadPart payload;
+    size_t bytes = 0;
   };
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Frame TakeFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Frame TakeBundle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CheckDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const std::function<void(const grpc::ByteBuffer*, bool more)> write_;
-  const std::function<void()> drained_;
+  const Events events_;
+  const size_t limit_bytes_;
   Mutex mu_;
   std::deque<Frame> frames_ ABSL_GUARDED_BY(mu_);
   grpc::ByteBuffer writing_message_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of frames_
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool bundles_ ABSL_GUARDED_BY(mu_) = false;
   int64_t owed_ ABSL_GUARDED_BY(mu_) = 0;

@@ -4,9 +4,12 @@
 #include <grpcpp/grpcpp.h>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/v1/shard.grpc.pb.h"
 #include "proto/wire/status_codec.h"
@@ -43,6 +46,12 @@ class ShardClient final : public ShardControl {
     return response.existed();
   }
 
+  void CancelCalls() override {
+    MutexLock lock(mu_);
+    cancelled_ = true;
+    for (grpc::ClientContext* call : calls_) call->TryCancel();
+  }
+
  private:
   template <typename Request, typename Response>
   absl::Status Call(grpc::Status (v1::ShardService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
@@ -50,6 +59,15 @@ class ShardClient final : public ShardControl {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout_));
     context.set_wait_for_ready(true);
+    {
+      MutexLock lock(mu_);
+      if (cancelled_) return absl::CancelledError(absl::StrCat("shard ", address_, ": the server is stopping"));
+      calls_.insert(&context);
+    }
+    const auto ended = absl::MakeCleanup([this, &context] {
+      MutexLock lock(mu_);
+      calls_.erase(&context);
+    });
     const absl::Status status = wire::FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
     if (status.ok()) return status;
     // A shard that does not answer in time is unavailable to whoever asked the coordinator.
@@ -60,6 +78,10 @@ class ShardClient final : public ShardControl {
   const std::string address_;
   const absl::Duration timeout_;
   const std::unique_ptr<v1::ShardService::Stub> stub_;
+
+  Mutex mu_;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_set<grpc::ClientContext*> calls_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace

@@ -23,13 +23,21 @@ using ::testing::HasSubstr;
 // What a shard was told, and faults on demand.
 class FakeShard final : public ShardControl {
  public:
+  static constexpr int64_t kSessionBytes = 1 << 30;
   absl::StatusOr<ShardDescription> Describe() override {
     if (down) return absl::UnavailableError("down");
-    return ShardDescription{
-        .advertise_address = advertise, .capacity_bytes = capacity, .reserved_bytes = 0, .costs = {}};
+    ShardDescription description;
+    description.advertise_address = advertise;
+    description.capacity_bytes = capacity;
+    for (const auto& [id, install] : installed) {
+      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes});
+      description.reserved_bytes += kSessionBytes;
+    }
+    return description;
   }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
     // A coordinator that asks under its lock would never get here.
+    last_install = install.session_id;
     if (during_install) during_install();
     if (refuse_installs) return absl::ResourceExhaustedError("full");
     if (down) return absl::UnavailableError("down");
@@ -39,6 +47,7 @@ class FakeShard final : public ShardControl {
   }
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     if (down) return absl::UnavailableError("down");
+    ++removals;
     return installed.erase(session_id) > 0;
   }
 
@@ -48,7 +57,9 @@ class FakeShard final : public ShardControl {
   bool refuse_installs = false;
   std::function<void()> during_install;
   std::map<uint64_t, SessionInstall> installed;
+  uint64_t last_install = 0;
   int installs = 0;
+  int removals = 0;
 };
 
 class CoordinatorTest : public ::testing::Test {
@@ -180,6 +191,39 @@ TEST_F(CoordinatorTest, MemoryThatDoesNotSufficeIsRefusedWithNumbers) {
   const absl::Status status = coordinator->OpenSession(spec).status();
   EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity);
   EXPECT_THAT(std::string(status.message()), HasSubstr("has left is 10"));
+}
+
+TEST_F(CoordinatorTest, SessionsThatNobodyKnowsMakeRoomForNewOnes) {
+  Open();
+  // Left behind by a coordinator that is gone: without it the new session fits, with it it does not.
+  for (FakeShard* shard : shards) {
+    shard->installed[7].spec.name = "ghost";
+    shard->capacity = 2 * FakeShard::kSessionBytes;
+  }
+  spec.name = "next";
+  const auto opened = coordinator->OpenSession(spec);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  for (FakeShard* shard : shards) {
+    EXPECT_FALSE(shard->installed.contains(7));
+    EXPECT_EQ(shard->installed.size(), 2u) << "the first session is known and stays";
+  }
+}
+
+TEST_F(CoordinatorTest, SessionsBeingOpenedAreNoOrphans) {
+  uint64_t other = 0;
+  shards[0]->during_install = [&] {
+    shards[0]->during_install = nullptr;
+    SessionSpec second = spec;
+    second.name = "second";
+    // The first one is on no shard's list but this one's, and not in the coordinator's table yet.
+    shards[0]->installed[shards[0]->last_install].spec.name = spec.name;
+    other = coordinator->OpenSession(second)->session_id;
+  };
+  const uint64_t first = Open();
+  EXPECT_NE(other, 0u);
+  EXPECT_TRUE(shards[0]->installed.contains(first));
+  EXPECT_TRUE(shards[0]->installed.contains(other));
+  EXPECT_EQ(shards[0]->removals, 0);
 }
 
 TEST_F(CoordinatorTest, SessionBecomesActiveWithTheLastRank) {

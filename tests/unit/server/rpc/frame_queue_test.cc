@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/frame_queue.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+
+namespace precondor::rpc {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr size_t kLimitBytes = 1000;
+
+v1::ExchangeResponse Ack(uint64_t step) {
+  v1::ExchangeResponse response;
+  response.mutable_header()->set_kind(v1::FRAME_KIND_ACK);
+  response.mutable_header()->set_step(step);
+  return response;
+}
+
+class FrameQueueTest : public ::testing::Test {
+ protected:
+  // Steps of the frames of each message written, in order.
+  void Record(const grpc::ByteBuffer& message) {
+    auto decoded = wire::DecodeResponse(message);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    std::vector<uint64_t> steps;
+    for (const v1::ExchangeResponse& part : decoded->message.bundle()) steps.push_back(part.header().step());
+    if (steps.empty()) steps.push_back(decoded->message.header().step());
+    written.push_back(steps);
+  }
+  void PushPayload(uint64_t step, size_t bytes) {
+    auto payload = std::make_shared<std::string>(bytes, 'x');
+    queue.Push(Ack(step), {payload->data(), payload->size(), payload});
+  }
+
+  std::vector<std::vector<uint64_t>> written;
+  int resumed = 0;
+  int drained = 0;
+  FrameQueue queue{FrameQueue::Events{.write = [this](const grpc::ByteBuffer* message, bool) { Record(*message); },
+                                      .resume = [this] { ++resumed; },
+                                      .drained = [this] { ++drained; }},
+                   kLimitBytes};
+};
+
+TEST_F(FrameQueueTest, WritesOneMessageAtATimeInOrder) {
+  queue.Push(Ack(1));
+  queue.Push(Ack(2));
+  queue.Push(Ack(3));
+  EXPECT_THAT(written, ElementsAre(ElementsAre(1u)));
+  queue.Written();
+  queue.Written();
+  EXPECT_THAT(written, ElementsAre(ElementsAre(1u), ElementsAre(2u), ElementsAre(3u)));
+}
+
+TEST_F(FrameQueueTest, BundlesWhatWaitsOnceThePeerTakesThem) {
+  queue.AllowBundles();
+  queue.Push(Ack(1));
+  queue.Push(Ack(2));
+  queue.Push(Ack(3));
+  PushPayload(4, 10);
+  queue.Push(Ack(5));
+  for (int i = 0; i < 3; ++i) queue.Written();
+  EXPECT_THAT(written, ElementsAre(ElementsAre(1u), ElementsAre(2u, 3u), ElementsAre(4u), ElementsAre(5u)));
+}
+
+TEST_F(FrameQueueTest, HoldsWhatIsPushedUntilReleased) {
+  queue.AllowBundles();
+  queue.Hold();
+  queue.Push(Ack(1));
+  queue.Push(Ack(2));
+  EXPECT_TRUE(written.empty());
+  queue.Release();
+  EXPECT_THAT(written, ElementsAre(ElementsAre(1u, 2u)));
+}
+
+TEST_F(FrameQueueTest, AFullQueueAsksToPauseAndResumesOnceWhenItIsNoLongerFull) {
+  PushPayload(1, 600);  // being written: it waits no more
+  EXPECT_FALSE(queue.PauseWhenFull());
+  PushPayload(2, 600);
+  EXPECT_FALSE(queue.PauseWhenFull());
+  PushPayload(3, 600);
+  EXPECT_TRUE(queue.PauseWhenFull());
+  EXPECT_EQ(resumed, 0);
+  queue.Written();
+  EXPECT_EQ(resumed, 1);
+  queue.Written();
+  EXPECT_EQ(resumed, 1);
+  EXPECT_FALSE(queue.PauseWhenFull());
+}
+
+TEST_F(FrameQueueTest, AClosedQueueNeitherWritesNorResumes) {
+  PushPayload(1, 600);
+  PushPayload(2, 600);
+  PushPayload(3, 600);
+  EXPECT_TRUE(queue.PauseWhenFull());
+  EXPECT_TRUE(queue.Close());
+  EXPECT_FALSE(queue.Close());
+  queue.Written();
+  queue.Push(Ack(4));
+  EXPECT_EQ(resumed, 0);
+  EXPECT_EQ(written.size(), 1u);
+}
+
+TEST_F(FrameQueueTest, IsDrainedWhenHalfClosedAnsweredAndWritten) {
+  queue.Owe();
+  queue.HalfClose();
+  EXPECT_EQ(drained, 0);
+  queue.Push(Ack(1));
+  queue.Settle();
+  EXPECT_EQ(drained, 0);
+  queue.Written();
+  EXPECT_EQ(drained, 1);
+}
+
+}  // namespace
+}  // namespace precondor::rpc
