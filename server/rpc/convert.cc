@@ -2,6 +2,9 @@
 #include "server/rpc/convert.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +16,14 @@
 #include "proto/wire/tensor_codec.h"
 
 namespace precondor::rpc {
+namespace {
+
+// As far as core counts.
+int64_t Bytes(uint64_t bytes) {
+  return static_cast<int64_t>(std::min<uint64_t>(bytes, std::numeric_limits<int64_t>::max()));
+}
+
+}  // namespace
 
 absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header) {
   ContributionHeader out;
@@ -78,7 +89,7 @@ v1::ShardMap EncodeShardMap(uint64_t epoch, const std::vector<ShardAssignment>& 
   out.set_epoch(epoch);
   for (const ShardAssignment& assignment : assignments) {
     v1::ShardAssignment* shard = out.add_assignments();
-    shard->set_address(assignment.address);
+    shard->set_address(wire::SafeText(assignment.address));
     shard->mutable_layers()->Add(assignment.layers.begin(), assignment.layers.end());
   }
   return out;
@@ -112,7 +123,12 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
                           absl::StrCat("layers[", i, "]: expected ascending places below ", install.spec.layers.size(),
                                        ", got ", install.layers[i]));
   }
+  std::set<uint32_t> ranks;
   for (const v1::Member& member : request.members()) {
+    if (!ranks.insert(member.rank()).second) {
+      return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                            absl::StrCat("members: expected each rank once, got ", member.rank(), " twice"));
+    }
     if (member.rank() >= static_cast<uint32_t>(install.spec.world_size)) {
       return ReasonedStatus(
           absl::StatusCode::kInvalidArgument, ErrorReason::kUnknownRank,
@@ -125,7 +141,7 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
 
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description) {
   v1::DescribeShardResponse out;
-  out.set_advertise_address(description.advertise_address);
+  out.set_advertise_address(wire::SafeText(description.advertise_address));
   out.set_capacity_bytes(description.capacity_bytes);
   out.set_reserved_bytes(description.reserved_bytes);
   for (const MeasuredCost& cost : description.costs) {
@@ -148,9 +164,10 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   ShardDescription out;
   out.advertise_address = response.advertise_address();
-  out.capacity_bytes = static_cast<int64_t>(response.capacity_bytes());
-  out.reserved_bytes = static_cast<int64_t>(response.reserved_bytes());
+  out.capacity_bytes = Bytes(response.capacity_bytes());
+  out.reserved_bytes = Bytes(response.reserved_bytes());
   for (const v1::MeasuredCost& cost : response.costs()) {
+    if (!std::isfinite(cost.seconds_per_step())) continue;
     out.costs.push_back({cost.method(), cost.d_out(), cost.d_in(), cost.seconds_per_step()});
   }
   for (const v1::HeldSession& session : response.sessions()) {

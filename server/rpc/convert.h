@@ -28,6 +28,7 @@ v1::ShardMap EncodeShardMap(uint64_t epoch, const std::vector<ShardAssignment>& 
 absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& install);
 absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& request);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
+// Costs that are not finite are left out.
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);
 v1::LayerStats EncodeLayerStats(const LayerStats& stats);
 

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/convert.h"
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+
+namespace precondor::rpc {
+namespace {
+
+using ::google::protobuf::util::MessageDifferencer;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+v1::FrameHeader GradientHeader() {
+  v1::FrameHeader header;
+  header.set_session_id(std::numeric_limits<uint64_t>::max());
+  header.set_epoch(2);
+  header.set_step(uint64_t{1} << 40);
+  header.set_layer(4);
+  header.set_rank(5);
+  header.set_incarnation(6);
+  header.set_kind(v1::FRAME_KIND_GRADIENT);
+  header.set_mode(v1::MODE_FIRST_ORDER);
+  header.set_samples(32);
+  header.set_abstain(true);
+  v1::TensorHeader* tensor = header.add_tensors();
+  tensor->set_data_type(v1::DATA_TYPE_F16);
+  tensor->add_dims(7);
+  tensor->add_dims(8);
+  tensor->set_scale(0.5f);
+  return header;
+}
+
+TEST(ConvertTest, DecodesEveryFieldOfAHeader) {
+  const absl::StatusOr<ContributionHeader> decoded = DecodeHeader(GradientHeader());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const ContributionKey key = {.session_id = std::numeric_limits<uint64_t>::max(),
+                               .epoch = 2,
+                               .step = uint64_t{1} << 40,
+                               .layer = 4,
+                               .rank = 5,
+                               .incarnation = 6};
+  EXPECT_EQ(decoded->key, key);
+  EXPECT_EQ(decoded->kind, ContributionKind::kGradient);
+  EXPECT_EQ(decoded->mode, Mode::kFirstOrder);
+  EXPECT_EQ(decoded->samples, 32u);
+  EXPECT_TRUE(decoded->abstain);
+  ASSERT_EQ(decoded->tensors.size(), 1u);
+  EXPECT_EQ(decoded->tensors[0].dtype, DType::kF16);
+  EXPECT_THAT(decoded->tensors[0].dims, ElementsAre(7, 8));
+  EXPECT_EQ(decoded->tensors[0].scale, 0.5f);
+}
+
+TEST(ConvertTest, DecodesStatisticsAndFillsTheScale) {
+  v1::FrameHeader header = GradientHeader();
+  header.set_kind(v1::FRAME_KIND_STATISTICS);
+  header.set_mode(v1::MODE_SECOND_ORDER);
+  header.mutable_tensors(0)->clear_scale();
+  *header.add_tensors() = header.tensors(0);
+  header.mutable_tensors(1)->set_data_type(v1::DATA_TYPE_BF16);
+  const absl::StatusOr<ContributionHeader> decoded = DecodeHeader(header);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->kind, ContributionKind::kStatistics);
+  EXPECT_EQ(decoded->mode, Mode::kSecondOrder);
+  ASSERT_EQ(decoded->tensors.size(), 2u);
+  EXPECT_EQ(decoded->tensors[0].scale, 1.0f);
+  EXPECT_EQ(decoded->tensors[1].dtype, DType::kBF16);
+}
+
+TEST(ConvertTest, RefusesHeadersAndNamesTheField) {
+  struct Case {
+    std::function<void(v1::FrameHeader&)> spoil;
+    std::string names;
+    ErrorReason reason = ErrorReason::kMalformed;
+  };
+  const std::vector<Case> cases = {
+      {[](v1::FrameHeader& h) { h.clear_kind(); }, "header.kind: expected STATISTICS or GRADIENT, got 0"},
+      {[](v1::FrameHeader& h) { h.set_kind(v1::FRAME_KIND_RESULT); }, "header.kind"},
+      {[](v1::FrameHeader& h) { h.set_kind(static_cast<v1::FrameKind>(99)); }, "got 99"},
+      {[](v1::FrameHeader& h) { h.clear_mode(); }, "header.mode"},
+      {[](v1::FrameHeader& h) { h.set_mode(static_cast<v1::Mode>(9)); }, "header.mode"},
+      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->clear_data_type(); }, "tensors[0].data_type"},
+      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->clear_dims(); }, "tensors[0].dims"},
+      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->set_dims(1, -1); }, "tensors[0].dims"},
+      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->set_scale(std::numeric_limits<float>::infinity()); },
+       "tensors[0].scale"},
+      {[](v1::FrameHeader& h) { h.mutable_tensors(0)->set_dims(0, std::numeric_limits<int64_t>::max()); }, "tensors[0]",
+       ErrorReason::kSizeMismatch},
+  };
+  for (const Case& spoilt : cases) {
+    v1::FrameHeader header = GradientHeader();
+    spoilt.spoil(header);
+    const absl::Status status = DecodeHeader(header).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << spoilt.names;
+    EXPECT_EQ(GetErrorReason(status), spoilt.reason) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(spoilt.names));
+  }
+}
+
+TEST(ConvertTest, AnAnswerHasTheKeyOfItsContributionAlone) {
+  v1::FrameHeader expected = GradientHeader();
+  expected.set_kind(v1::FRAME_KIND_ACK);
+  expected.clear_samples();
+  expected.clear_abstain();
+  expected.clear_tensors();
+  v1::FrameHeader contribution = GradientHeader();
+  contribution.set_chunk_offset(3);
+  contribution.set_payload_bytes(112);
+  EXPECT_TRUE(MessageDifferencer::Equals(AnswerHeader(contribution, v1::FRAME_KIND_ACK), expected));
+}
+
+TEST(ConvertTest, ResultCarriesItsTensorAndOutcome) {
+  GradientResult result{.decision = Decision::kPreconditioned,
+                        .factor_version = 12,
+                        .inner_product = -0.25,
+                        .reason = "",
+                        .desc = {.dtype = DType::kBF16, .dims = {2, 3}, .scale = 1.0f},
+                        .bytes = std::make_shared<const Payload>(12)};
+  v1::FrameHeader header;
+  v1::Outcome outcome;
+  EncodeResult(result, header, outcome);
+  EXPECT_EQ(outcome.decision(), v1::DECISION_PRECONDITIONED);
+  EXPECT_EQ(outcome.factor_version(), 12u);
+  EXPECT_EQ(outcome.inner_product(), -0.25);
+  ASSERT_EQ(header.tensors_size(), 1);
+  EXPECT_EQ(header.tensors(0).data_type(), v1::DATA_TYPE_BF16);
+  EXPECT_THAT(header.tensors(0).dims(), ElementsAre(2, 3));
+  EXPECT_EQ(header.payload_bytes(), 12u);
+}
+
+TEST(ConvertTest, ASkipHasNoTensorAndItsReasonIsText) {
+  const GradientResult result{.decision = Decision::kSkip,
+                              .factor_version = 1,
+                              .inner_product = 0,
+                              .reason = "rank 1: \xff",
+                              .desc = {.dtype = DType::kF32, .dims = {2, 3}, .scale = 1.0f},
+                              .bytes = nullptr};
+  v1::FrameHeader header;
+  v1::Outcome outcome;
+  EncodeResult(result, header, outcome);
+  EXPECT_EQ(outcome.decision(), v1::DECISION_SKIP);
+  EXPECT_EQ(header.tensors_size(), 0);
+  EXPECT_EQ(header.payload_bytes(), 0u);
+  v1::Outcome parsed;
+  EXPECT_TRUE(parsed.ParseFromString(outcome.SerializeAsString())) << "a string field must be UTF-8";
+  EXPECT_THAT(parsed.reason(), HasSubstr("rank 1: "));
+}
+
+TEST(ConvertTest, DirectiveAndShardMapKeepOrder) {
+  const v1::Directive directive = EncodeDirective(
+      {.lease_through_step = 70,
+       .modes = {{.first_step = 0, .mode = Mode::kSecondOrder}, {.first_step = 50, .mode = Mode::kFirstOrder}},
+       .epoch = 3});
+  EXPECT_EQ(directive.lease_through_step(), 70u);
+  EXPECT_EQ(directive.epoch(), 3u);
+  ASSERT_EQ(directive.modes_size(), 2);
+  EXPECT_EQ(directive.modes(0).first_step(), 0u);
+  EXPECT_EQ(directive.modes(0).mode(), v1::MODE_SECOND_ORDER);
+  EXPECT_EQ(directive.modes(1).first_step(), 50u);
+  EXPECT_EQ(directive.modes(1).mode(), v1::MODE_FIRST_ORDER);
+
+  const v1::ShardMap map = EncodeShardMap(9, {{.address = "b:2", .layers = {0, 2}}, {.address = "a:1", .layers = {1}}});
+  EXPECT_EQ(map.epoch(), 9u);
+  ASSERT_EQ(map.assignments_size(), 2);
+  EXPECT_EQ(map.assignments(0).address(), "b:2");
+  EXPECT_THAT(map.assignments(0).layers(), ElementsAre(0u, 2u));
+  EXPECT_EQ(map.assignments(1).address(), "a:1");
+  EXPECT_THAT(map.assignments(1).layers(), ElementsAre(1u));
+}
+
+SessionInstall MakeInstall() {
+  SessionInstall install;
+  install.session_id = 77;
+  install.epoch = 4;
+  install.spec.name = "job";
+  install.spec.seed = 5;
+  install.spec.world_size = 3;
+  install.spec.exchange = ExchangeMode::kDelegate;
+  install.spec.sketches = 2;
+  install.spec.gradient_dtype = DType::kBF16;
+  install.spec.method.name = "mkor";
+  install.spec.layers = {{.name = "a", .d_out = 2, .d_in = 3, .has_bias = true},
+                         {.name = "b", .d_out = 4, .d_in = 5, .has_bias = false},
+                         {.name = "c", .d_out = 6, .d_in = 7, .has_bias = false}};
+  install.layers = {0, 2};
+  install.members = {{.rank = 2, .incarnation = 9}, {.rank = 0, .incarnation = 8}};
+  return install;
+}
+
+TEST(ConvertTest, AnInstallComesBackTheSame) {
+  const absl::StatusOr<v1::InstallSessionRequest> request = EncodeInstall(MakeInstall());
+  ASSERT_TRUE(request.ok()) << request.status();
+  v1::InstallSessionRequest parsed;
+  ASSERT_TRUE(parsed.ParseFromString(request->SerializeAsString()));
+  const absl::StatusOr<SessionInstall> install = DecodeInstall(parsed);
+  ASSERT_TRUE(install.ok()) << install.status();
+  EXPECT_EQ(install->session_id, 77u);
+  EXPECT_EQ(install->epoch, 4u);
+  EXPECT_EQ(install->spec, MakeInstall().spec);
+  EXPECT_THAT(install->layers, ElementsAre(0u, 2u));
+  ASSERT_EQ(install->members.size(), 2u);
+  EXPECT_EQ(install->members[0].rank, 2u);
+  EXPECT_EQ(install->members[0].incarnation, 9u);
+  EXPECT_EQ(install->members[1].rank, 0u);
+  EXPECT_EQ(install->members[1].incarnation, 8u);
+}
+
+TEST(ConvertTest, InstallsThatMakeNoSenseAreRefused) {
+  struct Case {
+    std::function<void(v1::InstallSessionRequest&)> spoil;
+    std::string names;
+    ErrorReason reason;
+  };
+  using Request = v1::InstallSessionRequest;
+  const std::vector<Case> cases = {
+      {[](Request& r) { r.clear_spec(); }, "name", ErrorReason::kUnspecified},
+      {[](Request& r) { r.mutable_spec()->set_exchange(static_cast<v1::ExchangeMode>(99)); }, "exchange",
+       ErrorReason::kMalformed},
+      {[](Request& r) { r.mutable_spec()->set_name("a b"); }, "name", ErrorReason::kUnspecified},
+      {[](Request& r) { r.set_layers(1, 3); }, "layers[1]: expected ascending places below 3, got 3",
+       ErrorReason::kUnknownLayer},
+      {[](Request& r) { r.set_layers(0, 2); }, "layers[1]: expected ascending places below 3, got 2",
+       ErrorReason::kUnknownLayer},
+      {[](Request& r) { r.mutable_members(0)->set_rank(3); }, "members: expected ranks below 3, got 3",
+       ErrorReason::kUnknownRank},
+      {[](Request& r) { r.mutable_members(0)->set_rank(0); }, "members: expected each rank once, got 0 twice",
+       ErrorReason::kMalformed},
+  };
+  for (const Case& spoilt : cases) {
+    Request request = *EncodeInstall(MakeInstall());
+    spoilt.spoil(request);
+    const absl::Status status = DecodeInstall(request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << spoilt.names << ": " << status;
+    EXPECT_EQ(GetErrorReason(status), spoilt.reason) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(spoilt.names));
+  }
+}
+
+TEST(ConvertTest, AnInstallOfAMethodThatTheWireLacksIsRefused) {
+  SessionInstall install = MakeInstall();
+  install.spec.method.name = "nonsense";
+  const absl::Status status = EncodeInstall(install).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("nonsense"));
+}
+
+TEST(ConvertTest, ADescriptionComesBackTheSame) {
+  const ShardDescription description = {.advertise_address = "gpu0:7071",
+                                        .capacity_bytes = int64_t{80} << 30,
+                                        .reserved_bytes = 12345,
+                                        .costs = {{"mkor{}", 2, 3, 1e-6}, {"kfac{a=1}", 4, 5, 0}}};
+  v1::DescribeShardResponse parsed;
+  ASSERT_TRUE(parsed.ParseFromString(EncodeDescription(description).SerializeAsString()));
+  const ShardDescription decoded = DecodeDescription(parsed);
+  EXPECT_EQ(decoded.advertise_address, "gpu0:7071");
+  EXPECT_EQ(decoded.capacity_bytes, int64_t{80} << 30);
+  EXPECT_EQ(decoded.reserved_bytes, 12345);
+  ASSERT_EQ(decoded.costs.size(), 2u);
+  EXPECT_EQ(decoded.costs[0].method, "mkor{}");
+  EXPECT_EQ(decoded.costs[0].d_out, 2);
+  EXPECT_EQ(decoded.costs[0].d_in, 3);
+  EXPECT_EQ(decoded.costs[0].seconds_per_step, 1e-6);
+  EXPECT_EQ(decoded.costs[1].method, "kfac{a=1}");
+}
+
+TEST(ConvertTest, NumbersOfADescriptionThatCoreCannotCountDoNotTurnNegative) {
+  v1::DescribeShardResponse response;
+  response.set_capacity_bytes(std::numeric_limits<uint64_t>::max());
+  for (const double seconds :
+       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 1.0}) {
+    response.add_costs()->set_seconds_per_step(seconds);
+  }
+  const ShardDescription decoded = DecodeDescription(response);
+  EXPECT_EQ(decoded.capacity_bytes, std::numeric_limits<int64_t>::max());
+  ASSERT_EQ(decoded.costs.size(), 1u);
+  EXPECT_EQ(decoded.costs[0].seconds_per_step, 1.0);
+}
+
+TEST(ConvertTest, LayerStatsAreEncodedFieldByField) {
+  LayerStats stats;
+  stats.layer = 1;
+  stats.name = "first";
+  stats.factor_version = 2;
+  stats.input_representation = "low_rank";
+  stats.output_representation = "dense";
+  stats.input_rank = 3;
+  stats.output_rank = 4;
+  stats.input_damping = 0.5;
+  stats.output_damping = 0.25;
+  stats.state_bytes = int64_t{1} << 40;
+  stats.accepted = 5;
+  stats.duplicates = 6;
+  stats.rejected = 7;
+  stats.preconditioned = 8;
+  stats.identity = 9;
+  stats.skipped = 10;
+  stats.last_sealed_step = 11;
+  stats.update_seconds = 0.125;
+  stats.precondition_seconds = 0.0625;
+  v1::LayerStats expected;
+  expected.set_layer(1);
+  expected.set_name("first");
+  expected.set_factor_version(2);
+  expected.set_input_representation("low_rank");
+  expected.set_output_representation("dense");
+  expected.set_input_rank(3);
+  expected.set_output_rank(4);
+  expected.set_input_damping(0.5);
+  expected.set_output_damping(0.25);
+  expected.set_state_bytes(uint64_t{1} << 40);
+  expected.set_accepted(5);
+  expected.set_duplicates(6);
+  expected.set_rejected(7);
+  expected.set_preconditioned(8);
+  expected.set_identity(9);
+  expected.set_skipped(10);
+  expected.set_last_sealed_step(11);
+  expected.set_update_seconds(0.125);
+  expected.set_precondition_seconds(0.0625);
+  EXPECT_TRUE(MessageDifferencer::Equals(EncodeLayerStats(stats), expected));
+  // A new field is to be set above.
+  std::vector<const google::protobuf::FieldDescriptor*> set;
+  expected.GetReflection()->ListFields(expected, &set);
+  EXPECT_EQ(static_cast<int>(set.size()), expected.GetDescriptor()->field_count());
+}
+
+}  // namespace
+}  // namespace precondor::rpc
