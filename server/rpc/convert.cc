@@ -171,8 +171,7 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
     out.costs.push_back({cost.method(), cost.d_out(), cost.d_in(), cost.seconds_per_step()});
   }
   for (const v1::HeldSession& session : response.sessions()) {
-    out.sessions.push_back(
-        {session.session_id(), session.name(), session.epoch(), static_cast<int64_t>(session.reserved_bytes())});
+    out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes())});
   }
   return out;
 }

@@ -255,10 +255,12 @@ TEST(ConvertTest, AnInstallOfAMethodThatTheWireLacksIsRefused) {
 }
 
 TEST(ConvertTest, ADescriptionComesBackTheSame) {
-  const ShardDescription description = {.advertise_address = "gpu0:7071",
-                                        .capacity_bytes = int64_t{80} << 30,
-                                        .reserved_bytes = 12345,
-                                        .costs = {{"mkor{}", 2, 3, 1e-6}, {"kfac{a=1}", 4, 5, 0}}};
+  const ShardDescription description = {
+      .advertise_address = "gpu0:7071",
+      .capacity_bytes = int64_t{80} << 30,
+      .reserved_bytes = 12345,
+      .costs = {{"mkor{}", 2, 3, 1e-6}, {"kfac{a=1}", 4, 5, 0}},
+      .sessions = {{.session_id = 3, .name = "job", .epoch = 2, .reserved_bytes = 9}}};
   v1::DescribeShardResponse parsed;
   ASSERT_TRUE(parsed.ParseFromString(EncodeDescription(description).SerializeAsString()));
   const ShardDescription decoded = DecodeDescription(parsed);
@@ -271,6 +273,11 @@ TEST(ConvertTest, ADescriptionComesBackTheSame) {
   EXPECT_EQ(decoded.costs[0].d_in, 3);
   EXPECT_EQ(decoded.costs[0].seconds_per_step, 1e-6);
   EXPECT_EQ(decoded.costs[1].method, "kfac{a=1}");
+  ASSERT_EQ(decoded.sessions.size(), 1u);
+  EXPECT_EQ(decoded.sessions[0].session_id, 3u);
+  EXPECT_EQ(decoded.sessions[0].name, "job");
+  EXPECT_EQ(decoded.sessions[0].epoch, 2u);
+  EXPECT_EQ(decoded.sessions[0].reserved_bytes, 9);
 }
 
 TEST(ConvertTest, NumbersOfADescriptionThatCoreCannotCountDoNotTurnNegative) {
