@@ -44,7 +44,7 @@ bool SpeaksForChange(const FallbackConfig& config, const FallbackState& state) {
 }
 
 Mode PolicyMode(const FallbackConfig& config, const FallbackState& state) {
-  if (!HasRule(config) || state.forced) return state.mode;
+  if (!HasRule(config)) return state.mode;
   const bool patient = state.streak_steps >= config.patience_steps;
   if (state.mode == Mode::kFirstOrder) return patient ? Mode::kSecondOrder : Mode::kFirstOrder;
   const bool pays = config.policy == FallbackPolicy::kCostAware && state.probe.wins >= config.probe_wins;

@@ -23,7 +23,8 @@ uint64_t RequiredStay(const FallbackConfig& config, const FallbackState& state);
 // Whether the last step's trend speaks for leaving the policy's mode.
 bool SpeaksForChange(const FallbackConfig& config, const FallbackState& state);
 
-// The mode that the rules lead to, an operator and probes left aside. While a mode is forced, the policy stays.
+// The mode that the rules lead to, an operator and probes left aside. While a mode is forced nothing is counted towards
+// a change, so it stays.
 Mode PolicyMode(const FallbackConfig& config, const FallbackState& state);
 
 }  // namespace precondor::fallback_rules

@@ -193,6 +193,15 @@ TEST(CostProbeTest, NothingIsWonByAnOverflow) {
   }
   EXPECT_EQ(probe.rounds, 1);
   EXPECT_EQ(probe.wins, 0);
+  // One sum alone overflows, and first order's rate is infinite: -half is the last of its window's four losses.
+  probe = CostProbe();
+  for (int step = 0; step < 100 && probe.rounds < 1; ++step) {
+    const bool last = probe.phase == ProbePhase::kProbe && probe.probe.steps == 3;
+    probe = AdvanceProbe(Small(), probe, Step(last ? -huge / 2 : 0, ProbeMode(probe.phase)));
+  }
+  EXPECT_EQ(probe.rounds, 1);
+  EXPECT_FALSE(std::isfinite(probe.first_order_per_second));
+  EXPECT_EQ(probe.wins, 0);
 }
 
 }  // namespace

@@ -147,6 +147,17 @@ TEST(FallbackTest, ReentryDecidesByHand) {
   }
 }
 
+TEST(FallbackTest, ReentryNeedsADecreaseEvenWhereNoneIsAskedFor) {
+  FallbackConfig config = Plain();
+  config.reentry = true;
+  config.reentry_min_decrease = 0;
+  const FallbackState state = After(config, {64, 65, 66, 67, 68, 64, 64, 64, 64, 64, 64, 64, 64, 64});
+  EXPECT_EQ(state.mode, Mode::kFirstOrder);
+  EXPECT_EQ(state.trend.rate, 0);
+  EXPECT_EQ(PhaseMeanRate(state.trend), 0) << "0 is not less than half of it, and still no progress";
+  EXPECT_EQ(state.streak_steps, 0);
+}
+
 TEST(FallbackTest, StepsGrantedBeforeASwitchSayNothingOfTheNewMode) {
   FallbackConfig config = Plain();
   config.reentry = true;
@@ -276,6 +287,36 @@ TEST(FallbackForceTest, ForcedSecondOrderSavesUpNoFallback) {
   state = Force(config, After(config, {31, 30, 30, 30, 30, 30}, state), std::nullopt);
   EXPECT_EQ(Decide(config, state).mode, Mode::kSecondOrder);
   EXPECT_EQ(state.streak_steps, 0);
+}
+
+TEST(FallbackForceTest, NothingSpeaksForAChangeMeanwhile) {
+  const FallbackConfig config = Plain();
+  FallbackState state = After(config, {64, 32, 16, 13});
+  ASSERT_EQ(state.streak_steps, 1);
+  state = Force(config, state, Mode::kSecondOrder);
+  EXPECT_EQ(state.streak_steps, 0);
+  EXPECT_EQ(After(config, {12}, state).streak_steps, 0);
+  EXPECT_EQ(After(config, {12, 12, 12, 12}, state).mode, Mode::kSecondOrder);
+  FallbackConfig by_cost = Plain(FallbackPolicy::kCostAware);
+  by_cost.probe_interval_steps = 3;
+  state = After(by_cost, {64, 32, 16, 13, 12});
+  ASSERT_EQ(state.probe.phase, ProbePhase::kBefore);
+  state = Force(by_cost, state, Mode::kSecondOrder);
+  EXPECT_EQ(state.probe.phase, ProbePhase::kWaiting);
+  EXPECT_EQ(After(by_cost, {12}, state).probe.steps, 0);
+}
+
+TEST(FallbackForceTest, ADecisionMadeBeforeIsKept) {
+  FallbackConfig config = Plain();
+  config.reentry = true;
+  FallbackState state = After(config, {64, 32, 16, 13, 12});
+  ASSERT_EQ(Decide(config, state).reason, FallbackReason::kLossRate);
+  state = Force(config, state, Mode::kFirstOrder);
+  EXPECT_EQ(state.mode, Mode::kFirstOrder);
+  EXPECT_EQ(state.switch_step, 4u);
+  state = After(config, {64, 32, 16, 13, 12, 2, -4, -8, -28, -40});
+  ASSERT_EQ(Decide(config, state).reason, FallbackReason::kReentry);
+  EXPECT_EQ(Force(config, state, Mode::kFirstOrder).reentries, 1u) << "the shards may have begun anew";
 }
 
 TEST(FallbackForceTest, RepeatingAChoiceChangesNothing) {

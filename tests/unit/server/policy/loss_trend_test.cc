@@ -71,6 +71,10 @@ TEST(LossTrendTest, RefusesWhatIsNotFinite) {
     EXPECT_FALSE(AdvanceTrend(Halves(), LossTrend(), 0, loss, 0).has_value());
   }
   // Finite, but l(t0) - l would not be.
+  // l: max, 0, -max / 2; r is a small share of it.
+  const double half = kMax / 2;
+  EXPECT_FALSE(AdvanceTrend(Halves(), After(Halves(), {kMax, -kMax}), 2, -kMax, 0).has_value());
+  EXPECT_TRUE(AdvanceTrend(Halves(), After(Halves(), {half, -half}), 2, -half, 0).has_value());
   const FallbackConfig last_only = {.loss_decay = 0, .rate_decay = 0};
   EXPECT_FALSE(AdvanceTrend(last_only, After(last_only, {kMax}), 1, -kMax, 0).has_value());
 }
