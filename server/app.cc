@@ -146,6 +146,7 @@ class ServerApp final : public App {
     metrics_.OnDrain();
     SetServing(false);
     if (coordinator_ != nullptr) coordinator_->BeginDrain();
+    if (shard_ != nullptr) shard_->BeginDrain();
   }
 
   void Wait() override {

@@ -158,6 +158,10 @@ absl::Status Shard::ReplaceNamesake(const SessionInstall& install) {
 absl::Status Shard::Reserve(absl::string_view name, int64_t bytes) {
   const int64_t capacity = context_->options.capacity_bytes;
   MutexLock lock(mu_);
+  if (draining_) {
+    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kDraining,
+                          absl::StrCat("session \"", name, "\": the shard is draining"));
+  }
   const AdmissionDecision decision =
       DecideAdmission({.needed = bytes, .reserved = reserved_bytes_, .capacity = capacity});
   if (!decision.admit) {
@@ -193,6 +197,11 @@ absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
   context_->logger.Log(Severity::kInfo, "session removed",
                        {{"session", session->spec().name}, {"session_id", session_id}});
   return true;
+}
+
+void Shard::BeginDrain() {
+  MutexLock lock(mu_);
+  draining_ = true;
 }
 
 // --- data plane -----------------------------------------------------------------------------------------------------

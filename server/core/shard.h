@@ -80,6 +80,8 @@ class Shard final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
+  // From now on a session that is not here yet is Unavailable (DRAINING); those that are here go on.
+  void BeginDrain();
 
   // --- data plane ------------------------------------------------------------------------------------------------
   // Checks everything about a contribution that its header tells, before anybody allocates for it: session, epoch,
@@ -126,6 +128,7 @@ class Shard final : public ShardControl {
   mutable Mutex mu_;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);
   int64_t reserved_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace precondor

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <functional>
 #include <future>
-#include <grpcpp/generic/generic_stub.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <thread>
@@ -16,35 +15,13 @@
 #include "gmock/gmock.h"
 
 #include "precondor/v1/shard.grpc.pb.h"
+#include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
 
 extern char** environ;
 
 namespace precondor {
 namespace {
-
-// grpc.health.v1 Check, from bytes: 1 serving, 2 not, -1 no such service.
-int CheckHealth(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
-  std::string request;
-  if (!service.empty()) request = std::string("\x0a") + static_cast<char>(service.size()) + service;
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  SetDeadline(context);
-  grpc::CompletionQueue queue;
-  const grpc::Slice slice(request);
-  const auto call =
-      stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::ByteBuffer(&slice, 1), &queue);
-  call->StartCall();
-  grpc::ByteBuffer response;
-  grpc::Status status;
-  call->Finish(&response, &status, nullptr);
-  void* tag = nullptr;
-  bool ok = false;
-  queue.Next(&tag, &ok);
-  grpc::Slice bytes;
-  if (!status.ok() || !response.TrySingleSlice(&bytes).ok() || bytes.size() != 2) return -1;
-  return bytes.begin()[1];
-}
 
 // True once `condition` holds; false when it does not within a minute.
 bool WaitUntil(const std::function<bool()>& condition) {

@@ -161,6 +161,21 @@ TEST_F(ShardControlTest, LaterSessionOfTheSameNameReplacesTheForgottenOne) {
   EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall()).status()), ErrorReason::kStaleEpoch);
 }
 
+TEST_F(ShardControlTest, DrainRefusesNewSessionsAlone) {
+  Start();
+  shard->BeginDrain();
+  Reinstall(2);
+  EXPECT_TRUE(Gradient(0, 0, 1)->accepted());
+  SessionInstall other = MakeInstall();
+  other.session_id = kSession + 1;
+  other.spec.name = "other";
+  const int64_t reserved = shard->reserved_bytes();
+  const absl::Status status = shard->Install(other).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kDraining);
+  EXPECT_EQ(shard->reserved_bytes(), reserved);
+}
+
 TEST_F(ShardControlTest, TellsEachInstallationAndItsRemovalOnce) {
   struct Recorder final : Observer {
     void OnSessionInstalled(absl::string_view job) override { jobs.push_back("+" + std::string(job)); }

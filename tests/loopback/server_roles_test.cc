@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// A coordinator and its shards, each as a server of its own: what goes wrong between them, and their ends.
+#include <memory>
+#include <netinet/in.h>
+#include <string>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <vector>
+
+#include "gmock/gmock.h"
+
+#include "precondor/v1/shard.grpc.pb.h"
+#include "tests/loopback/generic_call.h"
+#include "tests/loopback/raw_client.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string AddressOf(RawServer& server) { return absl::StrCat("127.0.0.1:", server.app().port()); }
+
+std::unique_ptr<RawServer> StartShard(int64_t memory_limit_bytes = int64_t{1} << 30) {
+  ServerConfig config;
+  config.role = ServerRole::kShard;
+  config.memory_limit_bytes = memory_limit_bytes;
+  return std::make_unique<RawServer>(config);
+}
+
+std::unique_ptr<RawServer> StartCoordinator(std::vector<std::string> shards, int64_t shard_timeout_ms = 60000) {
+  ServerConfig config;
+  config.role = ServerRole::kCoordinator;
+  config.shards = std::move(shards);
+  config.shard_timeout_ms = shard_timeout_ms;
+  return std::make_unique<RawServer>(config);
+}
+
+v1::GetServerInfoResponse InfoOf(RawServer& server) {
+  v1::GetServerInfoResponse info;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  const grpc::Status status = server.admin->GetServerInfo(&context, {}, &info);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return info;
+}
+
+void ExpectEmpty(RawServer& shard) {
+  EXPECT_EQ(InfoOf(shard).reserved_bytes(), 0u);
+  EXPECT_EQ(InfoOf(shard).sessions(), 0u);
+}
+
+// An address at which nobody listens, and nobody else can meanwhile.
+class DeadAddress {
+ public:
+  DeadAddress() {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    text_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  }
+  ~DeadAddress() { close(fd_); }
+  DeadAddress(const DeadAddress&) = delete;
+  DeadAddress& operator=(const DeadAddress&) = delete;
+  const std::string& text() const { return text_; }
+
+ private:
+  const int fd_ = socket(AF_INET, SOCK_STREAM, 0);
+  std::string text_;
+};
+
+// Describes itself like any other, and refuses every installation.
+class RefusingShard final : public v1::ShardService::Service {
+ public:
+  explicit RefusingShard(grpc::StatusCode code) : code_(code) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+
+ private:
+  grpc::Status DescribeShard(grpc::ServerContext*, const v1::DescribeShardRequest*,
+                             v1::DescribeShardResponse* response) override {
+    response->set_capacity_bytes(uint64_t{1} << 30);
+    return grpc::Status::OK;
+  }
+  grpc::Status InstallSession(grpc::ServerContext*, const v1::InstallSessionRequest*,
+                              v1::InstallSessionResponse*) override {
+    return {code_, "the device has gone"};
+  }
+  grpc::Status RemoveSession(grpc::ServerContext*, const v1::RemoveSessionRequest*,
+                             v1::RemoveSessionResponse*) override {
+    return grpc::Status::OK;
+  }
+
+  const grpc::StatusCode code_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+class ServerRolesTest : public ::testing::Test {
+ protected:
+  void Start() {
+    for (int s = 0; s < 2; ++s) shards_.push_back(StartShard());
+    coordinator_ = StartCoordinator({AddressOf(*shards_[0]), AddressOf(*shards_[1])});
+  }
+  // The place of the shard that owns `layer`.
+  size_t OwnerOf(const v1::JoinSessionResponse& job, uint32_t layer) {
+    for (const v1::ShardAssignment& assignment : job.shard_map().assignments()) {
+      for (const uint32_t owned : assignment.layers()) {
+        if (owned != layer) continue;
+        for (size_t s = 0; s < shards_.size(); ++s) {
+          if (assignment.address() == AddressOf(*shards_[s])) return s;
+        }
+      }
+    }
+    ADD_FAILURE() << "nobody owns layer " << layer;
+    return 0;
+  }
+
+  std::vector<std::unique_ptr<RawServer>> shards_;
+  std::unique_ptr<RawServer> coordinator_;
+};
+
+TEST_F(ServerRolesTest, ASessionLivesOnBothShardsAndLeavesNothingBehind) {
+  Start();
+  const v1::JoinSessionResponse job = coordinator_->OpenAndJoin("job");
+  ASSERT_EQ(job.shard_map().assignments_size(), 2);
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    RawServer& owner = *shards_[OwnerOf(job, layer)];
+    EXPECT_GT(InfoOf(owner).reserved_bytes(), 0u);
+    EXPECT_THAT(owner.app().metrics_text(), AllOf(HasSubstr("precondor_updates_total{train_job=\"job\"} 0"),
+                                                  Not(HasSubstr("precondor_training_loss{"))));
+    v1::PreconditionResponse response;
+    const grpc::Status status = owner.Precondition(RawRequest(job, 0, static_cast<int>(layer)), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.outcome().decision(), v1::DECISION_PRECONDITIONED);
+  }
+  EXPECT_THAT(coordinator_->app().metrics_text(), AllOf(HasSubstr("precondor_expected_workers{train_job=\"job\"} 1"),
+                                                        Not(HasSubstr("precondor_updates_total{"))));
+  v1::CloseSessionRequest request;
+  request.set_name("job");
+  v1::CloseSessionResponse response;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  ASSERT_TRUE(coordinator_->sessions->CloseSession(&context, request, &response).ok());
+  for (const auto& shard : shards_) {
+    ExpectEmpty(*shard);
+    EXPECT_THAT(shard->app().metrics_text(), Not(HasSubstr("train_job=")));
+  }
+  EXPECT_THAT(coordinator_->app().metrics_text(), Not(HasSubstr("train_job=")));
+}
+
+TEST_F(ServerRolesTest, AShardThatIsNotThereMakesOpenUnavailable) {
+  const std::unique_ptr<RawServer> live = StartShard();
+  const DeadAddress dead;
+  const auto coordinator = StartCoordinator({AddressOf(*live), dead.text()}, 200);
+  const grpc::Status status = coordinator->Open(RawServer::Spec("job"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("session \"job\""), HasSubstr("shard " + dead.text())));
+  ExpectEmpty(*live);
+  EXPECT_EQ(InfoOf(*coordinator).sessions(), 0u);
+  EXPECT_EQ(InfoOf(*coordinator).shards_size(), 2);
+}
+
+TEST_F(ServerRolesTest, AShardThatFailsAtTheInstallationFreesTheOther) {
+  for (const grpc::StatusCode code : {grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::RESOURCE_EXHAUSTED}) {
+    const std::unique_ptr<RawServer> live = StartShard();
+    const RefusingShard refusing(code);
+    const auto coordinator = StartCoordinator({AddressOf(*live), refusing.address()});
+    const grpc::Status status = coordinator->Open(RawServer::Spec("job"));
+    EXPECT_EQ(status.error_code(), code);
+    EXPECT_THAT(status.error_message(), AllOf(HasSubstr(refusing.address()), HasSubstr("the device has gone")));
+    // It did come to an installation there, which was taken back.
+    EXPECT_THAT(live->app().metrics_text(),
+                HasSubstr("precondor_rpcs_total{code=\"ok\",method=\"ShardService/InstallSession\"} 1"));
+    ExpectEmpty(*live);
+    EXPECT_THAT(live->app().metrics_text(), Not(HasSubstr("train_job=")));
+    EXPECT_EQ(InfoOf(*coordinator).sessions(), 0u);
+  }
+}
+
+TEST_F(ServerRolesTest, TooLargeASessionIsRefusedWithTheNumbers) {
+  constexpr int64_t kMiB = 1 << 20;
+  shards_.push_back(StartShard(kMiB));
+  shards_.push_back(StartShard(2 * kMiB));
+  coordinator_ = StartCoordinator({AddressOf(*shards_[0]), AddressOf(*shards_[1])});
+  v1::SessionSpec spec = RawServer::Spec("job");
+  spec.mutable_layers(0)->set_d_out(1024);
+  spec.mutable_layers(0)->set_d_in(1024);  // 4 MiB of gradient alone
+  const grpc::Status status = coordinator_->Open(spec);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_CAPACITY);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("session \"job\""), HasSubstr("2097152")));
+  for (const auto& shard : shards_) ExpectEmpty(*shard);
+  EXPECT_TRUE(coordinator_->Open(RawServer::Spec("job")).ok()) << "the name is free for what does fit";
+}
+
+TEST_F(ServerRolesTest, AFrameForALayerOfAnotherShardIsNotItsOwners) {
+  Start();
+  const v1::JoinSessionResponse job = coordinator_->OpenAndJoin("job");
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    RawServer& other = *shards_[1 - OwnerOf(job, layer)];
+    v1::PreconditionResponse response;
+    const grpc::Status status = other.Precondition(RawRequest(job, 0, static_cast<int>(layer)), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_NOT_OWNER) << status.error_message();
+  }
+}
+
+TEST_F(ServerRolesTest, EachRoleServesItsOwnServicesAlone) {
+  Start();
+  const auto services = [](RawServer& server) {
+    const std::string list_all = "\x3a\x01*";  // ServerReflectionRequest.list_services = "*"
+    return GenericCall(server.channel(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", list_all)
+        .Read()
+        .value_or("no answer");
+  };
+  EXPECT_THAT(services(*shards_[0]),
+              AllOf(HasSubstr("precondor.v1.PreconditionService"), HasSubstr("precondor.v1.ShardService"),
+                    HasSubstr("precondor.v1.AdminService"), HasSubstr("grpc.health.v1.Health"),
+                    Not(HasSubstr("precondor.v1.SessionService"))));
+  EXPECT_THAT(services(*coordinator_),
+              AllOf(HasSubstr("precondor.v1.SessionService"), HasSubstr("precondor.v1.AdminService"),
+                    HasSubstr("grpc.health.v1.Health"), Not(HasSubstr("precondor.v1.PreconditionService")),
+                    Not(HasSubstr("precondor.v1.ShardService"))));
+  EXPECT_EQ(coordinator_->Open(RawServer::Spec("job")).error_code(), grpc::StatusCode::OK);
+  EXPECT_EQ(shards_[0]->Open(RawServer::Spec("job")).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(ServerRolesTest, WatchersSeeTheDrain) {
+  Start();
+  for (RawServer* server : {coordinator_.get(), shards_[0].get()}) {
+    GenericCall readiness(server->channel(), "/grpc.health.v1.Health/Watch", HealthRequest(""));
+    EXPECT_EQ(HealthStatus(readiness.Read()), 1);
+    server->app().RequestDrain(absl::Minutes(1));
+    EXPECT_EQ(HealthStatus(readiness.Read()), 2);
+    EXPECT_EQ(CheckHealth(server->channel(), ""), 2);
+    EXPECT_EQ(CheckHealth(server->channel(), "liveness"), 1);
+    EXPECT_TRUE(InfoOf(*server).draining());
+  }
+  EXPECT_EQ(CheckHealth(shards_[1]->channel(), ""), 1) << "nobody drained it";
+}
+
+TEST_F(ServerRolesTest, ADrainedCoordinatorLeavesTheShardsAtWork) {
+  Start();
+  const v1::JoinSessionResponse job = coordinator_->OpenAndJoin("job");
+  coordinator_->app().RequestDrain(absl::Minutes(1));
+  const grpc::Status status = coordinator_->Open(RawServer::Spec("late"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_DRAINING);
+  coordinator_->app().Wait();
+  coordinator_->owned_app().reset();
+  v1::PreconditionResponse response;
+  const grpc::Status answered = shards_[OwnerOf(job, 0)]->Precondition(RawRequest(job, 0, 0), &response);
+  EXPECT_TRUE(answered.ok()) << answered.error_message();
+}
+
+TEST_F(ServerRolesTest, ADrainingShardFinishesItsSessionsAndTakesNoNewOnes) {
+  Start();
+  const v1::JoinSessionResponse job = coordinator_->OpenAndJoin("job");
+  const size_t drained = OwnerOf(job, 0);
+  const uint64_t reserved = InfoOf(*shards_[1 - drained]).reserved_bytes();
+  shards_[drained]->app().RequestDrain(absl::Minutes(1));
+  v1::PreconditionResponse response;
+  const grpc::Status answered = shards_[drained]->Precondition(RawRequest(job, 0, 0), &response);
+  EXPECT_TRUE(answered.ok()) << answered.error_message();
+  const grpc::Status status = coordinator_->Open(RawServer::Spec("late"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_DRAINING);
+  EXPECT_THAT(status.error_message(), HasSubstr("shard " + AddressOf(*shards_[drained])));
+  EXPECT_EQ(InfoOf(*shards_[1 - drained]).reserved_bytes(), reserved) << "the late session was taken back";
+  shards_[drained]->app().Wait();
+}
+
+}  // namespace
+}  // namespace precondor
