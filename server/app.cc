@@ -206,7 +206,7 @@ class ServerApp final : public App {
     }
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
-    coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), clock_, logger_, metrics_);
+    coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), journal_, clock_, logger_, metrics_);
     session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_);
   }
 
@@ -281,6 +281,7 @@ class ServerApp final : public App {
   std::unique_ptr<ThreadPoolExecutor> compute_threads_;
   std::unique_ptr<Shard> shard_;
   LocalShard* local_ = nullptr;  // owned by coordinator_
+  NullCoordinatorJournal journal_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<rpc::PreconditionService> precondition_service_;
   std::unique_ptr<rpc::ShardService> shard_service_;

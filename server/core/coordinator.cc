@@ -2,6 +2,7 @@
 #include "server/core/coordinator.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -82,11 +83,130 @@ class Coordinator::Turn {
   std::shared_ptr<CoordinatorSession> state_;
 };
 
-Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, const Clock& clock,
-                         Logger& logger, Observer& observer)
-    : options_(std::move(options)), shards_(std::move(shards)), clock_(clock), logger_(logger), observer_(observer) {}
+Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, CoordinatorJournal& journal,
+                         const Clock& clock, Logger& logger, Observer& observer)
+    : options_(std::move(options)),
+      shards_(std::move(shards)),
+      clock_(clock),
+      logger_(logger),
+      observer_(observer),
+      journal_(journal) {}
 
 Coordinator::~Coordinator() = default;
+
+// --- the journal ----------------------------------------------------------------------------------------------------
+
+absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
+  std::map<uint64_t, SessionRecord> sessions;
+  for (const CoordinatorRecord& record : records) {
+    if (const auto* opened = std::get_if<SessionRecord>(&record)) {
+      sessions.insert_or_assign(opened->session_id, *opened);
+    } else if (const auto* membership = std::get_if<MembershipRecord>(&record)) {
+      if (auto found = sessions.find(membership->session_id); found != sessions.end()) {
+        found->second.membership = membership->membership;
+      }
+    } else if (const auto* promise = std::get_if<PromiseRecord>(&record)) {
+      if (auto found = sessions.find(promise->session_id); found != sessions.end()) {
+        found->second.promise = promise->promise;
+      }
+    } else if (const auto* closed = std::get_if<CloseRecord>(&record)) {
+      sessions.erase(closed->session_id);
+    }
+  }
+  for (auto& [id, record] : sessions) {
+    std::vector<PlacedLayers> placement;
+    for (const ShardEndpoint& shard : shards_)
+      placement.push_back({.shard = shard.address, .address = "", .layers = {}});
+    for (PlacedLayers& placed : record.placement) {
+      if (placed.layers.empty()) continue;
+      const auto found = std::find_if(placement.begin(), placement.end(),
+                                      [&](const PlacedLayers& place) { return place.shard == placed.shard; });
+      if (found == placement.end()) {
+        return absl::FailedPreconditionError(absl::StrCat("session \"", record.spec.name, "\" has ",
+                                                          placed.layers.size(), " layers on shard ", placed.shard,
+                                                          ", which is not among this coordinator's shards"));
+      }
+      *found = std::move(placed);
+    }
+    record.placement = std::move(placement);
+    auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
+    observer_.OnSessionOpened(record.spec.name);
+    observer_.OnEpoch(record.spec.name, session->epoch(), session->joined(), record.spec.world_size);
+    logger_.Log(Severity::kInfo, "session restored",
+                {{"session", record.spec.name},
+                 {"session_id", id},
+                 {"epoch", session->epoch()},
+                 {"joined", session->joined()},
+                 {"granted_through", session->directive().lease_through_step}});
+    MutexLock lock(mu_);
+    last_session_id_ = std::max(last_session_id_, id);
+    places_[record.spec.name].state = session;
+    by_id_.emplace(id, std::move(session));
+  }
+  PublishCount();
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::WriteDown(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt) {
+  MutexLock serial(journal_mu_);
+  if (absl::Status written = journal_.Append(record); !written.ok()) {
+    logger_.Log(Severity::kError, "journal not written", {{"reason", absl::string_view(written.message())}});
+    observer_.OnJournal(false);
+    return absl::UnavailableError(absl::StrCat("the coordinator cannot write its journal: ", written.message()));
+  }
+  observer_.OnJournal(true);
+  adopt();
+  CompactJournal();
+  return absl::OkStatus();
+}
+
+void Coordinator::CompactJournal() {
+  if (!journal_.wants_compaction()) return;
+  std::vector<CoordinatorRecord> records;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, session] : by_id_) records.emplace_back(session->record());
+  }
+  if (absl::Status status = journal_.Compact(records); !status.ok()) {
+    logger_.Log(Severity::kWarning, "journal not compacted", {{"reason", absl::string_view(status.message())}});
+  }
+}
+
+void Coordinator::KeepPromise(CoordinatorSession& session) {
+  std::optional<Promise> promise;
+  {
+    MutexLock lock(mu_);
+    promise = session.BeginPromise();
+  }
+  if (!promise.has_value()) return;
+  std::vector<ModeInterval> before;
+  FallbackDecision decision;
+  const absl::Status written = WriteDown(PromiseRecord{.session_id = session.id(), .promise = *promise}, [&] {
+    MutexLock lock(mu_);
+    before = session.summary().modes;
+    session.EndPromise(true);
+    decision = session.decision();
+  });
+  if (!written.ok()) {
+    MutexLock lock(mu_);
+    return session.EndPromise(false);
+  }
+  if (before == promise->schedule) return;
+  const ModeInterval& last = promise->schedule.back();
+  // The audit log: what was decided, from what.
+  logger_.Log(Severity::kInfo, "mode changes",
+              {{"session", session.spec().name},
+               {"mode", ModeName(last.mode)},
+               {"from_step", last.first_step},
+               {"rule", FallbackReasonName(decision.reason)},
+               {"reason", decision.sentence},
+               {"step", decision.inputs.step},
+               {"loss", decision.inputs.loss},
+               {"rate", decision.inputs.rate},
+               {"threshold_rate", decision.inputs.threshold_rate},
+               {"phase_steps", decision.inputs.phase_steps},
+               {"streak_steps", static_cast<int64_t>(decision.inputs.streak_steps)}});
+}
 
 // --- opening and closing --------------------------------------------------------------------------------------------
 
@@ -140,36 +260,43 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
     MutexLock lock(mu_);
     opening_.erase(id);
   });
-  PRECONDOR_ASSIGN_OR_RETURN(Plan plan, MakePlan(spec));
-  auto session = std::make_shared<CoordinatorSession>(id, spec, std::move(plan.shard_map),
-                                                      std::move(plan.layers_of_shard), options_.lease_steps);
-  if (absl::Status installed = InstallOnShards(session->MakeInstalls()); !installed.ok()) {
-    if (absl::Status removed = RemoveFromShards(id, session->layers_of_shard()); !removed.ok()) {
+  PRECONDOR_ASSIGN_OR_RETURN(std::vector<PlacedLayers> placement, MakePlan(spec));
+  SessionRecord record{.session_id = id,
+                       .spec = spec,
+                       .placement = std::move(placement),
+                       .membership = CoordinatorSession::FirstMembership(spec),
+                       .promise = CoordinatorSession::FirstPromise(spec, options_.lease_steps)};
+  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
+  absl::Status status = InstallOnShards(session->MakeInstalls());
+  if (status.ok()) {
+    status = WriteDown(record, [&] {
+      MutexLock lock(mu_);
+      by_id_.emplace(id, session);
+    });
+  }
+  if (!status.ok()) {
+    if (absl::Status removed = RemoveFromShards(id, session->placement()); !removed.ok()) {
       logger_.Log(Severity::kError, "could not take a failed session back",
                   {{"session", spec.name}, {"session_id", id}, {"reason", absl::string_view(removed.message())}});
     }
-    return installed;
-  }
-  {
-    MutexLock lock(mu_);
-    by_id_.emplace(id, session);
+    return status;
   }
   logger_.Log(Severity::kInfo, "session opened",
               {{"session", spec.name},
                {"session_id", id},
                {"layers", static_cast<uint64_t>(spec.layers.size())},
-               {"shards", static_cast<uint64_t>(session->shard_map().size())},
+               {"shards", static_cast<uint64_t>(session->summary().shard_map.size())},
                {"world_size", spec.world_size}});
   return session;
 }
 
-absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec) {
+absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpec& spec) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, options_.make_method(spec.method));
   for (const std::string& warning : method->Warnings(VectorsPerStep(spec))) {
     logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
   }
   std::vector<PlacementShard> room;
-  std::vector<std::string> addresses;
+  std::vector<PlacedLayers> plan;
   std::vector<MeasuredCost> costs;
   for (const ShardEndpoint& shard : shards_) {
     absl::StatusOr<ShardDescription> description = shard.control->Describe();
@@ -178,7 +305,9 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec)
     }
     RemoveOrphans(shard, *description);
     room.push_back({.free_bytes = description->capacity_bytes - description->reserved_bytes});
-    addresses.push_back(description->advertise_address.empty() ? shard.address : description->advertise_address);
+    plan.push_back({.shard = shard.address,
+                    .address = description->advertise_address.empty() ? shard.address : description->advertise_address,
+                    .layers = {}});
     costs.insert(costs.end(), description->costs.begin(), description->costs.end());
   }
   const Placement placement = PlaceLayers(EstimateLayers(spec, *method, costs), room);
@@ -186,14 +315,8 @@ absl::StatusOr<Coordinator::Plan> Coordinator::MakePlan(const SessionSpec& spec)
     return ReasonedStatus(StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                           absl::StrCat("session \"", spec.name, "\": ", placement.reason));
   }
-  Plan plan;
-  plan.layers_of_shard.resize(shards_.size());
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    plan.layers_of_shard[placement.shard_of_layer[layer]].push_back(layer);
-  }
-  for (size_t s = 0; s < shards_.size(); ++s) {
-    if (plan.layers_of_shard[s].empty()) continue;
-    plan.shard_map.push_back({.address = addresses[s], .layers = plan.layers_of_shard[s]});
+    plan[placement.shard_of_layer[layer]].layers.push_back(layer);
   }
   logger_.Log(Severity::kInfo, "layers placed", {{"session", spec.name}, {"reason", placement.reason}});
   return plan;
@@ -228,11 +351,10 @@ absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& ins
   return absl::OkStatus();
 }
 
-absl::Status Coordinator::RemoveFromShards(uint64_t session_id,
-                                           const std::vector<std::vector<uint32_t>>& layers_of_shard) const {
+absl::Status Coordinator::RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const {
   absl::Status first;
-  for (size_t s = 0; s < layers_of_shard.size(); ++s) {
-    if (layers_of_shard[s].empty()) continue;
+  for (size_t s = 0; s < placement.size(); ++s) {
+    if (placement[s].layers.empty()) continue;
     const absl::Status status = shards_[s].control->Remove(session_id).status();
     // All are asked, so that one that is gone does not keep the others' memory.
     if (first.ok() && !status.ok()) {
@@ -247,11 +369,11 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name) {
   if (turn.state() == nullptr) return false;
   const uint64_t id = turn.state()->id();
   // Kept when a shard does not answer, so that closing can be repeated.
-  PRECONDOR_RETURN_IF_ERROR(RemoveFromShards(id, turn.state()->layers_of_shard()));
-  {
+  PRECONDOR_RETURN_IF_ERROR(RemoveFromShards(id, turn.state()->placement()));
+  PRECONDOR_RETURN_IF_ERROR(WriteDown(CloseRecord{.session_id = id}, [&] {
     MutexLock lock(mu_);
     by_id_.erase(id);
-  }
+  }));
   turn.SetState(nullptr);
   PublishCount();
   observer_.OnSessionClosed(name);
@@ -261,73 +383,111 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name) {
 
 // --- members --------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint32_t rank, uint64_t incarnation) {
+absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint32_t rank, uint64_t incarnation,
+                                                    uint64_t first_step) {
   Turn turn(*this, name, /*create=*/false);
   if (turn.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
   CoordinatorSession& session = *turn.state();
-  std::vector<SessionInstall> installs;
-  uint64_t epoch = 0;
-  uint32_t joined = 0;
+  std::optional<Membership> next;
   {
     MutexLock lock(mu_);
-    PRECONDOR_ASSIGN_OR_RETURN(const bool tell_shards, session.Join(rank, incarnation));
-    epoch = session.epoch();
-    joined = session.joined();
-    if (tell_shards) installs = session.MakeInstalls();
+    PRECONDOR_ASSIGN_OR_RETURN(next, session.PlanJoin(rank, incarnation, first_step));
   }
-  if (!installs.empty()) {
-    // On failure the rank stays joined and the shards untold: the next join tells them.
-    PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs));
-    observer_.OnEpoch(name, epoch, joined, session.spec().world_size);
+  if (next.has_value()) {
+    PRECONDOR_RETURN_IF_ERROR(WriteDown(MembershipRecord{.session_id = session.id(), .membership = *next}, [&] {
+      MutexLock lock(mu_);
+      session.Adopt(*next);
+    }));
     logger_.Log(Severity::kInfo, "rank joined",
                 {{"session", name},
                  {"rank", rank},
                  {"incarnation", incarnation},
-                 {"epoch", epoch},
-                 {"joined", joined},
-                 {"world_size", session.spec().world_size}});
+                 {"first_step", first_step},
+                 {"epoch", next->epoch}});
   }
+  {
+    MutexLock lock(mu_);
+    session.WantStep(first_step);
+  }
+  KeepPromise(session);
+  PRECONDOR_RETURN_IF_ERROR(TellShards(session));
   MutexLock lock(mu_);
-  if (!installs.empty()) session.NoteShardsTold(epoch, joined);
+  CoordinatorSessionSummary summary = session.summary();
   return JoinResult{.session_id = session.id(),
                     .epoch = session.epoch(),
                     .active = session.active(),
-                    .shard_map = session.shard_map(),
+                    .shard_map = std::move(summary.shard_map),
                     .directive = session.directive(),
                     .spec = session.spec()};
 }
 
-absl::Status Coordinator::LeaveSession(uint64_t session_id, uint32_t rank, uint64_t incarnation) {
-  std::string name;
+absl::Status Coordinator::TellShards(CoordinatorSession& session) {
+  std::vector<SessionInstall> installs;
+  Membership told;
+  uint32_t joined = 0;
   {
     MutexLock lock(mu_);
-    auto found = by_id_.find(session_id);
-    if (found == by_id_.end()) return NoSession(session_id);
-    CoordinatorSession& session = *found->second;
-    PRECONDOR_RETURN_IF_ERROR(session.Leave(rank, incarnation));
-    name = session.spec().name;
-    observer_.OnEpoch(name, session.epoch(), session.joined(), session.spec().world_size);
+    if (session.shards_told()) return absl::OkStatus();
+    installs = session.MakeInstalls();
+    told = session.membership();
+    joined = session.joined();
   }
-  logger_.Log(Severity::kInfo, "rank left", {{"session", name}, {"rank", rank}, {"incarnation", incarnation}});
+  // On failure the membership stays as it is and the shards untold: the next join, or Reconcile, tells them.
+  PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs));
+  observer_.OnEpoch(session.spec().name, told.epoch, joined, session.spec().world_size);
+  MutexLock lock(mu_);
+  session.NoteShardsTold(told);
   return absl::OkStatus();
 }
 
-absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
-  std::optional<LossTable::StepLoss> finished;
-  Directive directive;
-  Mode mode = Mode::kSecondOrder;
-  std::string name;
+absl::Status Coordinator::LeaveSession(uint64_t session_id, uint32_t rank, uint64_t incarnation) {
+  const std::shared_ptr<CoordinatorSession> found = Find(session_id);
+  if (found == nullptr) return NoSession(session_id);
+  Turn turn(*this, found->spec().name, /*create=*/false);
+  if (turn.state() != found) return NoSession(session_id);
+  CoordinatorSession& session = *found;
+  std::optional<Membership> next;
   {
     MutexLock lock(mu_);
-    auto found = by_id_.find(report.session_id);
-    if (found == by_id_.end()) return NoSession(report.session_id);
-    CoordinatorSession& session = *found->second;
-    PRECONDOR_ASSIGN_OR_RETURN(finished, session.Report(report));
-    directive = session.directive();
-    mode = session.mode();
-    name = session.spec().name;
+    PRECONDOR_ASSIGN_OR_RETURN(next, session.PlanLeave(rank, incarnation));
+  }
+  if (!next.has_value()) return absl::OkStatus();
+  uint32_t joined = 0;
+  PRECONDOR_RETURN_IF_ERROR(WriteDown(MembershipRecord{.session_id = session_id, .membership = *next}, [&] {
+    MutexLock lock(mu_);
+    session.Adopt(*next);
+    joined = session.joined();
+  }));
+  observer_.OnEpoch(session.spec().name, next->epoch, joined, session.spec().world_size);
+  logger_.Log(Severity::kInfo, "rank left",
+              {{"session", session.spec().name}, {"rank", rank}, {"incarnation", incarnation}});
+  return absl::OkStatus();
+}
+
+std::shared_ptr<CoordinatorSession> Coordinator::Find(uint64_t session_id) const {
+  MutexLock lock(mu_);
+  auto found = by_id_.find(session_id);
+  return found == by_id_.end() ? nullptr : found->second;
+}
+
+absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
+  const std::shared_ptr<CoordinatorSession> session = Find(report.session_id);
+  if (session == nullptr) return NoSession(report.session_id);
+  std::optional<LossTable::StepLoss> finished;
+  {
+    MutexLock lock(mu_);
+    PRECONDOR_ASSIGN_OR_RETURN(finished, session->Report(report, clock_.Now()));
+  }
+  KeepPromise(*session);
+  Directive directive;
+  Mode mode = Mode::kSecondOrder;
+  {
+    MutexLock lock(mu_);
+    directive = session->directive();
+    mode = session->mode();
   }
   if (!finished.has_value()) return directive;
+  const std::string& name = session->spec().name;
   observer_.OnStepReported(name, finished->step, finished->loss, mode);
   logger_.Log(Severity::kDebug, "step reported by all",
               {{"session", name},
@@ -336,6 +496,60 @@ absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
                {"samples", finished->samples},
                {"finite_ranks", finished->finite}});
   return directive;
+}
+
+absl::StatusOr<CoordinatorSessionSummary> Coordinator::SetMode(absl::string_view name, std::optional<Mode> mode) {
+  Turn turn(*this, name, /*create=*/false);
+  if (turn.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
+  CoordinatorSession& session = *turn.state();
+  {
+    MutexLock lock(mu_);
+    session.Force(mode);
+  }
+  KeepPromise(session);
+  MutexLock lock(mu_);
+  return session.summary();
+}
+
+// --- what shards hold -----------------------------------------------------------------------------------------------
+
+void Coordinator::Reconcile() {
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    absl::StatusOr<ShardDescription> description = shards_[s].control->Describe();
+    if (!description.ok()) continue;  // it is down, and asked again
+    RemoveOrphans(shards_[s], *description);
+    std::vector<std::string> lacking;
+    {
+      MutexLock lock(mu_);
+      for (const auto& [id, session] : by_id_) {
+        if (session->placement()[s].layers.empty()) continue;
+        const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
+                                       [id = id](const HeldSession& one) { return one.session_id == id; });
+        const bool current = held != description->sessions.end() && held->epoch == session->epoch();
+        if (!current || !session->shards_told()) lacking.push_back(session->spec().name);
+      }
+    }
+    for (const std::string& name : lacking) Reinstall(name, s);
+  }
+}
+
+void Coordinator::Reinstall(const std::string& name, size_t shard) {
+  Turn turn(*this, name, /*create=*/false);
+  if (turn.state() == nullptr || turn.state()->placement()[shard].layers.empty()) return;
+  SessionInstall install;
+  bool told = false;
+  {
+    MutexLock lock(mu_);
+    install = turn.state()->MakeInstalls()[shard];
+    told = turn.state()->shards_told();
+  }
+  const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*turn.state());
+  logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
+              {{"session", name},
+               {"session_id", install.session_id},
+               {"epoch", install.epoch},
+               {"shard", shards_[shard].address},
+               {"reason", status.ok() ? "the shard lacked it" : absl::string_view(status.message())}});
 }
 
 // --- inspection -----------------------------------------------------------------------------------------------------
@@ -349,6 +563,13 @@ std::vector<CoordinatorSessionSummary> Coordinator::ListSessions() const {
   std::sort(summaries.begin(), summaries.end(),
             [](const auto& x, const auto& y) { return x.session_id < y.session_id; });
   return summaries;
+}
+
+absl::StatusOr<CoordinatorSessionSummary> Coordinator::GetSession(absl::string_view name) const {
+  MutexLock lock(mu_);
+  const auto found = places_.find(name);
+  if (found == places_.end() || found->second.state == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
+  return found->second.state->summary();
 }
 
 std::vector<std::string> Coordinator::ShardAddresses() const {

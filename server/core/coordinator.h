@@ -5,22 +5,27 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/registry.h"
+#include "server/core/coordinator_journal.h"
 #include "server/core/method_factory.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
+#include "server/policy/fallback.h"
 #include "server/policy/lease.h"
 
 namespace precondor {
@@ -31,6 +36,7 @@ struct Directive {
   uint64_t lease_through_step = 0;
   std::vector<ModeInterval> modes;
   uint64_t epoch = 0;
+  uint64_t resume_step = 0;  // that the epoch began with
 };
 
 struct ShardAssignment {
@@ -74,6 +80,9 @@ struct CoordinatorSessionSummary {
   Mode mode = Mode::kSecondOrder;
   double loss = 0;
   std::vector<ShardAssignment> shard_map;
+  FallbackDecision decision;  // the last one, with its inputs
+  std::vector<ModeInterval> modes;
+  std::optional<Mode> forced;  // by an operator
 };
 
 struct ShardEndpoint {
@@ -86,21 +95,37 @@ struct CoordinatorOptions {
   MethodFactory make_method = MakeMethod;
 };
 
-// Thread-safe; calls block while shards are asked, so that servers run them off their RPC threads. Errors are those
-// of session.proto, with an ErrorReason attached.
+// Thread-safe; calls block while shards are asked or the journal is written, so that servers run them off their RPC
+// threads. Errors are those of session.proto, with an ErrorReason attached; Unavailable as well when the journal cannot
+// be written, and then nothing has changed.
 class Coordinator {
  public:
-  Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, const Clock& clock, Logger& logger,
-              Observer& observer);
+  // All references outlive the coordinator.
+  Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, CoordinatorJournal& journal,
+              const Clock& clock, Logger& logger, Observer& observer);
   ~Coordinator();
 
+  // Goes on from what the journal holds, in its order. Before any other call. FailedPrecondition: a session has layers
+  // on a shard that is not among this coordinator's.
+  absl::Status Restore(absl::Span<const CoordinatorRecord> records);
+  // Asks every shard what it holds; installs what it lacks (it was restarted, or a call was lost) and has removed what
+  // nobody knows. A server calls it every now and then; the first time right after Restore.
+  void Reconcile();
+
   absl::StatusOr<OpenResult> OpenSession(const SessionSpec& spec);
-  absl::StatusOr<JoinResult> JoinSession(absl::string_view name, uint32_t rank, uint64_t incarnation);
+  // `first_step`: that the worker begins with, or goes on from.
+  absl::StatusOr<JoinResult> JoinSession(absl::string_view name, uint32_t rank, uint64_t incarnation,
+                                         uint64_t first_step);
   absl::StatusOr<Directive> ReportStep(const StepReport& report);
   absl::Status LeaveSession(uint64_t session_id, uint32_t rank, uint64_t incarnation);
   absl::StatusOr<bool> CloseSession(absl::string_view name);
 
+  // An operator's choice of the session's mode; nullopt gives it back to the policy. It holds from the first step that
+  // nobody has been granted yet.
+  absl::StatusOr<CoordinatorSessionSummary> SetMode(absl::string_view name, std::optional<Mode> mode);
+
   std::vector<CoordinatorSessionSummary> ListSessions() const;
+  absl::StatusOr<CoordinatorSessionSummary> GetSession(absl::string_view name) const;
   std::vector<std::string> ShardAddresses() const;
   // From now on OpenSession is Unavailable (DRAINING).
   void BeginDrain();
@@ -117,17 +142,24 @@ class Coordinator {
   // One operation's turn on a session: waits in the constructor, gives up the place in the destructor.
   class Turn;
 
-  struct Plan {
-    std::vector<ShardAssignment> shard_map;
-    std::vector<std::vector<uint32_t>> layers_of_shard;
-  };
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec);
-  absl::StatusOr<Plan> MakePlan(const SessionSpec& spec);
+  // One entry a shard.
+  absl::StatusOr<std::vector<PlacedLayers>> MakePlan(const SessionSpec& spec);
   // Has sessions removed from the shard that this coordinator does not know: left behind by one that was restarted, or
   // by an Install that was given up on and came through later. Takes what that frees off the description.
   void RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description);
   absl::Status InstallOnShards(const std::vector<SessionInstall>& installs) const;
-  absl::Status RemoveFromShards(uint64_t session_id, const std::vector<std::vector<uint32_t>>& layers_of_shard) const;
+  absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
+  // Tells the session's shards of its membership, in the caller's turn.
+  absl::Status TellShards(CoordinatorSession& session);
+  // Installs the session on one shard again, unless it has gone meanwhile.
+  void Reinstall(const std::string& name, size_t shard);
+  // Durable when it returns OK; `adopt` then makes it so in memory, before anything else is written.
+  absl::Status WriteDown(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt);
+  // Writes down what the session wants to promise, if anything.
+  void KeepPromise(CoordinatorSession& session);
+  void CompactJournal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(journal_mu_);
+  std::shared_ptr<CoordinatorSession> Find(uint64_t session_id) const;
   uint64_t NextSessionId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublishCount();
 
@@ -137,6 +169,10 @@ class Coordinator {
   const Clock& clock_;
   Logger& logger_;
   Observer& observer_;
+
+  // Before mu_. Held while a record is written and what it says is adopted, so that a compaction sees both or neither.
+  Mutex journal_mu_ ABSL_ACQUIRED_BEFORE(mu_);
+  CoordinatorJournal& journal_ ABSL_GUARDED_BY(journal_mu_);
 
   mutable Mutex mu_;
   CondVar place_freed_;

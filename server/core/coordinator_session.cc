@@ -2,6 +2,7 @@
 #include "server/core/coordinator_session.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,129 +15,248 @@ namespace {
 
 using absl::StatusCode;
 
+// Leases reach this many leases ahead in what is durable, so that few reports wait for the disk.
+constexpr uint64_t kDurableLeases = 4;
+
+uint64_t Plus(uint64_t x, uint64_t y) { return x + std::min(y, std::numeric_limits<uint64_t>::max() - x); }
+
 std::string RankText(const SessionSpec& spec, uint32_t rank) {
   return absl::StrCat("session \"", spec.name, "\" rank ", rank, ": ");
 }
 
 }  // namespace
 
-CoordinatorSession::CoordinatorSession(uint64_t id, SessionSpec spec, std::vector<ShardAssignment> shard_map,
-                                       std::vector<std::vector<uint32_t>> layers_of_shard, uint64_t lease_steps)
-    : id_(id),
-      spec_(std::move(spec)),
-      shard_map_(std::move(shard_map)),
-      layers_of_shard_(std::move(layers_of_shard)),
+Membership CoordinatorSession::FirstMembership(const SessionSpec& spec) {
+  const size_t ranks = static_cast<size_t>(spec.world_size);
+  return {.epoch = 1,
+          .resume_step = 0,
+          .incarnations = std::vector<uint64_t>(ranks, 0),
+          .last_holders = std::vector<uint64_t>(ranks, 0)};
+}
+
+Promise CoordinatorSession::FirstPromise(const SessionSpec& spec, uint64_t lease_steps) {
+  Promise promise;
+  promise.durable_through = Plus(lease_steps, lease_steps * kDurableLeases);
+  // A mode that is known beforehand holds from the step that it names.
+  promise.schedule =
+      CarryOut(Decide(spec.fallback, promise.fallback), {{0, Mode::kSecondOrder}}, /*first_open_step=*/0);
+  return promise;
+}
+
+CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
+    : id_(record.session_id),
+      spec_(std::move(record.spec)),
+      placement_(std::move(record.placement)),
       lease_steps_(lease_steps),
-      incarnations_(spec_.world_size, 0),
-      last_holders_(spec_.world_size, 0),
-      granted_through_(lease_steps),
-      losses_(spec_.world_size, lease_steps + 1) {}
+      membership_(std::move(record.membership)),
+      promise_(std::move(record.promise)),
+      fallback_(promise_.fallback),
+      decision_(Decide(spec_.fallback, fallback_)),
+      // After a restart anything up to the promise may have been granted.
+      granted_through_(membership_.epoch == 1 && joined() == 0 ? lease_steps : promise_.durable_through),
+      losses_(spec_.world_size, lease_steps + 1) {
+  wanted_through_ = granted_through_;
+}
+
+uint32_t CoordinatorSession::joined() const {
+  return static_cast<uint32_t>(std::count_if(membership_.incarnations.begin(), membership_.incarnations.end(),
+                                             [](uint64_t x) { return x != 0; }));
+}
+
+// --- members --------------------------------------------------------------------------------------------------------
 
 absl::Status CoordinatorSession::CheckHolder(uint32_t rank, uint64_t incarnation) const {
-  if (rank >= incarnations_.size()) {
-    return ReasonedStatus(StatusCode::kNotFound, ErrorReason::kUnknownRank,
-                          absl::StrCat(RankText(spec_, rank), "expected a rank below ", incarnations_.size()));
-  }
-  if (incarnation < last_holders_[rank]) {
+  if (rank >= membership_.incarnations.size()) {
     return ReasonedStatus(
-        StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation,
-        absl::StrCat(RankText(spec_, rank), "held by incarnation ", last_holders_[rank], ", got ", incarnation));
+        StatusCode::kNotFound, ErrorReason::kUnknownRank,
+        absl::StrCat(RankText(spec_, rank), "expected a rank below ", membership_.incarnations.size()));
+  }
+  if (incarnation < membership_.last_holders[rank]) {
+    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation,
+                          absl::StrCat(RankText(spec_, rank), "held by incarnation ", membership_.last_holders[rank],
+                                       ", got ", incarnation));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> CoordinatorSession::Join(uint32_t rank, uint64_t incarnation) {
+absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t rank, uint64_t incarnation,
+                                                                       uint64_t first_step) const {
   if (incarnation == 0) {
     return ReasonedStatus(StatusCode::kInvalidArgument, ErrorReason::kMalformed,
                           absl::StrCat(RankText(spec_, rank), "incarnation: expected anything but 0"));
   }
   PRECONDOR_RETURN_IF_ERROR(CheckHolder(rank, incarnation));
-  if (incarnations_[rank] == incarnation) return !shards_told_;
-  // The first holder of a rank joins the epoch that waits for it; any later one begins a new epoch, so that what the
-  // one before left behind is dropped.
-  if (last_holders_[rank] != 0) BeginEpoch();
-  if (incarnations_[rank] == 0) ++joined_;
-  incarnations_[rank] = incarnation;
-  last_holders_[rank] = incarnation;
-  shards_told_ = false;
-  return true;
+  if (membership_.incarnations[rank] == incarnation) return std::nullopt;
+  Membership next = membership_;
+  // The first holder of a rank joins the epoch that waits for it; any later one begins a new epoch, so that whoever
+  // held the rank before is fenced.
+  if (next.last_holders[rank] != 0) {
+    ++next.epoch;
+    next.resume_step = first_step;
+  }
+  next.incarnations[rank] = incarnation;
+  next.last_holders[rank] = incarnation;
+  return next;
 }
 
-void CoordinatorSession::BeginEpoch() {
-  ++epoch_;
-  losses_.Clear();
-  last_step_ = 0;
+absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanLeave(uint32_t rank, uint64_t incarnation) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckHolder(rank, incarnation));
+  if (membership_.incarnations[rank] == incarnation) {
+    Membership next = membership_;
+    next.incarnations[rank] = 0;
+    return next;
+  }
+  if (incarnation == membership_.last_holders[rank]) return std::nullopt;
+  return ReasonedStatus(StatusCode::kNotFound, ErrorReason::kUnknownRank,
+                        absl::StrCat(RankText(spec_, rank), "incarnation ", incarnation, " has not joined"));
 }
 
-void CoordinatorSession::NoteShardsTold(uint64_t epoch, uint32_t joined) {
-  // Told of an older membership: the call that changed it since tells them again.
-  if (epoch == epoch_ && joined == joined_) shards_told_ = true;
+void CoordinatorSession::Adopt(Membership next) {
+  const uint32_t before = joined();
+  const bool new_epoch = next.epoch != membership_.epoch;
+  membership_ = std::move(next);
+  if (new_epoch) {
+    losses_.Clear();
+    last_step_ = 0;
+    last_finished_ = absl::InfinitePast();
+  }
+  // A rank that leaves is no news for shards: its frames end with it.
+  if (new_epoch || joined() > before) shards_told_ = false;
+}
+
+void CoordinatorSession::WantStep(uint64_t step) {
+  wanted_through_ = std::max(wanted_through_, Plus(step, lease_steps_));
+  Grant();
 }
 
 std::vector<SessionInstall> CoordinatorSession::MakeInstalls() const {
   std::vector<Member> members;
-  for (uint32_t rank = 0; rank < incarnations_.size(); ++rank) {
-    if (incarnations_[rank] != 0) members.push_back({.rank = rank, .incarnation = incarnations_[rank]});
+  for (uint32_t rank = 0; rank < membership_.incarnations.size(); ++rank) {
+    const uint64_t incarnation = membership_.incarnations[rank];
+    if (incarnation != 0) members.push_back({.rank = rank, .incarnation = incarnation});
   }
   std::vector<SessionInstall> installs;
-  for (const std::vector<uint32_t>& layers : layers_of_shard_) {
-    installs.push_back({.session_id = id_, .epoch = epoch_, .spec = spec_, .layers = layers, .members = members});
+  for (const PlacedLayers& placed : placement_) {
+    installs.push_back({.session_id = id_,
+                        .epoch = membership_.epoch,
+                        .resume_step = membership_.resume_step,
+                        .spec = spec_,
+                        .layers = placed.layers,
+                        .members = members});
   }
   return installs;
 }
 
-absl::Status CoordinatorSession::Leave(uint32_t rank, uint64_t incarnation) {
-  PRECONDOR_RETURN_IF_ERROR(CheckHolder(rank, incarnation));
-  if (incarnations_[rank] == incarnation) {
-    incarnations_[rank] = 0;
-    --joined_;
-  } else if (incarnation != last_holders_[rank]) {
-    return ReasonedStatus(StatusCode::kNotFound, ErrorReason::kUnknownRank,
-                          absl::StrCat(RankText(spec_, rank), "incarnation ", incarnation, " has not joined"));
-  }
-  return absl::OkStatus();
-}
+// --- steps ----------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(const StepReport& report) {
+absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(const StepReport& report,
+                                                                              absl::Time now) {
   PRECONDOR_RETURN_IF_ERROR(CheckHolder(report.rank, report.incarnation));
-  if (incarnations_[report.rank] != report.incarnation) {
+  if (membership_.incarnations[report.rank] != report.incarnation) {
     return ReasonedStatus(
         StatusCode::kNotFound, ErrorReason::kUnknownRank,
         absl::StrCat(RankText(spec_, report.rank), "incarnation ", report.incarnation, " has not joined"));
   }
-  if (report.epoch != epoch_) {
+  if (report.epoch != membership_.epoch) {
     return ReasonedStatus(
         StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
-        absl::StrCat(RankText(spec_, report.rank), "expected epoch ", epoch_, ", got ", report.epoch));
+        absl::StrCat(RankText(spec_, report.rank), "expected epoch ", membership_.epoch, ", got ", report.epoch));
   }
-  granted_through_ =
-      ExtendLease({.reported_step = report.step, .granted_through = granted_through_, .lease_steps = lease_steps_})
-          .lease_through_step;
+  if (report.step > granted_through_) {
+    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead,
+                          absl::StrCat(RankText(spec_, report.rank), "expected a step of the lease, at most ",
+                                       granted_through_, ", got ", report.step));
+  }
+  const LeaseDecision lease =
+      ExtendLease({.reported_step = report.step, .granted_through = wanted_through_, .lease_steps = lease_steps_});
+  wanted_through_ = lease.lease_through_step;
   std::optional<LossTable::StepLoss> finished =
-      losses_.Add(report.rank, report.step, report.loss, report.samples, report.finite);
+      losses_.Add(report.rank, report.step, report.loss, report.samples, report.finite, report.learning_rate);
   if (finished.has_value()) {
+    const bool next_in_line = finished->step == last_step_ + 1 && last_finished_ != absl::InfinitePast();
+    fallback_ = Advance(spec_.fallback, fallback_,
+                        {.step = finished->step,
+                         .loss = finished->loss,
+                         .learning_rate = finished->learning_rate,
+                         .seconds = next_in_line ? absl::ToDoubleSeconds(now - last_finished_) : 0.0,
+                         .mode = ModeAt(promise_.schedule, finished->step),
+                         .skipped = finished->finite == 0});
+    decision_ = Decide(spec_.fallback, fallback_);
+    last_finished_ = now;
     last_step_ = std::max(last_step_, finished->step);
     if (finished->finite > 0) last_loss_ = finished->loss;
   }
+  Grant();
   return finished;
 }
 
-Directive CoordinatorSession::directive() const {
-  return {
-      .lease_through_step = granted_through_, .modes = ModesBetween(schedule_, 0, granted_through_), .epoch = epoch_};
+void CoordinatorSession::Force(std::optional<Mode> mode) {
+  fallback_ = precondor::Force(spec_.fallback, fallback_, mode);
+  decision_ = Decide(spec_.fallback, fallback_);
 }
 
-Mode CoordinatorSession::mode() const { return ModeAt(schedule_, last_step_); }
+// While a change of mode is being written down, or may be found written after a crash, nobody may be granted a step
+// that it would change.
+void CoordinatorSession::Grant() {
+  if (in_doubt_ || (pending_.has_value() && pending_->schedule != promise_.schedule)) return;
+  granted_through_ = std::max(granted_through_, std::min(wanted_through_, promise_.durable_through));
+}
+
+std::vector<ModeInterval> CoordinatorSession::WantedSchedule() const {
+  return CarryOut(decision_, promise_.schedule, Plus(granted_through_, 1));
+}
+
+std::optional<Promise> CoordinatorSession::BeginPromise() {
+  if (pending_.has_value()) return std::nullopt;
+  std::vector<ModeInterval> schedule = WantedSchedule();
+  const bool forced = fallback_.forced != promise_.fallback.forced;
+  const bool runs_short = Plus(wanted_through_, lease_steps_) > promise_.durable_through;
+  if (schedule == promise_.schedule && !runs_short && !forced && !in_doubt_) return std::nullopt;
+  pending_ = Promise{
+      .durable_through = std::max(promise_.durable_through, Plus(wanted_through_, kDurableLeases * lease_steps_)),
+      .schedule = std::move(schedule),
+      .fallback = fallback_};
+  return pending_;
+}
+
+void CoordinatorSession::EndPromise(bool durable) {
+  std::optional<Promise> written = std::exchange(pending_, std::nullopt);
+  if (durable) {
+    promise_ = *std::move(written);
+    in_doubt_ = false;
+  } else {
+    in_doubt_ = in_doubt_ || written->schedule != promise_.schedule;
+  }
+  Grant();
+}
+
+Directive CoordinatorSession::directive() const {
+  return {.lease_through_step = granted_through_,
+          .modes = ModesBetween(promise_.schedule, 0, granted_through_),
+          .epoch = membership_.epoch,
+          .resume_step = membership_.resume_step};
+}
+
+SessionRecord CoordinatorSession::record() const {
+  return {.session_id = id_, .spec = spec_, .placement = placement_, .membership = membership_, .promise = promise_};
+}
 
 CoordinatorSessionSummary CoordinatorSession::summary() const {
+  std::vector<ShardAssignment> shard_map;
+  for (const PlacedLayers& placed : placement_) {
+    if (!placed.layers.empty()) shard_map.push_back({.address = placed.address, .layers = placed.layers});
+  }
   return {.session_id = id_,
           .spec = spec_,
-          .epoch = epoch_,
-          .joined = joined_,
+          .epoch = membership_.epoch,
+          .joined = joined(),
           .last_step = last_step_,
           .mode = mode(),
           .loss = last_loss_,
-          .shard_map = shard_map_};
+          .shard_map = std::move(shard_map),
+          .decision = decision_,
+          .modes = promise_.schedule,
+          .forced = fallback_.forced};
 }
 
 }  // namespace precondor

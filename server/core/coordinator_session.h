@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session as the coordinator sees it: who holds each rank, which epoch it is, how far the leases reach. State and
-// rules alone; talking to shards is the Coordinator's part.
+// A session as the coordinator sees it: who holds each rank, which epoch it is, how far the leases reach and in which
+// mode. State and rules alone; talking to shards and writing down is the Coordinator's part.
 #pragma once
 
 #include <cstdint>
@@ -10,67 +10,97 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "kernels/base/session_spec.h"
 #include "server/core/coordinator.h"
+#include "server/core/coordinator_journal.h"
 #include "server/core/loss_table.h"
 #include "server/core/shard_control.h"
+#include "server/policy/fallback.h"
 
 namespace precondor {
 
-// Not thread-safe: the Coordinator's lock guards it, but for id, spec, shard_map and layers_of_shard, which are const.
+// Not thread-safe: the Coordinator's lock guards it, but for id, spec and placement, which are const.
+//
+// Nothing that others rely on changes before it is durable: a change is planned (Plan..., BeginPromise), written down
+// without the lock, and then adopted.
 class CoordinatorSession {
  public:
-  CoordinatorSession(uint64_t id, SessionSpec spec, std::vector<ShardAssignment> shard_map,
-                     std::vector<std::vector<uint32_t>> layers_of_shard, uint64_t lease_steps);
+  // `record.placement` has one entry a shard of the coordinator, in its order; those without layers are empty.
+  CoordinatorSession(SessionRecord record, uint64_t lease_steps);
+
+  // How a session begins: nobody has joined, the first lease is granted.
+  static Membership FirstMembership(const SessionSpec& spec);
+  static Promise FirstPromise(const SessionSpec& spec, uint64_t lease_steps);
 
   uint64_t id() const { return id_; }
   const SessionSpec& spec() const { return spec_; }
-  uint64_t epoch() const { return epoch_; }
-  uint32_t joined() const { return joined_; }
-  bool active() const { return joined_ == incarnations_.size(); }
-  const std::vector<ShardAssignment>& shard_map() const { return shard_map_; }
-  const std::vector<std::vector<uint32_t>>& layers_of_shard() const { return layers_of_shard_; }
+  const std::vector<PlacedLayers>& placement() const { return placement_; }
+  uint64_t epoch() const { return membership_.epoch; }
+  uint64_t resume_step() const { return membership_.resume_step; }
+  uint32_t joined() const;
+  bool active() const { return joined() == membership_.incarnations.size(); }
 
-  // Takes the rank's place. True: the membership changed, and shards have to be told before the reply; so they have
-  // while an earlier change has not been told (NoteShardsTold). Errors: InvalidArgument, NotFound UNKNOWN_RANK,
-  // FailedPrecondition STALE_INCARNATION.
-  absl::StatusOr<bool> Join(uint32_t rank, uint64_t incarnation);
-  void NoteShardsTold(uint64_t epoch, uint32_t joined);
+  // --- members ----------------------------------------------------------------------------------------------------
+  // The membership once the rank's place is taken by a worker that begins at `first_step`; nullopt: it has it already.
+  // A later holder begins a new epoch. Errors: InvalidArgument, NotFound UNKNOWN_RANK, FailedPrecondition
+  // STALE_INCARNATION.
+  absl::StatusOr<std::optional<Membership>> PlanJoin(uint32_t rank, uint64_t incarnation, uint64_t first_step) const;
+  // The same once it is given back; whoever takes it next begins a new epoch. nullopt: it was. Errors as for PlanJoin.
+  absl::StatusOr<std::optional<Membership>> PlanLeave(uint32_t rank, uint64_t incarnation) const;
+  void Adopt(Membership next);
+  // The lease is to reach beyond this step.
+  void WantStep(uint64_t step);
+
   // What each shard is to be told, in the coordinator's order; one without layers is told nothing.
   std::vector<SessionInstall> MakeInstalls() const;
+  bool shards_told() const { return shards_told_; }
+  // They have been told of this membership; when it has changed since, whoever changed it tells them again.
+  void NoteShardsTold(const Membership& told) { shards_told_ = shards_told_ || told == membership_; }
+  const Membership& membership() const { return membership_; }
 
-  // Gives the rank's place back; whoever takes it next begins a new epoch. Errors as for Join.
-  absl::Status Leave(uint32_t rank, uint64_t incarnation);
+  // --- steps ------------------------------------------------------------------------------------------------------
+  // Takes a report in; the step's loss when this report completed it. Errors: NotFound UNKNOWN_RANK,
+  // FailedPrecondition STALE_EPOCH, STALE_INCARNATION, or STEP_TOO_FAR_AHEAD for a step that was never granted.
+  absl::StatusOr<std::optional<LossTable::StepLoss>> Report(const StepReport& report, absl::Time now);
+  // An operator's choice of the mode; nullopt gives it back to the policy.
+  void Force(std::optional<Mode> mode);
 
-  // Takes a report in and extends the lease; the step's loss when this report completed it. Errors: NotFound
-  // UNKNOWN_RANK, FailedPrecondition STALE_EPOCH or STALE_INCARNATION.
-  absl::StatusOr<std::optional<LossTable::StepLoss>> Report(const StepReport& report);
+  // A promise to write down: a longer lease, or a change of mode from the first step that nobody has been granted.
+  // Until EndPromise no lease grows into what it changes. nullopt: nothing to write, or one is being written.
+  std::optional<Promise> BeginPromise();
+  void EndPromise(bool durable);
 
   Directive directive() const;
-  Mode mode() const;
+  const FallbackDecision& decision() const { return decision_; }
+  Mode mode() const { return ModeAt(promise_.schedule, last_step_); }
+  SessionRecord record() const;
   CoordinatorSessionSummary summary() const;
 
  private:
   absl::Status CheckHolder(uint32_t rank, uint64_t incarnation) const;
-  void BeginEpoch();
+  void Grant();
+  std::vector<ModeInterval> WantedSchedule() const;
 
   // Const after construction.
   const uint64_t id_;
   const SessionSpec spec_;
-  const std::vector<ShardAssignment> shard_map_;
-  const std::vector<std::vector<uint32_t>> layers_of_shard_;  // by shard of the coordinator
+  const std::vector<PlacedLayers> placement_;
   const uint64_t lease_steps_;
 
-  uint64_t epoch_ = 1;
-  std::vector<uint64_t> incarnations_;  // by rank; 0: free
-  std::vector<uint64_t> last_holders_;  // by rank; the greatest incarnation ever
-  uint32_t joined_ = 0;
-  bool shards_told_ = true;
-  std::vector<ModeInterval> schedule_ = {{0, Mode::kSecondOrder}};
-  uint64_t granted_through_ = 0;
-  uint64_t last_step_ = 0;
+  Membership membership_;
+  bool shards_told_ = false;
+  Promise promise_;                 // durable
+  std::optional<Promise> pending_;  // being written down
+  bool in_doubt_ = false;           // a change of mode may or may not have been written
+  FallbackState fallback_;          // goes ahead of promise_.fallback
+  FallbackDecision decision_;       // from fallback_
+  uint64_t wanted_through_ = 0;     // that reports and joins ask for
+  uint64_t granted_through_ = 0;    // to anybody, ever
+  uint64_t last_step_ = 0;          // that all have reported in this epoch
   double last_loss_ = 0;
+  absl::Time last_finished_ = absl::InfinitePast();
   LossTable losses_;
 };
 

@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/loss_table.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 namespace precondor {
 
 std::optional<LossTable::StepLoss> LossTable::Add(uint32_t rank, uint64_t step, double loss, uint64_t samples,
-                                                  bool finite) {
+                                                  bool finite, double learning_rate) {
   if (step < kept_from_) return std::nullopt;
   Step& entry = steps_[step];
   if (entry.arrived == world_size_) return std::nullopt;
   if (entry.reports.empty()) entry.reports.resize(world_size_);
   Report& report = entry.reports[rank];
   if (report.in) return std::nullopt;
-  report = {.in = true, .finite = finite && std::isfinite(loss) && samples > 0, .loss = loss, .samples = samples};
+  report = {.in = true,
+            .finite = finite && std::isfinite(loss) && samples > 0,
+            .loss = loss,
+            .samples = samples,
+            .learning_rate = learning_rate};
   std::optional<StepLoss> finished;
   if (++entry.arrived == world_size_) {
     finished = Average(step, entry);
@@ -31,6 +36,8 @@ LossTable::StepLoss LossTable::Average(uint64_t step, const Step& entry) {
   StepLoss average{.step = step};
   double sum = 0;
   for (const Report& report : entry.reports) {
+    if (std::isfinite(report.learning_rate))
+      average.learning_rate = std::max(average.learning_rate, report.learning_rate);
     if (!report.finite) continue;
     sum += static_cast<double>(report.samples) * report.loss;
     average.samples += report.samples;

@@ -37,6 +37,8 @@ class Observer {
   virtual void OnSessionClosed(absl::string_view train_job) {}
   virtual void OnCoordinatorSessions(int64_t sessions) {}
   // All ranks have reported `step`; `loss` is not finite when none of theirs was.
+  // The coordinator's journal was written, or could not be.
+  virtual void OnJournal(bool ok) {}
   virtual void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {}
   virtual void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {}
 };

@@ -42,6 +42,7 @@ struct Member {
 struct SessionInstall {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
+  uint64_t resume_step = 0;  // that the epoch began with
   SessionSpec spec;
   std::vector<uint32_t> layers;  // owned here, ascending
   std::vector<Member> members;   // joined so far; frames are accepted once all ranks are in

@@ -2,6 +2,7 @@
 #include "server/rpc/admin_service.h"
 
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -86,6 +87,39 @@ grpc::ServerUnaryReactor* AdminService::GetLayerStats(grpc::CallbackServerContex
     }
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerStats> layers, subject_.shard->GetLayerStats(request->session()));
     for (const LayerStats& stats : layers) *response->add_layers() = EncodeLayerStats(stats);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status AdminService::CheckCoordinator(const std::string& session) const {
+  if (subject_.coordinator != nullptr) return absl::OkStatus();
+  return ReasonedStatus(
+      absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
+      absl::StrCat("session \"", session.substr(0, 128), "\": a shard decides nothing; ask the coordinator"));
+}
+
+grpc::ServerUnaryReactor* AdminService::GetMode(grpc::CallbackServerContext* context, const v1::GetModeRequest* request,
+                                                v1::GetModeResponse* response) {
+  return runner_.RunNow(context, "AdminService/GetMode", [this, request, response]() -> absl::Status {
+    PRECONDOR_RETURN_IF_ERROR(CheckCoordinator(request->session()));
+    PRECONDOR_ASSIGN_OR_RETURN(const CoordinatorSessionSummary session,
+                               subject_.coordinator->GetSession(request->session()));
+    *response->mutable_status() = EncodeModeStatus(session);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::SetMode(grpc::CallbackServerContext* context, const v1::SetModeRequest* request,
+                                                v1::SetModeResponse* response) {
+  return runner_.Run(context, "AdminService/SetMode", [this, request, response]() -> absl::Status {
+    PRECONDOR_RETURN_IF_ERROR(CheckCoordinator(request->session()));
+    std::optional<Mode> mode;
+    if (request->mode() != v1::MODE_UNSPECIFIED) {
+      PRECONDOR_ASSIGN_OR_RETURN(mode, wire::DecodeMode(request->mode(), "mode"));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(const CoordinatorSessionSummary session,
+                               subject_.coordinator->SetMode(request->session(), mode));
+    *response->mutable_status() = EncodeModeStatus(session);
     return absl::OkStatus();
   });
 }

@@ -35,10 +35,15 @@ class AdminService final : public v1::AdminService::CallbackService {
                                          v1::ListSessionsResponse* response) override;
   grpc::ServerUnaryReactor* GetLayerStats(grpc::CallbackServerContext* context, const v1::GetLayerStatsRequest* request,
                                           v1::GetLayerStatsResponse* response) override;
+  grpc::ServerUnaryReactor* GetMode(grpc::CallbackServerContext* context, const v1::GetModeRequest* request,
+                                    v1::GetModeResponse* response) override;
+  grpc::ServerUnaryReactor* SetMode(grpc::CallbackServerContext* context, const v1::SetModeRequest* request,
+                                    v1::SetModeResponse* response) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
                                   v1::DrainResponse* response) override;
 
  private:
+  absl::Status CheckCoordinator(const std::string& session) const;
   absl::Status Summarize(v1::ListSessionsResponse& response) const;
 
   const AdminSubject subject_;

@@ -18,6 +18,13 @@
 namespace precondor::rpc {
 namespace {
 
+v1::ModeInterval EncodeInterval(const ModeInterval& interval) {
+  v1::ModeInterval out;
+  out.set_first_step(interval.first_step);
+  out.set_mode(wire::EncodeMode(interval.mode));
+  return out;
+}
+
 // As far as core counts.
 int64_t Bytes(uint64_t bytes) {
   return static_cast<int64_t>(std::min<uint64_t>(bytes, std::numeric_limits<int64_t>::max()));
@@ -76,11 +83,27 @@ v1::Directive EncodeDirective(const Directive& directive) {
   v1::Directive out;
   out.set_lease_through_step(directive.lease_through_step);
   out.set_epoch(directive.epoch);
-  for (const ModeInterval& interval : directive.modes) {
-    v1::ModeInterval* mode = out.add_modes();
-    mode->set_first_step(interval.first_step);
-    mode->set_mode(wire::EncodeMode(interval.mode));
-  }
+  out.set_resume_step(directive.resume_step);
+  for (const ModeInterval& interval : directive.modes) *out.add_modes() = EncodeInterval(interval);
+  return out;
+}
+
+v1::ModeStatus EncodeModeStatus(const CoordinatorSessionSummary& session) {
+  v1::ModeStatus out;
+  out.set_mode(wire::EncodeMode(session.mode));
+  for (const ModeInterval& interval : session.modes) *out.add_schedule() = EncodeInterval(interval);
+  if (session.forced.has_value()) out.set_forced(wire::EncodeMode(*session.forced));
+  out.set_rule(std::string(FallbackReasonName(session.decision.reason)));
+  out.set_reason(wire::SafeText(session.decision.sentence));
+  const FallbackInputs& inputs = session.decision.inputs;
+  out.set_step(inputs.step);
+  out.set_loss(inputs.loss);
+  out.set_rate(inputs.rate);
+  out.set_threshold_rate(inputs.threshold_rate);
+  out.set_phase_steps(inputs.phase_steps);
+  out.set_streak_steps(static_cast<uint64_t>(inputs.streak_steps));
+  out.set_second_order_seconds(inputs.second_order_seconds);
+  out.set_first_order_seconds(inputs.first_order_seconds);
   return out;
 }
 
@@ -99,6 +122,7 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   v1::InstallSessionRequest request;
   request.set_session_id(install.session_id);
   request.set_epoch(install.epoch);
+  request.set_resume_step(install.resume_step);
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));
   request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
   for (const Member& member : install.members) {
@@ -113,6 +137,7 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   SessionInstall install;
   install.session_id = request.session_id();
   install.epoch = request.epoch();
+  install.resume_step = request.resume_step();
   PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
   install.layers.assign(request.layers().begin(), request.layers().end());

@@ -24,6 +24,7 @@ v1::FrameHeader AnswerHeader(const v1::FrameHeader& contribution, v1::FrameKind 
 void EncodeResult(const GradientResult& result, v1::FrameHeader& header, v1::Outcome& outcome);
 
 v1::Directive EncodeDirective(const Directive& directive);
+v1::ModeStatus EncodeModeStatus(const CoordinatorSessionSummary& session);
 v1::ShardMap EncodeShardMap(uint64_t epoch, const std::vector<ShardAssignment>& assignments);
 absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& install);
 absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& request);

@@ -24,8 +24,9 @@ grpc::ServerUnaryReactor* SessionService::JoinSession(grpc::CallbackServerContex
                                                       const v1::JoinSessionRequest* request,
                                                       v1::JoinSessionResponse* response) {
   return runner_.Run(context, "SessionService/JoinSession", [this, request, response]() -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(const JoinResult joined,
-                               coordinator_.JoinSession(request->name(), request->rank(), request->incarnation()));
+    PRECONDOR_ASSIGN_OR_RETURN(
+        const JoinResult joined,
+        coordinator_.JoinSession(request->name(), request->rank(), request->incarnation(), request->first_step()));
     PRECONDOR_ASSIGN_OR_RETURN(*response->mutable_spec(), wire::EncodeSessionSpec(joined.spec));
     response->set_session_id(joined.session_id);
     response->set_epoch(joined.epoch);
@@ -59,7 +60,7 @@ grpc::ServerUnaryReactor* SessionService::ReportStep(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* SessionService::LeaveSession(grpc::CallbackServerContext* context,
                                                        const v1::LeaveSessionRequest* request,
                                                        v1::LeaveSessionResponse*) {
-  return runner_.RunNow(context, "SessionService/LeaveSession", [this, request] {
+  return runner_.Run(context, "SessionService/LeaveSession", [this, request] {
     return coordinator_.LeaveSession(request->session_id(), request->rank(), request->incarnation());
   });
 }

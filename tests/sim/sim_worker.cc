@@ -46,7 +46,8 @@ void SimWorker::Repeat() {
 void SimWorker::SendJoin() {
   World* world = &world_;
   world_.network().Send([world, rank = rank_, incarnation = incarnation_] {
-    const absl::StatusOr<JoinResult> joined = world->coordinator().JoinSession(world->spec().name, rank, incarnation);
+    const absl::StatusOr<JoinResult> joined =
+        world->coordinator().JoinSession(world->spec().name, rank, incarnation, 0);
     if (!joined.ok()) return;
     world->network().Send([world, rank, incarnation, result = *joined] {
       if (world->Alive(rank, incarnation)) world->worker(rank).OnJoined(result);

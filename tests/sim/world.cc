@@ -111,7 +111,8 @@ World::World(Scenario scenario)
   }
   CoordinatorOptions coordinator_options;
   coordinator_options.make_method = factory;
-  coordinator_ = std::make_unique<Coordinator>(coordinator_options, std::move(endpoints), queue_, logger_, observer_);
+  coordinator_ =
+      std::make_unique<Coordinator>(coordinator_options, std::move(endpoints), journal_, queue_, logger_, observer_);
 }
 
 World::~World() = default;

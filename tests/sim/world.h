@@ -93,6 +93,7 @@ class World {
   Observer observer_;
   std::shared_ptr<FakeMethodLog> log_ = std::make_shared<FakeMethodLog>();
   std::vector<std::unique_ptr<Shard>> shards_;
+  NullCoordinatorJournal journal_;
   std::unique_ptr<Coordinator> coordinator_;
   std::vector<std::unique_ptr<SimWorker>> workers_;
   std::vector<std::unique_ptr<SimWorker>> dead_;

@@ -77,7 +77,7 @@ class CoordinatorTest : public ::testing::Test {
       if (config.name != "fake") return absl::NotFoundError("known methods: fake");
       return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
     };
-    coordinator = std::make_unique<Coordinator>(options, std::move(endpoints), clock, logger, observer);
+    coordinator = std::make_unique<Coordinator>(options, std::move(endpoints), journal, clock, logger, observer);
     spec.name = "job";
     spec.world_size = 2;
     spec.method.name = "fake";
@@ -95,6 +95,7 @@ class CoordinatorTest : public ::testing::Test {
   }
 
   FakeClock clock;
+  NullCoordinatorJournal journal;
   NullLogger logger;
   struct Recorder final : public Observer {
     void OnStepReported(absl::string_view, uint64_t step, double loss, Mode) override {
@@ -158,7 +159,7 @@ TEST_F(CoordinatorTest, ChecksEverythingBeforeAskingShards) {
 TEST_F(CoordinatorTest, SpreadsLayersAndNamesTheAddressesToDial) {
   shards[1]->advertise = "public:1";
   const uint64_t id = Open();
-  const auto joined = coordinator->JoinSession("job", 0, 5);
+  const auto joined = coordinator->JoinSession("job", 0, 5, 0);
   ASSERT_TRUE(joined.ok());
   ASSERT_EQ(joined->shard_map.size(), 2u);
   EXPECT_EQ(joined->shard_map[0].address, "shard0");
@@ -228,13 +229,13 @@ TEST_F(CoordinatorTest, SessionsBeingOpenedAreNoOrphans) {
 
 TEST_F(CoordinatorTest, SessionBecomesActiveWithTheLastRank) {
   const uint64_t id = Open();
-  const auto first = coordinator->JoinSession("job", 0, 5);
+  const auto first = coordinator->JoinSession("job", 0, 5, 0);
   ASSERT_TRUE(first.ok());
   EXPECT_FALSE(first->active);
   EXPECT_EQ(first->epoch, 1u);
   EXPECT_EQ(first->directive.lease_through_step, 10u);
   EXPECT_THAT(first->directive.modes, ElementsAre(ModeInterval{0, Mode::kSecondOrder}));
-  const auto second = coordinator->JoinSession("job", 1, 5);
+  const auto second = coordinator->JoinSession("job", 1, 5, 0);
   ASSERT_TRUE(second.ok());
   EXPECT_TRUE(second->active);
   EXPECT_EQ(second->epoch, 1u) << "filling the ranks is no new epoch";
@@ -243,17 +244,17 @@ TEST_F(CoordinatorTest, SessionBecomesActiveWithTheLastRank) {
 
 TEST_F(CoordinatorTest, RestartedWorkerFencesTheOldOneWithANewEpoch) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5).IgnoreError();
-  coordinator->JoinSession("job", 1, 5).IgnoreError();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
   const int told = shards[0]->installs;
-  EXPECT_EQ(coordinator->JoinSession("job", 1, 5)->epoch, 1u);
+  EXPECT_EQ(coordinator->JoinSession("job", 1, 5, 0)->epoch, 1u);
   EXPECT_EQ(shards[0]->installs, told) << "the same incarnation changes nothing";
-  const auto restarted = coordinator->JoinSession("job", 1, 6);
+  const auto restarted = coordinator->JoinSession("job", 1, 6, 0);
   ASSERT_TRUE(restarted.ok());
   EXPECT_EQ(restarted->epoch, 2u);
   EXPECT_TRUE(restarted->active);
   EXPECT_EQ(shards[0]->installed[id].epoch, 2u);
-  const absl::Status old = coordinator->JoinSession("job", 1, 5).status();
+  const absl::Status old = coordinator->JoinSession("job", 1, 5, 0).status();
   EXPECT_EQ(GetErrorReason(old), ErrorReason::kStaleIncarnation);
   EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 2, 1, 0, 1)).status()), ErrorReason::kStaleIncarnation);
   EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 1, 0, 0, 1)).status()), ErrorReason::kStaleEpoch);
@@ -263,26 +264,26 @@ TEST_F(CoordinatorTest, RestartedWorkerFencesTheOldOneWithANewEpoch) {
 TEST_F(CoordinatorTest, JoinThatCouldNotTellAShardIsRepeated) {
   const uint64_t id = Open();
   shards[1]->down = true;
-  EXPECT_EQ(coordinator->JoinSession("job", 0, 5).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0).status().code(), absl::StatusCode::kUnavailable);
   shards[1]->down = false;
   EXPECT_TRUE(shards[1]->installed[id].members.empty());
-  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5).ok());
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5, 0).ok());
   EXPECT_EQ(shards[1]->installed[id].members.size(), 1u);
 }
 
 TEST_F(CoordinatorTest, RefusesUnknownRanksSessionsAndIncarnations) {
   Open();
-  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("job", 2, 5).status()), ErrorReason::kUnknownRank);
-  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("other", 0, 5).status()), ErrorReason::kUnknownSession);
-  EXPECT_EQ(coordinator->JoinSession("job", 0, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("job", 2, 5, 0).status()), ErrorReason::kUnknownRank);
+  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("other", 0, 5, 0).status()), ErrorReason::kUnknownSession);
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 0, 0).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(99, 1, 0, 0, 1)).status()), ErrorReason::kUnknownSession);
   EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(99, 0, 5)), ErrorReason::kUnknownSession);
 }
 
 TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5).IgnoreError();
-  coordinator->JoinSession("job", 1, 5).IgnoreError();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
   EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 7, 2.0))->lease_through_step, 17u);
   EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 7, 2.0))->lease_through_step, 17u);
   EXPECT_TRUE(observer.losses.empty());
@@ -298,8 +299,8 @@ TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
 
 TEST_F(CoordinatorTest, TellsAStepOfNoFiniteLossToo) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5).IgnoreError();
-  coordinator->JoinSession("job", 1, 5).IgnoreError();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
   for (uint32_t rank = 0; rank < 2; ++rank) {
     ASSERT_TRUE(coordinator->ReportStep(Report(id, 1, rank, 0, std::nan(""))).ok());
   }
@@ -313,8 +314,8 @@ TEST_F(CoordinatorTest, TellsHowManyRanksAreInAsItChanges) {
   Open();
   EXPECT_THAT(observer.events, ElementsAre("opened job", "job epoch 1: 0 of 2"));
   observer.events.clear();
-  coordinator->JoinSession("job", 0, 5).IgnoreError();
-  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
   EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok());
   EXPECT_TRUE(*coordinator->CloseSession("job"));
   EXPECT_THAT(observer.events, ElementsAre("job epoch 1: 1 of 2", "job epoch 1: 0 of 2", "closed job"));
@@ -322,15 +323,15 @@ TEST_F(CoordinatorTest, TellsHowManyRanksAreInAsItChanges) {
 
 TEST_F(CoordinatorTest, LeftRankMayBeTakenAgainInANewEpoch) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5).IgnoreError();
-  coordinator->JoinSession("job", 1, 5).IgnoreError();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
   EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok());
   EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok()) << "repeated";
   EXPECT_EQ(coordinator->ListSessions()[0].joined, 1u);
   EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 1, 0, 0, 1)).status()), ErrorReason::kUnknownRank);
   EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(id, 1, 4)), ErrorReason::kStaleIncarnation);
   EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(id, 1, 9)), ErrorReason::kUnknownRank);
-  const auto back = coordinator->JoinSession("job", 0, 8);
+  const auto back = coordinator->JoinSession("job", 0, 8, 0);
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back->epoch, 2u);
   EXPECT_TRUE(back->active);
@@ -351,7 +352,7 @@ TEST_F(CoordinatorTest, CloseFreesTheShardsAndIsIdempotent) {
 TEST_F(CoordinatorTest, DrainingRefusesNewSessionsAlone) {
   Open();
   coordinator->BeginDrain();
-  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5).ok());
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5, 0).ok());
   SessionSpec other = spec;
   other.name = "other";
   const absl::Status status = coordinator->OpenSession(other).status();
@@ -361,12 +362,12 @@ TEST_F(CoordinatorTest, DrainingRefusesNewSessionsAlone) {
 
 TEST_F(CoordinatorTest, HoldsNoLockWhileAskingShards) {
   const uint64_t id = Open();
-  coordinator->JoinSession("job", 0, 5).IgnoreError();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
   bool answered = false;
   shards[0]->during_install = [&] {
     answered = coordinator->ReportStep(Report(id, 1, 0, 1, 1.0)).ok() && coordinator->ListSessions().size() == 1;
   };
-  EXPECT_TRUE(coordinator->JoinSession("job", 1, 5).ok());
+  EXPECT_TRUE(coordinator->JoinSession("job", 1, 5, 0).ok());
   EXPECT_TRUE(answered);
 }
 
@@ -379,7 +380,7 @@ TEST_F(CoordinatorTest, ConcurrentOpensAndJoinsAgree) {
     workers.emplace_back([&, rank] {
       const auto opened = coordinator->OpenSession(spec);
       if (opened.ok() && opened->created) ++created;
-      const auto joined = coordinator->JoinSession("job", rank, 5);
+      const auto joined = coordinator->JoinSession("job", rank, 5, 0);
       if (joined.ok() && joined->active) ++active;
     });
   }
