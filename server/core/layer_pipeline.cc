@@ -52,18 +52,19 @@ LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t l
   stats_.output_representation = view.summary.output_representation;
 }
 
-bool LayerPipeline::ExpectsStatistics(uint64_t step) const {
-  return session_->method->needs_statistics() && IsStatisticStep(session_->spec, step);
+bool LayerPipeline::ExpectsStatistics(const StepSlot& slot) const {
+  return slot.mode == Mode::kSecondOrder && session_->method->needs_statistics() &&
+         IsStatisticStep(session_->spec, slot.step);
 }
 
 // --- the window of steps --------------------------------------------------------------------------------------------
 
-absl::Status LayerPipeline::CheckStep(const ContributionKey& key) const {
+absl::Status LayerPipeline::CheckStep(const ContributionKey& key, Mode mode) const {
   MutexLock lock(mu_);
-  return CheckStepLocked(key);
+  return CheckStepLocked(key, mode);
 }
 
-absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key) const {
+absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key, Mode mode) const {
   if (key.epoch != epoch_) {
     // The session's membership was replaced just before or after its check.
     const bool ahead = key.epoch > epoch_;
@@ -76,10 +77,21 @@ absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key) const {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(session_->spec, key), ": steps below ", floor_, " are retired"));
   }
-  if (slots_.empty() || slots_.contains(key.step)) return absl::OkStatus();
+  const auto found = slots_.find(key.step);
+  if (found == slots_.end()) return CheckWindow(key);
+  if (found->second->mode == mode) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kModeConflict,
+                        absl::StrCat(DescribeKey(session_->spec, key), ": expected mode ",
+                                     ModeName(found->second->mode), " as the step began, got ", ModeName(mode)));
+}
+
+absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
+  if (slots_.empty()) return absl::OkStatus();
   const uint64_t window = session_->shard->options.window_steps;
   const uint64_t newest = slots_.rbegin()->first;
-  bool blocked = key.step > newest && key.step - newest > window;
+  // In DELEGATE nothing is sent in first order: the step after such a stretch may lie any distance ahead of the last.
+  const bool gaps = session_->spec.exchange == ExchangeMode::kDelegate;
+  bool blocked = !gaps && key.step > newest && key.step - newest > window;
   size_t kept = 1;
   for (const auto& [step, slot] : slots_) {
     const bool leaves = key.step > step && key.step - step >= window;
@@ -103,7 +115,7 @@ bool LayerPipeline::Finished(const StepSlot& slot) const {
   return Closable(slot) && slot.statistics.state != PhaseState::kSealed;
 }
 
-StepSlot& LayerPipeline::OpenSlot(uint64_t step) {
+StepSlot& LayerPipeline::OpenSlot(uint64_t step, Mode mode) {
   if (auto found = slots_.find(step); found != slots_.end()) return *found->second;
   const uint64_t window = session_->shard->options.window_steps;
   if (step + 1 > window) floor_ = std::max(floor_, step + 1 - window);
@@ -120,7 +132,7 @@ StepSlot& LayerPipeline::OpenSlot(uint64_t step) {
     it = slots_.erase(it);
   }
   return *slots_
-              .emplace(step, std::make_shared<StepSlot>(step, StatisticsContributors(session_->spec),
+              .emplace(step, std::make_shared<StepSlot>(step, mode, StatisticsContributors(session_->spec),
                                                         GradientContributorsOf(session_->spec, layer_)))
               .first->second;
 }
@@ -189,10 +201,10 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   const bool is_gradient = header.kind == ContributionKind::kGradient;
   const ContributionKey& key = header.key;
   MutexLock lock(mu_);
-  PRECONDOR_RETURN_IF_ERROR(CheckStepLocked(key));
+  PRECONDOR_RETURN_IF_ERROR(CheckStepLocked(key, header.mode));
   // Methods that need none: taken note of, and nothing else.
-  if (!is_gradient && !ExpectsStatistics(key.step)) return false;
-  StepSlot& slot = OpenSlot(key.step);
+  if (!is_gradient && !session_->method->needs_statistics()) return false;
+  StepSlot& slot = OpenSlot(key.step, header.mode);
   Phase& phase = is_gradient ? slot.gradient : slot.statistics;
   if (phase.state != PhaseState::kOpen && !phase.gather.has(key.rank)) {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
@@ -211,6 +223,7 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   }
   if (standing != Standing::kRefused) ++stats_.accepted;
   RaiseTo(session_->last_step, key.step);
+  if (header.mode == Mode::kFirstOrder) RaiseTo(session_->after_last_first_order, key.step + 1);
   if (is_gradient) {
     ++slot.in_flight;
     session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
@@ -257,7 +270,7 @@ void LayerPipeline::SealOverdue(absl::Time now) {
   {
     MutexLock lock(mu_);
     for (const auto& [step, slot] : slots_) {
-      if (!ExpectsStatistics(step) || slot->statistics.state != PhaseState::kOpen) continue;
+      if (!ExpectsStatistics(*slot) || slot->statistics.state != PhaseState::kOpen) continue;
       if (slot->gradient.state != PhaseState::kSealed) continue;
       SealIfDue(*slot, ContributionKind::kStatistics, now);
       sealed = sealed || slot->statistics.state == PhaseState::kSealed;

@@ -25,6 +25,8 @@ namespace precondor {
 //   statistics (staleness 1). So the factor version that a step sees is a function of the step alone.
 // - At most window_steps + 1 slots exist; the oldest of them may only be waiting for its update.
 // - A sealed phase never changes who contributed; its answer is made once and kept until the step is retired.
+// - A step's first contribution fixes its mode here. In first order there are no statistics and the answer is the
+//   average, IDENTITY.
 // Lock order: mu_ is a leaf. No callback, post or arithmetic happens under it.
 class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
  public:
@@ -32,9 +34,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   static absl::StatusOr<std::shared_ptr<LayerPipeline>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
                                                                uint64_t epoch);
 
-  // Whether a contribution may come at this step. ABORTED STALE_STEP, FAILED_PRECONDITION STEP_TOO_FAR_AHEAD or the
-  // epoch's errors.
-  absl::Status CheckStep(const ContributionKey& key) const;
+  // Whether a contribution of this mode may come at this step. ABORTED STALE_STEP, FAILED_PRECONDITION
+  // STEP_TOO_FAR_AHEAD or MODE_CONFLICT, or the epoch's errors.
+  absl::Status CheckStep(const ContributionKey& key, Mode mode) const;
 
   // The header has passed every check that needs no payload. `ack` and `result` as in Shard.
   void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
@@ -62,11 +64,13 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
     std::string skip_reason = {};  // kAnswer: not empty when nobody gets a gradient
   };
 
-  absl::Status CheckStepLocked(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckStepLocked(const ContributionKey& key, Mode mode) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same for a step that has no slot yet.
+  absl::Status CheckWindow(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Closable(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Finished(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  StepSlot& OpenSlot(uint64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool ExpectsStatistics(uint64_t step) const;
+  StepSlot& OpenSlot(uint64_t step, Mode mode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool ExpectsStatistics(const StepSlot& slot) const;
 
   // Takes a contribution in: true for a repetition. `work`: the strand has something to do for it, a gradient to add up
   // or a phase that it sealed. Errors: those of CheckStep, ABORTED CONFLICT.

@@ -66,7 +66,7 @@ LayerPipeline::Work LayerPipeline::NextWork() {
 
 LayerPipeline::Turn LayerPipeline::StatisticsTurn(const std::shared_ptr<StepSlot>& slot) {
   Phase& phase = slot->statistics;
-  if (!ExpectsStatistics(slot->step)) return {};
+  if (!ExpectsStatistics(*slot)) return {};
   if (phase.state == PhaseState::kOpen) return {.work = {}, .blocked = true};
   if (phase.state != PhaseState::kSealed) return {};
   Turn turn;

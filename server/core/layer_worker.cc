@@ -127,6 +127,12 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
     DecodeElements(dtype, slot.result_buffer.data(), slot.result_scale, gradient);
   }
   if (!AllFinite(gradient)) return Skip(slot, "the average of the gradients is not finite in f32");
+  if (slot.mode == Mode::kFirstOrder) {
+    Answer average;
+    average.result.decision = Decision::kIdentity;
+    average.result.reason = "first order";
+    return Encode(slot, std::move(average), gradient);
+  }
   absl::StatusOr<Answer> answer = RunMethod(gradient);
   if (answer.ok() && answer->result.decision == Decision::kSkip) return Skip(slot, std::move(answer->result.reason));
   if (answer.ok()) return Encode(slot, *std::move(answer), gradient);

@@ -52,6 +52,7 @@ struct ShardSessionSummary {
   uint64_t epoch = 0;
   uint32_t joined = 0;
   uint64_t last_step = 0;
+  Mode mode = Mode::kSecondOrder;  // of that step
   int64_t reserved_bytes = 0;
 };
 

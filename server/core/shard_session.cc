@@ -140,9 +140,9 @@ absl::Status ShardSession::CheckRole(const ContributionHeader& header) const {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotOwner, spec(), key,
                    "another shard owns the layer");
   }
-  if (header.mode != Mode::kSecondOrder) {
-    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kModeConflict, spec(), key,
-                   absl::StrCat("expected mode ", ModeName(Mode::kSecondOrder), ", got ", ModeName(header.mode)));
+  if (header.kind == ContributionKind::kStatistics && header.mode == Mode::kFirstOrder) {
+    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,
+                   "steps in first order take no statistics");
   }
   if (header.kind == ContributionKind::kStatistics && !IsStatisticStep(spec(), key.step)) {
     return Refusal(
@@ -161,7 +161,7 @@ absl::Status ShardSession::Check(const ContributionHeader& header, uint64_t payl
   PRECONDOR_RETURN_IF_ERROR(CheckMember(*membership(), header.key));
   PRECONDOR_RETURN_IF_ERROR(CheckRole(header));
   PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec(), header, payload_bytes));
-  return layers_[header.key.layer]->CheckStep(header.key);
+  return layers_[header.key.layer]->CheckStep(header.key, header.mode);
 }
 
 void ShardSession::Close(const absl::Status& why) {
@@ -175,11 +175,15 @@ void ShardSession::SealOverdue(absl::Time now) {
 
 ShardSessionSummary ShardSession::summary() const {
   const std::shared_ptr<const Membership> members = membership();
+  const uint64_t last_step = context_->last_step.load(std::memory_order_relaxed);
   return {.session_id = id(),
           .spec = spec(),
           .epoch = members->epoch,
           .joined = members->joined,
-          .last_step = context_->last_step.load(std::memory_order_relaxed),
+          .last_step = last_step,
+          // Written after last_step: a reader may be a step behind, never ahead.
+          .mode = context_->after_last_first_order.load(std::memory_order_relaxed) > last_step ? Mode::kFirstOrder
+                                                                                               : Mode::kSecondOrder,
           .reserved_bytes = reserved_bytes_};
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
+#include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
 #include "server/core/gather.h"
 #include "server/core/reduction.h"
@@ -40,9 +41,13 @@ struct Phase {
 
 // Guarded by the layer's lock, but for the members from `sum` on, which only the layer's strand touches.
 struct StepSlot {
-  StepSlot(uint64_t step, Gather statistics_contributors, Gather gradient_contributors)
-      : step(step), statistics(std::move(statistics_contributors)), gradient(std::move(gradient_contributors)) {}
+  StepSlot(uint64_t step, Mode mode, Gather statistics_contributors, Gather gradient_contributors)
+      : step(step),
+        mode(mode),
+        statistics(std::move(statistics_contributors)),
+        gradient(std::move(gradient_contributors)) {}
   const uint64_t step;
+  const Mode mode;  // of the first contribution; the others' has to be the same
   Phase statistics;
   Phase gradient;
   std::vector<ResultFn> waiters;

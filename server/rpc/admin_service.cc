@@ -49,7 +49,7 @@ absl::Status AdminService::Summarize(v1::ListSessionsResponse& response) const {
       summary.set_epoch(session.epoch);
       summary.set_joined(session.joined);
       summary.set_last_step(session.last_step);
-      summary.set_mode(v1::MODE_SECOND_ORDER);
+      summary.set_mode(wire::EncodeMode(session.mode));
       summary.set_reserved_bytes(static_cast<uint64_t>(session.reserved_bytes));
     }
   }

@@ -60,8 +60,6 @@ TEST_F(ShardHeaderTest, RefusesWhatDoesNotFitAndChangesNothing) {
       {"new incarnation", [](auto& h) { h.key.incarnation = 2; }, StatusCode::kNotFound, ErrorReason::kUnknownRank,
        "has not joined"},
       {"layer", [](auto& h) { h.key.layer = 2; }, StatusCode::kNotFound, ErrorReason::kUnknownLayer, "layer below 2"},
-      {"mode", [](auto& h) { h.mode = Mode::kFirstOrder; }, StatusCode::kFailedPrecondition, ErrorReason::kModeConflict,
-       "FIRST_ORDER"},
       {"no samples", [](auto& h) { h.samples = 0; }, StatusCode::kInvalidArgument, ErrorReason::kMalformed, "got 0"},
       {"samples", [](auto& h) { h.samples = ~uint64_t{0}; }, StatusCode::kInvalidArgument, ErrorReason::kMalformed,
        "samples"},
