@@ -203,10 +203,13 @@ TEST(ClientLinkTest, JoinsAgainWhenTheEpochHasChanged) {
   const auto worker = Join(Options(server));
   RunStep(*worker, 0, false);
   EXPECT_EQ(worker->epoch(), 1u);
+  ASSERT_TRUE(worker->ReportStep(0, 0.5, kSamples, true, 0.1).ok());
+  server.Change([](Script& script) { script.resume_step = 1; });
   server.BumpEpoch();
   RunStep(*worker, 1, true);
   EXPECT_EQ(worker->epoch(), 2u);
   EXPECT_EQ(server.joins(), 2);
+  EXPECT_EQ(server.last_first_step(), 1u) << "the lowest unfinished step";
   for (const auto& [key, contribution] : server.stored()) {
     EXPECT_EQ(contribution.header.epoch(), contribution.header.step() + 1) << key;
   }
@@ -383,18 +386,23 @@ TEST(ClientLinkTest, StampsTheModeOfTheDirectiveAndGrowsItsLease) {
   server.Change([](Script& script) { script.lease_through_step = 60; });
   const auto worker = Join(Options(server));
   ASSERT_TRUE(SendStatistics(*worker, 49, 0).ok());
-  ASSERT_TRUE(SendStatistics(*worker, 50, 0).ok());
-  EXPECT_EQ(GetErrorReason(SendStatistics(*worker, 61, 0)), ErrorReason::kStepTooFarAhead);
+  EXPECT_EQ(worker->ModeOf(49), Mode::kSecondOrder);
+  EXPECT_EQ(worker->ModeOf(50), Mode::kFirstOrder);
+  EXPECT_TRUE(worker->NeedsStatistics(49));
+  EXPECT_FALSE(worker->NeedsStatistics(50));
+  EXPECT_EQ(GetErrorReason(SendStatistics(*worker, 50, 0)), ErrorReason::kNotStatisticStep);
+  EXPECT_EQ(GetErrorReason(worker->AbstainStatistics(50, 0)), ErrorReason::kNotStatisticStep);
+  EXPECT_EQ(GetErrorReason(worker->AbstainGradient(61, 0).Wait().status()), ErrorReason::kStepTooFarAhead);
   server.Change([](Script& script) { script.lease_through_step = 80; });
   const auto directive = worker->ReportStep(48, 1.0, kSamples, true, 0.1);
   ASSERT_TRUE(directive.ok());
   EXPECT_EQ(directive->lease_through_step, 80u);
   EXPECT_EQ(directive->next_mode, Mode::kSecondOrder);
   EXPECT_EQ(worker->ReportStep(49, 1.0, kSamples, true, 0.1)->next_mode, Mode::kFirstOrder);
-  EXPECT_TRUE(SendStatistics(*worker, 61, 0).ok());
+  EXPECT_TRUE(worker->AbstainGradient(61, 0).Wait().ok());
   ASSERT_TRUE(worker->Flush().ok());
   EXPECT_EQ(server.stored().at("S49.0").header.mode(), v1::MODE_SECOND_ORDER);
-  EXPECT_EQ(server.stored().at("S50.0").header.mode(), v1::MODE_FIRST_ORDER);
+  EXPECT_EQ(server.stored().at("G61.0").header.mode(), v1::MODE_FIRST_ORDER);
 }
 
 TEST(ClientConnectTest, NamesAServerThatIsNotThere) {

@@ -48,10 +48,11 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
     *response->mutable_spec() = request->spec();
     return grpc::Status::OK;
   }
-  grpc::Status JoinSession(grpc::ServerContext*, const v1::JoinSessionRequest*,
+  grpc::Status JoinSession(grpc::ServerContext*, const v1::JoinSessionRequest* request,
                            v1::JoinSessionResponse* response) override {
     MutexLock lock(owner_->mu_);
     ++owner_->joins_;
+    owner_->last_first_step_ = request->first_step();
     owner_->changed_.notify_all();
     response->set_session_id(kSessionId);
     response->set_epoch(owner_->epoch_);
@@ -70,6 +71,13 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
       return wire::ToGrpcStatus(
           ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, "stale epoch"));
     }
+    if (const absl::Status refusal = owner_->script_.refuse_report(*request); !refusal.ok()) {
+      ++owner_->refused_reports_;
+      owner_->changed_.notify_all();
+      return wire::ToGrpcStatus(refusal);
+    }
+    owner_->reported_.push_back(request->step());
+    owner_->changed_.notify_all();
     FillDirective(response->mutable_directive());
     return grpc::Status::OK;
   }
@@ -78,6 +86,7 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
   void FillDirective(v1::Directive* directive) ABSL_EXCLUSIVE_LOCKS_REQUIRED(owner_->mu_) {
     directive->set_lease_through_step(owner_->script_.lease_through_step);
     directive->set_epoch(owner_->epoch_);
+    directive->set_resume_step(owner_->script_.resume_step);
     v1::ModeInterval* second = directive->add_modes();
     second->set_mode(v1::MODE_SECOND_ORDER);
     v1::ModeInterval* first = directive->add_modes();
@@ -158,6 +167,28 @@ std::map<std::string, ScriptedServer::Stored> ScriptedServer::stored() const {
 int ScriptedServer::joins() const {
   MutexLock lock(mu_);
   return joins_;
+}
+
+uint64_t ScriptedServer::last_first_step() const {
+  MutexLock lock(mu_);
+  return last_first_step_;
+}
+
+std::vector<uint64_t> ScriptedServer::reported() const {
+  MutexLock lock(mu_);
+  return reported_;
+}
+
+bool ScriptedServer::AwaitReported(size_t count) const {
+  MutexLock lock(mu_);
+  return changed_.wait_for(mu_, std::chrono::seconds(20),
+                           [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return reported_.size() >= count; });
+}
+
+bool ScriptedServer::AwaitRefusedReports(int count) const {
+  MutexLock lock(mu_);
+  return changed_.wait_for(mu_, std::chrono::seconds(20),
+                           [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return refused_reports_ >= count; });
 }
 
 int ScriptedServer::streams() const {

@@ -38,6 +38,11 @@ class ScriptedServer {
     uint64_t chunk_bytes = uint64_t{1} << 20;  // of results
     bool active = true;                        // what JoinSession says
     uint64_t lease_through_step = 100;
+    uint64_t resume_step = 0;
+    // What to say instead of a directive.
+    std::function<absl::Status(const v1::ReportStepRequest& report)> refuse_report = [](const v1::ReportStepRequest&) {
+      return absl::OkStatus();
+    };
   };
 
   explicit ScriptedServer(SessionSpec spec);
@@ -61,6 +66,13 @@ class ScriptedServer {
   // What was taken in, by (kind, step, layer).
   std::map<std::string, Stored> stored() const;
   int joins() const;
+  // first_step of the last JoinSession.
+  uint64_t last_first_step() const;
+  // Steps whose reports were answered with a directive, in order.
+  std::vector<uint64_t> reported() const;
+  // Waits until that many reports have been answered, or refused; false after 20 seconds.
+  bool AwaitReported(size_t count) const;
+  bool AwaitRefusedReports(int count) const;
   int streams() const;
   // Waits until `condition` holds; false after 20 seconds.
   bool Await(const std::function<bool(const std::map<std::string, Stored>& stored)>& condition) const;
@@ -91,6 +103,9 @@ class ScriptedServer {
   Script script_ ABSL_GUARDED_BY(mu_);
   uint64_t epoch_ ABSL_GUARDED_BY(mu_) = 1;
   int joins_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t last_first_step_ ABSL_GUARDED_BY(mu_) = 0;
+  int refused_reports_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<uint64_t> reported_ ABSL_GUARDED_BY(mu_);
   int streams_ ABSL_GUARDED_BY(mu_) = 0;
   int frames_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::string, Stored> stored_ ABSL_GUARDED_BY(mu_);

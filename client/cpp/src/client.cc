@@ -34,9 +34,10 @@ class ClientImpl final : public Client {
     request.set_name(std::string(session));
     request.set_rank(options.rank);
     request.set_incarnation(options.incarnation);
+    request.set_first_step(options.first_step);
     PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined,
                                JoinUntilActive(*control_, request, options_.join_timeout, canceller_));
-    return WorkerImpl::Make(options_, control_, std::string(session), options.rank, options.incarnation, joined);
+    return WorkerImpl::Make(options_, control_, std::string(session), options, joined);
   }
 
   absl::StatusOr<bool> CloseSession(absl::string_view session) override {

@@ -2,6 +2,8 @@
 #include "client/cpp/src/worker.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <functional>
 #include <initializer_list>
 #include <utility>
@@ -23,6 +25,9 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(200);
 // For gRPC to let go of borrowed memory once its connection is closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
+// Finished steps that another rank may repeat while this one goes on: shards keep the answers of the step before the
+// one that is open, whatever their window is.
+constexpr uint64_t kRepeatableSteps = 1;
 
 bool Overlap(ConstMatrixView x, ConstMatrixView y) {
   if (x.size() == 0 || y.size() == 0) return false;
@@ -64,6 +69,24 @@ PreconditionFuture FailedFuture(const absl::Status& status) {
   return PreconditionFuture(std::move(state));
 }
 
+// The answer of a step in first order whose gradient is the job's average: that gradient, if it can be used.
+PreconditionFuture AnsweredFuture(const std::string& what, ConstMatrixView gradient, MatrixView out) {
+  auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
+  bool finite = true;
+  for (int64_t row = 0; row < gradient.rows; ++row) {
+    for (int64_t col = 0; col < gradient.cols; ++col) finite = finite && std::isfinite(gradient.row(row)[col]);
+  }
+  if (!finite) {
+    state->Complete({Decision::kSkip, 0, 0, "the gradient is not finite"});
+    return PreconditionFuture(std::move(state));
+  }
+  for (int64_t row = 0; row < gradient.rows; ++row) {
+    std::memmove(out.row(row), gradient.row(row), static_cast<size_t>(gradient.cols) * sizeof(float));
+  }
+  state->Complete({Decision::kIdentity, 0, 0, "first order"});
+  return PreconditionFuture(std::move(state));
+}
+
 }  // namespace
 
 void Borrowed::Add() {
@@ -87,18 +110,16 @@ void Borrowed::Wait(absl::Time deadline) {
 
 absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& options,
                                                          std::shared_ptr<ControlClient> control, std::string session,
-                                                         uint32_t rank, uint64_t incarnation,
+                                                         const WorkerOptions& as,
                                                          const v1::JoinSessionResponse& joined) {
   PRECONDOR_ASSIGN_OR_RETURN(SessionSpec spec, wire::DecodeSessionSpec(joined.spec()));
-  PRECONDOR_ASSIGN_OR_RETURN(Directive directive, DecodeDirective(joined.directive()));
+  PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
   std::unique_ptr<WorkerImpl> worker(new WorkerImpl(options, std::move(control), std::move(session), std::move(spec),
-                                                    rank, incarnation, joined.session_id(), joined.epoch()));
+                                                    as.rank, as.incarnation, joined.session_id(), joined.epoch()));
+  // The first epoch has been begun by nobody in particular.
+  if (joined.epoch() > 1) PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive.resume_step, as.first_step));
   PRECONDOR_RETURN_IF_ERROR(worker->AddLinks(joined.shard_map()));
-  {
-    MutexLock lock(worker->mu_);
-    worker->Adopt(std::move(directive));
-  }
-  worker->Start();
+  worker->Start(as.first_step, std::move(directive));
   return std::unique_ptr<Worker>(std::move(worker));
 }
 
@@ -143,7 +164,11 @@ absl::Status WorkerImpl::AddLinks(const v1::ShardMap& map) {
   return absl::OkStatus();
 }
 
-void WorkerImpl::Start() {
+void WorkerImpl::Start(uint64_t first_step, WorkerDirective directive) {
+  const std::string what = absl::StrCat("session ", session_, ": coordinator ", control_->address());
+  steps_ = std::make_unique<StepControl>(StepControl::Options{what, options_.lease_timeout}, first_step,
+                                         std::move(directive),
+                                         [this](const OwnReport& report) { return SendReport(report); });
   timer_ = std::thread([this] { TimerLoop(); });
   refresher_ = std::thread([this] { RefreshLoop(); });
 }
@@ -157,6 +182,7 @@ WorkerImpl::~WorkerImpl() {
   }
   if (timer_.joinable()) timer_.join();
   if (refresher_.joinable()) refresher_.join();
+  if (steps_ != nullptr) steps_->Stop();
   links_.clear();
   // A caller may free its gradients as soon as the worker is gone.
   borrowed_->Wait(absl::Now() + kReleaseTimeout);
@@ -169,31 +195,16 @@ uint64_t WorkerImpl::epoch() const {
   return epoch_;
 }
 
-Mode WorkerImpl::Directive::ModeOf(uint64_t step) const {
-  Mode mode = Mode::kSecondOrder;
-  for (const auto& [first_step, value] : modes) {
-    if (first_step <= step) mode = value;
-  }
-  return mode;
-}
-
-absl::StatusOr<WorkerImpl::Directive> WorkerImpl::DecodeDirective(const v1::Directive& directive) {
-  Directive out;
-  out.lease_through_step = directive.lease_through_step();
-  for (const v1::ModeInterval& interval : directive.modes()) {
-    PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, wire::DecodeMode(interval.mode(), "mode"));
-    out.modes.emplace_back(interval.first_step(), mode);
-  }
-  return out;
-}
-
-// Leases only grow within an epoch; answers may overtake each other.
-void WorkerImpl::Adopt(Directive directive) {
-  if (directive.lease_through_step >= directive_.lease_through_step) directive_ = std::move(directive);
-}
-
 std::string WorkerImpl::Describe(uint64_t step, int64_t layer) const {
   return absl::StrCat("session ", session_, " step ", step, " layer ", layer);
+}
+
+absl::Status WorkerImpl::CheckResume(uint64_t resume_step, uint64_t next_step) const {
+  if (next_step <= resume_step || next_step - resume_step <= kRepeatableSteps) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
+                        absl::StrCat("session ", session_, ": the job has gone back to step ", resume_step, ", rank ",
+                                     rank_, " has finished step ", next_step - 1, ": go back to step ", resume_step,
+                                     " and join again with it as first_step"));
 }
 
 absl::StatusOr<Mode> WorkerImpl::CheckStep(uint64_t step, int64_t layer) const {
@@ -201,21 +212,22 @@ absl::StatusOr<Mode> WorkerImpl::CheckStep(uint64_t step, int64_t layer) const {
     return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer,
                           absl::StrCat(Describe(step, layer), ": expected a layer below ", spec_.layers.size()));
   }
-  MutexLock lock(mu_);
-  PRECONDOR_RETURN_IF_ERROR(failed_);
-  if (step > directive_.lease_through_step) {
-    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead,
-                          absl::StrCat(Describe(step, layer), ": the lease ends with step ",
-                                       directive_.lease_through_step, "; report finished steps first"));
+  {
+    MutexLock lock(mu_);
+    PRECONDOR_RETURN_IF_ERROR(failed_);
   }
-  return directive_.ModeOf(step);
+  if (absl::Status started = steps_->AwaitLease(step); !started.ok()) {
+    return ReasonedStatus(started.code(), GetErrorReason(started),
+                          absl::StrCat(Describe(step, layer), ": ", started.message()));
+  }
+  return steps_->ModeOf(step);
 }
 
 absl::Status WorkerImpl::CheckStatistics(uint64_t step, int64_t layer) const {
   if (NeedsStatistics(step)) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep,
                         absl::StrCat(Describe(step, layer), ": not a statistic step with inv_freq ", spec_.inv_freq,
-                                     " and warmup_steps ", spec_.warmup_steps));
+                                     ", warmup_steps ", spec_.warmup_steps, " and mode ", ModeName(ModeOf(step))));
 }
 
 absl::Status WorkerImpl::CheckGradient(int64_t layer) const {
@@ -283,6 +295,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   status.Update(CheckShape(what, "gradient", gradient, shape.d_out, shape.d_in));
   status.Update(CheckShape(what, "out", out, shape.d_out, shape.d_in));
   if (!status.ok()) return FailedFuture(status);
+  if (AnsweredHere(*mode)) return AnsweredFuture(what, gradient, out);
   auto contribution = std::make_shared<Contribution>();
   contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   contribution->mode = *mode;
@@ -308,6 +321,11 @@ PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
   const absl::StatusOr<Mode> mode = CheckStep(step, layer);
   if (!mode.ok()) return FailedFuture(mode.status());
   if (absl::Status status = CheckGradient(layer); !status.ok()) return FailedFuture(status);
+  if (AnsweredHere(*mode)) {
+    auto state = std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false);
+    state->Complete({Decision::kSkip, 0, 0, absl::StrCat("rank ", rank_, " abstained")});
+    return PreconditionFuture(std::move(state));
+  }
   auto contribution = std::make_shared<Contribution>();
   contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   contribution->mode = *mode;
@@ -341,15 +359,20 @@ absl::Status WorkerImpl::Flush() {
 
 absl::StatusOr<StepDirective> WorkerImpl::ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                                      double learning_rate) {
+  return steps_->Report(
+      {.step = step, .loss = loss, .samples = samples, .finite = finite, .learning_rate = learning_rate});
+}
+
+absl::StatusOr<WorkerDirective> WorkerImpl::SendReport(const OwnReport& report) {
   v1::ReportStepRequest request;
   request.set_session_id(session_id_);
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
-  request.set_step(step);
-  request.set_loss(loss);
-  request.set_samples(samples);
-  request.set_finite(finite);
-  request.set_learning_rate(learning_rate);
+  request.set_step(report.step);
+  request.set_loss(report.loss);
+  request.set_samples(report.samples);
+  request.set_finite(report.finite);
+  request.set_learning_rate(report.learning_rate);
   while (true) {
     const uint64_t used = epoch();
     request.set_epoch(used);
@@ -364,11 +387,7 @@ absl::StatusOr<StepDirective> WorkerImpl::ReportStep(uint64_t step, double loss,
     }
     CountControl(request, *response);
     if (response->directive().epoch() != used) OnStaleEpoch(used);
-    PRECONDOR_ASSIGN_OR_RETURN(Directive directive, DecodeDirective(response->directive()));
-    const StepDirective out{directive.lease_through_step, directive.ModeOf(step + 1)};
-    MutexLock lock(mu_);
-    Adopt(std::move(directive));
-    return out;
+    return WorkerDirective::Decode(response->directive());
   }
 }
 
@@ -405,6 +424,7 @@ void WorkerImpl::Fail(const absl::Status& status) {
     failed_ = status;
     changed_.notify_all();
   }
+  if (steps_ != nullptr) steps_->Fail(status);
   for (const auto& link : links_) link->Fail(status);
 }
 
@@ -438,6 +458,7 @@ absl::Status WorkerImpl::Refresh() {
   request.set_name(session_);
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
+  request.set_first_step(steps_->next_step());
   PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined,
                              JoinUntilActive(*control_, request, options_.join_timeout, canceller_));
   const auto& assignments = joined.shard_map().assignments();
@@ -449,12 +470,13 @@ absl::Status WorkerImpl::Refresh() {
     return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
                           absl::StrCat("session ", session_, ": layers have moved to other shards; join anew"));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(Directive directive, DecodeDirective(joined.directive()));
+  PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
+  PRECONDOR_RETURN_IF_ERROR(CheckResume(directive.resume_step, steps_->next_step()));
+  steps_->Adopt(std::move(directive));
   {
     MutexLock lock(mu_);
     refresh_ = false;
     epoch_ = joined.epoch();
-    directive_ = std::move(directive);
     changed_.notify_all();
   }
   for (const auto& link : links_) link->ChangeEpoch(joined.epoch());

@@ -5,10 +5,8 @@
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -17,6 +15,7 @@
 
 #include "client/cpp/src/control.h"
 #include "client/cpp/src/shard_link.h"
+#include "client/cpp/src/step_control.h"
 #include "client/cpp/src/traffic.h"
 #include "kernels/base/mutex.h"
 #include "precondor/client.h"
@@ -38,20 +37,20 @@ class Borrowed {
 };
 
 // Threads: the timer makes connections and gives up what is late; the refresher joins again when the epoch has
-// changed; everything else happens on callers' and gRPC's threads. Lock order: a link's lock, then mu_ (in
-// hooks); mu_ is held over no call.
+// changed; the step control's sends reports; everything else happens on callers' and gRPC's threads. Lock order: a
+// link's lock, then mu_ (in hooks); mu_ is held over no call.
 class WorkerImpl final : public Worker {
  public:
   // `joined` is the coordinator's answer once all ranks are in.
   static absl::StatusOr<std::unique_ptr<Worker>> Make(const ClientOptions& options,
                                                       std::shared_ptr<ControlClient> control, std::string session,
-                                                      uint32_t rank, uint64_t incarnation,
-                                                      const v1::JoinSessionResponse& joined);
+                                                      const WorkerOptions& as, const v1::JoinSessionResponse& joined);
   ~WorkerImpl() override;
 
   const SessionSpec& spec() const override { return spec_; }
   uint32_t rank() const override { return rank_; }
   uint64_t epoch() const override;
+  Mode ModeOf(uint64_t step) const override { return steps_->ModeOf(step); }
   absl::Status SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
                               uint64_t samples) override;
   absl::Status AbstainStatistics(uint64_t step, int64_t layer) override;
@@ -65,26 +64,23 @@ class WorkerImpl final : public Worker {
   absl::Status Leave() override;
 
  private:
-  struct Directive {
-    uint64_t lease_through_step = 0;
-    std::vector<std::pair<uint64_t, Mode>> modes;  // ascending by first step
-    Mode ModeOf(uint64_t step) const;
-  };
-
   WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClient> control, std::string session,
              SessionSpec spec, uint32_t rank, uint64_t incarnation, uint64_t session_id, uint64_t epoch);
   absl::Status AddLinks(const v1::ShardMap& map);
-  void Start();
+  void Start(uint64_t first_step, WorkerDirective directive);
 
-  static absl::StatusOr<Directive> DecodeDirective(const v1::Directive& directive);
-  void Adopt(Directive directive) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The mode of `step`, or why nothing may be sent for it.
+  // ABORTED when the session goes on from a step that this worker, whose lowest unfinished step is `next_step`, cannot
+  // go back to by repeating what it has sent.
+  absl::Status CheckResume(uint64_t resume_step, uint64_t next_step) const;
+  // The mode of `step`, or why nothing may be sent for it. Waits for the lease.
   absl::StatusOr<Mode> CheckStep(uint64_t step, int64_t layer) const;
   absl::Status CheckStatistics(uint64_t step, int64_t layer) const;
   absl::Status CheckGradient(int64_t layer) const;
   std::string Describe(uint64_t step, int64_t layer) const;
 
   PreconditionFuture Submit(std::shared_ptr<Contribution> contribution, int64_t layer);
+  // In DELEGATE nobody needs the shard in first order: the average is there already.
+  bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange == ExchangeMode::kDelegate; }
   std::shared_ptr<const void> Borrow(const std::shared_ptr<PreconditionFuture::State>& state);
   void CountControl(const google::protobuf::MessageLite& request, const google::protobuf::MessageLite& response);
 
@@ -94,6 +90,8 @@ class WorkerImpl final : public Worker {
   void OnRefusedStatistics(const absl::Status& status);
   void Fail(const absl::Status& status);
 
+  // One attempt of the step control to report, under the current epoch.
+  absl::StatusOr<WorkerDirective> SendReport(const OwnReport& report);
   void TimerLoop();
   void RefreshLoop();
   absl::Status Refresh();
@@ -120,11 +118,11 @@ class WorkerImpl final : public Worker {
   bool wake_ ABSL_GUARDED_BY(mu_) = false;
   bool refresh_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
-  Directive directive_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   absl::Status first_refusal_ ABSL_GUARDED_BY(mu_);
   std::thread timer_;
   std::thread refresher_;
+  std::unique_ptr<StepControl> steps_;  // constant after Make; its hooks use all of the above
 };
 
 }  // namespace precondor

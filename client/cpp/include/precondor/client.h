@@ -29,11 +29,13 @@ struct ClientOptions {
   absl::Duration rpc_timeout = absl::Seconds(30);      // of one control call
   absl::Duration result_timeout = absl::Seconds(120);  // from a gradient's submission to its result
   absl::Duration join_timeout = absl::Seconds(120);    // until all ranks are in
+  absl::Duration lease_timeout = absl::Minutes(10);    // that a step waits at the end of the lease; see ReportStep
 };
 
 struct WorkerOptions {
   uint32_t rank = 0;
   uint64_t incarnation = 0;  // 0: the current time in nanoseconds
+  uint64_t first_step = 0;   // that this worker begins with, or goes on from after a checkpoint
 };
 
 // Control calls of one process. Thread-safe.
@@ -45,7 +47,8 @@ class Client {
 
   // True when this call created the session, false when it was there with the same description.
   virtual absl::StatusOr<bool> OpenSession(const SessionSpec& spec) = 0;
-  // Takes the rank's place and waits until every rank has joined. The worker may outlive the client.
+  // Takes the rank's place and waits until every rank has joined. The worker may outlive the client. Aborted when
+  // another rank has gone back further than `first_step`: all have to begin with the same step.
   virtual absl::StatusOr<std::unique_ptr<Worker>> Join(absl::string_view session, WorkerOptions options) = 0;
   // False when there was no such session.
   virtual absl::StatusOr<bool> CloseSession(absl::string_view session) = 0;
@@ -96,7 +99,12 @@ class Worker {
   virtual const SessionSpec& spec() const = 0;
   virtual uint32_t rank() const = 0;
   virtual uint64_t epoch() const = 0;
-  bool NeedsStatistics(uint64_t step) const { return IsStatisticStep(spec(), step); }
+  // Of a step up to the lease's end. A session may fall back to first order (spec().fallback): from then on nothing is
+  // preconditioned, no statistics are sent, and in DELEGATE no gradients either.
+  virtual Mode ModeOf(uint64_t step) const = 0;
+  bool NeedsStatistics(uint64_t step) const {
+    return ModeOf(step) == Mode::kSecondOrder && IsStatisticStep(spec(), step);
+  }
   // DIRECT: always. DELEGATE: when this rank sends the layer.
   bool SendsGradient(int64_t layer) const {
     return spec().exchange == ExchangeMode::kDirect || DelegateRank(spec(), layer) == static_cast<int32_t>(rank());
@@ -112,6 +120,8 @@ class Worker {
   // Sends gradient [d_out, d_in] and has the preconditioned one written to `out`, which may be the gradient's own
   // memory. Both must stay valid and unread until the future is ready or the worker destroyed: an f32 gradient without
   // gaps is sent from where it lies. `samples` weighs the gradient in DIRECT. A non-finite gradient is answered kSkip.
+  // In first order the answer is kIdentity and the averaged gradient: in DIRECT from the shard, in DELEGATE the
+  // gradient itself, at once and without a byte sent.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                           uint64_t samples) = 0;
   // This rank has no gradient: everybody's answer is kSkip.
@@ -121,7 +131,12 @@ class Worker {
   // Call it before destroying the worker: what is not acknowledged by then is given up.
   virtual absl::Status Flush() = 0;
 
-  // Reports a finished step. Waits, never guesses: a step beyond the lease must not be started.
+  // Reports a finished step, in order of steps, and waits until the next one may be started: all ranks are told the
+  // same mode for it. While the coordinator cannot be reached the report is kept and sent later: steps of the lease go
+  // on without it (the first report of such a stretch takes two seconds), and at the lease's end this call, and
+  // anything sent for a later step, waits up to lease_timeout: DeadlineExceeded names the coordinator and the step. A
+  // report that is refused later fails the next call. Aborted, here and from then on everywhere: another rank has gone
+  // back more than one step behind this worker's last; the message names the step to go back to.
   virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                                    double learning_rate) = 0;
   virtual Traffic traffic() const = 0;

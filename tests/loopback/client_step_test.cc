@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// The client and its coordinator: leases, modes, and what happens while the coordinator is gone.
+#include <cmath>
+#include <future>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "precondor/client.h"
+#include "tests/loopback/scripted_server.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Script = ScriptedServer::Script;
+
+SessionSpec Spec(ExchangeMode exchange = ExchangeMode::kDirect) {
+  SessionSpec spec;
+  spec.name = "step-test";
+  spec.exchange = exchange;
+  spec.layers.push_back({"only", 2, 3, false});
+  return spec;
+}
+
+ClientOptions Options(const ScriptedServer& server) {
+  ClientOptions options;
+  options.coordinator = server.address();
+  options.connect_timeout = absl::Seconds(20);
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> TryJoin(const ClientOptions& options, uint64_t first_step) {
+  auto client = Client::Connect(options);
+  if (!client.ok()) return client.status();
+  return (*client)->Join("step-test", {.rank = 0, .incarnation = 7, .first_step = first_step});
+}
+
+std::unique_ptr<Worker> Join(const ClientOptions& options, uint64_t first_step = 0) {
+  auto worker = TryJoin(options, first_step);
+  EXPECT_TRUE(worker.ok()) << worker.status();
+  return *std::move(worker);
+}
+
+absl::StatusOr<StepDirective> Report(Worker& worker, uint64_t step) {
+  return worker.ReportStep(step, 1.0, 1, true, 0.1);
+}
+
+absl::Status Away(const v1::ReportStepRequest&) { return absl::UnavailableError("away"); }
+
+TEST(ClientStepTest, ALostCoordinatorIsWaitedForAtTheEndOfTheLeaseOnly) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.lease_through_step = 3; });
+  const auto worker = Join(Options(server));
+  server.Change([](Script& script) { script.refuse_report = Away; });
+  // Step 3 is the last of the lease: steps 0 ... 2 end without an answer.
+  for (uint64_t step = 0; step < 3; ++step) {
+    const auto directive = Report(*worker, step);
+    ASSERT_TRUE(directive.ok()) << directive.status();
+    EXPECT_EQ(directive->lease_through_step, 3u);
+  }
+  auto waiting = std::async(std::launch::async, [&] { return Report(*worker, 3); });
+  EXPECT_TRUE(server.AwaitRefusedReports(4));
+  EXPECT_EQ(waiting.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  EXPECT_TRUE(server.reported().empty());
+  server.Change([](Script& script) {
+    script.refuse_report = [](const v1::ReportStepRequest&) { return absl::OkStatus(); };
+    script.lease_through_step = 10;
+  });
+  const auto directive = waiting.get();
+  ASSERT_TRUE(directive.ok()) << directive.status();
+  EXPECT_EQ(directive->lease_through_step, 10u);
+  EXPECT_TRUE(server.AwaitReported(4));
+  EXPECT_THAT(server.reported(), ElementsAre(0, 1, 2, 3)) << "kept, and sent in order";
+}
+
+TEST(ClientStepTest, TheWaitHasAnEndThatNamesCoordinatorAndStep) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) {
+    script.lease_through_step = 0;
+    script.refuse_report = Away;
+  });
+  ClientOptions options = Options(server);
+  options.lease_timeout = absl::Milliseconds(300);
+  options.rpc_timeout = absl::Milliseconds(100);
+  const auto worker = Join(options);
+  const absl::Status late = Report(*worker, 0).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
+  EXPECT_THAT(std::string(late.message()),
+              HasSubstr("coordinator " + server.address() + " has granted no step beyond 0 within 300ms"));
+  // So does what is sent for the step that waits.
+  const absl::Status early = worker->AbstainStatistics(1, 0);
+  EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded) << early;
+  EXPECT_THAT(std::string(early.message()), HasSubstr("step 1"));
+}
+
+TEST(ClientStepTest, AsksAgainWhereTheCoordinatorPromisesNothingYet) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.lease_through_step = 0; });
+  const auto worker = Join(Options(server));
+  auto waiting = std::async(std::launch::async, [&] { return Report(*worker, 0); });
+  // A second answer shows that the first one was not enough.
+  EXPECT_TRUE(server.AwaitReported(2));
+  EXPECT_EQ(waiting.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  server.Change([](Script& script) { script.lease_through_step = 1; });
+  EXPECT_EQ(waiting.get()->lease_through_step, 1u);
+}
+
+TEST(ClientStepTest, ARefusedReportFailsItsCallAndNoOther) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server));
+  server.Change([](Script& script) {
+    script.refuse_report = [](const v1::ReportStepRequest& report) {
+      return report.step() != 4 ? absl::OkStatus()
+                                : ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead,
+                                                 "never granted");
+    };
+  });
+  EXPECT_TRUE(Report(*worker, 3).ok());
+  EXPECT_EQ(GetErrorReason(Report(*worker, 4).status()), ErrorReason::kStepTooFarAhead);
+  EXPECT_TRUE(Report(*worker, 5).ok());
+}
+
+TEST(ClientStepTest, JoinsWithItsFirstStep) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server), 42);
+  EXPECT_EQ(server.last_first_step(), 42u);
+}
+
+// One step behind is only repeated; further back this worker cannot follow by itself.
+TEST(ClientStepTest, FailsWhenTheJobHasGoneBackFurtherThanItCanRepeat) {
+  for (const uint64_t resume : {4u, 3u, 5u, 9u}) {
+    ScriptedServer server(Spec());
+    const auto worker = Join(Options(server), 4);
+    ASSERT_TRUE(Report(*worker, 4).ok());  // the lowest unfinished step is 5
+    server.Change([&](Script& script) { script.resume_step = resume; });
+    server.BumpEpoch();
+    const auto directive = Report(*worker, 5);
+    if (resume >= 5) {
+      EXPECT_TRUE(directive.ok()) << directive.status();
+      continue;
+    }
+    // Step 5 is finished by now.
+    EXPECT_EQ(directive.status().code(), absl::StatusCode::kAborted) << directive.status();
+    EXPECT_THAT(std::string(directive.status().message()),
+                HasSubstr("gone back to step " + std::to_string(resume) + ", rank 0 has finished step 5"));
+    EXPECT_EQ(worker->Flush().code(), absl::StatusCode::kAborted);
+    EXPECT_EQ(worker->AbstainGradient(6, 0).Wait().status().code(), absl::StatusCode::kAborted);
+    // A new process that begins later than the rest is told the same at once.
+    EXPECT_EQ(TryJoin(Options(server), resume + 2).status().code(), absl::StatusCode::kAborted);
+    EXPECT_TRUE(TryJoin(Options(server), resume).ok());
+  }
+}
+
+// The scripted server's steps are in first order from 50 on.
+TEST(ClientStepTest, DelegateAnswersFirstOrderItselfAndSendsNothing) {
+  ScriptedServer server(Spec(ExchangeMode::kDelegate));
+  const auto worker = Join(Options(server));
+  std::vector<float> gradient = {1, -2, 3, 4, -5, 6};
+  std::vector<float> out(8, 9.0f);
+  MatrixView strided(out.data(), 2, 3);
+  strided.stride = 4;
+  const auto answered = worker->Precondition(50, 0, MatrixView(gradient.data(), 2, 3), strided, 1);
+  EXPECT_TRUE(answered.ready());
+  const auto outcome = answered.Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->decision, Decision::kIdentity);
+  EXPECT_EQ(outcome->reason, "first order");
+  EXPECT_THAT(out, ElementsAre(1, -2, 3, 9, 4, -5, 6, 9));
+  const MatrixView in_place(gradient.data(), 2, 3);
+  EXPECT_TRUE(worker->Precondition(50, 0, in_place, in_place, 1).Wait().ok());
+  EXPECT_THAT(gradient, ElementsAre(1, -2, 3, 4, -5, 6));
+
+  gradient[4] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(worker->Precondition(51, 0, in_place, in_place, 1).Wait()->decision, Decision::kSkip);
+  const auto skipped = worker->AbstainGradient(52, 0).Wait();
+  EXPECT_EQ(skipped->decision, Decision::kSkip);
+  EXPECT_EQ(skipped->reason, "rank 0 abstained");
+  ASSERT_TRUE(worker->Flush().ok());
+  EXPECT_TRUE(server.stored().empty());
+  const Traffic traffic = worker->traffic();
+  EXPECT_EQ(traffic.gradient_bytes + traffic.result_bytes + traffic.statistics_bytes, 0);
+}
+
+TEST(ClientStepTest, DirectSendsItsGradientInFirstOrderToo) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server));
+  std::vector<float> gradient(6, 1.0f);
+  const MatrixView view(gradient.data(), 2, 3);
+  ASSERT_TRUE(worker->Precondition(50, 0, view, view, 1).Wait().ok());
+  EXPECT_EQ(server.stored().at("G50.0").header.mode(), v1::MODE_FIRST_ORDER);
+  EXPECT_EQ(worker->traffic().gradient_bytes, 24);
+}
+
+}  // namespace
+}  // namespace precondor
