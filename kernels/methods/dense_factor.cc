@@ -80,6 +80,33 @@ void DenseFactor::Abandon() {
   next_covariance_ = DeviceMatrix();
 }
 
+absl::Status DenseFactor::Save(StateWriter& out) const {
+  out.Text("dense");
+  out.Integer(static_cast<uint64_t>(d_));
+  out.Number(scalars_.scale);
+  out.Number(scalars_.mass);
+  out.Number(scalars_.mean_square);
+  out.Integer(scalars_.discard_next ? 1 : 0);
+  if (!covariance_.empty()) PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, covariance_.view()));
+  return out.Matrix(backend_, inverse_.view());
+}
+
+absl::Status DenseFactor::PrepareLoad(StateReader& in) {
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectText("representation", "dense"));
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.scale, in.Number("scale"));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.mass, in.Number("mass"));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.mean_square, in.Number("mean square"));
+  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t discard_next, in.Integer("discard next"));
+  next_.discard_next = discard_next != 0;
+  if (!covariance_.empty()) {
+    PRECONDOR_ASSIGN_OR_RETURN(next_covariance_, backend_.Allocate(d_, d_));
+    PRECONDOR_RETURN_IF_ERROR(in.Matrix("covariance", backend_, next_covariance_.view()));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(next_inverse_, backend_.Allocate(d_, d_));
+  return in.Matrix("inverse", backend_, next_inverse_.view());
+}
+
 absl::StatusOr<FactorInverse> DenseFactor::Inverse() const {
   FactorInverse out;
   out.dense = true;

@@ -19,6 +19,8 @@ class DenseFactor final : public Factor {
   absl::Status Prepare(ConstMatrixView vectors) override;
   void Commit() override;
   void Abandon() override;
+  absl::Status Save(StateWriter& out) const override;
+  absl::Status PrepareLoad(StateReader& in) override;
   absl::StatusOr<FactorInverse> Inverse() const override;
   bool low_rank() const override { return false; }
   int64_t rank() const override { return 0; }

@@ -10,6 +10,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/methods/mkor_config.h"
+#include "kernels/methods/state_codec.h"
 
 namespace precondor {
 
@@ -33,6 +34,10 @@ class Factor {
   virtual void Commit() = 0;
   // Frees what a Prepare that nobody commits has made.
   virtual void Abandon() = 0;
+  // All that the next Prepare and Inverse depend on.
+  virtual absl::Status Save(StateWriter& out) const = 0;
+  // A Prepare that stages what Save wrote for a factor of the same kind and dimension. Errors: those of StateReader.
+  virtual absl::Status PrepareLoad(StateReader& in) = 0;
   // Views stay valid until the next Prepare.
   virtual absl::StatusOr<FactorInverse> Inverse() const = 0;
   virtual bool low_rank() const = 0;

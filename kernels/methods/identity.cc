@@ -5,9 +5,12 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/options.h"
+#include "kernels/methods/state_codec.h"
 
 namespace precondor {
 namespace {
+
+constexpr absl::string_view kName = "identity";
 
 class IdentityState final : public LayerState {
  public:
@@ -16,6 +19,12 @@ class IdentityState final : public LayerState {
     return absl::InvalidArgumentError("method identity: expected no statistics");
   }
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override { return backend_.Copy(d, u); }
+  absl::StatusOr<std::string> Save() const override { return StateWriter(kName).Finish(); }
+  absl::Status Load(absl::string_view bytes) override {
+    StateReader reader(bytes);
+    PRECONDOR_RETURN_IF_ERROR(reader.Begin(kName));
+    return reader.Finish();
+  }
   bool ready() const override { return false; }
   uint64_t version() const override { return 0; }
   int64_t bytes() const override { return 0; }
@@ -27,7 +36,7 @@ class IdentityState final : public LayerState {
 
 class Identity final : public Method {
  public:
-  absl::string_view name() const override { return "identity"; }
+  absl::string_view name() const override { return kName; }
   bool needs_statistics() const override { return false; }
   bool needs_global_scale() const override { return false; }
   int64_t StateBytes(const LayerSpec&) const override { return 0; }

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
+
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
@@ -112,6 +114,52 @@ void LowRankFactor::Commit() {
     gram_ = std::move(staged_.gram);
   }
   staged_ = Staged();
+}
+
+absl::Status LowRankFactor::Save(StateWriter& out) const {
+  const int64_t n = rank();
+  out.Text("low_rank");
+  out.Integer(static_cast<uint64_t>(d_));
+  out.Integer(static_cast<uint64_t>(vectors_.rows()));
+  out.Integer(phase_);
+  out.Numbers(weights_);
+  out.Number(tail_);
+  out.Number(mass_);
+  out.Number(mean_square_);
+  out.Number(identity_);
+  out.Integer(discard_next_ ? 1 : 0);
+  out.Integer(recompressed_ ? 1 : 0);
+  PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, vectors_.view().RowRange(0, n)));
+  return out.Matrix(backend_, ConstMatrixView(gram_.view().data, 1, PackedSize(n)));
+}
+
+absl::Status LowRankFactor::PrepareLoad(StateReader& in) {
+  const int64_t capacity = vectors_.rows();
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectText("representation", "low_rank"));
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("capacity", static_cast<uint64_t>(capacity)));
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("phase", phase_));
+  Staged next;
+  PRECONDOR_ASSIGN_OR_RETURN(next.weights, in.Numbers("weights"));
+  const int64_t n = static_cast<int64_t>(next.weights.size());
+  if (n > capacity) {
+    return absl::DataLossError(absl::StrCat("layer state: weights: expected at most ", capacity, ", got ", n));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(next.tail, in.Number("tail"));
+  PRECONDOR_ASSIGN_OR_RETURN(next.mass, in.Number("mass"));
+  PRECONDOR_ASSIGN_OR_RETURN(next.mean_square, in.Number("mean square"));
+  PRECONDOR_ASSIGN_OR_RETURN(next.identity, in.Number("identity"));
+  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t discard_next, in.Integer("discard next"));
+  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t recompressed, in.Integer("recompressed"));
+  next.discard_next = discard_next != 0;
+  next.recompressed = recompressed != 0;
+  next.replaces = true;
+  PRECONDOR_ASSIGN_OR_RETURN(next.vectors, backend_.Allocate(capacity, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(next.gram, backend_.Allocate(1, PackedSize(capacity)));
+  PRECONDOR_RETURN_IF_ERROR(in.Matrix("vectors", backend_, next.vectors.view().RowRange(0, n)));
+  PRECONDOR_RETURN_IF_ERROR(in.Matrix("gram", backend_, FirstElements(next.gram.view(), PackedSize(n))));
+  staged_ = std::move(next);
+  return absl::OkStatus();
 }
 
 absl::Status LowRankFactor::UpdateExact(ConstMatrixView vectors, Staged& next) {

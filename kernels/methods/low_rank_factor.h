@@ -24,6 +24,8 @@ class LowRankFactor final : public Factor {
   absl::Status Prepare(ConstMatrixView vectors) override;
   void Commit() override;
   void Abandon() override { staged_ = Staged(); }
+  absl::Status Save(StateWriter& out) const override;
+  absl::Status PrepareLoad(StateReader& in) override;
   absl::StatusOr<FactorInverse> Inverse() const override;
   bool low_rank() const override { return true; }
   int64_t rank() const override { return static_cast<int64_t>(weights_.size()); }

@@ -42,6 +42,14 @@ class LayerState {
   // Successful updates so far; the factor version of the protocol.
   virtual uint64_t version() const = 0;
 
+  // All that later updates and answers depend on, as bytes of kernels/methods/state_codec.h: a state made for the same
+  // layer by an equal method that loads them goes on bitwise like this one, on the same kind of backend. Errors: the
+  // backend's.
+  virtual absl::StatusOr<std::string> Save() const = 0;
+  // Takes over what Save gave. DataLoss: damaged; FailedPrecondition: of another method, configuration or shape; both
+  // name the field. On error the state is as before.
+  virtual absl::Status Load(absl::string_view bytes) = 0;
+
   // Device bytes held, never more than Method::StateBytes for the shape.
   virtual int64_t bytes() const = 0;
 

@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 #include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/factor.h"
 #include "kernels/methods/mkor_config.h"
 #include "kernels/methods/scaling.h"
+#include "kernels/methods/state_codec.h"
 
 namespace precondor {
 namespace {
@@ -23,6 +25,15 @@ struct Block {
   int64_t size = 0;
   std::unique_ptr<Factor> factor;
 };
+
+constexpr absl::string_view kName = "mkor";
+
+// What of the configuration the factors depend on; scaling acts on answers alone.
+std::string StateText(const MkorConfig& config) {
+  return absl::StrFormat("rule %d rank %d gamma %.17g damping %.17g clip %.17g zeta %.17g norm_threshold %.17g",
+                         static_cast<int>(config.rule), config.rank, config.gamma, config.damping, config.clip,
+                         config.zeta, config.norm_threshold);
+}
 
 // Lengths of equal blocks (the last ones one shorter) that cover d.
 std::vector<int64_t> BlockSizes(int64_t d, int64_t max_factor_dim) {
@@ -99,6 +110,29 @@ class MkorState final : public LayerState {
     return Rescale(config_, layer_, backend_, out_scale * in_scale, d, u);
   }
 
+  absl::StatusOr<std::string> Save() const override {
+    StateWriter out(kName);
+    out.Text(StateText(config_));
+    out.Integer(version_);
+    for (const std::vector<Block>* side : {&in_, &out_}) {
+      out.Integer(side->size());
+      for (const Block& block : *side) PRECONDOR_RETURN_IF_ERROR(block.factor->Save(out));
+    }
+    return out.Finish();
+  }
+
+  absl::Status Load(absl::string_view bytes) override {
+    uint64_t version = 0;
+    const absl::Status prepared = PrepareLoad(bytes, version);
+    for (std::vector<Block>* side : {&in_, &out_}) {
+      for (Block& block : *side) prepared.ok() ? block.factor->Commit() : block.factor->Abandon();
+    }
+    if (!prepared.ok())
+      return absl::Status(prepared.code(), absl::StrCat("layer ", layer_.name, ": ", prepared.message()));
+    version_ = version;
+    return absl::OkStatus();
+  }
+
   bool ready() const override { return version_ > 0; }
   uint64_t version() const override { return version_; }
 
@@ -130,6 +164,18 @@ class MkorState final : public LayerState {
       begin += size;
     }
     return absl::OkStatus();
+  }
+
+  absl::Status PrepareLoad(absl::string_view bytes, uint64_t& version) {
+    StateReader in(bytes);
+    PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_)));
+    PRECONDOR_ASSIGN_OR_RETURN(version, in.Integer("version"));
+    for (std::vector<Block>* side : {&in_, &out_}) {
+      PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("blocks", side->size()));
+      for (Block& block : *side) PRECONDOR_RETURN_IF_ERROR(block.factor->PrepareLoad(in));
+    }
+    return in.Finish();
   }
 
   // Any number that differs between factors and is the same on every machine.
@@ -216,7 +262,7 @@ class MkorState final : public LayerState {
 class Mkor final : public Method {
  public:
   explicit Mkor(const MkorConfig& config) : config_(config) {}
-  absl::string_view name() const override { return "mkor"; }
+  absl::string_view name() const override { return kName; }
   bool needs_statistics() const override { return true; }
   bool needs_global_scale() const override { return config_.scaling == Scaling::kKlClip; }
 

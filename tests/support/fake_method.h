@@ -13,6 +13,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/method.h"
+#include "kernels/methods/state_codec.h"
 
 namespace precondor {
 
@@ -82,6 +83,19 @@ class FakeLayerState final : public LayerState {
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
     const double poison = log_->poison_results() ? std::numeric_limits<double>::infinity() : 1.0;
     return backend_.Axpby(poison * static_cast<double>(version_ + 1), d, 0, u);
+  }
+  absl::StatusOr<std::string> Save() const override {
+    StateWriter out("fake");
+    out.Integer(version_);
+    return out.Finish();
+  }
+  absl::Status Load(absl::string_view bytes) override {
+    StateReader in(bytes);
+    PRECONDOR_RETURN_IF_ERROR(in.Begin("fake"));
+    PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
+    PRECONDOR_RETURN_IF_ERROR(in.Finish());
+    version_ = version;
+    return absl::OkStatus();
   }
   bool ready() const override { return always_ready_ || version_ > 0; }
   uint64_t version() const override { return version_; }
