@@ -46,6 +46,7 @@ class LocalShard final : public ShardControl {
     return description;
   }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_.Install(install); }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_.Fence(fence); }
   absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_.Remove(session_id); }
 
  private:

@@ -422,21 +422,60 @@ absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint
 }
 
 absl::Status Coordinator::TellShards(CoordinatorSession& session) {
+  {
+    MutexLock lock(mu_);
+    if (session.shards_told()) return absl::OkStatus();
+  }
+  // On failure the membership stays as it is and the shards untold: the next join, or Reconcile, tells them.
+  PRECONDOR_RETURN_IF_ERROR(FenceEpoch(session));
   std::vector<SessionInstall> installs;
   Membership told;
   uint32_t joined = 0;
   {
     MutexLock lock(mu_);
-    if (session.shards_told()) return absl::OkStatus();
     installs = session.MakeInstalls();
     told = session.membership();
     joined = session.joined();
   }
-  // On failure the membership stays as it is and the shards untold: the next join, or Reconcile, tells them.
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs));
   observer_.OnEpoch(session.spec().name, told.epoch, joined, session.spec().world_size);
   MutexLock lock(mu_);
   session.NoteShardsTold(told);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::FenceEpoch(CoordinatorSession& session) {
+  EpochFence fence;
+  {
+    MutexLock lock(mu_);
+    fence = session.MakeFence();
+    const bool decided = session.membership().went_back_epoch == fence.epoch;
+    if (fence.epoch == 1 || decided) return absl::OkStatus();
+  }
+  std::optional<uint64_t> back_to;
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    if (session.placement()[s].layers.empty()) continue;
+    const absl::StatusOr<std::optional<uint64_t>> gone = shards_[s].control->Fence(fence);
+    if (GetErrorReason(gone.status()) == ErrorReason::kUnknownSession) continue;  // it has lost its memory
+    if (!gone.ok()) {
+      return AddContext(gone.status(),
+                        absl::StrCat("session \"", session.spec().name, "\", shard ", shards_[s].address));
+    }
+    if (gone->has_value()) back_to = std::min(back_to.value_or(**gone), **gone);
+  }
+  if (!back_to.has_value()) return absl::OkStatus();
+  Membership next;
+  {
+    MutexLock lock(mu_);
+    next = session.PlanGoBack(*back_to);
+  }
+  PRECONDOR_RETURN_IF_ERROR(WriteDown(MembershipRecord{.session_id = session.id(), .membership = next}, [&] {
+    MutexLock lock(mu_);
+    session.Adopt(next);
+  }));
+  logger_.Log(
+      Severity::kWarning, "job goes back",
+      {{"session", session.spec().name}, {"epoch", next.epoch}, {"step", *back_to}, {"reason", "a rank began there"}});
   return absl::OkStatus();
 }
 

@@ -36,7 +36,8 @@ struct Directive {
   uint64_t lease_through_step = 0;
   std::vector<ModeInterval> modes;
   uint64_t epoch = 0;
-  uint64_t resume_step = 0;  // that the epoch began with
+  uint64_t went_back_epoch = 0;  // the last one with which the job went back; 0: none
+  uint64_t resume_step = 0;      // to which it went back
 };
 
 struct ShardAssignment {
@@ -152,6 +153,8 @@ class Coordinator {
   absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
   // Tells the session's shards of its membership, in the caller's turn.
   absl::Status TellShards(CoordinatorSession& session);
+  // Ends the epochs before this one on the shards, and learns whether the job has to go back.
+  absl::Status FenceEpoch(CoordinatorSession& session);
   // Installs the session on one shard again, unless it has gone meanwhile.
   void Reinstall(const std::string& name, size_t shard);
   // Durable when it returns OK; `adopt` then makes it so in memory, before anything else is written.

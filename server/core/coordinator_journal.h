@@ -28,8 +28,10 @@ struct PlacedLayers {
 // Who holds each rank.
 struct Membership {
   uint64_t epoch = 1;
-  uint64_t resume_step = 0;            // that this epoch began with: steps below it are history
+  uint64_t went_back_epoch = 0;        // the last one with which the job went back to an earlier step; 0: none
+  uint64_t resume_step = 0;            // that it went back to
   std::vector<uint64_t> incarnations;  // by rank; 0: free
+  std::vector<uint64_t> first_steps;   // by rank, that its last holder began with
   std::vector<uint64_t> last_holders;  // by rank; the greatest incarnation ever
   bool operator==(const Membership&) const = default;
 };

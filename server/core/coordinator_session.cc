@@ -29,8 +29,10 @@ std::string RankText(const SessionSpec& spec, uint32_t rank) {
 Membership CoordinatorSession::FirstMembership(const SessionSpec& spec) {
   const size_t ranks = static_cast<size_t>(spec.world_size);
   return {.epoch = 1,
+          .went_back_epoch = 0,
           .resume_step = 0,
           .incarnations = std::vector<uint64_t>(ranks, 0),
+          .first_steps = std::vector<uint64_t>(ranks, 0),
           .last_holders = std::vector<uint64_t>(ranks, 0)};
 }
 
@@ -90,10 +92,8 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
   Membership next = membership_;
   // The first holder of a rank joins the epoch that waits for it; any later one begins a new epoch, so that whoever
   // held the rank before is fenced.
-  if (next.last_holders[rank] != 0) {
-    ++next.epoch;
-    next.resume_step = first_step;
-  }
+  if (next.last_holders[rank] != 0) ++next.epoch;
+  next.first_steps[rank] = first_step;
   next.incarnations[rank] = incarnation;
   next.last_holders[rank] = incarnation;
   return next;
@@ -129,20 +129,38 @@ void CoordinatorSession::WantStep(uint64_t step) {
   Grant();
 }
 
-std::vector<SessionInstall> CoordinatorSession::MakeInstalls() const {
+Membership CoordinatorSession::PlanGoBack(uint64_t step) const {
+  Membership next = membership_;
+  next.went_back_epoch = next.epoch;
+  next.resume_step = step;
+  return next;
+}
+
+std::vector<Member> CoordinatorSession::Members() const {
   std::vector<Member> members;
   for (uint32_t rank = 0; rank < membership_.incarnations.size(); ++rank) {
     const uint64_t incarnation = membership_.incarnations[rank];
-    if (incarnation != 0) members.push_back({.rank = rank, .incarnation = incarnation});
+    if (incarnation == 0) continue;
+    members.push_back({.rank = rank, .incarnation = incarnation, .first_step = membership_.first_steps[rank]});
   }
+  return members;
+}
+
+EpochFence CoordinatorSession::MakeFence() const {
+  return {.session_id = id_, .epoch = membership_.epoch, .members = Members()};
+}
+
+std::vector<SessionInstall> CoordinatorSession::MakeInstalls() const {
+  std::optional<uint64_t> goes_back_to;
+  if (membership_.went_back_epoch == membership_.epoch) goes_back_to = membership_.resume_step;
   std::vector<SessionInstall> installs;
   for (const PlacedLayers& placed : placement_) {
     installs.push_back({.session_id = id_,
                         .epoch = membership_.epoch,
-                        .resume_step = membership_.resume_step,
+                        .goes_back_to = goes_back_to,
                         .spec = spec_,
                         .layers = placed.layers,
-                        .members = members});
+                        .members = Members()});
   }
   return installs;
 }
@@ -234,6 +252,7 @@ Directive CoordinatorSession::directive() const {
   return {.lease_through_step = granted_through_,
           .modes = ModesBetween(promise_.schedule, 0, granted_through_),
           .epoch = membership_.epoch,
+          .went_back_epoch = membership_.went_back_epoch,
           .resume_step = membership_.resume_step};
 }
 

@@ -38,7 +38,6 @@ class CoordinatorSession {
   const SessionSpec& spec() const { return spec_; }
   const std::vector<PlacedLayers>& placement() const { return placement_; }
   uint64_t epoch() const { return membership_.epoch; }
-  uint64_t resume_step() const { return membership_.resume_step; }
   uint32_t joined() const;
   bool active() const { return joined() == membership_.incarnations.size(); }
 
@@ -53,6 +52,9 @@ class CoordinatorSession {
   // The lease is to reach beyond this step.
   void WantStep(uint64_t step);
 
+  // The shards keep no more what a new member goes on from: the job goes back to `step` with this epoch.
+  Membership PlanGoBack(uint64_t step) const;
+  EpochFence MakeFence() const;
   // What each shard is to be told, in the coordinator's order; one without layers is told nothing.
   std::vector<SessionInstall> MakeInstalls() const;
   bool shards_told() const { return shards_told_; }
@@ -80,6 +82,7 @@ class CoordinatorSession {
 
  private:
   absl::Status CheckHolder(uint32_t rank, uint64_t incarnation) const;
+  std::vector<Member> Members() const;
   void Grant();
   std::vector<ModeInterval> WantedSchedule() const;
 

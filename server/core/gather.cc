@@ -16,9 +16,28 @@ PutOutcome Gather::Put(uint32_t rank, Standing standing, uint64_t digest, Vote v
     ++(standing == Standing::kVoted ? voted_ : abstained_);
     return PutOutcome::kTaken;
   }
-  if (slot.digest == digest) return PutOutcome::kDuplicate;
+  if (slot.digest == digest || slot.inherited) return PutOutcome::kDuplicate;
   if (slot.standing == Standing::kRefused && standing == Standing::kAbstained) return PutOutcome::kDuplicate;
   return PutOutcome::kConflict;
+}
+
+void Gather::Inherit(uint32_t rank, bool repeats) {
+  if (rank < first_rank_ || rank - first_rank_ >= slots_.size()) return;
+  Slot& slot = slots_[rank - first_rank_];
+  if (slot.standing == Standing::kMissing) return;
+  slot.inherited = true;
+  slot.owed = repeats;
+}
+
+void Gather::Settle(uint32_t rank) {
+  if (rank >= first_rank_ && rank - first_rank_ < slots_.size()) slots_[rank - first_rank_].owed = false;
+}
+
+std::optional<uint32_t> Gather::owing() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].owed) return first_rank_ + static_cast<uint32_t>(i);
+  }
+  return std::nullopt;
 }
 
 std::optional<Vote> Gather::TakeNext() {

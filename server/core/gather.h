@@ -31,6 +31,8 @@ enum class PutOutcome : uint8_t { kTaken, kDuplicate, kConflict };
 class Gather {
   struct Slot {
     Standing standing = Standing::kMissing;
+    bool inherited = false;  // from an earlier holder of the rank
+    bool owed = false;       // its present holder is still to be answered
     uint64_t digest = 0;
     Vote vote;
   };
@@ -41,9 +43,19 @@ class Gather {
 
   Gather(uint32_t first_rank, uint32_t count) : first_rank_(first_rank), slots_(count) {}
 
-  // Fills the rank's slot when it is empty. Otherwise: kDuplicate when `digest` is that of the slot, or when a refused
-  // payload is followed by the abstention that it counts as; kConflict for anything else. `rank` is a contributor.
+  // Fills the rank's slot when it is empty. Otherwise: kDuplicate when `digest` is that of the slot, when a refused
+  // payload is followed by the abstention that it counts as, or when the slot is inherited; kConflict for anything
+  // else. `rank` is a contributor.
   PutOutcome Put(uint32_t rank, Standing standing, uint64_t digest, Vote vote);
+
+  // Another process took the rank. What the earlier one sent stands, whatever the new one makes of the same step.
+  // `repeats`: the new one will come to it, and is owed an answer. Nothing when `rank` is no contributor, or has not
+  // contributed.
+  void Inherit(uint32_t rank, bool repeats);
+  // The rank has its answer.
+  void Settle(uint32_t rank);
+  // The lowest rank that is owed one.
+  std::optional<uint32_t> owing() const;
 
   bool has(uint32_t rank) const { return slots_[rank - first_rank_].standing != Standing::kMissing; }
   bool empty() const { return voted_ + abstained_ == 0; }

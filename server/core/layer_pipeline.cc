@@ -2,6 +2,8 @@
 #include "server/core/layer_pipeline.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -95,6 +97,11 @@ absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
   size_t kept = 1;
   for (const auto& [step, slot] : slots_) {
     const bool leaves = key.step > step && key.step - step >= window;
+    if (const std::optional<uint32_t> rank = slot->owing(); leaves && rank.has_value()) {
+      return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                            absl::StrCat(DescribeKey(session_->spec, key), ": rank ", *rank,
+                                         " begins again and has not come past step ", step));
+    }
     blocked = blocked || (leaves && !Closable(*slot));
     if (!leaves || !Finished(*slot)) ++kept;
   }
@@ -205,6 +212,7 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   // Methods that need none: taken note of, and nothing else.
   if (!is_gradient && !session_->method->needs_statistics()) return false;
   StepSlot& slot = OpenSlot(key.step, header.mode);
+  Settle(header.kind, key);
   Phase& phase = is_gradient ? slot.gradient : slot.statistics;
   if (phase.state != PhaseState::kOpen && !phase.gather.has(key.rank)) {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
@@ -233,6 +241,14 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   SealIfDue(slot, header.kind, session_->shard->clock.Now());
   work = is_gradient || phase.state == PhaseState::kSealed;
   return false;
+}
+
+void LayerPipeline::Settle(ContributionKind kind, const ContributionKey& key) {
+  for (const auto& [step, slot] : slots_) {
+    // Whoever sends the next step's gradient has this one's answer; an acknowledgement that is lost does no harm.
+    if (kind == ContributionKind::kGradient && step < key.step) slot->gradient.gather.Settle(key.rank);
+    if (kind == ContributionKind::kStatistics && step <= key.step) slot->statistics.gather.Settle(key.rank);
+  }
 }
 
 void LayerPipeline::SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time now) {
@@ -304,19 +320,52 @@ void LayerPipeline::AwaitResult(const ContributionKey& key, ResultFn result) {
   result(std::move(answer));
 }
 
-void LayerPipeline::Restart(uint64_t epoch, const absl::Status& why) {
+void LayerPipeline::Drop(StepSlot& slot) {
+  slot.statistics.Advance(PhaseEvent::kRetire);
+  slot.gradient.Advance(PhaseEvent::kRetire);
+  session_->shard->in_flight.fetch_sub(std::exchange(slot.in_flight, 0), std::memory_order_relaxed);
+}
+
+uint64_t LayerPipeline::EndEpoch(uint64_t epoch, const absl::Status& why) {
+  std::vector<ResultFn> waiters;
+  uint64_t floor = 0;
+  {
+    MutexLock lock(mu_);
+    floor = floor_;
+    if (epoch <= epoch_) return floor;
+    epoch_ = epoch;
+    for (const auto& [step, slot] : slots_) {
+      std::move(slot->waiters.begin(), slot->waiters.end(), std::back_inserter(waiters));
+      slot->waiters.clear();
+    }
+  }
+  for (ResultFn& waiter : waiters) waiter(why);
+  return floor;
+}
+
+void LayerPipeline::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to,
+                               absl::Span<const Member> replaced) {
+  MutexLock lock(mu_);
+  if (epoch != epoch_) return;
+  if (!goes_back_to.has_value()) {
+    for (const auto& [step, slot] : slots_) slot->Inherit(replaced);
+    return;
+  }
+  for (const auto& [step, slot] : slots_) Drop(*slot);
+  slots_.clear();
+  floor_ = *goes_back_to;
+}
+
+void LayerPipeline::Close(const absl::Status& why) {
   std::vector<ResultFn> waiters;
   {
     MutexLock lock(mu_);
-    if (epoch <= epoch_) return;
-    epoch_ = epoch;
-    floor_ = 0;
+    // No epoch comes after this one: what still arrives is stale.
+    epoch_ = std::numeric_limits<uint64_t>::max();
     for (auto& [step, slot] : slots_) {
-      slot->statistics.Advance(PhaseEvent::kRetire);
-      slot->gradient.Advance(PhaseEvent::kRetire);
-      session_->shard->in_flight.fetch_sub(std::exchange(slot->in_flight, 0), std::memory_order_relaxed);
-      for (ResultFn& waiter : slot->waiters) waiters.push_back(std::move(waiter));
+      std::move(slot->waiters.begin(), slot->waiters.end(), std::back_inserter(waiters));
       slot->waiters.clear();
+      Drop(*slot);
     }
     slots_.clear();
   }

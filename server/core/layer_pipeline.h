@@ -6,16 +6,19 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
 #include "server/core/contribution.h"
 #include "server/core/layer_worker.h"
 #include "server/core/session_context.h"
+#include "server/core/shard_control.h"
 #include "server/core/step_slot.h"
 
 namespace precondor {
@@ -42,8 +45,15 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
   void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
 
-  // Drops every slot and begins `epoch`; waiting results get `why`. Factors stay. Nothing when `epoch` is not new.
-  void Restart(uint64_t epoch, const absl::Status& why);
+  // Takes no contribution of an epoch before `epoch` any more; waiting results get `why`. Returns the first step that
+  // the layer keeps. Nothing else when `epoch` is not new.
+  uint64_t EndEpoch(uint64_t epoch, const absl::Status& why);
+  // Goes on with `epoch`, which EndEpoch has named; factors stay. When the job goes back to a step every slot goes.
+  // Otherwise they stay, so that processes that took ranks over (`replaced`) get the answers that the others got, and
+  // none retires before they have.
+  void BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced);
+  // Drops every slot, for good; waiting results get `why`.
+  void Close(const absl::Status& why);
   // Gives up on statistics that are overdue at `now`.
   void SealOverdue(absl::Time now);
 
@@ -71,10 +81,14 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   bool Finished(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StepSlot& OpenSlot(uint64_t step, Mode mode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool ExpectsStatistics(const StepSlot& slot) const;
+  // Takes the slot out of everything but the work on it that the strand has begun.
+  void Drop(StepSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Takes a contribution in: true for a repetition. `work`: the strand has something to do for it, a gradient to add up
   // or a phase that it sealed. Errors: those of CheckStep, ABORTED CONFLICT.
   absl::StatusOr<bool> Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote, bool& work);
+  // What the rank now sends shows which answers it has.
+  void Settle(ContributionKind kind, const ContributionKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AwaitResult(const ContributionKey& key, ResultFn result);
 

@@ -93,6 +93,11 @@ absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   return InstallNew(install);
 }
 
+absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(fence.session_id));
+  return session->Fence(fence);
+}
+
 absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install) {
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Method> method, context_->options.make_method(install.spec.method));
   PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install));

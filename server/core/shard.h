@@ -80,6 +80,7 @@ class Shard final : public ShardControl {
   // --- ShardControl: what the coordinator asks; semantics and errors are in shard_control.h ----------------------
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   // From now on a session that is not here yet is Unavailable (DRAINING); those that are here go on.
   void BeginDrain();

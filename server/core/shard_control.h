@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,15 +38,23 @@ struct ShardDescription {
 struct Member {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
+  uint64_t first_step = 0;  // that it began with
 };
 
 struct SessionInstall {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
-  uint64_t resume_step = 0;  // that the epoch began with
+  std::optional<uint64_t> goes_back_to = {};  // the epoch begins with this step again: what is kept of any step goes
   SessionSpec spec;
   std::vector<uint32_t> layers;  // owned here, ascending
   std::vector<Member> members;   // joined so far; frames are accepted once all ranks are in
+};
+
+// How a new epoch begins: its members, of a session that is installed.
+struct EpochFence {
+  uint64_t session_id = 0;
+  uint64_t epoch = 0;
+  std::vector<Member> members;
 };
 
 // Calls may block on the network, with a deadline of the implementation. Thread-safe.
@@ -54,9 +63,13 @@ class ShardControl {
   virtual ~ShardControl() = default;
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
   // Reserves exactly what the layers need and accepts frames of the epoch; returns the bytes reserved. The same epoch
-  // again adds the members and changes nothing else; a greater epoch replaces the membership and drops open slots
-  // (factors stay); a smaller one is FailedPrecondition. ResourceExhausted names needed, reserved and capacity.
+  // again adds the members and changes nothing else; a greater epoch replaces the membership, factors stay; a smaller
+  // one is FailedPrecondition. ResourceExhausted names needed, reserved and capacity.
   virtual absl::StatusOr<int64_t> Install(const SessionInstall& install) = 0;
+  // Takes no frame of an earlier epoch any more, and none of this one before it is installed. Returns the first step
+  // that a new member goes on from and that this shard keeps no more; nullopt: it keeps them all, or has gone on with
+  // this epoch already. NotFound UNKNOWN_SESSION; FailedPrecondition STALE_EPOCH.
+  virtual absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) = 0;
   // Frees everything of the session; waiting results get Aborted. False: there was none.
   virtual absl::StatusOr<bool> Remove(uint64_t session_id) = 0;
   // Ends the calls under way, and all later ones, with Cancelled. For calls within the process there is nothing to end.

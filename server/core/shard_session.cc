@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/shard_session.h"
 
-#include <limits>
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +18,15 @@ using absl::StatusCode;
 absl::Status Refusal(StatusCode code, ErrorReason reason, const SessionSpec& spec, const ContributionKey& key,
                      const absl::AlphaNum& what) {
   return ReasonedStatus(code, reason, absl::StrCat(DescribeKey(spec, key), ": ", what));
+}
+
+// The members of ranks that had another holder, or none.
+std::vector<Member> Replaced(const std::vector<uint64_t>& holders, const std::vector<Member>& members) {
+  std::vector<Member> replaced;
+  for (const Member& member : members) {
+    if (holders[member.rank] != member.incarnation) replaced.push_back(member);
+  }
+  return replaced;
 }
 
 }  // namespace
@@ -70,6 +79,7 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
   }
   auto next = MakeMembership(install);
   bool restart = false;
+  std::vector<Member> replaced;
   {
     MutexLock lock(mu_);
     if (install.epoch < membership_->epoch) {
@@ -77,7 +87,8 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
                             absl::StrCat("session \"", spec().name, "\": expected epoch ", membership_->epoch,
                                          " or later, got ", install.epoch));
     }
-    restart = install.epoch > membership_->epoch;
+    restart = install.epoch > membership_->epoch || membership_->fenced;
+    if (restart) replaced = Replaced(membership_->incarnations, install.members);
     for (size_t rank = 0; rank < next->incarnations.size() && !restart; ++rank) {
       const uint64_t have = membership_->incarnations[rank];
       uint64_t& got = next->incarnations[rank];
@@ -93,12 +104,50 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
     membership_ = std::move(next);
   }
   if (!restart) return absl::OkStatus();
-  // Frames of the new epoch that come before their layer's restart are told to retry.
-  const absl::Status why =
-      ReasonedStatus(StatusCode::kAborted, ErrorReason::kStaleEpoch,
-                     absl::StrCat("session \"", spec().name, "\": epoch ", install.epoch, " has begun, join again"));
-  for (uint32_t layer : owned_) layers_[layer]->Restart(install.epoch, why);
+  // Frames of the new epoch that come before their layer's turn here are told to retry.
+  for (uint32_t layer : owned_) {
+    layers_[layer]->EndEpoch(install.epoch, EpochHasBegun(install.epoch));
+    layers_[layer]->BeginEpoch(install.epoch, install.goes_back_to, replaced);
+  }
   return absl::OkStatus();
+}
+
+absl::Status ShardSession::EpochHasBegun(uint64_t epoch) const {
+  return ReasonedStatus(StatusCode::kAborted, ErrorReason::kStaleEpoch,
+                        absl::StrCat("session \"", spec().name, "\": epoch ", epoch, " has begun, join again"));
+}
+
+absl::StatusOr<std::optional<uint64_t>> ShardSession::Fence(const EpochFence& fence) {
+  std::vector<Member> replaced;
+  {
+    MutexLock lock(mu_);
+    if (fence.epoch < membership_->epoch) {
+      return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
+                            absl::StrCat("session \"", spec().name, "\": expected epoch ", membership_->epoch,
+                                         " or later, got ", fence.epoch));
+    }
+    if (fence.epoch == membership_->epoch && !membership_->fenced) return std::nullopt;
+    for (const Member& member : fence.members) {
+      if (member.rank < membership_->incarnations.size()) continue;
+      return ReasonedStatus(StatusCode::kInvalidArgument, ErrorReason::kUnknownRank,
+                            absl::StrCat("session \"", spec().name, "\": members: expected ranks below ",
+                                         membership_->incarnations.size(), ", got ", member.rank));
+    }
+    auto fenced = std::make_shared<Membership>(*membership_);
+    fenced->epoch = fence.epoch;
+    fenced->fenced = true;
+    membership_ = std::move(fenced);
+    replaced = Replaced(membership_->incarnations, fence.members);
+  }
+  uint64_t floor = 0;
+  for (uint32_t layer : owned_) {
+    floor = std::max(floor, layers_[layer]->EndEpoch(fence.epoch, EpochHasBegun(fence.epoch)));
+  }
+  std::optional<uint64_t> gone;
+  for (const Member& member : replaced) {
+    if (member.first_step < floor) gone = std::min(gone.value_or(member.first_step), member.first_step);
+  }
+  return gone;
 }
 
 absl::Status ShardSession::CheckMember(const Membership& members, const ContributionKey& key) const {
@@ -109,6 +158,9 @@ absl::Status ShardSession::CheckMember(const Membership& members, const Contribu
   if (key.epoch > members.epoch) {
     return Refusal(StatusCode::kUnavailable, ErrorReason::kFutureEpoch, spec(), key,
                    absl::StrCat("epoch is ", members.epoch, " here so far, got ", key.epoch));
+  }
+  if (members.fenced) {
+    return Refusal(StatusCode::kUnavailable, ErrorReason::kNotActive, spec(), key, "the epoch is about to begin");
   }
   if (key.rank >= members.incarnations.size()) {
     return Refusal(StatusCode::kNotFound, ErrorReason::kUnknownRank, spec(), key,
@@ -165,8 +217,7 @@ absl::Status ShardSession::Check(const ContributionHeader& header, uint64_t payl
 }
 
 void ShardSession::Close(const absl::Status& why) {
-  // No epoch comes after this one: what still arrives is stale.
-  for (uint32_t layer : owned_) layers_[layer]->Restart(std::numeric_limits<uint64_t>::max(), why);
+  for (uint32_t layer : owned_) layers_[layer]->Close(why);
 }
 
 void ShardSession::SealOverdue(absl::Time now) {

@@ -29,6 +29,8 @@ class ShardSession {
   // A later Install of the session (see ShardControl). FailedPrecondition: SPEC_MISMATCH, STALE_EPOCH, or
   // STALE_INCARNATION when a rank has another holder in the same epoch.
   absl::Status Reinstall(const SessionInstall& install);
+  // See ShardControl.
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
 
   // Everything that a header tells; see Shard::CheckHeader.
   absl::Status Check(const ContributionHeader& header, uint64_t payload_bytes) const;
@@ -50,12 +52,14 @@ class ShardSession {
   struct Membership {
     uint64_t epoch = 0;
     uint32_t joined = 0;
-    std::vector<uint64_t> incarnations;  // by rank; 0: not joined
+    bool fenced = false;                 // the next epoch has begun elsewhere; `epoch` is its number already
+    std::vector<uint64_t> incarnations;  // by rank; 0: not joined; while fenced: the last epoch's
   };
 
   ShardSession(std::shared_ptr<SessionContext> context, int64_t reserved_bytes, std::vector<uint32_t> owned,
                std::vector<std::shared_ptr<LayerPipeline>> layers, std::shared_ptr<const Membership> membership);
   static std::shared_ptr<Membership> MakeMembership(const SessionInstall& install);
+  absl::Status EpochHasBegun(uint64_t epoch) const;
   std::shared_ptr<const Membership> membership() const;
   absl::Status CheckMember(const Membership& members, const ContributionKey& key) const;
   absl::Status CheckRole(const ContributionHeader& header) const;

@@ -21,4 +21,17 @@ PhaseState NextState(PhaseState state, PhaseEvent event) {
   return state;
 }
 
+void StepSlot::Inherit(absl::Span<const Member> members) {
+  for (const Member& member : members) {
+    const bool repeats = member.first_step <= step;
+    statistics.gather.Inherit(member.rank, repeats);
+    gradient.gather.Inherit(member.rank, repeats);
+  }
+}
+
+std::optional<uint32_t> StepSlot::owing() const {
+  const std::optional<uint32_t> rank = statistics.gather.owing();
+  return rank.has_value() ? rank : gradient.gather.owing();
+}
+
 }  // namespace precondor

@@ -10,11 +10,13 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
 #include "server/core/gather.h"
 #include "server/core/reduction.h"
+#include "server/core/shard_control.h"
 
 namespace precondor {
 
@@ -46,6 +48,12 @@ struct StepSlot {
         mode(mode),
         statistics(std::move(statistics_contributors)),
         gradient(std::move(gradient_contributors)) {}
+
+  // These processes took ranks over: what the earlier ones sent stands.
+  void Inherit(absl::Span<const Member> members);
+  // A rank that is to come to this step again.
+  std::optional<uint32_t> owing() const;
+
   const uint64_t step;
   const Mode mode;  // of the first contribution; the others' has to be the same
   Phase statistics;

@@ -30,6 +30,28 @@ int64_t Bytes(uint64_t bytes) {
   return static_cast<int64_t>(std::min<uint64_t>(bytes, std::numeric_limits<int64_t>::max()));
 }
 
+void EncodeMembers(const std::vector<Member>& members, google::protobuf::RepeatedPtrField<v1::Member>& out) {
+  for (const Member& member : members) {
+    v1::Member& added = *out.Add();
+    added.set_rank(member.rank);
+    added.set_incarnation(member.incarnation);
+    added.set_first_step(member.first_step);
+  }
+}
+
+absl::StatusOr<std::vector<Member>> DecodeMembers(const google::protobuf::RepeatedPtrField<v1::Member>& members) {
+  std::vector<Member> out;
+  std::set<uint32_t> ranks;
+  for (const v1::Member& member : members) {
+    if (!ranks.insert(member.rank()).second) {
+      return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                            absl::StrCat("members: expected each rank once, got ", member.rank(), " twice"));
+    }
+    out.push_back({member.rank(), member.incarnation(), member.first_step()});
+  }
+  return out;
+}
+
 }  // namespace
 
 absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header) {
@@ -83,6 +105,7 @@ v1::Directive EncodeDirective(const Directive& directive) {
   v1::Directive out;
   out.set_lease_through_step(directive.lease_through_step);
   out.set_epoch(directive.epoch);
+  out.set_went_back_epoch(directive.went_back_epoch);
   out.set_resume_step(directive.resume_step);
   for (const ModeInterval& interval : directive.modes) *out.add_modes() = EncodeInterval(interval);
   return out;
@@ -122,22 +145,33 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   v1::InstallSessionRequest request;
   request.set_session_id(install.session_id);
   request.set_epoch(install.epoch);
-  request.set_resume_step(install.resume_step);
+  request.set_goes_back(install.goes_back_to.has_value());
+  request.set_resume_step(install.goes_back_to.value_or(0));
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));
   request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
-  for (const Member& member : install.members) {
-    v1::Member* out = request.add_members();
-    out->set_rank(member.rank);
-    out->set_incarnation(member.incarnation);
-  }
+  EncodeMembers(install.members, *request.mutable_members());
   return request;
+}
+
+v1::FenceSessionRequest EncodeFence(const EpochFence& fence) {
+  v1::FenceSessionRequest request;
+  request.set_session_id(fence.session_id);
+  request.set_epoch(fence.epoch);
+  EncodeMembers(fence.members, *request.mutable_members());
+  return request;
+}
+
+absl::StatusOr<EpochFence> DecodeFence(const v1::FenceSessionRequest& request) {
+  EpochFence fence{.session_id = request.session_id(), .epoch = request.epoch(), .members = {}};
+  PRECONDOR_ASSIGN_OR_RETURN(fence.members, DecodeMembers(request.members()));
+  return fence;
 }
 
 absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& request) {
   SessionInstall install;
   install.session_id = request.session_id();
   install.epoch = request.epoch();
-  install.resume_step = request.resume_step();
+  if (request.goes_back()) install.goes_back_to = request.resume_step();
   PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
   install.layers.assign(request.layers().begin(), request.layers().end());
@@ -148,18 +182,12 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
                           absl::StrCat("layers[", i, "]: expected ascending places below ", install.spec.layers.size(),
                                        ", got ", install.layers[i]));
   }
-  std::set<uint32_t> ranks;
-  for (const v1::Member& member : request.members()) {
-    if (!ranks.insert(member.rank()).second) {
-      return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                            absl::StrCat("members: expected each rank once, got ", member.rank(), " twice"));
-    }
-    if (member.rank() >= static_cast<uint32_t>(install.spec.world_size)) {
-      return ReasonedStatus(
-          absl::StatusCode::kInvalidArgument, ErrorReason::kUnknownRank,
-          absl::StrCat("members: expected ranks below ", install.spec.world_size, ", got ", member.rank()));
-    }
-    install.members.push_back({member.rank(), member.incarnation()});
+  PRECONDOR_ASSIGN_OR_RETURN(install.members, DecodeMembers(request.members()));
+  for (const Member& member : install.members) {
+    if (member.rank < static_cast<uint32_t>(install.spec.world_size)) continue;
+    return ReasonedStatus(
+        absl::StatusCode::kInvalidArgument, ErrorReason::kUnknownRank,
+        absl::StrCat("members: expected ranks below ", install.spec.world_size, ", got ", member.rank));
   }
   return install;
 }

@@ -28,6 +28,8 @@ v1::ModeStatus EncodeModeStatus(const CoordinatorSessionSummary& session);
 v1::ShardMap EncodeShardMap(uint64_t epoch, const std::vector<ShardAssignment>& assignments);
 absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& install);
 absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& request);
+v1::FenceSessionRequest EncodeFence(const EpochFence& fence);
+absl::StatusOr<EpochFence> DecodeFence(const v1::FenceSessionRequest& request);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
 // Costs that are not finite are left out.
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);

@@ -38,6 +38,13 @@ class ShardClient final : public ShardControl {
     return static_cast<int64_t>(response.reserved_bytes());
   }
 
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
+    v1::FenceSessionResponse response;
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::FenceSession, EncodeFence(fence), response));
+    if (!response.must_go_back()) return std::nullopt;
+    return response.step();
+  }
+
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     v1::RemoveSessionRequest request;
     request.set_session_id(session_id);

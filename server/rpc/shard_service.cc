@@ -27,6 +27,18 @@ grpc::ServerUnaryReactor* ShardService::InstallSession(grpc::CallbackServerConte
   });
 }
 
+grpc::ServerUnaryReactor* ShardService::FenceSession(grpc::CallbackServerContext* context,
+                                                     const v1::FenceSessionRequest* request,
+                                                     v1::FenceSessionResponse* response) {
+  return runner_.Run(context, "ShardService/FenceSession", [this, request, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const EpochFence fence, DecodeFence(*request));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::optional<uint64_t> gone, shard_.Fence(fence));
+    response->set_must_go_back(gone.has_value());
+    response->set_step(gone.value_or(0));
+    return absl::OkStatus();
+  });
+}
+
 grpc::ServerUnaryReactor* ShardService::RemoveSession(grpc::CallbackServerContext* context,
                                                       const v1::RemoveSessionRequest* request,
                                                       v1::RemoveSessionResponse* response) {

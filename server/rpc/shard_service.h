@@ -18,6 +18,8 @@ class ShardService final : public v1::ShardService::CallbackService {
   grpc::ServerUnaryReactor* InstallSession(grpc::CallbackServerContext* context,
                                            const v1::InstallSessionRequest* request,
                                            v1::InstallSessionResponse* response) override;
+  grpc::ServerUnaryReactor* FenceSession(grpc::CallbackServerContext* context, const v1::FenceSessionRequest* request,
+                                         v1::FenceSessionResponse* response) override;
   grpc::ServerUnaryReactor* RemoveSession(grpc::CallbackServerContext* context, const v1::RemoveSessionRequest* request,
                                           v1::RemoveSessionResponse* response) override;
 

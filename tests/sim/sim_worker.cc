@@ -45,9 +45,9 @@ void SimWorker::Repeat() {
 
 void SimWorker::SendJoin() {
   World* world = &world_;
-  world_.network().Send([world, rank = rank_, incarnation = incarnation_] {
+  world_.network().Send([world, rank = rank_, incarnation = incarnation_, first = first_step_] {
     const absl::StatusOr<JoinResult> joined =
-        world->coordinator().JoinSession(world->spec().name, rank, incarnation, 0);
+        world->coordinator().JoinSession(world->spec().name, rank, incarnation, first);
     if (!joined.ok()) return;
     world->network().Send([world, rank, incarnation, result = *joined] {
       if (world->Alive(rank, incarnation)) world->worker(rank).OnJoined(result);
@@ -62,7 +62,11 @@ void SimWorker::OnJoined(const JoinResult& joined) {
   if (joined.epoch == epoch_) return;
   epoch_ = joined.epoch;
   session_ = joined.session_id;
-  step_ = world_.ResumeStep(epoch_);
+  const Directive& directive = joined.directive;
+  if (directive.went_back_epoch > known_epoch_) step_ = std::min(step_, directive.resume_step);
+  known_epoch_ = epoch_;
+  generation_ = directive.went_back_epoch;
+  world_.NoteGeneration(epoch_, generation_);
   done_ = false;
   BeginStep();
 }
@@ -117,7 +121,7 @@ void SimWorker::Transmit(PendingKey which) {
   const auto [kind, layer] = which;
   // The job's all-reduce ends when every rank has come to the step.
   const bool reduced = world_.spec().exchange == ExchangeMode::kDelegate;
-  if (kind == ContributionKind::kGradient && reduced && !world_.AllReached(epoch_, step_)) return;
+  if (kind == ContributionKind::kGradient && reduced && !world_.AllReached(generation_, step_)) return;
   const Part part = world_.oracle().PartOf(kind, step_, layer, rank_);
   ContributionHeader header;
   header.key = {.session_id = session_,
@@ -157,8 +161,10 @@ void SimWorker::Transmit(PendingKey which) {
 void SimWorker::OnAck(uint64_t epoch, uint64_t step, PendingKey which, const absl::StatusOr<bool>& ack) {
   if (stale_ || epoch != epoch_ || step != step_ || done_) return;
   Pending& state = pending_[which];
-  const bool own_nonsense = GetErrorReason(ack.status()) == ErrorReason::kNonFinite;
-  if (!ack.ok() && !own_nonsense) return OnError(ack.status());
+  const ErrorReason reason = GetErrorReason(ack.status());
+  // A repetition whose acknowledgement was lost may come when its step is over.
+  const bool late = reason == ErrorReason::kStaleStep && which.first == ContributionKind::kStatistics;
+  if (!ack.ok() && reason != ErrorReason::kNonFinite && !late) return OnError(ack.status());
   state.acknowledged = true;
   // Refused statistics are done with; a refused gradient is asked for again, to hear that the step is skipped.
   if (which.first == ContributionKind::kStatistics) state.answered = true;
@@ -178,7 +184,7 @@ void SimWorker::FinishStepIfComplete() {
   for (const auto& [which, state] : pending_) {
     if (!state.acknowledged || !state.answered) return;
   }
-  if (done_ || reporting_ || !world_.AllAnswered(epoch_, step_)) return;
+  if (done_ || reporting_ || !world_.AllAnswered(generation_, step_)) return;
   reporting_ = true;
   SendReport();
 }

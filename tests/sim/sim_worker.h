@@ -17,12 +17,19 @@ class World;
 // Belongs to a World. Whatever is still on the network when the worker dies goes to nobody.
 class SimWorker {
  public:
-  SimWorker(World& world, uint32_t rank, uint64_t incarnation)
-      : world_(world), rank_(rank), incarnation_(incarnation) {}
+  // Goes on from a checkpoint: its step, and the epoch in which it was written.
+  SimWorker(World& world, uint32_t rank, uint64_t incarnation, uint64_t first_step, uint64_t epoch)
+      : world_(world),
+        rank_(rank),
+        incarnation_(incarnation),
+        first_step_(first_step),
+        known_epoch_(epoch),
+        step_(first_step) {}
 
   void Start();
   bool done() const { return done_; }
-  uint64_t epoch() const { return epoch_; }
+  uint64_t known_epoch() const { return known_epoch_; }
+  uint64_t generation() const { return generation_; }
   uint64_t step() const { return step_; }
   uint64_t incarnation() const { return incarnation_; }
   std::string Describe() const;  // for messages
@@ -49,9 +56,12 @@ class SimWorker {
   World& world_;
   const uint32_t rank_;
   const uint64_t incarnation_;
+  const uint64_t first_step_;
   bool stale_ = true;  // has to join before it goes on
   bool done_ = false;
-  uint64_t epoch_ = 0;
+  uint64_t known_epoch_ = 0;  // what it or the checkpoint has seen
+  uint64_t epoch_ = 0;        // joined
+  uint64_t generation_ = 0;   // the epoch that last went back
   uint64_t session_ = 0;
   uint64_t step_ = 0;
   bool reporting_ = false;

@@ -77,6 +77,12 @@ class World::FlakyControl final : public ShardControl {
     if (Lost()) return absl::UnavailableError("lost on the way back");
     return reserved;
   }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
+    if (Lost()) return absl::UnavailableError("lost on the way there");
+    absl::StatusOr<std::optional<uint64_t>> gone = shard_.Fence(fence);
+    if (Lost()) return absl::UnavailableError("lost on the way back");
+    return gone;
+  }
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     if (Lost()) return absl::UnavailableError("lost on the way there");
     absl::StatusOr<bool> existed = shard_.Remove(session_id);
@@ -129,7 +135,7 @@ std::string World::Run() {
   while (!coordinator_->OpenSession(scenario_.spec).ok()) {
   }
   for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec().world_size); ++rank) {
-    workers_.push_back(std::make_unique<SimWorker>(*this, rank, 1));
+    workers_.push_back(std::make_unique<SimWorker>(*this, rank, 1, 0, 0));
   }
   for (const std::unique_ptr<SimWorker>& worker : workers_) worker->Start();
   ScheduleRestarts();
@@ -161,20 +167,11 @@ void World::ScheduleRestarts() {
 }
 
 void World::RestartWorker(uint32_t rank) {
-  const uint64_t incarnation = workers_[rank]->incarnation() + 1;
-  dead_.push_back(std::move(workers_[rank]));
-  workers_[rank] = std::make_unique<SimWorker>(*this, rank, incarnation);
+  const SimWorker& old = *workers_[rank];
+  const uint64_t first_step = old.step() - std::min(old.step(), random_.Below(4));
+  auto next = std::make_unique<SimWorker>(*this, rank, old.incarnation() + 1, first_step, old.known_epoch());
+  dead_.push_back(std::exchange(workers_[rank], std::move(next)));
   workers_[rank]->Start();
-}
-
-uint64_t World::ResumeStep(uint64_t epoch) {
-  const auto found = resume_step_.find(epoch);
-  if (found != resume_step_.end()) return found->second;
-  uint64_t reached = scenario_.steps - 1;
-  for (const std::unique_ptr<SimWorker>& worker : workers_) reached = std::min(reached, worker->step());
-  if (epoch == 1) reached = 0;
-  const uint64_t back = std::min(reached, random_.Below(4));
-  return resume_step_[epoch] = reached - back;
 }
 
 // --- at the shard ---------------------------------------------------------------------------------------------------
@@ -190,7 +187,8 @@ void World::Deliver(const ContributionHeader& header, const Part& part, AckFn ac
   }
   if (owner == nullptr) return;  // the session has been closed
   const AckFn counted = [this, key, kind = header.kind, ack](absl::StatusOr<bool> taken) {
-    if (taken.ok() && !*taken && !counted_.insert({key.epoch, key.step, key.layer, key.rank, kind}).second) {
+    const uint64_t generation = generations_.at(key.epoch);
+    if (taken.ok() && !*taken && !counted_.insert({generation, key.step, key.layer, key.rank, kind}).second) {
       Fail("counted twice: " + KeyText(key));
     }
     ack(std::move(taken));
@@ -207,7 +205,7 @@ void World::Deliver(const ContributionHeader& header, const Part& part, AckFn ac
 }
 
 void World::CheckPlan(const ContributionKey& key, const GradientResult& result) {
-  const auto [plan, fresh] = plans_.try_emplace({key.epoch, key.step, key.layer}, result);
+  const auto [plan, fresh] = plans_.try_emplace({generations_.at(key.epoch), key.step, key.layer}, result);
   if (fresh) return CheckValues(key, result);
   const GradientResult& first = plan->second;
   const bool same_bytes = first.bytes == result.bytes ||
@@ -238,14 +236,14 @@ void World::CheckValues(const ContributionKey& key, const GradientResult& result
   if (*result.bytes != Encode(expected)) Fail("wrong bytes: " + KeyText(key));
 }
 
-bool World::AllReached(uint64_t epoch, uint64_t step) const {
+bool World::AllReached(uint64_t generation, uint64_t step) const {
   return std::all_of(workers_.begin(), workers_.end(),
-                     [&](const auto& worker) { return worker->epoch() == epoch && worker->step() >= step; });
+                     [&](const auto& worker) { return worker->generation() == generation && worker->step() >= step; });
 }
 
-bool World::AllAnswered(uint64_t epoch, uint64_t step) const {
+bool World::AllAnswered(uint64_t generation, uint64_t step) const {
   for (uint32_t layer = 0; layer < spec().layers.size(); ++layer) {
-    if (!plans_.contains({epoch, step, layer})) return false;
+    if (!plans_.contains({generation, step, layer})) return false;
   }
   return true;
 }
@@ -262,7 +260,8 @@ uint64_t World::UpdatesThrough(uint64_t end, uint32_t layer) const {
 
 void World::CheckUpdates() {
   std::map<std::pair<uint32_t, uint64_t>, uint64_t> times;  // layer, step
-  const uint64_t epochs = std::max<uint64_t>(1, resume_step_.size());
+  std::set<uint64_t> generations;
+  for (const auto& [epoch, generation] : generations_) generations.insert(generation);
   for (const FakeUpdate& update : log_->updates()) {
     const Oracle::Stacked got{.a = update.a, .g = update.g};
     bool known = false;
@@ -270,7 +269,7 @@ void World::CheckUpdates() {
       for (uint64_t step = 0; step < scenario_.steps && !known; ++step) {
         if (spec().layers[layer].name != update.layer || !IsStatisticStep(spec(), step)) continue;
         known = oracle_.Update(step, layer) == got;
-        if (known && ++times[{layer, step}] > epochs) Fail("an update was made too often: " + update.layer);
+        if (known && ++times[{layer, step}] > generations.size()) Fail("an update was made too often: " + update.layer);
       }
     }
     if (!known) Fail("an update that no step's contributors make: " + update.layer);

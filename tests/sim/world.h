@@ -57,18 +57,18 @@ class World {
   bool Alive(uint32_t rank, uint64_t incarnation) const;
   SimWorker& worker(uint32_t rank) { return *workers_[rank]; }
 
-  // The step from which all ranks go on in an epoch: where the job's last checkpoint is.
-  uint64_t ResumeStep(uint64_t epoch);
+  // A generation is a run of epochs without the job going back: what was decided in one holds in all.
+  void NoteGeneration(uint64_t epoch, uint64_t generation) { generations_[epoch] = generation; }
   // At the shard, as a frame arrives there; `ack` and `result` see what the shard says before the network does.
   void Deliver(const ContributionHeader& header, const Part& part, AckFn ack, ResultFn result);
   // DELEGATE: the job passes its answers on. True when every layer of the step has one.
-  bool AllAnswered(uint64_t epoch, uint64_t step) const;
+  bool AllAnswered(uint64_t generation, uint64_t step) const;
   // DELEGATE: every rank has begun the step.
-  bool AllReached(uint64_t epoch, uint64_t step) const;
+  bool AllReached(uint64_t generation, uint64_t step) const;
   void Fail(const std::string& what);
 
  private:
-  using PlanKey = std::tuple<uint64_t, uint64_t, uint32_t>;                               // epoch, step, layer
+  using PlanKey = std::tuple<uint64_t, uint64_t, uint32_t>;                               // generation, step, layer
   using CountKey = std::tuple<uint64_t, uint64_t, uint32_t, uint32_t, ContributionKind>;  // ..., rank, kind
   class FlakyControl;
 
@@ -98,7 +98,7 @@ class World {
   std::vector<std::unique_ptr<SimWorker>> workers_;
   std::vector<std::unique_ptr<SimWorker>> dead_;
   std::vector<uint32_t> shard_of_layer_;
-  std::map<uint64_t, uint64_t> resume_step_;
+  std::map<uint64_t, uint64_t> generations_;  // by epoch
   std::map<PlanKey, GradientResult> plans_;
   std::set<CountKey> counted_;
   bool closing_ = false;  // the job is over: nobody listens any more

@@ -45,6 +45,11 @@ class FakeShard final : public ShardControl {
     ++installs;
     return 1;
   }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
+    if (down) return absl::UnavailableError("down");
+    fences.push_back(fence.epoch);
+    return gone;
+  }
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     if (down) return absl::UnavailableError("down");
     ++removals;
@@ -56,6 +61,8 @@ class FakeShard final : public ShardControl {
   bool down = false;
   bool refuse_installs = false;
   std::function<void()> during_install;
+  std::optional<uint64_t> gone;  // what Fence says
+  std::vector<uint64_t> fences;  // epochs
   std::map<uint64_t, SessionInstall> installed;
   uint64_t last_install = 0;
   int installs = 0;

@@ -11,8 +11,14 @@ using ::testing::HasSubstr;
 
 class ShardControlTest : public ShardFixture {
  protected:
-  void Reinstall(uint64_t next) {
-    ASSERT_TRUE(shard->Install(MakeInstall(next)).ok());
+  // A new epoch, in which other processes hold these ranks and begin at `first_step`.
+  void Replace(uint64_t next, const std::vector<uint32_t>& ranks, uint64_t first_step,
+               std::optional<uint64_t> goes_back_to = std::nullopt) {
+    for (uint32_t rank : ranks) incarnations[rank] = next;
+    SessionInstall install = MakeInstall(next);
+    for (uint32_t rank : ranks) install.members[rank].first_step = first_step;
+    install.goes_back_to = goes_back_to;
+    ASSERT_TRUE(shard->Install(install).ok());
     epoch = next;
   }
 };
@@ -70,12 +76,12 @@ TEST_F(ShardControlTest, RefusesMalformedInstalls) {
   EXPECT_EQ(shard->reserved_bytes(), 0);
 }
 
-TEST_F(ShardControlTest, NewEpochDropsOpenSlotsAndKeepsFactors) {
+TEST_F(ShardControlTest, JobThatGoesBackDropsOpenSlotsAndKeepsFactors) {
   Start();
   Statistics(0, 0, 1);
   Statistics(0, 1, 1);
   const auto waiting = Gradient(0, 0, 1);
-  Reinstall(2);
+  Replace(2, {0}, 0, /*goes_back_to=*/0);
   ASSERT_TRUE(waiting->result.has_value());
   EXPECT_EQ(waiting->result->status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(GetErrorReason(waiting->result->status()), ErrorReason::kStaleEpoch);
@@ -90,6 +96,95 @@ TEST_F(ShardControlTest, NewEpochDropsOpenSlotsAndKeepsFactors) {
   EXPECT_THAT(reply->values(), ::testing::Each(::testing::FloatEq(6.0f)));
 }
 
+TEST_F(ShardControlTest, FenceEndsTheEpochAndTellsWhetherTheStepsAreKept) {
+  spec.inv_freq = 1000;
+  options.window_steps = 2;
+  Start();
+  for (uint64_t step = 50; step < 53; ++step) {
+    Gradient(step, 0, 1);
+    Gradient(step, 1, 1);
+  }
+  const auto waiting = Gradient(53, 0, 1);
+  EpochFence fence{.session_id = kSession, .epoch = 2, .members = {{0, 1, 0}, {1, 2, 52}}};
+  EXPECT_EQ(*shard->Fence(fence), std::nullopt) << "rank 0 is who it was, wherever it began";
+  EXPECT_EQ(GetErrorReason(waiting->result->status()), ErrorReason::kStaleEpoch);
+  EXPECT_EQ(Gradient(53, 1, 1)->reason(), ErrorReason::kStaleEpoch);
+  epoch = 2;
+  EXPECT_EQ(Gradient(53, 0, 1)->reason(), ErrorReason::kNotActive) << "until it is installed";
+  fence.members[1].first_step = 51;
+  EXPECT_EQ(*shard->Fence(fence), 51u) << "steps from 52 on are kept";
+  Replace(2, {1}, 52);
+  EXPECT_TRUE(Gradient(53, 0, 1)->duplicate());
+  EXPECT_EQ(*shard->Fence(fence), std::nullopt) << "it goes on with this epoch already";
+  EXPECT_TRUE(Gradient(53, 1, 1)->accepted());
+  fence.epoch = 1;
+  EXPECT_EQ(GetErrorReason(shard->Fence(fence).status()), ErrorReason::kStaleEpoch);
+  fence = {.session_id = kSession, .epoch = 3, .members = {{2, 1, 0}}};
+  EXPECT_EQ(GetErrorReason(shard->Fence(fence).status()), ErrorReason::kUnknownRank);
+  EXPECT_TRUE(Gradient(53, 0, 1)->accepted()) << "nothing has changed";
+  fence.session_id = 8;
+  EXPECT_EQ(GetErrorReason(shard->Fence(fence).status()), ErrorReason::kUnknownSession);
+}
+
+TEST_F(ShardControlTest, WhatAReplacedRankSentStands) {
+  Start();
+  Statistics(0, 0, 1);
+  Statistics(0, 1, 1);
+  Gradient(0, 0, 1);
+  Gradient(0, 1, 3);
+  Statistics(1, 0, 1);
+  Statistics(1, 1, 1);
+  const auto open = Gradient(1, 1, 5);
+  Replace(2, {1}, 0);
+  EXPECT_EQ(GetErrorReason(open->result->status()), ErrorReason::kStaleEpoch);
+  // The new process repeats step 0 with other bytes: it gets the answer that rank 0 got, and nothing counts twice.
+  EXPECT_TRUE(Statistics(0, 1, 9)->duplicate());
+  const auto repeated = Gradient(0, 1, 9);
+  EXPECT_TRUE(repeated->duplicate());
+  EXPECT_EQ((*repeated->result)->factor_version, 1u);
+  EXPECT_THAT(repeated->values(), ::testing::Each(::testing::FloatEq(4.0f)));
+  EXPECT_EQ(Gradient(0, 0, 9)->reason(), ErrorReason::kConflict) << "rank 0 is the same process as before";
+  // And the step that was open needs rank 0 alone.
+  const auto last = Gradient(1, 0, 1);
+  EXPECT_FALSE(last->duplicate());
+  EXPECT_EQ((*last->result)->factor_version, 2u);
+  EXPECT_THAT(last->values(), ::testing::Each(::testing::FloatEq(9.0f)));
+  EXPECT_EQ(log->updates().size(), 2u);
+}
+
+TEST_F(ShardControlTest, NoStepRetiresBeforeAReplacedRankHasComePastIt) {
+  options.window_steps = 2;
+  spec.inv_freq = 1000;
+  Start();
+  for (uint64_t step = 1; step < 3; ++step) {
+    Gradient(step, 0, 1);
+    Gradient(step, 1, 3);
+  }
+  Replace(2, {1}, 1);
+  const auto early = Gradient(3, 0, 1);
+  EXPECT_EQ(early->reason(), ErrorReason::kNotActive);
+  EXPECT_THAT(std::string(early->ack->status().message()), HasSubstr("rank 1 begins again"));
+  EXPECT_TRUE(Gradient(1, 1, 8)->result.has_value());
+  EXPECT_EQ(Gradient(3, 0, 1)->reason(), ErrorReason::kNotActive) << "the answer may be lost on its way";
+  EXPECT_TRUE(Gradient(2, 1, 8)->result.has_value());
+  EXPECT_TRUE(Gradient(3, 0, 1)->accepted());
+}
+
+TEST_F(ShardControlTest, EpochOfTheSameRanksKeepsWhatTheySent) {
+  Start();
+  Abstain(ContributionKind::kStatistics, 0, 0);
+  Abstain(ContributionKind::kStatistics, 0, 1);
+  const auto waiting = Gradient(0, 0, 1);
+  Replace(2, {}, 0);
+  EXPECT_EQ(GetErrorReason(waiting->result->status()), ErrorReason::kStaleEpoch);
+  const auto again = Gradient(0, 0, 1);
+  EXPECT_TRUE(again->duplicate());
+  EXPECT_FALSE(again->result.has_value());
+  Gradient(0, 1, 3);
+  ASSERT_TRUE(again->result.has_value());
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
 TEST_F(ShardControlTest, TrainerMayRollBackWithANewEpochAlone) {
   spec.inv_freq = 1000;
   Start();
@@ -98,9 +193,9 @@ TEST_F(ShardControlTest, TrainerMayRollBackWithANewEpochAlone) {
     Gradient(step, 1, 1);
   }
   EXPECT_EQ(Gradient(40, 0, 1)->reason(), ErrorReason::kStaleStep);
-  Reinstall(2);
+  Replace(2, {1}, 40, /*goes_back_to=*/40);
   EXPECT_TRUE(Gradient(40, 0, 1)->accepted());
-  Reinstall(3);
+  Replace(3, {1}, 90, /*goes_back_to=*/90);
   EXPECT_TRUE(Gradient(90, 0, 1)->accepted());
 }
 
@@ -164,7 +259,7 @@ TEST_F(ShardControlTest, LaterSessionOfTheSameNameReplacesTheForgottenOne) {
 TEST_F(ShardControlTest, DrainRefusesNewSessionsAlone) {
   Start();
   shard->BeginDrain();
-  Reinstall(2);
+  Replace(2, {0, 1}, 0);
   EXPECT_TRUE(Gradient(0, 0, 1)->accepted());
   SessionInstall other = MakeInstall();
   other.session_id = kSession + 1;
@@ -187,7 +282,7 @@ TEST_F(ShardControlTest, TellsEachInstallationAndItsRemovalOnce) {
   } recorder;
   shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, recorder);
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  Reinstall(2);
+  Replace(2, {0, 1}, 0);
   SessionInstall refused = MakeInstall();
   refused.session_id = kSession - 1;
   EXPECT_FALSE(shard->Install(refused).ok());

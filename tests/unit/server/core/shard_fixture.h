@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -73,11 +74,12 @@ class ShardFixture : public ::testing::Test {
     shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, observer);
     return *shard;
   }
+  uint64_t Holder(uint32_t rank) const { return incarnations.contains(rank) ? incarnations.at(rank) : 1; }
   SessionInstall MakeInstall(uint64_t epoch = 1) const {
     SessionInstall install{.session_id = kSession, .epoch = epoch, .spec = spec, .layers = {}, .members = {}};
     for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) install.layers.push_back(layer);
     for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
-      install.members.push_back({.rank = rank, .incarnation = 1});
+      install.members.push_back({.rank = rank, .incarnation = Holder(rank)});
     }
     return install;
   }
@@ -88,7 +90,12 @@ class ShardFixture : public ::testing::Test {
 
   ContributionHeader Header(ContributionKind kind, uint64_t step, uint32_t rank, uint32_t layer = 0) const {
     ContributionHeader header;
-    header.key = {.session_id = kSession, .epoch = epoch, .step = step, .layer = layer, .rank = rank, .incarnation = 1};
+    header.key = {.session_id = kSession,
+                  .epoch = epoch,
+                  .step = step,
+                  .layer = layer,
+                  .rank = rank,
+                  .incarnation = Holder(rank)};
     header.kind = kind;
     const LayerSpec& shape = spec.layers[layer];
     if (kind == ContributionKind::kGradient) {
@@ -154,6 +161,7 @@ class ShardFixture : public ::testing::Test {
   ShardOptions options;
   bool needs_statistics = true;
   uint64_t epoch = 1;
+  std::map<uint32_t, uint64_t> incarnations;  // of ranks that are not held by incarnation 1
   std::shared_ptr<FakeMethodLog> log = std::make_shared<FakeMethodLog>();
   std::unique_ptr<Backend> backend;
   InlineExecutor executor;
