@@ -3,16 +3,9 @@
 
 #include <atomic>
 #include <cmath>
-#include <map>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-#include "kernels/base/error_reason.h"
-#include "tests/support/fake_clock.h"
-#include "tests/support/fake_method.h"
+#include "tests/unit/server/core/coordinator_fixture.h"
 
 namespace precondor {
 namespace {
@@ -20,108 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What a shard was told, and faults on demand.
-class FakeShard final : public ShardControl {
- public:
-  static constexpr int64_t kSessionBytes = 1 << 30;
-  absl::StatusOr<ShardDescription> Describe() override {
-    if (down) return absl::UnavailableError("down");
-    ShardDescription description;
-    description.advertise_address = advertise;
-    description.capacity_bytes = capacity;
-    for (const auto& [id, install] : installed) {
-      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes});
-      description.reserved_bytes += kSessionBytes;
-    }
-    return description;
-  }
-  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
-    // A coordinator that asks under its lock would never get here.
-    last_install = install.session_id;
-    if (during_install) during_install();
-    if (refuse_installs) return absl::ResourceExhaustedError("full");
-    if (down) return absl::UnavailableError("down");
-    installed[install.session_id] = install;
-    ++installs;
-    return 1;
-  }
-  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
-    if (down) return absl::UnavailableError("down");
-    fences.push_back(fence.epoch);
-    return gone;
-  }
-  absl::StatusOr<bool> Remove(uint64_t session_id) override {
-    if (down) return absl::UnavailableError("down");
-    ++removals;
-    return installed.erase(session_id) > 0;
-  }
-
-  std::string advertise;
-  int64_t capacity = int64_t{1} << 40;
-  bool down = false;
-  bool refuse_installs = false;
-  std::function<void()> during_install;
-  std::optional<uint64_t> gone;  // what Fence says
-  std::vector<uint64_t> fences;  // epochs
-  std::map<uint64_t, SessionInstall> installed;
-  uint64_t last_install = 0;
-  int installs = 0;
-  int removals = 0;
-};
-
-class CoordinatorTest : public ::testing::Test {
- protected:
-  CoordinatorTest() {
-    std::vector<ShardEndpoint> endpoints;
-    for (int s = 0; s < 2; ++s) {
-      auto shard = std::make_unique<FakeShard>();
-      shards.push_back(shard.get());
-      endpoints.push_back({.address = "shard" + std::to_string(s), .control = std::move(shard)});
-    }
-    CoordinatorOptions options;
-    options.lease_steps = 10;
-    options.make_method = [](const MethodConfig& config) -> absl::StatusOr<std::unique_ptr<Method>> {
-      if (config.name != "fake") return absl::NotFoundError("known methods: fake");
-      return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
-    };
-    coordinator = std::make_unique<Coordinator>(options, std::move(endpoints), journal, clock, logger, observer);
-    spec.name = "job";
-    spec.world_size = 2;
-    spec.method.name = "fake";
-    for (int i = 0; i < 4; ++i) {
-      spec.layers.push_back({.name = "l" + std::to_string(i), .d_out = 4, .d_in = 4, .has_bias = false});
-    }
-  }
-  uint64_t Open() {
-    auto opened = coordinator->OpenSession(spec);
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    return opened->session_id;
-  }
-  StepReport Report(uint64_t session, uint64_t epoch, uint32_t rank, uint64_t step, double loss) const {
-    return {.session_id = session, .epoch = epoch, .rank = rank, .incarnation = 5, .step = step, .loss = loss};
-  }
-
-  FakeClock clock;
-  NullCoordinatorJournal journal;
-  NullLogger logger;
-  struct Recorder final : public Observer {
-    void OnStepReported(absl::string_view, uint64_t step, double loss, Mode) override {
-      losses.emplace_back(step, loss);
-    }
-    void OnCoordinatorSessions(int64_t count) override { sessions = count; }
-    void OnSessionOpened(absl::string_view name) override { events.push_back(absl::StrCat("opened ", name)); }
-    void OnSessionClosed(absl::string_view name) override { events.push_back(absl::StrCat("closed ", name)); }
-    void OnEpoch(absl::string_view name, uint64_t epoch, int64_t joined, int64_t world_size) override {
-      events.push_back(absl::StrCat(name, " epoch ", epoch, ": ", joined, " of ", world_size));
-    }
-    std::vector<std::string> events;
-    std::vector<std::pair<uint64_t, double>> losses;
-    int64_t sessions = -1;
-  } observer;
-  std::vector<FakeShard*> shards;
-  std::unique_ptr<Coordinator> coordinator;
-  SessionSpec spec;
-};
+using CoordinatorTest = CoordinatorFixture;
 
 TEST_F(CoordinatorTest, OpenIsIdempotentByName) {
   const auto first = coordinator->OpenSession(spec);
@@ -195,7 +87,7 @@ TEST_F(CoordinatorTest, DeadShardMakesOpenUnavailable) {
 }
 
 TEST_F(CoordinatorTest, MemoryThatDoesNotSufficeIsRefusedWithNumbers) {
-  for (FakeShard* shard : shards) shard->capacity = 10;
+  for (const auto& shard : shards) shard->capacity = 10;
   const absl::Status status = coordinator->OpenSession(spec).status();
   EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity);
   EXPECT_THAT(std::string(status.message()), HasSubstr("has left is 10"));
@@ -204,14 +96,14 @@ TEST_F(CoordinatorTest, MemoryThatDoesNotSufficeIsRefusedWithNumbers) {
 TEST_F(CoordinatorTest, SessionsThatNobodyKnowsMakeRoomForNewOnes) {
   Open();
   // Left behind by a coordinator that is gone: without it the new session fits, with it it does not.
-  for (FakeShard* shard : shards) {
+  for (const auto& shard : shards) {
     shard->installed[7].spec.name = "ghost";
     shard->capacity = 2 * FakeShard::kSessionBytes;
   }
   spec.name = "next";
   const auto opened = coordinator->OpenSession(spec);
   ASSERT_TRUE(opened.ok()) << opened.status();
-  for (FakeShard* shard : shards) {
+  for (const auto& shard : shards) {
     EXPECT_FALSE(shard->installed.contains(7));
     EXPECT_EQ(shard->installed.size(), 2u) << "the first session is known and stays";
   }

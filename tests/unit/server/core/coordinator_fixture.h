@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// A coordinator with fakes around it: shards, a journal, a clock.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "server/core/coordinator.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/fake_method.h"
+
+namespace precondor {
+
+// What a shard was told, and faults on demand.
+class FakeShard final : public ShardControl {
+ public:
+  static constexpr int64_t kSessionBytes = 1 << 30;
+  absl::StatusOr<ShardDescription> Describe() override {
+    if (down) return absl::UnavailableError("down");
+    ShardDescription description;
+    description.advertise_address = advertise;
+    description.capacity_bytes = capacity;
+    for (const auto& [id, install] : installed) {
+      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes});
+      description.reserved_bytes += kSessionBytes;
+    }
+    return description;
+  }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
+    // A coordinator that asks under its lock would never get here.
+    last_install = install.session_id;
+    if (during_install) during_install();
+    if (refuse_installs) return absl::ResourceExhaustedError("full");
+    if (down) return absl::UnavailableError("down");
+    installed[install.session_id] = install;
+    ++installs;
+    return 1;
+  }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
+    if (down) return absl::UnavailableError("down");
+    fences.push_back(fence.epoch);
+    return gone;
+  }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override {
+    if (down) return absl::UnavailableError("down");
+    ++removals;
+    return installed.erase(session_id) > 0;
+  }
+
+  std::string advertise;
+  int64_t capacity = int64_t{1} << 40;
+  bool down = false;
+  bool refuse_installs = false;
+  std::function<void()> during_install;
+  std::optional<uint64_t> gone;  // what Fence says
+  std::vector<uint64_t> fences;  // epochs
+  std::map<uint64_t, SessionInstall> installed;
+  uint64_t last_install = 0;
+  int installs = 0;
+  int removals = 0;
+};
+
+// What a coordinator owns; the shard outlives it.
+class ShardHandle final : public ShardControl {
+ public:
+  explicit ShardHandle(std::shared_ptr<FakeShard> shard) : shard_(std::move(shard)) {}
+  absl::StatusOr<ShardDescription> Describe() override { return shard_->Describe(); }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_->Install(install); }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_->Fence(fence); }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_->Remove(session_id); }
+
+ private:
+  const std::shared_ptr<FakeShard> shard_;
+};
+
+// A disk in memory. A failed write may have reached it or not, as on a real one.
+class FakeJournal final : public CoordinatorJournal {
+ public:
+  absl::Status Append(const CoordinatorRecord& record) override {
+    if (during_append) during_append(record);
+    if (!fail || lands) records.push_back(record);
+    return fail ? absl::ResourceExhaustedError("no space left") : absl::OkStatus();
+  }
+  absl::Status Compact(absl::Span<const CoordinatorRecord> live) override {
+    if (fail) return absl::ResourceExhaustedError("no space left");
+    records.assign(live.begin(), live.end());
+    ++compactions;
+    return absl::OkStatus();
+  }
+  bool wants_compaction() const override { return records.size() > compact_above; }
+
+  std::function<void(const CoordinatorRecord&)> during_append;
+  bool fail = false;
+  bool lands = false;  // a failed write is there after a crash all the same
+  size_t compact_above = 1000;
+  int compactions = 0;
+  std::vector<CoordinatorRecord> records;
+};
+
+class CoordinatorFixture : public ::testing::Test {
+ protected:
+  CoordinatorFixture() {
+    for (int s = 0; s < 2; ++s) shards.push_back(std::make_shared<FakeShard>());
+    options.lease_steps = 10;
+    options.make_method = [](const MethodConfig& config) -> absl::StatusOr<std::unique_ptr<Method>> {
+      if (config.name != "fake") return absl::NotFoundError("known methods: fake");
+      return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+    };
+    MakeCoordinator();
+    spec.name = "job";
+    spec.world_size = 2;
+    spec.method.name = "fake";
+    for (int i = 0; i < 4; ++i) {
+      spec.layers.push_back({.name = "l" + std::to_string(i), .d_out = 4, .d_in = 4, .has_bias = false});
+    }
+  }
+  // A process that has seen nothing yet, with the shards and the journal that are there.
+  void MakeCoordinator() {
+    std::vector<ShardEndpoint> endpoints;
+    for (size_t s = 0; s < shards.size(); ++s) {
+      endpoints.push_back(
+          {.address = "shard" + std::to_string(s), .control = std::make_unique<ShardHandle>(shards[s])});
+    }
+    coordinator = std::make_unique<Coordinator>(options, std::move(endpoints), journal, clock, logger, observer);
+  }
+  uint64_t Open() {
+    auto opened = coordinator->OpenSession(spec);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened->session_id;
+  }
+  StepReport Report(uint64_t session, uint64_t epoch, uint32_t rank, uint64_t step, double loss) const {
+    return {.session_id = session, .epoch = epoch, .rank = rank, .incarnation = 5, .step = step, .loss = loss};
+  }
+
+  FakeClock clock;
+  FakeJournal journal;
+  NullLogger logger;
+  struct Recorder final : public Observer {
+    void OnStepReported(absl::string_view, uint64_t step, double loss, Mode) override {
+      losses.emplace_back(step, loss);
+    }
+    void OnCoordinatorSessions(int64_t count) override { sessions = count; }
+    void OnSessionOpened(absl::string_view name) override { events.push_back(absl::StrCat("opened ", name)); }
+    void OnSessionClosed(absl::string_view name) override { events.push_back(absl::StrCat("closed ", name)); }
+    void OnEpoch(absl::string_view name, uint64_t epoch, int64_t joined, int64_t world_size) override {
+      events.push_back(absl::StrCat(name, " epoch ", epoch, ": ", joined, " of ", world_size));
+    }
+    std::vector<std::string> events;
+    std::vector<std::pair<uint64_t, double>> losses;
+    int64_t sessions = -1;
+  } observer;
+  std::vector<std::shared_ptr<FakeShard>> shards;
+  CoordinatorOptions options;
+  std::unique_ptr<Coordinator> coordinator;
+  SessionSpec spec;
+};
+
+}  // namespace precondor
