@@ -44,6 +44,7 @@ LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t l
       layer_(layer),
       strand_(session_->shard->executor.NewStrand()),
       worker_(*session_, layer, std::move(state)),
+      journal_(*session_, layer),
       epoch_(epoch) {
   const LayerWorker::StateView view = worker_.view();
   MutexLock lock(mu_);
@@ -115,22 +116,41 @@ absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
 bool LayerPipeline::Closable(const StepSlot& slot) const {
   // A sealed gradient still owes answers; sealed statistics only want their turn.
   const bool statistics = slot.statistics.state != PhaseState::kOpen || slot.statistics.gather.empty();
-  return statistics && (slot.gradient.state == PhaseState::kApplied || slot.gradient.untouched());
+  // A restored one has been answered as far as anybody needs it, once somebody asks for a step so much later.
+  return statistics && (slot.gradient.state == PhaseState::kApplied || slot.gradient.untouched() ||
+                        (slot.restored && slot.gradient.state != PhaseState::kSealed));
 }
 
 bool LayerPipeline::Finished(const StepSlot& slot) const {
   return Closable(slot) && slot.statistics.state != PhaseState::kSealed;
 }
 
-StepSlot& LayerPipeline::OpenSlot(uint64_t step, Mode mode) {
+void LayerPipeline::RetireGradient(StepSlot& slot, std::vector<ResultFn>& waiters) {
+  if (slot.gradient.state == PhaseState::kOpen && !slot.gradient.gather.empty()) {
+    const int64_t unanswered = slot.gradient.gather.voted() + slot.gradient.gather.abstained();
+    slot.in_flight -= unanswered;
+    session_->shard->in_flight.fetch_sub(unanswered, std::memory_order_relaxed);
+  }
+  slot.gradient.Advance(PhaseEvent::kRetire);
+  slot.result.reset();
+  std::move(slot.waiters.begin(), slot.waiters.end(), std::back_inserter(waiters));
+  slot.waiters.clear();
+}
+
+absl::Status LayerPipeline::Expired() const {
+  return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+                        absl::StrCat("session \"", session_->spec.name, "\" layer \"",
+                                     session_->spec.layers[layer_].name, "\": the step is retired"));
+}
+
+StepSlot& LayerPipeline::OpenSlot(uint64_t step, Mode mode, std::vector<ResultFn>& retired) {
   if (auto found = slots_.find(step); found != slots_.end()) return *found->second;
   const uint64_t window = session_->shard->options.window_steps;
   if (step + 1 > window) floor_ = std::max(floor_, step + 1 - window);
   for (auto it = slots_.begin(); it != slots_.end() && it->first < floor_;) {
     StepSlot& old = *it->second;
     // Nobody will send this gradient any more, and nobody may ask for it again.
-    old.gradient.Advance(PhaseEvent::kRetire);
-    old.result.reset();
+    RetireGradient(old, retired);
     if (old.statistics.state == PhaseState::kSealed) {
       ++it;
       continue;
@@ -174,9 +194,11 @@ void LayerPipeline::SubmitStatistics(const ContributionHeader& header, Payload p
     if (refusal.ok()) vote.bytes = std::move(payload);
   }
   bool work = false;
-  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote), work);
+  std::vector<ResultFn> retired;
+  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote), work, retired);
   if (taken.ok() && !refusal.ok()) taken = refusal;
   Acknowledge(header.kind, bytes, std::move(taken), ack);
+  for (ResultFn& waiter : retired) waiter(Expired());
   if (work) Schedule();
 }
 
@@ -194,26 +216,33 @@ void LayerPipeline::SubmitGradient(const ContributionHeader& header, Payload pay
     if (refusal.ok()) vote.bytes = std::move(payload);
   }
   bool work = false;
-  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote), work);
+  std::vector<ResultFn> retired;
+  absl::StatusOr<bool> taken = Put(header, standing, digest, std::move(vote), work, retired);
   // The first sending is refused; a repetition learns what became of the step.
   if (taken.ok() && !refusal.ok() && !*taken) taken = refusal;
   const bool accepted = taken.ok();
   Acknowledge(header.kind, bytes, std::move(taken), ack);
+  for (ResultFn& waiter : retired) waiter(Expired());
   if (accepted) AwaitResult(header.key, std::move(result));
   if (work) Schedule();
 }
 
 absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote,
-                                        bool& work) {
+                                        bool& work, std::vector<ResultFn>& retired) {
   const bool is_gradient = header.kind == ContributionKind::kGradient;
   const ContributionKey& key = header.key;
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(CheckStepLocked(key, header.mode));
   // Methods that need none: taken note of, and nothing else.
   if (!is_gradient && !session_->method->needs_statistics()) return false;
-  StepSlot& slot = OpenSlot(key.step, header.mode);
+  StepSlot& slot = OpenSlot(key.step, header.mode, retired);
   Settle(header.kind, key);
   Phase& phase = is_gradient ? slot.gradient : slot.statistics;
+  if (!is_gradient && slot.restored && phase.state != PhaseState::kOpen) {
+    // Whoever was in has been counted; what each sent is not known any more.
+    ++stats_.duplicates;
+    return true;
+  }
   if (phase.state != PhaseState::kOpen && !phase.gather.has(key.rank)) {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(session_->spec, key), ": sealed without this rank at its deadline"));
@@ -320,7 +349,10 @@ void LayerPipeline::AwaitResult(const ContributionKey& key, ResultFn result) {
   result(std::move(answer));
 }
 
-void LayerPipeline::Drop(StepSlot& slot) {
+void LayerPipeline::Drop(const std::shared_ptr<StepSlot>& dropped) {
+  StepSlot& slot = *dropped;
+  const bool owed = slot.restored_votes.has_value() && slot.statistics.state == PhaseState::kSealed;
+  if (owed) owed_updates_.push_back(dropped);
   slot.statistics.Advance(PhaseEvent::kRetire);
   slot.gradient.Advance(PhaseEvent::kRetire);
   session_->shard->in_flight.fetch_sub(std::exchange(slot.in_flight, 0), std::memory_order_relaxed);
@@ -345,15 +377,20 @@ uint64_t LayerPipeline::EndEpoch(uint64_t epoch, const absl::Status& why) {
 
 void LayerPipeline::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to,
                                absl::Span<const Member> replaced) {
-  MutexLock lock(mu_);
-  if (epoch != epoch_) return;
-  if (!goes_back_to.has_value()) {
-    for (const auto& [step, slot] : slots_) slot->Inherit(replaced);
-    return;
+  {
+    MutexLock lock(mu_);
+    if (epoch != epoch_) return;
+    if (!goes_back_to.has_value()) {
+      for (const auto& [step, slot] : slots_) slot->Inherit(replaced);
+      return;
+    }
+    for (const auto& [step, slot] : slots_) Drop(slot);
+    slots_.clear();
+    floor_ = *goes_back_to;
+    began_ = epoch;
+    if (owed_updates_.empty()) return;
   }
-  for (const auto& [step, slot] : slots_) Drop(*slot);
-  slots_.clear();
-  floor_ = *goes_back_to;
+  Schedule();
 }
 
 void LayerPipeline::Close(const absl::Status& why) {
@@ -365,9 +402,10 @@ void LayerPipeline::Close(const absl::Status& why) {
     for (auto& [step, slot] : slots_) {
       std::move(slot->waiters.begin(), slot->waiters.end(), std::back_inserter(waiters));
       slot->waiters.clear();
-      Drop(*slot);
+      Drop(slot);
     }
     slots_.clear();
+    owed_updates_.clear();
   }
   for (ResultFn& waiter : waiters) waiter(why);
 }

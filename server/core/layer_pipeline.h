@@ -16,6 +16,8 @@
 
 #include "kernels/base/mutex.h"
 #include "server/core/contribution.h"
+#include "server/core/layer_journal.h"
+#include "server/core/layer_replay.h"
 #include "server/core/layer_worker.h"
 #include "server/core/session_context.h"
 #include "server/core/shard_control.h"
@@ -57,6 +59,15 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Gives up on statistics that are overdue at `now`.
   void SealOverdue(absl::Time now);
 
+  // Coming back, before anything else: the layer's image, its records in order, then FinishReplay. Errors: those of
+  // LayerReplay.
+  absl::Status Replay(const LayerImage& image) { return replay().Load(image); }
+  absl::Status Replay(UpdateRecord record) { return replay().Add(std::move(record)); }
+  void Replay(const FailedUpdateRecord& record) { replay().Add(record); }
+  void Replay(const PlanRecord& record) { replay().Add(record); }
+  // The window's steps are there again: sealed statistics wait for their turn, gradients for their contributors.
+  void FinishReplay();
+
   // Tells the observer and `ack` what became of a contribution that carried `bytes`.
   void Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack);
   LayerStats stats() const;
@@ -66,12 +77,14 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
                 std::unique_ptr<LayerState> state);
 
   using Slots = std::map<uint64_t, std::shared_ptr<StepSlot>>;
-  enum class WorkKind : uint8_t { kNone, kFold, kUpdate, kAnswer };
+  enum class WorkKind : uint8_t { kNone, kFold, kUpdate, kAnswer, kExpire };
   struct Work {
     WorkKind kind = WorkKind::kNone;
     std::shared_ptr<StepSlot> slot = {};
     std::vector<Vote> votes = {};
-    std::string skip_reason = {};  // kAnswer: not empty when nobody gets a gradient
+    std::string skip_reason = {};        // kAnswer: not empty when nobody gets a gradient
+    std::vector<ResultFn> waiters = {};  // kExpire
+    uint64_t began = 0;                  // see LayerStep
   };
 
   absl::Status CheckStepLocked(const ContributionKey& key, Mode mode) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -79,14 +92,19 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   absl::Status CheckWindow(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Closable(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Finished(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  StepSlot& OpenSlot(uint64_t step, Mode mode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  StepSlot& OpenSlot(uint64_t step, Mode mode, std::vector<ResultFn>& retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends a gradient phase that nobody completes.
+  void RetireGradient(StepSlot& slot, std::vector<ResultFn>& waiters) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Expired() const;
   bool ExpectsStatistics(const StepSlot& slot) const;
   // Takes the slot out of everything but the work on it that the strand has begun.
-  void Drop(StepSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Drop(const std::shared_ptr<StepSlot>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Takes a contribution in: true for a repetition. `work`: the strand has something to do for it, a gradient to add up
   // or a phase that it sealed. Errors: those of CheckStep, ABORTED CONFLICT.
-  absl::StatusOr<bool> Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote, bool& work);
+  // `retired` get what Expired says.
+  absl::StatusOr<bool> Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote, bool& work,
+                           std::vector<ResultFn>& retired);
   // What the rank now sends shows which answers it has.
   void Settle(ContributionKind kind, const ContributionKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -95,6 +113,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Has the strand look for work, unless it will anyway.
   void Schedule();
   void Run();
+  void Update(Work& work);
+  void Answer(Work& work);
+  void Refuse(StepSlot& slot, const absl::Status& why);
   Work NextWork();
   // The work that one phase offers now. Blocked: its turn has come and it cannot be done yet.
   struct Turn {
@@ -106,6 +127,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void Show(const LayerWorker::StateView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome);
   void FinishGradient(StepSlot& slot, LayerWorker::Answer answer);
+  LayerReplay& replay();
+  bool PassedOver(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Const after construction.
   const std::shared_ptr<SessionContext> session_;
@@ -114,11 +137,16 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
 
   // Used on the strand alone.
   LayerWorker worker_;
+  LayerJournal journal_;
+  std::unique_ptr<LayerReplay> replay_;  // until FinishReplay
 
   mutable Mutex mu_;
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
+  uint64_t began_ ABSL_GUARDED_BY(mu_) = 0;  // see LayerStep
   uint64_t floor_ ABSL_GUARDED_BY(mu_) = 0;  // steps below it are retired
   Slots slots_ ABSL_GUARDED_BY(mu_);
+  // Updates of the journal whose steps were dropped before their turn: they are part of the factors all the same.
+  std::vector<std::shared_ptr<StepSlot>> owed_updates_ ABSL_GUARDED_BY(mu_);
   bool scheduled_ ABSL_GUARDED_BY(mu_) = false;
   LayerStats stats_ ABSL_GUARDED_BY(mu_);
   // Sums and counts behind the means in stats_.

@@ -27,18 +27,68 @@ void LayerPipeline::Run() {
         for (Vote& vote : work.votes) worker_.Fold(*work.slot, std::move(vote));
         break;
       case WorkKind::kUpdate:
-        FinishUpdate(*work.slot, worker_.Update(std::move(work.votes)));
+        Update(work);
         break;
       case WorkKind::kAnswer:
-        FinishGradient(*work.slot, work.skip_reason.empty() ? worker_.Precondition(*work.slot, std::move(work.votes))
-                                                            : worker_.Skip(*work.slot, work.skip_reason));
+        Answer(work);
+        break;
+      case WorkKind::kExpire:
+        for (ResultFn& waiter : work.waiters) waiter(Expired());
         break;
     }
   }
 }
 
+void LayerPipeline::Update(Work& work) {
+  const uint64_t step = work.slot->step;
+  journal_.BeginStep(work.began, step, worker_);
+  journal_.BeforeUpdate(step, work.votes, work.slot->restored);
+  const LayerWorker::UpdateOutcome outcome = worker_.Update(std::move(work.votes));
+  if (outcome.attempted && !outcome.status.ok() && !work.slot->restored) journal_.AfterFailedUpdate(step);
+  FinishUpdate(*work.slot, outcome);
+}
+
+void LayerPipeline::Answer(Work& work) {
+  StepSlot& slot = *work.slot;
+  journal_.BeginStep(work.began, slot.step, worker_);
+  if (slot.plan.has_value() && slot.plan->decision == Decision::kSkip) work.skip_reason = slot.plan->reason;
+  LayerWorker::Answer answer = work.skip_reason.empty() ? worker_.Precondition(slot, std::move(work.votes))
+                                                        : worker_.Skip(slot, work.skip_reason);
+  if (!slot.plan.has_value()) {
+    journal_.BeforeAnswer(slot.step, slot.mode, answer.result);
+  } else if (answer.result.decision != slot.plan->decision) {
+    return Refuse(slot, absl::InternalError(absl::StrCat(
+                            "session \"", session_->spec.name, "\" step ", slot.step, " layer \"",
+                            session_->spec.layers[layer_].name, "\": was answered ", DecisionName(slot.plan->decision),
+                            " before the shard came back, and can now only be ", DecisionName(answer.result.decision),
+                            ": ", answer.result.reason)));
+  }
+  FinishGradient(slot, std::move(answer));
+}
+
+void LayerPipeline::Refuse(StepSlot& slot, const absl::Status& why) {
+  std::vector<ResultFn> waiters;
+  {
+    MutexLock lock(mu_);
+    const int64_t unanswered = slot.gradient.gather.voted() + slot.gradient.gather.abstained();
+    if (slot.gradient.state == PhaseState::kRetired) return;
+    slot.in_flight -= unanswered;
+    session_->shard->in_flight.fetch_sub(unanswered, std::memory_order_relaxed);
+    RetireGradient(slot, waiters);
+  }
+  session_->shard->logger.Log(Severity::kError, "an answer cannot be repeated",
+                              {{"reason", absl::string_view(why.message())}});
+  for (ResultFn& waiter : waiters) waiter(why);
+}
+
 LayerPipeline::Work LayerPipeline::NextWork() {
   MutexLock lock(mu_);
+  if (!owed_updates_.empty()) {
+    Work work{.kind = WorkKind::kUpdate, .slot = owed_updates_.front(), .began = began_};
+    owed_updates_.erase(owed_updates_.begin());
+    work.votes = *std::exchange(work.slot->restored_votes, std::nullopt);
+    return work;
+  }
   // Adding up needs no turn, and frees the payloads early.
   for (const auto& [step, slot] : slots_) {
     Phase& phase = slot->gradient;
@@ -53,6 +103,7 @@ LayerPipeline::Work LayerPipeline::NextWork() {
   for (const auto& [step, slot] : slots_) {
     for (const bool gradient : {gradient_first, !gradient_first}) {
       Turn turn = gradient ? GradientTurn(slot) : StatisticsTurn(slot);
+      turn.work.began = began_;
       if (turn.work.kind != WorkKind::kNone) return std::move(turn.work);
       if (turn.blocked) {
         scheduled_ = false;
@@ -71,7 +122,9 @@ LayerPipeline::Turn LayerPipeline::StatisticsTurn(const std::shared_ptr<StepSlot
   if (phase.state != PhaseState::kSealed) return {};
   Turn turn;
   turn.work = {.kind = WorkKind::kUpdate, .slot = slot};
-  if (phase.skip) {
+  if (slot->restored_votes.has_value()) {
+    turn.work.votes = *std::exchange(slot->restored_votes, std::nullopt);
+  } else if (phase.skip) {
     phase.gather.DropVotes();
   } else {
     turn.work.votes = phase.gather.TakeRest();
@@ -81,6 +134,11 @@ LayerPipeline::Turn LayerPipeline::StatisticsTurn(const std::shared_ptr<StepSlot
 
 LayerPipeline::Turn LayerPipeline::GradientTurn(const std::shared_ptr<StepSlot>& slot) {
   Phase& phase = slot->gradient;
+  if (phase.state == PhaseState::kOpen && PassedOver(*slot)) {
+    Turn turn{.work = {.kind = WorkKind::kExpire, .slot = slot}};
+    RetireGradient(*slot, turn.work.waiters);
+    return turn;
+  }
   if (phase.state == PhaseState::kOpen) return {.work = {}, .blocked = true};
   if (phase.state != PhaseState::kSealed) return {};
   Turn turn;

@@ -127,10 +127,11 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
     DecodeElements(dtype, slot.result_buffer.data(), slot.result_scale, gradient);
   }
   if (!AllFinite(gradient)) return Skip(slot, "the average of the gradients is not finite in f32");
-  if (slot.mode == Mode::kFirstOrder) {
+  const bool planned = slot.plan.has_value() && slot.plan->decision == Decision::kIdentity;
+  if (planned || slot.mode == Mode::kFirstOrder) {
     Answer average;
     average.result.decision = Decision::kIdentity;
-    average.result.reason = "first order";
+    average.result.reason = planned ? slot.plan->reason : "first order";
     return Encode(slot, std::move(average), gradient);
   }
   absl::StatusOr<Answer> answer = RunMethod(gradient);

@@ -53,6 +53,9 @@ class LayerWorker {
   Answer Skip(StepSlot& slot, std::string reason);
 
   StateView view() const;
+  // Those of LayerState.
+  absl::StatusOr<std::string> Save() const { return state_->Save(); }
+  absl::Status Load(absl::string_view bytes) { return state_->Load(bytes); }
 
  private:
   absl::Status ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took);

@@ -42,6 +42,7 @@ struct SessionContext {
   ScratchPool statistics_scratch;  // a [k, d_in], then g [k, d_out], of the widest layer
   ScratchPool gradient_scratch;    // D, then U, of the largest layer
   std::atomic<uint64_t> last_step = 0;
+  std::atomic<uint64_t> snapshot_at = 0;             // a cut that somebody asked for, besides the regular ones
   std::atomic<uint64_t> after_last_first_order = 0;  // the greatest step in first order, plus one
 };
 

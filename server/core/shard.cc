@@ -84,13 +84,17 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
   return description;
 }
 
-absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
+absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) { return InstallRecorded(install, true); }
+
+absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bool record) {
   PRECONDOR_RETURN_IF_ERROR(CheckInstall(install));
   if (absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(install.session_id); session.ok()) {
+    // Before the layers' records of the new epoch; a replay refuses it for the reason that Reinstall has.
+    if (record) Record(InstallRecord{install});
     PRECONDOR_RETURN_IF_ERROR((*session)->Reinstall(install));
     return (*session)->reserved_bytes();
   }
-  return InstallNew(install);
+  return InstallNew(install, record);
 }
 
 absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
@@ -98,7 +102,11 @@ absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
   return session->Fence(fence);
 }
 
-absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install) {
+void Shard::Record(const ShardRecord& record) {
+  if (context_->options.journal != nullptr) context_->options.journal->Append(record);
+}
+
+absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool record) {
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Method> method, context_->options.make_method(install.spec.method));
   PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install));
   const int64_t bytes = ComputeReservation(install.spec, *method, install.layers, context_->options.window_steps,
@@ -120,6 +128,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install) {
     Release(bytes);
     return session.status();
   }
+  if (record) Record(InstallRecord{install});
   context_->observer.OnSessionInstalled(install.spec.name);
   bool inserted = false;
   {
@@ -131,7 +140,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install) {
     // The same Install came twice at once and the other one was faster.
     context_->observer.OnSessionRemoved(install.spec.name);
     Release(bytes);
-    return Install(install);
+    return InstallRecorded(install, record);
   }
   context_->logger.Log(Severity::kInfo, "session installed",
                        {{"session", install.spec.name},
@@ -185,7 +194,9 @@ void Shard::Release(int64_t bytes) {
   context_->observer.OnReservedBytes(reserved_bytes_, context_->options.capacity_bytes);
 }
 
-absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
+absl::StatusOr<bool> Shard::Remove(uint64_t session_id) { return RemoveRecorded(session_id, true); }
+
+absl::StatusOr<bool> Shard::RemoveRecorded(uint64_t session_id, bool record) {
   std::shared_ptr<ShardSession> session;
   {
     MutexLock lock(mu_);
@@ -198,6 +209,7 @@ absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
   session->Close(ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kUnknownSession,
                                 absl::StrCat("session \"", session->spec().name, "\" has been closed")));
   Release(session->reserved_bytes());
+  if (record) Record(RemoveRecord{session_id});
   context_->observer.OnSessionRemoved(session->spec().name);
   context_->logger.Log(Severity::kInfo, "session removed",
                        {{"session", session->spec().name}, {"session_id", session_id}});

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -25,9 +27,11 @@
 #include "server/core/method_factory.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
+#include "server/core/shard_journal.h"
 
 namespace precondor {
 
+class LayerPipeline;
 class ShardSession;
 struct ShardContext;
 
@@ -66,6 +70,9 @@ struct ShardOptions {
   // `quorum` of the ranks in, the update is made from those, otherwise it is skipped. The default waits.
   absl::Duration statistics_deadline = absl::InfiniteDuration();
   double quorum = 1.0;
+  // Where the shard writes down what it needs to come back; borrowed, outlives the executor's last task. Null: nowhere.
+  ShardJournal* journal = nullptr;
+  uint64_t snapshot_interval_steps = 0;  // between two cuts; 0: none but those asked for
 };
 
 // Thread-safe. One mutex guards the table of sessions; each session and layer has its own. Callbacks run on the
@@ -106,6 +113,17 @@ class Shard final : public ShardControl {
   // Seals what statistics_deadline has passed for. A server calls it every now and then.
   void SealOverdue();
 
+  // --- coming back: before anything else is called, on one thread; server/store has the records
+  // ------------------------ The session's membership and layers are those of `record`, as Install says; a removed one
+  // is gone. Records come in the order in which they were written, those of sessions that are not here are passed over,
+  // and an older install changes nothing. A session that cannot come back exactly is given up: logged, removed, and
+  // counted.
+  void Replay(ShardRecord record);
+  // What a snapshot has of a session that Replay has installed, before any other record of it.
+  void Replay(const LayerImage& image);
+  // Steps may go on. Returns the sessions that were given up.
+  std::vector<uint64_t> FinishReplay();
+
   // --- inspection ------------------------------------------------------------------------------------------------
   std::vector<ShardSessionSummary> ListSessions() const;
   absl::StatusOr<std::vector<LayerStats>> GetLayerStats(absl::string_view session_name) const;
@@ -119,8 +137,14 @@ class Shard final : public ShardControl {
   absl::StatusOr<std::shared_ptr<ShardSession>> CheckedSession(const ContributionHeader& header,
                                                                uint64_t payload_bytes) const;
   void Reject(const ContributionHeader& header, const absl::Status& status, const AckFn& ack);
+  absl::StatusOr<int64_t> InstallRecorded(const SessionInstall& install, bool record);
   // A new session: admission, reservation, states.
-  absl::StatusOr<int64_t> InstallNew(const SessionInstall& install);
+  absl::StatusOr<int64_t> InstallNew(const SessionInstall& install, bool record);
+  absl::StatusOr<bool> RemoveRecorded(uint64_t session_id, bool record);
+  void Record(const ShardRecord& record);
+  bool IsGivenUp(uint64_t session_id) const;
+  void GiveUp(uint64_t session_id, const absl::Status& why);
+  void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerPipeline&)> apply);
   absl::Status ReplaceNamesake(const SessionInstall& install);
   absl::Status Reserve(absl::string_view name, int64_t bytes);
   void Release(int64_t bytes);
@@ -131,6 +155,7 @@ class Shard final : public ShardControl {
   Sessions sessions_ ABSL_GUARDED_BY(mu_);
   int64_t reserved_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);  // while replaying
 };
 
 }  // namespace precondor

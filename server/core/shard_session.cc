@@ -220,6 +220,10 @@ void ShardSession::Close(const absl::Status& why) {
   for (uint32_t layer : owned_) layers_[layer]->Close(why);
 }
 
+void ShardSession::FinishReplay() {
+  for (uint32_t layer : owned_) layers_[layer]->FinishReplay();
+}
+
 void ShardSession::SealOverdue(absl::Time now) {
   for (uint32_t layer : owned_) layers_[layer]->SealOverdue(now);
 }

@@ -41,6 +41,9 @@ class ShardSession {
   void Close(const absl::Status& why);
   void SealOverdue(absl::Time now);
 
+  // The layers have had their records.
+  void FinishReplay();
+
   const SessionSpec& spec() const { return context_->spec; }
   uint64_t id() const { return context_->session_id; }
   int64_t reserved_bytes() const { return reserved_bytes_; }

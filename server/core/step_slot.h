@@ -17,6 +17,7 @@
 #include "server/core/gather.h"
 #include "server/core/reduction.h"
 #include "server/core/shard_control.h"
+#include "server/core/shard_journal.h"
 
 namespace precondor {
 
@@ -41,7 +42,7 @@ struct Phase {
   void Advance(PhaseEvent event) { state = NextState(state, event); }
 };
 
-// Guarded by the layer's lock, but for the members from `sum` on, which only the layer's strand touches.
+// Guarded by the layer's lock, but for the members from `restored_votes` on, which only the layer's strand touches.
 struct StepSlot {
   StepSlot(uint64_t step, Mode mode, Gather statistics_contributors, Gather gradient_contributors)
       : step(step),
@@ -58,9 +59,12 @@ struct StepSlot {
   const Mode mode;  // of the first contribution; the others' has to be the same
   Phase statistics;
   Phase gradient;
+  bool restored = false;  // from the journal, after the process that had it was lost
   std::vector<ResultFn> waiters;
-  std::optional<GradientResult> result;  // once the gradient phase is APPLIED
-  int64_t in_flight = 0;                 // what this slot adds to ShardContext::in_flight
+  std::optional<GradientResult> result;             // once the gradient phase is APPLIED
+  int64_t in_flight = 0;                            // what this slot adds to ShardContext::in_flight
+  std::optional<std::vector<Vote>> restored_votes;  // that were about to be applied
+  std::optional<Plan> plan;                         // that somebody may have been answered with
   std::optional<WeightedSum> sum;
   absl::Status lost;      // why the average cannot be made
   Payload result_buffer;  // the first gradient's bytes: the result has exactly their size

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/layer_journal.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace precondor {
+
+LayerJournal::LayerJournal(SessionContext& session, uint32_t layer)
+    : session_(session), journal_(session.shard->options.journal), layer_(layer) {}
+
+LayerStep LayerJournal::At(uint64_t step) const {
+  return {.session_id = session_.session_id, .layer = layer_, .step = step, .began = began_, .updates = updates_};
+}
+
+uint64_t LayerJournal::CutBefore(uint64_t step) const {
+  const uint64_t interval = session_.shard->options.snapshot_interval_steps;
+  const uint64_t regular = interval == 0 ? 0 : step / interval * interval;
+  const uint64_t asked_for = session_.snapshot_at.load(std::memory_order_relaxed);
+  return asked_for <= step ? std::max(regular, asked_for) : regular;
+}
+
+void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker) {
+  if (journal_ == nullptr) return;
+  if (began != began_) {
+    // The job has gone back: what it had come to will come again.
+    began_ = began;
+    settled_.clear();
+    last_cut_ = CutBefore(step);
+  }
+  const uint64_t cut = CutBefore(step);
+  if (cut <= last_cut_) return;
+  last_cut_ = cut;
+  absl::StatusOr<std::string> state = worker.Save();
+  if (!state.ok()) {
+    session_.shard->logger.Log(Severity::kWarning, "no image of the layer; its session's snapshot is left out",
+                               {{"session", session_.spec.name},
+                                {"step", cut},
+                                {"layer", session_.spec.layers[layer_].name},
+                                {"reason", absl::string_view(state.status().message())}});
+    return;
+  }
+  journal_->Keep({.at = At(cut),
+                  .factor_version = worker.view().version,
+                  .settled = std::vector<SettledStep>(settled_.begin(), settled_.end()),
+                  .state = *std::move(state)});
+}
+
+SettledStep& LayerJournal::Settle(uint64_t step, Mode mode) {
+  if (settled_.empty() || settled_.back().step < step) settled_.push_back({.step = step, .mode = mode, .plan = {}});
+  while (settled_.front().step + session_.shard->options.window_steps <= settled_.back().step) settled_.pop_front();
+  for (SettledStep& settled : settled_) {
+    if (settled.step == step) return settled;
+  }
+  // Work left over from a step that has gone out of the window: nobody will ask for it.
+  settled_.push_front({.step = step, .mode = mode, .plan = {}});
+  return settled_.front();
+}
+
+void LayerJournal::BeforeUpdate(uint64_t step, std::vector<Vote>& votes, bool logged) {
+  if (journal_ == nullptr) return;
+  ++updates_;
+  Settle(step, Mode::kSecondOrder).updated = true;
+  if (logged) return;
+  ShardRecord record = UpdateRecord{.at = At(step), .votes = std::move(votes)};
+  journal_->Append(record);
+  votes = std::move(std::get<UpdateRecord>(record).votes);
+}
+
+void LayerJournal::AfterFailedUpdate(uint64_t step) {
+  if (journal_ != nullptr) journal_->Append(FailedUpdateRecord{At(step)});
+}
+
+void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result) {
+  if (journal_ == nullptr) return;
+  Plan plan{.decision = result.decision, .factor_version = result.factor_version, .reason = result.reason};
+  Settle(step, mode).plan = plan;
+  journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = std::move(plan)});
+}
+
+void LayerJournal::Resume(uint64_t began, uint64_t updates, std::vector<SettledStep> settled) {
+  began_ = began;
+  updates_ = updates;
+  settled_.assign(std::make_move_iterator(settled.begin()), std::make_move_iterator(settled.end()));
+  // The cut that this step passed was seen to, or never will be.
+  if (!settled_.empty()) last_cut_ = CutBefore(settled_.back().step);
+}
+
+}  // namespace precondor

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// One layer's side of the journal: numbers its records, knows which of its steps may be asked for again, and gives
+// images of it at the cuts.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "server/core/layer_worker.h"
+#include "server/core/session_context.h"
+#include "server/core/shard_journal.h"
+
+namespace precondor {
+
+// Used on the layer's strand alone. Does nothing when the shard has no journal.
+class LayerJournal {
+ public:
+  LayerJournal(SessionContext& session, uint32_t layer);
+
+  // Work on `step` begins. Gives the layer's image when a cut lies between this step and the last one worked on.
+  void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker);
+  // The votes are about to be applied. `logged`: a record says so already.
+  void BeforeUpdate(uint64_t step, std::vector<Vote>& votes, bool logged);
+  void AfterFailedUpdate(uint64_t step);
+  // The answer is made and nobody has heard of it.
+  void BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result);
+
+  // What a restored layer goes on from.
+  void Resume(uint64_t began, uint64_t updates, std::vector<SettledStep> settled);
+
+ private:
+  LayerStep At(uint64_t step) const;
+  SettledStep& Settle(uint64_t step, Mode mode);
+  // The latest cut at or before the step; 0: none.
+  uint64_t CutBefore(uint64_t step) const;
+
+  SessionContext& session_;
+  ShardJournal* const journal_;
+  const uint32_t layer_;
+  uint64_t began_ = 0;
+  uint64_t updates_ = 0;
+  uint64_t last_cut_ = 0;
+  std::deque<SettledStep> settled_;  // ascending, a window's
+};
+
+}  // namespace precondor

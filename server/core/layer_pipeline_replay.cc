@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer that comes back: what the journal knows of its last steps becomes slots again.
+#include <algorithm>
+#include <utility>
+
+#include "server/core/layer_pipeline.h"
+
+namespace precondor {
+
+LayerReplay& LayerPipeline::replay() {
+  if (replay_ == nullptr) replay_ = std::make_unique<LayerReplay>(worker_, session_->shard->options.window_steps);
+  return *replay_;
+}
+
+void LayerPipeline::FinishReplay() {
+  bool work = false;
+  {
+    MutexLock lock(mu_);
+    LayerReplay::Outcome outcome = replay().Finish(began_);
+    replay_.reset();
+    began_ = outcome.began;
+    std::vector<SettledStep> settled;
+    for (auto& [step, replayed] : outcome.steps) {
+      std::vector<ResultFn> nobody;
+      StepSlot& slot = OpenSlot(step, replayed.settled.mode, nobody);
+      slot.restored = true;
+      slot.plan = replayed.settled.plan;
+      if (replayed.settled.updated) slot.statistics.Advance(PhaseEvent::kSeal);
+      if (replayed.votes.has_value()) {
+        slot.restored_votes = replayed.failed ? std::vector<Vote>() : *std::move(replayed.votes);
+        ++slot.in_flight;
+        session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
+        replayed.settled.updated = false;
+        work = true;
+      } else if (replayed.settled.updated) {
+        slot.statistics.Advance(PhaseEvent::kApply);
+      }
+      stats_.last_sealed_step = std::max(stats_.last_sealed_step, step);
+      settled.push_back(std::move(replayed.settled));
+    }
+    journal_.Resume(outcome.began, outcome.updates, std::move(settled));
+    Show(worker_.view());
+  }
+  if (work) Schedule();
+}
+
+// Whoever sends a later step's gradient has this one's answer, or had sent this one again before.
+bool LayerPipeline::PassedOver(const StepSlot& slot) const {
+  if (!slot.restored) return false;
+  for (auto later = slots_.upper_bound(slot.step); later != slots_.end(); ++later) {
+    if (later->second->gradient.state != PhaseState::kOpen) return true;
+  }
+  return false;
+}
+
+}  // namespace precondor

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/layer_replay.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+
+absl::Status LayerReplay::Load(const LayerImage& image) {
+  PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
+  began_ = image.at.began;
+  image_updates_ = received_ = applied_ = image.at.updates;
+  for (const SettledStep& settled : image.settled) steps_[settled.step] = {.settled = settled, .votes = {}};
+  return absl::OkStatus();
+}
+
+void LayerReplay::Apply(ReplayedStep step) {
+  if (!step.votes.has_value()) return;
+  ++applied_;
+  // An update that failed then did so before anything came of it; one that fails now leaves the factors it would have
+  // left then.
+  if (!step.failed) worker_.Update(*std::move(step.votes));
+}
+
+void LayerReplay::BeginAt(uint64_t began) {
+  if (began <= began_) return;
+  began_ = began;
+  for (auto& [number, step] : steps_) Apply(std::move(step));
+  steps_.clear();
+}
+
+ReplayedStep* LayerReplay::Find(const LayerStep& at, Mode mode) {
+  BeginAt(at.began);
+  if (at.began < began_) return nullptr;
+  ReplayedStep& found =
+      steps_.try_emplace(at.step, ReplayedStep{.settled = {.step = at.step, .mode = mode, .plan = {}}, .votes = {}})
+          .first->second;
+  while (steps_.begin()->first + window_ <= steps_.rbegin()->first) {
+    const bool beyond = &steps_.begin()->second == &found;
+    Apply(std::move(steps_.begin()->second));
+    steps_.erase(steps_.begin());
+    if (beyond) return nullptr;
+  }
+  return &found;
+}
+
+absl::Status LayerReplay::Add(UpdateRecord record) {
+  if (record.at.updates <= image_updates_) return absl::OkStatus();
+  if (record.at.updates != received_ + 1) {
+    return absl::DataLossError(absl::StrCat("layer ", record.at.layer, " step ", record.at.step, ": expected update ",
+                                            received_ + 1, ", got ", record.at.updates));
+  }
+  ++received_;
+  ReplayedStep* step = Find(record.at, Mode::kSecondOrder);
+  if (step == nullptr) {
+    Apply({.settled = {}, .votes = std::move(record.votes)});
+    return absl::OkStatus();
+  }
+  step->settled.updated = true;
+  step->votes = std::move(record.votes);
+  return absl::OkStatus();
+}
+
+void LayerReplay::Add(const FailedUpdateRecord& record) {
+  if (record.at.updates <= image_updates_) return;
+  if (const auto found = steps_.find(record.at.step); found != steps_.end()) found->second.failed = true;
+}
+
+void LayerReplay::Add(const PlanRecord& record) {
+  if (record.at.updates < image_updates_) return;
+  if (ReplayedStep* step = Find(record.at, record.mode); step != nullptr) step->settled.plan = record.plan;
+}
+
+LayerReplay::Outcome LayerReplay::Finish(uint64_t began) {
+  BeginAt(began);
+  return {.began = began_, .updates = applied_, .steps = std::move(steps_)};
+}
+
+}  // namespace precondor

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a shard writes down as it goes, and comes back from: a layer's factors are a function of one image of it and the
+// statistics applied after. server/store keeps the records in a log and the images in snapshots; core does no file I/O.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels/base/session_spec.h"
+#include "server/core/gather.h"
+#include "server/core/shard_control.h"
+
+namespace precondor {
+
+// Where in a layer's life a record belongs.
+struct LayerStep {
+  uint64_t session_id = 0;
+  uint32_t layer = 0;
+  uint64_t step = 0;
+  uint64_t began = 0;  // the epoch in which the job last went back to an earlier step, dropping the layer's open steps
+  uint64_t updates = 0;  // the layer's update records so far, this one included: a gap shows
+};
+
+// What a step's gradient was, or will be, answered with.
+struct Plan {
+  Decision decision = Decision::kIdentity;
+  uint64_t factor_version = 0;
+  std::string reason;
+};
+
+// A session was installed, or had its membership replaced.
+struct InstallRecord {
+  SessionInstall install;
+};
+struct RemoveRecord {
+  uint64_t session_id = 0;
+};
+// A step's statistics are about to be applied, as the layer's worker applies them: votes in rank order; none: skipped.
+struct UpdateRecord {
+  LayerStep at;
+  std::vector<Vote> votes;
+};
+// The update before this failed and left the factors as they were: it would not fail again for every reason.
+struct FailedUpdateRecord {
+  LayerStep at;
+};
+struct PlanRecord {
+  LayerStep at;
+  Mode mode = Mode::kSecondOrder;
+  Plan plan;
+};
+using ShardRecord = std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord>;
+
+// A step that repetitions may still ask for.
+struct SettledStep {
+  uint64_t step = 0;
+  Mode mode = Mode::kSecondOrder;
+  bool updated = false;  // its statistics are in the factors, or given up
+  std::optional<Plan> plan;
+};
+
+// All of a layer before the first work on step `at.step` or a later one: the same cut for every layer of the session.
+struct LayerImage {
+  LayerStep at;
+  uint64_t factor_version = 0;
+  std::vector<SettledStep> settled;  // the window's, ascending
+  std::string state;                 // LayerState::Save
+};
+
+// Calls come from many threads, a layer's in its order, none under a lock of core.
+class ShardJournal {
+ public:
+  virtual ~ShardJournal() = default;
+  // When it returns the operating system has the record: it outlives this process, not necessarily the machine. A
+  // journal that cannot write says so in its own way and the shard goes on; it has to know later that there is a gap.
+  // The caller may take the votes back out of the record.
+  virtual void Append(const ShardRecord& record) = 0;
+  // Takes a layer's image for a snapshot of its session, of which every layer gives one with the same step. Does not
+  // wait for a disk.
+  virtual void Keep(LayerImage image) = 0;
+};
+
+}  // namespace precondor

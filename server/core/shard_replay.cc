@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard that comes back from its journal.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/core/session_context.h"
+#include "server/core/shard.h"
+#include "server/core/shard_session.h"
+
+namespace precondor {
+
+void Shard::GiveUp(uint64_t session_id, const absl::Status& why) {
+  context_->logger.Log(Severity::kError, "session cannot come back; its factors are lost",
+                       {{"session_id", session_id}, {"reason", absl::string_view(why.message())}});
+  if (const absl::StatusOr<bool> removed = RemoveRecorded(session_id, false); !removed.ok()) return;
+  MutexLock lock(mu_);
+  given_up_.insert(session_id);
+}
+
+bool Shard::IsGivenUp(uint64_t session_id) const {
+  MutexLock lock(mu_);
+  return given_up_.contains(session_id);
+}
+
+void Shard::Replay(ShardRecord record) {
+  if (const auto* install = std::get_if<InstallRecord>(&record)) {
+    if (IsGivenUp(install->install.session_id)) return;  // a later epoch of what is lost
+    const bool known = Find(install->install.session_id).ok();
+    const absl::Status status = InstallRecorded(install->install, false).status();
+    // Of a known session an older install is no news, and one that was refused then is refused again.
+    if (!status.ok() && !known) GiveUp(install->install.session_id, status);
+    return;
+  }
+  if (const auto* removal = std::get_if<RemoveRecord>(&record)) {
+    (void)RemoveRecorded(removal->session_id, false).ok();
+    MutexLock lock(mu_);
+    given_up_.erase(removal->session_id);
+    return;
+  }
+  std::visit(
+      [this](auto& of_layer) {
+        using Record = std::decay_t<decltype(of_layer)>;
+        if constexpr (!std::is_same_v<Record, InstallRecord> && !std::is_same_v<Record, RemoveRecord>) {
+          ReplayLayer(of_layer.at, [&of_layer](LayerPipeline& layer) -> absl::Status {
+            if constexpr (std::is_same_v<Record, UpdateRecord>) return layer.Replay(std::move(of_layer));
+            if constexpr (!std::is_same_v<Record, UpdateRecord>) layer.Replay(of_layer);
+            return absl::OkStatus();
+          });
+        }
+      },
+      record);
+}
+
+void Shard::Replay(const LayerImage& image) {
+  ReplayLayer(image.at, [&image](LayerPipeline& layer) { return layer.Replay(image); });
+}
+
+void Shard::ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerPipeline&)> apply) {
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(at.session_id);
+  if (!session.ok()) return;
+  LayerPipeline* layer = at.layer < (*session)->spec().layers.size() ? (*session)->layer(at.layer) : nullptr;
+  const absl::Status status =
+      layer == nullptr ? absl::DataLossError(absl::StrCat("layer ", at.layer, ": not one of the session's here"))
+                       : apply(*layer);
+  if (!status.ok()) GiveUp(at.session_id, status);
+}
+
+std::vector<uint64_t> Shard::FinishReplay() {
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->FinishReplay();
+  std::vector<uint64_t> given_up;
+  {
+    MutexLock lock(mu_);
+    given_up.assign(given_up_.begin(), given_up_.end());
+    given_up_.clear();
+  }
+  // What their log holds leads nowhere, and may be followed by a new beginning.
+  for (uint64_t session_id : given_up) Record(RemoveRecord{session_id});
+  return given_up;
+}
+
+}  // namespace precondor
