@@ -81,6 +81,8 @@ absl::StatusOr<DeviceMatrix> Backend::Allocate(int64_t rows, int64_t cols) {
 
 int64_t Backend::allocated_bytes() const { return DoAllocatedBytes(); }
 
+void Backend::Trim() { DoTrim(); }
+
 absl::Status Backend::Upload(ConstMatrixView host, MatrixView device) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("Upload", "host", host));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Upload", "device", device, host.rows, host.cols));

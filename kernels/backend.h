@@ -63,6 +63,8 @@ class Backend {
   // --- memory -----------------------------------------------------------------------------------------------
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols);
   int64_t allocated_bytes() const;
+  // Gives back what freed matrices left for the next to use.
+  void Trim();
   absl::Status Upload(ConstMatrixView host, MatrixView device);
   absl::Status Download(ConstMatrixView device, MatrixView host);
   absl::Status Copy(ConstMatrixView from, MatrixView to);
@@ -111,6 +113,7 @@ class Backend {
   virtual absl::StatusOr<float*> DoAllocate(int64_t elements) = 0;  // zeroed, 64-byte aligned
   virtual void DoFree(float* data, int64_t elements) = 0;
   virtual int64_t DoAllocatedBytes() const = 0;
+  virtual void DoTrim() {}  // for backends that keep nothing
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
   virtual absl::Status DoDownload(ConstMatrixView device, MatrixView host) = 0;
   virtual absl::Status DoCopy(ConstMatrixView from, MatrixView to) = 0;

@@ -6,6 +6,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <malloc.h>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -47,6 +48,7 @@ class LocalShard final : public ShardControl {
   }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_.Install(install); }
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_.Fence(fence); }
+  absl::Status HoldFactors(const FactorHold& hold) override { return shard_.HoldFactors(hold); }
   absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_.Remove(session_id); }
 
  private:
@@ -187,6 +189,7 @@ class ServerApp final : public App {
       options.statistics_deadline = absl::Milliseconds(config_.statistics_deadline_ms);
     }
     options.quorum = config_.quorum;
+    options.trim_memory = [] { malloc_trim(0); };
     shard_ = std::make_unique<Shard>(options, *backend_, *compute_threads_, clock_, logger_, metrics_);
     metrics_.OnReservedBytes(0, config_.memory_limit_bytes);
     precondition_service_ =

@@ -33,6 +33,18 @@ BlockCache::~BlockCache() {
   }
 }
 
+void BlockCache::Trim() {
+  absl::btree_map<int64_t, std::vector<void*>> cached;
+  {
+    MutexLock lock(mu_);
+    cached.swap(cached_);
+    cached_bytes_ = 0;
+  }
+  for (const auto& [bytes, blocks] : cached) {
+    for (void* block : blocks) std::free(block);
+  }
+}
+
 absl::StatusOr<float*> BlockCache::Allocate(int64_t elements) {
   const int64_t asked = elements * static_cast<int64_t>(sizeof(float));
   const int64_t bytes = BlockBytes(elements);
@@ -78,6 +90,11 @@ void BlockCache::Free(float* data, int64_t elements) {
 int64_t BlockCache::live_bytes() const {
   MutexLock lock(mu_);
   return live_bytes_;
+}
+
+int64_t BlockCache::cached_bytes() const {
+  MutexLock lock(mu_);
+  return cached_bytes_;
 }
 
 }  // namespace precondor

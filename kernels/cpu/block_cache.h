@@ -22,8 +22,12 @@ class BlockCache {
   // `elements` >= 1 floats, zeroed. ResourceExhausted with needed, live and limit.
   absl::StatusOr<float*> Allocate(int64_t elements);
   void Free(float* data, int64_t elements);
+  // Frees what is kept for later.
+  void Trim();
   // Bytes asked for and not yet freed; rounding and cached blocks are not counted.
   int64_t live_bytes() const;
+  // Bytes kept for later, rounding included.
+  int64_t cached_bytes() const;
 
  private:
   const int64_t memory_limit_bytes_;

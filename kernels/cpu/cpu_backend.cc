@@ -83,6 +83,7 @@ class CpuBackend final : public Backend {
   absl::StatusOr<float*> DoAllocate(int64_t elements) override { return memory_.Allocate(elements); }
   void DoFree(float* data, int64_t elements) override { memory_.Free(data, elements); }
   int64_t DoAllocatedBytes() const override { return memory_.live_bytes(); }
+  void DoTrim() override { memory_.Trim(); }
 
   absl::Status DoUpload(ConstMatrixView host, MatrixView device) override { return DoCopy(host, device); }
   absl::Status DoDownload(ConstMatrixView device, MatrixView host) override { return DoCopy(device, host); }

@@ -31,7 +31,8 @@ void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& w
   const uint64_t cut = CutBefore(step);
   if (cut <= last_cut_) return;
   last_cut_ = cut;
-  absl::StatusOr<std::string> state = worker.Save();
+  const bool held = worker.has_factors();
+  absl::StatusOr<std::string> state = held ? worker.Save() : std::string();
   if (!state.ok()) {
     session_.shard->logger.Log(Severity::kWarning, "no image of the layer; its session's snapshot is left out",
                                {{"session", session_.spec.name},
@@ -43,6 +44,7 @@ void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& w
   journal_->Keep({.at = At(cut),
                   .factor_version = worker.view().version,
                   .settled = std::vector<SettledStep>(settled_.begin(), settled_.end()),
+                  .held = held,
                   .state = *std::move(state)});
 }
 
@@ -76,6 +78,11 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& 
   Plan plan{.decision = result.decision, .factor_version = result.factor_version, .reason = result.reason};
   Settle(step, mode).plan = plan;
   journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = std::move(plan)});
+}
+
+void LayerJournal::FactorsChanged(bool held) {
+  if (journal_ == nullptr) return;
+  journal_->Append(FactorsRecord{.at = At(settled_.empty() ? 0 : settled_.back().step), .held = held});
 }
 
 void LayerJournal::Resume(uint64_t began, uint64_t updates, std::vector<SettledStep> settled) {

@@ -26,6 +26,9 @@ class LayerJournal {
   // The answer is made and nobody has heard of it.
   void BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result);
 
+  // The layer has no factors any more, or fresh ones.
+  void FactorsChanged(bool held);
+
   // What a restored layer goes on from.
   void Resume(uint64_t began, uint64_t updates, std::vector<SettledStep> settled);
 

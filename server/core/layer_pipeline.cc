@@ -32,9 +32,11 @@ void RaiseTo(std::atomic<uint64_t>& highest, uint64_t value) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared_ptr<SessionContext> session,
-                                                                     uint32_t layer, uint64_t epoch) {
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state,
-                             session->method->MakeState(session->spec.layers[layer], session->shard->backend));
+                                                                     uint32_t layer, uint64_t epoch, bool with_state) {
+  std::unique_ptr<LayerState> state;
+  if (with_state) {
+    PRECONDOR_ASSIGN_OR_RETURN(state, session->method->MakeState(session->spec.layers[layer], session->shard->backend));
+  }
   return std::shared_ptr<LayerPipeline>(new LayerPipeline(std::move(session), layer, epoch, std::move(state)));
 }
 
@@ -50,9 +52,7 @@ LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t l
   MutexLock lock(mu_);
   stats_.layer = layer;
   stats_.name = session_->spec.layers[layer].name;
-  stats_.state_bytes = view.bytes;
-  stats_.input_representation = view.summary.input_representation;
-  stats_.output_representation = view.summary.output_representation;
+  Show(view);
 }
 
 bool LayerPipeline::ExpectsStatistics(const StepSlot& slot) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,9 +36,9 @@ namespace precondor {
 // Lock order: mu_ is a leaf. No callback, post or arithmetic happens under it.
 class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
  public:
-  // Allocates the layer's state: errors are those of Method::MakeState.
+  // Allocates the layer's state unless it is to begin without: errors are those of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<LayerPipeline>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
-                                                               uint64_t epoch);
+                                                               uint64_t epoch, bool with_state);
 
   // Whether a contribution of this mode may come at this step. ABORTED STALE_STEP, FAILED_PRECONDITION
   // STEP_TOO_FAR_AHEAD or MODE_CONFLICT, or the epoch's errors.
@@ -56,6 +57,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced);
   // Drops every slot, for good; waiting results get `why`.
   void Close(const absl::Status& why);
+  // Gives the layer other factors, or none, after what is queued; then calls `done`, on the strand.
+  void SetState(std::unique_ptr<LayerState> state, std::function<void()> done);
   // Gives up on statistics that are overdue at `now`.
   void SealOverdue(absl::Time now);
 
@@ -65,12 +68,16 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   absl::Status Replay(UpdateRecord record) { return replay().Add(std::move(record)); }
   void Replay(const FailedUpdateRecord& record) { replay().Add(record); }
   void Replay(const PlanRecord& record) { replay().Add(record); }
+  absl::Status Replay(const FactorsRecord& record) { return replay().Add(record); }
   // The window's steps are there again: sealed statistics wait for their turn, gradients for their contributors.
   void FinishReplay();
 
   // Tells the observer and `ack` what became of a contribution that carried `bytes`.
   void Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack);
   LayerStats stats() const;
+  // Not while SetState may be under way.
+  bool has_factors() const { return worker_.has_factors(); }
+  const LayerSpec& spec() const { return session_->spec.layers[layer_]; }
 
  private:
   LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, uint64_t epoch,

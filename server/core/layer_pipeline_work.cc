@@ -151,6 +151,21 @@ LayerPipeline::Turn LayerPipeline::GradientTurn(const std::shared_ptr<StepSlot>&
   return turn;
 }
 
+void LayerPipeline::SetState(std::unique_ptr<LayerState> state, std::function<void()> done) {
+  // Tasks have to be copyable.
+  auto next = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
+  session_->shard->executor.Post(strand_, [self = shared_from_this(), next, done = std::move(done)] {
+    self->worker_.SetState(std::move(*next));
+    self->journal_.FactorsChanged(self->worker_.has_factors());
+    {
+      const LayerWorker::StateView view = self->worker_.view();
+      MutexLock lock(self->mu_);
+      self->Show(view);
+    }
+    done();
+  });
+}
+
 void LayerPipeline::Show(const LayerWorker::StateView& view) {
   stats_.factor_version = view.version;
   stats_.state_bytes = view.bytes;

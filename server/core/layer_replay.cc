@@ -10,7 +10,8 @@
 namespace precondor {
 
 absl::Status LayerReplay::Load(const LayerImage& image) {
-  PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
+  if (image.held != worker_.has_factors()) PRECONDOR_RETURN_IF_ERROR(SetHeld(image.held));
+  if (image.held) PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
   began_ = image.at.began;
   image_updates_ = received_ = applied_ = image.at.updates;
   for (const SettledStep& settled : image.settled) steps_[settled.step] = {.settled = settled, .votes = {}};
@@ -72,6 +73,21 @@ void LayerReplay::Add(const FailedUpdateRecord& record) {
 void LayerReplay::Add(const PlanRecord& record) {
   if (record.at.updates < image_updates_) return;
   if (ReplayedStep* step = Find(record.at, record.mode); step != nullptr) step->settled.plan = record.plan;
+}
+
+absl::Status LayerReplay::SetHeld(bool held) {
+  if (held) return worker_.MakeFresh();
+  worker_.SetState(nullptr);
+  return absl::OkStatus();
+}
+
+absl::Status LayerReplay::Add(const FactorsRecord& record) {
+  if (record.at.updates < image_updates_) return absl::OkStatus();
+  // What came before belongs to the factors that go.
+  for (auto& [number, step] : steps_) {
+    Apply(std::exchange(step, {.settled = step.settled, .votes = {}, .failed = step.failed}));
+  }
+  return SetHeld(record.held);
 }
 
 LayerReplay::Outcome LayerReplay::Finish(uint64_t began) {

@@ -28,12 +28,14 @@ class LayerReplay {
   // `worker` is new, and outlives it.
   LayerReplay(LayerWorker& worker, uint64_t window_steps) : worker_(worker), window_(window_steps) {}
 
-  // Before any record. Errors: those of LayerState::Load.
+  // Before any record. Errors: those of LayerState::Load and Method::MakeState.
   absl::Status Load(const LayerImage& image);
   // Records in their order; those that the image knows of are passed over. DataLoss: some are missing before this one.
   absl::Status Add(UpdateRecord record);
   void Add(const FailedUpdateRecord& record);
   void Add(const PlanRecord& record);
+  // Errors: those of Method::MakeState.
+  absl::Status Add(const FactorsRecord& record);
 
   // Ends it. The job may have gone back to an earlier step, in epoch `began`, since the last record.
   struct Outcome {
@@ -45,6 +47,7 @@ class LayerReplay {
 
  private:
   void BeginAt(uint64_t began);
+  absl::Status SetHeld(bool held);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
   void Apply(ReplayedStep step);
 

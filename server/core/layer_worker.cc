@@ -27,11 +27,19 @@ LayerWorker::LayerWorker(SessionContext& session, uint32_t layer, std::unique_pt
       cost_entry_(session.shard->costs.Register(session.method_text, spec_.d_out, spec_.d_in)),
       state_(std::move(state)) {}
 
-LayerWorker::StateView LayerWorker::view() const { return {state_->version(), state_->bytes(), state_->summary()}; }
+absl::Status LayerWorker::MakeFresh() {
+  PRECONDOR_ASSIGN_OR_RETURN(state_, session_.method->MakeState(spec_, session_.shard->backend));
+  return absl::OkStatus();
+}
+
+LayerWorker::StateView LayerWorker::view() const {
+  if (state_ == nullptr) return {};
+  return {state_->version(), state_->bytes(), state_->summary()};
+}
 
 LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
   UpdateOutcome outcome;
-  if (!votes.empty()) {
+  if (!votes.empty() && state_ != nullptr) {
     outcome.attempted = true;
     outcome.status = ApplyStatistics(votes, outcome.took);
     if (outcome.status.ok()) session_.shard->costs.RecordUpdate(cost_entry_, absl::ToDoubleSeconds(outcome.took));
@@ -145,6 +153,10 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
 }
 
 absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient) {
+  if (state_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("layer \"", spec_.name, "\" has no factors since the fallback to first order"));
+  }
   if (!state_->ready()) {
     return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,6 +53,11 @@ class LayerWorker {
   // The answer of a step that somebody had no gradient for; frees what has been added up.
   Answer Skip(StepSlot& slot, std::string reason);
 
+  // Other factors, or none: updates then do nothing and gradients are answered IDENTITY.
+  void SetState(std::unique_ptr<LayerState> state) { state_ = std::move(state); }
+  bool has_factors() const { return state_ != nullptr; }
+  // Begins with fresh ones. Errors: those of Method::MakeState.
+  absl::Status MakeFresh();
   StateView view() const;
   // Those of LayerState.
   absl::StatusOr<std::string> Save() const { return state_->Save(); }
@@ -69,7 +75,7 @@ class LayerWorker {
   const LayerSpec& spec_;
   const bool single_;  // one rank sends the gradient: nothing to add up
   const size_t cost_entry_;
-  std::unique_ptr<LayerState> state_;
+  std::unique_ptr<LayerState> state_;  // null after a fallback to first order
 };
 
 }  // namespace precondor

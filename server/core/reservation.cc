@@ -15,18 +15,22 @@ constexpr int64_t kSaturated = int64_t{1} << 62;
 int64_t Add(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
 int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSaturated : x * y; }
 
-int64_t StagingBytes(const SessionSpec& spec, const Method& method, const LayerSpec& layer, int window_steps) {
-  int64_t statistics = 0;
-  if (method.needs_statistics()) {
-    statistics = Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
-                     static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
-  }
+int64_t StatisticsBytes(const SessionSpec& spec, const LayerSpec& layer) {
+  return Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
+             static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
+}
+
+int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
   const int64_t elements = layer.d_out * layer.d_in;
   const int64_t contributors = GradientContributors(spec);
   int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
   if (contributors > 1) gradients = Add(gradients, Mul(elements, 8));
   const int64_t slots = Mul(spec.world_size + contributors, Gather::kBytesPerContributor);
   return Add(Mul(window_steps + 1, Add(statistics, slots)), Mul(window_steps, gradients));
+}
+
+int64_t StagingBytes(const SessionSpec& spec, const Method& method, const LayerSpec& layer, int window_steps) {
+  return StagingBytes(spec, layer, method.needs_statistics() ? StatisticsBytes(spec, layer) : 0, window_steps);
 }
 
 }  // namespace
@@ -61,6 +65,20 @@ Reservation ComputeReservation(const SessionSpec& spec, const Method& method, ab
   const int64_t copies = spec.gradient_dtype == DType::kF32 ? 2 : 3;
   const int64_t per_task = Add(Add(method.needs_statistics() ? statistics : 0, Mul(copies, gradient)), method_scratch);
   reservation.scratch = Mul(parallelism, per_task);
+  return reservation;
+}
+
+Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
+                                         int parallelism) {
+  Reservation reservation;
+  int64_t gradient = 0;
+  for (uint32_t index : layers) {
+    const LayerSpec& layer = spec.layers[index];
+    reservation.staging = Add(reservation.staging, StagingBytes(spec, layer, /*statistics=*/0, window_steps));
+    gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
+  }
+  // D on the host where the wire's type is not f32.
+  if (spec.gradient_dtype != DType::kF32) reservation.scratch = Mul(parallelism, gradient);
   return reservation;
 }
 

@@ -27,6 +27,10 @@ struct Reservation {
 Reservation ComputeReservation(const SessionSpec& spec, const Method& method, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism);
 
+// Of the same in first order: gradients, and what averages them.
+Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
+                                         int parallelism);
+
 // States and staging of one layer, for placement.
 int64_t LayerBytes(const SessionSpec& spec, const Method& method, const LayerSpec& layer, int window_steps);
 

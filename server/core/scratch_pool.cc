@@ -20,6 +20,12 @@ absl::StatusOr<ScratchPool::Lease> ScratchPool::Acquire() {
   return Lease(this, std::move(block));
 }
 
+void ScratchPool::Trim() {
+  std::vector<DeviceMatrix> blocks;
+  MutexLock lock(mu_);
+  blocks.swap(free_);
+}
+
 void ScratchPool::Return(DeviceMatrix block) {
   MutexLock lock(mu_);
   free_.push_back(std::move(block));

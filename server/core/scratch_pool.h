@@ -37,6 +37,8 @@ class ScratchPool {
   ScratchPool(Backend& backend, int64_t block_elements) : backend_(backend), block_elements_(block_elements) {}
   // ResourceExhausted when the device has no memory left.
   absl::StatusOr<Lease> Acquire();
+  // Frees the blocks that nobody borrows.
+  void Trim();
 
  private:
   void Return(DeviceMatrix block);

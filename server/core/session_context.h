@@ -14,6 +14,7 @@
 #include "kernels/methods/method.h"
 #include "server/core/cost_table.h"
 #include "server/core/executor.h"
+#include "server/core/memory_account.h"
 #include "server/core/observer.h"
 #include "server/core/scratch_pool.h"
 #include "server/core/shard.h"
@@ -29,6 +30,7 @@ struct ShardContext {
   Logger& logger;
   Observer& observer;
   CostTable costs;
+  MemoryAccount memory;
   std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
 };
 

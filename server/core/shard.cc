@@ -11,7 +11,6 @@
 #include "server/core/payload.h"
 #include "server/core/reservation.h"
 #include "server/core/shard_session.h"
-#include "server/policy/admission.h"
 
 namespace precondor {
 namespace {
@@ -53,13 +52,14 @@ std::pair<int64_t, int64_t> ScratchElements(const SessionSpec& spec, const std::
 
 Shard::Shard(ShardOptions options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
              Observer& observer)
-    : context_(new ShardContext{.options = std::move(options),
+    : context_(new ShardContext{.options = options,
                                 .backend = backend,
                                 .executor = executor,
                                 .clock = clock,
                                 .logger = logger,
                                 .observer = observer,
-                                .costs = {}}) {}
+                                .costs = {},
+                                .memory = MemoryAccount(options.capacity_bytes, observer)}) {}
 
 Shard::~Shard() {
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
@@ -79,7 +79,8 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
     description.sessions.push_back({.session_id = session.session_id,
                                     .name = session.spec.name,
                                     .epoch = session.epoch,
-                                    .reserved_bytes = session.reserved_bytes});
+                                    .reserved_bytes = session.reserved_bytes,
+                                    .factors_released = session.factors_released});
   }
   return description;
 }
@@ -92,7 +93,7 @@ absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bo
     // Before the layers' records of the new epoch; a replay refuses it for the reason that Reinstall has.
     if (record) Record(InstallRecord{install});
     PRECONDOR_RETURN_IF_ERROR((*session)->Reinstall(install));
-    return (*session)->reserved_bytes();
+    return (*session)->factors().reserved_bytes();
   }
   return InstallNew(install, record);
 }
@@ -109,10 +110,14 @@ void Shard::Record(const ShardRecord& record) {
 absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool record) {
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Method> method, context_->options.make_method(install.spec.method));
   PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install));
-  const int64_t bytes = ComputeReservation(install.spec, *method, install.layers, context_->options.window_steps,
-                                           context_->executor.parallelism())
-                            .total();
-  PRECONDOR_RETURN_IF_ERROR(Reserve(install.spec.name, bytes));
+  const int window = context_->options.window_steps;
+  const int parallelism = context_->executor.parallelism();
+  const SessionFactors::Sizes sizes{
+      .held = ComputeReservation(install.spec, *method, install.layers, window, parallelism).total(),
+      .released = ComputeFirstOrderReservation(install.spec, install.layers, window, parallelism).total()};
+  const int64_t bytes = install.factors_released ? sizes.released : sizes.held;
+  PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(install.spec.name));
+  PRECONDOR_RETURN_IF_ERROR(context_->memory.Reserve(install.spec.name, bytes));
   const auto [statistics, gradient] = ScratchElements(install.spec, install.layers);
   std::shared_ptr<SessionContext> session_context(
       new SessionContext{.shard = context_,
@@ -123,9 +128,9 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
                          .statistics_scratch = ScratchPool(context_->backend, statistics),
                          .gradient_scratch = ScratchPool(context_->backend, gradient)});
   absl::StatusOr<std::shared_ptr<ShardSession>> session =
-      ShardSession::Create(std::move(session_context), install, bytes);
+      ShardSession::Create(std::move(session_context), install, sizes);
   if (!session.ok()) {
-    Release(bytes);
+    context_->memory.Release(bytes);
     return session.status();
   }
   if (record) Record(InstallRecord{install});
@@ -139,9 +144,10 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
   if (!inserted) {
     // The same Install came twice at once and the other one was faster.
     context_->observer.OnSessionRemoved(install.spec.name);
-    Release(bytes);
+    context_->memory.Release((*session)->factors().Close());
     return InstallRecorded(install, record);
   }
+  context_->observer.OnSessionMemory(install.spec.name, bytes);
   context_->logger.Log(Severity::kInfo, "session installed",
                        {{"session", install.spec.name},
                         {"session_id", install.session_id},
@@ -169,29 +175,18 @@ absl::Status Shard::ReplaceNamesake(const SessionInstall& install) {
   return Remove(older).status();
 }
 
-absl::Status Shard::Reserve(absl::string_view name, int64_t bytes) {
-  const int64_t capacity = context_->options.capacity_bytes;
+absl::Status Shard::CheckNotDraining(absl::string_view name) const {
   MutexLock lock(mu_);
-  if (draining_) {
-    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kDraining,
-                          absl::StrCat("session \"", name, "\": the shard is draining"));
-  }
-  const AdmissionDecision decision =
-      DecideAdmission({.needed = bytes, .reserved = reserved_bytes_, .capacity = capacity});
-  if (!decision.admit) {
-    return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
-                          absl::StrCat("session \"", name, "\" ", decision.reason));
-  }
-  reserved_bytes_ += bytes;
-  // Told under the lock: the last that is told is the last that is true.
-  context_->observer.OnReservedBytes(reserved_bytes_, capacity);
-  return absl::OkStatus();
+  if (!draining_) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kDraining,
+                        absl::StrCat("session \"", name, "\": the shard is draining"));
 }
 
-void Shard::Release(int64_t bytes) {
-  MutexLock lock(mu_);
-  reserved_bytes_ -= bytes;
-  context_->observer.OnReservedBytes(reserved_bytes_, context_->options.capacity_bytes);
+absl::Status Shard::HoldFactors(const FactorHold& hold) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(hold.session_id));
+  if (hold.hold) return session->factors().Hold(hold.version);
+  session->factors().Release(hold.version);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> Shard::Remove(uint64_t session_id) { return RemoveRecorded(session_id, true); }
@@ -208,7 +203,7 @@ absl::StatusOr<bool> Shard::RemoveRecorded(uint64_t session_id, bool record) {
   }
   session->Close(ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kUnknownSession,
                                 absl::StrCat("session \"", session->spec().name, "\" has been closed")));
-  Release(session->reserved_bytes());
+  context_->memory.Release(session->factors().Close());
   if (record) Record(RemoveRecord{session_id});
   context_->observer.OnSessionRemoved(session->spec().name);
   context_->logger.Log(Severity::kInfo, "session removed",
@@ -301,10 +296,7 @@ absl::StatusOr<std::vector<LayerStats>> Shard::GetLayerStats(absl::string_view s
                         absl::StrCat("session \"", session_name, "\": not on this shard"));
 }
 
-int64_t Shard::reserved_bytes() const {
-  MutexLock lock(mu_);
-  return reserved_bytes_;
-}
+int64_t Shard::reserved_bytes() const { return context_->memory.reserved(); }
 
 int64_t Shard::in_flight() const { return context_->in_flight.load(std::memory_order_relaxed); }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -58,6 +59,7 @@ struct ShardSessionSummary {
   uint64_t last_step = 0;
   Mode mode = Mode::kSecondOrder;  // of that step
   int64_t reserved_bytes = 0;
+  bool factors_released = false;
 };
 
 struct ShardOptions {
@@ -73,6 +75,8 @@ struct ShardOptions {
   // Where the shard writes down what it needs to come back; borrowed, outlives the executor's last task. Null: nowhere.
   ShardJournal* journal = nullptr;
   uint64_t snapshot_interval_steps = 0;  // between two cuts; 0: none but those asked for
+  // Gives freed memory back to the system; called when a session's factors are gone. May be empty.
+  std::function<void()> trim_memory;
 };
 
 // Thread-safe. One mutex guards the table of sessions; each session and layer has its own. Callbacks run on the
@@ -88,6 +92,7 @@ class Shard final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
+  absl::Status HoldFactors(const FactorHold& hold) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   // From now on a session that is not here yet is Unavailable (DRAINING); those that are here go on.
   void BeginDrain();
@@ -146,14 +151,12 @@ class Shard final : public ShardControl {
   void GiveUp(uint64_t session_id, const absl::Status& why);
   void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerPipeline&)> apply);
   absl::Status ReplaceNamesake(const SessionInstall& install);
-  absl::Status Reserve(absl::string_view name, int64_t bytes);
-  void Release(int64_t bytes);
+  absl::Status CheckNotDraining(absl::string_view name) const;
 
   const std::shared_ptr<ShardContext> context_;
 
   mutable Mutex mu_;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);
-  int64_t reserved_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);  // while replaying
 };

@@ -25,6 +25,7 @@ struct HeldSession {
   std::string name;
   uint64_t epoch = 0;
   int64_t reserved_bytes = 0;
+  bool factors_released = false;
 };
 
 struct ShardDescription {
@@ -46,8 +47,17 @@ struct SessionInstall {
   uint64_t epoch = 0;
   std::optional<uint64_t> goes_back_to = {};  // the epoch begins with this step again: what is kept of any step goes
   SessionSpec spec;
-  std::vector<uint32_t> layers;  // owned here, ascending
-  std::vector<Member> members;   // joined so far; frames are accepted once all ranks are in
+  std::vector<uint32_t> layers;   // owned here, ascending
+  std::vector<Member> members;    // joined so far; frames are accepted once all ranks are in
+  bool factors_released = false;  // a session that is new here begins without factors: see HoldFactors
+};
+
+// Whether a session's factors are needed. The greatest version counts; one that is not greater than an earlier one
+// changes nothing.
+struct FactorHold {
+  uint64_t session_id = 0;
+  uint64_t version = 0;
+  bool hold = true;
 };
 
 // How a new epoch begins: its members, of a session that is installed.
@@ -70,6 +80,10 @@ class ShardControl {
   // that a new member goes on from and that this shard keeps no more; nullopt: it keeps them all, or has gone on with
   // this epoch already. NotFound UNKNOWN_SESSION; FailedPrecondition STALE_EPOCH.
   virtual absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) = 0;
+  // Not hold: frees the session's factors once the work that uses them has ended, and takes no statistics in. Hold:
+  // reserves their memory again and begins with fresh ones; ResourceExhausted CAPACITY when it is not there, and they
+  // stay released. NotFound UNKNOWN_SESSION.
+  virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
   // Frees everything of the session; waiting results get Aborted. False: there was none.
   virtual absl::StatusOr<bool> Remove(uint64_t session_id) = 0;
   // Ends the calls under way, and all later ones, with Cancelled. For calls within the process there is nothing to end.

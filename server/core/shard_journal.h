@@ -52,7 +52,13 @@ struct PlanRecord {
   Mode mode = Mode::kSecondOrder;
   Plan plan;
 };
-using ShardRecord = std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord>;
+// From here on the layer has no factors, or fresh ones; see ShardControl::HoldFactors.
+struct FactorsRecord {
+  LayerStep at;
+  bool held = false;
+};
+using ShardRecord =
+    std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord, FactorsRecord>;
 
 // A step that repetitions may still ask for.
 struct SettledStep {
@@ -67,6 +73,7 @@ struct LayerImage {
   LayerStep at;
   uint64_t factor_version = 0;
   std::vector<SettledStep> settled;  // the window's, ascending
+  bool held = true;                  // false: the layer has no factors, `state` is empty
   std::string state;                 // LayerState::Save
 };
 

@@ -33,22 +33,26 @@ std::vector<Member> Replaced(const std::vector<uint64_t>& holders, const std::ve
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
                                                                    const SessionInstall& install,
-                                                                   int64_t reserved_bytes) {
+                                                                   SessionFactors::Sizes sizes) {
   std::vector<std::shared_ptr<LayerPipeline>> layers(install.spec.layers.size());
+  std::vector<std::shared_ptr<LayerPipeline>> owned;
   for (uint32_t layer : install.layers) {
-    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context, layer, install.epoch));
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer],
+                               LayerPipeline::Create(context, layer, install.epoch, !install.factors_released));
+    owned.push_back(layers[layer]);
   }
-  return std::shared_ptr<ShardSession>(
-      new ShardSession(std::move(context), reserved_bytes, install.layers, std::move(layers), MakeMembership(install)));
+  auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes, !install.factors_released);
+  return std::shared_ptr<ShardSession>(new ShardSession(std::move(context), install.layers, std::move(layers),
+                                                        std::move(factors), MakeMembership(install)));
 }
 
-ShardSession::ShardSession(std::shared_ptr<SessionContext> context, int64_t reserved_bytes, std::vector<uint32_t> owned,
-                           std::vector<std::shared_ptr<LayerPipeline>> layers,
+ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
+                           std::vector<std::shared_ptr<LayerPipeline>> layers, std::shared_ptr<SessionFactors> factors,
                            std::shared_ptr<const Membership> membership)
     : context_(std::move(context)),
-      reserved_bytes_(reserved_bytes),
       owned_(std::move(owned)),
       layers_(std::move(layers)),
+      factors_(std::move(factors)),
       membership_(std::move(membership)) {}
 
 std::shared_ptr<ShardSession::Membership> ShardSession::MakeMembership(const SessionInstall& install) {
@@ -222,6 +226,7 @@ void ShardSession::Close(const absl::Status& why) {
 
 void ShardSession::FinishReplay() {
   for (uint32_t layer : owned_) layers_[layer]->FinishReplay();
+  factors_->FinishReplay();
 }
 
 void ShardSession::SealOverdue(absl::Time now) {
@@ -239,7 +244,8 @@ ShardSessionSummary ShardSession::summary() const {
           // Written after last_step: a reader may be a step behind, never ahead.
           .mode = context_->after_last_first_order.load(std::memory_order_relaxed) > last_step ? Mode::kFirstOrder
                                                                                                : Mode::kSecondOrder,
-          .reserved_bytes = reserved_bytes_};
+          .reserved_bytes = factors_->reserved_bytes(),
+          .factors_released = !factors_->held()};
 }
 
 std::vector<LayerStats> ShardSession::layer_stats() const {

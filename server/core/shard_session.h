@@ -14,6 +14,7 @@
 #include "server/core/contribution.h"
 #include "server/core/layer_pipeline.h"
 #include "server/core/session_context.h"
+#include "server/core/session_factors.h"
 #include "server/core/shard.h"
 #include "server/core/shard_control.h"
 
@@ -22,9 +23,11 @@ namespace precondor {
 // Thread-safe. Lock order: mu_ is a leaf; layers are called without it.
 class ShardSession {
  public:
-  // Allocates the layers' states. `reserved_bytes` has been admitted. Errors: those of Method::MakeState.
+  // Allocates the layers' states, if factors are needed. `sizes`: that which applies has been reserved. Errors: those
+  // of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<ShardSession>> Create(std::shared_ptr<SessionContext> context,
-                                                              const SessionInstall& install, int64_t reserved_bytes);
+                                                              const SessionInstall& install,
+                                                              SessionFactors::Sizes sizes);
 
   // A later Install of the session (see ShardControl). FailedPrecondition: SPEC_MISMATCH, STALE_EPOCH, or
   // STALE_INCARNATION when a rank has another holder in the same epoch.
@@ -46,7 +49,7 @@ class ShardSession {
 
   const SessionSpec& spec() const { return context_->spec; }
   uint64_t id() const { return context_->session_id; }
-  int64_t reserved_bytes() const { return reserved_bytes_; }
+  SessionFactors& factors() const { return *factors_; }
   ShardSessionSummary summary() const;
   std::vector<LayerStats> layer_stats() const;
 
@@ -59,8 +62,9 @@ class ShardSession {
     std::vector<uint64_t> incarnations;  // by rank; 0: not joined; while fenced: the last epoch's
   };
 
-  ShardSession(std::shared_ptr<SessionContext> context, int64_t reserved_bytes, std::vector<uint32_t> owned,
-               std::vector<std::shared_ptr<LayerPipeline>> layers, std::shared_ptr<const Membership> membership);
+  ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
+               std::vector<std::shared_ptr<LayerPipeline>> layers, std::shared_ptr<SessionFactors> factors,
+               std::shared_ptr<const Membership> membership);
   static std::shared_ptr<Membership> MakeMembership(const SessionInstall& install);
   absl::Status EpochHasBegun(uint64_t epoch) const;
   std::shared_ptr<const Membership> membership() const;
@@ -69,9 +73,9 @@ class ShardSession {
 
   // Const after construction.
   const std::shared_ptr<SessionContext> context_;
-  const int64_t reserved_bytes_;
   const std::vector<uint32_t> owned_;
   const std::vector<std::shared_ptr<LayerPipeline>> layers_;  // by layer index; null: another shard's
+  const std::shared_ptr<SessionFactors> factors_;
 
   mutable Mutex mu_;
   std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mu_);

@@ -58,6 +58,7 @@ class MetricsObserver::Impl {
     std::array<prometheus::Counter*, kDecisions.size()> results;
     prometheus::Counter *updates, *update_failures, *result_bytes;
     prometheus::Histogram *update_seconds, *precondition_seconds;
+    prometheus::Gauge* reserved_bytes;
   };
   struct CoordinatorJob : Job {
     prometheus::Counter* steps;
@@ -222,6 +223,7 @@ class MetricsObserver::Impl {
     job.update_seconds = JobHistogram(job, kUpdateSeconds, own);
     job.precondition_seconds = JobHistogram(job, kPreconditionSeconds, own);
     job.result_bytes = JobCounter(job, kResultBytes, own);
+    job.reserved_bytes = JobGauge(job, kJobReservedBytes, own);
   }
 
   void FillCoordinatorJob(CoordinatorJob& job, const std::string& name) {
@@ -305,6 +307,9 @@ void MetricsObserver::OnResult(absl::string_view train_job, Decision decision, i
     }
     job.result_bytes->Increment(static_cast<double>(bytes));
   });
+}
+void MetricsObserver::OnSessionMemory(absl::string_view train_job, int64_t reserved) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.reserved_bytes->Set(static_cast<double>(reserved)); });
 }
 void MetricsObserver::OnReservedBytes(int64_t reserved, int64_t capacity) {
   impl_->plain(kReservedBytes).Set(static_cast<double>(reserved));

@@ -38,6 +38,7 @@ class MetricsObserver final : public Observer {
   void OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) override;
   void OnPrecondition(absl::string_view train_job, absl::Duration took) override;
   void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) override;
+  void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
   void OnReservedBytes(int64_t reserved, int64_t capacity) override;
   void OnShardSessions(int64_t sessions) override;
   void OnSessionOpened(absl::string_view train_job) override;

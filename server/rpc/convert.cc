@@ -148,6 +148,7 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   request.set_goes_back(install.goes_back_to.has_value());
   request.set_resume_step(install.goes_back_to.value_or(0));
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));
+  request.set_factors_released(install.factors_released);
   request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
   EncodeMembers(install.members, *request.mutable_members());
   return request;
@@ -174,6 +175,7 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   if (request.goes_back()) install.goes_back_to = request.resume_step();
   PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
+  install.factors_released = request.factors_released();
   install.layers.assign(request.layers().begin(), request.layers().end());
   for (size_t i = 0; i < install.layers.size(); ++i) {
     const bool ascending = i == 0 || install.layers[i] > install.layers[i - 1];
@@ -210,6 +212,7 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
     held->set_name(wire::SafeText(session.name));
     held->set_epoch(session.epoch);
     held->set_reserved_bytes(static_cast<uint64_t>(session.reserved_bytes));
+    held->set_factors_released(session.factors_released);
   }
   return out;
 }
@@ -224,7 +227,8 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
     out.costs.push_back({cost.method(), cost.d_out(), cost.d_in(), cost.seconds_per_step()});
   }
   for (const v1::HeldSession& session : response.sessions()) {
-    out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes())});
+    out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes()),
+                            session.factors_released()});
   }
   return out;
 }

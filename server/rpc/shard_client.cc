@@ -45,6 +45,15 @@ class ShardClient final : public ShardControl {
     return response.step();
   }
 
+  absl::Status HoldFactors(const FactorHold& hold) override {
+    v1::HoldFactorsRequest request;
+    request.set_session_id(hold.session_id);
+    request.set_version(hold.version);
+    request.set_hold(hold.hold);
+    v1::HoldFactorsResponse response;
+    return Call(&v1::ShardService::Stub::HoldFactors, request, response);
+  }
+
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     v1::RemoveSessionRequest request;
     request.set_session_id(session_id);

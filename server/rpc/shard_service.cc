@@ -39,6 +39,14 @@ grpc::ServerUnaryReactor* ShardService::FenceSession(grpc::CallbackServerContext
   });
 }
 
+grpc::ServerUnaryReactor* ShardService::HoldFactors(grpc::CallbackServerContext* context,
+                                                    const v1::HoldFactorsRequest* request, v1::HoldFactorsResponse*) {
+  return runner_.Run(context, "ShardService/HoldFactors", [this, request] {
+    return shard_.HoldFactors(
+        {.session_id = request->session_id(), .version = request->version(), .hold = request->hold()});
+  });
+}
+
 grpc::ServerUnaryReactor* ShardService::RemoveSession(grpc::CallbackServerContext* context,
                                                       const v1::RemoveSessionRequest* request,
                                                       v1::RemoveSessionResponse* response) {

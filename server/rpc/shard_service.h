@@ -20,6 +20,8 @@ class ShardService final : public v1::ShardService::CallbackService {
                                            v1::InstallSessionResponse* response) override;
   grpc::ServerUnaryReactor* FenceSession(grpc::CallbackServerContext* context, const v1::FenceSessionRequest* request,
                                          v1::FenceSessionResponse* response) override;
+  grpc::ServerUnaryReactor* HoldFactors(grpc::CallbackServerContext* context, const v1::HoldFactorsRequest* request,
+                                        v1::HoldFactorsResponse* response) override;
   grpc::ServerUnaryReactor* RemoveSession(grpc::CallbackServerContext* context, const v1::RemoveSessionRequest* request,
                                           v1::RemoveSessionResponse* response) override;
 

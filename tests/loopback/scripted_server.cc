@@ -86,6 +86,7 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
   void FillDirective(v1::Directive* directive) ABSL_EXCLUSIVE_LOCKS_REQUIRED(owner_->mu_) {
     directive->set_lease_through_step(owner_->script_.lease_through_step);
     directive->set_epoch(owner_->epoch_);
+    directive->set_went_back_epoch(owner_->script_.went_back_epoch);
     directive->set_resume_step(owner_->script_.resume_step);
     v1::ModeInterval* second = directive->add_modes();
     second->set_mode(v1::MODE_SECOND_ORDER);

@@ -38,6 +38,7 @@ class ScriptedServer {
     uint64_t chunk_bytes = uint64_t{1} << 20;  // of results
     bool active = true;                        // what JoinSession says
     uint64_t lease_through_step = 100;
+    uint64_t went_back_epoch = 0;
     uint64_t resume_step = 0;
     // What to say instead of a directive.
     std::function<absl::Status(const v1::ReportStepRequest& report)> refuse_report = [](const v1::ReportStepRequest&) {

@@ -83,6 +83,12 @@ class World::FlakyControl final : public ShardControl {
     if (Lost()) return absl::UnavailableError("lost on the way back");
     return gone;
   }
+  absl::Status HoldFactors(const FactorHold& hold) override {
+    if (Lost()) return absl::UnavailableError("lost on the way there");
+    const absl::Status status = shard_.HoldFactors(hold);
+    if (Lost()) return absl::UnavailableError("lost on the way back");
+    return status;
+  }
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     if (Lost()) return absl::UnavailableError("lost on the way there");
     absl::StatusOr<bool> existed = shard_.Remove(session_id);

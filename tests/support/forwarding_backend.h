@@ -52,6 +52,7 @@ class ForwardingBackend final : public Backend {
     live_bytes_ -= elements * static_cast<int64_t>(sizeof(float));
   }
   int64_t DoAllocatedBytes() const override { return live_bytes_; }
+  void DoTrim() override { inner_.Trim(); }
   absl::Status DoUpload(ConstMatrixView host, MatrixView device) override {
     return Forward([&] { return inner_.Upload(host, device); });
   }

@@ -38,6 +38,7 @@ Mode WorkerDirective::ModeOf(uint64_t step) const {
 absl::StatusOr<WorkerDirective> WorkerDirective::Decode(const v1::Directive& directive) {
   WorkerDirective out;
   out.lease_through_step = directive.lease_through_step();
+  out.went_back_epoch = directive.went_back_epoch();
   out.resume_step = directive.resume_step();
   for (const v1::ModeInterval& interval : directive.modes()) {
     PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, wire::DecodeMode(interval.mode(), "mode"));

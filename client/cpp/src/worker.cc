@@ -25,9 +25,6 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(200);
 // For gRPC to let go of borrowed memory once its connection is closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
-// Finished steps that another rank may repeat while this one goes on: shards keep the answers of the step before the
-// one that is open, whatever their window is.
-constexpr uint64_t kRepeatableSteps = 1;
 
 bool Overlap(ConstMatrixView x, ConstMatrixView y) {
   if (x.size() == 0 || y.size() == 0) return false;
@@ -116,8 +113,8 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
   std::unique_ptr<WorkerImpl> worker(new WorkerImpl(options, std::move(control), std::move(session), std::move(spec),
                                                     as.rank, as.incarnation, joined.session_id(), joined.epoch()));
-  // The first epoch has been begun by nobody in particular.
-  if (joined.epoch() > 1) PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive.resume_step, as.first_step));
+  // Of this epoch alone: the job may have gone on for long since an earlier one went back.
+  PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
   PRECONDOR_RETURN_IF_ERROR(worker->AddLinks(joined.shard_map()));
   worker->Start(as.first_step, std::move(directive));
   return std::unique_ptr<Worker>(std::move(worker));
@@ -199,12 +196,12 @@ std::string WorkerImpl::Describe(uint64_t step, int64_t layer) const {
   return absl::StrCat("session ", session_, " step ", step, " layer ", layer);
 }
 
-absl::Status WorkerImpl::CheckResume(uint64_t resume_step, uint64_t next_step) const {
-  if (next_step <= resume_step || next_step - resume_step <= kRepeatableSteps) return absl::OkStatus();
+absl::Status WorkerImpl::CheckResume(const WorkerDirective& directive, uint64_t epoch, uint64_t next_step) const {
+  if (directive.went_back_epoch <= epoch || next_step <= directive.resume_step) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
-                        absl::StrCat("session ", session_, ": the job has gone back to step ", resume_step, ", rank ",
-                                     rank_, " has finished step ", next_step - 1, ": go back to step ", resume_step,
-                                     " and join again with it as first_step"));
+                        absl::StrCat("session ", session_, ": the job has gone back to step ", directive.resume_step,
+                                     ", rank ", rank_, " has finished step ", next_step - 1, ": go back to step ",
+                                     directive.resume_step, " and join again with it as first_step"));
 }
 
 absl::StatusOr<Mode> WorkerImpl::CheckStep(uint64_t step, int64_t layer) const {
@@ -471,7 +468,7 @@ absl::Status WorkerImpl::Refresh() {
                           absl::StrCat("session ", session_, ": layers have moved to other shards; join anew"));
   }
   PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
-  PRECONDOR_RETURN_IF_ERROR(CheckResume(directive.resume_step, steps_->next_step()));
+  PRECONDOR_RETURN_IF_ERROR(CheckResume(directive, epoch(), steps_->next_step()));
   steps_->Adopt(std::move(directive));
   {
     MutexLock lock(mu_);

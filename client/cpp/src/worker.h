@@ -69,9 +69,8 @@ class WorkerImpl final : public Worker {
   absl::Status AddLinks(const v1::ShardMap& map);
   void Start(uint64_t first_step, WorkerDirective directive);
 
-  // ABORTED when the session goes on from a step that this worker, whose lowest unfinished step is `next_step`, cannot
-  // go back to by repeating what it has sent.
-  absl::Status CheckResume(uint64_t resume_step, uint64_t next_step) const;
+  // ABORTED when the job has gone back since `epoch`, to before `next_step`, this worker's lowest unfinished one.
+  absl::Status CheckResume(const WorkerDirective& directive, uint64_t epoch, uint64_t next_step) const;
   // The mode of `step`, or why nothing may be sent for it. Waits for the lease.
   absl::StatusOr<Mode> CheckStep(uint64_t step, int64_t layer) const;
   absl::Status CheckStatistics(uint64_t step, int64_t layer) const;

@@ -48,7 +48,7 @@ class Client {
   // True when this call created the session, false when it was there with the same description.
   virtual absl::StatusOr<bool> OpenSession(const SessionSpec& spec) = 0;
   // Takes the rank's place and waits until every rank has joined. The worker may outlive the client. Aborted when
-  // another rank has gone back further than `first_step`: all have to begin with the same step.
+  // the job has just gone back to a step before `first_step`: all have to begin with that one.
   virtual absl::StatusOr<std::unique_ptr<Worker>> Join(absl::string_view session, WorkerOptions options) = 0;
   // False when there was no such session.
   virtual absl::StatusOr<bool> CloseSession(absl::string_view session) = 0;
@@ -135,8 +135,8 @@ class Worker {
   // same mode for it. While the coordinator cannot be reached the report is kept and sent later: steps of the lease go
   // on without it (the first report of such a stretch takes two seconds), and at the lease's end this call, and
   // anything sent for a later step, waits up to lease_timeout: DeadlineExceeded names the coordinator and the step. A
-  // report that is refused later fails the next call. Aborted, here and from then on everywhere: another rank has gone
-  // back more than one step behind this worker's last; the message names the step to go back to.
+  // report that is refused later fails the next call. Aborted, here and from then on everywhere: another rank began
+  // again at a step that is history, and the job went back to it; the message names it.
   virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                                    double learning_rate) = 0;
   virtual Traffic traffic() const = 0;

@@ -46,6 +46,19 @@ TEST(BlockCacheTest, RefusesBeyondTheLimitWithTheNumbersAndGoesOn) {
   cache.Free(b, 512);
 }
 
+TEST(BlockCacheTest, KeepsFreedBlocksUntilItIsTrimmed) {
+  BlockCache cache(1 << 20, 1 << 20);
+  float* block = *cache.Allocate(100);
+  cache.Free(block, 100);
+  EXPECT_EQ(cache.cached_bytes(), 448);  // 400, in steps of 64
+  cache.Trim();
+  EXPECT_EQ(cache.cached_bytes(), 0);
+  block = *cache.Allocate(100);
+  EXPECT_EQ(block[99], 0.0f);
+  cache.Free(block, 100);
+  EXPECT_EQ(cache.cached_bytes(), 448);
+}
+
 TEST(BlockCacheTest, ServesManyThreads) {
   BlockCache cache(1 << 24, 1 << 16);
   std::vector<std::thread> threads;

@@ -31,7 +31,7 @@ class FakeShard final : public ShardControl {
     description.advertise_address = advertise;
     description.capacity_bytes = capacity;
     for (const auto& [id, install] : installed) {
-      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes});
+      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes, released[id]});
       description.reserved_bytes += kSessionBytes;
     }
     return description;
@@ -51,6 +51,14 @@ class FakeShard final : public ShardControl {
     fences.push_back(fence.epoch);
     return gone;
   }
+  absl::Status HoldFactors(const FactorHold& hold) override {
+    if (down) return absl::UnavailableError("down");
+    if (hold.hold && refuse_factors) return absl::ResourceExhaustedError("full");
+    EXPECT_LT(factors_version[hold.session_id], hold.version);
+    factors_version[hold.session_id] = hold.version;
+    released[hold.session_id] = !hold.hold;
+    return absl::OkStatus();
+  }
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     if (down) return absl::UnavailableError("down");
     ++removals;
@@ -65,6 +73,9 @@ class FakeShard final : public ShardControl {
   std::optional<uint64_t> gone;  // what Fence says
   std::vector<uint64_t> fences;  // epochs
   std::map<uint64_t, SessionInstall> installed;
+  bool refuse_factors = false;
+  std::map<uint64_t, bool> released;
+  std::map<uint64_t, uint64_t> factors_version;
   uint64_t last_install = 0;
   int installs = 0;
   int removals = 0;
@@ -77,6 +88,7 @@ class ShardHandle final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override { return shard_->Describe(); }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_->Install(install); }
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_->Fence(fence); }
+  absl::Status HoldFactors(const FactorHold& hold) override { return shard_->HoldFactors(hold); }
   absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_->Remove(session_id); }
 
  private:
