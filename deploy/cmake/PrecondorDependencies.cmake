@@ -3,6 +3,7 @@
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
 find_package(OpenBLAS CONFIG REQUIRED)
+find_package(ISAL MODULE REQUIRED)  # CRC-32C of what server/store writes
 find_package(dnnl CONFIG)  # its config wants OpenCL headers too
 if(PRECONDOR_SERVICE)
   # Module mode: it defines protobuf::protoc and protobuf_generate as Debian's gRPC config expects.

@@ -21,8 +21,8 @@ OURS = [
     ("server/policy/", ["kernels/base/"]),
     ("server/core/", CORE),
     ("server/metrics/", CORE + ["server/core/"]),
-    ("server/store/", CORE + ["server/core/"]),
-    ("server/rpc/", CORE + ["server/core/", "proto/wire/", "precondor/v1/"]),
+    ("server/store/", ["kernels/base/"]),
+    ("server/rpc/", CORE + ["server/core/", "server/store/", "proto/wire/", "precondor/v1/"]),
     ("server/config", ["kernels/base/", "server/policy/"]),
     ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "proto/wire/", "precondor/v1/"]),
     ("client/cpp/include/", ["kernels/base/", "precondor/"]),
@@ -33,7 +33,7 @@ OURS = [
     ("tests/reference/", ["kernels/base/"]),
     ("tests/unit/kernels/", ["kernels/", "tests/reference/", "tests/support/"]),
     ("tests/conformance/", ["kernels/", "tests/reference/", "tests/support/"]),
-    ("tests/sim/", ["kernels/", "server/core/", "server/policy/", "tests/reference/", "tests/support/"]),
+    ("tests/sim/", ["kernels/", "server/core/", "server/policy/", "server/store/", "tests/reference/", "tests/support/"]),
     ("tests/", ["kernels/", "server/", "client/", "proto/", "precondor/", "tests/"]),
 ]
 OUR_ROOTS = ("kernels/", "server/", "client/", "proto/", "precondor/", "tests/")
@@ -55,6 +55,7 @@ THIRD_PARTY = [
     (r"^yaml-cpp/", ["server/config"], "only server/config reads YAML"),
     (r"^(cblas|lapacke|openblas|dnnl|oneapi/dnnl)", ["kernels/cpu/", "client/cpp/examples/", "tests/bench/"],
      "BLAS and oneDNN live in kernels/cpu"),
+    (r"^isa-l", ["server/store/"], "checksums of stored bytes live in server/store"),
     (r"^absl/synchronization/", ["server/main", "server/app", "client/cpp/"],
      "use kernels/base/mutex.h (docs/gotchas.md)"),
 ]
@@ -84,9 +85,11 @@ LINKS = {
     "cpu": ["absl::*", "Threads::Threads", "OpenBLAS::*", "DNNL::*", "*"],
     "policy": ["absl::*", "precondor::base"],
     "core": ["absl::*", "Threads::Threads"] + CORE_TARGETS,
+    "store": ["absl::*", "precondor::base", "ISAL::isal"],
     "metrics": ["absl::*", "prometheus-cpp::*", "precondor::core"] + CORE_TARGETS,
     "wire": ["absl::*", "precondor::base", "precondor::proto", "gRPC::*", "protobuf::*"],
-    "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::core", "precondor::wire", "precondor::proto"] + CORE_TARGETS,
+    "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::core", "precondor::store", "precondor::wire",
+            "precondor::proto"] + CORE_TARGETS,
 }
 # Whatever a list above lets through, these never go together.
 NEVER = {
@@ -175,6 +178,8 @@ CASES = [
     Case("core includes protobuf", {"server/core/a.h": "\n#include <google/protobuf/message.h>\n"}, ["a.h:2: .*protobuf"]),
     Case("core includes rpc", {"server/core/a.h": '#include "server/rpc/handler.h"\n'}, ["server/core/ may include only"]),
     Case("policy includes core", {"server/policy/a.h": '#include "server/core/shard.h"\n'}, ["may include only"]),
+    Case("store includes core", {"server/store/a.h": '#include "server/core/shard.h"\n'}, ["server/store/ may include only"]),
+    Case("ISA-L outside store", {"server/core/a.cc": "#include <isa-l/crc.h>\n"}, ["live in server/store"]),
     Case("base includes backend", {"kernels/base/a.h": '#include "kernels/backend.h"\n'}, ["only itself"]),
     Case("cpu includes cuda", {"kernels/cpu/a.cc": '#include "kernels/cuda/a.h"\n'}, ["kernels/cpu/ may"]),
     Case("cuda includes cpu", {"kernels/cuda/a.cu": '#include "kernels/cpu/a.h"\n'}, ["kernels/cuda/ may"]),

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/store/file_system.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor::store {
+
+std::string JoinPath(absl::string_view dir, absl::string_view name) { return absl::StrCat(dir, "/", name); }
+
+std::string ParentDir(absl::string_view path) {
+  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+  const size_t slash = path.rfind('/');
+  if (slash == absl::string_view::npos) return ".";
+  return std::string(slash == 0 ? "/" : path.substr(0, slash));
+}
+
+absl::Status MakeDirDurably(FileSystem& fs, const std::string& path) {
+  PRECONDOR_RETURN_IF_ERROR(fs.MakeDir(path));
+  return fs.SyncDir(ParentDir(path));
+}
+
+}  // namespace precondor::store

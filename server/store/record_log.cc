@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/store/record_log.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/store/record_log_format.h"
+
+namespace precondor::store {
+namespace {
+
+constexpr absl::string_view kSegmentSuffix = ".log";
+constexpr absl::string_view kUnfinishedSuffix = ".tmp";
+
+absl::Status Located(const absl::Status& error, absl::string_view path, uint64_t offset) {
+  return absl::Status(error.code(), absl::StrCat(path, " at offset ", offset, ": ", error.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RecordLog>> RecordLog::Open(FileSystem& fs, std::string dir,
+                                                           const RecordLogOptions& options, const Replay& replay) {
+  if (options.max_record_bytes > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat(dir, ": max_record_bytes is ", options.max_record_bytes,
+                                                   ", the format allows ", std::numeric_limits<uint32_t>::max()));
+  }
+  PRECONDOR_RETURN_IF_ERROR(MakeDirDurably(fs, dir));
+  std::unique_ptr<RecordLog> log(new RecordLog(fs, std::move(dir), options));
+  PRECONDOR_ASSIGN_OR_RETURN(log->lock_, fs.Lock(JoinPath(log->dir_, "LOCK")));
+  {
+    MutexLock lock(log->mu_);
+    PRECONDOR_RETURN_IF_ERROR(log->Recover(replay));
+  }
+  return log;
+}
+
+absl::StatusOr<std::vector<uint64_t>> RecordLog::ListSegments() {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(dir_));
+  std::vector<uint64_t> found;
+  for (const std::string& name : names) {
+    if (absl::EndsWith(name, kUnfinishedSuffix)) {
+      PRECONDOR_RETURN_IF_ERROR(fs_.RemoveFile(JoinPath(dir_, name)));
+      continue;
+    }
+    absl::string_view digits = name;
+    uint64_t first_sequence = 0;
+    if (!absl::ConsumeSuffix(&digits, kSegmentSuffix)) continue;
+    if (!absl::SimpleAtoi(digits, &first_sequence) || SegmentPath(first_sequence) != JoinPath(dir_, name)) {
+      return absl::DataLossError(absl::StrCat(JoinPath(dir_, name), ": not the name of a log segment"));
+    }
+    found.push_back(first_sequence);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+absl::Status RecordLog::Recover(const Replay& replay) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> found, ListSegments());
+  if (!found.empty()) next_sequence_ = found.front();
+  std::string contents;
+  for (const uint64_t first_sequence : found) {
+    if (first_sequence != next_sequence_) {
+      return absl::DataLossError(absl::StrCat(SegmentPath(first_sequence), ": expected the segment that begins with ",
+                                              next_sequence_, "; records between are missing"));
+    }
+    PRECONDOR_RETURN_IF_ERROR(ReplaySegment(first_sequence, first_sequence == found.back(), replay, contents));
+    segments_.push_back({first_sequence, contents.size()});
+  }
+  // The last segment is written anew: what was read of it may never have reached the disk (a sync that failed before),
+  // and syncing the old file would not say so.
+  if (found.empty()) return StartSegment(next_sequence_, EncodeSegmentHeader(next_sequence_));
+  segments_.pop_back();
+  const std::string mark = EncodeRecordHeader(next_sequence_, kSyncMark, "");
+  if (next_sequence_ > found.back() && !absl::EndsWith(contents, mark)) {
+    contents += mark;  // true by the time the file has its name
+  }
+  return StartSegment(found.back(), contents);
+}
+
+absl::Status RecordLog::ReplaySegment(uint64_t first_sequence, bool last, const Replay& replay, std::string& contents) {
+  const std::string path = SegmentPath(first_sequence);
+  PRECONDOR_ASSIGN_OR_RETURN(contents, fs_.ReadFile(path));
+  const absl::string_view bytes = contents;
+  if (const absl::Status header = CheckSegmentHeader(bytes, first_sequence); !header.ok()) {
+    return Located(header, path, 0);
+  }
+  size_t offset = kSegmentHeaderBytes;
+  while (offset < bytes.size()) {
+    const std::optional<ParsedRecord> record = ParseRecord(bytes.substr(offset), options_.verify_checksums);
+    if (!record.has_value()) break;
+    if (record->type == kSyncMark ? record->sequence > next_sequence_ : record->sequence != next_sequence_) {
+      return Located(
+          absl::DataLossError(absl::StrCat("record ", record->sequence, " where ", next_sequence_, " was expected")),
+          path, offset);
+    }
+    if (record->type != kSyncMark) {
+      if (replay != nullptr) PRECONDOR_RETURN_IF_ERROR(replay({record->sequence, record->type, record->payload}));
+      ++next_sequence_;
+    }
+    offset += record->bytes();
+  }
+  if (offset == bytes.size()) return absl::OkStatus();
+  // Only what no sync covered may be torn: earlier segments were synced before the next began, and a later mark may say
+  // that a sync covered this record.
+  if (!last || HasSyncMark(bytes.substr(offset), next_sequence_ + 1)) {
+    return Located(absl::DataLossError(absl::StrCat("record ", next_sequence_, " is damaged")), path, offset);
+  }
+  torn_bytes_ = bytes.size() - offset;
+  contents.resize(offset);
+  return absl::OkStatus();
+}
+
+// Under another name until it is whole on disk: a segment's header is never torn, and a segment that is replaced is
+// there until its successor is.
+absl::Status RecordLog::StartSegment(uint64_t first_sequence, absl::string_view contents) {
+  const std::string path = SegmentPath(first_sequence);
+  const std::string unfinished = absl::StrCat(path, kUnfinishedSuffix);
+  PRECONDOR_ASSIGN_OR_RETURN(active_, fs_.Create(unfinished));
+  PRECONDOR_RETURN_IF_ERROR(active_->Append(contents));
+  PRECONDOR_RETURN_IF_ERROR(active_->Sync());
+  PRECONDOR_RETURN_IF_ERROR(fs_.Rename(unfinished, path));
+  PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir_));
+  segments_.push_back({first_sequence, contents.size()});
+  synced_before_ = next_sequence_;
+  return absl::OkStatus();
+}
+
+absl::Status RecordLog::Write(uint64_t sequence, uint8_t type, absl::string_view payload) {
+  const std::string header = EncodeRecordHeader(sequence, type, payload);
+  PRECONDOR_RETURN_IF_ERROR(active_->Append(header));
+  if (!payload.empty()) PRECONDOR_RETURN_IF_ERROR(active_->Append(payload));
+  segments_.back().size_bytes += header.size() + payload.size();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> RecordLog::Append(uint8_t type, absl::string_view payload) {
+  if (type == kSyncMark) {
+    return absl::InvalidArgumentError(absl::StrCat(dir_, ": record type 0 is the log's own, expected 1 to 255"));
+  }
+  if (payload.size() > options_.max_record_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(dir_, ": record of ", payload.size(), " bytes, at most ", options_.max_record_bytes));
+  }
+  MutexLock lock(mu_);
+  PRECONDOR_RETURN_IF_ERROR(poison_);
+  if (segments_.back().size_bytes >= options_.segment_bytes && next_sequence_ > segments_.back().first_sequence) {
+    PRECONDOR_RETURN_IF_ERROR(Rotate());
+  }
+  if (const absl::Status written = Write(next_sequence_, type, payload); !written.ok()) return Poison(written);
+  return next_sequence_++;
+}
+
+absl::Status RecordLog::Rotate() {
+  while (syncing_) synced_.wait(mu_);
+  PRECONDOR_RETURN_IF_ERROR(poison_);
+  if (segments_.back().size_bytes < options_.segment_bytes) return absl::OkStatus();  // somebody else has done it
+  absl::Status status = active_->Sync();
+  if (status.ok()) {
+    synced_before_ = next_sequence_;
+    status = active_->Close();
+  }
+  if (status.ok()) status = StartSegment(next_sequence_, EncodeSegmentHeader(next_sequence_));
+  return status.ok() ? status : Poison(status);
+}
+
+absl::Status RecordLog::Sync() {
+  mu_.Lock();
+  const uint64_t wanted = next_sequence_;
+  while (syncing_ && poison_.ok() && synced_before_ < wanted) synced_.wait(mu_);
+  if (!poison_.ok() || synced_before_ >= wanted) {
+    const absl::Status status = poison_;
+    mu_.Unlock();
+    return status;
+  }
+  syncing_ = true;
+  const uint64_t covered = next_sequence_;
+  WritableFile* const file = active_.get();
+  mu_.Unlock();
+
+  absl::Status status = file->Sync();
+
+  mu_.Lock();
+  syncing_ = false;
+  if (status.ok()) {
+    synced_before_ = covered;
+    // The records are safe whatever becomes of the mark, but half a mark must not be appended to.
+    if (poison_.ok()) {
+      if (const absl::Status marked = Write(covered, kSyncMark, ""); !marked.ok()) Poison(marked).IgnoreError();
+    }
+  } else {
+    status = Poison(status);
+  }
+  mu_.Unlock();
+  synced_.notify_all();
+  return status;
+}
+
+absl::Status RecordLog::DropBefore(uint64_t sequence) {
+  MutexLock lock(mu_);
+  while (segments_.size() > 1 && segments_[1].first_sequence <= sequence) {
+    const absl::Status removed = fs_.RemoveFile(SegmentPath(segments_.front().first_sequence));
+    if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
+    // One at a time: were a later one gone and an earlier one back after a crash, the log would have a gap.
+    PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir_));
+    segments_.erase(segments_.begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RecordLog::Poison(absl::Status error) {
+  if (poison_.ok()) {
+    poison_ = absl::Status(error.code(),
+                           absl::StrCat("log ", SegmentPath(segments_.back().first_sequence), " at offset ",
+                                        segments_.back().size_bytes, " must be opened again: ", error.message()));
+  }
+  return poison_;
+}
+
+absl::Status RecordLog::health() const {
+  MutexLock lock(mu_);
+  return poison_;
+}
+
+uint64_t RecordLog::first_sequence() const {
+  MutexLock lock(mu_);
+  return segments_.front().first_sequence;
+}
+
+uint64_t RecordLog::next_sequence() const {
+  MutexLock lock(mu_);
+  return next_sequence_;
+}
+
+uint64_t RecordLog::synced_before() const {
+  MutexLock lock(mu_);
+  return synced_before_;
+}
+
+uint64_t RecordLog::size_bytes() const {
+  MutexLock lock(mu_);
+  uint64_t sum = 0;
+  for (const Segment& segment : segments_) sum += segment.size_bytes;
+  return sum;
+}
+
+std::string RecordLog::SegmentPath(uint64_t first_sequence) const {
+  return JoinPath(dir_, absl::StrCat(absl::Dec(first_sequence, absl::kZeroPad20), kSegmentSuffix));
+}
+
+}  // namespace precondor::store

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// An append-only log of opaque records in the segment files of one directory; bytes in docs/storage.md.
+//
+// After a crash Open gives back a prefix of what was appended: every record that a successful Sync covered, in order,
+// and perhaps some that none covered. Nothing else is ever handed out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/base/mutex.h"
+#include "server/store/file_system.h"
+
+namespace precondor::store {
+
+struct RecordLogOptions {
+  uint64_t segment_bytes = uint64_t{64} << 20;      // a segment this long is followed by a new one
+  uint64_t max_record_bytes = uint64_t{256} << 20;  // of a payload; at most 2^32 - 1
+  // False lets damaged payloads through. For negative builds of the simulator alone.
+  bool verify_checksums = true;
+};
+
+struct Record {
+  uint64_t sequence = 0;  // the first record ever appended has 1, each next one more
+  uint8_t type = 0;       // the caller's, 1 ... 255
+  absl::string_view payload;
+};
+
+// Owner: one component; a lock file keeps other processes and logs out of the directory.
+// Threads: none of its own; calls may overlap. An Append does not wait for a Sync under way, unless it has to begin a
+// new segment; several Appends share the cost of one Sync (group commit).
+//
+// A failed Append, Sync or rotation poisons the log: all later Appends and Syncs return the first error. It must not be
+// retried: after a failed fsync Linux marks the lost pages clean, so that the next fsync succeeds without them, and a
+// failed append leaves part of a record in the way. Destroy the log and Open it again, which copies what is whole into
+// a new file.
+class RecordLog {
+ public:
+  // A status that is not OK ends Open with that status. Null: check everything, hand out nothing.
+  using Replay = std::function<absl::Status(const Record&)>;
+
+  // Makes `dir` (its parent must exist), takes its lock, replays, and starts a segment that is safe to append to.
+  // The end of the last segment, torn by a crash, is cut off (torn_bytes). What was replayed before an error must be
+  // thrown away. `fs` must outlive the log.
+  // Errors: DataLoss damage or a gap, with file and offset; FailedPrecondition directory in use, or a newer format;
+  //         those of FileSystem.
+  static absl::StatusOr<std::unique_ptr<RecordLog>> Open(FileSystem& fs, std::string dir,
+                                                         const RecordLogOptions& options, const Replay& replay);
+
+  // Returns the record's sequence. May sync, when a segment is full. InvalidArgument, without poison: type 0, or a
+  // payload over max_record_bytes.
+  absl::StatusOr<uint64_t> Append(uint8_t type, absl::string_view payload);
+  // After OK every record whose Append had returned before the call survives a crash.
+  absl::Status Sync();
+  // The records below `sequence` are no longer needed: removes the segments that hold nothing else, never the last one,
+  // so that Open may still replay some of them. Works on a poisoned log too, where it frees a full disk; an error
+  // does not poison and the call may be repeated.
+  absl::Status DropBefore(uint64_t sequence);
+
+  absl::Status health() const;                         // OK, or the error that poisoned the log
+  uint64_t first_sequence() const;                     // next_sequence() when the log is empty
+  uint64_t next_sequence() const;                      // that the next Append gives
+  uint64_t synced_before() const;                      // records below this survive a crash
+  uint64_t size_bytes() const;                         // of all segments
+  uint64_t torn_bytes() const { return torn_bytes_; }  // cut off by Open
+
+ private:
+  struct Segment {
+    uint64_t first_sequence = 0;
+    uint64_t size_bytes = 0;
+  };
+
+  RecordLog(FileSystem& fs, std::string dir, const RecordLogOptions& options)
+      : fs_(fs), dir_(std::move(dir)), options_(options) {}
+  absl::Status Recover(const Replay& replay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<std::vector<uint64_t>> ListSegments();
+  // `contents` gets the valid bytes of the segment, without what is torn.
+  absl::Status ReplaySegment(uint64_t first_sequence, bool last, const Replay& replay, std::string& contents)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status StartSegment(uint64_t first_sequence, absl::string_view contents) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Write(uint64_t sequence, uint8_t type, absl::string_view payload) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Poison(absl::Status error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string SegmentPath(uint64_t first_sequence) const;
+
+  // Constant after Open.
+  FileSystem& fs_;
+  const std::string dir_;
+  const RecordLogOptions options_;
+  std::unique_ptr<FileLock> lock_;
+  uint64_t torn_bytes_ = 0;
+
+  // Held while the system takes an append, which keeps records in the order of their sequences; not during a Sync.
+  mutable Mutex mu_;
+  CondVar synced_;
+  bool syncing_ ABSL_GUARDED_BY(mu_) = false;           // meanwhile active_ stays what it is
+  std::vector<Segment> segments_ ABSL_GUARDED_BY(mu_);  // ascending, the last is the one appended to
+  std::unique_ptr<WritableFile> active_ ABSL_GUARDED_BY(mu_);
+  absl::Status poison_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t synced_before_ ABSL_GUARDED_BY(mu_) = 1;
+};
+
+}  // namespace precondor::store

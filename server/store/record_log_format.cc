@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/store/record_log_format.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "server/store/crc32c.h"
+#include "server/store/encoding.h"
+
+namespace precondor::store {
+namespace {
+
+constexpr absl::string_view kMagic = "PCONDLOG";
+constexpr uint32_t kVersion = 1;
+
+}  // namespace
+
+std::string EncodeSegmentHeader(uint64_t first_sequence) {
+  std::string header(kMagic);
+  PutU32(header, kVersion);
+  PutU64(header, first_sequence);
+  PutU32(header, Crc32c(header));
+  return header;
+}
+
+absl::Status CheckSegmentHeader(absl::string_view segment, uint64_t first_sequence) {
+  Decoder decoder(segment);
+  const absl::string_view magic = decoder.Take(kMagic.size());
+  const uint32_t version = decoder.U32();
+  const uint64_t found = decoder.U64();
+  const uint32_t checksum = decoder.U32();
+  if (!decoder.ok()) {
+    return absl::DataLossError(
+        absl::StrCat("segment header has ", segment.size(), " bytes, expected ", kSegmentHeaderBytes));
+  }
+  if (magic != kMagic || checksum != Crc32c(segment.substr(0, kSegmentHeaderBytes - 4))) {
+    return absl::DataLossError("segment header is damaged");
+  }
+  if (version != kVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("segment has format ", version, ", this program reads ", kVersion));
+  }
+  if (found != first_sequence) {
+    return absl::DataLossError(
+        absl::StrCat("segment header names first sequence ", found, ", its file ", first_sequence));
+  }
+  return absl::OkStatus();
+}
+
+std::string EncodeRecordHeader(uint64_t sequence, uint8_t type, absl::string_view payload) {
+  std::string checked;
+  PutU32(checked, static_cast<uint32_t>(payload.size()));
+  PutU64(checked, sequence);
+  PutFixed(checked, type, 1);
+  std::string header;
+  PutU32(header, ExtendCrc32c(Crc32c(checked), payload));
+  return header + checked;
+}
+
+std::optional<ParsedRecord> ParseRecord(absl::string_view bytes, bool verify_checksum) {
+  Decoder decoder(bytes);
+  const uint32_t checksum = decoder.U32();
+  const uint32_t length = decoder.U32();
+  ParsedRecord record;
+  record.sequence = decoder.U64();
+  record.type = decoder.U8();
+  record.payload = decoder.Take(length);
+  if (!decoder.ok()) return std::nullopt;
+  if (verify_checksum && checksum != Crc32c(bytes.substr(4, kRecordHeaderBytes - 4 + length))) return std::nullopt;
+  return record;
+}
+
+bool HasSyncMark(absl::string_view bytes, uint64_t sequence) {
+  for (; bytes.size() >= kRecordHeaderBytes; bytes.remove_prefix(1)) {
+    const absl::string_view candidate = bytes.substr(0, kRecordHeaderBytes);
+    if (candidate.back() != static_cast<char>(kSyncMark)) continue;
+    const std::optional<ParsedRecord> mark = ParseRecord(candidate, true);  // nullopt when it has a payload
+    if (mark.has_value() && mark->sequence >= sequence) return true;
+  }
+  return false;
+}
+
+}  // namespace precondor::store
