@@ -20,6 +20,7 @@
 #include "server/core/shard.h"
 #include "server/core/thread_pool.h"
 #include "server/metrics/metrics_observer.h"
+#include "server/periodic.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/precondition_service.h"
 #include "server/rpc/session_service.h"
@@ -101,8 +102,10 @@ class ServerApp final : public App {
         }) {}
 
   ~ServerApp() override {
-    StopSealing();
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
+    reconciling_.Stop();
+    naming_.Stop();
+    sealing_.Stop();
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
     server_.reset();
     control_threads_.Drain();
@@ -121,7 +124,7 @@ class ServerApp final : public App {
       PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen));
       PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, metrics_port_));
     }
-    if (shard_ != nullptr && config_.statistics_deadline_ms > 0) sealing_ = std::thread([this] { SealOverdue(); });
+    StartPeriodicWork();
     SetServing(true);
     PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_));
     logger_.Log(Severity::kInfo, "serving",
@@ -190,6 +193,7 @@ class ServerApp final : public App {
     }
     options.quorum = config_.quorum;
     options.trim_memory = [] { malloc_trim(0); };
+    if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
     shard_ = std::make_unique<Shard>(options, *backend_, *compute_threads_, clock_, logger_, metrics_);
     metrics_.OnReservedBytes(0, config_.memory_limit_bytes);
     precondition_service_ =
@@ -244,27 +248,19 @@ class ServerApp final : public App {
     return absl::OkStatus();
   }
 
-  // A thread's work until StopSealing.
-  void SealOverdue() {
-    // Late by a quarter of the deadline at most.
-    const absl::Duration pause = absl::Milliseconds(std::max<int64_t>(1, config_.statistics_deadline_ms / 4));
-    for (;;) {
-      shard_->SealOverdue();
-      MutexLock lock(mu_);
-      stop_requested_.wait_until(mu_, absl::ToChronoTime(absl::Now() + pause),
-                                 [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_sealing_; });
-      if (stop_sealing_) return;
+  void StartPeriodicWork() {
+    if (shard_ != nullptr && config_.statistics_deadline_ms > 0) {
+      // Late by a quarter of the deadline at most.
+      const int64_t pause = std::max<int64_t>(1, config_.statistics_deadline_ms / 4);
+      sealing_.Start(absl::Milliseconds(pause), [this] { shard_->SealOverdue(); });
     }
-  }
-
-  void StopSealing() {
-    if (!sealing_.joinable()) return;
-    {
-      MutexLock lock(mu_);
-      stop_sealing_ = true;
+    if (shard_ != nullptr && config_.slow_worker_ms > 0) {
+      const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
+      naming_.Start(absl::Milliseconds(pause), [this] { shard_->NameLaggards(); });
     }
-    stop_requested_.notify_all();
-    sealing_.join();
+    if (coordinator_ != nullptr) {
+      reconciling_.Start(absl::Milliseconds(config_.reconcile_interval_ms), [this] { coordinator_->Reconcile(); });
+    }
   }
 
   void SetServing(bool serving) {
@@ -299,9 +295,7 @@ class ServerApp final : public App {
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
-  CondVar stop_requested_;
-  bool stop_sealing_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread sealing_;  // runs when statistics have a deadline
+  Periodic sealing_, naming_, reconciling_;
 };
 
 }  // namespace

@@ -27,7 +27,9 @@ struct ServerConfig {
   int64_t window_steps = 2;
   int64_t statistics_deadline_ms = 0;
   double quorum = 1.0;
+  int64_t slow_worker_ms = 30000;
   int64_t lease_steps = 64;
+  int64_t reconcile_interval_ms = 1000;
   std::string metrics_listen;
   std::string metrics_port_file;
   std::string log_format = "text";

@@ -192,6 +192,7 @@ void Coordinator::KeepPromise(CoordinatorSession& session) {
     return session.EndPromise(false);
   }
   if (before == promise->schedule) return;
+  observer_.OnModeChange(session.spec().name, promise->schedule.back().mode);
   const ModeInterval& last = promise->schedule.back();
   // The audit log: what was decided, from what.
   logger_.Log(Severity::kInfo, "mode changes",
@@ -520,14 +521,17 @@ absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
   KeepPromise(*session);
   Directive directive;
   Mode mode = Mode::kSecondOrder;
+  FallbackDecision decision;
   {
     MutexLock lock(mu_);
     directive = session->directive();
     mode = session->mode();
+    decision = session->decision();
   }
   if (!finished.has_value()) return directive;
   const std::string& name = session->spec().name;
   observer_.OnStepReported(name, finished->step, finished->loss, mode);
+  observer_.OnDecision(name, decision);
   logger_.Log(Severity::kDebug, "step reported by all",
               {{"session", name},
                {"step", finished->step},

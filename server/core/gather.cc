@@ -40,6 +40,14 @@ std::optional<uint32_t> Gather::owing() const {
   return std::nullopt;
 }
 
+std::vector<uint32_t> Gather::missing() const {
+  std::vector<uint32_t> ranks;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].standing == Standing::kMissing) ranks.push_back(first_rank_ + static_cast<uint32_t>(i));
+  }
+  return ranks;
+}
+
 std::optional<Vote> Gather::TakeNext() {
   for (; next_ < slots_.size(); ++next_) {
     Slot& slot = slots_[next_];

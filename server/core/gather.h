@@ -63,6 +63,9 @@ class Gather {
   int64_t voted() const { return voted_; }
   int64_t abstained() const { return abstained_; }  // with the refused
 
+  // Ranks whose slots are empty, ascending.
+  std::vector<uint32_t> missing() const;
+
   // The next vote in rank order that no slot before it can still precede: nullopt when its slot is empty or all have
   // been taken. Slots without a vote are passed over. Each vote is given away once; standing and digest stay.
   std::optional<Vote> TakeNext();

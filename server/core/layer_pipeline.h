@@ -61,6 +61,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void SetState(std::unique_ptr<LayerState> state, std::function<void()> done);
   // Gives up on statistics that are overdue at `now`.
   void SealOverdue(absl::Time now);
+  // Adds what the layer has waited for since before `since`: ranks whose contributions to a step others have sent.
+  void AddLaggards(absl::Time since, Laggards& laggards) const;
 
   // Coming back, before anything else: the layer's image, its records in order, then FinishReplay. Errors: those of
   // LayerReplay.

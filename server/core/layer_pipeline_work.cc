@@ -248,6 +248,19 @@ void LayerPipeline::FinishGradient(StepSlot& slot, LayerWorker::Answer answer) {
   shard.in_flight.fetch_sub(answered, std::memory_order_relaxed);
 }
 
+void LayerPipeline::AddLaggards(absl::Time since, Laggards& laggards) const {
+  MutexLock lock(mu_);
+  for (const auto& [step, slot] : slots_) {
+    for (const Phase* phase : {&slot->statistics, &slot->gradient}) {
+      if (phase->state != PhaseState::kOpen || phase->opened_at > since) continue;
+      if (!laggards.ranks.empty() && step > laggards.step) continue;
+      if (step < laggards.step) laggards.ranks.clear();
+      laggards.step = step;
+      for (uint32_t rank : phase->gather.missing()) laggards.ranks.insert(rank);
+    }
+  }
+}
+
 LayerStats LayerPipeline::stats() const {
   MutexLock lock(mu_);
   return stats_;

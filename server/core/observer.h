@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -12,6 +13,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
+#include "server/policy/fallback.h"
 
 namespace precondor {
 
@@ -34,13 +36,19 @@ class Observer {
   virtual void OnSessionMemory(absl::string_view train_job, int64_t reserved) {}
   virtual void OnReservedBytes(int64_t reserved, int64_t capacity) {}
   virtual void OnShardSessions(int64_t sessions) {}
+  // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
+  virtual void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
   // Coordinator.
   virtual void OnSessionOpened(absl::string_view train_job) {}
   virtual void OnSessionClosed(absl::string_view train_job) {}
   virtual void OnCoordinatorSessions(int64_t sessions) {}
-  // All ranks have reported `step`; `loss` is not finite when none of theirs was.
   // The coordinator's journal was written, or could not be.
   virtual void OnJournal(bool ok) {}
+  // What a session's policy decided on, after each step that all ranks have reported.
+  virtual void OnDecision(absl::string_view train_job, const FallbackDecision& decision) {}
+  // A change of mode has been written down; it holds from a step that nobody has begun.
+  virtual void OnModeChange(absl::string_view train_job, Mode mode) {}
+  // All ranks have reported `step`; `loss` is not finite when none of theirs was.
   virtual void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {}
   virtual void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {}
 };

@@ -270,6 +270,12 @@ void Shard::SealOverdue() {
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->SealOverdue(now);
 }
 
+void Shard::NameLaggards() {
+  if (context_->options.slow_worker == absl::InfiniteDuration()) return;
+  const absl::Time since = context_->clock.Now() - context_->options.slow_worker;
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->NameLaggards(since);
+}
+
 // --- inspection -----------------------------------------------------------------------------------------------------
 
 std::vector<std::shared_ptr<ShardSession>> Shard::AllSessions() const {

@@ -77,6 +77,8 @@ struct ShardOptions {
   uint64_t snapshot_interval_steps = 0;  // between two cuts; 0: none but those asked for
   // Gives freed memory back to the system; called when a session's factors are gone. May be empty.
   std::function<void()> trim_memory;
+  // Workers that a step has been waiting for so long are named by NameLaggards.
+  absl::Duration slow_worker = absl::InfiniteDuration();
 };
 
 // Thread-safe. One mutex guards the table of sessions; each session and layer has its own. Callbacks run on the
@@ -117,6 +119,8 @@ class Shard final : public ShardControl {
 
   // Seals what statistics_deadline has passed for. A server calls it every now and then.
   void SealOverdue();
+  // Logs and reports which workers hold the others up, when that has changed. The same.
+  void NameLaggards();
 
   // --- coming back: before anything else is called, on one thread; server/store has the records
   // ------------------------ The session's membership and layers are those of `record`, as Install says; a removed one

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
@@ -231,6 +232,23 @@ void ShardSession::FinishReplay() {
 
 void ShardSession::SealOverdue(absl::Time now) {
   for (uint32_t layer : owned_) layers_[layer]->SealOverdue(now);
+}
+
+void ShardSession::NameLaggards(absl::Time since) {
+  Laggards now;
+  for (uint32_t layer : owned_) layers_[layer]->AddLaggards(since, now);
+  {
+    MutexLock lock(mu_);
+    if (now.ranks == laggards_) return;
+    laggards_ = now.ranks;
+  }
+  context_->shard->observer.OnLaggards(spec().name, {now.ranks.begin(), now.ranks.end()});
+  if (now.ranks.empty()) {
+    context_->shard->logger.Log(Severity::kInfo, "no worker holds the others up any more", {{"session", spec().name}});
+    return;
+  }
+  context_->shard->logger.Log(Severity::kWarning, "workers hold all others up",
+                              {{"session", spec().name}, {"step", now.step}, {"ranks", absl::StrJoin(now.ranks, ",")}});
 }
 
 ShardSessionSummary ShardSession::summary() const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -43,6 +44,8 @@ class ShardSession {
   // Ends the session; waiting results get `why`.
   void Close(const absl::Status& why);
   void SealOverdue(absl::Time now);
+  // Logs and reports whom a step has been waiting for since before `since`, when that has changed.
+  void NameLaggards(absl::Time since);
 
   // The layers have had their records.
   void FinishReplay();
@@ -79,6 +82,7 @@ class ShardSession {
 
   mutable Mutex mu_;
   std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mu_);
+  std::set<uint32_t> laggards_ ABSL_GUARDED_BY(mu_);  // as last reported
 };
 
 }  // namespace precondor

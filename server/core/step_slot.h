@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,12 @@ struct Phase {
   // Nobody has contributed: nothing is lost when it goes.
   bool untouched() const { return state == PhaseState::kOpen && gather.empty(); }
   void Advance(PhaseEvent event) { state = NextState(state, event); }
+};
+
+// Who holds a session's oldest step up.
+struct Laggards {
+  uint64_t step = 0;
+  std::set<uint32_t> ranks;  // empty: nobody
 };
 
 // Guarded by the layer's lock, but for the members from `restored_votes` on, which only the layer's strand touches.

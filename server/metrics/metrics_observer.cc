@@ -59,10 +59,13 @@ class MetricsObserver::Impl {
     prometheus::Counter *updates, *update_failures, *result_bytes;
     prometheus::Histogram *update_seconds, *precondition_seconds;
     prometheus::Gauge* reserved_bytes;
+    prometheus::Gauge *lagging_workers, *lagging_rank;
   };
   struct CoordinatorJob : Job {
     prometheus::Counter* steps;
+    prometheus::Counter* mode_changes;
     prometheus::Gauge *last_step, *loss, *second_order, *epoch, *joined, *expected;
+    prometheus::Gauge *smoothed_loss, *loss_rate, *fallback_threshold;
   };
 
   Impl() : registry_(std::make_shared<prometheus::Registry>()) {
@@ -80,13 +83,15 @@ class MetricsObserver::Impl {
           break;
       }
     }
-    for (MetricId id :
-         {kReservedBytes, kCapacityBytes, kShardSessions, kCoordinatorSessions, kDraining, kResidentBytes}) {
+    for (MetricId id : {kReservedBytes, kCapacityBytes, kShardSessions, kCoordinatorSessions, kJournalFailing,
+                        kDraining, kResidentBytes}) {
       plain_[id] = &gauges_[id]->Add({});
     }
+    journal_failures_ = &counters_[kJournalFailures]->Add({});
   }
 
   prometheus::Gauge& plain(MetricId id) { return *plain_[id]; }
+  prometheus::Counter& journal_failures() { return *journal_failures_; }
   prometheus::Counter& AddCounter(MetricId id, const Labels& labels) { return counters_[id]->Add(labels); }
   prometheus::Gauge& AddGauge(MetricId id, const Labels& labels) { return gauges_[id]->Add(labels); }
   prometheus::Histogram& AddHistogram(MetricId id, const Labels& labels) {
@@ -203,6 +208,9 @@ class MetricsObserver::Impl {
 
   void FillShardJob(ShardJob& job, const std::string& name) {
     const Labels own = {{"train_job", name}};
+    job.lagging_workers = JobGauge(job, kLaggingWorkers, own);
+    job.lagging_rank = JobGauge(job, kLaggingRank, own);
+    job.lagging_rank->Set(-1);
     for (size_t kind = 0; kind < kKinds; ++kind) {
       Labels labels = {{"train_job", name}, {"kind", KindLabel(kind)}};
       job.contributions[kind] = JobCounter(job, kContributions, labels);
@@ -236,6 +244,10 @@ class MetricsObserver::Impl {
     job.epoch = JobGauge(job, kEpoch, own);
     job.joined = JobGauge(job, kWorkersJoined, own);
     job.expected = JobGauge(job, kWorkersExpected, own);
+    job.mode_changes = JobCounter(job, kModeChanges, own);
+    job.smoothed_loss = JobGauge(job, kSmoothedLoss, own);
+    job.loss_rate = JobGauge(job, kLossRate, own);
+    job.fallback_threshold = JobGauge(job, kFallbackThreshold, own);
   }
 
   const std::shared_ptr<prometheus::Registry> registry_;
@@ -243,6 +255,7 @@ class MetricsObserver::Impl {
   std::array<prometheus::Family<prometheus::Gauge>*, kMetricCount> gauges_ = {};
   std::array<prometheus::Family<prometheus::Histogram>*, kMetricCount> histograms_ = {};
   std::array<prometheus::Gauge*, kMetricCount> plain_ = {};
+  prometheus::Counter* journal_failures_ = nullptr;
 
   Mutex mu_;
   absl::flat_hash_map<std::string, std::unique_ptr<ShardJob>> shard_jobs_ ABSL_GUARDED_BY(mu_);
@@ -320,6 +333,26 @@ void MetricsObserver::OnShardSessions(int64_t sessions) {
 }
 void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
   impl_->plain(kCoordinatorSessions).Set(static_cast<double>(sessions));
+}
+void MetricsObserver::OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
+    job.lagging_workers->Set(static_cast<double>(ranks.size()));
+    job.lagging_rank->Set(ranks.empty() ? -1.0 : static_cast<double>(ranks.front()));
+  });
+}
+void MetricsObserver::OnJournal(bool ok) {
+  if (!ok) impl_->journal_failures().Increment();
+  impl_->plain(kJournalFailing).Set(ok ? 0 : 1);
+}
+void MetricsObserver::OnDecision(absl::string_view train_job, const FallbackDecision& decision) {
+  impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
+    job.smoothed_loss->Set(decision.inputs.loss);
+    job.loss_rate->Set(decision.inputs.rate);
+    job.fallback_threshold->Set(decision.inputs.threshold_rate);
+  });
+}
+void MetricsObserver::OnModeChange(absl::string_view train_job, Mode) {
+  impl_->WithCoordinatorJob(train_job, [](Impl::CoordinatorJob& job) { job.mode_changes->Increment(); });
 }
 void MetricsObserver::OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {
   impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {

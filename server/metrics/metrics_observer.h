@@ -41,9 +41,13 @@ class MetricsObserver final : public Observer {
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
   void OnReservedBytes(int64_t reserved, int64_t capacity) override;
   void OnShardSessions(int64_t sessions) override;
+  void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
   void OnSessionOpened(absl::string_view train_job) override;
   void OnSessionClosed(absl::string_view train_job) override;
   void OnCoordinatorSessions(int64_t sessions) override;
+  void OnJournal(bool ok) override;
+  void OnDecision(absl::string_view train_job, const FallbackDecision& decision) override;
+  void OnModeChange(absl::string_view train_job, Mode mode) override;
   void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) override;
   void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) override;
 

@@ -288,6 +288,10 @@ TEST(CtlCommandsTest, AskARunningServer) {
   EXPECT_THAT(run({"sessions"}), HasSubstr("test"));
   EXPECT_THAT(run({"layers", "test"}), HasSubstr("layer1"));
   EXPECT_THAT(run({"layers", "test", "--json"}), HasSubstr("\"preconditioned\": 2"));
+  EXPECT_THAT(run({"mode", "test"}), HasSubstr("by policy"));
+  EXPECT_THAT(run({"mode", "test", "first-order"}), HasSubstr("by an operator"));
+  EXPECT_THAT(run({"mode", "test", "--json"}), HasSubstr("\"forced\": \"first_order\""));
+  EXPECT_THAT(run({"mode", "test", "auto"}), HasSubstr("by policy"));
   EXPECT_EQ(run({"health"}), "SERVING\n");
   EXPECT_THAT(run({"drain", "--deadline=100ms"}), HasSubstr("in flight"));
 }

@@ -131,6 +131,8 @@ PRECONDOR_CONTROL_CALL(GetServerInfo, admin)
 PRECONDOR_CONTROL_CALL(ListSessions, admin)
 PRECONDOR_CONTROL_CALL(GetLayerStats, admin)
 PRECONDOR_CONTROL_CALL(Drain, admin)
+PRECONDOR_CONTROL_CALL(GetMode, admin)
+PRECONDOR_CONTROL_CALL(SetMode, admin)
 #undef PRECONDOR_CONTROL_CALL
 
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,

@@ -64,6 +64,8 @@ class ControlClient {
   absl::StatusOr<v1::GetLayerStatsResponse> GetLayerStats(const v1::GetLayerStatsRequest& request,
                                                           Canceller& canceller);
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request, Canceller& canceller);
+  absl::StatusOr<v1::GetModeResponse> GetMode(const v1::GetModeRequest& request, Canceller& canceller);
+  absl::StatusOr<v1::SetModeResponse> SetMode(const v1::SetModeRequest& request, Canceller& canceller);
 
  private:
   struct Stubs;

@@ -89,6 +89,27 @@ absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
   return CtlOutput{options.json ? Dump(LayersJson(options.argument, layers)) : LayersTable(layers), true};
 }
 
+absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
+  Canceller canceller;
+  v1::ModeStatus status;
+  if (options.mode.empty()) {
+    v1::GetModeRequest request;
+    request.set_session(options.argument);
+    PRECONDOR_ASSIGN_OR_RETURN(v1::GetModeResponse response, server.GetMode(request, canceller));
+    status = std::move(*response.mutable_status());
+  } else {
+    v1::SetModeRequest request;
+    request.set_session(options.argument);
+    if (options.mode == "second-order") request.set_mode(v1::MODE_SECOND_ORDER);
+    if (options.mode == "first-order") request.set_mode(v1::MODE_FIRST_ORDER);
+    PRECONDOR_ASSIGN_OR_RETURN(v1::SetModeResponse response, server.SetMode(request, canceller));
+    status = std::move(*response.mutable_status());
+  }
+  return CtlOutput{options.json ? Dump(ModeJson(options.argument, status)) : ModeTable(options.argument, status), true};
+}
+
 const char* HealthName(int32_t status) {
   switch (status) {
     case 1:
@@ -151,6 +172,7 @@ absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) {
   if (options.command == "status") return RunStatus(options);
   if (options.command == "sessions") return RunSessions(options);
   if (options.command == "layers") return RunLayers(options);
+  if (options.command == "mode") return RunMode(options);
   if (options.command == "health") return RunHealth(options);
   if (options.command == "drain") return RunDrain(options);
   return CtlOutput{std::string(CtlHelp()), true};

@@ -7,13 +7,32 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
 namespace {
 
-constexpr std::array<absl::string_view, 6> kCommands = {"status", "sessions", "layers", "health", "drain", "help"};
+// A command and how many arguments it takes; the first one that has to be there is a session's name.
+struct CommandWords {
+  absl::string_view name;
+  size_t least;
+  size_t most;
+};
+constexpr std::array<CommandWords, 7> kCommands = {{{"status", 0, 0},
+                                                    {"sessions", 0, 0},
+                                                    {"layers", 1, 1},
+                                                    {"mode", 1, 2},
+                                                    {"health", 0, 1},
+                                                    {"drain", 0, 0},
+                                                    {"help", 0, 0}}};
+constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
+
+std::string CommandNames() {
+  return absl::StrJoin(kCommands, ", ",
+                       [](std::string* out, const CommandWords& command) { absl::StrAppend(out, command.name); });
+}
 
 absl::StatusOr<absl::Duration> ParseSeconds(absl::string_view name, absl::string_view text) {
   absl::Duration value;
@@ -39,19 +58,28 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
 bool TakesValue(absl::string_view name) { return name == "server" || name == "timeout" || name == "deadline"; }
 
 absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& options) {
-  if (words.empty()) return absl::InvalidArgumentError("expected a command: status, sessions, layers, health or drain");
+  if (words.empty()) return absl::InvalidArgumentError(absl::StrCat("expected a command: ", CommandNames()));
   options.command = words[0];
-  if (std::find(kCommands.begin(), kCommands.end(), options.command) == kCommands.end()) {
+  const auto command = std::find_if(kCommands.begin(), kCommands.end(),
+                                    [&](const CommandWords& known) { return known.name == options.command; });
+  if (command == kCommands.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("expected ", CommandNames(), ", got \"", options.command, "\""));
+  }
+  const size_t arguments = words.size() - 1;
+  if (arguments < command->least) {
+    return absl::InvalidArgumentError(absl::StrCat(options.command, ": expected the name of a session"));
+  }
+  if (arguments > command->most) {
     return absl::InvalidArgumentError(
-        absl::StrCat("expected status, sessions, layers, health or drain, got \"", options.command, "\""));
+        absl::StrCat(options.command, ": unexpected argument \"", words[1 + command->most], "\""));
   }
-  const size_t least = options.command == "layers" ? 1 : 0;
-  const size_t most = options.command == "layers" || options.command == "health" ? 1 : 0;
-  if (words.size() - 1 < least) return absl::InvalidArgumentError("layers: expected the name of a session");
-  if (words.size() - 1 > most) {
-    return absl::InvalidArgumentError(absl::StrCat(options.command, ": unexpected argument \"", words[1 + most], "\""));
+  if (arguments > 0) options.argument = words[1];
+  if (arguments > 1) options.mode = words[2];
+  if (options.command == "mode" && arguments > 1 &&
+      std::find(kModes.begin(), kModes.end(), options.mode) == kModes.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("mode: expected ", absl::StrJoin(kModes, ", "), ", got \"", options.mode, "\""));
   }
-  if (words.size() > 1) options.argument = words[1];
   if (options.drain_deadline > absl::ZeroDuration() && options.command != "drain") {
     return absl::InvalidArgumentError("--deadline: for the command drain only");
   }
@@ -98,6 +126,8 @@ Commands
   status            version, role, memory and sessions of a server; of a coordinator's shards too
   sessions          sessions that a server knows
   layers SESSION    counters and factor state of a session's layers; through a coordinator, of all its shards
+  mode SESSION [second-order|first-order|auto]
+                    shows in which mode the steps are and why; or sets it, auto gives it back to the policy
   health [SERVICE]  asks grpc.health.v1; fails unless SERVING
   drain             stops taking new sessions, finishes what is under way, then ends the process
 
@@ -113,6 +143,7 @@ Exit code: 0 done, 1 the server did not answer, refused or is not healthy, 2 wro
 Examples
   precondorctl --server=coordinator:7070 status
   precondorctl layers bert --json | jq '.layers[] | select(.rejected > 0)'
+  precondorctl --server=coordinator:7070 mode bert first-order
   precondorctl --server=shard-3:7070 health && echo ready
   precondorctl --server=shard-3:7070 drain --deadline=30s
 )";

@@ -157,6 +157,39 @@ std::string SessionsTable(const v1::ListSessionsResponse& response) {
   return FormatTable(rows);
 }
 
+json ModeJson(absl::string_view session, const v1::ModeStatus& status) {
+  json schedule = json::array();
+  for (const v1::ModeInterval& interval : status.schedule()) {
+    schedule.push_back({{"first_step", interval.first_step()}, {"mode", ModeText(interval.mode())}});
+  }
+  const bool forced = status.forced() != v1::MODE_UNSPECIFIED;
+  return {{"session", session},
+          {"mode", ModeText(status.mode())},
+          {"schedule", schedule},
+          {"forced", forced ? json(ModeText(status.forced())) : json()},
+          {"rule", status.rule()},
+          {"reason", status.reason()},
+          {"step", status.step()},
+          {"loss", status.loss()},
+          {"rate", status.rate()},
+          {"threshold_rate", status.threshold_rate()},
+          {"phase_steps", status.phase_steps()},
+          {"streak_steps", status.streak_steps()},
+          {"second_order_seconds", status.second_order_seconds()},
+          {"first_order_seconds", status.first_order_seconds()}};
+}
+
+std::string ModeTable(absl::string_view session, const v1::ModeStatus& status) {
+  std::string text = absl::StrCat(session, ": ", ModeText(status.mode()), " at step ", status.step(), ", ",
+                                  status.forced() == v1::MODE_UNSPECIFIED ? "by policy" : "by an operator", "\n",
+                                  status.rule(), ": ", status.reason(), "\n\n");
+  std::vector<std::vector<std::string>> rows = {{"FROM STEP", "MODE"}};
+  for (const v1::ModeInterval& interval : status.schedule()) {
+    rows.push_back({absl::StrCat(interval.first_step()), ModeText(interval.mode())});
+  }
+  return absl::StrCat(text, FormatTable(rows));
+}
+
 json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers) {
   json list = json::array();
   for (const v1::LayerStats& layer : layers) {

@@ -21,10 +21,12 @@ struct ServerStatus {
 
 nlohmann::json StatusJson(const std::vector<ServerStatus>& servers);
 nlohmann::json SessionsJson(const v1::ListSessionsResponse& response);
+nlohmann::json ModeJson(absl::string_view session, const v1::ModeStatus& status);
 nlohmann::json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers);
 
 std::string StatusTable(const std::vector<ServerStatus>& servers);
 std::string SessionsTable(const v1::ListSessionsResponse& response);
+std::string ModeTable(absl::string_view session, const v1::ModeStatus& status);
 std::string LayersTable(const std::vector<v1::LayerStats>& layers);
 
 // Columns padded to their widest cell, two spaces apart, no spaces at a line's end; the first row is the heading. A

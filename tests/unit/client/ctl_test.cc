@@ -24,6 +24,8 @@ TEST(CtlOptionsTest, TakesFlagsAnywhereAndInBothForms) {
   EXPECT_TRUE(options->json);
   EXPECT_EQ(ParseCtlOptions({"drain", "--deadline=30s"})->drain_deadline, absl::Seconds(30));
   EXPECT_EQ(ParseCtlOptions({"health"})->argument, "");
+  EXPECT_EQ(ParseCtlOptions({"mode", "bert"})->mode, "");
+  EXPECT_EQ(ParseCtlOptions({"mode", "bert", "first-order"})->mode, "first-order");
   EXPECT_EQ(ParseCtlOptions({"status", "--help"})->command, "help");
 }
 
@@ -37,6 +39,9 @@ TEST(CtlOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"stop"}), HasSubstr("got \"stop\""));
   EXPECT_THAT(message({"layers"}), HasSubstr("name of a session"));
   EXPECT_THAT(message({"layers", "a", "b"}), HasSubstr("unexpected argument \"b\""));
+  EXPECT_THAT(message({"mode"}), HasSubstr("mode: expected the name of a session"));
+  EXPECT_THAT(message({"mode", "a", "slow"}), HasSubstr("expected second-order, first-order, auto, got \"slow\""));
+  EXPECT_THAT(message({"mode", "a", "auto", "b"}), HasSubstr("unexpected argument \"b\""));
   EXPECT_THAT(message({"status", "x"}), HasSubstr("unexpected argument \"x\""));
   EXPECT_THAT(message({"status", "--verbose"}), HasSubstr("unknown flag --verbose"));
   EXPECT_THAT(message({"status", "--json=1"}), HasSubstr("unknown flag --json=1"));
@@ -80,6 +85,27 @@ TEST(CtlRenderTest, ShowsServersThatAnswerAndThoseThatDoNot) {
   EXPECT_EQ(document["servers"][0]["role"], "shard");
   EXPECT_EQ(document["servers"][0]["reserved_bytes"], 1 << 20);
   EXPECT_EQ(document["servers"][1]["error"], "no answer within 1s");
+}
+
+TEST(CtlRenderTest, ShowsTheModeAndWhy) {
+  v1::ModeStatus status;
+  status.set_mode(v1::MODE_SECOND_ORDER);
+  status.set_step(400);
+  status.set_rule("LOSS_RATE");
+  status.set_reason("the loss falls fast enough");
+  status.set_rate(0.5);
+  v1::ModeInterval* interval = status.add_schedule();
+  interval->set_first_step(417);
+  interval->set_mode(v1::MODE_FIRST_ORDER);
+  EXPECT_THAT(ModeTable("bert", status), HasSubstr("bert: second_order at step 400, by policy\nLOSS_RATE: the loss"));
+  EXPECT_THAT(ModeTable("bert", status), HasSubstr("417  first_order"));
+  EXPECT_TRUE(ModeJson("bert", status)["forced"].is_null());
+  status.set_forced(v1::MODE_FIRST_ORDER);
+  EXPECT_THAT(ModeTable("bert", status), HasSubstr("by an operator"));
+  const nlohmann::json json = ModeJson("bert", status);
+  EXPECT_EQ(json["forced"], "first_order");
+  EXPECT_EQ(json["rate"], 0.5);
+  EXPECT_EQ(json["schedule"][0]["first_step"], 417);
 }
 
 TEST(CtlRenderTest, ShowsSessionsAndLayers) {

@@ -100,6 +100,15 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnCoordinatorSessions(4);
   metrics.OnStepReported("job", 41, 1.0, Mode::kSecondOrder);
   metrics.OnStepReported("job", 42, 0.5, Mode::kFirstOrder);
+  FallbackDecision decision;
+  decision.inputs.loss = 0.75;
+  decision.inputs.rate = 0.125;
+  decision.inputs.threshold_rate = 0.25;
+  metrics.OnDecision("job", decision);
+  metrics.OnModeChange("job", Mode::kFirstOrder);
+  metrics.OnLaggards("job", {3, 5});
+  metrics.OnJournal(true);
+  metrics.OnJournal(false);
   metrics.OnEpoch("job", 9, 1, 2);
   metrics.OnRpc("OpenSession", absl::StatusCode::kOk, absl::Milliseconds(1));
   metrics.OnRpc("OpenSession", absl::StatusCode::kResourceExhausted, absl::Milliseconds(1));
@@ -188,6 +197,14 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_rpcs_total{code="ok",method="OpenSession"})", 1},
       {R"(precondor_rpcs_total{code="resource_exhausted",method="OpenSession"})", 1},
       {R"(precondor_rpc_seconds_count{method="OpenSession"})", 2},
+      {R"(precondor_smoothed_loss{train_job="job"})", 0.75},
+      {R"(precondor_loss_rate{train_job="job"})", 0.125},
+      {R"(precondor_fallback_threshold_rate{train_job="job"})", 0.25},
+      {R"(precondor_mode_changes_total{train_job="job"})", 1},
+      {R"(precondor_lagging_workers{train_job="job"})", 2},
+      {R"(precondor_lagging_rank_number{train_job="job"})", 3},
+      {"precondor_journal_failures_total", 1},
+      {"precondor_journal_failing_status", 1},
       {"precondor_draining_status", 1},
       {R"(precondor_build_info{role="all",version="1.2.3"})", 1},
   };
@@ -231,10 +248,11 @@ TEST(MetricsTest, AJobHasTheSeriesOfItsSideAtZeroFromTheStart) {
   MetricsObserver shard("1", "shard"), coordinator("1", "coordinator");
   shard.OnSessionInstalled("job");
   coordinator.OnSessionOpened("job");
-  const std::set<std::string> decided = {"precondor_steps_total",     "precondor_last_step_number",
-                                         "precondor_training_loss",   "precondor_second_order_mode",
-                                         "precondor_epoch_number",    "precondor_joined_workers",
-                                         "precondor_expected_workers"};
+  const std::set<std::string> decided = {
+      "precondor_steps_total",        "precondor_last_step_number",        "precondor_training_loss",
+      "precondor_second_order_mode",  "precondor_smoothed_loss",           "precondor_loss_rate",
+      "precondor_mode_changes_total", "precondor_fallback_threshold_rate", "precondor_epoch_number",
+      "precondor_joined_workers",     "precondor_expected_workers"};
   const Scrape of_shard = Parse(shard.Render()), of_coordinator = Parse(coordinator.Render());
   for (const MetricInfo& info : kCatalog) {
     if (!absl::StartsWith(info.labels, "train_job")) continue;
@@ -244,7 +262,8 @@ TEST(MetricsTest, AJobHasTheSeriesOfItsSideAtZeroFromTheStart) {
   for (const Scrape& scrape : {of_shard, of_coordinator}) {
     for (const auto& [series, value] : scrape.samples) {
       if (!absl::StrContains(series, "train_job=")) continue;
-      EXPECT_EQ(value, absl::StartsWith(series, "precondor_second_order_mode") ? 1 : 0) << series;
+      const bool nobody = absl::StartsWith(series, "precondor_lagging_rank_number");
+      EXPECT_EQ(value, nobody ? -1 : absl::StartsWith(series, "precondor_second_order_mode") ? 1 : 0) << series;
     }
   }
 }
@@ -259,6 +278,9 @@ void Late(MetricsObserver& metrics) {
   metrics.OnPrecondition("job", absl::Seconds(1));
   metrics.OnResult("job", Decision::kIdentity, 1);
   metrics.OnStepReported("job", 99, 1.0, Mode::kSecondOrder);
+  metrics.OnDecision("job", {});
+  metrics.OnModeChange("job", Mode::kFirstOrder);
+  metrics.OnLaggards("job", {1});
   metrics.OnEpoch("job", 3, 1, 1);
   metrics.OnSessionRemoved("job");
   metrics.OnSessionClosed("job");

@@ -199,6 +199,42 @@ TEST_F(ShardControlTest, TrainerMayRollBackWithANewEpochAlone) {
   EXPECT_TRUE(Gradient(90, 0, 1)->accepted());
 }
 
+TEST_F(ShardControlTest, NamesWhoHoldsTheOthersUp) {
+  struct Recorder final : public Observer {
+    void OnLaggards(absl::string_view job, const std::vector<uint32_t>& ranks) override {
+      EXPECT_EQ(job, "job");
+      reported.push_back(ranks);
+    }
+    std::vector<std::vector<uint32_t>> reported;
+  } recorder;
+  options.slow_worker = absl::Seconds(30);
+  spec.world_size = 3;
+  Shard slow(options, *backend, executor, clock, logger, recorder);
+  ASSERT_TRUE(slow.Install(MakeInstall()).ok());
+  const auto send = [&](uint64_t step, uint32_t rank) {
+    const ContributionHeader header = Header(ContributionKind::kStatistics, step, rank);
+    slow.SubmitStatistics(header, Filled(header, 1), [](absl::StatusOr<bool> taken) { EXPECT_TRUE(taken.ok()); });
+  };
+  send(0, 1);
+  clock.Advance(absl::Seconds(29));
+  slow.NameLaggards();
+  EXPECT_TRUE(recorder.reported.empty());
+  send(1, 1);
+  clock.Advance(absl::Seconds(1));
+  slow.NameLaggards();
+  slow.NameLaggards();
+  EXPECT_THAT(recorder.reported, ::testing::ElementsAre(::testing::ElementsAre(0u, 2u))) << "once";
+  send(0, 0);
+  slow.NameLaggards();
+  EXPECT_THAT(recorder.reported.back(), ::testing::ElementsAre(2u));
+  send(0, 2);
+  slow.NameLaggards();
+  EXPECT_TRUE(recorder.reported.back().empty());
+  clock.Advance(absl::Seconds(40));
+  slow.NameLaggards();
+  EXPECT_THAT(recorder.reported.back(), ::testing::ElementsAre(0u, 2u)) << "for the next step";
+}
+
 TEST_F(ShardControlTest, OldEpochsAndIncarnationsAreFenced) {
   Start();
   SessionInstall next = MakeInstall(2);
