@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/store/snapshot_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/store/snapshot_format.h"
+
+namespace precondor::store {
+namespace {
+
+constexpr absl::string_view kUnfinishedSuffix = ".tmp";
+constexpr absl::string_view kManifestName = "MANIFEST";
+constexpr size_t kMaxKeyBytes = 128;
+
+std::string IdName(uint64_t id) { return absl::StrCat(absl::Dec(id, absl::kZeroPad20)); }
+std::string FileName(absl::string_view key) { return absl::StrCat(key, ".snap"); }
+
+bool IsKey(absl::string_view key) {
+  return !key.empty() && key.size() <= kMaxKeyBytes && key[0] != '.' && std::all_of(key.begin(), key.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+absl::Status At(absl::string_view path, const absl::Status& error) {
+  return absl::Status(error.code(), absl::StrCat(path, ": ", error.message()));
+}
+
+absl::Status WriteSynced(FileSystem& fs, const std::string& path, absl::string_view header, absl::string_view bytes) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file, fs.Create(path));
+  PRECONDOR_RETURN_IF_ERROR(file->Append(header));
+  if (!bytes.empty()) PRECONDOR_RETURN_IF_ERROR(file->Append(bytes));
+  PRECONDOR_RETURN_IF_ERROR(file->Sync());
+  return file->Close();
+}
+
+absl::Status RemoveTree(FileSystem& fs, const std::string& dir) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(dir));
+  for (const std::string& name : names) PRECONDOR_RETURN_IF_ERROR(fs.RemoveFile(JoinPath(dir, name)));
+  return fs.RemoveDir(dir);
+}
+
+}  // namespace
+
+SnapshotWriter::SnapshotWriter(FileSystem& fs, const std::string& dir, uint64_t id)
+    : fs_(fs), dir_(dir), id_(id), unfinished_(JoinPath(dir, absl::StrCat(IdName(id), kUnfinishedSuffix))) {}
+
+SnapshotWriter::~SnapshotWriter() {
+  MutexLock lock(mu_);
+  // What cannot be removed now, the next Open removes.
+  if (!committed_) RemoveTree(fs_, unfinished_).IgnoreError();
+}
+
+absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key, absl::string_view bytes) {
+  const std::string header = EncodeSnapshotFileHeader(id_, key);
+  PRECONDOR_RETURN_IF_ERROR(WriteSynced(fs_, JoinPath(unfinished_, FileName(key)), header, bytes));
+  return SnapshotFile{header.size() + bytes.size(), SnapshotFileChecksum(header, bytes)};
+}
+
+absl::Status SnapshotWriter::Add(absl::string_view key, absl::string_view bytes) {
+  if (!IsKey(key)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(unfinished_, ": key \"", key, "\", expected [A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"));
+  }
+  {
+    MutexLock lock(mu_);
+    if (!files_.emplace(key, SnapshotFile{}).second) {
+      return absl::AlreadyExistsError(absl::StrCat(unfinished_, ": key \"", key, "\" was added before"));
+    }
+  }
+  const absl::StatusOr<SnapshotFile> written = WriteFile(key, bytes);
+  MutexLock lock(mu_);
+  if (!written.ok()) {
+    if (failure_.ok()) failure_ = written.status();
+    return written.status();
+  }
+  files_[std::string(key)] = *written;
+  return absl::OkStatus();
+}
+
+absl::Status SnapshotWriter::Commit(absl::string_view metadata) {
+  MutexLock lock(mu_);
+  if (committed_) return absl::FailedPreconditionError(absl::StrCat(unfinished_, ": committed before"));
+  if (!failure_.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(unfinished_, ": lacks a file: ", failure_.message()));
+  }
+  const std::string manifest = EncodeManifest({id_, std::string(metadata), files_});
+  absl::Status status = WriteSynced(fs_, JoinPath(unfinished_, kManifestName), manifest, "");
+  // The names in the directory before its own: whoever sees it under its name finds all of it.
+  if (status.ok()) status = fs_.SyncDir(unfinished_);
+  if (status.ok()) status = fs_.Rename(unfinished_, JoinPath(dir_, IdName(id_)));
+  if (!status.ok()) {
+    failure_ = status;
+    return status;
+  }
+  committed_ = true;
+  return fs_.SyncDir(dir_);
+}
+
+absl::StatusOr<std::unique_ptr<SnapshotStore>> SnapshotStore::Open(FileSystem& fs, std::string dir) {
+  PRECONDOR_RETURN_IF_ERROR(MakeDirDurably(fs, dir));
+  std::unique_ptr<SnapshotStore> store(new SnapshotStore(fs, std::move(dir)));
+  PRECONDOR_ASSIGN_OR_RETURN(store->lock_, fs.Lock(JoinPath(store->dir_, "LOCK")));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(store->dir_));
+  for (const std::string& name : names) {
+    if (absl::EndsWith(name, kUnfinishedSuffix)) {
+      PRECONDOR_RETURN_IF_ERROR(RemoveTree(fs, JoinPath(store->dir_, name)));
+    }
+  }
+  return store;
+}
+
+std::string SnapshotStore::SnapshotPath(uint64_t id) const { return JoinPath(dir_, IdName(id)); }
+
+absl::StatusOr<std::unique_ptr<SnapshotWriter>> SnapshotStore::Begin(uint64_t id) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(dir_));
+  const std::string name = IdName(id), unfinished = absl::StrCat(name, kUnfinishedSuffix);
+  for (const std::string& taken : {name, unfinished}) {
+    if (std::binary_search(names.begin(), names.end(), taken)) {
+      return absl::AlreadyExistsError(absl::StrCat(JoinPath(dir_, taken), ": is there"));
+    }
+  }
+  PRECONDOR_RETURN_IF_ERROR(fs_.MakeDir(JoinPath(dir_, unfinished)));
+  return std::unique_ptr<SnapshotWriter>(new SnapshotWriter(fs_, dir_, id));
+}
+
+absl::StatusOr<std::vector<uint64_t>> SnapshotStore::List() const {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(dir_));
+  std::vector<uint64_t> ids;
+  for (const std::string& name : names) {
+    uint64_t id = 0;
+    if (absl::SimpleAtoi(name, &id) && IdName(id) == name) ids.push_back(id);
+  }
+  return ids;  // names are sorted, and of equal length
+}
+
+absl::StatusOr<SnapshotManifest> SnapshotStore::ReadManifest(uint64_t id) const {
+  PRECONDOR_RETURN_IF_ERROR(fs_.List(SnapshotPath(id)).status());
+  const std::string path = JoinPath(SnapshotPath(id), kManifestName);
+  absl::StatusOr<std::string> bytes = fs_.ReadFile(path);
+  if (absl::IsNotFound(bytes.status())) return absl::DataLossError(bytes.status().message());
+  if (!bytes.ok()) return bytes.status();
+  absl::StatusOr<SnapshotManifest> manifest = DecodeManifest(*bytes, id);
+  if (!manifest.ok()) return At(path, manifest.status());
+  return manifest;
+}
+
+absl::StatusOr<std::string> SnapshotStore::Read(const SnapshotManifest& manifest, absl::string_view key) const {
+  const std::string path = JoinPath(SnapshotPath(manifest.id), FileName(key));
+  const auto expected = manifest.files.find(std::string(key));
+  if (expected == manifest.files.end()) {
+    return absl::NotFoundError(absl::StrCat(path, ": the manifest has no key \"", key, "\""));
+  }
+  absl::StatusOr<std::string> bytes = fs_.ReadFile(path);
+  if (absl::IsNotFound(bytes.status())) return absl::DataLossError(bytes.status().message());
+  if (!bytes.ok()) return bytes.status();
+  if (const absl::Status good = CheckSnapshotFile(*bytes, manifest.id, key, expected->second); !good.ok()) {
+    return At(path, good);
+  }
+  bytes->erase(0, EncodeSnapshotFileHeader(manifest.id, key).size());
+  return bytes;
+}
+
+absl::StatusOr<SnapshotManifest> SnapshotStore::Verify(uint64_t id) const {
+  PRECONDOR_ASSIGN_OR_RETURN(SnapshotManifest manifest, ReadManifest(id));
+  for (const auto& [key, file] : manifest.files) PRECONDOR_RETURN_IF_ERROR(Read(manifest, key).status());
+  return manifest;
+}
+
+absl::StatusOr<FoundSnapshot> SnapshotStore::LatestValid() const {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, List());
+  FoundSnapshot found;
+  for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
+    absl::StatusOr<SnapshotManifest> manifest = Verify(*id);
+    if (manifest.ok()) {
+      found.manifest = *std::move(manifest);
+      return found;
+    }
+    found.skipped.push_back(manifest.status());
+  }
+  return absl::NotFoundError(absl::StrCat(
+      dir_, ": no valid snapshot", found.skipped.empty() ? "" : "; ",
+      absl::StrJoin(found.skipped, "; ",
+                    [](std::string* out, const absl::Status& status) { absl::StrAppend(out, status.message()); })));
+}
+
+absl::Status SnapshotStore::Remove(uint64_t id) {
+  const std::string removed = absl::StrCat(SnapshotPath(id), kUnfinishedSuffix);
+  const absl::Status renamed = fs_.Rename(SnapshotPath(id), removed);
+  if (absl::IsNotFound(renamed)) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(renamed);
+  // Half of it must not come back under its name.
+  PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir_));
+  return RemoveTree(fs_, removed);
+}
+
+absl::Status SnapshotStore::Keep(uint64_t count) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, List());
+  const uint64_t kept = std::max<uint64_t>(count, 1);
+  for (size_t i = 0; i + kept < ids.size(); ++i) PRECONDOR_RETURN_IF_ERROR(Remove(ids[i]));
+  return absl::OkStatus();
+}
+
+}  // namespace precondor::store
