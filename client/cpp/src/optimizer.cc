@@ -5,12 +5,16 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/casts.h"
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
@@ -66,6 +70,48 @@ class OptimizerBase : public Optimizer {
     return absl::OkStatus();
   }
 
+  std::string SaveState() const final {
+    std::string out;
+    PutBytes(out, Heading());
+    PutU64(out, static_cast<uint64_t>(step_));
+    PutU64(out, shapes_.size());
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      PutU64(out, static_cast<uint64_t>(shapes_[i].rows));
+      PutU64(out, static_cast<uint64_t>(shapes_[i].cols));
+      PutU32(out, shapes_[i].has_bias ? 1 : 0);
+      for (float value : state_[i]) PutU32(out, absl::bit_cast<uint32_t>(value));
+    }
+    return out;
+  }
+
+  absl::Status LoadState(absl::string_view state) final {
+    Decoder in(state);
+    if (const absl::string_view heading = in.Bytes(); heading != Heading()) {
+      return absl::InvalidArgumentError(absl::StrCat("optimizer state: expected that of ", Heading(), ", got ",
+                                                     heading.empty() ? "something else" : absl::CHexEscape(heading)));
+    }
+    const auto step = static_cast<int64_t>(in.U64());
+    std::vector<Shape> shapes(std::min<uint64_t>(in.U64(), state.size()));
+    std::vector<std::vector<float>> moments(shapes.size());
+    for (size_t i = 0; i < shapes.size() && in.ok(); ++i) {
+      Shape& shape = shapes[i];
+      shape.rows = static_cast<int64_t>(in.U64());
+      shape.cols = static_cast<int64_t>(in.U64());
+      shape.has_bias = in.U32() != 0;
+      // Each number is four bytes of what is there; a product of larger ones need not be formed.
+      const auto limit = static_cast<int64_t>(state.size());
+      if (shape.rows < 0 || shape.cols < 0 || shape.rows > limit || shape.cols > limit) return Damaged(state);
+      if (shape.rows * shape.cols > limit) return Damaged(state);
+      moments[i].resize(static_cast<size_t>(moments_ * shape.rows * shape.cols));
+      for (float& value : moments[i]) value = absl::bit_cast<float>(in.U32());
+    }
+    if (!in.done() || step < 0) return Damaged(state);
+    step_ = step;
+    shapes_ = std::move(shapes);
+    state_ = std::move(moments);
+    return absl::OkStatus();
+  }
+
  protected:
   virtual void Update(const std::vector<Tensor>& tensors, double learning_rate) = 0;
 
@@ -77,6 +123,12 @@ class OptimizerBase : public Optimizer {
     int64_t rows, cols;
     bool has_bias;
   };
+
+  std::string Heading() const { return absl::StrCat("precondor optimizer 1 ", config_.name); }
+  static absl::Status Damaged(absl::string_view state) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer state: damaged or cut short, got ", state.size(), " bytes"));
+  }
 
   absl::Status CheckShapes(absl::Span<const Parameter> parameters) const {
     if (step_ > 0 && parameters.size() != shapes_.size()) {

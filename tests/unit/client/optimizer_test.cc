@@ -217,6 +217,63 @@ TEST(OptimizerTest, RefusesOtherShapesAndChangesNothing) {
   expect_refused({{w.view(), g.view(), false}}, std::numeric_limits<double>::quiet_NaN(), "learning rate");
 }
 
+class OptimizerStateTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static std::unique_ptr<Optimizer> Make(const std::string& name) {
+    OptimizerConfig config;
+    config.name = name;
+    config.weight_decay = 0.1;
+    return *MakeOptimizer(config);
+  }
+};
+
+TEST_P(OptimizerStateTest, GoesOnBitwiseFromWhatWasSaved) {
+  std::mt19937_64 rng(3);
+  Matrix weight(4, 3), gradient(4, 3);
+  weight.Fill(rng, 1);
+  const auto first = Make(GetParam());
+  const auto step = [&](Optimizer& optimizer, Matrix& w, uint64_t seed) {
+    std::mt19937_64 own(seed);
+    gradient.Fill(own, 1);
+    ASSERT_TRUE(optimizer.Step({Parameter{w.view(), gradient.view(), true}}, kRate).ok());
+  };
+  for (uint64_t s = 0; s < 5; ++s) step(*first, weight, s);
+  const std::string saved = first->SaveState();
+  Matrix other = weight;
+  const auto second = Make(GetParam());
+  ASSERT_TRUE(second->LoadState(saved).ok());
+  EXPECT_EQ(second->SaveState(), saved);
+  for (uint64_t s = 5; s < 20; ++s) {
+    step(*first, weight, s);
+    step(*second, other, s);
+  }
+  EXPECT_EQ(weight.Columns(0, 3), other.Columns(0, 3));
+  Matrix wide(4, 4);
+  EXPECT_FALSE(second->Step({Parameter{wide.view(), wide.view(), true}}, kRate).ok()) << "shapes are part of it";
+}
+
+TEST_P(OptimizerStateTest, RefusesOtherBytesAndChangesNothing) {
+  std::mt19937_64 rng(3);
+  Matrix weight(2, 3), gradient(2, 3);
+  weight.Fill(rng, 1);
+  gradient.Fill(rng, 1);
+  const auto optimizer = Make(GetParam());
+  ASSERT_TRUE(optimizer->Step({Parameter{weight.view(), gradient.view(), false}}, kRate).ok());
+  const std::string saved = optimizer->SaveState();
+  for (size_t size = 0; size < saved.size(); ++size) {
+    EXPECT_EQ(optimizer->LoadState(saved.substr(0, size)).code(), absl::StatusCode::kInvalidArgument) << size;
+  }
+  EXPECT_FALSE(optimizer->LoadState(saved + "x").ok());
+  std::string huge = saved;
+  huge[8 + std::string("precondor optimizer 1 ").size() + std::string(GetParam()).size() + 8 + 8 + 5] = '\x7f';
+  EXPECT_FALSE(optimizer->LoadState(huge).ok()) << "rows beyond what is there";
+  const auto another = Make(std::string(GetParam()) == "sgd" ? "lamb" : "sgd");
+  EXPECT_THAT(std::string(another->LoadState(saved).message()), HasSubstr(GetParam()));
+  EXPECT_EQ(optimizer->SaveState(), saved);
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, OptimizerStateTest, ::testing::Values("sgd", "adamw", "lamb"));
+
 TEST(OptimizerTest, NamesTheBadOption) {
   const auto message = [](auto change) {
     OptimizerConfig config;

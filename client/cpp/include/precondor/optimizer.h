@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 #include "kernels/base/matrix_view.h"
@@ -43,6 +44,12 @@ class Optimizer {
   // Updates all weights in place. InvalidArgument, nothing changed, when a gradient's shape is not its weight's, when
   // shapes differ from the first call's, or when the learning rate is negative or not finite.
   virtual absl::Status Step(absl::Span<const Parameter> parameters, double learning_rate) = 0;
+
+  // Everything that the next step depends on but the weights and the configuration, for a checkpoint: an optimizer of
+  // the same configuration that loads it goes on bitwise. Bytes of one version of this library, little-endian.
+  virtual std::string SaveState() const = 0;
+  // InvalidArgument, nothing changed, for bytes of another optimizer, damaged or cut short.
+  virtual absl::Status LoadState(absl::string_view state) = 0;
 };
 
 // InvalidArgument names the option.
