@@ -20,7 +20,7 @@ import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIELDS = {"task", "method", "statistics", "representation", "base_optimizer", "exchange", "workers", "shards",
-          "learning_rate", "seeds", "final_loss", "steps_to_adamw_final", "bytes_per_step", "seconds"}
+          "learning_rate", "seeds", "fallback", "modes", "final_loss", "steps_to_adamw_final", "bytes_per_step", "seconds"}
 # Share of AdamW's steps after which its final loss is reached, at most.
 PROMISES = {("autoencoder", "SIGNED"): 1 / 3, ("autoencoder", "MEAN"): 0.4, ("classifier", "SIGNED"): 0.55}
 # One image of the 359 held out, and a little: the resolution of an accuracy.
@@ -51,12 +51,17 @@ class Results(unittest.TestCase):
             workers = run["workers"]
             # f32, there and back; in DIRECT by every worker.
             gradients = 2 * 4 * sum(m * n for m, n in shapes) * (workers if run["exchange"] == "DIRECT" else 1)
+            if run["exchange"] == "DELEGATE" and run["fallback"] != "never":
+                continue  # tests/e2e/mkor_h_test.py
             self.assertAlmostEqual(run["bytes_per_step"]["gradients"], gradients, delta=0.001 * gradients)
             # f16, q vectors a side, at the first ten steps and every tenth.
             vectors = {"none": 0, "MEAN": 1, "SIGNED": -(-16 // workers)}[run["statistics"]]
             steps = sum(1 for step in range(run["steps"]) if step < 10 or step % 10 == 0)
             expected = 2 * vectors * workers * sum(m + n for m, n in shapes) * steps / run["steps"]
-            self.assertAlmostEqual(run["bytes_per_step"]["statistics"], expected, delta=0.001 * expected + 1e-9)
+            if run["fallback"] == "never":
+                self.assertAlmostEqual(run["bytes_per_step"]["statistics"], expected, delta=0.001 * expected + 1e-9)
+            else:
+                self.assertLessEqual(run["bytes_per_step"]["statistics"], 1.001 * expected)
 
     def test_is_better_than_first_order(self):
         for (task, kind), share in PROMISES.items():

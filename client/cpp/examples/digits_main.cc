@@ -49,15 +49,23 @@ std::vector<Row> PlanRows(const Options& options) {
 }
 
 absl::Status SearchRates(const RateSearch& search, const DigitsData& data, std::vector<Row>& rows) {
+  // A row that falls back takes the rate of its method without: what is compared is the fallback alone.
   std::vector<Run> runs;
-  runs.reserve(rows.size());
-  for (const Row& row : rows) runs.push_back(row.run);
+  std::vector<size_t> run_of_row;
+  for (const Row& row : rows) {
+    const auto same = std::find_if(runs.begin(), runs.end(), [&](const Run& run) {
+      return run.task.name == row.run.task.name && run.optimizer == row.run.optimizer &&
+             run.method.config == row.run.method.config && run.method.kind == row.run.method.kind;
+    });
+    run_of_row.push_back(static_cast<size_t>(same - runs.begin()));
+    if (same == runs.end()) runs.push_back(row.run);
+  }
   Progress progress("learning rates");
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<RateChoice> choices,
                              ChooseRates(runs, search, data, [&](int64_t done, int64_t planned) {
                                progress.Update(done, planned, absl::StrCat(done, " of ", planned, " runs"));
                              }));
-  for (size_t i = 0; i < rows.size(); ++i) rows[i].run.learning_rate = choices[i].learning_rate;
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].run.learning_rate = choices[run_of_row[i]].learning_rate;
   return absl::OkStatus();
 }
 

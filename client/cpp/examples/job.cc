@@ -23,21 +23,30 @@ CurvePoint PointFrom(const json& value) {
                     value.at(3).get<double>()};
 }
 
+json ToJson(const Stretch& stretch) {
+  return json::array({stretch.first_step, static_cast<int>(stretch.mode), stretch.steps, stretch.seconds,
+                      stretch.statistics_bytes, stretch.gradient_bytes});
+}
+
+Stretch StretchFrom(const json& value) {
+  return Stretch{value.at(0).get<uint64_t>(), static_cast<Mode>(value.at(1).get<int>()),
+                 value.at(2).get<int64_t>(),  value.at(3).get<double>(),
+                 value.at(4).get<int64_t>(),  value.at(5).get<int64_t>()};
+}
+
 json ToJson(const Run& run) {
-  return json{{"task", run.task.name},
-              {"steps", run.task.steps},
-              {"method", run.method.name},
-              {"optimizer", run.optimizer},
-              {"exchange", static_cast<int>(run.exchange)},
-              {"workers", run.workers},
-              {"seed", run.seed},
-              {"learning_rate", run.learning_rate}};
+  return json{
+      {"task", run.task.name},           {"steps", run.task.steps},    {"method", run.method.name},
+      {"fallback", run.method.fallback}, {"optimizer", run.optimizer}, {"exchange", static_cast<int>(run.exchange)},
+      {"workers", run.workers},          {"seed", run.seed},           {"learning_rate", run.learning_rate}};
 }
 
 absl::StatusOr<Run> RunFrom(const json& value) {
   Run run;
   PRECONDOR_ASSIGN_OR_RETURN(run.task, FindTask(value.at("task").get<std::string>()));
   PRECONDOR_ASSIGN_OR_RETURN(run.method, FindMethod(value.at("method").get<std::string>()));
+  run.method.fallback = value.at("fallback").get<std::string>();
+  PRECONDOR_RETURN_IF_ERROR(FindFallback(run.method.fallback).status());
   run.task.steps = value.at("steps").get<int64_t>();
   run.optimizer = value.at("optimizer").get<std::string>();
   run.exchange = static_cast<ExchangeMode>(value.at("exchange").get<int>());
@@ -50,7 +59,10 @@ absl::StatusOr<Run> RunFrom(const json& value) {
 json ToJson(const RunResult& result) {
   json curve = json::array();
   for (const CurvePoint& point : result.curve) curve.push_back(ToJson(point));
+  json stretches = json::array();
+  for (const Stretch& stretch : result.stretches) stretches.push_back(ToJson(stretch));
   return json{{"curve", curve},
+              {"stretches", stretches},
               {"seconds", result.seconds},
               {"steps", result.steps},
               {"skipped_steps", result.skipped_steps},
@@ -62,6 +74,7 @@ json ToJson(const RunResult& result) {
 RunResult ResultFrom(const json& value) {
   RunResult result;
   for (const json& point : value.at("curve")) result.curve.push_back(PointFrom(point));
+  for (const json& stretch : value.at("stretches")) result.stretches.push_back(StretchFrom(stretch));
   result.seconds = value.at("seconds").get<double>();
   result.steps = value.at("steps").get<int64_t>();
   result.skipped_steps = value.at("skipped_steps").get<int64_t>();

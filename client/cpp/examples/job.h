@@ -24,6 +24,16 @@ struct Job {
   std::vector<Run> runs;
 };
 
+// Steps in a row in one mode, and what they took. Bytes as in RunResult.
+struct Stretch {
+  uint64_t first_step = 0;
+  Mode mode = Mode::kSecondOrder;
+  int64_t steps = 0;
+  double seconds = 0;
+  int64_t statistics_bytes = 0;
+  int64_t gradient_bytes = 0;
+};
+
 // What one run gave. Bytes are payload, summed over the steps; over one worker when it comes from one.
 struct RunResult {
   std::vector<CurvePoint> curve;
@@ -31,8 +41,9 @@ struct RunResult {
   int64_t steps = 0;
   int64_t skipped_steps = 0;
   int64_t statistics_bytes = 0;
-  int64_t gradient_bytes = 0;  // both directions
-  uint64_t weights_hash = 0;   // of the final weights' bits
+  int64_t gradient_bytes = 0;      // both directions
+  uint64_t weights_hash = 0;       // of the final weights' bits
+  std::vector<Stretch> stretches;  // in order; empty in process
 };
 
 // A line from a worker: progress of a run, or its end.

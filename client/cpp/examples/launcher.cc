@@ -140,6 +140,21 @@ absl::StatusOr<Child> StartWorker(int32_t rank, int reducer_fd, const std::strin
 }
 
 // Adds one rank's account of a run to the job's.
+// All workers have to have had the same mode at every step.
+absl::Status MergeStretches(const WorkerReport& report, int32_t rank, std::vector<Stretch>& total) {
+  const std::vector<Stretch>& other = report.result.stretches;
+  bool same = other.size() == total.size();
+  for (size_t i = 0; same && i < total.size(); ++i) {
+    same = other[i].first_step == total[i].first_step && other[i].mode == total[i].mode;
+    total[i].seconds = std::max(total[i].seconds, other[i].seconds);
+    total[i].statistics_bytes += other[i].statistics_bytes;
+    total[i].gradient_bytes += other[i].gradient_bytes;
+  }
+  if (same) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("run ", report.run, ": the modes differ: worker ", rank, " had others than the first to end"));
+}
+
 absl::Status Merge(const WorkerReport& report, int32_t rank, std::vector<int32_t>& finished,
                    std::vector<RunResult>& results) {
   if (report.run < 0 || report.run >= static_cast<int64_t>(results.size())) {
@@ -159,7 +174,7 @@ absl::Status Merge(const WorkerReport& report, int32_t rank, std::vector<int32_t
   total.seconds = std::max(total.seconds, report.result.seconds);
   total.statistics_bytes += report.result.statistics_bytes;
   total.gradient_bytes += report.result.gradient_bytes;
-  return absl::OkStatus();
+  return MergeStretches(report, rank, total.stretches);
 }
 
 absl::Status HandleOutput(Child& child, int32_t rank, const std::function<void(const WorkerReport&)>& progress,

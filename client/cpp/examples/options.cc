@@ -72,6 +72,22 @@ void MakeShort(Options& options) {
   options.learning_rates = {0.008, 0.016, 0.032};
 }
 
+// There is no coordinator in process, and so nobody to decide: all methods without those that fall back.
+absl::Status SettleFallback(Options& options) {
+  std::vector<MethodVariant>& methods = options.methods;
+  if (options.in_process && methods.size() == AllMethods().size()) {
+    std::erase_if(methods, [](const MethodVariant& method) { return method.fallback != "never"; });
+  }
+  for (MethodVariant& method : methods) {
+    if (!options.fallback.empty() && method.name != "none") method.fallback = options.fallback;
+    if (options.in_process && method.fallback != "never") {
+      return absl::InvalidArgumentError(
+          absl::StrCat(method.name, " falls back (", method.fallback, "): that takes a coordinator, not --in-process"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> KnownOptimizer(absl::string_view name) {
   PRECONDOR_RETURN_IF_ERROR(FindOptimizer(name).status());
   return std::string(name);
@@ -106,6 +122,11 @@ std::map<absl::string_view, Setter> Setters(Options& o) {
       {"optimizers",
        [&o](absl::string_view v) {
          return ParseNames(v, {"sgd", "nesterov", "adamw", "lamb"}, KnownOptimizer, &o.optimizers);
+       }},
+      {"fallback",
+       [&o](absl::string_view v) {
+         o.fallback = std::string(v);
+         return FindFallback(v).status();
        }},
       {"learning-rates", [&o](absl::string_view v) { return ParseRates(v, &o.learning_rates); }},
       {"exchange", [&o](absl::string_view v) { return ParseExchange(v, &o.exchange); }},
@@ -143,6 +164,7 @@ absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments, ab
       if (!status.ok()) return absl::InvalidArgumentError(absl::StrCat(parts.first, ": ", status.message()));
     }
   }
+  PRECONDOR_RETURN_IF_ERROR(SettleFallback(options));
   if (!options.help && options.worker_rank < 0 && options.in_process == !options.coordinator.empty()) {
     return absl::InvalidArgumentError("expected either --coordinator HOST:PORT or --in-process");
   }
@@ -160,7 +182,10 @@ every method on the same grid; the runs that count then go through the service.
   --in-process             no service: the method is called directly, statistics as --workers workers would send them
   --shards N               shards of the service, for the report (1)
   --tasks LIST             classifier, autoencoder, or all (all)
-  --methods LIST           none, reference, blend, mean, mean-lowrank, signed, signed-lowrank, or all (all)
+  --methods LIST           none, reference, blend, mean, mean-lowrank, signed, signed-lowrank, mkor-h (signed-lowrank
+                           that falls back by loss-rate), or all (all)
+  --fallback POLICY        never, loss-rate, cost-aware or at-step:N: when preconditioned runs fall back to first order
+                           (each method's own: never, mkor-h loss-rate)
   --optimizers LIST        sgd, nesterov, adamw, lamb, or all (adamw,lamb)
   --exchange MODE          direct: the shards average the gradients; delegate: the workers do, in shared memory (direct)
   --workers N              worker processes, 1 ... 128 (4)
@@ -177,6 +202,7 @@ Examples:
   precondor-digits --in-process --short
   precondor-digits --coordinator localhost:7000 --shards 2 --json runs.json --svg curves.svg
   precondor-digits --coordinator localhost:7000 --tasks autoencoder --methods none,signed-lowrank --exchange delegate
+  precondor-digits --coordinator localhost:7000 --methods signed-lowrank --fallback at-step:150
 )";
 }
 

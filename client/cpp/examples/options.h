@@ -23,6 +23,7 @@ struct Options {
   std::string data_path;
   std::vector<Task> tasks;
   std::vector<MethodVariant> methods;
+  std::string fallback;  // of all methods that precondition; empty: each one's own
   std::vector<std::string> optimizers;
   ExchangeMode exchange = ExchangeMode::kDirect;
   int32_t workers = 4;

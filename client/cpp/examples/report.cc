@@ -32,10 +32,10 @@ std::string Spread(const std::vector<double>& values, int digits) {
   return absl::StrCat(text(Median(values)), " (", text(*low), "-", text(*high), ")");
 }
 
-std::string Steps(const Row& row) {
-  if (row.steps_to_adamw_final.empty()) return "-";
+std::string Steps(const std::vector<std::optional<int64_t>>& steps) {
+  if (steps.empty()) return "-";
   std::vector<double> values;
-  for (const std::optional<int64_t>& step : row.steps_to_adamw_final) {
+  for (const std::optional<int64_t>& step : steps) {
     values.push_back(step ? static_cast<double>(*step) : std::numeric_limits<double>::infinity());
   }
   std::sort(values.begin(), values.end());
@@ -59,22 +59,44 @@ double SecondsPerRun(const Row& row) {
   return sum / static_cast<double>(row.results.size());
 }
 
+// The first step in first order, seed by seed; none where there was none.
+std::vector<std::optional<int64_t>> FallbackSteps(const Row& row) {
+  std::vector<std::optional<int64_t>> steps;
+  for (const RunResult& result : row.results) {
+    const auto found = std::find_if(result.stretches.begin(), result.stretches.end(),
+                                    [](const Stretch& stretch) { return stretch.mode == Mode::kFirstOrder; });
+    steps.push_back(found == result.stretches.end() ? std::nullopt
+                                                    : std::optional<int64_t>(static_cast<int64_t>(found->first_step)));
+  }
+  return steps;
+}
+
+bool FallsBack(const std::vector<Row>& rows) {
+  return std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.run.method.fallback != "never"; });
+}
+
 bool Classifies(const Row& row) { return row.run.task.model.objective == Objective::kClassify; }
 
-std::vector<std::string> Cells(const Row& row, bool in_process) {
+std::vector<std::string> Cells(const Row& row, bool in_process, bool fallback) {
   const bool classifies = Classifies(row);
-  return {row.run.method.method,
-          row.run.method.statistics,
-          row.run.method.representation,
-          row.run.optimizer,
-          absl::StrFormat("%g", row.run.learning_rate),
-          Spread(Finals(row, HeldOutLoss), 4),
-          classifies ? Spread(Finals(row, HeldOutAccuracy), 3) : "-",
-          classifies ? Spread(Finals(row, TrainingLoss), 5) : "-",
-          Steps(row),
-          in_process ? "-" : absl::StrFormat("%.0f", PerStep(row, &RunResult::statistics_bytes)),
-          in_process ? "-" : absl::StrFormat("%.0f", PerStep(row, &RunResult::gradient_bytes)),
-          absl::StrFormat("%.2f", SecondsPerRun(row))};
+  std::vector<std::string> cells = {
+      row.run.method.method,
+      row.run.method.statistics,
+      row.run.method.representation,
+      row.run.optimizer,
+      absl::StrFormat("%g", row.run.learning_rate),
+      Spread(Finals(row, HeldOutLoss), 4),
+      classifies ? Spread(Finals(row, HeldOutAccuracy), 3) : "-",
+      classifies ? Spread(Finals(row, TrainingLoss), 5) : "-",
+      Steps(row.steps_to_adamw_final),
+      in_process ? "-" : absl::StrFormat("%.0f", PerStep(row, &RunResult::statistics_bytes)),
+      in_process ? "-" : absl::StrFormat("%.0f", PerStep(row, &RunResult::gradient_bytes)),
+      absl::StrFormat("%.2f", SecondsPerRun(row))};
+  if (fallback) {
+    cells.push_back(row.run.method.fallback);
+    cells.push_back(Steps(FallbackSteps(row)));
+  }
+  return cells;
 }
 
 std::string Aligned(const std::vector<std::vector<std::string>>& lines) {
@@ -116,17 +138,36 @@ std::string Footer(const std::vector<Row>& rows, const ReportContext& context) {
   return out;
 }
 
-json StepsJson(const Row& row) {
-  json steps = json::array();
-  for (const std::optional<int64_t>& step : row.steps_to_adamw_final) {
-    steps.push_back(step ? json(*step) : json(nullptr));
+json StepsJson(const std::vector<std::optional<int64_t>>& steps) {
+  json out = json::array();
+  for (const std::optional<int64_t>& step : steps) out.push_back(step ? json(*step) : json(nullptr));
+  return out;
+}
+
+// Of one seed: every stretch of steps in one mode.
+json ModesJson(const RunResult& result) {
+  json modes = json::array();
+  for (const Stretch& stretch : result.stretches) {
+    const auto steps = static_cast<double>(stretch.steps);
+    modes.push_back({{"first_step", stretch.first_step},
+                     {"mode", std::string(ModeName(stretch.mode))},
+                     {"steps", stretch.steps},
+                     {"seconds", stretch.seconds},
+                     {"bytes_per_step",
+                      {{"statistics", static_cast<double>(stretch.statistics_bytes) / steps},
+                       {"gradients", static_cast<double>(stretch.gradient_bytes) / steps}}}});
   }
-  return steps;
+  return modes;
 }
 
 }  // namespace
 
-std::string RowLabel(const Row& row) { return absl::StrCat(row.run.method.name, " + ", row.run.optimizer); }
+std::string RowLabel(const Row& row) {
+  const MethodVariant& method = row.run.method;
+  const absl::StatusOr<MethodVariant> own = FindMethod(method.name);
+  const bool other = own.ok() && own->fallback != method.fallback;
+  return absl::StrCat(method.name, other ? absl::StrCat(" ", method.fallback) : "", " + ", row.run.optimizer);
+}
 
 void CompareWithAdamw(std::vector<Row>& rows) {
   for (Row& row : rows) {
@@ -148,9 +189,11 @@ void CompareWithAdamw(std::vector<Row>& rows) {
 }
 
 std::string FormatTable(const std::vector<Row>& rows, const ReportContext& context) {
-  const std::vector<std::string> heading = {"method",   "statistics",        "repr.",           "optimizer",
-                                            "lr",       "held-out loss",     "accuracy",        "training loss",
-                                            "to AdamW", "statistics B/step", "gradient B/step", "s/run"};
+  std::vector<std::string> heading = {"method",   "statistics",        "repr.",           "optimizer",
+                                      "lr",       "held-out loss",     "accuracy",        "training loss",
+                                      "to AdamW", "statistics B/step", "gradient B/step", "s/run"};
+  const bool fallback = FallsBack(rows);
+  if (fallback) heading.insert(heading.end(), {"fallback", "1st order from"});
   std::string out;
   std::string task;
   std::vector<std::vector<std::string>> lines;
@@ -165,7 +208,7 @@ std::string FormatTable(const std::vector<Row>& rows, const ReportContext& conte
       absl::StrAppend(&out, task, " (", absl::StrJoin(row.run.task.model.widths, "-"), ", ", row.run.task.steps,
                       " steps, batch ", kBatchSize, ")\n");
     }
-    lines.push_back(Cells(row, context.in_process));
+    lines.push_back(Cells(row, context.in_process, fallback));
   }
   flush();
   return absl::StrCat(out, Footer(rows, context));
@@ -186,11 +229,15 @@ std::string FormatJson(const std::vector<Row>& rows, const ReportContext& contex
              {"learning_rate", row.run.learning_rate},
              {"seeds", row.seeds},
              {"final_loss", Finals(row, HeldOutLoss)},
-             {"steps_to_adamw_final", StepsJson(row)},
+             {"steps_to_adamw_final", StepsJson(row.steps_to_adamw_final)},
              {"bytes_per_step",
               {{"statistics", PerStep(row, &RunResult::statistics_bytes)},
                {"gradients", PerStep(row, &RunResult::gradient_bytes)}}},
-             {"seconds", SecondsPerRun(row)}};
+             {"seconds", SecondsPerRun(row)},
+             {"fallback", row.run.method.fallback},
+             {"first_order_from", StepsJson(FallbackSteps(row))},
+             {"modes", json::array()}};
+    for (const RunResult& result : row.results) run["modes"].push_back(ModesJson(result));
     if (Classifies(row)) {
       run["final_accuracy"] = Finals(row, HeldOutAccuracy);
       run["final_training_loss"] = Finals(row, TrainingLoss);

@@ -38,7 +38,7 @@ std::string FormatTable(const std::vector<Row>& rows, const ReportContext& conte
 // {"runs": [...]}: docs/digits.md describes the fields.
 std::string FormatJson(const std::vector<Row>& rows, const ReportContext& context);
 
-// "signed-lowrank + adamw": the row's name within its task.
+// "signed-lowrank + adamw": the row's name within its task; with the fallback where it is not the method's own.
 std::string RowLabel(const Row& row);
 
 }  // namespace precondor::digits

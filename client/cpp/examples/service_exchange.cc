@@ -73,12 +73,7 @@ absl::StatusOr<bool> ServiceExchange::Finish(uint64_t step, double loss, double 
     PRECONDOR_ASSIGN_OR_RETURN(apply, ShareAnswers(apply));
   }
   pending_.clear();
-  PRECONDOR_ASSIGN_OR_RETURN(const StepDirective directive,
-                             worker_.ReportStep(step, loss, samples_, true, learning_rate));
-  if (directive.lease_through_step <= step) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("step ", step + 1, " is beyond the lease, which ends at ", directive.lease_through_step));
-  }
+  PRECONDOR_RETURN_IF_ERROR(worker_.ReportStep(step, loss, samples_, true, learning_rate).status());
   return apply;
 }
 

@@ -3,8 +3,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+
+#include "kernels/base/check.h"
 
 namespace precondor::digits {
 namespace {
@@ -25,8 +29,16 @@ MethodVariant Mkor(absl::string_view name, absl::string_view rule, absl::string_
 }
 
 MethodVariant None() {
-  MethodVariant variant{"none", "none", "none", "none", MethodConfig{}, StatisticsKind::kMean};
+  MethodVariant variant;
+  variant.name = variant.method = variant.statistics = variant.representation = "none";
   variant.config.name = "identity";
+  return variant;
+}
+
+MethodVariant MkorH() {
+  MethodVariant variant = Mkor("mkor-h", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned);
+  variant.method = "mkor-h EXACT_DAMPED";
+  variant.fallback = "loss-rate";
   return variant;
 }
 
@@ -54,12 +66,40 @@ std::vector<MethodVariant> AllMethods() {
           Mkor("mean", "EXACT_DAMPED", "DENSE", StatisticsKind::kMean),
           Mkor("mean-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kMean),
           Mkor("signed", "EXACT_DAMPED", "DENSE", StatisticsKind::kSigned),
-          Mkor("signed-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned)};
+          Mkor("signed-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned),
+          MkorH()};
 }
 
 absl::StatusOr<Task> FindTask(absl::string_view name) { return FindByName(AllTasks(), name, "task"); }
 
 absl::StatusOr<MethodVariant> FindMethod(absl::string_view name) { return FindByName(AllMethods(), name, "method"); }
+
+absl::StatusOr<FallbackConfig> FindFallback(absl::string_view name) {
+  FallbackConfig config;
+  config.rate_decay = 0.98;
+  config.beta = 0.04;
+  config.min_steps = 60;
+  config.patience_steps = 20;
+  config.probe_interval_steps = 60;
+  config.probe_settle_steps = 5;
+  config.probe_steps = 20;
+  config.probe_wins = 2;
+  uint64_t step = 0;
+  absl::string_view number = name;
+  if (name == "never") return config;
+  if (name == "loss-rate") {
+    config.policy = FallbackPolicy::kLossRate;
+  } else if (name == "cost-aware") {
+    config.policy = FallbackPolicy::kCostAware;
+  } else if (absl::ConsumePrefix(&number, "at-step:") && absl::SimpleAtoi(number, &step)) {
+    config.policy = FallbackPolicy::kAtStep;
+    config.at_step = step;
+  } else {
+    return absl::NotFoundError(
+        absl::StrCat("no fallback \"", name, "\"; there are never, loss-rate, cost-aware, at-step:N"));
+  }
+  return config;
+}
 
 absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name) {
   OptimizerConfig config;
@@ -86,6 +126,9 @@ SessionSpec MakeSessionSpec(const Run& run, absl::string_view name) {
   spec.exchange = run.exchange;
   spec.statistics = run.method.kind;
   spec.method = run.method.config;
+  const absl::StatusOr<FallbackConfig> fallback = FindFallback(run.method.fallback);
+  PRECONDOR_CHECK(fallback.ok());
+  spec.fallback = *fallback;
   spec.layers = Mlp(run.task.model, run.seed).Layers();
   return spec;
 }

@@ -33,6 +33,7 @@ struct MethodVariant {
   std::string representation;  // "none", "dense", "low_rank"
   MethodConfig config;
   StatisticsKind kind = StatisticsKind::kMean;
+  std::string fallback = "never";  // to first order, as FindFallback takes it
 };
 
 inline constexpr int64_t kBatchSize = 128;
@@ -44,6 +45,9 @@ std::vector<MethodVariant> AllMethods();
 // NotFound lists the known names.
 absl::StatusOr<Task> FindTask(absl::string_view name);
 absl::StatusOr<MethodVariant> FindMethod(absl::string_view name);
+// "never", "loss-rate", "cost-aware" or "at-step:N": the session's fallback policy, with settings for a job of a few
+// hundred steps (docs/digits.md).
+absl::StatusOr<FallbackConfig> FindFallback(absl::string_view name);
 // "sgd", "nesterov", "adamw", "lamb", each with the settings the example uses.
 absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name);
 
@@ -58,7 +62,7 @@ struct Run {
   double learning_rate = 0;  // at the first step; falls linearly to zero
 };
 
-// The session that `run` needs. SIGNED has ceil(16 / workers) sketches a worker.
+// The session that `run` needs, whose method's fallback is known. SIGNED has ceil(16 / workers) sketches a worker.
 SessionSpec MakeSessionSpec(const Run& run, absl::string_view name);
 
 }  // namespace precondor::digits

@@ -42,8 +42,9 @@ absl::StatusOr<TrainResult> Train(const Run& run, const DigitsData& data, Gradie
   const RowRange range = exchange.Rows(kBatchSize);
   TrainResult result;
   for (int64_t step = 0; step < run.task.steps; ++step) {
-    const absl::Time begin = absl::Now();
     const auto step_id = static_cast<uint64_t>(step);
+    if (options.before_step) options.before_step(step_id, result.seconds);
+    const absl::Time begin = absl::Now();
     const std::vector<int32_t> rows = BatchRows(data.train.size(), kBatchSize, run.seed, step_id);
     const Examples batch = Select(data.train, absl::MakeConstSpan(rows).subspan(static_cast<size_t>(range.begin),
                                                                                 static_cast<size_t>(range.count)));

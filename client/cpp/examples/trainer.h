@@ -35,6 +35,8 @@ struct TrainOptions {
   // Replicas are equal, so one process of a job evaluates; the others leave it out and wait at the next step.
   bool evaluate = true;
   std::function<void(const CurvePoint&)> progress;  // after each evaluation; may be empty
+  // Before each step; `seconds` of the steps so far. May be empty.
+  std::function<void(uint64_t step, double seconds)> before_step;
 };
 
 // Trains from the initial weights of (run.task, run.seed): the batch of a step is BatchRows(..., run.seed, step), of

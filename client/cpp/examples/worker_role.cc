@@ -19,10 +19,50 @@
 namespace precondor::digits {
 namespace {
 
+// Divides a run at every change of mode. All answers of a step are in before the next one begins, so that a stretch has
+// the bytes of its steps.
+class ModeMeter {
+ public:
+  explicit ModeMeter(const Worker& worker) : worker_(worker), before_(worker.traffic()) {}
+
+  void BeginStep(uint64_t step, double seconds) {
+    const Mode mode = worker_.ModeOf(step);
+    if (stretches_.empty() || stretches_.back().mode != mode) {
+      End(seconds);
+      stretches_.push_back(Stretch{.first_step = step, .mode = mode});
+    }
+    ++stretches_.back().steps;
+  }
+  std::vector<Stretch> Finish(double seconds) {
+    End(seconds);
+    return std::move(stretches_);
+  }
+
+ private:
+  void End(double seconds) {
+    const Traffic now = worker_.traffic();
+    if (!stretches_.empty()) {
+      stretches_.back().seconds = seconds - seconds_before_;
+      stretches_.back().statistics_bytes = now.statistics_bytes - before_.statistics_bytes;
+      stretches_.back().gradient_bytes =
+          now.gradient_bytes - before_.gradient_bytes + now.result_bytes - before_.result_bytes;
+    }
+    before_ = now;
+    seconds_before_ = seconds;
+  }
+
+  const Worker& worker_;
+  Traffic before_;
+  double seconds_before_ = 0;
+  std::vector<Stretch> stretches_;
+};
+
 absl::StatusOr<RunResult> TrainOnce(const Run& run, const DigitsData& data, Worker& worker, SharedReducer& reducer,
-                                    const TrainOptions& options) {
+                                    TrainOptions options) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<ServiceExchange> exchange, ServiceExchange::Make(worker, &reducer));
   const Traffic before = worker.traffic();
+  ModeMeter meter(worker);
+  options.before_step = [&](uint64_t step, double seconds) { meter.BeginStep(step, seconds); };
   PRECONDOR_ASSIGN_OR_RETURN(TrainResult trained, Train(run, data, *exchange, options));
   const Traffic after = worker.traffic();
   RunResult result;
@@ -33,6 +73,7 @@ absl::StatusOr<RunResult> TrainOnce(const Run& run, const DigitsData& data, Work
   result.statistics_bytes = after.statistics_bytes - before.statistics_bytes;
   result.gradient_bytes = after.gradient_bytes - before.gradient_bytes + after.result_bytes - before.result_bytes;
   result.weights_hash = HashWeights(trained.weights);
+  result.stretches = meter.Finish(trained.seconds);
   return result;
 }
 
@@ -56,7 +97,7 @@ absl::Status WorkThrough(const Job& job, int32_t rank, SharedReducer& reducer,
     TrainOptions options;
     options.evaluate = rank == 0;
     options.progress = [&](const CurvePoint& point) { report(WorkerReport{index, false, point, RunResult()}); };
-    PRECONDOR_ASSIGN_OR_RETURN(RunResult result, TrainOnce(run, data, *worker, reducer, options));
+    PRECONDOR_ASSIGN_OR_RETURN(RunResult result, TrainOnce(run, data, *worker, reducer, std::move(options)));
     report(WorkerReport{index, true, CurvePoint(), std::move(result)});
     // The last answers are in everywhere before the session goes.
     PRECONDOR_RETURN_IF_ERROR(reducer.Barrier());

@@ -12,6 +12,7 @@ Run SomeRun() {
   run.task = *FindTask("autoencoder");
   run.task.steps = 17;
   run.method = *FindMethod("signed-lowrank");
+  run.method.fallback = "at-step:12";
   run.optimizer = "lamb";
   run.exchange = ExchangeMode::kDelegate;
   run.workers = 7;
@@ -54,11 +55,20 @@ TEST(JobTest, ReportsComeBackAsTheyWere) {
   end.result.curve = {CurvePoint{10, 1, 2, 3}};
   end.result.statistics_bytes = 5000000000;
   end.result.weights_hash = 0xF000000000000001ull;
+  end.result.stretches = {Stretch{7, Mode::kFirstOrder, 3, 0.5, 11, 13}};
   const auto result = DecodeReport(EncodeReport(end));
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_TRUE(result->done);
   EXPECT_EQ(result->result.statistics_bytes, 5000000000);
   EXPECT_EQ(result->result.weights_hash, 0xF000000000000001ull);
+  ASSERT_EQ(result->result.stretches.size(), 1u);
+  const Stretch& stretch = result->result.stretches.front();
+  EXPECT_EQ(stretch.first_step, 7u);
+  EXPECT_EQ(stretch.mode, Mode::kFirstOrder);
+  EXPECT_EQ(stretch.steps, 3);
+  EXPECT_EQ(stretch.seconds, 0.5);
+  EXPECT_EQ(stretch.statistics_bytes, 11);
+  EXPECT_EQ(stretch.gradient_bytes, 13);
   ASSERT_EQ(result->result.curve.size(), 1u);
   EXPECT_EQ(result->result.curve[0].held_out_accuracy, 2);
 }

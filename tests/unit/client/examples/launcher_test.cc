@@ -35,6 +35,8 @@ WorkerReport EndOf(int64_t run, int32_t rank) {
   report.result.statistics_bytes = 1;
   report.result.gradient_bytes = 100;
   report.result.weights_hash = 42;
+  report.result.stretches = {Stretch{0, Mode::kSecondOrder, 7, 1.0 + rank, 1, 100},
+                             Stretch{7, Mode::kFirstOrder, 3, 2.0 - rank, 0, 10}};
   if (rank == 0) report.result.curve = {CurvePoint{10, 0.5, 0, 0}};
   return report;
 }
@@ -56,6 +58,8 @@ int PlayWorker(int32_t rank, int reducer_fd) {
   for (int64_t run = 0; run < static_cast<int64_t>(job->runs.size()); ++run) {
     WorkerReport end = EndOf(run, rank);
     if (part == "differs" && rank == 1) end.result.weights_hash = 43;
+    if (part == "switches alone" && rank == 2) end.result.stretches[1].first_step = 8;
+    if (part == "stays alone" && rank == 2) end.result.stretches.pop_back();
     Report(end);
   }
   return 0;
@@ -83,6 +87,11 @@ TEST(LauncherTest, GathersWhatTheWorkersReport) {
     EXPECT_EQ(result.gradient_bytes, 100 * kWorkers);
     EXPECT_EQ(result.steps, 10);
     EXPECT_EQ(result.curve.size(), 1u);
+    ASSERT_EQ(result.stretches.size(), 2u);
+    EXPECT_EQ(result.stretches[0].seconds, kWorkers);
+    EXPECT_EQ(result.stretches[0].gradient_bytes, 100 * kWorkers);
+    EXPECT_EQ(result.stretches[1].seconds, 2.0);
+    EXPECT_EQ(result.stretches[1].steps, 3);
   }
 }
 
@@ -101,6 +110,12 @@ TEST(LauncherTest, RefusesWhatIsNotAReport) {
 TEST(LauncherTest, RefusesReplicasThatDiffer) {
   EXPECT_THAT(std::string(LaunchWorkers(JobOf("differs"), nullptr).status().message()),
               HasSubstr("the replicas differ"));
+}
+
+TEST(LauncherTest, RefusesWorkersThatHadOtherModes) {
+  for (const char* part : {"switches alone", "stays alone"}) {
+    EXPECT_THAT(std::string(LaunchWorkers(JobOf(part), nullptr).status().message()), HasSubstr("the modes differ"));
+  }
 }
 
 TEST(LauncherTest, MissesRunsThatNobodyEnded) {

@@ -16,7 +16,8 @@ TEST(OptionsTest, DefaultsToEverything) {
   const auto options = Parse({"--in-process"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->tasks.size(), AllTasks().size());
-  EXPECT_EQ(options->methods.size(), AllMethods().size());
+  EXPECT_EQ(options->methods.size(), AllMethods().size() - 1) << "all but mkor-h, which takes a coordinator";
+  EXPECT_EQ(Parse({"--coordinator=h:1"})->methods.size(), AllMethods().size());
   EXPECT_EQ(options->workers, 4);
   EXPECT_EQ(options->seeds, 5);
   EXPECT_EQ(options->data_path, "data.csv");
@@ -45,6 +46,31 @@ TEST(OptionsTest, FlagsAfterShortChangeIt) {
   EXPECT_EQ(options->seeds, 3);
 }
 
+TEST(OptionsTest, FallbackIsOfEveryMethodThatPreconditions) {
+  const auto own = Parse({"--coordinator=h:1", "--methods=none,signed,mkor-h"});
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ(own->methods[1].fallback, "never");
+  EXPECT_EQ(own->methods[2].fallback, "loss-rate");
+  // Wherever it stands.
+  for (const auto& options :
+       {Parse({"--coordinator=h:1", "--fallback=at-step:9", "--methods=none,signed,mkor-h"}),
+        Parse({"--coordinator=h:1", "--methods=none,signed,mkor-h", "--fallback", "at-step:9"})}) {
+    ASSERT_TRUE(options.ok()) << options.status();
+    EXPECT_EQ(options->methods[0].fallback, "never");
+    EXPECT_EQ(options->methods[1].fallback, "at-step:9");
+    EXPECT_EQ(options->methods[2].fallback, "at-step:9");
+    digits::Run run;
+    run.task = options->tasks[0];
+    run.method = options->methods[1];
+    EXPECT_EQ(MakeSessionSpec(run, "s").fallback.at_step, 9u);
+  }
+  for (const char* name : {"never", "loss-rate", "cost-aware", "at-step:0"}) {
+    const auto config = FindFallback(name);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_TRUE(ValidateFallbackConfig(*config).ok()) << name;
+  }
+}
+
 TEST(OptionsTest, SaysWhatIsWrong) {
   const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
       {{}, "either --coordinator HOST:PORT or --in-process"},
@@ -57,6 +83,10 @@ TEST(OptionsTest, SaysWhatIsWrong) {
       {{"--in-process", "--optimizers=magic"}, "no optimizer \"magic\""},
       {{"--in-process", "--exchange=replay"}, "expected direct or delegate, got \"replay\""},
       {{"--in-process", "--learning-rates=0.1,0.05"}, "expected positive rates, ascending"},
+      {{"--in-process", "--fallback=soon"}, "--fallback: no fallback \"soon\"; there are never, loss-rate"},
+      {{"--in-process", "--fallback=at-step:-1"}, "no fallback \"at-step:-1\""},
+      {{"--in-process", "--fallback=loss-rate"}, "that takes a coordinator, not --in-process"},
+      {{"--in-process", "--methods=mkor-h"}, "mkor-h falls back (loss-rate): that takes a coordinator"},
       {{"--in-process", "--learning-rates=nan"}, "expected positive rates"},
       {{"--in-process", "extra"}, "unknown argument extra"},
       {{"--in-process", "--extra=1"}, "unknown argument --extra=1"},

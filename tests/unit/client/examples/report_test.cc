@@ -95,6 +95,37 @@ TEST(ReportTest, TableShowsMedianSpreadAndNever) {
   EXPECT_THAT(table, HasSubstr("4 worker processes, 2 shards, DIRECT"));
 }
 
+TEST(ReportTest, ShowsWhereRunsFellBackAndWhatTheyTookBeforeAndAfter) {
+  std::vector<Row> rows = TwoRows();
+  EXPECT_THAT(FormatTable(rows, ReportContext()), ::testing::Not(HasSubstr("fallback")));
+  rows.push_back(MakeRow("autoencoder", "mkor-h", {{.4, .3, .1}, {.5, .4, .25}}));
+  rows[2].results[0].stretches = {Stretch{0, Mode::kSecondOrder, 20, 1.0, 400, 6000},
+                                  Stretch{20, Mode::kFirstOrder, 10, 0.25, 0, 50}};
+  rows[2].results[1].stretches = {Stretch{0, Mode::kSecondOrder, 30, 1.5, 600, 9000}};
+  CompareWithAdamw(rows);
+  const std::string table = FormatTable(rows, ReportContext());
+  EXPECT_THAT(table, HasSubstr("1st order from"));
+  EXPECT_THAT(table, HasSubstr("loss-rate"));
+  EXPECT_THAT(table, HasSubstr("never (20-never)"));
+  const json value = json::parse(FormatJson(rows, ReportContext()));
+  EXPECT_EQ(value["runs"][0]["fallback"], "never");
+  const json& run = value["runs"][2];
+  EXPECT_EQ(run["method"], "mkor-h EXACT_DAMPED");
+  EXPECT_EQ(run["fallback"], "loss-rate");
+  EXPECT_EQ(run["first_order_from"], json({20, nullptr}));
+  ASSERT_EQ(run["modes"][0].size(), 2u);
+  EXPECT_EQ(run["modes"][0][0]["mode"], "SECOND_ORDER");
+  EXPECT_EQ(run["modes"][0][0]["bytes_per_step"]["statistics"], 20);
+  EXPECT_EQ(run["modes"][0][1]["first_step"], 20);
+  EXPECT_EQ(run["modes"][0][1]["mode"], "FIRST_ORDER");
+  EXPECT_EQ(run["modes"][0][1]["seconds"], 0.25);
+  EXPECT_EQ(run["modes"][0][1]["bytes_per_step"]["gradients"], 5);
+  EXPECT_EQ(run["modes"][1].size(), 1u);
+  rows[2].run.method.fallback = "at-step:3";
+  EXPECT_EQ(RowLabel(rows[2]), "mkor-h at-step:3 + adamw");
+  EXPECT_EQ(RowLabel(rows[1]), "signed-lowrank + adamw");
+}
+
 TEST(MedianTest, CountsNotANumberAsWorst) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(Median({3, 1, 2}), 2);
