@@ -21,7 +21,8 @@ OURS = [
     ("server/policy/", ["kernels/base/"]),
     ("server/core/", CORE),
     ("server/metrics/", CORE + ["server/core/"]),
-    ("server/store/", ["kernels/base/"]),
+    # It stores what the layers above it hand down, and knows no more of them than those records.
+    ("server/store/", ["kernels/base/", "server/policy/", "server/core/coordinator_journal.h"]),
     ("server/rpc/", CORE + ["server/core/", "server/store/", "proto/wire/", "precondor/v1/"]),
     ("server/config", ["kernels/base/", "server/policy/"]),
     ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "proto/wire/", "precondor/v1/"]),
@@ -85,7 +86,7 @@ LINKS = {
     "cpu": ["absl::*", "Threads::Threads", "OpenBLAS::*", "DNNL::*", "*"],
     "policy": ["absl::*", "precondor::base"],
     "core": ["absl::*", "Threads::Threads"] + CORE_TARGETS,
-    "store": ["absl::*", "precondor::base", "ISAL::isal"],
+    "store": ["absl::*", "precondor::base", "precondor::policy", "ISAL::isal"],
     "metrics": ["absl::*", "prometheus-cpp::*", "precondor::core"] + CORE_TARGETS,
     "wire": ["absl::*", "precondor::base", "precondor::proto", "gRPC::*", "protobuf::*"],
     "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::core", "precondor::store", "precondor::wire",

@@ -143,7 +143,8 @@ class CoordinatorFixture : public ::testing::Test {
       endpoints.push_back(
           {.address = "shard" + std::to_string(s), .control = std::make_unique<ShardHandle>(shards[s])});
     }
-    coordinator = std::make_unique<Coordinator>(options, std::move(endpoints), journal, clock, logger, observer);
+    coordinator =
+        std::make_unique<Coordinator>(options, std::move(endpoints), *journal_in_use, clock, logger, observer);
   }
   uint64_t Open() {
     auto opened = coordinator->OpenSession(spec);
@@ -156,6 +157,7 @@ class CoordinatorFixture : public ::testing::Test {
 
   FakeClock clock;
   FakeJournal journal;
+  CoordinatorJournal* journal_in_use = &journal;  // by the next MakeCoordinator
   NullLogger logger;
   struct Recorder final : public Observer {
     void OnStepReported(absl::string_view, uint64_t step, double loss, Mode) override {

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/store/coordinator_encoding.h"
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/store/session_encoding.h"
+#include "server/store/struct_encoding.h"
+
+namespace precondor {
+
+// Not in an unnamed namespace: argument-dependent lookup would not see them there.
+auto Fields(store::Is<PlacedLayers> auto& value) {
+  auto& [shard, address, layers] = value;
+  return std::tie(shard, address, layers);
+}
+
+auto Fields(store::Is<Membership> auto& value) {
+  auto& [epoch, went_back_epoch, resume_step, incarnations, first_steps, last_holders] = value;
+  return std::tie(epoch, went_back_epoch, resume_step, incarnations, first_steps, last_holders);
+}
+
+auto Fields(store::Is<Promise> auto& value) {
+  auto& [durable_through, schedule, fallback] = value;
+  return std::tie(durable_through, schedule, fallback);
+}
+
+auto Fields(store::Is<SessionRecord> auto& value) {
+  auto& [session_id, spec, placement, membership, promise] = value;
+  return std::tie(session_id, spec, placement, membership, promise);
+}
+
+auto Fields(store::Is<MembershipRecord> auto& value) {
+  auto& [session_id, membership] = value;
+  return std::tie(session_id, membership);
+}
+
+auto Fields(store::Is<PromiseRecord> auto& value) {
+  auto& [session_id, promise] = value;
+  return std::tie(session_id, promise);
+}
+
+auto Fields(store::Is<CloseRecord> auto& value) {
+  auto& [session_id] = value;
+  return std::tie(session_id);
+}
+
+namespace store {
+namespace {
+
+constexpr uint8_t kVersion = 1;
+
+template <typename Record>
+absl::StatusOr<CoordinatorRecord> DecodeAs(absl::string_view bytes) {
+  Decoder decoder(bytes);
+  const uint8_t version = decoder.U8();
+  if (decoder.ok() && version > kVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("coordinator record has version ", version, ", this program reads up to ", kVersion));
+  }
+  Record record;
+  Take(decoder, record);
+  if (version != kVersion || !decoder.done()) {
+    return absl::DataLossError(absl::StrCat("coordinator record of ", bytes.size(), " bytes does not decode"));
+  }
+  return record;
+}
+
+template <uint8_t kKind, typename Record>
+constexpr bool IsKind = std::is_same_v<std::variant_alternative_t<kKind - 1, CoordinatorRecord>, Record>;
+static_assert(std::variant_size_v<CoordinatorRecord> == 4);
+static_assert(IsKind<kSessionRecord, SessionRecord> && IsKind<kMembershipRecord, MembershipRecord> &&
+              IsKind<kPromiseRecord, PromiseRecord> && IsKind<kCloseRecord, CloseRecord>);
+
+}  // namespace
+
+uint8_t KindOf(const CoordinatorRecord& record) { return static_cast<uint8_t>(record.index() + 1); }
+
+uint64_t SessionIdOf(const CoordinatorRecord& record) {
+  return std::visit([](const auto& held) { return held.session_id; }, record);
+}
+
+std::string EncodeCoordinatorRecord(const CoordinatorRecord& record) {
+  std::string bytes(1, static_cast<char>(kVersion));
+  std::visit([&bytes](const auto& held) { Put(bytes, held); }, record);
+  return bytes;
+}
+
+absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::string_view bytes) {
+  switch (kind) {
+    case kSessionRecord:
+      return DecodeAs<SessionRecord>(bytes);
+    case kMembershipRecord:
+      return DecodeAs<MembershipRecord>(bytes);
+    case kPromiseRecord:
+      return DecodeAs<PromiseRecord>(bytes);
+    case kCloseRecord:
+      return DecodeAs<CloseRecord>(bytes);
+    default:
+      return absl::FailedPreconditionError(
+          absl::StrCat("coordinator record of kind ", kind, ", this program knows 1 to 4"));
+  }
+}
+
+}  // namespace store
+}  // namespace precondor

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator's records as bytes; the same on a disk and in etcd (docs/storage.md).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "server/core/coordinator_journal.h"
+
+namespace precondor::store {
+
+// Stable numbers of the kinds; 1 + the index in CoordinatorRecord.
+inline constexpr uint8_t kSessionRecord = 1;
+inline constexpr uint8_t kMembershipRecord = 2;
+inline constexpr uint8_t kPromiseRecord = 3;
+inline constexpr uint8_t kCloseRecord = 4;
+
+uint8_t KindOf(const CoordinatorRecord& record);
+uint64_t SessionIdOf(const CoordinatorRecord& record);
+
+// A version byte and the fields.
+std::string EncodeCoordinatorRecord(const CoordinatorRecord& record);
+// DataLoss when the bytes are not a record of that kind; FailedPrecondition when they are of a newer version.
+absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::string_view bytes);
+
+}  // namespace precondor::store

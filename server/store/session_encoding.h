@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fields of what sessions are made of, for server/store/struct_encoding.h.
+#pragma once
+
+#include <tuple>
+
+#include "kernels/base/session_spec.h"
+#include "server/policy/fallback.h"
+#include "server/policy/lease.h"
+#include "server/store/struct_encoding.h"
+
+namespace precondor {
+
+constexpr Mode LastEnumerator(Mode) { return Mode::kFirstOrder; }
+constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kReplay; }
+constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kSigned; }
+constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
+constexpr DType LastEnumerator(DType) { return DType::kBF16; }
+constexpr FallbackPolicy LastEnumerator(FallbackPolicy) { return FallbackPolicy::kAtStep; }
+constexpr ProbePhase LastEnumerator(ProbePhase) { return ProbePhase::kAfter; }
+
+auto Fields(store::Is<LayerSpec> auto& value) {
+  auto& [name, d_out, d_in, has_bias] = value;
+  return std::tie(name, d_out, d_in, has_bias);
+}
+
+auto Fields(store::Is<MethodConfig> auto& value) {
+  auto& [name, options] = value;
+  return std::tie(name, options);
+}
+
+auto Fields(store::Is<FallbackConfig> auto& value) {
+  auto& [policy, at_step, loss_decay, rate_decay, lr_jump, min_steps, beta, patience_steps, probe_interval_steps,
+         probe_settle_steps, probe_steps, probe_margin, probe_wins, reentry, reentry_beta, reentry_min_steps,
+         reentry_min_decrease] = value;
+  return std::tie(policy, at_step, loss_decay, rate_decay, lr_jump, min_steps, beta, patience_steps,
+                  probe_interval_steps, probe_settle_steps, probe_steps, probe_margin, probe_wins, reentry,
+                  reentry_beta, reentry_min_steps, reentry_min_decrease);
+}
+
+auto Fields(store::Is<SessionSpec> auto& value) {
+  auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
+         statistics_dtype, gradient_dtype, method, fallback, layers] = value;
+  return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
+                  statistics_dtype, gradient_dtype, method, fallback, layers);
+}
+
+auto Fields(store::Is<ModeInterval> auto& value) {
+  auto& [first_step, mode] = value;
+  return std::tie(first_step, mode);
+}
+
+auto Fields(store::Is<LossTrend> auto& value) {
+  auto& [started, loss, rate, learning_rate, phase_step, phase_loss, phase_steps] = value;
+  return std::tie(started, loss, rate, learning_rate, phase_step, phase_loss, phase_steps);
+}
+
+auto Fields(store::Is<LossWindow> auto& value) {
+  auto& [steps, first_loss, loss_sum, indexed_loss_sum, seconds] = value;
+  return std::tie(steps, first_loss, loss_sum, indexed_loss_sum, seconds);
+}
+
+auto Fields(store::Is<CostProbe> auto& value) {
+  auto& [phase, steps, before, probe, after, rounds, wins, second_order_per_second, first_order_per_second] = value;
+  return std::tie(phase, steps, before, probe, after, rounds, wins, second_order_per_second, first_order_per_second);
+}
+
+auto Fields(store::Is<FallbackState> auto& value) {
+  auto& [observed, last_step, uncounted_steps, trend, probe, second_order_seconds, first_order_seconds, streak_steps,
+         mode, switch_step, reentries, forced] = value;
+  return std::tie(observed, last_step, uncounted_steps, trend, probe, second_order_seconds, first_order_seconds,
+                  streak_steps, mode, switch_step, reentries, forced);
+}
+
+}  // namespace precondor

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/store/coordinator_encoding.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/unit/server/store/sample_records.h"
+
+namespace precondor::store {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<CoordinatorRecord> Samples() {
+  return {SampleSession(7), MembershipRecord{8, SampleMembership()}, PromiseRecord{9, SamplePromise()},
+          CloseRecord{0xFFFFFFFFFFFFFFFF}, SessionRecord{}};
+}
+
+TEST(CoordinatorEncodingTest, EveryKindComesBackAsItWas) {
+  for (const CoordinatorRecord& record : Samples()) {
+    const auto decoded = DecodeCoordinatorRecord(KindOf(record), EncodeCoordinatorRecord(record));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_TRUE(Same(*decoded, record)) << "kind " << KindOf(record);
+    EXPECT_EQ(SessionIdOf(*decoded), SessionIdOf(record));
+  }
+}
+
+// Written out by hand from docs/storage.md: files of this version have to be readable for ever.
+TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
+  const auto u64 = [](uint64_t value) {
+    std::string bytes(8, '\0');
+    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(value >> 8 * i & 255);
+    return bytes;
+  };
+  const auto f64 = [&](double value) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, 8);
+    return u64(bits);
+  };
+  const auto u32 = [&](uint32_t value) { return u64(value).substr(0, 4); };
+  const auto u8 = [](int value) { return std::string(1, static_cast<char>(value)); };
+  const auto text = [&](const std::string& value) { return u64(value.size()) + value; };
+
+  const std::string membership = u64(4) + u64(3) + u64(12) + u64(3) + u64(7) + u64(0) + u64(9) + u64(3) + u64(1) +
+                                 u64(2) + u64(3) + u64(3) + u64(7) + u64(8) + u64(9);
+  const std::string windows = u64(3) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(9) +  //
+                              u64(4) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(9) +  //
+                              u64(3) + f64(1.5) + f64(-0.25) + f64(2.5) + f64(1e-300);
+  const std::string fallback = u8(1) + u64(41) + u64(2) +                                                       //
+                               u8(1) + f64(0.1) + f64(-0.0) + f64(3e-4) + u64(17) + f64(2.25) + u64(20) +       //
+                               u8(4) + u64(static_cast<uint64_t>(-5)) + windows + u64(6) + u64(7) + f64(0.7) +  //
+                               f64(0.8) + f64(0.5) + f64(0.25) + u32(11) + u8(2) + u64(30) + u32(1) + u8(1) + u8(1);
+  const std::string promise = u64(104) + u64(2) + u64(0) + u8(1) + u64(64) + u8(2) + fallback;
+  const std::string options = u64(3) + text("beta") + u8(1) + f64(0.99) + text("exact") + u8(0) + u8(1) + text("form") +
+                              u8(2) + text(std::string("a\0b", 3));
+  const std::string config = u8(4) + u8(1) + u64(500) + f64(0.9) + f64(0.8) + f64(0.7) + u32(1) + f64(0.6) + u32(2) +
+                             u32(3) + u32(4) + u32(5) + f64(0.5) + u32(6) + u8(1) + f64(0.4) + u32(7) + f64(0.3);
+  const std::string layers =
+      u64(2) + text("first") + u64(5) + u64(6) + u8(1) + text("second") + u64(1 << 20) + u64(1) + u8(0);
+  const std::string spec = text("job") + u64(0xFEDCBA9876543210) + u32(3) + u8(2) + u8(2) + u32(2) + u32(20) + u32(30) +
+                           u32(1) + u8(3) + u8(2) + text("mkor") + options + config + layers;
+  const std::string placement =
+      u64(2) + text("shard0") + text("10.0.0.1:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
+
+  EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(1) + u64(258));
+  EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(1) + u64(8) + membership);
+  EXPECT_EQ(EncodeCoordinatorRecord(PromiseRecord{9, SamplePromise()}), u8(1) + u64(9) + promise);
+  EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)), u8(1) + u64(7) + spec + placement + membership + promise);
+}
+
+TEST(CoordinatorEncodingTest, BytesThatAreCutShortOrLongerAreDataLoss) {
+  for (const CoordinatorRecord& record : Samples()) {
+    const std::string bytes = EncodeCoordinatorRecord(record);
+    for (size_t length = 0; length < bytes.size(); ++length) {
+      EXPECT_EQ(DecodeCoordinatorRecord(KindOf(record), bytes.substr(0, length)).status().code(),
+                absl::StatusCode::kDataLoss)
+          << "kind " << KindOf(record) << ", " << length << " of " << bytes.size();
+    }
+    EXPECT_EQ(DecodeCoordinatorRecord(KindOf(record), bytes + "x").status().code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+TEST(CoordinatorEncodingTest, NoBytesAreTakenForAValueThatDoesNotExist) {
+  const CoordinatorRecord record =
+      PromiseRecord{1, {.durable_through = 1, .schedule = {{0, Mode::kFirstOrder}}, .fallback = {}}};
+  std::string bytes = EncodeCoordinatorRecord(record);
+  const size_t mode = 1 + 8 + 8 + 8 + 8;
+  ASSERT_EQ(bytes[mode], 2);
+  for (const char bad : {0, 3, 127}) {
+    bytes[mode] = bad;
+    EXPECT_EQ(DecodeCoordinatorRecord(kPromiseRecord, bytes).status().code(), absl::StatusCode::kDataLoss) << int{bad};
+  }
+  // A count that no memory could hold.
+  bytes[mode] = 2;
+  bytes[1 + 8 + 8 + 7] = 127;
+  EXPECT_EQ(DecodeCoordinatorRecord(kPromiseRecord, bytes).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(CoordinatorEncodingTest, NewerVersionsAndKindsAreNamed) {
+  std::string bytes = EncodeCoordinatorRecord(CloseRecord{1});
+  bytes[0] = 2;
+  const absl::Status version = DecodeCoordinatorRecord(kCloseRecord, bytes).status();
+  EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(version.message()), HasSubstr("version 2"));
+  const absl::Status kind = DecodeCoordinatorRecord(5, bytes).status();
+  EXPECT_EQ(kind.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 5"));
+}
+
+}  // namespace
+}  // namespace precondor::store

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coordinator records with a distinct, non-default value in every field.
+#pragma once
+
+#include <string>
+
+#include "server/core/coordinator_journal.h"
+
+namespace precondor {
+
+inline FallbackState SampleFallbackState() {
+  const LossWindow before = {.steps = 3, .first_loss = 1.5, .loss_sum = -0.25, .indexed_loss_sum = 2.5, .seconds = 9};
+  LossWindow probe = before, after = before;
+  probe.steps = 4;
+  after.seconds = 1e-300;
+  return {.observed = true,
+          .last_step = 41,
+          .uncounted_steps = 2,
+          .trend = {.started = true,
+                    .loss = 0.1,
+                    .rate = -0.0,
+                    .learning_rate = 3e-4,
+                    .phase_step = 17,
+                    .phase_loss = 2.25,
+                    .phase_steps = 20},
+          .probe = {.phase = ProbePhase::kProbe,
+                    .steps = -5,
+                    .before = before,
+                    .probe = probe,
+                    .after = after,
+                    .rounds = 6,
+                    .wins = 7,
+                    .second_order_per_second = 0.7,
+                    .first_order_per_second = 0.8},
+          .second_order_seconds = 0.5,
+          .first_order_seconds = 0.25,
+          .streak_steps = 11,
+          .mode = Mode::kFirstOrder,
+          .switch_step = 30,
+          .reentries = 1,
+          .forced = Mode::kSecondOrder};
+}
+
+inline SessionSpec SampleSpec(const std::string& name = "job") {
+  SessionSpec spec;
+  spec.name = name;
+  spec.seed = 0xFEDCBA9876543210;
+  spec.world_size = 3;
+  spec.exchange = ExchangeMode::kDelegate;
+  spec.statistics = StatisticsKind::kPerWorkerMean;
+  spec.sketches = 2;
+  spec.inv_freq = 20;
+  spec.warmup_steps = 30;
+  spec.staleness_steps = 1;
+  spec.statistics_dtype = DType::kBF16;
+  spec.gradient_dtype = DType::kF16;
+  spec.method = {.name = "mkor", .options = {{"beta", 0.99}, {"exact", true}, {"form", std::string("a\0b", 3)}}};
+  spec.fallback = {.policy = FallbackPolicy::kAtStep,
+                   .at_step = 500,
+                   .loss_decay = 0.9,
+                   .rate_decay = 0.8,
+                   .lr_jump = 0.7,
+                   .min_steps = 1,
+                   .beta = 0.6,
+                   .patience_steps = 2,
+                   .probe_interval_steps = 3,
+                   .probe_settle_steps = 4,
+                   .probe_steps = 5,
+                   .probe_margin = 0.5,
+                   .probe_wins = 6,
+                   .reentry = true,
+                   .reentry_beta = 0.4,
+                   .reentry_min_steps = 7,
+                   .reentry_min_decrease = 0.3};
+  spec.layers = {{.name = "first", .d_out = 5, .d_in = 6, .has_bias = true},
+                 {.name = "second", .d_out = int64_t{1} << 20, .d_in = 1, .has_bias = false}};
+  return spec;
+}
+
+inline Membership SampleMembership() {
+  return {.epoch = 4,
+          .went_back_epoch = 3,
+          .resume_step = 12,
+          .incarnations = {7, 0, 9},
+          .first_steps = {1, 2, 3},
+          .last_holders = {7, 8, 9}};
+}
+
+inline Promise SamplePromise() {
+  return {.durable_through = 104,
+          .schedule = {{0, Mode::kSecondOrder}, {64, Mode::kFirstOrder}},
+          .fallback = SampleFallbackState()};
+}
+
+inline SessionRecord SampleSession(uint64_t session_id, const std::string& name = "job") {
+  return {.session_id = session_id,
+          .spec = SampleSpec(name),
+          .placement = {{.shard = "shard0", .address = "10.0.0.1:1", .layers = {0}},
+                        {.shard = "shard1", .address = "", .layers = {1}}},
+          .membership = SampleMembership(),
+          .promise = SamplePromise()};
+}
+
+// True when both say the same of the same session.
+inline bool Same(const CoordinatorRecord& a, const CoordinatorRecord& b) {
+  if (a.index() != b.index()) return false;
+  if (const auto* session = std::get_if<SessionRecord>(&a)) {
+    const auto& other = std::get<SessionRecord>(b);
+    return session->session_id == other.session_id && session->spec == other.spec &&
+           session->placement == other.placement && session->membership == other.membership &&
+           session->promise == other.promise;
+  }
+  if (const auto* membership = std::get_if<MembershipRecord>(&a)) {
+    const auto& other = std::get<MembershipRecord>(b);
+    return membership->session_id == other.session_id && membership->membership == other.membership;
+  }
+  if (const auto* promise = std::get_if<PromiseRecord>(&a)) {
+    const auto& other = std::get<PromiseRecord>(b);
+    return promise->session_id == other.session_id && promise->promise == other.promise;
+  }
+  return std::get<CloseRecord>(a).session_id == std::get<CloseRecord>(b).session_id;
+}
+
+}  // namespace precondor
