@@ -64,7 +64,7 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const std::string spec = text("job") + u64(0xFEDCBA9876543210) + u32(3) + u8(2) + u8(2) + u32(2) + u32(20) + u32(30) +
                            u32(1) + u8(3) + u8(2) + text("mkor") + options + config + layers;
   const std::string placement =
-      u64(2) + text("shard0") + text("10.0.0.1:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
+      u64(2) + text("shard0") + text("host-one:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
 
   EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(1) + u64(258));
   EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(1) + u64(8) + membership);

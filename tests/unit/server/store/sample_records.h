@@ -95,7 +95,7 @@ inline Promise SamplePromise() {
 inline SessionRecord SampleSession(uint64_t session_id, const std::string& name = "job") {
   return {.session_id = session_id,
           .spec = SampleSpec(name),
-          .placement = {{.shard = "shard0", .address = "10.0.0.1:1", .layers = {0}},
+          .placement = {{.shard = "shard0", .address = "host-one:1", .layers = {0}},
                         {.shard = "shard1", .address = "", .layers = {1}}},
           .membership = SampleMembership(),
           .promise = SamplePromise()};
