@@ -179,6 +179,15 @@ void Coordinator::KeepPromise(CoordinatorSession& session) {
     promise = session.BeginPromise();
   }
   if (!promise.has_value()) return;
+  bool returns = false;
+  {
+    MutexLock lock(mu_);
+    returns = session.ReturnsToSecondOrder(*promise);
+  }
+  if (returns && !HoldFactors(session).ok()) {
+    MutexLock lock(mu_);
+    return session.StayInFirstOrder();
+  }
   std::vector<ModeInterval> before;
   FallbackDecision decision;
   const absl::Status written = WriteDown(PromiseRecord{.session_id = session.id(), .promise = *promise}, [&] {
@@ -440,8 +449,13 @@ absl::Status Coordinator::TellShards(CoordinatorSession& session) {
   }
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs));
   observer_.OnEpoch(session.spec().name, told.epoch, joined, session.spec().world_size);
-  MutexLock lock(mu_);
-  session.NoteShardsTold(told);
+  bool factors_again = false;
+  {
+    MutexLock lock(mu_);
+    factors_again = session.NoteShardsTold(told);
+  }
+  // Without them the steps that the job goes back to are answered IDENTITY.
+  if (factors_again) HoldFactors(session).IgnoreError();
   return absl::OkStatus();
 }
 
@@ -561,6 +575,7 @@ void Coordinator::Reconcile() {
     absl::StatusOr<ShardDescription> description = shards_[s].control->Describe();
     if (!description.ok()) continue;  // it is down, and asked again
     RemoveOrphans(shards_[s], *description);
+    SettleFactors(s, *description);
     std::vector<std::string> lacking;
     {
       MutexLock lock(mu_);

@@ -151,6 +151,11 @@ class Coordinator {
   void RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description);
   absl::Status InstallOnShards(const std::vector<SessionInstall>& installs) const;
   absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
+  // Has the session's factors held again, before a step in second order is promised. An error: not by every shard.
+  absl::Status HoldFactors(CoordinatorSession& session);
+  // Has factors released, or held, where the shard does not do what the sessions need.
+  void SettleFactors(size_t shard, const ShardDescription& description);
+  absl::Status SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold);
   // Tells the session's shards of its membership, in the caller's turn.
   absl::Status TellShards(CoordinatorSession& session);
   // Ends the epochs before this one on the shards, and learns whether the job has to go back.

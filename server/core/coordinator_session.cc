@@ -56,6 +56,7 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       decision_(Decide(spec_.fallback, fallback_)),
       // After a restart anything up to the promise may have been granted.
       granted_through_(membership_.epoch == 1 && joined() == 0 ? lease_steps : promise_.durable_through),
+      open_from_(promise_.fallback.observed ? Plus(promise_.fallback.last_step, 1) : 0),
       losses_(spec_.world_size, lease_steps + 1) {
   wanted_through_ = granted_through_;
 }
@@ -114,6 +115,11 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanLeave(uint32_t
 void CoordinatorSession::Adopt(Membership next) {
   const uint32_t before = joined();
   const bool new_epoch = next.epoch != membership_.epoch;
+  if (next.went_back_epoch != membership_.went_back_epoch) {
+    const bool needed_before = NeedsFactors();
+    open_from_ = next.resume_step;
+    went_back_ = !needed_before && NeedsFactors();
+  }
   membership_ = std::move(next);
   if (new_epoch) {
     losses_.Clear();
@@ -160,7 +166,8 @@ std::vector<SessionInstall> CoordinatorSession::MakeInstalls() const {
                         .goes_back_to = goes_back_to,
                         .spec = spec_,
                         .layers = placed.layers,
-                        .members = Members()});
+                        .members = Members(),
+                        .factors_released = !NeedsFactors()});
   }
   return installs;
 }
@@ -202,6 +209,7 @@ absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(co
     decision_ = Decide(spec_.fallback, fallback_);
     last_finished_ = now;
     last_step_ = std::max(last_step_, finished->step);
+    open_from_ = std::max(open_from_, Plus(finished->step, 1));
     if (finished->finite > 0) last_loss_ = finished->loss;
   }
   Grant();
@@ -221,6 +229,8 @@ void CoordinatorSession::Grant() {
 }
 
 std::vector<ModeInterval> CoordinatorSession::WantedSchedule() const {
+  const bool first_order = promise_.schedule.back().mode == Mode::kFirstOrder;
+  if (first_order && decision_.mode == Mode::kSecondOrder && open_from_ < stay_until_) return promise_.schedule;
   return CarryOut(decision_, promise_.schedule, Plus(granted_through_, 1));
 }
 
@@ -245,6 +255,36 @@ void CoordinatorSession::EndPromise(bool durable) {
   } else {
     in_doubt_ = in_doubt_ || written->schedule != promise_.schedule;
   }
+  Grant();
+}
+
+// --- factors --------------------------------------------------------------------------------------------------------
+
+bool CoordinatorSession::NoteShardsTold(const Membership& told) {
+  shards_told_ = shards_told_ || told == membership_;
+  return shards_told_ && std::exchange(went_back_, false);
+}
+
+bool CoordinatorSession::NeedsFactors() const {
+  if (decision_.probe) return true;
+  const std::vector<ModeInterval>& schedule = pending_.has_value() ? pending_->schedule : promise_.schedule;
+  const std::vector<ModeInterval> to_come = ModesBetween(schedule, open_from_, std::numeric_limits<uint64_t>::max());
+  return std::any_of(to_come.begin(), to_come.end(),
+                     [](const ModeInterval& interval) { return interval.mode == Mode::kSecondOrder; });
+}
+
+FactorHold CoordinatorSession::MakeFactorHold(absl::Time now) {
+  factor_version_ = std::max(factor_version_ + 1, static_cast<uint64_t>(std::max<int64_t>(absl::ToUnixNanos(now), 1)));
+  return {.session_id = id_, .version = factor_version_, .hold = NeedsFactors()};
+}
+
+bool CoordinatorSession::ReturnsToSecondOrder(const Promise& next) const {
+  return promise_.schedule.back().mode == Mode::kFirstOrder && next.schedule.back().mode == Mode::kSecondOrder;
+}
+
+void CoordinatorSession::StayInFirstOrder() {
+  pending_.reset();
+  stay_until_ = Plus(open_from_, lease_steps_);
   Grant();
 }
 

@@ -58,8 +58,9 @@ class CoordinatorSession {
   // What each shard is to be told, in the coordinator's order; one without layers is told nothing.
   std::vector<SessionInstall> MakeInstalls() const;
   bool shards_told() const { return shards_told_; }
-  // They have been told of this membership; when it has changed since, whoever changed it tells them again.
-  void NoteShardsTold(const Membership& told) { shards_told_ = shards_told_ || told == membership_; }
+  // They have been told of this membership; when it has changed since, whoever changed it tells them again. True when
+  // the job went back with it from first order to steps in second order: the shards may have released its factors.
+  bool NoteShardsTold(const Membership& told);
   const Membership& membership() const { return membership_; }
 
   // --- steps ------------------------------------------------------------------------------------------------------
@@ -73,6 +74,16 @@ class CoordinatorSession {
   // Until EndPromise no lease grows into what it changes. nullopt: nothing to write, or one is being written.
   std::optional<Promise> BeginPromise();
   void EndPromise(bool durable);
+
+  // --- factors ----------------------------------------------------------------------------------------------------
+  // Whether a step that some rank has yet to finish is in second order, or a probe of first order is under way.
+  bool NeedsFactors() const;
+  // What NeedsFactors says, with a version greater than any before, also before a restart.
+  FactorHold MakeFactorHold(absl::Time now);
+  // Steps in second order follow steps in first order that had none promised after them.
+  bool ReturnsToSecondOrder(const Promise& next) const;
+  // Instead of EndPromise: the shards cannot hold the factors. Tried again a lease's steps later.
+  void StayInFirstOrder();
 
   Directive directive() const;
   const FallbackDecision& decision() const { return decision_; }
@@ -102,6 +113,10 @@ class CoordinatorSession {
   uint64_t wanted_through_ = 0;     // that reports and joins ask for
   uint64_t granted_through_ = 0;    // to anybody, ever
   uint64_t last_step_ = 0;          // that all have reported in this epoch
+  uint64_t open_from_ = 0;          // the lowest step not reported by all
+  uint64_t stay_until_ = 0;         // no return to second order before all have reported the steps below
+  bool went_back_ = false;          // to steps in second order, from first order, and not told to shards
+  uint64_t factor_version_ = 0;
   double last_loss_ = 0;
   absl::Time last_finished_ = absl::InfinitePast();
   LossTable losses_;

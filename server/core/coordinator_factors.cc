@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which sessions' factors the shards hold: none where every step to come is in first order. They are asked to hold them
+// again before a return to second order is written down, and so announced; released at the next Reconcile.
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator.h"
+#include "server/core/coordinator_session.h"
+
+namespace precondor {
+
+absl::Status Coordinator::SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold) {
+  const absl::Status status = shards_[shard].control->HoldFactors(hold);
+  if (!status.ok()) {
+    logger_.Log(Severity::kWarning, hold.hold ? "factors not held again" : "factors not released",
+                {{"session", session.spec().name},
+                 {"session_id", session.id()},
+                 {"shard", shards_[shard].address},
+                 {"reason", absl::string_view(status.message())}});
+  }
+  return status;
+}
+
+absl::Status Coordinator::HoldFactors(CoordinatorSession& session) {
+  FactorHold hold;
+  {
+    MutexLock lock(mu_);
+    hold = session.MakeFactorHold(clock_.Now());
+  }
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    if (!session.placement()[s].layers.empty()) PRECONDOR_RETURN_IF_ERROR(SendFactorHold(session, s, hold));
+  }
+  return absl::OkStatus();
+}
+
+void Coordinator::SettleFactors(size_t shard, const ShardDescription& description) {
+  std::vector<std::pair<std::shared_ptr<CoordinatorSession>, FactorHold>> holds;
+  {
+    MutexLock lock(mu_);
+    for (const HeldSession& held : description.sessions) {
+      const auto found = by_id_.find(held.session_id);
+      if (found == by_id_.end() || found->second->NeedsFactors() != held.factors_released) continue;
+      holds.emplace_back(found->second, found->second->MakeFactorHold(clock_.Now()));
+    }
+  }
+  // What fails is found again the next time.
+  for (const auto& [session, hold] : holds) SendFactorHold(*session, shard, hold).IgnoreError();
+}
+
+}  // namespace precondor
