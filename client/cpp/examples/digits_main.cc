@@ -92,7 +92,11 @@ absl::StatusOr<std::vector<RunResult>> TrainAllInProcess(const std::vector<Run>&
 }
 
 absl::StatusOr<std::vector<RunResult>> TrainThroughService(const Options& options, std::vector<Run> runs) {
-  Job job{options.data_path, options.coordinator, absl::StrCat("digits-", getpid()), options.workers, 0, {}};
+  Job job;
+  job.data_path = options.data_path;
+  job.coordinator = options.coordinator;
+  job.session_prefix = absl::StrCat("digits-", getpid());
+  job.workers = options.workers;
   int64_t total = 0;
   std::vector<int64_t> steps_before;
   for (const Run& run : runs) {
@@ -103,6 +107,8 @@ absl::StatusOr<std::vector<RunResult>> TrainThroughService(const Options& option
     total += run.task.steps;
   }
   job.runs = std::move(runs);
+  job.worker_restarts = options.worker_restarts;
+  job.checkpoint_dir = options.checkpoint_dir;
   Progress progress("training");
   return LaunchWorkers(job, [&](const WorkerReport& report) {
     const Run& run = job.runs[static_cast<size_t>(report.run)];

@@ -99,9 +99,14 @@ absl::StatusOr<T> Decoded(absl::string_view text, absl::string_view what, Decode
 std::string EncodeJob(const Job& job) {
   json runs = json::array();
   for (const Run& run : job.runs) runs.push_back(ToJson(run));
-  return json{
-      {"data_path", job.data_path}, {"coordinator", job.coordinator},           {"session_prefix", job.session_prefix},
-      {"workers", job.workers},     {"reducer_elements", job.reducer_elements}, {"runs", runs}}
+  return json{{"data_path", job.data_path},
+              {"coordinator", job.coordinator},
+              {"session_prefix", job.session_prefix},
+              {"worker_restarts", job.worker_restarts},
+              {"checkpoint_dir", job.checkpoint_dir},
+              {"workers", job.workers},
+              {"reducer_elements", job.reducer_elements},
+              {"runs", runs}}
       .dump();
 }
 
@@ -112,6 +117,8 @@ absl::StatusOr<Job> DecodeJob(absl::string_view text) {
     job.coordinator = value.at("coordinator").get<std::string>();
     job.session_prefix = value.at("session_prefix").get<std::string>();
     job.workers = value.at("workers").get<int32_t>();
+    job.worker_restarts = value.at("worker_restarts").get<int32_t>();
+    job.checkpoint_dir = value.at("checkpoint_dir").get<std::string>();
     job.reducer_elements = value.at("reducer_elements").get<int64_t>();
     for (const json& encoded : value.at("runs")) {
       PRECONDOR_ASSIGN_OR_RETURN(Run run, RunFrom(encoded));

@@ -21,6 +21,8 @@ struct Job {
   std::string session_prefix;  // run i is session "<prefix>-<i>"
   int32_t workers = 1;
   int64_t reducer_elements = 0;  // SharedReducer::Shape::max_elements
+  int32_t worker_restarts = 0;   // workers ended by a signal that are started again, in all
+  std::string checkpoint_dir;    // of the workers; set when worker_restarts is
   std::vector<Run> runs;
 };
 

@@ -75,7 +75,13 @@ class Child {
   Child(pid_t pid, Fd output) : pid_(pid), output_(std::move(output)) {}
   Child(Child&& other) noexcept
       : pid_(std::exchange(other.pid_, -1)), output_(std::move(other.output_)), buffer_(std::move(other.buffer_)) {}
-  Child& operator=(Child&&) = delete;
+  // Takes the place of one that has ended.
+  Child& operator=(Child&& other) noexcept {
+    pid_ = std::exchange(other.pid_, -1);
+    output_ = std::move(other.output_);
+    buffer_ = std::move(other.buffer_);
+    return *this;
+  }
   ~Child() {
     if (pid_ < 0) return;
     kill(pid_, SIGKILL);
@@ -143,6 +149,9 @@ absl::StatusOr<Child> StartWorker(int32_t rank, int reducer_fd, const std::strin
 // All workers have to have had the same mode at every step.
 absl::Status MergeStretches(const WorkerReport& report, int32_t rank, std::vector<Stretch>& total) {
   const std::vector<Stretch>& other = report.result.stretches;
+  // A worker that was started again knows nothing of the steps before.
+  if (!other.empty() && other.front().first_step > 0) return absl::OkStatus();
+  if (!total.empty() && total.front().first_step > 0) total = other;
   bool same = other.size() == total.size();
   for (size_t i = 0; same && i < total.size(); ++i) {
     same = other[i].first_step == total[i].first_step && other[i].mode == total[i].mode;
@@ -177,8 +186,9 @@ absl::Status Merge(const WorkerReport& report, int32_t rank, std::vector<int32_t
   return MergeStretches(report, rank, total.stretches);
 }
 
-absl::Status HandleOutput(Child& child, int32_t rank, const std::function<void(const WorkerReport&)>& progress,
-                          std::vector<int32_t>& finished, std::vector<RunResult>& results) {
+// Takes in what the worker says; the signal that ended it, or 0.
+absl::StatusOr<int> HandleOutput(Child& child, int32_t rank, const std::function<void(const WorkerReport&)>& progress,
+                                 std::vector<int32_t>& finished, std::vector<RunResult>& results) {
   const std::vector<std::string> lines = child.ReadLines();
   for (const std::string& line : lines) {
     PRECONDOR_ASSIGN_OR_RETURN(const WorkerReport report, DecodeReport(line));
@@ -188,12 +198,11 @@ absl::Status HandleOutput(Child& child, int32_t rank, const std::function<void(c
       progress(report);
     }
   }
-  if (child.fd() >= 0) return absl::OkStatus();
+  if (child.fd() >= 0) return 0;
   const int status = child.Wait();
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("worker ", rank,
-                                          WIFSIGNALED(status) ? " was ended by signal " : " failed with exit status ",
-                                          WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status)));
+  if (WIFSIGNALED(status)) return WTERMSIG(status);
+  if (WEXITSTATUS(status) == 0) return 0;
+  return absl::InternalError(absl::StrCat("worker ", rank, " failed with exit status ", WEXITSTATUS(status)));
 }
 
 }  // namespace
@@ -214,6 +223,7 @@ absl::StatusOr<std::vector<RunResult>> LaunchWorkers(const Job& job,
   }
   std::vector<int32_t> finished(job.runs.size());
   std::vector<RunResult> results(job.runs.size());
+  int32_t restarts = job.worker_restarts;
   while (std::any_of(children.begin(), children.end(), [](const Child& child) { return child.running(); })) {
     std::vector<pollfd> waiting;
     waiting.reserve(children.size());
@@ -221,7 +231,13 @@ absl::StatusOr<std::vector<RunResult>> LaunchWorkers(const Job& job,
     if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return SystemError("poll", errno);
     for (size_t rank = 0; rank < children.size(); ++rank) {
       if (waiting[rank].revents == 0) continue;
-      PRECONDOR_RETURN_IF_ERROR(HandleOutput(children[rank], static_cast<int32_t>(rank), progress, finished, results));
+      const auto number = static_cast<int32_t>(rank);
+      PRECONDOR_ASSIGN_OR_RETURN(const int killed_by,
+                                 HandleOutput(children[rank], number, progress, finished, results));
+      if (killed_by == 0) continue;
+      if (restarts-- == 0)
+        return absl::InternalError(absl::StrCat("worker ", rank, " was ended by signal ", killed_by));
+      PRECONDOR_ASSIGN_OR_RETURN(children[rank], StartWorker(number, reducer_fd.get(), text));
     }
   }
   for (size_t run = 0; run < finished.size(); ++run) {

@@ -114,6 +114,8 @@ std::map<absl::string_view, Setter> Setters(Options& o) {
       {"workers", integer(&o.workers, 1, kBatchSize)},
       {"seeds", integer(&o.seeds, 1, kMaxSeeds)},
       {"rate-seeds", integer(&o.rate_seeds, 1, kMaxSeeds)},
+      {"worker-restarts", integer(&o.worker_restarts, 0, 1 << 20)},
+      {"checkpoint-dir", text(&o.checkpoint_dir)},
       {"steps", integer(&o.steps, 1, kMaxSteps)},
       {"worker-rank", integer(&o.worker_rank, 0, kBatchSize - 1)},
       {"reducer-fd", integer(&o.reducer_fd, 0, 1 << 20)},
@@ -168,6 +170,12 @@ absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments, ab
   if (!options.help && options.worker_rank < 0 && options.in_process == !options.coordinator.empty()) {
     return absl::InvalidArgumentError("expected either --coordinator HOST:PORT or --in-process");
   }
+  if ((options.worker_restarts > 0) != !options.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError("--worker-restarts needs --checkpoint-dir, and the other way round");
+  }
+  if (options.worker_restarts > 0 && options.exchange != ExchangeMode::kDirect) {
+    return absl::InvalidArgumentError("--worker-restarts: expected --exchange=direct, where workers share nothing");
+  }
   return options;
 }
 
@@ -195,6 +203,8 @@ every method on the same grid; the runs that count then go through the service.
   --steps N                instead of the task's own: classifier 300, autoencoder 600
   --short                  none and the low-rank methods under AdamW, 2 seeds, a small grid; flags after it change that
   --data FILE              digits.csv, when not where it was at build time
+  --worker-restarts N      start workers that a signal ended again, N times in all, from their own checkpoints (0)
+  --checkpoint-dir DIR     an empty folder for these: every worker writes one before each step
   --json FILE, --svg FILE  write the results, and a picture of the loss curves
   --help                   this text
 

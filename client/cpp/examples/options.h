@@ -31,6 +31,8 @@ struct Options {
   int64_t rate_seeds = 3;
   std::vector<double> learning_rates;  // a grid to search, or one rate for all
   int64_t steps = 0;                   // 0: each task's own
+  int32_t worker_restarts = 0;
+  std::string checkpoint_dir;
   std::string json_path;
   std::string svg_path;
   // Of a worker process; the parent passes them to itself.

@@ -214,6 +214,13 @@ std::string FormatTable(const std::vector<Row>& rows, const ReportContext& conte
   return absl::StrCat(out, Footer(rows, context));
 }
 
+// Text: JSON numbers end at 2^53.
+json WeightsHashes(const Row& row) {
+  json hashes = json::array();
+  for (const RunResult& result : row.results) hashes.push_back(absl::StrFormat("%016x", result.weights_hash));
+  return hashes;
+}
+
 std::string FormatJson(const std::vector<Row>& rows, const ReportContext& context) {
   json runs = json::array();
   for (const Row& row : rows) {
@@ -229,6 +236,7 @@ std::string FormatJson(const std::vector<Row>& rows, const ReportContext& contex
              {"learning_rate", row.run.learning_rate},
              {"seeds", row.seeds},
              {"final_loss", Finals(row, HeldOutLoss)},
+             {"weights_hash", WeightsHashes(row)},
              {"steps_to_adamw_final", StepsJson(row.steps_to_adamw_final)},
              {"bytes_per_step",
               {{"statistics", PerStep(row, &RunResult::statistics_bytes)},

@@ -30,6 +30,14 @@ std::vector<Parameter> ParametersOf(Mlp& model) {
   return parameters;
 }
 
+absl::Status CheckWeights(const std::vector<HostMatrix>& given, const std::vector<HostMatrix>& expected) {
+  bool same = given.size() == expected.size();
+  for (size_t l = 0; same && l < given.size(); ++l) {
+    same = given[l].rows() == expected[l].rows() && given[l].cols() == expected[l].cols();
+  }
+  return same ? absl::OkStatus() : absl::InvalidArgumentError("resumed from the weights of another model");
+}
+
 }  // namespace
 
 absl::StatusOr<TrainResult> Train(const Run& run, const DigitsData& data, GradientExchange& exchange,
@@ -40,8 +48,20 @@ absl::StatusOr<TrainResult> Train(const Run& run, const DigitsData& data, Gradie
   Mlp evaluated(run.task.model, run.seed);  // keeps the buffers of the two row counts apart
   const std::vector<Parameter> parameters = ParametersOf(model);
   const RowRange range = exchange.Rows(kBatchSize);
-  TrainResult result;
-  for (int64_t step = 0; step < run.task.steps; ++step) {
+  TrainState state;
+  TrainResult& result = state.so_far;
+  if (options.resume != nullptr) {
+    state = *options.resume;
+    PRECONDOR_RETURN_IF_ERROR(CheckWeights(result.weights, model.weights()));
+    model.weights() = result.weights;
+    if (state.step > 0) PRECONDOR_RETURN_IF_ERROR(optimizer->LoadState(state.optimizer));
+  }
+  for (int64_t& step = state.step; step < run.task.steps; ++step) {
+    if (options.checkpoint) {
+      state.optimizer = optimizer->SaveState();
+      result.weights = model.weights();
+      PRECONDOR_RETURN_IF_ERROR(options.checkpoint(state));
+    }
     const auto step_id = static_cast<uint64_t>(step);
     if (options.before_step) options.before_step(step_id, result.seconds);
     const absl::Time begin = absl::Now();
@@ -67,7 +87,7 @@ absl::StatusOr<TrainResult> Train(const Run& run, const DigitsData& data, Gradie
     if (options.progress) options.progress(result.curve.back());
   }
   result.weights = std::move(model.weights());
-  return result;
+  return std::move(result);
 }
 
 }  // namespace precondor::digits

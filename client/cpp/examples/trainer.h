@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,6 +30,13 @@ struct TrainResult {
   double seconds = 0;  // of the steps, without the evaluations
 };
 
+// A run before its step `step`.
+struct TrainState {
+  int64_t step = 0;
+  std::string optimizer;  // Optimizer::SaveState
+  TrainResult so_far;     // with the weights
+};
+
 inline constexpr int64_t kEvaluateEvery = 10;
 
 struct TrainOptions {
@@ -37,6 +45,10 @@ struct TrainOptions {
   std::function<void(const CurvePoint&)> progress;  // after each evaluation; may be empty
   // Before each step; `seconds` of the steps so far. May be empty.
   std::function<void(uint64_t step, double seconds)> before_step;
+  // Before anything of a step is sent, so that a process that goes on from it repeats what its predecessor sent. May be
+  // empty.
+  std::function<absl::Status(const TrainState&)> checkpoint;
+  const TrainState* resume = nullptr;  // where to go on; null: at the beginning
 };
 
 // Trains from the initial weights of (run.task, run.seed): the batch of a step is BatchRows(..., run.seed, step), of

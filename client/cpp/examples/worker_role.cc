@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "client/cpp/examples/checkpoint.h"
 #include "client/cpp/examples/digits_data.h"
 #include "client/cpp/examples/service_exchange.h"
 #include "kernels/base/status_macros.h"
@@ -85,17 +86,35 @@ absl::Status WorkThrough(const Job& job, int32_t rank, SharedReducer& reducer,
   ClientOptions client_options;
   client_options.coordinator = job.coordinator;
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(client_options));
+  // Of the process that held this rank before and was killed in a run; its checkpoint says that all were in it.
+  std::string checkpoint_path;
+  std::optional<Checkpoint> predecessor;
+  if (!job.checkpoint_dir.empty()) {
+    checkpoint_path = absl::StrCat(job.checkpoint_dir, "/", job.session_prefix, "-rank", rank);
+    PRECONDOR_ASSIGN_OR_RETURN(predecessor, ReadCheckpoint(checkpoint_path));
+  }
   for (size_t i = 0; i < job.runs.size(); ++i) {
     const Run& run = job.runs[i];
     const auto index = static_cast<int64_t>(i);
+    if (predecessor.has_value() && predecessor->run > index) continue;
+    const bool resumes = predecessor.has_value() && predecessor->run == index;
     const SessionSpec spec = MakeSessionSpec(run, absl::StrCat(job.session_prefix, "-", i));
-    if (rank == 0) PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
-    PRECONDOR_RETURN_IF_ERROR(reducer.Barrier());
+    if (!resumes) {
+      if (rank == 0) PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
+      PRECONDOR_RETURN_IF_ERROR(reducer.Barrier());
+    }
     WorkerOptions worker_options;
     worker_options.rank = static_cast<uint32_t>(rank);
+    if (resumes) worker_options.first_step = static_cast<uint64_t>(predecessor->state.step);
     PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker, client->Join(spec.name, worker_options));
     TrainOptions options;
     options.evaluate = rank == 0;
+    if (resumes) options.resume = &predecessor->state;
+    if (!checkpoint_path.empty()) {
+      options.checkpoint = [&](const TrainState& state) {
+        return WriteCheckpoint(checkpoint_path, Checkpoint{.run = index, .state = state});
+      };
+    }
     options.progress = [&](const CurvePoint& point) { report(WorkerReport{index, false, point, RunResult()}); };
     PRECONDOR_ASSIGN_OR_RETURN(RunResult result, TrainOnce(run, data, *worker, reducer, std::move(options)));
     report(WorkerReport{index, true, CurvePoint(), std::move(result)});

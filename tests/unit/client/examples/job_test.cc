@@ -22,13 +22,16 @@ Run SomeRun() {
 }
 
 TEST(JobTest, ComesBackAsItWas) {
-  const auto decoded = DecodeJob(EncodeJob(Job{"a \"path\"", "host:1", "digits-1", 7, 3185, {SomeRun()}}));
+  const auto decoded =
+      DecodeJob(EncodeJob(Job{"a \"path\"", "host:1", "digits-1", 7, 3185, 3, "checkpoints", {SomeRun()}}));
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(decoded->data_path, "a \"path\"");
   EXPECT_EQ(decoded->coordinator, "host:1");
   EXPECT_EQ(decoded->session_prefix, "digits-1");
   EXPECT_EQ(decoded->workers, 7);
   EXPECT_EQ(decoded->reducer_elements, 3185);
+  EXPECT_EQ(decoded->worker_restarts, 3);
+  EXPECT_EQ(decoded->checkpoint_dir, "checkpoints");
   ASSERT_EQ(decoded->runs.size(), 1u);
   const digits::Run& run = decoded->runs.front();
   EXPECT_EQ(run.task.steps, 17);

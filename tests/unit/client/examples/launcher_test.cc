@@ -3,11 +3,13 @@
 // names.
 #include "client/cpp/examples/launcher.h"
 
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <iostream>
 #include <iterator>
 #include <string>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <vector>
 
@@ -50,6 +52,11 @@ int PlayWorker(int32_t rank, int reducer_fd) {
   const std::string& part = job->coordinator;
   if (part == "fails" && rank == 1) return 7;
   if (part == "dies" && rank == 2) abort();
+  const std::string marker = job->checkpoint_dir + "/died";
+  if (part == "dies once" && rank == 2 && access(marker.c_str(), F_OK) != 0) {
+    std::ofstream(marker) << "died";
+    abort();
+  }
   if (part == "babbles" && rank == 0) std::cout << "hello" << std::endl;
   if (part == "stops early") return 0;
   // With a failing or dying rank this waits until the launcher stops the process.
@@ -69,7 +76,7 @@ Job JobOf(const std::string& part) {
   Run run;
   run.task = *FindTask("classifier");
   run.method = *FindMethod("none");
-  return Job{"data", part, "s", kWorkers, 4, {run, run}};
+  return Job{"data", part, "s", kWorkers, 4, 0, "", {run, run}};
 }
 
 TEST(LauncherTest, GathersWhatTheWorkersReport) {
@@ -100,6 +107,19 @@ TEST(LauncherTest, SaysWhichWorkerFailed) {
               HasSubstr("worker 1 failed with exit status 7"));
   EXPECT_THAT(std::string(LaunchWorkers(JobOf("dies"), nullptr).status().message()),
               HasSubstr("worker 2 was ended by signal 6"));
+}
+
+TEST(LauncherTest, StartsWorkersThatASignalEndedAgain) {
+  Job job = JobOf("dies once");
+  job.checkpoint_dir = ::testing::TempDir() + "launcher_test_" + std::to_string(getpid());
+  ASSERT_EQ(mkdir(job.checkpoint_dir.c_str(), 0700), 0);
+  job.worker_restarts = 1;
+  const auto results = LaunchWorkers(job, nullptr);
+  ASSERT_TRUE(results.ok()) << results.status();
+  EXPECT_EQ(results->size(), 2u);
+  job.coordinator = "dies";
+  EXPECT_THAT(std::string(LaunchWorkers(job, nullptr).status().message()), HasSubstr("worker 2 was ended by signal 6"))
+      << "as often as it was told, no more";
 }
 
 TEST(LauncherTest, RefusesWhatIsNotAReport) {

@@ -75,6 +75,9 @@ TEST(OptionsTest, SaysWhatIsWrong) {
   const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
       {{}, "either --coordinator HOST:PORT or --in-process"},
       {{"--in-process", "--coordinator=h:1"}, "either --coordinator"},
+      {{"--coordinator=h:1", "--worker-restarts=2"}, "--worker-restarts needs --checkpoint-dir"},
+      {{"--coordinator=h:1", "--checkpoint-dir=d"}, "--worker-restarts needs --checkpoint-dir"},
+      {{"--coordinator=h:1", "--worker-restarts=2", "--checkpoint-dir=d", "--exchange=delegate"}, "--exchange=direct"},
       {{"--in-process", "--workers=0"}, "--workers: expected a number 1 ... 128, got \"0\""},
       {{"--in-process", "--workers=many"}, "got \"many\""},
       {{"--in-process", "--workers"}, "--workers needs a value"},

@@ -168,6 +168,34 @@ TEST(TrainTest, IsAFunctionOfTheRun) {
   EXPECT_NE(first->weights_hash, other->weights_hash);
 }
 
+TEST(TrainTest, GoesOnFromAnyOfItsCheckpointsBitwise) {
+  const DigitsData data = SmallData();
+  const digits::Run run = SomeRun("none", 25);
+  std::vector<TrainState> states;
+  TrainOptions options;
+  options.checkpoint = [&](const TrainState& state) {
+    states.push_back(state);
+    return absl::OkStatus();
+  };
+  PlainExchange plain(true);
+  const auto whole = Train(run, data, plain, options);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  ASSERT_EQ(states.size(), 25u);
+  for (const size_t step : {size_t{0}, size_t{1}, size_t{13}, size_t{24}}) {
+    TrainOptions resumed;
+    resumed.resume = &states[step];
+    PlainExchange again(true);
+    const auto rest = Train(run, data, again, resumed);
+    ASSERT_TRUE(rest.ok()) << rest.status();
+    EXPECT_EQ(HashWeights(rest->weights), HashWeights(whole->weights)) << "from step " << step;
+    EXPECT_EQ(rest->curve.size(), whole->curve.size());
+  }
+  states[3].so_far.weights.pop_back();
+  TrainOptions wrong;
+  wrong.resume = &states[3];
+  EXPECT_EQ(Train(run, data, plain, wrong).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(TrainTest, LeavesTheWeightsAloneInSkippedSteps) {
   const digits::Run run = SomeRun("none", 3);
   PlainExchange skipping(false);

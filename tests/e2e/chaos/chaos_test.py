@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Faults on real processes while a real model trains: the final weights have to be those of a run without faults.
+
+Usage: chaos_test.py --binaries DIR [--kills N] [--seed N] [-k PATTERN]
+
+  --binaries DIR  a build tree with precondor-server and precondor-digits
+  --kills N       faults of each kind in one run (4; the promise is for 50)
+  --seed N        of the instants and the victims; printed, so that a failure can be repeated
+  -k PATTERN      only tests with that in their name
+"""
+
+import argparse
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import unittest
+
+from cluster import Cluster, Failure, Training, say, wait_for
+
+STEPS_A_FAULT = 40  # between two faults: the floor below which a run would be too quiet to mean anything
+LEAD_IN = 20        # steps before the first
+
+
+class ChaosTest(unittest.TestCase):
+    binaries = None
+    kills = 4
+    seed = 1
+    undisturbed = {}  # weights by (steps, arguments)
+
+    def setUp(self):
+        self.random = random.Random(f"{self.seed} {self.id()}")
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def steps(self):
+        return LEAD_IN + STEPS_A_FAULT * (self.kills + 1)
+
+    def arguments(self, *more):
+        return [f"--steps={self.steps()}", *more]
+
+    def train(self, cluster, disturb, *more):
+        """Trains, with `disturb(training)` at `kills` instants; the row of results."""
+        with Training(self.binaries, cluster, self.folder.name, self.arguments(*more)) as training:
+            for fault in range(self.kills):
+                target = LEAD_IN + STEPS_A_FAULT * fault + self.random.randrange(STEPS_A_FAULT // 2)
+
+                def reached():
+                    if not training.running():
+                        training.finish()
+                        raise Failure(f"the run ended before fault {fault} of {self.kills}")
+                    step = cluster.step()
+                    return step is not None and step >= target
+
+                wait_for(f"step {target}", reached)
+                say(f"{self.id().split('.')[-1]}: fault {fault + 1} of {self.kills} at step {cluster.step()}")
+                disturb(training)
+            return training.finish()
+
+    def expect_undisturbed_weights(self, row, *more):
+        key = (self.steps(), more)
+        if key not in ChaosTest.undisturbed:
+            with tempfile.TemporaryDirectory() as folder, Cluster(self.binaries, folder, durable=False) as cluster:
+                with Training(self.binaries, cluster, folder, self.arguments(*more)) as training:
+                    ChaosTest.undisturbed[key] = training.finish()
+        expected = ChaosTest.undisturbed[key]
+        self.assertEqual(row["weights_hash"], expected["weights_hash"], "other weights than without faults")
+        self.assertEqual(row["final_loss"], expected["final_loss"])
+        self.assertEqual(row["steps"], expected["steps"])
+
+    def cluster(self, **options):
+        return Cluster(self.binaries, self.folder.name, **options)
+
+    # --- shards ------------------------------------------------------------------------------------------------------
+    def kill_shards(self, *more, **options):
+        with self.cluster(**options) as cluster:
+            row = self.train(cluster, lambda _: self.random.choice(cluster.shards).restart(), *more)
+            self.assertEqual(sum(shard.starts for shard in cluster.shards), len(cluster.shards) + self.kills)
+        self.expect_undisturbed_weights(row, *more)
+
+    def test_killed_shards_direct(self):
+        self.kill_shards("--exchange=direct")
+
+    def test_killed_shards_delegate(self):
+        self.kill_shards("--exchange=delegate")
+
+    def test_killed_shards_with_snapshots(self):
+        self.kill_shards(shard_arguments=["--snapshot-interval-steps=25"])
+
+    def test_all_shards_killed_at_once(self):
+        with self.cluster() as cluster:
+            def disturb(_):
+                for shard in cluster.shards:
+                    shard.kill()
+                for shard in cluster.shards:
+                    shard.start()
+            row = self.train(cluster, disturb)
+        self.expect_undisturbed_weights(row)
+
+    def test_paused_shards(self):
+        with self.cluster() as cluster:
+            def disturb(_):
+                shard = self.random.choice(cluster.shards)
+                before = cluster.step()
+                shard.signal(signal.SIGSTOP)
+                try:
+                    # The job stands still: the coordinator answers, and what it answers does not grow any more.
+                    still = [cluster.step()]
+                    wait_for("the job to stand still",
+                             lambda: (still.append(cluster.step()), len(still) > 20 and len(set(still[-20:])) == 1)[1])
+                finally:
+                    shard.signal(signal.SIGCONT)
+                wait_for("the job to go on", lambda: (cluster.step() or 0) > before + 2)
+            row = self.train(cluster, disturb)
+        self.expect_undisturbed_weights(row)
+
+    def test_terminated_shards(self):
+        with self.cluster() as cluster:
+            def disturb(_):
+                shard = self.random.choice(cluster.shards)
+                self.assertEqual(shard.terminate(), 0)
+                shard.start()
+            row = self.train(cluster, disturb)
+        self.expect_undisturbed_weights(row)
+
+    # --- the coordinator ---------------------------------------------------------------------------------------------
+    def test_killed_coordinator(self):
+        with self.cluster(coordinator_arguments=["--lease-steps=8"]) as cluster:
+            row = self.train(cluster, lambda _: cluster.coordinator.restart())
+        self.expect_undisturbed_weights(row)
+
+    def test_everything_killed_at_once(self):
+        with self.cluster() as cluster:
+            def disturb(_):
+                for server in cluster.servers():
+                    server.kill()
+                for server in cluster.servers():
+                    server.start()
+            row = self.train(cluster, disturb)
+        self.expect_undisturbed_weights(row)
+
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+    def test_killed_workers_go_on_from_their_own_checkpoints(self):
+        checkpoints = pathlib.Path(self.folder.name) / "checkpoints"
+        checkpoints.mkdir()
+
+        def disturb(training):
+            os.kill(self.random.choice(training.workers()), signal.SIGKILL)
+
+        with self.cluster() as cluster:
+            row = self.train(cluster, disturb, f"--worker-restarts={self.kills}", f"--checkpoint-dir={checkpoints}")
+            self.assertGreater(cluster.coordinator.metric("precondor_rpcs_total"), 0)
+        self.expect_undisturbed_weights(row)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binaries", required=True, type=pathlib.Path)
+    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("-k", dest="pattern")
+    options = parser.parse_args()
+    ChaosTest.binaries, ChaosTest.kills, ChaosTest.seed = options.binaries.resolve(), options.kills, options.seed
+    say(f"chaos_test.py: {options.kills} faults a run, --seed={options.seed}")
+    arguments = [sys.argv[0], "-v"] + (["-k", options.pattern] if options.pattern else [])
+    unittest.main(argv=arguments)
+
+
+if __name__ == "__main__":
+    main()

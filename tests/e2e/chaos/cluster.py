@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service of real processes whose parts can be killed, stopped and brought back, and a training job on it.
+
+Everything listens on loopback, on ports that the system chose; a process that comes back takes the port it had. Only
+processes that were started here are signalled, by their pid.
+"""
+
+import json
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+DEADLINE_S = 60.0  # for any one condition; a run that is this late has failed
+
+
+class Failure(Exception):
+    """A condition did not come about."""
+
+
+def wait_for(what, condition, deadline_s=DEADLINE_S):
+    """The first true value of `condition()`; it is asked again and again, without a pause that could hide a race."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise Failure(f"not within {deadline_s:g} s: {what}")
+        select.select([], [], [], 0.002)  # lets others run
+
+
+class Server:
+    """One precondor-server. `name` is its folder, where its ports, its log and its data are."""
+
+    def __init__(self, binaries, folder, name, arguments):
+        self.name = name
+        self.folder = pathlib.Path(folder) / name
+        self.folder.mkdir(parents=True)
+        self.program = pathlib.Path(binaries) / "server/precondor-server"
+        self.arguments = arguments
+        self.port = 0
+        self.metrics_port = 0
+        self.process = None
+        self.starts = 0
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def start(self):
+        port_file, metrics_file = self.folder / "port", self.folder / "metrics_port"
+        for file in (port_file, metrics_file):
+            file.unlink(missing_ok=True)
+        self.starts += 1
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [self.program, f"--listen=127.0.0.1:{self.port}", f"--port-file={port_file}",
+                 f"--metrics-listen=127.0.0.1:{self.metrics_port}", f"--metrics-port-file={metrics_file}",
+                 *self.arguments],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
+
+        def serving():
+            if self.process.poll() is not None:
+                raise Failure(f"{self.name} ended with {self.process.returncode}: {self.log_tail()}")
+            return port_file.exists()
+
+        wait_for(f"{self.name} to serve", serving)
+        self.port = int(port_file.read_text())
+        self.metrics_port = int(metrics_file.read_text())
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        """As a machine would end it: nothing is flushed, nobody is told."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def terminate(self):
+        """Politely; its exit status."""
+        self.signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE_S)
+
+    def restart(self):
+        self.kill()
+        self.start()
+
+    def metric(self, name):
+        """The sum of a metric's samples; None when the process does not answer or has none."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=1) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return None
+        samples = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        return sum(float(sample) for sample in samples) if samples else None
+
+    def log_tail(self, lines=15):
+        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-lines:])
+
+    def close(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.kill()
+
+
+class Cluster:
+    """One coordinator and `shards` shards with data folders. Use as a context manager."""
+
+    def __init__(self, binaries, folder, shards=2, shard_arguments=(), coordinator_arguments=(), durable=False):
+        def data(name):
+            return [f"--data-dir={pathlib.Path(folder) / name / 'data'}"] if durable else []
+
+        self.shards = [
+            Server(binaries, folder, f"shard{i}", ["--role=shard", *data(f"shard{i}"), *shard_arguments])
+            for i in range(shards)
+        ]
+        self.coordinator = None
+        self._make_coordinator = lambda: Server(
+            binaries, folder, "coordinator",
+            ["--role=coordinator", "--shards=" + ",".join(shard.address for shard in self.shards),
+             "--reconcile-interval-ms=100", "--shard-timeout-ms=2000", *data("coordinator"), *coordinator_arguments])
+
+    def __enter__(self):
+        try:
+            for shard in self.shards:
+                shard.start()
+            self.coordinator = self._make_coordinator()
+            self.coordinator.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def servers(self):
+        return self.shards + ([self.coordinator] if self.coordinator else [])
+
+    def step(self):
+        """The last step that all workers have reported, -1 before; None while the coordinator does not answer."""
+        reported = self.coordinator.metric("precondor_steps_total")
+        last = self.coordinator.metric("precondor_last_step_number")
+        if reported is None:
+            return None
+        return int(last) if reported > 0 and last is not None else -1
+
+    def close(self):
+        for server in self.servers():
+            server.close()
+
+
+class Training:
+    """precondor-digits on a cluster: real data, four worker processes. Its result has the hash of the final weights."""
+
+    def __init__(self, binaries, cluster, folder, arguments=()):
+        self.results = pathlib.Path(folder) / "results.json"
+        self.errors = pathlib.Path(folder) / "training.log"
+        self.results.unlink(missing_ok=True)
+        with open(self.errors, "wb") as log:
+            self.process = subprocess.Popen(
+                [pathlib.Path(binaries) / "client/cpp/examples/precondor-digits",
+                 f"--coordinator={cluster.coordinator.address}", f"--shards={len(cluster.shards)}",
+                 "--tasks=classifier", "--methods=signed-lowrank", "--optimizers=adamw", "--learning-rates=0.016",
+                 "--seeds=1", f"--json={self.results}", *arguments],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
+
+    def workers(self):
+        """Pids of the worker processes that run now."""
+        children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in children.read_text().split()]
+
+    def running(self):
+        return self.process.poll() is None
+
+    def finish(self, deadline_s=600):
+        """Waits for the end; the run's row."""
+        status = self.process.wait(deadline_s)
+        if status != 0:
+            raise Failure(f"precondor-digits ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
+        rows = json.loads(self.results.read_text())["runs"]
+        if len(rows) != 1:
+            raise Failure(f"expected one row, got {len(rows)}")
+        return rows[0]
+
+    def close(self):
+        if self.running():
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def say(text):
+    """Progress of a long run, a line at a time."""
+    print(text, file=sys.stderr, flush=True)
