@@ -38,6 +38,11 @@ class Observer {
   virtual void OnShardSessions(int64_t sessions) {}
   // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
   virtual void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
+  // A shard's log took a record of so many bytes, or failed; a session cannot come back from it, or can again.
+  virtual void OnLogAppend(int64_t bytes, bool ok) {}
+  virtual void OnLogStale(absl::string_view train_job, bool stale) {}
+  // A session's snapshot became durable, or was given up.
+  virtual void OnSnapshot(absl::string_view train_job, bool ok) {}
   // Coordinator.
   virtual void OnSessionOpened(absl::string_view train_job) {}
   virtual void OnSessionClosed(absl::string_view train_job) {}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/recovery/record_codec.h"
+
+#include <bit>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/rpc/convert.h"
+#include "server/store/encoding.h"
+
+namespace precondor::recovery {
+namespace {
+
+using store::Decoder;
+using store::PutBytes;
+using store::PutU32;
+using store::PutU64;
+
+constexpr uint32_t kImageFormat = 1;
+
+void PutStep(std::string& out, const LayerStep& at) {
+  PutU64(out, at.session_id);
+  PutU32(out, at.layer);
+  PutU64(out, at.step);
+  PutU64(out, at.began);
+  PutU64(out, at.updates);
+}
+
+LayerStep TakeStep(Decoder& in) {
+  LayerStep at;
+  at.session_id = in.U64();
+  at.layer = in.U32();
+  at.step = in.U64();
+  at.began = in.U64();
+  at.updates = in.U64();
+  return at;
+}
+
+void PutPlan(std::string& out, Mode mode, const Plan& plan) {
+  out.push_back(static_cast<char>(mode));
+  out.push_back(static_cast<char>(plan.decision));
+  PutU64(out, plan.factor_version);
+  PutBytes(out, plan.reason);
+}
+
+// False: an enumerator out of range.
+bool TakePlan(Decoder& in, Mode& mode, Plan& plan) {
+  mode = static_cast<Mode>(in.U8());
+  plan.decision = static_cast<Decision>(in.U8());
+  plan.factor_version = in.U64();
+  plan.reason = std::string(in.Bytes());
+  return (mode == Mode::kSecondOrder || mode == Mode::kFirstOrder) && plan.decision >= Decision::kPreconditioned &&
+         plan.decision <= Decision::kSkip;
+}
+
+void PutVotes(std::string& out, const std::vector<Vote>& votes) {
+  PutU64(out, votes.size());
+  for (const Vote& vote : votes) {
+    PutU64(out, vote.samples);
+    for (const float scale : vote.scales) PutU32(out, std::bit_cast<uint32_t>(scale));
+    PutBytes(out, absl::string_view(reinterpret_cast<const char*>(vote.bytes.data()), vote.bytes.size()));
+  }
+}
+
+std::vector<Vote> TakeVotes(Decoder& in) {
+  std::vector<Vote> votes;
+  const uint64_t count = in.U64();
+  for (uint64_t i = 0; i < count && in.ok(); ++i) {
+    Vote vote;
+    vote.samples = in.U64();
+    for (float& scale : vote.scales) scale = std::bit_cast<float>(in.U32());
+    const absl::string_view bytes = in.Bytes();
+    vote.bytes.assign(bytes.begin(), bytes.end());
+    votes.push_back(std::move(vote));
+  }
+  return votes;
+}
+
+struct Encoder {
+  absl::StatusOr<EncodedRecord> operator()(const InstallRecord& record) const {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::InstallSessionRequest install, rpc::EncodeInstall(record.install));
+    return EncodedRecord{RecordType::kInstall, install.SerializeAsString()};
+  }
+  absl::StatusOr<EncodedRecord> operator()(const RemoveRecord& record) const {
+    EncodedRecord out{RecordType::kRemove, {}};
+    PutU64(out.payload, record.session_id);
+    return out;
+  }
+  absl::StatusOr<EncodedRecord> operator()(const UpdateRecord& record) const {
+    EncodedRecord out{RecordType::kUpdate, {}};
+    PutStep(out.payload, record.at);
+    PutVotes(out.payload, record.votes);
+    return out;
+  }
+  absl::StatusOr<EncodedRecord> operator()(const FailedUpdateRecord& record) const {
+    EncodedRecord out{RecordType::kFailedUpdate, {}};
+    PutStep(out.payload, record.at);
+    return out;
+  }
+  absl::StatusOr<EncodedRecord> operator()(const PlanRecord& record) const {
+    EncodedRecord out{RecordType::kPlan, {}};
+    PutStep(out.payload, record.at);
+    PutPlan(out.payload, record.mode, record.plan);
+    return out;
+  }
+  absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
+    EncodedRecord out{RecordType::kFactors, {}};
+    PutStep(out.payload, record.at);
+    out.payload.push_back(record.held ? 1 : 0);
+    return out;
+  }
+};
+
+absl::Status Damaged(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat(what, ": the bytes are not what was written"));
+}
+
+absl::StatusOr<ShardRecord> DecodeInstallRecord(absl::string_view payload) {
+  v1::InstallSessionRequest request;
+  if (!request.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) return Damaged("install record");
+  PRECONDOR_ASSIGN_OR_RETURN(SessionInstall install, rpc::DecodeInstall(request));
+  return InstallRecord{std::move(install)};
+}
+
+}  // namespace
+
+absl::StatusOr<EncodedRecord> EncodeRecord(const ShardRecord& record) { return std::visit(Encoder(), record); }
+
+absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload) {
+  Decoder in(payload);
+  bool valid = true;
+  ShardRecord record;
+  switch (static_cast<RecordType>(type)) {
+    case RecordType::kInstall:
+      return DecodeInstallRecord(payload);
+    case RecordType::kRemove:
+      record = RemoveRecord{in.U64()};
+      break;
+    case RecordType::kUpdate: {
+      UpdateRecord update{.at = TakeStep(in), .votes = {}};
+      update.votes = TakeVotes(in);
+      record = std::move(update);
+      break;
+    }
+    case RecordType::kFailedUpdate:
+      record = FailedUpdateRecord{TakeStep(in)};
+      break;
+    case RecordType::kPlan: {
+      PlanRecord plan{.at = TakeStep(in), .plan = {}};
+      valid = TakePlan(in, plan.mode, plan.plan);
+      record = std::move(plan);
+      break;
+    }
+    case RecordType::kFactors: {
+      FactorsRecord factors{.at = TakeStep(in)};
+      factors.held = in.U8() != 0;
+      record = factors;
+      break;
+    }
+    default:
+      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 6, got ", type));
+  }
+  if (!valid || !in.done()) return Damaged(absl::StrCat("record of type ", type));
+  return record;
+}
+
+uint64_t SessionOf(const ShardRecord& record) {
+  return std::visit(
+      [](const auto& one) -> uint64_t {
+        using Record = std::decay_t<decltype(one)>;
+        if constexpr (std::is_same_v<Record, InstallRecord>) {
+          return one.install.session_id;
+        } else if constexpr (std::is_same_v<Record, RemoveRecord>) {
+          return one.session_id;
+        } else {
+          return one.at.session_id;
+        }
+      },
+      record);
+}
+
+std::string EncodeImage(const LayerImage& image) {
+  std::string out;
+  PutU32(out, kImageFormat);
+  PutStep(out, image.at);
+  PutU64(out, image.factor_version);
+  out.push_back(image.held ? 1 : 0);
+  PutU64(out, image.settled.size());
+  for (const SettledStep& settled : image.settled) {
+    PutU64(out, settled.step);
+    out.push_back(settled.updated ? 1 : 0);
+    out.push_back(settled.plan.has_value() ? 1 : 0);
+    PutPlan(out, settled.mode, settled.plan.value_or(Plan{}));
+  }
+  PutBytes(out, image.state);
+  return out;
+}
+
+absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
+  Decoder in(bytes);
+  const uint32_t format = in.U32();
+  if (in.ok() && format != kImageFormat) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("layer image: format: expected ", kImageFormat, ", got ", format));
+  }
+  LayerImage image{.at = TakeStep(in), .settled = {}, .state = {}};
+  image.factor_version = in.U64();
+  image.held = in.U8() != 0;
+  const uint64_t count = in.U64();
+  bool valid = true;
+  for (uint64_t i = 0; i < count && in.ok(); ++i) {
+    SettledStep settled{.step = in.U64(), .plan = {}};
+    settled.updated = in.U8() != 0;
+    const bool planned = in.U8() != 0;
+    Plan plan;
+    valid = TakePlan(in, settled.mode, plan) && valid;
+    if (planned) settled.plan = std::move(plan);
+    image.settled.push_back(std::move(settled));
+  }
+  image.state = std::string(in.Bytes());
+  if (!valid || !in.done()) return Damaged("layer image");
+  return image;
+}
+
+}  // namespace precondor::recovery

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/recovery/shard_log.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor::recovery {
+
+ShardLog::ShardLog(store::FileSystem& fs, std::string dir, ShardLogOptions options, const Clock& clock, Logger& logger,
+                   Observer& observer)
+    : fs_(fs), dir_(std::move(dir)), options_(options), clock_(clock), logger_(logger), observer_(observer) {}
+
+ShardLog::~ShardLog() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (syncer_.joinable()) syncer_.join();
+}
+
+absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay) {
+  uint64_t records = 0, bytes = 0;
+  absl::Time next_line = clock_.Now() + options_.progress_interval;
+  const auto one = [&](const store::Record& record) -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
+    {
+      MutexLock lock(mu_);
+      Adopt(decoded, {static_cast<RecordType>(record.type), std::string(record.payload)}, record.sequence);
+    }
+    replay(std::move(decoded));
+    ++records;
+    bytes += record.payload.size();
+    if (clock_.Now() >= next_line) {
+      next_line = clock_.Now() + options_.progress_interval;
+      logger_.Log(Severity::kInfo, "replaying the log", {{"records", records}, {"bytes", bytes}});
+    }
+    return absl::OkStatus();
+  };
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<store::RecordLog> log,
+                             store::RecordLog::Open(fs_, dir_, options_.log, one));
+  if (records > 0 || log->torn_bytes() > 0) {
+    logger_.Log(Severity::kInfo, "log replayed",
+                {{"records", records}, {"bytes", bytes}, {"torn_bytes", log->torn_bytes()}});
+  }
+  MutexLock lock(mu_);
+  log_ = std::move(log);
+  syncer_ = std::thread([this] { SyncLoop(); });
+  return absl::OkStatus();
+}
+
+// What the log holds now of a session.
+void ShardLog::Adopt(const ShardRecord& record, const EncodedRecord& encoded, uint64_t sequence) {
+  if (const auto* install = std::get_if<InstallRecord>(&record)) {
+    Session& session = sessions_[install->install.session_id];
+    session.name = install->install.spec.name;
+    session.install = encoded;
+    if (session.needed_from == 0) session.needed_from = sequence;
+  } else if (const auto* removal = std::get_if<RemoveRecord>(&record)) {
+    const auto found = sessions_.find(removal->session_id);
+    if (found == sessions_.end()) return;
+    if (found->second.stale) observer_.OnLogStale(found->second.name, false);
+    sessions_.erase(found);
+  }
+}
+
+void ShardLog::Append(const ShardRecord& record) {
+  absl::StatusOr<EncodedRecord> encoded = EncodeRecord(record);
+  MutexLock lock(mu_);
+  if (!encoded.ok()) return Miss(record, encoded.status());
+  if (encoded->type == RecordType::kInstall) {
+    const auto known = sessions_.find(SessionOf(record));
+    // Said already: a coordinator repeats itself.
+    if (known != sessions_.end() && known->second.install.payload == encoded->payload) return;
+  }
+  if (log_ == nullptr) return Miss(record, broken_);
+  const absl::StatusOr<uint64_t> sequence = log_->Append(static_cast<uint8_t>(encoded->type), encoded->payload);
+  observer_.OnLogAppend(sequence.ok() ? static_cast<int64_t>(encoded->payload.size()) : 0, sequence.ok());
+  if (!sequence.ok()) return Miss(record, sequence.status());
+  Adopt(record, *encoded, *sequence);
+  changed_.notify_all();
+}
+
+void ShardLog::Miss(const ShardRecord& record, const absl::Status& why) {
+  // The session is known to the shard whatever the disk says: a snapshot needs its install.
+  if (const absl::StatusOr<EncodedRecord> encoded = EncodeRecord(record); encoded.ok()) Adopt(record, *encoded, 0);
+  const auto found = sessions_.find(SessionOf(record));
+  changed_.notify_all();
+  if (found == sessions_.end()) return;
+  Session& session = found->second;
+  if (const auto* update = std::get_if<UpdateRecord>(&record)) session.missed[update->at.layer] = update->at.updates;
+  if (std::exchange(session.stale, true)) return;
+  observer_.OnLogStale(session.name, true);
+  logger_.Log(Severity::kError, "log is stale: the session cannot come back until its next snapshot",
+              {{"session", session.name}, {"reason", absl::string_view(why.message())}});
+}
+
+uint64_t ShardLog::next_sequence() const {
+  MutexLock lock(mu_);
+  return log_ == nullptr ? 0 : log_->next_sequence();
+}
+
+std::optional<InstallRecord> ShardLog::InstallOf(uint64_t session_id) const {
+  MutexLock lock(mu_);
+  const auto found = sessions_.find(session_id);
+  if (found == sessions_.end()) return std::nullopt;
+  const EncodedRecord& install = found->second.install;
+  absl::StatusOr<ShardRecord> decoded = DecodeRecord(static_cast<uint8_t>(install.type), install.payload);
+  if (!decoded.ok()) return std::nullopt;
+  return std::get<InstallRecord>(*std::move(decoded));
+}
+
+void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, uint64_t>& updates) {
+  MutexLock lock(mu_);
+  const auto found = sessions_.find(session_id);
+  if (found == sessions_.end()) return;
+  Session& session = found->second;
+  session.needed_from = std::max(session.needed_from, sequence);
+  for (auto missed = session.missed.begin(); missed != session.missed.end();) {
+    const auto held = updates.find(missed->first);
+    missed = held != updates.end() && held->second >= missed->second ? session.missed.erase(missed) : std::next(missed);
+  }
+  if (session.stale && session.missed.empty() && log_ != nullptr && log_->health().ok()) {
+    session.stale = false;
+    observer_.OnLogStale(session.name, false);
+    logger_.Log(Severity::kInfo, "log is whole again: the session's snapshot holds what it lacked",
+                {{"session", session.name}});
+  }
+  DropUnneeded();
+}
+
+void ShardLog::DropUnneeded() {
+  if (log_ == nullptr) return;
+  uint64_t needed = log_->next_sequence();
+  for (const auto& [id, session] : sessions_) needed = std::min(needed, session.needed_from);
+  if (const absl::Status status = log_->DropBefore(needed); !status.ok()) {
+    logger_.Log(Severity::kWarning, "old segments of the log stay", {{"reason", absl::string_view(status.message())}});
+  }
+}
+
+bool ShardLog::stale(uint64_t session_id) const {
+  MutexLock lock(mu_);
+  const auto found = sessions_.find(session_id);
+  return found != sessions_.end() && found->second.stale;
+}
+
+bool ShardLog::writable() const {
+  MutexLock lock(mu_);
+  return log_ != nullptr && log_->health().ok();
+}
+
+void ShardLog::WaitSynced() {
+  MutexLock lock(mu_);
+  const uint64_t before = log_ == nullptr ? 0 : log_->next_sequence();
+  changed_.wait(mu_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return stopping_ || log_ == nullptr || !log_->health().ok() || log_->synced_before() >= before;
+  });
+}
+
+void ShardLog::SyncLoop() {
+  for (;;) {
+    std::shared_ptr<store::RecordLog> log;
+    bool last = false;
+    {
+      MutexLock lock(mu_);
+      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return stopping_ || log_ == nullptr || log_->synced_before() < log_->next_sequence() || !log_->health().ok();
+      });
+      log = log_;
+      last = stopping_;
+    }
+    // Without the lock: nobody who appends waits for the disk, nor for a log to be read that is opened again.
+    if (log != nullptr && !log->Sync().ok()) Abandon(std::move(log));
+    if (log == nullptr && !last) Reopen();
+    log.reset();
+    MutexLock lock(mu_);
+    changed_.notify_all();
+    if (last) return;
+    const absl::Duration pause = log_ == nullptr ? options_.reopen_interval : options_.sync_interval;
+    changed_.wait_for(mu_, absl::ToChronoNanoseconds(pause),
+                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; });
+  }
+}
+
+// It may lack records of any session that the system has taken and could not write.
+void ShardLog::Abandon(std::shared_ptr<store::RecordLog> log) {
+  observer_.OnLogAppend(0, false);
+  MutexLock lock(mu_);
+  broken_ = log->health();
+  log_ = nullptr;
+}
+
+void ShardLog::Reopen() {
+  absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, options_.log, nullptr);
+  MutexLock lock(mu_);
+  if (!opened.ok()) {
+    broken_ = opened.status();
+    return;
+  }
+  log_ = *std::move(opened);
+  logger_.Log(Severity::kInfo, "log can be written again", {{"log", dir_}});
+}
+
+}  // namespace precondor::recovery

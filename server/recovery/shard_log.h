@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The log of a shard: every record is with the operating system when Append returns, and on the disk a little later.
+// So it outlives the process always, and the machine up to the last few records: of those the coordinator's and the
+// workers' side know what was lost.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/clock.h"
+#include "kernels/base/log.h"
+#include "kernels/base/mutex.h"
+#include "server/core/observer.h"
+#include "server/core/shard_journal.h"
+#include "server/recovery/record_codec.h"
+#include "server/store/record_log.h"
+
+namespace precondor::recovery {
+
+struct ShardLogOptions {
+  store::RecordLogOptions log;
+  absl::Duration sync_interval = absl::Milliseconds(50);  // records of so long share a sync
+  absl::Duration reopen_interval = absl::Seconds(5);      // after the disk has failed
+  absl::Duration progress_interval = absl::Seconds(5);    // between two lines about a long replay
+};
+
+// Thread-safe. When the disk fails, serving goes on: the sessions concerned are *stale*, which is told to the observer
+// and logged once, until a snapshot holds what the log misses. Until then they cannot come back.
+class ShardLog {
+ public:
+  // All references outlive it.
+  ShardLog(store::FileSystem& fs, std::string dir, ShardLogOptions options, const Clock& clock, Logger& logger,
+           Observer& observer);
+  // Syncs what there is.
+  ~ShardLog();
+
+  // Before anything else. Hands every record to `replay`, in order. Errors: those of RecordLog::Open; records that
+  // cannot be decoded are DataLoss.
+  absl::Status Open(absl::FunctionRef<void(ShardRecord)> replay);
+
+  // An install that was the session's last and is appended again is left out.
+  void Append(const ShardRecord& record);
+  // The sequence that the next record gets; 0 while the log cannot be written.
+  uint64_t next_sequence() const;
+  // Nullopt: no such session.
+  std::optional<InstallRecord> InstallOf(uint64_t session_id) const;
+
+  // A snapshot of the session is durable: the log is needed from `sequence` on, and `updates` of each layer are in it.
+  void OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, uint64_t>& updates);
+
+  bool stale(uint64_t session_id) const;
+  bool writable() const;
+  // Everything appended so far is on the disk, or the disk has failed.
+  void WaitSynced();
+
+ private:
+  struct Session {
+    std::string name;
+    EncodedRecord install;
+    uint64_t needed_from = 0;             // records below it are of no use to it
+    std::map<uint32_t, uint64_t> missed;  // by layer: updates up to which the log may lack some
+    bool stale = false;
+  };
+
+  void Adopt(const ShardRecord& record, const EncodedRecord& encoded, uint64_t sequence)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Miss(const ShardRecord& record, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropUnneeded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SyncLoop();
+  void Abandon(std::shared_ptr<store::RecordLog> log);
+  void Reopen();
+
+  store::FileSystem& fs_;
+  const std::string dir_;
+  const ShardLogOptions options_;
+  const Clock& clock_;
+  Logger& logger_;
+  Observer& observer_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while it is opened again
+  absl::Status broken_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread syncer_;
+};
+
+}  // namespace precondor::recovery

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/recovery/record_codec.h"
+
+#include "gtest/gtest.h"
+
+#include "tests/unit/server/recovery/recovery_testing.h"
+
+namespace precondor::recovery {
+namespace {
+
+template <typename Record>
+Record RoundTrip(const Record& record) {
+  const EncodedRecord encoded = EncodeRecord(record).value();
+  EXPECT_EQ(SessionOf(record), 7u);
+  return std::get<Record>(DecodeRecord(static_cast<uint8_t>(encoded.type), encoded.payload).value());
+}
+
+void ExpectEqual(const LayerStep& got, const LayerStep& expected) {
+  EXPECT_EQ(got.session_id, expected.session_id);
+  EXPECT_EQ(got.layer, expected.layer);
+  EXPECT_EQ(got.step, expected.step);
+  EXPECT_EQ(got.began, expected.began);
+  EXPECT_EQ(got.updates, expected.updates);
+}
+
+TEST(RecordCodec, KeepsAnInstall) {
+  InstallRecord record = MakeInstall(7, 3);
+  record.install.goes_back_to = 12;
+  const SessionInstall got = RoundTrip(record).install;
+  EXPECT_EQ(got.session_id, 7u);
+  EXPECT_EQ(got.epoch, 3u);
+  EXPECT_EQ(got.goes_back_to, 12u);
+  EXPECT_EQ(DescribeDifference(got.spec, record.install.spec), "");
+  EXPECT_EQ(got.layers, record.install.layers);
+  ASSERT_EQ(got.members.size(), 2u);
+  EXPECT_EQ(got.members[1].incarnation, 6u);
+}
+
+TEST(RecordCodec, KeepsUpdatesBitForBit) {
+  UpdateRecord record = MakeUpdate(7, 1, 4);
+  record.votes.push_back({.samples = 1, .bytes = {}, .scales = {2.0f, 3.0f}});
+  const UpdateRecord got = RoundTrip(record);
+  ExpectEqual(got.at, record.at);
+  ASSERT_EQ(got.votes.size(), 2u);
+  EXPECT_EQ(got.votes[0].samples, 9u);
+  EXPECT_EQ(got.votes[0].bytes, Payload({4, 4, 4}));
+  EXPECT_EQ(got.votes[0].scales, (std::array<float, 2>{1.0f, 0.25f}));
+  EXPECT_TRUE(got.votes[1].bytes.empty());
+  ExpectEqual(RoundTrip(FailedUpdateRecord{record.at}).at, record.at);
+  EXPECT_EQ(RoundTrip(RemoveRecord{7}).session_id, 7u);
+  EXPECT_TRUE(RoundTrip(FactorsRecord{.at = record.at, .held = true}).held);
+  EXPECT_FALSE(RoundTrip(FactorsRecord{.at = record.at, .held = false}).held);
+}
+
+TEST(RecordCodec, KeepsPlans) {
+  const PlanRecord record{.at = MakeUpdate(7, 0, 2).at,
+                          .mode = Mode::kFirstOrder,
+                          .plan = {.decision = Decision::kSkip, .factor_version = 8, .reason = "rank 1 abstained"}};
+  const PlanRecord got = RoundTrip(record);
+  ExpectEqual(got.at, record.at);
+  EXPECT_EQ(got.mode, Mode::kFirstOrder);
+  EXPECT_EQ(got.plan.decision, Decision::kSkip);
+  EXPECT_EQ(got.plan.factor_version, 8u);
+  EXPECT_EQ(got.plan.reason, "rank 1 abstained");
+}
+
+TEST(RecordCodec, KeepsImages) {
+  LayerImage image{.at = MakeUpdate(7, 1, 3).at,
+                   .factor_version = 2,
+                   .settled = {},
+                   .held = false,
+                   .state = std::string("\0s\xff", 3)};
+  image.settled.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
+  image.settled.push_back({.step = 30,
+                           .mode = Mode::kSecondOrder,
+                           .updated = true,
+                           .plan = Plan{.decision = Decision::kIdentity, .factor_version = 1, .reason = "x"}});
+  const LayerImage got = DecodeImage(EncodeImage(image)).value();
+  ExpectEqual(got.at, image.at);
+  EXPECT_EQ(got.factor_version, 2u);
+  EXPECT_FALSE(got.held);
+  EXPECT_EQ(got.state, image.state);
+  ASSERT_EQ(got.settled.size(), 2u);
+  EXPECT_EQ(got.settled[0].mode, Mode::kFirstOrder);
+  EXPECT_FALSE(got.settled[0].updated || got.settled[0].plan.has_value());
+  EXPECT_TRUE(got.settled[1].updated);
+  EXPECT_EQ(got.settled[1].plan->reason, "x");
+}
+
+TEST(RecordCodec, RefusesWhatItDidNotWrite) {
+  const std::string update = EncodeRecord(MakeUpdate(7, 1, 4)).value().payload;
+  for (size_t size = 0; size < update.size(); ++size) {
+    EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update.substr(0, size)).status())) << size;
+  }
+  EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update + "x").status()));
+  EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(1, "no message").status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeRecord(7, "").status()));
+  std::string plan = EncodeRecord(PlanRecord{.at = {}, .plan = {}}).value().payload;
+  plan[36] = 9;  // the mode follows five numbers of 8, 4, 8, 8 and 8 bytes
+  EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(5, plan).status()));
+  EXPECT_TRUE(absl::IsDataLoss(DecodeImage("abc").status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeImage(std::string(80, '\x7f')).status()));
+}
+
+}  // namespace
+}  // namespace precondor::recovery
