@@ -21,11 +21,13 @@
 #include "server/core/thread_pool.h"
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
+#include "server/recovery/shard_store.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/precondition_service.h"
 #include "server/rpc/session_service.h"
 #include "server/rpc/shard_client.h"
 #include "server/rpc/shard_service.h"
+#include "server/store/posix_file_system.h"
 
 namespace precondor {
 namespace {
@@ -124,6 +126,8 @@ class ServerApp final : public App {
       PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen));
       PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, metrics_port_));
     }
+    // Whoever probes meanwhile hears that it is alive and not ready.
+    if (shard_store_ != nullptr) PRECONDOR_RETURN_IF_ERROR(shard_store_->Restore(*shard_));
     StartPeriodicWork();
     SetServing(true);
     PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_));
@@ -192,12 +196,19 @@ class ServerApp final : public App {
       options.statistics_deadline = absl::Milliseconds(config_.statistics_deadline_ms);
     }
     options.quorum = config_.quorum;
+    if (!config_.data_dir.empty()) {
+      shard_store_ = std::make_unique<recovery::ShardStore>(disk_, config_.data_dir, recovery::ShardLogOptions(),
+                                                            clock_, logger_, metrics_);
+      options.journal = shard_store_.get();
+    }
     options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
     shard_ = std::make_unique<Shard>(options, *backend_, *compute_threads_, clock_, logger_, metrics_);
     metrics_.OnReservedBytes(0, config_.memory_limit_bytes);
-    precondition_service_ =
-        std::make_unique<rpc::PreconditionService>(*shard_, static_cast<uint64_t>(config_.credit_bytes), runner_);
+    if (shard_store_ != nullptr) shard_->AwaitReplay();
+    const uint64_t memory_id = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+    precondition_service_ = std::make_unique<rpc::PreconditionService>(
+        *shard_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_);
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();
   }
@@ -245,6 +256,7 @@ class ServerApp final : public App {
     if (server_ == nullptr || port_ == 0) {
       return absl::UnavailableError(absl::StrCat("listen: cannot bind ", config_.listen));
     }
+    SetServing(false);
     return absl::OkStatus();
   }
 
@@ -275,6 +287,8 @@ class ServerApp final : public App {
   Logger& logger_;
   const RealClock clock_;
   metrics::MetricsObserver metrics_;
+  store::PosixFileSystem disk_;
+  std::unique_ptr<recovery::ShardStore> shard_store_;  // null without a data directory
   std::unique_ptr<Backend> backend_;
   ThreadPoolExecutor control_threads_;
   rpc::ControlRunner runner_;

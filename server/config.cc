@@ -149,6 +149,8 @@ const std::vector<Option>& Options() {
                      "fraction of the workers whose statistics suffice for the update at that deadline"),
       NumberOption("slow_worker_ms", &C::slow_worker_ms, 0, kHour,
                    "name the workers that a step has been waiting for so long; 0: never"),
+      TextOption("data_dir", &C::data_dir,
+                 "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
       NumberOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10, kHour,
                    "pause of a coordinator between looks at what its shards hold"),

@@ -28,6 +28,7 @@ struct ServerConfig {
   int64_t statistics_deadline_ms = 0;
   double quorum = 1.0;
   int64_t slow_worker_ms = 30000;
+  std::string data_dir;
   int64_t lease_steps = 64;
   int64_t reconcile_interval_ms = 1000;
   std::string metrics_listen;

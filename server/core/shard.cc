@@ -70,6 +70,7 @@ Shard::~Shard() {
 // --- control --------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<ShardDescription> Shard::Describe() {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
   ShardDescription description{.advertise_address = context_->options.advertise_address,
                                .capacity_bytes = context_->options.capacity_bytes,
                                .reserved_bytes = reserved_bytes(),
@@ -85,7 +86,10 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
   return description;
 }
 
-absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) { return InstallRecorded(install, true); }
+absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  return InstallRecorded(install, true);
+}
 
 absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bool record) {
   PRECONDOR_RETURN_IF_ERROR(CheckInstall(install));
@@ -99,6 +103,7 @@ absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bo
 }
 
 absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(fence.session_id));
   return session->Fence(fence);
 }
@@ -109,7 +114,7 @@ void Shard::Record(const ShardRecord& record) {
 
 absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool record) {
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Method> method, context_->options.make_method(install.spec.method));
-  PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install));
+  PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install, record));
   const int window = context_->options.window_steps;
   const int parallelism = context_->executor.parallelism();
   const SessionFactors::Sizes sizes{
@@ -157,7 +162,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
   return bytes;
 }
 
-absl::Status Shard::ReplaceNamesake(const SessionInstall& install) {
+absl::Status Shard::ReplaceNamesake(const SessionInstall& install, bool record) {
   uint64_t older = 0;
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
     if (session->spec().name != install.spec.name || session->id() == install.session_id) continue;
@@ -172,7 +177,7 @@ absl::Status Shard::ReplaceNamesake(const SessionInstall& install) {
   // Names are unique on a coordinator: it has forgotten the older one, and nobody else would free it.
   context_->logger.Log(Severity::kWarning, "session replaced by a later one of the same name",
                        {{"session", install.spec.name}, {"session_id", older}});
-  return Remove(older).status();
+  return RemoveRecorded(older, record).status();
 }
 
 absl::Status Shard::CheckNotDraining(absl::string_view name) const {
@@ -183,13 +188,17 @@ absl::Status Shard::CheckNotDraining(absl::string_view name) const {
 }
 
 absl::Status Shard::HoldFactors(const FactorHold& hold) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(hold.session_id));
   if (hold.hold) return session->factors().Hold(hold.version);
   session->factors().Release(hold.version);
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Shard::Remove(uint64_t session_id) { return RemoveRecorded(session_id, true); }
+absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  return RemoveRecorded(session_id, true);
+}
 
 absl::StatusOr<bool> Shard::RemoveRecorded(uint64_t session_id, bool record) {
   std::shared_ptr<ShardSession> session;
@@ -228,6 +237,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> Shard::Find(uint64_t session_id) c
 
 absl::StatusOr<std::shared_ptr<ShardSession>> Shard::CheckedSession(const ContributionHeader& header,
                                                                     uint64_t payload_bytes) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, Find(header.key.session_id));
   PRECONDOR_RETURN_IF_ERROR(session->Check(header, payload_bytes));
   return session;

@@ -3,6 +3,7 @@
 // Knows nothing of gRPC, protobuf, devices or clocks but through the interfaces it is given.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -122,11 +123,14 @@ class Shard final : public ShardControl {
   // Logs and reports which workers hold the others up, when that has changed. The same.
   void NameLaggards();
 
-  // --- coming back: before anything else is called, on one thread; server/store has the records
-  // ------------------------ The session's membership and layers are those of `record`, as Install says; a removed one
-  // is gone. Records come in the order in which they were written, those of sessions that are not here are passed over,
-  // and an older install changes nothing. A session that cannot come back exactly is given up: logged, removed, and
-  // counted.
+  // --- coming back: before anything else is called, on one thread; server/recovery has the records -----------------
+
+  // From here to FinishReplay whatever else is asked is Unavailable.
+  void AwaitReplay() { restoring_.store(true, std::memory_order_release); }
+  absl::Status CheckServing() const;
+  // The session's membership and layers are those of `record`, as Install says; a removed one is gone. Records come in
+  // the order in which they were written, those of sessions that are not here are passed over, and an older install
+  // changes nothing. A session that cannot come back exactly is given up: logged and removed.
   void Replay(ShardRecord record);
   // What a snapshot has of a session that Replay has installed, before any other record of it.
   void Replay(const LayerImage& image);
@@ -154,10 +158,12 @@ class Shard final : public ShardControl {
   bool IsGivenUp(uint64_t session_id) const;
   void GiveUp(uint64_t session_id, const absl::Status& why);
   void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerPipeline&)> apply);
-  absl::Status ReplaceNamesake(const SessionInstall& install);
+  absl::Status ReplaceNamesake(const SessionInstall& install, bool record);
   absl::Status CheckNotDraining(absl::string_view name) const;
 
   const std::shared_ptr<ShardContext> context_;
+
+  std::atomic<bool> restoring_ = false;
 
   mutable Mutex mu_;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);

@@ -71,6 +71,11 @@ void Shard::ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(Laye
   if (!status.ok()) GiveUp(at.session_id, status);
 }
 
+absl::Status Shard::CheckServing() const {
+  if (!restoring_.load(std::memory_order_acquire)) return absl::OkStatus();
+  return absl::UnavailableError("the shard is bringing its sessions back");
+}
+
 std::vector<uint64_t> Shard::FinishReplay() {
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->FinishReplay();
   std::vector<uint64_t> given_up;
@@ -81,6 +86,7 @@ std::vector<uint64_t> Shard::FinishReplay() {
   }
   // What their log holds leads nowhere, and may be followed by a new beginning.
   for (uint64_t session_id : given_up) Record(RemoveRecord{session_id});
+  restoring_.store(false, std::memory_order_release);
   return given_up;
 }
 

@@ -58,7 +58,8 @@ class MetricsObserver::Impl {
     std::array<prometheus::Counter*, kDecisions.size()> results;
     prometheus::Counter *updates, *update_failures, *result_bytes;
     prometheus::Histogram *update_seconds, *precondition_seconds;
-    prometheus::Gauge* reserved_bytes;
+    prometheus::Counter *snapshots_done, *snapshots_failed;
+    prometheus::Gauge *reserved_bytes, *log_stale;
     prometheus::Gauge *lagging_workers, *lagging_rank;
   };
   struct CoordinatorJob : Job {
@@ -88,10 +89,14 @@ class MetricsObserver::Impl {
       plain_[id] = &gauges_[id]->Add({});
     }
     journal_failures_ = &counters_[kJournalFailures]->Add({});
+    log_bytes_ = &counters_[kLogBytes]->Add({});
+    log_failures_ = &counters_[kLogFailures]->Add({});
   }
 
   prometheus::Gauge& plain(MetricId id) { return *plain_[id]; }
   prometheus::Counter& journal_failures() { return *journal_failures_; }
+  prometheus::Counter& log_bytes() { return *log_bytes_; }
+  prometheus::Counter& log_failures() { return *log_failures_; }
   prometheus::Counter& AddCounter(MetricId id, const Labels& labels) { return counters_[id]->Add(labels); }
   prometheus::Gauge& AddGauge(MetricId id, const Labels& labels) { return gauges_[id]->Add(labels); }
   prometheus::Histogram& AddHistogram(MetricId id, const Labels& labels) {
@@ -232,6 +237,9 @@ class MetricsObserver::Impl {
     job.precondition_seconds = JobHistogram(job, kPreconditionSeconds, own);
     job.result_bytes = JobCounter(job, kResultBytes, own);
     job.reserved_bytes = JobGauge(job, kJobReservedBytes, own);
+    job.log_stale = JobGauge(job, kLogStale, own);
+    job.snapshots_done = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "durable"}});
+    job.snapshots_failed = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "given_up"}});
   }
 
   void FillCoordinatorJob(CoordinatorJob& job, const std::string& name) {
@@ -255,7 +263,7 @@ class MetricsObserver::Impl {
   std::array<prometheus::Family<prometheus::Gauge>*, kMetricCount> gauges_ = {};
   std::array<prometheus::Family<prometheus::Histogram>*, kMetricCount> histograms_ = {};
   std::array<prometheus::Gauge*, kMetricCount> plain_ = {};
-  prometheus::Counter* journal_failures_ = nullptr;
+  prometheus::Counter *journal_failures_ = nullptr, *log_bytes_ = nullptr, *log_failures_ = nullptr;
 
   Mutex mu_;
   absl::flat_hash_map<std::string, std::unique_ptr<ShardJob>> shard_jobs_ ABSL_GUARDED_BY(mu_);
@@ -330,6 +338,16 @@ void MetricsObserver::OnReservedBytes(int64_t reserved, int64_t capacity) {
 }
 void MetricsObserver::OnShardSessions(int64_t sessions) {
   impl_->plain(kShardSessions).Set(static_cast<double>(sessions));
+}
+void MetricsObserver::OnLogAppend(int64_t bytes, bool ok) {
+  ok ? impl_->log_bytes().Increment(static_cast<double>(bytes)) : impl_->log_failures().Increment();
+}
+void MetricsObserver::OnLogStale(absl::string_view train_job, bool stale) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.log_stale->Set(stale ? 1 : 0); });
+}
+void MetricsObserver::OnSnapshot(absl::string_view train_job, bool ok) {
+  impl_->WithShardJob(train_job,
+                      [&](Impl::ShardJob& job) { (ok ? job.snapshots_done : job.snapshots_failed)->Increment(); });
 }
 void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
   impl_->plain(kCoordinatorSessions).Set(static_cast<double>(sessions));

@@ -41,6 +41,9 @@ class MetricsObserver final : public Observer {
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
   void OnReservedBytes(int64_t reserved, int64_t capacity) override;
   void OnShardSessions(int64_t sessions) override;
+  void OnLogAppend(int64_t bytes, bool ok) override;
+  void OnLogStale(absl::string_view train_job, bool stale) override;
+  void OnSnapshot(absl::string_view train_job, bool ok) override;
   void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
   void OnSessionOpened(absl::string_view train_job) override;
   void OnSessionClosed(absl::string_view train_job) override;

@@ -42,7 +42,8 @@ void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const Gr
 
 }  // namespace
 
-ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, const Clock& clock, RpcRecorder recorder)
+ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, const Clock& clock,
+                               RpcRecorder recorder)
     : shard_(shard),
       clock_(clock),
       recorder_(std::move(recorder)),
@@ -58,9 +59,15 @@ ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, const Clock&
                                                              .resume = [this] { StartRead(&incoming_); },
                                                              .drained = [this] { Finish(grpc::Status::OK); }},
                                           credit_bytes)) {
+  // A stream takes what is sent again in its order, from the first frame on or not at all.
+  if (const absl::Status serving = shard.CheckServing(); !serving.ok()) {
+    End(serving);
+    return;
+  }
   v1::ExchangeResponse credit;
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(credit_bytes);
+  credit.set_memory_id(memory_id);
   queue_->Push(std::move(credit));
   StartRead(&incoming_);
 }

@@ -21,7 +21,7 @@ namespace precondor::rpc {
 // be decoded ends the stream with InvalidArgument.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  ExchangeStream(Shard& shard, uint64_t credit_bytes, const Clock& clock, RpcRecorder recorder);
+  ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, const Clock& clock, RpcRecorder recorder);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

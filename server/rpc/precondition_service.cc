@@ -137,7 +137,7 @@ class UnaryReactor final : public grpc::ServerUnaryReactor {
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService::Exchange(
     grpc::CallbackServerContext*) {
-  return new ExchangeStream(shard_, credit_bytes_, runner_.clock(), runner_.recorder());
+  return new ExchangeStream(shard_, credit_bytes_, memory_id_, runner_.clock(), runner_.recorder());
 }
 
 grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext*,

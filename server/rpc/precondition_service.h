@@ -13,8 +13,9 @@ class PreconditionService final
     : public v1::PreconditionService::WithRawCallbackMethod_Exchange<
           v1::PreconditionService::WithCallbackMethod_Precondition<v1::PreconditionService::Service>> {
  public:
-  PreconditionService(Shard& shard, uint64_t credit_bytes, ControlRunner& runner)
-      : shard_(shard), credit_bytes_(credit_bytes), runner_(runner) {}
+  // `memory_id` is what streams begin with: another one for every process that comes back from a disk, 0 without one.
+  PreconditionService(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, ControlRunner& runner)
+      : shard_(shard), credit_bytes_(credit_bytes), memory_id_(memory_id), runner_(runner) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Precondition(grpc::CallbackServerContext* context, const v1::PreconditionRequest* request,
@@ -23,6 +24,7 @@ class PreconditionService final
  private:
   Shard& shard_;
   const uint64_t credit_bytes_;
+  const uint64_t memory_id_;
   ControlRunner& runner_;
 };
 

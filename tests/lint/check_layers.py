@@ -24,6 +24,7 @@ OURS = [
     # It stores what the layers above it hand down, and knows no more of them than those records.
     ("server/store/", ["kernels/base/", "server/policy/", "server/core/coordinator_journal.h"]),
     ("server/rpc/", CORE + ["server/core/", "server/store/", "proto/wire/", "precondor/v1/"]),
+    ("server/recovery/", CORE + ["server/core/", "server/store/", "server/rpc/convert.h", "proto/wire/", "precondor/v1/"]),
     ("server/config", ["kernels/base/", "server/policy/"]),
     ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "proto/wire/", "precondor/v1/"]),
     ("client/cpp/include/", ["kernels/base/", "precondor/"]),
@@ -91,6 +92,7 @@ LINKS = {
     "wire": ["absl::*", "precondor::base", "precondor::proto", "gRPC::*", "protobuf::*"],
     "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::core", "precondor::store", "precondor::wire",
             "precondor::proto"] + CORE_TARGETS,
+    "recovery": ["absl::*", "precondor::core", "precondor::store", "precondor::rpc"] + CORE_TARGETS,
 }
 # Whatever a list above lets through, these never go together.
 NEVER = {

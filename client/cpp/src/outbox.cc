@@ -32,7 +32,10 @@ Recovery RecoveryFor(const absl::Status& refusal) {
 }
 
 absl::Status Outbox::Add(Item item) {
+  const ContributionId id = item->id;
+  if (const Entry* old = FindEntry(id); old != nullptr && old->needless) Erase(by_id_.at(id));
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
+  kept_.OnSubmit(id);
   ++next_sequence_;
   return absl::OkStatus();
 }
@@ -87,8 +90,11 @@ void Outbox::Move(Sequence sequence, Entry& entry, State to) {
   entry.state = to;
 }
 
-void Outbox::StartStream(uint64_t credit_bytes) {
+void Outbox::StartStream(uint64_t credit_bytes, uint64_t memory_id) {
   StopStream();
+  if (memory_id == 0) kept_.Clear();
+  if (memory_id != memory_id_ && memory_id_ != 0) SendKeptAgain();
+  memory_id_ = memory_id;
   open_ = true;
   credit_bytes_ = credit_bytes;
 }
@@ -99,6 +105,27 @@ void Outbox::StopStream() {
     if (entry.state == State::kSent || entry.state == State::kAcknowledged) entry.sent_before = true;
     if (entry.state != State::kQueued) Move(sequence, entry, State::kQueued);
   }
+}
+
+void Outbox::SendKeptAgain() {
+  for (const auto& [sequence, item] : kept_.items()) {
+    if (!AddAt(sequence, item).ok()) continue;  // under way as it is
+    Entry& entry = entries_.at(sequence);
+    entry.sent_before = entry.acknowledged_before = entry.needless = true;
+  }
+}
+
+Outbox::Item Outbox::Kept(const Contribution& item) {
+  auto kept = std::make_shared<Contribution>(item);
+  kept->result = nullptr;
+  kept->deadline = absl::InfiniteFuture();
+  if (item.borrowed) {
+    const auto bytes = std::make_shared<const std::vector<uint8_t>>(item.payload.begin(), item.payload.end());
+    kept->payload = *bytes;
+    kept->payload_owner = bytes;
+    kept->borrowed = false;
+  }
+  return kept;
 }
 
 Outbox::Entry* Outbox::FindEntry(const ContributionId& id) {
@@ -116,11 +143,14 @@ Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
   if (found == by_id_.end()) return nullptr;
   Entry& entry = entries_.at(found->second);
   if (entry.state != State::kSent) return nullptr;
+  // Whoever has had the answer wants no other.
+  if (entry.needless) return Erase(found->second);
   if (id.kind == v1::FRAME_KIND_GRADIENT) {
     Move(found->second, entry, State::kAcknowledged);
     return entry.item;
   }
   Retain(entry.item);
+  if (keeps()) kept_.KeepStatistics(found->second, Kept(*entry.item));
   return Erase(found->second);
 }
 
@@ -142,6 +172,15 @@ Outbox::Item Outbox::Erase(Sequence sequence) {
   entries_.erase(found);
   by_id_.erase(item->id);
   return item;
+}
+
+Outbox::Item Outbox::Finish(const ContributionId& id, Item kept) {
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return nullptr;
+  const Sequence sequence = found->second;
+  kept_.OnAnswer(id, sequence, next_sequence_);
+  if (keeps() && kept != nullptr) kept_.KeepGradient(sequence, std::move(kept), next_sequence_);
+  return Remove(id);
 }
 
 Outbox::Item Outbox::Remove(const ContributionId& id) {
@@ -169,7 +208,9 @@ void Outbox::Park(const ContributionId& id) {
 
 bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) const {
   const Entry* entry = FindEntry(id);
-  if (entry == nullptr || id.kind != v1::FRAME_KIND_STATISTICS) return false;
+  if (entry == nullptr) return false;
+  if (entry->needless) return true;
+  if (id.kind != v1::FRAME_KIND_STATISTICS) return false;
   return entry->acknowledged_before || (entry->sent_before && GetErrorReason(refusal) == ErrorReason::kStaleStep);
 }
 
@@ -203,6 +244,7 @@ std::vector<Outbox::Item> Outbox::TakeAll() {
   std::vector<Item> items;
   while (!entries_.empty()) items.push_back(Erase(entries_.begin()->first));
   retained_.clear();
+  kept_.Clear();
   return items;
 }
 

@@ -13,40 +13,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 
-#include "kernels/base/session_spec.h"
-#include "precondor/client.h"
-#include "precondor/v1/common.pb.h"
-#include "precondor/v1/precondition.pb.h"
+#include "client/cpp/src/contribution.h"
+#include "client/cpp/src/keepsakes.h"
 #include "proto/wire/tensor_codec.h"
 
 namespace precondor {
-
-// A contribution within its worker; with session, epoch, rank and incarnation it is the key on the wire.
-struct ContributionId {
-  v1::FrameKind kind = v1::FRAME_KIND_UNSPECIFIED;  // STATISTICS or GRADIENT
-  uint64_t step = 0;
-  uint32_t layer = 0;
-  bool operator==(const ContributionId&) const = default;
-  template <typename H>
-  friend H AbslHashValue(H h, const ContributionId& id) {
-    return H::combine(std::move(h), static_cast<int>(id.kind), id.step, id.layer);
-  }
-};
-
-// One worker's statistics or gradient of one (step, layer), encoded. Sent as often as it takes, always the same bytes.
-struct Contribution {
-  ContributionId id;
-  Mode mode = Mode::kSecondOrder;
-  uint64_t samples = 0;
-  bool abstain = false;
-  std::vector<v1::TensorHeader> tensors;
-  absl::Span<const uint8_t> payload;
-  std::shared_ptr<const void> payload_owner;          // keeps `payload` readable
-  std::shared_ptr<PreconditionFuture::State> result;  // of a gradient
-  absl::Time deadline = absl::InfiniteFuture();       // for its answer
-};
 
 // What to do about a contribution that a shard refused.
 enum class Recovery : uint8_t {
@@ -75,12 +47,20 @@ class Outbox {
   // not allow it. A payload larger than all of the credit goes alone.
   std::optional<Frame> Next(absl::Time now);
   // A new stream with this credit: everything unanswered goes out again, in its order. Without one nothing does.
-  void StartStream(uint64_t credit_bytes);
+  // `memory_id` as in the CREDIT frame: another one than before, and what is kept goes out again too, in its place.
+  void StartStream(uint64_t credit_bytes, uint64_t memory_id = 0);
   void StopStream();
 
   // Answers. Each returns the item it was about; null for one that is not waited for (a late or repeated answer).
   Item Acknowledge(const ContributionId& id);
   Item Find(const ContributionId& id) const;
+  // The result of the gradient is there: removes it. `kept`, if not null, is the same contribution for the case that it
+  // is needed again (Kept); ignored when the shard remembers nothing.
+  Item Finish(const ContributionId& id, Item kept);
+  // The contribution with bytes of its own and nobody who waits for its result.
+  static Item Kept(const Contribution& item);
+  // Whether the shard comes back with what it knew, so that it makes sense to keep anything for it.
+  bool keeps() const { return memory_id_ != 0; }
   Item Remove(const ContributionId& id);
   // Sends it again from `at` on.
   void RetryAt(const ContributionId& id, absl::Time at);
@@ -112,7 +92,8 @@ class Outbox {
     uint64_t sent_bytes = 0;
     absl::Time not_before = absl::InfinitePast();
     bool sent_before = false;          // whole, on an earlier stream
-    bool acknowledged_before = false;  // in an earlier epoch
+    bool acknowledged_before = false;  // in an earlier epoch, or by the shard before it was lost
+    bool needless = false;             // its own answer has come
   };
   using Sequence = int64_t;
 
@@ -127,6 +108,7 @@ class Outbox {
   static bool UsesCredit(State state) { return state == State::kSending || state == State::kSent; }
 
   absl::Status AddAt(Sequence sequence, Item item);
+  void SendKeptAgain();
 
   Sequence next_sequence_ = 0;
   Sequence first_sequence_ = 0;  // below it nothing has been used
@@ -135,11 +117,13 @@ class Outbox {
   std::set<Sequence> queue_;         // queued entries
   std::optional<Sequence> sending_;  // the entry whose chunks are being written
   bool open_ = false;
+  uint64_t memory_id_ = 0;
   uint64_t credit_bytes_ = 0;
   uint64_t credit_used_ = 0;  // payload bytes of entries being sent or sent
   size_t unacknowledged_ = 0;
   // Per layer the last statistics acknowledged, until a result shows that their step was sealed.
   std::map<uint32_t, Item> retained_;
+  Keepsakes kept_;
 };
 
 }  // namespace precondor

@@ -340,7 +340,7 @@ void ShardLink::OnRead(const grpc::ByteBuffer& buffer) {
 void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload) {
   switch (message.header().kind()) {
     case v1::FRAME_KIND_CREDIT:
-      OnCredit(message.credit_bytes());
+      OnCredit(message.credit_bytes(), message.memory_id());
       return;
     case v1::FRAME_KIND_ACK:
       if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id);
@@ -366,12 +366,12 @@ void ShardLink::OnProtocolError(const absl::Status& status) {
   hooks_.fatal(absl::Status(status.code(), absl::StrCat("shard ", options_.address, ": ", status.message())));
 }
 
-void ShardLink::OnCredit(uint64_t bytes) {
+void ShardLink::OnCredit(uint64_t bytes, uint64_t memory_id) {
   MutexLock lock(mu_);
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
   backoff_ = kFirstBackoff;
-  outbox_.StartStream(bytes);
+  outbox_.StartStream(bytes, memory_id);
   Pump();
 }
 
@@ -399,11 +399,13 @@ absl::StatusOr<bool> ShardLink::TakeResult(const Contribution& item, const v1::F
 void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& message,
                          const wire::ReceivedBytes& payload) {
   Outbox::Item item;
+  bool keep = false;
   {
     MutexLock lock(mu_);
     item = outbox_.Find(id);
+    keep = options_.keep_gradients && outbox_.keeps();
   }
-  if (item == nullptr) return;
+  if (item == nullptr || item->result == nullptr) return;
   const v1::Outcome& outcome = message.outcome();
   const absl::StatusOr<Decision> decision = wire::DecodeDecision(outcome.decision(), "decision");
   absl::StatusOr<bool> complete = true;
@@ -414,9 +416,10 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   }
   if (complete.ok() && !*complete) return;
   const std::shared_ptr<PreconditionFuture::State> result = item->result;
+  Outbox::Item kept = keep ? Outbox::Kept(*item) : nullptr;
   {
     MutexLock lock(mu_);
-    outbox_.Remove(id);
+    outbox_.Finish(id, std::move(kept));
     NotifyIfAcknowledged();
     Pump();
   }

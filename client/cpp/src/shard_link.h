@@ -43,6 +43,7 @@ class ShardLink {
     uint64_t epoch = 0;
     absl::Duration connect_timeout;  // until a new stream's first frame
     absl::Duration result_timeout;   // that contributions' deadlines were made with, for messages
+    bool keep_gradients = false;     // other ranks may need this one's again when the shard is lost
   };
   struct Hooks {
     std::function<void()> wake;                       // Tick has something to do
@@ -81,7 +82,7 @@ class ShardLink {
   void OnBroken();
   void OnStreamDone(const grpc::Status& status);
 
-  void OnCredit(uint64_t bytes);
+  void OnCredit(uint64_t bytes, uint64_t memory_id);
   void OnAck(const ContributionId& id);
   void OnResult(const ContributionId& id, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   void OnRefused(const ContributionId& id, const absl::Status& status);

@@ -143,6 +143,7 @@ absl::Status WorkerImpl::AddLinks(const v1::ShardMap& map) {
     link.epoch = epoch();
     link.connect_timeout = options_.connect_timeout;
     link.result_timeout = options_.result_timeout;
+    link.keep_gradients = spec_.exchange == ExchangeMode::kDirect && spec_.world_size > 1;
     ShardLink::Hooks hooks;
     hooks.wake = [this] { Wake(); };
     hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
@@ -299,6 +300,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   contribution->samples = samples;
   const absl::Span<const uint8_t> alias = wire::AliasPayload(spec_.gradient_dtype, gradient);
   const bool borrowed = !alias.empty();
+  contribution->borrowed = borrowed;
   contribution->result =
       std::make_shared<PreconditionFuture::State>(what, out, borrowed, borrowed && Overlap(gradient, out));
   if (borrowed) {

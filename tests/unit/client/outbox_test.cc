@@ -48,6 +48,13 @@ class OutboxTest : public ::testing::Test {
     return text;
   }
 
+  // Its result has come.
+  void Finish(const ContributionId& id) {
+    const Outbox::Item item = outbox_.Find(id);
+    ASSERT_NE(item, nullptr);
+    outbox_.Finish(id, Outbox::Kept(*item));
+  }
+
   Outbox outbox_;
 };
 
@@ -215,6 +222,106 @@ TEST_F(OutboxTest, AStaleStepAnswersARepetitionThatWasCounted) {
   EXPECT_TRUE(outbox_.WasCounted(Statistics(0, 0), stale));
   EXPECT_FALSE(outbox_.WasCounted(Statistics(0, 0), Refusal(ErrorReason::kNonFinite)));
   EXPECT_FALSE(outbox_.WasCounted(Statistics(0, 1), stale));
+}
+
+// --- a shard that was lost and came back: another memory ---
+
+TEST_F(OutboxTest, AShardThatCameBackGetsWhatOtherRanksMayNeedAgain) {
+  outbox_.StartStream(kCredit, 1);
+  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
+  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
+  ASSERT_TRUE(Add(Gradient(5, 1), 12).ok());
+  WriteAll();
+  outbox_.Acknowledge(Statistics(5, 0));
+  outbox_.Acknowledge(Gradient(5, 0));
+  Finish(Gradient(5, 0));
+  ASSERT_TRUE(Add(Gradient(6, 0), 13).ok());
+  WriteAll();
+  outbox_.StartStream(kCredit, 1);  // the same memory: nothing that was answered
+  EXPECT_EQ(WriteAll(), "G5.1[0+12] G6.0[0+13]");
+  outbox_.StartStream(kCredit, 2);
+  EXPECT_EQ(WriteAll(), "S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+  // Nobody waits for their answers: an acknowledgement, or any refusal, is the end of it.
+  EXPECT_TRUE(outbox_.WasCounted(Gradient(5, 0), Refusal(ErrorReason::kStaleStep, absl::StatusCode::kAborted)));
+  EXPECT_EQ(outbox_.Find(Gradient(5, 0))->result, nullptr);
+  outbox_.Acknowledge(Gradient(5, 0));
+  outbox_.Acknowledge(Statistics(5, 0));
+  EXPECT_EQ(outbox_.Find(Gradient(5, 0)), nullptr);
+  EXPECT_EQ(outbox_.unacknowledged(), 2u);
+  // Lost once more before anything else is answered.
+  outbox_.StartStream(kCredit, 3);
+  EXPECT_EQ(WriteAll(), "S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+}
+
+TEST_F(OutboxTest, AnAnswerToALaterSubmissionEndsTheKeeping) {
+  outbox_.StartStream(kCredit, 1);
+  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
+  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
+  ASSERT_TRUE(Add(Gradient(6, 0), 12).ok());  // before the answer of step 5 has come
+  WriteAll();
+  outbox_.Acknowledge(Statistics(5, 0));
+  Finish(Gradient(5, 0));
+  Finish(Gradient(6, 0));
+  ASSERT_TRUE(Add(Gradient(7, 0), 13).ok());
+  WriteAll();
+  outbox_.StartStream(kCredit, 2);
+  EXPECT_EQ(WriteAll(), "S5.0[0+10] G5.0[0+11] G6.0[0+12] G7.0[0+13]");
+  Finish(Gradient(7, 0));  // submitted after the answers of both
+  outbox_.Acknowledge(Statistics(5, 0));
+  outbox_.Acknowledge(Gradient(5, 0));
+  outbox_.Acknowledge(Gradient(6, 0));
+  outbox_.StartStream(kCredit, 3);
+  EXPECT_EQ(WriteAll(), "G7.0[0+13]");
+}
+
+TEST_F(OutboxTest, StatisticsOfALayerWhoseGradientAnotherRankSendsAreKeptForAFewSteps) {
+  outbox_.StartStream(kCredit, 1);
+  for (uint64_t step = 0; step < 6; ++step) {
+    ASSERT_TRUE(Add(Statistics(step, 0), 10).ok());
+    WriteAll();
+    outbox_.Acknowledge(Statistics(step, 0));
+  }
+  outbox_.StartStream(kCredit, 2);
+  EXPECT_EQ(WriteAll(), "S3.0[0+10] S4.0[0+10] S5.0[0+10]");
+}
+
+TEST_F(OutboxTest, AJobThatGoesBackLeavesWhatItKept) {
+  outbox_.StartStream(kCredit, 1);
+  for (uint64_t step : {5, 6}) {
+    ASSERT_TRUE(Add(Statistics(step, 0), 10).ok());
+    ASSERT_TRUE(Add(Gradient(step, 0), 11).ok());
+  }
+  WriteAll();
+  for (uint64_t step : {5, 6}) {
+    outbox_.Acknowledge(Statistics(step, 0));
+    Finish(Gradient(step, 0));
+  }
+  ASSERT_TRUE(Add(Statistics(5, 0), 12).ok());
+  outbox_.StartStream(kCredit, 2);
+  EXPECT_EQ(WriteAll(), "S5.0[0+12]");
+}
+
+TEST_F(OutboxTest, NothingIsKeptForAShardThatRemembersNothing) {
+  outbox_.StartStream(kCredit, 0);
+  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
+  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
+  WriteAll();
+  outbox_.Acknowledge(Statistics(5, 0));
+  Finish(Gradient(5, 0));
+  outbox_.StartStream(kCredit, 2);
+  EXPECT_EQ(WriteAll(), "");
+}
+
+TEST_F(OutboxTest, WhatIsKeptHasBytesOfItsOwn) {
+  std::vector<uint8_t> memory = {1, 2, 3};
+  Contribution item;
+  item.id = Gradient(5, 0);
+  item.payload = memory;
+  item.borrowed = true;
+  const Outbox::Item kept = Outbox::Kept(item);
+  memory.assign(3, 0);
+  EXPECT_EQ(std::vector<uint8_t>(kept->payload.begin(), kept->payload.end()), (std::vector<uint8_t>{1, 2, 3}));
+  EXPECT_EQ(kept->deadline, absl::InfiniteFuture());
 }
 
 // Against a model: whatever the order of losses and answers, each contribution is sent until it is answered, streams

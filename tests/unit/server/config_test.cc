@@ -52,6 +52,7 @@ std::vector<OptionCase> Cases() {
       Case("window_steps", &C::window_steps, I{2}, "5", I{5}),
       Case("statistics_deadline_ms", &C::statistics_deadline_ms, I{0}, "1500", I{1500}),
       Case("quorum", &C::quorum, 1.0, "0.75", 0.75),
+      Case("data_dir", &C::data_dir, S(""), "/data", S("/data")),
       Case("lease_steps", &C::lease_steps, I{64}, "7", I{7}),
       Case("slow_worker_ms", &C::slow_worker_ms, I{30000}, "0", I{0}),
       Case("reconcile_interval_ms", &C::reconcile_interval_ms, I{1000}, "250", I{250}),

@@ -108,6 +108,12 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnModeChange("job", Mode::kFirstOrder);
   metrics.OnLaggards("job", {3, 5});
   metrics.OnJournal(true);
+  metrics.OnLogAppend(77, true);
+  metrics.OnLogAppend(0, false);
+  metrics.OnLogStale("job", true);
+  metrics.OnSnapshot("job", true);
+  metrics.OnSnapshot("job", true);
+  metrics.OnSnapshot("job", false);
   metrics.OnJournal(false);
   metrics.OnEpoch("job", 9, 1, 2);
   metrics.OnRpc("OpenSession", absl::StatusCode::kOk, absl::Milliseconds(1));
@@ -203,6 +209,11 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_mode_changes_total{train_job="job"})", 1},
       {R"(precondor_lagging_workers{train_job="job"})", 2},
       {R"(precondor_lagging_rank_number{train_job="job"})", 3},
+      {R"(precondor_log_stale_status{train_job="job"})", 1},
+      {R"(precondor_snapshots_total{outcome="durable",train_job="job"})", 2},
+      {R"(precondor_snapshots_total{outcome="given_up",train_job="job"})", 1},
+      {"precondor_log_bytes_total", 77},
+      {"precondor_log_failures_total", 1},
       {"precondor_journal_failures_total", 1},
       {"precondor_journal_failing_status", 1},
       {"precondor_draining_status", 1},

@@ -210,6 +210,21 @@ TEST_F(ShardJournalTest, ASnapshotHealsAGap) {
   EXPECT_EQ((*reply->result)->factor_version, 4u);
 }
 
+TEST_F(ShardJournalTest, NobodyIsServedBeforeEverythingIsBack) {
+  Start();
+  Statistics(0, 0, 1);
+  MakeShard().AwaitReplay();
+  journal->Restore(*shard);
+  EXPECT_TRUE(absl::IsUnavailable(shard->CheckServing()));
+  EXPECT_TRUE(absl::IsUnavailable(shard->Describe().status()));
+  EXPECT_TRUE(absl::IsUnavailable(shard->Install(MakeInstall(2)).status()));
+  EXPECT_TRUE(absl::IsUnavailable(shard->Remove(kSession).status()));
+  EXPECT_TRUE(absl::IsUnavailable(Gradient(0, 0, 1)->ack->status()));
+  shard->FinishReplay();
+  EXPECT_EQ(shard->Describe()->sessions.size(), 1u);
+  EXPECT_EQ((*Gradient(0, 0, 1)->result)->factor_version, 1u);
+}
+
 TEST_F(ShardJournalTest, ARemovedSessionStaysRemoved) {
   Start();
   Statistics(0, 0, 1);

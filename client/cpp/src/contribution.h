@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// One worker's statistics or gradient of one (step, layer).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/session_spec.h"
+#include "precondor/client.h"
+#include "precondor/v1/common.pb.h"
+#include "precondor/v1/precondition.pb.h"
+
+namespace precondor {
+
+// A contribution within its worker; with session, epoch, rank and incarnation it is the key on the wire.
+struct ContributionId {
+  v1::FrameKind kind = v1::FRAME_KIND_UNSPECIFIED;  // STATISTICS or GRADIENT
+  uint64_t step = 0;
+  uint32_t layer = 0;
+  bool operator==(const ContributionId&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const ContributionId& id) {
+    return H::combine(std::move(h), static_cast<int>(id.kind), id.step, id.layer);
+  }
+};
+
+// One worker's statistics or gradient of one (step, layer), encoded. Sent as often as it takes, always the same bytes.
+struct Contribution {
+  ContributionId id;
+  Mode mode = Mode::kSecondOrder;
+  uint64_t samples = 0;
+  bool abstain = false;
+  std::vector<v1::TensorHeader> tensors;
+  absl::Span<const uint8_t> payload;
+  std::shared_ptr<const void> payload_owner;          // keeps `payload` readable
+  bool borrowed = false;                              // it is the caller's memory
+  std::shared_ptr<PreconditionFuture::State> result;  // of a gradient
+  absl::Time deadline = absl::InfiniteFuture();       // for its answer
+};
+
+}  // namespace precondor

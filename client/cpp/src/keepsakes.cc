@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/keepsakes.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace precondor {
+namespace {
+
+// Where answers do not tell, more than any shard keeps open at its least window.
+constexpr int64_t kStatisticSteps = 3;
+
+}  // namespace
+
+void Keepsakes::Erase(Layer& layer, Sequence sequence) {
+  layer.answered_at.erase(sequence);
+  items_.erase(sequence);
+}
+
+void Keepsakes::KeepStatistics(Sequence sequence, Item item) {
+  Layer& layer = layers_[item->id.layer];
+  items_[sequence] = std::move(item);
+  layer.answered_at.try_emplace(sequence, std::nullopt);
+  int64_t unanswered = 0;
+  for (auto it = layer.answered_at.rbegin(); it != layer.answered_at.rend(); ++it) {
+    if (it->second.has_value() || ++unanswered <= kStatisticSteps) continue;
+    Erase(layer, it->first);
+    return;  // one came, one goes
+  }
+}
+
+void Keepsakes::KeepGradient(Sequence sequence, Item item, Sequence next) {
+  Layer& layer = layers_[item->id.layer];
+  items_[sequence] = std::move(item);
+  layer.answered_at[sequence] = next;
+}
+
+void Keepsakes::OnAnswer(const ContributionId& id, Sequence sequence, Sequence next) {
+  const auto found = layers_.find(id.layer);
+  if (found == layers_.end()) return;
+  Layer& layer = found->second;
+  for (auto it = layer.answered_at.begin(); it != layer.answered_at.end();) {
+    auto& [kept, answered_at] = *it++;
+    const ContributionId& of = items_.at(kept)->id;
+    if (answered_at.has_value() && *answered_at <= sequence) {
+      Erase(layer, kept);
+    } else if (!answered_at.has_value() && of.step <= id.step) {
+      answered_at = next;
+    }
+  }
+}
+
+void Keepsakes::OnSubmit(const ContributionId& id) {
+  const auto found = layers_.find(id.layer);
+  if (found == layers_.end()) return;
+  Layer& layer = found->second;
+  const auto back = [&](const auto& kept) {
+    const ContributionId& of = items_.at(kept.first)->id;
+    return of.kind == id.kind && of.step >= id.step;
+  };
+  if (std::none_of(layer.answered_at.begin(), layer.answered_at.end(), back)) return;
+  for (auto it = layer.answered_at.begin(); it != layer.answered_at.end();) {
+    const Sequence kept = (it++)->first;
+    if (items_.at(kept)->id.step >= id.step) Erase(layer, kept);
+  }
+}
+
+void Keepsakes::Clear() {
+  items_.clear();
+  layers_.clear();
+}
+
+}  // namespace precondor
