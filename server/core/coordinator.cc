@@ -100,6 +100,8 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
   std::map<uint64_t, SessionRecord> sessions;
   for (const CoordinatorRecord& record : records) {
     if (const auto* opened = std::get_if<SessionRecord>(&record)) {
+      // One of the same name that is still there was never announced: its writing had failed, or seemed to.
+      std::erase_if(sessions, [&](const auto& entry) { return entry.second.spec.name == opened->spec.name; });
       sessions.insert_or_assign(opened->session_id, *opened);
     } else if (const auto* membership = std::get_if<MembershipRecord>(&record)) {
       if (auto found = sessions.find(membership->session_id); found != sessions.end()) {
@@ -129,7 +131,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
       *found = std::move(placed);
     }
     record.placement = std::move(placement);
-    auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
+    auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, options_.faults);
     observer_.OnSessionOpened(record.spec.name);
     observer_.OnEpoch(record.spec.name, session->epoch(), session->joined(), record.spec.world_size);
     logger_.Log(Severity::kInfo, "session restored",
@@ -276,7 +278,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                        .placement = std::move(placement),
                        .membership = CoordinatorSession::FirstMembership(spec),
                        .promise = CoordinatorSession::FirstPromise(spec, options_.lease_steps)};
-  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
+  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, options_.faults);
   absl::Status status = InstallOnShards(session->MakeInstalls());
   if (status.ok()) {
     status = WriteDown(record, [&] {

@@ -25,6 +25,7 @@
 #include "server/core/method_factory.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
+#include "server/core/test_faults.h"
 #include "server/policy/fallback.h"
 #include "server/policy/lease.h"
 
@@ -94,6 +95,7 @@ struct ShardEndpoint {
 struct CoordinatorOptions {
   uint64_t lease_steps = 64;  // steps that a directive grants beyond the one reported
   MethodFactory make_method = MakeMethod;
+  TestFaults faults = {};
 };
 
 // Thread-safe; calls block while shards are asked or the journal is written, so that servers run them off their RPC

@@ -45,11 +45,12 @@ Promise CoordinatorSession::FirstPromise(const SessionSpec& spec, uint64_t lease
   return promise;
 }
 
-CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
+CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps, const TestFaults& faults)
     : id_(record.session_id),
       spec_(std::move(record.spec)),
       placement_(std::move(record.placement)),
       lease_steps_(lease_steps),
+      faults_(faults),
       membership_(std::move(record.membership)),
       promise_(std::move(record.promise)),
       fallback_(promise_.fallback),
@@ -231,7 +232,7 @@ void CoordinatorSession::Grant() {
 std::vector<ModeInterval> CoordinatorSession::WantedSchedule() const {
   const bool first_order = promise_.schedule.back().mode == Mode::kFirstOrder;
   if (first_order && decision_.mode == Mode::kSecondOrder && open_from_ < stay_until_) return promise_.schedule;
-  return CarryOut(decision_, promise_.schedule, Plus(granted_through_, 1));
+  return CarryOut(decision_, promise_.schedule, Plus(faults_.ignore_leases ? last_step_ : granted_through_, 1));
 }
 
 std::optional<Promise> CoordinatorSession::BeginPromise() {

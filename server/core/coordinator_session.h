@@ -28,7 +28,7 @@ namespace precondor {
 class CoordinatorSession {
  public:
   // `record.placement` has one entry a shard of the coordinator, in its order; those without layers are empty.
-  CoordinatorSession(SessionRecord record, uint64_t lease_steps);
+  CoordinatorSession(SessionRecord record, uint64_t lease_steps, const TestFaults& faults);
 
   // How a session begins: nobody has joined, the first lease is granted.
   static Membership FirstMembership(const SessionSpec& spec);
@@ -102,6 +102,7 @@ class CoordinatorSession {
   const SessionSpec spec_;
   const std::vector<PlacedLayers> placement_;
   const uint64_t lease_steps_;
+  const TestFaults faults_;
 
   Membership membership_;
   bool shards_told_ = false;

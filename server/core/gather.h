@@ -48,6 +48,9 @@ class Gather {
   // else. `rank` is a contributor.
   PutOutcome Put(uint32_t rank, Standing standing, uint64_t digest, Vote vote);
 
+  // TestFaults::count_repetitions: a repetition counts like another vote.
+  void CountAgain() { ++voted_; }
+
   // Another process took the rank. What the earlier one sent stands, whatever the new one makes of the same step.
   // `repeats`: the new one will come to it, and is owed an answer. Nothing when `rank` is no contributor, or has not
   // contributed.

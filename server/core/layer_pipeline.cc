@@ -64,11 +64,14 @@ bool LayerPipeline::ExpectsStatistics(const StepSlot& slot) const {
 
 absl::Status LayerPipeline::CheckStep(const ContributionKey& key, Mode mode) const {
   MutexLock lock(mu_);
-  return CheckStepLocked(key, mode);
+  absl::Status status = CheckStepLocked(key, mode);
+  // Of the ranks that are owed an answer this one may be the last; only Put takes note of that.
+  return GetErrorReason(status) == ErrorReason::kNotActive ? absl::OkStatus() : status;
 }
 
 absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key, Mode mode) const {
-  if (key.epoch != epoch_) {
+  const bool passed = session_->shard->options.faults.accept_fenced && key.epoch < epoch_;
+  if (key.epoch != epoch_ && !passed) {
     // The session's membership was replaced just before or after its check.
     const bool ahead = key.epoch > epoch_;
     return ReasonedStatus(
@@ -232,11 +235,12 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   const bool is_gradient = header.kind == ContributionKind::kGradient;
   const ContributionKey& key = header.key;
   MutexLock lock(mu_);
+  // Also when it is then refused: after steps without a frame two ranks would wait for each other.
+  if (key.epoch == epoch_) Settle(header.kind, key);
   PRECONDOR_RETURN_IF_ERROR(CheckStepLocked(key, header.mode));
   // Methods that need none: taken note of, and nothing else.
   if (!is_gradient && !session_->method->needs_statistics()) return false;
   StepSlot& slot = OpenSlot(key.step, header.mode, retired);
-  Settle(header.kind, key);
   Phase& phase = is_gradient ? slot.gradient : slot.statistics;
   if (!is_gradient && slot.restored && phase.state != PhaseState::kOpen) {
     // Whoever was in has been counted; what each sent is not known any more.
@@ -247,7 +251,13 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(session_->spec, key), ": sealed without this rank at its deadline"));
   }
-  switch (phase.gather.Put(key.rank, standing, digest, std::move(vote))) {
+  PutOutcome outcome = phase.gather.Put(key.rank, standing, digest, std::move(vote));
+  const TestFaults& faults = session_->shard->options.faults;
+  if (faults.count_repetitions && outcome == PutOutcome::kDuplicate && phase.state == PhaseState::kOpen) {
+    phase.gather.CountAgain();
+    outcome = PutOutcome::kTaken;
+  }
+  switch (outcome) {
     case PutOutcome::kDuplicate:
       ++stats_.duplicates;
       return true;
@@ -292,6 +302,7 @@ void LayerPipeline::SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time 
     input.deadline = session_->shard->options.statistics_deadline;
     input.waited = now - slot.gradient.sealed_at;
   }
+  if (session_->shard->options.faults.seal_early && input.members > 1) --input.members;
   const SealingDecision decision = DecideSealing(input);
   if (decision.verdict == SealingVerdict::kWait) return;
   phase.skip = decision.verdict == SealingVerdict::kSkip;

@@ -30,6 +30,7 @@
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
 #include "server/core/shard_journal.h"
+#include "server/core/test_faults.h"
 
 namespace precondor {
 
@@ -80,6 +81,7 @@ struct ShardOptions {
   std::function<void()> trim_memory;
   // Workers that a step has been waiting for so long are named by NameLaggards.
   absl::Duration slow_worker = absl::InfiniteDuration();
+  TestFaults faults = {};
 };
 
 // Thread-safe. One mutex guards the table of sessions; each session and layer has its own. Callbacks run on the

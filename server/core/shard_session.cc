@@ -156,7 +156,8 @@ absl::StatusOr<std::optional<uint64_t>> ShardSession::Fence(const EpochFence& fe
 }
 
 absl::Status ShardSession::CheckMember(const Membership& members, const ContributionKey& key) const {
-  if (key.epoch < members.epoch) {
+  const bool fencing = !context_->shard->options.faults.accept_fenced;
+  if (key.epoch < members.epoch && fencing) {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, spec(), key,
                    absl::StrCat("expected epoch ", members.epoch, ", got ", key.epoch));
   }
@@ -172,7 +173,7 @@ absl::Status ShardSession::CheckMember(const Membership& members, const Contribu
                    absl::StrCat("expected a rank below ", members.incarnations.size()));
   }
   const uint64_t holder = members.incarnations[key.rank];
-  if (holder != 0 && key.incarnation < holder) {
+  if (holder != 0 && key.incarnation < holder && fencing) {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation, spec(), key,
                    absl::StrCat("held by incarnation ", holder, ", got ", key.incarnation));
   }

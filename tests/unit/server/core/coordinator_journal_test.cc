@@ -77,6 +77,18 @@ TEST_F(CoordinatorJournalTest, RestoresSessionsMembersAndSchedule) {
   EXPECT_GT(Open(), id);
 }
 
+TEST_F(CoordinatorJournalTest, AnOpeningThatSeemedToFailIsReplacedByTheNext) {
+  journal.fail = journal.lands = true;
+  EXPECT_FALSE(coordinator->OpenSession(spec).ok());
+  journal.fail = journal.lands = false;
+  const uint64_t id = Open();
+  CrashAndRestore();
+  ASSERT_EQ(coordinator->ListSessions().size(), 1u) << "one of the name";
+  EXPECT_EQ(coordinator->ListSessions()[0].session_id, id);
+  EXPECT_TRUE(*coordinator->CloseSession("job"));
+  EXPECT_TRUE(coordinator->ListSessions().empty());
+}
+
 TEST_F(CoordinatorJournalTest, ClosedSessionsStayClosed) {
   Open();
   EXPECT_TRUE(*coordinator->CloseSession("job"));

@@ -170,6 +170,26 @@ TEST_F(ShardControlTest, NoStepRetiresBeforeAReplacedRankHasComePastIt) {
   EXPECT_TRUE(Gradient(3, 0, 1)->accepted());
 }
 
+TEST_F(ShardControlTest, ReplacedRanksDoNotWaitForEachOtherAfterAStretchWithoutFrames) {
+  options.window_steps = 2;
+  spec.inv_freq = 5;
+  spec.exchange = ExchangeMode::kDelegate;
+  Start();
+  Statistics(0, 0, 1);
+  Statistics(0, 1, 1);
+  Gradient(0, 0, 1);
+  Replace(2, {0, 1}, 0);
+  EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
+  EXPECT_TRUE(Statistics(0, 1, 1)->duplicate());
+  EXPECT_TRUE(Gradient(0, 0, 1)->result.has_value());
+  // Steps 1 to 4 are in first order, in which nobody sends. That rank 0 comes here shows that it has its answer.
+  const ContributionHeader header = Header(ContributionKind::kGradient, 5, 0);
+  EXPECT_TRUE(shard->CheckHeader(header, Filled(header, 1).size()).ok()) << "or it would never get to say so";
+  EXPECT_TRUE(Gradient(5, 0, 1)->accepted());
+  EXPECT_TRUE(Statistics(5, 0, 1)->accepted());
+  EXPECT_TRUE(Statistics(5, 1, 1)->accepted());
+}
+
 TEST_F(ShardControlTest, EpochOfTheSameRanksKeepsWhatTheySent) {
   Start();
   Abstain(ContributionKind::kStatistics, 0, 0);
