@@ -7,13 +7,10 @@
 #include <map>
 #include <utility>
 
-#include "kernels/base/clock.h"
-
 namespace precondor::sim {
 
-class EventQueue final : public Clock {
+class EventQueue {
  public:
-  absl::Time Now() const override { return absl::FromUnixMicros(now_us_ + 1'000'000); }
   int64_t now_us() const { return now_us_; }
 
   // Events of the same time happen in the order of scheduling.
@@ -25,7 +22,7 @@ class EventQueue final : public Clock {
     if (events_.empty()) return false;
     auto first = events_.begin();
     now_us_ = first->first.first;
-    std::function<void()> event = std::move(first->second);
+    const std::function<void()> event = std::move(first->second);
     events_.erase(first);
     event();
     return true;

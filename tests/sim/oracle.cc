@@ -7,8 +7,8 @@
 
 namespace precondor::sim {
 
-Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32_t rank) const {
-  Random random(seed_ ^ Mix(step ^ Mix(layer ^ Mix(rank ^ Mix(static_cast<uint64_t>(kind))))));
+Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32_t rank, uint64_t incarnation) const {
+  Random random(seed_ ^ Mix(step ^ Mix(layer ^ Mix(rank ^ Mix(incarnation ^ Mix(static_cast<uint64_t>(kind)))))));
   Part part;
   part.abstain = random.Chance(trouble_);
   part.broken = !part.abstain && random.Chance(trouble_);
@@ -23,13 +23,11 @@ Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32
   return part;
 }
 
-std::optional<std::vector<float>> Oracle::Average(uint64_t step, uint32_t layer) const {
+std::optional<std::vector<float>> Oracle::Average(uint64_t step, uint32_t layer, const Contributors& who) const {
   std::vector<double> sum;
   double total = 0;
-  const uint32_t first = spec_.exchange == ExchangeMode::kDelegate ? DelegateRank(spec_, layer) : 0;
-  const uint32_t count = spec_.exchange == ExchangeMode::kDelegate ? 1 : spec_.world_size;
-  for (uint32_t rank = first; rank < first + count; ++rank) {
-    const Part part = PartOf(ContributionKind::kGradient, step, layer, rank);
+  for (const auto& [rank, incarnation] : who) {
+    const Part part = PartOf(ContributionKind::kGradient, step, layer, rank, incarnation);
     if (part.abstain || part.broken) return std::nullopt;
     sum.resize(part.values.size());
     for (size_t i = 0; i < sum.size(); ++i) {
@@ -42,11 +40,11 @@ std::optional<std::vector<float>> Oracle::Average(uint64_t step, uint32_t layer)
   return average;
 }
 
-std::optional<Oracle::Stacked> Oracle::Update(uint64_t step, uint32_t layer) const {
+std::optional<Stacked> Oracle::Update(uint64_t step, uint32_t layer, const Contributors& who) const {
   std::vector<Part> parts;
   double total = 0;
-  for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec_.world_size); ++rank) {
-    Part part = PartOf(ContributionKind::kStatistics, step, layer, rank);
+  for (const auto& [rank, incarnation] : who) {
+    Part part = PartOf(ContributionKind::kStatistics, step, layer, rank, incarnation);
     if (part.abstain || part.broken) continue;
     total += static_cast<double>(part.samples);
     parts.push_back(std::move(part));

@@ -20,6 +20,10 @@ class Random {
   uint64_t Bits() { return Mix(state_++); }
   // 0 ... bound - 1.
   uint64_t Below(uint64_t bound) { return Bits() % bound; }
+  // first ... last.
+  int64_t Between(int64_t first, int64_t last) {
+    return first + static_cast<int64_t>(Below(static_cast<uint64_t>(last - first) + 1));
+  }
   bool Chance(double probability) { return static_cast<double>(Bits() >> 11) * 0x1p-53 < probability; }
 
  private:

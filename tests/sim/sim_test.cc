@@ -1,64 +1,107 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs many seeds, or one: sim_test --seed=N, sim_test --seeds=N.
+// Runs many seeds, or one: see --help.
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "gtest/gtest.h"
 
+#include "tests/sim/scenario.h"
 #include "tests/sim/world.h"
 
 namespace precondor::sim {
 namespace {
 
-uint64_t first_seed = 1;
-uint64_t seeds = 500;
+constexpr size_t kTraceLines = 120;
 
-TEST(SimTest, InvariantsHoldForEverySeed) {
-  std::printf("seeds %llu ... %llu\n", static_cast<unsigned long long>(first_seed),
-              static_cast<unsigned long long>(first_seed + seeds - 1));
-  for (uint64_t seed = first_seed; seed < first_seed + seeds; ++seed) {
-    World world(MakeScenario(seed));
-    EXPECT_EQ(world.Run(), "") << "replay with --seed=" << seed;
+constexpr char kUsage[] =
+    "usage: sim_test [--first=SEED] [--seeds=COUNT] [--seed=SEED] [--trace=LINES] [--without=PROTECTION]\n"
+    "  --trace    lines of what happened that a failure is printed with\n"
+    "  --without  switches off dedup, sealing, leases or fencing; then a failure is what is expected\n";
+
+struct Flags {
+  uint64_t first = 1;
+  uint64_t seeds = 500;
+  uint64_t trace = kTraceLines;
+  std::string without;
+};
+
+std::optional<Flags> ParseFlags(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (absl::ConsumePrefix(&argument, "--without=")) {
+      flags.without = std::string(argument);
+      continue;
+    }
+    const bool one = absl::ConsumePrefix(&argument, "--seed=");
+    uint64_t* value = one || absl::ConsumePrefix(&argument, "--first=") ? &flags.first
+                      : absl::ConsumePrefix(&argument, "--seeds=")      ? &flags.seeds
+                      : absl::ConsumePrefix(&argument, "--trace=")      ? &flags.trace
+                                                                        : nullptr;
+    if (value == nullptr || !absl::SimpleAtoi(argument, value)) return std::nullopt;
+    if (one) flags.seeds = 1;
   }
+  return flags;
 }
 
-TEST(SimTest, RunsAreFunctionsOfTheirSeed) {
-  for (uint64_t seed = first_seed; seed < first_seed + 3; ++seed) {
-    int64_t end[2];
-    for (int64_t& time : end) {
-      World world(MakeScenario(seed));
-      EXPECT_EQ(world.Run(), "");
-      time = world.queue().now_us();
-    }
-    EXPECT_EQ(end[0], end[1]) << seed;
+std::optional<TestFaults> HooksFor(const std::string& protection) {
+  if (protection.empty()) return TestFaults();
+  if (protection == "dedup") return TestFaults{.count_repetitions = true};
+  if (protection == "sealing") return TestFaults{.seal_early = true};
+  if (protection == "leases") return TestFaults{.ignore_leases = true};
+  if (protection == "fencing") return TestFaults{.accept_fenced = true};
+  return std::nullopt;
+}
+
+// The failure with what led to it, from a second run that keeps a trace; that it fails alike shows that a run is a
+// function of its seed.
+void PrintFailure(const Scenario& scenario, const std::string& failure, const Flags& flags) {
+  World again(scenario, flags.trace);
+  const std::string same = again.Run();
+  std::printf("%s\n%s\nfailed: %s\n", Describe(scenario).c_str(), again.trace_tail().c_str(), failure.c_str());
+  if (same != failure) std::printf("and differently when run again: %s\n", same.c_str());
+  const std::string without = flags.without.empty() ? "" : " --without=" + flags.without;
+  std::printf("replay: sim_test --seed=%llu%s\n", static_cast<unsigned long long>(scenario.seed), without.c_str());
+}
+
+int RunSeeds(const Flags& flags, const TestFaults& hooks) {
+  std::printf("seeds %llu ... %llu\n", static_cast<unsigned long long>(flags.first),
+              static_cast<unsigned long long>(flags.first + flags.seeds - 1));
+  for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
+    const Scenario scenario = MakeScenario(seed, hooks);
+    World world(scenario, 0);
+    const std::string failure = world.Run();
+    if (failure.empty()) continue;
+    PrintFailure(scenario, failure, flags);
+    std::printf("%llu seeds run\n", static_cast<unsigned long long>(seed - flags.first + 1));
+    return 1;
   }
+  std::printf("no invariant was broken\n");
+  return 0;
 }
 
 }  // namespace
-
-void SetSeeds(uint64_t first, uint64_t count) {
-  first_seed = first;
-  seeds = count;
-}
-
 }  // namespace precondor::sim
 
 int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view argument = argv[i];
-    uint64_t value = 0;
-    const bool one = absl::ConsumePrefix(&argument, "--seed=");
-    if ((!one && !absl::ConsumePrefix(&argument, "--seeds=")) || !absl::SimpleAtoi(argument, &value)) {
-      std::fprintf(stderr, "usage: %s [--seed=N | --seeds=COUNT], got %s\n", argv[0], argv[i]);
-      return 2;
-    }
-    precondor::sim::SetSeeds(one ? value : 1, one ? 1 : value);
+  using namespace precondor::sim;
+  if (argc == 2 && absl::string_view(argv[1]) == "--help") {
+    std::fputs(kUsage, stdout);
+    return 0;
   }
-  return RUN_ALL_TESTS();
+  const std::optional<Flags> flags = ParseFlags(argc, argv);
+  const std::optional<precondor::TestFaults> hooks = flags.has_value() ? HooksFor(flags->without) : std::nullopt;
+  if (!hooks.has_value()) {
+    std::fputs(kUsage, stderr);
+    return 2;
+  }
+  const int failed = RunSeeds(*flags, *hooks);
+  // Without a protection the simulator has to notice.
+  return flags->without.empty() ? failed : 1 - failed;
 }

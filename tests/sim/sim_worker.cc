@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/sim_worker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/base/error_reason.h"
@@ -12,9 +13,19 @@ namespace {
 // Longer than a usual round trip, so that most messages are sent once.
 constexpr int64_t kTickMicros = 6000;
 
+// Falls for a while, then stands still: policies that look at it have something to decide.
+double LossOf(uint64_t step) { return step < 5 ? 10.0 - static_cast<double>(step) : 5.0; }
+
 }  // namespace
 
-// --- membership -----------------------------------------------------------------------------------------------------
+SimWorker::SimWorker(World& world, Process& process, Checkpoints& checkpoints, uint32_t rank, uint64_t incarnation)
+    : world_(world),
+      process_(process),
+      checkpoints_(checkpoints),
+      rank_(rank),
+      incarnation_(incarnation),
+      first_step_(checkpoints.last_step()),
+      step_(first_step_) {}
 
 void SimWorker::Start() {
   SendJoin();
@@ -23,72 +34,25 @@ void SimWorker::Start() {
 
 void SimWorker::Tick() {
   // One heartbeat a worker: whatever has not been answered is sent again.
-  World* world = &world_;
-  world_.queue().After(kTickMicros, [world, rank = rank_, incarnation = incarnation_] {
-    if (!world->Alive(rank, incarnation)) return;
-    SimWorker& self = world->worker(rank);
-    self.Repeat();
-    self.Tick();
+  process_.After(kTickMicros, [this] {
+    Tick();
+    // Also while nothing is wrong: a rank that waits for the others would not hear otherwise that the epoch has passed.
+    SendJoin();
+    if (stale_) return;
+    if (!owed_.empty()) SendReport();
+    for (const auto& [which, state] : pending_) {
+      if (!state.acknowledged || !state.answered) Transmit(which);
+    }
+    if (!begun_ && !done_ && (owed_.empty() || world_.random().Chance(world_.scenario().impatience))) BeginStep();
+    FinishStepIfComplete();
   });
-}
-
-void SimWorker::Repeat() {
-  // Also while nothing is wrong: a rank that waits for the others would not hear otherwise that the epoch has passed.
-  SendJoin();
-  if (stale_ || done_) return;
-  for (const auto& [which, state] : pending_) {
-    if (!state.acknowledged || !state.answered) Transmit(which);
-  }
-  if (reporting_) return SendReport();
-  FinishStepIfComplete();
-}
-
-void SimWorker::SendJoin() {
-  World* world = &world_;
-  world_.network().Send([world, rank = rank_, incarnation = incarnation_, first = first_step_] {
-    const absl::StatusOr<JoinResult> joined =
-        world->coordinator().JoinSession(world->spec().name, rank, incarnation, first);
-    if (!joined.ok()) return;
-    world->network().Send([world, rank, incarnation, result = *joined] {
-      if (world->Alive(rank, incarnation)) world->worker(rank).OnJoined(result);
-    });
-  });
-}
-
-void SimWorker::OnJoined(const JoinResult& joined) {
-  // Answers may overtake each other; an older epoch than the one known is of no use.
-  if (!joined.active || joined.epoch < epoch_) return;
-  stale_ = false;
-  if (joined.epoch == epoch_) return;
-  epoch_ = joined.epoch;
-  session_ = joined.session_id;
-  const Directive& directive = joined.directive;
-  if (directive.went_back_epoch > known_epoch_) step_ = std::min(step_, directive.resume_step);
-  known_epoch_ = epoch_;
-  generation_ = directive.went_back_epoch;
-  world_.NoteGeneration(epoch_, generation_);
-  done_ = false;
-  BeginStep();
-}
-
-void SimWorker::OnError(const absl::Status& status) {
-  switch (GetErrorReason(status)) {
-    case ErrorReason::kStaleEpoch:
-    case ErrorReason::kNotActive:
-      stale_ = true;
-      SendJoin();
-      return;
-    case ErrorReason::kFutureEpoch:  // the shard will hear of it
-      return;
-    default:
-      world_.Fail("rank " + std::to_string(rank_) + " got " + status.ToString());
-  }
 }
 
 std::string SimWorker::Describe() const {
-  std::string text = "rank " + std::to_string(rank_) + " incarnation " + std::to_string(incarnation_) + " epoch " +
-                     std::to_string(epoch_) + " step " + std::to_string(step_) + (stale_ ? " joining" : " joined") +
-                     (reporting_ ? " reporting" : "") + (done_ ? " done" : "");
+  std::string text = process_.name() + " incarnation " + std::to_string(incarnation_) + " epoch " +
+                     std::to_string(epoch_) + " step " + std::to_string(step_) + (stale_ ? " joining" : "") +
+                     (begun_ ? "" : " not begun, lease " + std::to_string(lease_)) +
+                     (owed_.empty() ? "" : " reporting") + (done_ ? " done" : "");
   for (const auto& [which, state] : pending_) {
     if (state.acknowledged && state.answered) continue;
     text += which.first == ContributionKind::kGradient ? " gradient " : " statistics ";
@@ -97,32 +61,100 @@ std::string SimWorker::Describe() const {
   return text;
 }
 
+// --- membership -----------------------------------------------------------------------------------------------------
+
+void SimWorker::SendJoin() {
+  Process& coordinator = world_.coordinator().process();
+  world_.network().Send(process_, coordinator,
+                        [this, world = &world_, rank = rank_, incarnation = incarnation_, first = first_step_,
+                         process = &process_, life = process_.life()] {
+                          const absl::StatusOr<JoinResult> joined =
+                              world->coordinator().core().JoinSession(world->spec().name, rank, incarnation, first);
+                          if (!joined.ok()) return;
+                          // Not to a later process of the rank.
+                          world->network().Send(world->coordinator().process(), *process,
+                                                [this, process, life, result = *joined] {
+                                                  if (process->life() == life) OnJoined(result);
+                                                });
+                        });
+}
+
+void SimWorker::OnJoined(const JoinResult& joined) {
+  // Answers may overtake each other; an older epoch than the one known is of no use.
+  if (!joined.active || joined.epoch < epoch_) return;
+  stale_ = false;
+  Adopt(joined.directive);
+  if (joined.epoch == epoch_) return;
+  const uint64_t known = std::max(epoch_, checkpoints_.epoch());
+  epoch_ = joined.epoch;
+  session_ = joined.session_id;
+  generation_ = joined.directive.went_back_epoch;
+  if (generation_ > known && joined.directive.resume_step < step_) GoBack(joined.directive.resume_step);
+  done_ = false;
+  begun_ = false;
+  BeginStep();
+}
+
+void SimWorker::GoBack(uint64_t step) {
+  world_.trace().Note([&] { return process_.name() + " goes back to step " + std::to_string(step); });
+  step_ = step;
+  owed_.clear();
+  checkpoints_.GoBackTo(step);
+}
+
+void SimWorker::Adopt(const Directive& directive) {
+  if (directive.lease_through_step < lease_) return;
+  lease_ = directive.lease_through_step;
+  modes_ = directive.modes;
+}
+
+void SimWorker::OnError(const absl::Status& status) {
+  switch (GetErrorReason(status)) {
+    case ErrorReason::kStaleEpoch:
+      stale_ = true;
+      SendJoin();
+      return;
+    case ErrorReason::kNotActive:
+    case ErrorReason::kFutureEpoch:
+      return;  // tried again with the next heartbeat
+    default:
+      if (status.code() == absl::StatusCode::kUnavailable) return;
+      world_.Fail("I7: " + process_.name() + " got " + status.ToString());
+  }
+}
+
 // --- steps ----------------------------------------------------------------------------------------------------------
 
 void SimWorker::BeginStep() {
   pending_.clear();
-  reporting_ = false;
   if (step_ >= world_.scenario().steps) {
     done_ = true;
     return;
   }
+  if (step_ > lease_) return;
+  begun_ = true;
+  mode_ = ModeAt(modes_, step_);
+  const uint64_t weights = checkpoints_.weights(step_);
+  checkpoints_.Write(step_, weights, epoch_);
+  world_.trace().Note([&] {
+    return process_.name() + " begins step " + std::to_string(step_) + " in " + std::string(ModeName(mode_));
+  });
+  world_.Fail(world_.NoteMode(step_, mode_));
+  world_.Fail(world_.job().NoteWeights(generation_, step_, weights));
   const SessionSpec& spec = world_.spec();
+  const bool direct = spec.exchange == ExchangeMode::kDirect;
+  const bool second = mode_ == Mode::kSecondOrder;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    if (IsStatisticStep(spec, step_)) pending_[{ContributionKind::kStatistics, layer}] = {};
-    if (spec.exchange == ExchangeMode::kDirect || DelegateRank(spec, layer) == static_cast<int32_t>(rank_)) {
-      pending_[{ContributionKind::kGradient, layer}] = {};
-    }
+    if (second && IsStatisticStep(spec, step_)) pending_[{ContributionKind::kStatistics, layer}] = {};
+    const bool sends = direct || (second && DelegateRank(spec, layer) == static_cast<int32_t>(rank_));
+    if (sends) pending_[{ContributionKind::kGradient, layer}] = {};
   }
   for (const auto& [which, state] : pending_) Transmit(which);
   FinishStepIfComplete();
 }
 
-void SimWorker::Transmit(PendingKey which) {
+ContributionHeader SimWorker::HeaderOf(PendingKey which, const Part& part) const {
   const auto [kind, layer] = which;
-  // The job's all-reduce ends when every rank has come to the step.
-  const bool reduced = world_.spec().exchange == ExchangeMode::kDelegate;
-  if (kind == ContributionKind::kGradient && reduced && !world_.AllReached(generation_, step_)) return;
-  const Part part = world_.oracle().PartOf(kind, step_, layer, rank_);
   ContributionHeader header;
   header.key = {.session_id = session_,
                 .epoch = epoch_,
@@ -131,80 +163,121 @@ void SimWorker::Transmit(PendingKey which) {
                 .rank = rank_,
                 .incarnation = incarnation_};
   header.kind = kind;
+  header.mode = mode_;
   header.samples = part.samples;
   header.abstain = part.abstain;
+  if (part.abstain) return header;
   const LayerSpec& shape = world_.spec().layers[layer];
   const int64_t q = VectorsPerWorker(world_.spec());
-  if (!part.abstain && kind == ContributionKind::kGradient) {
+  if (kind == ContributionKind::kGradient) {
     header.tensors = {{.dtype = DType::kF32, .dims = {shape.d_out, shape.d_in}, .scale = 1}};
-  } else if (!part.abstain) {
+  } else {
     header.tensors = {{.dtype = DType::kF32, .dims = {q, shape.d_in}, .scale = 1},
                       {.dtype = DType::kF32, .dims = {q, shape.d_out}, .scale = 1}};
   }
-  World* world = &world_;
-  world_.network().Send([world, header, part, which = which] {
-    const ContributionKey key = header.key;
-    const auto back = [world, key](auto handler) {
-      world->network().Send([world, key, handler] {
-        if (world->Alive(key.rank, key.incarnation)) handler(world->worker(key.rank));
-      });
-    };
-    world->Deliver(
-        header, part,
-        [=](absl::StatusOr<bool> ack) { back([=](SimWorker& self) { self.OnAck(key.epoch, key.step, which, ack); }); },
-        [=](absl::StatusOr<GradientResult> result) {
-          back([=](SimWorker& self) { self.OnResult(key.epoch, key.step, which, result); });
-        });
-  });
+  return header;
 }
 
-void SimWorker::OnAck(uint64_t epoch, uint64_t step, PendingKey which, const absl::StatusOr<bool>& ack) {
-  if (stale_ || epoch != epoch_ || step != step_ || done_) return;
+void SimWorker::Transmit(PendingKey which) {
+  const auto [kind, layer] = which;
+  // The job's all-reduce ends when every rank has come to the step.
+  const bool reduced = world_.spec().exchange == ExchangeMode::kDelegate;
+  if (kind == ContributionKind::kGradient && reduced && !world_.AllReached(generation_, step_)) return;
+  const Part part = world_.oracle().PartOf(kind, step_, layer, rank_, incarnation_);
+  SimShard& shard = world_.ShardOf(layer);
+  world_.network().Send(
+      process_, shard.process(),
+      [this, shard = &shard, world = &world_, process = &process_, life = process_.life(),
+       header = HeaderOf(which, part), part, which] {
+        const auto back = [=](auto handler) {
+          world->network().Send(shard->process(), *process, [=] {
+            if (process->life() == life) handler();
+          });
+        };
+        shard->Deliver(
+            header, part, [=, this](absl::StatusOr<bool> ack) { back([=, this] { OnAck(header.key, which, ack); }); },
+            [=, this](absl::StatusOr<GradientResult> result) {
+              back([=, this] { OnResult(header.key, which, result); });
+            });
+      });
+}
+
+bool SimWorker::Current(const ContributionKey& key) const {
+  return !stale_ && begun_ && key.epoch == epoch_ && key.step == step_;
+}
+
+void SimWorker::OnAck(const ContributionKey& key, PendingKey which, const absl::StatusOr<bool>& ack) {
+  if (!Current(key)) return;
   Pending& state = pending_[which];
+  const bool statistics = which.first == ContributionKind::kStatistics;
   const ErrorReason reason = GetErrorReason(ack.status());
-  // A repetition whose acknowledgement was lost may come when its step is over.
-  const bool late = reason == ErrorReason::kStaleStep && which.first == ContributionKind::kStatistics;
+  // A repetition whose acknowledgement was lost may come when its step is over; or the step was sealed without it.
+  const bool late = reason == ErrorReason::kStaleStep && statistics;
   if (!ack.ok() && reason != ErrorReason::kNonFinite && !late) return OnError(ack.status());
   state.acknowledged = true;
   // Refused statistics are done with; a refused gradient is asked for again, to hear that the step is skipped.
-  if (which.first == ContributionKind::kStatistics) state.answered = true;
+  if (statistics) state.answered = true;
   FinishStepIfComplete();
 }
 
-void SimWorker::OnResult(uint64_t epoch, uint64_t step, PendingKey which,
-                         const absl::StatusOr<GradientResult>& result) {
-  if (stale_ || epoch != epoch_ || step != step_ || done_) return;
+void SimWorker::OnResult(const ContributionKey& key, PendingKey which, const absl::StatusOr<GradientResult>& result) {
+  if (!Current(key)) return;
   if (!result.ok()) return OnError(result.status());
-  pending_[which].acknowledged = true;
-  pending_[which].answered = true;
+  world_.Fail(world_.job().NoteAnswer(generation_, step_, which.second, DigestOf(*result)));
+  pending_[which] = {.acknowledged = true, .answered = true};
   FinishStepIfComplete();
 }
 
 void SimWorker::FinishStepIfComplete() {
+  if (!begun_) return;
   for (const auto& [which, state] : pending_) {
     if (!state.acknowledged || !state.answered) return;
   }
-  if (done_ || reporting_ || !world_.AllAnswered(generation_, step_)) return;
-  reporting_ = true;
+  const SessionSpec& spec = world_.spec();
+  uint64_t weights = checkpoints_.weights(step_);
+  const bool alone = mode_ == Mode::kFirstOrder && spec.exchange == ExchangeMode::kDelegate;
+  // Without the service: the job's own all-reduce.
+  if (alone && !world_.AllReached(generation_, step_)) return;
+  if (alone) weights = Mix(weights);
+  for (uint32_t layer = 0; layer < spec.layers.size() && !alone; ++layer) {
+    const uint64_t answer = world_.job().AnswerOf(generation_, step_, layer);
+    if (answer == 0) return;
+    weights = Mix(weights ^ answer);
+  }
+  owed_.push_back(step_);
+  pending_.clear();
+  begun_ = false;
+  ++step_;
+  checkpoints_.Write(step_, weights, epoch_);
   SendReport();
 }
 
 void SimWorker::SendReport() {
-  World* world = &world_;
-  const StepReport report{
-      .session_id = session_, .epoch = epoch_, .rank = rank_, .incarnation = incarnation_, .step = step_, .loss = 1.0};
-  world_.network().Send([world, report] {
-    const absl::StatusOr<Directive> directive = world->coordinator().ReportStep(report);
-    world->network().Send([world, report, directive] {
-      if (!world->Alive(report.rank, report.incarnation)) return;
-      SimWorker& self = world->worker(report.rank);
-      if (self.stale_ || self.epoch_ != report.epoch || self.step_ != report.step || self.done_) return;
-      if (!directive.ok()) return self.OnError(directive.status());
-      if (directive->lease_through_step < self.step_ + 1) world->Fail("the lease ends before the next step");
-      ++self.step_;
-      self.BeginStep();
-    });
-  });
+  Process& coordinator = world_.coordinator().process();
+  const StepReport report{.session_id = session_,
+                          .epoch = epoch_,
+                          .rank = rank_,
+                          .incarnation = incarnation_,
+                          .step = owed_.front(),
+                          .loss = LossOf(owed_.front())};
+  world_.network().Send(
+      process_, coordinator, [this, report, world = &world_, process = &process_, life = process_.life()] {
+        const absl::StatusOr<Directive> directive = world->coordinator().core().ReportStep(report);
+        world->network().Send(world->coordinator().process(), *process, [this, report, directive, process, life] {
+          if (process->life() == life) OnReported(report.epoch, report.step, directive);
+        });
+      });
+}
+
+void SimWorker::OnReported(uint64_t epoch, uint64_t step, const absl::StatusOr<Directive>& directive) {
+  if (stale_ || epoch != epoch_ || owed_.empty() || owed_.front() != step) return;
+  if (!directive.ok()) return OnError(directive.status());
+  Adopt(*directive);
+  // A coordinator that cannot promise more yet, its disk may be full, is asked again.
+  if (owed_.size() == 1 && lease_ <= step) return;
+  owed_.pop_front();
+  if (!owed_.empty()) return SendReport();
+  if (!begun_) BeginStep();
 }
 
 }  // namespace precondor::sim

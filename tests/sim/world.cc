@@ -2,299 +2,231 @@
 #include "tests/sim/world.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "kernels/base/error_reason.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/sim/fault_kinds.h"
 
 namespace precondor::sim {
 namespace {
 
-constexpr uint64_t kMaxEvents = 300'000;
-
-std::string KeyText(const ContributionKey& key) {
-  return "epoch " + std::to_string(key.epoch) + " step " + std::to_string(key.step) + " layer " +
-         std::to_string(key.layer) + " rank " + std::to_string(key.rank);
-}
-
-Payload Encode(const std::vector<float>& values) {
-  Payload bytes(values.size() * sizeof(float));
-  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
+// Of virtual time, once nothing is broken any more (I7).
+constexpr int64_t kStepLimitMicros = 400'000;
+constexpr int64_t kCloseLimitMicros = 2'000'000;
+constexpr int64_t kOpenLimitMicros = 60'000'000;
+constexpr uint64_t kMaxEvents = 3'000'000;
 
 }  // namespace
 
-Scenario MakeScenario(uint64_t seed) {
-  Random random(seed ^ 0x5ce0a210);
-  Scenario scenario;
-  scenario.seed = seed;
-  SessionSpec& spec = scenario.spec;
-  spec.name = "sim";
-  spec.world_size = 1 + static_cast<int32_t>(random.Below(5));
-  spec.exchange = random.Chance(0.5) ? ExchangeMode::kDirect : ExchangeMode::kDelegate;
-  spec.sketches = 1 + static_cast<int32_t>(random.Below(2));
-  spec.inv_freq = 1 + static_cast<int32_t>(random.Below(4));
-  spec.warmup_steps = static_cast<int32_t>(random.Below(4));
-  spec.staleness_steps = static_cast<int32_t>(random.Below(2));
-  spec.statistics_dtype = DType::kF32;
-  spec.method.name = "fake";
-  const uint64_t layers = 1 + random.Below(4);
-  for (uint64_t i = 0; i < layers; ++i) {
-    spec.layers.push_back({.name = "layer" + std::to_string(i),
-                           .d_out = 1 + static_cast<int64_t>(random.Below(4)),
-                           .d_in = 1 + static_cast<int64_t>(random.Below(4)),
-                           .has_bias = false});
-  }
-  scenario.shards = 1 + static_cast<int>(random.Below(3));
-  scenario.steps = 6 + random.Below(10);
-  // A quarter of the runs are quiet: there the answers are known to the last bit, versions included.
-  if (!random.Chance(0.25)) {
-    scenario.faults.drop = 0.01 * static_cast<double>(random.Below(20));
-    scenario.faults.duplicate = 0.01 * static_cast<double>(random.Below(30));
-    scenario.faults.straggle = 0.01 * static_cast<double>(random.Below(10));
-    scenario.control_faults = random.Chance(0.5) ? 0.2 : 0;
-    scenario.restarts = static_cast<int>(random.Below(3));
-  }
-  scenario.faults.max_delay_us = 1 + static_cast<int64_t>(random.Below(2000));
-  scenario.trouble = random.Chance(0.5) ? 0.05 : 0;
-  return scenario;
+std::string KeyText(const ContributionHeader& header) {
+  const ContributionKey& key = header.key;
+  return "layer " + std::to_string(key.layer) + " rank " + std::to_string(key.rank) + " incarnation " +
+         std::to_string(key.incarnation) + " step " + std::to_string(key.step) + " epoch " + std::to_string(key.epoch) +
+         (header.kind == ContributionKind::kGradient ? " gradient" : " statistics");
 }
 
-// A coordinator's way to a shard: a call may be lost on the way there or on the way back.
-class World::FlakyControl final : public ShardControl {
- public:
-  FlakyControl(World& world, Shard& shard) : world_(world), shard_(shard) {}
-  absl::StatusOr<ShardDescription> Describe() override {
-    if (Lost()) return absl::UnavailableError("lost on the way there");
-    return shard_.Describe();
-  }
-  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
-    if (Lost()) return absl::UnavailableError("lost on the way there");
-    absl::StatusOr<int64_t> reserved = shard_.Install(install);
-    if (Lost()) return absl::UnavailableError("lost on the way back");
-    return reserved;
-  }
-  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
-    if (Lost()) return absl::UnavailableError("lost on the way there");
-    absl::StatusOr<std::optional<uint64_t>> gone = shard_.Fence(fence);
-    if (Lost()) return absl::UnavailableError("lost on the way back");
-    return gone;
-  }
-  absl::Status HoldFactors(const FactorHold& hold) override {
-    if (Lost()) return absl::UnavailableError("lost on the way there");
-    const absl::Status status = shard_.HoldFactors(hold);
-    if (Lost()) return absl::UnavailableError("lost on the way back");
-    return status;
-  }
-  absl::StatusOr<bool> Remove(uint64_t session_id) override {
-    if (Lost()) return absl::UnavailableError("lost on the way there");
-    absl::StatusOr<bool> existed = shard_.Remove(session_id);
-    if (Lost()) return absl::UnavailableError("lost on the way back");
-    return existed;
-  }
-
- private:
-  bool Lost() { return world_.random_.Chance(world_.scenario_.control_faults); }
-  World& world_;
-  Shard& shard_;
-};
-
-World::World(Scenario scenario)
+World::World(Scenario scenario, size_t trace_lines)
     : scenario_(std::move(scenario)),
       oracle_(scenario_.seed, scenario_.spec, scenario_.trouble),
       random_(scenario_.seed),
-      network_(queue_, random_, scenario_.faults),
-      executor_(queue_, random_) {
+      trace_(queue_, trace_lines),
+      network_(queue_, random_, scenario_.max_delay_us, scenario_.network) {
   auto backend = MakeCpuBackend({});
   PRECONDOR_CHECK(backend.ok());
   backend_ = *std::move(backend);
-  const MethodFactory factory = [log = log_](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-    return std::make_unique<FakeMethod>(log, true);
-  };
-  ShardOptions options;
-  options.make_method = factory;
-  std::vector<ShardEndpoint> endpoints;
-  for (int s = 0; s < scenario_.shards; ++s) {
-    shards_.push_back(std::make_unique<Shard>(options, *backend_, executor_, queue_, logger_, observer_));
-    endpoints.push_back({.address = std::to_string(s), .control = std::make_unique<FlakyControl>(*this, *shards_[s])});
-  }
-  CoordinatorOptions coordinator_options;
-  coordinator_options.make_method = factory;
-  coordinator_ =
-      std::make_unique<Coordinator>(coordinator_options, std::move(endpoints), journal_, queue_, logger_, observer_);
+  witnesses_.resize(spec().layers.size());
+  for (uint32_t layer = 0; layer < spec().layers.size(); ++layer) MakeWitness(layer);
+  MakeShards();
 }
 
 World::~World() = default;
 
-void World::Fail(const std::string& what) {
-  if (failure_.empty()) failure_ = what;
+void World::MakeShards() {
+  ShardOptions options;
+  options.window_steps = scenario_.window_steps;
+  options.statistics_deadline = scenario_.statistics_deadline;
+  options.quorum = 0.5;
+  options.faults = scenario_.hooks;
+  uint32_t id = 0;
+  for (int s = 0; s < scenario_.shards; ++s) {
+    shards_.push_back(std::make_unique<SimShard>(*this, id++, options, *backend_));
+  }
+  CoordinatorOptions coordinator_options;
+  coordinator_options.lease_steps = scenario_.lease_steps;
+  coordinator_options.faults = scenario_.hooks;
+  coordinator_options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<SimMethod>(no_events_);
+  };
+  coordinator_ = std::make_unique<SimCoordinator>(*this, id++, std::move(coordinator_options));
+  for (uint32_t rank = 0; rank < ranks(); ++rank) {
+    ranks_.push_back({.process = std::make_unique<Process>(queue_, id++, "rank" + std::to_string(rank)),
+                      .checkpoints = std::make_unique<Checkpoints>(),
+                      .worker = nullptr});
+  }
 }
 
-bool World::Alive(uint32_t rank, uint64_t incarnation) const {
-  return !closing_ && workers_[rank]->incarnation() == incarnation;
+void World::MakeWitness(uint32_t layer) {
+  const bool patient = scenario_.statistics_deadline == absl::InfiniteDuration();
+  witnesses_[layer] = std::make_unique<LayerWitness>(oracle_, spec(), layer, patient);
 }
+
+void World::OnRemoved(uint64_t session_id, const SimShard& shard) {
+  if (session_id != session_id_) return;  // of an attempt to open it that failed
+  if (!closing_) return Fail("I5: " + shard.process().name() + " removed a session that nobody has closed");
+  // A coordinator that dies while it closes a session comes back with it, and has it installed as if it were new.
+  for (uint32_t layer = 0; layer < spec().layers.size(); ++layer) {
+    if (&ShardOf(layer) == &shard) MakeWitness(layer);
+  }
+}
+
+void World::Fail(const std::string& what) {
+  if (!failure_.empty() || what.empty()) return;
+  failure_ = what;
+  trace_.Note([&] { return "FAILED " + what; });
+}
+
+LayerWitness& World::witness(const std::string& layer) {
+  for (uint32_t i = 0; i < spec().layers.size(); ++i) {
+    if (spec().layers[i].name == layer) return *witnesses_[i];
+  }
+  PRECONDOR_CHECK(false);
+  return *witnesses_[0];
+}
+
+std::vector<Process*> World::Processes() {
+  std::vector<Process*> all = {&coordinator_->process()};
+  for (const std::unique_ptr<SimShard>& shard : shards_) all.push_back(&shard->process());
+  for (const Rank& rank : ranks_) all.push_back(rank.process.get());
+  return all;
+}
+
+// --- the run --------------------------------------------------------------------------------------------------------
 
 std::string World::Run() {
-  while (!coordinator_->OpenSession(scenario_.spec).ok()) {
+  for (const std::unique_ptr<SimShard>& shard : shards_) shard->Start();
+  coordinator_->journal().set_failure(scenario_.disk_failure);
+  coordinator_->Start();
+  Open();
+  for (uint32_t rank = 0; rank < ranks() && failure_.empty(); ++rank) StartRank(rank);
+  for (const PlannedFault& fault : scenario_.faults) {
+    queue_.After(fault.at_us, [this, kind = fault.kind] {
+      if (healed_) return;
+      trace_.Note([&] { return "fault " + std::string(kind->name); });
+      kind->inflict(*this);
+    });
   }
-  for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec().world_size); ++rank) {
-    workers_.push_back(std::make_unique<SimWorker>(*this, rank, 1, 0, 0));
-  }
-  for (const std::unique_ptr<SimWorker>& worker : workers_) worker->Start();
-  ScheduleRestarts();
-  const auto finished = [this] {
-    return std::all_of(workers_.begin(), workers_.end(), [](const auto& worker) { return worker->done(); });
-  };
-  uint64_t events = 0;
-  while (failure_.empty() && !finished()) {
-    if (!queue_.RunOne()) Fail("nothing left to happen, and the job is not done");
-    if (++events > kMaxEvents) Fail("no progress: " + DescribeWorkers());
-  }
-  CheckUpdates();
-  CloseAndCheckLeaks();
+  queue_.After(scenario_.horizon_us, [this] { Heal(); });
+  const int64_t limit_us = scenario_.horizon_us + static_cast<int64_t>(scenario_.steps + 5) * kStepLimitMicros;
+  RunUntil([this] { return healed_ && AllDone(); }, limit_us, "the job is not done");
+  if (failure_.empty()) CloseAndCheckLeaks();
   return failure_;
 }
 
-std::string World::DescribeWorkers() const {
-  std::string text =
-      std::string(ExchangeModeName(spec().exchange).data()) + " staleness " + std::to_string(spec().staleness_steps);
-  for (const std::unique_ptr<SimWorker>& worker : workers_) text += "; " + worker->Describe();
-  return text;
-}
-
-void World::ScheduleRestarts() {
-  for (int i = 0; i < scenario_.restarts; ++i) {
-    const auto rank = static_cast<uint32_t>(random_.Below(spec().world_size));
-    queue_.After(static_cast<int64_t>(random_.Below(60'000)), [this, rank] { RestartWorker(rank); });
-  }
-}
-
-void World::RestartWorker(uint32_t rank) {
-  const SimWorker& old = *workers_[rank];
-  const uint64_t first_step = old.step() - std::min(old.step(), random_.Below(4));
-  auto next = std::make_unique<SimWorker>(*this, rank, old.incarnation() + 1, first_step, old.known_epoch());
-  dead_.push_back(std::exchange(workers_[rank], std::move(next)));
-  workers_[rank]->Start();
-}
-
-// --- at the shard ---------------------------------------------------------------------------------------------------
-
-void World::Deliver(const ContributionHeader& header, const Part& part, AckFn ack, ResultFn result) {
-  const ContributionKey key = header.key;
-  // Any owner will do: the map never changes, and a wrong shard says so.
-  Shard* owner = nullptr;
-  for (const std::unique_ptr<Shard>& shard : shards_) {
-    const absl::Status status = shard->CheckHeader(header, header.abstain ? 0 : part.values.size() * sizeof(float));
-    const ErrorReason reason = GetErrorReason(status);
-    if (reason != ErrorReason::kNotOwner && reason != ErrorReason::kUnknownSession) owner = shard.get();
-  }
-  if (owner == nullptr) return;  // the session has been closed
-  const AckFn counted = [this, key, kind = header.kind, ack](absl::StatusOr<bool> taken) {
-    const uint64_t generation = generations_.at(key.epoch);
-    if (taken.ok() && !*taken && !counted_.insert({generation, key.step, key.layer, key.rank, kind}).second) {
-      Fail("counted twice: " + KeyText(key));
+void World::Open() {
+  const auto opened = [this] { return coordinator_->core().OpenSession(spec()).ok(); };
+  RunUntil(opened, kOpenLimitMicros, "the session is not open");
+  if (!failure_.empty()) return;
+  session_id_ = coordinator_->core().GetSession(spec().name)->session_id;
+  shard_of_layer_.resize(spec().layers.size());
+  const std::vector<ShardAssignment> map = coordinator_->core().GetSession(spec().name)->shard_map;
+  for (const ShardAssignment& assignment : map) {
+    for (uint32_t s = 0; s < shards_.size(); ++s) {
+      if (shards_[s]->process().name() != assignment.address) continue;
+      for (const uint32_t layer : assignment.layers) shard_of_layer_[layer] = s;
     }
-    ack(std::move(taken));
-  };
-  if (header.kind == ContributionKind::kStatistics) {
-    owner->SubmitStatistics(header, header.abstain ? Payload() : Encode(part.values), counted);
-    return;
-  }
-  owner->SubmitGradient(header, header.abstain ? Payload() : Encode(part.values), counted,
-                        [this, key, result](absl::StatusOr<GradientResult> answer) {
-                          if (answer.ok()) CheckPlan(key, *answer);
-                          result(std::move(answer));
-                        });
-}
-
-void World::CheckPlan(const ContributionKey& key, const GradientResult& result) {
-  const auto [plan, fresh] = plans_.try_emplace({generations_.at(key.epoch), key.step, key.layer}, result);
-  if (fresh) return CheckValues(key, result);
-  const GradientResult& first = plan->second;
-  const bool same_bytes = first.bytes == result.bytes ||
-                          (first.bytes != nullptr && result.bytes != nullptr && *first.bytes == *result.bytes);
-  if (first.decision != result.decision || first.factor_version != result.factor_version ||
-      first.reason != result.reason || !same_bytes) {
-    Fail("two plans: " + KeyText(key));
   }
 }
 
-void World::CheckValues(const ContributionKey& key, const GradientResult& result) {
-  const std::optional<std::vector<float>> average = oracle_.Average(key.step, key.layer);
-  if (average.has_value() == (result.decision == Decision::kSkip)) return Fail("wrong decision: " + KeyText(key));
-  // Undisturbed, the version is a function of the step.
-  if (scenario_.restarts == 0) {
-    const bool own = spec().staleness_steps == 0;
-    const uint64_t expected = own ? UpdatesThrough(key.step + 1, key.layer) : UpdatesThrough(key.step, key.layer);
-    if (result.factor_version != expected) Fail("wrong factor version: " + KeyText(key));
+void World::RunUntil(const std::function<bool()>& finished, int64_t limit_us, const std::string& what) {
+  const int64_t end_us = queue_.now_us() + limit_us;
+  while (failure_.empty() && !finished()) {
+    if (!queue_.RunOne() || queue_.now_us() > end_us || ++events_ > kMaxEvents) {
+      Fail("I7: " + what + " after " + std::to_string(limit_us) + " us:" + DescribeRanks());
+    }
   }
-  if (!average.has_value()) return;
-  if ((result.decision == Decision::kPreconditioned) != (result.factor_version > 0)) {
-    Fail("decision does not fit the version: " + KeyText(key));
-  }
-  std::vector<float> expected;
-  const double factor =
-      result.decision == Decision::kPreconditioned ? static_cast<double>(result.factor_version + 1) : 1.0;
-  for (float value : *average) expected.push_back(static_cast<float>(factor * static_cast<double>(value)));
-  if (*result.bytes != Encode(expected)) Fail("wrong bytes: " + KeyText(key));
+}
+
+bool World::AllDone() const {
+  return std::all_of(ranks_.begin(), ranks_.end(),
+                     [](const Rank& rank) { return rank.worker != nullptr && rank.worker->done(); });
 }
 
 bool World::AllReached(uint64_t generation, uint64_t step) const {
-  return std::all_of(workers_.begin(), workers_.end(),
-                     [&](const auto& worker) { return worker->generation() == generation && worker->step() >= step; });
+  return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+    return rank.worker != nullptr && rank.worker->generation() == generation && rank.worker->step() >= step;
+  });
 }
 
-bool World::AllAnswered(uint64_t generation, uint64_t step) const {
-  for (uint32_t layer = 0; layer < spec().layers.size(); ++layer) {
-    if (!plans_.contains({generation, step, layer})) return false;
-  }
-  return true;
-}
-
-// --- at the end -----------------------------------------------------------------------------------------------------
-
-uint64_t World::UpdatesThrough(uint64_t end, uint32_t layer) const {
-  uint64_t updates = 0;
-  for (uint64_t step = 0; step < end; ++step) {
-    if (IsStatisticStep(spec(), step) && oracle_.Update(step, layer).has_value()) ++updates;
-  }
-  return updates;
-}
-
-void World::CheckUpdates() {
-  std::map<std::pair<uint32_t, uint64_t>, uint64_t> times;  // layer, step
-  std::set<uint64_t> generations;
-  for (const auto& [epoch, generation] : generations_) generations.insert(generation);
-  for (const FakeUpdate& update : log_->updates()) {
-    const Oracle::Stacked got{.a = update.a, .g = update.g};
-    bool known = false;
-    for (uint32_t layer = 0; layer < spec().layers.size() && !known; ++layer) {
-      for (uint64_t step = 0; step < scenario_.steps && !known; ++step) {
-        if (spec().layers[layer].name != update.layer || !IsStatisticStep(spec(), step)) continue;
-        known = oracle_.Update(step, layer) == got;
-        if (known && ++times[{layer, step}] > generations.size()) Fail("an update was made too often: " + update.layer);
-      }
-    }
-    if (!known) Fail("an update that no step's contributors make: " + update.layer);
-  }
+std::string World::DescribeRanks() const {
+  std::string text;
+  for (const Rank& rank : ranks_) text += "\n  " + (rank.worker == nullptr ? "down" : rank.worker->Describe());
+  return text;
 }
 
 void World::CloseAndCheckLeaks() {
-  while (!coordinator_->CloseSession(spec().name).ok()) {
-  }
   closing_ = true;
-  // What is still on its way arrives at a session that is gone.
-  while (queue_.RunOne() && failure_.empty()) {
+  for (const Rank& rank : ranks_) rank.process->Kill();
+  const auto closed = [this] { return coordinator_->core().CloseSession(spec().name).ok(); };
+  RunUntil(closed, kCloseLimitMicros, "the session is not closed");
+  // What is still on its way arrives at a session that is gone, and what that leaves behind is found and removed.
+  const int64_t settled_us = queue_.now_us() + kCloseLimitMicros;
+  RunUntil([this, settled_us] { return queue_.now_us() >= settled_us; }, 2 * kCloseLimitMicros, "time stands still");
+  for (const std::unique_ptr<SimShard>& shard : shards_) Fail(shard->Leftovers());
+  if (backend_->allocated_bytes() != 0) Fail("I6: device memory is held after the end");
+  if (!coordinator_->core().ListSessions().empty()) Fail("I6: the coordinator has a session after the end");
+}
+
+// --- faults ---------------------------------------------------------------------------------------------------------
+
+void World::StartRank(uint32_t rank) {
+  Rank& place = ranks_[rank];
+  place.process->Start();
+  place.worker = std::make_unique<SimWorker>(*this, *place.process, *place.checkpoints, rank, ++place.incarnation);
+  trace_.Note([&] {
+    return place.process->name() + " starts as incarnation " + std::to_string(place.incarnation) + " from step " +
+           std::to_string(place.worker->step());
+  });
+  place.worker->Start();
+}
+
+void World::RestartRank(uint32_t rank, uint64_t back, int64_t down_us) {
+  Rank& place = ranks_[rank];
+  if (!place.process->up()) return;
+  trace_.Note([&] { return place.process->name() + " is killed"; });
+  place.process->Kill();
+  dead_.push_back(std::move(place.worker));
+  const uint64_t last = place.checkpoints->last_step();
+  place.checkpoints->GoBackTo(last - std::min(last, back));
+  queue_.After(down_us, [this, rank] {
+    if (!ranks_[rank].process->up()) StartRank(rank);
+  });
+}
+
+void World::RestartCoordinator() {
+  coordinator_->process().Kill();
+  coordinator_->Start();
+}
+
+void World::AskForMode(std::optional<Mode> mode) {
+  coordinator_->process().After(0, [this, mode] {
+    trace_.Note([&] { return "mode asked for: " + (mode.has_value() ? std::string(ModeName(*mode)) : "any"); });
+    // An operator whose call fails does not insist.
+    (void)coordinator_->core().SetMode(spec().name, mode);
+  });
+}
+
+void World::Heal() {
+  healed_ = true;
+  trace_.Note([] { return "everything is mended"; });
+  network_.Heal();
+  coordinator_->journal().set_full(false);
+  coordinator_->journal().set_failure(0);
+  if (!coordinator_->process().up()) coordinator_->Start();
+  for (Process* process : Processes()) process->Resume();
+  for (uint32_t rank = 0; rank < ranks(); ++rank) {
+    if (!ranks_[rank].process->up()) StartRank(rank);
   }
-  for (const std::unique_ptr<Shard>& shard : shards_) {
-    if (shard->reserved_bytes() != 0) Fail("reserved bytes after the end");
-    if (shard->in_flight() != 0) Fail("something in flight after the end");
-    if (!shard->ListSessions().empty()) Fail("a session after the end");
-  }
-  if (backend_->allocated_bytes() != 0) Fail("device memory after the end");
 }
 
 }  // namespace precondor::sim

@@ -1,85 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole job in one thread: shards, coordinator, workers and the network between them, with the invariants that must
-// hold whatever the seed does.
+// hold whatever the seed does (docs/simulator.md).
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
-#include <set>
+#include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/base/log.h"
-#include "server/core/coordinator.h"
-#include "server/core/shard.h"
+#include "server/core/observer.h"
+#include "tests/sim/checkpoints.h"
 #include "tests/sim/event_queue.h"
+#include "tests/sim/job.h"
+#include "tests/sim/layer_witness.h"
 #include "tests/sim/network.h"
 #include "tests/sim/oracle.h"
-#include "tests/sim/sim_executor.h"
+#include "tests/sim/process.h"
+#include "tests/sim/scenario.h"
+#include "tests/sim/sim_coordinator.h"
 #include "tests/sim/sim_random.h"
+#include "tests/sim/sim_shard.h"
 #include "tests/sim/sim_worker.h"
-#include "tests/support/fake_method.h"
+#include "tests/sim/trace.h"
 
 namespace precondor::sim {
 
-// Everything about a run, drawn from its seed.
-struct Scenario {
-  uint64_t seed = 0;
-  SessionSpec spec;
-  int shards = 1;
-  uint64_t steps = 0;
-  NetworkFaults faults;
-  double control_faults = 0;  // chance that a coordinator's call to a shard fails, before or after taking effect
-  double trouble = 0;         // see Oracle
-  int restarts = 0;           // workers killed and started again
-};
-Scenario MakeScenario(uint64_t seed);
-
 class World {
  public:
-  explicit World(Scenario scenario);
+  // Keeps the last `trace_lines` of what happened.
+  World(Scenario scenario, size_t trace_lines);
   ~World();
 
   // Runs to the end: every rank through every step, then the session closed. What went against an invariant, or "".
   std::string Run();
+  std::string trace_tail() const { return trace_.Tail(); }
 
-  // --- for workers ---------------------------------------------------------------------------------------------------
+  // --- for its parts -------------------------------------------------------------------------------------------------
   const Scenario& scenario() const { return scenario_; }
   const SessionSpec& spec() const { return scenario_.spec; }
   const Oracle& oracle() const { return oracle_; }
-  Coordinator& coordinator() { return *coordinator_; }
   EventQueue& queue() { return queue_; }
   Network& network() { return network_; }
   Random& random() { return random_; }
-  bool Alive(uint32_t rank, uint64_t incarnation) const;
-  SimWorker& worker(uint32_t rank) { return *workers_[rank]; }
-
-  // A generation is a run of epochs without the job going back: what was decided in one holds in all.
-  void NoteGeneration(uint64_t epoch, uint64_t generation) { generations_[epoch] = generation; }
-  // At the shard, as a frame arrives there; `ack` and `result` see what the shard says before the network does.
-  void Deliver(const ContributionHeader& header, const Part& part, AckFn ack, ResultFn result);
-  // DELEGATE: the job passes its answers on. True when every layer of the step has one.
-  bool AllAnswered(uint64_t generation, uint64_t step) const;
-  // DELEGATE: every rank has begun the step.
+  Trace& trace() { return trace_; }
+  Logger& logger() { return logger_; }
+  Observer& observer() { return observer_; }
+  Job& job() { return job_; }
+  SimCoordinator& coordinator() { return *coordinator_; }
+  std::vector<std::unique_ptr<SimShard>>& shards() { return shards_; }
+  SimShard& ShardOf(uint32_t layer) { return *shards_[shard_of_layer_[layer]]; }
+  LayerWitness& witness(uint32_t layer) { return *witnesses_[layer]; }
+  LayerWitness& witness(const std::string& layer);
+  uint32_t ranks() const { return static_cast<uint32_t>(scenario_.spec.world_size); }
+  double control_loss() const { return healed_ ? 0 : scenario_.control_loss; }
+  // Every rank has begun the step, or has come past it.
   bool AllReached(uint64_t generation, uint64_t step) const;
+  std::string NoteMode(uint64_t step, Mode mode) { return job_.NoteMode(step, mode); }
+  // A shard has forgotten all of a session.
+  void OnRemoved(uint64_t session_id, const SimShard& shard);
+  // "" is no failure; the first one stays.
   void Fail(const std::string& what);
 
- private:
-  using PlanKey = std::tuple<uint64_t, uint64_t, uint32_t>;                               // generation, step, layer
-  using CountKey = std::tuple<uint64_t, uint64_t, uint32_t, uint32_t, ContributionKind>;  // ..., rank, kind
-  class FlakyControl;
+  // --- for faults ----------------------------------------------------------------------------------------------------
+  std::vector<Process*> Processes();
+  bool healed() const { return healed_; }
+  // Killed now, started again after a while from the checkpoint `back` steps before its last.
+  void RestartRank(uint32_t rank, uint64_t back, int64_t down_us);
+  void RestartCoordinator();
+  void AskForMode(std::optional<Mode> mode);
 
-  std::string DescribeWorkers() const;
-  void ScheduleRestarts();
-  void RestartWorker(uint32_t rank);
-  void CheckPlan(const ContributionKey& key, const GradientResult& result);
-  void CheckValues(const ContributionKey& key, const GradientResult& result);
-  void CheckUpdates();
-  uint64_t UpdatesThrough(uint64_t step, uint32_t layer) const;
+ private:
+  struct Rank {
+    std::unique_ptr<Process> process;
+    std::unique_ptr<Checkpoints> checkpoints;
+    std::unique_ptr<SimWorker> worker;
+    uint64_t incarnation = 0;
+  };
+
+  void MakeWitness(uint32_t layer);
+  void MakeShards();
+  void StartRank(uint32_t rank);
+  void Open();
+  void Heal();
+  // Runs events until `finished` or a failure. I7: within `limit_us` of the present.
+  void RunUntil(const std::function<bool()>& finished, int64_t limit_us, const std::string& what);
+  bool AllDone() const;
   void CloseAndCheckLeaks();
+  std::string DescribeRanks() const;
 
   const Scenario scenario_;
   const Oracle oracle_;
@@ -87,22 +98,26 @@ class World {
   std::unique_ptr<Backend> backend_;
   Random random_;
   EventQueue queue_;
+  Trace trace_;
   Network network_;
-  SimExecutor executor_;
   NullLogger logger_;
   Observer observer_;
-  std::shared_ptr<FakeMethodLog> log_ = std::make_shared<FakeMethodLog>();
-  std::vector<std::unique_ptr<Shard>> shards_;
-  NullCoordinatorJournal journal_;
-  std::unique_ptr<Coordinator> coordinator_;
-  std::vector<std::unique_ptr<SimWorker>> workers_;
-  std::vector<std::unique_ptr<SimWorker>> dead_;
+  Job job_;
+  const MethodEvents no_events_;  // the coordinator makes no state
+  std::vector<std::unique_ptr<LayerWitness>> witnesses_;
+  std::vector<std::unique_ptr<SimShard>> shards_;
+  std::unique_ptr<SimCoordinator> coordinator_;
+  std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<SimWorker>> dead_;  // events may still name them
   std::vector<uint32_t> shard_of_layer_;
-  std::map<uint64_t, uint64_t> generations_;  // by epoch
-  std::map<PlanKey, GradientResult> plans_;
-  std::set<CountKey> counted_;
-  bool closing_ = false;  // the job is over: nobody listens any more
+  uint64_t session_id_ = 0;
+  bool closing_ = false;
+  bool healed_ = false;
+  uint64_t events_ = 0;
   std::string failure_;
 };
+
+// "layer 2 rank 1 step 7 epoch 3 STATISTICS".
+std::string KeyText(const ContributionHeader& header);
 
 }  // namespace precondor::sim

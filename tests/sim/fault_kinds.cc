@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/fault_kinds.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tests/sim/world.h"
+
+namespace precondor::sim {
+namespace {
+
+using Link = std::pair<Process*, Process*>;
+
+// Short against the run, or longer than every timeout in it.
+int64_t SomeTime(World& world) {
+  return world.random().Chance(0.5) ? world.random().Between(100, 10'000) : world.random().Between(10'000, 80'000);
+}
+
+SimShard& SomeShard(World& world) { return *world.shards()[world.random().Below(world.shards().size())]; }
+
+uint32_t SomeRank(World& world) { return static_cast<uint32_t>(world.random().Below(world.ranks())); }
+
+Process& SomeProcess(World& world) {
+  const std::vector<Process*> all = world.Processes();
+  return *all[world.random().Below(all.size())];
+}
+
+// --- processes ------------------------------------------------------------------------------------------------------
+
+// Killed, and started again from its last checkpoint.
+void RestartRank(World& world) { world.RestartRank(SomeRank(world), /*back=*/0, SomeTime(world)); }
+
+// A trainer that is started again from an earlier checkpoint.
+void RollBackRank(World& world) {
+  world.RestartRank(SomeRank(world), /*back=*/1 + world.random().Below(5), SomeTime(world));
+}
+
+// The whole job is preempted and comes back, each rank from its own last checkpoint.
+void RestartJob(World& world) {
+  for (uint32_t rank = 0; rank < world.ranks(); ++rank) world.RestartRank(rank, /*back=*/0, SomeTime(world));
+}
+
+void PauseSomething(World& world) {
+  Process& process = SomeProcess(world);
+  process.Pause();
+  world.trace().Note([&] { return "pause " + process.name(); });
+  world.queue().After(SomeTime(world), [&process, life = process.life()] {
+    if (process.life() == life) process.Resume();
+  });
+}
+
+void CrashCoordinator(World& world) {
+  const int64_t patience_us = world.random().Between(1, 10'000);
+  world.coordinator().DieAfter(world.random().Below(8), patience_us);
+  world.queue().After(patience_us + SomeTime(world), [&world] { world.RestartCoordinator(); });
+}
+
+// --- links ----------------------------------------------------------------------------------------------------------
+
+void ClogFor(World& world, const Link& link, int64_t time_us) {
+  world.network().Clog(*link.first, *link.second);
+  world.trace().Note([&] { return "clog " + link.first->name() + " to " + link.second->name(); });
+  world.queue().After(time_us, [&world, link] { world.network().Unclog(*link.first, *link.second); });
+}
+
+// One process and the rest do not hear each other.
+void Partition(World& world) {
+  Process& lonely = SomeProcess(world);
+  const int64_t time_us = SomeTime(world);
+  for (Process* other : world.Processes()) {
+    if (other == &lonely) continue;
+    ClogFor(world, {&lonely, other}, time_us);
+    ClogFor(world, {other, &lonely}, time_us);
+  }
+}
+
+void ClogOneWay(World& world) {
+  Process& from = SomeProcess(world);
+  Process& to = SomeProcess(world);
+  if (&from != &to) ClogFor(world, {&from, &to}, SomeTime(world));
+}
+
+// A random half of all links, clogged one by one and freed in another order.
+void Swizzle(World& world) {
+  std::vector<Link> links;
+  for (Process* from : world.Processes()) {
+    for (Process* to : world.Processes()) {
+      if (from != to && world.random().Chance(0.5)) links.push_back({from, to});
+    }
+  }
+  const int64_t step_us = world.random().Between(100, 3000);
+  const int64_t count = static_cast<int64_t>(links.size());
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t until_us = world.random().Between(count, 2 * count) * step_us;
+    world.queue().After(i * step_us, [&world, link = links[i], left_us = until_us - i * step_us] {
+      if (!world.healed()) ClogFor(world, link, left_us);
+    });
+  }
+}
+
+// --- machines -------------------------------------------------------------------------------------------------------
+
+void FillDisk(World& world) {
+  world.coordinator().journal().set_full(true);
+  world.trace().Note([] { return "the coordinator's disk is full"; });
+  world.queue().After(SomeTime(world), [&world] { world.coordinator().journal().set_full(false); });
+}
+
+void JumpClock(World& world) {
+  const int64_t by_us = world.random().Between(-900'000'000, 900'000'000);
+  if (world.random().Chance(0.5)) {
+    world.coordinator().clock().Jump(by_us);
+  } else {
+    SomeShard(world).clock().Jump(by_us);
+  }
+  world.trace().Note([&] { return "a clock jumps by " + std::to_string(by_us); });
+}
+
+// --- people ---------------------------------------------------------------------------------------------------------
+
+void SetMode(World& world) {
+  std::optional<Mode> mode;
+  if (world.random().Chance(0.8)) mode = world.random().Chance(0.5) ? Mode::kFirstOrder : Mode::kSecondOrder;
+  world.AskForMode(mode);
+}
+
+constexpr FaultKind kFaultKinds[] = {
+    {"restart_rank", RestartRank},
+    {"roll_back_rank", RollBackRank},
+    {"restart_job", RestartJob},
+    {"pause", PauseSomething},
+    {"crash_coordinator", CrashCoordinator},
+    {"partition", Partition},
+    {"clog_one_way", ClogOneWay},
+    {"swizzle", Swizzle},
+    {"fill_disk", FillDisk},
+    {"jump_clock", JumpClock},
+    {"set_mode", SetMode},
+};
+
+}  // namespace
+
+absl::Span<const FaultKind> FaultKinds() { return kFaultKinds; }
+
+}  // namespace precondor::sim

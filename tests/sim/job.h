@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ranks of a job tell each other beside the service, and what must agree between them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "kernels/base/session_spec.h"
+#include "server/core/contribution.h"
+#include "tests/sim/encode.h"
+#include "tests/sim/sim_random.h"
+
+namespace precondor::sim {
+
+inline uint64_t DigestOf(const GradientResult& result) {
+  uint64_t digest = Mix(static_cast<uint64_t>(result.decision));
+  if (result.bytes == nullptr) return digest;
+  for (const uint8_t byte : *result.bytes) digest = Mix(digest ^ byte);
+  return digest;
+}
+
+class Job {
+ public:
+  // The answer that a rank has for a layer; in DELEGATE the others get it from that rank. I3: what anybody gets is what
+  // everybody gets, in one generation of the job.
+  std::string NoteAnswer(uint64_t generation, uint64_t step, uint32_t layer, uint64_t digest) {
+    const auto [found, fresh] = answers_.try_emplace({generation, step, layer}, digest);
+    if (fresh || found->second == digest) return "";
+    return "I3: two ranks have different answers at step " + std::to_string(step) + " layer " + std::to_string(layer);
+  }
+  // 0: nobody has one yet.
+  uint64_t AnswerOf(uint64_t generation, uint64_t step, uint32_t layer) const {
+    const auto found = answers_.find({generation, step, layer});
+    return found == answers_.end() ? 0 : found->second;
+  }
+
+  // I3: the weights that a step begins with are the same everywhere.
+  std::string NoteWeights(uint64_t generation, uint64_t step, uint64_t digest) {
+    const auto [found, fresh] = weights_.try_emplace({generation, step}, digest);
+    if (fresh || found->second == digest) return "";
+    return "I3: two ranks begin step " + std::to_string(step) + " with different weights";
+  }
+
+  // I4: a step has one mode, on every worker and shard, whatever happens to the coordinator.
+  std::string NoteMode(uint64_t step, Mode mode) {
+    const auto [found, fresh] = modes_.try_emplace(step, mode);
+    if (fresh || found->second == mode) return "";
+    return "I4: step " + std::to_string(step) + " has two modes";
+  }
+
+ private:
+  std::map<std::tuple<uint64_t, uint64_t, uint32_t>, uint64_t> answers_;  // generation, step, layer
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> weights_;             // generation, step
+  std::map<uint64_t, Mode> modes_;
+};
+
+}  // namespace precondor::sim

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Watches one layer at its shard: what was counted, what the factors became, what was answered, and whether each of
+// these was allowed. Every method returns what went against an invariant, or "".
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/core/contribution.h"
+#include "tests/sim/oracle.h"
+#include "tests/sim/sim_method.h"
+
+namespace precondor::sim {
+
+// A generation is the run of epochs from one in which the job went back up to the next such: what is decided in one
+// holds in all of them. It is told apart per shard, as the shard was told of it.
+class LayerWitness {
+ public:
+  // `patient`: steps are sealed with everybody, whatever it takes.
+  LayerWitness(const Oracle& oracle, const SessionSpec& spec, uint32_t layer, bool patient)
+      : oracle_(oracle), spec_(spec), layer_(layer), patient_(patient) {}
+
+  // The shard dropped its open steps: the job begins again with `step`.
+  void WentBack(uint64_t generation);
+  uint64_t generation() const { return generation_; }
+
+  // The shard was told that the factors are not needed; it may make fresh ones later.
+  void Released() { released_ = true; }
+  // The shard made fresh factors (I5: it had none, or was told to let go of them).
+  std::string Made();
+
+  // The shard took a contribution in (I1: each rank of a step once).
+  std::string Counted(const ContributionHeader& header, bool refused);
+  // The factors took an update in (I2: made of a step's contributors, each step once, in order, none left out).
+  std::string Updated(const Stacked& update, const MethodState& after);
+  // The shard answered (I2 for the bytes, I3: the same to everybody who asks in this generation).
+  std::string Answered(const ContributionKey& key, Mode mode, const GradientResult& result);
+
+ private:
+  using StepKey = std::pair<uint64_t, uint64_t>;  // generation, step
+  struct Step {
+    std::map<ContributionKind, Contributors> counted;
+    std::optional<GradientResult> answer;
+    bool optional = false;  // its update may be left out: there were no factors for a while
+  };
+  struct Applied {
+    StepKey step;
+    MethodState after;
+  };
+
+  std::string Text(const std::string& what, uint64_t step) const;
+  std::optional<uint64_t> NextUpdate(const Stacked& update) const;
+  std::string CheckVersion(uint64_t step, uint64_t version) const;
+  std::string CheckBytes(uint64_t step, Mode mode, const GradientResult& result) const;
+
+  const Oracle& oracle_;
+  const SessionSpec& spec_;
+  const uint32_t layer_;
+  const bool patient_;
+  uint64_t generation_ = 0;
+  std::map<StepKey, Step> steps_;
+  std::vector<Applied> applied_;  // since the factors were fresh; by version - 1
+  std::optional<StepKey> last_update_;
+  bool released_ = false;  // and no update of fresh ones has come yet
+};
+
+}  // namespace precondor::sim

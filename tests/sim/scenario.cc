@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/scenario.h"
+
+#include <algorithm>
+
+#include "tests/sim/fault_kinds.h"
+#include "tests/sim/sim_random.h"
+
+namespace precondor::sim {
+namespace {
+
+SessionSpec MakeSpec(Random& random) {
+  SessionSpec spec;
+  spec.name = "sim";
+  spec.world_size = static_cast<int32_t>(random.Between(1, 5));
+  spec.exchange = random.Chance(0.6) ? ExchangeMode::kDirect : ExchangeMode::kDelegate;
+  spec.sketches = static_cast<int32_t>(random.Between(1, 2));
+  spec.inv_freq = static_cast<int32_t>(random.Between(1, 4));
+  spec.warmup_steps = static_cast<int32_t>(random.Between(0, 3));
+  spec.staleness_steps = static_cast<int32_t>(random.Between(0, 1));
+  spec.statistics_dtype = DType::kF32;
+  spec.method.name = "sim";
+  const int64_t layers = random.Between(1, 3);
+  for (int64_t i = 0; i < layers; ++i) {
+    spec.layers.push_back({.name = "layer" + std::to_string(i),
+                           .d_out = random.Between(1, 3),
+                           .d_in = random.Between(1, 3),
+                           .has_bias = false});
+  }
+  return spec;
+}
+
+FallbackConfig MakeFallback(Random& random) {
+  FallbackConfig config;
+  switch (random.Below(4)) {
+    case 0:
+      config.policy = FallbackPolicy::kAtStep;
+      config.at_step = random.Below(12);
+      return config;
+    case 1:
+      config.policy = FallbackPolicy::kLossRate;
+      config.loss_decay = 0.5;
+      config.rate_decay = 0.5;
+      config.min_steps = 2;
+      config.beta = 0.5;
+      config.patience_steps = 1;
+      config.reentry = random.Chance(0.5);
+      config.reentry_beta = 0.75;
+      config.reentry_min_steps = 2;
+      config.reentry_min_decrease = 0.01;
+      return config;
+    default:
+      return config;
+  }
+}
+
+void DrawFaults(Random& random, Scenario& scenario) {
+  scenario.network.drop = 0.01 * static_cast<double>(random.Below(20));
+  scenario.network.duplicate = 0.01 * static_cast<double>(random.Below(30));
+  scenario.network.straggle = 0.01 * static_cast<double>(random.Below(10));
+  scenario.control_loss = random.Chance(0.5) ? 0.2 : 0;
+  scenario.disk_failure = random.Chance(0.3) ? 0.2 : 0;
+  scenario.horizon_us = random.Between(20, 300) * 1000;
+  // Few kinds in one run, so that rare meetings are not drowned by frequent ones.
+  for (const FaultKind& kind : FaultKinds()) {
+    if (!random.Chance(0.3)) continue;
+    const int64_t count = random.Between(1, 3);
+    for (int64_t i = 0; i < count; ++i) {
+      scenario.faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &kind});
+    }
+  }
+  std::stable_sort(scenario.faults.begin(), scenario.faults.end(),
+                   [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
+}
+
+}  // namespace
+
+Scenario MakeScenario(uint64_t seed, const TestFaults& hooks) {
+  Random random(seed ^ 0x5ce0a210);
+  Scenario scenario;
+  scenario.seed = seed;
+  scenario.hooks = hooks;
+  scenario.spec = MakeSpec(random);
+  scenario.spec.fallback = MakeFallback(random);
+  scenario.shards = static_cast<int>(random.Between(1, 3));
+  scenario.steps = static_cast<uint64_t>(random.Between(6, 20));
+  scenario.lease_steps = static_cast<uint64_t>(random.Between(1, 6));
+  scenario.max_delay_us = random.Between(1, 2000);
+  scenario.trouble = random.Chance(0.4) ? 0.05 : 0;
+  scenario.impatience = random.Chance(0.5) ? 0.5 : 0;
+  scenario.window_steps = static_cast<int>(random.Between(2, 3));
+  if (random.Chance(0.2)) scenario.statistics_deadline = absl::Milliseconds(random.Between(5, 50));
+  if (!random.Chance(0.125)) DrawFaults(random, scenario);
+  return scenario;
+}
+
+std::string Describe(const Scenario& scenario) {
+  std::string text =
+      "seed " + std::to_string(scenario.seed) + ": " + std::string(ExchangeModeName(scenario.spec.exchange)) + ", " +
+      std::to_string(scenario.spec.world_size) + " workers, " + std::to_string(scenario.shards) + " shards, " +
+      std::to_string(scenario.spec.layers.size()) + " layers, " + std::to_string(scenario.steps) +
+      " steps, staleness " + std::to_string(scenario.spec.staleness_steps) + ", lease " +
+      std::to_string(scenario.lease_steps) + "; faults:";
+  for (const PlannedFault& fault : scenario.faults) {
+    text += " " + std::string(fault.kind->name) + "@" + std::to_string(fault.at_us);
+  }
+  return text;
+}
+
+}  // namespace precondor::sim

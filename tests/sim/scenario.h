@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything about a run, drawn from its seed before it begins.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/core/shard.h"
+#include "tests/sim/network.h"
+
+namespace precondor::sim {
+
+struct FaultKind;
+
+// One thing done to the cluster. The same fault at the same time does the same.
+struct PlannedFault {
+  int64_t at_us = 0;
+  const FaultKind* kind = nullptr;
+};
+
+struct Scenario {
+  uint64_t seed = 0;
+  SessionSpec spec;
+  int shards = 1;
+  uint64_t steps = 0;
+  uint64_t lease_steps = 64;
+  int64_t max_delay_us = 1;
+  NetworkFaults network;
+  double control_loss = 0;  // chance that a coordinator's call to a shard fails on either way
+  double disk_failure = 0;  // chance that a write of the coordinator's journal fails
+  double trouble = 0;       // see Oracle
+  double impatience = 0;    // chance at each heartbeat that a worker goes on without its report's answer
+  int window_steps = 2;
+  absl::Duration statistics_deadline = absl::InfiniteDuration();
+  std::vector<PlannedFault> faults;  // by time
+  int64_t horizon_us = 0;            // the last fault is over by then
+  TestFaults hooks;                  // what is switched off in core
+};
+
+// Quiet for a seed in eight. `hooks`: see TestFaults.
+Scenario MakeScenario(uint64_t seed, const TestFaults& hooks);
+
+std::string Describe(const Scenario& scenario);
+
+}  // namespace precondor::sim

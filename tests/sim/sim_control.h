@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// A coordinator's way to a shard. A call takes no time, as nothing else can happen while the coordinator waits for it;
+// it may be lost on the way there or on the way back, or be given up on and take effect later all the same.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "server/core/shard_control.h"
+#include "tests/sim/sim_shard.h"
+
+namespace precondor::sim {
+
+class SimCoordinator;
+
+class SimControl final : public ShardControl {
+ public:
+  SimControl(World& world, SimCoordinator& from, SimShard& to) : world_(world), from_(from), to_(to) {}
+  absl::StatusOr<ShardDescription> Describe() override;
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
+  absl::Status HoldFactors(const FactorHold& hold) override;
+  absl::StatusOr<bool> Remove(uint64_t session_id) override;
+
+ private:
+  // Why the call does not get there. `late` is what it then does when it was only given up on.
+  absl::Status GoThere(const std::function<void(SimShard&)>& late);
+  absl::Status ComeBack() const;
+
+  World& world_;
+  SimCoordinator& from_;
+  SimShard& to_;
+};
+
+}  // namespace precondor::sim

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/sim_method.h"
+
+#include <cstring>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/methods/state_codec.h"
+#include "tests/sim/sim_random.h"
+
+namespace precondor::sim {
+namespace {
+
+uint64_t Fold(uint64_t digest, const std::vector<float>& values) {
+  digest = Mix(digest ^ values.size());
+  for (const float value : values) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(bits));
+    digest = Mix(digest ^ bits);
+  }
+  return digest;
+}
+
+class SimState final : public LayerState {
+ public:
+  SimState(LayerSpec layer, Backend& backend, const MethodEvents& events)
+      : layer_(std::move(layer)), backend_(backend), events_(events) {
+    events_.made(layer_.name);
+  }
+
+  absl::Status Update(const LayerStatistics& statistics) override {
+    Stacked update{.a = std::vector<float>(statistics.a.size()), .g = std::vector<float>(statistics.g.size())};
+    PRECONDOR_RETURN_IF_ERROR(
+        backend_.Download(statistics.a, MatrixView(update.a.data(), statistics.a.rows, statistics.a.cols)));
+    PRECONDOR_RETURN_IF_ERROR(
+        backend_.Download(statistics.g, MatrixView(update.g.data(), statistics.g.rows, statistics.g.cols)));
+    state_ = After(state_, update);
+    events_.updated(layer_.name, update, state_);
+    return absl::OkStatus();
+  }
+  absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
+    return backend_.Axpby(GainOf(state_), d, 0, u);
+  }
+  absl::StatusOr<std::string> Save() const override {
+    StateWriter out("sim");
+    out.Integer(state_.version);
+    out.Integer(state_.digest);
+    return out.Finish();
+  }
+  absl::Status Load(absl::string_view bytes) override {
+    StateReader in(bytes);
+    PRECONDOR_RETURN_IF_ERROR(in.Begin("sim"));
+    MethodState state;
+    PRECONDOR_ASSIGN_OR_RETURN(state.version, in.Integer("version"));
+    PRECONDOR_ASSIGN_OR_RETURN(state.digest, in.Integer("digest"));
+    PRECONDOR_RETURN_IF_ERROR(in.Finish());
+    state_ = state;
+    events_.loaded(layer_.name, state_);
+    return absl::OkStatus();
+  }
+  bool ready() const override { return state_.version > 0; }
+  uint64_t version() const override { return state_.version; }
+  int64_t bytes() const override { return 0; }
+  Summary summary() const override { return {}; }
+
+ private:
+  const LayerSpec layer_;
+  Backend& backend_;
+  const MethodEvents& events_;
+  MethodState state_;
+};
+
+}  // namespace
+
+MethodState After(const MethodState& before, const Stacked& update) {
+  return {.version = before.version + 1, .digest = Fold(Fold(before.digest, update.a), update.g)};
+}
+
+double GainOf(const MethodState& state) { return static_cast<double>(1 + state.digest % 255); }
+
+absl::StatusOr<std::unique_ptr<LayerState>> SimMethod::MakeState(const LayerSpec& layer, Backend& backend) const {
+  return std::make_unique<SimState>(layer, backend, events_);
+}
+
+}  // namespace precondor::sim

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// A method whose state is a digest of every update it was given, in their order: U = GainOf(digest) D. So a lost,
+// doubled, altered or reordered update shows in every later answer.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/methods/method.h"
+
+namespace precondor::sim {
+
+// Vectors of one factor update: a [k, d_in], g [k, d_out].
+struct Stacked {
+  std::vector<float> a;
+  std::vector<float> g;
+  bool operator==(const Stacked&) const = default;
+};
+
+struct MethodState {
+  uint64_t version = 0;
+  uint64_t digest = 0;
+  bool operator==(const MethodState&) const = default;
+};
+// The state after an update, and what an answer of a state is multiplied by: whole and small, so that products round
+// once.
+MethodState After(const MethodState& before, const Stacked& update);
+double GainOf(const MethodState& state);
+
+// What the states of one shard process tell of themselves.
+struct MethodEvents {
+  std::function<void(const std::string& layer, const Stacked& update, const MethodState& after)> updated;
+  std::function<void(const std::string& layer)> made;
+  std::function<void(const std::string& layer, const MethodState& state)> loaded;
+};
+
+class SimMethod final : public Method {
+ public:
+  // `events` outlives the states.
+  explicit SimMethod(const MethodEvents& events) : events_(events) {}
+  absl::string_view name() const override { return "sim"; }
+  bool needs_statistics() const override { return true; }
+  int64_t StateBytes(const LayerSpec& layer) const override { return 4 * (layer.d_in + layer.d_out); }
+  int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 128; }
+  double StepFlops(const LayerSpec& layer, int64_t) const override {
+    return static_cast<double>(layer.d_in) * static_cast<double>(layer.d_out);
+  }
+  bool needs_global_scale() const override { return false; }
+  std::vector<std::string> Warnings(int64_t) const override { return {}; }
+  absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override;
+
+ private:
+  const MethodEvents& events_;
+};
+
+}  // namespace precondor::sim

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/sim_shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/error_reason.h"
+#include "tests/sim/encode.h"
+#include "tests/sim/world.h"
+
+namespace precondor::sim {
+namespace {
+
+constexpr int64_t kTickMicros = 7000;
+
+std::string MembersText(const std::vector<Member>& members) {
+  std::string text;
+  for (const Member& member : members) {
+    text += " " + std::to_string(member.rank) + ":" + std::to_string(member.incarnation) + "@" +
+            std::to_string(member.first_step);
+  }
+  return text;
+}
+
+}  // namespace
+
+SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& backend)
+    : world_(world),
+      process_(world.queue(), id, "shard" + std::to_string(id)),
+      clock_(world.queue()),
+      backend_(backend),
+      options_(std::move(options)) {
+  events_.updated = [this](const std::string& layer, const Stacked& update, const MethodState& after) {
+    world_.trace().Note([&] { return process_.name() + " updates " + layer + " to " + std::to_string(after.version); });
+    world_.Fail(world_.witness(layer).Updated(update, after));
+  };
+  events_.made = [this](const std::string& layer) {
+    world_.trace().Note([&] { return process_.name() + " makes factors for " + layer; });
+    world_.Fail(world_.witness(layer).Made());
+  };
+  events_.loaded = [](const std::string&, const MethodState&) {};
+  options_.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<SimMethod>(events_);
+  };
+}
+
+void SimShard::Start() {
+  process_.Start();
+  executor_ = std::make_unique<SimExecutor>(process_, world_.random());
+  shard_ = std::make_unique<Shard>(options_, backend_, *executor_, clock_, world_.logger(), world_.observer());
+  Tick();
+}
+
+void SimShard::Tick() {
+  process_.After(kTickMicros, [this] {
+    shard_->SealOverdue();
+    Tick();
+  });
+}
+
+// --- the coordinator's calls ----------------------------------------------------------------------------------------
+
+absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
+  absl::StatusOr<int64_t> reserved = shard_->Install(install);
+  world_.trace().Note([&] {
+    return process_.name() + " install epoch " + std::to_string(install.epoch) +
+           (install.goes_back_to.has_value() ? " back to " + std::to_string(*install.goes_back_to) : "") +
+           MembersText(install.members) + ": " + reserved.status().ToString();
+  });
+  if (!reserved.ok()) return reserved;
+  fenced_ = std::max(fenced_, install.epoch);
+  // The same install again does not go back again.
+  for (const uint32_t layer : install.layers) {
+    LayerWitness& witness = world_.witness(install.spec.layers[layer].name);
+    if (install.goes_back_to.has_value() && witness.generation() < install.epoch) witness.WentBack(install.epoch);
+  }
+  return reserved;
+}
+
+absl::StatusOr<std::optional<uint64_t>> SimShard::Fence(const EpochFence& fence) {
+  absl::StatusOr<std::optional<uint64_t>> gone = shard_->Fence(fence);
+  world_.trace().Note([&] {
+    return process_.name() + " fence epoch " + std::to_string(fence.epoch) + MembersText(fence.members) + ": " +
+           gone.status().ToString() + (gone.ok() && gone->has_value() ? " lacks " + std::to_string(**gone) : "");
+  });
+  if (gone.ok()) fenced_ = std::max(fenced_, fence.epoch);
+  return gone;
+}
+
+absl::Status SimShard::HoldFactors(const FactorHold& hold) {
+  world_.trace().Note([&] { return process_.name() + (hold.hold ? " holds factors" : " releases factors"); });
+  const absl::Status held = shard_->HoldFactors(hold);
+  for (uint32_t layer = 0; layer < world_.spec().layers.size() && held.ok() && !hold.hold; ++layer) {
+    if (&world_.ShardOf(layer) == this) world_.witness(layer).Released();
+  }
+  return held;
+}
+
+absl::StatusOr<bool> SimShard::Remove(uint64_t session_id) {
+  world_.trace().Note([&] { return process_.name() + " remove"; });
+  absl::StatusOr<bool> existed = shard_->Remove(session_id);
+  if (existed.ok() && *existed) world_.OnRemoved(session_id, *this);
+  return existed;
+}
+
+// --- the workers' frames --------------------------------------------------------------------------------------------
+
+std::string SimShard::CheckCounted(const ContributionHeader& header, const absl::StatusOr<bool>& taken) {
+  const ErrorReason reason = GetErrorReason(taken.status());
+  const bool refused = reason == ErrorReason::kNonFinite;
+  if (!refused && (!taken.ok() || *taken)) return "";
+  const ContributionKey& key = header.key;
+  if (key.epoch < fenced_) {
+    return "I1: rank " + std::to_string(key.rank) + " counted at step " + std::to_string(key.step) + " in epoch " +
+           std::to_string(key.epoch) + " after epoch " + std::to_string(fenced_) + " had begun";
+  }
+  if (std::string wrong = world_.NoteMode(key.step, header.mode); !wrong.empty()) return wrong;
+  return world_.witness(key.layer).Counted(header, refused);
+}
+
+void SimShard::Deliver(const ContributionHeader& header, const Part& part, const AckFn& ack, const ResultFn& result) {
+  const ContributionKey key = header.key;
+  const bool gradient = header.kind == ContributionKind::kGradient;
+  const AckFn watched_ack = [this, header, ack](absl::StatusOr<bool> taken) {
+    world_.trace().Note([&] {
+      return process_.name() + " ack " + KeyText(header) + ": " +
+             (taken.ok() ? *taken ? "repetition" : "taken" : taken.status().ToString());
+    });
+    world_.Fail(CheckCounted(header, taken));
+    ack(std::move(taken));
+  };
+  Payload payload = header.abstain ? Payload() : Encode(part.values);
+  if (!gradient) return shard_->SubmitStatistics(header, std::move(payload), watched_ack);
+  shard_->SubmitGradient(header, std::move(payload), watched_ack,
+                         [this, key, mode = header.mode, result](absl::StatusOr<GradientResult> answer) {
+                           // What a shard says while it dies nobody hears.
+                           if (answer.ok() && process_.up())
+                             world_.Fail(world_.witness(key.layer).Answered(key, mode, *answer));
+                           result(std::move(answer));
+                         });
+}
+
+// --- at the end -----------------------------------------------------------------------------------------------------
+
+std::string SimShard::Leftovers() const {
+  if (shard_->reserved_bytes() != 0) return "I6: " + process_.name() + " has bytes reserved after the end";
+  if (shard_->in_flight() != 0) return "I6: " + process_.name() + " has something in flight after the end";
+  if (!shard_->ListSessions().empty()) return "I6: " + process_.name() + " has a session after the end";
+  return "";
+}
+
+}  // namespace precondor::sim

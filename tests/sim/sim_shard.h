@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard process: the real Shard, its executor, and the witnesses that watch it. Dies with all that is in memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/base/log.h"
+#include "server/core/shard.h"
+#include "tests/sim/layer_witness.h"
+#include "tests/sim/process.h"
+#include "tests/sim/sim_clock.h"
+#include "tests/sim/sim_executor.h"
+#include "tests/sim/sim_method.h"
+
+namespace precondor::sim {
+
+class World;
+
+class SimShard {
+ public:
+  SimShard(World& world, uint32_t id, ShardOptions options, Backend& backend);
+
+  Process& process() { return process_; }
+  const Process& process() const { return process_; }
+  SimClock& clock() { return clock_; }
+  void Start();
+
+  // As a frame arrives; `ack` and `result` see what the shard says before the network does.
+  void Deliver(const ContributionHeader& header, const Part& part, const AckFn& ack, const ResultFn& result);
+
+  // As a call of the coordinator's arrives.
+  absl::StatusOr<ShardDescription> Describe() { return shard_->Describe(); }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install);
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
+  absl::Status HoldFactors(const FactorHold& hold);
+  absl::StatusOr<bool> Remove(uint64_t session_id);
+
+  // What is left once every session has ended (I6), or "".
+  std::string Leftovers() const;
+
+ private:
+  void Tick();
+  std::string CheckCounted(const ContributionHeader& header, const absl::StatusOr<bool>& taken);
+
+  World& world_;
+  Process process_;
+  SimClock clock_;
+  Backend& backend_;
+  MethodEvents events_;
+  ShardOptions options_;
+  std::unique_ptr<SimExecutor> executor_;
+  std::unique_ptr<Shard> shard_;
+  uint64_t fenced_ = 0;  // no contribution of an earlier epoch may count (I1)
+};
+
+}  // namespace precondor::sim
