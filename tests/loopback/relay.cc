@@ -80,6 +80,12 @@ void Relay::CutAfter(std::vector<int64_t> bytes) {
   passed_ = 0;
 }
 
+void Relay::Cut() {
+  MutexLock lock(mu_);
+  ++cuts_;
+  for (const int socket : sockets_) shutdown(socket, SHUT_RDWR);
+}
+
 int Relay::cuts() const {
   MutexLock lock(mu_);
   return cuts_;

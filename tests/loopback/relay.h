@@ -21,6 +21,8 @@ class Relay {
   void Target(int port);
   // Cuts every connection once each time that many more bytes have passed, in either direction.
   void CutAfter(std::vector<int64_t> bytes);
+  // Cuts every connection now.
+  void Cut();
   int cuts() const;
 
  private:

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+// A job that falls back to first order, returns, and loses its coordinator in between, over TCP: what every worker
+// gets at every step, what moves, and what the shards still hold.
+#include <atomic>
+#include <barrier>
+#include <cmath>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+
+#include "kernels/base/error_reason.h"
+#include "precondor/client.h"
+#include "tests/loopback/raw_client.h"
+#include "tests/loopback/relay.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kOut = 6, kIn = 5;
+constexpr int32_t kWorkers = 4;
+constexpr uint64_t kLease = 8;
+constexpr int64_t kElements = kOut * kIn;
+
+// Of no other (step, layer, rank); small integers, so that sums are exact.
+std::vector<float> Gradient(uint64_t step, int64_t layer, uint32_t rank) {
+  std::vector<float> out(kElements);
+  for (int64_t i = 0; i < kElements; ++i) {
+    out[static_cast<size_t>(i)] =
+        static_cast<float>((step * 7 + static_cast<uint64_t>(layer * 3 + i) + rank * 5) % 17) - 8;
+  }
+  return out;
+}
+
+// What the job averages: every worker has one sample.
+std::vector<float> Average(uint64_t step, int64_t layer) {
+  std::vector<double> sum(kElements);
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    const std::vector<float> gradient = Gradient(step, layer, rank);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
+  }
+  std::vector<float> out;
+  for (const double value : sum) out.push_back(static_cast<float>(value / kWorkers));
+  return out;
+}
+
+struct Answer {
+  Mode mode = Mode::kSecondOrder;
+  Decision decision = Decision::kSkip;
+  uint64_t factor_version = 0;
+  std::vector<float> values;
+  bool operator==(const Answer&) const = default;
+};
+
+class Job {
+ public:
+  explicit Job(ExchangeMode exchange, FallbackConfig fallback) {
+    ServerConfig config;
+    config.role = ServerRole::kShard;
+    ServerConfig coordinator;
+    coordinator.role = ServerRole::kCoordinator;
+    coordinator.lease_steps = kLease;
+    coordinator.reconcile_interval_ms = 10;
+    for (int s = 0; s < 2; ++s) {
+      shards.push_back(std::make_unique<RawServer>(config));
+      coordinator.shards.push_back(absl::StrCat("127.0.0.1:", shards.back()->app().port()));
+    }
+    server = std::make_unique<RawServer>(coordinator);
+    relay.Target(server->app().port());
+    spec.name = "job";
+    spec.world_size = kWorkers;
+    spec.exchange = exchange;
+    spec.statistics = StatisticsKind::kPerWorkerMean;
+    spec.inv_freq = 2;
+    spec.warmup_steps = 0;
+    spec.method.options["rank"] = 4.0;
+    spec.fallback = fallback;
+    for (int layer = 0; layer < 4; ++layer) spec.layers.push_back({absl::StrCat("layer", layer), kOut, kIn, false});
+  }
+
+  void Join() {
+    ClientOptions options;
+    options.coordinator = relay.address();
+    auto connected = Client::Connect(options);
+    ASSERT_TRUE(connected.ok()) << connected.status();
+    client = *std::move(connected);
+    ASSERT_TRUE(client->OpenSession(spec).ok());
+    workers.resize(kWorkers);
+    ForEachRank([&](uint32_t rank) {
+      auto worker = client->Join(spec.name, {.rank = rank, .incarnation = 1});
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      workers[rank] = *std::move(worker);
+    });
+  }
+  void ForEachRank(const std::function<void(uint32_t)>& work) {
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) threads.emplace_back([&, rank] { work(rank); });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  // One rank's part of a step, as a trainer does it; its answers by layer.
+  std::vector<Answer> RunStep(uint32_t rank, uint64_t step) {
+    Worker& worker = *workers[rank];
+    std::vector<Answer> answers(spec.layers.size());
+    std::vector<PreconditionFuture> futures(spec.layers.size());
+    for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+      const int64_t index = static_cast<int64_t>(layer);
+      answers[layer].mode = worker.ModeOf(step);
+      if (worker.NeedsStatistics(step)) {
+        const std::vector<float> a(kIn, 0.5f + static_cast<float>(rank)), g(kOut, 1.0f);
+        EXPECT_TRUE(
+            worker.SendStatistics(step, index, ConstMatrixView(a.data(), 1, kIn), ConstMatrixView(g.data(), 1, kOut), 1)
+                .ok());
+      }
+      if (!worker.SendsGradient(index)) continue;
+      answers[layer].values =
+          spec.exchange == ExchangeMode::kDirect ? Gradient(step, index, rank) : Average(step, index);
+      const MatrixView view(answers[layer].values.data(), kOut, kIn);
+      futures[layer] = worker.Precondition(step, index, view, view, 1);
+    }
+    for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+      if (!worker.SendsGradient(static_cast<int64_t>(layer))) continue;
+      const auto outcome = futures[layer].Wait();
+      EXPECT_TRUE(outcome.ok()) << outcome.status();
+      if (!outcome.ok()) continue;
+      answers[layer].decision = outcome->decision;
+      answers[layer].factor_version = outcome->factor_version;
+    }
+    // In DELEGATE it is the job that keeps its workers together: each needs the others' layers before it goes on.
+    if (spec.exchange == ExchangeMode::kDelegate) step_done.arrive_and_wait();
+    return answers;
+  }
+  // Steps [from, to) on all ranks: [step - from][rank][layer].
+  std::vector<std::vector<std::vector<Answer>>> Run(uint64_t from, uint64_t to) {
+    std::vector<std::vector<std::vector<Answer>>> all(to - from, std::vector<std::vector<Answer>>(kWorkers));
+    ForEachRank([&](uint32_t rank) {
+      for (uint64_t step = from; step < to; ++step) {
+        all[step - from][rank] = RunStep(rank, step);
+        const auto directive = workers[rank]->ReportStep(step, 1.0, 1, true, 0.1);
+        EXPECT_TRUE(directive.ok()) << directive.status();
+      }
+      EXPECT_TRUE(workers[rank]->Flush().ok());
+    });
+    return all;
+  }
+  // Of all workers.
+  Traffic TotalTraffic() const {
+    Traffic total;
+    for (const auto& worker : workers) {
+      const Traffic traffic = worker->traffic();
+      total.statistics_bytes += traffic.statistics_bytes;
+      total.gradient_bytes += traffic.gradient_bytes;
+      total.result_bytes += traffic.result_bytes;
+    }
+    return total;
+  }
+  void Force(v1::Mode mode) {
+    v1::SetModeRequest request;
+    request.set_session(spec.name);
+    request.set_mode(mode);
+    v1::SetModeResponse response;
+    grpc::ClientContext context;
+    SetDeadline(context);
+    const grpc::Status status = server->admin->SetMode(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+
+  SessionSpec spec;
+  std::vector<std::unique_ptr<RawServer>> shards;
+  std::unique_ptr<RawServer> server;
+  Relay relay;  // to the coordinator
+  std::unique_ptr<Client> client;
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::barrier<> step_done{kWorkers};
+};
+
+// A value of /metrics; -1 when it is not there.
+double Metric(RawServer& server, absl::string_view series) {
+  for (const absl::string_view line : absl::StrSplit(server.app().metrics_text(), '\n')) {
+    const std::vector<absl::string_view> parts = absl::StrSplit(line, ' ');
+    double value = 0;
+    if (parts.size() == 2 && parts[0] == series && absl::SimpleAtod(parts[1], &value)) return value;
+  }
+  return -1;
+}
+
+bool Await(const std::function<bool()>& condition) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (!condition()) {
+    if (absl::Now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+class ModeSwitchTest : public ::testing::TestWithParam<ExchangeMode> {
+ protected:
+  // Every rank that has an answer has the first one's.
+  static const Answer& Common(const std::vector<std::vector<Answer>>& ranks, size_t layer) {
+    const std::vector<Answer>* first = nullptr;
+    for (const std::vector<Answer>& answers : ranks) {
+      if (answers[layer].values.empty()) continue;
+      if (first == nullptr) first = &answers;
+      EXPECT_EQ(answers[layer], (*first)[layer]);
+    }
+    return (*first)[layer];
+  }
+  static void ExpectFirstOrder(const std::vector<std::vector<Answer>>& ranks, uint64_t step) {
+    for (size_t layer = 0; layer < 4; ++layer) {
+      const Answer& answer = Common(ranks, layer);
+      EXPECT_EQ(answer.mode, Mode::kFirstOrder) << step;
+      EXPECT_EQ(answer.decision, Decision::kIdentity) << step;
+      EXPECT_EQ(answer.values, Average(step, static_cast<int64_t>(layer))) << step;
+    }
+  }
+  static void ExpectSecondOrder(const std::vector<std::vector<Answer>>& ranks, uint64_t step, uint64_t version) {
+    for (size_t layer = 0; layer < 4; ++layer) {
+      const Answer& answer = Common(ranks, layer);
+      EXPECT_EQ(answer.mode, Mode::kSecondOrder) << step;
+      EXPECT_EQ(answer.decision, Decision::kPreconditioned) << step;
+      EXPECT_EQ(answer.factor_version, version) << step;
+      EXPECT_NE(answer.values, Average(step, static_cast<int64_t>(layer))) << step;
+    }
+  }
+};
+
+TEST_P(ModeSwitchTest, FallsBackForAllAtOnceFreesTheFactorsAndReturnsToFreshOnes) {
+  Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = 20});
+  job.Join();
+  const std::string reserved = "precondor_job_reserved_bytes{train_job=\"job\"}";
+  std::vector<double> before;
+  for (const auto& shard : job.shards) before.push_back(Metric(*shard, reserved));
+  const auto second = job.Run(0, 20);
+  for (uint64_t step = 0; step < 20; ++step) ExpectSecondOrder(second[step], step, step / 2 + 1);
+  const Traffic at_fallback = job.TotalTraffic();
+
+  const auto first = job.Run(20, 60);
+  for (uint64_t step = 20; step < 60; ++step) ExpectFirstOrder(first[step - 20], step);
+  const Traffic after = job.TotalTraffic();
+  EXPECT_EQ(after.statistics_bytes, at_fallback.statistics_bytes);
+  const int64_t moved = GetParam() == ExchangeMode::kDirect ? 40 * 4 * kWorkers * kElements * 4 : 0;
+  EXPECT_EQ(after.gradient_bytes - at_fallback.gradient_bytes, moved);
+  EXPECT_EQ(after.result_bytes - at_fallback.result_bytes, moved);
+  for (size_t s = 0; s < job.shards.size(); ++s) {
+    EXPECT_TRUE(Await([&] { return Metric(*job.shards[s], reserved) < before[s]; })) << "shard " << s;
+    for (const v1::LayerStats& layer : job.shards[s]->Stats("job")) {
+      EXPECT_EQ(layer.state_bytes(), 0u);
+      EXPECT_EQ(layer.rejected(), 0u);
+    }
+  }
+  EXPECT_EQ(Metric(*job.server, "precondor_second_order_mode{train_job=\"job\"}"), 0);
+
+  // An operator's choice holds from the first step that nobody has been granted: 59 + kLease is the last that was.
+  job.Force(v1::MODE_SECOND_ORDER);
+  const uint64_t back = 60 + kLease;
+  const auto rest = job.Run(60, back + 10);
+  for (uint64_t step = 60; step < back; ++step) ExpectFirstOrder(rest[step - 60], step);
+  for (uint64_t step = back; step < back + 10; ++step) {
+    ExpectSecondOrder(rest[step - 60], step, (step - back) / 2 + 1);
+  }
+  for (size_t s = 0; s < job.shards.size(); ++s) EXPECT_EQ(Metric(*job.shards[s], reserved), before[s]);
+}
+
+TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
+  Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = 10});
+  job.Join();
+  job.Run(0, 5);
+  uint64_t granted = 0;
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    granted = std::max(granted, job.workers[rank]->ReportStep(4, 1.0, 1, true, 0.1)->lease_through_step);
+  }
+  ASSERT_EQ(granted, 4 + kLease);
+  // A port that nobody has, and every connection to the real one cut.
+  const int there = job.server->app().port();
+  RawServer elsewhere;
+  const int nowhere = elsewhere.app().port();
+  elsewhere.owned_app().reset();
+  job.relay.Target(nowhere);
+  job.relay.Cut();
+
+  std::vector<std::vector<std::vector<Answer>>> all(10, std::vector<std::vector<Answer>>(kWorkers));
+  std::atomic<uint64_t> furthest = 0;
+  std::atomic<int> at_the_end = 0;
+  auto training = std::async(std::launch::async, [&] {
+    job.ForEachRank([&](uint32_t rank) {
+      for (uint64_t step = 5; step < 15; ++step) {
+        uint64_t seen = furthest;
+        while (seen < step && !furthest.compare_exchange_weak(seen, step)) {
+        }
+        all[step - 5][rank] = job.RunStep(rank, step);
+        if (step == granted) ++at_the_end;
+        const auto directive = job.workers[rank]->ReportStep(step, 1.0, 1, true, 0.1);
+        EXPECT_TRUE(directive.ok()) << directive.status();
+      }
+    });
+  });
+  EXPECT_TRUE(Await([&] { return at_the_end == kWorkers; }));
+  EXPECT_EQ(furthest, granted) << "no step beyond the lease is started";
+  EXPECT_NE(training.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  job.relay.Target(there);
+  training.get();
+  for (uint64_t step = 5; step < 15; ++step) {
+    if (step < 10) {
+      ExpectSecondOrder(all[step - 5], step, step / 2 + 1);
+    } else {
+      ExpectFirstOrder(all[step - 5], step);
+    }
+  }
+  // What was reported while nobody listened has come in.
+  EXPECT_TRUE(Await([&] { return Metric(*job.server, "precondor_last_step_number{train_job=\"job\"}") == 14; }));
+}
+
+TEST_P(ModeSwitchTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
+  Job job(GetParam(), {.policy = FallbackPolicy::kNever});
+  job.Join();
+  job.ForEachRank([&](uint32_t rank) {
+    if (rank == 0) return;
+    for (int64_t layer = 0; layer < 4; ++layer) EXPECT_TRUE(job.workers[rank]->AbstainStatistics(0, layer).ok());
+    EXPECT_TRUE(job.workers[rank]->Flush().ok());
+  });
+  // What the library never says: rank 0 believes step 0 to be in first order.
+  v1::JoinSessionResponse joined;
+  ASSERT_TRUE(job.server->Join("job", 0, 1, &joined).ok());
+  const v1::ShardAssignment& owner = joined.shard_map().assignments(0);
+  v1::PreconditionRequest request;
+  v1::FrameHeader& header = *request.mutable_gradient();
+  header.set_session_id(joined.session_id());
+  header.set_epoch(joined.epoch());
+  header.set_incarnation(1);
+  header.set_layer(owner.layers(0));
+  header.set_kind(v1::FRAME_KIND_GRADIENT);
+  header.set_mode(v1::MODE_FIRST_ORDER);
+  header.set_samples(1);
+  v1::TensorHeader& tensor = *header.add_tensors();
+  tensor.set_data_type(v1::DATA_TYPE_F32);
+  tensor.add_dims(kOut);
+  tensor.add_dims(kIn);
+  header.set_payload_bytes(kElements * 4);
+  request.set_payload(std::string(kElements * 4, '\0'));
+  RawServer* shard = nullptr;
+  for (const auto& one : job.shards) {
+    if (absl::StrCat("127.0.0.1:", one->app().port()) == owner.address()) shard = one.get();
+  }
+  ASSERT_NE(shard, nullptr);
+  // In DELEGATE rank 0 sends layers 0 and, with four workers, no other.
+  if (GetParam() == ExchangeMode::kDelegate) header.set_rank(owner.layers(0) % kWorkers);
+  v1::PreconditionResponse response;
+  const grpc::Status status = shard->Precondition(request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MODE_CONFLICT);
+  EXPECT_THAT(status.error_message(), HasSubstr("expected mode SECOND_ORDER as the step began, got FIRST_ORDER"));
+  EXPECT_EQ(Metric(*shard, "precondor_rejected_total{kind=\"gradient\",reason=\"mode_conflict\",train_job=\"job\"}"),
+            1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Exchange, ModeSwitchTest, ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate),
+                         [](const auto& param) { return std::string(ExchangeModeName(param.param)); });
+
+}  // namespace
+}  // namespace precondor
