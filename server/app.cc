@@ -27,6 +27,7 @@
 #include "server/rpc/session_service.h"
 #include "server/rpc/shard_client.h"
 #include "server/rpc/shard_service.h"
+#include "server/store/coordinator_log.h"
 #include "server/store/posix_file_system.h"
 
 namespace precondor {
@@ -116,7 +117,7 @@ class ServerApp final : public App {
 
   absl::Status Init() {
     if (config_.role != ServerRole::kCoordinator) PRECONDOR_RETURN_IF_ERROR(MakeShard());
-    if (config_.role != ServerRole::kShard) MakeCoordinator();
+    if (config_.role != ServerRole::kShard) PRECONDOR_RETURN_IF_ERROR(MakeCoordinator());
     PRECONDOR_RETURN_IF_ERROR(StartServer());
     if (local_ != nullptr) {
       local_->set_advertise_address(config_.advertise.empty() ? absl::StrCat(HostOf(config_.listen), ":", port_)
@@ -213,7 +214,7 @@ class ServerApp final : public App {
     return absl::OkStatus();
   }
 
-  void MakeCoordinator() {
+  absl::Status MakeCoordinator() {
     std::vector<ShardEndpoint> endpoints;
     if (shard_ != nullptr) {
       auto local = std::make_unique<LocalShard>(*shard_);
@@ -225,8 +226,20 @@ class ServerApp final : public App {
     }
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
-    coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), journal_, clock_, logger_, metrics_);
+    std::vector<CoordinatorRecord> records;
+    if (config_.data_dir.empty()) {
+      journal_ = std::make_unique<NullCoordinatorJournal>();
+    } else {
+      PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(disk_, config_.data_dir));
+      PRECONDOR_ASSIGN_OR_RETURN(store::CoordinatorLog::Opened opened,
+                                 store::CoordinatorLog::Open(disk_, absl::StrCat(config_.data_dir, "/coordinator")));
+      journal_ = std::move(opened.journal);
+      records = std::move(opened.records);
+    }
+    coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *journal_, clock_, logger_, metrics_);
+    PRECONDOR_RETURN_IF_ERROR(coordinator_->Restore(records));
     session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_);
+    return absl::OkStatus();
   }
 
   absl::Status StartServer() {
@@ -295,7 +308,7 @@ class ServerApp final : public App {
   std::unique_ptr<ThreadPoolExecutor> compute_threads_;
   std::unique_ptr<Shard> shard_;
   LocalShard* local_ = nullptr;  // owned by coordinator_
-  NullCoordinatorJournal journal_;
+  std::unique_ptr<CoordinatorJournal> journal_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<rpc::PreconditionService> precondition_service_;
   std::unique_ptr<rpc::ShardService> shard_service_;

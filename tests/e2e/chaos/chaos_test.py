@@ -15,6 +15,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -27,6 +28,7 @@ LEAD_IN = 20        # steps before the first
 
 class ChaosTest(unittest.TestCase):
     binaries = None
+    own_network = False
     kills = 4
     seed = 1
     undisturbed = {}  # weights by (steps, arguments)
@@ -71,6 +73,16 @@ class ChaosTest(unittest.TestCase):
         self.assertEqual(row["final_loss"], expected["final_loss"])
         self.assertEqual(row["steps"], expected["steps"])
 
+    def wait_until_still(self, cluster):
+        """The coordinator answers, and the step that it answers does not grow any more."""
+        seen = []
+
+        def still():
+            seen.append(cluster.step())
+            return len(seen) > 20 and len(set(seen[-20:])) == 1
+
+        wait_for("the job to stand still", still)
+
     def cluster(self, **options):
         return Cluster(self.binaries, self.folder.name, **options)
 
@@ -86,9 +98,6 @@ class ChaosTest(unittest.TestCase):
 
     def test_killed_shards_delegate(self):
         self.kill_shards("--exchange=delegate")
-
-    def test_killed_shards_with_snapshots(self):
-        self.kill_shards(shard_arguments=["--snapshot-interval-steps=25"])
 
     def test_all_shards_killed_at_once(self):
         with self.cluster() as cluster:
@@ -107,10 +116,7 @@ class ChaosTest(unittest.TestCase):
                 before = cluster.step()
                 shard.signal(signal.SIGSTOP)
                 try:
-                    # The job stands still: the coordinator answers, and what it answers does not grow any more.
-                    still = [cluster.step()]
-                    wait_for("the job to stand still",
-                             lambda: (still.append(cluster.step()), len(still) > 20 and len(set(still[-20:])) == 1)[1])
+                    self.wait_until_still(cluster)
                 finally:
                     shard.signal(signal.SIGCONT)
                 wait_for("the job to go on", lambda: (cluster.step() or 0) > before + 2)
@@ -157,6 +163,59 @@ class ChaosTest(unittest.TestCase):
         self.expect_undisturbed_weights(row)
 
 
+    # --- network and disk --------------------------------------------------------------------------------------------
+    def test_partitions(self):
+        """Packets to a shard, or to all shards, are lost for a while: its answers come, and what it is told does not."""
+        if not ChaosTest.own_network:
+            self.skipTest("no network namespace of our own: needs root and unshare")
+
+        def route(verb, host):
+            subprocess.run(["ip", "route", verb, "blackhole", f"{host}/32", "table", "local"], check=True)
+
+        with self.cluster(shard_host=lambda i: f"127.0.1.{i + 1}") as cluster:
+            def disturb(_):
+                hosts = self.random.choice([[cluster.shards[0].host], [shard.host for shard in cluster.shards]])
+                before = cluster.step()
+                for host in hosts:
+                    route("add", host)
+                try:
+                    self.wait_until_still(cluster)
+                finally:
+                    for host in hosts:
+                        route("del", host)
+                wait_for("the job to go on", lambda: (cluster.step() or 0) > before + 2)
+            row = self.train(cluster, disturb)
+        self.expect_undisturbed_weights(row)
+
+    def test_full_disks(self):
+        """The shards' disks are full in no time: the job must not notice, and the metric must."""
+        small = "mkdir -p $0 && mount -t tmpfs -o size=128k tmpfs $0 && exec \"$@\""
+        if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
+            self.skipTest("no mount namespace of our own: needs root and unshare")
+        prefix = ["unshare", "-m", "sh", "-c", small]
+        with self.cluster(shard_prefix=lambda folder: [*prefix, str(folder)]) as cluster:
+            with Training(self.binaries, cluster, self.folder.name, self.arguments()) as training:
+                wait_for("a shard to say that its log is stale",
+                         lambda: not training.running() or
+                         any(shard.metric("precondor_log_stale_status") for shard in cluster.shards))
+                self.assertTrue(training.running(), "the run ended before a disk was full")
+                row = training.finish()
+        self.expect_undisturbed_weights(row)
+
+
+def enter_own_network(arguments):
+    """Starts this program again in a network of its own, where routes can be cut; False when the system forbids it."""
+    if os.environ.get("CHAOS_OWN_NETWORK") == "1":
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        return True
+    if os.geteuid() != 0 or subprocess.run(["unshare", "-n", "true"], check=False).returncode != 0:
+        return False
+    if subprocess.run(["which", "ip"], check=False, stdout=subprocess.DEVNULL).returncode != 0:
+        return False
+    os.execvpe("unshare", ["unshare", "-n", sys.executable, *arguments], {**os.environ, "CHAOS_OWN_NETWORK": "1"})
+    return False  # not reached
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binaries", required=True, type=pathlib.Path)
@@ -165,6 +224,7 @@ def main():
     parser.add_argument("-k", dest="pattern")
     options = parser.parse_args()
     ChaosTest.binaries, ChaosTest.kills, ChaosTest.seed = options.binaries.resolve(), options.kills, options.seed
+    ChaosTest.own_network = enter_own_network(sys.argv)
     say(f"chaos_test.py: {options.kills} faults a run, --seed={options.seed}")
     arguments = [sys.argv[0], "-v"] + (["-k", options.pattern] if options.pattern else [])
     unittest.main(argv=arguments)

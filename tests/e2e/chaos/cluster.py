@@ -37,8 +37,10 @@ def wait_for(what, condition, deadline_s=DEADLINE_S):
 class Server:
     """One precondor-server. `name` is its folder, where its ports, its log and its data are."""
 
-    def __init__(self, binaries, folder, name, arguments):
+    def __init__(self, binaries, folder, name, arguments, host="127.0.0.1", prefix=()):
         self.name = name
+        self.host = host
+        self.prefix = list(prefix)  # a command that ends by executing what follows
         self.folder = pathlib.Path(folder) / name
         self.folder.mkdir(parents=True)
         self.program = pathlib.Path(binaries) / "server/precondor-server"
@@ -50,7 +52,7 @@ class Server:
 
     @property
     def address(self):
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def start(self):
         port_file, metrics_file = self.folder / "port", self.folder / "metrics_port"
@@ -59,7 +61,7 @@ class Server:
         self.starts += 1
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [self.program, f"--listen=127.0.0.1:{self.port}", f"--port-file={port_file}",
+                [*self.prefix, self.program, f"--listen={self.address}", f"--port-file={port_file}",
                  f"--metrics-listen=127.0.0.1:{self.metrics_port}", f"--metrics-port-file={metrics_file}",
                  *self.arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
@@ -110,14 +112,20 @@ class Server:
 
 
 class Cluster:
-    """One coordinator and `shards` shards with data folders. Use as a context manager."""
+    """One coordinator and `shards` shards with data folders. Use as a context manager.
 
-    def __init__(self, binaries, folder, shards=2, shard_arguments=(), coordinator_arguments=(), durable=False):
+    `shard_host(i)` is the loopback address of shard i; `shard_prefix(folder)` a command that executes the shard whose data
+    are in `folder`.
+    """
+
+    def __init__(self, binaries, folder, shards=2, shard_arguments=(), coordinator_arguments=(), durable=True,
+                 shard_host=lambda i: "127.0.0.1", shard_prefix=lambda folder: ()):
         def data(name):
             return [f"--data-dir={pathlib.Path(folder) / name / 'data'}"] if durable else []
 
         self.shards = [
-            Server(binaries, folder, f"shard{i}", ["--role=shard", *data(f"shard{i}"), *shard_arguments])
+            Server(binaries, folder, f"shard{i}", ["--role=shard", *data(f"shard{i}"), *shard_arguments], shard_host(i),
+                   shard_prefix(pathlib.Path(folder) / f"shard{i}" / "data"))
             for i in range(shards)
         ]
         self.coordinator = None
