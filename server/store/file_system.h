@@ -27,6 +27,8 @@ class WritableFile {
   virtual absl::Status Append(absl::string_view bytes) = 0;
   // After an error the bytes since the last good Sync may be lost although later calls succeed: give the file up.
   virtual absl::Status Sync() = 0;
+  // Has the system begin to write out what was appended, so that a later Sync finds less to wait for. Promises nothing.
+  virtual void BeginWriteBack() {}
   virtual absl::Status Close() = 0;
 };
 

@@ -19,6 +19,7 @@ namespace {
 constexpr absl::string_view kUnfinishedSuffix = ".tmp";
 constexpr absl::string_view kManifestName = "MANIFEST";
 constexpr size_t kMaxKeyBytes = 128;
+constexpr size_t kMaxUnsyncedFiles = 64;  // each holds a descriptor
 
 std::string IdName(uint64_t id) { return absl::StrCat(absl::Dec(id, absl::kZeroPad20)); }
 std::string FileName(absl::string_view key) { return absl::StrCat(key, ".snap"); }
@@ -31,14 +32,6 @@ bool IsKey(absl::string_view key) {
 
 absl::Status At(absl::string_view path, const absl::Status& error) {
   return absl::Status(error.code(), absl::StrCat(path, ": ", error.message()));
-}
-
-absl::Status WriteSynced(FileSystem& fs, const std::string& path, absl::string_view header, absl::string_view bytes) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file, fs.Create(path));
-  PRECONDOR_RETURN_IF_ERROR(file->Append(header));
-  if (!bytes.empty()) PRECONDOR_RETURN_IF_ERROR(file->Append(bytes));
-  PRECONDOR_RETURN_IF_ERROR(file->Sync());
-  return file->Close();
 }
 
 absl::Status RemoveTree(FileSystem& fs, const std::string& dir) {
@@ -60,8 +53,26 @@ SnapshotWriter::~SnapshotWriter() {
 
 absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key, absl::string_view bytes) {
   const std::string header = EncodeSnapshotFileHeader(id_, key);
-  PRECONDOR_RETURN_IF_ERROR(WriteSynced(fs_, JoinPath(unfinished_, FileName(key)), header, bytes));
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, fs_.Create(JoinPath(unfinished_, FileName(key))));
+  PRECONDOR_RETURN_IF_ERROR(file->Append(header));
+  if (!bytes.empty()) PRECONDOR_RETURN_IF_ERROR(file->Append(bytes));
+  file->BeginWriteBack();
+  Files many;
+  {
+    MutexLock lock(mu_);
+    unsynced_.push_back(std::move(file));
+    if (unsynced_.size() >= kMaxUnsyncedFiles) many.swap(unsynced_);
+  }
+  PRECONDOR_RETURN_IF_ERROR(SyncAndClose(many));
   return SnapshotFile{header.size() + bytes.size(), SnapshotFileChecksum(header, bytes)};
+}
+
+absl::Status SnapshotWriter::SyncAndClose(const Files& files) {
+  for (const std::unique_ptr<WritableFile>& file : files) {
+    PRECONDOR_RETURN_IF_ERROR(file->Sync());
+    PRECONDOR_RETURN_IF_ERROR(file->Close());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SnapshotWriter::Add(absl::string_view key, absl::string_view bytes) {
@@ -85,14 +96,23 @@ absl::Status SnapshotWriter::Add(absl::string_view key, absl::string_view bytes)
   return absl::OkStatus();
 }
 
+absl::Status SnapshotWriter::WriteManifest(absl::string_view bytes) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file,
+                             fs_.Create(JoinPath(unfinished_, kManifestName)));
+  PRECONDOR_RETURN_IF_ERROR(file->Append(bytes));
+  PRECONDOR_RETURN_IF_ERROR(file->Sync());
+  return file->Close();
+}
+
 absl::Status SnapshotWriter::Commit(absl::string_view metadata) {
   MutexLock lock(mu_);
   if (committed_) return absl::FailedPreconditionError(absl::StrCat(unfinished_, ": committed before"));
   if (!failure_.ok()) {
     return absl::FailedPreconditionError(absl::StrCat(unfinished_, ": lacks a file: ", failure_.message()));
   }
-  const std::string manifest = EncodeManifest({id_, std::string(metadata), files_});
-  absl::Status status = WriteSynced(fs_, JoinPath(unfinished_, kManifestName), manifest, "");
+  absl::Status status = SyncAndClose(unsynced_);
+  unsynced_.clear();
+  if (status.ok()) status = WriteManifest(EncodeManifest({id_, std::string(metadata), files_}));
   // The names in the directory before its own: whoever sees it under its name finds all of it.
   if (status.ok()) status = fs_.SyncDir(unfinished_);
   if (status.ok()) status = fs_.Rename(unfinished_, JoinPath(dir_, IdName(id_)));

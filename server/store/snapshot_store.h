@@ -38,7 +38,9 @@ class SnapshotWriter {
   SnapshotWriter(const SnapshotWriter&) = delete;
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
-  // Writes and syncs one file. `key`: [A-Za-z0-9_-][A-Za-z0-9._-]{0,127}. After an error Commit refuses.
+  // Writes one file, which Commit syncs, or a later Add when many wait for it. Each costs a flush of the disk, so that
+  // few large ones are cheaper than many small ones. After an error Commit refuses.
+  // `key`: [A-Za-z0-9_-][A-Za-z0-9._-]{0,127}.
   // Errors: InvalidArgument a key of another form; AlreadyExists a key that was added; those of FileSystem.
   absl::Status Add(absl::string_view key, absl::string_view bytes);
   // After OK the snapshot survives a crash. FailedPrecondition when an Add failed or it was called before.
@@ -47,7 +49,10 @@ class SnapshotWriter {
  private:
   friend class SnapshotStore;
   SnapshotWriter(FileSystem& fs, const std::string& dir, uint64_t id);
+  using Files = std::vector<std::unique_ptr<WritableFile>>;
   absl::StatusOr<SnapshotFile> WriteFile(absl::string_view key, absl::string_view bytes);
+  absl::Status WriteManifest(absl::string_view bytes);
+  static absl::Status SyncAndClose(const Files& files);
 
   FileSystem& fs_;
   const std::string dir_;  // of the store
@@ -55,6 +60,7 @@ class SnapshotWriter {
   const std::string unfinished_;  // path of the directory that is written
   Mutex mu_;
   std::map<std::string, SnapshotFile> files_ ABSL_GUARDED_BY(mu_);
+  Files unsynced_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool committed_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -8,7 +8,8 @@ usage() {
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
   --filter RE      only rows whose name matches. Families: update/, precondition/ and baseline/ (kernels), with the
                    machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
-                   which are left out by a filter that names none of these three
+                   store/ (log and snapshots on the disk of TMPDIR), which are left out by a filter that names none of
+                   these four
   --json FILE      write the rows there as well
   --short          one quick repetition: shows that everything runs and is right; the figures mean little, and a
                    missed target is no failure
@@ -64,8 +65,10 @@ if [[ "$short" == yes ]]; then
 fi
 lenient=()
 load_flags=()
+store_flags=()
 if [[ "$short" == yes ]]; then
   lenient=(--lenient)
+  store_flags=(--short)
   load_flags=(--workers=2 --steps=3 --warmup=2)
 fi
 
@@ -95,6 +98,9 @@ for workload in bert-large gradients; do
         --server-binary="$build/server/precondor-server" --json="$out/$workload.json" "${load_flags[@]}" ;;
   esac
 done
+case "$filter" in
+  . | *store*) run store "$build/tests/bench/store_bench" --dir="$out/store" --json="$out/store.json" "${store_flags[@]}" ;;
+esac
 if (( ${#results[@]} == 0 )); then
   echo "tests/bench/run.sh: no row matches $filter" >&2
   exit 1

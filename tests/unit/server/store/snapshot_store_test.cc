@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/snapshot_store.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -186,15 +187,48 @@ TEST_F(SnapshotStoreTest, AFullDiskLeavesTheOldOneAndNoRest) {
 }
 
 TEST_F(SnapshotStoreTest, AFailedSyncIsNoSnapshot) {
-  auto writer = store_->Begin(1);
-  fs_.set_hook([](Operation operation, const std::string&, uint64_t) {
-    return operation == Operation::kSync ? absl::UnavailableError("EIO") : absl::OkStatus();
-  });
-  EXPECT_FALSE((*writer)->Add("a", "x").ok());
-  fs_.set_hook(nullptr);
-  EXPECT_TRUE((*writer)->Add("b", "x").ok());
-  EXPECT_EQ((*writer)->Commit("").code(), absl::StatusCode::kFailedPrecondition);
+  const auto fail = [this](Operation broken, bool fails) {
+    fs_.set_hook([=](Operation operation, const std::string&, uint64_t) {
+      return fails && operation == broken ? absl::UnavailableError("EIO") : absl::OkStatus();
+    });
+  };
+  {
+    auto writer = store_->Begin(1);
+    ASSERT_TRUE((*writer)->Add("a", "x").ok());
+    fail(Operation::kSync, true);
+    EXPECT_EQ((*writer)->Commit("").code(), absl::StatusCode::kUnavailable);
+    fail(Operation::kSync, false);
+    EXPECT_EQ((*writer)->Commit("").code(), absl::StatusCode::kFailedPrecondition) << "the bytes may be lost";
+  }
+  {
+    auto writer = store_->Begin(1);
+    fail(Operation::kAppend, true);
+    EXPECT_EQ((*writer)->Add("a", "x").code(), absl::StatusCode::kUnavailable);
+    fail(Operation::kAppend, false);
+    EXPECT_TRUE((*writer)->Add("b", "x").ok());
+    EXPECT_EQ((*writer)->Commit("").code(), absl::StatusCode::kFailedPrecondition) << "a file is missing";
+  }
   EXPECT_THAT(*store_->List(), IsEmpty());
+}
+
+TEST_F(SnapshotStoreTest, ManyFilesAreSyncedInGroups) {
+  uint64_t syncs = 0, most_unsynced = 0, unsynced = 0;
+  fs_.set_hook([&](Operation operation, const std::string&, uint64_t) {
+    unsynced += operation == Operation::kCreate;
+    unsynced -= operation == Operation::kSync;
+    syncs += operation == Operation::kSync;
+    most_unsynced = std::max(most_unsynced, unsynced);
+    return absl::OkStatus();
+  });
+  Contents contents;
+  for (int i = 0; i < 150; ++i) contents[absl::StrCat("layer-", i)] = absl::StrCat(i);
+  ASSERT_TRUE(Write(*store_, 1, contents).ok());
+  EXPECT_EQ(syncs, 151u);  // with the manifest
+  EXPECT_LE(most_unsynced, 64u) << "as many descriptors are open";
+  fs_.set_hook(nullptr);
+  fs_.Crash();
+  Reopen();
+  EXPECT_EQ(ReadAll(*store_, *store_->Verify(1)), contents);
 }
 
 TEST_F(SnapshotStoreTest, OneStoreADirectory) {
