@@ -201,6 +201,7 @@ class ServerApp final : public App {
       shard_store_ = std::make_unique<recovery::ShardStore>(disk_, config_.data_dir, recovery::ShardLogOptions(),
                                                             clock_, logger_, metrics_);
       options.journal = shard_store_.get();
+      options.snapshot_interval_steps = static_cast<uint64_t>(config_.snapshot_interval_steps);
     }
     options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);

@@ -151,6 +151,8 @@ const std::vector<Option>& Options() {
                    "name the workers that a step has been waiting for so long; 0: never"),
       TextOption("data_dir", &C::data_dir,
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
+      NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
+                   "steps between two snapshots of a session in the data directory; 0: none"),
       NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
       NumberOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10, kHour,
                    "pause of a coordinator between looks at what its shards hold"),

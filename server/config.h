@@ -29,6 +29,7 @@ struct ServerConfig {
   double quorum = 1.0;
   int64_t slow_worker_ms = 30000;
   std::string data_dir;
+  int64_t snapshot_interval_steps = 1000;
   int64_t lease_steps = 64;
   int64_t reconcile_interval_ms = 1000;
   std::string metrics_listen;

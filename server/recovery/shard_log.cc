@@ -22,6 +22,12 @@ ShardLog::~ShardLog() {
   if (syncer_.joinable()) syncer_.join();
 }
 
+void ShardLog::Know(const InstallRecord& install) {
+  const absl::StatusOr<EncodedRecord> encoded = EncodeRecord(install);
+  MutexLock lock(mu_);
+  if (encoded.ok()) Adopt(install, *encoded, 1);
+}
+
 absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay) {
   uint64_t records = 0, bytes = 0;
   absl::Time next_line = clock_.Now() + options_.progress_interval;
@@ -56,7 +62,9 @@ absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay) {
 void ShardLog::Adopt(const ShardRecord& record, const EncodedRecord& encoded, uint64_t sequence) {
   if (const auto* install = std::get_if<InstallRecord>(&record)) {
     Session& session = sessions_[install->install.session_id];
+    if (install->install.epoch < session.epoch) return;  // a snapshot knows better
     session.name = install->install.spec.name;
+    session.epoch = install->install.epoch;
     session.install = encoded;
     if (session.needed_from == 0) session.needed_from = sequence;
   } else if (const auto* removal = std::get_if<RemoveRecord>(&record)) {

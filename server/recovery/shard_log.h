@@ -42,6 +42,8 @@ class ShardLog {
   // Syncs what there is.
   ~ShardLog();
 
+  // Before Open: a snapshot knows of this session; the log may not any more.
+  void Know(const InstallRecord& install);
   // Before anything else. Hands every record to `replay`, in order. Errors: those of RecordLog::Open; records that
   // cannot be decoded are DataLoss.
   absl::Status Open(absl::FunctionRef<void(ShardRecord)> replay);
@@ -65,6 +67,7 @@ class ShardLog {
   struct Session {
     std::string name;
     EncodedRecord install;
+    uint64_t epoch = 0;
     uint64_t needed_from = 0;             // records below it are of no use to it
     std::map<uint32_t, uint64_t> missed;  // by layer: updates up to which the log may lack some
     bool stale = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard's journal on a disk: a log of records.
+// A shard's journal on a disk: a log of records, and snapshots that bound it.
 #pragma once
 
 #include <string>
@@ -9,6 +9,7 @@
 #include "server/core/shard.h"
 #include "server/core/shard_journal.h"
 #include "server/recovery/shard_log.h"
+#include "server/recovery/shard_snapshots.h"
 
 namespace precondor::recovery {
 
@@ -23,15 +24,19 @@ class ShardStore final : public ShardJournal {
   // disk's, or DataLoss with file and offset.
   absl::Status Restore(Shard& shard);
 
-  void Append(const ShardRecord& record) override { log_.Append(record); }
-  void Keep(LayerImage image) override {}
+  void Append(const ShardRecord& record) override;
+  void Keep(LayerImage image) override;
 
   ShardLog& log() { return log_; }
+  ShardSnapshots& snapshots() { return snapshots_; }
 
  private:
+  void OnDurable(const SessionSnapshot& snapshot, uint64_t sequence);
+
   store::FileSystem& fs_;
   const std::string dir_;
   ShardLog log_;
+  ShardSnapshots snapshots_;  // its thread calls log_
 };
 
 }  // namespace precondor::recovery

@@ -244,13 +244,8 @@ std::string FormatJson(const std::vector<Row>& rows, const ReportContext& contex
              {"seconds", SecondsPerRun(row)},
              {"fallback", row.run.method.fallback},
              {"first_order_from", StepsJson(FallbackSteps(row))},
-             {"modes", json::array()},
-             {"weights_hash", json::array()}};
-    for (const RunResult& result : row.results) {
-      run["modes"].push_back(ModesJson(result));
-      // As text: a JSON reader may take numbers for doubles.
-      run["weights_hash"].push_back(absl::StrCat(absl::Hex(result.weights_hash, absl::kZeroPad16)));
-    }
+             {"modes", json::array()}};
+    for (const RunResult& result : row.results) run["modes"].push_back(ModesJson(result));
     if (Classifies(row)) {
       run["final_accuracy"] = Finals(row, HeldOutAccuracy);
       run["final_training_loss"] = Finals(row, TrainingLoss);

@@ -123,8 +123,11 @@ class Cluster:
         def data(name):
             return [f"--data-dir={pathlib.Path(folder) / name / 'data'}"] if durable else []
 
+        # So often that every run comes back from a snapshot, and from the log after it.
+        snapshots = ["--snapshot-interval-steps=25"] if durable else []
         self.shards = [
-            Server(binaries, folder, f"shard{i}", ["--role=shard", *data(f"shard{i}"), *shard_arguments], shard_host(i),
+            Server(binaries, folder, f"shard{i}", ["--role=shard", *data(f"shard{i}"), *snapshots, *shard_arguments],
+                   shard_host(i),
                    shard_prefix(pathlib.Path(folder) / f"shard{i}" / "data"))
             for i in range(shards)
         ]

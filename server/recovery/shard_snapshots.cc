@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/recovery/shard_snapshots.h"
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/recovery/record_codec.h"
+#include "server/store/encoding.h"
+
+namespace precondor::recovery {
+namespace {
+
+constexpr uint32_t kMetadataFormat = 1;
+constexpr uint64_t kKept = 2;  // snapshots a session
+
+std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(layer, absl::kZeroPad6)); }
+
+absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
+  PRECONDOR_ASSIGN_OR_RETURN(const EncodedRecord install, EncodeRecord(snapshot.install));
+  std::string out;
+  store::PutU32(out, kMetadataFormat);
+  store::PutU64(out, snapshot.step);
+  store::PutU64(out, snapshot.sequence);
+  store::PutBytes(out, install.payload);
+  return out;
+}
+
+// Without the images.
+absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
+  store::Decoder in(bytes);
+  const uint32_t format = in.U32();
+  if (in.ok() && format != kMetadataFormat) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("snapshot metadata: format: expected ", kMetadataFormat, ", got ", format));
+  }
+  SessionSnapshot snapshot;
+  snapshot.step = in.U64();
+  snapshot.sequence = in.U64();
+  const absl::string_view install = in.Bytes();
+  if (!in.done()) return absl::DataLossError("snapshot metadata: the bytes are not what was written");
+  PRECONDOR_ASSIGN_OR_RETURN(ShardRecord record, DecodeRecord(static_cast<uint8_t>(RecordType::kInstall), install));
+  snapshot.install = std::get<InstallRecord>(std::move(record));
+  return snapshot;
+}
+
+}  // namespace
+
+ShardSnapshots::ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer)
+    : fs_(fs), dir_(std::move(dir)), logger_(logger), observer_(observer) {}
+
+ShardSnapshots::~ShardSnapshots() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (writer_.joinable()) writer_.join();
+}
+
+absl::Status ShardSnapshots::Open(const std::function<void(const SessionSnapshot&)>& restore, Durable durable) {
+  durable_ = std::move(durable);
+  PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(dir_));
+  for (const std::string& name : names) {
+    uint64_t session_id = 0;
+    if (!absl::SimpleAtoi(name, &session_id)) continue;
+    PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
+    const absl::StatusOr<store::FoundSnapshot> found = store->LatestValid();
+    if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
+    if (!found.ok()) {
+      logger_.Log(Severity::kWarning, "no whole snapshot",
+                  {{"session_id", session_id}, {"reason", absl::string_view(found.status().message())}});
+      continue;
+    }
+    for (const absl::Status& skipped : found->skipped) {
+      logger_.Log(Severity::kError, "snapshot is damaged; an older one serves",
+                  {{"session_id", session_id}, {"reason", absl::string_view(skipped.message())}});
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, Decode(*store, found->manifest));
+    {
+      MutexLock lock(mu_);
+      last_sequence_[session_id] = snapshot.sequence;
+    }
+    restore(snapshot);
+  }
+  writer_ = std::thread([this] { Loop(); });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<store::SnapshotStore*> ShardSnapshots::StoreOf(uint64_t session_id) const {
+  MutexLock lock(stores_mu_);
+  std::unique_ptr<store::SnapshotStore>& store = stores_[session_id];
+  if (store == nullptr) {
+    PRECONDOR_ASSIGN_OR_RETURN(store, store::SnapshotStore::Open(fs_, store::JoinPath(dir_, absl::StrCat(session_id))));
+  }
+  return store.get();
+}
+
+absl::StatusOr<SessionSnapshot> ShardSnapshots::Decode(const store::SnapshotStore& store,
+                                                       const store::SnapshotManifest& manifest) const {
+  PRECONDOR_ASSIGN_OR_RETURN(SessionSnapshot snapshot, DecodeMetadata(manifest.metadata));
+  for (const auto& [key, file] : manifest.files) {
+    PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, store.Read(manifest, key));
+    PRECONDOR_ASSIGN_OR_RETURN(LayerImage image, DecodeImage(bytes));
+    const uint32_t layer = image.at.layer;
+    snapshot.images.emplace(layer, std::move(image));
+  }
+  return snapshot;
+}
+
+void ShardSnapshots::GiveUp(const SessionSnapshot& snapshot, const absl::Status& why) {
+  const std::string& name = snapshot.install.install.spec.name;
+  observer_.OnSnapshot(name, false);
+  logger_.Log(Severity::kWarning, "snapshot given up",
+              {{"session", name}, {"step", snapshot.step}, {"reason", absl::string_view(why.message())}});
+}
+
+void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64_t sequence) {
+  MutexLock lock(mu_);
+  const uint64_t session_id = image.at.session_id;
+  auto [it, begins] = gathering_.try_emplace(session_id);
+  Gathering& gathering = it->second;
+  if (!begins && (gathering.snapshot.step != image.at.step || gathering.began != image.at.began)) {
+    GiveUp(gathering.snapshot, absl::AbortedError("a later cut came before every layer had given its image"));
+    gathering = Gathering();
+    begins = true;
+  }
+  if (begins) {
+    gathering.began = image.at.began;
+    gathering.snapshot.step = image.at.step;
+    gathering.snapshot.sequence = sequence;
+    gathering.snapshot.install = install;
+  }
+  const uint32_t layer = image.at.layer;
+  gathering.snapshot.images.insert_or_assign(layer, std::move(image));
+  if (gathering.snapshot.images.size() < gathering.snapshot.install.install.layers.size()) return;
+  auto whole = std::make_shared<const SessionSnapshot>(std::move(gathering.snapshot));
+  gathering_.erase(it);
+  // Two at once would keep the session's state in memory twice over.
+  if (writing_[session_id] > 0) return GiveUp(*whole, absl::AbortedError("the one before it is still being written"));
+  ++writing_[session_id];
+  Post([this, whole = std::move(whole)] { Write(*whole); });
+}
+
+void ShardSnapshots::Remove(uint64_t session_id) {
+  MutexLock lock(mu_);
+  gathering_.erase(session_id);
+  Post([this, session_id] { Erase(session_id); });
+}
+
+void ShardSnapshots::Post(Job job) {
+  jobs_.push_back(std::move(job));
+  changed_.notify_all();
+}
+
+void ShardSnapshots::Loop() {
+  for (;;) {
+    Job job;
+    {
+      MutexLock lock(mu_);
+      busy_ = false;
+      changed_.notify_all();
+      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+      busy_ = true;
+    }
+    job();
+  }
+}
+
+void ShardSnapshots::WaitIdle() {
+  MutexLock lock(mu_);
+  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return jobs_.empty() && !busy_; });
+}
+
+void ShardSnapshots::Write(const SessionSnapshot& snapshot) {
+  const uint64_t session_id = snapshot.install.install.session_id;
+  const absl::StatusOr<store::SnapshotStore*> store = StoreOf(session_id);
+  const absl::Status written = store.ok() ? WriteFiles(snapshot, **store) : store.status();
+  uint64_t before = 0;
+  {
+    MutexLock lock(mu_);
+    --writing_[session_id];
+    if (written.ok()) before = std::exchange(last_sequence_[session_id], snapshot.sequence);
+  }
+  if (!written.ok()) return GiveUp(snapshot, written);
+  observer_.OnSnapshot(snapshot.install.install.spec.name, true);
+  durable_(snapshot, before);
+}
+
+absl::Status ShardSnapshots::WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string metadata, EncodeMetadata(snapshot));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store.List());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::SnapshotWriter> writer,
+                             store.Begin(ids.empty() ? 1 : ids.back() + 1));
+  for (const auto& [layer, image] : snapshot.images) {
+    PRECONDOR_RETURN_IF_ERROR(writer->Add(LayerKey(layer), EncodeImage(image)));
+  }
+  PRECONDOR_RETURN_IF_ERROR(writer->Commit(metadata));
+  return store.Keep(kKept);
+}
+
+void ShardSnapshots::Erase(uint64_t session_id) {
+  std::unique_ptr<store::SnapshotStore> store;
+  {
+    MutexLock lock(mu_);
+    last_sequence_.erase(session_id);
+    writing_.erase(session_id);
+  }
+  {
+    MutexLock lock(stores_mu_);
+    const auto found = stores_.find(session_id);
+    if (found == stores_.end()) return;
+    store = std::move(found->second);
+    stores_.erase(found);
+  }
+  absl::StatusOr<std::vector<uint64_t>> ids = store->List();
+  absl::Status status = ids.status();
+  for (size_t i = 0; status.ok() && i < ids->size(); ++i) status = store->Remove((*ids)[i]);
+  store.reset();
+  const std::string dir = store::JoinPath(dir_, absl::StrCat(session_id));
+  if (status.ok()) {
+    const absl::StatusOr<std::vector<std::string>> left = fs_.List(dir);
+    status = left.status();
+    for (size_t i = 0; status.ok() && i < left->size(); ++i) status = fs_.RemoveFile(store::JoinPath(dir, (*left)[i]));
+  }
+  if (status.ok()) status = fs_.RemoveDir(dir);
+  if (status.ok()) return;
+  logger_.Log(Severity::kWarning, "snapshots of a closed session stay",
+              {{"session_id", session_id}, {"reason", absl::string_view(status.message())}});
+}
+
+absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::List() const {
+  std::vector<uint64_t> sessions;
+  {
+    MutexLock lock(stores_mu_);
+    for (const auto& [session_id, store] : stores_) sessions.push_back(session_id);
+  }
+  std::vector<SnapshotSummary> summaries;
+  for (const uint64_t session_id : sessions) {
+    PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
+    for (const uint64_t id : ids) {
+      const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(id);
+      if (!manifest.ok()) continue;  // damaged, which Read says, or gone meanwhile
+      const absl::StatusOr<SessionSnapshot> snapshot = DecodeMetadata(manifest->metadata);
+      if (!snapshot.ok()) continue;
+      SnapshotSummary summary{.id = id,
+                              .session_id = session_id,
+                              .session = snapshot->install.install.spec.name,
+                              .step = snapshot->step,
+                              .layers = static_cast<int64_t>(manifest->files.size())};
+      for (const auto& [key, file] : manifest->files) summary.bytes += file.file_bytes;
+      summaries.push_back(std::move(summary));
+    }
+  }
+  return summaries;
+}
+
+absl::StatusOr<SessionSnapshot> ShardSnapshots::Read(uint64_t session_id, uint64_t id) const {
+  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
+  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->Verify(id));
+  return Decode(*store, manifest);
+}
+
+}  // namespace precondor::recovery

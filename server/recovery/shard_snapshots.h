@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Snapshots of a shard's sessions: the images that their layers give at a cut, in one file a layer, written by a thread
+// of its own. A step never waits for it: what it cannot take is given up, and the next cut comes.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/base/log.h"
+#include "kernels/base/mutex.h"
+#include "server/core/observer.h"
+#include "server/core/shard_journal.h"
+#include "server/store/snapshot_store.h"
+
+namespace precondor::recovery {
+
+// All layers of one session that this shard owns, at one cut.
+struct SessionSnapshot {
+  InstallRecord install;
+  uint64_t step = 0;
+  uint64_t sequence = 0;  // of the log's records, those from here on may be newer than some image
+  std::map<uint32_t, LayerImage> images;
+};
+
+struct SnapshotSummary {
+  uint64_t id = 0;
+  uint64_t session_id = 0;
+  std::string session;
+  uint64_t step = 0;
+  uint64_t bytes = 0;
+  int64_t layers = 0;
+};
+
+// Thread-safe. One directory a session, `<dir>/<session_id>`, with its two newest snapshots.
+class ShardSnapshots {
+ public:
+  // A snapshot is durable. `sequence` is that of the one before it, or 0: the log is needed from there on in case that
+  // the newest is damaged. On the writer's thread.
+  using Durable = std::function<void(const SessionSnapshot& snapshot, uint64_t sequence)>;
+
+  // References outlive it.
+  ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer);
+  // Finishes what is being written.
+  ~ShardSnapshots();
+
+  // Before anything else: hands over the newest snapshot of each session that is whole, and begins to take images.
+  absl::Status Open(const std::function<void(const SessionSnapshot&)>& restore, Durable durable);
+
+  // One layer's image; `install` and `sequence` as of now, the first image's count.
+  void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence);
+  // The session is gone, and so are its snapshots.
+  void Remove(uint64_t session_id);
+
+  // Of all sessions, newest last. Errors: the disk's.
+  absl::StatusOr<std::vector<SnapshotSummary>> List() const;
+  // Reads all of a snapshot. Errors: those of SnapshotStore::Verify and of damaged images.
+  absl::StatusOr<SessionSnapshot> Read(uint64_t session_id, uint64_t id) const;
+
+  // What was handed over so far is written, or given up.
+  void WaitIdle();
+
+ private:
+  struct Gathering {
+    SessionSnapshot snapshot;
+    uint64_t began = 0;
+  };
+  using Job = std::function<void()>;
+
+  absl::StatusOr<store::SnapshotStore*> StoreOf(uint64_t session_id) const;
+  absl::StatusOr<SessionSnapshot> Decode(const store::SnapshotStore& store,
+                                         const store::SnapshotManifest& manifest) const;
+  void GiveUp(const SessionSnapshot& snapshot, const absl::Status& why);
+  void Write(const SessionSnapshot& snapshot);
+  absl::Status WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store);
+  void Erase(uint64_t session_id);
+  void Post(Job job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Loop();
+
+  store::FileSystem& fs_;
+  const std::string dir_;
+  Logger& logger_;
+  Observer& observer_;
+  Durable durable_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  absl::flat_hash_map<uint64_t, Gathering> gathering_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, int> writing_ ABSL_GUARDED_BY(mu_);             // snapshots on their way, by session
+  absl::flat_hash_map<uint64_t, uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // of the newest durable one
+  std::deque<Job> jobs_ ABSL_GUARDED_BY(mu_);
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread writer_;
+
+  // Held while a directory is opened, hence apart from mu_, which steps take.
+  mutable Mutex stores_mu_;
+  mutable std::map<uint64_t, std::unique_ptr<store::SnapshotStore>> stores_ ABSL_GUARDED_BY(stores_mu_);
+};
+
+}  // namespace precondor::recovery

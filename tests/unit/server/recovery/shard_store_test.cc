@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard on a disk: lost at any step, with any of its files damaged or the disk full for a while.
+#include "server/recovery/shard_store.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/support/failing_file_system.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/server/core/shard_fixture.h"
+
+namespace precondor::recovery {
+namespace {
+
+class ShardStoreTest : public ShardFixture {
+ protected:
+  ShardStoreTest() {
+    spec.world_size = 1;
+    spec.method.name = "mkor";
+    options.make_method = MakeMethod;
+    options.snapshot_interval_steps = 4;
+    log_options.sync_interval = log_options.reopen_interval = absl::Milliseconds(1);
+    log_options.log.segment_bytes = 2000;
+  }
+  ~ShardStoreTest() override { shard.reset(); }
+
+  // The process ends and comes back.
+  absl::Status Reopen() {
+    shard.reset();
+    store.reset();
+    store = std::make_unique<ShardStore>(fs, dir.path() + "/data", log_options, real_clock, logger, observer);
+    options.journal = store.get();
+    MakeShard().AwaitReplay();
+    return store->Restore(*shard);
+  }
+  void Open() {
+    const absl::Status status = Reopen();
+    ASSERT_TRUE(status.ok()) << status;
+    if (!shard->ListSessions().empty()) return;
+    ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  }
+  // Both layers' answers of the step.
+  std::vector<float> Step(uint64_t step) {
+    std::vector<float> answers;
+    for (uint32_t layer : {0, 1}) {
+      for (ContributionKind kind : {ContributionKind::kStatistics, ContributionKind::kGradient}) {
+        const ContributionHeader header = Header(kind, step, 0, layer);
+        Payload payload = Filled(header, 1.0f + 0.25f * static_cast<float>((step * 7 + layer) % 11));
+        const std::shared_ptr<Reply> reply = Send(header, std::move(payload));
+        EXPECT_TRUE(reply->accepted()) << reply->ack->status();
+        if (kind == ContributionKind::kStatistics) continue;
+        EXPECT_EQ((*reply->result)->factor_version, step + 1);
+        for (float value : reply->values()) answers.push_back(value);
+      }
+    }
+    return answers;
+  }
+  std::vector<std::string> Files(const std::string& part) const {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir.path() + "/data")) {
+      if (entry.is_regular_file() && entry.path().string().find(part) != std::string::npos) {
+        found.push_back(entry.path().string());
+      }
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  static void Damage(const std::string& path) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(0, std::ios::end);
+    const auto middle = file.tellg() / 2;
+    file.seekg(middle);
+    const char byte = static_cast<char>(file.get() ^ 0x40);
+    file.seekp(middle);
+    file.put(byte);
+    ASSERT_TRUE(file.good()) << path;
+  }
+
+  TempDir dir;
+  FailingFileSystem fs;
+  ShardLogOptions log_options;
+  RealClock real_clock;
+  std::unique_ptr<ShardStore> store;
+};
+
+TEST_F(ShardStoreTest, ComesBackAfterEveryStepAsIfNothingHadBeen) {
+  Open();
+  std::vector<std::vector<float>> expected;
+  for (uint64_t step = 0; step < 20; ++step) expected.push_back(Step(step));
+  ASSERT_TRUE(*shard->Remove(kSession));
+  for (uint64_t step = 0; step < 20; ++step) {
+    Open();
+    EXPECT_EQ(Step(step), expected[step]) << step;
+    EXPECT_EQ(Step(step), expected[step]) << "again, " << step;
+    store->snapshots().WaitIdle();
+  }
+  // Snapshots bound the log: of 20 steps it keeps those since the one before the newest.
+  EXPECT_EQ(store->snapshots().List()->size(), 2u);
+  EXPECT_EQ(store->snapshots().List()->back().step, 16u);
+  EXPECT_LT(Files("/log/").size(), 8u);
+}
+
+TEST_F(ShardStoreTest, ADamagedSnapshotIsReplacedByTheOneBefore) {
+  Open();
+  std::vector<float> expected;
+  for (uint64_t step = 0; step < 14; ++step) {
+    expected = Step(step);
+    store->snapshots().WaitIdle();
+  }
+  const std::vector<std::string> files = Files("layer-000001");
+  ASSERT_EQ(files.size(), 2u);
+  Damage(files[1]);
+  const SnapshotSummary newest = store->snapshots().List()->back();
+  EXPECT_TRUE(absl::IsDataLoss(store->snapshots().Read(kSession, newest.id).status()));
+  Open();
+  EXPECT_EQ(Step(13), expected);
+}
+
+TEST_F(ShardStoreTest, ADiskThatFailsStopsNothingAndASnapshotHeals) {
+  Open();
+  for (uint64_t step = 0; step < 3; ++step) Step(step);
+  fs.set_full(true);
+  Step(3);
+  EXPECT_TRUE(store->log().stale(kSession));
+  for (uint64_t step = 4; step < 6; ++step) Step(step);  // a cut whose snapshot cannot be written
+  store->snapshots().WaitIdle();
+  fs.set_full(false);
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!store->log().writable() && absl::Now() < deadline) std::this_thread::yield();
+  for (uint64_t step = 6; step < 10; ++step) Step(step);
+  store->snapshots().WaitIdle();
+  EXPECT_FALSE(store->log().stale(kSession));
+  const std::vector<float> expected = Step(10);
+  Open();
+  EXPECT_EQ(Step(10), expected);
+}
+
+TEST_F(ShardStoreTest, AStaleSessionIsGivenUpRatherThanBroughtBackWrong) {
+  options.snapshot_interval_steps = 0;
+  Open();
+  Step(0);
+  fs.set_full(true);
+  Step(1);
+  fs.set_full(false);
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!store->log().writable() && absl::Now() < deadline) std::this_thread::yield();
+  Step(2);
+  ASSERT_TRUE(Reopen().ok());
+  EXPECT_TRUE(shard->ListSessions().empty());
+  // Given up for good: what is installed anew comes back.
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  const std::vector<float> expected = Step(0);
+  Open();
+  EXPECT_EQ(Step(0), expected);
+}
+
+TEST_F(ShardStoreTest, AClosedSessionLeavesNothingBehind) {
+  Open();
+  for (uint64_t step = 0; step < 9; ++step) Step(step);
+  store->snapshots().WaitIdle();
+  EXPECT_FALSE(Files("/snapshots/").empty());
+  ASSERT_TRUE(*shard->Remove(kSession));
+  store->snapshots().WaitIdle();
+  EXPECT_TRUE(Files("/snapshots/").empty());
+  ASSERT_TRUE(Reopen().ok());
+  EXPECT_TRUE(shard->ListSessions().empty());
+}
+
+TEST_F(ShardStoreTest, DamageInTheLogIsAnErrorThatNamesTheFile) {
+  options.snapshot_interval_steps = 0;
+  Open();
+  for (uint64_t step = 0; step < 12; ++step) Step(step);
+  store->log().WaitSynced();
+  const std::vector<std::string> segments = Files(".log");
+  ASSERT_GT(segments.size(), 2u);
+  Damage(segments[0]);
+  const absl::Status status = Reopen();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(status.message().find(segments[0]), std::string::npos) << status;
+}
+
+}  // namespace
+}  // namespace precondor::recovery
