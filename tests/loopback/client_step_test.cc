@@ -155,10 +155,29 @@ TEST(ClientStepTest, FailsWhenTheJobHasGoneBackBehindIt) {
                 HasSubstr("gone back to step " + std::to_string(resume) + ", rank 0 has finished step 5"));
     EXPECT_EQ(worker->Flush().code(), absl::StatusCode::kAborted);
     EXPECT_EQ(worker->AbstainGradient(6, 0).Wait().status().code(), absl::StatusCode::kAborted);
+    EXPECT_EQ(server.joins(), 2) << "and asks no more";
     // A new process that begins later than the rest is told the same at once.
     EXPECT_EQ(TryJoin(Options(server), resume + 1).status().code(), absl::StatusCode::kAborted);
     EXPECT_TRUE(TryJoin(Options(server), resume).ok());
   }
+}
+
+TEST(ClientStepTest, ANewEpochWaitsForACoordinatorThatIsGone) {
+  ScriptedServer server(Spec());
+  ClientOptions options = Options(server);
+  options.rpc_timeout = absl::Milliseconds(50);
+  const auto worker = Join(options);
+  server.Change([](Script& script) { script.refuse_joins = absl::UnavailableError("away"); });
+  server.BumpEpoch();
+  std::vector<float> gradient(6, 1.0f);
+  const MatrixView view(gradient.data(), 2, 3);
+  const PreconditionFuture future = worker->Precondition(20, 0, view, view, 1);
+  // More than the calls that one of 50 ms makes.
+  EXPECT_TRUE(server.AwaitJoins(20));
+  EXPECT_FALSE(future.ready());
+  server.Change([](Script& script) { script.refuse_joins = absl::OkStatus(); });
+  EXPECT_TRUE(future.Wait().ok()) << future.Wait().status();
+  EXPECT_EQ(worker->epoch(), 2u);
 }
 
 // The scripted server's steps are in first order from 50 on.

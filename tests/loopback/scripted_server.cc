@@ -54,6 +54,7 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
     ++owner_->joins_;
     owner_->last_first_step_ = request->first_step();
     owner_->changed_.notify_all();
+    if (!owner_->script_.refuse_joins.ok()) return wire::ToGrpcStatus(owner_->script_.refuse_joins);
     response->set_session_id(kSessionId);
     response->set_epoch(owner_->epoch_);
     response->set_active(owner_->script_.active);
@@ -178,6 +179,12 @@ uint64_t ScriptedServer::last_first_step() const {
 std::vector<uint64_t> ScriptedServer::reported() const {
   MutexLock lock(mu_);
   return reported_;
+}
+
+bool ScriptedServer::AwaitJoins(int count) const {
+  MutexLock lock(mu_);
+  return changed_.wait_for(mu_, std::chrono::seconds(20),
+                           [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return joins_ >= count; });
 }
 
 bool ScriptedServer::AwaitReported(size_t count) const {

@@ -40,6 +40,8 @@ class ScriptedServer {
     uint64_t lease_through_step = 100;
     uint64_t went_back_epoch = 0;
     uint64_t resume_step = 0;
+    // What to say instead of taking a rank in; OK: nothing special.
+    absl::Status refuse_joins;
     // What to say instead of a directive.
     std::function<absl::Status(const v1::ReportStepRequest& report)> refuse_report = [](const v1::ReportStepRequest&) {
       return absl::OkStatus();
@@ -71,6 +73,8 @@ class ScriptedServer {
   uint64_t last_first_step() const;
   // Steps whose reports were answered with a directive, in order.
   std::vector<uint64_t> reported() const;
+  // Waits for that many calls of JoinSession; false after 20 seconds.
+  bool AwaitJoins(int count) const;
   // Waits until that many reports have been answered, or refused; false after 20 seconds.
   bool AwaitReported(size_t count) const;
   bool AwaitRefusedReports(int count) const;

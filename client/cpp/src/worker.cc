@@ -448,18 +448,33 @@ void WorkerImpl::RefreshLoop() {
       if (stopping_) return;
     }
     const absl::Status status = Refresh();
-    if (!status.ok()) Fail(status);
+    if (status.ok()) continue;
+    Fail(status);
+    return;
   }
 }
 
-absl::Status WorkerImpl::Refresh() {
+absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
   v1::JoinSessionRequest request;
   request.set_name(session_);
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
-  request.set_first_step(steps_->next_step());
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined,
-                             JoinUntilActive(*control_, request, options_.join_timeout, canceller_));
+  const absl::Time deadline = absl::Now() + options_.lease_timeout;
+  while (true) {
+    request.set_first_step(steps_->next_step());
+    const absl::Time begun = absl::Now();
+    absl::StatusOr<v1::JoinSessionResponse> joined =
+        JoinUntilActive(*control_, request, options_.join_timeout, canceller_);
+    // A coordinator that is gone is waited for; ranks that are missing have had their time.
+    const bool gone =
+        joined.status().code() == absl::StatusCode::kUnavailable ||
+        (joined.status().code() == absl::StatusCode::kDeadlineExceeded && absl::Now() - begun < options_.join_timeout);
+    if (!gone || absl::Now() >= deadline || !canceller_.Pause(kTick)) return joined;
+  }
+}
+
+absl::Status WorkerImpl::Refresh() {
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined, JoinAgain());
   const auto& assignments = joined.shard_map().assignments();
   bool moved = assignments.size() != static_cast<int>(assignments_.size());
   for (int i = 0; !moved && i < assignments.size(); ++i) {

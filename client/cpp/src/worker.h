@@ -94,6 +94,8 @@ class WorkerImpl final : public Worker {
   void TimerLoop();
   void RefreshLoop();
   absl::Status Refresh();
+  // At most for lease_timeout.
+  absl::StatusOr<v1::JoinSessionResponse> JoinAgain();
   // Waits until the epoch is another than `stale`; false after rpc_timeout or a failure.
   bool AwaitEpochAfter(uint64_t stale);
 
