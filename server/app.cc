@@ -16,6 +16,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "server/coordinator_storage.h"
 #include "server/core/coordinator.h"
 #include "server/core/shard.h"
 #include "server/core/thread_pool.h"
@@ -27,7 +28,6 @@
 #include "server/rpc/session_service.h"
 #include "server/rpc/shard_client.h"
 #include "server/rpc/shard_service.h"
-#include "server/store/coordinator_log.h"
 #include "server/store/posix_file_system.h"
 
 namespace precondor {
@@ -105,6 +105,8 @@ class ServerApp final : public App {
         }) {}
 
   ~ServerApp() override {
+    if (storage_ != nullptr) storage_->Stop();
+    if (standing_by_.joinable()) standing_by_.join();
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     reconciling_.Stop();
     naming_.Stop();
@@ -130,7 +132,11 @@ class ServerApp final : public App {
     // Whoever probes meanwhile hears that it is alive and not ready.
     if (shard_store_ != nullptr) PRECONDOR_RETURN_IF_ERROR(shard_store_->Restore(*shard_));
     StartPeriodicWork();
-    SetServing(true);
+    if (storage_ != nullptr && storage_->stands_by()) {
+      standing_by_ = std::thread([this] { StandBy(); });
+    } else {
+      SetServing(true);
+    }
     PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_));
     logger_.Log(Severity::kInfo, "serving",
                 {{"role", ServerRoleName(config_.role)},
@@ -227,20 +233,37 @@ class ServerApp final : public App {
     }
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
-    std::vector<CoordinatorRecord> records;
-    if (config_.data_dir.empty()) {
-      journal_ = std::make_unique<NullCoordinatorJournal>();
-    } else {
-      PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(disk_, config_.data_dir));
-      PRECONDOR_ASSIGN_OR_RETURN(store::CoordinatorLog::Opened opened,
-                                 store::CoordinatorLog::Open(disk_, absl::StrCat(config_.data_dir, "/coordinator")));
-      journal_ = std::move(opened.journal);
-      records = std::move(opened.records);
-    }
-    coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *journal_, clock_, logger_, metrics_);
-    PRECONDOR_RETURN_IF_ERROR(coordinator_->Restore(records));
+    options.stands_by = !config_.etcd_endpoints.empty();
+    storage_ = std::make_unique<CoordinatorStorage>(config_, disk_, [this](const absl::Status& why) {
+      logger_.Log(Severity::kError, "another coordinator leads", {{"reason", absl::string_view(why.message())}});
+      RequestDrain(absl::ZeroDuration());
+    });
+    coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *storage_, clock_, logger_, metrics_);
+    if (!storage_->stands_by()) PRECONDOR_RETURN_IF_ERROR(Lead());
     session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_);
     return absl::OkStatus();
+  }
+
+  // Takes up what the journal says. A candidate waits here until it leads.
+  absl::Status Lead() {
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<CoordinatorRecord> records, storage_->Recover());
+    return coordinator_->Restore(records);
+  }
+
+  // A candidate's thread.
+  void StandBy() {
+    logger_.Log(Severity::kInfo, "standing by", {{"etcd_prefix", config_.etcd_prefix}});
+    if (const absl::Status status = Lead(); !status.ok()) {
+      if (!absl::IsCancelled(status)) {
+        logger_.Log(Severity::kError, "cannot lead", {{"reason", absl::string_view(status.message())}});
+        RequestDrain(absl::ZeroDuration());
+      }
+      return;
+    }
+    logger_.Log(Severity::kInfo, "leading", {{"etcd_prefix", config_.etcd_prefix}});
+    StartReconciling();
+    MutexLock lock(mu_);
+    if (!draining_) SetServing(true);
   }
 
   absl::Status StartServer() {
@@ -284,9 +307,11 @@ class ServerApp final : public App {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
       naming_.Start(absl::Milliseconds(pause), [this] { shard_->NameLaggards(); });
     }
-    if (coordinator_ != nullptr) {
-      reconciling_.Start(absl::Milliseconds(config_.reconcile_interval_ms), [this] { coordinator_->Reconcile(); });
-    }
+    if (coordinator_ != nullptr && !storage_->stands_by()) StartReconciling();
+  }
+
+  void StartReconciling() {
+    reconciling_.Start(absl::Milliseconds(config_.reconcile_interval_ms), [this] { coordinator_->Reconcile(); });
   }
 
   void SetServing(bool serving) {
@@ -309,7 +334,7 @@ class ServerApp final : public App {
   std::unique_ptr<ThreadPoolExecutor> compute_threads_;
   std::unique_ptr<Shard> shard_;
   LocalShard* local_ = nullptr;  // owned by coordinator_
-  std::unique_ptr<CoordinatorJournal> journal_;
+  std::unique_ptr<CoordinatorStorage> storage_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<rpc::PreconditionService> precondition_service_;
   std::unique_ptr<rpc::ShardService> shard_service_;
@@ -324,6 +349,7 @@ class ServerApp final : public App {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
   Periodic sealing_, naming_, reconciling_;
+  std::thread standing_by_;  // of a candidate
 };
 
 }  // namespace

@@ -115,16 +115,16 @@ Option RoleOption() {
           [](const ServerConfig& config) { return std::string(ServerRoleName(config.role)); }};
 }
 
-Option ShardsOption() {
-  return {"shards", "coordinator: its shards, host:port, separated by commas",
-          [](ServerConfig& config, absl::string_view text) {
-            config.shards.clear();
+Option AddressesOption(const char* name, std::vector<std::string> ServerConfig::*field, const char* help) {
+  return {name, help,
+          [field](ServerConfig& config, absl::string_view text) {
+            (config.*field).clear();
             for (absl::string_view part : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
-              config.shards.emplace_back(absl::StripAsciiWhitespace(part));
+              (config.*field).emplace_back(absl::StripAsciiWhitespace(part));
             }
             return absl::OkStatus();
           },
-          [](const ServerConfig& config) { return absl::StrJoin(config.shards, ","); }, true};
+          [field](const ServerConfig& config) { return absl::StrJoin(config.*field, ","); }, true};
 }
 
 const std::vector<Option>& Options() {
@@ -137,7 +137,7 @@ const std::vector<Option>& Options() {
       TextOption("advertise", &C::advertise,
                  "address that workers dial, host:port; default: the coordinator's name for "
                  "the shard, or `listen`"),
-      ShardsOption(),
+      AddressesOption("shards", &C::shards, "coordinator: its shards, host:port, separated by commas"),
       ChoiceOption("backend", &C::backend, {"cpu"}, "device of a shard"),
       NumberOption("threads", &C::threads, 0, 1024, "threads for a shard's arithmetic; 0: one a core"),
       NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
@@ -153,6 +153,11 @@ const std::vector<Option>& Options() {
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
                    "steps between two snapshots of a session in the data directory; 0: none"),
+      AddressesOption("etcd_endpoints", &C::etcd_endpoints,
+                      "coordinator: members of an etcd that keeps its journal, host:port, separated by commas"),
+      TextOption("etcd_prefix", &C::etcd_prefix, "what all keys of one deployment begin with there"),
+      NumberOption("etcd_lease_ms", &C::etcd_lease_ms, 1000, kHour,
+                   "silence after which another coordinator takes over; whole seconds"),
       NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
       NumberOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10, kHour,
                    "pause of a coordinator between looks at what its shards hold"),
@@ -359,6 +364,23 @@ absl::Status CheckWhole(const ServerConfig& config) {
       return absl::InvalidArgumentError(
           absl::StrCat(OriginOf(config, "shards"), ": expected each address once, got \"", shard, "\" twice"));
     }
+  }
+  for (const std::string& endpoint : config.etcd_endpoints) {
+    PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "etcd_endpoints", endpoint, true));
+  }
+  if (!config.etcd_endpoints.empty() && config.role != ServerRole::kCoordinator) {
+    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "etcd_endpoints"), ": expected none with role ",
+                                                   ServerRoleName(config.role), ", got ",
+                                                   config.etcd_endpoints.size()));
+  }
+  if (!config.etcd_endpoints.empty() && !config.data_dir.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(OriginOf(config, "etcd_endpoints"), ": expected either etcd_endpoints or data_dir, got both"));
+  }
+  if (config.etcd_prefix.empty() || config.etcd_prefix.front() != '/') {
+    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "etcd_prefix"),
+                                                   ": expected a path such as /precondor/coordinator, got \"",
+                                                   config.etcd_prefix, "\""));
   }
   if (config.role == ServerRole::kCoordinator && config.shards.empty()) {
     return absl::InvalidArgumentError("shards: expected at least one address with role coordinator, got none");

@@ -90,7 +90,8 @@ Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> 
       clock_(clock),
       logger_(logger),
       observer_(observer),
-      journal_(journal) {}
+      journal_(journal),
+      leads_(!options_.stands_by) {}
 
 Coordinator::~Coordinator() = default;
 
@@ -145,8 +146,19 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
     places_[record.spec.name].state = session;
     by_id_.emplace(id, std::move(session));
   }
+  {
+    MutexLock lock(mu_);
+    leads_ = true;
+  }
   PublishCount();
   return absl::OkStatus();
+}
+
+// Without a reason code: clients ask again, and may find the one that leads.
+absl::Status Coordinator::CheckLeads() const {
+  MutexLock lock(mu_);
+  if (leads_) return absl::OkStatus();
+  return absl::UnavailableError("this coordinator stands by, another one leads");
 }
 
 absl::Status Coordinator::WriteDown(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt) {
@@ -223,6 +235,7 @@ void Coordinator::KeepPromise(CoordinatorSession& session) {
 // --- opening and closing --------------------------------------------------------------------------------------------
 
 absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
   if (spec.exchange != ExchangeMode::kDirect && spec.exchange != ExchangeMode::kDelegate) {
     return absl::UnimplementedError(absl::StrCat("session \"", spec.name, "\": exchange mode ",
@@ -377,6 +390,7 @@ absl::Status Coordinator::RemoveFromShards(uint64_t session_id, const std::vecto
 }
 
 absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   Turn turn(*this, name, /*create=*/false);
   if (turn.state() == nullptr) return false;
   const uint64_t id = turn.state()->id();
@@ -397,6 +411,7 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name) {
 
 absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint32_t rank, uint64_t incarnation,
                                                     uint64_t first_step) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   Turn turn(*this, name, /*create=*/false);
   if (turn.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
   CoordinatorSession& session = *turn.state();
@@ -497,6 +512,7 @@ absl::Status Coordinator::FenceEpoch(CoordinatorSession& session) {
 }
 
 absl::Status Coordinator::LeaveSession(uint64_t session_id, uint32_t rank, uint64_t incarnation) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   const std::shared_ptr<CoordinatorSession> found = Find(session_id);
   if (found == nullptr) return NoSession(session_id);
   Turn turn(*this, found->spec().name, /*create=*/false);
@@ -527,6 +543,7 @@ std::shared_ptr<CoordinatorSession> Coordinator::Find(uint64_t session_id) const
 }
 
 absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   const std::shared_ptr<CoordinatorSession> session = Find(report.session_id);
   if (session == nullptr) return NoSession(report.session_id);
   std::optional<LossTable::StepLoss> finished;
@@ -558,6 +575,7 @@ absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
 }
 
 absl::StatusOr<CoordinatorSessionSummary> Coordinator::SetMode(absl::string_view name, std::optional<Mode> mode) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   Turn turn(*this, name, /*create=*/false);
   if (turn.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
   CoordinatorSession& session = *turn.state();
@@ -626,6 +644,7 @@ std::vector<CoordinatorSessionSummary> Coordinator::ListSessions() const {
 }
 
 absl::StatusOr<CoordinatorSessionSummary> Coordinator::GetSession(absl::string_view name) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   MutexLock lock(mu_);
   const auto found = places_.find(name);
   if (found == places_.end() || found->second.state == nullptr) return NoSession(absl::StrCat("\"", name, "\""));

@@ -94,6 +94,7 @@ struct ShardEndpoint {
 
 struct CoordinatorOptions {
   uint64_t lease_steps = 64;  // steps that a directive grants beyond the one reported
+  bool stands_by = false;     // another one may lead: every call is Unavailable until Restore
   MethodFactory make_method = MakeMethod;
   TestFaults faults = {};
 };
@@ -136,6 +137,7 @@ class Coordinator {
   void CancelShardCalls();
 
  private:
+  absl::Status CheckLeads() const;
   // A place in the table; `state` is null while the session is being opened. While an operation that asks shards is
   // under way the place is busy and others like it wait, so that shards hear of changes in order and no lock is held.
   struct Place {
@@ -191,6 +193,7 @@ class Coordinator {
   absl::flat_hash_set<uint64_t> opening_ ABSL_GUARDED_BY(mu_);  // ids that shards may hear of and by_id_ lacks
   uint64_t last_session_id_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool leads_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace precondor

@@ -14,13 +14,14 @@ import argparse
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from cluster import Cluster, Failure, Training, say, wait_for
+from cluster import Cluster, Etcd, Failure, Training, say, wait_for
 
 STEPS_A_FAULT = 40  # between two faults: the floor below which a run would be too quiet to mean anything
 LEAD_IN = 20        # steps before the first
@@ -99,6 +100,9 @@ class ChaosTest(unittest.TestCase):
     def test_killed_shards_delegate(self):
         self.kill_shards("--exchange=delegate")
 
+    def test_killed_shards_with_snapshots(self):
+        self.kill_shards(shard_arguments=["--snapshot-interval-steps=25"])
+
     def test_all_shards_killed_at_once(self):
         with self.cluster() as cluster:
             def disturb(_):
@@ -136,6 +140,18 @@ class ChaosTest(unittest.TestCase):
     def test_killed_coordinator(self):
         with self.cluster(coordinator_arguments=["--lease-steps=8"]) as cluster:
             row = self.train(cluster, lambda _: cluster.coordinator.restart())
+        self.expect_undisturbed_weights(row)
+
+    def test_killed_leaders_of_coordinators_on_etcd(self):
+        """The journal is in etcd: a coordinator that has nothing of its own comes back with everything."""
+        if shutil.which("etcd") is None:
+            self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
+        with Etcd(self.folder.name) as etcd:
+            with self.cluster(coordinator_arguments=["--lease-steps=8", f"--etcd-endpoints={etcd.address}",
+                                                     "--etcd-lease-ms=2000"]) as cluster:
+                def disturb(_):
+                    cluster.coordinator.restart()
+                row = self.train(cluster, disturb)
         self.expect_undisturbed_weights(row)
 
     def test_everything_killed_at_once(self):

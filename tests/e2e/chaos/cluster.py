@@ -9,7 +9,9 @@ import json
 import pathlib
 import re
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -111,6 +113,40 @@ class Server:
             self.kill()
 
 
+class Etcd:
+    """One etcd with its data in `folder`, from Debian's etcd-server."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder) / "etcd"
+        self.folder.mkdir()
+        self.port, peer = free_port(), free_port()
+        with open(self.folder / "log", "wb") as log:
+            self.process = subprocess.Popen(
+                [shutil.which("etcd"), f"--data-dir={self.folder / 'data'}",
+                 f"--listen-client-urls=http://127.0.0.1:{self.port}",
+                 f"--advertise-client-urls=http://127.0.0.1:{self.port}", f"--listen-peer-urls=http://127.0.0.1:{peer}",
+                 f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+                 f"--initial-cluster=default=http://127.0.0.1:{peer}"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port():
+    """A port of 127.0.0.1 that nobody listened on a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 class Cluster:
     """One coordinator and `shards` shards with data folders. Use as a context manager.
 
@@ -135,7 +171,9 @@ class Cluster:
         self._make_coordinator = lambda: Server(
             binaries, folder, "coordinator",
             ["--role=coordinator", "--shards=" + ",".join(shard.address for shard in self.shards),
-             "--reconcile-interval-ms=100", "--shard-timeout-ms=2000", *data("coordinator"), *coordinator_arguments])
+             "--reconcile-interval-ms=100", "--shard-timeout-ms=2000",
+             *([] if any("--etcd-endpoints" in one for one in coordinator_arguments) else data("coordinator")),
+             *coordinator_arguments])
 
     def __enter__(self):
         try:

@@ -57,6 +57,8 @@ std::vector<OptionCase> Cases() {
       Case("lease_steps", &C::lease_steps, I{64}, "7", I{7}),
       Case("slow_worker_ms", &C::slow_worker_ms, I{30000}, "0", I{0}),
       Case("reconcile_interval_ms", &C::reconcile_interval_ms, I{1000}, "250", I{250}),
+      Case("etcd_prefix", &C::etcd_prefix, S("/precondor/coordinator"), "/jobs/a", S("/jobs/a")),
+      Case("etcd_lease_ms", &C::etcd_lease_ms, I{10000}, "5000", I{5000}),
       Case("metrics_listen", &C::metrics_listen, S(), "[::1]:0", S("[::1]:0")),
       Case("metrics_port_file", &C::metrics_port_file, S(), "m", S("m")),
       Case("log_format", &C::log_format, S("text"), "json", S("json")),
@@ -110,7 +112,8 @@ TEST_F(ConfigTest, EveryOptionHasItsDefault) {
     EXPECT_EQ(config.origins.at(option.name), "default");
   }
   EXPECT_TRUE(config.shards.empty());
-  EXPECT_EQ(config.origins.size(), Cases().size() + 1) << "an option is missing above; shards have their own tests";
+  EXPECT_EQ(config.origins.size(), Cases().size() + 2)
+      << "an option is missing above; shards and etcd_endpoints have their own tests";
 }
 
 TEST_F(ConfigTest, EveryOptionComesFromEachSource) {
@@ -182,6 +185,8 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"slow_worker_ms", {"-1", "3600001"}},
       {"snapshot_interval_steps", {"-1", "1073741825"}},
       {"lease_steps", {"0", "1048577"}},
+      {"etcd_lease_ms", {"999", "3600001"}},
+      {"etcd_prefix", {"", "precondor"}},
       {"reconcile_interval_ms", {"9", "3600001"}},
       {"log_format", {"", "xml"}},
       {"log_level", {"", "INFO"}},
@@ -338,6 +343,18 @@ TEST_F(ConfigTest, ActionsStillCheckTheConfigurationButHelpAndVersionDoNot) {
     EXPECT_THAT(Refusal({flag, "--threads=many"}), HasSubstr("--threads"));
     EXPECT_THAT(Refusal({flag, "--role=coordinator"}), HasSubstr("shards"));
   }
+}
+
+TEST_F(ConfigTest, EtcdIsForCoordinatorsWithoutADataDirectory) {
+  const auto parsed =
+      ParseServerConfig({"--role=coordinator", "--shards=a:1", "--etcd-endpoints=e1:2379, e2:2379"}, {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->config.etcd_endpoints, (Strings{"e1:2379", "e2:2379"}));
+  EXPECT_THAT(Refusal({"--etcd-endpoints=e1:2379"}), HasSubstr("expected none with role all, got 1"));
+  const Strings coordinator = {"--role=coordinator", "--shards=a:1"};
+  EXPECT_THAT(Refusal({coordinator[0], coordinator[1], "--etcd-endpoints=e1"}), HasSubstr("--etcd-endpoints"));
+  EXPECT_THAT(Refusal({coordinator[0], coordinator[1], "--etcd-endpoints=e1:2379", "--data-dir=d"}),
+              HasSubstr("either etcd_endpoints or data_dir"));
 }
 
 TEST_F(ConfigTest, HelpNamesEveryOptionWithItsDefault) {

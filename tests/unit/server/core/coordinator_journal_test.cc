@@ -89,6 +89,22 @@ TEST_F(CoordinatorJournalTest, AnOpeningThatSeemedToFailIsReplacedByTheNext) {
   EXPECT_TRUE(coordinator->ListSessions().empty());
 }
 
+TEST_F(CoordinatorJournalTest, CandidateAnswersNothingBeforeItLeads) {
+  const uint64_t id = Open();
+  options.stands_by = true;
+  MakeCoordinator();
+  for (const absl::Status& status :
+       {coordinator->OpenSession(spec).status(), coordinator->JoinSession("job", 0, 5, 0).status(),
+        coordinator->ReportStep(Report(id, 1, 0, 0, 1)).status(), coordinator->LeaveSession(id, 0, 5),
+        coordinator->CloseSession("job").status(), coordinator->SetMode("job", std::nullopt).status(),
+        coordinator->GetSession("job").status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_EQ(GetErrorReason(status), ErrorReason::kUnspecified) << "a client asks again, and may find who leads";
+  }
+  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5, 0).ok());
+}
+
 TEST_F(CoordinatorJournalTest, ClosedSessionsStayClosed) {
   Open();
   EXPECT_TRUE(*coordinator->CloseSession("job"));
