@@ -33,7 +33,7 @@ struct ElectionOptions {
 class EtcdElection {
  public:
   // `on_lost` is called once, on the election's thread or in Lose, when leadership is lost other than by Stop; a server
-  // ends then, and campaigns anew when it is started again. It must return soon and not destroy
+  // ends then, and campaigns anew when it is started again. It must return soon, and neither Stop nor destroy
   // the election.
   EtcdElection(EtcdClient& client, ElectionOptions options, std::function<void(const absl::Status&)> on_lost);
   ~EtcdElection();  // Stop
