@@ -94,6 +94,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
     std::string skip_reason = {};        // kAnswer: not empty when nobody gets a gradient
     std::vector<ResultFn> waiters = {};  // kExpire
     uint64_t began = 0;                  // see LayerStep
+    bool logged = false;                 // kUpdate: the votes came from the journal
   };
 
   absl::Status CheckStepLocked(const ContributionKey& key, Mode mode) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -7,6 +7,14 @@
 #include "server/core/layer_pipeline.h"
 
 namespace precondor {
+namespace {
+
+bool SameAs(const Plan& plan, const GradientResult& result) {
+  if (plan.decision != result.decision) return false;
+  return plan.decision != Decision::kPreconditioned || plan.factor_version == result.factor_version;
+}
+
+}  // namespace
 
 void LayerPipeline::Schedule() {
   {
@@ -42,9 +50,9 @@ void LayerPipeline::Run() {
 void LayerPipeline::Update(Work& work) {
   const uint64_t step = work.slot->step;
   journal_.BeginStep(work.began, step, worker_);
-  journal_.BeforeUpdate(step, work.votes, work.slot->restored);
+  journal_.BeforeUpdate(step, work.votes, work.logged);
   const LayerWorker::UpdateOutcome outcome = worker_.Update(std::move(work.votes));
-  if (outcome.attempted && !outcome.status.ok() && !work.slot->restored) journal_.AfterFailedUpdate(step);
+  if (outcome.attempted && !outcome.status.ok() && !work.logged) journal_.AfterFailedUpdate(step);
   FinishUpdate(*work.slot, outcome);
 }
 
@@ -56,12 +64,13 @@ void LayerPipeline::Answer(Work& work) {
                                                         : worker_.Skip(slot, work.skip_reason);
   if (!slot.plan.has_value()) {
     journal_.BeforeAnswer(slot.step, slot.mode, answer.result);
-  } else if (answer.result.decision != slot.plan->decision) {
+  } else if (!SameAs(*slot.plan, answer.result)) {
     return Refuse(slot, absl::InternalError(absl::StrCat(
                             "session \"", session_->spec.name, "\" step ", slot.step, " layer \"",
                             session_->spec.layers[layer_].name, "\": was answered ", DecisionName(slot.plan->decision),
+                            " with factors ", slot.plan->factor_version,
                             " before the shard came back, and can now only be ", DecisionName(answer.result.decision),
-                            ": ", answer.result.reason)));
+                            " with factors ", answer.result.factor_version, ": ", answer.result.reason)));
   }
   FinishGradient(slot, std::move(answer));
 }
@@ -87,6 +96,7 @@ LayerPipeline::Work LayerPipeline::NextWork() {
     Work work{.kind = WorkKind::kUpdate, .slot = owed_updates_.front(), .began = began_};
     owed_updates_.erase(owed_updates_.begin());
     work.votes = *std::exchange(work.slot->restored_votes, std::nullopt);
+    work.logged = true;
     return work;
   }
   // Adding up needs no turn, and frees the payloads early.
@@ -124,6 +134,7 @@ LayerPipeline::Turn LayerPipeline::StatisticsTurn(const std::shared_ptr<StepSlot
   turn.work = {.kind = WorkKind::kUpdate, .slot = slot};
   if (slot->restored_votes.has_value()) {
     turn.work.votes = *std::exchange(slot->restored_votes, std::nullopt);
+    turn.work.logged = true;
   } else if (phase.skip) {
     phase.gather.DropVotes();
   } else {

@@ -56,6 +56,15 @@ void CrashCoordinator(World& world) {
   world.queue().After(patience_us + SomeTime(world), [&world] { world.RestartCoordinator(); });
 }
 
+// A shard comes back from its log and snapshots with all that anybody has heard of it.
+void KillShard(World& world) { SomeShard(world).Kill(Loss::kProcess, SomeTime(world)); }
+
+// Its machine dies: what was not synced is gone, or torn.
+void CrashShardMachine(World& world) { SomeShard(world).Kill(Loss::kMachine, SomeTime(world)); }
+
+// And the disk has rotted: damage is noticed, and then the shard begins with an empty one.
+void RotShardDisk(World& world) { SomeShard(world).Kill(Loss::kMachineAndBit, SomeTime(world)); }
+
 // --- links ----------------------------------------------------------------------------------------------------------
 
 void ClogFor(World& world, const Link& link, int64_t time_us) {
@@ -125,12 +134,16 @@ void SetMode(World& world) {
   world.AskForMode(mode);
 }
 
+using Loses = FaultKind::Loses;
 constexpr FaultKind kFaultKinds[] = {
-    {"restart_rank", RestartRank},
-    {"roll_back_rank", RollBackRank},
-    {"restart_job", RestartJob},
-    {"pause", PauseSomething},
+    {"restart_rank", RestartRank, Loses::kRank},
+    {"roll_back_rank", RollBackRank, Loses::kRank},
+    {"restart_job", RestartJob, Loses::kRank},
+    {"kill_shard", KillShard, Loses::kShard},
+    {"crash_shard_machine", CrashShardMachine, Loses::kShard},
+    {"rot_shard_disk", RotShardDisk, Loses::kShard},
     {"crash_coordinator", CrashCoordinator},
+    {"pause", PauseSomething},
     {"partition", Partition},
     {"clog_one_way", ClogOneWay},
     {"swizzle", Swizzle},

@@ -14,6 +14,9 @@ struct FaultKind {
   // Now, in the middle of a run. What it breaks it mends itself after a while; World::Heal mends everything at the
   // scenario's horizon.
   void (*inflict)(World& world);
+  // What the process had in memory is gone: of a rank what it keeps for shards that come back, of a shard what it had
+  // gathered. What was answered before is answered alike again only by trainers that are deterministic.
+  enum class Loses { kNothing, kRank, kShard } loses = Loses::kNothing;
 };
 
 absl::Span<const FaultKind> FaultKinds();

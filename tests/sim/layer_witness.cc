@@ -8,7 +8,9 @@ namespace {
 
 bool SameAnswer(const GradientResult& x, const GradientResult& y) {
   const bool same_bytes = x.bytes == y.bytes || (x.bytes != nullptr && y.bytes != nullptr && *x.bytes == *y.bytes);
-  return same_bytes && x.decision == y.decision && x.factor_version == y.factor_version && x.reason == y.reason;
+  // Where no factors are in the answer their version is for information only.
+  const bool same_version = x.decision != Decision::kPreconditioned || x.factor_version == y.factor_version;
+  return same_bytes && x.decision == y.decision && same_version && x.reason == y.reason;
 }
 
 }  // namespace
@@ -21,9 +23,61 @@ std::string LayerWitness::Text(const std::string& what, uint64_t step) const {
 void LayerWitness::WentBack(uint64_t generation) { generation_ = generation; }
 
 std::string LayerWitness::Made() {
+  if (replaying_ || inexact_) {
+    state_ = {};
+    return "";
+  }
   for (auto& [key, step] : steps_) step.optional = true;
   const bool allowed = applied_.empty() || released_;
   return allowed ? "" : "I5: layer " + std::to_string(layer_) + " has lost its factors";
+}
+
+void LayerWitness::Lost(bool machine) {
+  // What workers sent again after a first loss may have been applied out of order.
+  unchecked_ = inexact_;
+  inexact_ = inexact_ || machine;
+  restoring_ = true;
+  replaying_ = !applied_.empty() || inexact_;
+  state_ = {};
+  for (auto& [key, step] : steps_) {
+    // Gradients are gathered anew, for the same answer; so are statistics that are not in the factors.
+    step.counted.erase(ContributionKind::kGradient);
+    if (inexact_ || !last_update_.has_value() || key > *last_update_) {
+      step.counted.erase(ContributionKind::kStatistics);
+    }
+  }
+}
+
+std::string LayerWitness::Loaded(const MethodState& state) {
+  state_ = state;
+  if (state.version == 0 || unchecked_) return "";
+  if (!inexact_ && !applied_.empty() && state == applied_.back().after) replaying_ = false;
+  const auto found = states_.find(state.digest);
+  if (found != states_.end() && found->second == state) return "";
+  return "I5: layer " + std::to_string(layer_) + " comes back with a state that never was";
+}
+
+bool LayerWitness::MadeOfSomeStep(const Stacked& update) const {
+  Contributors all;
+  for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec_.world_size); ++rank) all[rank] = 0;
+  for (const auto& [key, step] : steps_) {
+    if (oracle_.Update(key.second, layer_, all) == update) return true;
+  }
+  return !patient_;
+}
+
+std::string LayerWitness::Replayed(const Stacked& update, const MethodState& after) {
+  if (unchecked_) return "";
+  const bool in_line = after == After(state_, update) || after == After({}, update);
+  const auto found = states_.find(after.digest);
+  const bool known = found != states_.end() && found->second == after;
+  if (!in_line || (!known && (restoring_ || !inexact_ || !MadeOfSomeStep(update)))) {
+    return "I5: layer " + std::to_string(layer_) + " comes back to a state that never was";
+  }
+  state_ = after;
+  states_.emplace(after.digest, after);
+  if (!inexact_ && after == applied_.back().after) replaying_ = false;
+  return "";
 }
 
 std::string LayerWitness::Counted(const ContributionHeader& header, bool refused) {
@@ -32,7 +86,9 @@ std::string LayerWitness::Counted(const ContributionHeader& header, bool refused
   if (released_) steps_[{generation_, key.step}].optional = true;
   const bool fresh = counted.try_emplace(key.rank, key.incarnation).second;
   // Nonsense is refused as often as it comes, and stands for its rank the first time.
-  if (fresh || refused) return "";
+  // Without factors there is nothing that it could count for.
+  const bool idle = released_ && header.kind == ContributionKind::kStatistics;
+  if (fresh || refused || idle || inexact_) return "";
   return Text("I1: rank " + std::to_string(key.rank) + " counted twice", key.step);
 }
 
@@ -53,6 +109,9 @@ std::optional<uint64_t> LayerWitness::NextUpdate(const Stacked& update) const {
 }
 
 std::string LayerWitness::Updated(const Stacked& update, const MethodState& after) {
+  const bool begins_anew = released_ && after.version == 1 && !states_.contains(after.digest);
+  if (inexact_ || (replaying_ && !begins_anew)) return Replayed(update, after);
+  replaying_ = false;
   const std::optional<uint64_t> step = NextUpdate(update);
   const uint64_t last = last_update_.has_value() ? last_update_->second : 0;
   if (!step.has_value()) return Text("I2: an update that is not the next step's contributors'; the last one", last);
@@ -63,6 +122,8 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
   }
   const MethodState before = applied_.empty() ? MethodState() : applied_.back().after;
   if (after != After(before, update)) return Text("I2: an update of another state than the last", *step);
+  state_ = after;
+  states_.emplace(after.digest, after);
   last_update_ = StepKey{generation_, *step};
   applied_.push_back({.step = *last_update_, .after = after});
   return "";
@@ -99,9 +160,13 @@ std::string LayerWitness::CheckBytes(uint64_t step, Mode mode, const GradientRes
 }
 
 std::string LayerWitness::Answered(const ContributionKey& key, Mode mode, const GradientResult& result) {
+  if (inexact_) return "";
   Step& step = steps_[{generation_, key.step}];
   if (step.answer.has_value()) {
-    return SameAnswer(*step.answer, result) ? "" : Text("I3: two answers", key.step);
+    if (SameAnswer(*step.answer, result)) return "";
+    return Text("I3: two answers, of version " + std::to_string(step.answer->factor_version) + " " +
+                    step.answer->reason + " and " + std::to_string(result.factor_version) + " " + result.reason,
+                key.step);
   }
   if (!step.counted.contains(ContributionKind::kGradient)) return Text("I2: answered out of nothing", key.step);
   step.answer = result;

@@ -32,6 +32,13 @@ class LayerWitness {
   void Released() { released_ = true; }
   // The shard made fresh factors (I5: it had none, or was told to let go of them).
   std::string Made();
+  // The shard's process died. `machine`: with what its disk had not taken yet, so that what comes after may differ from
+  // what was; that it comes back with a state that once was is still checked.
+  void Lost(bool machine);
+  // The state that it loads, and those that updates make until it is where it was, have been there before (I5).
+  std::string Loaded(const MethodState& state);
+  // It has read all that there is.
+  void Restored() { restoring_ = false; }
 
   // The shard took a contribution in (I1: each rank of a step once).
   std::string Counted(const ContributionHeader& header, bool refused);
@@ -53,6 +60,8 @@ class LayerWitness {
   };
 
   std::string Text(const std::string& what, uint64_t step) const;
+  std::string Replayed(const Stacked& update, const MethodState& after);
+  bool MadeOfSomeStep(const Stacked& update) const;
   std::optional<uint64_t> NextUpdate(const Stacked& update) const;
   std::string CheckVersion(uint64_t step, uint64_t version) const;
   std::string CheckBytes(uint64_t step, Mode mode, const GradientResult& result) const;
@@ -65,6 +74,12 @@ class LayerWitness {
   std::map<StepKey, Step> steps_;
   std::vector<Applied> applied_;  // since the factors were fresh; by version - 1
   std::optional<StepKey> last_update_;
+  std::map<uint64_t, MethodState> states_;  // that have ever been, by digest
+  MethodState state_;                       // of the factors at present
+  bool replaying_ = false;                  // not yet what it was when it died
+  bool restoring_ = false;                  // reading
+  bool inexact_ = false;
+  bool unchecked_ = false;
   bool released_ = false;  // and no update of fresh ones has come yet
 };
 

@@ -8,6 +8,7 @@
 namespace precondor::sim {
 
 Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32_t rank, uint64_t incarnation) const {
+  if (repeatable_) incarnation = 0;
   Random random(seed_ ^ Mix(step ^ Mix(layer ^ Mix(rank ^ Mix(incarnation ^ Mix(static_cast<uint64_t>(kind)))))));
   Part part;
   part.abstain = random.Chance(trouble_);

@@ -28,7 +28,8 @@ using Contributors = std::map<uint32_t, uint64_t>;
 
 class Oracle {
  public:
-  Oracle(uint64_t seed, SessionSpec spec, double trouble) : seed_(seed), spec_(std::move(spec)), trouble_(trouble) {}
+  Oracle(uint64_t seed, SessionSpec spec, double trouble, bool repeatable)
+      : seed_(seed), spec_(std::move(spec)), trouble_(trouble), repeatable_(repeatable) {}
 
   Part PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32_t rank, uint64_t incarnation) const;
 
@@ -40,7 +41,8 @@ class Oracle {
  private:
   const uint64_t seed_;
   const SessionSpec spec_;
-  const double trouble_;  // how often a process has nothing, or nonsense
+  const double trouble_;   // how often a process has nothing, or nonsense
+  const bool repeatable_;  // trainers are deterministic: every process of a rank has the same to say
 };
 
 }  // namespace precondor::sim

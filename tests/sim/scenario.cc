@@ -62,10 +62,14 @@ void DrawFaults(Random& random, Scenario& scenario) {
   scenario.disk_failure = random.Chance(0.3) ? 0.2 : 0;
   scenario.horizon_us = random.Between(20, 300) * 1000;
   // Few kinds in one run, so that rare meetings are not drowned by frequent ones.
+  using Loses = FaultKind::Loses;
+  // Not both: what a shard had gathered and the rank that would send it again (docs/simulator.md).
+  const Loses spared = random.Chance(0.5) ? Loses::kRank : Loses::kShard;
   for (const FaultKind& kind : FaultKinds()) {
-    if (!random.Chance(0.3)) continue;
+    if (kind.loses == spared || !random.Chance(0.3)) continue;
     const int64_t count = random.Between(1, 3);
     for (int64_t i = 0; i < count; ++i) {
+      scenario.repeatable = scenario.repeatable || kind.loses == Loses::kShard;
       scenario.faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &kind});
     }
   }
@@ -75,7 +79,7 @@ void DrawFaults(Random& random, Scenario& scenario) {
 
 }  // namespace
 
-Scenario MakeScenario(uint64_t seed, const TestFaults& hooks) {
+Scenario MakeScenario(uint64_t seed, const Hooks& hooks) {
   Random random(seed ^ 0x5ce0a210);
   Scenario scenario;
   scenario.seed = seed;
@@ -89,6 +93,7 @@ Scenario MakeScenario(uint64_t seed, const TestFaults& hooks) {
   scenario.trouble = random.Chance(0.4) ? 0.05 : 0;
   scenario.impatience = random.Chance(0.5) ? 0.5 : 0;
   scenario.window_steps = static_cast<int>(random.Between(2, 3));
+  scenario.snapshot_interval_steps = random.Below(5);
   if (random.Chance(0.2)) scenario.statistics_deadline = absl::Milliseconds(random.Between(5, 50));
   if (!random.Chance(0.125)) DrawFaults(random, scenario);
   return scenario;

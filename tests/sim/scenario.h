@@ -19,6 +19,12 @@ struct PlannedFault {
   const FaultKind* kind = nullptr;
 };
 
+// What is switched off.
+struct Hooks {
+  TestFaults core = {};
+  bool verify_checksums = true;  // of the shards' logs
+};
+
 struct Scenario {
   uint64_t seed = 0;
   SessionSpec spec;
@@ -31,15 +37,17 @@ struct Scenario {
   double disk_failure = 0;  // chance that a write of the coordinator's journal fails
   double trouble = 0;       // see Oracle
   double impatience = 0;    // chance at each heartbeat that a worker goes on without its report's answer
+  bool repeatable = false;  // see Oracle
+  uint64_t snapshot_interval_steps = 0;
   int window_steps = 2;
   absl::Duration statistics_deadline = absl::InfiniteDuration();
   std::vector<PlannedFault> faults;  // by time
   int64_t horizon_us = 0;            // the last fault is over by then
-  TestFaults hooks;                  // what is switched off in core
+  Hooks hooks;
 };
 
-// Quiet for a seed in eight. `hooks`: see TestFaults.
-Scenario MakeScenario(uint64_t seed, const TestFaults& hooks);
+// Quiet for a seed in eight.
+Scenario MakeScenario(uint64_t seed, const Hooks& hooks);
 
 std::string Describe(const Scenario& scenario);
 

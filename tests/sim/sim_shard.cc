@@ -29,7 +29,9 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
       process_(world.queue(), id, "shard" + std::to_string(id)),
       clock_(world.queue()),
       backend_(backend),
-      options_(std::move(options)) {
+      options_(std::move(options)),
+      disk_(process_, world.random(), world.scenario().seed ^ Mix(id), world.scenario().hooks.verify_checksums) {
+  options_.journal = &disk_;
   events_.updated = [this](const std::string& layer, const Stacked& update, const MethodState& after) {
     world_.trace().Note([&] { return process_.name() + " updates " + layer + " to " + std::to_string(after.version); });
     world_.Fail(world_.witness(layer).Updated(update, after));
@@ -38,22 +40,52 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
     world_.trace().Note([&] { return process_.name() + " makes factors for " + layer; });
     world_.Fail(world_.witness(layer).Made());
   };
-  events_.loaded = [](const std::string&, const MethodState&) {};
+  events_.loaded = [this](const std::string& layer, const MethodState& state) {
+    world_.trace().Note([&] { return process_.name() + " loads " + layer + " at " + std::to_string(state.version); });
+    world_.Fail(world_.witness(layer).Loaded(state));
+  };
   options_.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
     return std::make_unique<SimMethod>(events_);
   };
 }
 
+SimShard::~SimShard() = default;
+
+void SimShard::ForEachWitness(const std::function<void(LayerWitness&)>& visit) {
+  for (uint32_t layer = 0; layer < world_.spec().layers.size(); ++layer) {
+    if (world_.opened() && &world_.ShardOf(layer) == this) visit(world_.witness(layer));
+  }
+}
+
+void SimShard::Kill(Loss loss, int64_t down_us) {
+  if (!process_.up()) return;
+  const bool machine = loss != Loss::kProcess;
+  world_.trace().Note([&] { return process_.name() + (machine ? "'s machine crashes" : " is killed"); });
+  process_.Kill();
+  shard_.reset();
+  executor_.reset();
+  disk_.Lose(loss);
+  if (machine) world_.BeInexact();
+  ForEachWitness([machine](LayerWitness& witness) { witness.Lost(machine); });
+  world_.queue().After(down_us, [this] {
+    if (!process_.up()) Start();
+  });
+}
+
 void SimShard::Start() {
+  world_.trace().Note([&] { return process_.name() + " starts"; });
   process_.Start();
   executor_ = std::make_unique<SimExecutor>(process_, world_.random());
   shard_ = std::make_unique<Shard>(options_, backend_, *executor_, clock_, world_.logger(), world_.observer());
+  if (absl::Status restored = disk_.Restore(*shard_); !restored.ok()) world_.Fail("I5: " + restored.ToString());
+  ForEachWitness([](LayerWitness& witness) { witness.Restored(); });
   Tick();
 }
 
 void SimShard::Tick() {
   process_.After(kTickMicros, [this] {
     shard_->SealOverdue();
+    disk_.Sync();
     Tick();
   });
 }
@@ -90,9 +122,7 @@ absl::StatusOr<std::optional<uint64_t>> SimShard::Fence(const EpochFence& fence)
 absl::Status SimShard::HoldFactors(const FactorHold& hold) {
   world_.trace().Note([&] { return process_.name() + (hold.hold ? " holds factors" : " releases factors"); });
   const absl::Status held = shard_->HoldFactors(hold);
-  for (uint32_t layer = 0; layer < world_.spec().layers.size() && held.ok() && !hold.hold; ++layer) {
-    if (&world_.ShardOf(layer) == this) world_.witness(layer).Released();
-  }
+  if (held.ok() && !hold.hold) ForEachWitness([](LayerWitness& witness) { witness.Released(); });
   return held;
 }
 

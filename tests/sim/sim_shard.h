@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "tests/sim/sim_clock.h"
 #include "tests/sim/sim_executor.h"
 #include "tests/sim/sim_method.h"
+#include "tests/sim/sim_shard_disk.h"
 
 namespace precondor::sim {
 
@@ -24,11 +26,14 @@ class World;
 class SimShard {
  public:
   SimShard(World& world, uint32_t id, ShardOptions options, Backend& backend);
+  ~SimShard();
 
   Process& process() { return process_; }
   const Process& process() const { return process_; }
   SimClock& clock() { return clock_; }
   void Start();
+  // Dies, and starts again after a while.
+  void Kill(Loss loss, int64_t down_us);
 
   // As a frame arrives; `ack` and `result` see what the shard says before the network does.
   void Deliver(const ContributionHeader& header, const Part& part, const AckFn& ack, const ResultFn& result);
@@ -45,6 +50,7 @@ class SimShard {
 
  private:
   void Tick();
+  void ForEachWitness(const std::function<void(LayerWitness&)>& visit);
   std::string CheckCounted(const ContributionHeader& header, const absl::StatusOr<bool>& taken);
 
   World& world_;
@@ -53,6 +59,7 @@ class SimShard {
   Backend& backend_;
   MethodEvents events_;
   ShardOptions options_;
+  SimShardDisk disk_;
   std::unique_ptr<SimExecutor> executor_;
   std::unique_ptr<Shard> shard_;
   uint64_t fenced_ = 0;  // no contribution of an earlier epoch may count (I1)

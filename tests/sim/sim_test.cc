@@ -22,7 +22,7 @@ constexpr size_t kTraceLines = 120;
 constexpr char kUsage[] =
     "usage: sim_test [--first=SEED] [--seeds=COUNT] [--seed=SEED] [--trace=LINES] [--without=PROTECTION]\n"
     "  --trace    lines of what happened that a failure is printed with\n"
-    "  --without  switches off dedup, sealing, leases or fencing; then a failure is what is expected\n";
+    "  --without  switches off dedup, sealing, leases, fencing or checksums; then a failure is what is expected\n";
 
 struct Flags {
   uint64_t first = 1;
@@ -50,12 +50,13 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
   return flags;
 }
 
-std::optional<TestFaults> HooksFor(const std::string& protection) {
-  if (protection.empty()) return TestFaults();
-  if (protection == "dedup") return TestFaults{.count_repetitions = true};
-  if (protection == "sealing") return TestFaults{.seal_early = true};
-  if (protection == "leases") return TestFaults{.ignore_leases = true};
-  if (protection == "fencing") return TestFaults{.accept_fenced = true};
+std::optional<Hooks> HooksFor(const std::string& protection) {
+  if (protection.empty()) return Hooks();
+  if (protection == "dedup") return Hooks{.core = {.count_repetitions = true}};
+  if (protection == "sealing") return Hooks{.core = {.seal_early = true}};
+  if (protection == "leases") return Hooks{.core = {.ignore_leases = true}};
+  if (protection == "fencing") return Hooks{.core = {.accept_fenced = true}};
+  if (protection == "checksums") return Hooks{.verify_checksums = false};
   return std::nullopt;
 }
 
@@ -70,7 +71,7 @@ void PrintFailure(const Scenario& scenario, const std::string& failure, const Fl
   std::printf("replay: sim_test --seed=%llu%s\n", static_cast<unsigned long long>(scenario.seed), without.c_str());
 }
 
-int RunSeeds(const Flags& flags, const TestFaults& hooks) {
+int RunSeeds(const Flags& flags, const Hooks& hooks) {
   std::printf("seeds %llu ... %llu\n", static_cast<unsigned long long>(flags.first),
               static_cast<unsigned long long>(flags.first + flags.seeds - 1));
   for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
@@ -96,7 +97,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   const std::optional<Flags> flags = ParseFlags(argc, argv);
-  const std::optional<precondor::TestFaults> hooks = flags.has_value() ? HooksFor(flags->without) : std::nullopt;
+  const std::optional<Hooks> hooks = flags.has_value() ? HooksFor(flags->without) : std::nullopt;
   if (!hooks.has_value()) {
     std::fputs(kUsage, stderr);
     return 2;

@@ -39,9 +39,11 @@ void SimWorker::Tick() {
     // Also while nothing is wrong: a rank that waits for the others would not hear otherwise that the epoch has passed.
     SendJoin();
     if (stale_) return;
+    AskForLives();
+    for (const Sent& sent : again_) Transmit(sent);
     if (!owed_.empty()) SendReport();
     for (const auto& [which, state] : pending_) {
-      if (!state.acknowledged || !state.answered) Transmit(which);
+      if (!state.acknowledged || !state.answered) Transmit({step_, mode_, which});
     }
     if (!begun_ && !done_ && (owed_.empty() || world_.random().Chance(world_.scenario().impatience))) BeginStep();
     FinishStepIfComplete();
@@ -99,6 +101,8 @@ void SimWorker::GoBack(uint64_t step) {
   world_.trace().Note([&] { return process_.name() + " goes back to step " + std::to_string(step); });
   step_ = step;
   owed_.clear();
+  kept_.clear();
+  again_.clear();
   checkpoints_.GoBackTo(step);
 }
 
@@ -119,6 +123,8 @@ void SimWorker::OnError(const absl::Status& status) {
       return;  // tried again with the next heartbeat
     default:
       if (status.code() == absl::StatusCode::kUnavailable) return;
+      // A shard whose machine crashed may know less than it had told, down to the session itself.
+      if (world_.job().inexact()) return;
       world_.Fail("I7: " + process_.name() + " got " + status.ToString());
   }
 }
@@ -149,21 +155,21 @@ void SimWorker::BeginStep() {
     const bool sends = direct || (second && DelegateRank(spec, layer) == static_cast<int32_t>(rank_));
     if (sends) pending_[{ContributionKind::kGradient, layer}] = {};
   }
-  for (const auto& [which, state] : pending_) Transmit(which);
+  for (const auto& [which, state] : pending_) Transmit({step_, mode_, which});
   FinishStepIfComplete();
 }
 
-ContributionHeader SimWorker::HeaderOf(PendingKey which, const Part& part) const {
-  const auto [kind, layer] = which;
+ContributionHeader SimWorker::HeaderOf(const Sent& sent, const Part& part) const {
+  const auto [kind, layer] = sent.which;
   ContributionHeader header;
   header.key = {.session_id = session_,
                 .epoch = epoch_,
-                .step = step_,
+                .step = sent.step,
                 .layer = layer,
                 .rank = rank_,
                 .incarnation = incarnation_};
   header.kind = kind;
-  header.mode = mode_;
+  header.mode = sent.mode;
   header.samples = part.samples;
   header.abstain = part.abstain;
   if (part.abstain) return header;
@@ -178,36 +184,95 @@ ContributionHeader SimWorker::HeaderOf(PendingKey which, const Part& part) const
   return header;
 }
 
-void SimWorker::Transmit(PendingKey which) {
-  const auto [kind, layer] = which;
+void SimWorker::Transmit(const Sent& sent) {
+  const auto [kind, layer] = sent.which;
   // The job's all-reduce ends when every rank has come to the step.
   const bool reduced = world_.spec().exchange == ExchangeMode::kDelegate;
-  if (kind == ContributionKind::kGradient && reduced && !world_.AllReached(generation_, step_)) return;
-  const Part part = world_.oracle().PartOf(kind, step_, layer, rank_, incarnation_);
+  if (kind == ContributionKind::kGradient && reduced && !world_.AllReached(generation_, sent.step)) return;
+  const Part part = world_.oracle().PartOf(kind, sent.step, layer, rank_, incarnation_);
   SimShard& shard = world_.ShardOf(layer);
   world_.network().Send(
       process_, shard.process(),
       [this, shard = &shard, world = &world_, process = &process_, life = process_.life(),
-       header = HeaderOf(which, part), part, which] {
+       header = HeaderOf(sent, part), part, sent] {
         const auto back = [=](auto handler) {
           world->network().Send(shard->process(), *process, [=] {
             if (process->life() == life) handler();
           });
         };
+        const uint64_t of_shard = shard->process().life();
         shard->Deliver(
-            header, part, [=, this](absl::StatusOr<bool> ack) { back([=, this] { OnAck(header.key, which, ack); }); },
+            header, part,
+            [=, this](absl::StatusOr<bool> ack) { back([=, this] { OnAck(header.key, sent, of_shard, ack); }); },
             [=, this](absl::StatusOr<GradientResult> result) {
-              back([=, this] { OnResult(header.key, which, result); });
+              back([=, this] { OnResult(header.key, sent.which, result); });
             });
       });
+}
+
+// --- shards that come back ------------------------------------------------------------------------------------------
+
+void SimWorker::AskForLives() {
+  for (uint32_t layer = 0; layer < world_.spec().layers.size(); ++layer) {
+    Process& shard = world_.ShardOf(layer).process();
+    world_.network().Send(
+        process_, shard, [this, layer, shard = &shard, world = &world_, process = &process_, life = process_.life()] {
+          world->network().Send(*shard, *process, [this, layer, process, life, of_shard = shard->life()] {
+            if (process->life() == life) OnLife(layer, of_shard);
+          });
+        });
+  }
+}
+
+void SimWorker::OnLife(uint32_t layer, uint64_t life) {
+  uint64_t& known = lives_[layer];
+  if (life <= known) return;
+  const bool lost = known != 0;
+  known = life;
+  if (!lost) return;
+  for (const Sent& sent : kept_) {
+    if (sent.which.second == layer) again_.insert(sent);
+  }
+  for (auto& [which, state] : pending_) {
+    if (which.second != layer) continue;
+    // An answer stays an answer; others may lack it.
+    state.acknowledged = false;
+    if (which.first == ContributionKind::kStatistics) state.answered = false;
+  }
+  for (const Sent& sent : again_) Transmit(sent);
+}
+
+void SimWorker::KeepStep() {
+  const bool direct = world_.spec().exchange == ExchangeMode::kDirect;
+  // In DIRECT all ranks have the answers of the step before this one: they have sent gradients of this one.
+  std::set<uint64_t> steps;
+  for (const Sent& sent : kept_) steps.insert(sent.step);
+  const size_t count = direct ? 0 : 3;
+  while (steps.size() > count) steps.erase(steps.begin());
+  std::erase_if(kept_, [&](const Sent& sent) { return !steps.contains(sent.step); });
+  std::erase_if(again_, [&](const Sent& sent) { return !kept_.contains(sent); });
+  for (const auto& [which, state] : pending_) {
+    if (direct || which.first == ContributionKind::kStatistics) kept_.insert({step_, mode_, which});
+  }
+}
+
+void SimWorker::OnAckOfKept(const Sent& sent, const absl::Status& ack) {
+  // What the shard had not forgotten, or will not take, is not needed.
+  const bool later = ack.code() == absl::StatusCode::kUnavailable || GetErrorReason(ack) == ErrorReason::kStaleEpoch;
+  if (!later) again_.erase(sent);
 }
 
 bool SimWorker::Current(const ContributionKey& key) const {
   return !stale_ && begun_ && key.epoch == epoch_ && key.step == step_;
 }
 
-void SimWorker::OnAck(const ContributionKey& key, PendingKey which, const absl::StatusOr<bool>& ack) {
+void SimWorker::OnAck(const ContributionKey& key, const Sent& sent, uint64_t life, const absl::StatusOr<bool>& ack) {
+  OnLife(sent.which.second, life);
+  // What a shard said that has been lost since is worth nothing.
+  if (life < lives_[sent.which.second]) return;
+  if (again_.contains(sent)) OnAckOfKept(sent, ack.status());
   if (!Current(key)) return;
+  const PendingKey which = sent.which;
   Pending& state = pending_[which];
   const bool statistics = which.first == ContributionKind::kStatistics;
   const ErrorReason reason = GetErrorReason(ack.status());
@@ -245,6 +310,7 @@ void SimWorker::FinishStepIfComplete() {
     weights = Mix(weights ^ answer);
   }
   owed_.push_back(step_);
+  KeepStep();
   pending_.clear();
   begun_ = false;
   ++step_;

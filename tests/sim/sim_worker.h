@@ -2,9 +2,11 @@
 // One process in a rank of the simulated job: sends, waits, sends again, joins anew when its epoch has passed.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +39,13 @@ class SimWorker {
     bool answered = false;  // statistics need no answer
   };
   using PendingKey = std::pair<ContributionKind, uint32_t>;  // kind, layer
+  // A contribution of any step.
+  struct Sent {
+    uint64_t step = 0;
+    Mode mode = Mode::kSecondOrder;
+    PendingKey which;
+    auto operator<=>(const Sent&) const = default;
+  };
 
   void Tick();
   void SendJoin();
@@ -45,10 +54,15 @@ class SimWorker {
   void Adopt(const Directive& directive);
   // Begins step_ when the lease allows it.
   void BeginStep();
-  void Transmit(PendingKey which);
-  ContributionHeader HeaderOf(PendingKey which, const Part& part) const;
+  void Transmit(const Sent& sent);
+  ContributionHeader HeaderOf(const Sent& sent, const Part& part) const;
+  // Shards that were lost do not know what they had gathered: it is kept for as long as another rank may need it.
+  void AskForLives();
+  void OnLife(uint32_t layer, uint64_t life);
+  void KeepStep();
   bool Current(const ContributionKey& key) const;
-  void OnAck(const ContributionKey& key, PendingKey which, const absl::StatusOr<bool>& ack);
+  void OnAck(const ContributionKey& key, const Sent& sent, uint64_t life, const absl::StatusOr<bool>& ack);
+  void OnAckOfKept(const Sent& sent, const absl::Status& ack);
   void OnResult(const ContributionKey& key, PendingKey which, const absl::StatusOr<GradientResult>& result);
   void OnError(const absl::Status& status);
   void FinishStepIfComplete();
@@ -74,6 +88,9 @@ class SimWorker {
   std::vector<ModeInterval> modes_;
   std::deque<uint64_t> owed_;  // steps to report
   std::map<PendingKey, Pending> pending_;
+  std::map<uint32_t, uint64_t> lives_;  // of the shards, by layer
+  std::set<Sent> kept_;
+  std::set<Sent> again_;  // of those, on their way once more
 };
 
 }  // namespace precondor::sim

@@ -13,6 +13,7 @@ namespace {
 
 // Of virtual time, once nothing is broken any more (I7).
 constexpr int64_t kStepLimitMicros = 400'000;
+constexpr int64_t kLostJobMicros = 200'000;
 constexpr int64_t kCloseLimitMicros = 2'000'000;
 constexpr int64_t kOpenLimitMicros = 60'000'000;
 constexpr uint64_t kMaxEvents = 3'000'000;
@@ -28,7 +29,7 @@ std::string KeyText(const ContributionHeader& header) {
 
 World::World(Scenario scenario, size_t trace_lines)
     : scenario_(std::move(scenario)),
-      oracle_(scenario_.seed, scenario_.spec, scenario_.trouble),
+      oracle_(scenario_.seed, scenario_.spec, scenario_.trouble, scenario_.repeatable),
       random_(scenario_.seed),
       trace_(queue_, trace_lines),
       network_(queue_, random_, scenario_.max_delay_us, scenario_.network) {
@@ -47,14 +48,15 @@ void World::MakeShards() {
   options.window_steps = scenario_.window_steps;
   options.statistics_deadline = scenario_.statistics_deadline;
   options.quorum = 0.5;
-  options.faults = scenario_.hooks;
+  options.faults = scenario_.hooks.core;
+  options.snapshot_interval_steps = scenario_.snapshot_interval_steps;
   uint32_t id = 0;
   for (int s = 0; s < scenario_.shards; ++s) {
     shards_.push_back(std::make_unique<SimShard>(*this, id++, options, *backend_));
   }
   CoordinatorOptions coordinator_options;
   coordinator_options.lease_steps = scenario_.lease_steps;
-  coordinator_options.faults = scenario_.hooks;
+  coordinator_options.faults = scenario_.hooks.core;
   coordinator_options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
     return std::make_unique<SimMethod>(no_events_);
   };
@@ -118,7 +120,10 @@ std::string World::Run() {
   }
   queue_.After(scenario_.horizon_us, [this] { Heal(); });
   const int64_t limit_us = scenario_.horizon_us + static_cast<int64_t>(scenario_.steps + 5) * kStepLimitMicros;
-  RunUntil([this] { return healed_ && AllDone(); }, limit_us, "the job is not done");
+  // A job whose shard has lost steps that others had gone past is lost, and its trainers know: it may be closed.
+  const int64_t patience_us = scenario_.horizon_us + kLostJobMicros;
+  RunUntil([&] { return healed_ && (AllDone() || (job_.inexact() && queue_.now_us() > patience_us)); }, limit_us,
+           "the job is not done");
   if (failure_.empty()) CloseAndCheckLeaks();
   return failure_;
 }
@@ -127,7 +132,7 @@ void World::Open() {
   const auto opened = [this] { return coordinator_->core().OpenSession(spec()).ok(); };
   RunUntil(opened, kOpenLimitMicros, "the session is not open");
   if (!failure_.empty()) return;
-  session_id_ = coordinator_->core().GetSession(spec().name)->session_id;
+  const uint64_t session_id = coordinator_->core().GetSession(spec().name)->session_id;
   shard_of_layer_.resize(spec().layers.size());
   const std::vector<ShardAssignment> map = coordinator_->core().GetSession(spec().name)->shard_map;
   for (const ShardAssignment& assignment : map) {
@@ -136,6 +141,7 @@ void World::Open() {
       for (const uint32_t layer : assignment.layers) shard_of_layer_[layer] = s;
     }
   }
+  session_id_ = session_id;
 }
 
 void World::RunUntil(const std::function<bool()>& finished, int64_t limit_us, const std::string& what) {
@@ -224,6 +230,9 @@ void World::Heal() {
   coordinator_->journal().set_failure(0);
   if (!coordinator_->process().up()) coordinator_->Start();
   for (Process* process : Processes()) process->Resume();
+  for (const std::unique_ptr<SimShard>& shard : shards_) {
+    if (!shard->process().up()) shard->Start();
+  }
   for (uint32_t rank = 0; rank < ranks(); ++rank) {
     if (!ranks_[rank].process->up()) StartRank(rank);
   }

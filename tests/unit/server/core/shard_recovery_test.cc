@@ -280,6 +280,39 @@ TEST_F(ShardJournalTest, StatisticsThatWereCountedAreNotCountedAgain) {
   EXPECT_EQ((*Gradient(0, 0, 1)->result)->factor_version, 1u);
 }
 
+TEST_F(ShardJournalTest, WhatAShardThatCameBackGathersIsWrittenDownToo) {
+  spec.staleness_steps = 1;
+  Start();
+  Gradient(0, 0, 1);
+  ReplaceShard();
+  Gradient(0, 0, 1);
+  EXPECT_FALSE(Statistics(0, 0, 1)->duplicate());
+  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  ReplaceShard();
+  Gradient(0, 0, 1);
+  EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
+  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  EXPECT_EQ(log->updates().size(), 2u) << "one in each life";
+}
+
+TEST_F(ShardJournalTest, NobodyGetsAnAnswerOfOtherFactorsThanBefore) {
+  spec.staleness_steps = 1;
+  options.snapshot_interval_steps = 1;
+  spec.layers.resize(1);
+  Start();
+  for (uint64_t step = 0; step < 3; ++step) {
+    Gradient(step, 0, 1);
+    Statistics(step, 0, 1);
+  }
+  // The image is of the time after step 1, whose answer had the factors before it.
+  ReplaceShard();
+  const std::shared_ptr<Reply> late = Gradient(1, 0, 1);
+  ASSERT_TRUE(late->result.has_value());
+  EXPECT_EQ(late->result->status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(late->result->status().message()),
+              testing::HasSubstr("was answered PRECONDITIONED with factors 1"));
+}
+
 TEST_F(ShardJournalTest, AStepThatIsAskedForAgainMeetsTheFactorsOfItsTime) {
   spec.world_size = 2;
   Start();
