@@ -28,7 +28,7 @@ class Decoder {
   uint64_t U64() { return Fixed(8); }
   absl::string_view Bytes() { return Take(U64()); }
   absl::string_view Take(uint64_t count) {
-    if (count > rest_.size()) {
+    if (!ok_ || count > rest_.size()) {
       ok_ = false;
       return {};
     }
@@ -36,17 +36,18 @@ class Decoder {
     rest_.remove_prefix(count);
     return taken;
   }
-  bool ok() const { return ok_; }
-  bool done() const { return ok_ && rest_.empty(); }
-
- private:
+  // The next `bytes` <= 8 bytes as a number.
   uint64_t Fixed(int bytes) {
     const absl::string_view taken = Take(static_cast<uint64_t>(bytes));
     uint64_t value = 0;
     for (size_t i = taken.size(); i > 0; --i) value = value << 8 | static_cast<uint8_t>(taken[i - 1]);
     return value;
   }
+  void Fail() { ok_ = false; }  // what came makes no sense
+  bool ok() const { return ok_; }
+  bool done() const { return ok_ && rest_.empty(); }
 
+ private:
   absl::string_view rest_;
   bool ok_ = true;
 };

@@ -6,17 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
 #include "server/rpc/convert.h"
-#include "server/store/encoding.h"
 
 namespace precondor::recovery {
 namespace {
-
-using store::Decoder;
-using store::PutBytes;
-using store::PutU32;
-using store::PutU64;
 
 constexpr uint32_t kImageFormat = 1;
 

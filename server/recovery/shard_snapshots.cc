@@ -6,9 +6,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
 #include "server/recovery/record_codec.h"
-#include "server/store/encoding.h"
 
 namespace precondor::recovery {
 namespace {
@@ -21,16 +21,16 @@ std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(l
 absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
   PRECONDOR_ASSIGN_OR_RETURN(const EncodedRecord install, EncodeRecord(snapshot.install));
   std::string out;
-  store::PutU32(out, kMetadataFormat);
-  store::PutU64(out, snapshot.step);
-  store::PutU64(out, snapshot.sequence);
-  store::PutBytes(out, install.payload);
+  PutU32(out, kMetadataFormat);
+  PutU64(out, snapshot.step);
+  PutU64(out, snapshot.sequence);
+  PutBytes(out, install.payload);
   return out;
 }
 
 // Without the images.
 absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
-  store::Decoder in(bytes);
+  Decoder in(bytes);
   const uint32_t format = in.U32();
   if (in.ok() && format != kMetadataFormat) {
     return absl::FailedPreconditionError(

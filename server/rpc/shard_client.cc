@@ -18,12 +18,19 @@
 namespace precondor::rpc {
 namespace {
 
+// A shard that was restarted is to be found again at once.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
 class ShardClient final : public ShardControl {
  public:
   ShardClient(std::string address, absl::Duration timeout)
-      : address_(std::move(address)),
-        timeout_(timeout),
-        stub_(v1::ShardService::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()))) {}
+      : address_(std::move(address)), timeout_(timeout), stub_(v1::ShardService::NewStub(MakeChannel(address_))) {}
 
   absl::StatusOr<ShardDescription> Describe() override {
     v1::DescribeShardResponse response;

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
 #include "server/store/coordinator_encoding.h"
-#include "server/store/encoding.h"
 
 namespace precondor::store {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/byte_codec.h"
 #include "server/store/crc32c.h"
-#include "server/store/encoding.h"
 
 namespace precondor::store {
 namespace {

@@ -22,7 +22,7 @@
 #include <variant>
 #include <vector>
 
-#include "server/store/encoding.h"
+#include "kernels/base/byte_codec.h"
 
 namespace precondor::store {
 

@@ -11,9 +11,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/base/byte_codec.h"
 #include "kernels/base/mutex.h"
 #include "server/store/crc32c.h"
-#include "server/store/encoding.h"
 #include "server/store/posix_file_system.h"
 #include "server/store/record_log_format.h"
 #include "tests/support/fake_file_system.h"

@@ -15,9 +15,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/base/byte_codec.h"
 #include "kernels/base/random.h"
 #include "server/store/crc32c.h"
-#include "server/store/encoding.h"
 #include "server/store/posix_file_system.h"
 #include "server/store/snapshot_format.h"
 #include "tests/support/fake_file_system.h"
