@@ -43,6 +43,10 @@ void LayerWitness::Lost(bool machine) {
     // Gradients are gathered anew, for the same answer; so are statistics that are not in the factors.
     step.counted.erase(ContributionKind::kGradient);
     if (inexact_ || !last_update_.has_value() || key > *last_update_) {
+      // One that was skipped, as nobody had any, stays so; how many say it again does not matter.
+      const Contributors& counted = step.counted[ContributionKind::kStatistics];
+      const bool complete = counted.size() == static_cast<size_t>(spec_.world_size);
+      step.optional = step.optional || (complete && !oracle_.Update(key.second, layer_, counted).has_value());
       step.counted.erase(ContributionKind::kStatistics);
     }
   }
