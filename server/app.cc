@@ -28,6 +28,7 @@
 #include "server/rpc/session_service.h"
 #include "server/rpc/shard_client.h"
 #include "server/rpc/shard_service.h"
+#include "server/rpc/snapshot_service.h"
 #include "server/store/posix_file_system.h"
 
 namespace precondor {
@@ -76,6 +77,17 @@ v1::Role EncodeRole(ServerRole role) {
       return v1::ROLE_COORDINATOR;
   }
   return v1::ROLE_UNSPECIFIED;
+}
+
+v1::SnapshotInfo EncodeSnapshot(const recovery::SnapshotSummary& summary) {
+  v1::SnapshotInfo info;
+  info.set_snapshot_id(summary.id);
+  info.set_session_id(summary.session_id);
+  info.set_session(summary.session);
+  info.set_step(summary.step);
+  info.set_layers(static_cast<uint32_t>(summary.layers));
+  info.set_bytes(summary.bytes);
+  return info;
 }
 
 // Whole or not at all, so that a reader never sees half a number.
@@ -218,7 +230,31 @@ class ServerApp final : public App {
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
         *shard_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_);
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
+    snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_);
     return absl::OkStatus();
+  }
+
+  rpc::SnapshotSubject MakeSnapshotSubject() {
+    rpc::SnapshotSubject subject;
+    subject.create = [this](const std::string& session, uint64_t step) {
+      return shard_->RequestSnapshot(session, step);
+    };
+    subject.list = [this]() -> absl::StatusOr<std::vector<v1::SnapshotInfo>> {
+      PRECONDOR_RETURN_IF_ERROR(shard_->CheckServing());
+      std::vector<v1::SnapshotInfo> infos;
+      if (shard_store_ == nullptr) return infos;
+      PRECONDOR_ASSIGN_OR_RETURN(const std::vector<recovery::SnapshotSummary> found, shard_store_->snapshots().List());
+      for (const recovery::SnapshotSummary& summary : found) infos.push_back(EncodeSnapshot(summary));
+      return infos;
+    };
+    subject.verify = [this](uint64_t session_id, uint64_t id) -> absl::StatusOr<v1::SnapshotInfo> {
+      PRECONDOR_RETURN_IF_ERROR(shard_->CheckServing());
+      if (shard_store_ == nullptr) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
+      PRECONDOR_ASSIGN_OR_RETURN(const recovery::SnapshotSummary summary,
+                                 shard_store_->snapshots().Verify(session_id, id));
+      return EncodeSnapshot(summary);
+    };
+    return subject;
   }
 
   absl::Status MakeCoordinator() {
@@ -288,6 +324,7 @@ class ServerApp final : public App {
     builder.RegisterService(admin_service_.get());
     if (precondition_service_ != nullptr) builder.RegisterService(precondition_service_.get());
     if (shard_service_ != nullptr) builder.RegisterService(shard_service_.get());
+    if (snapshot_service_ != nullptr) builder.RegisterService(snapshot_service_.get());
     if (session_service_ != nullptr) builder.RegisterService(session_service_.get());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {
@@ -338,6 +375,7 @@ class ServerApp final : public App {
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<rpc::PreconditionService> precondition_service_;
   std::unique_ptr<rpc::ShardService> shard_service_;
+  std::unique_ptr<rpc::SnapshotService> snapshot_service_;
   std::unique_ptr<rpc::SessionService> session_service_;
   std::unique_ptr<rpc::AdminService> admin_service_;
   std::unique_ptr<grpc::Server> server_;

@@ -17,7 +17,8 @@ uint64_t LayerJournal::CutBefore(uint64_t step) const {
   const uint64_t interval = session_.shard->options.snapshot_interval_steps;
   const uint64_t regular = interval == 0 ? 0 : step / interval * interval;
   const uint64_t asked_for = session_.snapshot_at.load(std::memory_order_relaxed);
-  return asked_for <= step ? std::max(regular, asked_for) : regular;
+  // One that the layer had passed when it was asked for is none: the image would hold too much.
+  return asked_for <= step && asked_for > last_step_ ? std::max(regular, asked_for) : regular;
 }
 
 void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker) {
@@ -29,6 +30,7 @@ void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& w
     last_cut_ = CutBefore(step);
   }
   const uint64_t cut = CutBefore(step);
+  last_step_ = step;
   if (cut <= last_cut_) return;
   last_cut_ = cut;
   const bool held = worker.has_factors();
@@ -90,7 +92,9 @@ void LayerJournal::Resume(uint64_t began, uint64_t updates, std::vector<SettledS
   updates_ = updates;
   settled_.assign(std::make_move_iterator(settled.begin()), std::make_move_iterator(settled.end()));
   // The cut that this step passed was seen to, or never will be.
-  if (!settled_.empty()) last_cut_ = CutBefore(settled_.back().step);
+  if (settled_.empty()) return;
+  last_step_ = settled_.back().step;
+  last_cut_ = CutBefore(last_step_);
 }
 
 }  // namespace precondor

@@ -44,6 +44,7 @@ class LayerJournal {
   uint64_t began_ = 0;
   uint64_t updates_ = 0;
   uint64_t last_cut_ = 0;
+  uint64_t last_step_ = 0;           // worked on
   std::deque<SettledStep> settled_;  // ascending, a window's
 };
 

@@ -36,6 +36,7 @@ void LayerPipeline::FinishReplay() {
         slot.statistics.Advance(PhaseEvent::kApply);
       }
       stats_.last_sealed_step = std::max(stats_.last_sealed_step, step);
+      if (session_->last_step.load() < step) session_->last_step.store(step);
       settled.push_back(std::move(replayed.settled));
     }
     journal_.Resume(outcome.began, outcome.updates, std::move(settled));

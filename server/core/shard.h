@@ -139,6 +139,10 @@ class Shard final : public ShardControl {
   // Steps may go on. Returns the sessions that were given up.
   std::vector<uint64_t> FinishReplay();
 
+  // Has the session's layers give images for a snapshot as of `step`. NotFound; FailedPrecondition without a journal;
+  // InvalidArgument: the step has been begun.
+  absl::Status RequestSnapshot(absl::string_view session_name, uint64_t step);
+
   // --- inspection ------------------------------------------------------------------------------------------------
   std::vector<ShardSessionSummary> ListSessions() const;
   absl::StatusOr<std::vector<LayerStats>> GetLayerStats(absl::string_view session_name) const;

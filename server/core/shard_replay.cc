@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
 #include "server/core/session_context.h"
 #include "server/core/shard.h"
 #include "server/core/shard_session.h"
@@ -69,6 +71,18 @@ void Shard::ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(Laye
       layer == nullptr ? absl::DataLossError(absl::StrCat("layer ", at.layer, ": not one of the session's here"))
                        : apply(*layer);
   if (!status.ok()) GiveUp(at.session_id, status);
+}
+
+absl::Status Shard::RequestSnapshot(absl::string_view session_name, uint64_t step) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  if (context_->options.journal == nullptr) {
+    return absl::FailedPreconditionError("snapshot: this shard has no data directory");
+  }
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
+    if (session->spec().name == session_name) return session->RequestSnapshot(step);
+  }
+  return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
+                        absl::StrCat("session \"", session_name, "\": not on this shard"));
 }
 
 absl::Status Shard::CheckServing() const {

@@ -226,6 +226,16 @@ void ShardSession::Close(const absl::Status& why) {
   for (uint32_t layer : owned_) layers_[layer]->Close(why);
 }
 
+absl::Status ShardSession::RequestSnapshot(uint64_t step) {
+  const uint64_t last_step = context_->last_step.load(std::memory_order_relaxed);
+  if (step <= last_step) {
+    return absl::InvalidArgumentError(absl::StrCat("session \"", spec().name, "\": snapshot: expected a step after ",
+                                                   last_step, ", which has begun; got ", step));
+  }
+  context_->snapshot_at.store(step, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
 void ShardSession::FinishReplay() {
   for (uint32_t layer : owned_) layers_[layer]->FinishReplay();
   factors_->FinishReplay();

@@ -47,6 +47,8 @@ class ShardSession {
   // Logs and reports whom a step has been waiting for since before `since`, when that has changed.
   void NameLaggards(absl::Time since);
 
+  // See Shard::RequestSnapshot.
+  absl::Status RequestSnapshot(uint64_t step);
   // The layers have had their records.
   void FinishReplay();
 

@@ -235,6 +235,16 @@ void ShardSnapshots::Erase(uint64_t session_id) {
               {{"session_id", session_id}, {"reason", absl::string_view(status.message())}});
 }
 
+SnapshotSummary ShardSnapshots::Summarize(const SessionSnapshot& snapshot, const store::SnapshotManifest& manifest) {
+  SnapshotSummary summary{.id = manifest.id,
+                          .session_id = snapshot.install.install.session_id,
+                          .session = snapshot.install.install.spec.name,
+                          .step = snapshot.step,
+                          .layers = static_cast<int64_t>(manifest.files.size())};
+  for (const auto& [key, file] : manifest.files) summary.bytes += file.file_bytes;
+  return summary;
+}
+
 absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::List() const {
   std::vector<uint64_t> sessions;
   {
@@ -247,25 +257,25 @@ absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::List() const {
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
     for (const uint64_t id : ids) {
       const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(id);
-      if (!manifest.ok()) continue;  // damaged, which Read says, or gone meanwhile
+      if (!manifest.ok()) continue;  // gone meanwhile, or damaged, which Verify says
       const absl::StatusOr<SessionSnapshot> snapshot = DecodeMetadata(manifest->metadata);
-      if (!snapshot.ok()) continue;
-      SnapshotSummary summary{.id = id,
-                              .session_id = session_id,
-                              .session = snapshot->install.install.spec.name,
-                              .step = snapshot->step,
-                              .layers = static_cast<int64_t>(manifest->files.size())};
-      for (const auto& [key, file] : manifest->files) summary.bytes += file.file_bytes;
-      summaries.push_back(std::move(summary));
+      if (snapshot.ok()) summaries.push_back(Summarize(*snapshot, *manifest));
     }
   }
   return summaries;
 }
 
-absl::StatusOr<SessionSnapshot> ShardSnapshots::Read(uint64_t session_id, uint64_t id) const {
+absl::StatusOr<SnapshotSummary> ShardSnapshots::Verify(uint64_t session_id, uint64_t id) const {
+  bool known = false;
+  {
+    MutexLock lock(stores_mu_);
+    known = stores_.contains(session_id);
+  }
+  if (!known) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": no snapshots on this shard"));
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->Verify(id));
-  return Decode(*store, manifest);
+  PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, Decode(*store, manifest));
+  return Summarize(snapshot, manifest);
 }
 
 }  // namespace precondor::recovery

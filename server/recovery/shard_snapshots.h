@@ -63,8 +63,8 @@ class ShardSnapshots {
 
   // Of all sessions, newest last. Errors: the disk's.
   absl::StatusOr<std::vector<SnapshotSummary>> List() const;
-  // Reads all of a snapshot. Errors: those of SnapshotStore::Verify and of damaged images.
-  absl::StatusOr<SessionSnapshot> Read(uint64_t session_id, uint64_t id) const;
+  // Reads all of a snapshot. Errors: those of SnapshotStore::Verify, of damaged images, NotFound: no such session.
+  absl::StatusOr<SnapshotSummary> Verify(uint64_t session_id, uint64_t id) const;
 
   // What was handed over so far is written, or given up.
   void WaitIdle();
@@ -77,6 +77,7 @@ class ShardSnapshots {
   using Job = std::function<void()>;
 
   absl::StatusOr<store::SnapshotStore*> StoreOf(uint64_t session_id) const;
+  static SnapshotSummary Summarize(const SessionSnapshot& snapshot, const store::SnapshotManifest& manifest);
   absl::StatusOr<SessionSnapshot> Decode(const store::SnapshotStore& store,
                                          const store::SnapshotManifest& manifest) const;
   void GiveUp(const SessionSnapshot& snapshot, const absl::Status& why);

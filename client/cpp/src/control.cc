@@ -14,6 +14,7 @@
 #include "kernels/base/error_reason.h"
 #include "precondor/v1/admin.grpc.pb.h"
 #include "precondor/v1/session.grpc.pb.h"
+#include "precondor/v1/snapshot.grpc.pb.h"
 #include "proto/wire/status_codec.h"
 
 namespace precondor {
@@ -61,10 +62,12 @@ struct ControlClient::Stubs {
   explicit Stubs(const std::string& address)
       : channel(MakeChannel(address)),
         session(v1::SessionService::NewStub(channel)),
-        admin(v1::AdminService::NewStub(channel)) {}
+        admin(v1::AdminService::NewStub(channel)),
+        snapshot(v1::SnapshotService::NewStub(channel)) {}
   const std::shared_ptr<grpc::Channel> channel;
   const std::unique_ptr<v1::SessionService::Stub> session;
   const std::unique_ptr<v1::AdminService::Stub> admin;
+  const std::unique_ptr<v1::SnapshotService::Stub> snapshot;
 };
 
 ControlClient::ControlClient(std::string address, absl::Duration rpc_timeout)
@@ -133,6 +136,9 @@ PRECONDOR_CONTROL_CALL(GetLayerStats, admin)
 PRECONDOR_CONTROL_CALL(Drain, admin)
 PRECONDOR_CONTROL_CALL(GetMode, admin)
 PRECONDOR_CONTROL_CALL(SetMode, admin)
+PRECONDOR_CONTROL_CALL(CreateSnapshot, snapshot)
+PRECONDOR_CONTROL_CALL(ListSnapshots, snapshot)
+PRECONDOR_CONTROL_CALL(VerifySnapshot, snapshot)
 #undef PRECONDOR_CONTROL_CALL
 
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,

@@ -16,6 +16,7 @@
 #include "kernels/base/mutex.h"
 #include "precondor/v1/admin.pb.h"
 #include "precondor/v1/session.pb.h"
+#include "precondor/v1/snapshot.pb.h"
 
 namespace grpc {
 class ClientContext;
@@ -66,6 +67,13 @@ class ControlClient {
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request, Canceller& canceller);
   absl::StatusOr<v1::GetModeResponse> GetMode(const v1::GetModeRequest& request, Canceller& canceller);
   absl::StatusOr<v1::SetModeResponse> SetMode(const v1::SetModeRequest& request, Canceller& canceller);
+
+  absl::StatusOr<v1::CreateSnapshotResponse> CreateSnapshot(const v1::CreateSnapshotRequest& request,
+                                                            Canceller& canceller);
+  absl::StatusOr<v1::ListSnapshotsResponse> ListSnapshots(const v1::ListSnapshotsRequest& request,
+                                                          Canceller& canceller);
+  absl::StatusOr<v1::VerifySnapshotResponse> VerifySnapshot(const v1::VerifySnapshotRequest& request,
+                                                            Canceller& canceller);
 
  private:
   struct Stubs;

@@ -110,6 +110,70 @@ absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
   return CtlOutput{options.json ? Dump(ModeJson(options.argument, status)) : ModeTable(options.argument, status), true};
 }
 
+// The shards behind the server: a coordinator's, or the server itself.
+absl::StatusOr<std::vector<std::string>> ShardsOf(const CtlOptions& options) {
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
+  if (info.role() != v1::ROLE_COORDINATOR) return std::vector<std::string>{options.server};
+  return std::vector<std::string>(info.shards().begin(), info.shards().end());
+}
+
+// One step for all shards, ahead of what any of them has begun by more than a job gets on meanwhile.
+absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, const std::vector<std::string>& shards) {
+  constexpr uint64_t kAhead = 10;
+  Canceller canceller;
+  v1::CreateSnapshotRequest request;
+  request.set_session(options.argument);
+  std::vector<std::string> owners;
+  for (const std::string& address : shards) {
+    ControlClient shard(address, options.timeout);
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse sessions, shard.ListSessions({}, canceller));
+    for (const v1::SessionSummary& session : sessions.sessions()) {
+      if (session.spec().name() != options.argument) continue;
+      owners.push_back(address);
+      request.set_step(std::max(request.step(), session.last_step() + kAhead));
+    }
+  }
+  if (owners.empty()) {
+    return absl::NotFoundError(absl::StrCat("server ", options.server, ": no shard has a session ", options.argument));
+  }
+  for (const std::string& address : owners) {
+    ControlClient shard(address, options.timeout);
+    PRECONDOR_RETURN_IF_ERROR(shard.CreateSnapshot(request, canceller).status());
+  }
+  return CtlOutput{options.json ? Dump({{"session", options.argument}, {"step", request.step()}, {"shards", owners}})
+                                : absl::StrCat(options.argument, ": snapshot as of step ", request.step(), " on ",
+                                               owners.size(), " shards, once they have come to it\n"),
+                   true};
+}
+
+absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> shards, ShardsOf(options));
+  if (options.action == "create") return CreateSnapshot(options, shards);
+  Canceller canceller;
+  CtlOutput output;
+  std::vector<ShardSnapshot> rows;
+  for (const std::string& address : shards) {
+    ControlClient shard(address, options.timeout);
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSnapshotsResponse listed, shard.ListSnapshots({}, canceller));
+    for (const v1::SnapshotInfo& info : listed.snapshots()) {
+      if (!options.argument.empty() && info.session() != options.argument) continue;
+      ShardSnapshot row{address, info, ""};
+      if (options.action == "verify") {
+        v1::VerifySnapshotRequest request;
+        request.set_session_id(info.session_id());
+        request.set_snapshot_id(info.snapshot_id());
+        const absl::Status verified = shard.VerifySnapshot(request, canceller).status();
+        row.state = verified.ok() ? "whole" : std::string(verified.message());
+        output.ok &= verified.ok();
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  output.text = options.json ? Dump(SnapshotsJson(rows)) : SnapshotsTable(rows);
+  return output;
+}
+
 const char* HealthName(int32_t status) {
   switch (status) {
     case 1:
@@ -173,6 +237,7 @@ absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) {
   if (options.command == "sessions") return RunSessions(options);
   if (options.command == "layers") return RunLayers(options);
   if (options.command == "mode") return RunMode(options);
+  if (options.command == "snapshot") return RunSnapshot(options);
   if (options.command == "health") return RunHealth(options);
   if (options.command == "drain") return RunDrain(options);
   return CtlOutput{std::string(CtlHelp()), true};

@@ -20,13 +20,15 @@ struct CommandWords {
   size_t least;
   size_t most;
 };
-constexpr std::array<CommandWords, 7> kCommands = {{{"status", 0, 0},
+constexpr std::array<CommandWords, 8> kCommands = {{{"status", 0, 0},
                                                     {"sessions", 0, 0},
                                                     {"layers", 1, 1},
                                                     {"mode", 1, 2},
+                                                    {"snapshot", 1, 2},
                                                     {"health", 0, 1},
                                                     {"drain", 0, 0},
                                                     {"help", 0, 0}}};
+constexpr std::array<absl::string_view, 3> kSnapshotActions = {"create", "list", "verify"};
 constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
 
 std::string CommandNames() {
@@ -57,6 +59,22 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
 
 bool TakesValue(absl::string_view name) { return name == "server" || name == "timeout" || name == "deadline"; }
 
+absl::Status CheckDeadline(const CtlOptions& options) {
+  if (options.drain_deadline == absl::ZeroDuration() || options.command == "drain") return absl::OkStatus();
+  return absl::InvalidArgumentError("--deadline: for the command drain only");
+}
+
+absl::Status CheckSnapshot(const CtlOptions& options) {
+  if (std::find(kSnapshotActions.begin(), kSnapshotActions.end(), options.action) == kSnapshotActions.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("snapshot: expected ", absl::StrJoin(kSnapshotActions, ", "), ", got \"", options.action, "\""));
+  }
+  if (options.action == "create" && options.argument.empty()) {
+    return absl::InvalidArgumentError("snapshot create: expected the name of a session");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& options) {
   if (words.empty()) return absl::InvalidArgumentError(absl::StrCat("expected a command: ", CommandNames()));
   options.command = words[0];
@@ -66,12 +84,19 @@ absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& opt
     return absl::InvalidArgumentError(absl::StrCat("expected ", CommandNames(), ", got \"", options.command, "\""));
   }
   const size_t arguments = words.size() - 1;
+  if (arguments < command->least && options.command == "snapshot") return CheckSnapshot(options);
   if (arguments < command->least) {
     return absl::InvalidArgumentError(absl::StrCat(options.command, ": expected the name of a session"));
   }
   if (arguments > command->most) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.command, ": unexpected argument \"", words[1 + command->most], "\""));
+  }
+  if (options.command == "snapshot") {
+    options.action = words[1];
+    if (arguments > 1) options.argument = words[2];
+    PRECONDOR_RETURN_IF_ERROR(CheckSnapshot(options));
+    return CheckDeadline(options);
   }
   if (arguments > 0) options.argument = words[1];
   if (arguments > 1) options.mode = words[2];
@@ -80,10 +105,7 @@ absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& opt
     return absl::InvalidArgumentError(
         absl::StrCat("mode: expected ", absl::StrJoin(kModes, ", "), ", got \"", options.mode, "\""));
   }
-  if (options.drain_deadline > absl::ZeroDuration() && options.command != "drain") {
-    return absl::InvalidArgumentError("--deadline: for the command drain only");
-  }
-  return absl::OkStatus();
+  return CheckDeadline(options);
 }
 
 }  // namespace
@@ -128,6 +150,10 @@ Commands
   layers SESSION    counters and factor state of a session's layers; through a coordinator, of all its shards
   mode SESSION [second-order|first-order|auto]
                     shows in which mode the steps are and why; or sets it, auto gives it back to the policy
+  snapshot create SESSION
+                    has its shards take one, all at the same step, a little ahead of where the job is
+  snapshot list [SESSION], snapshot verify [SESSION]
+                    those that the shards have; verify reads every byte of them
   health [SERVICE]  asks grpc.health.v1; fails unless SERVING
   drain             stops taking new sessions, finishes what is under way, then ends the process
 

@@ -12,9 +12,10 @@
 namespace precondor {
 
 struct CtlOptions {
-  std::string command;   // "status", "sessions", "layers", "mode", "health", "drain", "help"
-  std::string argument;  // layers, mode: the session; health: the service, may be empty
+  std::string command;   // "status", "sessions", "layers", "mode", "snapshot", "health", "drain", "help"
+  std::string argument;  // layers, mode, snapshot: the session; health: the service, may be empty
   std::string mode;      // mode: "second-order", "first-order", "auto"; empty: show
+  std::string action;    // snapshot: "create", "list", "verify"
   std::string server = "127.0.0.1:7070";
   absl::Duration timeout = absl::Seconds(10);
   absl::Duration drain_deadline = absl::ZeroDuration();  // 0: the server's own

@@ -190,6 +190,29 @@ std::string ModeTable(absl::string_view session, const v1::ModeStatus& status) {
   return absl::StrCat(text, FormatTable(rows));
 }
 
+json SnapshotsJson(const std::vector<ShardSnapshot>& snapshots) {
+  json list = json::array();
+  for (const ShardSnapshot& snapshot : snapshots) {
+    json entry = {{"shard", snapshot.address},        {"session", snapshot.info.session()},
+                  {"step", snapshot.info.step()},     {"snapshot_id", snapshot.info.snapshot_id()},
+                  {"layers", snapshot.info.layers()}, {"bytes", snapshot.info.bytes()}};
+    if (!snapshot.state.empty()) entry["state"] = snapshot.state;
+    list.push_back(std::move(entry));
+  }
+  return {{"snapshots", std::move(list)}};
+}
+
+std::string SnapshotsTable(const std::vector<ShardSnapshot>& snapshots) {
+  std::vector<std::vector<std::string>> rows = {{"SESSION", "STEP", "SHARD", "ID", "LAYERS", "SIZE", "STATE"}};
+  for (const ShardSnapshot& snapshot : snapshots) {
+    const v1::SnapshotInfo& info = snapshot.info;
+    rows.push_back({info.session(), absl::StrCat(info.step()), snapshot.address, absl::StrCat(info.snapshot_id()),
+                    absl::StrCat(info.layers()), FormatBytes(info.bytes()),
+                    snapshot.state.empty() ? "-" : snapshot.state});
+  }
+  return FormatTable(rows);
+}
+
 json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers) {
   json list = json::array();
   for (const v1::LayerStats& layer : layers) {

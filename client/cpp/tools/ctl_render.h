@@ -9,6 +9,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "precondor/v1/admin.pb.h"
+#include "precondor/v1/snapshot.pb.h"
 
 namespace precondor {
 
@@ -19,15 +20,24 @@ struct ServerStatus {
   std::string error;  // empty: `info` is there
 };
 
+// A snapshot that a shard has.
+struct ShardSnapshot {
+  std::string address;
+  v1::SnapshotInfo info;
+  std::string state;  // "whole" or what is wrong with it; empty: not verified
+};
+
 nlohmann::json StatusJson(const std::vector<ServerStatus>& servers);
 nlohmann::json SessionsJson(const v1::ListSessionsResponse& response);
 nlohmann::json ModeJson(absl::string_view session, const v1::ModeStatus& status);
 nlohmann::json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers);
+nlohmann::json SnapshotsJson(const std::vector<ShardSnapshot>& snapshots);
 
 std::string StatusTable(const std::vector<ServerStatus>& servers);
 std::string SessionsTable(const v1::ListSessionsResponse& response);
 std::string ModeTable(absl::string_view session, const v1::ModeStatus& status);
 std::string LayersTable(const std::vector<v1::LayerStats>& layers);
+std::string SnapshotsTable(const std::vector<ShardSnapshot>& snapshots);
 
 // Columns padded to their widest cell, two spaces apart, no spaces at a line's end; the first row is the heading. A
 // column of which all cells below the heading are numbers is aligned to the right.

@@ -26,6 +26,8 @@ TEST(CtlOptionsTest, TakesFlagsAnywhereAndInBothForms) {
   EXPECT_EQ(ParseCtlOptions({"health"})->argument, "");
   EXPECT_EQ(ParseCtlOptions({"mode", "bert"})->mode, "");
   EXPECT_EQ(ParseCtlOptions({"mode", "bert", "first-order"})->mode, "first-order");
+  EXPECT_EQ(ParseCtlOptions({"snapshot", "create", "bert"})->argument, "bert");
+  EXPECT_EQ(ParseCtlOptions({"snapshot", "list"})->action, "list");
   EXPECT_EQ(ParseCtlOptions({"status", "--help"})->command, "help");
 }
 
@@ -42,6 +44,11 @@ TEST(CtlOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"mode"}), HasSubstr("mode: expected the name of a session"));
   EXPECT_THAT(message({"mode", "a", "slow"}), HasSubstr("expected second-order, first-order, auto, got \"slow\""));
   EXPECT_THAT(message({"mode", "a", "auto", "b"}), HasSubstr("unexpected argument \"b\""));
+  EXPECT_THAT(message({"snapshot"}), HasSubstr("expected create, list, verify, got \"\""));
+  EXPECT_THAT(message({"snapshot", "drop"}), HasSubstr("expected create, list, verify, got \"drop\""));
+  EXPECT_THAT(message({"snapshot", "create"}), HasSubstr("create: expected the name of a session"));
+  EXPECT_THAT(message({"snapshot", "list", "a", "b"}), HasSubstr("unexpected argument \"b\""));
+  EXPECT_THAT(message({"snapshot", "list", "--deadline=1s"}), HasSubstr("for the command drain only"));
   EXPECT_THAT(message({"status", "x"}), HasSubstr("unexpected argument \"x\""));
   EXPECT_THAT(message({"status", "--verbose"}), HasSubstr("unknown flag --verbose"));
   EXPECT_THAT(message({"status", "--json=1"}), HasSubstr("unknown flag --json=1"));
@@ -106,6 +113,23 @@ TEST(CtlRenderTest, ShowsTheModeAndWhy) {
   EXPECT_EQ(json["forced"], "first_order");
   EXPECT_EQ(json["rate"], 0.5);
   EXPECT_EQ(json["schedule"][0]["first_step"], 417);
+}
+
+TEST(CtlRenderTest, ShowsSnapshots) {
+  v1::SnapshotInfo info;
+  info.set_session("bert");
+  info.set_step(1200);
+  info.set_snapshot_id(3);
+  info.set_layers(24);
+  info.set_bytes(1536);
+  const std::vector<ShardSnapshot> snapshots = {{"a:1", info, ""}, {"b:2", info, "whole"}};
+  const std::string table = SnapshotsTable(snapshots);
+  EXPECT_THAT(table, HasSubstr("bert     1200  a:1     3      24  1.5 KiB  -\n"));
+  EXPECT_THAT(table, HasSubstr("whole"));
+  const nlohmann::json json = SnapshotsJson(snapshots);
+  EXPECT_EQ(json["snapshots"][0]["step"], 1200);
+  EXPECT_FALSE(json["snapshots"][0].contains("state"));
+  EXPECT_EQ(json["snapshots"][1]["state"], "whole");
 }
 
 TEST(CtlRenderTest, ShowsSessionsAndLayers) {

@@ -111,9 +111,29 @@ TEST_F(ShardStoreTest, ADamagedSnapshotIsReplacedByTheOneBefore) {
   ASSERT_EQ(files.size(), 2u);
   Damage(files[1]);
   const SnapshotSummary newest = store->snapshots().List()->back();
-  EXPECT_TRUE(absl::IsDataLoss(store->snapshots().Read(kSession, newest.id).status()));
+  EXPECT_TRUE(absl::IsDataLoss(store->snapshots().Verify(kSession, newest.id).status()));
   Open();
   EXPECT_EQ(Step(13), expected);
+}
+
+TEST_F(ShardStoreTest, ASnapshotThatIsAskedForIsACutAtItsStep) {
+  options.snapshot_interval_steps = 0;
+  Open();
+  for (uint64_t step = 0; step < 3; ++step) Step(step);
+  EXPECT_TRUE(absl::IsInvalidArgument(shard->RequestSnapshot("job", 2)));
+  EXPECT_TRUE(absl::IsNotFound(shard->RequestSnapshot("other", 5)));
+  ASSERT_TRUE(shard->RequestSnapshot("job", 5).ok());
+  for (uint64_t step = 3; step < 8; ++step) Step(step);
+  store->snapshots().WaitIdle();
+  const std::vector<SnapshotSummary> found = store->snapshots().List().value();
+  ASSERT_EQ(found.size(), 1u);
+  const SnapshotSummary verified = store->snapshots().Verify(kSession, found[0].id).value();
+  EXPECT_EQ(verified.session, "job");
+  EXPECT_EQ(verified.step, 5u);
+  EXPECT_EQ(verified.layers, 2);
+  EXPECT_GT(verified.bytes, 0u);
+  EXPECT_TRUE(absl::IsNotFound(store->snapshots().Verify(kSession, found[0].id + 1).status()));
+  EXPECT_TRUE(absl::IsNotFound(store->snapshots().Verify(kSession + 1, 1).status()));
 }
 
 TEST_F(ShardStoreTest, ADiskThatFailsStopsNothingAndASnapshotHeals) {
