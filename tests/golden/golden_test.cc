@@ -21,6 +21,7 @@
 #include "precondor/v1/precondition.pb.h"
 #include "precondor/v1/session.pb.h"
 #include "precondor/v1/shard.pb.h"
+#include "precondor/v1/snapshot.pb.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/spec_codec.h"
 #include "proto/wire/status_codec.h"
@@ -68,7 +69,7 @@ std::unique_ptr<Message> NewMessage(const std::string& type) {
 std::vector<const FileDescriptor*> Files() {
   return {v1::SessionSpec::descriptor()->file(), v1::OpenSessionRequest::descriptor()->file(),
           v1::FrameHeader::descriptor()->file(), v1::Member::descriptor()->file(),
-          v1::LayerStats::descriptor()->file()};
+          v1::LayerStats::descriptor()->file(),  v1::SnapshotInfo::descriptor()->file()};
 }
 
 std::vector<Golden> Load() {
