@@ -14,6 +14,7 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
   PerfOptions options;
   const std::map<absl::string_view, std::string*> texts = {{"workload", &options.workload},
                                                            {"server-binary", &options.server_binary},
+                                                           {"data-dir", &options.data_dir},
                                                            {"server", &options.server},
                                                            {"json", &options.json}};
   const std::map<absl::string_view, int64_t*> numbers = {{"workers", &options.workers},
@@ -47,6 +48,9 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
   if (options.server.empty() == options.server_binary.empty()) {
     return absl::InvalidArgumentError("expected one of --server-binary and --server");
   }
+  if (!options.data_dir.empty() && options.server_binary.empty()) {
+    return absl::InvalidArgumentError("--data-dir: for a server that is started, needs --server-binary");
+  }
   return options;
 }
 
@@ -66,6 +70,7 @@ Flags
   --server=HOST:PORT    one that is there
   --workers=8  --steps=60  --warmup=40  --rank=128
   --threads=2           of the server that is started
+  --data-dir=DIR        of the server that is started: what its log costs is the difference to a run without
   --json=FILE           the rows {name, value, unit, limit, ratio, target, pass}
 
 Exit code: 0 measured, every target met; 1 failed or a target missed; 2 wrong usage.

@@ -19,8 +19,9 @@ struct PerfOptions {
   int64_t steps = 60;   // measured, of each run
   int64_t warmup = 40;  // before: fills the windows of the low-rank factors
   int64_t rank = 128;
-  int64_t threads = 2;  // of the server that is started
-  std::string json;     // file for the rows
+  int64_t threads = 2;   // of the server that is started
+  std::string data_dir;  // of the server that is started; empty: it keeps nothing
+  std::string json;      // file for the rows
 };
 
 // InvalidArgument says what is wrong with which argument.

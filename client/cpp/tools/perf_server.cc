@@ -32,6 +32,7 @@ absl::StatusOr<std::unique_ptr<PerfServer>> PerfServer::Start(const PerfOptions&
   std::vector<std::string> arguments = {options.server_binary, "--listen=127.0.0.1:0",
                                         absl::StrCat("--port-file=", port_file),
                                         absl::StrCat("--threads=", options.threads), "--log-level=error"};
+  if (!options.data_dir.empty()) arguments.push_back(absl::StrCat("--data-dir=", options.data_dir));
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);

@@ -35,6 +35,7 @@ TEST(PerfOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"--workload=other", "--server=a:1"}), HasSubstr("got \"other\""));
   EXPECT_THAT(message({"--workload=gradients"}), HasSubstr("one of --server-binary and --server"));
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--server-binary=b"}), HasSubstr("one of"));
+  EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--data-dir=d"}), HasSubstr("needs --server-binary"));
 }
 
 TEST(PerfRowsTest, PercentilesAreSamples) {
