@@ -127,6 +127,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void Answer(Work& work);
   void Refuse(StepSlot& slot, const absl::Status& why);
   Work NextWork();
+  // Updates from the journal belong to the factors of their time, whose turn they would wait for in vain.
+  std::vector<Work> TakeRestoredUpdates();
   // The work that one phase offers now. Blocked: its turn has come and it cannot be done yet.
   struct Turn {
     Work work;

@@ -162,10 +162,26 @@ LayerPipeline::Turn LayerPipeline::GradientTurn(const std::shared_ptr<StepSlot>&
   return turn;
 }
 
+std::vector<LayerPipeline::Work> LayerPipeline::TakeRestoredUpdates() {
+  MutexLock lock(mu_);
+  std::vector<Work> updates;
+  const auto take = [&](const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Work work{.kind = WorkKind::kUpdate, .slot = slot, .began = began_, .logged = true};
+    work.votes = *std::exchange(slot->restored_votes, std::nullopt);
+    updates.push_back(std::move(work));
+  };
+  for (const std::shared_ptr<StepSlot>& slot : std::exchange(owed_updates_, {})) take(slot);
+  for (const auto& [step, slot] : slots_) {
+    if (slot->restored_votes.has_value() && slot->statistics.state == PhaseState::kSealed) take(slot);
+  }
+  return updates;
+}
+
 void LayerPipeline::SetState(std::unique_ptr<LayerState> state, std::function<void()> done) {
   // Tasks have to be copyable.
   auto next = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
   session_->shard->executor.Post(strand_, [self = shared_from_this(), next, done = std::move(done)] {
+    for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
     self->worker_.SetState(std::move(*next));
     self->journal_.FactorsChanged(self->worker_.has_factors());
     {

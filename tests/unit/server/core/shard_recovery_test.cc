@@ -313,6 +313,22 @@ TEST_F(ShardJournalTest, NobodyGetsAnAnswerOfOtherFactorsThanBefore) {
               testing::HasSubstr("was answered PRECONDITIONED with factors 1"));
 }
 
+TEST_F(ShardJournalTest, ARestoredUpdateIsOfTheFactorsOfItsTime) {
+  spec.staleness_steps = 1;
+  Start();
+  Gradient(0, 0, 1);
+  Statistics(0, 0, 1);
+  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  ReplaceShard();
+  // The update waits for its turn after step 0's gradient; the factors that it belongs to go before.
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
+  Gradient(0, 0, 1);
+  Gradient(1, 0, 1);
+  EXPECT_EQ(StatsOf(0).factor_version, 0u) << "fresh";
+  EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
+}
+
 TEST_F(ShardJournalTest, AStepThatIsAskedForAgainMeetsTheFactorsOfItsTime) {
   spec.world_size = 2;
   Start();
