@@ -50,7 +50,7 @@ std::pair<int64_t, int64_t> ScratchElements(const SessionSpec& spec, const std::
 
 }  // namespace
 
-Shard::Shard(ShardOptions options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
+Shard::Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
              Observer& observer)
     : context_(new ShardContext{.options = options,
                                 .backend = backend,

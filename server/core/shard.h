@@ -89,7 +89,7 @@ struct ShardOptions {
 class Shard final : public ShardControl {
  public:
   // All references outlive the shard. `executor` runs the arithmetic; per layer the order is kept.
-  Shard(ShardOptions options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
+  Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
         Observer& observer);
   ~Shard() override;
 
