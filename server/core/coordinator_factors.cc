@@ -11,7 +11,7 @@
 namespace precondor {
 
 absl::Status Coordinator::SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold) {
-  const absl::Status status = shards_[shard].control->HoldFactors(hold);
+  absl::Status status = shards_[shard].control->HoldFactors(hold);
   if (!status.ok()) {
     logger_.Log(Severity::kWarning, hold.hold ? "factors not held again" : "factors not released",
                 {{"session", session.spec().name},
