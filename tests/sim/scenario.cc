@@ -54,7 +54,7 @@ FallbackConfig MakeFallback(Random& random) {
   }
 }
 
-void DrawFaults(Random& random, Scenario& scenario) {
+void DrawFaults(Random& random, size_t kinds, Scenario& scenario) {
   scenario.network.drop = 0.01 * static_cast<double>(random.Below(20));
   scenario.network.duplicate = 0.01 * static_cast<double>(random.Below(30));
   scenario.network.straggle = 0.01 * static_cast<double>(random.Below(10));
@@ -65,7 +65,7 @@ void DrawFaults(Random& random, Scenario& scenario) {
   using Loses = FaultKind::Loses;
   // Not both: what a shard had gathered and the rank that would send it again (docs/simulator.md).
   const Loses spared = random.Chance(0.5) ? Loses::kRank : Loses::kShard;
-  for (const FaultKind& kind : FaultKinds()) {
+  for (const FaultKind& kind : FaultKinds().first(std::min(kinds, FaultKinds().size()))) {
     if (kind.loses == spared || !random.Chance(0.3)) continue;
     const int64_t count = random.Between(1, 3);
     for (int64_t i = 0; i < count; ++i) {
@@ -79,7 +79,7 @@ void DrawFaults(Random& random, Scenario& scenario) {
 
 }  // namespace
 
-Scenario MakeScenario(uint64_t seed, const Hooks& hooks) {
+Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
   Random random(seed ^ 0x5ce0a210);
   Scenario scenario;
   scenario.seed = seed;
@@ -95,7 +95,7 @@ Scenario MakeScenario(uint64_t seed, const Hooks& hooks) {
   scenario.window_steps = static_cast<int>(random.Between(2, 3));
   scenario.snapshot_interval_steps = random.Below(5);
   if (random.Chance(0.2)) scenario.statistics_deadline = absl::Milliseconds(random.Between(5, 50));
-  if (!random.Chance(0.125)) DrawFaults(random, scenario);
+  if (!random.Chance(0.125)) DrawFaults(random, kinds, scenario);
   return scenario;
 }
 

@@ -2,6 +2,7 @@
 // Everything about a run, drawn from its seed before it begins.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -46,8 +47,8 @@ struct Scenario {
   Hooks hooks;
 };
 
-// Quiet for a seed in eight.
-Scenario MakeScenario(uint64_t seed, const Hooks& hooks);
+// Quiet for a seed in eight. Faults are of the first `kinds` in their table.
+Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds);
 
 std::string Describe(const Scenario& scenario);
 

@@ -2,6 +2,7 @@
 // Runs many seeds, or one: see --help.
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
+#include "tests/sim/found_seeds.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/world.h"
 
@@ -21,6 +23,9 @@ constexpr size_t kTraceLines = 120;
 
 constexpr char kUsage[] =
     "usage: sim_test [--first=SEED] [--seeds=COUNT] [--seed=SEED] [--trace=LINES] [--without=PROTECTION]\n"
+    "       sim_test --found\n"
+    "  --kinds    draws from so many kinds of faults, the first ones of their table\n"
+    "  --found    runs the seeds that have found something\n"
     "  --trace    lines of what happened that a failure is printed with\n"
     "  --without  switches off dedup, sealing, leases, fencing or checksums; then a failure is what is expected\n";
 
@@ -28,6 +33,8 @@ struct Flags {
   uint64_t first = 1;
   uint64_t seeds = 500;
   uint64_t trace = kTraceLines;
+  uint64_t kinds = std::numeric_limits<uint64_t>::max();
+  bool found = false;
   std::string without;
 };
 
@@ -39,10 +46,15 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
       flags.without = std::string(argument);
       continue;
     }
+    if (argument == "--found") {
+      flags.found = true;
+      continue;
+    }
     const bool one = absl::ConsumePrefix(&argument, "--seed=");
     uint64_t* value = one || absl::ConsumePrefix(&argument, "--first=") ? &flags.first
                       : absl::ConsumePrefix(&argument, "--seeds=")      ? &flags.seeds
                       : absl::ConsumePrefix(&argument, "--trace=")      ? &flags.trace
+                      : absl::ConsumePrefix(&argument, "--kinds=")      ? &flags.kinds
                                                                         : nullptr;
     if (value == nullptr || !absl::SimpleAtoi(argument, value)) return std::nullopt;
     if (one) flags.seeds = 1;
@@ -68,19 +80,39 @@ void PrintFailure(const Scenario& scenario, const std::string& failure, const Fl
   std::printf("%s\n%s\nfailed: %s\n", Describe(scenario).c_str(), again.trace_tail().c_str(), failure.c_str());
   if (same != failure) std::printf("and differently when run again: %s\n", same.c_str());
   const std::string without = flags.without.empty() ? "" : " --without=" + flags.without;
-  std::printf("replay: sim_test --seed=%llu%s\n", static_cast<unsigned long long>(scenario.seed), without.c_str());
+  const bool all = flags.kinds == Flags().kinds;
+  const std::string kinds = all ? "" : " --kinds=" + std::to_string(flags.kinds);
+  std::printf("replay: sim_test --seed=%llu%s%s\n", static_cast<unsigned long long>(scenario.seed), kinds.c_str(),
+              without.c_str());
+}
+
+// Whether the seed breaks no invariant.
+bool RunSeed(uint64_t seed, const Flags& flags, const Hooks& hooks) {
+  const Scenario scenario = MakeScenario(seed, hooks, flags.kinds);
+  World world(scenario, 0);
+  const std::string failure = world.Run();
+  if (!failure.empty()) PrintFailure(scenario, failure, flags);
+  return failure.empty();
 }
 
 int RunSeeds(const Flags& flags, const Hooks& hooks) {
   std::printf("seeds %llu ... %llu\n", static_cast<unsigned long long>(flags.first),
               static_cast<unsigned long long>(flags.first + flags.seeds - 1));
   for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
-    const Scenario scenario = MakeScenario(seed, hooks);
-    World world(scenario, 0);
-    const std::string failure = world.Run();
-    if (failure.empty()) continue;
-    PrintFailure(scenario, failure, flags);
-    std::printf("%llu seeds run\n", static_cast<unsigned long long>(seed - flags.first + 1));
+    if (RunSeed(seed, flags, hooks)) continue;
+    const uint64_t run = seed - flags.first + 1;
+    std::printf("%llu seeds run\n", static_cast<unsigned long long>(run));
+    return 1;
+  }
+  std::printf("no invariant was broken\n");
+  return 0;
+}
+
+int RunFoundSeeds(Flags flags, const Hooks& hooks) {
+  for (const FoundSeed& found : kFoundSeeds) {
+    flags.kinds = found.kinds;
+    if (RunSeed(found.seed, flags, hooks)) continue;
+    std::printf("it had found: %s\n", found.what);
     return 1;
   }
   std::printf("no invariant was broken\n");
@@ -102,7 +134,7 @@ int main(int argc, char** argv) {
     std::fputs(kUsage, stderr);
     return 2;
   }
-  const int failed = RunSeeds(*flags, *hooks);
+  const int failed = flags->found ? RunFoundSeeds(*flags, *hooks) : RunSeeds(*flags, *hooks);
   // Without a protection the simulator has to notice.
   return flags->without.empty() ? failed : 1 - failed;
 }

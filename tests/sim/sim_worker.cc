@@ -203,9 +203,9 @@ void SimWorker::Transmit(const Sent& sent) {
         const uint64_t of_shard = shard->process().life();
         shard->Deliver(
             header, part,
-            [=, this](absl::StatusOr<bool> ack) { back([=, this] { OnAck(header.key, sent, of_shard, ack); }); },
-            [=, this](absl::StatusOr<GradientResult> result) {
-              back([=, this] { OnResult(header.key, sent.which, result); });
+            [=, this](const absl::StatusOr<bool>& ack) { back([=, this] { OnAck(header.key, sent, of_shard, ack); }); },
+            [=, this](const absl::StatusOr<GradientResult>& result) {
+              back([=, this] { OnResult(header.key, sent.which, of_shard, result); });
             });
       });
 }
@@ -285,11 +285,16 @@ void SimWorker::OnAck(const ContributionKey& key, const Sent& sent, uint64_t lif
   FinishStepIfComplete();
 }
 
-void SimWorker::OnResult(const ContributionKey& key, PendingKey which, const absl::StatusOr<GradientResult>& result) {
+void SimWorker::OnResult(const ContributionKey& key, PendingKey which, uint64_t life,
+                         const absl::StatusOr<GradientResult>& result) {
+  OnLife(which.second, life);
   if (!Current(key)) return;
   if (!result.ok()) return OnError(result.status());
   world_.Fail(world_.job().NoteAnswer(generation_, step_, which.second, DigestOf(*result)));
-  pending_[which] = {.acknowledged = true, .answered = true};
+  Pending& state = pending_[which];
+  state.answered = true;
+  // An answer is good whoever gave it; that a shard which has been lost since had the gradient helps nobody now.
+  if (life >= lives_[which.second]) state.acknowledged = true;
   FinishStepIfComplete();
 }
 

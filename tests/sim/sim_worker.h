@@ -63,7 +63,8 @@ class SimWorker {
   bool Current(const ContributionKey& key) const;
   void OnAck(const ContributionKey& key, const Sent& sent, uint64_t life, const absl::StatusOr<bool>& ack);
   void OnAckOfKept(const Sent& sent, const absl::Status& ack);
-  void OnResult(const ContributionKey& key, PendingKey which, const absl::StatusOr<GradientResult>& result);
+  void OnResult(const ContributionKey& key, PendingKey which, uint64_t life,
+                const absl::StatusOr<GradientResult>& result);
   void OnError(const absl::Status& status);
   void FinishStepIfComplete();
   void SendReport();
