@@ -14,7 +14,7 @@ build_packages=(
 )
 test_packages=(
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck
-  etcd-server
+  etcd-server iproute2
   python3-venv python3-yaml python3-grpcio python3-protobuf python3-numpy
 )
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A service of real processes whose parts can be killed, stopped and brought back, and a training job on it.
 
-Everything listens on loopback, on ports that the system chose; a process that comes back takes the port it had. Only
-processes that were started here are signalled, by their pid.
+Everything listens on loopback unless a test says otherwise, on ports that the system chose; a process that comes back
+takes the port it had. Only processes that were started here are signalled, by their pid.
 """
 
 import json
@@ -150,12 +150,12 @@ def free_port():
 class Cluster:
     """One coordinator and `shards` shards with data folders. Use as a context manager.
 
-    `shard_host(i)` is the loopback address of shard i; `shard_prefix(folder)` a command that executes the shard whose data
-    are in `folder`.
+    `shard_host(i)` is the address of shard i; `shard_prefix(folder)` a command that executes the shard whose data are in
+    `folder`.
     """
 
     def __init__(self, binaries, folder, shards=2, shard_arguments=(), coordinator_arguments=(), durable=True,
-                 shard_host=lambda i: "127.0.0.1", shard_prefix=lambda folder: ()):
+                 shard_host=lambda i: "127.0.0.1", shard_prefix=lambda folder: (), coordinator_host="127.0.0.1"):
         def data(name):
             return [f"--data-dir={pathlib.Path(folder) / name / 'data'}"] if durable else []
 
@@ -173,7 +173,8 @@ class Cluster:
             ["--role=coordinator", "--shards=" + ",".join(shard.address for shard in self.shards),
              "--reconcile-interval-ms=100", "--shard-timeout-ms=2000",
              *([] if any("--etcd-endpoints" in one for one in coordinator_arguments) else data("coordinator")),
-             *coordinator_arguments])
+             *coordinator_arguments],
+            coordinator_host)
 
     def __enter__(self):
         try:
@@ -206,15 +207,18 @@ class Cluster:
 
 
 class Training:
-    """precondor-digits on a cluster: real data, four worker processes. Its result has the hash of the final weights."""
+    """precondor-digits on a cluster: real data, four worker processes. Its result has the hash of the final weights.
 
-    def __init__(self, binaries, cluster, folder, arguments=()):
+    `arguments` come after the usual ones and prevail over them. `prefix` is a command that ends by executing what follows.
+    """
+
+    def __init__(self, binaries, cluster, folder, arguments=(), prefix=()):
         self.results = pathlib.Path(folder) / "results.json"
         self.errors = pathlib.Path(folder) / "training.log"
         self.results.unlink(missing_ok=True)
         with open(self.errors, "wb") as log:
             self.process = subprocess.Popen(
-                [pathlib.Path(binaries) / "client/cpp/examples/precondor-digits",
+                [*prefix, pathlib.Path(binaries) / "client/cpp/examples/precondor-digits",
                  f"--coordinator={cluster.coordinator.address}", f"--shards={len(cluster.shards)}",
                  "--tasks=classifier", "--methods=signed-lowrank", "--optimizers=adamw", "--learning-rates=0.016",
                  "--seeds=1", f"--json={self.results}", *arguments],
@@ -228,12 +232,16 @@ class Training:
     def running(self):
         return self.process.poll() is None
 
-    def finish(self, deadline_s=600):
-        """Waits for the end; the run's row."""
+    def rows(self, deadline_s=600):
+        """Waits for the end; the rows of its results."""
         status = self.process.wait(deadline_s)
         if status != 0:
             raise Failure(f"precondor-digits ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
-        rows = json.loads(self.results.read_text())["runs"]
+        return json.loads(self.results.read_text())["runs"]
+
+    def finish(self, deadline_s=600):
+        """Waits for the end; the run's only row."""
+        rows = self.rows(deadline_s)
         if len(rows) != 1:
             raise Failure(f"expected one row, got {len(rows)}")
         return rows[0]

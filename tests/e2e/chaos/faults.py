@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of faults have in common: a run that is disturbed, and the weights that it must end with all the same."""
+
+import argparse
+import pathlib
+import random
+import tempfile
+import unittest
+
+from cluster import Cluster, Failure, Training, say, wait_for
+
+STEPS_A_FAULT = 40  # between two faults: the floor below which a run would be too quiet to mean anything
+LEAD_IN = 20        # steps before the first
+
+
+class FaultTest(unittest.TestCase):
+    binaries = None
+    kills = 4
+    seed = 1
+    undisturbed = {}  # weights by (steps, arguments)
+
+    def setUp(self):
+        self.random = random.Random(f"{self.seed} {self.id()}")
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def steps(self):
+        return LEAD_IN + STEPS_A_FAULT * (self.kills + 1)
+
+    def arguments(self, *more):
+        return [f"--steps={self.steps()}", *more]
+
+    def cluster(self, **options):
+        return Cluster(self.binaries, self.folder.name, **options)
+
+    def await_step(self, cluster, training, target):
+        """Waits until all workers have reported a step while the run goes on."""
+        def reached():
+            if not training.running():
+                training.finish()
+                raise Failure(f"the run ended before step {target}, where it was to be disturbed")
+            step = cluster.step()
+            return step is not None and step >= target
+
+        wait_for(f"step {target}", reached)
+
+    def await_progress(self, cluster, before):
+        wait_for("the job to go on", lambda: (cluster.step() or 0) > before + 2)
+
+    def await_standstill(self, cluster):
+        """The coordinator answers, and the step that it answers does not grow any more."""
+        seen = []
+
+        def still():
+            seen.append(cluster.step())
+            return len(seen) > 20 and len(set(seen[-20:])) == 1
+
+        wait_for("the job to stand still", still)
+
+    def train(self, cluster, disturb, *more, prefix=()):
+        """Trains, with `disturb(training)` at `kills` instants; the row of results."""
+        with Training(self.binaries, cluster, self.folder.name, self.arguments(*more), prefix) as training:
+            for fault in range(self.kills):
+                target = LEAD_IN + STEPS_A_FAULT * fault + self.random.randrange(STEPS_A_FAULT // 2)
+                self.await_step(cluster, training, target)
+                say(f"{self.id().split('.')[-1]}: fault {fault + 1} of {self.kills} at step {cluster.step()}")
+                disturb(training)
+            return training.finish()
+
+    def expect_undisturbed_weights(self, row, *more):
+        key = (self.steps(), more)
+        if key not in FaultTest.undisturbed:
+            with tempfile.TemporaryDirectory() as folder, Cluster(self.binaries, folder, durable=False) as cluster:
+                with Training(self.binaries, cluster, folder, self.arguments(*more)) as training:
+                    FaultTest.undisturbed[key] = training.finish()
+        expected = FaultTest.undisturbed[key]
+        self.assertEqual(row["weights_hash"], expected["weights_hash"], "other weights than without faults")
+        self.assertEqual(row["final_loss"], expected["final_loss"])
+        self.assertEqual(row["steps"], expected["steps"])
+
+
+def argument_parser(doc):
+    """Of a test program, whose text on usage is `doc`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binaries", required=True, type=pathlib.Path)
+    parser.add_argument("--kills", type=int, default=FaultTest.kills)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("-k", dest="pattern")
+    return parser
+
+
+def run(name, options):
+    """Runs the tests of the main module with what the parser found."""
+    FaultTest.binaries, FaultTest.kills, FaultTest.seed = options.binaries.resolve(), options.kills, options.seed
+    say(f"{name}: {options.kills} faults a run, --seed={options.seed}")
+    unittest.main(module="__main__", argv=[name, "-v"] + (["-k", options.pattern] if options.pattern else []))
