@@ -93,7 +93,7 @@ class ShardClient final : public ShardControl {
       MutexLock lock(mu_);
       calls_.erase(&context);
     });
-    const absl::Status status = wire::FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
+    absl::Status status = wire::FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
     if (status.ok()) return status;
     // A shard that does not answer in time is unavailable to whoever asked the coordinator.
     const absl::StatusCode code = absl::IsDeadlineExceeded(status) ? absl::StatusCode::kUnavailable : status.code();

@@ -22,6 +22,7 @@
 #include "precondor/client.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/relay.h"
+#include "tests/support/dead_port.h"
 
 namespace precondor {
 namespace {
@@ -281,12 +282,9 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
     granted = std::max(granted, job.workers[rank]->ReportStep(4, 1.0, 1, true, 0.1)->lease_through_step);
   }
   ASSERT_EQ(granted, 4 + kLease);
-  // A port that nobody has, and every connection to the real one cut.
   const int there = job.server->app().port();
-  RawServer elsewhere;
-  const int nowhere = elsewhere.app().port();
-  elsewhere.owned_app().reset();
-  job.relay.Target(nowhere);
+  const DeadPort nowhere;
+  job.relay.Target(nowhere.number());
   job.relay.Cut();
 
   std::vector<std::vector<std::vector<Answer>>> all(10, std::vector<std::vector<Answer>>(kWorkers));

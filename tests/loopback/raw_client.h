@@ -140,7 +140,7 @@ inline std::string RawFloats(int count, uint64_t salt) {
   std::string bytes(static_cast<size_t>(count) * 4, '\0');
   for (int i = 0; i < count; ++i) {
     const float value = static_cast<float>((static_cast<uint64_t>(i) * 37 + salt * 101) % 64) / 32.0f - 1.0f;
-    std::memcpy(bytes.data() + 4 * i, &value, 4);
+    std::memcpy(bytes.data() + size_t{4} * static_cast<size_t>(i), &value, 4);
   }
   return bytes;
 }

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A coordinator and its shards, each as a server of its own: what goes wrong between them, and their ends.
 #include <memory>
-#include <netinet/in.h>
 #include <string>
-#include <sys/socket.h>
-#include <unistd.h>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -12,6 +9,7 @@
 #include "precondor/v1/shard.grpc.pb.h"
 #include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/support/dead_port.h"
 
 namespace precondor {
 namespace {
@@ -50,28 +48,6 @@ void ExpectEmpty(RawServer& shard) {
   EXPECT_EQ(InfoOf(shard).reserved_bytes(), 0u);
   EXPECT_EQ(InfoOf(shard).sessions(), 0u);
 }
-
-// An address at which nobody listens, and nobody else can meanwhile.
-class DeadAddress {
- public:
-  DeadAddress() {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
-    text_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
-  }
-  ~DeadAddress() { close(fd_); }
-  DeadAddress(const DeadAddress&) = delete;
-  DeadAddress& operator=(const DeadAddress&) = delete;
-  const std::string& text() const { return text_; }
-
- private:
-  const int fd_ = socket(AF_INET, SOCK_STREAM, 0);
-  std::string text_;
-};
 
 // Describes itself like any other, and refuses every installation.
 class RefusingShard final : public v1::ShardService::Service {
@@ -159,11 +135,11 @@ TEST_F(ServerRolesTest, ASessionLivesOnBothShardsAndLeavesNothingBehind) {
 
 TEST_F(ServerRolesTest, AShardThatIsNotThereMakesOpenUnavailable) {
   const std::unique_ptr<RawServer> live = StartShard();
-  const DeadAddress dead;
-  const auto coordinator = StartCoordinator({AddressOf(*live), dead.text()}, 200);
+  const DeadPort dead;
+  const auto coordinator = StartCoordinator({AddressOf(*live), dead.address()}, 200);
   const grpc::Status status = coordinator->Open(RawServer::Spec("job"));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("session \"job\""), HasSubstr("shard " + dead.text())));
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("session \"job\""), HasSubstr("shard " + dead.address())));
   ExpectEmpty(*live);
   EXPECT_EQ(InfoOf(*coordinator).sessions(), 0u);
   EXPECT_EQ(InfoOf(*coordinator).shards_size(), 2);
