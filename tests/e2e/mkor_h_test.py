@@ -9,11 +9,14 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent / "chaos"))
+# pylint: disable=wrong-import-position
+from cluster import Cluster, Training
+from link import Fault, Link, enter_own_network, server_address, why_no_link
 
 # The final losses of always-second-order runs differ by about this share of their median from seed to seed: a smaller
 # difference says nothing of the method.
@@ -21,66 +24,28 @@ TOLERANCE = 1.05
 SEEDS = 3
 
 
-class Service:
-    """Two shards and a coordinator on free ports."""
-
-    def __init__(self, program, folder):
-        self.program, self.folder, self.processes = program, folder, []
-        try:
-            shards = [self.start(f"shard-{i}", "--role=shard") for i in range(2)]
-            self.coordinator = self.start("coordinator", "--role=coordinator", "--shards=" + ",".join(shards))
-        except BaseException:
-            self.stop()
-            raise
-
-    def start(self, name, *flags):
-        port_file = self.folder / f"{name}.port"
-        log = open(self.folder / f"{name}.log", "wb")  # pylint: disable=consider-using-with
-        process = subprocess.Popen(  # pylint: disable=consider-using-with
-            [self.program, "--listen=127.0.0.1:0", f"--port-file={port_file}", "--log-format=json", *flags],
-            stdout=log, stderr=subprocess.STDOUT)
-        log.close()
-        self.processes.append(process)
-        deadline = time.monotonic() + 60
-        while not port_file.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"{name} did not start: {(self.folder / f'{name}.log').read_text()}")
-            try:
-                process.wait(timeout=0.02)
-            except subprocess.TimeoutExpired:
-                pass
-        return f"127.0.0.1:{port_file.read_text().strip()}"
-
-    def mode_changes(self):
-        log = (self.folder / "coordinator.log").read_text().splitlines()
-        lines = [json.loads(line) for line in log if line.startswith("{")]
-        return [line for line in lines if line["message"] == "mode changes"]
-
-    def stop(self):
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            process.wait(timeout=30)
-
-
 class MkorH(unittest.TestCase):
     binaries = None
+    no_link = None
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        self.service = Service(self.binaries / "server/precondor-server", self.folder)
-        self.addCleanup(self.service.stop)
+        self.folder = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
+        self.addCleanup(self.folder.cleanup)
 
-    def train(self, *flags):
+    def serve(self, *flags, **hosts):
+        """The coordinator gets the flags."""
+        self.cluster = self.enterContext(Cluster(self.binaries, self.folder.name, durable=False,
+                                                 coordinator_arguments=["--log-format=json", *flags], **hosts))
+
+    def train(self, *flags, prefix=()):
         """The rows that precondor-digits reports."""
-        results = self.folder / "runs.json"
-        subprocess.run([self.binaries / "client/cpp/examples/precondor-digits",
-                        "--coordinator", self.service.coordinator, "--shards=2", "--workers=4", f"--seeds={SEEDS}",
-                        "--optimizers=adamw", f"--json={results}", *flags],
-                       stdin=subprocess.DEVNULL, check=True)
-        return json.loads(results.read_text())["runs"]
+        with Training(self.binaries, self.cluster, self.folder.name, [f"--seeds={SEEDS}", *flags], prefix) as training:
+            return training.rows()
+
+    def mode_changes(self):
+        log = (self.cluster.coordinator.folder / "log").read_text().splitlines()
+        lines = [json.loads(line) for line in log if line.startswith("{")]
+        return [line for line in lines if line["message"] == "mode changes"]
 
     def expect_as_good(self, fallen_back, always):
         self.assertEqual(len(fallen_back["final_loss"]), SEEDS)
@@ -88,6 +53,7 @@ class MkorH(unittest.TestCase):
                              TOLERANCE * statistics.median(always["final_loss"]))
 
     def test_loss_rate_falls_back_late_and_moves_no_gradient_from_then_on(self):
+        self.serve()
         always, mkor_h = self.train("--tasks=autoencoder", "--methods=signed-lowrank,mkor-h", "--exchange=delegate",
                                     "--learning-rates=0.032")
         self.assertEqual(always["first_order_from"], [None] * SEEDS)
@@ -107,13 +73,14 @@ class MkorH(unittest.TestCase):
                 self.assertEqual(after["bytes_per_step"], {"statistics": 0, "gradients": 0})
         self.expect_as_good(mkor_h, always)
         # One decision a run, which the coordinator gives its reason for.
-        changes = self.service.mode_changes()
+        changes = self.mode_changes()
         self.assertEqual([change["from_step"] for change in changes], mkor_h["first_order_from"])
         for change in changes:
             self.assertEqual((change["mode"], change["rule"]), ("FIRST_ORDER", "LOSS_RATE"))
             self.assertLess(change["rate"], change["threshold_rate"])
 
     def test_at_step_is_exact_and_direct_goes_on_averaging(self):
+        self.serve()
         flags = ["--tasks=classifier", "--methods=signed-lowrank", "--exchange=direct", "--learning-rates=0.016"]
         (always,) = self.train(*flags)
         (fallen_back,) = self.train(*flags, "--fallback=at-step:150")
@@ -126,12 +93,36 @@ class MkorH(unittest.TestCase):
             self.assertEqual(after["bytes_per_step"]["gradients"], before["bytes_per_step"]["gradients"])
         self.expect_as_good(fallen_back, always)
 
+    def test_cost_aware_falls_back_where_a_second_order_step_is_dear(self):
+        """It is a journey to the shards and back; a step in first order has no need of them."""
+        if self.no_link:
+            self.skipTest(self.no_link)
+        link = self.enterContext(Link(seed=1, servers=3))
+        self.serve("--lease-steps=8", coordinator_host=server_address(0), shard_host=lambda i: server_address(1 + i))
+        far = Fault(delay_s=0.010, servers=(server_address(1), server_address(2)))
+        link.set(to_servers=far, to_workers=far)
+        (row,) = self.train("--tasks=autoencoder", "--exchange=delegate", "--learning-rates=0.032",
+                            "--fallback=cost-aware", "--seeds=2", prefix=link.prefix)
+        for modes in row["modes"]:
+            self.assertEqual(modes[-1]["mode"], "FIRST_ORDER")
+            # A round waits 60 steps, measures 3 times 20, and changes modes twice, which takes 8 leased steps and 5 to
+            # settle. Two have to be won.
+            self.assertGreaterEqual(modes[-1]["first_step"], 2 * (60 + 3 * 20 + 2 * (8 + 5)))
+            self.assertLess(modes[-1]["first_step"], 600)
+            for stretch in modes:
+                if stretch["mode"] == "SECOND_ORDER":
+                    self.assertGreaterEqual(stretch["seconds"], stretch["steps"] * 2 * far.delay_s)
+        decided = [change for change in self.mode_changes() if change["rule"] == "FIRST_ORDER_PAYS"]
+        self.assertEqual([change["from_step"] for change in decided],
+                         [modes[-1]["first_step"] for modes in row["modes"]])
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binaries", type=pathlib.Path, required=True)
     args, rest = parser.parse_known_args()
     MkorH.binaries = args.binaries.resolve()
+    MkorH.no_link = enter_own_network(sys.argv) or why_no_link()
     unittest.main(argv=[sys.argv[0], *rest])
 
 

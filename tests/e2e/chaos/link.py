@@ -21,6 +21,7 @@ import pathlib
 import random
 import selectors
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -33,6 +34,7 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 TCP, SYN, ACK = 6, 0x02, 0x10
+SERVER = {"to_servers": slice(16, 20), "to_workers": slice(12, 16)}  # its address in an IPv4 header
 
 
 def server_address(i):
@@ -46,6 +48,7 @@ class Fault:
     loss: float = 0.0      # probability that one is lost
     delay_s: float = 0.0
     jitter_s: float = 0.0  # each is delayed by delay_s and up to as much more or less, uniformly; they overtake each other
+    servers: tuple = ()    # addresses of the servers whose packets these are; none: all of them
 
 
 @dataclasses.dataclass
@@ -180,7 +183,7 @@ class Forwarder:
         self.last_delivered = collections.Counter()  # serial by direction
 
     def take(self, direction):
-        fault, counters = self.faults[direction], self.counters[direction]
+        fault_there, counters = self.faults[direction], self.counters[direction]
         while True:
             try:
                 packet = os.read(self.source[direction], 1 << 16)
@@ -191,6 +194,8 @@ class Forwarder:
             counters.packets += 1
             counters.bytes += len(packet)
             counters.connects += _is_connect(packet)
+            server = socket.inet_ntoa(packet[SERVER[direction]])
+            fault = fault_there if not fault_there.servers or server in fault_there.servers else Fault()
             if self.random.random() < fault.loss:
                 counters.dropped += 1
                 continue
