@@ -603,7 +603,9 @@ void Coordinator::Reconcile() {
         if (session->placement()[s].layers.empty()) continue;
         const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
                                        [id = id](const HeldSession& one) { return one.session_id == id; });
-        const bool current = held != description->sessions.end() && held->epoch == session->epoch();
+        // One that comes back from a log that its disk would not take may have forgotten who joined.
+        const bool current =
+            held != description->sessions.end() && held->epoch == session->epoch() && held->joined >= session->joined();
         if (!current || !session->shards_told()) lacking.push_back(session->spec().name);
       }
     }

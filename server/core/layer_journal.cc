@@ -84,6 +84,7 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& 
 
 void LayerJournal::FactorsChanged(bool held) {
   if (journal_ == nullptr) return;
+  ++updates_;
   journal_->Append(FactorsRecord{.at = At(settled_.empty() ? 0 : settled_.back().step), .held = held});
 }
 

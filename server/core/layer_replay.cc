@@ -48,13 +48,18 @@ ReplayedStep* LayerReplay::Find(const LayerStep& at, Mode mode) {
   return &found;
 }
 
+absl::Status LayerReplay::Receive(const LayerStep& at) {
+  if (at.updates == received_ + 1) {
+    ++received_;
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat("layer ", at.layer, " step ", at.step, ": expected update ", received_ + 1, ", got ", at.updates));
+}
+
 absl::Status LayerReplay::Add(UpdateRecord record) {
   if (record.at.updates <= image_updates_) return absl::OkStatus();
-  if (record.at.updates != received_ + 1) {
-    return absl::DataLossError(absl::StrCat("layer ", record.at.layer, " step ", record.at.step, ": expected update ",
-                                            received_ + 1, ", got ", record.at.updates));
-  }
-  ++received_;
+  PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
   ReplayedStep* step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) {
     Apply({.settled = {}, .votes = std::move(record.votes)});
@@ -82,11 +87,13 @@ absl::Status LayerReplay::SetHeld(bool held) {
 }
 
 absl::Status LayerReplay::Add(const FactorsRecord& record) {
-  if (record.at.updates < image_updates_) return absl::OkStatus();
+  if (record.at.updates <= image_updates_) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
   // What came before belongs to the factors that go.
   for (auto& [number, step] : steps_) {
     Apply(std::exchange(step, {.settled = step.settled, .votes = {}, .failed = step.failed}));
   }
+  ++applied_;
   return SetHeld(record.held);
 }
 

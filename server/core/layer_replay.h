@@ -34,13 +34,13 @@ class LayerReplay {
   absl::Status Add(UpdateRecord record);
   void Add(const FailedUpdateRecord& record);
   void Add(const PlanRecord& record);
-  // Errors: those of Method::MakeState.
+  // The same, and those of Method::MakeState.
   absl::Status Add(const FactorsRecord& record);
 
   // Ends it. The job may have gone back to an earlier step, in epoch `began`, since the last record.
   struct Outcome {
     uint64_t began = 0;
-    uint64_t updates = 0;  // applied
+    uint64_t updates = 0;  // of LayerStep::updates, those in `steps` not included
     std::map<uint64_t, ReplayedStep> steps;
   };
   Outcome Finish(uint64_t began);
@@ -48,6 +48,8 @@ class LayerReplay {
  private:
   void BeginAt(uint64_t began);
   absl::Status SetHeld(bool held);
+  // DataLoss: not the next of the records that change factors.
+  absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
   void Apply(ReplayedStep step);
 
@@ -55,7 +57,7 @@ class LayerReplay {
   const uint64_t window_;
   uint64_t began_ = 0;
   uint64_t image_updates_ = 0;
-  uint64_t received_ = 0;  // update records, those of the image included
+  uint64_t received_ = 0;  // of LayerStep::updates, those of the image included
   uint64_t applied_ = 0;
   std::map<uint64_t, ReplayedStep> steps_;
 };

@@ -81,7 +81,8 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
                                     .name = session.spec.name,
                                     .epoch = session.epoch,
                                     .reserved_bytes = session.reserved_bytes,
-                                    .factors_released = session.factors_released});
+                                    .factors_released = session.factors_released,
+                                    .joined = session.joined});
   }
   return description;
 }
@@ -95,7 +96,8 @@ absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bo
   PRECONDOR_RETURN_IF_ERROR(CheckInstall(install));
   if (absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(install.session_id); session.ok()) {
     // Before the layers' records of the new epoch; a replay refuses it for the reason that Reinstall has.
-    if (record) Record(InstallRecord{install});
+    // One that comes late says less than those before it did.
+    if (record && (*session)->IsNews(install)) Record(InstallRecord{install});
     PRECONDOR_RETURN_IF_ERROR((*session)->Reinstall(install));
     return (*session)->factors().reserved_bytes();
   }

@@ -26,6 +26,7 @@ struct HeldSession {
   uint64_t epoch = 0;
   int64_t reserved_bytes = 0;
   bool factors_released = false;
+  uint32_t joined = 0;  // ranks that the shard knows the holders of
 };
 
 struct ShardDescription {

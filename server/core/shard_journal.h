@@ -21,7 +21,7 @@ struct LayerStep {
   uint32_t layer = 0;
   uint64_t step = 0;
   uint64_t began = 0;  // the epoch in which the job last went back to an earlier step, dropping the layer's open steps
-  uint64_t updates = 0;  // the layer's update records so far, this one included: a gap shows
+  uint64_t updates = 0;  // the layer's records of updates and factors so far, this one included: a gap shows
 };
 
 // What a step's gradient was, or will be, answered with.

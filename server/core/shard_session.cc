@@ -117,6 +117,13 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
   return absl::OkStatus();
 }
 
+bool ShardSession::IsNews(const SessionInstall& install) const {
+  const std::shared_ptr<const Membership> known = membership();
+  if (install.epoch != known->epoch || known->fenced) return install.epoch >= known->epoch;
+  return std::any_of(install.members.begin(), install.members.end(),
+                     [&](const Member& member) { return known->incarnations[member.rank] == 0; });
+}
+
 absl::Status ShardSession::EpochHasBegun(uint64_t epoch) const {
   return ReasonedStatus(StatusCode::kAborted, ErrorReason::kStaleEpoch,
                         absl::StrCat("session \"", spec().name, "\": epoch ", epoch, " has begun, join again"));

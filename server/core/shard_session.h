@@ -33,6 +33,8 @@ class ShardSession {
   // A later Install of the session (see ShardControl). FailedPrecondition: SPEC_MISMATCH, STALE_EPOCH, or
   // STALE_INCARNATION when a rank has another holder in the same epoch.
   absl::Status Reinstall(const SessionInstall& install);
+  // Whether Reinstall would change the membership.
+  bool IsNews(const SessionInstall& install) const;
   // See ShardControl.
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
 

@@ -8,6 +8,24 @@
 #include "kernels/base/status_macros.h"
 
 namespace precondor::recovery {
+namespace {
+
+// Where in its layer's life; nullopt: it is of no layer.
+std::optional<LayerStep> PlaceOf(const ShardRecord& record) {
+  return std::visit(
+      [](const auto& one) -> std::optional<LayerStep> {
+        if constexpr (requires { one.at; }) return one.at;
+        return std::nullopt;
+      },
+      record);
+}
+
+// Whether an image of the cut has in it whatever happened at `step`.
+bool Holds(const LayerStep& cut, const LayerStep& step) {
+  return cut.began > step.began || (cut.began == step.began && cut.step > step.step);
+}
+
+}  // namespace
 
 ShardLog::ShardLog(store::FileSystem& fs, std::string dir, ShardLogOptions options, const Clock& clock, Logger& logger,
                    Observer& observer)
@@ -54,7 +72,7 @@ absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay) {
   }
   MutexLock lock(mu_);
   log_ = std::move(log);
-  syncer_ = std::thread([this] { SyncLoop(); });
+  if (options_.background) syncer_ = std::thread([this] { SyncLoop(); });
   return absl::OkStatus();
 }
 
@@ -99,7 +117,7 @@ void ShardLog::Miss(const ShardRecord& record, const absl::Status& why) {
   changed_.notify_all();
   if (found == sessions_.end()) return;
   Session& session = found->second;
-  if (const auto* update = std::get_if<UpdateRecord>(&record)) session.missed[update->at.layer] = update->at.updates;
+  if (const std::optional<LayerStep> at = PlaceOf(record); at.has_value()) session.missed[at->layer] = *at;
   if (std::exchange(session.stale, true)) return;
   observer_.OnLogStale(session.name, true);
   logger_.Log(Severity::kError, "log is stale: the session cannot come back until its next snapshot",
@@ -121,15 +139,15 @@ std::optional<InstallRecord> ShardLog::InstallOf(uint64_t session_id) const {
   return std::get<InstallRecord>(*std::move(decoded));
 }
 
-void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, uint64_t>& updates) {
+void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& cuts) {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return;
   Session& session = found->second;
   session.needed_from = std::max(session.needed_from, sequence);
   for (auto missed = session.missed.begin(); missed != session.missed.end();) {
-    const auto held = updates.find(missed->first);
-    missed = held != updates.end() && held->second >= missed->second ? session.missed.erase(missed) : std::next(missed);
+    const auto cut = cuts.find(missed->first);
+    missed = cut != cuts.end() && Holds(cut->second, missed->second) ? session.missed.erase(missed) : std::next(missed);
   }
   if (session.stale && session.missed.empty() && log_ != nullptr && log_->health().ok()) {
     session.stale = false;
@@ -168,33 +186,45 @@ void ShardLog::WaitSynced() {
   });
 }
 
+absl::Duration ShardLog::Work() {
+  std::shared_ptr<store::RecordLog> log;
+  {
+    MutexLock lock(mu_);
+    log = log_;
+  }
+  // Without the lock: nobody who appends waits for the disk, nor for a log to be read that is opened again.
+  if (log == nullptr) {
+    Reopen();
+  } else if (!log->Sync().ok()) {
+    Abandon(log);
+  }
+  log.reset();
+  MutexLock lock(mu_);
+  changed_.notify_all();
+  return log_ == nullptr ? options_.reopen_interval : options_.sync_interval;
+}
+
 void ShardLog::SyncLoop() {
   for (;;) {
-    std::shared_ptr<store::RecordLog> log;
     bool last = false;
     {
       MutexLock lock(mu_);
       changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
         return stopping_ || log_ == nullptr || log_->synced_before() < log_->next_sequence() || !log_->health().ok();
       });
-      log = log_;
       last = stopping_;
+      if (last && log_ == nullptr) return;
     }
-    // Without the lock: nobody who appends waits for the disk, nor for a log to be read that is opened again.
-    if (log != nullptr && !log->Sync().ok()) Abandon(std::move(log));
-    if (log == nullptr && !last) Reopen();
-    log.reset();
-    MutexLock lock(mu_);
-    changed_.notify_all();
+    const absl::Duration pause = Work();
     if (last) return;
-    const absl::Duration pause = log_ == nullptr ? options_.reopen_interval : options_.sync_interval;
+    MutexLock lock(mu_);
     changed_.wait_for(mu_, absl::ToChronoNanoseconds(pause),
                       [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; });
   }
 }
 
 // It may lack records of any session that the system has taken and could not write.
-void ShardLog::Abandon(std::shared_ptr<store::RecordLog> log) {
+void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   observer_.OnLogAppend(0, false);
   MutexLock lock(mu_);
   broken_ = log->health();

@@ -30,6 +30,7 @@ struct ShardLogOptions {
   absl::Duration sync_interval = absl::Milliseconds(50);  // records of so long share a sync
   absl::Duration reopen_interval = absl::Seconds(5);      // after the disk has failed
   absl::Duration progress_interval = absl::Seconds(5);    // between two lines about a long replay
+  bool background = true;  // false: nothing happens by itself, the owner calls Work (tests/sim)
 };
 
 // Thread-safe. When the disk fails, serving goes on: the sessions concerned are *stale*, which is told to the observer
@@ -55,21 +56,24 @@ class ShardLog {
   // Nullopt: no such session.
   std::optional<InstallRecord> InstallOf(uint64_t session_id) const;
 
-  // A snapshot of the session is durable: the log is needed from `sequence` on, and `updates` of each layer are in it.
-  void OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, uint64_t>& updates);
+  // A snapshot of the session is durable: the log is needed from `sequence` on, and `cuts` is where its images begin.
+  void OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& cuts);
 
   bool stale(uint64_t session_id) const;
   bool writable() const;
   // Everything appended so far is on the disk, or the disk has failed.
   void WaitSynced();
+  // One turn of the background: syncs, or opens the log again after the disk has failed. Returns the pause until the
+  // next. One caller at a time.
+  absl::Duration Work();
 
  private:
   struct Session {
     std::string name;
     EncodedRecord install;
     uint64_t epoch = 0;
-    uint64_t needed_from = 0;             // records below it are of no use to it
-    std::map<uint32_t, uint64_t> missed;  // by layer: updates up to which the log may lack some
+    uint64_t needed_from = 0;              // records below it are of no use to it
+    std::map<uint32_t, LayerStep> missed;  // by layer: the last that the log may lack a record of
     bool stale = false;
   };
 
@@ -78,7 +82,7 @@ class ShardLog {
   void Miss(const ShardRecord& record, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropUnneeded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SyncLoop();
-  void Abandon(std::shared_ptr<store::RecordLog> log);
+  void Abandon(const std::shared_ptr<store::RecordLog>& log);
   void Reopen();
 
   store::FileSystem& fs_;

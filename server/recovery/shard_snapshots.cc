@@ -48,8 +48,9 @@ absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
 
 }  // namespace
 
-ShardSnapshots::ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer)
-    : fs_(fs), dir_(std::move(dir)), logger_(logger), observer_(observer) {}
+ShardSnapshots::ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer,
+                               bool background)
+    : fs_(fs), dir_(std::move(dir)), logger_(logger), observer_(observer), background_(background) {}
 
 ShardSnapshots::~ShardSnapshots() {
   {
@@ -86,7 +87,7 @@ absl::Status ShardSnapshots::Open(const std::function<void(const SessionSnapshot
     }
     restore(snapshot);
   }
-  writer_ = std::thread([this] { Loop(); });
+  if (background_) writer_ = std::thread([this] { Loop(); });
   return absl::OkStatus();
 }
 
@@ -156,20 +157,30 @@ void ShardSnapshots::Post(Job job) {
   changed_.notify_all();
 }
 
+bool ShardSnapshots::Work() {
+  Job job;
+  {
+    MutexLock lock(mu_);
+    if (jobs_.empty()) return false;
+    job = std::move(jobs_.front());
+    jobs_.pop_front();
+    busy_ = true;
+  }
+  job();
+  MutexLock lock(mu_);
+  busy_ = false;
+  changed_.notify_all();
+  return true;
+}
+
 void ShardSnapshots::Loop() {
   for (;;) {
-    Job job;
     {
       MutexLock lock(mu_);
-      busy_ = false;
-      changed_.notify_all();
       changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !jobs_.empty(); });
       if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
-      busy_ = true;
     }
-    job();
+    Work();
   }
 }
 

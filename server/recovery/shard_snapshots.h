@@ -48,8 +48,8 @@ class ShardSnapshots {
   // the newest is damaged. On the writer's thread.
   using Durable = std::function<void(const SessionSnapshot& snapshot, uint64_t sequence)>;
 
-  // References outlive it.
-  ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer);
+  // References outlive it. Without `background` nothing is written but by Work.
+  ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer, bool background = true);
   // Finishes what is being written.
   ~ShardSnapshots();
 
@@ -68,6 +68,8 @@ class ShardSnapshots {
 
   // What was handed over so far is written, or given up.
   void WaitIdle();
+  // Writes or removes one snapshot that was handed over; false when there is none. One caller at a time.
+  bool Work();
 
  private:
   struct Gathering {
@@ -91,6 +93,7 @@ class ShardSnapshots {
   const std::string dir_;
   Logger& logger_;
   Observer& observer_;
+  const bool background_;
   Durable durable_;
 
   mutable Mutex mu_;

@@ -13,7 +13,7 @@ ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOpti
     : fs_(fs),
       dir_(store::JoinPath(data_dir, "shard")),
       log_(fs, store::JoinPath(dir_, "log"), options, clock, logger, observer),
-      snapshots_(fs, store::JoinPath(dir_, "snapshots"), logger, observer) {}
+      snapshots_(fs, store::JoinPath(dir_, "snapshots"), logger, observer, options.background) {}
 
 absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, store::ParentDir(dir_)));
@@ -46,9 +46,9 @@ void ShardStore::Keep(LayerImage image) {
 }
 
 void ShardStore::OnDurable(const SessionSnapshot& snapshot, uint64_t sequence) {
-  std::map<uint32_t, uint64_t> updates;
-  for (const auto& [layer, image] : snapshot.images) updates[layer] = image.at.updates;
-  log_.OnSnapshot(snapshot.install.install.session_id, sequence, updates);
+  std::map<uint32_t, LayerStep> cuts;
+  for (const auto& [layer, image] : snapshot.images) cuts[layer] = image.at;
+  log_.OnSnapshot(snapshot.install.install.session_id, sequence, cuts);
 }
 
 }  // namespace precondor::recovery

@@ -213,6 +213,7 @@ v1::DescribeShardResponse EncodeDescription(const ShardDescription& description)
     held->set_epoch(session.epoch);
     held->set_reserved_bytes(static_cast<uint64_t>(session.reserved_bytes));
     held->set_factors_released(session.factors_released);
+    held->set_joined(session.joined);
   }
   return out;
 }
@@ -228,7 +229,7 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   }
   for (const v1::HeldSession& session : response.sessions()) {
     out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes()),
-                            session.factors_released()});
+                            session.factors_released(), session.joined()});
   }
   return out;
 }

@@ -37,7 +37,18 @@ OURS = [
     ("tests/reference/", ["kernels/base/"]),
     ("tests/unit/kernels/", ["kernels/", "tests/reference/", "tests/support/"]),
     ("tests/conformance/", ["kernels/", "tests/reference/", "tests/support/"]),
-    ("tests/sim/", ["kernels/", "server/core/", "server/policy/", "server/store/", "tests/reference/", "tests/support/"]),
+    (
+        "tests/sim/",
+        [
+            "kernels/",
+            "server/core/",
+            "server/policy/",
+            "server/recovery/",
+            "server/store/",
+            "tests/reference/",
+            "tests/support/",
+        ],
+    ),
     ("tests/", ["kernels/", "server/", "client/", "proto/", "precondor/", "tests/"]),
 ]
 OUR_ROOTS = ("kernels/", "server/", "client/", "proto/", "precondor/", "tests/")

@@ -2,6 +2,7 @@
 #include "tests/sim/fault_kinds.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -116,6 +117,25 @@ void FillDisk(World& world) {
   world.queue().After(SomeTime(world), [&world] { world.coordinator().journal().set_full(false); });
 }
 
+void HurtShardDisk(World& world, const char* how, const std::function<void(SimShardDisk&)>& hurt) {
+  SimShard& shard = SomeShard(world);
+  hurt(shard.disk());
+  world.trace().Note([&] { return "the disk of " + shard.process().name() + " " + how; });
+  world.queue().After(SomeTime(world), [&shard] { shard.disk().Mend(); });
+}
+
+void FillShardDisk(World& world) {
+  HurtShardDisk(world, "is full", [&](SimShardDisk& disk) { disk.Fill(world.random().Below(3000)); });
+}
+
+void FailShardDisk(World& world) {
+  HurtShardDisk(world, "fails", [&](SimShardDisk& disk) { disk.Fail(0.3); });
+}
+
+void SlowShardDisk(World& world) {
+  HurtShardDisk(world, "is slow", [&](SimShardDisk& disk) { disk.SlowDown(world.random().Between(1, 5000)); });
+}
+
 void JumpClock(World& world) {
   const int64_t by_us = world.random().Between(-900'000'000, 900'000'000);
   if (world.random().Chance(0.5)) {
@@ -150,6 +170,9 @@ constexpr FaultKind kFaultKinds[] = {
     {"fill_disk", FillDisk},
     {"jump_clock", JumpClock},
     {"set_mode", SetMode},
+    {"fill_shard_disk", FillShardDisk},
+    {"fail_shard_disk", FailShardDisk},
+    {"slow_shard_disk", SlowShardDisk},
 };
 
 }  // namespace

@@ -19,7 +19,6 @@ SessionSpec MakeSpec(Random& random) {
   spec.warmup_steps = static_cast<int32_t>(random.Between(0, 3));
   spec.staleness_steps = static_cast<int32_t>(random.Between(0, 1));
   spec.statistics_dtype = DType::kF32;
-  spec.method.name = "sim";
   const int64_t layers = random.Between(1, 3);
   for (int64_t i = 0; i < layers; ++i) {
     spec.layers.push_back({.name = "layer" + std::to_string(i),

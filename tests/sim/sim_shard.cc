@@ -12,6 +12,7 @@ namespace precondor::sim {
 namespace {
 
 constexpr int64_t kTickMicros = 7000;
+constexpr int64_t kRestartMicros = 5000;
 
 std::string MembersText(const std::vector<Member>& members) {
   std::string text;
@@ -30,8 +31,7 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
       clock_(world.queue()),
       backend_(backend),
       options_(std::move(options)),
-      disk_(process_, world.random(), world.scenario().seed ^ Mix(id), world.scenario().hooks.verify_checksums) {
-  options_.journal = &disk_;
+      disk_(world, process_, clock_, world.scenario().seed ^ Mix(id), world.scenario().hooks.verify_checksums) {
   events_.updated = [this](const std::string& layer, const Stacked& update, const MethodState& after) {
     world_.trace().Note([&] { return process_.name() + " updates " + layer + " to " + std::to_string(after.version); });
     world_.Fail(world_.witness(layer).Updated(update, after));
@@ -60,24 +60,46 @@ void SimShard::ForEachWitness(const std::function<void(LayerWitness&)>& visit) {
 void SimShard::Kill(Loss loss, int64_t down_us) {
   if (!process_.up()) return;
   const bool machine = loss != Loss::kProcess;
-  world_.trace().Note([&] { return process_.name() + (machine ? "'s machine crashes" : " is killed"); });
+  // What the disk would not take is lost with the process.
+  const bool losing = machine || (world_.opened() && disk_.stale(world_.session_id()));
+  world_.trace().Note([&] {
+    return process_.name() + (machine ? "'s machine crashes" : losing ? " is killed, its log stale" : " is killed");
+  });
   process_.Kill();
   shard_.reset();
   executor_.reset();
   disk_.Lose(loss);
-  if (machine) world_.BeInexact();
-  ForEachWitness([machine](LayerWitness& witness) { witness.Lost(machine); });
+  if (losing) world_.BeInexact();
+  ForEachWitness([losing](LayerWitness& witness) { witness.Lost(losing); });
   world_.queue().After(down_us, [this] {
     if (!process_.up()) Start();
   });
 }
 
+absl::Status SimShard::Restore() {
+  shard_.reset();
+  executor_ = std::make_unique<SimExecutor>(process_, world_.random());
+  options_.journal = disk_.Open();
+  shard_ = std::make_unique<Shard>(options_, backend_, *executor_, clock_, world_.logger(), world_.observer());
+  return disk_.Restore(*shard_);
+}
+
 void SimShard::Start() {
   world_.trace().Note([&] { return process_.name() + " starts"; });
   process_.Start();
-  executor_ = std::make_unique<SimExecutor>(process_, world_.random());
-  shard_ = std::make_unique<Shard>(options_, backend_, *executor_, clock_, world_.logger(), world_.observer());
-  if (absl::Status restored = disk_.Restore(*shard_); !restored.ok()) world_.Fail("I5: " + restored.ToString());
+  absl::Status restored = Restore();
+  if (!restored.ok() && disk_.damaged()) {
+    // It was noticed. Whoever runs the shard gives it an empty disk.
+    disk_.Replace();
+    ForEachWitness([](LayerWitness& witness) { witness.Lost(true); });
+    restored = Restore();
+  }
+  if (!restored.ok() && disk_.failing()) {
+    // A server that cannot use its disk does not start.
+    world_.trace().Note([&] { return process_.name() + " does not start: " + restored.ToString(); });
+    return Kill(Loss::kProcess, kRestartMicros);
+  }
+  if (!restored.ok()) world_.Fail("I5: " + restored.ToString());
   ForEachWitness([](LayerWitness& witness) { witness.Restored(); });
   Tick();
 }
@@ -85,7 +107,6 @@ void SimShard::Start() {
 void SimShard::Tick() {
   process_.After(kTickMicros, [this] {
     shard_->SealOverdue();
-    disk_.Sync();
     Tick();
   });
 }

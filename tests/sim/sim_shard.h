@@ -31,6 +31,7 @@ class SimShard {
   Process& process() { return process_; }
   const Process& process() const { return process_; }
   SimClock& clock() { return clock_; }
+  SimShardDisk& disk() { return disk_; }
   void Start();
   // Dies, and starts again after a while.
   void Kill(Loss loss, int64_t down_us);
@@ -50,6 +51,8 @@ class SimShard {
 
  private:
   void Tick();
+  // A new process's shard, from its disk.
+  absl::Status Restore();
   void ForEachWitness(const std::function<void(LayerWitness&)>& visit);
   std::string CheckCounted(const ContributionHeader& header, const absl::StatusOr<bool>& taken);
 

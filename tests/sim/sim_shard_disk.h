@@ -1,73 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard's journal on a disk that outlives it: the real log and snapshots over a file system in memory that loses what
-// was not synced. Records are in the log by number, with the bytes of their votes; what else is in them is kept beside
-// it, as their encoding is tested elsewhere.
+// The disk of a shard's machine, which outlives the process and fails, and the real store of server/recovery on it.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "server/core/shard.h"
-#include "server/core/shard_journal.h"
-#include "server/store/record_log.h"
-#include "server/store/snapshot_store.h"
+#include "kernels/base/clock.h"
+#include "server/recovery/shard_store.h"
 #include "tests/sim/process.h"
 #include "tests/sim/sim_random.h"
 #include "tests/support/fake_file_system.h"
 
 namespace precondor::sim {
 
+class World;
+
 // What goes when a shard dies: its process; with its machine what was not synced; or a bit of the log is wrong as well.
 enum class Loss { kProcess, kMachine, kMachineAndBit };
 
-class SimShardDisk final : public ShardJournal {
+class SimShardDisk {
  public:
   // `verify`: check the log's checksums.
-  SimShardDisk(Process& process, Random& random, uint64_t seed, bool verify);
-  ~SimShardDisk() override;
+  SimShardDisk(World& world, Process& process, const Clock& clock, uint64_t seed, bool verify);
+  ~SimShardDisk();
 
-  void Lose(Loss loss);
-  // Brings a new shard back from what is there.
+  // A process begins: its journal, and what brings a shard with that journal back.
+  ShardJournal* Open();
   absl::Status Restore(Shard& shard);
-  // What a server does in the background.
-  void Sync();
+  // A new disk in place of one that has rotted.
+  void Replace();
+  bool damaged() const { return damaged_; }
+  bool failing() const { return failing_; }
+  // Ends what the process had of it.
+  void Lose(Loss loss);
+  // Whether the store has said that this session cannot come back.
+  bool stale(uint64_t session_id) const { return store_ != nullptr && store_->log().stale(session_id); }
 
-  void Append(const ShardRecord& record) override;
-  void Keep(LayerImage image) override;
+  // Until Mend: no more than so many bytes go on it; some operations fail; appends hold the process up.
+  void Fill(uint64_t room_bytes);
+  void Fail(double chance);
+  void SlowDown(int64_t most_us) { delay_us_ = most_us; }
+  void Mend();
 
  private:
-  struct Gathering {
-    uint64_t install = 0;   // the number of its record
-    uint64_t sequence = 0;  // of the log, when the first image came
-    std::map<uint32_t, uint64_t> images;
-  };
-  std::string Encode(const ShardRecord& record);
-  absl::StatusOr<ShardRecord> Decode(absl::string_view payload) const;
+  absl::Status Before(FakeFileSystem::Operation operation);
   void FlipABit();
-  void MakeDisk();
-  absl::Status OpenStores(const store::RecordLog::Replay& replay);
-  void Replay(Shard& shard, ShardRecord record);
-  absl::Status RestoreSnapshot(Shard& shard);
-  void Write(const Gathering& gathering);
+  void Sync();
+  void WriteSnapshots();
 
+  World& world_;
   Process& process_;
-  Random& random_;
+  const Clock& clock_;
   const bool verify_;
   uint64_t seed_;
   std::unique_ptr<FakeFileSystem> fs_;
-  std::vector<ShardRecord> records_;  // all ever, by number
-  std::vector<LayerImage> images_;
-  std::unique_ptr<store::RecordLog> log_;
-  std::unique_ptr<store::SnapshotStore> snapshots_;
-  std::optional<uint64_t> install_;          // the last install's number
-  std::map<uint64_t, Gathering> gathering_;  // by cut
+  std::unique_ptr<recovery::ShardStore> store_;
   bool damaged_ = false;
-  uint64_t last_snapshot_ = 0;
-  uint64_t last_sequence_ = 0;  // of the snapshot before
+  bool failing_ = false;
+  double failure_ = 0;
+  int64_t delay_us_ = 0;
 };
 
 }  // namespace precondor::sim

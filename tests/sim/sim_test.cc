@@ -24,6 +24,7 @@ constexpr size_t kTraceLines = 120;
 constexpr char kUsage[] =
     "usage: sim_test [--first=SEED] [--seeds=COUNT] [--seed=SEED] [--trace=LINES] [--without=PROTECTION]\n"
     "       sim_test --found\n"
+    "  --show     prints it of runs that do not fail, too\n"
     "  --kinds    draws from so many kinds of faults, the first ones of their table\n"
     "  --found    runs the seeds that have found something\n"
     "  --trace    lines of what happened that a failure is printed with\n"
@@ -33,6 +34,7 @@ struct Flags {
   uint64_t first = 1;
   uint64_t seeds = 500;
   uint64_t trace = kTraceLines;
+  bool show = false;
   uint64_t kinds = std::numeric_limits<uint64_t>::max();
   bool found = false;
   std::string without;
@@ -46,8 +48,8 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
       flags.without = std::string(argument);
       continue;
     }
-    if (argument == "--found") {
-      flags.found = true;
+    if (argument == "--found" || argument == "--show") {
+      (argument == "--found" ? flags.found : flags.show) = true;
       continue;
     }
     const bool one = absl::ConsumePrefix(&argument, "--seed=");
@@ -89,9 +91,13 @@ void PrintFailure(const Scenario& scenario, const std::string& failure, const Fl
 // Whether the seed breaks no invariant.
 bool RunSeed(uint64_t seed, const Flags& flags, const Hooks& hooks) {
   const Scenario scenario = MakeScenario(seed, hooks, flags.kinds);
-  World world(scenario, 0);
+  World world(scenario, flags.show ? flags.trace : 0);
   const std::string failure = world.Run();
-  if (!failure.empty()) PrintFailure(scenario, failure, flags);
+  if (!failure.empty()) {
+    PrintFailure(scenario, failure, flags);
+  } else if (flags.show) {
+    std::printf("%s\n%s\n", Describe(scenario).c_str(), world.trace_tail().c_str());
+  }
   return failure.empty();
 }
 

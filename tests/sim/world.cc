@@ -231,6 +231,7 @@ void World::Heal() {
   if (!coordinator_->process().up()) coordinator_->Start();
   for (Process* process : Processes()) process->Resume();
   for (const std::unique_ptr<SimShard>& shard : shards_) {
+    shard->disk().Mend();
     if (!shard->process().up()) shard->Start();
   }
   for (uint32_t rank = 0; rank < ranks(); ++rank) {

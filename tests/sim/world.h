@@ -70,6 +70,7 @@ class World {
   // A machine has lost what others had been told: from now on answers may differ from earlier ones.
   void BeInexact() { job_.BeInexact(); }
   bool opened() const { return session_id_ != 0; }
+  uint64_t session_id() const { return session_id_; }
   bool healed() const { return healed_; }
   // Killed now, started again after a while from the checkpoint `back` steps before its last.
   void RestartRank(uint32_t rank, uint64_t back, int64_t down_us);

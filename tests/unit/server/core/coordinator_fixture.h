@@ -31,7 +31,8 @@ class FakeShard final : public ShardControl {
     description.advertise_address = advertise;
     description.capacity_bytes = capacity;
     for (const auto& [id, install] : installed) {
-      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes, released[id]});
+      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes, released[id],
+                                      static_cast<uint32_t>(install.members.size())});
       description.reserved_bytes += kSessionBytes;
     }
     return description;

@@ -269,6 +269,14 @@ TEST_F(CoordinatorJournalTest, ReconcileInstallsWhatAShardLacksAndRemovesWhatNob
   EXPECT_EQ(shards[0]->installs + shards[1]->installs, installs) << "nothing is lacking";
 }
 
+TEST_F(CoordinatorJournalTest, ReconcileTellsAShardThatHasForgottenARank) {
+  const uint64_t id = Open();
+  JoinAll();
+  shards[0]->installed.at(id).members.pop_back();  // its disk was full when the rank joined, and it was restarted
+  coordinator->Reconcile();
+  EXPECT_EQ(shards[0]->installed.at(id).members.size(), 2u);
+}
+
 TEST_F(CoordinatorJournalTest, CompactionKeepsWhatCounts) {
   spec.fallback.policy = FallbackPolicy::kNever;
   const uint64_t id = Open();

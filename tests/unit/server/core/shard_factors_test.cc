@@ -186,7 +186,7 @@ TEST_F(ShardFactorsTest, ComesBackWithoutFactorsWhenItWasLostWhileSomeWereReleas
   options.journal = &journal;
   Start();
   Step(0);
-  journal.Append(FactorsRecord{.at = {.session_id = kSession, .layer = 1}, .held = false});
+  journal.Append(FactorsRecord{.at = {.session_id = kSession, .layer = 1, .updates = 1}, .held = false});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->FinishReplay().empty());

@@ -210,6 +210,20 @@ TEST_F(ShardJournalTest, ASnapshotHealsAGap) {
   EXPECT_EQ((*reply->result)->factor_version, 4u);
 }
 
+TEST_F(ShardJournalTest, ASessionThatLostARecordOfItsFactorsIsGivenUp) {
+  Start();
+  Statistics(0, 0, 1);
+  Gradient(0, 0, 1);
+  journal->LoseNext(static_cast<int>(spec.layers.size()));
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
+  // Of fresh factors, which the journal would apply to the old ones.
+  Statistics(1, 0, 1);
+  MakeShard();
+  journal->Restore(*shard);
+  EXPECT_EQ(shard->FinishReplay(), std::vector<uint64_t>{kSession});
+}
+
 TEST_F(ShardJournalTest, NobodyIsServedBeforeEverythingIsBack) {
   Start();
   Statistics(0, 0, 1);
@@ -361,6 +375,18 @@ TEST_F(ShardJournalTest, AStepThatNobodyAsksForAgainHoldsNothingUp) {
   ASSERT_TRUE(needless->result.has_value());
   EXPECT_EQ(GetErrorReason(needless->result->status()), ErrorReason::kStaleStep);
   EXPECT_EQ(shard->in_flight(), 0);
+}
+
+TEST_F(ShardJournalTest, AnInstallThatComesLateIsNotWhatTheShardComesBackFrom) {
+  spec.world_size = 2;
+  Start();
+  SessionInstall late = MakeInstall();
+  late.members.pop_back();
+  ASSERT_TRUE(shard->Install(late).ok());
+  const std::vector<InstallRecord> written = journal->Of<InstallRecord>();
+  ASSERT_EQ(written.size(), 1u);
+  EXPECT_EQ(written[0].install.members.size(), 2u);
+  EXPECT_EQ(shard->Describe()->sessions[0].joined, 2u);
 }
 
 TEST_F(ShardJournalTest, AJobThatWentBackComesBackToWhereItWas) {

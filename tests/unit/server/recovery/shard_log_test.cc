@@ -18,6 +18,11 @@ class StaleObserver final : public Observer {
   std::atomic<int> became_stale = 0, healed = 0;
 };
 
+// Images of both layers before any work on `step`.
+std::map<uint32_t, LayerStep> Cuts(uint64_t step) {
+  return {{0, {.layer = 0, .step = step, .began = 2}}, {1, {.layer = 1, .step = step, .began = 2}}};
+}
+
 class ShardLogTest : public ::testing::Test {
  protected:
   ShardLogTest() {
@@ -81,13 +86,13 @@ TEST_F(ShardLogTest, SegmentsGoWhenASnapshotHoldsWhatTheySay) {
   log->Append(MakeInstall(8));
   for (uint64_t i = 1; i <= 9; ++i) log->Append(MakeUpdate(7, 0, i, 100));
   const uint64_t sequence = log->next_sequence();
-  log->OnSnapshot(7, sequence, {{0, 9}, {1, 0}});
+  log->OnSnapshot(7, sequence, Cuts(91));
   // The other session still needs its install.
   EXPECT_EQ(Open().size(), 9u);
-  log->OnSnapshot(7, sequence, {{0, 9}, {1, 0}});
+  log->OnSnapshot(7, sequence, Cuts(91));
   log->Append(RemoveRecord{8});
   for (uint64_t i = 10; i <= 12; ++i) log->Append(MakeUpdate(7, 0, i, 100));
-  log->OnSnapshot(7, sequence, {{0, 9}, {1, 0}});
+  log->OnSnapshot(7, sequence, Cuts(91));
   const std::vector<uint64_t> left = Open();
   EXPECT_LT(left.size(), 12u);
   EXPECT_EQ(left.back(), 12u);
@@ -110,12 +115,27 @@ TEST_F(ShardLogTest, AFullDiskMakesASessionStaleUntilItsSnapshot) {
   EXPECT_TRUE(log->stale(7));
   EXPECT_FALSE(log->stale(8));
   // One that began before the gap does not close it.
-  log->OnSnapshot(7, 1, {{0, 2}, {1, 0}});
+  log->OnSnapshot(7, 1, Cuts(30));
   EXPECT_TRUE(log->stale(7));
-  log->OnSnapshot(7, log->next_sequence(), {{0, 3}, {1, 0}});
+  log->OnSnapshot(7, log->next_sequence(), Cuts(31));
   EXPECT_FALSE(log->stale(7));
   EXPECT_EQ(observer.healed, 1);
   EXPECT_EQ(Open(), (std::vector<uint64_t>{1, 4}));
+}
+
+TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
+  Open();
+  log->Append(MakeInstall(7));
+  fs.set_full(true);
+  // Factors that came or went, and what a step was answered, change the layer without an update.
+  log->Append(FactorsRecord{.at = {.session_id = 7, .layer = 1, .step = 40, .began = 2}, .held = true});
+  log->Append(PlanRecord{.at = {.session_id = 7, .layer = 0, .step = 50, .began = 2}, .plan = {}});
+  fs.set_full(false);
+  AwaitWritable();
+  log->OnSnapshot(7, log->next_sequence(), Cuts(50));
+  EXPECT_TRUE(log->stale(7));
+  log->OnSnapshot(7, log->next_sequence(), Cuts(51));
+  EXPECT_FALSE(log->stale(7));
 }
 
 TEST_F(ShardLogTest, DamageIsAnError) {

@@ -260,7 +260,7 @@ TEST(ConvertTest, ADescriptionComesBackTheSame) {
       .capacity_bytes = int64_t{80} << 30,
       .reserved_bytes = 12345,
       .costs = {{"mkor{}", 2, 3, 1e-6}, {"kfac{a=1}", 4, 5, 0}},
-      .sessions = {{.session_id = 3, .name = "job", .epoch = 2, .reserved_bytes = 9}}};
+      .sessions = {{.session_id = 3, .name = "job", .epoch = 2, .reserved_bytes = 9, .joined = 4}}};
   v1::DescribeShardResponse parsed;
   ASSERT_TRUE(parsed.ParseFromString(EncodeDescription(description).SerializeAsString()));
   const ShardDescription decoded = DecodeDescription(parsed);
@@ -278,6 +278,7 @@ TEST(ConvertTest, ADescriptionComesBackTheSame) {
   EXPECT_EQ(decoded.sessions[0].name, "job");
   EXPECT_EQ(decoded.sessions[0].epoch, 2u);
   EXPECT_EQ(decoded.sessions[0].reserved_bytes, 9);
+  EXPECT_EQ(decoded.sessions[0].joined, 4u);
 }
 
 TEST(ConvertTest, NumbersOfADescriptionThatCoreCannotCountDoNotTurnNegative) {
