@@ -10,6 +10,7 @@ Usage: chaos_test.py --binaries DIR [--kills N] [--seed N] [-k PATTERN]
   -k PATTERN      only tests with that in their name
 """
 
+import errno
 import os
 import pathlib
 import shutil
@@ -70,6 +71,23 @@ class ChaosTest(FaultTest):
             row = self.train(cluster, disturb)
         self.expect_undisturbed_weights(row)
 
+    def test_terminated_shards_in_the_middle_of_a_step(self):
+        """A step that lacks a worker cannot be finished: the drain's deadline ends it, and the next process begins it anew."""
+        with self.cluster(shard_arguments=["--drain-deadline-ms=300"]) as cluster:
+            def disturb(training):
+                shard, worker = self.random.choice(cluster.shards), self.random.choice(training.workers())
+                before = cluster.step()
+                os.kill(worker, signal.SIGSTOP)
+                try:
+                    self.await_standstill(cluster)
+                    self.assertEqual(shard.terminate(), 0)
+                    shard.start()
+                finally:
+                    os.kill(worker, signal.SIGCONT)
+                self.await_progress(cluster, before)
+            row = self.train(cluster, disturb)
+        self.expect_undisturbed_weights(row)
+
     # --- the coordinator ---------------------------------------------------------------------------------------------
     def test_killed_coordinator(self):
         with self.cluster(coordinator_arguments=["--lease-steps=8"]) as cluster:
@@ -85,6 +103,26 @@ class ChaosTest(FaultTest):
                                                      "--etcd-lease-ms=2000"]) as cluster:
                 def disturb(_):
                     cluster.coordinator.restart()
+                row = self.train(cluster, disturb)
+        self.expect_undisturbed_weights(row)
+
+    def test_etcd_silent_for_longer_than_the_lease(self):
+        """Nobody leads then: the coordinator ends, and what comes in its place has all that it had promised."""
+        if shutil.which("etcd") is None:
+            self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
+        with Etcd(self.folder.name) as etcd:
+            with self.cluster(coordinator_arguments=["--lease-steps=8", f"--etcd-endpoints={etcd.address}",
+                                                     "--etcd-lease-ms=2000"]) as cluster:
+                def disturb(training):
+                    before = cluster.step()
+                    etcd.process.send_signal(signal.SIGSTOP)
+                    try:
+                        wait_for("the coordinator to end", lambda: cluster.coordinator.process.poll() is not None)
+                        self.assertTrue(training.running(), "the run ended before its coordinator")
+                    finally:
+                        etcd.process.send_signal(signal.SIGCONT)
+                    cluster.coordinator.start()
+                    self.await_progress(cluster, before)
                 row = self.train(cluster, disturb)
         self.expect_undisturbed_weights(row)
 
@@ -112,19 +150,50 @@ class ChaosTest(FaultTest):
         self.expect_undisturbed_weights(row)
 
     # --- disk --------------------------------------------------------------------------------------------------------
-    def test_full_disks(self):
-        """The shards' disks are full in no time: the job must not notice, and the metric must."""
-        small = "mkdir -p $0 && mount -t tmpfs -o size=128k tmpfs $0 && exec \"$@\""
+    def small_disk(self, size):
+        """A command that executes what follows with a disk of its own as the folder."""
         if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
             self.skipTest("no mount namespace of our own: needs root and unshare")
-        prefix = ["unshare", "-m", "sh", "-c", small]
-        with self.cluster(shard_prefix=lambda folder: [*prefix, str(folder)]) as cluster:
+        small = f"mkdir -p $0 && mount -t tmpfs -o size={size} tmpfs $0 && exec \"$@\""
+        return lambda folder: ["unshare", "-m", "sh", "-c", small, str(folder)]
+
+    def test_full_disks(self):
+        """The shards' disks are full in no time: the job must not notice, and the metric must."""
+        with self.cluster(shard_prefix=self.small_disk("128k")) as cluster:
             with Training(self.binaries, cluster, self.folder.name, self.arguments()) as training:
                 wait_for("a shard to say that its log is stale",
                          lambda: not training.running() or
                          any(shard.metric("precondor_log_stale_status") for shard in cluster.shards))
                 self.assertTrue(training.running(), "the run ended before a disk was full")
                 row = training.finish()
+        self.expect_undisturbed_weights(row)
+
+    def test_full_disk_of_the_coordinator(self):
+        """It grants no more steps, says so, and goes on by itself when there is room again."""
+        # A grant a step: after each fault enough is written to fill what is left of the journal's last page.
+        with self.cluster(coordinator_prefix=self.small_disk("1m"), coordinator_arguments=["--lease-steps=1"]) as cluster:
+            def disturb(training):
+                process = cluster.coordinator.process
+                # Its disk is seen through its eyes alone.
+                filler = pathlib.Path(f"/proc/{process.pid}/root{cluster.coordinator.folder}/data/filler")
+                with open(filler, "wb", buffering=0) as file:
+                    while True:
+                        try:
+                            file.write(bytes(1024))
+                        except OSError as error:
+                            self.assertEqual(error.errno, errno.ENOSPC)
+                            break
+                failing = "precondor_journal_failing_status"
+                wait_for("the coordinator to say that its journal fails",
+                         lambda: cluster.coordinator.metric(failing) or not training.running())
+                self.assertTrue(training.running(), "the run ended before the disk was full")
+                self.await_standstill(cluster)
+                before = cluster.step()
+                filler.unlink()
+                self.await_progress(cluster, before)
+                wait_for("the coordinator to be well again", lambda: cluster.coordinator.metric(failing) == 0)
+            row = self.train(cluster, disturb)
+            self.assertEqual(cluster.coordinator.starts, 1)
         self.expect_undisturbed_weights(row)
 
 

@@ -150,12 +150,13 @@ def free_port():
 class Cluster:
     """One coordinator and `shards` shards with data folders. Use as a context manager.
 
-    `shard_host(i)` is the address of shard i; `shard_prefix(folder)` a command that executes the shard whose data are in
-    `folder`.
+    `shard_host(i)` is the address of shard i; `shard_prefix(folder)` and `coordinator_prefix(folder)` are commands that
+    execute the server whose data are in `folder`.
     """
 
     def __init__(self, binaries, folder, shards=2, shard_arguments=(), coordinator_arguments=(), durable=True,
-                 shard_host=lambda i: "127.0.0.1", shard_prefix=lambda folder: (), coordinator_host="127.0.0.1"):
+                 shard_host=lambda i: "127.0.0.1", shard_prefix=lambda folder: (), coordinator_host="127.0.0.1",
+                 coordinator_prefix=lambda folder: ()):
         def data(name):
             return [f"--data-dir={pathlib.Path(folder) / name / 'data'}"] if durable else []
 
@@ -174,7 +175,7 @@ class Cluster:
              "--reconcile-interval-ms=100", "--shard-timeout-ms=2000",
              *([] if any("--etcd-endpoints" in one for one in coordinator_arguments) else data("coordinator")),
              *coordinator_arguments],
-            coordinator_host)
+            coordinator_host, coordinator_prefix(pathlib.Path(folder) / "coordinator" / "data"))
 
     def __enter__(self):
         try:
