@@ -149,6 +149,26 @@ class ChaosTest(FaultTest):
             self.assertGreater(cluster.coordinator.metric("precondor_rpcs_total"), 0)
         self.expect_undisturbed_weights(row)
 
+    def test_paused_workers_are_named(self):
+        with self.cluster(shard_arguments=["--slow-worker-ms=200"]) as cluster:
+            def disturb(training):
+                workers = training.workers()
+                rank = self.random.randrange(len(workers))
+                before = cluster.step()
+                os.kill(workers[rank], signal.SIGSTOP)
+                try:
+                    wait_for(f"the shards to name rank {rank}",
+                             lambda: any(shard.metric("precondor_lagging_workers") == 1 and
+                                         shard.metric("precondor_lagging_rank_number") == rank
+                                         for shard in cluster.shards))
+                finally:
+                    os.kill(workers[rank], signal.SIGCONT)
+                self.await_progress(cluster, before)
+            row = self.train(cluster, disturb)
+            logs = "".join((shard.folder / "log").read_text() for shard in cluster.shards)
+            self.assertIn("workers hold all others up", logs)
+        self.expect_undisturbed_weights(row)
+
     # --- disk --------------------------------------------------------------------------------------------------------
     def small_disk(self, size):
         """A command that executes what follows with a disk of its own as the folder."""
