@@ -76,6 +76,7 @@ class LayerWitness {
   std::optional<StepKey> last_update_;
   std::map<uint64_t, MethodState> states_;  // that have ever been, by digest
   MethodState state_;                       // of the factors at present
+  MethodState leaving_;                     // of those that the present ones are to replace
   bool replaying_ = false;                  // not yet what it was when it died
   bool restoring_ = false;                  // reading
   bool inexact_ = false;

@@ -10,6 +10,7 @@ namespace precondor::sim {
 namespace {
 
 constexpr int64_t kReconcileMicros = 20'000;
+constexpr int64_t kRestartMicros = 5'000;
 
 }  // namespace
 
@@ -34,7 +35,7 @@ SimCoordinator::SimCoordinator(World& world, uint32_t id, CoordinatorOptions opt
     : world_(world),
       process_(world.queue(), id, "coordinator"),
       clock_(world.queue()),
-      journal_(world.random()),
+      journal_(world.random(), Mix(world.scenario().seed)),
       options_(std::move(options)),
       disk_(std::make_unique<Disk>(*this)) {}
 
@@ -44,6 +45,18 @@ void SimCoordinator::Start() {
   world_.trace().Note([] { return "coordinator starts"; });
   process_.Start();
   doomed_ = false;
+  // Its journal is synced before anybody hears of what is in it: it makes no difference what has died.
+  const absl::StatusOr<std::vector<CoordinatorRecord>> records = journal_.Reopen(world_.random().Chance(0.5));
+  if (!records.ok() && journal_.failing()) {
+    // A server that cannot use its disk does not start.
+    world_.trace().Note([&] { return "coordinator does not start: " + records.status().ToString(); });
+    process_.Kill();
+    world_.queue().After(kRestartMicros, [this] {
+      if (!process_.up()) Start();
+    });
+    return;
+  }
+  if (!records.ok()) return world_.Fail("the coordinator does not start: " + records.status().ToString());
   std::vector<ShardEndpoint> endpoints;
   for (const std::unique_ptr<SimShard>& shard : world_.shards()) {
     endpoints.push_back(
@@ -51,7 +64,7 @@ void SimCoordinator::Start() {
   }
   core_ =
       std::make_unique<Coordinator>(options_, std::move(endpoints), *disk_, clock_, world_.logger(), world_.observer());
-  if (absl::Status restored = core_->Restore(journal_.records()); !restored.ok()) world_.Fail(restored.ToString());
+  if (absl::Status restored = core_->Restore(*records); !restored.ok()) world_.Fail(restored.ToString());
   core_->Reconcile();
   Tick();
 }

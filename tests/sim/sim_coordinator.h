@@ -25,6 +25,7 @@ class SimCoordinator {
   Process& process() { return process_; }
   SimClock& clock() { return clock_; }
   SimJournal& journal() { return journal_; }
+  // Not before it is up for the first time.
   Coordinator& core() { return *core_; }
 
   // A process that goes on from the journal.

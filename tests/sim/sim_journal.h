@@ -1,41 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's journal on a disk that survives it. A write may fail, and then the record may be there or not.
+// The coordinator's journal: the real log of server/store on a disk that outlives the process, and fails.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "server/core/coordinator_journal.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "server/store/coordinator_log.h"
 #include "tests/sim/sim_random.h"
+#include "tests/support/fake_file_system.h"
 
 namespace precondor::sim {
 
 class SimJournal final : public CoordinatorJournal {
  public:
-  explicit SimJournal(Random& random) : random_(random) {}
+  SimJournal(Random& random, uint64_t seed);
 
-  absl::Status Append(const CoordinatorRecord& record) override {
-    if (full_) return absl::ResourceExhaustedError("no space left");
-    if (!random_.Chance(failure_)) {
-      records_.push_back(record);
-      return absl::OkStatus();
-    }
-    if (random_.Chance(0.5)) records_.push_back(record);
-    return absl::UnavailableError("the disk failed");
-  }
-  absl::Status Compact(absl::Span<const CoordinatorRecord> records) override {
-    if (full_ || random_.Chance(failure_)) return absl::UnavailableError("the disk failed");
-    records_.assign(records.begin(), records.end());
-    return absl::OkStatus();
-  }
-  bool wants_compaction() const override { return records_.size() > 8; }
+  // The process that had it has died, with its `machine` or without; another one begins with what is there.
+  absl::StatusOr<std::vector<CoordinatorRecord>> Reopen(bool machine);
+  // An error of Reopen is what the disk is to blame for.
+  bool failing() const { return full_ || failure_ > 0; }
 
-  const std::vector<CoordinatorRecord>& records() const { return records_; }
-  void set_full(bool full) { full_ = full; }
-  void set_failure(double chance) { failure_ = chance; }
+  absl::Status Append(const CoordinatorRecord& record) override { return log_->Append(record); }
+  absl::Status Compact(absl::Span<const CoordinatorRecord> records) override { return log_->Compact(records); }
+  bool wants_compaction() const override { return log_->wants_compaction(); }
+
+  void set_full(bool full);
+  void set_failure(double chance) { failure_ = chance; }  // of each write and sync
 
  private:
   Random& random_;
-  std::vector<CoordinatorRecord> records_;
+  FakeFileSystem fs_;
+  std::unique_ptr<store::CoordinatorLog> log_;
   bool full_ = false;
   double failure_ = 0;
 };

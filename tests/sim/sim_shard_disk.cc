@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/sim_shard_disk.h"
 
-#include <limits>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -14,7 +14,6 @@ namespace precondor::sim {
 namespace {
 
 constexpr uint64_t kSegmentBytes = 2048;  // many small ones
-constexpr int64_t kSnapshotMicros = 3000;
 
 }  // namespace
 
@@ -59,7 +58,7 @@ void SimShardDisk::Fail(double chance) {
 
 void SimShardDisk::Mend() {
   failing_ = false;
-  fs_->set_capacity(std::numeric_limits<uint64_t>::max());
+  fs_->set_capacity(std::nullopt);
   failure_ = 0;
   delay_us_ = 0;
 }
@@ -93,21 +92,15 @@ ShardJournal* SimShardDisk::Open() {
 
 absl::Status SimShardDisk::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(store_->Restore(shard));
-  Sync();
-  WriteSnapshots();
+  Work();
   return absl::OkStatus();
 }
 
-void SimShardDisk::Sync() {
+void SimShardDisk::Work() {
   const int64_t pause_us = absl::ToInt64Microseconds(store_->log().Work());
-  process_.After(pause_us + world_.random().Between(0, delay_us_), [this] { Sync(); });
-}
-
-void SimShardDisk::WriteSnapshots() {
-  process_.After(world_.random().Between(1, kSnapshotMicros + delay_us_), [this] {
-    store_->snapshots().Work();
-    WriteSnapshots();
-  });
+  // A snapshot may come soon after its last image, or late.
+  if (world_.random().Chance(0.5)) store_->snapshots().Work();
+  process_.After(pause_us + world_.random().Between(0, delay_us_), [this] { Work(); });
 }
 
 }  // namespace precondor::sim

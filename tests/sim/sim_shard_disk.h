@@ -46,8 +46,8 @@ class SimShardDisk {
  private:
   absl::Status Before(FakeFileSystem::Operation operation);
   void FlipABit();
-  void Sync();
-  void WriteSnapshots();
+  // What a server does in the background.
+  void Work();
 
   World& world_;
   Process& process_;

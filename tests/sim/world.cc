@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kStepLimitMicros = 400'000;
 constexpr int64_t kLostJobMicros = 200'000;
 constexpr int64_t kCloseLimitMicros = 2'000'000;
+constexpr int64_t kSettleMicros = 500'000;  // longer than any message takes
 constexpr int64_t kOpenLimitMicros = 60'000'000;
 constexpr uint64_t kMaxEvents = 3'000'000;
 
@@ -129,7 +130,7 @@ std::string World::Run() {
 }
 
 void World::Open() {
-  const auto opened = [this] { return coordinator_->core().OpenSession(spec()).ok(); };
+  const auto opened = [this] { return coordinator_->process().up() && coordinator_->core().OpenSession(spec()).ok(); };
   RunUntil(opened, kOpenLimitMicros, "the session is not open");
   if (!failure_.empty()) return;
   const uint64_t session_id = coordinator_->core().GetSession(spec().name)->session_id;
@@ -173,11 +174,13 @@ std::string World::DescribeRanks() const {
 void World::CloseAndCheckLeaks() {
   closing_ = true;
   for (const Rank& rank : ranks_) rank.process->Kill();
-  const auto closed = [this] { return coordinator_->core().CloseSession(spec().name).ok(); };
+  const auto closed = [this] {
+    return coordinator_->process().up() && coordinator_->core().CloseSession(spec().name).ok();
+  };
   RunUntil(closed, kCloseLimitMicros, "the session is not closed");
   // What is still on its way arrives at a session that is gone, and what that leaves behind is found and removed.
-  const int64_t settled_us = queue_.now_us() + kCloseLimitMicros;
-  RunUntil([this, settled_us] { return queue_.now_us() >= settled_us; }, 2 * kCloseLimitMicros, "time stands still");
+  const int64_t settled_us = queue_.now_us() + kSettleMicros;
+  RunUntil([this, settled_us] { return queue_.now_us() >= settled_us; }, 2 * kSettleMicros, "time stands still");
   for (const std::unique_ptr<SimShard>& shard : shards_) Fail(shard->Leftovers());
   if (backend_->allocated_bytes() != 0) Fail("I6: device memory is held after the end");
   if (!coordinator_->core().ListSessions().empty()) Fail("I6: the coordinator has a session after the end");

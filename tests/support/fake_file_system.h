@@ -49,7 +49,8 @@ class FakeFileSystem final : public store::FileSystem {
   explicit FakeFileSystem(uint64_t seed) : random_state_(seed) {}
 
   void set_hook(Hook hook) { hook_ = std::move(hook); }
-  void set_capacity(uint64_t bytes) { capacity_ = bytes; }  // of all files; an append beyond it writes what fits
+  // Of all files; an append beyond it writes what fits. Nullopt: no limit.
+  void set_capacity(std::optional<uint64_t> bytes) { capacity_ = bytes; }
   uint64_t used_bytes() const;
 
   void CrashProcess();  // what programs see stays; their files and locks are gone: using them fails from now on
