@@ -68,8 +68,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // LayerReplay.
   absl::Status Replay(const LayerImage& image) { return replay().Load(image); }
   absl::Status Replay(UpdateRecord record) { return replay().Add(std::move(record)); }
-  void Replay(const FailedUpdateRecord& record) { replay().Add(record); }
-  void Replay(const PlanRecord& record) { replay().Add(record); }
+  absl::Status Replay(const FailedUpdateRecord& record) { return replay().Add(record); }
+  absl::Status Replay(const PlanRecord& record) { return replay().Add(record); }
   absl::Status Replay(const FactorsRecord& record) { return replay().Add(record); }
   // The window's steps are there again: sealed statistics wait for their turn, gradients for their contributors.
   void FinishReplay();

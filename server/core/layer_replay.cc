@@ -70,14 +70,24 @@ absl::Status LayerReplay::Add(UpdateRecord record) {
   return absl::OkStatus();
 }
 
-void LayerReplay::Add(const FailedUpdateRecord& record) {
-  if (record.at.updates <= image_updates_) return;
-  if (const auto found = steps_.find(record.at.step); found != steps_.end()) found->second.failed = true;
+absl::Status LayerReplay::CheckFollows(const LayerStep& at) const {
+  if (at.updates <= received_) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("layer ", at.layer, " step ", at.step, ": follows update ", at.updates,
+                                          ", the last one found is ", received_));
 }
 
-void LayerReplay::Add(const PlanRecord& record) {
-  if (record.at.updates < image_updates_) return;
+absl::Status LayerReplay::Add(const FailedUpdateRecord& record) {
+  PRECONDOR_RETURN_IF_ERROR(CheckFollows(record.at));
+  if (record.at.updates <= image_updates_) return absl::OkStatus();
+  if (const auto found = steps_.find(record.at.step); found != steps_.end()) found->second.failed = true;
+  return absl::OkStatus();
+}
+
+absl::Status LayerReplay::Add(const PlanRecord& record) {
+  PRECONDOR_RETURN_IF_ERROR(CheckFollows(record.at));
+  if (record.at.updates < image_updates_) return absl::OkStatus();
   if (ReplayedStep* step = Find(record.at, record.mode); step != nullptr) step->settled.plan = record.plan;
+  return absl::OkStatus();
 }
 
 absl::Status LayerReplay::SetHeld(bool held) {

@@ -32,8 +32,8 @@ class LayerReplay {
   absl::Status Load(const LayerImage& image);
   // Records in their order; those that the image knows of are passed over. DataLoss: some are missing before this one.
   absl::Status Add(UpdateRecord record);
-  void Add(const FailedUpdateRecord& record);
-  void Add(const PlanRecord& record);
+  absl::Status Add(const FailedUpdateRecord& record);
+  absl::Status Add(const PlanRecord& record);
   // The same, and those of Method::MakeState.
   absl::Status Add(const FactorsRecord& record);
 
@@ -46,6 +46,9 @@ class LayerReplay {
   Outcome Finish(uint64_t began);
 
  private:
+  // DataLoss: an update that the record follows is not there. One that follows fewer was written by a layer that had
+  // come back and not yet applied the window's.
+  absl::Status CheckFollows(const LayerStep& at) const;
   void BeginAt(uint64_t began);
   absl::Status SetHeld(bool held);
   // DataLoss: not the next of the records that change factors.

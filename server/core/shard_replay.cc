@@ -44,16 +44,7 @@ void Shard::Replay(ShardRecord record) {
       [this](auto& of_layer) {
         using Record = std::decay_t<decltype(of_layer)>;
         if constexpr (!std::is_same_v<Record, InstallRecord> && !std::is_same_v<Record, RemoveRecord>) {
-          ReplayLayer(of_layer.at, [&of_layer](LayerPipeline& layer) -> absl::Status {
-            if constexpr (std::is_same_v<Record, UpdateRecord>) {
-              return layer.Replay(std::move(of_layer));
-            } else if constexpr (std::is_same_v<Record, FactorsRecord>) {
-              return layer.Replay(of_layer);
-            } else {
-              layer.Replay(of_layer);
-              return absl::OkStatus();
-            }
-          });
+          ReplayLayer(of_layer.at, [&of_layer](LayerPipeline& layer) { return layer.Replay(std::move(of_layer)); });
         }
       },
       record);

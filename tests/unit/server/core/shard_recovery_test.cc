@@ -194,6 +194,18 @@ TEST_F(ShardJournalTest, ASessionWithAGapInItsRecordsIsGivenUp) {
   EXPECT_EQ(shard->ListSessions().size(), 1u);
 }
 
+TEST_F(ShardJournalTest, AnAnswerShowsThatTheUpdateBeforeItIsMissing) {
+  Start();
+  Statistics(0, 0, 1);
+  Gradient(0, 0, 1);
+  journal->LoseNext(1);
+  Statistics(1, 0, 1);
+  Gradient(1, 0, 1);
+  MakeShard();
+  journal->Restore(*shard);
+  EXPECT_EQ(shard->FinishReplay(), std::vector<uint64_t>{kSession});
+}
+
 TEST_F(ShardJournalTest, ASnapshotHealsAGap) {
   options.snapshot_interval_steps = 2;
   spec.layers.pop_back();
