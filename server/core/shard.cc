@@ -89,7 +89,11 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
 
 absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  return InstallRecorded(install, true);
+  PRECONDOR_ASSIGN_OR_RETURN(const int64_t reserved, InstallRecorded(install, true));
+  // Whoever hears of it may rely on finding the session here, even after the machine has lost its power: the records
+  // that follow are worth nothing without it.
+  if (context_->options.journal != nullptr) context_->options.journal->Sync();
+  return reserved;
 }
 
 absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bool record) {

@@ -85,6 +85,9 @@ class ShardJournal {
   // journal that cannot write says so in its own way and the shard goes on; it has to know later that there is a gap.
   // The caller may take the votes back out of the record.
   virtual void Append(const ShardRecord& record) = 0;
+  // When it returns, what was appended before outlives the machine too, unless the journal cannot write. A journal in
+  // memory has nothing to do.
+  virtual void Sync() {}
   // Takes a layer's image for a snapshot of its session, of which every layer gives one with the same step. Does not
   // wait for a disk.
   virtual void Keep(LayerImage image) = 0;

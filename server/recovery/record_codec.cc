@@ -50,12 +50,14 @@ bool TakePlan(Decoder& in, Mode& mode, Plan& plan) {
          plan.decision <= Decision::kSkip;
 }
 
-void PutVotes(std::string& out, const std::vector<Vote>& votes) {
-  PutU64(out, votes.size());
+void PutVotes(EncodedRecord& out, const std::vector<Vote>& votes) {
+  PutU64(out.own, votes.size());
   for (const Vote& vote : votes) {
-    PutU64(out, vote.samples);
-    for (const float scale : vote.scales) PutU32(out, std::bit_cast<uint32_t>(scale));
-    PutBytes(out, absl::string_view(reinterpret_cast<const char*>(vote.bytes.data()), vote.bytes.size()));
+    PutU64(out.own, vote.samples);
+    for (const float scale : vote.scales) PutU32(out.own, std::bit_cast<uint32_t>(scale));
+    PutU64(out.own, vote.bytes.size());
+    out.votes.emplace_back(out.own.size(),
+                           absl::string_view(reinterpret_cast<const char*>(vote.bytes.data()), vote.bytes.size()));
   }
 }
 
@@ -75,35 +77,35 @@ std::vector<Vote> TakeVotes(Decoder& in) {
 
 struct Encoder {
   absl::StatusOr<EncodedRecord> operator()(const InstallRecord& record) const {
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::InstallSessionRequest install, rpc::EncodeInstall(record.install));
-    return EncodedRecord{RecordType::kInstall, install.SerializeAsString()};
+    PRECONDOR_ASSIGN_OR_RETURN(std::string install, EncodeInstall(record));
+    return EncodedRecord{RecordType::kInstall, std::move(install), {}};
   }
   absl::StatusOr<EncodedRecord> operator()(const RemoveRecord& record) const {
-    EncodedRecord out{RecordType::kRemove, {}};
-    PutU64(out.payload, record.session_id);
+    EncodedRecord out{.type = RecordType::kRemove, .own = {}, .votes = {}};
+    PutU64(out.own, record.session_id);
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const UpdateRecord& record) const {
-    EncodedRecord out{RecordType::kUpdate, {}};
-    PutStep(out.payload, record.at);
-    PutVotes(out.payload, record.votes);
+    EncodedRecord out{.type = RecordType::kUpdate, .own = {}, .votes = {}};
+    PutStep(out.own, record.at);
+    PutVotes(out, record.votes);
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FailedUpdateRecord& record) const {
-    EncodedRecord out{RecordType::kFailedUpdate, {}};
-    PutStep(out.payload, record.at);
+    EncodedRecord out{.type = RecordType::kFailedUpdate, .own = {}, .votes = {}};
+    PutStep(out.own, record.at);
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const PlanRecord& record) const {
-    EncodedRecord out{RecordType::kPlan, {}};
-    PutStep(out.payload, record.at);
-    PutPlan(out.payload, record.mode, record.plan);
+    EncodedRecord out{.type = RecordType::kPlan, .own = {}, .votes = {}};
+    PutStep(out.own, record.at);
+    PutPlan(out.own, record.mode, record.plan);
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
-    EncodedRecord out{RecordType::kFactors, {}};
-    PutStep(out.payload, record.at);
-    out.payload.push_back(record.held ? 1 : 0);
+    EncodedRecord out{.type = RecordType::kFactors, .own = {}, .votes = {}};
+    PutStep(out.own, record.at);
+    out.own.push_back(record.held ? 1 : 0);
     return out;
   }
 };
@@ -120,6 +122,24 @@ absl::StatusOr<ShardRecord> DecodeInstallRecord(absl::string_view payload) {
 }
 
 }  // namespace
+
+std::vector<absl::string_view> EncodedRecord::Pieces() const {
+  std::vector<absl::string_view> pieces;
+  pieces.reserve(2 * votes.size() + 1);
+  size_t done = 0;
+  for (const auto& [at, vote] : votes) {
+    pieces.push_back(absl::string_view(own).substr(done, at - done));
+    pieces.push_back(vote);
+    done = at;
+  }
+  pieces.push_back(absl::string_view(own).substr(done));
+  return pieces;
+}
+
+absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record) {
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::InstallSessionRequest install, rpc::EncodeInstall(record.install));
+  return install.SerializeAsString();
+}
 
 absl::StatusOr<EncodedRecord> EncodeRecord(const ShardRecord& record) { return std::visit(Encoder(), record); }
 

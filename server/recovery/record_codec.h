@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -15,13 +17,19 @@ namespace precondor::recovery {
 // Types in the log. A number is never used again for something else.
 enum class RecordType : uint8_t { kInstall = 1, kRemove = 2, kUpdate = 3, kFailedUpdate = 4, kPlan = 5, kFactors = 6 };
 
+// The votes' bytes stay where they are, in the record: it outlives this.
 struct EncodedRecord {
   RecordType type = RecordType::kInstall;
-  std::string payload;
+  std::string own;                                          // all but the votes' bytes
+  std::vector<std::pair<size_t, absl::string_view>> votes;  // each comes in `own` before the byte of that number
+  // The payload, one piece after the other; they live as long as this and the record.
+  std::vector<absl::string_view> Pieces() const;
 };
 
 // InvalidArgument: an install whose method has no message.
 absl::StatusOr<EncodedRecord> EncodeRecord(const ShardRecord& record);
+absl::StatusOr<EncodedRecord> EncodeRecord(ShardRecord&& record) = delete;  // its votes would be gone
+absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record);     // the payload
 // DataLoss: not what EncodeRecord gives; FailedPrecondition: a type of a later release.
 absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload);
 

@@ -25,6 +25,8 @@ bool Holds(const LayerStep& cut, const LayerStep& step) {
   return cut.began > step.began || (cut.began == step.began && cut.step > step.step);
 }
 
+bool ChangesSessions(RecordType type) { return type == RecordType::kInstall || type == RecordType::kRemove; }
+
 }  // namespace
 
 ShardLog::ShardLog(store::FileSystem& fs, std::string dir, ShardLogOptions options, const Clock& clock, Logger& logger,
@@ -36,12 +38,13 @@ ShardLog::~ShardLog() {
     MutexLock lock(mu_);
     stopping_ = true;
     changed_.notify_all();
+    stopped_.notify_all();
   }
   if (syncer_.joinable()) syncer_.join();
 }
 
 void ShardLog::Know(const InstallRecord& install) {
-  const absl::StatusOr<EncodedRecord> encoded = EncodeRecord(install);
+  const absl::StatusOr<std::string> encoded = EncodeInstall(install);
   MutexLock lock(mu_);
   if (encoded.ok()) Adopt(install, *encoded, 1);
 }
@@ -53,7 +56,7 @@ absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay) {
     PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
     {
       MutexLock lock(mu_);
-      Adopt(decoded, {static_cast<RecordType>(record.type), std::string(record.payload)}, record.sequence);
+      Adopt(decoded, record.payload, record.sequence);
     }
     replay(std::move(decoded));
     ++records;
@@ -77,13 +80,13 @@ absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay) {
 }
 
 // What the log holds now of a session.
-void ShardLog::Adopt(const ShardRecord& record, const EncodedRecord& encoded, uint64_t sequence) {
+void ShardLog::Adopt(const ShardRecord& record, absl::string_view payload, uint64_t sequence) {
   if (const auto* install = std::get_if<InstallRecord>(&record)) {
     Session& session = sessions_[install->install.session_id];
     if (install->install.epoch < session.epoch) return;  // a snapshot knows better
     session.name = install->install.spec.name;
     session.epoch = install->install.epoch;
-    session.install = encoded;
+    session.install = std::string(payload);
     if (session.needed_from == 0) session.needed_from = sequence;
   } else if (const auto* removal = std::get_if<RemoveRecord>(&record)) {
     const auto found = sessions_.find(removal->session_id);
@@ -94,25 +97,48 @@ void ShardLog::Adopt(const ShardRecord& record, const EncodedRecord& encoded, ui
 }
 
 void ShardLog::Append(const ShardRecord& record) {
-  absl::StatusOr<EncodedRecord> encoded = EncodeRecord(record);
+  const absl::StatusOr<EncodedRecord> encoded = EncodeRecord(record);
+  std::shared_ptr<store::RecordLog> log;
+  {
+    MutexLock lock(mu_);
+    if (!encoded.ok()) return Miss(record, encoded.status());
+    if (ChangesSessions(encoded->type)) return AppendOfSession(record, *encoded);
+    if (log_ == nullptr) return Miss(record, broken_);
+    log = log_;
+  }
+  // Without the lock: layers wait for each other's writes no longer than the log itself makes them.
+  const absl::Status written = Write(*log, *encoded).status();
+  if (written.ok() && !idle_.exchange(false)) return;
   MutexLock lock(mu_);
-  if (!encoded.ok()) return Miss(record, encoded.status());
-  if (encoded->type == RecordType::kInstall) {
+  if (!written.ok()) Miss(record, written);
+  changed_.notify_all();
+}
+
+void ShardLog::AppendOfSession(const ShardRecord& record, const EncodedRecord& encoded) {
+  if (encoded.type == RecordType::kInstall) {
     const auto known = sessions_.find(SessionOf(record));
     // Said already: a coordinator repeats itself.
-    if (known != sessions_.end() && known->second.install.payload == encoded->payload) return;
+    if (known != sessions_.end() && known->second.install == encoded.own) return;
   }
   if (log_ == nullptr) return Miss(record, broken_);
-  const absl::StatusOr<uint64_t> sequence = log_->Append(static_cast<uint8_t>(encoded->type), encoded->payload);
-  observer_.OnLogAppend(sequence.ok() ? static_cast<int64_t>(encoded->payload.size()) : 0, sequence.ok());
+  const absl::StatusOr<uint64_t> sequence = Write(*log_, encoded);
   if (!sequence.ok()) return Miss(record, sequence.status());
-  Adopt(record, *encoded, *sequence);
+  Adopt(record, encoded.own, *sequence);
   changed_.notify_all();
+}
+
+absl::StatusOr<uint64_t> ShardLog::Write(store::RecordLog& log, const EncodedRecord& encoded) {
+  const std::vector<absl::string_view> pieces = encoded.Pieces();
+  absl::StatusOr<uint64_t> sequence = log.AppendPieces(static_cast<uint8_t>(encoded.type), pieces);
+  int64_t bytes = 0;
+  for (const absl::string_view piece : pieces) bytes += static_cast<int64_t>(piece.size());
+  observer_.OnLogAppend(sequence.ok() ? bytes : 0, sequence.ok());
+  return sequence;
 }
 
 void ShardLog::Miss(const ShardRecord& record, const absl::Status& why) {
   // The session is known to the shard whatever the disk says: a snapshot needs its install.
-  if (const absl::StatusOr<EncodedRecord> encoded = EncodeRecord(record); encoded.ok()) Adopt(record, *encoded, 0);
+  if (const absl::StatusOr<EncodedRecord> encoded = EncodeRecord(record); encoded.ok()) Adopt(record, encoded->own, 0);
   const auto found = sessions_.find(SessionOf(record));
   changed_.notify_all();
   if (found == sessions_.end()) return;
@@ -133,8 +159,7 @@ std::optional<InstallRecord> ShardLog::InstallOf(uint64_t session_id) const {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return std::nullopt;
-  const EncodedRecord& install = found->second.install;
-  absl::StatusOr<ShardRecord> decoded = DecodeRecord(static_cast<uint8_t>(install.type), install.payload);
+  absl::StatusOr<ShardRecord> decoded = DecodeRecord(static_cast<uint8_t>(RecordType::kInstall), found->second.install);
   if (!decoded.ok()) return std::nullopt;
   return std::get<InstallRecord>(*std::move(decoded));
 }
@@ -178,12 +203,13 @@ bool ShardLog::writable() const {
   return log_ != nullptr && log_->health().ok();
 }
 
-void ShardLog::WaitSynced() {
-  MutexLock lock(mu_);
-  const uint64_t before = log_ == nullptr ? 0 : log_->next_sequence();
-  changed_.wait(mu_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return stopping_ || log_ == nullptr || !log_->health().ok() || log_->synced_before() >= before;
-  });
+void ShardLog::Sync() {
+  std::shared_ptr<store::RecordLog> log;
+  {
+    MutexLock lock(mu_);
+    log = log_;
+  }
+  if (log != nullptr && !log->Sync().ok()) Abandon(log);
 }
 
 absl::Duration ShardLog::Work() {
@@ -209,16 +235,18 @@ void ShardLog::SyncLoop() {
     bool last = false;
     {
       MutexLock lock(mu_);
+      idle_ = true;  // before the log is looked at: an append that is not seen sees this
       changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
         return stopping_ || log_ == nullptr || log_->synced_before() < log_->next_sequence() || !log_->health().ok();
       });
+      idle_ = false;
       last = stopping_;
       if (last && log_ == nullptr) return;
     }
     const absl::Duration pause = Work();
     if (last) return;
     MutexLock lock(mu_);
-    changed_.wait_for(mu_, absl::ToChronoNanoseconds(pause),
+    stopped_.wait_for(mu_, absl::ToChronoNanoseconds(pause),
                       [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; });
   }
 }
@@ -227,8 +255,10 @@ void ShardLog::SyncLoop() {
 void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   observer_.OnLogAppend(0, false);
   MutexLock lock(mu_);
+  if (log_ != log) return;  // somebody else has seen it
   broken_ = log->health();
   log_ = nullptr;
+  changed_.notify_all();
 }
 
 void ShardLog::Reopen() {

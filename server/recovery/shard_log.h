@@ -4,6 +4,7 @@
 // workers' side know what was lost.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -26,7 +27,7 @@
 namespace precondor::recovery {
 
 struct ShardLogOptions {
-  store::RecordLogOptions log;
+  store::RecordLogOptions log = {.drop_cached = true};
   absl::Duration sync_interval = absl::Milliseconds(50);  // records of so long share a sync
   absl::Duration reopen_interval = absl::Seconds(5);      // after the disk has failed
   absl::Duration progress_interval = absl::Seconds(5);    // between two lines about a long replay
@@ -62,7 +63,7 @@ class ShardLog {
   bool stale(uint64_t session_id) const;
   bool writable() const;
   // Everything appended so far is on the disk, or the disk has failed.
-  void WaitSynced();
+  void Sync();
   // One turn of the background: syncs, or opens the log again after the disk has failed. Returns the pause until the
   // next. One caller at a time.
   absl::Duration Work();
@@ -70,14 +71,18 @@ class ShardLog {
  private:
   struct Session {
     std::string name;
-    EncodedRecord install;
+    std::string install;  // as in the log
     uint64_t epoch = 0;
     uint64_t needed_from = 0;              // records below it are of no use to it
     std::map<uint32_t, LayerStep> missed;  // by layer: the last that the log may lack a record of
     bool stale = false;
   };
 
-  void Adopt(const ShardRecord& record, const EncodedRecord& encoded, uint64_t sequence)
+  // Of a record that changes which sessions there are.
+  void AppendOfSession(const ShardRecord& record, const EncodedRecord& encoded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<uint64_t> Write(store::RecordLog& log, const EncodedRecord& encoded);
+  // `payload`: of the record, as in the log.
+  void Adopt(const ShardRecord& record, absl::string_view payload, uint64_t sequence)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Miss(const ShardRecord& record, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropUnneeded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -93,7 +98,9 @@ class ShardLog {
   Observer& observer_;
 
   mutable Mutex mu_;
-  CondVar changed_;
+  CondVar changed_;                                             // there is something to sync
+  CondVar stopped_;                                             // between two syncs, when an append wakes nobody
+  std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while it is opened again
   absl::Status broken_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);

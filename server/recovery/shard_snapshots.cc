@@ -19,12 +19,12 @@ constexpr uint64_t kKept = 2;  // snapshots a session
 std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(layer, absl::kZeroPad6)); }
 
 absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
-  PRECONDOR_ASSIGN_OR_RETURN(const EncodedRecord install, EncodeRecord(snapshot.install));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string install, EncodeInstall(snapshot.install));
   std::string out;
   PutU32(out, kMetadataFormat);
   PutU64(out, snapshot.step);
   PutU64(out, snapshot.sequence);
-  PutBytes(out, install.payload);
+  PutBytes(out, install);
   return out;
 }
 

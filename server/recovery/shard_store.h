@@ -25,6 +25,7 @@ class ShardStore final : public ShardJournal {
   absl::Status Restore(Shard& shard);
 
   void Append(const ShardRecord& record) override;
+  void Sync() override { log_.Sync(); }
   void Keep(LayerImage image) override;
 
   ShardLog& log() { return log_; }

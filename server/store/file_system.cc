@@ -16,6 +16,13 @@ std::string ParentDir(absl::string_view path) {
   return std::string(slash == 0 ? "/" : path.substr(0, slash));
 }
 
+absl::Status WritableFile::AppendPieces(absl::Span<const absl::string_view> pieces) {
+  for (const absl::string_view piece : pieces) {
+    if (!piece.empty()) PRECONDOR_RETURN_IF_ERROR(Append(piece));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MakeDirDurably(FileSystem& fs, const std::string& path) {
   PRECONDOR_RETURN_IF_ERROR(fs.MakeDir(path));
   return fs.SyncDir(ParentDir(path));

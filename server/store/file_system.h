@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace precondor::store {
 
@@ -25,10 +26,15 @@ class WritableFile {
   virtual ~WritableFile() = default;
   // After an error any part of `bytes` may be in the file.
   virtual absl::Status Append(absl::string_view bytes) = 0;
+  // One piece after the other, in as few calls of the system as it takes.
+  virtual absl::Status AppendPieces(absl::Span<const absl::string_view> pieces);
   // After an error the bytes since the last good Sync may be lost although later calls succeed: give the file up.
   virtual absl::Status Sync() = 0;
   // Has the system begin to write out what was appended, so that a later Sync finds less to wait for. Promises nothing.
   virtual void BeginWriteBack() {}
+  // The system need not keep the first `bytes`, which were synced, in memory: nobody is about to read them. Promises
+  // nothing.
+  virtual void DropCached(uint64_t bytes) {}
   virtual absl::Status Close() = 0;
 };
 

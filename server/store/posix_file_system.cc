@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -79,6 +82,26 @@ class PosixWritableFile final : public WritableFile {
     return absl::OkStatus();
   }
 
+  absl::Status AppendPieces(absl::Span<const absl::string_view> pieces) override {
+    std::vector<iovec> left;
+    left.reserve(pieces.size());
+    for (const absl::string_view piece : pieces) {
+      if (!piece.empty()) left.push_back({const_cast<char*>(piece.data()), piece.size()});
+    }
+    for (size_t next = 0; next < left.size();) {
+      const int count = static_cast<int>(std::min<size_t>(left.size() - next, IOV_MAX));
+      ssize_t written = Uninterrupted([&] { return writev(fd_.get(), &left[next], count); });
+      if (written < 0) return IoError("writev", path_, errno);
+      for (; written > 0 && static_cast<size_t>(written) >= left[next].iov_len; ++next) {
+        written -= static_cast<ssize_t>(left[next].iov_len);
+      }
+      if (written == 0) continue;
+      left[next].iov_base = static_cast<char*>(left[next].iov_base) + written;
+      left[next].iov_len -= static_cast<size_t>(written);
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Sync() override {
     if (Uninterrupted([&] { return fdatasync(fd_.get()); }) < 0) return IoError("fdatasync", path_, errno);
     return absl::OkStatus();
@@ -87,6 +110,10 @@ class PosixWritableFile final : public WritableFile {
   void BeginWriteBack() override {
     // A hint: what goes wrong now, Sync reports.
     static_cast<void>(sync_file_range(fd_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
+  }
+
+  void DropCached(uint64_t bytes) override {
+    static_cast<void>(posix_fadvise(fd_.get(), 0, static_cast<off_t>(bytes), POSIX_FADV_DONTNEED));
   }
 
   absl::Status Close() override {

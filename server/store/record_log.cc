@@ -78,7 +78,7 @@ absl::Status RecordLog::Recover(const Replay& replay) {
   // and syncing the old file would not say so.
   if (found.empty()) return StartSegment(next_sequence_, EncodeSegmentHeader(next_sequence_));
   segments_.pop_back();
-  const std::string mark = EncodeRecordHeader(next_sequence_, kSyncMark, "");
+  const std::string mark = EncodeRecordHeader(next_sequence_, kSyncMark, {});
   if (next_sequence_ > found.back() && !absl::EndsWith(contents, mark)) {
     contents += mark;  // true by the time the file has its name
   }
@@ -133,21 +133,24 @@ absl::Status RecordLog::StartSegment(uint64_t first_sequence, absl::string_view 
   return absl::OkStatus();
 }
 
-absl::Status RecordLog::Write(uint64_t sequence, uint8_t type, absl::string_view payload) {
+absl::Status RecordLog::Write(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload) {
   const std::string header = EncodeRecordHeader(sequence, type, payload);
-  PRECONDOR_RETURN_IF_ERROR(active_->Append(header));
-  if (!payload.empty()) PRECONDOR_RETURN_IF_ERROR(active_->Append(payload));
-  segments_.back().size_bytes += header.size() + payload.size();
+  std::vector<absl::string_view> pieces = {header};
+  pieces.insert(pieces.end(), payload.begin(), payload.end());
+  PRECONDOR_RETURN_IF_ERROR(active_->AppendPieces(pieces));
+  for (const absl::string_view piece : pieces) segments_.back().size_bytes += piece.size();
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> RecordLog::Append(uint8_t type, absl::string_view payload) {
+absl::StatusOr<uint64_t> RecordLog::AppendPieces(uint8_t type, absl::Span<const absl::string_view> payload) {
   if (type == kSyncMark) {
     return absl::InvalidArgumentError(absl::StrCat(dir_, ": record type 0 is the log's own, expected 1 to 255"));
   }
-  if (payload.size() > options_.max_record_bytes) {
+  uint64_t bytes = 0;
+  for (const absl::string_view piece : payload) bytes += piece.size();
+  if (bytes > options_.max_record_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(dir_, ": record of ", payload.size(), " bytes, at most ", options_.max_record_bytes));
+        absl::StrCat(dir_, ": record of ", bytes, " bytes, at most ", options_.max_record_bytes));
   }
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(poison_);
@@ -165,6 +168,7 @@ absl::Status RecordLog::Rotate() {
   absl::Status status = active_->Sync();
   if (status.ok()) {
     synced_before_ = next_sequence_;
+    if (options_.drop_cached) active_->DropCached(segments_.back().size_bytes);
     status = active_->Close();
   }
   if (status.ok()) status = StartSegment(next_sequence_, EncodeSegmentHeader(next_sequence_));
@@ -176,16 +180,18 @@ absl::Status RecordLog::Sync() {
   const uint64_t wanted = next_sequence_;
   while (syncing_ && poison_.ok() && synced_before_ < wanted) synced_.wait(mu_);
   if (!poison_.ok() || synced_before_ >= wanted) {
-    const absl::Status status = poison_;
+    absl::Status status = poison_;
     mu_.Unlock();
     return status;
   }
   syncing_ = true;
   const uint64_t covered = next_sequence_;
   WritableFile* const file = active_.get();
+  const uint64_t bytes = segments_.back().size_bytes;
   mu_.Unlock();
 
   absl::Status status = file->Sync();
+  if (status.ok() && options_.drop_cached) file->DropCached(bytes);
 
   mu_.Lock();
   syncing_ = false;
@@ -193,7 +199,7 @@ absl::Status RecordLog::Sync() {
     synced_before_ = covered;
     // The records are safe whatever becomes of the mark, but half a mark must not be appended to.
     if (poison_.ok()) {
-      if (const absl::Status marked = Write(covered, kSyncMark, ""); !marked.ok()) Poison(marked).IgnoreError();
+      if (const absl::Status marked = Write(covered, kSyncMark, {}); !marked.ok()) Poison(marked).IgnoreError();
     }
   } else {
     status = Poison(status);
@@ -206,7 +212,7 @@ absl::Status RecordLog::Sync() {
 absl::Status RecordLog::DropBefore(uint64_t sequence) {
   MutexLock lock(mu_);
   while (segments_.size() > 1 && segments_[1].first_sequence <= sequence) {
-    const absl::Status removed = fs_.RemoveFile(SegmentPath(segments_.front().first_sequence));
+    absl::Status removed = fs_.RemoveFile(SegmentPath(segments_.front().first_sequence));
     if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
     // One at a time: were a later one gone and an earlier one back after a crash, the log would have a gap.
     PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir_));
@@ -215,7 +221,7 @@ absl::Status RecordLog::DropBefore(uint64_t sequence) {
   return absl::OkStatus();
 }
 
-absl::Status RecordLog::Poison(absl::Status error) {
+absl::Status RecordLog::Poison(const absl::Status& error) {
   if (poison_.ok()) {
     poison_ = absl::Status(error.code(),
                            absl::StrCat("log ", SegmentPath(segments_.back().first_sequence), " at offset ",

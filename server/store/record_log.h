@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
 #include "server/store/file_system.h"
@@ -26,6 +27,9 @@ struct RecordLogOptions {
   uint64_t max_record_bytes = uint64_t{256} << 20;  // of a payload; at most 2^32 - 1
   // False lets damaged payloads through. For negative builds of the simulator alone.
   bool verify_checksums = true;
+  // Of a log that is written much and read after a crash alone: what is synced leaves the system's memory, which the
+  // next records then use again.
+  bool drop_cached = false;
 };
 
 struct Record {
@@ -57,7 +61,9 @@ class RecordLog {
 
   // Returns the record's sequence. May sync, when a segment is full. InvalidArgument, without poison: type 0, or a
   // payload over max_record_bytes.
-  absl::StatusOr<uint64_t> Append(uint8_t type, absl::string_view payload);
+  absl::StatusOr<uint64_t> Append(uint8_t type, absl::string_view payload) { return AppendPieces(type, {&payload, 1}); }
+  // The payload is the pieces one after the other; they are written from where they are.
+  absl::StatusOr<uint64_t> AppendPieces(uint8_t type, absl::Span<const absl::string_view> payload);
   // After OK every record whose Append had returned before the call survives a crash.
   absl::Status Sync();
   // The records below `sequence` are no longer needed: removes the segments that hold nothing else, never the last one,
@@ -87,8 +93,9 @@ class RecordLog {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status StartSegment(uint64_t first_sequence, absl::string_view contents) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Write(uint64_t sequence, uint8_t type, absl::string_view payload) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Poison(absl::Status error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Write(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Poison(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string SegmentPath(uint64_t first_sequence) const;
 
   // Constant after Open.

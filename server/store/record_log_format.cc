@@ -46,13 +46,17 @@ absl::Status CheckSegmentHeader(absl::string_view segment, uint64_t first_sequen
   return absl::OkStatus();
 }
 
-std::string EncodeRecordHeader(uint64_t sequence, uint8_t type, absl::string_view payload) {
+std::string EncodeRecordHeader(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload) {
+  uint32_t length = 0;
+  for (const absl::string_view piece : payload) length += static_cast<uint32_t>(piece.size());
   std::string checked;
-  PutU32(checked, static_cast<uint32_t>(payload.size()));
+  PutU32(checked, length);
   PutU64(checked, sequence);
   PutFixed(checked, type, 1);
+  uint32_t checksum = Crc32c(checked);
+  for (const absl::string_view piece : payload) checksum = ExtendCrc32c(checksum, piece);
   std::string header;
-  PutU32(header, ExtendCrc32c(Crc32c(checked), payload));
+  PutU32(header, checksum);
   return header + checked;
 }
 

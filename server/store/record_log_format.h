@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace precondor::store {
 
@@ -22,8 +23,8 @@ std::string EncodeSegmentHeader(uint64_t first_sequence);
 // DataLoss when damaged or for another first sequence, FailedPrecondition when of a newer format; not naming the file.
 absl::Status CheckSegmentHeader(absl::string_view segment, uint64_t first_sequence);
 
-// What precedes the payload in the file.
-std::string EncodeRecordHeader(uint64_t sequence, uint8_t type, absl::string_view payload);
+// What precedes the payload, given in pieces, in the file.
+std::string EncodeRecordHeader(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload);
 
 struct ParsedRecord {
   uint64_t sequence = 0;

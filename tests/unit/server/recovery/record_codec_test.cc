@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/record_codec.h"
 
+#include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 
 #include "tests/unit/server/recovery/recovery_testing.h"
@@ -8,11 +9,14 @@
 namespace precondor::recovery {
 namespace {
 
+std::string PayloadOf(const EncodedRecord& encoded) { return absl::StrJoin(encoded.Pieces(), ""); }
+
 template <typename Record>
-Record RoundTrip(const Record& record) {
+Record RoundTrip(const Record& one) {
+  const ShardRecord record = one;
   const EncodedRecord encoded = EncodeRecord(record).value();
   EXPECT_EQ(SessionOf(record), 7u);
-  return std::get<Record>(DecodeRecord(static_cast<uint8_t>(encoded.type), encoded.payload).value());
+  return std::get<Record>(DecodeRecord(static_cast<uint8_t>(encoded.type), PayloadOf(encoded)).value());
 }
 
 void ExpectEqual(const LayerStep& got, const LayerStep& expected) {
@@ -88,14 +92,16 @@ TEST(RecordCodec, KeepsImages) {
 }
 
 TEST(RecordCodec, RefusesWhatItDidNotWrite) {
-  const std::string update = EncodeRecord(MakeUpdate(7, 1, 4)).value().payload;
+  const ShardRecord record = MakeUpdate(7, 1, 4);
+  const std::string update = PayloadOf(EncodeRecord(record).value());
   for (size_t size = 0; size < update.size(); ++size) {
     EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update.substr(0, size)).status())) << size;
   }
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update + "x").status()));
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(1, "no message").status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(DecodeRecord(7, "").status()));
-  std::string plan = EncodeRecord(PlanRecord{.at = {}, .plan = {}}).value().payload;
+  const ShardRecord planned = PlanRecord{.at = {}, .plan = {}};
+  std::string plan = EncodeRecord(planned).value().own;
   plan[36] = 9;  // the mode follows five numbers of 8, 4, 8, 8 and 8 bytes
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(5, plan).status()));
   EXPECT_TRUE(absl::IsDataLoss(DecodeImage("abc").status()));

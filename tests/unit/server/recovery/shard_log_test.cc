@@ -62,7 +62,7 @@ TEST_F(ShardLogTest, GivesBackWhatWasAppended) {
   EXPECT_TRUE(Open().empty());
   log->Append(MakeInstall(7));
   for (uint64_t i = 1; i <= 3; ++i) log->Append(MakeUpdate(7, 0, i));
-  log->WaitSynced();
+  log->Sync();
   EXPECT_EQ(Open(), (std::vector<uint64_t>{1, 2, 3}));
   EXPECT_EQ(log->InstallOf(7)->install.spec.name, "job7");
   EXPECT_FALSE(log->InstallOf(8).has_value());
@@ -141,7 +141,7 @@ TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
 TEST_F(ShardLogTest, DamageIsAnError) {
   Open();
   log->Append(MakeInstall(7));
-  log->WaitSynced();
+  log->Sync();
   log.reset();
   store::PosixFileSystem disk;
   ASSERT_TRUE(disk.MakeDir(dir.path() + "/log").ok());

@@ -190,7 +190,7 @@ TEST_F(ShardStoreTest, DamageInTheLogIsAnErrorThatNamesTheFile) {
   options.snapshot_interval_steps = 0;
   Open();
   for (uint64_t step = 0; step < 12; ++step) Step(step);
-  store->log().WaitSynced();
+  store->log().Sync();
   const std::vector<std::string> segments = Files(".log");
   ASSERT_GT(segments.size(), 2u);
   Damage(segments[0]);
