@@ -8,8 +8,8 @@ usage() {
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
   --filter RE      only rows whose name matches. Families: update/, precondition/ and baseline/ (kernels), with the
                    machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
-                   store/ (log and snapshots on the disk of TMPDIR), which are left out by a filter that names none of
-                   these four
+                   store/ (log and snapshots on the disk of TMPDIR), recovery/ (a shard of BERT-Large's layers that
+                   keeps them, and comes back), which are left out by a filter that names none of these five
   --json FILE      write the rows there as well
   --short          one quick repetition: shows that everything runs and is right; the figures mean little, and a
                    missed target is no failure
@@ -100,6 +100,10 @@ for workload in bert-large gradients; do
 done
 case "$filter" in
   . | *store*) run store "$build/tests/bench/store_bench" --dir="$out/store" --json="$out/store.json" "${store_flags[@]}" ;;
+esac
+case "$filter" in
+  . | *recovery*) run recovery "$build/tests/bench/recovery_bench" --dir="$out/recovery" --json="$out/recovery.json" \
+    "${store_flags[@]}" ;;
 esac
 if (( ${#results[@]} == 0 )); then
   echo "tests/bench/run.sh: no row matches $filter" >&2
