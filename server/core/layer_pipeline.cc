@@ -375,6 +375,10 @@ uint64_t LayerPipeline::EndEpoch(uint64_t epoch, const absl::Status& why) {
   {
     MutexLock lock(mu_);
     floor = floor_;
+    for (const auto& [step, slot] : slots_) {
+      // Passed over: what a process that begins with it would need is gone.
+      if (slot->gradient.state == PhaseState::kRetired) floor = std::max(floor, step + 1);
+    }
     if (epoch <= epoch_) return floor;
     epoch_ = epoch;
     for (const auto& [step, slot] : slots_) {

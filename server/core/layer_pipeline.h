@@ -48,8 +48,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
   void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
 
-  // Takes no contribution of an epoch before `epoch` any more; waiting results get `why`. Returns the first step that
-  // the layer keeps. Nothing else when `epoch` is not new.
+  // Takes no contribution of an epoch before `epoch` any more; waiting results get `why`. Returns the first step from
+  // which on the layer keeps all. Nothing else when `epoch` is not new.
   uint64_t EndEpoch(uint64_t epoch, const absl::Status& why);
   // Goes on with `epoch`, which EndEpoch has named; factors stay. When the job goes back to a step every slot goes.
   // Otherwise they stay, so that processes that took ranks over (`replaced`) get the answers that the others got, and

@@ -389,6 +389,23 @@ TEST_F(ShardJournalTest, AStepThatNobodyAsksForAgainHoldsNothingUp) {
   EXPECT_EQ(shard->in_flight(), 0);
 }
 
+TEST_F(ShardJournalTest, AStepThatWasPassedOverIsGoneForWhoeverBeginsWithIt) {
+  spec.world_size = 2;
+  Start();
+  for (uint64_t step = 0; step < 2; ++step) {
+    if (step == 1) ReplaceShard();
+    for (uint32_t rank : {0, 1}) Statistics(step, rank, 1);
+    for (uint32_t rank : {0, 1}) Gradient(step, rank, 1);
+  }
+  const auto fence = [this](uint64_t at_epoch, uint64_t first_step) {
+    return shard->Fence({.session_id = kSession,
+                         .epoch = at_epoch,
+                         .members = {{.rank = 0, .incarnation = 1000 + at_epoch, .first_step = first_step}}});
+  };
+  EXPECT_EQ(*fence(2, 1), std::nullopt) << "its answer is there";
+  EXPECT_EQ(*fence(3, 0), 0u) << "the job has to go back";
+}
+
 TEST_F(ShardJournalTest, AnInstallThatComesLateIsNotWhatTheShardComesBackFrom) {
   spec.world_size = 2;
   Start();
