@@ -106,6 +106,12 @@ absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
                             absl::StrCat(DescribeKey(session_->spec, key), ": rank ", *rank,
                                          " begins again and has not come past step ", step));
     }
+    if (leaves && slot->restored && slot->gradient.state == PhaseState::kSealed) {
+      // A rank that has had its answer before the shard came back may be ahead of those that get it now.
+      return ReasonedStatus(
+          absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+          absl::StrCat(DescribeKey(session_->spec, key), ": step ", step, " is being answered again"));
+    }
     blocked = blocked || (leaves && !Closable(*slot));
     if (!leaves || !Finished(*slot)) ++kept;
   }

@@ -18,6 +18,7 @@ struct FoundSeed {
 constexpr FoundSeed kFoundSeeds[] = {
     {66939, 14, "an answer of a shard that had died was taken for the acknowledgement of the one that came back"},
     {21790, 17, "fresh factors were taken for those that a restored update still belongs to"},
+    {16296, 17, "a rank that was ahead was refused for good while a step that came back was being answered"},
 };
 
 }  // namespace precondor::sim
