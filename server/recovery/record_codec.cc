@@ -196,7 +196,7 @@ uint64_t SessionOf(const ShardRecord& record) {
       record);
 }
 
-std::string EncodeImage(const LayerImage& image) {
+std::string EncodeImageHead(const LayerImage& image) {
   std::string out;
   PutU32(out, kImageFormat);
   PutStep(out, image.at);
@@ -209,7 +209,7 @@ std::string EncodeImage(const LayerImage& image) {
     out.push_back(settled.plan.has_value() ? 1 : 0);
     PutPlan(out, settled.mode, settled.plan.value_or(Plan{}));
   }
-  PutBytes(out, image.state);
+  PutU64(out, image.state.size());
   return out;
 }
 

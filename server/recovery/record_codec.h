@@ -36,7 +36,8 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
 // The session that a record is about.
 uint64_t SessionOf(const ShardRecord& record);
 
-std::string EncodeImage(const LayerImage& image);
+// All but the state, whose bytes follow it.
+std::string EncodeImageHead(const LayerImage& image);
 absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes);
 
 }  // namespace precondor::recovery

@@ -210,7 +210,8 @@ absl::Status ShardSnapshots::WriteFiles(const SessionSnapshot& snapshot, store::
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::SnapshotWriter> writer,
                              store.Begin(ids.empty() ? 1 : ids.back() + 1));
   for (const auto& [layer, image] : snapshot.images) {
-    PRECONDOR_RETURN_IF_ERROR(writer->Add(LayerKey(layer), EncodeImage(image)));
+    const std::string head = EncodeImageHead(image);
+    PRECONDOR_RETURN_IF_ERROR(writer->AddPieces(LayerKey(layer), {head, image.state}));
   }
   PRECONDOR_RETURN_IF_ERROR(writer->Commit(metadata));
   return store.Keep(kKept);

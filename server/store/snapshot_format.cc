@@ -30,10 +30,6 @@ std::string EncodeSnapshotFileHeader(uint64_t id, absl::string_view key) {
   return header;
 }
 
-uint32_t SnapshotFileChecksum(absl::string_view header, absl::string_view bytes) {
-  return ExtendCrc32c(Crc32c(header), bytes);
-}
-
 absl::Status CheckSnapshotFile(absl::string_view file, uint64_t id, absl::string_view key,
                                const SnapshotFile& expected) {
   if (file.size() != expected.file_bytes) {

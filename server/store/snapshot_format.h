@@ -15,7 +15,6 @@ namespace precondor::store {
 
 // What precedes the caller's bytes in a file.
 std::string EncodeSnapshotFileHeader(uint64_t id, absl::string_view key);
-uint32_t SnapshotFileChecksum(absl::string_view header, absl::string_view bytes);
 // That `file` is all of what the manifest expects under `key`. DataLoss, or FailedPrecondition for a newer format.
 absl::Status CheckSnapshotFile(absl::string_view file, uint64_t id, absl::string_view key,
                                const SnapshotFile& expected);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 
 #include "kernels/base/status_macros.h"
+#include "server/store/crc32c.h"
 #include "server/store/snapshot_format.h"
 
 namespace precondor::store {
@@ -51,11 +52,13 @@ SnapshotWriter::~SnapshotWriter() {
   if (!committed_) RemoveTree(fs_, unfinished_).IgnoreError();
 }
 
-absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key, absl::string_view bytes) {
+absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key,
+                                                       absl::Span<const absl::string_view> bytes) {
   const std::string header = EncodeSnapshotFileHeader(id_, key);
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, fs_.Create(JoinPath(unfinished_, FileName(key))));
-  PRECONDOR_RETURN_IF_ERROR(file->Append(header));
-  if (!bytes.empty()) PRECONDOR_RETURN_IF_ERROR(file->Append(bytes));
+  std::vector<absl::string_view> pieces = {header};
+  pieces.insert(pieces.end(), bytes.begin(), bytes.end());
+  PRECONDOR_RETURN_IF_ERROR(file->AppendPieces(pieces));
   file->BeginWriteBack();
   Files many;
   {
@@ -64,7 +67,12 @@ absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key, ab
     if (unsynced_.size() >= kMaxUnsyncedFiles) many.swap(unsynced_);
   }
   PRECONDOR_RETURN_IF_ERROR(SyncAndClose(many));
-  return SnapshotFile{header.size() + bytes.size(), SnapshotFileChecksum(header, bytes)};
+  SnapshotFile written;
+  for (const absl::string_view piece : pieces) {
+    written.file_bytes += piece.size();
+    written.checksum = ExtendCrc32c(written.checksum, piece);
+  }
+  return written;
 }
 
 absl::Status SnapshotWriter::SyncAndClose(const Files& files) {
@@ -75,7 +83,7 @@ absl::Status SnapshotWriter::SyncAndClose(const Files& files) {
   return absl::OkStatus();
 }
 
-absl::Status SnapshotWriter::Add(absl::string_view key, absl::string_view bytes) {
+absl::Status SnapshotWriter::AddPieces(absl::string_view key, absl::Span<const absl::string_view> bytes) {
   if (!IsKey(key)) {
     return absl::InvalidArgumentError(
         absl::StrCat(unfinished_, ": key \"", key, "\", expected [A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"));

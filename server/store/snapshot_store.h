@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
 #include "server/store/file_system.h"
@@ -42,7 +43,9 @@ class SnapshotWriter {
   // few large ones are cheaper than many small ones. After an error Commit refuses.
   // `key`: [A-Za-z0-9_-][A-Za-z0-9._-]{0,127}.
   // Errors: InvalidArgument a key of another form; AlreadyExists a key that was added; those of FileSystem.
-  absl::Status Add(absl::string_view key, absl::string_view bytes);
+  absl::Status Add(absl::string_view key, absl::string_view bytes) { return AddPieces(key, {&bytes, 1}); }
+  // The bytes are the pieces one after the other; they are written from where they are.
+  absl::Status AddPieces(absl::string_view key, absl::Span<const absl::string_view> bytes);
   // After OK the snapshot survives a crash. FailedPrecondition when an Add failed or it was called before.
   absl::Status Commit(absl::string_view metadata);
 
@@ -50,7 +53,7 @@ class SnapshotWriter {
   friend class SnapshotStore;
   SnapshotWriter(FileSystem& fs, const std::string& dir, uint64_t id);
   using Files = std::vector<std::unique_ptr<WritableFile>>;
-  absl::StatusOr<SnapshotFile> WriteFile(absl::string_view key, absl::string_view bytes);
+  absl::StatusOr<SnapshotFile> WriteFile(absl::string_view key, absl::Span<const absl::string_view> bytes);
   absl::Status WriteManifest(absl::string_view bytes);
   static absl::Status SyncAndClose(const Files& files);
 

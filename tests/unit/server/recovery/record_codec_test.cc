@@ -79,7 +79,7 @@ TEST(RecordCodec, KeepsImages) {
                            .mode = Mode::kSecondOrder,
                            .updated = true,
                            .plan = Plan{.decision = Decision::kIdentity, .factor_version = 1, .reason = "x"}});
-  const LayerImage got = DecodeImage(EncodeImage(image)).value();
+  const LayerImage got = DecodeImage(EncodeImageHead(image) + image.state).value();
   ExpectEqual(got.at, image.at);
   EXPECT_EQ(got.factor_version, 2u);
   EXPECT_FALSE(got.held);
