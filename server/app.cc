@@ -52,6 +52,12 @@ class LocalShard final : public ShardControl {
     description.advertise_address = address_;
     return description;
   }
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
+    PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, shard_.Probe(lease));
+    MutexLock lock(mu_);
+    description.advertise_address = address_;
+    return description;
+  }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_.Install(install); }
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_.Fence(fence); }
   absl::Status HoldFactors(const FactorHold& hold) override { return shard_.HoldFactors(hold); }
@@ -270,6 +276,7 @@ class ServerApp final : public App {
     }
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
+    options.shard_loss_timeout = absl::Milliseconds(config_.shard_loss_ms);
     options.stands_by = !config_.etcd_endpoints.empty();
     storage_ = std::make_unique<CoordinatorStorage>(config_, disk_, [this](const absl::Status& why) {
       logger_.Log(Severity::kError, "another coordinator leads", {{"reason", absl::string_view(why.message())}});

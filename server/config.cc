@@ -161,6 +161,9 @@ const std::vector<Option>& Options() {
       NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
       NumberOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10, kHour,
                    "pause of a coordinator between looks at what its shards hold"),
+      NumberOption(
+          "shard_loss_ms", &C::shard_loss_ms, 100, kHour,
+          "a shard silent for so long is lost to sessions that degrade; at least 5 times reconcile_interval_ms"),
       TextOption("metrics_listen", &C::metrics_listen, "address of the Prometheus port, host:port; empty: none"),
       TextOption("metrics_port_file", &C::metrics_port_file, "file to write the Prometheus port to"),
       ChoiceOption("log_format", &C::log_format, {"text", "json"}, "form of a log line"),
@@ -388,6 +391,12 @@ absl::Status CheckWhole(const ServerConfig& config) {
   if (config.role != ServerRole::kCoordinator && !config.shards.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shards"), ": expected none with role ",
                                                    ServerRoleName(config.role), ", got ", config.shards.size()));
+  }
+  // A lease is half of it and has to last from one look to the one after the next.
+  if (config.role != ServerRole::kShard && config.shard_loss_ms < 5 * config.reconcile_interval_ms) {
+    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "shard_loss_ms"),
+                                                   ": expected at least 5 times reconcile_interval_ms, ",
+                                                   5 * config.reconcile_interval_ms, ", got ", config.shard_loss_ms));
   }
   const bool wildcard = absl::StartsWith(config.listen, "0.0.0.0:") || absl::StartsWith(config.listen, "[::]:");
   if (config.role == ServerRole::kAll && wildcard && config.advertise.empty()) {

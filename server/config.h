@@ -35,6 +35,7 @@ struct ServerConfig {
   int64_t etcd_lease_ms = 10000;
   int64_t lease_steps = 64;
   int64_t reconcile_interval_ms = 1000;
+  int64_t shard_loss_ms = 10000;
   std::string metrics_listen;
   std::string metrics_port_file;
   std::string log_format = "text";

@@ -94,6 +94,7 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics_dtype", spec.statistics_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("gradient_dtype", spec.gradient_dtype, DType::kBF16));
   PRECONDOR_RETURN_IF_ERROR(ValidateFallbackConfig(spec.fallback));
+  PRECONDOR_RETURN_IF_ERROR(CheckEnum("on_shard_loss", spec.on_shard_loss, ShardLossPolicy::kDegrade));
   PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
   if (spec.exchange == ExchangeMode::kPullFactors || spec.exchange == ExchangeMode::kReplay) {
     return absl::UnimplementedError(absl::StrCat("exchange: expected DIRECT or DELEGATE, got ",
@@ -126,6 +127,7 @@ std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want)
   if (difference.empty() && !(have.fallback == want.fallback)) {
     difference = absl::StrCat("fallback.", DescribeDifference(have.fallback, want.fallback));
   }
+  compare("on_shard_loss", have.on_shard_loss, want.on_shard_loss, ShardLossPolicyName);
   return difference.empty() ? LayersDifference(have.layers, want.layers) : difference;
 }
 
@@ -169,6 +171,16 @@ absl::string_view StatisticsKindName(StatisticsKind kind) {
       return "PER_WORKER_MEAN";
     case StatisticsKind::kSigned:
       return "SIGNED";
+  }
+  return "UNKNOWN";
+}
+
+absl::string_view ShardLossPolicyName(ShardLossPolicy policy) {
+  switch (policy) {
+    case ShardLossPolicy::kWait:
+      return "WAIT";
+    case ShardLossPolicy::kDegrade:
+      return "DEGRADE";
   }
   return "UNKNOWN";
 }

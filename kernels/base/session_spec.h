@@ -20,6 +20,10 @@ namespace precondor {
 enum class Mode : uint8_t { kSecondOrder = 1, kFirstOrder = 2 };
 enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4 };
 enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3 };
+// What becomes of a session when a shard is lost. kWait: the job waits until it is back, and goes on as if nothing had
+// happened. kDegrade: its layers begin anew on other shards, without their factors; the job waits until the loss is
+// noticed.
+enum class ShardLossPolicy : uint8_t { kWait = 1, kDegrade = 2 };
 // What a sealed plan says of one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
 // non-finite), so nobody gets one and every replica skips the step.
 enum class Decision : uint8_t { kPreconditioned = 1, kIdentity = 2, kSkip = 3 };
@@ -56,6 +60,7 @@ struct SessionSpec {
   DType gradient_dtype = DType::kF32;
   MethodConfig method;
   FallbackConfig fallback;
+  ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   std::vector<LayerSpec> layers;
   bool operator==(const SessionSpec&) const = default;
 };
@@ -89,6 +94,7 @@ int32_t DelegateRank(const SessionSpec& spec, int64_t layer);
 absl::string_view ModeName(Mode mode);
 absl::string_view ExchangeModeName(ExchangeMode exchange);
 absl::string_view StatisticsKindName(StatisticsKind kind);
+absl::string_view ShardLossPolicyName(ShardLossPolicy policy);
 absl::string_view DecisionName(Decision decision);
 
 }  // namespace precondor

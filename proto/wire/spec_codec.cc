@@ -38,6 +38,8 @@ PRECONDOR_SAME_VALUE(ExchangeMode::kReplay, EXCHANGE_MODE_REPLAY);
 PRECONDOR_SAME_VALUE(StatisticsKind::kMean, STATISTICS_KIND_MEAN);
 PRECONDOR_SAME_VALUE(StatisticsKind::kPerWorkerMean, STATISTICS_KIND_PER_WORKER_MEAN);
 PRECONDOR_SAME_VALUE(StatisticsKind::kSigned, STATISTICS_KIND_SIGNED);
+PRECONDOR_SAME_VALUE(ShardLossPolicy::kWait, SHARD_LOSS_POLICY_WAIT);
+PRECONDOR_SAME_VALUE(ShardLossPolicy::kDegrade, SHARD_LOSS_POLICY_DEGRADE);
 PRECONDOR_SAME_VALUE(Decision::kPreconditioned, DECISION_PRECONDITIONED);
 PRECONDOR_SAME_VALUE(Decision::kIdentity, DECISION_IDENTITY);
 PRECONDOR_SAME_VALUE(Decision::kSkip, DECISION_SKIP);
@@ -49,14 +51,15 @@ PRECONDOR_SAME_VALUE(FallbackPolicy::kAtStep, FALLBACK_POLICY_AT_STEP);
 static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE_FIRST_ORDER &&
                   v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_REPLAY &&
                   v1::StatisticsKind_MAX == v1::STATISTICS_KIND_SIGNED && v1::Decision_MAX == v1::DECISION_SKIP &&
-                  v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP,
+                  v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP &&
+                  v1::ShardLossPolicy_MAX == v1::SHARD_LOSS_POLICY_DEGRADE,
               "a value was added: add its line above");
 
 absl::Status Malformed(absl::string_view message) {
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, message);
 }
 
-// All six enumerations keep 0 for "not set" and are numbered from 1 without gaps.
+// All these enumerations keep 0 for "not set" and are numbered from 1 without gaps.
 template <typename Ours, typename Wire>
 absl::StatusOr<Ours> DecodeEnum(Wire value, int last, absl::string_view type, absl::string_view field) {
   const int number = static_cast<int>(value);
@@ -164,6 +167,9 @@ v1::StatisticsKind EncodeStatisticsKind(StatisticsKind kind) {
   return EncodeEnum<StatisticsKind, v1::StatisticsKind>(kind);
 }
 v1::Decision EncodeDecision(Decision decision) { return EncodeEnum<Decision, v1::Decision>(decision); }
+v1::ShardLossPolicy EncodeShardLossPolicy(ShardLossPolicy policy) {
+  return EncodeEnum<ShardLossPolicy, v1::ShardLossPolicy>(policy);
+}
 v1::FallbackPolicy EncodeFallbackPolicy(FallbackPolicy policy) {
   return EncodeEnum<FallbackPolicy, v1::FallbackPolicy>(policy);
 }
@@ -182,6 +188,9 @@ absl::StatusOr<StatisticsKind> DecodeStatisticsKind(v1::StatisticsKind value, ab
 }
 absl::StatusOr<Decision> DecodeDecision(v1::Decision value, absl::string_view field) {
   return DecodeEnum<Decision>(value, v1::Decision_MAX, "Decision", field);
+}
+absl::StatusOr<ShardLossPolicy> DecodeShardLossPolicy(v1::ShardLossPolicy value, absl::string_view field) {
+  return DecodeEnum<ShardLossPolicy>(value, v1::ShardLossPolicy_MAX, "ShardLossPolicy", field);
 }
 absl::StatusOr<FallbackPolicy> DecodeFallbackPolicy(v1::FallbackPolicy value, absl::string_view field) {
   return DecodeEnum<FallbackPolicy>(value, v1::FallbackPolicy_MAX, "FallbackPolicy", field);
@@ -299,6 +308,9 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   out.set_gradient_data_type(EncodeDType(spec.gradient_dtype));
   *out.mutable_method() = std::move(method);
   if (!(spec.fallback == FallbackConfig{})) *out.mutable_fallback() = EncodeFallbackConfig(spec.fallback);
+  if (spec.on_shard_loss != ShardLossPolicy::kWait) {
+    out.set_on_shard_loss(EncodeShardLossPolicy(spec.on_shard_loss));
+  }
   for (const LayerSpec& layer : spec.layers) *out.add_layers() = EncodeLayer(layer);
   return out;
 }
@@ -313,6 +325,7 @@ absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
   status.Update(
       DecodeOrDefault(spec.statistics_data_type(), &DecodeDType, "statistics_data_type", out.statistics_dtype));
   status.Update(DecodeOrDefault(spec.gradient_data_type(), &DecodeDType, "gradient_data_type", out.gradient_dtype));
+  status.Update(DecodeOrDefault(spec.on_shard_loss(), &DecodeShardLossPolicy, "on_shard_loss", out.on_shard_loss));
   PRECONDOR_RETURN_IF_ERROR(status);
   PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(spec.method()));
   PRECONDOR_ASSIGN_OR_RETURN(out.fallback, DecodeFallbackConfig(spec.fallback()));

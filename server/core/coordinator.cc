@@ -11,6 +11,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator_session.h"
+#include "server/core/coordinator_turn.h"
 #include "server/core/placement_input.h"
 #include "server/policy/placement.h"
 
@@ -37,52 +38,6 @@ absl::Status AddContext(const absl::Status& status, const std::string& context) 
 
 }  // namespace
 
-class Coordinator::Turn {
- public:
-  // `create`: make a place for a name that has none. Without it has_place() may be false.
-  Turn(Coordinator& coordinator, absl::string_view name, bool create) : coordinator_(coordinator), name_(name) {
-    MutexLock lock(coordinator_.mu_);
-    for (;;) {
-      auto found = coordinator_.places_.find(name_);
-      if (found == coordinator_.places_.end()) {
-        if (!create) return;
-        found = coordinator_.places_.emplace(name_, Place()).first;
-      }
-      if (!found->second.busy) {
-        found->second.busy = true;
-        has_place_ = true;
-        state_ = found->second.state;
-        return;
-      }
-      coordinator_.place_freed_.wait(coordinator_.mu_);
-    }
-  }
-  ~Turn() {
-    if (!has_place_) return;
-    {
-      MutexLock lock(coordinator_.mu_);
-      auto found = coordinator_.places_.find(name_);
-      found->second.busy = false;
-      found->second.state = state_;
-      if (state_ == nullptr) coordinator_.places_.erase(found);
-    }
-    coordinator_.place_freed_.notify_all();
-  }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-
-  // Null: there is no such session.
-  const std::shared_ptr<CoordinatorSession>& state() const { return state_; }
-  // Takes effect when the turn ends.
-  void SetState(std::shared_ptr<CoordinatorSession> state) { state_ = std::move(state); }
-
- private:
-  Coordinator& coordinator_;
-  const std::string name_;
-  bool has_place_ = false;
-  std::shared_ptr<CoordinatorSession> state_;
-};
-
 Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, CoordinatorJournal& journal,
                          const Clock& clock, Logger& logger, Observer& observer)
     : options_(std::move(options)),
@@ -91,6 +46,7 @@ Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> 
       logger_(logger),
       observer_(observer),
       journal_(journal),
+      seen_(shards_.size(), {.answered = clock.Monotonic(), .shard_time = absl::InfinitePast()}),
       leads_(!options_.stands_by) {}
 
 Coordinator::~Coordinator() = default;
@@ -149,6 +105,8 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
   {
     MutexLock lock(mu_);
     leads_ = true;
+    // Whoever stood by has not asked before.
+    for (Seen& seen : seen_) seen.answered = clock_.Monotonic();
   }
   PublishCount();
   return absl::OkStatus();
@@ -162,7 +120,12 @@ absl::Status Coordinator::CheckLeads() const {
 }
 
 absl::Status Coordinator::WriteDown(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt) {
+  return WriteDown([&record] { return record; }, adopt);
+}
+
+absl::Status Coordinator::WriteDown(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt) {
   MutexLock serial(journal_mu_);
+  const CoordinatorRecord record = make();
   if (absl::Status written = journal_.Append(record); !written.ok()) {
     logger_.Log(Severity::kError, "journal not written", {{"reason", absl::string_view(written.message())}});
     observer_.OnJournal(false);
@@ -172,6 +135,22 @@ absl::Status Coordinator::WriteDown(const CoordinatorRecord& record, absl::Funct
   adopt();
   CompactJournal();
   return absl::OkStatus();
+}
+
+absl::Status Coordinator::WriteMembership(CoordinatorSession& session, const Membership& next) {
+  const auto make = [&]() -> CoordinatorRecord {
+    MutexLock lock(mu_);
+    if (!session.move_in_doubt()) return MembershipRecord{.session_id = session.id(), .membership = next};
+    // It may be written that the layers are elsewhere.
+    SessionRecord whole = session.record();
+    whole.membership = next;
+    return whole;
+  };
+  return WriteDown(make, [&] {
+    MutexLock lock(mu_);
+    session.Adopt(next);
+    session.set_move_in_doubt(false);
+  });
 }
 
 void Coordinator::CompactJournal() {
@@ -347,24 +326,6 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
   return plan;
 }
 
-void Coordinator::RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description) {
-  for (const HeldSession& held : description.sessions) {
-    {
-      MutexLock lock(mu_);
-      if (by_id_.contains(held.session_id) || opening_.contains(held.session_id)) continue;
-    }
-    const absl::Status removed = shard.control->Remove(held.session_id).status();
-    if (removed.ok()) description.reserved_bytes -= held.reserved_bytes;
-    logger_.Log(
-        Severity::kWarning, removed.ok() ? "orphaned session removed" : "orphaned session stays",
-        {{"session", held.name},
-         {"session_id", held.session_id},
-         {"shard", shard.address},
-         {"reserved_bytes", held.reserved_bytes},
-         {"reason", removed.ok() ? "this coordinator does not know it" : absl::string_view(removed.message())}});
-  }
-}
-
 absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs) const {
   for (size_t s = 0; s < installs.size(); ++s) {
     if (installs[s].layers.empty()) continue;
@@ -421,10 +382,7 @@ absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint
     PRECONDOR_ASSIGN_OR_RETURN(next, session.PlanJoin(rank, incarnation, first_step));
   }
   if (next.has_value()) {
-    PRECONDOR_RETURN_IF_ERROR(WriteDown(MembershipRecord{.session_id = session.id(), .membership = *next}, [&] {
-      MutexLock lock(mu_);
-      session.Adopt(*next);
-    }));
+    PRECONDOR_RETURN_IF_ERROR(WriteMembership(session, *next));
     logger_.Log(Severity::kInfo, "rank joined",
                 {{"session", name},
                  {"rank", rank},
@@ -501,10 +459,7 @@ absl::Status Coordinator::FenceEpoch(CoordinatorSession& session) {
     MutexLock lock(mu_);
     next = session.PlanGoBack(*back_to);
   }
-  PRECONDOR_RETURN_IF_ERROR(WriteDown(MembershipRecord{.session_id = session.id(), .membership = next}, [&] {
-    MutexLock lock(mu_);
-    session.Adopt(next);
-  }));
+  PRECONDOR_RETURN_IF_ERROR(WriteMembership(session, next));
   logger_.Log(
       Severity::kWarning, "job goes back",
       {{"session", session.spec().name}, {"epoch", next.epoch}, {"step", *back_to}, {"reason", "a rank began there"}});
@@ -524,12 +479,12 @@ absl::Status Coordinator::LeaveSession(uint64_t session_id, uint32_t rank, uint6
     PRECONDOR_ASSIGN_OR_RETURN(next, session.PlanLeave(rank, incarnation));
   }
   if (!next.has_value()) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(WriteMembership(session, *next));
   uint32_t joined = 0;
-  PRECONDOR_RETURN_IF_ERROR(WriteDown(MembershipRecord{.session_id = session_id, .membership = *next}, [&] {
+  {
     MutexLock lock(mu_);
-    session.Adopt(*next);
     joined = session.joined();
-  }));
+  }
   observer_.OnEpoch(session.spec().name, next->epoch, joined, session.spec().world_size);
   logger_.Log(Severity::kInfo, "rank left",
               {{"session", session.spec().name}, {"rank", rank}, {"incarnation", incarnation}});
@@ -586,50 +541,6 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::SetMode(absl::string_view
   KeepPromise(session);
   MutexLock lock(mu_);
   return session.summary();
-}
-
-// --- what shards hold -----------------------------------------------------------------------------------------------
-
-void Coordinator::Reconcile() {
-  for (size_t s = 0; s < shards_.size(); ++s) {
-    absl::StatusOr<ShardDescription> description = shards_[s].control->Describe();
-    if (!description.ok()) continue;  // it is down, and asked again
-    RemoveOrphans(shards_[s], *description);
-    SettleFactors(s, *description);
-    std::vector<std::string> lacking;
-    {
-      MutexLock lock(mu_);
-      for (const auto& [id, session] : by_id_) {
-        if (session->placement()[s].layers.empty()) continue;
-        const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
-                                       [id = id](const HeldSession& one) { return one.session_id == id; });
-        // One that comes back from a log that its disk would not take may have forgotten who joined.
-        const bool current =
-            held != description->sessions.end() && held->epoch == session->epoch() && held->joined >= session->joined();
-        if (!current || !session->shards_told()) lacking.push_back(session->spec().name);
-      }
-    }
-    for (const std::string& name : lacking) Reinstall(name, s);
-  }
-}
-
-void Coordinator::Reinstall(const std::string& name, size_t shard) {
-  Turn turn(*this, name, /*create=*/false);
-  if (turn.state() == nullptr || turn.state()->placement()[shard].layers.empty()) return;
-  SessionInstall install;
-  bool told = false;
-  {
-    MutexLock lock(mu_);
-    install = turn.state()->MakeInstalls()[shard];
-    told = turn.state()->shards_told();
-  }
-  const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*turn.state());
-  logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
-              {{"session", name},
-               {"session_id", install.session_id},
-               {"epoch", install.epoch},
-               {"shard", shards_[shard].address},
-               {"reason", status.ok() ? "the shard lacked it" : absl::string_view(status.message())}});
 }
 
 // --- inspection -----------------------------------------------------------------------------------------------------

@@ -96,6 +96,9 @@ struct CoordinatorOptions {
   uint64_t lease_steps = 64;  // steps that a directive grants beyond the one reported
   bool stands_by = false;     // another one may lead: every call is Unavailable until Restore
   MethodFactory make_method = MakeMethod;
+  // A shard that has not answered for so long is lost to sessions that degrade: their layers there begin anew on
+  // others. Half of it is for how long a shard may go on with such a session unheard.
+  absl::Duration shard_loss_timeout = absl::Seconds(10);
   TestFaults faults = {};
 };
 
@@ -112,8 +115,9 @@ class Coordinator {
   // Goes on from what the journal holds, in its order. Before any other call. FailedPrecondition: a session has layers
   // on a shard that is not among this coordinator's.
   absl::Status Restore(absl::Span<const CoordinatorRecord> records);
-  // Asks every shard what it holds; installs what it lacks (it was restarted, or a call was lost) and has removed what
-  // nobody knows. A server calls it every now and then; the first time right after Restore.
+  // Asks every shard what it holds; installs what it lacks (it was restarted, or a call was lost), has removed what
+  // nobody knows, and moves layers away from shards that are lost. A server calls it every now and then, often against
+  // shard_loss_timeout; the first time right after Restore. One caller at a time.
   void Reconcile();
 
   absl::StatusOr<OpenResult> OpenSession(const SessionSpec& spec);
@@ -153,6 +157,18 @@ class Coordinator {
   // Has sessions removed from the shard that this coordinator does not know: left behind by one that was restarted, or
   // by an Install that was given up on and came through later. Takes what that frees off the description.
   void RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description);
+  // The same of what it holds of sessions that have no layers there any more.
+  void RemoveLeftovers(size_t shard, const ShardDescription& description);
+  // Asks a shard what it holds, grants it its lease and notes that it is there.
+  absl::StatusOr<ShardDescription> Probe(size_t shard);
+  bool IsLost(size_t shard) const;
+  // Moves the layers of sessions that degrade away from the shards that are lost.
+  void ReplaceLostShards(const std::vector<std::optional<ShardDescription>>& shards);
+  void MoveLayers(const std::string& name, const std::vector<bool>& lost,
+                  const std::vector<std::optional<ShardDescription>>& shards);
+  // Where the layers of the lost shards go. ResourceExhausted: no other has room, with the numbers.
+  absl::StatusOr<std::vector<PlacedLayers>> MakeMove(const CoordinatorSession& session, const std::vector<bool>& lost,
+                                                     const std::vector<std::optional<ShardDescription>>& shards) const;
   absl::Status InstallOnShards(const std::vector<SessionInstall>& installs) const;
   absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
   // Has the session's factors held again, before a step in second order is promised. An error: not by every shard.
@@ -168,12 +184,22 @@ class Coordinator {
   void Reinstall(const std::string& name, size_t shard);
   // Durable when it returns OK; `adopt` then makes it so in memory, before anything else is written.
   absl::Status WriteDown(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt);
+  // `make` is called when no other record can be written any more: what it reads stays so until `adopt`.
+  absl::Status WriteDown(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt);
+  // Writes down and adopts who holds the ranks, in the caller's turn.
+  absl::Status WriteMembership(CoordinatorSession& session, const Membership& next);
   // Writes down what the session wants to promise, if anything.
   void KeepPromise(CoordinatorSession& session);
   void CompactJournal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(journal_mu_);
   std::shared_ptr<CoordinatorSession> Find(uint64_t session_id) const;
   uint64_t NextSessionId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublishCount();
+
+  // When a shard was last heard of.
+  struct Seen {
+    absl::Time answered;    // by this process's monotonic clock; at first, when it began
+    absl::Time shard_time;  // by the shard's; see ShardLease
+  };
 
   // Const after construction.
   const CoordinatorOptions options_;
@@ -187,6 +213,7 @@ class Coordinator {
   CoordinatorJournal& journal_ ABSL_GUARDED_BY(journal_mu_);
 
   mutable Mutex mu_;
+  std::vector<Seen> seen_ ABSL_GUARDED_BY(mu_);  // by shard
   CondVar place_freed_;
   absl::flat_hash_map<std::string, Place> places_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_ ABSL_GUARDED_BY(mu_);

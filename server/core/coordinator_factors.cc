@@ -24,12 +24,14 @@ absl::Status Coordinator::SendFactorHold(const CoordinatorSession& session, size
 
 absl::Status Coordinator::HoldFactors(CoordinatorSession& session) {
   FactorHold hold;
+  std::vector<PlacedLayers> placement;
   {
     MutexLock lock(mu_);
     hold = session.MakeFactorHold(clock_.Now());
+    placement = session.placement();
   }
   for (size_t s = 0; s < shards_.size(); ++s) {
-    if (!session.placement()[s].layers.empty()) PRECONDOR_RETURN_IF_ERROR(SendFactorHold(session, s, hold));
+    if (!placement[s].layers.empty()) PRECONDOR_RETURN_IF_ERROR(SendFactorHold(session, s, hold));
   }
   return absl::OkStatus();
 }

@@ -48,9 +48,9 @@ Promise CoordinatorSession::FirstPromise(const SessionSpec& spec, uint64_t lease
 CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps, const TestFaults& faults)
     : id_(record.session_id),
       spec_(std::move(record.spec)),
-      placement_(std::move(record.placement)),
       lease_steps_(lease_steps),
       faults_(faults),
+      placement_(std::move(record.placement)),
       membership_(std::move(record.membership)),
       promise_(std::move(record.promise)),
       fallback_(promise_.fallback),
@@ -129,6 +129,19 @@ void CoordinatorSession::Adopt(Membership next) {
   }
   // A rank that leaves is no news for shards: its frames end with it.
   if (new_epoch || joined() > before) shards_told_ = false;
+}
+
+SessionRecord CoordinatorSession::PlanMove(std::vector<PlacedLayers> placement) const {
+  SessionRecord moved = record();
+  moved.placement = std::move(placement);
+  ++moved.membership.epoch;
+  return moved;
+}
+
+void CoordinatorSession::AdoptMove(SessionRecord moved) {
+  placement_ = std::move(moved.placement);
+  move_in_doubt_ = false;
+  Adopt(std::move(moved.membership));
 }
 
 void CoordinatorSession::WantStep(uint64_t step) {

@@ -21,7 +21,8 @@
 
 namespace precondor {
 
-// Not thread-safe: the Coordinator's lock guards it, but for id, spec and placement, which are const.
+// Not thread-safe: the Coordinator's lock guards it, but for id and spec, which are const, and the placement, which
+// changes in a turn and under the lock, so that either is enough to read it.
 //
 // Nothing that others rely on changes before it is durable: a change is planned (Plan..., BeginPromise), written down
 // without the lock, and then adopted.
@@ -49,6 +50,12 @@ class CoordinatorSession {
   // The same once it is given back; whoever takes it next begins a new epoch. nullopt: it was. Errors as for PlanJoin.
   absl::StatusOr<std::optional<Membership>> PlanLeave(uint32_t rank, uint64_t incarnation) const;
   void Adopt(Membership next);
+  // Other shards have the layers from the next epoch on.
+  SessionRecord PlanMove(std::vector<PlacedLayers> placement) const;
+  void AdoptMove(SessionRecord moved);
+  // A move may or may not have been written down: what is written next says where the layers are.
+  bool move_in_doubt() const { return move_in_doubt_; }
+  void set_move_in_doubt(bool in_doubt) { move_in_doubt_ = in_doubt; }
   // The lease is to reach beyond this step.
   void WantStep(uint64_t step);
 
@@ -100,23 +107,24 @@ class CoordinatorSession {
   // Const after construction.
   const uint64_t id_;
   const SessionSpec spec_;
-  const std::vector<PlacedLayers> placement_;
   const uint64_t lease_steps_;
   const TestFaults faults_;
 
+  std::vector<PlacedLayers> placement_;
   Membership membership_;
   bool shards_told_ = false;
   Promise promise_;                 // durable
   std::optional<Promise> pending_;  // being written down
-  bool in_doubt_ = false;           // a change of mode may or may not have been written
-  FallbackState fallback_;          // goes ahead of promise_.fallback
-  FallbackDecision decision_;       // from fallback_
-  uint64_t wanted_through_ = 0;     // that reports and joins ask for
-  uint64_t granted_through_ = 0;    // to anybody, ever
-  uint64_t last_step_ = 0;          // that all have reported in this epoch
-  uint64_t open_from_ = 0;          // the lowest step not reported by all
-  uint64_t stay_until_ = 0;         // no return to second order before all have reported the steps below
-  bool went_back_ = false;          // to steps in second order, from first order, and not told to shards
+  bool move_in_doubt_ = false;
+  bool in_doubt_ = false;         // a change of mode may or may not have been written
+  FallbackState fallback_;        // goes ahead of promise_.fallback
+  FallbackDecision decision_;     // from fallback_
+  uint64_t wanted_through_ = 0;   // that reports and joins ask for
+  uint64_t granted_through_ = 0;  // to anybody, ever
+  uint64_t last_step_ = 0;        // that all have reported in this epoch
+  uint64_t open_from_ = 0;        // the lowest step not reported by all
+  uint64_t stay_until_ = 0;       // no return to second order before all have reported the steps below
+  bool went_back_ = false;        // to steps in second order, from first order, and not told to shards
   uint64_t factor_version_ = 0;
   double last_loss_ = 0;
   absl::Time last_finished_ = absl::InfinitePast();

@@ -47,6 +47,8 @@ class Observer {
   virtual void OnSessionOpened(absl::string_view train_job) {}
   virtual void OnSessionClosed(absl::string_view train_job) {}
   virtual void OnCoordinatorSessions(int64_t sessions) {}
+  // Layers of a session began anew on other shards, because theirs was lost.
+  virtual void OnLayersMoved(absl::string_view train_job, int64_t layers) {}
   // The coordinator's journal was written, or could not be.
   virtual void OnJournal(bool ok) {}
   // What a session's policy decided on, after each step that all ranks have reported.

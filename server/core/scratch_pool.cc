@@ -8,15 +8,17 @@
 namespace precondor {
 
 absl::StatusOr<ScratchPool::Lease> ScratchPool::Acquire() {
+  int64_t elements = 0;
   {
     MutexLock lock(mu_);
+    elements = block_elements_;
     if (!free_.empty()) {
       DeviceMatrix block = std::move(free_.back());
       free_.pop_back();
       return Lease(this, std::move(block));
     }
   }
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix block, backend_.Allocate(1, block_elements_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix block, backend_.Allocate(1, elements));
   return Lease(this, std::move(block));
 }
 
@@ -26,9 +28,17 @@ void ScratchPool::Trim() {
   blocks.swap(free_);
 }
 
+void ScratchPool::Grow(int64_t block_elements) {
+  std::vector<DeviceMatrix> outgrown;
+  MutexLock lock(mu_);
+  if (block_elements <= block_elements_) return;
+  block_elements_ = block_elements;
+  outgrown.swap(free_);
+}
+
 void ScratchPool::Return(DeviceMatrix block) {
   MutexLock lock(mu_);
-  free_.push_back(std::move(block));
+  if (block.view().size() >= block_elements_) free_.push_back(std::move(block));
 }
 
 }  // namespace precondor

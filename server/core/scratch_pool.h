@@ -12,7 +12,8 @@
 
 namespace precondor {
 
-// Blocks of one size, made when first needed and kept; there are never more than operations that ran at once.
+// Blocks of one size, made when first needed and kept; there are never more than operations that ran at once. When the
+// size grows, blocks of the old one go as they are returned.
 // Thread-safe. Outlives its leases.
 class ScratchPool {
  public:
@@ -37,6 +38,8 @@ class ScratchPool {
   ScratchPool(Backend& backend, int64_t block_elements) : backend_(backend), block_elements_(block_elements) {}
   // ResourceExhausted when the device has no memory left.
   absl::StatusOr<Lease> Acquire();
+  // Blocks have at least this size from now on.
+  void Grow(int64_t block_elements);
   // Frees the blocks that nobody borrows.
   void Trim();
 
@@ -44,8 +47,8 @@ class ScratchPool {
   void Return(DeviceMatrix block);
 
   Backend& backend_;
-  const int64_t block_elements_;
   Mutex mu_;
+  int64_t block_elements_ ABSL_GUARDED_BY(mu_);
   std::vector<DeviceMatrix> free_ ABSL_GUARDED_BY(mu_);
 };
 

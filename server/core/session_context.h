@@ -18,6 +18,7 @@
 #include "server/core/observer.h"
 #include "server/core/scratch_pool.h"
 #include "server/core/shard.h"
+#include "server/core/shard_lease.h"
 
 namespace precondor {
 
@@ -31,6 +32,7 @@ struct ShardContext {
   Observer& observer;
   CostTable costs;
   MemoryAccount memory;
+  ShardLeaseHolder lease = {};
   std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
 };
 
@@ -41,8 +43,9 @@ struct SessionContext {
   SessionSpec spec;
   std::unique_ptr<Method> method;
   std::string method_text;
-  ScratchPool statistics_scratch;  // a [k, d_in], then g [k, d_out], of the widest layer
-  ScratchPool gradient_scratch;    // D, then U, of the largest layer
+  ScratchPool statistics_scratch;         // a [k, d_in], then g [k, d_out], of the widest layer
+  ScratchPool gradient_scratch;           // D, then U, of the largest layer
+  std::atomic<int64_t> installed_ns = 0;  // last, by the coordinator, on the monotonic clock; 0: not since the start
   std::atomic<uint64_t> last_step = 0;
   std::atomic<uint64_t> snapshot_at = 0;             // a cut that somebody asked for, besides the regular ones
   std::atomic<uint64_t> after_last_first_order = 0;  // the greatest step in first order, plus one

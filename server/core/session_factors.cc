@@ -13,12 +13,29 @@
 namespace precondor {
 
 SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
-                               std::vector<std::shared_ptr<LayerPipeline>> layers, Sizes sizes, bool held)
+                               std::vector<std::shared_ptr<LayerPipeline>> layers, Sizes sizes, bool held,
+                               uint64_t version)
     : context_(std::move(context)),
       layers_(std::move(layers)),
       sizes_(sizes),
       held_(held),
-      reserved_(held ? sizes.held : sizes.released) {}
+      reserved_(held ? sizes.held : sizes.released),
+      version_(version) {}
+
+absl::StatusOr<SessionFactors::Standing> SessionFactors::standing() const {
+  MutexLock lock(mu_);
+  if (!holding_ && !closed_) return Standing{.held = held_, .reserved = reserved_, .version = version_};
+  return absl::UnavailableError(absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed"));
+}
+
+bool SessionFactors::HandOver(const Standing& expected) {
+  MutexLock lock(mu_);
+  const bool as_expected = Standing{.held = held_, .reserved = reserved_, .version = version_} == expected;
+  if (closed_ || holding_ || !as_expected) return false;
+  closed_ = true;
+  reserved_ = 0;
+  return true;
+}
 
 bool SessionFactors::held() const {
   MutexLock lock(mu_);

@@ -26,8 +26,9 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
     int64_t released = 0;
   };
   // `layers`: all that the session has here. Those hold their states when `held`, and that size has been reserved.
+  // `version`: the greatest that the session has heard of.
   SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerPipeline>> layers,
-                 Sizes sizes, bool held);
+                 Sizes sizes, bool held, uint64_t version = 0);
 
   // The greatest version is the one that counts: one that is not greater than any before changes nothing. Errors of
   // Hold, and nothing has changed: ResourceExhausted CAPACITY, those of Method::MakeState, Unavailable while another
@@ -38,6 +39,17 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   // The layers have been replayed and serve nobody yet: puts the reservation right. When one of them has no factors, or
   // their memory is not there any more, none keeps any: whoever asked for them has not been told that they are there.
   void FinishReplay();
+
+  // How it stands, for another set of layers to go on from. Unavailable while factors are being made.
+  struct Standing {
+    bool held = false;
+    int64_t reserved = 0;
+    uint64_t version = 0;
+    bool operator==(const Standing&) const = default;
+  };
+  absl::StatusOr<Standing> standing() const;
+  // Ends like Close, unless it stands otherwise by now.
+  bool HandOver(const Standing& expected);
 
   bool held() const;
   int64_t reserved_bytes() const;
@@ -57,7 +69,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   mutable Mutex mu_;
   bool held_ ABSL_GUARDED_BY(mu_);
   int64_t reserved_ ABSL_GUARDED_BY(mu_);  // what is being released counts until it is gone
-  uint64_t version_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t version_ ABSL_GUARDED_BY(mu_);
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -9,7 +9,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/payload.h"
-#include "server/core/reservation.h"
+#include "server/core/shard_layers.h"
 #include "server/core/shard_session.h"
 
 namespace precondor {
@@ -36,16 +36,17 @@ absl::Status CheckInstall(const SessionInstall& install) {
   return absl::OkStatus();
 }
 
-// Floats of the largest statistics and gradient scratch that one operation of these layers needs.
-std::pair<int64_t, int64_t> ScratchElements(const SessionSpec& spec, const std::vector<uint32_t>& layers) {
-  int64_t statistics = 0;
-  int64_t gradient = 0;
-  for (uint32_t index : layers) {
-    const LayerSpec& layer = spec.layers[index];
-    statistics = std::max(statistics, VectorsPerStep(spec) * (layer.d_in + layer.d_out));
-    gradient = std::max(gradient, 2 * layer.d_out * layer.d_in);
-  }
-  return {statistics, gradient};
+// UNAVAILABLE NOT_ACTIVE: the session's layers may be another shard's by now.
+absl::Status CheckLease(const SessionContext& session) {
+  if (session.spec.on_shard_loss != ShardLossPolicy::kDegrade) return absl::OkStatus();
+  const ShardContext& shard = *session.shard;
+  const int64_t installed = session.installed_ns;
+  const absl::Time since = installed == 0 ? absl::InfinitePast() : absl::FromUnixNanos(installed);
+  if (shard.lease.Holds(since, shard.clock.Monotonic())) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                        absl::StrCat("session \"", session.spec.name,
+                                     "\": the coordinator has not been heard of for so long that its layers here may "
+                                     "have gone to other shards"));
 }
 
 }  // namespace
@@ -87,18 +88,30 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
   return description;
 }
 
+absl::StatusOr<ShardDescription> Shard::Probe(const ShardLease& lease) {
+  PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, Describe());
+  description.shard_time = context_->clock.Monotonic();
+  context_->lease.Grant(lease, description.shard_time);
+  return description;
+}
+
 absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(const int64_t reserved, InstallRecorded(install, true));
+  PRECONDOR_ASSIGN_OR_RETURN(const int64_t bytes, InstallRecorded(install, true));
   // Whoever hears of it may rely on finding the session here, even after the machine has lost its power: the records
   // that follow are worth nothing without it.
   if (context_->options.journal != nullptr) context_->options.journal->Sync();
-  return reserved;
+  if (const auto session = Find(install.session_id); session.ok()) {
+    (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Monotonic());
+  }
+  return bytes;
 }
 
 absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bool record) {
   PRECONDOR_RETURN_IF_ERROR(CheckInstall(install));
   if (absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(install.session_id); session.ok()) {
+    PRECONDOR_ASSIGN_OR_RETURN(const bool other_layers, (*session)->ChangesLayers(install));
+    if (other_layers) return ChangeLayers(*session, install, record);
     // Before the layers' records of the new epoch; a replay refuses it for the reason that Reinstall has.
     // One that comes late says less than those before it did.
     if (record && (*session)->IsNews(install)) Record(InstallRecord{install});
@@ -121,15 +134,11 @@ void Shard::Record(const ShardRecord& record) {
 absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool record) {
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Method> method, context_->options.make_method(install.spec.method));
   PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install, record));
-  const int window = context_->options.window_steps;
-  const int parallelism = context_->executor.parallelism();
-  const SessionFactors::Sizes sizes{
-      .held = ComputeReservation(install.spec, *method, install.layers, window, parallelism).total(),
-      .released = ComputeFirstOrderReservation(install.spec, install.layers, window, parallelism).total()};
+  const SessionFactors::Sizes sizes = FactorSizes(*context_, install, *method);
   const int64_t bytes = install.factors_released ? sizes.released : sizes.held;
   PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(install.spec.name));
   PRECONDOR_RETURN_IF_ERROR(context_->memory.Reserve(install.spec.name, bytes));
-  const auto [statistics, gradient] = ScratchElements(install.spec, install.layers);
+  const auto [statistics, gradient] = ScratchElements(install);
   std::shared_ptr<SessionContext> session_context(
       new SessionContext{.shard = context_,
                          .session_id = install.session_id,
@@ -245,6 +254,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> Shard::CheckedSession(const Contri
                                                                     uint64_t payload_bytes) const {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, Find(header.key.session_id));
+  PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
   PRECONDOR_RETURN_IF_ERROR(session->Check(header, payload_bytes));
   return session;
 }
@@ -277,6 +287,15 @@ void Shard::SubmitStatistics(const ContributionHeader& header, Payload payload, 
 void Shard::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result) {
   absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, payload.size());
   if (!session.ok()) return Reject(header, session.status(), ack);
+  if ((*session)->spec().on_shard_loss == ShardLossPolicy::kDegrade) {
+    // What was computed while the shard was stopped may have been answered elsewhere.
+    result = [context = (*session)->shared_context(),
+              answer = std::move(result)](absl::StatusOr<GradientResult> computed) {
+      absl::Status lease = computed.ok() ? CheckLease(*context) : absl::OkStatus();
+      if (!lease.ok()) return answer(std::move(lease));
+      answer(std::move(computed));
+    };
+  }
   (*session)->layer(header.key.layer)->SubmitGradient(header, std::move(payload), ack, std::move(result));
 }
 

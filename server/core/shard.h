@@ -95,6 +95,7 @@ class Shard final : public ShardControl {
 
   // --- ShardControl: what the coordinator asks; semantics and errors are in shard_control.h ----------------------
   absl::StatusOr<ShardDescription> Describe() override;
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
   absl::Status HoldFactors(const FactorHold& hold) override;
@@ -159,6 +160,10 @@ class Shard final : public ShardControl {
   absl::StatusOr<int64_t> InstallRecorded(const SessionInstall& install, bool record);
   // A new session: admission, reservation, states.
   absl::StatusOr<int64_t> InstallNew(const SessionInstall& install, bool record);
+  // The session goes on with other layers, in a later epoch: those that stay keep their factors, those that come begin
+  // with fresh ones.
+  absl::StatusOr<int64_t> ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
+                                       bool record);
   absl::StatusOr<bool> RemoveRecorded(uint64_t session_id, bool record);
   void Record(const ShardRecord& record);
   bool IsGivenUp(uint64_t session_id) const;

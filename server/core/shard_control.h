@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "kernels/base/session_spec.h"
 
@@ -35,6 +36,15 @@ struct ShardDescription {
   int64_t reserved_bytes = 0;
   std::vector<MeasuredCost> costs;
   std::vector<HeldSession> sessions;
+  absl::Time shard_time = absl::InfinitePast();  // by the shard's monotonic clock; see ShardLease
+};
+
+// A shard answers sessions that degrade for `duration` after `from`, which it said itself in an earlier answer: by
+// then the coordinator has heard of it. So however late a probe is read, by a process that was stopped meanwhile, it
+// grants nothing beyond the time at which the coordinator may give the shard's layers to others.
+struct ShardLease {
+  absl::Time from = absl::InfinitePast();
+  absl::Duration duration = absl::ZeroDuration();
 };
 
 struct Member {
@@ -73,6 +83,8 @@ class ShardControl {
  public:
   virtual ~ShardControl() = default;
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
+  // The same for one who wants to know whether the shard is there: gives up soon, and grants the lease.
+  virtual absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return Describe(); }
   // Reserves exactly what the layers need and accepts frames of the epoch; returns the bytes reserved. The same epoch
   // again adds the members and changes nothing else; a greater epoch replaces the membership, factors stay; a smaller
   // one is FailedPrecondition. ResourceExhausted names needed, reserved and capacity.

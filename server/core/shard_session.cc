@@ -77,11 +77,6 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
     return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
                           absl::StrCat("session \"", spec().name, "\": ", difference));
   }
-  if (install.layers != owned_) {
-    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
-                          absl::StrCat("session \"", spec().name, "\": owns ", owned_.size(),
-                                       " layers, which may not change; got another set of ", install.layers.size()));
-  }
   auto next = MakeMembership(install);
   bool restart = false;
   std::vector<Member> replaced;
@@ -122,6 +117,49 @@ bool ShardSession::IsNews(const SessionInstall& install) const {
   if (install.epoch != known->epoch || known->fenced) return install.epoch >= known->epoch;
   return std::any_of(install.members.begin(), install.members.end(),
                      [&](const Member& member) { return known->incarnations[member.rank] == 0; });
+}
+
+absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) const {
+  if (install.layers == owned_) return false;
+  if (const std::string difference = DescribeDifference(spec(), install.spec); !difference.empty()) {
+    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
+                          absl::StrCat("session \"", spec().name, "\": ", difference));
+  }
+  const std::shared_ptr<const Membership> members = membership();
+  if (install.epoch > members->epoch || (install.epoch == members->epoch && members->fenced)) return true;
+  return ReasonedStatus(
+      StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
+      absl::StrCat("session \"", spec().name, "\": owns ", owned_.size(), " layers, which may not change in epoch ",
+                   members->epoch, "; got another set of ", install.layers.size(), " in epoch ", install.epoch));
+}
+
+absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const SessionInstall& install,
+                                                                       const SessionFactors::Standing& standing,
+                                                                       SessionFactors::Sizes sizes) const {
+  std::vector<std::shared_ptr<LayerPipeline>> layers(layers_.size());
+  std::vector<std::shared_ptr<LayerPipeline>> owned;
+  for (uint32_t layer : install.layers) {
+    layers[layer] = layers_[layer];
+    if (layers[layer] == nullptr) {
+      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install.epoch, standing.held));
+    }
+    owned.push_back(layers[layer]);
+  }
+  auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, standing.held, standing.version);
+  return std::shared_ptr<ShardSession>(
+      new ShardSession(context_, install.layers, std::move(layers), std::move(factors), MakeMembership(install)));
+}
+
+void ShardSession::Succeed(const ShardSession& previous, const SessionInstall& install) {
+  const std::vector<Member> replaced = Replaced(previous.membership()->incarnations, install.members);
+  for (uint32_t layer : previous.owned_) {
+    if (layers_[layer] == nullptr) {
+      previous.layers_[layer]->Close(EpochHasBegun(install.epoch));
+      continue;
+    }
+    layers_[layer]->EndEpoch(install.epoch, EpochHasBegun(install.epoch));
+    layers_[layer]->BeginEpoch(install.epoch, install.goes_back_to, replaced);
+  }
 }
 
 absl::Status ShardSession::EpochHasBegun(uint64_t epoch) const {

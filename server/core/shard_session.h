@@ -35,6 +35,17 @@ class ShardSession {
   absl::Status Reinstall(const SessionInstall& install);
   // Whether Reinstall would change the membership.
   bool IsNews(const SessionInstall& install) const;
+  // Whether `install` gives the session other layers here, in a later epoch. FailedPrecondition: SPEC_MISMATCH, or
+  // STALE_EPOCH when it is not later.
+  absl::StatusOr<bool> ChangesLayers(const SessionInstall& install) const;
+  // The session with the layers of `install`, some of them this one's, which know
+  // nothing of it yet. `standing` is how this one's factors stand, `sizes` are the new ones. Errors: those of
+  // Method::MakeState.
+  absl::StatusOr<std::shared_ptr<ShardSession>> WithLayers(const SessionInstall& install,
+                                                           const SessionFactors::Standing& standing,
+                                                           SessionFactors::Sizes sizes) const;
+  // Goes on in the place of `previous`, which made it: kept layers begin the epoch, those that left end.
+  void Succeed(const ShardSession& previous, const SessionInstall& install);
   // See ShardControl.
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
 
@@ -56,6 +67,8 @@ class ShardSession {
 
   const SessionSpec& spec() const { return context_->spec; }
   uint64_t id() const { return context_->session_id; }
+  SessionContext& context() const { return *context_; }
+  std::shared_ptr<SessionContext> shared_context() const { return context_; }
   SessionFactors& factors() const { return *factors_; }
   ShardSessionSummary summary() const;
   std::vector<LayerStats> layer_stats() const;

@@ -65,6 +65,7 @@ class MetricsObserver::Impl {
   struct CoordinatorJob : Job {
     prometheus::Counter* steps;
     prometheus::Counter* mode_changes;
+    prometheus::Counter* moved_layers;
     prometheus::Gauge *last_step, *loss, *second_order, *epoch, *joined, *expected;
     prometheus::Gauge *smoothed_loss, *loss_rate, *fallback_threshold;
   };
@@ -253,6 +254,7 @@ class MetricsObserver::Impl {
     job.joined = JobGauge(job, kWorkersJoined, own);
     job.expected = JobGauge(job, kWorkersExpected, own);
     job.mode_changes = JobCounter(job, kModeChanges, own);
+    job.moved_layers = JobCounter(job, kMovedLayers, own);
     job.smoothed_loss = JobGauge(job, kSmoothedLoss, own);
     job.loss_rate = JobGauge(job, kLossRate, own);
     job.fallback_threshold = JobGauge(job, kFallbackThreshold, own);
@@ -368,6 +370,10 @@ void MetricsObserver::OnDecision(absl::string_view train_job, const FallbackDeci
     job.loss_rate->Set(decision.inputs.rate);
     job.fallback_threshold->Set(decision.inputs.threshold_rate);
   });
+}
+void MetricsObserver::OnLayersMoved(absl::string_view train_job, int64_t layers) {
+  impl_->WithCoordinatorJob(
+      train_job, [layers](Impl::CoordinatorJob& job) { job.moved_layers->Increment(static_cast<double>(layers)); });
 }
 void MetricsObserver::OnModeChange(absl::string_view train_job, Mode) {
   impl_->WithCoordinatorJob(train_job, [](Impl::CoordinatorJob& job) { job.mode_changes->Increment(); });

@@ -50,6 +50,7 @@ class MetricsObserver final : public Observer {
   void OnCoordinatorSessions(int64_t sessions) override;
   void OnJournal(bool ok) override;
   void OnDecision(absl::string_view train_job, const FallbackDecision& decision) override;
+  void OnLayersMoved(absl::string_view train_job, int64_t layers) override;
   void OnModeChange(absl::string_view train_job, Mode mode) override;
   void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) override;
   void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) override;

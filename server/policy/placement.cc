@@ -27,8 +27,10 @@ Placement PlaceLayers(absl::Span<const PlacementLayer> layers, absl::Span<const 
     return placement;
   }
   std::vector<int64_t> free_bytes;
-  for (const PlacementShard& shard : shards) free_bytes.push_back(shard.free_bytes);
-  placement.load.assign(shards.size(), 0.0);
+  for (const PlacementShard& shard : shards) {
+    free_bytes.push_back(shard.free_bytes);
+    placement.load.push_back(shard.load);
+  }
   placement.shard_of_layer.assign(layers.size(), -1);
 
   std::vector<size_t> order(layers.size());

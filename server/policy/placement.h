@@ -17,12 +17,13 @@ struct PlacementLayer {
 
 struct PlacementShard {
   int64_t free_bytes = 0;
+  double load = 0;  // cost of what it has already
 };
 
 struct Placement {
   bool feasible = false;
   std::vector<int32_t> shard_of_layer;  // when feasible, one entry a layer
-  std::vector<double> load;             // cost per shard
+  std::vector<double> load;             // cost per shard, with what it had
   std::string reason;                   // the balance reached, or which layer fits nowhere, with the numbers
 };
 

@@ -30,6 +30,8 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
 absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& request);
 v1::FenceSessionRequest EncodeFence(const EpochFence& fence);
 absl::StatusOr<EpochFence> DecodeFence(const v1::FenceSessionRequest& request);
+v1::DescribeShardRequest EncodeLease(const ShardLease& lease);
+ShardLease DecodeLease(const v1::DescribeShardRequest& request);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
 // Costs that are not finite are left out.
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/shard_client.h"
 
+#include <algorithm>
 #include <grpcpp/grpcpp.h>
 #include <utility>
 
@@ -18,6 +19,9 @@
 
 namespace precondor::rpc {
 namespace {
+
+// A probe waits no longer, so that a shard that is gone does not hold up the look at others.
+constexpr absl::Duration kProbeTimeout = absl::Seconds(1);
 
 // A shard that was restarted is to be found again at once.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
@@ -37,6 +41,14 @@ class ShardClient final : public ShardControl {
   absl::StatusOr<ShardDescription> Describe() override {
     v1::DescribeShardResponse response;
     PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::DescribeShard, v1::DescribeShardRequest(), response));
+    return DecodeDescription(response);
+  }
+
+  // Fails at once where nobody listens.
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
+    v1::DescribeShardResponse response;
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::DescribeShard, EncodeLease(lease), response,
+                                   std::min(timeout_, kProbeTimeout), /*wait_for_ready=*/false));
     return DecodeDescription(response);
   }
 
@@ -81,9 +93,14 @@ class ShardClient final : public ShardControl {
   template <typename Request, typename Response>
   absl::Status Call(grpc::Status (v1::ShardService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response& response) {
+    return Call(method, request, response, timeout_, /*wait_for_ready=*/true);
+  }
+  template <typename Request, typename Response>
+  absl::Status Call(grpc::Status (v1::ShardService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, Response& response, absl::Duration timeout, bool wait_for_ready) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout_));
-    context.set_wait_for_ready(true);
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    context.set_wait_for_ready(wait_for_ready);
     {
       MutexLock lock(mu_);
       if (cancelled_) return absl::CancelledError(absl::StrCat("shard ", address_, ": the server is stopping"));

@@ -7,10 +7,10 @@
 namespace precondor::rpc {
 
 grpc::ServerUnaryReactor* ShardService::DescribeShard(grpc::CallbackServerContext* context,
-                                                      const v1::DescribeShardRequest*,
+                                                      const v1::DescribeShardRequest* request,
                                                       v1::DescribeShardResponse* response) {
-  return runner_.RunNow(context, "ShardService/DescribeShard", [this, response]() -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(const ShardDescription description, shard_.Describe());
+  return runner_.RunNow(context, "ShardService/DescribeShard", [this, request, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const ShardDescription description, shard_.Probe(DecodeLease(*request)));
     *response = EncodeDescription(description);
     return absl::OkStatus();
   });

@@ -14,6 +14,7 @@ namespace precondor {
 constexpr Mode LastEnumerator(Mode) { return Mode::kFirstOrder; }
 constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kReplay; }
 constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kSigned; }
+constexpr ShardLossPolicy LastEnumerator(ShardLossPolicy) { return ShardLossPolicy::kDegrade; }
 constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
 constexpr DType LastEnumerator(DType) { return DType::kBF16; }
 constexpr FallbackPolicy LastEnumerator(FallbackPolicy) { return FallbackPolicy::kAtStep; }
@@ -40,9 +41,9 @@ auto Fields(store::Is<FallbackConfig> auto& value) {
 
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-         statistics_dtype, gradient_dtype, method, fallback, layers] = value;
+         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers] = value;
   return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-                  statistics_dtype, gradient_dtype, method, fallback, layers);
+                  statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers);
 }
 
 auto Fields(store::Is<ModeInterval> auto& value) {

@@ -39,6 +39,7 @@ std::vector<Row> PlanRows(const Options& options) {
       for (const MethodVariant& method : options.methods) {
         Row row;
         row.run = Run{task, method, optimizer, options.exchange, options.workers, 0, options.learning_rates.front()};
+        row.run.on_shard_loss = options.on_shard_loss;
         if (options.steps > 0) row.run.task.steps = options.steps;
         row.seeds = SeedsUpTo(options.seeds);
         rows.push_back(std::move(row));

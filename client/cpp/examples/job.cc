@@ -35,10 +35,16 @@ Stretch StretchFrom(const json& value) {
 }
 
 json ToJson(const Run& run) {
-  return json{
-      {"task", run.task.name},           {"steps", run.task.steps},    {"method", run.method.name},
-      {"fallback", run.method.fallback}, {"optimizer", run.optimizer}, {"exchange", static_cast<int>(run.exchange)},
-      {"workers", run.workers},          {"seed", run.seed},           {"learning_rate", run.learning_rate}};
+  return json{{"task", run.task.name},
+              {"steps", run.task.steps},
+              {"method", run.method.name},
+              {"fallback", run.method.fallback},
+              {"optimizer", run.optimizer},
+              {"exchange", static_cast<int>(run.exchange)},
+              {"workers", run.workers},
+              {"seed", run.seed},
+              {"learning_rate", run.learning_rate},
+              {"on_shard_loss", static_cast<int>(run.on_shard_loss)}};
 }
 
 absl::StatusOr<Run> RunFrom(const json& value) {
@@ -50,6 +56,7 @@ absl::StatusOr<Run> RunFrom(const json& value) {
   run.task.steps = value.at("steps").get<int64_t>();
   run.optimizer = value.at("optimizer").get<std::string>();
   run.exchange = static_cast<ExchangeMode>(value.at("exchange").get<int>());
+  run.on_shard_loss = static_cast<ShardLossPolicy>(value.at("on_shard_loss").get<int>());
   run.workers = value.at("workers").get<int32_t>();
   run.seed = value.at("seed").get<uint64_t>();
   run.learning_rate = value.at("learning_rate").get<double>();

@@ -63,6 +63,14 @@ absl::Status ParseExchange(absl::string_view text, ExchangeMode* out) {
   return absl::OkStatus();
 }
 
+absl::Status ParseShardLoss(absl::string_view text, ShardLossPolicy* out) {
+  if (text != "wait" && text != "degrade") {
+    return absl::InvalidArgumentError(absl::StrCat("expected wait or degrade, got \"", text, "\""));
+  }
+  *out = text == "wait" ? ShardLossPolicy::kWait : ShardLossPolicy::kDegrade;
+  return absl::OkStatus();
+}
+
 // Few enough runs for continuous integration: the comparisons that matter, one seed in the rate search.
 void MakeShort(Options& options) {
   options.methods = {*FindMethod("none"), *FindMethod("mean-lowrank"), *FindMethod("signed-lowrank")};
@@ -132,6 +140,7 @@ std::map<absl::string_view, Setter> Setters(Options& o) {
        }},
       {"learning-rates", [&o](absl::string_view v) { return ParseRates(v, &o.learning_rates); }},
       {"exchange", [&o](absl::string_view v) { return ParseExchange(v, &o.exchange); }},
+      {"on-shard-loss", [&o](absl::string_view v) { return ParseShardLoss(v, &o.on_shard_loss); }},
   };
 }
 
@@ -196,6 +205,7 @@ every method on the same grid; the runs that count then go through the service.
                            (each method's own: never, mkor-h loss-rate)
   --optimizers LIST        sgd, nesterov, adamw, lamb, or all (adamw,lamb)
   --exchange MODE          direct: the shards average the gradients; delegate: the workers do, in shared memory (direct)
+  --on-shard-loss POLICY   wait: until the shard is back; degrade: its layers begin anew on the others (wait)
   --workers N              worker processes, 1 ... 128 (4)
   --seeds N                runs of each row, seeds 1 ... N (5)
   --rate-seeds N           runs of each rate in the search, seeds 1 ... N (3)

@@ -26,6 +26,7 @@ struct Options {
   std::string fallback;  // of all methods that precondition; empty: each one's own
   std::vector<std::string> optimizers;
   ExchangeMode exchange = ExchangeMode::kDirect;
+  ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   int32_t workers = 4;
   int64_t seeds = 5;
   int64_t rate_seeds = 3;

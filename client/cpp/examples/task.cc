@@ -124,6 +124,7 @@ SessionSpec MakeSessionSpec(const Run& run, absl::string_view name) {
   spec.seed = run.seed;
   spec.world_size = run.workers;
   spec.exchange = run.exchange;
+  spec.on_shard_loss = run.on_shard_loss;
   spec.statistics = run.method.kind;
   spec.method = run.method.config;
   const absl::StatusOr<FallbackConfig> fallback = FindFallback(run.method.fallback);

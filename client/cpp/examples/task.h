@@ -60,6 +60,7 @@ struct Run {
   int32_t workers = 4;
   uint64_t seed = 1;
   double learning_rate = 0;  // at the first step; falls linearly to zero
+  ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
 };
 
 // The session that `run` needs, whose method's fallback is known. SIGNED has ceil(16 / workers) sketches a worker.

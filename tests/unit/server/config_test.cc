@@ -59,6 +59,7 @@ std::vector<OptionCase> Cases() {
       Case("reconcile_interval_ms", &C::reconcile_interval_ms, I{1000}, "250", I{250}),
       Case("etcd_prefix", &C::etcd_prefix, S("/precondor/coordinator"), "/jobs/a", S("/jobs/a")),
       Case("etcd_lease_ms", &C::etcd_lease_ms, I{10000}, "5000", I{5000}),
+      Case("shard_loss_ms", &C::shard_loss_ms, I{10000}, "60000", I{60000}),
       Case("metrics_listen", &C::metrics_listen, S(), "[::1]:0", S("[::1]:0")),
       Case("metrics_port_file", &C::metrics_port_file, S(), "m", S("m")),
       Case("log_format", &C::log_format, S("text"), "json", S("json")),
@@ -188,6 +189,7 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"etcd_lease_ms", {"999", "3600001"}},
       {"etcd_prefix", {"", "precondor"}},
       {"reconcile_interval_ms", {"9", "3600001"}},
+      {"shard_loss_ms", {"99", "3600001"}},
       {"log_format", {"", "xml"}},
       {"log_level", {"", "INFO"}},
       {"drain_deadline_ms", {"-1", "3600001"}},
@@ -222,6 +224,7 @@ TEST_F(ConfigTest, AddressesAreHostAndPort) {
 
 TEST_F(ConfigTest, OptionsMustFitTogether) {
   EXPECT_THAT(Refusal({"--role=coordinator"}), HasSubstr("shards: expected at least one address"));
+  EXPECT_THAT(Refusal({"--shard-loss-ms=4999"}), HasSubstr("5 times reconcile_interval_ms, 5000, got 4999"));
   EXPECT_THAT(Refusal({"--role=shard", "--shards=a:1,b:2"}), HasSubstr("expected none with role shard, got 2"));
   EXPECT_THAT(Refusal({"--shards=a:1"}), HasSubstr("expected none with role all, got 1"));
   EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:1,b:2,a:1"}),

@@ -106,6 +106,7 @@ void Drive(MetricsObserver& metrics) {
   decision.inputs.threshold_rate = 0.25;
   metrics.OnDecision("job", decision);
   metrics.OnModeChange("job", Mode::kFirstOrder);
+  metrics.OnLayersMoved("job", 3);
   metrics.OnLaggards("job", {3, 5});
   metrics.OnJournal(true);
   metrics.OnLogAppend(77, true);
@@ -207,6 +208,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_loss_rate{train_job="job"})", 0.125},
       {R"(precondor_fallback_threshold_rate{train_job="job"})", 0.25},
       {R"(precondor_mode_changes_total{train_job="job"})", 1},
+      {R"(precondor_moved_layers_total{train_job="job"})", 3},
       {R"(precondor_lagging_workers{train_job="job"})", 2},
       {R"(precondor_lagging_rank_number{train_job="job"})", 3},
       {R"(precondor_log_stale_status{train_job="job"})", 1},
@@ -260,10 +262,10 @@ TEST(MetricsTest, AJobHasTheSeriesOfItsSideAtZeroFromTheStart) {
   shard.OnSessionInstalled("job");
   coordinator.OnSessionOpened("job");
   const std::set<std::string> decided = {
-      "precondor_steps_total",        "precondor_last_step_number",        "precondor_training_loss",
-      "precondor_second_order_mode",  "precondor_smoothed_loss",           "precondor_loss_rate",
-      "precondor_mode_changes_total", "precondor_fallback_threshold_rate", "precondor_epoch_number",
-      "precondor_joined_workers",     "precondor_expected_workers"};
+      "precondor_steps_total",        "precondor_last_step_number",   "precondor_training_loss",
+      "precondor_second_order_mode",  "precondor_smoothed_loss",      "precondor_loss_rate",
+      "precondor_moved_layers_total", "precondor_mode_changes_total", "precondor_fallback_threshold_rate",
+      "precondor_epoch_number",       "precondor_joined_workers",     "precondor_expected_workers"};
   const Scrape of_shard = Parse(shard.Render()), of_coordinator = Parse(coordinator.Render());
   for (const MetricInfo& info : kCatalog) {
     if (!absl::StartsWith(info.labels, "train_job")) continue;

@@ -18,6 +18,7 @@ Run SomeRun() {
   run.workers = 7;
   run.seed = 0xFFFFFFFFFFFFFFFFull;
   run.learning_rate = 0.016;
+  run.on_shard_loss = ShardLossPolicy::kDegrade;
   return run;
 }
 

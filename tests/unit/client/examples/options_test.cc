@@ -26,11 +26,12 @@ TEST(OptionsTest, DefaultsToEverything) {
 TEST(OptionsTest, TakesValuesInBothForms) {
   const auto options =
       Parse({"--coordinator=localhost:1", "--workers", "7", "--exchange", "delegate", "--tasks=classifier", "--methods",
-             "none,signed-lowrank", "--optimizers=sgd,lamb", "--learning-rates=0.01"});
+             "none,signed-lowrank", "--optimizers=sgd,lamb", "--learning-rates=0.01", "--on-shard-loss=degrade"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->coordinator, "localhost:1");
   EXPECT_EQ(options->workers, 7);
   EXPECT_EQ(options->exchange, ExchangeMode::kDelegate);
+  EXPECT_EQ(options->on_shard_loss, ShardLossPolicy::kDegrade);
   ASSERT_EQ(options->tasks.size(), 1u);
   EXPECT_EQ(options->tasks[0].name, "classifier");
   ASSERT_EQ(options->methods.size(), 2u);
@@ -85,6 +86,7 @@ TEST(OptionsTest, SaysWhatIsWrong) {
       {{"--in-process", "--methods=magic"}, "no method \"magic\"; there are none, reference"},
       {{"--in-process", "--optimizers=magic"}, "no optimizer \"magic\""},
       {{"--in-process", "--exchange=replay"}, "expected direct or delegate, got \"replay\""},
+      {{"--in-process", "--on-shard-loss=pray"}, "--on-shard-loss: expected wait or degrade, got \"pray\""},
       {{"--in-process", "--learning-rates=0.1,0.05"}, "expected positive rates, ascending"},
       {{"--in-process", "--fallback=soon"}, "--fallback: no fallback \"soon\"; there are never, loss-rate"},
       {{"--in-process", "--fallback=at-step:-1"}, "no fallback \"at-step:-1\""},

@@ -49,6 +49,7 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.statistics = StatisticsKind(0); }, {"statistics", "got 0"}},
       {[](SessionSpec& s) { s.statistics_dtype = DType(4); }, {"statistics_dtype", "4"}},
       {[](SessionSpec& s) { s.gradient_dtype = DType(0); }, {"gradient_dtype", "got 0"}},
+      {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy(3); }, {"on_shard_loss", "1 ... 2", "got 3"}},
       {[](SessionSpec& s) { s.fallback.beta = 2; }, {"fallback.beta", "[0, 1]", "got 2"}},
   };
   for (const Case& c : cases) {
@@ -91,6 +92,7 @@ TEST(SessionSpecTest, DescribesTheFirstDifference) {
       {[](SessionSpec& s) { s.gradient_dtype = DType::kBF16; }, "gradient_dtype: have f32, got bf16"},
       {[](SessionSpec& s) { s.method.options["rank"] = 8.0; }, "method: have mkor{}, got mkor{rank=8}"},
       {[](SessionSpec& s) { s.fallback.beta = 0.5; }, "fallback.beta: have 0.1, got 0.5"},
+      {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; }, "on_shard_loss: have WAIT, got DEGRADE"},
       {[](SessionSpec& s) { s.layers.pop_back(); }, "layers: have 2, got 1"},
       {[](SessionSpec& s) { s.layers[1].d_in = 50; }, "layers[1]: have \"dec\" [64, 49] with bias, got"},
   };

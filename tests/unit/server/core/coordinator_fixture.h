@@ -37,6 +37,13 @@ class FakeShard final : public ShardControl {
     }
     return description;
   }
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& granted) override {
+    absl::StatusOr<ShardDescription> description = Describe();
+    if (!description.ok()) return description;
+    if (granted.duration > absl::ZeroDuration()) lease = granted;
+    if (clock != nullptr) description->shard_time = clock->Monotonic();
+    return description;
+  }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
     // A coordinator that asks under its lock would never get here.
     last_install = install.session_id;
@@ -66,6 +73,8 @@ class FakeShard final : public ShardControl {
     return installed.erase(session_id) > 0;
   }
 
+  const Clock* clock = nullptr;
+  ShardLease lease;  // the last one
   std::string advertise;
   int64_t capacity = int64_t{1} << 40;
   bool down = false;
@@ -87,6 +96,7 @@ class ShardHandle final : public ShardControl {
  public:
   explicit ShardHandle(std::shared_ptr<FakeShard> shard) : shard_(std::move(shard)) {}
   absl::StatusOr<ShardDescription> Describe() override { return shard_->Describe(); }
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override { return shard_->Probe(lease); }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_->Install(install); }
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_->Fence(fence); }
   absl::Status HoldFactors(const FactorHold& hold) override { return shard_->HoldFactors(hold); }
@@ -141,6 +151,7 @@ class CoordinatorFixture : public ::testing::Test {
   void MakeCoordinator() {
     std::vector<ShardEndpoint> endpoints;
     for (size_t s = 0; s < shards.size(); ++s) {
+      shards[s]->clock = &clock;
       endpoints.push_back(
           {.address = "shard" + std::to_string(s), .control = std::make_unique<ShardHandle>(shards[s])});
     }
@@ -170,6 +181,8 @@ class CoordinatorFixture : public ::testing::Test {
     void OnEpoch(absl::string_view name, uint64_t epoch, int64_t joined, int64_t world_size) override {
       events.push_back(absl::StrCat(name, " epoch ", epoch, ": ", joined, " of ", world_size));
     }
+    void OnLayersMoved(absl::string_view, int64_t layers) override { moved += layers; }
+    int64_t moved = 0;
     std::vector<std::string> events;
     std::vector<std::pair<uint64_t, double>> losses;
     int64_t sessions = -1;

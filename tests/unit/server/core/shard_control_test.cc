@@ -275,9 +275,9 @@ TEST_F(ShardControlTest, AnotherSpecOrLayerSetIsRefused) {
   absl::Status status = shard->Install(install).status();
   EXPECT_EQ(GetErrorReason(status), ErrorReason::kSpecMismatch);
   EXPECT_THAT(std::string(status.message()), HasSubstr("seed"));
-  install = MakeInstall(2);
+  install = MakeInstall(1);
   install.layers = {0};
-  EXPECT_EQ(GetErrorReason(shard->Install(install).status()), ErrorReason::kSpecMismatch);
+  EXPECT_EQ(GetErrorReason(shard->Install(install).status()), ErrorReason::kStaleEpoch);
 }
 
 TEST_F(ShardControlTest, RemoveAbortsWaitersAndFreesEverything) {

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of sessions that degrade when a shard is lost: its layers begin anew on the shards that are left, in a
+// new epoch. They are not moved back. A session that waits is left as it is.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator.h"
+#include "server/core/coordinator_session.h"
+#include "server/core/coordinator_turn.h"
+#include "server/core/placement_input.h"
+#include "server/policy/placement.h"
+
+namespace precondor {
+namespace {
+
+// The layers on shards that are lost, ascending.
+std::vector<uint32_t> LostLayers(const std::vector<PlacedLayers>& placement, const std::vector<bool>& lost) {
+  std::vector<uint32_t> layers;
+  for (size_t s = 0; s < placement.size(); ++s) {
+    if (lost[s]) layers.insert(layers.end(), placement[s].layers.begin(), placement[s].layers.end());
+  }
+  std::sort(layers.begin(), layers.end());
+  return layers;
+}
+
+// Names of the first few, and how many more there are.
+std::string LayerNames(const SessionSpec& spec, const std::vector<uint32_t>& layers) {
+  constexpr size_t kNamed = 8;
+  std::vector<absl::string_view> names;
+  for (size_t i = 0; i < std::min(kNamed, layers.size()); ++i) names.push_back(spec.layers[layers[i]].name);
+  return absl::StrCat(absl::StrJoin(names, ","),
+                      layers.size() > kNamed ? absl::StrCat(" and ", layers.size() - kNamed, " more") : "");
+}
+
+}  // namespace
+
+bool Coordinator::IsLost(size_t shard) const {
+  MutexLock lock(mu_);
+  return clock_.Monotonic() - seen_[shard].answered >= options_.shard_loss_timeout;
+}
+
+void Coordinator::ReplaceLostShards(const std::vector<std::optional<ShardDescription>>& shards) {
+  std::vector<bool> lost(shards.size(), false);
+  for (size_t s = 0; s < shards.size(); ++s) lost[s] = !shards[s].has_value() && IsLost(s);
+  std::vector<std::string> names;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, session] : by_id_) {
+      if (session->spec().on_shard_loss != ShardLossPolicy::kDegrade) continue;
+      if (!LostLayers(session->placement(), lost).empty()) names.push_back(session->spec().name);
+    }
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) MoveLayers(name, lost, shards);
+}
+
+absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
+    const CoordinatorSession& session, const std::vector<bool>& lost,
+    const std::vector<std::optional<ShardDescription>>& shards) const {
+  const SessionSpec& spec = session.spec();
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, options_.make_method(spec.method));
+  std::vector<std::optional<ShardDescription>> rooms = shards;
+  std::vector<MeasuredCost> costs;
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    if (!rooms[s].has_value()) continue;
+    // Other sessions may have come since.
+    absl::StatusOr<ShardDescription> now = shards_[s].control->Probe({});
+    rooms[s] = now.ok() ? std::make_optional(*std::move(now)) : std::nullopt;
+    if (rooms[s].has_value()) costs.insert(costs.end(), rooms[s]->costs.begin(), rooms[s]->costs.end());
+  }
+  const std::vector<PlacementLayer> estimates = EstimateLayers(spec, *method, costs);
+  std::vector<PlacedLayers> placement = session.placement();
+  const std::vector<uint32_t> layers = LostLayers(placement, lost);
+  std::vector<PlacementLayer> moved;
+  for (const uint32_t layer : layers) moved.push_back(estimates[layer]);
+  std::vector<size_t> survivors;
+  std::vector<PlacementShard> room;
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    if (lost[s]) placement[s].layers.clear();
+    if (!rooms[s].has_value()) continue;
+    survivors.push_back(s);
+    double load = 0;
+    for (const uint32_t layer : placement[s].layers) load += estimates[layer].cost;
+    room.push_back({.free_bytes = rooms[s]->capacity_bytes - rooms[s]->reserved_bytes, .load = load});
+  }
+  const Placement chosen = PlaceLayers(moved, room);
+  if (!chosen.feasible)
+    return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity, chosen.reason);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const size_t s = survivors[chosen.shard_of_layer[i]];
+    placement[s].layers.push_back(layers[i]);
+    placement[s].address = rooms[s]->advertise_address.empty() ? shards_[s].address : rooms[s]->advertise_address;
+  }
+  for (PlacedLayers& placed : placement) std::sort(placed.layers.begin(), placed.layers.end());
+  return placement;
+}
+
+void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& lost,
+                             const std::vector<std::optional<ShardDescription>>& shards) {
+  Turn turn(*this, name, /*create=*/false);
+  if (turn.state() == nullptr) return;
+  CoordinatorSession& session = *turn.state();
+  const std::vector<uint32_t> layers = LostLayers(session.placement(), lost);
+  if (layers.empty() || session.spec().on_shard_loss != ShardLossPolicy::kDegrade) return;
+  std::vector<std::string> lost_names;
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    if (lost[s] && !session.placement()[s].layers.empty()) lost_names.push_back(shards_[s].address);
+  }
+  const std::string from = absl::StrJoin(lost_names, ",");
+  absl::StatusOr<std::vector<PlacedLayers>> placement = MakeMove(session, lost, shards);
+  SessionRecord moved;
+  absl::Status status = placement.status();
+  if (status.ok()) {
+    // As a whole, and made when no promise can come between.
+    const auto make = [&]() -> CoordinatorRecord {
+      MutexLock lock(mu_);
+      return moved = session.PlanMove(*placement);
+    };
+    status = WriteDown(make, [&] {
+      MutexLock lock(mu_);
+      session.AdoptMove(moved);
+    });
+    if (!status.ok()) {
+      MutexLock lock(mu_);
+      session.set_move_in_doubt(true);
+    }
+  }
+  if (!status.ok()) {
+    logger_.Log(Severity::kWarning, "layers not moved; the session waits for their shard",
+                {{"session", name},
+                 {"session_id", session.id()},
+                 {"shard", from},
+                 {"layers", static_cast<uint64_t>(layers.size())},
+                 {"reason", absl::string_view(status.message())}});
+    return;
+  }
+  observer_.OnLayersMoved(name, static_cast<int64_t>(layers.size()));
+  logger_.Log(Severity::kWarning, "layers moved",
+              {{"session", name},
+               {"session_id", session.id()},
+               {"shard", from},
+               {"layers", static_cast<uint64_t>(layers.size())},
+               {"names", LayerNames(session.spec(), layers)},
+               {"epoch", moved.membership.epoch},
+               {"reason", absl::StrCat("no answer for ", absl::FormatDuration(options_.shard_loss_timeout))}});
+  if (const absl::Status told = TellShards(session); !told.ok()) {
+    logger_.Log(Severity::kWarning, "moved layers not installed yet; tried again",
+                {{"session", name}, {"session_id", session.id()}, {"reason", absl::string_view(told.message())}});
+  }
+}
+
+}  // namespace precondor

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// What shards hold, as against what the coordinator knows: looked after every now and then.
+#include <algorithm>
+#include <utility>
+
+#include "server/core/coordinator.h"
+#include "server/core/coordinator_session.h"
+#include "server/core/coordinator_turn.h"
+
+namespace precondor {
+
+void Coordinator::RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description) {
+  for (const HeldSession& held : description.sessions) {
+    {
+      MutexLock lock(mu_);
+      if (by_id_.contains(held.session_id) || opening_.contains(held.session_id)) continue;
+    }
+    const absl::Status removed = shard.control->Remove(held.session_id).status();
+    if (removed.ok()) description.reserved_bytes -= held.reserved_bytes;
+    logger_.Log(
+        Severity::kWarning, removed.ok() ? "orphaned session removed" : "orphaned session stays",
+        {{"session", held.name},
+         {"session_id", held.session_id},
+         {"shard", shard.address},
+         {"reserved_bytes", held.reserved_bytes},
+         {"reason", removed.ok() ? "this coordinator does not know it" : absl::string_view(removed.message())}});
+  }
+}
+
+void Coordinator::RemoveLeftovers(size_t shard, const ShardDescription& description) {
+  for (const HeldSession& held : description.sessions) {
+    const std::shared_ptr<CoordinatorSession> session = Find(held.session_id);
+    if (session == nullptr) continue;
+    // In a turn, so that no layers come to the shard meanwhile.
+    Turn turn(*this, session->spec().name, /*create=*/false);
+    if (turn.state() != session || !session->placement()[shard].layers.empty()) continue;
+    const absl::Status removed = shards_[shard].control->Remove(held.session_id).status();
+    logger_.Log(removed.ok() ? Severity::kInfo : Severity::kWarning,
+                removed.ok() ? "moved session removed" : "moved session stays",
+                {{"session", held.name},
+                 {"session_id", held.session_id},
+                 {"shard", shards_[shard].address},
+                 {"reserved_bytes", held.reserved_bytes},
+                 {"reason", removed.ok() ? "its layers are on other shards" : absl::string_view(removed.message())}});
+  }
+}
+
+absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
+  ShardLease lease{.from = absl::InfinitePast(), .duration = options_.shard_loss_timeout / 2};
+  {
+    MutexLock lock(mu_);
+    lease.from = seen_[shard].shard_time;
+  }
+  absl::StatusOr<ShardDescription> description = shards_[shard].control->Probe(lease);
+  if (description.ok()) {
+    MutexLock lock(mu_);
+    seen_[shard] = {.answered = clock_.Monotonic(), .shard_time = description->shard_time};
+  }
+  return description;
+}
+
+void Coordinator::Reconcile() {
+  std::vector<std::optional<ShardDescription>> descriptions(shards_.size());
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    absl::StatusOr<ShardDescription> description = Probe(s);
+    if (!description.ok()) continue;  // it is down, and asked again
+    RemoveOrphans(shards_[s], *description);
+    RemoveLeftovers(s, *description);
+    SettleFactors(s, *description);
+    std::vector<std::string> lacking;
+    {
+      MutexLock lock(mu_);
+      for (const auto& [id, session] : by_id_) {
+        if (session->placement()[s].layers.empty()) continue;
+        const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
+                                       [id = id](const HeldSession& one) { return one.session_id == id; });
+        // One that comes back from a log that its disk would not take may have forgotten who joined.
+        const bool current =
+            held != description->sessions.end() && held->epoch == session->epoch() && held->joined >= session->joined();
+        if (!current || !session->shards_told()) lacking.push_back(session->spec().name);
+      }
+    }
+    for (const std::string& name : lacking) Reinstall(name, s);
+    descriptions[s] = *std::move(description);
+  }
+  ReplaceLostShards(descriptions);
+}
+
+void Coordinator::Reinstall(const std::string& name, size_t shard) {
+  Turn turn(*this, name, /*create=*/false);
+  if (turn.state() == nullptr || turn.state()->placement()[shard].layers.empty()) return;
+  SessionInstall install;
+  bool told = false;
+  {
+    MutexLock lock(mu_);
+    install = turn.state()->MakeInstalls()[shard];
+    told = turn.state()->shards_told();
+  }
+  const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*turn.state());
+  logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
+              {{"session", name},
+               {"session_id", install.session_id},
+               {"epoch", install.epoch},
+               {"shard", shards_[shard].address},
+               {"reason", status.ok() ? "the shard lacked it" : absl::string_view(status.message())}});
+}
+
+}  // namespace precondor
