@@ -65,6 +65,26 @@ void Keepsakes::OnSubmit(const ContributionId& id) {
   }
 }
 
+std::map<Keepsakes::Sequence, Keepsakes::Taken> Keepsakes::TakeLayers(const std::set<uint32_t>& layers) {
+  std::map<Sequence, Taken> taken;
+  for (const uint32_t layer : layers) {
+    const auto found = layers_.find(layer);
+    if (found == layers_.end()) continue;
+    for (const auto& [sequence, answered_at] : found->second.answered_at) {
+      const auto item = items_.find(sequence);
+      taken[sequence] = {std::move(item->second), answered_at};
+      items_.erase(item);
+    }
+    layers_.erase(found);
+  }
+  return taken;
+}
+
+void Keepsakes::Put(Sequence sequence, Taken taken) {
+  layers_[taken.item->id.layer].answered_at[sequence] = taken.answered_at;
+  items_[sequence] = std::move(taken.item);
+}
+
 void Keepsakes::Clear() {
   items_.clear();
   layers_.clear();

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "client/cpp/src/contribution.h"
 
@@ -28,6 +29,14 @@ class Keepsakes {
   void OnAnswer(const ContributionId& id, Sequence sequence, Sequence next);
   // A submission shows that the job has gone back to an earlier step: what was kept of later ones goes.
   void OnSubmit(const ContributionId& id);
+
+  // What is kept of some layers, to be kept elsewhere.
+  struct Taken {
+    Item item;
+    std::optional<Sequence> answered_at;
+  };
+  std::map<Sequence, Taken> TakeLayers(const std::set<uint32_t>& layers);
+  void Put(Sequence sequence, Taken taken);
 
   const std::map<Sequence, Item>& items() const { return items_; }
   void Clear();

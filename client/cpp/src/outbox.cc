@@ -92,7 +92,7 @@ void Outbox::Move(Sequence sequence, Entry& entry, State to) {
 
 void Outbox::StartStream(uint64_t credit_bytes, uint64_t memory_id) {
   StopStream();
-  if (memory_id == 0) kept_.Clear();
+  if (memory_id == 0 && !may_lose_shard_) kept_.Clear();
   if (memory_id != memory_id_ && memory_id_ != 0) SendKeptAgain();
   memory_id_ = memory_id;
   open_ = true;
@@ -221,6 +221,44 @@ void Outbox::Reopen() {
     FindEntry(item->id)->acknowledged_before = true;
   }
   retained_.clear();
+}
+
+Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {
+  Moved moved;
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    const Sequence sequence = it->first;
+    Entry entry = it->second;
+    ++it;
+    if (!layers.contains(entry.item->id.layer)) continue;
+    Erase(sequence);
+    moved.entries.emplace(sequence, std::move(entry));
+  }
+  for (const uint32_t layer : layers) retained_.erase(layer);
+  moved.kept = kept_.TakeLayers(layers);
+  moved.first = moved.next = next_sequence_;
+  if (!moved.entries.empty()) moved.first = std::min(moved.first, moved.entries.begin()->first);
+  if (!moved.kept.empty()) moved.first = std::min(moved.first, moved.kept.begin()->first);
+  return moved;
+}
+
+void Outbox::Adopt(Moved moved) {
+  const Sequence shift = next_sequence_ - moved.first;
+  next_sequence_ = moved.next + shift;
+  for (auto& [sequence, entry] : moved.entries) {
+    if (!AddAt(sequence + shift, entry.item).ok()) continue;
+    Entry& added = entries_.at(sequence + shift);
+    added.sent_before = entry.sent_before;
+    added.acknowledged_before = entry.acknowledged_before;
+    added.needless = entry.needless;
+  }
+  for (auto& [sequence, taken] : moved.kept) {
+    const Item item = taken.item;
+    if (taken.answered_at.has_value()) taken.answered_at = *taken.answered_at + shift;
+    kept_.Put(sequence + shift, std::move(taken));
+    if (!AddAt(sequence + shift, item).ok()) continue;  // under way as it is
+    Entry& added = entries_.at(sequence + shift);
+    added.sent_before = added.acknowledged_before = added.needless = true;
+  }
 }
 
 std::vector<Outbox::Item> Outbox::Items() const {

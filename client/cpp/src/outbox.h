@@ -35,6 +35,9 @@ class Outbox {
  public:
   using Item = std::shared_ptr<const Contribution>;
 
+  // `may_lose_shard`: what may be needed again is kept whatever the shard remembers, for another shard.
+  explicit Outbox(bool may_lose_shard = false) : may_lose_shard_(may_lose_shard) {}
+
   // Takes it in at the end of the queue. AlreadyExists when one with this id is not yet done.
   absl::Status Add(Item item);
 
@@ -59,8 +62,9 @@ class Outbox {
   Item Finish(const ContributionId& id, Item kept);
   // The contribution with bytes of its own and nobody who waits for its result.
   static Item Kept(const Contribution& item);
-  // Whether the shard comes back with what it knew, so that it makes sense to keep anything for it.
-  bool keeps() const { return memory_id_ != 0; }
+  // Whether the shard comes back with what it knew, or another takes its place, so that it makes sense to keep
+  // anything.
+  bool keeps() const { return memory_id_ != 0 || may_lose_shard_; }
   Item Remove(const ContributionId& id);
   // Sends it again from `at` on.
   void RetryAt(const ContributionId& id, absl::Time at);
@@ -73,6 +77,12 @@ class Outbox {
   // The epoch has changed and with it open slots were dropped: statistics acknowledged in a step that may not have been
   // sealed count as unanswered again, and go first. Takes effect with the next StartStream.
   void Reopen();
+
+  // Layers go to another shard: what there is of them, in its order. Between streams.
+  struct Moved;
+  Moved TakeLayers(const std::set<uint32_t>& layers);
+  // Sends it all to this one's shard, which knows nothing of it.
+  void Adopt(Moved moved);
 
   // All that are in it, in their order.
   std::vector<Item> Items() const;
@@ -110,6 +120,7 @@ class Outbox {
   absl::Status AddAt(Sequence sequence, Item item);
   void SendKeptAgain();
 
+  const bool may_lose_shard_;
   Sequence next_sequence_ = 0;
   Sequence first_sequence_ = 0;  // below it nothing has been used
   std::map<Sequence, Entry> entries_;
@@ -124,6 +135,13 @@ class Outbox {
   // Per layer the last statistics acknowledged, until a result shows that their step was sealed.
   std::map<uint32_t, Item> retained_;
   Keepsakes kept_;
+};
+
+struct Outbox::Moved {
+  std::map<Sequence, Entry> entries;
+  std::map<Sequence, Keepsakes::Taken> kept;
+  Sequence first = 0;  // of both
+  Sequence next = 0;   // of what would have followed
 };
 
 }  // namespace precondor

@@ -106,7 +106,8 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
       hooks_(std::move(hooks)),
       traffic_(traffic),
       backoff_(kFirstBackoff),
-      epoch_(options_.epoch) {}
+      epoch_(options_.epoch),
+      outbox_(options_.may_lose_shard) {}
 
 ShardLink::~ShardLink() {
   {
@@ -128,6 +129,7 @@ ShardLink::~ShardLink() {
 absl::Status ShardLink::Submit(Outbox::Item item) {
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(failed_);
+  if (outbox_.empty()) answered_at_ = absl::Now();
   PRECONDOR_RETURN_IF_ERROR(outbox_.Add(std::move(item)));
   Pump();
   return absl::OkStatus();
@@ -143,7 +145,7 @@ absl::Time ShardLink::Tick(absl::Time now) {
       if (item->result == nullptr) hooks_.refused_statistics(LateError(item->id));
     }
     NotifyIfAcknowledged();
-    if (state_ == StreamState::kNone && !closing_ && failed_.ok() && connect_at_ <= now) Connect(now);
+    if (state_ == StreamState::kNone && !closing_ && !moving_ && failed_.ok() && connect_at_ <= now) Connect(now);
     if (state_ == StreamState::kOpening && opening_deadline_ <= now) CancelStream();
     Pump();
     next = outbox_.NextEvent(now);
@@ -202,6 +204,32 @@ void ShardLink::ChangeEpoch(uint64_t epoch) {
     CancelStream();
   }
   hooks_.wake();
+}
+
+Outbox::Moved ShardLink::TakeLayers(const std::set<uint32_t>& layers) {
+  MutexLock lock(mu_);
+  moving_ = true;
+  CancelStream();
+  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
+  moving_ = false;
+  Outbox::Moved moved = outbox_.TakeLayers(layers);
+  NotifyIfAcknowledged();
+  return moved;
+}
+
+void ShardLink::Adopt(Outbox::Moved moved) {
+  {
+    MutexLock lock(mu_);
+    if (outbox_.empty()) answered_at_ = absl::Now();
+    outbox_.Adopt(std::move(moved));
+    Pump();
+  }
+  hooks_.wake();
+}
+
+bool ShardLink::Stalled(absl::Time since) const {
+  MutexLock lock(mu_);
+  return !outbox_.empty() && answered_at_ < since;
 }
 
 void ShardLink::Fail(const absl::Status& status) {
@@ -379,6 +407,7 @@ void ShardLink::OnAck(const ContributionId& id) {
   Outbox::Item item;  // freed after the lock
   MutexLock lock(mu_);
   item = outbox_.Acknowledge(id);
+  if (item != nullptr) answered_at_ = absl::Now();
   NotifyIfAcknowledged();
   Pump();
 }
@@ -420,6 +449,7 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   {
     MutexLock lock(mu_);
     outbox_.Finish(id, std::move(kept));
+    answered_at_ = absl::Now();
     NotifyIfAcknowledged();
     Pump();
   }
@@ -432,7 +462,11 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
 }
 
 void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
-  const Recovery recovery = RecoveryFor(status);
+  Recovery recovery = RecoveryFor(status);
+  // It may have been lost, and be rid of the session since.
+  const ErrorReason reason = GetErrorReason(status);
+  const bool elsewhere = reason == ErrorReason::kUnknownSession || reason == ErrorReason::kNotOwner;
+  if (options_.may_lose_shard && elsewhere) recovery = Recovery::kRetryLater;
   Outbox::Item item;
   uint64_t epoch = 0;
   {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
@@ -44,6 +45,7 @@ class ShardLink {
     absl::Duration connect_timeout;  // until a new stream's first frame
     absl::Duration result_timeout;   // that contributions' deadlines were made with, for messages
     bool keep_gradients = false;     // other ranks may need this one's again when the shard is lost
+    bool may_lose_shard = false;     // its layers may go to other shards
   };
   struct Hooks {
     std::function<void()> wake;                       // Tick has something to do
@@ -65,6 +67,13 @@ class ShardLink {
   absl::Time Tick(absl::Time now);
   // The session has a new epoch: everything unanswered is sent again under it, on a new stream.
   void ChangeEpoch(uint64_t epoch);
+  // Layers go to another shard in the epoch that ChangeEpoch has named. Waits for the stream to end, which cancelling
+  // it makes certain, so that no result is written twice; a new one begins with Tick.
+  Outbox::Moved TakeLayers(const std::set<uint32_t>& layers);
+  // Sends what another link has not been answered.
+  void Adopt(Outbox::Moved moved);
+  // Something is outstanding, and nothing has been answered since `since`.
+  bool Stalled(absl::Time since) const;
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
   // False when something was still unacknowledged at the deadline.
@@ -122,6 +131,8 @@ class ShardLink {
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  bool moving_ ABSL_GUARDED_BY(mu_) = false;                            // TakeLayers is under way: no new stream
+  absl::Time answered_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // last, or begun to wait
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   Outbox outbox_ ABSL_GUARDED_BY(mu_);

@@ -23,6 +23,8 @@ namespace {
 
 // How late a deadline may be noticed.
 constexpr absl::Duration kTick = absl::Milliseconds(200);
+// Between two questions whether a shard that answers nothing has lost its layers.
+constexpr absl::Duration kAskInterval = absl::Seconds(1);
 // For gRPC to let go of borrowed memory once its connection is closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
 
@@ -115,7 +117,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
                                                     as.rank, as.incarnation, joined.session_id(), joined.epoch()));
   // Of this epoch alone: the job may have gone on for long since an earlier one went back.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
-  PRECONDOR_RETURN_IF_ERROR(worker->AddLinks(joined.shard_map()));
+  PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
   worker->Start(as.first_step, std::move(directive));
   return std::unique_ptr<Worker>(std::move(worker));
 }
@@ -129,37 +131,28 @@ WorkerImpl::WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClie
       rank_(rank),
       incarnation_(incarnation),
       session_id_(session_id),
+      routes_(absl::StrCat("session ", session_), spec_.layers.size(),
+              [this](const std::string& address, uint64_t of) { return MakeLink(address, of); }),
       epoch_(epoch) {}
 
-absl::Status WorkerImpl::AddLinks(const v1::ShardMap& map) {
-  link_of_layer_.assign(spec_.layers.size(), nullptr);
-  for (const v1::ShardAssignment& assignment : map.assignments()) {
-    ShardLink::Options link;
-    link.address = assignment.address();
-    link.session = session_;
-    link.session_id = session_id_;
-    link.rank = rank_;
-    link.incarnation = incarnation_;
-    link.epoch = epoch();
-    link.connect_timeout = options_.connect_timeout;
-    link.result_timeout = options_.result_timeout;
-    link.keep_gradients = spec_.exchange == ExchangeMode::kDirect && spec_.world_size > 1;
-    ShardLink::Hooks hooks;
-    hooks.wake = [this] { Wake(); };
-    hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
-    hooks.fatal = [this](const absl::Status& status) { Fail(status); };
-    hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
-    links_.push_back(std::make_unique<ShardLink>(std::move(link), std::move(hooks), traffic_));
-    assignments_.push_back(assignment);
-    for (const uint32_t layer : assignment.layers()) {
-      if (layer < link_of_layer_.size()) link_of_layer_[layer] = links_.back().get();
-    }
-  }
-  for (size_t layer = 0; layer < link_of_layer_.size(); ++layer) {
-    if (link_of_layer_[layer] != nullptr) continue;
-    return absl::InternalError(absl::StrCat("session ", session_, ": the shard map has no shard for layer ", layer));
-  }
-  return absl::OkStatus();
+std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint64_t epoch) {
+  ShardLink::Options link;
+  link.address = address;
+  link.session = session_;
+  link.session_id = session_id_;
+  link.rank = rank_;
+  link.incarnation = incarnation_;
+  link.epoch = epoch;
+  link.connect_timeout = options_.connect_timeout;
+  link.result_timeout = options_.result_timeout;
+  link.keep_gradients = spec_.exchange == ExchangeMode::kDirect && spec_.world_size > 1;
+  link.may_lose_shard = MayLoseShards();
+  ShardLink::Hooks hooks;
+  hooks.wake = [this] { Wake(); };
+  hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
+  hooks.fatal = [this](const absl::Status& status) { Fail(status); };
+  hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
+  return std::make_shared<ShardLink>(std::move(link), std::move(hooks), traffic_);
 }
 
 void WorkerImpl::Start(uint64_t first_step, WorkerDirective directive) {
@@ -181,7 +174,7 @@ WorkerImpl::~WorkerImpl() {
   if (timer_.joinable()) timer_.join();
   if (refresher_.joinable()) refresher_.join();
   if (steps_ != nullptr) steps_->Stop();
-  links_.clear();
+  routes_.Clear();
   // A caller may free its gradients as soon as the worker is gone.
   borrowed_->Wait(absl::Now() + kReleaseTimeout);
 }
@@ -260,7 +253,7 @@ absl::Status WorkerImpl::SendStatistics(uint64_t step, int64_t layer, ConstMatri
   contribution->payload = *payload;
   contribution->payload_owner = payload;
   contribution->deadline = absl::Now() + options_.result_timeout;
-  return link_of_layer_[static_cast<size_t>(layer)]->Submit(std::move(contribution));
+  return routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
 }
 
 absl::Status WorkerImpl::AbstainStatistics(uint64_t step, int64_t layer) {
@@ -271,7 +264,7 @@ absl::Status WorkerImpl::AbstainStatistics(uint64_t step, int64_t layer) {
   contribution->mode = mode;
   contribution->abstain = true;
   contribution->deadline = absl::Now() + options_.result_timeout;
-  return link_of_layer_[static_cast<size_t>(layer)]->Submit(std::move(contribution));
+  return routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
 }
 
 // An owner of the caller's memory: its end says that neither the outbox nor gRPC reads it any more.
@@ -336,17 +329,16 @@ PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
 PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution, int64_t layer) {
   contribution->deadline = absl::Now() + options_.result_timeout;
   const std::shared_ptr<PreconditionFuture::State> state = contribution->result;
-  const absl::Status status = link_of_layer_[static_cast<size_t>(layer)]->Submit(std::move(contribution));
+  const absl::Status status = routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
   if (!status.ok()) state->Fail(status);
   return PreconditionFuture(state);
 }
 
 absl::Status WorkerImpl::Flush() {
   const absl::Time deadline = absl::Now() + options_.result_timeout;
-  for (const auto& link : links_) {
-    if (link->WaitAcknowledged(deadline)) continue;
+  if (const ShardRoutes::Link late = routes_.WaitAcknowledged(deadline); late != nullptr) {
     return absl::DeadlineExceededError(
-        absl::StrCat("session ", session_, ": ", link->unacknowledged(), " contributions to shard ", link->address(),
+        absl::StrCat("session ", session_, ": ", late->unacknowledged(), " contributions to shard ", late->address(),
                      " not acknowledged within ", absl::FormatDuration(options_.result_timeout)));
   }
   MutexLock lock(mu_);
@@ -424,15 +416,25 @@ void WorkerImpl::Fail(const absl::Status& status) {
     changed_.notify_all();
   }
   if (steps_ != nullptr) steps_->Fail(status);
-  for (const auto& link : links_) link->Fail(status);
+  routes_.Fail(status);
 }
 
 void WorkerImpl::TimerLoop() {
+  absl::Time ask_at = absl::InfinitePast();
   while (true) {
     const absl::Time now = absl::Now();
     absl::Time next = now + kTick;
-    for (const auto& link : links_) next = std::min(next, link->Tick(now));
+    bool stalled = false;
+    for (const ShardRoutes::Link& link : routes_.links()) {
+      next = std::min(next, link->Tick(now));
+      stalled |= MayLoseShards() && link->Stalled(now - kAskInterval);
+    }
     MutexLock lock(mu_);
+    if (stalled && ask_at <= now) {
+      ask_ = true;
+      ask_at = now + kAskInterval;
+      changed_.notify_all();
+    }
     changed_.wait_until(mu_, absl::ToChronoTime(next),
                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || wake_; });
     if (stopping_) return;
@@ -442,10 +444,17 @@ void WorkerImpl::TimerLoop() {
 
 void WorkerImpl::RefreshLoop() {
   while (true) {
+    bool refresh = false;
     {
       MutexLock lock(mu_);
-      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || refresh_; });
+      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || refresh_ || ask_; });
       if (stopping_) return;
+      refresh = refresh_;
+      ask_ = false;
+    }
+    if (!refresh) {
+      AskForEpoch();
+      continue;
     }
     const absl::Status status = Refresh();
     if (status.ok()) continue;
@@ -454,17 +463,21 @@ void WorkerImpl::RefreshLoop() {
   }
 }
 
-absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
+v1::JoinSessionRequest WorkerImpl::JoinRequest() const {
   v1::JoinSessionRequest request;
   request.set_name(session_);
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
+  request.set_first_step(steps_->next_step());
+  return request;
+}
+
+absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
   const absl::Time deadline = absl::Now() + options_.lease_timeout;
   while (true) {
-    request.set_first_step(steps_->next_step());
     const absl::Time begun = absl::Now();
     absl::StatusOr<v1::JoinSessionResponse> joined =
-        JoinUntilActive(*control_, request, options_.join_timeout, canceller_);
+        JoinUntilActive(*control_, JoinRequest(), options_.join_timeout, canceller_);
     // A coordinator that is gone is waited for; ranks that are missing have had their time.
     const bool gone =
         joined.status().code() == absl::StatusCode::kUnavailable ||
@@ -473,17 +486,16 @@ absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
   }
 }
 
+void WorkerImpl::AskForEpoch() {
+  const uint64_t have = epoch();
+  const absl::StatusOr<v1::JoinSessionResponse> joined = control_->JoinSession(JoinRequest(), canceller_);
+  if (joined.ok() && joined->epoch() != have) OnStaleEpoch(have);
+  // A coordinator that cannot be reached, or a shard that it waits for, will be asked again.
+  if (!joined.ok() && RecoveryFor(joined.status()) == Recovery::kFatal) Fail(joined.status());
+}
+
 absl::Status WorkerImpl::Refresh() {
   PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined, JoinAgain());
-  const auto& assignments = joined.shard_map().assignments();
-  bool moved = assignments.size() != static_cast<int>(assignments_.size());
-  for (int i = 0; !moved && i < assignments.size(); ++i) {
-    moved = assignments[i].SerializeAsString() != assignments_[static_cast<size_t>(i)].SerializeAsString();
-  }
-  if (moved) {
-    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
-                          absl::StrCat("session ", session_, ": layers have moved to other shards; join anew"));
-  }
   PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
   PRECONDOR_RETURN_IF_ERROR(CheckResume(directive, epoch(), steps_->next_step()));
   steps_->Adopt(std::move(directive));
@@ -493,8 +505,7 @@ absl::Status WorkerImpl::Refresh() {
     epoch_ = joined.epoch();
     changed_.notify_all();
   }
-  for (const auto& link : links_) link->ChangeEpoch(joined.epoch());
-  return absl::OkStatus();
+  return routes_.Change(joined.shard_map(), joined.epoch());
 }
 
 bool WorkerImpl::AwaitEpochAfter(uint64_t stale) {

@@ -15,6 +15,7 @@
 
 #include "client/cpp/src/control.h"
 #include "client/cpp/src/shard_link.h"
+#include "client/cpp/src/shard_routes.h"
 #include "client/cpp/src/step_control.h"
 #include "client/cpp/src/traffic.h"
 #include "kernels/base/mutex.h"
@@ -66,7 +67,7 @@ class WorkerImpl final : public Worker {
  private:
   WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClient> control, std::string session,
              SessionSpec spec, uint32_t rank, uint64_t incarnation, uint64_t session_id, uint64_t epoch);
-  absl::Status AddLinks(const v1::ShardMap& map);
+  std::shared_ptr<ShardLink> MakeLink(const std::string& address, uint64_t epoch);
   void Start(uint64_t first_step, WorkerDirective directive);
 
   // ABORTED when the job has gone back since `epoch`, to before `next_step`, this worker's lowest unfinished one.
@@ -83,6 +84,8 @@ class WorkerImpl final : public Worker {
   std::shared_ptr<const void> Borrow(const std::shared_ptr<PreconditionFuture::State>& state);
   void CountControl(const google::protobuf::MessageLite& request, const google::protobuf::MessageLite& response);
 
+  bool MayLoseShards() const { return spec_.on_shard_loss == ShardLossPolicy::kDegrade; }
+
   // Hooks of the links.
   void Wake();
   void OnStaleEpoch(uint64_t epoch);
@@ -96,6 +99,9 @@ class WorkerImpl final : public Worker {
   absl::Status Refresh();
   // At most for lease_timeout.
   absl::StatusOr<v1::JoinSessionResponse> JoinAgain();
+  // Nothing has been answered for a while and shards may be lost: asks whether their layers are elsewhere by now.
+  void AskForEpoch();
+  v1::JoinSessionRequest JoinRequest() const;
   // Waits until the epoch is another than `stale`; false after rpc_timeout or a failure.
   bool AwaitEpochAfter(uint64_t stale);
 
@@ -109,15 +115,14 @@ class WorkerImpl final : public Worker {
   TrafficCounters traffic_;
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();
   Canceller canceller_;
-  std::vector<std::unique_ptr<ShardLink>> links_;  // constant after Make
-  std::vector<ShardLink*> link_of_layer_;          // the same
-  std::vector<v1::ShardAssignment> assignments_;   // the same
+  ShardRoutes routes_;
 
   mutable Mutex mu_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool wake_ ABSL_GUARDED_BY(mu_) = false;
   bool refresh_ ABSL_GUARDED_BY(mu_) = false;
+  bool ask_ ABSL_GUARDED_BY(mu_) = false;  // whether there is a new epoch
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   absl::Status first_refusal_ ABSL_GUARDED_BY(mu_);

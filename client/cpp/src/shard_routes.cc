@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/shard_routes.h"
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+
+ShardRoutes::ShardRoutes(std::string what, size_t layers, MakeLink make_link)
+    : what_(std::move(what)),
+      layers_(layers),
+      make_link_(std::move(make_link)),
+      table_(std::make_shared<Table>(Table{.links = {}, .of_layer = std::vector<Link>(layers)})) {}
+
+std::shared_ptr<const ShardRoutes::Table> ShardRoutes::table() const {
+  MutexLock lock(mu_);
+  return table_;
+}
+
+std::vector<ShardRoutes::Link> ShardRoutes::links() const {
+  std::vector<Link> links;
+  for (const auto& [address, link] : table()->links) links.push_back(link);
+  return links;
+}
+
+absl::StatusOr<std::shared_ptr<ShardRoutes::Table>> ShardRoutes::MakeTable(const v1::ShardMap& map, uint64_t epoch,
+                                                                           const Table& before) const {
+  std::vector<const std::string*> owners(layers_, nullptr);
+  for (const v1::ShardAssignment& assignment : map.assignments()) {
+    for (const uint32_t layer : assignment.layers()) {
+      if (layer < layers_) owners[layer] = &assignment.address();
+    }
+  }
+  auto next = std::make_shared<Table>();
+  for (size_t layer = 0; layer < layers_; ++layer) {
+    if (owners[layer] == nullptr) {
+      return absl::InternalError(absl::StrCat(what_, ": the shard map has no shard for layer ", layer));
+    }
+    Link& link = next->links[*owners[layer]];
+    if (link == nullptr) {
+      const auto known = before.links.find(*owners[layer]);
+      link = known != before.links.end() ? known->second : make_link_(*owners[layer], epoch);
+    }
+    next->of_layer.push_back(link);
+  }
+  return next;
+}
+
+absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch) {
+  const std::shared_ptr<const Table> before = table();
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<Table> next, MakeTable(map, epoch, *before));
+  MutexLock moving(move_mu_);
+  for (const auto& [address, link] : before->links) link->ChangeEpoch(epoch);
+  std::map<std::pair<Link, Link>, std::set<uint32_t>> moves;
+  for (size_t layer = 0; layer < layers_; ++layer) {
+    const Link& from = before->of_layer[layer];
+    const Link& to = next->of_layer[layer];
+    if (from != nullptr && from != to) moves[{from, to}].insert(static_cast<uint32_t>(layer));
+  }
+  for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers));
+  absl::Status failed;
+  {
+    MutexLock lock(mu_);
+    table_ = next;
+    failed = failed_;
+  }
+  if (failed.ok()) return absl::OkStatus();
+  for (const auto& [address, link] : next->links) link->Fail(failed);
+  return failed;
+}
+
+absl::Status ShardRoutes::Submit(size_t layer, Outbox::Item item) {
+  MutexLock staying(move_mu_);
+  return table()->of_layer[layer]->Submit(std::move(item));
+}
+
+ShardRoutes::Link ShardRoutes::WaitAcknowledged(absl::Time deadline) const {
+  // What moves meanwhile is waited for where it has gone.
+  for (std::shared_ptr<const Table> seen; seen != table();) {
+    seen = table();
+    for (const auto& [address, link] : seen->links) {
+      if (!link->WaitAcknowledged(deadline)) return link;
+    }
+  }
+  return nullptr;
+}
+
+void ShardRoutes::Fail(const absl::Status& status) {
+  std::shared_ptr<const Table> failing;
+  {
+    MutexLock lock(mu_);
+    if (failed_.ok()) failed_ = status;
+    failing = table_;
+  }
+  for (const auto& [address, link] : failing->links) link->Fail(status);
+}
+
+void ShardRoutes::Clear() {
+  std::shared_ptr<const Table> ending;  // after the locks
+  MutexLock staying(move_mu_);
+  MutexLock lock(mu_);
+  ending = std::exchange(table_, std::make_shared<Table>(Table{.links = {}, .of_layer = std::vector<Link>(layers_)}));
+}
+
+}  // namespace precondor
