@@ -241,11 +241,12 @@ Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {
   return moved;
 }
 
-void Outbox::Adopt(Moved moved) {
+void Outbox::Adopt(Moved moved, uint64_t first_open) {
+  const auto over = [first_open](const Item& item) { return item->result == nullptr && item->id.step < first_open; };
   const Sequence shift = next_sequence_ - moved.first;
   next_sequence_ = moved.next + shift;
   for (auto& [sequence, entry] : moved.entries) {
-    if (!AddAt(sequence + shift, entry.item).ok()) continue;
+    if (over(entry.item) || !AddAt(sequence + shift, entry.item).ok()) continue;
     Entry& added = entries_.at(sequence + shift);
     added.sent_before = entry.sent_before;
     added.acknowledged_before = entry.acknowledged_before;
@@ -253,6 +254,7 @@ void Outbox::Adopt(Moved moved) {
   }
   for (auto& [sequence, taken] : moved.kept) {
     const Item item = taken.item;
+    if (over(item)) continue;
     if (taken.answered_at.has_value()) taken.answered_at = *taken.answered_at + shift;
     kept_.Put(sequence + shift, std::move(taken));
     if (!AddAt(sequence + shift, item).ok()) continue;  // under way as it is

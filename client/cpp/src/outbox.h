@@ -81,8 +81,9 @@ class Outbox {
   // Layers go to another shard: what there is of them, in its order. Between streams.
   struct Moved;
   Moved TakeLayers(const std::set<uint32_t>& layers);
-  // Sends it all to this one's shard, which knows nothing of it.
-  void Adopt(Moved moved);
+  // Sends it to this one's shard, which knows nothing of it; but for statistics of steps before `first_open`, which are
+  // answered everywhere: their step would never be complete there.
+  void Adopt(Moved moved, uint64_t first_open = 0);
 
   // All that are in it, in their order.
   std::vector<Item> Items() const;

@@ -129,7 +129,6 @@ ShardLink::~ShardLink() {
 absl::Status ShardLink::Submit(Outbox::Item item) {
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(failed_);
-  if (outbox_.empty()) answered_at_ = absl::Now();
   PRECONDOR_RETURN_IF_ERROR(outbox_.Add(std::move(item)));
   Pump();
   return absl::OkStatus();
@@ -217,19 +216,13 @@ Outbox::Moved ShardLink::TakeLayers(const std::set<uint32_t>& layers) {
   return moved;
 }
 
-void ShardLink::Adopt(Outbox::Moved moved) {
+void ShardLink::Adopt(Outbox::Moved moved, uint64_t first_open) {
   {
     MutexLock lock(mu_);
-    if (outbox_.empty()) answered_at_ = absl::Now();
-    outbox_.Adopt(std::move(moved));
+    outbox_.Adopt(std::move(moved), first_open);
     Pump();
   }
   hooks_.wake();
-}
-
-bool ShardLink::Stalled(absl::Time since) const {
-  MutexLock lock(mu_);
-  return !outbox_.empty() && answered_at_ < since;
 }
 
 void ShardLink::Fail(const absl::Status& status) {
@@ -407,7 +400,6 @@ void ShardLink::OnAck(const ContributionId& id) {
   Outbox::Item item;  // freed after the lock
   MutexLock lock(mu_);
   item = outbox_.Acknowledge(id);
-  if (item != nullptr) answered_at_ = absl::Now();
   NotifyIfAcknowledged();
   Pump();
 }
@@ -449,7 +441,6 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   {
     MutexLock lock(mu_);
     outbox_.Finish(id, std::move(kept));
-    answered_at_ = absl::Now();
     NotifyIfAcknowledged();
     Pump();
   }

@@ -71,9 +71,7 @@ class ShardLink {
   // it makes certain, so that no result is written twice; a new one begins with Tick.
   Outbox::Moved TakeLayers(const std::set<uint32_t>& layers);
   // Sends what another link has not been answered.
-  void Adopt(Outbox::Moved moved);
-  // Something is outstanding, and nothing has been answered since `since`.
-  bool Stalled(absl::Time since) const;
+  void Adopt(Outbox::Moved moved, uint64_t first_open);
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
   // False when something was still unacknowledged at the deadline.
@@ -131,8 +129,7 @@ class ShardLink {
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
-  bool moving_ ABSL_GUARDED_BY(mu_) = false;                            // TakeLayers is under way: no new stream
-  absl::Time answered_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // last, or begun to wait
+  bool moving_ ABSL_GUARDED_BY(mu_) = false;  // TakeLayers is under way: no new stream
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   Outbox outbox_ ABSL_GUARDED_BY(mu_);

@@ -50,7 +50,7 @@ absl::StatusOr<std::shared_ptr<ShardRoutes::Table>> ShardRoutes::MakeTable(const
   return next;
 }
 
-absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch) {
+absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch, uint64_t first_open) {
   const std::shared_ptr<const Table> before = table();
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<Table> next, MakeTable(map, epoch, *before));
   MutexLock moving(move_mu_);
@@ -61,7 +61,7 @@ absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch) {
     const Link& to = next->of_layer[layer];
     if (from != nullptr && from != to) moves[{from, to}].insert(static_cast<uint32_t>(layer));
   }
-  for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers));
+  for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers), first_open);
   absl::Status failed;
   {
     MutexLock lock(mu_);

@@ -23,7 +23,7 @@ namespace {
 
 // How late a deadline may be noticed.
 constexpr absl::Duration kTick = absl::Milliseconds(200);
-// Between two questions whether a shard that answers nothing has lost its layers.
+// Without an answered report, between two questions whether layers have gone to other shards.
 constexpr absl::Duration kAskInterval = absl::Seconds(1);
 // For gRPC to let go of borrowed memory once its connection is closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
@@ -117,7 +117,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
                                                     as.rank, as.incarnation, joined.session_id(), joined.epoch()));
   // Of this epoch alone: the job may have gone on for long since an earlier one went back.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
-  PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
+  PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch(), 0));
   worker->Start(as.first_step, std::move(directive));
   return std::unique_ptr<Worker>(std::move(worker));
 }
@@ -377,6 +377,10 @@ absl::StatusOr<WorkerDirective> WorkerImpl::SendReport(const OwnReport& report) 
       continue;
     }
     CountControl(request, *response);
+    {
+      MutexLock lock(mu_);
+      epoch_known_at_ = absl::Now();
+    }
     if (response->directive().epoch() != used) OnStaleEpoch(used);
     return WorkerDirective::Decode(response->directive());
   }
@@ -424,13 +428,9 @@ void WorkerImpl::TimerLoop() {
   while (true) {
     const absl::Time now = absl::Now();
     absl::Time next = now + kTick;
-    bool stalled = false;
-    for (const ShardRoutes::Link& link : routes_.links()) {
-      next = std::min(next, link->Tick(now));
-      stalled |= MayLoseShards() && link->Stalled(now - kAskInterval);
-    }
+    for (const ShardRoutes::Link& link : routes_.links()) next = std::min(next, link->Tick(now));
     MutexLock lock(mu_);
-    if (stalled && ask_at <= now) {
+    if (MayLoseShards() && epoch_known_at_ + kAskInterval <= now && ask_at <= now) {
       ask_ = true;
       ask_at = now + kAskInterval;
       changed_.notify_all();
@@ -489,6 +489,10 @@ absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
 void WorkerImpl::AskForEpoch() {
   const uint64_t have = epoch();
   const absl::StatusOr<v1::JoinSessionResponse> joined = control_->JoinSession(JoinRequest(), canceller_);
+  if (joined.ok()) {
+    MutexLock lock(mu_);
+    epoch_known_at_ = absl::Now();
+  }
   if (joined.ok() && joined->epoch() != have) OnStaleEpoch(have);
   // A coordinator that cannot be reached, or a shard that it waits for, will be asked again.
   if (!joined.ok() && RecoveryFor(joined.status()) == Recovery::kFatal) Fail(joined.status());
@@ -505,7 +509,9 @@ absl::Status WorkerImpl::Refresh() {
     epoch_ = joined.epoch();
     changed_.notify_all();
   }
-  return routes_.Change(joined.shard_map(), joined.epoch());
+  // In DELEGATE a step that is done here has been answered for every layer; in DIRECT others may lack the answer.
+  const uint64_t first_open = spec_.exchange == ExchangeMode::kDelegate ? steps_->next_step() : 0;
+  return routes_.Change(joined.shard_map(), joined.epoch(), first_open);
 }
 
 bool WorkerImpl::AwaitEpochAfter(uint64_t stale) {

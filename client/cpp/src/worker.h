@@ -99,7 +99,8 @@ class WorkerImpl final : public Worker {
   absl::Status Refresh();
   // At most for lease_timeout.
   absl::StatusOr<v1::JoinSessionResponse> JoinAgain();
-  // Nothing has been answered for a while and shards may be lost: asks whether their layers are elsewhere by now.
+  // No report has been answered for a while and shards may be lost: asks whether there is a new epoch. Other workers
+  // may need this one's contributions elsewhere, although it waits for nothing itself.
   void AskForEpoch();
   v1::JoinSessionRequest JoinRequest() const;
   // Waits until the epoch is another than `stale`; false after rpc_timeout or a failure.
@@ -122,7 +123,8 @@ class WorkerImpl final : public Worker {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool wake_ ABSL_GUARDED_BY(mu_) = false;
   bool refresh_ ABSL_GUARDED_BY(mu_) = false;
-  bool ask_ ABSL_GUARDED_BY(mu_) = false;  // whether there is a new epoch
+  bool ask_ ABSL_GUARDED_BY(mu_) = false;                                  // whether there is a new epoch
+  absl::Time epoch_known_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // the coordinator last named it
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   absl::Status first_refusal_ ABSL_GUARDED_BY(mu_);

@@ -27,18 +27,23 @@ absl::Status Refusal(ErrorReason reason, absl::StatusCode code = absl::StatusCod
 class OutboxTest : public ::testing::Test {
  protected:
   absl::Status Add(const ContributionId& id, uint64_t bytes, absl::Time deadline = absl::InfiniteFuture()) {
+    return AddTo(outbox_, id, bytes, deadline);
+  }
+  static absl::Status AddTo(Outbox& outbox, const ContributionId& id, uint64_t bytes,
+                            absl::Time deadline = absl::InfiniteFuture()) {
     auto item = std::make_shared<Contribution>();
     item->id = id;
     auto payload = std::make_shared<std::vector<uint8_t>>(bytes);
     item->payload = *payload;
     item->payload_owner = payload;
     item->deadline = deadline;
-    return outbox_.Add(std::move(item));
+    return outbox.Add(std::move(item));
   }
   // Everything that may be written now, e.g. "S0.1[0+10] G0.1[0+20]": kind, step, layer, chunk.
-  std::string WriteAll(absl::Time now = kNow) {
+  std::string WriteAll(absl::Time now = kNow) { return WriteAllOf(outbox_, now); }
+  static std::string WriteAllOf(Outbox& outbox, absl::Time now = kNow) {
     std::string text;
-    while (const auto frame = outbox_.Next(now)) {
+    while (const auto frame = outbox.Next(now)) {
       const ContributionId& id = frame->item->id;
       if (!text.empty()) text += ' ';
       text += (id.kind == v1::FRAME_KIND_GRADIENT ? 'G' : 'S') + std::to_string(id.step) + '.' +
@@ -392,6 +397,70 @@ TEST(RecoveryTest, SortsRefusals) {
   EXPECT_EQ(RecoveryFor(Refusal(ErrorReason::kNonFinite)), Recovery::kRefused);
   EXPECT_EQ(RecoveryFor(Refusal(ErrorReason::kConflict)), Recovery::kRefused);
   EXPECT_EQ(RecoveryFor(absl::InternalError("bug")), Recovery::kRefused);
+}
+
+// --- a shard that is lost: its layers go elsewhere ---
+
+TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
+  Outbox from(/*may_lose_shard=*/true);
+  from.StartStream(kCredit);
+  for (const uint32_t layer : {0u, 1u}) {
+    ASSERT_TRUE(AddTo(from, Statistics(5, layer), 10).ok());
+    ASSERT_TRUE(AddTo(from, Gradient(5, layer), 20).ok());
+  }
+  WriteAllOf(from);
+  for (const uint32_t layer : {0u, 1u}) {
+    ASSERT_NE(from.Acknowledge(Statistics(5, layer)), nullptr);
+    ASSERT_NE(from.Finish(Gradient(5, layer), Outbox::Kept(*from.Find(Gradient(5, layer)))), nullptr);
+    ASSERT_TRUE(AddTo(from, Gradient(6, layer), 30).ok());
+  }
+  WriteAllOf(from);
+  from.StopStream();
+
+  Outbox to(/*may_lose_shard=*/true);
+  to.StartStream(kCredit);
+  ASSERT_TRUE(AddTo(to, Gradient(6, 2), 40).ok());
+  to.Adopt(from.TakeLayers({1}));
+  EXPECT_EQ(WriteAllOf(to), "G6.2[0+40] S5.1[0+10] G5.1[0+20] G6.1[0+30]");
+  // Step 5 has been answered: nobody waits for it, and a refusal means nothing.
+  EXPECT_TRUE(to.WasCounted(Gradient(5, 1), Refusal(ErrorReason::kStaleStep)));
+  ASSERT_NE(to.Acknowledge(Gradient(5, 1)), nullptr);
+  EXPECT_EQ(to.Find(Gradient(5, 1)), nullptr);
+  EXPECT_FALSE(to.WasCounted(Gradient(6, 1), Refusal(ErrorReason::kNonFinite)));
+  // The other layer stays where it is.
+  from.StartStream(kCredit);
+  EXPECT_EQ(WriteAllOf(from), "G6.0[0+30]");
+
+  // Should the second shard be lost as well, the third gets the same.
+  to.Acknowledge(Statistics(5, 1));
+  to.StopStream();
+  Outbox third(/*may_lose_shard=*/true);
+  third.StartStream(kCredit);
+  third.Adopt(to.TakeLayers({1}));
+  EXPECT_EQ(WriteAllOf(third), "S5.1[0+10] G5.1[0+20] G6.1[0+30]");
+  // The answer to step 6 shows that every rank has that of step 5.
+  ASSERT_NE(third.Finish(Gradient(6, 1), Outbox::Kept(*third.Find(Gradient(6, 1)))), nullptr);
+  third.StopStream();
+  Outbox fourth(/*may_lose_shard=*/true);
+  fourth.StartStream(kCredit);
+  fourth.Adopt(third.TakeLayers({1}));
+  EXPECT_EQ(WriteAllOf(fourth), "S5.1[0+10] G5.1[0+20] G6.1[0+30]") << "5 is under way, 6 may be needed";
+}
+
+TEST_F(OutboxTest, StatisticsOfStepsThatAreOverStayBehind) {
+  Outbox from(/*may_lose_shard=*/true);
+  from.StartStream(kCredit);
+  for (const uint64_t step : {0u, 4u, 8u}) {
+    ASSERT_TRUE(AddTo(from, Statistics(step, 1), 10).ok());
+    WriteAllOf(from);
+    ASSERT_NE(from.Acknowledge(Statistics(step, 1)), nullptr);
+  }
+  from.Reopen();
+  from.StopStream();
+  Outbox to(/*may_lose_shard=*/true);
+  to.StartStream(kCredit);
+  to.Adopt(from.TakeLayers({1}), /*first_open=*/8);
+  EXPECT_EQ(WriteAllOf(to), "S8.1[0+10]");
 }
 
 }  // namespace
