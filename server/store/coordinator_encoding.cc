@@ -31,7 +31,7 @@ auto Fields(store::Is<Promise> auto& value) {
 
 auto Fields(store::Is<SessionRecord> auto& value) {
   auto& [session_id, spec, placement, membership, promise] = value;
-  return std::tie(session_id, spec, placement, membership, promise);
+  return std::tie(session_id, spec, placement, membership, promise, spec.on_shard_loss);
 }
 
 auto Fields(store::Is<MembershipRecord> auto& value) {
@@ -52,10 +52,21 @@ auto Fields(store::Is<CloseRecord> auto& value) {
 namespace store {
 namespace {
 
-constexpr uint8_t kVersion = 1;
+// 2: a SessionRecord ends with what becomes of the session when a shard is lost.
+constexpr uint8_t kVersion = 2;
+
+// The record as version 2 has it. Sessions of version 1 wait.
+template <typename Record>
+std::string FromVersion1(absl::string_view bytes) {
+  std::string next(bytes);
+  if constexpr (std::is_same_v<Record, SessionRecord>) Put(next, ShardLossPolicy::kWait);
+  return next;
+}
 
 template <typename Record>
 absl::StatusOr<CoordinatorRecord> DecodeAs(absl::string_view bytes) {
+  std::string converted;
+  if (!bytes.empty() && bytes.front() == 1) bytes = converted = FromVersion1<Record>(bytes);
   Decoder decoder(bytes);
   const uint8_t version = decoder.U8();
   if (decoder.ok() && version > kVersion) {
@@ -64,7 +75,7 @@ absl::StatusOr<CoordinatorRecord> DecodeAs(absl::string_view bytes) {
   }
   Record record;
   Take(decoder, record);
-  if (version != kVersion || !decoder.done()) {
+  if (version < 1 || !decoder.done()) {
     return absl::DataLossError(absl::StrCat("coordinator record of ", bytes.size(), " bytes does not decode"));
   }
   return record;

@@ -39,11 +39,12 @@ auto Fields(store::Is<FallbackConfig> auto& value) {
                   reentry_beta, reentry_min_steps, reentry_min_decrease);
 }
 
+// on_shard_loss is the last field of the record: version 1 ends before it.
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
          statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers] = value;
   return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-                  statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers);
+                  statistics_dtype, gradient_dtype, method, fallback, layers);
 }
 
 auto Fields(store::Is<ModeInterval> auto& value) {

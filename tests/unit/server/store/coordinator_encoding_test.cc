@@ -66,10 +66,23 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const std::string placement =
       u64(2) + text("shard0") + text("host-one:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
 
-  EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(1) + u64(258));
-  EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(1) + u64(8) + membership);
-  EXPECT_EQ(EncodeCoordinatorRecord(PromiseRecord{9, SamplePromise()}), u8(1) + u64(9) + promise);
-  EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)), u8(1) + u64(7) + spec + placement + membership + promise);
+  EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(2) + u64(258));
+  EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(2) + u64(8) + membership);
+  EXPECT_EQ(EncodeCoordinatorRecord(PromiseRecord{9, SamplePromise()}), u8(2) + u64(9) + promise);
+  const std::string session = u64(7) + spec + placement + membership + promise;
+  EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)), u8(2) + session + u8(2));
+
+  SessionRecord waits = SampleSession(7);
+  waits.spec.on_shard_loss = ShardLossPolicy::kWait;
+  const auto of_version_1 = DecodeCoordinatorRecord(kSessionRecord, u8(1) + session);
+  ASSERT_TRUE(of_version_1.ok()) << of_version_1.status();
+  EXPECT_TRUE(Same(*of_version_1, waits));
+  for (const std::string& bad : {session.substr(0, session.size() - 1), session + u8(1), std::string()}) {
+    EXPECT_EQ(DecodeCoordinatorRecord(kSessionRecord, u8(1) + bad).status().code(), absl::StatusCode::kDataLoss);
+  }
+  const auto close_of_version_1 = DecodeCoordinatorRecord(kCloseRecord, u8(1) + u64(258));
+  ASSERT_TRUE(close_of_version_1.ok()) << close_of_version_1.status();
+  EXPECT_TRUE(Same(*close_of_version_1, CloseRecord{258}));
 }
 
 TEST(CoordinatorEncodingTest, BytesThatAreCutShortOrLongerAreDataLoss) {
@@ -102,10 +115,10 @@ TEST(CoordinatorEncodingTest, NoBytesAreTakenForAValueThatDoesNotExist) {
 
 TEST(CoordinatorEncodingTest, NewerVersionsAndKindsAreNamed) {
   std::string bytes = EncodeCoordinatorRecord(CloseRecord{1});
-  bytes[0] = 2;
+  bytes[0] = 3;
   const absl::Status version = DecodeCoordinatorRecord(kCloseRecord, bytes).status();
   EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(version.message()), HasSubstr("version 2"));
+  EXPECT_THAT(std::string(version.message()), HasSubstr("version 3"));
   const absl::Status kind = DecodeCoordinatorRecord(5, bytes).status();
   EXPECT_EQ(kind.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 5"));
