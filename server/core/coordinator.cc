@@ -31,6 +31,24 @@ SessionSpec FillDefaults(SessionSpec spec) {
   return spec;
 }
 
+absl::Status CheckServed(const SessionSpec& spec) {
+  if (spec.exchange != ExchangeMode::kDirect && spec.exchange != ExchangeMode::kDelegate) {
+    return absl::UnimplementedError(absl::StrCat("session \"", spec.name, "\": exchange mode ",
+                                                 ExchangeModeName(spec.exchange),
+                                                 " is not served; expected DIRECT or DELEGATE"));
+  }
+  // A shard may be lost when some ranks have its answer to a step; its successor would give the others another one.
+  // In DELEGATE a single rank asks for each layer.
+  if (spec.on_shard_loss == ShardLossPolicy::kDegrade && spec.exchange == ExchangeMode::kDirect &&
+      spec.world_size > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("session \"", spec.name, "\": on_shard_loss DEGRADE with exchange DIRECT and world_size ",
+                     spec.world_size, ": ranks could get different answers to the step in which a shard is lost; ",
+                     "expected exchange DELEGATE, or on_shard_loss WAIT"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AddContext(const absl::Status& status, const std::string& context) {
   if (status.ok()) return status;
   return ReasonedStatus(status.code(), GetErrorReason(status), absl::StrCat(context, ": ", status.message()));
@@ -216,11 +234,7 @@ void Coordinator::KeepPromise(CoordinatorSession& session) {
 absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
-  if (spec.exchange != ExchangeMode::kDirect && spec.exchange != ExchangeMode::kDelegate) {
-    return absl::UnimplementedError(absl::StrCat("session \"", spec.name, "\": exchange mode ",
-                                                 ExchangeModeName(spec.exchange),
-                                                 " is not served; expected DIRECT or DELEGATE"));
-  }
+  PRECONDOR_RETURN_IF_ERROR(CheckServed(spec));
   PRECONDOR_RETURN_IF_ERROR(options_.make_method(spec.method).status());
   {
     MutexLock lock(mu_);

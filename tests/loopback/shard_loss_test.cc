@@ -210,7 +210,7 @@ TEST_P(ShardLossTest, WhatTheShardHadTakenInIsSentAgain) {
   ExpectEqualWeights(job);
 }
 
-INSTANTIATE_TEST_SUITE_P(Exchanges, ShardLossTest, ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate),
+INSTANTIATE_TEST_SUITE_P(Exchanges, ShardLossTest, ::testing::Values(ExchangeMode::kDelegate),
                          [](const auto& info) { return std::string(ExchangeModeName(info.param)); });
 
 }  // namespace

@@ -185,6 +185,9 @@ absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments, ab
   if (options.worker_restarts > 0 && options.exchange != ExchangeMode::kDirect) {
     return absl::InvalidArgumentError("--worker-restarts: expected --exchange=direct, where workers share nothing");
   }
+  if (options.on_shard_loss == ShardLossPolicy::kDegrade && options.exchange != ExchangeMode::kDelegate) {
+    return absl::InvalidArgumentError("--on-shard-loss=degrade: expected --exchange=delegate");
+  }
   return options;
 }
 
@@ -205,7 +208,8 @@ every method on the same grid; the runs that count then go through the service.
                            (each method's own: never, mkor-h loss-rate)
   --optimizers LIST        sgd, nesterov, adamw, lamb, or all (adamw,lamb)
   --exchange MODE          direct: the shards average the gradients; delegate: the workers do, in shared memory (direct)
-  --on-shard-loss POLICY   wait: until the shard is back; degrade: its layers begin anew on the others (wait)
+  --on-shard-loss POLICY   wait: until the shard is back; degrade: its layers begin anew on the others; with
+                           --exchange=delegate (wait)
   --workers N              worker processes, 1 ... 128 (4)
   --seeds N                runs of each row, seeds 1 ... N (5)
   --rate-seeds N           runs of each rate in the search, seeds 1 ... N (3)

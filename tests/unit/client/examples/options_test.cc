@@ -79,6 +79,7 @@ TEST(OptionsTest, SaysWhatIsWrong) {
       {{"--coordinator=h:1", "--worker-restarts=2"}, "--worker-restarts needs --checkpoint-dir"},
       {{"--coordinator=h:1", "--checkpoint-dir=d"}, "--worker-restarts needs --checkpoint-dir"},
       {{"--coordinator=h:1", "--worker-restarts=2", "--checkpoint-dir=d", "--exchange=delegate"}, "--exchange=direct"},
+      {{"--coordinator=h:1", "--on-shard-loss=degrade"}, "--on-shard-loss=degrade: expected --exchange=delegate"},
       {{"--in-process", "--workers=0"}, "--workers: expected a number 1 ... 128, got \"0\""},
       {{"--in-process", "--workers=many"}, "got \"many\""},
       {{"--in-process", "--workers"}, "--workers needs a value"},

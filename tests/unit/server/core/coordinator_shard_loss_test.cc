@@ -11,7 +11,9 @@
 namespace precondor {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 class ShardLossTest : public CoordinatorFixture {
@@ -21,6 +23,7 @@ class ShardLossTest : public CoordinatorFixture {
     options.shard_loss_timeout = absl::Seconds(10);
     MakeCoordinator();
     spec.on_shard_loss = ShardLossPolicy::kDegrade;
+    spec.exchange = ExchangeMode::kDelegate;
     for (int i = 4; i < 6; ++i) {
       spec.layers.push_back({.name = "l" + std::to_string(i), .d_out = 4, .d_in = 4, .has_bias = false});
     }
@@ -192,6 +195,17 @@ TEST_F(ShardLossTest, AWriteThatFailedAndLandedMisleadsNobody) {
   EXPECT_EQ(after->epoch, 2u);
   ASSERT_EQ(after->shard_map.size(), 3u);
   EXPECT_THAT(after->shard_map[1].layers, ElementsAre(1, 4));
+}
+
+// Ranks that have the lost shard's answer to a step would differ from those that get its successor's.
+TEST_F(ShardLossTest, DirectIsRefused) {
+  spec.exchange = ExchangeMode::kDirect;
+  const absl::Status refused = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("\"job\""), HasSubstr("exchange DIRECT and world_size 2"),
+                                                    HasSubstr("expected exchange DELEGATE, or on_shard_loss WAIT")));
+  spec.world_size = 1;
+  EXPECT_TRUE(coordinator->OpenSession(spec).ok()) << "one rank agrees with itself";
 }
 
 TEST_F(ShardLossTest, ALeaseGrantsFromAnEarlierAnswer) {
