@@ -127,6 +127,7 @@ class ServerApp final : public App {
     if (storage_ != nullptr) storage_->Stop();
     if (standing_by_.joinable()) standing_by_.join();
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
+    probing_.clear();
     reconciling_.Stop();
     naming_.Stop();
     sealing_.Stop();
@@ -357,7 +358,13 @@ class ServerApp final : public App {
   }
 
   void StartReconciling() {
-    reconciling_.Start(absl::Milliseconds(config_.reconcile_interval_ms), [this] { coordinator_->Reconcile(); });
+    const absl::Duration pause = absl::Milliseconds(config_.reconcile_interval_ms);
+    reconciling_.Start(pause, [this] { coordinator_->Reconcile(); });
+    // A thread each, so that a shard that hangs keeps none of the others from its lease.
+    for (size_t shard = 0; shard < coordinator_->ShardAddresses().size(); ++shard) {
+      probing_.push_back(std::make_unique<Periodic>());
+      probing_.back()->Start(pause, [this, shard] { coordinator_->ProbeShard(shard); });
+    }
   }
 
   void SetServing(bool serving) {
@@ -396,7 +403,8 @@ class ServerApp final : public App {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
   Periodic sealing_, naming_, reconciling_;
-  std::thread standing_by_;  // of a candidate
+  std::vector<std::unique_ptr<Periodic>> probing_;  // by shard
+  std::thread standing_by_;                         // of a candidate
 };
 
 }  // namespace

@@ -340,11 +340,14 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
   return plan;
 }
 
-absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs) const {
+absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs,
+                                          std::optional<size_t>* failed) const {
   for (size_t s = 0; s < installs.size(); ++s) {
     if (installs[s].layers.empty()) continue;
+    PRECONDOR_RETURN_IF_ERROR(CheckAnswers(installs[s].spec, s));
     const absl::Status status = shards_[s].control->Install(installs[s]).status();
     if (!status.ok()) {
+      if (failed != nullptr) *failed = s;
       return AddContext(status, absl::StrCat("session \"", installs[s].spec.name, "\", shard ", shards_[s].address));
     }
   }
@@ -420,7 +423,7 @@ absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint
                     .spec = session.spec()};
 }
 
-absl::Status Coordinator::TellShards(CoordinatorSession& session) {
+absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<size_t>* failed) {
   {
     MutexLock lock(mu_);
     if (session.shards_told()) return absl::OkStatus();
@@ -436,7 +439,7 @@ absl::Status Coordinator::TellShards(CoordinatorSession& session) {
     told = session.membership();
     joined = session.joined();
   }
-  PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs));
+  PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs, failed));
   observer_.OnEpoch(session.spec().name, told.epoch, joined, session.spec().world_size);
   bool factors_again = false;
   {
@@ -459,6 +462,7 @@ absl::Status Coordinator::FenceEpoch(CoordinatorSession& session) {
   std::optional<uint64_t> back_to;
   for (size_t s = 0; s < shards_.size(); ++s) {
     if (session.placement()[s].layers.empty()) continue;
+    PRECONDOR_RETURN_IF_ERROR(CheckAnswers(session.spec(), s));
     const absl::StatusOr<std::optional<uint64_t>> gone = shards_[s].control->Fence(fence);
     if (GetErrorReason(gone.status()) == ErrorReason::kUnknownSession) continue;  // it has lost its memory
     if (!gone.ok()) {

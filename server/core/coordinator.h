@@ -119,6 +119,9 @@ class Coordinator {
   // nobody knows, and moves layers away from shards that are lost. A server calls it every now and then, often against
   // shard_loss_timeout; the first time right after Restore. One caller at a time.
   void Reconcile();
+  // Asks one shard whether it is there, which lets it go on with sessions that degrade. A server does it for every
+  // shard on a thread of its own, as often as Reconcile: a shard that hangs must not keep the others from being asked.
+  void ProbeShard(size_t shard);
 
   absl::StatusOr<OpenResult> OpenSession(const SessionSpec& spec);
   // `first_step`: that the worker begins with, or goes on from.
@@ -162,22 +165,29 @@ class Coordinator {
   // Asks a shard what it holds, grants it its lease and notes that it is there.
   absl::StatusOr<ShardDescription> Probe(size_t shard);
   bool IsLost(size_t shard) const;
+  // Unavailable: the session degrades, and its turn is not to be spent on a shard that did not answer the last probe.
+  absl::Status CheckAnswers(const SessionSpec& spec, size_t shard) const;
   // Moves the layers of sessions that degrade away from the shards that are lost.
   void ReplaceLostShards(const std::vector<std::optional<ShardDescription>>& shards);
   void MoveLayers(const std::string& name, const std::vector<bool>& lost,
                   const std::vector<std::optional<ShardDescription>>& shards);
-  // Where the layers of the lost shards go. ResourceExhausted: no other has room, with the numbers.
-  absl::StatusOr<std::vector<PlacedLayers>> MakeMove(const CoordinatorSession& session, const std::vector<bool>& lost,
+  // Where these layers go, of the shards that have a description. ResourceExhausted: none has room, with the numbers.
+  absl::StatusOr<std::vector<PlacedLayers>> MakeMove(const CoordinatorSession& session,
+                                                     const std::vector<uint32_t>& layers,
                                                      const std::vector<std::optional<ShardDescription>>& shards) const;
-  absl::Status InstallOnShards(const std::vector<SessionInstall>& installs) const;
+  // Writes down and adopts where the layers are in the next epoch, which it returns.
+  absl::StatusOr<uint64_t> WriteMove(CoordinatorSession& session, const std::vector<PlacedLayers>& placement);
+  // `failed`, when not null: the shard that an error comes from.
+  absl::Status InstallOnShards(const std::vector<SessionInstall>& installs,
+                               std::optional<size_t>* failed = nullptr) const;
   absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
   // Has the session's factors held again, before a step in second order is promised. An error: not by every shard.
   absl::Status HoldFactors(CoordinatorSession& session);
   // Has factors released, or held, where the shard does not do what the sessions need.
   void SettleFactors(size_t shard, const ShardDescription& description);
   absl::Status SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold);
-  // Tells the session's shards of its membership, in the caller's turn.
-  absl::Status TellShards(CoordinatorSession& session);
+  // Tells the session's shards of its membership, in the caller's turn. `failed`: see InstallOnShards.
+  absl::Status TellShards(CoordinatorSession& session, std::optional<size_t>* failed = nullptr);
   // Ends the epochs before this one on the shards, and learns whether the job has to go back.
   absl::Status FenceEpoch(CoordinatorSession& session);
   // Installs the session on one shard again, unless it has gone meanwhile.
@@ -199,6 +209,7 @@ class Coordinator {
   struct Seen {
     absl::Time answered;    // by this process's monotonic clock; at first, when it began
     absl::Time shard_time;  // by the shard's; see ShardLease
+    bool silent = false;    // the last probe was not answered
   };
 
   // Const after construction.

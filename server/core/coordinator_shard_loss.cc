@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -24,7 +25,7 @@ std::vector<uint32_t> LostLayers(const std::vector<PlacedLayers>& placement, con
   for (size_t s = 0; s < placement.size(); ++s) {
     if (lost[s]) layers.insert(layers.end(), placement[s].layers.begin(), placement[s].layers.end());
   }
-  std::sort(layers.begin(), layers.end());
+  absl::c_sort(layers);
   return layers;
 }
 
@@ -55,12 +56,12 @@ void Coordinator::ReplaceLostShards(const std::vector<std::optional<ShardDescrip
       if (!LostLayers(session->placement(), lost).empty()) names.push_back(session->spec().name);
     }
   }
-  std::sort(names.begin(), names.end());
+  absl::c_sort(names);
   for (const std::string& name : names) MoveLayers(name, lost, shards);
 }
 
 absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
-    const CoordinatorSession& session, const std::vector<bool>& lost,
+    const CoordinatorSession& session, const std::vector<uint32_t>& layers,
     const std::vector<std::optional<ShardDescription>>& shards) const {
   const SessionSpec& spec = session.spec();
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, options_.make_method(spec.method));
@@ -75,13 +76,15 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
   }
   const std::vector<PlacementLayer> estimates = EstimateLayers(spec, *method, costs);
   std::vector<PlacedLayers> placement = session.placement();
-  const std::vector<uint32_t> layers = LostLayers(placement, lost);
+  for (PlacedLayers& placed : placement) {
+    std::erase_if(placed.layers, [&](uint32_t layer) { return absl::c_binary_search(layers, layer); });
+  }
   std::vector<PlacementLayer> moved;
+  moved.reserve(layers.size());
   for (const uint32_t layer : layers) moved.push_back(estimates[layer]);
   std::vector<size_t> survivors;
   std::vector<PlacementShard> room;
   for (size_t s = 0; s < shards_.size(); ++s) {
-    if (lost[s]) placement[s].layers.clear();
     if (!rooms[s].has_value()) continue;
     survivors.push_back(s);
     double load = 0;
@@ -96,8 +99,26 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
     placement[s].layers.push_back(layers[i]);
     placement[s].address = rooms[s]->advertise_address.empty() ? shards_[s].address : rooms[s]->advertise_address;
   }
-  for (PlacedLayers& placed : placement) std::sort(placed.layers.begin(), placed.layers.end());
+  for (PlacedLayers& placed : placement) absl::c_sort(placed.layers);
   return placement;
+}
+
+absl::StatusOr<uint64_t> Coordinator::WriteMove(CoordinatorSession& session,
+                                                const std::vector<PlacedLayers>& placement) {
+  SessionRecord moved;
+  // As a whole, and made when no promise can come between.
+  const auto make = [&]() -> CoordinatorRecord {
+    MutexLock lock(mu_);
+    return moved = session.PlanMove(placement);
+  };
+  const absl::Status status = WriteDown(make, [&] {
+    MutexLock lock(mu_);
+    session.AdoptMove(moved);
+  });
+  if (status.ok()) return moved.membership.epoch;
+  MutexLock lock(mu_);
+  session.set_move_in_doubt(true);
+  return status;
 }
 
 void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& lost,
@@ -112,45 +133,44 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
     if (lost[s] && !session.placement()[s].layers.empty()) lost_names.push_back(shards_[s].address);
   }
   const std::string from = absl::StrJoin(lost_names, ",");
-  absl::StatusOr<std::vector<PlacedLayers>> placement = MakeMove(session, lost, shards);
-  SessionRecord moved;
-  absl::Status status = placement.status();
-  if (status.ok()) {
-    // As a whole, and made when no promise can come between.
-    const auto make = [&]() -> CoordinatorRecord {
-      MutexLock lock(mu_);
-      return moved = session.PlanMove(*placement);
-    };
-    status = WriteDown(make, [&] {
-      MutexLock lock(mu_);
-      session.AdoptMove(moved);
-    });
-    if (!status.ok()) {
-      MutexLock lock(mu_);
-      session.set_move_in_doubt(true);
+  // One that refuses what it was found to have room for is not asked for these layers again; each round has one less.
+  std::vector<std::optional<ShardDescription>> candidates = shards;
+  std::vector<uint32_t> homeless = layers;
+  for (bool first = true;; first = false) {
+    const absl::StatusOr<std::vector<PlacedLayers>> placement = MakeMove(session, homeless, candidates);
+    const absl::StatusOr<uint64_t> epoch = placement.ok() ? WriteMove(session, *placement) : placement.status();
+    if (!epoch.ok()) {
+      logger_.Log(Severity::kWarning,
+                  first ? "layers not moved; the session waits for their shard"
+                        : "moved layers refused everywhere; the session waits for room",
+                  {{"session", name},
+                   {"session_id", session.id()},
+                   {"shard", from},
+                   {"layers", static_cast<uint64_t>(homeless.size())},
+                   {"reason", absl::string_view(epoch.status().message())}});
+      return;
     }
-  }
-  if (!status.ok()) {
-    logger_.Log(Severity::kWarning, "layers not moved; the session waits for their shard",
+    if (first) observer_.OnLayersMoved(name, static_cast<int64_t>(layers.size()));
+    logger_.Log(Severity::kWarning, "layers moved",
                 {{"session", name},
                  {"session_id", session.id()},
                  {"shard", from},
-                 {"layers", static_cast<uint64_t>(layers.size())},
-                 {"reason", absl::string_view(status.message())}});
-    return;
-  }
-  observer_.OnLayersMoved(name, static_cast<int64_t>(layers.size()));
-  logger_.Log(Severity::kWarning, "layers moved",
-              {{"session", name},
-               {"session_id", session.id()},
-               {"shard", from},
-               {"layers", static_cast<uint64_t>(layers.size())},
-               {"names", LayerNames(session.spec(), layers)},
-               {"epoch", moved.membership.epoch},
-               {"reason", absl::StrCat("no answer for ", absl::FormatDuration(options_.shard_loss_timeout))}});
-  if (const absl::Status told = TellShards(session); !told.ok()) {
+                 {"layers", static_cast<uint64_t>(homeless.size())},
+                 {"names", LayerNames(session.spec(), homeless)},
+                 {"epoch", *epoch},
+                 {"reason", absl::StrCat("no answer for ", absl::FormatDuration(options_.shard_loss_timeout))}});
+    std::optional<size_t> refused_by;
+    const absl::Status told = TellShards(session, &refused_by);
+    if (told.ok()) return;
     logger_.Log(Severity::kWarning, "moved layers not installed yet; tried again",
                 {{"session", name}, {"session_id", session.id()}, {"reason", absl::string_view(told.message())}});
+    // One that does not answer is asked again, or lost in its turn.
+    if (!refused_by.has_value() || absl::IsUnavailable(told) || !candidates[*refused_by].has_value()) return;
+    candidates[*refused_by] = std::nullopt;
+    std::erase_if(homeless, [&](uint32_t layer) {
+      return !absl::c_binary_search(session.placement()[*refused_by].layers, layer);
+    });
+    if (homeless.empty()) return;
   }
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "server/core/coordinator.h"
 #include "server/core/coordinator_session.h"
 #include "server/core/coordinator_turn.h"
@@ -52,11 +54,25 @@ absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
     lease.from = seen_[shard].shard_time;
   }
   absl::StatusOr<ShardDescription> description = shards_[shard].control->Probe(lease);
+  MutexLock lock(mu_);
+  Seen& seen = seen_[shard];
+  seen.silent = !description.ok();
   if (description.ok()) {
-    MutexLock lock(mu_);
-    seen_[shard] = {.answered = clock_.Monotonic(), .shard_time = description->shard_time};
+    seen.answered = clock_.Monotonic();
+    seen.shard_time = description->shard_time;
   }
   return description;
+}
+
+void Coordinator::ProbeShard(size_t shard) {
+  if (CheckLeads().ok()) Probe(shard).IgnoreError();  // its silence is noted
+}
+
+absl::Status Coordinator::CheckAnswers(const SessionSpec& spec, size_t shard) const {
+  MutexLock lock(mu_);
+  if (spec.on_shard_loss != ShardLossPolicy::kDegrade || !seen_[shard].silent) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("session \"", spec.name, "\", shard ", shards_[shard].address, ": it does not answer"));
 }
 
 void Coordinator::Reconcile() {

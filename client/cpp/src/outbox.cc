@@ -241,7 +241,7 @@ Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {
   return moved;
 }
 
-void Outbox::Adopt(Moved moved, uint64_t first_open) {
+void Outbox::Adopt(Moved&& moved, uint64_t first_open) {
   const auto over = [first_open](const Item& item) { return item->result == nullptr && item->id.step < first_open; };
   const Sequence shift = next_sequence_ - moved.first;
   next_sequence_ = moved.next + shift;

@@ -83,7 +83,7 @@ class Outbox {
   Moved TakeLayers(const std::set<uint32_t>& layers);
   // Sends it to this one's shard, which knows nothing of it; but for statistics of steps before `first_open`, which are
   // answered everywhere: their step would never be complete there.
-  void Adopt(Moved moved, uint64_t first_open = 0);
+  void Adopt(Moved&& moved, uint64_t first_open = 0);
 
   // All that are in it, in their order.
   std::vector<Item> Items() const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -48,7 +49,7 @@ class FakeShard final : public ShardControl {
     // A coordinator that asks under its lock would never get here.
     last_install = install.session_id;
     if (during_install) during_install();
-    if (refuse_installs) return absl::ResourceExhaustedError("full");
+    if (refuse_installs || install.layers.size() > most_layers) return absl::ResourceExhaustedError("full");
     if (down) return absl::UnavailableError("down");
     installed[install.session_id] = install;
     ++installs;
@@ -79,6 +80,7 @@ class FakeShard final : public ShardControl {
   int64_t capacity = int64_t{1} << 40;
   bool down = false;
   bool refuse_installs = false;
+  size_t most_layers = std::numeric_limits<size_t>::max();
   std::function<void()> during_install;
   std::optional<uint64_t> gone;  // what Fence says
   std::vector<uint64_t> fences;  // epochs

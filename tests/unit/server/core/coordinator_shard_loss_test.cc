@@ -185,6 +185,7 @@ TEST_F(ShardLossTest, AWriteThatFailedAndLandedMisleadsNobody) {
   Reconcile(12);
   journal.fail = journal.lands = false;
   shards[1]->down = false;
+  coordinator->ProbeShard(1);
   ASSERT_TRUE(coordinator->JoinSession("job", 0, 6, 0).ok());
   const auto before = coordinator->GetSession("job");
   EXPECT_EQ(before->epoch, 2u);
@@ -195,6 +196,61 @@ TEST_F(ShardLossTest, AWriteThatFailedAndLandedMisleadsNobody) {
   EXPECT_EQ(after->epoch, 2u);
   ASSERT_EQ(after->shard_map.size(), 3u);
   EXPECT_THAT(after->shard_map[1].layers, ElementsAre(1, 4));
+}
+
+TEST_F(ShardLossTest, LayersThatAShardRefusesGoToAnother) {
+  const uint64_t id = OpenAndJoin();
+  shards[1]->down = true;
+  shards[0]->most_layers = 2;  // of which its description says nothing
+  Reconcile(12);
+  EXPECT_THAT(LayersOf(0, id), ElementsAre(0, 3));
+  EXPECT_THAT(LayersOf(2, id), ElementsAre(1, 2, 4, 5));
+  const auto joined = coordinator->JoinSession("job", 0, 5, 0);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->epoch, 3u);
+  EXPECT_EQ(shards[0]->installed[id].epoch, 3u);
+  EXPECT_EQ(shards[2]->installed[id].epoch, 3u);
+  EXPECT_EQ(observer.moved, 2) << "no layer counts twice";
+}
+
+TEST_F(ShardLossTest, LayersThatAllRefuseAreOfferedAgain) {
+  const uint64_t id = OpenAndJoin();
+  shards[1]->down = true;
+  shards[0]->most_layers = shards[2]->most_layers = 2;
+  Reconcile(15);
+  EXPECT_EQ(coordinator->GetSession("job")->epoch, 3u) << "one epoch a shard, however often it is tried";
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0).status().code(), absl::StatusCode::kResourceExhausted);
+  shards[2]->most_layers = 4;
+  Reconcile(1);
+  EXPECT_THAT(LayersOf(0, id), ElementsAre(0, 3));
+  EXPECT_THAT(LayersOf(2, id), ElementsAre(1, 2, 4, 5));
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5, 0).ok());
+}
+
+// A new owner that is lost before it has them.
+TEST_F(ShardLossTest, LayersWhoseNewShardIsLostTooGoOn) {
+  const uint64_t id = OpenAndJoin();
+  shards[1]->down = true;
+  Reconcile(10);
+  shards[0]->during_install = [this] { shards[0]->down = true; };
+  Reconcile(13);
+  EXPECT_THAT(LayersOf(2, id), ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_EQ(shards[2]->installed[id].epoch, 3u);
+}
+
+// Whoever asks a shard that hangs has the session's turn until it gives up.
+TEST_F(ShardLossTest, AShardThatDoesNotAnswerIsNotWaitedFor) {
+  OpenAndJoin();
+  shards[1]->down = true;
+  coordinator->ProbeShard(1);
+  shards[1]->down = false;
+  const absl::Status refused = coordinator->JoinSession("job", 0, 6, 0).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("\"job\""), HasSubstr("shard1: it does not answer")));
+  EXPECT_THAT(shards[1]->fences, IsEmpty());
+  coordinator->ProbeShard(1);
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 6, 0).ok());
+  EXPECT_THAT(shards[1]->fences, ElementsAre(2));
 }
 
 // Ranks that have the lost shard's answer to a step would differ from those that get its successor's.
