@@ -61,6 +61,9 @@ class LocalShard final : public ShardControl {
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_.Install(install); }
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_.Fence(fence); }
   absl::Status HoldFactors(const FactorHold& hold) override { return shard_.HoldFactors(hold); }
+  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
+    return shard_.TakeSnapshot(order);
+  }
   absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_.Remove(session_id); }
 
  private:
@@ -140,6 +143,7 @@ class ServerApp final : public App {
   absl::Status Init() {
     if (config_.role != ServerRole::kCoordinator) PRECONDOR_RETURN_IF_ERROR(MakeShard());
     if (config_.role != ServerRole::kShard) PRECONDOR_RETURN_IF_ERROR(MakeCoordinator());
+    snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_);
     PRECONDOR_RETURN_IF_ERROR(StartServer());
     if (local_ != nullptr) {
       local_->set_advertise_address(config_.advertise.empty() ? absl::StrCat(HostOf(config_.listen), ":", port_)
@@ -238,12 +242,13 @@ class ServerApp final : public App {
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
         *shard_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_);
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
-    snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_);
     return absl::OkStatus();
   }
 
   rpc::SnapshotSubject MakeSnapshotSubject() {
     rpc::SnapshotSubject subject;
+    subject.coordinator = coordinator_.get();
+    if (shard_ == nullptr) return subject;
     subject.create = [this](const std::string& session, uint64_t step) {
       return shard_->RequestSnapshot(session, step);
     };
@@ -278,6 +283,7 @@ class ServerApp final : public App {
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
     options.shard_loss_timeout = absl::Milliseconds(config_.shard_loss_ms);
+    options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);
     options.stands_by = !config_.etcd_endpoints.empty();
     storage_ = std::make_unique<CoordinatorStorage>(config_, disk_, [this](const absl::Status& why) {
       logger_.Log(Severity::kError, "another coordinator leads", {{"reason", absl::string_view(why.message())}});
@@ -334,7 +340,7 @@ class ServerApp final : public App {
     builder.RegisterService(admin_service_.get());
     if (precondition_service_ != nullptr) builder.RegisterService(precondition_service_.get());
     if (shard_service_ != nullptr) builder.RegisterService(shard_service_.get());
-    if (snapshot_service_ != nullptr) builder.RegisterService(snapshot_service_.get());
+    builder.RegisterService(snapshot_service_.get());
     if (session_service_ != nullptr) builder.RegisterService(session_service_.get());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {

@@ -153,6 +153,8 @@ const std::vector<Option>& Options() {
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
                    "steps between two snapshots of a session in the data directory; 0: none"),
+      NumberOption("session_snapshot_steps", &C::session_snapshot_steps, 0, 1 << 30,
+                   "coordinator: steps between two snapshots of a whole session, all shards as of one step; 0: none"),
       AddressesOption("etcd_endpoints", &C::etcd_endpoints,
                       "coordinator: members of an etcd that keeps its journal, host:port, separated by commas"),
       TextOption("etcd_prefix", &C::etcd_prefix, "what all keys of one deployment begin with there"),

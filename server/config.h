@@ -30,6 +30,7 @@ struct ServerConfig {
   int64_t slow_worker_ms = 30000;
   std::string data_dir;
   int64_t snapshot_interval_steps = 1000;
+  int64_t session_snapshot_steps = 0;
   std::vector<std::string> etcd_endpoints;
   std::string etcd_prefix = "/precondor/coordinator";
   int64_t etcd_lease_ms = 10000;

@@ -73,6 +73,7 @@ Coordinator::~Coordinator() = default;
 
 absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
   std::map<uint64_t, SessionRecord> sessions;
+  std::map<uint64_t, std::vector<SessionSnapshot>> snapshots;
   for (const CoordinatorRecord& record : records) {
     if (const auto* opened = std::get_if<SessionRecord>(&record)) {
       // One of the same name that is still there was never announced: its writing had failed, or seemed to.
@@ -86,6 +87,8 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
       if (auto found = sessions.find(promise->session_id); found != sessions.end()) {
         found->second.promise = promise->promise;
       }
+    } else if (const auto* taken = std::get_if<SnapshotsRecord>(&record)) {
+      snapshots[taken->session_id] = taken->snapshots;
     } else if (const auto* closed = std::get_if<CloseRecord>(&record)) {
       sessions.erase(closed->session_id);
     }
@@ -107,6 +110,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
     }
     record.placement = std::move(placement);
     auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, options_.faults);
+    session->AdoptSnapshots(snapshots[id]);
     observer_.OnSessionOpened(record.spec.name);
     observer_.OnEpoch(record.spec.name, session->epoch(), session->joined(), record.spec.world_size);
     logger_.Log(Severity::kInfo, "session restored",
@@ -176,7 +180,11 @@ void Coordinator::CompactJournal() {
   std::vector<CoordinatorRecord> records;
   {
     MutexLock lock(mu_);
-    for (const auto& [id, session] : by_id_) records.emplace_back(session->record());
+    for (const auto& [id, session] : by_id_) {
+      records.emplace_back(session->record());
+      if (session->snapshots().empty()) continue;
+      records.emplace_back(SnapshotsRecord{.session_id = id, .snapshots = session->snapshots()});
+    }
   }
   if (absl::Status status = journal_.Compact(records); !status.ok()) {
     logger_.Log(Severity::kWarning, "journal not compacted", {{"reason", absl::string_view(status.message())}});

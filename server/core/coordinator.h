@@ -39,6 +39,8 @@ struct Directive {
   uint64_t epoch = 0;
   uint64_t went_back_epoch = 0;  // the last one with which the job went back; 0: none
   uint64_t resume_step = 0;      // to which it went back
+  uint64_t snapshot_at = 0;      // the step as of which the last snapshot is taken; 0: none
+  uint64_t snapshot_number = 0;
 };
 
 struct ShardAssignment {
@@ -85,6 +87,7 @@ struct CoordinatorSessionSummary {
   FallbackDecision decision;  // the last one, with its inputs
   std::vector<ModeInterval> modes;
   std::optional<Mode> forced;  // by an operator
+  std::vector<SessionSnapshot> snapshots;
 };
 
 struct ShardEndpoint {
@@ -99,6 +102,7 @@ struct CoordinatorOptions {
   // A shard that has not answered for so long is lost to sessions that degrade: their layers there begin anew on
   // others. Half of it is for how long a shard may go on with such a session unheard.
   absl::Duration shard_loss_timeout = absl::Seconds(10);
+  uint64_t snapshot_interval_steps = 0;  // between two snapshots of a session; 0: none but those asked for
   TestFaults faults = {};
 };
 
@@ -134,6 +138,10 @@ class Coordinator {
   // An operator's choice of the session's mode; nullopt gives it back to the policy. It holds from the first step that
   // nobody has been granted yet.
   absl::StatusOr<CoordinatorSessionSummary> SetMode(absl::string_view name, std::optional<Mode> mode);
+
+  // Has a snapshot of the whole session taken, as of a step that nobody has been granted. It is complete or has failed
+  // some time later, see CoordinatorSessionSummary. FailedPrecondition: one is under way; a shard cannot take its part.
+  absl::StatusOr<SessionSnapshot> CreateSnapshot(absl::string_view name);
 
   std::vector<CoordinatorSessionSummary> ListSessions() const;
   absl::StatusOr<CoordinatorSessionSummary> GetSession(absl::string_view name) const;
@@ -186,6 +194,14 @@ class Coordinator {
   // Has factors released, or held, where the shard does not do what the sessions need.
   void SettleFactors(size_t shard, const ShardDescription& description);
   absl::Status SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold);
+  // In the caller's turn.
+  absl::StatusOr<SessionSnapshot> BeginSnapshot(CoordinatorSession& session);
+  // Asks the shards how far a snapshot under way is, begins one that is due.
+  void SettleSnapshots();
+  // The snapshot as its shards say; `again`: all of them have heard of it.
+  SessionSnapshot AskForParts(const CoordinatorSession& session, SessionSnapshot snapshot, bool again);
+  // Writes down and adopts what has become of a snapshot, in the caller's turn.
+  absl::Status WriteSnapshot(CoordinatorSession& session, const SessionSnapshot& snapshot);
   // Tells the session's shards of its membership, in the caller's turn. `failed`: see InstallOnShards.
   absl::Status TellShards(CoordinatorSession& session, std::optional<size_t>* failed = nullptr);
   // Ends the epochs before this one on the shards, and learns whether the job has to go back.

@@ -44,6 +44,27 @@ struct Promise {
   bool operator==(const Promise&) const = default;
 };
 
+enum class SnapshotState : uint8_t { kUnderWay = 1, kComplete = 2, kFailed = 3 };
+
+// What one shard has of a session's snapshot.
+struct SnapshotPart {
+  std::string shard;         // as the coordinator's configuration names it
+  uint64_t snapshot_id = 0;  // the shard's; 0: not durable yet
+  std::vector<uint32_t> layers;
+  bool operator==(const SnapshotPart&) const = default;
+};
+
+// A snapshot of a whole session: complete once every part is durable, and nothing before.
+struct SessionSnapshot {
+  uint64_t number = 0;  // among the session's
+  uint64_t step = 0;    // every update of an earlier step is in it, and no other
+  uint64_t epoch = 0;   // in which it was begun
+  SnapshotState state = SnapshotState::kUnderWay;
+  std::string reason;  // of a failure
+  std::vector<SnapshotPart> parts;
+  bool operator==(const SessionSnapshot&) const = default;
+};
+
 // A session was opened; or, after a compaction, how it stood then.
 struct SessionRecord {
   uint64_t session_id = 0;
@@ -64,7 +85,12 @@ struct PromiseRecord {
 struct CloseRecord {
   uint64_t session_id = 0;
 };
-using CoordinatorRecord = std::variant<SessionRecord, MembershipRecord, PromiseRecord, CloseRecord>;
+// All that are still of interest, ascending.
+struct SnapshotsRecord {
+  uint64_t session_id = 0;
+  std::vector<SessionSnapshot> snapshots;
+};
+using CoordinatorRecord = std::variant<SessionRecord, MembershipRecord, PromiseRecord, CloseRecord, SnapshotsRecord>;
 
 // One caller at a time.
 class CoordinatorJournal {

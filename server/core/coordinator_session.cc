@@ -239,7 +239,9 @@ void CoordinatorSession::Force(std::optional<Mode> mode) {
 // that it would change.
 void CoordinatorSession::Grant() {
   if (in_doubt_ || (pending_.has_value() && pending_->schedule != promise_.schedule)) return;
-  granted_through_ = std::max(granted_through_, std::min(wanted_through_, promise_.durable_through));
+  uint64_t through = std::min(wanted_through_, promise_.durable_through);
+  if (planned_snapshot_.has_value()) through = std::min(through, *planned_snapshot_ - 1);
+  granted_through_ = std::max(granted_through_, through);
 }
 
 std::vector<ModeInterval> CoordinatorSession::WantedSchedule() const {
@@ -302,12 +304,72 @@ void CoordinatorSession::StayInFirstOrder() {
   Grant();
 }
 
+// --- snapshots ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<SessionSnapshot> CoordinatorSession::PlanSnapshot() {
+  if (!snapshots_.empty() && snapshots_.back().state == SnapshotState::kUnderWay) {
+    return absl::FailedPreconditionError(absl::StrCat("session \"", spec_.name, "\": snapshot ",
+                                                      snapshots_.back().number, " as of step ", snapshots_.back().step,
+                                                      " is under way"));
+  }
+  planned_snapshot_ = Plus(granted_through_, 1);
+  SessionSnapshot planned{.number = snapshots_.empty() ? 1 : snapshots_.back().number + 1,
+                          .step = *planned_snapshot_,
+                          .epoch = membership_.epoch,
+                          .reason = "",
+                          .parts = {}};
+  for (const PlacedLayers& placed : placement_) {
+    if (!placed.layers.empty()) planned.parts.push_back({.shard = placed.shard, .layers = placed.layers});
+  }
+  return planned;
+}
+
+void CoordinatorSession::EndSnapshotPlan() {
+  planned_snapshot_.reset();
+  Grant();
+}
+
+SnapshotOrder CoordinatorSession::MakeSnapshotOrder(const SessionSnapshot& snapshot, bool again) const {
+  SnapshotOrder order{.session_id = id_, .number = snapshot.number, .step = snapshot.step, .again = again};
+  for (const SessionSnapshot& other : snapshots_) {
+    if (other.state == SnapshotState::kComplete) order.keep.push_back(other.number);
+  }
+  return order;
+}
+
+std::optional<std::string> CoordinatorSession::WhyNoSnapshot(const SessionSnapshot& snapshot) const {
+  if (membership_.went_back_epoch > snapshot.epoch) {
+    return absl::StrCat("the job went back to step ", membership_.resume_step);
+  }
+  for (const SnapshotPart& part : snapshot.parts) {
+    const auto placed = std::find_if(placement_.begin(), placement_.end(),
+                                     [&](const PlacedLayers& place) { return place.shard == part.shard; });
+    if (placed == placement_.end() || placed->layers != part.layers) {
+      return absl::StrCat("shard ", part.shard, ": it has other layers by now");
+    }
+  }
+  return std::nullopt;
+}
+
+bool CoordinatorSession::HasPassed(uint64_t step) const { return last_step_ >= Plus(step, lease_steps_); }
+
+bool CoordinatorSession::WantsSnapshot(uint64_t interval_steps) const {
+  if (interval_steps == 0 || !active()) return false;
+  if (!snapshots_.empty() && snapshots_.back().state == SnapshotState::kUnderWay) return false;
+  const uint64_t last = snapshots_.empty() ? 0 : snapshots_.back().step;
+  return last_step_ > 0 && Plus(granted_through_, 1) >= Plus(last, interval_steps);
+}
+
 Directive CoordinatorSession::directive() const {
+  const bool announced = !snapshots_.empty() && snapshots_.back().state != SnapshotState::kFailed &&
+                         planned_snapshot_ != snapshots_.back().step;
   return {.lease_through_step = granted_through_,
           .modes = ModesBetween(promise_.schedule, 0, granted_through_),
           .epoch = membership_.epoch,
           .went_back_epoch = membership_.went_back_epoch,
-          .resume_step = membership_.resume_step};
+          .resume_step = membership_.resume_step,
+          .snapshot_at = announced ? snapshots_.back().step : 0,
+          .snapshot_number = announced ? snapshots_.back().number : 0};
 }
 
 SessionRecord CoordinatorSession::record() const {
@@ -329,7 +391,8 @@ CoordinatorSessionSummary CoordinatorSession::summary() const {
           .shard_map = std::move(shard_map),
           .decision = decision_,
           .modes = promise_.schedule,
-          .forced = fallback_.forced};
+          .forced = fallback_.forced,
+          .snapshots = snapshots_};
 }
 
 }  // namespace precondor

@@ -92,6 +92,21 @@ class CoordinatorSession {
   // Instead of EndPromise: the shards cannot hold the factors. Tried again a lease's steps later.
   void StayInFirstOrder();
 
+  // --- snapshots --------------------------------------------------------------------------------------------------
+  // One more, as of the first step that nobody has been granted; no lease reaches it before EndSnapshotPlan.
+  // FailedPrecondition: one is under way.
+  absl::StatusOr<SessionSnapshot> PlanSnapshot();
+  void EndSnapshotPlan();
+  void AdoptSnapshots(std::vector<SessionSnapshot> snapshots) { snapshots_ = std::move(snapshots); }
+  const std::vector<SessionSnapshot>& snapshots() const { return snapshots_; }
+  SnapshotOrder MakeSnapshotOrder(const SessionSnapshot& snapshot, bool again) const;
+  // Why one that is under way cannot become whole any more; nullopt: it can.
+  std::optional<std::string> WhyNoSnapshot(const SessionSnapshot& snapshot) const;
+  // All ranks have come so far beyond the step that a shard which has not seen it never will.
+  bool HasPassed(uint64_t step) const;
+  // The policy wants one: the last is `interval_steps` old.
+  bool WantsSnapshot(uint64_t interval_steps) const;
+
   Directive directive() const;
   const FallbackDecision& decision() const { return decision_; }
   Mode mode() const { return ModeAt(promise_.schedule, last_step_); }
@@ -126,6 +141,8 @@ class CoordinatorSession {
   uint64_t stay_until_ = 0;       // no return to second order before all have reported the steps below
   bool went_back_ = false;        // to steps in second order, from first order, and not told to shards
   uint64_t factor_version_ = 0;
+  std::vector<SessionSnapshot> snapshots_;    // durable, ascending
+  std::optional<uint64_t> planned_snapshot_;  // as of this step, not announced
   double last_loss_ = 0;
   absl::Time last_finished_ = absl::InfinitePast();
   LossTable losses_;

@@ -100,6 +100,7 @@ void Coordinator::Reconcile() {
     descriptions[s] = *std::move(description);
   }
   ReplaceLostShards(descriptions);
+  SettleSnapshots();
 }
 
 void Coordinator::Reinstall(const std::string& name, size_t shard) {

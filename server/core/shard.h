@@ -99,6 +99,7 @@ class Shard final : public ShardControl {
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
   absl::Status HoldFactors(const FactorHold& hold) override;
+  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
   // From now on a session that is not here yet is Unavailable (DRAINING); those that are here go on.
   void BeginDrain();

@@ -71,6 +71,20 @@ struct FactorHold {
   bool hold = true;
 };
 
+// A snapshot of a session that the coordinator has begun: the shard takes its part as of `step`.
+struct SnapshotOrder {
+  uint64_t session_id = 0;
+  uint64_t number = 0;  // among the session's
+  uint64_t step = 0;
+  bool again = false;               // the shard has taken the order before
+  std::vector<uint64_t> keep = {};  // numbers of those to keep besides
+};
+struct SnapshotProgress {
+  bool begun = false;  // some layer has come to the step
+  bool durable = false;
+  uint64_t snapshot_id = 0;  // the shard's, once durable
+};
+
 // How a new epoch begins: its members, of a session that is installed.
 struct EpochFence {
   uint64_t session_id = 0;
@@ -97,6 +111,12 @@ class ShardControl {
   // reserves their memory again and begins with fresh ones; ResourceExhausted CAPACITY when it is not there, and they
   // stay released. NotFound UNKNOWN_SESSION.
   virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
+  // Has the shard's part of a snapshot taken, and says how far it is. InvalidArgument: the step has been begun and
+  // there is none. FailedPrecondition: no data directory, or an order taken before of which nothing is known any more.
+  // Aborted: given up, with the reason. NotFound UNKNOWN_SESSION.
+  virtual absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) {
+    return absl::FailedPreconditionError("snapshot: this shard has no data directory");
+  }
   // Frees everything of the session; waiting results get Aborted. False: there was none.
   virtual absl::StatusOr<bool> Remove(uint64_t session_id) = 0;
   // Ends the calls under way, and all later ones, with Cancelled. For calls within the process there is nothing to end.

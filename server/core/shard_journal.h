@@ -91,6 +91,13 @@ class ShardJournal {
   // Takes a layer's image for a snapshot of its session, of which every layer gives one with the same step. Does not
   // wait for a disk.
   virtual void Keep(LayerImage image) = 0;
+  // A snapshot as of that step is to count as the coordinator's of that number. Before anybody begins the step.
+  virtual void Expect(const SnapshotOrder& order) {}
+  // What has become of an order; nullopt: nothing is known of it. Aborted: it was given up, with the reason; those of
+  // the disk.
+  virtual absl::StatusOr<std::optional<SnapshotProgress>> ProgressOf(const SnapshotOrder& order) {
+    return std::nullopt;
+  }
 };
 
 }  // namespace precondor

@@ -76,6 +76,23 @@ absl::Status Shard::RequestSnapshot(absl::string_view session_name, uint64_t ste
                         absl::StrCat("session \"", session_name, "\": not on this shard"));
 }
 
+absl::StatusOr<SnapshotProgress> Shard::TakeSnapshot(const SnapshotOrder& order) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  ShardJournal* const journal = context_->options.journal;
+  if (journal == nullptr) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(order.session_id));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::optional<SnapshotProgress> known, journal->ProgressOf(order));
+  if (known.has_value()) return *known;
+  if (order.again) {
+    // What it would take now need not fit to what the other shards took.
+    return absl::FailedPreconditionError(absl::StrCat("session \"", session->spec().name, "\" snapshot ", order.number,
+                                                      ": the shard was restarted before it was durable"));
+  }
+  journal->Expect(order);
+  PRECONDOR_RETURN_IF_ERROR(session->RequestSnapshot(order.step));
+  return SnapshotProgress{};
+}
+
 absl::Status Shard::CheckServing() const {
   if (!restoring_.load(std::memory_order_acquire)) return absl::OkStatus();
   return absl::UnavailableError("the shard is bringing its sessions back");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/shard_snapshots.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -13,8 +14,9 @@
 namespace precondor::recovery {
 namespace {
 
-constexpr uint32_t kMetadataFormat = 1;
-constexpr uint64_t kKept = 2;  // snapshots a session
+constexpr uint32_t kMetadataFormat = 2;
+constexpr size_t kKept = 2;       // snapshots a session
+constexpr uint64_t kSpread = 64;  // steps; no layer of a job is so far ahead of another
 
 std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(layer, absl::kZeroPad6)); }
 
@@ -25,6 +27,7 @@ absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
   PutU64(out, snapshot.step);
   PutU64(out, snapshot.sequence);
   PutBytes(out, install);
+  PutU64(out, snapshot.number);
   return out;
 }
 
@@ -32,14 +35,15 @@ absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
 absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
   Decoder in(bytes);
   const uint32_t format = in.U32();
-  if (in.ok() && format != kMetadataFormat) {
+  if (in.ok() && (format < 1 || format > kMetadataFormat)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("snapshot metadata: format: expected ", kMetadataFormat, ", got ", format));
+        absl::StrCat("snapshot metadata: format: expected at most ", kMetadataFormat, ", got ", format));
   }
   SessionSnapshot snapshot;
   snapshot.step = in.U64();
   snapshot.sequence = in.U64();
   const absl::string_view install = in.Bytes();
+  if (format > 1) snapshot.number = in.U64();
   if (!in.done()) return absl::DataLossError("snapshot metadata: the bytes are not what was written");
   PRECONDOR_ASSIGN_OR_RETURN(ShardRecord record, DecodeRecord(static_cast<uint8_t>(RecordType::kInstall), install));
   snapshot.install = std::get<InstallRecord>(std::move(record));
@@ -112,11 +116,46 @@ absl::StatusOr<SessionSnapshot> ShardSnapshots::Decode(const store::SnapshotStor
   return snapshot;
 }
 
+ShardSnapshots::Ordered* ShardSnapshots::OrderOf(const SessionSnapshot& snapshot) {
+  const auto found = ordered_.find(snapshot.install.install.session_id);
+  const bool same = found != ordered_.end() && snapshot.number != 0 && found->second.order.number == snapshot.number;
+  return same ? &found->second : nullptr;
+}
+
 void ShardSnapshots::GiveUp(const SessionSnapshot& snapshot, const absl::Status& why) {
   const std::string& name = snapshot.install.install.spec.name;
+  if (Ordered* const ordered = OrderOf(snapshot); ordered != nullptr) ordered->given_up = why;
   observer_.OnSnapshot(name, false);
   logger_.Log(Severity::kWarning, "snapshot given up",
               {{"session", name}, {"step", snapshot.step}, {"reason", absl::string_view(why.message())}});
+}
+
+void ShardSnapshots::Expect(const SnapshotOrder& order) {
+  MutexLock lock(mu_);
+  ordered_.insert_or_assign(order.session_id, Ordered{.order = order, .progress = {}, .given_up = absl::OkStatus()});
+}
+
+absl::StatusOr<std::optional<SnapshotProgress>> ShardSnapshots::ProgressOf(const SnapshotOrder& order) const {
+  {
+    MutexLock lock(mu_);
+    const auto found = ordered_.find(order.session_id);
+    if (found != ordered_.end() && found->second.order.number == order.number) {
+      if (!found->second.given_up.ok()) return absl::AbortedError(found->second.given_up.message());
+      return found->second.progress;
+    }
+  }
+  // Ordered before the process began, perhaps.
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<SnapshotSummary> found, ListOf(order.session_id));
+  for (const SnapshotSummary& summary : found) {
+    if (summary.number != order.number || summary.step != order.step) continue;
+    return SnapshotProgress{.begun = true, .durable = true, .snapshot_id = summary.id};
+  }
+  return std::nullopt;
+}
+
+bool ShardSnapshots::GivesWay(const Gathering& gathering, const LayerImage& image) {
+  if (gathering.snapshot.number == 0 || gathering.began != image.at.began) return false;
+  return image.at.step != gathering.snapshot.step && image.at.step < gathering.snapshot.step + kSpread;
 }
 
 void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64_t sequence) {
@@ -124,6 +163,7 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
   const uint64_t session_id = image.at.session_id;
   auto [it, begins] = gathering_.try_emplace(session_id);
   Gathering& gathering = it->second;
+  if (!begins && GivesWay(gathering, image)) return;
   if (!begins && (gathering.snapshot.step != image.at.step || gathering.began != image.at.began)) {
     GiveUp(gathering.snapshot, absl::AbortedError("a later cut came before every layer had given its image"));
     gathering = Gathering();
@@ -134,14 +174,23 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
     gathering.snapshot.step = image.at.step;
     gathering.snapshot.sequence = sequence;
     gathering.snapshot.install = install;
+    const auto ordered = ordered_.find(session_id);
+    const bool awaited =
+        ordered != ordered_.end() && ordered->second.given_up.ok() && !ordered->second.progress.durable;
+    if (awaited && ordered->second.order.step == image.at.step) {
+      gathering.snapshot.number = ordered->second.order.number;
+      ordered->second.progress.begun = true;
+    }
   }
   const uint32_t layer = image.at.layer;
   gathering.snapshot.images.insert_or_assign(layer, std::move(image));
   if (gathering.snapshot.images.size() < gathering.snapshot.install.install.layers.size()) return;
   auto whole = std::make_shared<const SessionSnapshot>(std::move(gathering.snapshot));
   gathering_.erase(it);
-  // Two at once would keep the session's state in memory twice over.
-  if (writing_[session_id] > 0) return GiveUp(*whole, absl::AbortedError("the one before it is still being written"));
+  // Two at once keep the session's state in memory twice over: not for one that only bounds the log.
+  if (writing_[session_id] > 0 && whole->number == 0) {
+    return GiveUp(*whole, absl::AbortedError("the one before it is still being written"));
+  }
   ++writing_[session_id];
   Post([this, whole = std::move(whole)] { Write(*whole); });
 }
@@ -149,6 +198,7 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
 void ShardSnapshots::Remove(uint64_t session_id) {
   MutexLock lock(mu_);
   gathering_.erase(session_id);
+  ordered_.erase(session_id);
   Post([this, session_id] { Erase(session_id); });
 }
 
@@ -192,29 +242,53 @@ void ShardSnapshots::WaitIdle() {
 void ShardSnapshots::Write(const SessionSnapshot& snapshot) {
   const uint64_t session_id = snapshot.install.install.session_id;
   const absl::StatusOr<store::SnapshotStore*> store = StoreOf(session_id);
-  const absl::Status written = store.ok() ? WriteFiles(snapshot, **store) : store.status();
+  const absl::StatusOr<uint64_t> written = store.ok() ? WriteFiles(snapshot, **store) : store.status();
   uint64_t before = 0;
   {
     MutexLock lock(mu_);
     --writing_[session_id];
-    if (written.ok()) before = std::exchange(last_sequence_[session_id], snapshot.sequence);
+    if (!written.ok()) return GiveUp(snapshot, written.status());
+    before = std::exchange(last_sequence_[session_id], snapshot.sequence);
+    if (Ordered* const ordered = OrderOf(snapshot); ordered != nullptr) {
+      ordered->progress = {.begun = true, .durable = true, .snapshot_id = *written};
+    }
   }
-  if (!written.ok()) return GiveUp(snapshot, written);
   observer_.OnSnapshot(snapshot.install.install.spec.name, true);
   durable_(snapshot, before);
 }
 
-absl::Status ShardSnapshots::WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store) {
+absl::StatusOr<uint64_t> ShardSnapshots::WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::string metadata, EncodeMetadata(snapshot));
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store.List());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::SnapshotWriter> writer,
-                             store.Begin(ids.empty() ? 1 : ids.back() + 1));
+  const uint64_t id = ids.empty() ? 1 : ids.back() + 1;
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::SnapshotWriter> writer, store.Begin(id));
   for (const auto& [layer, image] : snapshot.images) {
     const std::string head = EncodeImageHead(image);
     PRECONDOR_RETURN_IF_ERROR(writer->AddPieces(LayerKey(layer), {head, image.state}));
   }
   PRECONDOR_RETURN_IF_ERROR(writer->Commit(metadata));
-  return store.Keep(kKept);
+  PRECONDOR_RETURN_IF_ERROR(Prune(store, snapshot.install.install.session_id));
+  return id;
+}
+
+absl::Status ShardSnapshots::Prune(store::SnapshotStore& store, uint64_t session_id) {
+  std::optional<SnapshotOrder> order;
+  {
+    MutexLock lock(mu_);
+    if (const auto found = ordered_.find(session_id); found != ordered_.end()) order = found->second.order;
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store.List());
+  for (size_t i = 0; i + kKept < ids.size(); ++i) {
+    const absl::StatusOr<store::SnapshotManifest> manifest = store.ReadManifest(ids[i]);
+    const absl::StatusOr<SessionSnapshot> old =
+        manifest.ok() ? DecodeMetadata(manifest->metadata) : absl::StatusOr<SessionSnapshot>(manifest.status());
+    const uint64_t number = old.ok() ? old->number : 0;
+    // Since this process began nobody has said which of them are wanted.
+    const bool wanted = number != 0 && (!order.has_value() || number == order->number ||
+                                        std::find(order->keep.begin(), order->keep.end(), number) != order->keep.end());
+    if (!wanted) PRECONDOR_RETURN_IF_ERROR(store.Remove(ids[i]));
+  }
+  return absl::OkStatus();
 }
 
 void ShardSnapshots::Erase(uint64_t session_id) {
@@ -252,7 +326,8 @@ SnapshotSummary ShardSnapshots::Summarize(const SessionSnapshot& snapshot, const
                           .session_id = snapshot.install.install.session_id,
                           .session = snapshot.install.install.spec.name,
                           .step = snapshot.step,
-                          .layers = static_cast<int64_t>(manifest.files.size())};
+                          .layers = static_cast<int64_t>(manifest.files.size()),
+                          .number = snapshot.number};
   for (const auto& [key, file] : manifest.files) summary.bytes += file.file_bytes;
   return summary;
 }
@@ -265,14 +340,21 @@ absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::List() const {
   }
   std::vector<SnapshotSummary> summaries;
   for (const uint64_t session_id : sessions) {
-    PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
-    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
-    for (const uint64_t id : ids) {
-      const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(id);
-      if (!manifest.ok()) continue;  // gone meanwhile, or damaged, which Verify says
-      const absl::StatusOr<SessionSnapshot> snapshot = DecodeMetadata(manifest->metadata);
-      if (snapshot.ok()) summaries.push_back(Summarize(*snapshot, *manifest));
-    }
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<SnapshotSummary> found, ListOf(session_id));
+    summaries.insert(summaries.end(), found.begin(), found.end());
+  }
+  return summaries;
+}
+
+absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::ListOf(uint64_t session_id) const {
+  std::vector<SnapshotSummary> summaries;
+  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
+  for (const uint64_t id : ids) {
+    const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(id);
+    if (!manifest.ok()) continue;  // gone meanwhile, or damaged, which Verify says
+    const absl::StatusOr<SessionSnapshot> snapshot = DecodeMetadata(manifest->metadata);
+    if (snapshot.ok()) summaries.push_back(Summarize(*snapshot, *manifest));
   }
   return summaries;
 }

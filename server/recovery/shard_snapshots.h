@@ -29,6 +29,7 @@ struct SessionSnapshot {
   InstallRecord install;
   uint64_t step = 0;
   uint64_t sequence = 0;  // of the log's records, those from here on may be newer than some image
+  uint64_t number = 0;    // the coordinator's, of the session's snapshot that this is a part of; 0: none
   std::map<uint32_t, LayerImage> images;
 };
 
@@ -39,9 +40,11 @@ struct SnapshotSummary {
   uint64_t step = 0;
   uint64_t bytes = 0;
   int64_t layers = 0;
+  uint64_t number = 0;  // the coordinator's; 0: none
 };
 
-// Thread-safe. One directory a session, `<dir>/<session_id>`, with its two newest snapshots.
+// Thread-safe. One directory a session, `<dir>/<session_id>`, with its two newest snapshots and those that the
+// coordinator wants kept.
 class ShardSnapshots {
  public:
   // A snapshot is durable. `sequence` is that of the one before it, or 0: the log is needed from there on in case that
@@ -60,6 +63,9 @@ class ShardSnapshots {
   void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence);
   // The session is gone, and so are its snapshots.
   void Remove(uint64_t session_id);
+  // See ShardJournal.
+  void Expect(const SnapshotOrder& order);
+  absl::StatusOr<std::optional<SnapshotProgress>> ProgressOf(const SnapshotOrder& order) const;
 
   // Of all sessions, newest last. Errors: the disk's.
   absl::StatusOr<std::vector<SnapshotSummary>> List() const;
@@ -76,15 +82,28 @@ class ShardSnapshots {
     SessionSnapshot snapshot;
     uint64_t began = 0;
   };
+  // The coordinator's last order of a session, since this process began.
+  struct Ordered {
+    SnapshotOrder order;
+    SnapshotProgress progress;
+    absl::Status given_up;
+  };
   using Job = std::function<void()>;
 
   absl::StatusOr<store::SnapshotStore*> StoreOf(uint64_t session_id) const;
+  absl::StatusOr<std::vector<SnapshotSummary>> ListOf(uint64_t session_id) const;
   static SnapshotSummary Summarize(const SessionSnapshot& snapshot, const store::SnapshotManifest& manifest);
   absl::StatusOr<SessionSnapshot> Decode(const store::SnapshotStore& store,
                                          const store::SnapshotManifest& manifest) const;
-  void GiveUp(const SessionSnapshot& snapshot, const absl::Status& why);
+  void GiveUp(const SessionSnapshot& snapshot, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The order that the snapshot carries out; null: none.
+  Ordered* OrderOf(const SessionSnapshot& snapshot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether the image has no place in what is being gathered: the coordinator's snapshot goes before a regular one.
+  static bool GivesWay(const Gathering& gathering, const LayerImage& image);
+  // Removes what is neither among the newest nor wanted by the coordinator.
+  absl::Status Prune(store::SnapshotStore& store, uint64_t session_id);
   void Write(const SessionSnapshot& snapshot);
-  absl::Status WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store);
+  absl::StatusOr<uint64_t> WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store);
   void Erase(uint64_t session_id);
   void Post(Job job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Loop();
@@ -99,6 +118,7 @@ class ShardSnapshots {
   mutable Mutex mu_;
   CondVar changed_;
   absl::flat_hash_map<uint64_t, Gathering> gathering_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Ordered> ordered_ ABSL_GUARDED_BY(mu_);         // by session
   absl::flat_hash_map<uint64_t, int> writing_ ABSL_GUARDED_BY(mu_);             // snapshots on their way, by session
   absl::flat_hash_map<uint64_t, uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // of the newest durable one
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mu_);

@@ -27,6 +27,10 @@ class ShardStore final : public ShardJournal {
   void Append(const ShardRecord& record) override;
   void Sync() override { log_.Sync(); }
   void Keep(LayerImage image) override;
+  void Expect(const SnapshotOrder& order) override { snapshots_.Expect(order); }
+  absl::StatusOr<std::optional<SnapshotProgress>> ProgressOf(const SnapshotOrder& order) override {
+    return snapshots_.ProgressOf(order);
+  }
 
   ShardLog& log() { return log_; }
   ShardSnapshots& snapshots() { return snapshots_; }

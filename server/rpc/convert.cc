@@ -107,6 +107,8 @@ v1::Directive EncodeDirective(const Directive& directive) {
   out.set_epoch(directive.epoch);
   out.set_went_back_epoch(directive.went_back_epoch);
   out.set_resume_step(directive.resume_step);
+  out.set_snapshot_at(directive.snapshot_at);
+  out.set_snapshot_id(directive.snapshot_number);
   for (const ModeInterval& interval : directive.modes) *out.add_modes() = EncodeInterval(interval);
   return out;
 }
@@ -244,6 +246,44 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   for (const v1::HeldSession& session : response.sessions()) {
     out.sessions.push_back({session.session_id(), session.name(), session.epoch(), Bytes(session.reserved_bytes()),
                             session.factors_released(), session.joined()});
+  }
+  return out;
+}
+
+v1::TakeSnapshotRequest EncodeOrder(const SnapshotOrder& order) {
+  v1::TakeSnapshotRequest out;
+  out.set_session_id(order.session_id);
+  out.set_number(order.number);
+  out.set_step(order.step);
+  out.set_again(order.again);
+  out.mutable_keep()->Add(order.keep.begin(), order.keep.end());
+  return out;
+}
+
+SnapshotOrder DecodeOrder(const v1::TakeSnapshotRequest& request) {
+  return {.session_id = request.session_id(),
+          .number = request.number(),
+          .step = request.step(),
+          .again = request.again(),
+          .keep = {request.keep().begin(), request.keep().end()}};
+}
+
+v1::SessionSnapshot EncodeSnapshot(const CoordinatorSessionSummary& session, const SessionSnapshot& snapshot) {
+  v1::SessionSnapshot out;
+  out.set_snapshot_id(snapshot.number);
+  out.set_session_id(session.session_id);
+  out.set_session(wire::SafeText(session.spec.name));
+  out.set_step(snapshot.step);
+  out.set_epoch(snapshot.epoch);
+  out.set_state(snapshot.state == SnapshotState::kUnderWay   ? v1::SNAPSHOT_STATE_UNDER_WAY
+                : snapshot.state == SnapshotState::kComplete ? v1::SNAPSHOT_STATE_COMPLETE
+                                                             : v1::SNAPSHOT_STATE_FAILED);
+  out.set_reason(wire::SafeText(snapshot.reason));
+  for (const SnapshotPart& part : snapshot.parts) {
+    v1::SnapshotPart* const encoded = out.add_parts();
+    encoded->set_shard(wire::SafeText(part.shard));
+    encoded->set_snapshot_id(part.snapshot_id);
+    encoded->mutable_layers()->Add(part.layers.begin(), part.layers.end());
   }
   return out;
 }

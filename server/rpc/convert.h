@@ -10,6 +10,7 @@
 #include "precondor/v1/precondition.pb.h"
 #include "precondor/v1/session.pb.h"
 #include "precondor/v1/shard.pb.h"
+#include "precondor/v1/snapshot.pb.h"
 #include "server/core/contribution.h"
 #include "server/core/coordinator.h"
 #include "server/core/shard.h"
@@ -35,6 +36,9 @@ ShardLease DecodeLease(const v1::DescribeShardRequest& request);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
 // Costs that are not finite are left out.
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);
+v1::TakeSnapshotRequest EncodeOrder(const SnapshotOrder& order);
+SnapshotOrder DecodeOrder(const v1::TakeSnapshotRequest& request);
+v1::SessionSnapshot EncodeSnapshot(const CoordinatorSessionSummary& session, const SessionSnapshot& snapshot);
 v1::LayerStats EncodeLayerStats(const LayerStats& stats);
 
 }  // namespace precondor::rpc

@@ -75,6 +75,14 @@ class ShardClient final : public ShardControl {
     return Call(&v1::ShardService::Stub::HoldFactors, request, response);
   }
 
+  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
+    v1::TakeSnapshotResponse response;
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::TakeSnapshot, EncodeOrder(order), response,
+                                   std::min(timeout_, kProbeTimeout), /*wait_for_ready=*/false));
+    return SnapshotProgress{
+        .begun = response.begun(), .durable = response.durable(), .snapshot_id = response.snapshot_id()};
+  }
+
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     v1::RemoveSessionRequest request;
     request.set_session_id(session_id);

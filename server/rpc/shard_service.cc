@@ -47,6 +47,18 @@ grpc::ServerUnaryReactor* ShardService::HoldFactors(grpc::CallbackServerContext*
   });
 }
 
+grpc::ServerUnaryReactor* ShardService::TakeSnapshot(grpc::CallbackServerContext* context,
+                                                     const v1::TakeSnapshotRequest* request,
+                                                     v1::TakeSnapshotResponse* response) {
+  return runner_.Run(context, "ShardService/TakeSnapshot", [this, request, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const SnapshotProgress progress, shard_.TakeSnapshot(DecodeOrder(*request)));
+    response->set_begun(progress.begun);
+    response->set_durable(progress.durable);
+    response->set_snapshot_id(progress.snapshot_id);
+    return absl::OkStatus();
+  });
+}
+
 grpc::ServerUnaryReactor* ShardService::RemoveSession(grpc::CallbackServerContext* context,
                                                       const v1::RemoveSessionRequest* request,
                                                       v1::RemoveSessionResponse* response) {

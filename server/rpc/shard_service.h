@@ -22,6 +22,8 @@ class ShardService final : public v1::ShardService::CallbackService {
                                          v1::FenceSessionResponse* response) override;
   grpc::ServerUnaryReactor* HoldFactors(grpc::CallbackServerContext* context, const v1::HoldFactorsRequest* request,
                                         v1::HoldFactorsResponse* response) override;
+  grpc::ServerUnaryReactor* TakeSnapshot(grpc::CallbackServerContext* context, const v1::TakeSnapshotRequest* request,
+                                         v1::TakeSnapshotResponse* response) override;
   grpc::ServerUnaryReactor* RemoveSession(grpc::CallbackServerContext* context, const v1::RemoveSessionRequest* request,
                                           v1::RemoveSessionResponse* response) override;
 

@@ -1,23 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/snapshot_service.h"
 
+#include "absl/strings/str_cat.h"
+
 #include "kernels/base/status_macros.h"
+#include "server/rpc/convert.h"
 
 namespace precondor::rpc {
 
+absl::Status SnapshotService::Create(const v1::CreateSnapshotRequest& request,
+                                     v1::CreateSnapshotResponse& response) const {
+  response.set_step(request.step());
+  if (request.step() != 0 && subject_.create) return subject_.create(request.session(), request.step());
+  if (request.step() != 0 || subject_.coordinator == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step: ", request.step() == 0 ? "a shard wants one that nobody has begun, got 0"
+                                      : absl::StrCat("a coordinator chooses it, expected 0, got ", request.step())));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot begun, subject_.coordinator->CreateSnapshot(request.session()));
+  response.set_snapshot_id(begun.number);
+  response.set_step(begun.step);
+  return absl::OkStatus();
+}
+
 grpc::ServerUnaryReactor* SnapshotService::CreateSnapshot(grpc::CallbackServerContext* context,
                                                           const v1::CreateSnapshotRequest* request,
-                                                          v1::CreateSnapshotResponse*) {
-  return runner_.RunNow(context, "SnapshotService/CreateSnapshot",
-                        [this, request] { return subject_.create(request->session(), request->step()); });
+                                                          v1::CreateSnapshotResponse* response) {
+  return runner_.Run(context, "SnapshotService/CreateSnapshot",
+                     [this, request, response] { return Create(*request, *response); });
 }
 
 grpc::ServerUnaryReactor* SnapshotService::ListSnapshots(grpc::CallbackServerContext* context,
                                                          const v1::ListSnapshotsRequest*,
                                                          v1::ListSnapshotsResponse* response) {
   return runner_.Run(context, "SnapshotService/ListSnapshots", [this, response]() -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(std::vector<v1::SnapshotInfo> snapshots, subject_.list());
-    for (v1::SnapshotInfo& snapshot : snapshots) *response->add_snapshots() = std::move(snapshot);
+    if (subject_.list) {
+      PRECONDOR_ASSIGN_OR_RETURN(std::vector<v1::SnapshotInfo> snapshots, subject_.list());
+      for (v1::SnapshotInfo& snapshot : snapshots) *response->add_snapshots() = std::move(snapshot);
+    }
+    if (subject_.coordinator == nullptr) return absl::OkStatus();
+    for (const CoordinatorSessionSummary& session : subject_.coordinator->ListSessions()) {
+      for (const SessionSnapshot& snapshot : session.snapshots) {
+        *response->add_session_snapshots() = EncodeSnapshot(session, snapshot);
+      }
+    }
     return absl::OkStatus();
   });
 }
@@ -26,6 +52,7 @@ grpc::ServerUnaryReactor* SnapshotService::VerifySnapshot(grpc::CallbackServerCo
                                                           const v1::VerifySnapshotRequest* request,
                                                           v1::VerifySnapshotResponse* response) {
   return runner_.Run(context, "SnapshotService/VerifySnapshot", [this, request, response]() -> absl::Status {
+    if (!subject_.verify) return absl::FailedPreconditionError("snapshot: shards have them, this is no shard");
     PRECONDOR_ASSIGN_OR_RETURN(*response->mutable_snapshot(),
                                subject_.verify(request->session_id(), request->snapshot_id()));
     return absl::OkStatus();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SnapshotService over whatever keeps a shard's snapshots.
+// SnapshotService over whatever keeps a shard's snapshots, a coordinator that has sessions' taken, or both.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,14 @@
 #include "absl/status/statusor.h"
 
 #include "precondor/v1/snapshot.grpc.pb.h"
+#include "server/core/coordinator.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
 
-// Thread-safe functions, with the errors of the service.
+// Thread-safe functions, with the errors of the service. Those of a role that the server has not are empty.
 struct SnapshotSubject {
+  Coordinator* coordinator = nullptr;
   std::function<absl::Status(const std::string& session, uint64_t step)> create;
   std::function<absl::StatusOr<std::vector<v1::SnapshotInfo>>()> list;
   std::function<absl::StatusOr<v1::SnapshotInfo>(uint64_t session_id, uint64_t snapshot_id)> verify;
@@ -37,6 +39,8 @@ class SnapshotService final : public v1::SnapshotService::CallbackService {
                                            v1::VerifySnapshotResponse* response) override;
 
  private:
+  absl::Status Create(const v1::CreateSnapshotRequest& request, v1::CreateSnapshotResponse& response) const;
+
   const SnapshotSubject subject_;
   ControlRunner& runner_;
 };

@@ -49,6 +49,23 @@ auto Fields(store::Is<CloseRecord> auto& value) {
   return std::tie(session_id);
 }
 
+constexpr SnapshotState LastEnumerator(SnapshotState) { return SnapshotState::kFailed; }
+
+auto Fields(store::Is<SnapshotPart> auto& value) {
+  auto& [shard, snapshot_id, layers] = value;
+  return std::tie(shard, snapshot_id, layers);
+}
+
+auto Fields(store::Is<SessionSnapshot> auto& value) {
+  auto& [number, step, epoch, state, reason, parts] = value;
+  return std::tie(number, step, epoch, state, reason, parts);
+}
+
+auto Fields(store::Is<SnapshotsRecord> auto& value) {
+  auto& [session_id, snapshots] = value;
+  return std::tie(session_id, snapshots);
+}
+
 namespace store {
 namespace {
 
@@ -83,9 +100,10 @@ absl::StatusOr<CoordinatorRecord> DecodeAs(absl::string_view bytes) {
 
 template <uint8_t kKind, typename Record>
 constexpr bool IsKind = std::is_same_v<std::variant_alternative_t<kKind - 1, CoordinatorRecord>, Record>;
-static_assert(std::variant_size_v<CoordinatorRecord> == 4);
+static_assert(std::variant_size_v<CoordinatorRecord> == 5);
 static_assert(IsKind<kSessionRecord, SessionRecord> && IsKind<kMembershipRecord, MembershipRecord> &&
-              IsKind<kPromiseRecord, PromiseRecord> && IsKind<kCloseRecord, CloseRecord>);
+              IsKind<kPromiseRecord, PromiseRecord> && IsKind<kCloseRecord, CloseRecord> &&
+              IsKind<kSnapshotsRecord, SnapshotsRecord>);
 
 }  // namespace
 
@@ -111,9 +129,11 @@ absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::st
       return DecodeAs<PromiseRecord>(bytes);
     case kCloseRecord:
       return DecodeAs<CloseRecord>(bytes);
+    case kSnapshotsRecord:
+      return DecodeAs<SnapshotsRecord>(bytes);
     default:
       return absl::FailedPreconditionError(
-          absl::StrCat("coordinator record of kind ", kind, ", this program knows 1 to 4"));
+          absl::StrCat("coordinator record of kind ", kind, ", this program knows 1 to 5"));
   }
 }
 

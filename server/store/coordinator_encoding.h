@@ -17,6 +17,7 @@ inline constexpr uint8_t kSessionRecord = 1;
 inline constexpr uint8_t kMembershipRecord = 2;
 inline constexpr uint8_t kPromiseRecord = 3;
 inline constexpr uint8_t kCloseRecord = 4;
+inline constexpr uint8_t kSnapshotsRecord = 5;
 
 uint8_t KindOf(const CoordinatorRecord& record);
 uint64_t SessionIdOf(const CoordinatorRecord& record);

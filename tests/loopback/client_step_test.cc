@@ -135,6 +135,20 @@ TEST(ClientStepTest, JoinsWithItsFirstStep) {
   EXPECT_EQ(server.last_first_step(), 42u);
 }
 
+TEST(ClientStepTest, TellsTheTrainerOfASnapshot) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server), 4);
+  EXPECT_EQ(Report(*worker, 4)->snapshot_at, 0u);
+  server.Change([](Script& script) {
+    script.snapshot_at = 7;
+    script.snapshot_id = 3;
+  });
+  const auto directive = Report(*worker, 5);
+  ASSERT_TRUE(directive.ok()) << directive.status();
+  EXPECT_EQ(directive->snapshot_at, 7u);
+  EXPECT_EQ(directive->snapshot_id, 3u);
+}
+
 TEST(ClientStepTest, FailsWhenTheJobHasGoneBackBehindIt) {
   for (const uint64_t resume : {4u, 5u, 6u, 9u}) {
     ScriptedServer server(Spec());

@@ -89,6 +89,8 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
     directive->set_epoch(owner_->epoch_);
     directive->set_went_back_epoch(owner_->script_.went_back_epoch);
     directive->set_resume_step(owner_->script_.resume_step);
+    directive->set_snapshot_at(owner_->script_.snapshot_at);
+    directive->set_snapshot_id(owner_->script_.snapshot_id);
     v1::ModeInterval* second = directive->add_modes();
     second->set_mode(v1::MODE_SECOND_ORDER);
     v1::ModeInterval* first = directive->add_modes();

@@ -40,6 +40,8 @@ class ScriptedServer {
     uint64_t lease_through_step = 100;
     uint64_t went_back_epoch = 0;
     uint64_t resume_step = 0;
+    uint64_t snapshot_at = 0;
+    uint64_t snapshot_id = 0;
     // What to say instead of taking a rank in; OK: nothing special.
     absl::Status refuse_joins;
     // What to say instead of a directive.

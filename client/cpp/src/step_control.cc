@@ -40,6 +40,8 @@ absl::StatusOr<WorkerDirective> WorkerDirective::Decode(const v1::Directive& dir
   out.lease_through_step = directive.lease_through_step();
   out.went_back_epoch = directive.went_back_epoch();
   out.resume_step = directive.resume_step();
+  out.snapshot_at = directive.snapshot_at();
+  out.snapshot_id = directive.snapshot_id();
   for (const v1::ModeInterval& interval : directive.modes()) {
     PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, wire::DecodeMode(interval.mode(), "mode"));
     out.modes.emplace_back(interval.first_step(), mode);
@@ -139,7 +141,9 @@ absl::StatusOr<StepDirective> StepControl::Report(const OwnReport& report) {
   waiting_.erase(number);
   PRECONDOR_RETURN_IF_ERROR(started);
   return StepDirective{.lease_through_step = directive_.lease_through_step,
-                       .next_mode = directive_.ModeOf(report.step + 1)};
+                       .next_mode = directive_.ModeOf(report.step + 1),
+                       .snapshot_at = directive_.snapshot_at,
+                       .snapshot_id = directive_.snapshot_id};
 }
 
 void StepControl::Fail(const absl::Status& status) {

@@ -33,6 +33,8 @@ struct WorkerDirective {
   std::vector<std::pair<uint64_t, Mode>> modes;  // ascending by first step
   uint64_t went_back_epoch = 0;                  // the last with which the job went back, to resume_step; 0: none
   uint64_t resume_step = 0;
+  uint64_t snapshot_at = 0;  // see StepDirective
+  uint64_t snapshot_id = 0;
   Mode ModeOf(uint64_t step) const;
   static absl::StatusOr<WorkerDirective> Decode(const v1::Directive& directive);
 };

@@ -110,59 +110,60 @@ absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
   return CtlOutput{options.json ? Dump(ModeJson(options.argument, status)) : ModeTable(options.argument, status), true};
 }
 
-// The shards behind the server: a coordinator's, or the server itself.
-absl::StatusOr<std::vector<std::string>> ShardsOf(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout);
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
-  if (info.role() != v1::ROLE_COORDINATOR) return std::vector<std::string>{options.server};
-  return std::vector<std::string>(info.shards().begin(), info.shards().end());
-}
-
-// One step for all shards, ahead of what any of them has begun by more than a job gets on meanwhile.
-absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, const std::vector<std::string>& shards) {
+// A coordinator chooses the step; of a shard alone it is one ahead of what the shard has begun by more than a job gets
+// on meanwhile.
+absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, ControlClient& server, bool coordinates) {
   constexpr uint64_t kAhead = 10;
   Canceller canceller;
   v1::CreateSnapshotRequest request;
   request.set_session(options.argument);
-  std::vector<std::string> owners;
-  for (const std::string& address : shards) {
-    ControlClient shard(address, options.timeout);
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse sessions, shard.ListSessions({}, canceller));
+  if (!coordinates) {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse sessions, server.ListSessions({}, canceller));
     for (const v1::SessionSummary& session : sessions.sessions()) {
-      if (session.spec().name() != options.argument) continue;
-      owners.push_back(address);
-      request.set_step(std::max(request.step(), session.last_step() + kAhead));
+      if (session.spec().name() == options.argument) request.set_step(session.last_step() + kAhead);
+    }
+    if (request.step() == 0) {
+      return absl::NotFoundError(absl::StrCat("server ", options.server, ": no session ", options.argument));
     }
   }
-  if (owners.empty()) {
-    return absl::NotFoundError(absl::StrCat("server ", options.server, ": no shard has a session ", options.argument));
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::CreateSnapshotResponse begun, server.CreateSnapshot(request, canceller));
+  if (options.json) {
+    return CtlOutput{
+        Dump({{"session", options.argument}, {"snapshot_id", begun.snapshot_id()}, {"step", begun.step()}}), true};
   }
-  for (const std::string& address : owners) {
-    ControlClient shard(address, options.timeout);
-    PRECONDOR_RETURN_IF_ERROR(shard.CreateSnapshot(request, canceller).status());
-  }
-  return CtlOutput{options.json ? Dump({{"session", options.argument}, {"step", request.step()}, {"shards", owners}})
-                                : absl::StrCat(options.argument, ": snapshot as of step ", request.step(), " on ",
-                                               owners.size(), " shards, once they have come to it\n"),
+  const std::string which = coordinates ? absl::StrCat("snapshot ", begun.snapshot_id()) : "this shard's part alone";
+  return CtlOutput{absl::StrCat(options.argument, ": ", which, " as of step ", begun.step(),
+                                ", once the job has come to it; snapshot list tells what became of it\n"),
                    true};
 }
 
 absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> shards, ShardsOf(options));
-  if (options.action == "create") return CreateSnapshot(options, shards);
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
+  const bool coordinates = info.role() != v1::ROLE_SHARD;
+  if (options.action == "create") return CreateSnapshot(options, server, coordinates);
+  std::vector<std::string> shards = {options.server};
+  if (info.role() == v1::ROLE_COORDINATOR) shards.assign(info.shards().begin(), info.shards().end());
   Canceller canceller;
   CtlOutput output;
+  std::vector<v1::SessionSnapshot> sessions;
+  if (coordinates && options.action == "list") {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSnapshotsResponse listed, server.ListSnapshots({}, canceller));
+    for (const v1::SessionSnapshot& snapshot : listed.session_snapshots()) {
+      if (options.argument.empty() || snapshot.session() == options.argument) sessions.push_back(snapshot);
+    }
+  }
   std::vector<ShardSnapshot> rows;
   for (const std::string& address : shards) {
     ControlClient shard(address, options.timeout);
     PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSnapshotsResponse listed, shard.ListSnapshots({}, canceller));
-    for (const v1::SnapshotInfo& info : listed.snapshots()) {
-      if (!options.argument.empty() && info.session() != options.argument) continue;
-      ShardSnapshot row{address, info, ""};
+    for (const v1::SnapshotInfo& found : listed.snapshots()) {
+      if (!options.argument.empty() && found.session() != options.argument) continue;
+      ShardSnapshot row{address, found, ""};
       if (options.action == "verify") {
         v1::VerifySnapshotRequest request;
-        request.set_session_id(info.session_id());
-        request.set_snapshot_id(info.snapshot_id());
+        request.set_session_id(found.session_id());
+        request.set_snapshot_id(found.snapshot_id());
         const absl::Status verified = shard.VerifySnapshot(request, canceller).status();
         row.state = verified.ok() ? "whole" : std::string(verified.message());
         output.ok &= verified.ok();
@@ -170,7 +171,7 @@ absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
       rows.push_back(std::move(row));
     }
   }
-  output.text = options.json ? Dump(SnapshotsJson(rows)) : SnapshotsTable(rows);
+  output.text = options.json ? Dump(SnapshotsJson(sessions, rows)) : SnapshotsTable(sessions, rows);
   return output;
 }
 

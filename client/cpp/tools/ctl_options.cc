@@ -151,9 +151,9 @@ Commands
   mode SESSION [second-order|first-order|auto]
                     shows in which mode the steps are and why; or sets it, auto gives it back to the policy
   snapshot create SESSION
-                    has its shards take one, all at the same step, a little ahead of where the job is
+                    has all its shards take one as of a step that the coordinator chooses, a little ahead of the job
   snapshot list [SESSION], snapshot verify [SESSION]
-                    those that the shards have; verify reads every byte of them
+                    those of whole sessions, and what each shard has; verify reads every byte of that
   health [SERVICE]  asks grpc.health.v1; fails unless SERVING
   drain             stops taking new sessions, finishes what is under way, then ends the process
 

@@ -29,6 +29,10 @@ std::string ModeText(v1::Mode mode) {
   return mode == v1::MODE_UNSPECIFIED ? "-" : ShortName(v1::Mode_Name(mode), "MODE_");
 }
 
+std::string SnapshotStateName(v1::SnapshotState state) {
+  return ShortName(v1::SnapshotState_Name(state), "SNAPSHOT_STATE_");
+}
+
 std::string MethodName(const v1::SessionSpec& spec) {
   return spec.method().method_case() == v1::MethodConfig::kIdentity ? "identity" : "mkor";
 }
@@ -191,27 +195,55 @@ std::string ModeTable(absl::string_view session, const v1::ModeStatus& status) {
   return absl::StrCat(text, FormatTable(rows));
 }
 
-json SnapshotsJson(const std::vector<ShardSnapshot>& snapshots) {
+json SnapshotsJson(const std::vector<v1::SessionSnapshot>& sessions, const std::vector<ShardSnapshot>& parts) {
+  json whole = json::array();
+  for (const v1::SessionSnapshot& snapshot : sessions) {
+    json shards = json::array();
+    for (const v1::SnapshotPart& part : snapshot.parts()) {
+      shards.push_back({{"shard", part.shard()},
+                        {"snapshot_id", part.snapshot_id()},
+                        {"layers", std::vector<uint32_t>(part.layers().begin(), part.layers().end())}});
+    }
+    whole.push_back({{"session", snapshot.session()},
+                     {"snapshot_id", snapshot.snapshot_id()},
+                     {"step", snapshot.step()},
+                     {"epoch", snapshot.epoch()},
+                     {"state", SnapshotStateName(snapshot.state())},
+                     {"reason", snapshot.reason()},
+                     {"shards", std::move(shards)}});
+  }
   json list = json::array();
-  for (const ShardSnapshot& snapshot : snapshots) {
-    json entry = {{"shard", snapshot.address},        {"session", snapshot.info.session()},
-                  {"step", snapshot.info.step()},     {"snapshot_id", snapshot.info.snapshot_id()},
-                  {"layers", snapshot.info.layers()}, {"bytes", snapshot.info.bytes()}};
-    if (!snapshot.state.empty()) entry["state"] = snapshot.state;
+  for (const ShardSnapshot& part : parts) {
+    json entry = {{"shard", part.address},        {"session", part.info.session()},
+                  {"step", part.info.step()},     {"snapshot_id", part.info.snapshot_id()},
+                  {"layers", part.info.layers()}, {"bytes", part.info.bytes()}};
+    if (!part.state.empty()) entry["state"] = part.state;
     list.push_back(std::move(entry));
   }
-  return {{"snapshots", std::move(list)}};
+  return {{"session_snapshots", std::move(whole)}, {"snapshots", std::move(list)}};
 }
 
-std::string SnapshotsTable(const std::vector<ShardSnapshot>& snapshots) {
-  std::vector<std::vector<std::string>> rows = {{"SESSION", "STEP", "SHARD", "ID", "LAYERS", "SIZE", "STATE"}};
-  for (const ShardSnapshot& snapshot : snapshots) {
-    const v1::SnapshotInfo& info = snapshot.info;
-    rows.push_back({info.session(), absl::StrCat(info.step()), snapshot.address, absl::StrCat(info.snapshot_id()),
-                    absl::StrCat(info.layers()), FormatBytes(info.bytes()),
-                    snapshot.state.empty() ? "-" : snapshot.state});
+std::string SnapshotsTable(const std::vector<v1::SessionSnapshot>& sessions, const std::vector<ShardSnapshot>& parts) {
+  std::string text;
+  if (!sessions.empty()) {
+    std::vector<std::vector<std::string>> whole = {{"SESSION", "ID", "STEP", "EPOCH", "STATE", "DURABLE", "REASON"}};
+    for (const v1::SessionSnapshot& snapshot : sessions) {
+      const auto durable = std::count_if(snapshot.parts().begin(), snapshot.parts().end(),
+                                         [](const v1::SnapshotPart& part) { return part.snapshot_id() != 0; });
+      whole.push_back({snapshot.session(), absl::StrCat(snapshot.snapshot_id()), absl::StrCat(snapshot.step()),
+                       absl::StrCat(snapshot.epoch()), SnapshotStateName(snapshot.state()),
+                       absl::StrCat(durable, "/", snapshot.parts_size(), " shards"),
+                       snapshot.reason().empty() ? "-" : snapshot.reason()});
+    }
+    text = absl::StrCat(FormatTable(whole), "\n");
   }
-  return FormatTable(rows);
+  std::vector<std::vector<std::string>> rows = {{"SESSION", "STEP", "SHARD", "ID", "LAYERS", "SIZE", "STATE"}};
+  for (const ShardSnapshot& part : parts) {
+    const v1::SnapshotInfo& info = part.info;
+    rows.push_back({info.session(), absl::StrCat(info.step()), part.address, absl::StrCat(info.snapshot_id()),
+                    absl::StrCat(info.layers()), FormatBytes(info.bytes()), part.state.empty() ? "-" : part.state});
+  }
+  return absl::StrCat(text, FormatTable(rows));
 }
 
 json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers) {

@@ -31,13 +31,14 @@ nlohmann::json StatusJson(const std::vector<ServerStatus>& servers);
 nlohmann::json SessionsJson(const v1::ListSessionsResponse& response);
 nlohmann::json ModeJson(absl::string_view session, const v1::ModeStatus& status);
 nlohmann::json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& layers);
-nlohmann::json SnapshotsJson(const std::vector<ShardSnapshot>& snapshots);
+// Those of whole sessions, which a coordinator has, and the shards' parts.
+nlohmann::json SnapshotsJson(const std::vector<v1::SessionSnapshot>& sessions, const std::vector<ShardSnapshot>& parts);
 
 std::string StatusTable(const std::vector<ServerStatus>& servers);
 std::string SessionsTable(const v1::ListSessionsResponse& response);
 std::string ModeTable(absl::string_view session, const v1::ModeStatus& status);
 std::string LayersTable(const std::vector<v1::LayerStats>& layers);
-std::string SnapshotsTable(const std::vector<ShardSnapshot>& snapshots);
+std::string SnapshotsTable(const std::vector<v1::SessionSnapshot>& sessions, const std::vector<ShardSnapshot>& parts);
 
 // Columns padded to their widest cell, two spaces apart, no spaces at a line's end; the first row is the heading. A
 // column of which all cells below the heading are numbers is aligned to the right.

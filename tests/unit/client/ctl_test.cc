@@ -123,11 +123,24 @@ TEST(CtlRenderTest, ShowsSnapshots) {
   info.set_layers(24);
   info.set_bytes(1536);
   const std::vector<ShardSnapshot> snapshots = {{"a:1", info, ""}, {"b:2", info, "whole"}};
-  const std::string table = SnapshotsTable(snapshots);
+  v1::SessionSnapshot session;
+  session.set_session("bert");
+  session.set_snapshot_id(7);
+  session.set_step(1200);
+  session.set_epoch(2);
+  session.set_state(v1::SNAPSHOT_STATE_UNDER_WAY);
+  session.add_parts()->set_snapshot_id(3);
+  session.mutable_parts(0)->set_shard("a:1");
+  session.mutable_parts(0)->add_layers(4);
+  session.add_parts()->set_shard("b:2");
+  const std::string table = SnapshotsTable({session}, snapshots);
+  EXPECT_THAT(table, HasSubstr("bert      7  1200      2  under_way  1/2 shards       -\n"));
   EXPECT_THAT(table, HasSubstr("bert     1200  a:1     3      24  1.5 KiB  -\n"));
   EXPECT_THAT(table, HasSubstr("whole"));
-  const nlohmann::json json = SnapshotsJson(snapshots);
+  const nlohmann::json json = SnapshotsJson({session}, snapshots);
   EXPECT_EQ(json["snapshots"][0]["step"], 1200);
+  EXPECT_EQ(json["session_snapshots"][0]["state"], "under_way");
+  EXPECT_EQ(json["session_snapshots"][0]["shards"][0]["layers"][0], 4);
   EXPECT_FALSE(json["snapshots"][0].contains("state"));
   EXPECT_EQ(json["snapshots"][1]["state"], "whole");
 }

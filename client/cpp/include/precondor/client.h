@@ -80,6 +80,10 @@ class PreconditionFuture {
 struct StepDirective {
   uint64_t lease_through_step = 0;      // start no step beyond this one
   Mode next_mode = Mode::kSecondOrder;  // of the step after the reported one
+  // The service's last snapshot holds the updates of all steps before `snapshot_at`: a trainer that wants a checkpoint
+  // to go with it saves when that is the step it begins next. Announced before any rank may begin it. 0: none.
+  uint64_t snapshot_at = 0;
+  uint64_t snapshot_id = 0;  // its number among the session's
 };
 
 // Payload and frame bytes since the worker joined, both directions.

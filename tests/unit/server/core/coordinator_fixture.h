@@ -68,6 +68,13 @@ class FakeShard final : public ShardControl {
     released[hold.session_id] = !hold.hold;
     return absl::OkStatus();
   }
+  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
+    if (during_order) during_order();
+    if (down) return absl::UnavailableError("down");
+    orders.push_back(order);
+    if (!order_status.ok()) return order_status;
+    return progress;
+  }
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     if (down) return absl::UnavailableError("down");
     ++removals;
@@ -88,6 +95,10 @@ class FakeShard final : public ShardControl {
   bool refuse_factors = false;
   std::map<uint64_t, bool> released;
   std::map<uint64_t, uint64_t> factors_version;
+  std::function<void()> during_order;
+  std::vector<SnapshotOrder> orders;
+  absl::Status order_status;
+  SnapshotProgress progress;
   uint64_t last_install = 0;
   int installs = 0;
   int removals = 0;
@@ -102,6 +113,9 @@ class ShardHandle final : public ShardControl {
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_->Install(install); }
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_->Fence(fence); }
   absl::Status HoldFactors(const FactorHold& hold) override { return shard_->HoldFactors(hold); }
+  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
+    return shard_->TakeSnapshot(order);
+  }
   absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_->Remove(session_id); }
 
  private:

@@ -136,6 +136,72 @@ TEST_F(ShardStoreTest, ASnapshotThatIsAskedForIsACutAtItsStep) {
   EXPECT_TRUE(absl::IsNotFound(store->snapshots().Verify(kSession + 1, 1).status()));
 }
 
+TEST_F(ShardStoreTest, TheCoordinatorsSnapshotsStayUntilItLetsThemGo) {
+  Open();
+  SnapshotOrder order{.session_id = kSession, .number = 1, .step = 3};
+  EXPECT_FALSE(shard->TakeSnapshot(order)->begun);
+  uint64_t step = 0;
+  const auto run_to = [&](uint64_t end) {
+    for (; step < end; ++step) {
+      Step(step);
+      store->snapshots().WaitIdle();
+    }
+  };
+  run_to(3);
+  order.again = true;
+  EXPECT_FALSE(shard->TakeSnapshot(order)->begun) << "work on the step has yet to begin";
+  run_to(5);  // and a regular one at 4
+  const SnapshotProgress done = shard->TakeSnapshot(order).value();
+  EXPECT_TRUE(done.begun && done.durable);
+  run_to(17);
+  std::vector<SnapshotSummary> found = store->snapshots().List().value();
+  ASSERT_EQ(found.size(), 3u) << "besides the two newest";
+  EXPECT_EQ(found[0].id, done.snapshot_id);
+  EXPECT_EQ(found[0].step, 3u);
+  EXPECT_EQ(found[0].number, 1u);
+  // Another process knows it from the disk, and lets it be until it is told otherwise.
+  Open();
+  EXPECT_EQ(shard->TakeSnapshot(order)->snapshot_id, done.snapshot_id);
+  run_to(21);
+  EXPECT_EQ(store->snapshots().List()->front().number, 1u);
+  ASSERT_TRUE(shard->TakeSnapshot({.session_id = kSession, .number = 2, .step = 22, .keep = {1}}).ok());
+  run_to(25);
+  EXPECT_EQ(store->snapshots().List()->front().number, 1u);
+  ASSERT_TRUE(shard->TakeSnapshot({.session_id = kSession, .number = 3, .step = 26, .keep = {2}}).ok());
+  run_to(33);
+  std::vector<uint64_t> numbers;
+  found = store->snapshots().List().value();
+  for (const SnapshotSummary& one : found) numbers.push_back(one.number);
+  EXPECT_EQ(numbers, (std::vector<uint64_t>{2, 3, 0, 0}));
+}
+
+TEST_F(ShardStoreTest, AnOrderThatARestartForgotIsNotTakenUpAgain) {
+  Open();
+  SnapshotOrder order{.session_id = kSession, .number = 1, .step = 6};
+  ASSERT_TRUE(shard->TakeSnapshot(order).ok());
+  Step(0);
+  Open();
+  order.again = true;
+  const absl::Status status = shard->TakeSnapshot(order).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  order = {.session_id = kSession, .number = 2, .step = 0};
+  EXPECT_TRUE(absl::IsInvalidArgument(shard->TakeSnapshot(order).status())) << "the step has begun";
+  order.session_id = kSession + 1;
+  EXPECT_TRUE(absl::IsNotFound(shard->TakeSnapshot(order).status()));
+}
+
+TEST_F(ShardStoreTest, AnOrderThatTheDiskRefusesIsGivenUp) {
+  Open();
+  Step(0);
+  const SnapshotOrder order{.session_id = kSession, .number = 1, .step = 2};
+  ASSERT_TRUE(shard->TakeSnapshot(order).ok());
+  fs.set_full(true);
+  for (uint64_t step = 1; step < 3; ++step) Step(step);
+  store->snapshots().WaitIdle();
+  EXPECT_TRUE(absl::IsAborted(shard->TakeSnapshot(order).status()));
+  fs.set_full(false);
+}
+
 TEST_F(ShardStoreTest, ADiskThatFailsStopsNothingAndASnapshotHeals) {
   Open();
   for (uint64_t step = 0; step < 3; ++step) Step(step);

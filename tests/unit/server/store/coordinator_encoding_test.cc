@@ -16,8 +16,12 @@ namespace {
 using ::testing::HasSubstr;
 
 std::vector<CoordinatorRecord> Samples() {
-  return {SampleSession(7), MembershipRecord{8, SampleMembership()}, PromiseRecord{9, SamplePromise()},
-          CloseRecord{0xFFFFFFFFFFFFFFFF}, SessionRecord{}};
+  return {SampleSession(7),
+          MembershipRecord{8, SampleMembership()},
+          PromiseRecord{9, SamplePromise()},
+          CloseRecord{0xFFFFFFFFFFFFFFFF},
+          SessionRecord{},
+          SampleSnapshots(11)};
 }
 
 TEST(CoordinatorEncodingTest, EveryKindComesBackAsItWas) {
@@ -119,9 +123,9 @@ TEST(CoordinatorEncodingTest, NewerVersionsAndKindsAreNamed) {
   const absl::Status version = DecodeCoordinatorRecord(kCloseRecord, bytes).status();
   EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(version.message()), HasSubstr("version 3"));
-  const absl::Status kind = DecodeCoordinatorRecord(5, bytes).status();
+  const absl::Status kind = DecodeCoordinatorRecord(6, bytes).status();
   EXPECT_EQ(kind.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 5"));
+  EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 6"));
 }
 
 }  // namespace

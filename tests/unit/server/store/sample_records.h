@@ -102,6 +102,17 @@ inline SessionRecord SampleSession(uint64_t session_id, const std::string& name 
           .promise = SamplePromise()};
 }
 
+inline SnapshotsRecord SampleSnapshots(uint64_t session_id) {
+  return {.session_id = session_id,
+          .snapshots = {
+              {.number = 5,
+               .step = 640,
+               .epoch = 2,
+               .state = SnapshotState::kFailed,
+               .reason = "shard1: down",
+               .parts = {{.shard = "shard0", .snapshot_id = 9, .layers = {0}}, {.shard = "shard1", .layers = {1}}}}}};
+}
+
 // True when both say the same of the same session.
 inline bool Same(const CoordinatorRecord& a, const CoordinatorRecord& b) {
   if (a.index() != b.index()) return false;
@@ -118,6 +129,10 @@ inline bool Same(const CoordinatorRecord& a, const CoordinatorRecord& b) {
   if (const auto* promise = std::get_if<PromiseRecord>(&a)) {
     const auto& other = std::get<PromiseRecord>(b);
     return promise->session_id == other.session_id && promise->promise == other.promise;
+  }
+  if (const auto* snapshots = std::get_if<SnapshotsRecord>(&a)) {
+    const auto& other = std::get<SnapshotsRecord>(b);
+    return snapshots->session_id == other.session_id && snapshots->snapshots == other.snapshots;
   }
   return std::get<CloseRecord>(a).session_id == std::get<CloseRecord>(b).session_id;
 }

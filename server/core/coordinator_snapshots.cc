@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Snapshots of whole sessions: all shards take their parts as of one step, which directives carry to the trainers. One
+// counts when every part is durable; a shard that fails meanwhile, or comes back without its part, fails the whole.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator.h"
+#include "server/core/coordinator_session.h"
+#include "server/core/coordinator_turn.h"
+
+namespace precondor {
+namespace {
+
+constexpr size_t kComplete = 2;  // whole ones that are kept
+constexpr size_t kListed = 8;
+
+// It is not known whether the shard has it.
+bool MayAskAgain(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+}
+
+// What is worth being remembered, oldest first.
+std::vector<SessionSnapshot> Trim(std::vector<SessionSnapshot> snapshots) {
+  auto complete = std::count_if(snapshots.begin(), snapshots.end(),
+                                [](const SessionSnapshot& one) { return one.state == SnapshotState::kComplete; });
+  std::erase_if(snapshots, [&complete](const SessionSnapshot& one) {
+    return one.state == SnapshotState::kComplete && static_cast<size_t>(complete--) > kComplete;
+  });
+  for (auto it = snapshots.begin(); snapshots.size() > kListed && it != snapshots.end();) {
+    it = it->state == SnapshotState::kFailed ? snapshots.erase(it) : it + 1;
+  }
+  return snapshots;
+}
+
+}  // namespace
+
+absl::Status Coordinator::WriteSnapshot(CoordinatorSession& session, const SessionSnapshot& snapshot) {
+  std::vector<SessionSnapshot> next;
+  {
+    MutexLock lock(mu_);
+    next = session.snapshots();
+  }
+  std::erase_if(next, [&](const SessionSnapshot& one) { return one.number == snapshot.number; });
+  next.push_back(snapshot);
+  next = Trim(std::move(next));
+  return WriteDown(SnapshotsRecord{.session_id = session.id(), .snapshots = next}, [&] {
+    MutexLock lock(mu_);
+    session.AdoptSnapshots(next);
+  });
+}
+
+SessionSnapshot Coordinator::AskForParts(const CoordinatorSession& session, SessionSnapshot snapshot, bool again) {
+  SnapshotOrder order;
+  bool passed = false;
+  std::optional<std::string> failure;
+  {
+    MutexLock lock(mu_);
+    order = session.MakeSnapshotOrder(snapshot, again);
+    passed = session.HasPassed(snapshot.step);
+    failure = session.WhyNoSnapshot(snapshot);
+  }
+  bool whole = true;
+  for (SnapshotPart& part : snapshot.parts) {
+    if (failure.has_value()) break;
+    const auto shard = std::find_if(shards_.begin(), shards_.end(),
+                                    [&](const ShardEndpoint& endpoint) { return endpoint.address == part.shard; });
+    if (part.snapshot_id != 0 || shard == shards_.end()) continue;
+    const absl::StatusOr<SnapshotProgress> progress = shard->control->TakeSnapshot(order);
+    if (progress.ok() && progress->durable) part.snapshot_id = progress->snapshot_id;
+    whole = whole && part.snapshot_id != 0;
+    if (!progress.ok() && !(again && MayAskAgain(progress.status()))) {
+      failure = absl::StrCat("shard ", part.shard, ": ", progress.status().message());
+    } else if (progress.ok() && !progress->begun && passed) {
+      failure = absl::StrCat("shard ", part.shard, ": the job has passed the step and nothing of it came there");
+    }
+  }
+  if (failure.has_value()) {
+    snapshot.state = SnapshotState::kFailed;
+    snapshot.reason = *std::move(failure);
+  } else if (whole) {
+    snapshot.state = SnapshotState::kComplete;
+  }
+  return snapshot;
+}
+
+absl::StatusOr<SessionSnapshot> Coordinator::BeginSnapshot(CoordinatorSession& session) {
+  SessionSnapshot planned;
+  {
+    MutexLock lock(mu_);
+    PRECONDOR_ASSIGN_OR_RETURN(planned, session.PlanSnapshot());
+  }
+  absl::Status status = WriteSnapshot(session, planned);
+  if (status.ok()) {
+    const SessionSnapshot begun = AskForParts(session, planned, /*again=*/false);
+    if (begun.state == SnapshotState::kFailed) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat("session \"", session.spec().name, "\" snapshot ", begun.number, ": ", begun.reason));
+      // Should this not be written, the next look at its shards says it again.
+      WriteSnapshot(session, begun).IgnoreError();
+    }
+  }
+  {
+    MutexLock lock(mu_);
+    session.EndSnapshotPlan();
+  }
+  logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning,
+              status.ok() ? "session snapshot begun" : "session snapshot not begun",
+              {{"session", session.spec().name},
+               {"snapshot", planned.number},
+               {"step", planned.step},
+               {"reason", absl::string_view(status.message())}});
+  PRECONDOR_RETURN_IF_ERROR(status);
+  return planned;
+}
+
+absl::StatusOr<SessionSnapshot> Coordinator::CreateSnapshot(absl::string_view name) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
+  Turn turn(*this, name, /*create=*/false);
+  if (turn.state() == nullptr) {
+    return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
+                          absl::StrCat("session \"", name, "\": there is none on this coordinator"));
+  }
+  return BeginSnapshot(*turn.state());
+}
+
+void Coordinator::SettleSnapshots() {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, session] : by_id_) names.push_back(session->spec().name);
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    Turn turn(*this, name, /*create=*/false);
+    if (turn.state() == nullptr) continue;
+    CoordinatorSession& session = *turn.state();
+    std::optional<SessionSnapshot> last;
+    bool due = false;
+    {
+      MutexLock lock(mu_);
+      if (!session.snapshots().empty()) last = session.snapshots().back();
+      due = session.WantsSnapshot(options_.snapshot_interval_steps);
+    }
+    if (due) BeginSnapshot(session).IgnoreError();
+    if (due || !last.has_value() || last->state != SnapshotState::kUnderWay) continue;
+    const SessionSnapshot now = AskForParts(session, *last, /*again=*/true);
+    // What is not written is found again the next time.
+    if (now == *last || !WriteSnapshot(session, now).ok() || now.state == SnapshotState::kUnderWay) continue;
+    const bool complete = now.state == SnapshotState::kComplete;
+    logger_.Log(
+        complete ? Severity::kInfo : Severity::kWarning,
+        complete ? "session snapshot complete" : "session snapshot failed",
+        {{"session", name}, {"snapshot", now.number}, {"step", now.step}, {"reason", absl::string_view(now.reason)}});
+  }
+}
+
+}  // namespace precondor

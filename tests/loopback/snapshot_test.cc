@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Snapshots of a whole session over TCP: several shards, one cut.
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include <nlohmann/json.hpp>
+
+#include "client/cpp/tools/ctl_commands.h"
+#include "precondor/client.h"
+#include "tests/loopback/raw_client.h"
+#include "tests/support/temp_dir.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kRows = 6, kCols = 5;
+constexpr size_t kLayers = 6;
+constexpr size_t kElements = kRows * kCols;
+constexpr float kRate = 0.05f;
+
+using Weights = std::vector<std::vector<float>>;  // by layer
+
+// A coordinator and its shards, all with data directories.
+class Cluster {
+ public:
+  Cluster(const std::string& dir, int shards) : dir_(dir) {
+    ServerConfig coordinator;
+    coordinator.role = ServerRole::kCoordinator;
+    coordinator.reconcile_interval_ms = 10;
+    coordinator.lease_steps = 4;
+    coordinator.data_dir = absl::StrCat(dir, "/coordinator");
+    for (int s = 0; s < shards; ++s) {
+      ServerConfig shard;
+      shard.role = ServerRole::kShard;
+      shard.data_dir = ShardDir(s);
+      shards_.push_back(std::make_unique<RawServer>(shard));
+      coordinator.shards.push_back(absl::StrCat("127.0.0.1:", shards_.back()->app().port()));
+    }
+    server_ = std::make_unique<RawServer>(coordinator);
+  }
+  std::string ShardDir(int shard) const { return absl::StrCat(dir_, "/shard", shard); }
+  std::string address() const { return absl::StrCat("127.0.0.1:", server_->app().port()); }
+  absl::StatusOr<std::string> Ctl(std::vector<std::string> arguments) const {
+    arguments.push_back("--server=" + address());
+    const auto options = ParseCtlOptions(arguments);
+    if (!options.ok()) return options.status();
+    const auto output = RunCtlCommand(*options);
+    if (!output.ok()) return output.status();
+    return output->text;
+  }
+  nlohmann::json List() const {
+    const auto text = Ctl({"snapshot", "list", "--json"});
+    EXPECT_TRUE(text.ok()) << text.status();
+    return text.ok() ? nlohmann::json::parse(*text) : nlohmann::json();
+  }
+
+ private:
+  const std::string dir_;
+  std::vector<std::unique_ptr<RawServer>> shards_;
+  std::unique_ptr<RawServer> server_;
+};
+
+SessionSpec MakeSpec() {
+  SessionSpec spec;
+  spec.name = "job";
+  spec.statistics = StatisticsKind::kPerWorkerMean;
+  spec.inv_freq = 2;
+  spec.method.options["rank"] = 4.0;
+  for (size_t i = 0; i < kLayers; ++i) spec.layers.push_back({absl::StrCat("layer", i), kRows, kCols, false});
+  return spec;
+}
+
+// One rank that trains: weights follow what the service answers.
+class Trainer {
+ public:
+  Trainer(const Cluster& cluster, uint64_t first_step, Weights begin) : weights(std::move(begin)), next(first_step) {
+    ClientOptions options;
+    options.coordinator = cluster.address();
+    auto connected = Client::Connect(options);
+    EXPECT_TRUE(connected.ok()) << connected.status();
+    client_ = *std::move(connected);
+    const auto opened = client_->OpenSession(MakeSpec());
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    auto joined = client_->Join(
+        "job",
+        {.rank = 0, .incarnation = static_cast<uint64_t>(absl::GetCurrentTimeNanos()), .first_step = first_step});
+    EXPECT_TRUE(joined.ok()) << joined.status();
+    worker_ = *std::move(joined);
+  }
+  static Weights Begin() { return Weights(kLayers, std::vector<float>(kElements, 1.0f)); }
+
+  absl::Status Step() {
+    Weights answers(kLayers, std::vector<float>(kElements));
+    std::vector<PreconditionFuture> futures;
+    for (size_t layer = 0; layer < kLayers; ++layer) {
+      const auto index = static_cast<int64_t>(layer);
+      if (worker_->NeedsStatistics(next)) {
+        const std::vector<float> a(kCols, weights[layer][0] + 0.1f * static_cast<float>(next % 7));
+        const std::vector<float> g(kRows, weights[layer][1] + 0.2f * static_cast<float>(layer));
+        const absl::Status sent = worker_->SendStatistics(next, index, ConstMatrixView(a.data(), 1, kCols),
+                                                          ConstMatrixView(g.data(), 1, kRows), 1);
+        if (!sent.ok()) return sent;
+      }
+      for (size_t i = 0; i < kElements; ++i) {
+        answers[layer][i] = weights[layer][i] * std::sin(static_cast<float>(next * 7 + layer * 3 + i + 1));
+      }
+      const MatrixView view(answers[layer].data(), kRows, kCols);
+      futures.push_back(worker_->Precondition(next, index, view, view, 1));
+    }
+    for (size_t layer = 0; layer < kLayers; ++layer) {
+      const auto outcome = futures[layer].Wait();
+      if (!outcome.ok()) return outcome.status();
+      for (size_t i = 0; i < kElements; ++i) weights[layer][i] -= kRate * answers[layer][i];
+    }
+    const auto told = worker_->ReportStep(next, 1.0, 1, true, 0.1);
+    if (!told.ok()) return told.status();
+    directive = *told;
+    ++next;
+    // As a trainer would: its checkpoint goes with the service's snapshot.
+    if (directive.snapshot_at == next) checkpoint = weights;
+    return absl::OkStatus();
+  }
+  void RunTo(uint64_t end) {
+    while (next < end) {
+      const absl::Status done = Step();
+      ASSERT_TRUE(done.ok()) << "step " << next << ": " << done;
+    }
+  }
+
+  Weights weights;
+  uint64_t next;
+  StepDirective directive;
+  Weights checkpoint;
+
+ private:
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Worker> worker_;
+};
+
+// Waits until the last one is what it becomes in the end.
+nlohmann::json AwaitLast(const Cluster& cluster) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  nlohmann::json last;
+  do {
+    const nlohmann::json listed = cluster.List();
+    if (listed["session_snapshots"].empty()) continue;
+    last = listed["session_snapshots"].back();
+    if (last["state"] != "under_way") return last;
+  } while (absl::Now() < deadline);
+  ADD_FAILURE() << "still under way: " << last;
+  return last;
+}
+
+TEST(SnapshotTest, IsOneCutThroughAllShardsThatTheTrainerHearsOf) {
+  const TempDir dir;
+  const Cluster cluster(dir.path(), 2);
+  Trainer trainer(cluster, 0, Trainer::Begin());
+  trainer.RunTo(3);
+  const auto text = cluster.Ctl({"snapshot", "create", "job", "--json"});
+  ASSERT_TRUE(text.ok()) << text.status();
+  const uint64_t step = nlohmann::json::parse(*text)["step"];
+  EXPECT_GT(step, trainer.directive.lease_through_step);
+  trainer.RunTo(step);
+  EXPECT_EQ(trainer.directive.snapshot_at, step);
+  EXPECT_EQ(trainer.directive.snapshot_id, 1u);
+  EXPECT_EQ(trainer.checkpoint, trainer.weights);
+  EXPECT_EQ(cluster.List()["session_snapshots"][0]["state"], "under_way");
+  trainer.RunTo(step + 2);
+  const nlohmann::json last = AwaitLast(cluster);
+  EXPECT_EQ(last["state"], "complete") << last;
+  EXPECT_EQ(last["step"], step);
+  ASSERT_EQ(last["shards"].size(), 2u);
+  std::vector<uint32_t> layers;
+  for (const auto& shard : last["shards"]) {
+    for (const uint32_t layer : shard["layers"]) layers.push_back(layer);
+  }
+  EXPECT_THAT(layers, ::testing::UnorderedElementsAre(0, 1, 2, 3, 4, 5));
+  for (const auto& part : cluster.List()["snapshots"]) EXPECT_EQ(part["step"], step);
+  const auto verified = cluster.Ctl({"snapshot", "verify", "job"});
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_THAT(*verified, HasSubstr("whole"));
+}
+
+TEST(SnapshotTest, WithoutADataDirectoryItIsRefused) {
+  ServerConfig config;
+  config.role = ServerRole::kAll;
+  RawServer server(config);
+  ClientOptions options;
+  options.coordinator = absl::StrCat("127.0.0.1:", server.app().port());
+  const auto client = Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  ASSERT_TRUE((*client)->OpenSession(MakeSpec()).ok());
+  const auto parsed = ParseCtlOptions({"snapshot", "create", "job", "--server=" + options.coordinator});
+  ASSERT_TRUE(parsed.ok());
+  const absl::Status refused = RunCtlCommand(*parsed).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("no data directory"));
+}
+
+}  // namespace
+}  // namespace precondor
