@@ -23,6 +23,7 @@
 #include "server/core/thread_pool.h"
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
+#include "server/recovery/layer_uploads.h"
 #include "server/recovery/shard_store.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/precondition_service.h"
@@ -237,6 +238,7 @@ class ServerApp final : public App {
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
     shard_ = std::make_unique<Shard>(options, *backend_, *compute_threads_, clock_, logger_, metrics_);
     metrics_.OnReservedBytes(0, config_.memory_limit_bytes);
+    uploads_ = std::make_unique<recovery::LayerUploads>(static_cast<uint64_t>(config_.memory_limit_bytes));
     if (shard_store_ != nullptr) shard_->AwaitReplay();
     const uint64_t memory_id = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
@@ -266,6 +268,18 @@ class ServerApp final : public App {
       PRECONDOR_ASSIGN_OR_RETURN(const recovery::SnapshotSummary summary,
                                  shard_store_->snapshots().Verify(session_id, id));
       return EncodeSnapshot(summary);
+    };
+    subject.restore = [this](const v1::RestoreLayerRequest& request) -> absl::StatusOr<bool> {
+      PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LayerImage> image,
+                                 uploads_->Add({.session_id = request.session_id(),
+                                                .step = request.step(),
+                                                .layer = request.layer(),
+                                                .offset = request.offset(),
+                                                .total_bytes = request.total_bytes(),
+                                                .checksum = request.checksum(),
+                                                .data = request.data()}));
+      if (image.has_value()) PRECONDOR_RETURN_IF_ERROR(shard_->RestoreLayer(*image));
+      return image.has_value();
     };
     return subject;
   }
@@ -387,6 +401,7 @@ class ServerApp final : public App {
   metrics::MetricsObserver metrics_;
   store::PosixFileSystem disk_;
   std::unique_ptr<recovery::ShardStore> shard_store_;  // null without a data directory
+  std::unique_ptr<recovery::LayerUploads> uploads_;    // of a shard
   std::unique_ptr<Backend> backend_;
   ThreadPoolExecutor control_threads_;
   rpc::ControlRunner runner_;

@@ -404,6 +404,7 @@ absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint
   std::optional<Membership> next;
   {
     MutexLock lock(mu_);
+    PRECONDOR_RETURN_IF_ERROR(session.CheckRestored());
     PRECONDOR_ASSIGN_OR_RETURN(next, session.PlanJoin(rank, incarnation, first_step));
   }
   if (next.has_value()) {

@@ -142,6 +142,9 @@ class Coordinator {
   // Has a snapshot of the whole session taken, as of a step that nobody has been granted. It is complete or has failed
   // some time later, see CoordinatorSessionSummary. FailedPrecondition: one is under way; a shard cannot take its part.
   absl::StatusOr<SessionSnapshot> CreateSnapshot(absl::string_view name);
+  // Opens a session that begins with factors from outside, as of `step`: nobody can join it before every shard has them
+  // (Shard::RestoreLayer). FailedPrecondition: there is one of that name; a shard cannot take part.
+  absl::StatusOr<CoordinatorSessionSummary> RestoreSession(const SessionSpec& spec, uint64_t step);
 
   std::vector<CoordinatorSessionSummary> ListSessions() const;
   absl::StatusOr<CoordinatorSessionSummary> GetSession(absl::string_view name) const;
@@ -196,6 +199,8 @@ class Coordinator {
   absl::Status SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold);
   // In the caller's turn.
   absl::StatusOr<SessionSnapshot> BeginSnapshot(CoordinatorSession& session);
+  // Writes the snapshot down and tells the shards, in the caller's turn.
+  absl::Status OrderSnapshot(CoordinatorSession& session, const SessionSnapshot& planned);
   // Asks the shards how far a snapshot under way is, begins one that is due.
   void SettleSnapshots();
   // The snapshot as its shards say; `again`: all of them have heard of it.

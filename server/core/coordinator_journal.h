@@ -62,6 +62,7 @@ struct SessionSnapshot {
   SnapshotState state = SnapshotState::kUnderWay;
   std::string reason;  // of a failure
   std::vector<SnapshotPart> parts;
+  bool restores = false;  // the session begins with it: it comes from outside, nobody joins before it is complete
   bool operator==(const SessionSnapshot&) const = default;
 };
 

@@ -312,16 +312,46 @@ absl::StatusOr<SessionSnapshot> CoordinatorSession::PlanSnapshot() {
                                                       snapshots_.back().number, " as of step ", snapshots_.back().step,
                                                       " is under way"));
   }
+  PRECONDOR_RETURN_IF_ERROR(CheckRestored());
   planned_snapshot_ = Plus(granted_through_, 1);
-  SessionSnapshot planned{.number = snapshots_.empty() ? 1 : snapshots_.back().number + 1,
-                          .step = *planned_snapshot_,
-                          .epoch = membership_.epoch,
-                          .reason = "",
-                          .parts = {}};
+  return NextSnapshot(*planned_snapshot_);
+}
+
+SessionSnapshot CoordinatorSession::NextSnapshot(uint64_t step) const {
+  SessionSnapshot next{.number = snapshots_.empty() ? 1 : snapshots_.back().number + 1,
+                       .step = step,
+                       .epoch = membership_.epoch,
+                       .reason = "",
+                       .parts = {}};
   for (const PlacedLayers& placed : placement_) {
-    if (!placed.layers.empty()) planned.parts.push_back({.shard = placed.shard, .layers = placed.layers});
+    if (!placed.layers.empty()) next.parts.push_back({.shard = placed.shard, .layers = placed.layers});
   }
+  return next;
+}
+
+absl::StatusOr<SessionSnapshot> CoordinatorSession::PlanRestore(uint64_t step) const {
+  const bool fresh = std::all_of(membership_.last_holders.begin(), membership_.last_holders.end(),
+                                 [](uint64_t holder) { return holder == 0; });
+  if (!fresh || !snapshots_.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session \"", spec_.name, "\": is in use already; close it before it is restored"));
+  }
+  SessionSnapshot planned = NextSnapshot(step);
+  planned.restores = true;
   return planned;
+}
+
+absl::Status CoordinatorSession::CheckRestored() const {
+  for (const SessionSnapshot& snapshot : snapshots_) {
+    if (!snapshot.restores || snapshot.state == SnapshotState::kComplete) continue;
+    if (snapshot.state == SnapshotState::kUnderWay) {
+      return ReasonedStatus(StatusCode::kUnavailable, ErrorReason::kNotActive,
+                            absl::StrCat("session \"", spec_.name, "\": is being restored as of step ", snapshot.step));
+    }
+    return absl::FailedPreconditionError(absl::StrCat("session \"", spec_.name, "\": could not be restored as of step ",
+                                                      snapshot.step, "; close it: ", snapshot.reason));
+  }
+  return absl::OkStatus();
 }
 
 void CoordinatorSession::EndSnapshotPlan() {
@@ -330,7 +360,12 @@ void CoordinatorSession::EndSnapshotPlan() {
 }
 
 SnapshotOrder CoordinatorSession::MakeSnapshotOrder(const SessionSnapshot& snapshot, bool again) const {
-  SnapshotOrder order{.session_id = id_, .number = snapshot.number, .step = snapshot.step, .again = again};
+  SnapshotOrder order{.session_id = id_,
+                      .number = snapshot.number,
+                      .step = snapshot.step,
+                      .again = again,
+                      .keep = {},
+                      .restores = snapshot.restores};
   for (const SessionSnapshot& other : snapshots_) {
     if (other.state == SnapshotState::kComplete) order.keep.push_back(other.number);
   }

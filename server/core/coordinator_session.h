@@ -97,6 +97,10 @@ class CoordinatorSession {
   // FailedPrecondition: one is under way.
   absl::StatusOr<SessionSnapshot> PlanSnapshot();
   void EndSnapshotPlan();
+  // The one that a session begins with which nobody has joined yet. FailedPrecondition: somebody has.
+  absl::StatusOr<SessionSnapshot> PlanRestore(uint64_t step) const;
+  // Whether its factors are there. Unavailable: not all have been sent yet; FailedPrecondition: they never will be.
+  absl::Status CheckRestored() const;
   void AdoptSnapshots(std::vector<SessionSnapshot> snapshots) { snapshots_ = std::move(snapshots); }
   const std::vector<SessionSnapshot>& snapshots() const { return snapshots_; }
   SnapshotOrder MakeSnapshotOrder(const SessionSnapshot& snapshot, bool again) const;
@@ -114,6 +118,7 @@ class CoordinatorSession {
   CoordinatorSessionSummary summary() const;
 
  private:
+  SessionSnapshot NextSnapshot(uint64_t step) const;
   absl::Status CheckHolder(uint32_t rank, uint64_t incarnation) const;
   std::vector<Member> Members() const;
   void Grant();

@@ -93,6 +93,16 @@ absl::StatusOr<SessionSnapshot> Coordinator::BeginSnapshot(CoordinatorSession& s
     MutexLock lock(mu_);
     PRECONDOR_ASSIGN_OR_RETURN(planned, session.PlanSnapshot());
   }
+  const absl::Status status = OrderSnapshot(session, planned);
+  {
+    MutexLock lock(mu_);
+    session.EndSnapshotPlan();
+  }
+  PRECONDOR_RETURN_IF_ERROR(status);
+  return planned;
+}
+
+absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const SessionSnapshot& planned) {
   absl::Status status = WriteSnapshot(session, planned);
   if (status.ok()) {
     const SessionSnapshot begun = AskForParts(session, planned, /*again=*/false);
@@ -103,18 +113,34 @@ absl::StatusOr<SessionSnapshot> Coordinator::BeginSnapshot(CoordinatorSession& s
       WriteSnapshot(session, begun).IgnoreError();
     }
   }
-  {
-    MutexLock lock(mu_);
-    session.EndSnapshotPlan();
-  }
   logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning,
               status.ok() ? "session snapshot begun" : "session snapshot not begun",
               {{"session", session.spec().name},
                {"snapshot", planned.number},
                {"step", planned.step},
+               {"restores", planned.restores},
                {"reason", absl::string_view(status.message())}});
-  PRECONDOR_RETURN_IF_ERROR(status);
-  return planned;
+  return status;
+}
+
+absl::StatusOr<CoordinatorSessionSummary> Coordinator::RestoreSession(const SessionSpec& spec, uint64_t step) {
+  PRECONDOR_ASSIGN_OR_RETURN(const OpenResult opened, OpenSession(spec));
+  if (!opened.created) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session \"", spec.name, "\": there is one; close it before it is restored"));
+  }
+  Turn turn(*this, spec.name, /*create=*/false);
+  if (turn.state() == nullptr || turn.state()->id() != opened.session_id) {
+    return absl::AbortedError(absl::StrCat("session \"", spec.name, "\": was closed while it was being restored"));
+  }
+  SessionSnapshot planned;
+  {
+    MutexLock lock(mu_);
+    PRECONDOR_ASSIGN_OR_RETURN(planned, turn.state()->PlanRestore(step));
+  }
+  PRECONDOR_RETURN_IF_ERROR(OrderSnapshot(*turn.state(), planned));
+  MutexLock lock(mu_);
+  return turn.state()->summary();
 }
 
 absl::StatusOr<SessionSnapshot> Coordinator::CreateSnapshot(absl::string_view name) {

@@ -31,7 +31,14 @@ void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& w
   }
   const uint64_t cut = CutBefore(step);
   last_step_ = step;
-  if (cut <= last_cut_) return;
+  if (cut > last_cut_) GiveImage(cut, worker);
+}
+
+void LayerJournal::BeginAt(uint64_t step, const LayerWorker& worker) {
+  if (journal_ != nullptr) GiveImage(step, worker);
+}
+
+void LayerJournal::GiveImage(uint64_t cut, const LayerWorker& worker) {
   last_cut_ = cut;
   const bool held = worker.has_factors();
   absl::StatusOr<std::string> state = held ? worker.Save() : std::string();

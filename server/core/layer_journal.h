@@ -20,6 +20,8 @@ class LayerJournal {
 
   // Work on `step` begins. Gives the layer's image when a cut lies between this step and the last one worked on.
   void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker);
+  // The layer has factors from outside, as of a cut at `step`: gives its image.
+  void BeginAt(uint64_t step, const LayerWorker& worker);
   // The votes are about to be applied. `logged`: a record says so already.
   void BeforeUpdate(uint64_t step, std::vector<Vote>& votes, bool logged);
   void AfterFailedUpdate(uint64_t step);
@@ -33,6 +35,7 @@ class LayerJournal {
   void Resume(uint64_t began, uint64_t updates, std::vector<SettledStep> settled);
 
  private:
+  void GiveImage(uint64_t cut, const LayerWorker& worker);
   LayerStep At(uint64_t step) const;
   SettledStep& Settle(uint64_t step, Mode mode);
   // The latest cut at or before the step; 0: none.

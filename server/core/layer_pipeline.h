@@ -59,6 +59,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void Close(const absl::Status& why);
   // Gives the layer other factors, or none, after what is queued; then calls `done`, on the strand.
   void SetState(std::unique_ptr<LayerState> state, std::function<void()> done);
+  // Gives a layer that nobody has sent anything to the factors of a snapshot as of `step`; its image goes to the
+  // journal.
+  void Restore(std::unique_ptr<LayerState> state, uint64_t step);
   // Gives up on statistics that are overdue at `now`.
   void SealOverdue(absl::Time now);
   // Adds what the layer has waited for since before `since`: ranks whose contributions to a step others have sent.

@@ -193,6 +193,17 @@ void LayerPipeline::SetState(std::unique_ptr<LayerState> state, std::function<vo
   });
 }
 
+void LayerPipeline::Restore(std::unique_ptr<LayerState> state, uint64_t step) {
+  auto next = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
+  session_->shard->executor.Post(strand_, [self = shared_from_this(), next, step] {
+    self->worker_.SetState(std::move(*next));
+    self->journal_.BeginAt(step, self->worker_);
+    const LayerWorker::StateView view = self->worker_.view();
+    MutexLock lock(self->mu_);
+    self->Show(view);
+  });
+}
+
 void LayerPipeline::Show(const LayerWorker::StateView& view) {
   stats_.factor_version = view.version;
   stats_.state_bytes = view.bytes;

@@ -145,6 +145,12 @@ class Shard final : public ShardControl {
   // InvalidArgument: the step has been begun.
   absl::Status RequestSnapshot(absl::string_view session_name, uint64_t step);
 
+  // Gives a layer of a session that nobody has joined the factors of an image, as of `step`; one without factors leaves
+  // it fresh ones. With the last layer of those that an order of the coordinator waits for, the part is taken. Errors,
+  // and nothing has changed: NotFound UNKNOWN_SESSION, FailedPrecondition when it is in use, holds no factors or has
+  // not the layer here, those of LayerState::Load.
+  absl::Status RestoreLayer(const LayerImage& image);
+
   // --- inspection ------------------------------------------------------------------------------------------------
   std::vector<ShardSessionSummary> ListSessions() const;
   absl::StatusOr<std::vector<LayerStats>> GetLayerStats(absl::string_view session_name) const;

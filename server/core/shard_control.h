@@ -78,6 +78,7 @@ struct SnapshotOrder {
   uint64_t step = 0;
   bool again = false;               // the shard has taken the order before
   std::vector<uint64_t> keep = {};  // numbers of those to keep besides
+  bool restores = false;            // the part is not taken from the job, it is sent: see Shard::RestoreLayer
 };
 struct SnapshotProgress {
   bool begun = false;  // some layer has come to the step

@@ -89,8 +89,36 @@ absl::StatusOr<SnapshotProgress> Shard::TakeSnapshot(const SnapshotOrder& order)
                                                       ": the shard was restarted before it was durable"));
   }
   journal->Expect(order);
+  if (order.restores) return SnapshotProgress{};
   PRECONDOR_RETURN_IF_ERROR(session->RequestSnapshot(order.step));
   return SnapshotProgress{};
+}
+
+absl::Status Shard::RestoreLayer(const LayerImage& image) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(image.at.session_id));
+  const SessionSpec& spec = session->spec();
+  LayerPipeline* const layer = image.at.layer < spec.layers.size() ? session->layer(image.at.layer) : nullptr;
+  if (layer == nullptr) {
+    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
+                          absl::StrCat("session \"", spec.name, "\" layer ", image.at.layer, ": not on this shard"));
+  }
+  const ShardSessionSummary summary = session->summary();
+  if (summary.joined > 0 || summary.factors_released) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session \"", spec.name, "\" layer \"", layer->spec().name, "\": cannot be restored, ",
+        summary.joined > 0 ? "the session is in use" : "the session is in first order and holds no factors"));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state,
+                             session->context().method->MakeState(layer->spec(), context_->backend));
+  if (image.held) {
+    if (const absl::Status loaded = state->Load(image.state); !loaded.ok()) {
+      return absl::Status(loaded.code(), absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name,
+                                                      "\": ", loaded.message()));
+    }
+  }
+  layer->Restore(std::move(state), image.at.step);
+  return absl::OkStatus();
 }
 
 absl::Status Shard::CheckServing() const {

@@ -18,8 +18,6 @@ constexpr uint32_t kMetadataFormat = 2;
 constexpr size_t kKept = 2;       // snapshots a session
 constexpr uint64_t kSpread = 64;  // steps; no layer of a job is so far ahead of another
 
-std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(layer, absl::kZeroPad6)); }
-
 absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::string install, EncodeInstall(snapshot.install));
   std::string out;
@@ -31,7 +29,10 @@ absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
   return out;
 }
 
-// Without the images.
+}  // namespace
+
+std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(layer, absl::kZeroPad6)); }
+
 absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
   Decoder in(bytes);
   const uint32_t format = in.U32();
@@ -49,8 +50,6 @@ absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
   snapshot.install = std::get<InstallRecord>(std::move(record));
   return snapshot;
 }
-
-}  // namespace
 
 ShardSnapshots::ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer,
                                bool background)

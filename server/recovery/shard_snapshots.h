@@ -33,6 +33,11 @@ struct SessionSnapshot {
   std::map<uint32_t, LayerImage> images;
 };
 
+// The file of a layer.
+std::string LayerKey(uint32_t layer);
+// What a snapshot's manifest says of it, without the images. DataLoss, or FailedPrecondition for a newer format.
+absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes);
+
 struct SnapshotSummary {
   uint64_t id = 0;
   uint64_t session_id = 0;

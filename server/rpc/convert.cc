@@ -257,6 +257,7 @@ v1::TakeSnapshotRequest EncodeOrder(const SnapshotOrder& order) {
   out.set_step(order.step);
   out.set_again(order.again);
   out.mutable_keep()->Add(order.keep.begin(), order.keep.end());
+  out.set_restores(order.restores);
   return out;
 }
 
@@ -265,7 +266,8 @@ SnapshotOrder DecodeOrder(const v1::TakeSnapshotRequest& request) {
           .number = request.number(),
           .step = request.step(),
           .again = request.again(),
-          .keep = {request.keep().begin(), request.keep().end()}};
+          .keep = {request.keep().begin(), request.keep().end()},
+          .restores = request.restores()};
 }
 
 v1::SessionSnapshot EncodeSnapshot(const CoordinatorSessionSummary& session, const SessionSnapshot& snapshot) {

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "proto/wire/spec_codec.h"
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {
@@ -55,6 +56,38 @@ grpc::ServerUnaryReactor* SnapshotService::VerifySnapshot(grpc::CallbackServerCo
     if (!subject_.verify) return absl::FailedPreconditionError("snapshot: shards have them, this is no shard");
     PRECONDOR_ASSIGN_OR_RETURN(*response->mutable_snapshot(),
                                subject_.verify(request->session_id(), request->snapshot_id()));
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request,
+                                      v1::RestoreSessionResponse& response) const {
+  if (subject_.coordinator == nullptr) {
+    return absl::FailedPreconditionError("restore: a coordinator opens the session, this is none");
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const SessionSpec spec, wire::DecodeSessionSpec(request.spec()));
+  PRECONDOR_ASSIGN_OR_RETURN(const CoordinatorSessionSummary opened,
+                             subject_.coordinator->RestoreSession(spec, request.step()));
+  response.set_session_id(opened.session_id);
+  response.set_snapshot_id(opened.snapshots.back().number);
+  *response.mutable_shard_map() = EncodeShardMap(opened.epoch, opened.shard_map);
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* SnapshotService::RestoreSession(grpc::CallbackServerContext* context,
+                                                          const v1::RestoreSessionRequest* request,
+                                                          v1::RestoreSessionResponse* response) {
+  return runner_.Run(context, "SnapshotService/RestoreSession",
+                     [this, request, response] { return Restore(*request, *response); });
+}
+
+grpc::ServerUnaryReactor* SnapshotService::RestoreLayer(grpc::CallbackServerContext* context,
+                                                        const v1::RestoreLayerRequest* request,
+                                                        v1::RestoreLayerResponse* response) {
+  return runner_.Run(context, "SnapshotService/RestoreLayer", [this, request, response]() -> absl::Status {
+    if (!subject_.restore) return absl::FailedPreconditionError("restore: shards take layers, this is none");
+    PRECONDOR_ASSIGN_OR_RETURN(const bool restored, subject_.restore(*request));
+    response->set_restored(restored);
     return absl::OkStatus();
   });
 }

@@ -22,6 +22,8 @@ struct SnapshotSubject {
   std::function<absl::Status(const std::string& session, uint64_t step)> create;
   std::function<absl::StatusOr<std::vector<v1::SnapshotInfo>>()> list;
   std::function<absl::StatusOr<v1::SnapshotInfo>(uint64_t session_id, uint64_t snapshot_id)> verify;
+  // True: with this piece the layer has the factors.
+  std::function<absl::StatusOr<bool>(const v1::RestoreLayerRequest& piece)> restore;
 };
 
 // Thread-safe. `runner` and what the subject uses outlive the service.
@@ -37,8 +39,14 @@ class SnapshotService final : public v1::SnapshotService::CallbackService {
   grpc::ServerUnaryReactor* VerifySnapshot(grpc::CallbackServerContext* context,
                                            const v1::VerifySnapshotRequest* request,
                                            v1::VerifySnapshotResponse* response) override;
+  grpc::ServerUnaryReactor* RestoreSession(grpc::CallbackServerContext* context,
+                                           const v1::RestoreSessionRequest* request,
+                                           v1::RestoreSessionResponse* response) override;
+  grpc::ServerUnaryReactor* RestoreLayer(grpc::CallbackServerContext* context, const v1::RestoreLayerRequest* request,
+                                         v1::RestoreLayerResponse* response) override;
 
  private:
+  absl::Status Restore(const v1::RestoreSessionRequest& request, v1::RestoreSessionResponse& response) const;
   absl::Status Create(const v1::CreateSnapshotRequest& request, v1::CreateSnapshotResponse& response) const;
 
   const SnapshotSubject subject_;

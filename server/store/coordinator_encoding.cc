@@ -57,8 +57,8 @@ auto Fields(store::Is<SnapshotPart> auto& value) {
 }
 
 auto Fields(store::Is<SessionSnapshot> auto& value) {
-  auto& [number, step, epoch, state, reason, parts] = value;
-  return std::tie(number, step, epoch, state, reason, parts);
+  auto& [number, step, epoch, state, reason, parts, restores] = value;
+  return std::tie(number, step, epoch, state, reason, parts, restores);
 }
 
 auto Fields(store::Is<SnapshotsRecord> auto& value) {

@@ -132,6 +132,10 @@ absl::Status SnapshotWriter::Commit(absl::string_view metadata) {
   return fs_.SyncDir(dir_);
 }
 
+std::unique_ptr<SnapshotStore> SnapshotStore::OpenForReading(FileSystem& fs, std::string dir) {
+  return std::unique_ptr<SnapshotStore>(new SnapshotStore(fs, std::move(dir)));
+}
+
 absl::StatusOr<std::unique_ptr<SnapshotStore>> SnapshotStore::Open(FileSystem& fs, std::string dir) {
   PRECONDOR_RETURN_IF_ERROR(MakeDirDurably(fs, dir));
   std::unique_ptr<SnapshotStore> store(new SnapshotStore(fs, std::move(dir)));

@@ -82,6 +82,9 @@ class SnapshotStore {
   // Errors: FailedPrecondition directory in use; those of FileSystem.
   static absl::StatusOr<std::unique_ptr<SnapshotStore>> Open(FileSystem& fs, std::string dir);
 
+  // The same of a directory that may be another process's, to read from alone: neither made nor locked nor tidied.
+  static std::unique_ptr<SnapshotStore> OpenForReading(FileSystem& fs, std::string dir);
+
   // AlreadyExists: there is a snapshot `id`, or one is being written.
   absl::StatusOr<std::unique_ptr<SnapshotWriter>> Begin(uint64_t id);
 

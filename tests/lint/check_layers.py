@@ -30,6 +30,9 @@ OURS = [
     ("server/config", ["kernels/base/", "server/policy/"]),
     ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "proto/wire/", "precondor/v1/"]),
     ("client/cpp/include/", ["kernels/base/", "precondor/"]),
+    # It reads what shards left on their disks.
+    ("client/cpp/tools/ctl_restore", ["kernels/base/", "proto/wire/", "precondor/", "client/cpp/", "server/recovery/",
+                                      "server/store/"]),
     # Tools and examples also precondition locally, to compare with.
     ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "proto/wire/", "precondor/",
                                    "client/cpp/"]),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Snapshots of a whole session over TCP: several shards, one cut.
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -187,6 +189,107 @@ TEST(SnapshotTest, IsOneCutThroughAllShardsThatTheTrainerHearsOf) {
   const auto verified = cluster.Ctl({"snapshot", "verify", "job"});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_THAT(*verified, HasSubstr("whole"));
+}
+
+// A job on two shards that took a snapshot and went on.
+struct Original {
+  explicit Original(const std::string& dir) : cluster(dir, 2), trainer(cluster, 0, Trainer::Begin()) {
+    trainer.RunTo(20);
+    const auto text = cluster.Ctl({"snapshot", "create", "job", "--json"});
+    EXPECT_TRUE(text.ok()) << text.status();
+    if (text.ok()) step = nlohmann::json::parse(*text)["step"];
+    trainer.RunTo(step + 2);
+    EXPECT_EQ(AwaitLast(cluster)["state"], "complete");
+    trainer.RunTo(step + 10);
+  }
+  Cluster cluster;
+  Trainer trainer;
+  uint64_t step = 0;
+};
+
+std::vector<std::string> RestoreFrom(const std::string& dir) {
+  return {"snapshot", "restore", "job", "--snapshot-path", dir + "/shard0", "--snapshot-path", dir + "/shard1"};
+}
+
+TEST(RestoreTest, GoesOnBitwiseOnAnyNumberOfShards) {
+  const TempDir dir;
+  std::filesystem::create_directory(dir.path() + "/two");
+  Weights expected, checkpoint;
+  uint64_t step = 0;
+  {
+    Original original(dir.path() + "/two");
+    expected = original.trainer.weights;
+    checkpoint = original.trainer.checkpoint;
+    step = original.step;
+  }
+  for (const int shards : {1, 2, 3}) {
+    const std::string place = absl::StrCat(dir.path(), "/", shards);
+    std::filesystem::create_directory(place);
+    const Cluster cluster(place, shards);
+    const auto restored = cluster.Ctl(RestoreFrom(dir.path() + "/two"));
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_THAT(*restored, HasSubstr(absl::StrCat("begins with step ", step)));
+    Trainer trainer(cluster, step, checkpoint);
+    ASSERT_NO_FATAL_FAILURE(trainer.RunTo(step + 10));
+    EXPECT_EQ(trainer.weights, expected) << shards << " shards";
+  }
+  // With factors of its own a job comes to other weights.
+  std::filesystem::create_directory(dir.path() + "/fresh");
+  const Cluster fresh(dir.path() + "/fresh", 2);
+  Trainer trainer(fresh, step, checkpoint);
+  ASSERT_NO_FATAL_FAILURE(trainer.RunTo(step + 10));
+  EXPECT_NE(trainer.weights, expected);
+}
+
+TEST(RestoreTest, TakesTheJobBackOnTheShardsThatItRunsOn) {
+  const TempDir dir, copy;
+  Original original(dir.path());
+  const auto here = RestoreFrom(dir.path());
+  const absl::Status exists = original.cluster.Ctl(here).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(exists)) << exists;
+  EXPECT_THAT(std::string(exists.message()), HasSubstr("there is one"));
+  auto replace = here;
+  replace.push_back("--replace");
+  const absl::Status held = original.cluster.Ctl(replace).status();
+  EXPECT_THAT(std::string(held.message()), HasSubstr("copy it first"));
+  ASSERT_TRUE(original.trainer.Step().ok()) << "nothing has been touched";
+  const Weights expected = original.trainer.weights;
+  const uint64_t end = original.trainer.next;
+  std::filesystem::copy(dir.path(), copy.path(), std::filesystem::copy_options::recursive);
+  replace = RestoreFrom(copy.path());
+  replace.push_back("--replace");
+  const auto restored = original.cluster.Ctl(replace);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_FALSE(original.trainer.Step().ok()) << "whoever was there is out";
+  Trainer trainer(original.cluster, original.step, original.trainer.checkpoint);
+  ASSERT_NO_FATAL_FAILURE(trainer.RunTo(end));
+  EXPECT_EQ(trainer.weights, expected);
+}
+
+TEST(RestoreTest, ADamagedFileIsFoundBeforeAnythingIsTouched) {
+  const TempDir dir, copy;
+  Original original(dir.path());
+  std::filesystem::copy(dir.path(), copy.path(), std::filesystem::copy_options::recursive);
+  std::string damaged;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(copy.path() + "/shard1")) {
+    if (entry.path().extension() == ".snap") damaged = entry.path().string();
+  }
+  ASSERT_FALSE(damaged.empty());
+  std::fstream file(damaged, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(damaged)) - 9);
+  file.put('!');
+  file.close();
+  auto replace = RestoreFrom(copy.path());
+  replace.push_back("--replace");
+  const absl::Status refused = original.cluster.Ctl(replace).status();
+  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(damaged));
+  EXPECT_TRUE(original.trainer.Step().ok());
+  // Nor is half a snapshot one.
+  const absl::Status half =
+      original.cluster.Ctl({"snapshot", "restore", "job", "--snapshot-path", copy.path() + "/shard0"}).status();
+  EXPECT_TRUE(absl::IsNotFound(half)) << half;
+  EXPECT_THAT(std::string(half.message()), HasSubstr("3 of 6 layers"));
 }
 
 TEST(SnapshotTest, WithoutADataDirectoryItIsRefused) {

@@ -139,6 +139,8 @@ PRECONDOR_CONTROL_CALL(SetMode, admin)
 PRECONDOR_CONTROL_CALL(CreateSnapshot, snapshot)
 PRECONDOR_CONTROL_CALL(ListSnapshots, snapshot)
 PRECONDOR_CONTROL_CALL(VerifySnapshot, snapshot)
+PRECONDOR_CONTROL_CALL(RestoreSession, snapshot)
+PRECONDOR_CONTROL_CALL(RestoreLayer, snapshot)
 #undef PRECONDOR_CONTROL_CALL
 
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,

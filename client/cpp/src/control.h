@@ -74,6 +74,9 @@ class ControlClient {
                                                           Canceller& canceller);
   absl::StatusOr<v1::VerifySnapshotResponse> VerifySnapshot(const v1::VerifySnapshotRequest& request,
                                                             Canceller& canceller);
+  absl::StatusOr<v1::RestoreSessionResponse> RestoreSession(const v1::RestoreSessionRequest& request,
+                                                            Canceller& canceller);
+  absl::StatusOr<v1::RestoreLayerResponse> RestoreLayer(const v1::RestoreLayerRequest& request, Canceller& canceller);
 
  private:
   struct Stubs;

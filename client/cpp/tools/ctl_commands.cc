@@ -17,6 +17,7 @@
 #include "client/cpp/src/channel.h"
 #include "client/cpp/src/control.h"
 #include "client/cpp/tools/ctl_render.h"
+#include "client/cpp/tools/ctl_restore.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/status_codec.h"
 
@@ -138,6 +139,7 @@ absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, ControlClien
 }
 
 absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
+  if (options.action == "restore") return RunRestore(options);
   ControlClient server(options.server, options.timeout);
   PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
   const bool coordinates = info.role() != v1::ROLE_SHARD;

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -28,7 +29,7 @@ constexpr std::array<CommandWords, 8> kCommands = {{{"status", 0, 0},
                                                     {"health", 0, 1},
                                                     {"drain", 0, 0},
                                                     {"help", 0, 0}}};
-constexpr std::array<absl::string_view, 3> kSnapshotActions = {"create", "list", "verify"};
+constexpr std::array<absl::string_view, 4> kSnapshotActions = {"create", "list", "verify", "restore"};
 constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
 
 std::string CommandNames() {
@@ -53,11 +54,23 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
     PRECONDOR_ASSIGN_OR_RETURN(options.timeout, ParseSeconds(name, value));
     return absl::OkStatus();
   }
+  if (name == "snapshot-path") {
+    if (value.empty()) return absl::InvalidArgumentError("--snapshot-path: expected a directory, got nothing");
+    options.snapshot_paths.emplace_back(value);
+    return absl::OkStatus();
+  }
+  if (name == "snapshot") {
+    if (absl::SimpleAtoi(value, &options.snapshot) && options.snapshot > 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("--snapshot: expected the number of a snapshot as snapshot list shows it, got \"", value, "\""));
+  }
   PRECONDOR_ASSIGN_OR_RETURN(options.drain_deadline, ParseSeconds(name, value));
   return absl::OkStatus();
 }
 
-bool TakesValue(absl::string_view name) { return name == "server" || name == "timeout" || name == "deadline"; }
+bool TakesValue(absl::string_view name) {
+  return name == "server" || name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot";
+}
 
 absl::Status CheckDeadline(const CtlOptions& options) {
   if (options.drain_deadline == absl::ZeroDuration() || options.command == "drain") return absl::OkStatus();
@@ -69,10 +82,20 @@ absl::Status CheckSnapshot(const CtlOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("snapshot: expected ", absl::StrJoin(kSnapshotActions, ", "), ", got \"", options.action, "\""));
   }
-  if (options.action == "create" && options.argument.empty()) {
-    return absl::InvalidArgumentError("snapshot create: expected the name of a session");
+  const bool restores = options.action == "restore";
+  if ((options.action == "create" || restores) && options.argument.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("snapshot ", options.action, ": expected the name of a session"));
+  }
+  if (restores && options.snapshot_paths.empty()) {
+    return absl::InvalidArgumentError("snapshot restore: expected --snapshot-path, a data directory of each shard");
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckRestoreFlags(const CtlOptions& options) {
+  const bool restore_flags = !options.snapshot_paths.empty() || options.snapshot != 0 || options.replace;
+  if (!restore_flags || options.action == "restore") return absl::OkStatus();
+  return absl::InvalidArgumentError("--snapshot-path, --snapshot and --replace: for the command snapshot restore only");
 }
 
 absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& options) {
@@ -129,6 +152,10 @@ absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& argum
       options.json = true;
       continue;
     }
+    if (name == "replace" && equals == absl::string_view::npos) {
+      options.replace = true;
+      continue;
+    }
     if (!TakesValue(name)) return absl::InvalidArgumentError(absl::StrCat("unknown flag ", argument));
     if (equals == absl::string_view::npos && i + 1 == arguments.size()) {
       return absl::InvalidArgumentError(absl::StrCat(argument, ": expected a value"));
@@ -138,6 +165,7 @@ absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& argum
     PRECONDOR_RETURN_IF_ERROR(SetFlag(name, value, options));
   }
   PRECONDOR_RETURN_IF_ERROR(CheckCommand(words, options));
+  PRECONDOR_RETURN_IF_ERROR(CheckRestoreFlags(options));
   return options;
 }
 
@@ -154,6 +182,9 @@ Commands
                     has all its shards take one as of a step that the coordinator chooses, a little ahead of the job
   snapshot list [SESSION], snapshot verify [SESSION]
                     those of whole sessions, and what each shard has; verify reads every byte of that
+  snapshot restore SESSION
+                    opens the session with the factors of a snapshot, on the shards that the coordinator has now;
+                    the job then begins with the snapshot's step
   health [SERVICE]  asks grpc.health.v1; fails unless SERVING
   drain             stops taking new sessions, finishes what is under way, then ends the process
 
@@ -161,6 +192,9 @@ Flags
   --server=HOST:PORT   the server to ask (127.0.0.1:7070)
   --timeout=DURATION   for each answer (10s)
   --deadline=DURATION  drain: time for work in flight; without it, the server's own setting
+  --snapshot-path=DIR  snapshot restore: the data directory of one of the shards that took it, or a copy; once for each
+  --snapshot=ID        snapshot restore: which one, by the number that snapshot list shows; without it, the newest
+  --replace            snapshot restore: close the session first if there is one; its factors are lost
   --json               one JSON document instead of a table
   --help               this text
 
@@ -172,6 +206,7 @@ Examples
   precondorctl --server=coordinator:7070 mode bert first-order
   precondorctl --server=shard-3:7070 health && echo ready
   precondorctl --server=shard-3:7070 drain --deadline=30s
+  precondorctl snapshot restore bert --snapshot-path=/backup/shard-0 --snapshot-path=/backup/shard-1
 )";
 }
 

@@ -2,6 +2,7 @@
 // The command line of precondorctl.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,13 @@ struct CtlOptions {
   std::string command;   // "status", "sessions", "layers", "mode", "snapshot", "health", "drain", "help"
   std::string argument;  // layers, mode, snapshot: the session; health: the service, may be empty
   std::string mode;      // mode: "second-order", "first-order", "auto"; empty: show
-  std::string action;    // snapshot: "create", "list", "verify"
+  std::string action;    // snapshot: "create", "list", "verify", "restore"
   std::string server = "127.0.0.1:7070";
   absl::Duration timeout = absl::Seconds(10);
   absl::Duration drain_deadline = absl::ZeroDuration();  // 0: the server's own
+  std::vector<std::string> snapshot_paths;               // snapshot restore: data directories of shards
+  uint64_t snapshot = 0;                                 // the same: number of the session's snapshot; 0: the newest
+  bool replace = false;                                  // the same: close a session of that name first
   bool json = false;
 };
 

@@ -28,6 +28,12 @@ TEST(CtlOptionsTest, TakesFlagsAnywhereAndInBothForms) {
   EXPECT_EQ(ParseCtlOptions({"mode", "bert", "first-order"})->mode, "first-order");
   EXPECT_EQ(ParseCtlOptions({"snapshot", "create", "bert"})->argument, "bert");
   EXPECT_EQ(ParseCtlOptions({"snapshot", "list"})->action, "list");
+  const auto restore = ParseCtlOptions(
+      {"snapshot", "restore", "bert", "--snapshot-path=a", "--snapshot-path", "b", "--snapshot=3", "--replace"});
+  ASSERT_TRUE(restore.ok()) << restore.status();
+  EXPECT_EQ(restore->snapshot_paths, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(restore->snapshot, 3u);
+  EXPECT_TRUE(restore->replace);
   EXPECT_EQ(ParseCtlOptions({"status", "--help"})->command, "help");
 }
 
@@ -44,9 +50,13 @@ TEST(CtlOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"mode"}), HasSubstr("mode: expected the name of a session"));
   EXPECT_THAT(message({"mode", "a", "slow"}), HasSubstr("expected second-order, first-order, auto, got \"slow\""));
   EXPECT_THAT(message({"mode", "a", "auto", "b"}), HasSubstr("unexpected argument \"b\""));
-  EXPECT_THAT(message({"snapshot"}), HasSubstr("expected create, list, verify, got \"\""));
-  EXPECT_THAT(message({"snapshot", "drop"}), HasSubstr("expected create, list, verify, got \"drop\""));
+  EXPECT_THAT(message({"snapshot"}), HasSubstr("expected create, list, verify, restore, got \"\""));
+  EXPECT_THAT(message({"snapshot", "drop"}), HasSubstr("expected create, list, verify, restore, got \"drop\""));
   EXPECT_THAT(message({"snapshot", "create"}), HasSubstr("create: expected the name of a session"));
+  EXPECT_THAT(message({"snapshot", "restore", "bert"}), HasSubstr("expected --snapshot-path"));
+  EXPECT_THAT(message({"snapshot", "restore", "--snapshot-path=a"}), HasSubstr("expected the name of a session"));
+  EXPECT_THAT(message({"snapshot", "list", "--replace"}), HasSubstr("for the command snapshot restore only"));
+  EXPECT_THAT(message({"snapshot", "restore", "bert", "--snapshot=x"}), HasSubstr("got \"x\""));
   EXPECT_THAT(message({"snapshot", "list", "a", "b"}), HasSubstr("unexpected argument \"b\""));
   EXPECT_THAT(message({"snapshot", "list", "--deadline=1s"}), HasSubstr("for the command drain only"));
   EXPECT_THAT(message({"status", "x"}), HasSubstr("unexpected argument \"x\""));

@@ -227,6 +227,47 @@ TEST_F(CoordinatorSnapshotsTest, ThePolicyTakesThemByItself) {
   EXPECT_THAT(cuts, ElementsAre(50, 100, 150));
 }
 
+TEST_F(CoordinatorSnapshotsTest, NobodyJoinsASessionBeforeItIsRestored) {
+  const auto restoring = coordinator->RestoreSession(spec, 640);
+  ASSERT_TRUE(restoring.ok()) << restoring.status();
+  ASSERT_EQ(restoring->snapshots.size(), 1u);
+  EXPECT_EQ(restoring->snapshots[0].step, 640u);
+  EXPECT_EQ(restoring->shard_map.size(), 2u);
+  for (const auto& shard : shards) {
+    ASSERT_EQ(shard->orders.size(), 1u);
+    EXPECT_TRUE(shard->orders[0].restores);
+    EXPECT_EQ(shard->orders[0].step, 640u);
+  }
+  EXPECT_TRUE(absl::IsUnavailable(coordinator->JoinSession("job", 0, 5, 640).status()));
+  MakeDurable(0, 1);
+  coordinator->Reconcile();
+  MakeCoordinator();
+  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  EXPECT_TRUE(absl::IsUnavailable(coordinator->JoinSession("job", 0, 5, 640).status())) << "half of it";
+  MakeDurable(1, 1);
+  coordinator->Reconcile();
+  const auto joined = coordinator->JoinSession("job", 0, 5, 640);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_GE(joined->directive.lease_through_step, 640u);
+  const absl::Status again = coordinator->RestoreSession(spec, 640).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(again)) << again;
+  spec.layers[0].d_in = 5;
+  EXPECT_EQ(GetErrorReason(coordinator->RestoreSession(spec, 640).status()), ErrorReason::kSpecMismatch);
+}
+
+TEST_F(CoordinatorSnapshotsTest, ARestoreThatFailedKeepsEverybodyOut) {
+  ASSERT_TRUE(coordinator->RestoreSession(spec, 640).ok());
+  shards[1]->order_status = absl::FailedPreconditionError("restarted before it was durable");
+  coordinator->Reconcile();
+  const absl::Status joined = coordinator->JoinSession("job", 0, 5, 640).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(joined)) << joined;
+  EXPECT_THAT(std::string(joined.message()), HasSubstr("shard shard1: restarted"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(coordinator->CreateSnapshot("job").status()));
+  shards[1]->order_status = absl::OkStatus();
+  ASSERT_TRUE(*coordinator->CloseSession("job"));
+  EXPECT_TRUE(coordinator->RestoreSession(spec, 640).ok());
+}
+
 TEST_F(CoordinatorSnapshotsTest, UnknownSessionsAreNamed) {
   const absl::Status status = coordinator->CreateSnapshot("other").status();
   EXPECT_TRUE(absl::IsNotFound(status));

@@ -5,6 +5,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "server/recovery/layer_uploads.h"
+#include "server/recovery/stored_session.h"
+#include "server/store/crc32c.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/server/core/shard_fixture.h"
@@ -28,7 +31,7 @@ class ShardStoreTest : public ShardFixture {
   absl::Status Reopen() {
     shard.reset();
     store.reset();
-    store = std::make_unique<ShardStore>(fs, dir.path() + "/data", log_options, real_clock, logger, observer);
+    store = std::make_unique<ShardStore>(fs, dir.path() + data, log_options, real_clock, logger, observer);
     options.journal = store.get();
     MakeShard().AwaitReplay();
     return store->Restore(*shard);
@@ -77,6 +80,7 @@ class ShardStoreTest : public ShardFixture {
   }
 
   TempDir dir;
+  std::string data = "/data";
   FailingFileSystem fs;
   ShardLogOptions log_options;
   RealClock real_clock;
@@ -171,8 +175,88 @@ TEST_F(ShardStoreTest, TheCoordinatorsSnapshotsStayUntilItLetsThemGo) {
   run_to(33);
   std::vector<uint64_t> numbers;
   found = store->snapshots().List().value();
+  numbers.reserve(found.size());
   for (const SnapshotSummary& one : found) numbers.push_back(one.number);
   EXPECT_EQ(numbers, (std::vector<uint64_t>{2, 3, 0, 0}));
+}
+
+TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
+  Open();
+  for (uint64_t step = 0; step < 4; ++step) Step(step);
+  const std::vector<float> expected = Step(4);  // its cut is before it
+  store->snapshots().WaitIdle();
+  const auto stored = FindStoredSession(fs, {dir.path() + "/data"}, "job", 0);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->step, 4u);
+  EXPECT_EQ(stored->spec, spec);
+  EXPECT_TRUE(VerifyStoredSession(*stored).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(CheckNobodyHolds(fs, *stored))) << "the shard runs";
+  std::vector<LayerImage> images;
+  for (const auto& [layer, file] : stored->layers) {
+    images.push_back(DecodeImage(ReadLayer(file).value()).value());
+    EXPECT_TRUE(absl::IsFailedPrecondition(shard->RestoreLayer(images.back()))) << "the session is in use";
+  }
+  data = "/restored";  // another machine's disk
+  ASSERT_TRUE(Reopen().ok());
+  SessionInstall install = MakeInstall();
+  const std::vector<Member> members = std::exchange(install.members, {});
+  ASSERT_TRUE(shard->Install(install).ok());
+  const SnapshotOrder order{.session_id = kSession, .number = 1, .step = 4, .restores = true};
+  EXPECT_FALSE(shard->TakeSnapshot(order)->durable);
+  LayerImage other = images[0];
+  other.state[other.state.size() / 2] = static_cast<char>(other.state[other.state.size() / 2] ^ 1);
+  EXPECT_FALSE(shard->RestoreLayer(other).ok());
+  other = images[0];
+  other.at.layer = 7;
+  EXPECT_EQ(GetErrorReason(shard->RestoreLayer(other)), ErrorReason::kNotOwner);
+  for (const LayerImage& image : images) {
+    const absl::Status restored = shard->RestoreLayer(image);
+    ASSERT_TRUE(restored.ok()) << restored;
+  }
+  store->snapshots().WaitIdle();
+  EXPECT_TRUE(shard->TakeSnapshot(order)->durable);
+  for (const bool restarted : {false, true}) {
+    if (restarted) Open();
+    install.members = members;
+    ASSERT_TRUE(shard->Install(install).ok());
+    EXPECT_EQ(Step(4), expected) << restarted;
+  }
+}
+
+TEST(LayerUploadsTest, TakesPiecesInOrderAndChecksTheWhole) {
+  LayerImage image{.at = {.session_id = 9, .layer = 3, .step = 1}, .settled = {}, .state = "state"};
+  const std::string bytes = EncodeImageHead(image) + image.state;
+  LayerUploads uploads(1000);
+  const auto piece = [&](uint64_t offset, uint64_t count) {
+    return LayerPiece{.session_id = 9,
+                      .step = 40,
+                      .layer = 3,
+                      .offset = offset,
+                      .total_bytes = bytes.size(),
+                      .checksum = store::Crc32c(bytes),
+                      .data = absl::string_view(bytes).substr(offset, count)};
+  };
+  EXPECT_TRUE(absl::IsOutOfRange(uploads.Add(piece(5, 5)).status())) << "not the first";
+  EXPECT_FALSE(uploads.Add(piece(0, 5))->has_value());
+  EXPECT_TRUE(absl::IsOutOfRange(uploads.Add(piece(6, 5)).status())) << "a gap";
+  EXPECT_FALSE(uploads.Add(piece(0, 7))->has_value()) << "begins anew";
+  const auto whole = uploads.Add(piece(7, bytes.size()));
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ((*whole)->state, "state");
+  EXPECT_EQ((*whole)->at.step, 40u);
+  LayerPiece bad = piece(0, bytes.size());
+  ++bad.checksum;
+  EXPECT_TRUE(absl::IsDataLoss(uploads.Add(bad).status()));
+  bad = piece(0, bytes.size());
+  bad.total_bytes = 1001;
+  EXPECT_TRUE(absl::IsResourceExhausted(uploads.Add(bad).status()));
+  bad.total_bytes = 3;
+  EXPECT_TRUE(absl::IsOutOfRange(uploads.Add(bad).status())) << "more than the whole";
+  for (uint32_t layer = 0; layer <= LayerUploads::kMaxLayers; ++layer) {
+    LayerPiece first = piece(0, 1);
+    first.layer = layer;
+    EXPECT_EQ(uploads.Add(first).ok(), layer < LayerUploads::kMaxLayers) << layer;
+  }
 }
 
 TEST_F(ShardStoreTest, AnOrderThatARestartForgotIsNotTakenUpAgain) {

@@ -110,7 +110,8 @@ inline SnapshotsRecord SampleSnapshots(uint64_t session_id) {
                .epoch = 2,
                .state = SnapshotState::kFailed,
                .reason = "shard1: down",
-               .parts = {{.shard = "shard0", .snapshot_id = 9, .layers = {0}}, {.shard = "shard1", .layers = {1}}}}}};
+               .parts = {{.shard = "shard0", .snapshot_id = 9, .layers = {0}}, {.shard = "shard1", .layers = {1}}},
+               .restores = true}}};
 }
 
 // True when both say the same of the same session.
