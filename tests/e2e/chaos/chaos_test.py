@@ -111,14 +111,17 @@ class ChaosTest(FaultTest):
         if shutil.which("etcd") is None:
             self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
         with Etcd(self.folder.name) as etcd:
-            with self.cluster(coordinator_arguments=["--lease-steps=8", f"--etcd-endpoints={etcd.address}",
+            # What is promised ahead must not carry the run to its end.
+            with self.cluster(coordinator_arguments=["--lease-steps=2", f"--etcd-endpoints={etcd.address}",
                                                      "--etcd-lease-ms=2000"]) as cluster:
                 def disturb(training):
                     before = cluster.step()
                     etcd.process.send_signal(signal.SIGSTOP)
                     try:
                         wait_for("the coordinator to end", lambda: cluster.coordinator.process.poll() is not None)
-                        self.assertTrue(training.running(), "the run ended before its coordinator")
+                        if not training.running():
+                            training.finish()
+                            self.fail("the run ended before its coordinator")
                     finally:
                         etcd.process.send_signal(signal.SIGCONT)
                     cluster.coordinator.start()

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/record_codec.h"
 
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 
 #include "tests/unit/server/recovery/recovery_testing.h"
@@ -9,7 +10,11 @@
 namespace precondor::recovery {
 namespace {
 
-std::string PayloadOf(const EncodedRecord& encoded) { return absl::StrJoin(encoded.Pieces(), ""); }
+std::string PayloadOf(const EncodedRecord& encoded) {
+  std::string payload;
+  for (const absl::string_view piece : encoded.Pieces()) absl::StrAppend(&payload, piece);
+  return payload;
+}
 
 template <typename Record>
 Record RoundTrip(const Record& one) {
