@@ -5,10 +5,12 @@ find_package(absl REQUIRED)
 find_package(OpenBLAS CONFIG REQUIRED)
 find_package(ISAL MODULE REQUIRED)  # CRC-32C of what server/store writes
 find_package(dnnl CONFIG)  # its config wants OpenCL headers too
-if(PRECONDOR_SERVICE)
+if(PRECONDOR_SERVICE OR PRECONDOR_RECOVERY)
   # Module mode: it defines protobuf::protoc and protobuf_generate as Debian's gRPC config expects.
   find_package(Protobuf MODULE REQUIRED)
   find_package(gRPC CONFIG REQUIRED)
+endif()
+if(PRECONDOR_SERVICE)
   find_package(prometheus-cpp CONFIG REQUIRED)
   find_package(yaml-cpp REQUIRED)
   find_package(nlohmann_json REQUIRED)

@@ -185,7 +185,8 @@ TEST(SnapshotTest, IsOneCutThroughAllShardsThatTheTrainerHearsOf) {
     for (const uint32_t layer : shard["layers"]) layers.push_back(layer);
   }
   EXPECT_THAT(layers, ::testing::UnorderedElementsAre(0, 1, 2, 3, 4, 5));
-  for (const auto& part : cluster.List()["snapshots"]) EXPECT_EQ(part["step"], step);
+  const auto listed = cluster.List();
+  for (const auto& part : listed["snapshots"]) EXPECT_EQ(part["step"], step);
   const auto verified = cluster.Ctl({"snapshot", "verify", "job"});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_THAT(*verified, HasSubstr("whole"));
