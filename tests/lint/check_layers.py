@@ -108,9 +108,10 @@ LINKS = {
              "precondor::wire"],
     "metrics": ["absl::*", "prometheus-cpp::*", "precondor::core"] + CORE_TARGETS,
     "wire": ["absl::*", "precondor::base", "precondor::proto", "gRPC::*", "protobuf::*"],
-    "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::core", "precondor::store", "precondor::wire",
-            "precondor::proto"] + CORE_TARGETS,
-    "recovery": ["absl::*", "precondor::core", "precondor::store", "precondor::rpc"] + CORE_TARGETS,
+    "convert": ["absl::*", "precondor::core", "precondor::wire"] + CORE_TARGETS,
+    "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::convert", "precondor::core", "precondor::store",
+            "precondor::wire", "precondor::proto"] + CORE_TARGETS,
+    "recovery": ["absl::*", "precondor::convert", "precondor::core", "precondor::store"] + CORE_TARGETS,
 }
 # Whatever a list above lets through, these never go together.
 NEVER = {
