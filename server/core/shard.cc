@@ -167,13 +167,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
     context_->memory.Release((*session)->factors().Close());
     return InstallRecorded(install, record);
   }
-  context_->observer.OnSessionMemory(install.spec.name, bytes);
-  context_->logger.Log(Severity::kInfo, "session installed",
-                       {{"session", install.spec.name},
-                        {"session_id", install.session_id},
-                        {"epoch", install.epoch},
-                        {"layers", static_cast<uint64_t>(install.layers.size())},
-                        {"reserved_bytes", bytes}});
+  NoteLayers(install, bytes, "session installed");
   return bytes;
 }
 

@@ -167,6 +167,8 @@ class Shard final : public ShardControl {
   absl::StatusOr<int64_t> InstallRecorded(const SessionInstall& install, bool record);
   // A new session: admission, reservation, states.
   absl::StatusOr<int64_t> InstallNew(const SessionInstall& install, bool record);
+  // What the session now reserves, to observer and log.
+  void NoteLayers(const SessionInstall& install, int64_t bytes, absl::string_view event);
   // The session goes on with other layers, in a later epoch: those that stay keep their factors, those that come begin
   // with fresh ones.
   absl::StatusOr<int64_t> ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,

@@ -31,6 +31,16 @@ std::pair<int64_t, int64_t> ScratchElements(const SessionInstall& install) {
   return {statistics, gradient};
 }
 
+void Shard::NoteLayers(const SessionInstall& install, int64_t bytes, absl::string_view event) {
+  context_->observer.OnSessionMemory(install.spec.name, bytes);
+  context_->logger.Log(Severity::kInfo, event,
+                       {{"session", install.spec.name},
+                        {"session_id", install.session_id},
+                        {"epoch", install.epoch},
+                        {"layers", static_cast<uint64_t>(install.layers.size())},
+                        {"reserved_bytes", bytes}});
+}
+
 absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
                                             bool record) {
   SessionContext& context = session->context();
@@ -64,13 +74,7 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
   }
   (*next)->Succeed(*session, install);
   context_->memory.Release(standing.reserved + more - bytes);
-  context_->observer.OnSessionMemory(install.spec.name, bytes);
-  context_->logger.Log(Severity::kInfo, "session goes on with other layers",
-                       {{"session", install.spec.name},
-                        {"session_id", install.session_id},
-                        {"epoch", install.epoch},
-                        {"layers", static_cast<uint64_t>(install.layers.size())},
-                        {"reserved_bytes", bytes}});
+  NoteLayers(install, bytes, "session goes on with other layers");
   return bytes;
 }
 

@@ -120,9 +120,16 @@ class ShardClient final : public ShardControl {
     });
     absl::Status status = wire::FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
     if (status.ok()) return status;
-    // A shard that does not answer in time is unavailable to whoever asked the coordinator.
-    const absl::StatusCode code = absl::IsDeadlineExceeded(status) ? absl::StatusCode::kUnavailable : status.code();
+    // A shard that does not answer in time, or ends and with it its calls, is unavailable to whoever asked the
+    // coordinator.
+    const bool gone = absl::IsDeadlineExceeded(status) || (absl::IsCancelled(status) && !cancelled());
+    const absl::StatusCode code = gone ? absl::StatusCode::kUnavailable : status.code();
     return ReasonedStatus(code, GetErrorReason(status), absl::StrCat("shard ", address_, ": ", status.message()));
+  }
+
+  bool cancelled() {
+    MutexLock lock(mu_);
+    return cancelled_;
   }
 
   const std::string address_;

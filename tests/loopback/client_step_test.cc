@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The client and its coordinator: leases, modes, and what happens while the coordinator is gone.
+#include <atomic>
 #include <cmath>
 #include <future>
 #include <limits>
@@ -127,6 +128,19 @@ TEST(ClientStepTest, ARefusedReportFailsItsCallAndNoOther) {
   EXPECT_TRUE(Report(*worker, 3).ok());
   EXPECT_EQ(GetErrorReason(Report(*worker, 4).status()), ErrorReason::kStepTooFarAhead);
   EXPECT_TRUE(Report(*worker, 5).ok());
+}
+
+TEST(ClientStepTest, ACoordinatorThatEndsInTheMiddleOfACallIsAskedAgain) {
+  ScriptedServer server(Spec());
+  const auto worker = Join(Options(server));
+  std::atomic<int> asked = 0;
+  server.Change([&asked](Script& script) {
+    script.refuse_report = [&asked](const v1::ReportStepRequest&) {
+      return asked++ == 0 ? absl::CancelledError("what a server that ends makes of its calls") : absl::OkStatus();
+    };
+  });
+  EXPECT_TRUE(Report(*worker, 3).ok());
+  EXPECT_EQ(asked, 2);
 }
 
 TEST(ClientStepTest, JoinsWithItsFirstStep) {

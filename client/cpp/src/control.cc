@@ -46,6 +46,11 @@ bool Canceller::Pause(absl::Duration duration) {
   return !cancelled_;
 }
 
+bool Canceller::cancelled() const {
+  MutexLock lock(mu_);
+  return cancelled_;
+}
+
 bool Canceller::Run(grpc::ClientContext& context, const std::function<void()>& call) {
   {
     MutexLock lock(mu_);
@@ -90,6 +95,8 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, boo
       return absl::CancelledError(absl::StrCat(what, ": cancelled"));
     }
     if (status.ok()) return status;
+    // A server that ends cancels its calls: to us it is gone, unless the end was ours.
+    if (absl::IsCancelled(status) && !canceller.cancelled()) status = absl::UnavailableError(status.message());
     // At the deadline the failure before it tells more.
     if (status.code() == absl::StatusCode::kDeadlineExceeded && !last.ok()) return WithContext(last, what);
     const bool answered = GetErrorReason(status) != ErrorReason::kUnspecified;

@@ -29,21 +29,22 @@ namespace precondor {
 class Canceller {
  public:
   void Cancel();
+  bool cancelled() const;
   // False when cancelled before or during the pause.
   bool Pause(absl::Duration duration);
   // Runs `call` with `context` cancellable; false, without running it, when cancelled already.
   bool Run(grpc::ClientContext& context, const std::function<void()>& call);
 
  private:
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   std::set<grpc::ClientContext*> running_ ABSL_GUARDED_BY(mu_);
 };
 
 // The coordinator, or any server, as its clients call it. Statuses name the address and the call and keep their
-// ErrorReason. A call that finds nobody is repeated until its deadline; one that a server answered is not.
-// Thread-safe.
+// ErrorReason. A call that finds nobody, or whose server ends, is repeated until its deadline; one that a server
+// answered is not. Thread-safe.
 class ControlClient {
  public:
   ControlClient(std::string address, absl::Duration rpc_timeout);

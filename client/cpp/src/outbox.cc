@@ -108,11 +108,13 @@ void Outbox::StopStream() {
 }
 
 void Outbox::SendKeptAgain() {
-  for (const auto& [sequence, item] : kept_.items()) {
-    if (!AddAt(sequence, item).ok()) continue;  // under way as it is
-    Entry& entry = entries_.at(sequence);
-    entry.sent_before = entry.acknowledged_before = entry.needless = true;
-  }
+  for (const auto& [sequence, item] : kept_.items()) SendAgain(sequence, item);
+}
+
+void Outbox::SendAgain(Sequence sequence, const Item& item) {
+  if (!AddAt(sequence, item).ok()) return;  // under way as it is
+  Entry& entry = entries_.at(sequence);
+  entry.sent_before = entry.acknowledged_before = entry.needless = true;
 }
 
 Outbox::Item Outbox::Kept(const Contribution& item) {
@@ -257,9 +259,7 @@ void Outbox::Adopt(Moved&& moved, uint64_t first_open) {
     if (over(item)) continue;
     if (taken.answered_at.has_value()) taken.answered_at = *taken.answered_at + shift;
     kept_.Put(sequence + shift, std::move(taken));
-    if (!AddAt(sequence + shift, item).ok()) continue;  // under way as it is
-    Entry& added = entries_.at(sequence + shift);
-    added.sent_before = added.acknowledged_before = added.needless = true;
+    SendAgain(sequence + shift, item);
   }
 }
 

@@ -120,6 +120,8 @@ class Outbox {
 
   absl::Status AddAt(Sequence sequence, Item item);
   void SendKeptAgain();
+  // What is kept and has been acknowledged elsewhere, or before.
+  void SendAgain(Sequence sequence, const Item& item);
 
   const bool may_lose_shard_;
   Sequence next_sequence_ = 0;
