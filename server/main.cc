@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <cstdio>
 #include <fcntl.h>
-#include <malloc.h>
 #include <signal.h>
 #include <string>
 #include <thread>
@@ -11,6 +9,7 @@
 
 #include "absl/synchronization/mutex.h"
 
+#include "kernels/base/malloc_options.h"
 #include "server/app.h"
 #include "server/config.h"
 
@@ -24,14 +23,6 @@ constexpr char kSignalled = 's', kStopped = 'e';
 int g_signal_pipe[2] = {-1, -1};
 
 void Notify(char byte) { (void)!write(g_signal_pipe[1], &byte, 1); }
-
-// Large blocks stay with the process: giving them back costs more than the copies they carry. Hence few arenas.
-void TuneMalloc() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_TOP_PAD, 64 << 20);
-  mallopt(M_ARENA_MAX, static_cast<int>(std::max(2u, std::thread::hardware_concurrency())));
-}
 
 int Serve(const precondor::ServerConfig& config) {
   const precondor::RealClock clock;
@@ -62,7 +53,7 @@ int Serve(const precondor::ServerConfig& config) {
 
 int main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  TuneMalloc();
+  precondor::KeepLargeBlocks();
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   const auto parsed = precondor::ParseServerConfig(arguments, precondor::ProcessEnvironment());
   if (!parsed.ok()) {

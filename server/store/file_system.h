@@ -50,6 +50,9 @@ class FileSystem {
   virtual ~FileSystem() = default;
   // A new, empty file; AlreadyExists when there is one.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) = 0;
+  // The same for a file that is written from its beginning to its end and not read soon: its bytes need not pass
+  // through the system's memory. Nobody reads it before it is synced or closed, and no two calls on it overlap.
+  virtual absl::StatusOr<std::unique_ptr<WritableFile>> CreateLarge(const std::string& path) { return Create(path); }
   virtual absl::StatusOr<std::string> ReadFile(const std::string& path) = 0;
   // Fewer bytes than `length` where the file ends.
   virtual absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset, uint64_t length) = 0;

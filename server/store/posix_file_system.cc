@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
-#include <system_error>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -18,56 +17,11 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "server/store/direct_file.h"
+#include "server/store/posix_calls.h"
 
 namespace precondor::store {
 namespace {
-
-absl::Status IoError(absl::string_view operation, absl::string_view path, int error) {
-  const std::string message =
-      absl::StrCat(operation, " ", path, ": ", std::generic_category().message(error), " (errno ", error, ")");
-  switch (error) {
-    case ENOENT:
-      return absl::NotFoundError(message);
-    case EEXIST:
-      return absl::AlreadyExistsError(message);
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-      return absl::ResourceExhaustedError(message);
-    default:
-      return absl::UnavailableError(message);
-  }
-}
-
-template <typename Call>
-auto Uninterrupted(Call call) {
-  decltype(call()) result;
-  do {
-    result = call();
-  } while (result < 0 && errno == EINTR);
-  return result;
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  int Release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
-absl::StatusOr<Descriptor> Open(const std::string& path, int flags) {
-  const int fd = Uninterrupted([&] { return open(path.c_str(), flags | O_CLOEXEC, 0644); });
-  if (fd < 0) return IoError("open", path, errno);
-  return Descriptor(fd);
-}
 
 class PosixWritableFile final : public WritableFile {
  public:
@@ -116,11 +70,7 @@ class PosixWritableFile final : public WritableFile {
     static_cast<void>(posix_fadvise(fd_.get(), 0, static_cast<off_t>(bytes), POSIX_FADV_DONTNEED));
   }
 
-  absl::Status Close() override {
-    // Not repeated: after EINTR Linux has closed the descriptor.
-    if (close(fd_.Release()) < 0 && errno != EINTR) return IoError("close", path_, errno);
-    return absl::OkStatus();
-  }
+  absl::Status Close() override { return fd_.Close(path_); }
 
  private:
   const std::string path_;
@@ -138,8 +88,13 @@ class PosixFileLock final : public FileLock {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WritableFile>> PosixFileSystem::Create(const std::string& path) {
-  PRECONDOR_ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND));
+  PRECONDOR_ASSIGN_OR_RETURN(Descriptor fd, OpenDescriptor(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND));
   return std::make_unique<PosixWritableFile>(path, std::move(fd));
+}
+
+absl::StatusOr<std::unique_ptr<WritableFile>> PosixFileSystem::CreateLarge(const std::string& path) {
+  PRECONDOR_ASSIGN_OR_RETURN(Descriptor fd, OpenDescriptor(path, O_WRONLY | O_CREAT | O_EXCL));
+  return std::make_unique<DirectFile>(path, std::move(fd));
 }
 
 absl::StatusOr<std::string> PosixFileSystem::ReadFile(const std::string& path) {
@@ -148,7 +103,7 @@ absl::StatusOr<std::string> PosixFileSystem::ReadFile(const std::string& path) {
 }
 
 absl::StatusOr<std::string> PosixFileSystem::ReadRange(const std::string& path, uint64_t offset, uint64_t length) {
-  PRECONDOR_ASSIGN_OR_RETURN(const Descriptor fd, Open(path, O_RDONLY));
+  PRECONDOR_ASSIGN_OR_RETURN(const Descriptor fd, OpenDescriptor(path, O_RDONLY));
   struct stat info;
   if (fstat(fd.get(), &info) < 0) return IoError("fstat", path, errno);
   const uint64_t size = static_cast<uint64_t>(info.st_size);
@@ -212,7 +167,7 @@ absl::Status PosixFileSystem::MakeDir(const std::string& path) {
 }
 
 absl::Status PosixFileSystem::SyncDir(const std::string& dir) {
-  PRECONDOR_ASSIGN_OR_RETURN(const Descriptor fd, Open(dir, O_RDONLY | O_DIRECTORY));
+  PRECONDOR_ASSIGN_OR_RETURN(const Descriptor fd, OpenDescriptor(dir, O_RDONLY | O_DIRECTORY));
   if (Uninterrupted([&] { return fsync(fd.get()); }) < 0) return IoError("fsync", dir, errno);
   return absl::OkStatus();
 }
@@ -224,7 +179,7 @@ absl::StatusOr<uint64_t> PosixFileSystem::FreeSpace(const std::string& dir) {
 }
 
 absl::StatusOr<std::unique_ptr<FileLock>> PosixFileSystem::Lock(const std::string& path) {
-  PRECONDOR_ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_RDWR | O_CREAT));
+  PRECONDOR_ASSIGN_OR_RETURN(Descriptor fd, OpenDescriptor(path, O_RDWR | O_CREAT));
   if (Uninterrupted([&] { return flock(fd.get(), LOCK_EX | LOCK_NB); }) < 0) {
     if (errno == EWOULDBLOCK) return absl::FailedPreconditionError(absl::StrCat(path, ": another process holds it"));
     return IoError("flock", path, errno);

@@ -20,7 +20,8 @@ namespace {
 constexpr absl::string_view kUnfinishedSuffix = ".tmp";
 constexpr absl::string_view kManifestName = "MANIFEST";
 constexpr size_t kMaxKeyBytes = 128;
-constexpr size_t kMaxUnsyncedFiles = 64;  // each holds a descriptor
+constexpr size_t kPartBytes = size_t{256} << 10;  // fits in a core's cache
+constexpr size_t kMaxUnsyncedFiles = 64;          // each holds a descriptor
 
 std::string IdName(uint64_t id) { return absl::StrCat(absl::Dec(id, absl::kZeroPad20)); }
 std::string FileName(absl::string_view key) { return absl::StrCat(key, ".snap"); }
@@ -55,10 +56,19 @@ SnapshotWriter::~SnapshotWriter() {
 absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key,
                                                        absl::Span<const absl::string_view> bytes) {
   const std::string header = EncodeSnapshotFileHeader(id_, key);
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, fs_.Create(JoinPath(unfinished_, FileName(key))));
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, fs_.CreateLarge(JoinPath(unfinished_, FileName(key))));
   std::vector<absl::string_view> pieces = {header};
   pieces.insert(pieces.end(), bytes.begin(), bytes.end());
-  PRECONDOR_RETURN_IF_ERROR(file->AppendPieces(pieces));
+  SnapshotFile written;
+  for (absl::string_view piece : pieces) {
+    // What was just read for the checksum is at hand for the file's copy.
+    for (; !piece.empty(); piece.remove_prefix(std::min(piece.size(), kPartBytes))) {
+      const absl::string_view part = piece.substr(0, kPartBytes);
+      written.file_bytes += part.size();
+      written.checksum = ExtendCrc32c(written.checksum, part);
+      PRECONDOR_RETURN_IF_ERROR(file->Append(part));
+    }
+  }
   file->BeginWriteBack();
   Files many;
   {
@@ -67,11 +77,6 @@ absl::StatusOr<SnapshotFile> SnapshotWriter::WriteFile(absl::string_view key,
     if (unsynced_.size() >= kMaxUnsyncedFiles) many.swap(unsynced_);
   }
   PRECONDOR_RETURN_IF_ERROR(SyncAndClose(many));
-  SnapshotFile written;
-  for (const absl::string_view piece : pieces) {
-    written.file_bytes += piece.size();
-    written.checksum = ExtendCrc32c(written.checksum, piece);
-  }
   return written;
 }
 

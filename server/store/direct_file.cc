@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/store/direct_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor::store {
+
+// The flag is set after the file was made: open would make it before it refuses the flag.
+DirectFile::DirectFile(std::string path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {
+  direct_ = fcntl(fd_.get(), F_SETFL, O_DIRECT) == 0;
+}
+
+absl::Status DirectFile::WriteBlocks(size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t written = Uninterrupted(
+        [&] { return pwrite(fd_.get(), buffer_.get() + done, bytes - done, static_cast<off_t>(written_ + done)); });
+    if (written >= 0) {
+      done += static_cast<size_t>(written);
+    } else if (errno == EINVAL && direct_) {
+      // This disk asks for larger blocks, or its file system took the flag and cannot do it.
+      direct_ = false;
+      if (fcntl(fd_.get(), F_SETFL, 0) < 0) return IoError("fcntl", path_, errno);
+    } else {
+      return IoError("pwrite", path_, errno);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DirectFile::Append(absl::string_view bytes) {
+  while (failure_.ok() && !bytes.empty()) {
+    if (buffer_ == nullptr) {
+      buffer_.reset(static_cast<char*>(::operator new[](kBufferBytes, std::align_val_t(kBlockBytes))));
+      filled_ = rest_.copy(buffer_.get(), rest_.size());
+    }
+    const size_t count = std::min(bytes.size(), kBufferBytes - filled_);
+    std::memcpy(buffer_.get() + filled_, bytes.data(), count);
+    bytes.remove_prefix(count);
+    filled_ += count;
+    if (filled_ < kBufferBytes) break;
+    failure_ = WriteBlocks(kBufferBytes);
+    written_ += kBufferBytes;
+    filled_ = 0;
+  }
+  return failure_;
+}
+
+absl::Status DirectFile::WriteRest() {
+  if (!failure_.ok() || buffer_ == nullptr) return failure_;
+  const size_t whole = filled_ / kBlockBytes * kBlockBytes;
+  rest_.assign(buffer_.get() + whole, filled_ - whole);
+  if (!rest_.empty()) {
+    std::memset(buffer_.get() + filled_, 0, whole + kBlockBytes - filled_);
+    failure_ = WriteBlocks(whole + kBlockBytes);
+    const auto length = static_cast<off_t>(written_ + filled_);
+    if (failure_.ok() && Uninterrupted([&] { return ftruncate(fd_.get(), length); }) < 0) {
+      failure_ = IoError("ftruncate", path_, errno);
+    }
+  } else {
+    failure_ = WriteBlocks(whole);
+  }
+  written_ += whole;
+  buffer_.reset();
+  return failure_;
+}
+
+void DirectFile::BeginWriteBack() {
+  if (WriteRest().ok() && !direct_) static_cast<void>(sync_file_range(fd_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
+}
+
+absl::Status DirectFile::Sync() {
+  PRECONDOR_RETURN_IF_ERROR(WriteRest());
+  // The blocks may be in the disk's own memory, and the file's length nowhere.
+  if (Uninterrupted([&] { return fdatasync(fd_.get()); }) < 0) failure_ = IoError("fdatasync", path_, errno);
+  return failure_;
+}
+
+absl::Status DirectFile::Close() {
+  const absl::Status rest = WriteRest();
+  const absl::Status closed = fd_.Close(path_);
+  return rest.ok() ? closed : rest;
+}
+
+}  // namespace precondor::store
