@@ -111,7 +111,7 @@ class MkorState final : public LayerState {
   }
 
   absl::StatusOr<std::string> Save() const override {
-    StateWriter out(kName);
+    StateWriter out(kName, static_cast<size_t>(bytes()));
     out.Text(StateText(config_));
     out.Integer(version_);
     for (const std::vector<Block>* side : {&in_, &out_}) {

@@ -16,21 +16,42 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "numbers are copied as the host has them");
 
 constexpr absl::string_view kMagic = "PCDRSTAT";
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;  // 1: one sum in the checksum
+constexpr size_t kSums = 8;
 constexpr size_t kShownText = 200;
+constexpr int64_t kPartElements = int64_t{64} << 10;
 
 // FNV-1a over words of 8 bytes, the last one filled with zeros, and the length: finds what a disk or a cut-off copy
-// does, at the speed of memory.
+// does. Words go to sums in turns, since one alone would wait for its multiplications.
+template <size_t kSums>
 uint64_t Checksum(absl::string_view bytes) {
-  constexpr uint64_t kPrime = 0x100000001b3;
-  uint64_t sum = 0xcbf29ce484222325;
-  for (size_t begin = 0; begin < bytes.size(); begin += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + begin, std::min(sizeof(word), bytes.size() - begin));
+  constexpr uint64_t kPrime = 0x100000001b3, kBasis = 0xcbf29ce484222325;
+  uint64_t sums[kSums];
+  std::fill(sums, sums + kSums, kBasis);
+  const auto add = [](uint64_t& sum, uint64_t word) {
     sum = (sum ^ word) * kPrime;
     sum ^= sum >> 32;  // a product's low bits never see its high ones
+  };
+  absl::string_view left = bytes;
+  for (; left.size() >= sizeof(sums); left.remove_prefix(sizeof(sums))) {
+    uint64_t words[kSums];
+    std::memcpy(words, left.data(), sizeof(words));
+    for (size_t i = 0; i < kSums; ++i) add(sums[i], words[i]);
   }
-  return (sum ^ bytes.size()) * kPrime;
+  for (size_t i = 0; !left.empty(); ++i) {
+    uint64_t word = 0;
+    const size_t count = std::min(sizeof(word), left.size());
+    std::memcpy(&word, left.data(), count);
+    add(sums[i], word);
+    left.remove_prefix(count);
+  }
+  for (size_t i = 1; i < kSums; ++i) add(sums[0], sums[i]);
+  return (sums[0] ^ bytes.size()) * kPrime;
+}
+
+// `format`: 1 ... kFormat.
+uint64_t ChecksumOf(uint32_t format, absl::string_view bytes) {
+  return format == 1 ? Checksum<1>(bytes) : Checksum<kSums>(bytes);
 }
 
 template <typename T>
@@ -49,7 +70,10 @@ T Get(absl::string_view bytes) {
 
 }  // namespace
 
-StateWriter::StateWriter(absl::string_view method) : bytes_(kMagic) {
+StateWriter::StateWriter(absl::string_view method, size_t expected_bytes) {
+  constexpr size_t kFew = 4096;  // magic, sizes and scalars
+  if (expected_bytes > 0) bytes_.reserve(expected_bytes + kFew);
+  bytes_.append(kMagic.data(), kMagic.size());
   Put(bytes_, kFormat);
   Text(method);
 }
@@ -71,14 +95,18 @@ absl::Status StateWriter::Matrix(Backend& backend, ConstMatrixView matrix) {
   Integer(static_cast<uint64_t>(matrix.rows));
   Integer(static_cast<uint64_t>(matrix.cols));
   if (matrix.size() == 0) return absl::OkStatus();
-  std::vector<float> elements(static_cast<size_t>(matrix.size()));
-  PRECONDOR_RETURN_IF_ERROR(backend.Download(matrix, MatrixView(elements.data(), matrix.rows, matrix.cols)));
-  bytes_.append(reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(float));
+  const int64_t most = std::max<int64_t>(kPartElements / matrix.cols, 1);
+  part_.resize(std::max(part_.size(), static_cast<size_t>(std::min(most, matrix.rows) * matrix.cols)));
+  for (int64_t row = 0; row < matrix.rows; row += most) {
+    const ConstMatrixView rows = matrix.RowRange(row, std::min(most, matrix.rows - row));
+    PRECONDOR_RETURN_IF_ERROR(backend.Download(rows, MatrixView(part_.data(), rows.rows, rows.cols)));
+    bytes_.append(reinterpret_cast<const char*>(part_.data()), static_cast<size_t>(rows.size()) * sizeof(float));
+  }
   return absl::OkStatus();
 }
 
 std::string StateWriter::Finish() {
-  Put(bytes_, Checksum(bytes_));
+  Put(bytes_, ChecksumOf(kFormat, bytes_));
   return std::move(bytes_);
 }
 
@@ -96,15 +124,16 @@ absl::Status StateReader::Begin(absl::string_view method) {
   PRECONDOR_ASSIGN_OR_RETURN(const absl::string_view magic, Take("magic", kMagic.size()));
   if (magic != kMagic) return absl::DataLossError("layer state: magic: these are not the bytes of a layer's state");
   PRECONDOR_ASSIGN_OR_RETURN(const absl::string_view format, Take("format", sizeof(kFormat)));
-  if (Get<uint32_t>(format) != kFormat) {
+  const auto number = Get<uint32_t>(format);
+  if (number < 1 || number > kFormat) {
     return absl::FailedPreconditionError(
-        absl::StrCat("layer state: format: expected ", kFormat, ", got ", Get<uint32_t>(format)));
+        absl::StrCat("layer state: format: expected at most ", kFormat, ", got ", number));
   }
   if (bytes_.size() < sizeof(uint64_t)) return absl::DataLossError("layer state: checksum: missing");
   const size_t body = bytes_.size() - sizeof(uint64_t);
   const uint64_t stored = Get<uint64_t>(bytes_.substr(body));
   const absl::string_view all(magic.data(), kMagic.size() + sizeof(kFormat) + body);
-  if (Checksum(all) != stored) {
+  if (ChecksumOf(number, all) != stored) {
     return absl::DataLossError(
         absl::StrCat("layer state: checksum: does not match the ", all.size(), " bytes before it"));
   }

@@ -19,18 +19,20 @@ namespace precondor {
 // One use, one thread.
 class StateWriter {
  public:
-  explicit StateWriter(absl::string_view method);
+  // `expected_bytes`: about as many as will come, so that they need not move as they become more.
+  explicit StateWriter(absl::string_view method, size_t expected_bytes = 0);
   void Integer(uint64_t value);
   void Number(double value);  // bit for bit
   void Text(absl::string_view text);
   void Numbers(const std::vector<double>& values);
-  // Downloads it. Errors: the backend's.
+  // Downloads it, in parts that stay in a core's cache until they are taken over. Errors: the backend's.
   absl::Status Matrix(Backend& backend, ConstMatrixView matrix);
   // The bytes, with their checksum; the writer is empty afterwards.
   std::string Finish();
 
  private:
   std::string bytes_;
+  std::vector<float> part_;  // of a matrix
 };
 
 // One use, one thread; `bytes` outlives it. Each error names the field. DataLoss: the bytes are damaged or cut short.

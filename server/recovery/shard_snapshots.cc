@@ -2,6 +2,7 @@
 #include "server/recovery/shard_snapshots.h"
 
 #include <algorithm>
+#include <unistd.h>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -16,6 +17,7 @@ namespace {
 
 constexpr uint32_t kMetadataFormat = 2;
 constexpr size_t kKept = 2;       // snapshots a session
+constexpr int kNiceness = 10;     // a tenth of a core that steps want too
 constexpr uint64_t kSpread = 64;  // steps; no layer of a job is so far ahead of another
 
 absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
@@ -223,6 +225,8 @@ bool ShardSnapshots::Work() {
 }
 
 void ShardSnapshots::Loop() {
+  // Of this thread alone, as Linux has it. The disk is waited for most of the time; the rest is left over by the steps.
+  (void)!nice(kNiceness);
   for (;;) {
     {
       MutexLock lock(mu_);

@@ -2,8 +2,10 @@
 // A shard on a disk: lost at any step, with any of its files damaged or the disk full for a while.
 #include "server/recovery/shard_store.h"
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <sys/resource.h>
 
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/stored_session.h"
@@ -138,6 +140,34 @@ TEST_F(ShardStoreTest, ASnapshotThatIsAskedForIsACutAtItsStep) {
   EXPECT_GT(verified.bytes, 0u);
   EXPECT_TRUE(absl::IsNotFound(store->snapshots().Verify(kSession, found[0].id + 1).status()));
   EXPECT_TRUE(absl::IsNotFound(store->snapshots().Verify(kSession + 1, 1).status()));
+}
+
+// Notes how nice the thread is that writes large files.
+class NicenessFileSystem final : public store::PosixFileSystem {
+ public:
+  absl::StatusOr<std::unique_ptr<store::WritableFile>> CreateLarge(const std::string& path) override {
+    niceness = getpriority(PRIO_PROCESS, 0);
+    return PosixFileSystem::CreateLarge(path);
+  }
+  std::atomic<int> niceness = -100;
+};
+
+TEST(ShardSnapshotsTest, TheWriterLeavesTheProcessorToSteps) {
+  constexpr int kNicest = 19;
+  const int own = getpriority(PRIO_PROCESS, 0);
+  const TempDir dir;
+  NicenessFileSystem fs;
+  NullLogger logger;
+  Observer observer;
+  ShardSnapshots snapshots(fs, dir.path() + "/snapshots", logger, observer);
+  ASSERT_TRUE(snapshots.Open([](const SessionSnapshot&) {}, [](const SessionSnapshot&, uint64_t) {}).ok());
+  InstallRecord install;
+  install.install.session_id = 1;
+  install.install.layers = {0};
+  snapshots.Keep({.at = {.session_id = 1, .layer = 0, .step = 1}, .settled = {}, .state = "state"}, install, 1);
+  snapshots.WaitIdle();
+  EXPECT_EQ(fs.niceness, std::min(own + 10, kNicest));
+  EXPECT_EQ(getpriority(PRIO_PROCESS, 0), own);
 }
 
 TEST_F(ShardStoreTest, TheCoordinatorsSnapshotsStayUntilItLetsThemGo) {
