@@ -290,8 +290,8 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
 
 void LayerPipeline::Settle(ContributionKind kind, const ContributionKey& key) {
   for (const auto& [step, slot] : slots_) {
-    // Whoever sends the next step's gradient has this one's answer; an acknowledgement that is lost does no harm.
-    if (kind == ContributionKind::kGradient && step < key.step) slot->gradient.gather.Settle(key.rank);
+    // Whoever sends anything of a later step has this one's answer; an acknowledgement that is lost does no harm.
+    if (step < key.step) slot->gradient.gather.Settle(key.rank);
     if (kind == ContributionKind::kStatistics && step <= key.step) slot->statistics.gather.Settle(key.rank);
   }
 }
@@ -333,7 +333,9 @@ void LayerPipeline::SealOverdue(absl::Time now) {
     MutexLock lock(mu_);
     for (const auto& [step, slot] : slots_) {
       if (!ExpectsStatistics(*slot) || slot->statistics.state != PhaseState::kOpen) continue;
-      if (slot->gradient.state != PhaseState::kSealed) continue;
+      // Answered already where statistics follow the gradient (staleness_steps): they block the next step's.
+      const PhaseState gradient = slot->gradient.state;
+      if (gradient != PhaseState::kSealed && gradient != PhaseState::kApplied) continue;
       SealIfDue(*slot, ContributionKind::kStatistics, now);
       sealed = sealed || slot->statistics.state == PhaseState::kSealed;
     }

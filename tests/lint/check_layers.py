@@ -48,6 +48,10 @@ OURS = [
             "server/policy/",
             "server/recovery/",
             "server/store/",
+            "client/cpp/src/contribution.h",
+            "client/cpp/src/outbox.h",
+            "client/cpp/src/result_state.h",
+            "client/cpp/src/step_ledger.h",
             "tests/reference/",
             "tests/support/",
         ],
@@ -111,6 +115,7 @@ LINKS = {
     "convert": ["absl::*", "precondor::core", "precondor::wire"] + CORE_TARGETS,
     "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::convert", "precondor::core", "precondor::store",
             "precondor::wire", "precondor::proto"] + CORE_TARGETS,
+    "client_state": ["absl::*", "precondor::client_math", "precondor::proto", "precondor::wire"],
     "recovery": ["absl::*", "precondor::convert", "precondor::core", "precondor::store"] + CORE_TARGETS,
 }
 # Whatever a list above lets through, these never go together.

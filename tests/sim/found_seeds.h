@@ -18,6 +18,10 @@ struct FoundSeed {
 constexpr FoundSeed kFoundSeeds[] = {
     {66939, 14, "an answer of a shard that had died was taken for the acknowledgement of the one that came back"},
     {21790, 17, "fresh factors were taken for those that a restored update still belongs to"},
+    {126, 17, "a rank whose gradient was not finite ran ahead of one that had not had its answer"},
+    {6027, 17, "statistics that were refused for their values were missing at a shard that came back"},
+    {1320, 17, "statistics that were missing past their deadline held the layer up when staleness_steps is 1"},
+    {17782, 17, "a replaced rank was told to wait for itself"},
     {16296, 17, "a rank that was ahead was refused for good while a step that came back was being answered"},
 };
 

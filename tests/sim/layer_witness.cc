@@ -12,7 +12,9 @@ bool SameAnswer(const GradientResult& x, const GradientResult& y) {
   const bool same_bytes = x.bytes == y.bytes || (x.bytes != nullptr && y.bytes != nullptr && *x.bytes == *y.bytes);
   // Where no factors are in the answer their version is for information only.
   const bool same_version = x.decision != Decision::kPreconditioned || x.factor_version == y.factor_version;
-  return same_bytes && x.decision == y.decision && same_version && x.reason == y.reason;
+  // A refused gradient comes back, where it is needed again, as its rank's abstention.
+  const bool same_reason = x.decision == Decision::kSkip || x.reason == y.reason;
+  return same_bytes && x.decision == y.decision && same_version && same_reason;
 }
 
 }  // namespace

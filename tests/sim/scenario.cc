@@ -95,6 +95,8 @@ Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
   scenario.snapshot_interval_steps = random.Below(5);
   if (random.Chance(0.2)) scenario.statistics_deadline = absl::Milliseconds(random.Between(5, 50));
   if (!random.Chance(0.125)) DrawFaults(random, kinds, scenario);
+  // Down to where payloads wait for each other's acknowledgements.
+  scenario.credit_bytes = random.Chance(0.5) ? 1 << 20 : static_cast<uint64_t>(random.Between(1, 100));
   return scenario;
 }
 

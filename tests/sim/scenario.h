@@ -34,11 +34,12 @@ struct Scenario {
   uint64_t lease_steps = 64;
   int64_t max_delay_us = 1;
   NetworkFaults network;
-  double control_loss = 0;  // chance that a coordinator's call to a shard fails on either way
-  double disk_failure = 0;  // chance that a write of the coordinator's journal fails
-  double trouble = 0;       // see Oracle
-  double impatience = 0;    // chance at each heartbeat that a worker goes on without its report's answer
-  bool repeatable = false;  // see Oracle
+  double control_loss = 0;    // chance that a coordinator's call to a shard fails on either way
+  double disk_failure = 0;    // chance that a write of the coordinator's journal fails
+  double trouble = 0;         // see Oracle
+  double impatience = 0;      // chance at each heartbeat that a worker goes on without its report's answer
+  uint64_t credit_bytes = 0;  // of a worker's stream to a shard
+  bool repeatable = false;    // see Oracle
   uint64_t snapshot_interval_steps = 0;
   int window_steps = 2;
   absl::Duration statistics_deadline = absl::InfiniteDuration();

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/base/error_reason.h"
-#include "tests/sim/encode.h"
 #include "tests/sim/world.h"
 
 namespace precondor::sim {
@@ -169,7 +168,7 @@ std::string SimShard::CheckCounted(const ContributionHeader& header, const absl:
   return world_.witness(key.layer).Counted(header, refused);
 }
 
-void SimShard::Deliver(const ContributionHeader& header, const Part& part, const AckFn& ack, const ResultFn& result) {
+void SimShard::Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result) {
   const ContributionKey key = header.key;
   const bool gradient = header.kind == ContributionKind::kGradient;
   const AckFn watched_ack = [this, header, ack](absl::StatusOr<bool> taken) {
@@ -180,7 +179,6 @@ void SimShard::Deliver(const ContributionHeader& header, const Part& part, const
     world_.Fail(CheckCounted(header, taken));
     ack(std::move(taken));
   };
-  Payload payload = header.abstain ? Payload() : Encode(part.values);
   if (!gradient) return shard_->SubmitStatistics(header, std::move(payload), watched_ack);
   shard_->SubmitGradient(header, std::move(payload), watched_ack,
                          [this, key, mode = header.mode, result](absl::StatusOr<GradientResult> answer) {

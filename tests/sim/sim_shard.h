@@ -36,8 +36,10 @@ class SimShard {
   // Dies, and starts again after a while.
   void Kill(Loss loss, int64_t down_us);
 
+  // Whether it takes streams.
+  bool serving() const { return shard_->CheckServing().ok(); }
   // As a frame arrives; `ack` and `result` see what the shard says before the network does.
-  void Deliver(const ContributionHeader& header, const Part& part, const AckFn& ack, const ResultFn& result);
+  void Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result);
 
   // As a call of the coordinator's arrives.
   absl::StatusOr<ShardDescription> Describe() { return shard_->Describe(); }

@@ -97,6 +97,13 @@ LayerWitness& World::witness(const std::string& layer) {
   return *witnesses_[0];
 }
 
+SimShard& World::ShardAt(const std::string& address) {
+  const auto found = std::find_if(shards_.begin(), shards_.end(),
+                                  [&](const auto& shard) { return shard->process().name() == address; });
+  PRECONDOR_CHECK(found != shards_.end());
+  return **found;
+}
+
 std::vector<Process*> World::Processes() {
   std::vector<Process*> all = {&coordinator_->process()};
   for (const std::unique_ptr<SimShard>& shard : shards_) all.push_back(&shard->process());

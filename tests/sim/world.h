@@ -53,6 +53,7 @@ class World {
   SimCoordinator& coordinator() { return *coordinator_; }
   std::vector<std::unique_ptr<SimShard>>& shards() { return shards_; }
   SimShard& ShardOf(uint32_t layer) { return *shards_[shard_of_layer_[layer]]; }
+  SimShard& ShardAt(const std::string& address);
   LayerWitness& witness(uint32_t layer) { return *witnesses_[layer]; }
   LayerWitness& witness(const std::string& layer);
   uint32_t ranks() const { return static_cast<uint32_t>(scenario_.spec.world_size); }

@@ -111,7 +111,8 @@ absl::Status WorkThrough(const Job& job, int32_t rank, SharedReducer& reducer,
     options.evaluate = rank == 0;
     if (resumes) options.resume = &predecessor->state;
     if (!checkpoint_path.empty()) {
-      options.checkpoint = [&](const TrainState& state) {
+      options.checkpoint = [&](const TrainState& state) -> absl::Status {
+        PRECONDOR_RETURN_IF_ERROR(worker->Flush());
         return WriteCheckpoint(checkpoint_path, Checkpoint{.run = index, .state = state});
       };
     }

@@ -196,6 +196,27 @@ Outbox::Item Outbox::Remove(const ContributionId& id) {
   return item;
 }
 
+bool Outbox::CountsAsAbstention(const ContributionId& id, const absl::Status& refusal) const {
+  const Entry* entry = FindEntry(id);
+  const ErrorReason reason = GetErrorReason(refusal);
+  const bool values = reason == ErrorReason::kNonFinite || reason == ErrorReason::kOverNorm;
+  return entry != nullptr && values && !entry->item->abstain && !WasCounted(id, refusal);
+}
+
+Outbox::Item Outbox::AbstainInstead(const ContributionId& id) {
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return nullptr;
+  Entry& entry = entries_.at(found->second);
+  if (entry.state != State::kQueued) Move(found->second, entry, State::kQueued);
+  auto abstention = std::make_shared<Contribution>();
+  abstention->id = id;
+  abstention->mode = entry.item->mode;
+  abstention->abstain = true;
+  abstention->result = entry.item->result;
+  abstention->deadline = entry.item->deadline;
+  return std::exchange(entry.item, std::move(abstention));
+}
+
 void Outbox::RetryAt(const ContributionId& id, absl::Time at) {
   Entry* entry = FindEntry(id);
   if (entry == nullptr) return;

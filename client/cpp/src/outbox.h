@@ -66,6 +66,11 @@ class Outbox {
   // anything.
   bool keeps() const { return memory_id_ != 0 || may_lose_shard_; }
   Item Remove(const ContributionId& id);
+  // True when `refusal` is about the values, which counts as this rank's abstention until the shard loses its memory.
+  bool CountsAsAbstention(const ContributionId& id, const absl::Status& refusal) const;
+  // Then: sends an abstention in its place, which is acknowledged, answered and kept as anything else. A rank that went
+  // on without the answer would be ahead of what the others know. Returns what was refused.
+  Item AbstainInstead(const ContributionId& id);
   // Sends it again from `at` on.
   void RetryAt(const ContributionId& id, absl::Time at);
   // Keeps it until the next StartStream.

@@ -460,13 +460,18 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
   if (options_.may_lose_shard && elsewhere) recovery = Recovery::kRetryLater;
   Outbox::Item item;
   uint64_t epoch = 0;
+  bool abstains = false;
   {
     MutexLock lock(mu_);
     if (outbox_.Find(id) == nullptr) return;
     epoch = epoch_;
     if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, absl::Now() + kRetryPause);
     if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
-    if (recovery == Recovery::kRefused) {
+    if (outbox_.CountsAsAbstention(id, status)) {
+      abstains = true;
+      item = outbox_.AbstainInstead(id);
+      if (item->result == nullptr) hooks_.refused_statistics(status);
+    } else if (recovery == Recovery::kRefused) {
       const bool counted = outbox_.WasCounted(id, status);
       item = outbox_.Remove(id);
       if (item->result == nullptr && !counted) hooks_.refused_statistics(status);
@@ -477,15 +482,10 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
   if (recovery == Recovery::kRetryLater) hooks_.wake();
   if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch);
   if (recovery == Recovery::kFatal) hooks_.fatal(status);
-  if (item == nullptr || item->result == nullptr) return;
+  if (abstains || item == nullptr || item->result == nullptr) return;
   const std::shared_ptr<PreconditionFuture::State> result = item->result;
   item.reset();
-  if (GetErrorReason(status) == ErrorReason::kNonFinite) {
-    // Every other replica is told to skip the step for it: so is this one.
-    result->Complete({Decision::kSkip, 0, 0, std::string(status.message())});
-  } else {
-    result->Fail(status);
-  }
+  result->Fail(status);
 }
 
 // --- the end of a stream -------------------------------------------------------------------------------------------

@@ -7,45 +7,23 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <set>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
+#include "client/cpp/src/step_ledger.h"
 #include "kernels/base/mutex.h"
 #include "precondor/client.h"
-#include "precondor/v1/session.pb.h"
 
 namespace precondor {
-
-// What a v1::Directive says.
-struct WorkerDirective {
-  uint64_t lease_through_step = 0;
-  std::vector<std::pair<uint64_t, Mode>> modes;  // ascending by first step
-  uint64_t went_back_epoch = 0;                  // the last with which the job went back, to resume_step; 0: none
-  uint64_t resume_step = 0;
-  uint64_t snapshot_at = 0;  // see StepDirective
-  uint64_t snapshot_id = 0;
-  Mode ModeOf(uint64_t step) const;
-  static absl::StatusOr<WorkerDirective> Decode(const v1::Directive& directive);
-};
-
-struct OwnReport {
-  uint64_t step = 0;
-  double loss = 0;
-  uint64_t samples = 0;
-  bool finite = true;
-  double learning_rate = 0;
-};
 
 // Thread-safe; mu_ is a leaf and held over no call.
 class StepControl {
@@ -54,8 +32,7 @@ class StepControl {
     std::string what;  // "session NAME: coordinator HOST:PORT", for messages
     absl::Duration lease_timeout;
   };
-  // One call to the coordinator. Unavailable, DeadlineExceeded and what RecoveryFor says to repeat are repeated,
-  // anything else is final.
+  // One call to the coordinator. What StepLedger leaves owed is sent again.
   using Send = std::function<absl::StatusOr<WorkerDirective>(const OwnReport& report)>;
 
   StepControl(Options options, uint64_t first_step, WorkerDirective directive, Send send);
@@ -63,7 +40,7 @@ class StepControl {
   // Ends the thread and all waiting. What a Send under way waits for has been cancelled.
   void Stop();
 
-  // Leases only grow; answers may overtake each other.
+  // See StepLedger.
   void Adopt(WorkerDirective directive);
   Mode ModeOf(uint64_t step) const;
   // The lowest step not reported yet.
@@ -78,17 +55,9 @@ class StepControl {
   void Fail(const absl::Status& status);
 
  private:
-  struct Owed {
-    uint64_t number = 0;
-    OwnReport report;
-  };
   void Loop();
-  // What became of a report; true when it is done with.
-  bool TakeAnswer(const Owed& owed, absl::StatusOr<WorkerDirective> answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AdoptLocked(WorkerDirective directive) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool MayStart(uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return step <= directive_.lease_through_step;
-  }
+  // What became of the first report owed; true when it is done with.
+  bool TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `number`: of the report that waits.
   absl::Status AwaitStart(uint64_t number, uint64_t next_step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status LeaseTimeout() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -98,12 +67,8 @@ class StepControl {
 
   mutable Mutex mu_;
   CondVar changed_;
-  WorkerDirective directive_ ABSL_GUARDED_BY(mu_);
-  uint64_t next_step_ ABSL_GUARDED_BY(mu_);
+  StepLedger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  std::deque<Owed> owed_ ABSL_GUARDED_BY(mu_);
-  uint64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t answered_ ABSL_GUARDED_BY(mu_) = 0;                     // reports up to this number have been
   std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mu_);                // reports that somebody waits for
   std::map<uint64_t, absl::Status> refused_ ABSL_GUARDED_BY(mu_);  // of those
   absl::Status late_refusal_ ABSL_GUARDED_BY(mu_);  // the first of a report that nobody waits for any more

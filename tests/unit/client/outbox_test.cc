@@ -463,5 +463,40 @@ TEST_F(OutboxTest, StatisticsOfStepsThatAreOverStayBehind) {
   EXPECT_EQ(WriteAllOf(to), "S8.1[0+10]");
 }
 
+TEST_F(OutboxTest, WhatIsRefusedForItsValuesGoesAgainAsAnAbstentionAndIsKept) {
+  const absl::Status refusal = Refusal(ErrorReason::kNonFinite, absl::StatusCode::kInvalidArgument);
+  outbox_.StartStream(kCredit, 7);
+  for (const ContributionId& id : {Statistics(0, 0), Gradient(0, 0)}) ASSERT_TRUE(Add(id, 10).ok());
+  EXPECT_EQ(WriteAll(), "S0.0[0+10] G0.0[0+10]");
+  for (const ContributionId& id : {Statistics(0, 0), Gradient(0, 0)}) {
+    ASSERT_TRUE(outbox_.CountsAsAbstention(id, refusal));
+    EXPECT_FALSE(outbox_.CountsAsAbstention(id, Refusal(ErrorReason::kConflict)));
+    const Outbox::Item refused = outbox_.AbstainInstead(id);
+    EXPECT_EQ(refused->payload.size(), 10u);
+    const Outbox::Item abstention = outbox_.Find(id);
+    EXPECT_TRUE(abstention->abstain);
+    EXPECT_EQ(abstention->result, refused->result);
+    EXPECT_FALSE(outbox_.CountsAsAbstention(id, refusal)) << "an abstention has no values";
+  }
+  EXPECT_EQ(outbox_.unacknowledged(), 2u);
+  EXPECT_EQ(WriteAll(), "S0.0[0+0] G0.0[0+0]");
+  outbox_.Acknowledge(Statistics(0, 0));
+  Finish(Gradient(0, 0));
+  EXPECT_TRUE(outbox_.empty());
+  // The shard that counted them has lost its memory.
+  outbox_.StartStream(kCredit, 8);
+  EXPECT_EQ(WriteAll(), "S0.0[0+0] G0.0[0+0]");
+  EXPECT_TRUE(outbox_.Find(Gradient(0, 0))->abstain);
+}
+
+TEST_F(OutboxTest, ARefusalForItsValuesGivesTheCreditBack) {
+  outbox_.StartStream(20);
+  ASSERT_TRUE(Add(Gradient(0, 0), 15).ok());
+  ASSERT_TRUE(Add(Gradient(0, 1), 15).ok());
+  EXPECT_EQ(WriteAll(), "G0.0[0+15]");
+  outbox_.AbstainInstead(Gradient(0, 0));
+  EXPECT_EQ(WriteAll(), "G0.0[0+0] G0.1[0+15]");
+}
+
 }  // namespace
 }  // namespace precondor

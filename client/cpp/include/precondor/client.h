@@ -132,7 +132,8 @@ class Worker {
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
 
   // Waits until everything sent so far is acknowledged; the first refusal of statistics since the last Flush, if any.
-  // Call it before destroying the worker: what is not acknowledged by then is given up.
+  // Call it before destroying the worker, and before writing a checkpoint of the next step: what is not acknowledged by
+  // then is given up, or by a process that begins with the checkpoint never sent again.
   virtual absl::Status Flush() = 0;
 
   // Reports a finished step, in order of steps, and waits until the next one may be started: all ranks are told the

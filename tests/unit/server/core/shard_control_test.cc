@@ -190,6 +190,21 @@ TEST_F(ShardControlTest, ReplacedRanksDoNotWaitForEachOtherAfterAStretchWithoutF
   EXPECT_TRUE(Statistics(5, 1, 1)->accepted());
 }
 
+TEST_F(ShardControlTest, StatisticsOfALaterStepShowThatAReplacedRankHasItsAnswer) {
+  options.window_steps = 2;
+  spec.inv_freq = 5;
+  spec.exchange = ExchangeMode::kDelegate;
+  Start();
+  Statistics(0, 0, 1);
+  Statistics(0, 1, 1);
+  Gradient(0, 0, 1);
+  Replace(2, {0}, 0);
+  EXPECT_TRUE(Gradient(0, 0, 1)->result.has_value());
+  EXPECT_EQ(Statistics(5, 1, 1)->reason(), ErrorReason::kNotActive);
+  EXPECT_TRUE(Statistics(5, 0, 1)->accepted()) << "it may have no credit for more before they are acknowledged";
+  EXPECT_TRUE(Statistics(5, 1, 1)->accepted());
+}
+
 TEST_F(ShardControlTest, EpochOfTheSameRanksKeepsWhatTheySent) {
   Start();
   Abstain(ContributionKind::kStatistics, 0, 0);

@@ -423,6 +423,25 @@ TEST_F(ShardPipelineTest, OverdueStatisticsAreGivenUpAfterTheDeadline) {
   EXPECT_EQ(Statistics(0, 1, 1)->reason(), ErrorReason::kStaleStep);
 }
 
+TEST_F(ShardPipelineTest, OverdueStatisticsAreGivenUpAlsoAfterTheirStepIsAnswered) {
+  options.statistics_deadline = absl::Seconds(5);
+  options.quorum = 0.5;
+  spec.staleness_steps = 1;
+  Start();
+  Statistics(0, 0, 1);
+  Gradient(0, 0, 1);
+  ASSERT_TRUE(Gradient(0, 1, 1)->result.has_value());
+  Gradient(1, 0, 1);
+  const auto reply = Gradient(1, 1, 1);
+  clock.Advance(absl::Seconds(4));
+  shard->SealOverdue();
+  EXPECT_FALSE(reply->result.has_value()) << "its factors are those of step 0";
+  clock.Advance(absl::Seconds(1));
+  shard->SealOverdue();
+  ASSERT_TRUE(reply->result.has_value());
+  EXPECT_EQ((*reply->result)->factor_version, 1u);
+}
+
 TEST_F(ShardPipelineTest, QuorumSealsAtTheDeadline) {
   options.statistics_deadline = absl::Seconds(5);
   options.quorum = 0.5;

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/sim_link.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "client/cpp/src/result_state.h"
+#include "kernels/base/check.h"
+#include "kernels/base/error_reason.h"
+#include "tests/sim/world.h"
+
+namespace precondor::sim {
+namespace {
+
+// Longer than a usual round trip, so that most streams live until something is lost on them.
+constexpr int64_t kSilenceMicros = 6000;
+constexpr int64_t kRetryMicros = 3000;
+
+// What comes over one direction of a stream: in order and once, up to the first message that is lost.
+template <typename Event>
+class Pipe {
+ public:
+  uint64_t Number() { return sent_++; }
+  // Calls `handle` for this message and for those that it was waited for with.
+  template <typename Handle>
+  void Arrive(uint64_t number, Event event, const Handle& handle) {
+    if (number < arrived_) return;
+    early_.try_emplace(number, std::move(event));
+    while (!early_.empty() && early_.begin()->first == arrived_) {
+      ++arrived_;
+      handle(early_.extract(early_.begin()).mapped());
+    }
+  }
+
+ private:
+  uint64_t sent_ = 0;
+  uint64_t arrived_ = 0;
+  std::map<uint64_t, Event> early_;
+};
+
+}  // namespace
+
+// Outlives its link where messages are still on their way.
+class SimLink::Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  using AtShard = std::function<void(const std::shared_ptr<Stream>&)>;
+  using AtRank = std::function<void(SimLink&)>;
+
+  Stream(SimLink& link) : link_(&link), world_(link.world_), process_(link.process_), shard_(link.shard_) {}
+  // Nothing comes of it any more.
+  void End() { link_ = nullptr; }
+
+  void Up(AtShard event) {
+    world_.network().Send(process_, shard_.process(),
+                          [self = shared_from_this(), number = up_.Number(), event = std::move(event)] {
+                            self->up_.Arrive(number, event, [&](const AtShard& next) {
+                              if (self->MeetsItsShard()) next(self);
+                            });
+                          });
+  }
+  void Down(AtRank event) {
+    world_.network().Send(shard_.process(), process_,
+                          [self = shared_from_this(), number = down_.Number(), event = std::move(event)] {
+                            self->down_.Arrive(number, event, [&](const AtRank& next) { self->AtLink(next); });
+                          });
+  }
+  // A process that has never heard of the stream says so.
+  void Probe() {
+    world_.network().Send(process_, shard_.process(), [self = shared_from_this()] {
+      if (self->MeetsItsShard()) return;
+      self->world_.network().Send(self->shard_.process(), self->process_,
+                                  [self] { self->AtLink([](SimLink& link) { link.Connect(); }); });
+    });
+  }
+
+ private:
+  bool MeetsItsShard() {
+    const uint64_t life = shard_.process().life();
+    if (!shard_life_.has_value()) shard_life_ = life;
+    return shard_life_ == life;
+  }
+  void AtLink(const AtRank& event) {
+    if (link_ != nullptr && process_.life() == life_) event(*link_);
+  }
+
+  SimLink* link_;
+  World& world_;
+  Process& process_;
+  SimShard& shard_;
+  const uint64_t life_ = process_.life();
+  std::optional<uint64_t> shard_life_;  // of the shard's process that took it
+  Pipe<AtShard> up_;
+  Pipe<AtRank> down_;
+};
+
+SimLink::SimLink(World& world, Process& process, SimShard& shard, Options options, Hooks hooks)
+    : world_(world),
+      process_(process),
+      shard_(shard),
+      options_(options),
+      hooks_(std::move(hooks)),
+      epoch_(options.epoch) {
+  Connect();
+}
+
+SimLink::~SimLink() { Disconnect(); }
+
+absl::Time SimLink::Now() const { return absl::FromUnixMicros(world_.queue().now_us()); }
+
+std::string SimLink::Describe() const {
+  std::string text = open_ ? "" : " no stream to " + shard_.process().name();
+  for (const Outbox::Item& item : outbox_.Items()) {
+    text += item->id.kind == v1::FRAME_KIND_GRADIENT ? " gradient " : " statistics ";
+    text += std::to_string(item->id.layer) + "@" + std::to_string(item->id.step);
+  }
+  return text;
+}
+
+// --- streams --------------------------------------------------------------------------------------------------------
+
+void SimLink::Disconnect() {
+  if (stream_ != nullptr) stream_->End();
+  stream_.reset();
+  open_ = false;
+  outbox_.StopStream();
+}
+
+void SimLink::Connect() {
+  Disconnect();
+  stream_ = std::make_shared<Stream>(*this);
+  heard_us_ = world_.queue().now_us();
+  stream_->Up([shard = &shard_](const std::shared_ptr<Stream>& stream) {
+    if (!shard->serving()) return;
+    stream->Down([life = shard->process().life()](SimLink& link) { link.OnCredit(life); });
+  });
+}
+
+void SimLink::Tick() {
+  const bool silent = world_.queue().now_us() - heard_us_ >= kSilenceMicros;
+  if (silent && (!open_ || !outbox_.empty())) return Connect();
+  stream_->Probe();
+  Pump();
+}
+
+void SimLink::ChangeEpoch(uint64_t epoch) {
+  if (epoch != epoch_) outbox_.Reopen();
+  epoch_ = epoch;
+  Connect();
+}
+
+void SimLink::OnCredit(uint64_t memory_id) {
+  if (open_) return;
+  open_ = true;
+  heard_us_ = world_.queue().now_us();
+  outbox_.StartStream(world_.scenario().credit_bytes, memory_id);
+  Pump();
+}
+
+// --- frames ---------------------------------------------------------------------------------------------------------
+
+void SimLink::Submit(Outbox::Item item) {
+  if (absl::Status added = outbox_.Add(std::move(item)); !added.ok()) return hooks_.failed(added);
+  Pump();
+}
+
+void SimLink::Pump() {
+  while (const std::optional<Outbox::Frame> frame = outbox_.Next(Now())) Write(*frame);
+}
+
+ContributionHeader SimLink::HeaderOf(const Contribution& item) const {
+  const bool gradient = item.id.kind == v1::FRAME_KIND_GRADIENT;
+  ContributionHeader header;
+  header.key = {.session_id = options_.session_id,
+                .epoch = epoch_,
+                .step = item.id.step,
+                .layer = item.id.layer,
+                .rank = options_.rank,
+                .incarnation = options_.incarnation};
+  header.kind = gradient ? ContributionKind::kGradient : ContributionKind::kStatistics;
+  header.mode = item.mode;
+  header.samples = item.samples;
+  header.abstain = item.abstain;
+  if (item.abstain) return header;
+  const LayerSpec& shape = world_.spec().layers[item.id.layer];
+  const int64_t q = VectorsPerWorker(world_.spec());
+  if (gradient) {
+    header.tensors = {{.dtype = DType::kF32, .dims = {shape.d_out, shape.d_in}, .scale = 1}};
+  } else {
+    header.tensors = {{.dtype = DType::kF32, .dims = {q, shape.d_in}, .scale = 1},
+                      {.dtype = DType::kF32, .dims = {q, shape.d_out}, .scale = 1}};
+  }
+  return header;
+}
+
+void SimLink::Write(const Outbox::Frame& frame) {
+  const Contribution& item = *frame.item;
+  PRECONDOR_CHECK(frame.chunk.size == item.payload.size());
+  stream_->Up([shard = &shard_, header = HeaderOf(item), id = item.id,
+               payload = Payload(item.payload.begin(), item.payload.end())](const std::shared_ptr<Stream>& stream) {
+    shard->Deliver(
+        header, payload,
+        [stream, epoch = header.key.epoch, id](const absl::StatusOr<bool>& ack) {
+          stream->Down([epoch, id, ack](SimLink& link) { link.OnAck(epoch, id, ack); });
+        },
+        [stream, epoch = header.key.epoch, id](const absl::StatusOr<GradientResult>& result) {
+          stream->Down([epoch, id, result](SimLink& link) { link.OnResult(epoch, id, result); });
+        });
+  });
+}
+
+void SimLink::OnAck(uint64_t epoch, const ContributionId& id, const absl::StatusOr<bool>& ack) {
+  heard_us_ = world_.queue().now_us();
+  if (epoch != epoch_) return;
+  if (!ack.ok()) return OnRefused(id, ack.status());
+  outbox_.Acknowledge(id);
+  Pump();
+}
+
+void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::StatusOr<GradientResult>& result) {
+  heard_us_ = world_.queue().now_us();
+  if (epoch != epoch_) return;
+  if (!result.ok()) return OnRefused(id, result.status());
+  const Outbox::Item item = outbox_.Find(id);
+  if (item == nullptr || item->result == nullptr) return;
+  const bool keep = options_.keep_gradients && outbox_.keeps();
+  outbox_.Finish(id, keep ? Outbox::Kept(*item) : nullptr);
+  Pump();
+  item->result->Complete({result->decision, result->factor_version, result->inner_product, result->reason});
+  hooks_.answered(id.layer, *result);
+}
+
+void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
+  const Recovery recovery = RecoveryFor(status);
+  const ErrorReason reason = GetErrorReason(status);
+  if (outbox_.Find(id) == nullptr) return;
+  Outbox::Item item;
+  bool counted = false;
+  if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, Now() + absl::Microseconds(kRetryMicros));
+  if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
+  if (outbox_.CountsAsAbstention(id, status)) {
+    (void)outbox_.AbstainInstead(id);
+  } else if (recovery == Recovery::kRefused) {
+    counted = outbox_.WasCounted(id, status);
+    item = outbox_.Remove(id);
+  }
+  Pump();
+  if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch_);
+  if (recovery == Recovery::kFatal) hooks_.failed(status);
+  if (item == nullptr || counted) return;
+  // Sealed without this rank: its trainer is told.
+  const bool late =
+      reason == ErrorReason::kStaleStep && world_.scenario().statistics_deadline < absl::InfiniteDuration();
+  if (item->result == nullptr && late) return;
+  hooks_.failed(status);
+}
+
+}  // namespace precondor::sim
