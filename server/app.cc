@@ -134,6 +134,7 @@ class ServerApp final : public App {
     probing_.clear();
     reconciling_.Stop();
     naming_.Stop();
+    settling_.Stop();
     sealing_.Stop();
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
     server_.reset();
@@ -370,6 +371,9 @@ class ServerApp final : public App {
       const int64_t pause = std::max<int64_t>(1, config_.statistics_deadline_ms / 4);
       sealing_.Start(absl::Milliseconds(pause), [this] { shard_->SealOverdue(); });
     }
+    if (shard_store_ != nullptr) {
+      settling_.Start(absl::Milliseconds(500), [this] { shard_->SettleFactors(); });
+    }
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
       naming_.Start(absl::Milliseconds(pause), [this] { shard_->NameLaggards(); });
@@ -423,7 +427,7 @@ class ServerApp final : public App {
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
-  Periodic sealing_, naming_, reconciling_;
+  Periodic sealing_, settling_, naming_, reconciling_;
   std::vector<std::unique_ptr<Periodic>> probing_;  // by shard
   std::thread standing_by_;                         // of a candidate
 };

@@ -54,6 +54,7 @@ void LayerJournal::GiveImage(uint64_t cut, const LayerWorker& worker) {
                   .factor_version = worker.view().version,
                   .settled = std::vector<SettledStep>(settled_.begin(), settled_.end()),
                   .held = held,
+                  .release = release_,
                   .state = *std::move(state)});
 }
 
@@ -89,15 +90,18 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& 
   journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = std::move(plan)});
 }
 
-void LayerJournal::FactorsChanged(bool held) {
+void LayerJournal::FactorsChanged(bool held, uint64_t release) {
   if (journal_ == nullptr) return;
   ++updates_;
-  journal_->Append(FactorsRecord{.at = At(settled_.empty() ? 0 : settled_.back().step), .held = held});
+  if (!held) release_ = release;
+  const LayerStep at = At(settled_.empty() ? 0 : settled_.back().step);
+  journal_->Append(FactorsRecord{.at = at, .held = held, .release = release});
 }
 
-void LayerJournal::Resume(uint64_t began, uint64_t updates, std::vector<SettledStep> settled) {
+void LayerJournal::Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<SettledStep> settled) {
   began_ = began;
   updates_ = updates;
+  release_ = release;
   settled_.assign(std::make_move_iterator(settled.begin()), std::make_move_iterator(settled.end()));
   // The cut that this step passed was seen to, or never will be.
   if (settled_.empty()) return;

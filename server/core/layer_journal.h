@@ -28,11 +28,13 @@ class LayerJournal {
   // The answer is made and nobody has heard of it.
   void BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result);
 
-  // The layer has no factors any more, or fresh ones.
-  void FactorsChanged(bool held);
+  // The layer has no factors any more, or some again: those of `release`, or, with 0, fresh ones.
+  void FactorsChanged(bool held, uint64_t release);
+  // The last whose factors were to be kept; 0: none. See LayerImage.
+  uint64_t release() const { return release_; }
 
   // What a restored layer goes on from.
-  void Resume(uint64_t began, uint64_t updates, std::vector<SettledStep> settled);
+  void Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<SettledStep> settled);
 
  private:
   void GiveImage(uint64_t cut, const LayerWorker& worker);
@@ -46,6 +48,7 @@ class LayerJournal {
   const uint32_t layer_;
   uint64_t began_ = 0;
   uint64_t updates_ = 0;
+  uint64_t release_ = 0;
   uint64_t last_cut_ = 0;
   uint64_t last_step_ = 0;           // worked on
   std::deque<SettledStep> settled_;  // ascending, a window's

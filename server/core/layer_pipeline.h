@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -57,8 +58,12 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced);
   // Drops every slot, for good; waiting results get `why`.
   void Close(const absl::Status& why);
-  // Gives the layer other factors, or none, after what is queued; then calls `done`, on the strand.
-  void SetState(std::unique_ptr<LayerState> state, std::function<void()> done);
+  // Gives a layer that has no factors some, after what is queued: those of `release`, or, with 0, fresh ones.
+  void SetState(std::unique_ptr<LayerState> state, uint64_t release);
+  // Takes the layer's factors away, after what is queued; then calls `done` on the strand with what LayerState::Save
+  // said of them, or NotFound: there is no journal that could keep them.
+  using ReleasedFn = std::function<void(absl::StatusOr<std::string> state)>;
+  void ReleaseState(uint64_t release, ReleasedFn done);
   // Gives a layer that nobody has sent anything to the factors of a snapshot as of `step`; its image goes to the
   // journal.
   void Restore(std::unique_ptr<LayerState> state, uint64_t step);
@@ -80,8 +85,12 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Tells the observer and `ack` what became of a contribution that carried `bytes`.
   void Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack);
   LayerStats stats() const;
-  // Not while SetState may be under way.
+  // Not while SetState or ReleaseState may be under way.
   bool has_factors() const { return worker_.has_factors(); }
+  uint64_t release() const { return journal_.release(); }
+  uint32_t index() const { return layer_; }
+  // After FinishReplay, once: factors of release() that the journal may not hold.
+  std::optional<std::string> TakeReleased() { return std::exchange(released_, std::nullopt); }
   const LayerSpec& spec() const { return session_->spec.layers[layer_]; }
 
  private:
@@ -139,6 +148,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   };
   Turn StatisticsTurn(const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Turn GradientTurn(const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // On the strand: gives the layer these factors, or none, after restored updates; the records follow.
+  void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release);
   void Show(const LayerWorker::StateView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome);
   void FinishGradient(StepSlot& slot, LayerWorker::Answer answer);
@@ -154,6 +165,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   LayerWorker worker_;
   LayerJournal journal_;
   std::unique_ptr<LayerReplay> replay_;  // until FinishReplay
+  std::optional<std::string> released_;  // from there until TakeReleased
 
   mutable Mutex mu_;
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);

@@ -8,7 +8,14 @@
 namespace precondor {
 
 LayerReplay& LayerPipeline::replay() {
-  if (replay_ == nullptr) replay_ = std::make_unique<LayerReplay>(worker_, session_->shard->options.window_steps);
+  if (replay_ == nullptr) {
+    const auto read = [this](uint64_t release) -> absl::StatusOr<std::string> {
+      ShardJournal* const journal = session_->shard->options.journal;
+      if (journal == nullptr) return absl::NotFoundError("there is no journal");
+      return journal->ReadFactors(session_->session_id, release, layer_);
+    };
+    replay_ = std::make_unique<LayerReplay>(worker_, session_->shard->options.window_steps, read);
+  }
   return *replay_;
 }
 
@@ -39,7 +46,8 @@ void LayerPipeline::FinishReplay() {
       if (session_->last_step.load() < step) session_->last_step.store(step);
       settled.push_back(std::move(replayed.settled));
     }
-    journal_.Resume(outcome.began, outcome.updates, std::move(settled));
+    journal_.Resume(outcome.began, outcome.updates, outcome.release, std::move(settled));
+    released_ = std::move(outcome.released);
     Show(worker_.view());
   }
   if (work) Schedule();

@@ -177,20 +177,32 @@ std::vector<LayerPipeline::Work> LayerPipeline::TakeRestoredUpdates() {
   return updates;
 }
 
-void LayerPipeline::SetState(std::unique_ptr<LayerState> state, std::function<void()> done) {
+void LayerPipeline::SetState(std::unique_ptr<LayerState> state, uint64_t release) {
   // Tasks have to be copyable.
   auto next = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
-  session_->shard->executor.Post(strand_, [self = shared_from_this(), next, done = std::move(done)] {
+  session_->shard->executor.Post(strand_, [self = shared_from_this(), next, release] {
     for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
-    self->worker_.SetState(std::move(*next));
-    self->journal_.FactorsChanged(self->worker_.has_factors());
-    {
-      const LayerWorker::StateView view = self->worker_.view();
-      MutexLock lock(self->mu_);
-      self->Show(view);
-    }
-    done();
+    self->ReplaceState(std::move(*next), release);
   });
+}
+
+void LayerPipeline::ReleaseState(uint64_t release, ReleasedFn done) {
+  session_->shard->executor.Post(strand_, [self = shared_from_this(), release, done = std::move(done)] {
+    for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
+    if (!self->worker_.has_factors()) return done(absl::NotFoundError("the layer has no factors"));
+    const bool kept = self->session_->shard->options.journal != nullptr;
+    absl::StatusOr<std::string> state = kept ? self->worker_.Save() : absl::NotFoundError("there is no data directory");
+    self->ReplaceState(nullptr, kept ? release : 0);
+    done(std::move(state));
+  });
+}
+
+void LayerPipeline::ReplaceState(std::unique_ptr<LayerState> state, uint64_t release) {
+  worker_.SetState(std::move(state));
+  journal_.FactorsChanged(worker_.has_factors(), release);
+  const LayerWorker::StateView view = worker_.view();
+  MutexLock lock(mu_);
+  Show(view);
 }
 
 void LayerPipeline::Restore(std::unique_ptr<LayerState> state, uint64_t step) {

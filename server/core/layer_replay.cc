@@ -13,6 +13,7 @@ absl::Status LayerReplay::Load(const LayerImage& image) {
   if (image.held != worker_.has_factors()) PRECONDOR_RETURN_IF_ERROR(SetHeld(image.held));
   if (image.held) PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
   began_ = image.at.began;
+  release_ = image.release;
   image_updates_ = received_ = applied_ = image.at.updates;
   for (const SettledStep& settled : image.settled) steps_[settled.step] = {.settled = settled, .votes = {}};
   return absl::OkStatus();
@@ -104,12 +105,37 @@ absl::Status LayerReplay::Add(const FactorsRecord& record) {
     Apply(std::exchange(step, {.settled = step.settled, .votes = {}, .failed = step.failed}));
   }
   ++applied_;
+  if (record.held && record.release != 0) return LoadReleased(record.release);
+  if (!record.held) {
+    release_ = record.release;
+    absl::StatusOr<std::string> state = absl::NotFoundError("");
+    if (release_ != 0 && worker_.has_factors()) state = worker_.Save();
+    if (state.ok()) released_ = *std::move(state);
+  }
   return SetHeld(record.held);
+}
+
+absl::Status LayerReplay::LoadReleased(uint64_t release) {
+  absl::StatusOr<std::string> state = absl::NotFoundError("");
+  if (release == release_ && released_.has_value()) {
+    state = *std::exchange(released_, std::nullopt);
+  } else {
+    state = read_(release);
+  }
+  absl::Status status = state.status();
+  if (status.ok()) status = SetHeld(true);
+  if (status.ok()) status = worker_.Load(*state);
+  if (status.ok()) return status;
+  return absl::DataLossError(absl::StrCat("factors of release ", release, ", which were loaded: ", status.message()));
 }
 
 LayerReplay::Outcome LayerReplay::Finish(uint64_t began) {
   BeginAt(began);
-  return {.began = began_, .updates = applied_, .steps = std::move(steps_)};
+  return {.began = began_,
+          .updates = applied_,
+          .release = release_,
+          .released = std::move(released_),
+          .steps = std::move(steps_)};
 }
 
 }  // namespace precondor

@@ -5,11 +5,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "server/core/layer_worker.h"
 #include "server/core/shard_journal.h"
@@ -25,8 +28,12 @@ struct ReplayedStep {
 // One use, one thread.
 class LayerReplay {
  public:
+  // The layer's factors as they were released, from ShardJournal::ReadFactors.
+  using ReadFactors = std::function<absl::StatusOr<std::string>(uint64_t release)>;
+
   // `worker` is new, and outlives it.
-  LayerReplay(LayerWorker& worker, uint64_t window_steps) : worker_(worker), window_(window_steps) {}
+  LayerReplay(LayerWorker& worker, uint64_t window_steps, ReadFactors read)
+      : worker_(worker), window_(window_steps), read_(std::move(read)) {}
 
   // Before any record. Errors: those of LayerState::Load and Method::MakeState.
   absl::Status Load(const LayerImage& image);
@@ -34,13 +41,16 @@ class LayerReplay {
   absl::Status Add(UpdateRecord record);
   absl::Status Add(const FailedUpdateRecord& record);
   absl::Status Add(const PlanRecord& record);
-  // The same, and those of Method::MakeState.
+  // The same, and those of Method::MakeState. DataLoss as well: the factors that came back are not to be had again.
   absl::Status Add(const FactorsRecord& record);
 
   // Ends it. The job may have gone back to an earlier step, in epoch `began`, since the last record.
   struct Outcome {
     uint64_t began = 0;
     uint64_t updates = 0;  // of LayerStep::updates, those in `steps` not included
+    uint64_t release = 0;  // see LayerImage
+    // The factors of that release, where the records made them and not a snapshot: it may not be durable.
+    std::optional<std::string> released;
     std::map<uint64_t, ReplayedStep> steps;
   };
   Outcome Finish(uint64_t began);
@@ -51,6 +61,7 @@ class LayerReplay {
   absl::Status CheckFollows(const LayerStep& at) const;
   void BeginAt(uint64_t began);
   absl::Status SetHeld(bool held);
+  absl::Status LoadReleased(uint64_t release);
   // DataLoss: not the next of the records that change factors.
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
@@ -58,10 +69,13 @@ class LayerReplay {
 
   LayerWorker& worker_;
   const uint64_t window_;
+  const ReadFactors read_;
   uint64_t began_ = 0;
   uint64_t image_updates_ = 0;
   uint64_t received_ = 0;  // of LayerStep::updates, those of the image included
   uint64_t applied_ = 0;
+  uint64_t release_ = 0;
+  std::optional<std::string> released_;
   std::map<uint64_t, ReplayedStep> steps_;
 };
 

@@ -43,6 +43,10 @@ class Observer {
   virtual void OnLogStale(absl::string_view train_job, bool stale) {}
   // A session's snapshot became durable, or was given up.
   virtual void OnSnapshot(absl::string_view train_job, bool ok) {}
+  // Released factors of a session became durable, or an attempt failed and will be made again.
+  virtual void OnFactorsKept(absl::string_view train_job, bool ok) {}
+  // A session's factors are needed again: so many layers have those that were kept, so many fresh ones.
+  virtual void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) {}
   // Coordinator.
   virtual void OnSessionOpened(absl::string_view train_job) {}
   virtual void OnSessionClosed(absl::string_view train_job) {}

@@ -2,7 +2,8 @@
 #include "server/core/session_factors.h"
 
 #include <algorithm>
-#include <atomic>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -13,25 +14,28 @@
 namespace precondor {
 
 SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
-                               std::vector<std::shared_ptr<LayerPipeline>> layers, Sizes sizes, bool held,
-                               uint64_t version)
+                               std::vector<std::shared_ptr<LayerPipeline>> layers, Sizes sizes,
+                               const Standing& standing)
     : context_(std::move(context)),
       layers_(std::move(layers)),
       sizes_(sizes),
-      held_(held),
-      reserved_(held ? sizes.held : sizes.released),
-      version_(version) {}
+      held_(standing.held),
+      reserved_(standing.held || standing.writing != 0 ? sizes.held : sizes.released),
+      version_(standing.version),
+      writing_(standing.writing) {}
 
 absl::StatusOr<SessionFactors::Standing> SessionFactors::standing() const {
   MutexLock lock(mu_);
-  if (!holding_ && !closed_) return Standing{.held = held_, .reserved = reserved_, .version = version_};
+  if (!holding_ && !letting_go_ && !closed_) {
+    return Standing{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
+  }
   return absl::UnavailableError(absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed"));
 }
 
 bool SessionFactors::HandOver(const Standing& expected) {
   MutexLock lock(mu_);
-  const bool as_expected = Standing{.held = held_, .reserved = reserved_, .version = version_} == expected;
-  if (closed_ || holding_ || !as_expected) return false;
+  const Standing now{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
+  if (closed_ || holding_ || letting_go_ || now != expected) return false;
   closed_ = true;
   reserved_ = 0;
   return true;
@@ -57,16 +61,52 @@ void SessionFactors::Tell(int64_t reserved_bytes) const {
   context_->shard->observer.OnSessionMemory(context_->spec.name, reserved_bytes);
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<LayerState>>> SessionFactors::MakeStates() const {
-  std::vector<std::unique_ptr<LayerState>> states;
+// --- a return to second order ---------------------------------------------------------------------------------------
+
+absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerPipeline& layer) const {
+  ShardContext& shard = *context_->shard;
+  const uint64_t release = layer.release();
+  Returned returned{.layer = &layer, .state = nullptr, .release = 0};
+  PRECONDOR_ASSIGN_OR_RETURN(returned.state, context_->method->MakeState(layer.spec(), shard.backend));
+  if (release == 0 || shard.options.journal == nullptr) return returned;
+  absl::StatusOr<std::string> kept = shard.options.journal->ReadFactors(context_->session_id, release, layer.index());
+  const absl::Status status = kept.ok() ? returned.state->Load(*kept) : kept.status();
+  if (status.ok()) {
+    returned.release = release;
+    return returned;
+  }
+  shard.logger.Log(Severity::kError, "factors of a layer are lost",
+                   {{"session", context_->spec.name},
+                    {"layer", layer.spec().name},
+                    {"reason", absl::string_view(status.message())}});
+  // Half of it may have been loaded.
+  PRECONDOR_ASSIGN_OR_RETURN(returned.state, context_->method->MakeState(layer.spec(), shard.backend));
+  return returned;
+}
+
+absl::StatusOr<std::vector<SessionFactors::Returned>> SessionFactors::MakeStates() const {
+  std::vector<Returned> states;
   for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
-    PRECONDOR_ASSIGN_OR_RETURN(states.emplace_back(),
-                               context_->method->MakeState(layer->spec(), context_->shard->backend));
+    PRECONDOR_ASSIGN_OR_RETURN(states.emplace_back(), MakeState(*layer));
   }
   return states;
 }
 
+void SessionFactors::Give(std::vector<Returned> states) const {
+  int64_t kept = 0, fresh = 0;
+  for (Returned& one : states) {
+    ++(one.release != 0 ? kept : fresh);
+    one.layer->SetState(std::move(one.state), one.release);
+  }
+  const ShardContext& shard = *context_->shard;
+  shard.observer.OnFactorsReturned(context_->spec.name, kept, fresh);
+  shard.logger.Log(fresh == 0 ? Severity::kInfo : Severity::kWarning,
+                   fresh == 0 ? "factors are back as they were released" : "factors begin anew",
+                   {{"session", context_->spec.name}, {"kept_layers", kept}, {"fresh_layers", fresh}});
+}
+
 absl::Status SessionFactors::Hold(uint64_t version) {
+  int64_t more = 0;
   {
     MutexLock lock(mu_);
     if (closed_ || version <= version_) return absl::OkStatus();
@@ -74,19 +114,21 @@ absl::Status SessionFactors::Hold(uint64_t version) {
       version_ = version;
       return absl::OkStatus();
     }
-    if (holding_) {
+    if (holding_ || letting_go_) {
       return absl::UnavailableError(
-          absl::StrCat("session \"", context_->spec.name, "\": its factors are being made already"));
+          absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed already"));
     }
     holding_ = true;
+    // What has not been given back yet is used again.
+    more = writing_ != 0 ? 0 : factor_bytes();
   }
   const auto done = absl::MakeCleanup([this] {
     MutexLock lock(mu_);
     holding_ = false;
   });
   MemoryAccount& memory = context_->shard->memory;
-  PRECONDOR_RETURN_IF_ERROR(memory.Reserve(context_->spec.name, factor_bytes()));
-  absl::StatusOr<std::vector<std::unique_ptr<LayerState>>> states = MakeStates();
+  PRECONDOR_RETURN_IF_ERROR(memory.Reserve(context_->spec.name, more));
+  absl::StatusOr<std::vector<Returned>> states = MakeStates();
   int64_t reserved = 0;
   bool wanted = states.ok();
   {
@@ -95,19 +137,20 @@ absl::Status SessionFactors::Hold(uint64_t version) {
     if (wanted) {
       version_ = version;
       held_ = true;
-      reserved = reserved_ += factor_bytes();
+      writing_ = 0;
+      reserved = reserved_ += more;
     }
   }
   if (!wanted) {
-    memory.Release(factor_bytes());
+    memory.Release(more);
     return states.status();
   }
-  for (size_t i = 0; i < layers_.size(); ++i) layers_[i]->SetState(std::move((*states)[i]), [] {});
+  Give(*std::move(states));
   Tell(reserved);
-  context_->shard->logger.Log(Severity::kInfo, "factors begin anew",
-                              {{"session", context_->spec.name}, {"reserved_bytes", reserved}});
   return absl::OkStatus();
 }
+
+// --- release --------------------------------------------------------------------------------------------------------
 
 void SessionFactors::Release(uint64_t version) {
   {
@@ -116,33 +159,73 @@ void SessionFactors::Release(uint64_t version) {
     version_ = version;
     if (!held_) return;
     held_ = false;
+    letting_go_ = context_->shard->options.journal != nullptr;
   }
-  auto left = std::make_shared<std::atomic<size_t>>(layers_.size());
+  LetGo(version, /*reserved=*/true);
+}
+
+void SessionFactors::LetGo(uint64_t version, bool reserved) {
+  auto leaving = std::make_shared<Leaving>();
+  leaving->reserved = reserved;
+  {
+    MutexLock lock(leaving->mu);
+    leaving->factors = {.session_id = context_->session_id, .release = version, .states = {}};
+    leaving->left = layers_.size();
+  }
   for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
-    layer->SetState(nullptr, [self = shared_from_this(), left] {
-      if (left->fetch_sub(1) == 1) self->FinishRelease();
+    layer->ReleaseState(version, [self = shared_from_this(), layer, leaving](absl::StatusOr<std::string> state) {
+      self->HasLetGo(*layer, *leaving, std::move(state));
     });
   }
 }
 
-void SessionFactors::FinishReplay() {
-  MemoryAccount& memory = context_->shard->memory;
-  bool held = std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->has_factors(); });
-  bool was_held = false;
+void SessionFactors::HasLetGo(const LayerPipeline& layer, Leaving& leaving, absl::StatusOr<std::string> state) {
+  if (!state.ok() && !absl::IsNotFound(state.status())) {
+    context_->shard->logger.Log(Severity::kError, "factors of a layer are lost",
+                                {{"session", context_->spec.name},
+                                 {"layer", layer.spec().name},
+                                 {"reason", absl::string_view(state.status().message())}});
+  }
+  ReleasedFactors all;
+  {
+    MutexLock lock(leaving.mu);
+    if (state.ok()) leaving.factors.states.emplace(layer.index(), *std::move(state));
+    if (--leaving.left > 0) return;
+    all = std::move(leaving.factors);
+  }
+  Keep(std::move(all), leaving.reserved);
+}
+
+void SessionFactors::Keep(ReleasedFactors factors, bool reserved) {
+  ShardJournal* const journal = context_->shard->options.journal;
+  if (journal == nullptr) {
+    if (reserved) FinishRelease();
+    return;
+  }
+  const uint64_t release = factors.release;
+  if (!factors.states.empty()) journal->KeepFactors(std::move(factors));
   {
     MutexLock lock(mu_);
-    was_held = held_;
+    letting_go_ = false;
+    if (reserved) writing_ = release;
   }
-  if (held && !was_held) held = memory.Reserve(context_->spec.name, factor_bytes()).ok();
-  if (!held) {
-    for (const auto& layer : layers_) {
-      if (layer->has_factors()) layer->SetState(nullptr, [] {});
-    }
-    if (was_held) memory.Release(factor_bytes());
+  Settle();
+}
+
+void SessionFactors::Settle() {
+  uint64_t release = 0;
+  {
+    MutexLock lock(mu_);
+    if (writing_ == 0 || holding_ || closed_) return;
+    release = writing_;
   }
-  MutexLock lock(mu_);
-  held_ = held;
-  reserved_ = held ? sizes_.held : sizes_.released;
+  if (!context_->shard->options.journal->FactorsKept(context_->session_id, release)) return;
+  {
+    MutexLock lock(mu_);
+    if (writing_ != release || holding_ || closed_) return;
+    writing_ = 0;
+  }
+  FinishRelease();
 }
 
 void SessionFactors::FinishRelease() {
@@ -162,6 +245,67 @@ void SessionFactors::FinishRelease() {
   shard.logger.Log(
       Severity::kInfo, "factors released",
       {{"session", context_->spec.name}, {"released_bytes", factor_bytes()}, {"reserved_bytes", reserved}});
+}
+
+// --- coming back ----------------------------------------------------------------------------------------------------
+
+uint64_t SessionFactors::KeepReplayed() {
+  ReleasedFactors factors{.session_id = context_->session_id, .release = 0, .states = {}};
+  for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
+    std::optional<std::string> state = layer->TakeReleased();
+    if (!state.has_value()) continue;
+    factors.release = layer->release();
+    factors.states.emplace(layer->index(), *std::move(state));
+  }
+  const uint64_t release = factors.release;
+  if (release != 0) context_->shard->options.journal->KeepFactors(std::move(factors));
+  return release;
+}
+
+bool SessionFactors::CompleteReplay() {
+  std::vector<Returned> states;
+  for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
+    if (layer->has_factors()) continue;
+    absl::StatusOr<Returned> state = MakeState(*layer);
+    if (!state.ok()) return false;
+    states.push_back(*std::move(state));
+  }
+  if (!states.empty()) Give(std::move(states));
+  return true;
+}
+
+void SessionFactors::FinishReplay() {
+  MemoryAccount& memory = context_->shard->memory;
+  const uint64_t kept = KeepReplayed();
+  const bool there =
+      std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->has_factors(); });
+  bool reserved = false;
+  {
+    MutexLock lock(mu_);
+    reserved = held_;
+    for (const auto& layer : layers_) version_ = std::max(version_, layer->release());
+  }
+  if (!reserved && (there || kept != 0)) reserved = memory.Reserve(context_->spec.name, factor_bytes()).ok();
+  const bool held = there && reserved && CompleteReplay();
+  const bool leaves = there && !held;
+  if (reserved && !held && !leaves && kept == 0) {
+    memory.Release(factor_bytes());
+    reserved = false;
+  }
+  uint64_t version = 0;
+  {
+    MutexLock lock(mu_);
+    held_ = held;
+    reserved_ = reserved ? sizes_.held : sizes_.released;
+    if (leaves) {
+      version = ++version_;
+      letting_go_ = true;
+    } else if (reserved && !held) {
+      writing_ = kept;
+    }
+  }
+  if (leaves) return LetGo(version, reserved);
+  Settle();
 }
 
 }  // namespace precondor

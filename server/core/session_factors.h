@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether a session holds its factors on this shard, and the memory that is reserved for it. In first order factors
-// are of no use: their memory goes back to the shard, and a return to second order begins with fresh ones.
+// are of no use: their memory goes back to the shard, once the journal has them on its disk. A return to second order
+// goes on with those, bit for bit; with fresh ones where there is no journal, or it lost them, which is logged.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@
 namespace precondor {
 
 // Thread-safe. Layers are changed on their strands, after what is queued there; a reservation shrinks when the last of
-// them has let go. Lock order: mu_ is a leaf.
+// them has let go and what the journal keeps is on the disk. Lock order: mu_ is a leaf.
 class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
  public:
   // Bytes that have been reserved, or are to be: with factors and without.
@@ -25,28 +26,33 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
     int64_t held = 0;
     int64_t released = 0;
   };
-  // `layers`: all that the session has here. Those hold their states when `held`, and that size has been reserved.
-  // `version`: the greatest that the session has heard of.
-  SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerPipeline>> layers,
-                 Sizes sizes, bool held, uint64_t version = 0);
-
-  // The greatest version is the one that counts: one that is not greater than any before changes nothing. Errors of
-  // Hold, and nothing has changed: ResourceExhausted CAPACITY, those of Method::MakeState, Unavailable while another
-  // Hold is under way.
-  absl::Status Hold(uint64_t version);
-  void Release(uint64_t version);
-
-  // The layers have been replayed and serve nobody yet: puts the reservation right. When one of them has no factors, or
-  // their memory is not there any more, none keeps any: whoever asked for them has not been told that they are there.
-  void FinishReplay();
-
-  // How it stands, for another set of layers to go on from. Unavailable while factors are being made.
+  // How it stands, for another set of layers to go on from.
   struct Standing {
     bool held = false;
     int64_t reserved = 0;
     uint64_t version = 0;
+    uint64_t writing = 0;  // the release that is not durable yet; its memory counts as if it were held
     bool operator==(const Standing&) const = default;
   };
+  // `layers`: all that the session has here. Those hold their states when `standing` says so. That size has been
+  // reserved, or the greater one while a release is being written; `standing.reserved` is not looked at.
+  SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerPipeline>> layers,
+                 Sizes sizes, const Standing& standing);
+
+  // The greatest version is the one that counts: one that is not greater than any before changes nothing. Errors of
+  // Hold, and nothing has changed: ResourceExhausted CAPACITY, those of Method::MakeState, Unavailable while another
+  // Hold is under way or layers have yet to let go for a journal.
+  absl::Status Hold(uint64_t version);
+  void Release(uint64_t version);
+  // Gives back what is reserved for released factors, if they have become durable meanwhile.
+  void Settle();
+
+  // The layers have been replayed and serve nobody yet: puts the reservation right, and sees to it that what was
+  // released becomes durable. A change that only some of the layers had come to ends with factors for all; with none,
+  // and those there were kept, when the memory is not there any more.
+  void FinishReplay();
+
+  // Unavailable while factors are being made or taken away.
   absl::StatusOr<Standing> standing() const;
   // Ends like Close, unless it stands otherwise by now.
   bool HandOver(const Standing& expected);
@@ -57,8 +63,32 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   int64_t Close();
 
  private:
-  absl::StatusOr<std::vector<std::unique_ptr<LayerState>>> MakeStates() const;
+  // What the layers let go of, as it comes.
+  struct Leaving {
+    bool reserved = true;  // their memory is
+    Mutex mu;
+    ReleasedFactors factors ABSL_GUARDED_BY(mu);
+    size_t left ABSL_GUARDED_BY(mu) = 0;
+  };
+  // A layer's factors for a return, and the release that they are of; 0: fresh ones.
+  struct Returned {
+    LayerPipeline* layer = nullptr;
+    std::unique_ptr<LayerState> state;
+    uint64_t release = 0;
+  };
+  absl::StatusOr<Returned> MakeState(LayerPipeline& layer) const;
+  absl::StatusOr<std::vector<Returned>> MakeStates() const;
+  // Has the layers take them, and tells.
+  void Give(std::vector<Returned> states) const;
+  void LetGo(uint64_t version, bool reserved);
+  void HasLetGo(const LayerPipeline& layer, Leaving& leaving, absl::StatusOr<std::string> state);
+  // The last layer has let go.
+  void Keep(ReleasedFactors factors, bool reserved);
   void FinishRelease();
+  // Hands over what was released before the shard ended; returns the release, or 0: nothing.
+  uint64_t KeepReplayed();
+  // Gives factors to the layers that have none. False: they cannot be made.
+  bool CompleteReplay();
   int64_t factor_bytes() const { return sizes_.held - sizes_.released; }
   void Tell(int64_t reserved_bytes) const;
 
@@ -71,6 +101,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   int64_t reserved_ ABSL_GUARDED_BY(mu_);  // what is being released counts until it is gone
   uint64_t version_ ABSL_GUARDED_BY(mu_);
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
+  bool letting_go_ ABSL_GUARDED_BY(mu_) = false;  // layers have yet to, and there is a journal
+  uint64_t writing_ ABSL_GUARDED_BY(mu_);         // see Standing
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -299,6 +299,10 @@ void Shard::SealOverdue() {
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->SealOverdue(now);
 }
 
+void Shard::SettleFactors() {
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->factors().Settle();
+}
+
 void Shard::NameLaggards() {
   if (context_->options.slow_worker == absl::InfiniteDuration()) return;
   const absl::Time since = context_->clock.Now() - context_->options.slow_worker;

@@ -124,6 +124,8 @@ class Shard final : public ShardControl {
 
   // Seals what statistics_deadline has passed for. A server calls it every now and then.
   void SealOverdue();
+  // Gives the memory of released factors back that have become durable. The same.
+  void SettleFactors();
   // Logs and reports which workers hold the others up, when that has changed. The same.
   void NameLaggards();
 

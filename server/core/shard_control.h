@@ -108,9 +108,10 @@ class ShardControl {
   // that a new member goes on from and that this shard keeps no more; nullopt: it keeps them all, or has gone on with
   // this epoch already. NotFound UNKNOWN_SESSION; FailedPrecondition STALE_EPOCH.
   virtual absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) = 0;
-  // Not hold: frees the session's factors once the work that uses them has ended, and takes no statistics in. Hold:
-  // reserves their memory again and begins with fresh ones; ResourceExhausted CAPACITY when it is not there, and they
-  // stay released. NotFound UNKNOWN_SESSION.
+  // Not hold: frees the session's factors once the work that uses them has ended and, with a data directory, they are
+  // durable there; takes no statistics in. Hold: reserves their memory again and goes on with the factors that were
+  // kept, or else with fresh ones; ResourceExhausted CAPACITY when the memory is not there, Unavailable while layers
+  // have yet to let go: they stay released. NotFound UNKNOWN_SESSION.
   virtual absl::Status HoldFactors(const FactorHold& hold) = 0;
   // Has the shard's part of a snapshot taken, and says how far it is. InvalidArgument: the step has been begun and
   // there is none. FailedPrecondition: no data directory, or an order taken before of which nothing is known any more.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <variant>
@@ -52,10 +53,12 @@ struct PlanRecord {
   Mode mode = Mode::kSecondOrder;
   Plan plan;
 };
-// From here on the layer has no factors, or fresh ones; see ShardControl::HoldFactors.
+// From here on the layer has no factors, or has some again; see ShardControl::HoldFactors.
 struct FactorsRecord {
   LayerStep at;
   bool held = false;
+  // The release in which they went, or from which they are back, as they were; 0: they are not kept, or fresh.
+  uint64_t release = 0;
 };
 using ShardRecord =
     std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord, FactorsRecord>;
@@ -74,7 +77,15 @@ struct LayerImage {
   uint64_t factor_version = 0;
   std::vector<SettledStep> settled;  // the window's, ascending
   bool held = true;                  // false: the layer has no factors, `state` is empty
+  uint64_t release = 0;              // the layer's last, whether its factors are back or not; 0: none was kept
   std::string state;                 // LayerState::Save
+};
+
+// The factors of a session's layers as they were when they were released.
+struct ReleasedFactors {
+  uint64_t session_id = 0;
+  uint64_t release = 0;                    // ascends: the version of the FactorHold
+  std::map<uint32_t, std::string> states;  // by layer: LayerState::Save
 };
 
 // Calls come from many threads, a layer's in its order, none under a lock of core.
@@ -91,6 +102,15 @@ class ShardJournal {
   // Takes a layer's image for a snapshot of its session, of which every layer gives one with the same step. Does not
   // wait for a disk.
   virtual void Keep(LayerImage image) = 0;
+  // Takes factors that are released, to be read again. Does not wait for a disk. The records of the release came
+  // before.
+  virtual void KeepFactors(ReleasedFactors factors) {}
+  // False: they are still on their way to the disk, and in memory. What failed is tried again, now and then.
+  virtual bool FactorsKept(uint64_t session_id, uint64_t release) { return true; }
+  // A layer's, as they were released. NotFound: they are not here; DataLoss; those of the disk.
+  virtual absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t release, uint32_t layer) {
+    return absl::NotFoundError("factors are not kept here");
+  }
   // A snapshot as of that step is to count as the coordinator's of that number. Before anybody begins the step.
   virtual void Expect(const SnapshotOrder& order) {}
   // What has become of an order; nullopt: nothing is known of it. Aborted: it was given up, with the reason; those of

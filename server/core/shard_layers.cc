@@ -46,7 +46,7 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
   SessionContext& context = session->context();
   const SessionFactors::Sizes sizes = FactorSizes(*context_, install, *context.method);
   PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::Standing standing, session->factors().standing());
-  const int64_t bytes = standing.held ? sizes.held : sizes.released;
+  const int64_t bytes = standing.held || standing.writing != 0 ? sizes.held : sizes.released;
   // What is to go is freed when the new layers are there: until then both count.
   const int64_t more = std::max<int64_t>(bytes - standing.reserved, 0);
   PRECONDOR_RETURN_IF_ERROR(context_->memory.Reserve(install.spec.name, more));

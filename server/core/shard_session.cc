@@ -42,7 +42,8 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
                                LayerPipeline::Create(context, layer, install.epoch, !install.factors_released));
     owned.push_back(layers[layer]);
   }
-  auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes, !install.factors_released);
+  auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
+                                                  SessionFactors::Standing{.held = !install.factors_released});
   return std::shared_ptr<ShardSession>(new ShardSession(std::move(context), install.layers, std::move(layers),
                                                         std::move(factors), MakeMembership(install)));
 }
@@ -145,7 +146,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
     }
     owned.push_back(layers[layer]);
   }
-  auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, standing.held, standing.version);
+  auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, standing);
   return std::shared_ptr<ShardSession>(
       new ShardSession(context_, install.layers, std::move(layers), std::move(factors), MakeMembership(install)));
 }

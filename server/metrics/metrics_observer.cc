@@ -59,6 +59,7 @@ class MetricsObserver::Impl {
     prometheus::Counter *updates, *update_failures, *result_bytes;
     prometheus::Histogram *update_seconds, *precondition_seconds;
     prometheus::Counter *snapshots_done, *snapshots_failed;
+    prometheus::Counter *factors_kept, *factors_not_kept, *layers_kept, *layers_fresh;
     prometheus::Gauge *reserved_bytes, *log_stale;
     prometheus::Gauge *lagging_workers, *lagging_rank;
   };
@@ -241,6 +242,10 @@ class MetricsObserver::Impl {
     job.log_stale = JobGauge(job, kLogStale, own);
     job.snapshots_done = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "durable"}});
     job.snapshots_failed = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "given_up"}});
+    job.factors_kept = JobCounter(job, kReleases, {{"train_job", name}, {"outcome", "durable"}});
+    job.factors_not_kept = JobCounter(job, kReleases, {{"train_job", name}, {"outcome", "failed"}});
+    job.layers_kept = JobCounter(job, kReturnedLayers, {{"train_job", name}, {"factors", "kept"}});
+    job.layers_fresh = JobCounter(job, kReturnedLayers, {{"train_job", name}, {"factors", "fresh"}});
   }
 
   void FillCoordinatorJob(CoordinatorJob& job, const std::string& name) {
@@ -350,6 +355,16 @@ void MetricsObserver::OnLogStale(absl::string_view train_job, bool stale) {
 void MetricsObserver::OnSnapshot(absl::string_view train_job, bool ok) {
   impl_->WithShardJob(train_job,
                       [&](Impl::ShardJob& job) { (ok ? job.snapshots_done : job.snapshots_failed)->Increment(); });
+}
+void MetricsObserver::OnFactorsKept(absl::string_view train_job, bool ok) {
+  impl_->WithShardJob(train_job,
+                      [&](Impl::ShardJob& job) { (ok ? job.factors_kept : job.factors_not_kept)->Increment(); });
+}
+void MetricsObserver::OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
+    job.layers_kept->Increment(static_cast<double>(kept_layers));
+    job.layers_fresh->Increment(static_cast<double>(fresh_layers));
+  });
 }
 void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
   impl_->plain(kCoordinatorSessions).Set(static_cast<double>(sessions));

@@ -44,6 +44,8 @@ class MetricsObserver final : public Observer {
   void OnLogAppend(int64_t bytes, bool ok) override;
   void OnLogStale(absl::string_view train_job, bool stale) override;
   void OnSnapshot(absl::string_view train_job, bool ok) override;
+  void OnFactorsKept(absl::string_view train_job, bool ok) override;
+  void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) override;
   void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
   void OnSessionOpened(absl::string_view train_job) override;
   void OnSessionClosed(absl::string_view train_job) override;

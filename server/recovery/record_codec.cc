@@ -13,7 +13,7 @@
 namespace precondor::recovery {
 namespace {
 
-constexpr uint32_t kImageFormat = 1;
+constexpr uint32_t kImageFormat = 2;
 
 void PutStep(std::string& out, const LayerStep& at) {
   PutU64(out, at.session_id);
@@ -103,9 +103,11 @@ struct Encoder {
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
-    EncodedRecord out{.type = RecordType::kFactors, .own = {}, .votes = {}};
+    const bool kept = record.release != 0;
+    EncodedRecord out{.type = kept ? RecordType::kKeptFactors : RecordType::kFactors, .own = {}, .votes = {}};
     PutStep(out.own, record.at);
     out.own.push_back(record.held ? 1 : 0);
+    if (kept) PutU64(out.own, record.release);
     return out;
   }
 };
@@ -168,14 +170,19 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       record = std::move(plan);
       break;
     }
-    case RecordType::kFactors: {
+    case RecordType::kFactors:
+    case RecordType::kKeptFactors: {
       FactorsRecord factors{.at = TakeStep(in)};
       factors.held = in.U8() != 0;
+      if (static_cast<RecordType>(type) == RecordType::kKeptFactors) {
+        factors.release = in.U64();
+        valid = factors.release != 0;
+      }
       record = factors;
       break;
     }
     default:
-      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 6, got ", type));
+      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 7, got ", type));
   }
   if (!valid || !in.done()) return Damaged(absl::StrCat("record of type ", type));
   return record;
@@ -202,6 +209,7 @@ std::string EncodeImageHead(const LayerImage& image) {
   PutStep(out, image.at);
   PutU64(out, image.factor_version);
   out.push_back(image.held ? 1 : 0);
+  PutU64(out, image.release);
   PutU64(out, image.settled.size());
   for (const SettledStep& settled : image.settled) {
     PutU64(out, settled.step);
@@ -216,13 +224,14 @@ std::string EncodeImageHead(const LayerImage& image) {
 absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
   Decoder in(bytes);
   const uint32_t format = in.U32();
-  if (in.ok() && format != kImageFormat) {
+  if (in.ok() && (format < 1 || format > kImageFormat)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("layer image: format: expected ", kImageFormat, ", got ", format));
+        absl::StrCat("layer image: format: expected 1 ... ", kImageFormat, ", got ", format));
   }
   LayerImage image{.at = TakeStep(in), .settled = {}, .state = {}};
   image.factor_version = in.U64();
   image.held = in.U8() != 0;
+  if (format > 1) image.release = in.U64();
   const uint64_t count = in.U64();
   bool valid = true;
   for (uint64_t i = 0; i < count && in.ok(); ++i) {

@@ -15,7 +15,15 @@
 namespace precondor::recovery {
 
 // Types in the log. A number is never used again for something else.
-enum class RecordType : uint8_t { kInstall = 1, kRemove = 2, kUpdate = 3, kFailedUpdate = 4, kPlan = 5, kFactors = 6 };
+enum class RecordType : uint8_t {
+  kInstall = 1,
+  kRemove = 2,
+  kUpdate = 3,
+  kFailedUpdate = 4,
+  kPlan = 5,
+  kFactors = 6,
+  kKeptFactors = 7,  // the same with a release
+};
 
 // The votes' bytes stay where they are, in the record: it outlives this.
 struct EncodedRecord {

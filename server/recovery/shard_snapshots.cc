@@ -35,6 +35,15 @@ absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
 
 std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(layer, absl::kZeroPad6)); }
 
+absl::Status RemoveStore(store::FileSystem& fs, std::unique_ptr<store::SnapshotStore> store, const std::string& dir) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
+  for (const uint64_t id : ids) PRECONDOR_RETURN_IF_ERROR(store->Remove(id));
+  store.reset();
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> left, fs.List(dir));
+  for (const std::string& name : left) PRECONDOR_RETURN_IF_ERROR(fs.RemoveFile(store::JoinPath(dir, name)));
+  return fs.RemoveDir(dir);
+}
+
 absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
   Decoder in(bytes);
   const uint32_t format = in.U32();
@@ -66,8 +75,10 @@ ShardSnapshots::~ShardSnapshots() {
   if (writer_.joinable()) writer_.join();
 }
 
-absl::Status ShardSnapshots::Open(const std::function<void(const SessionSnapshot&)>& restore, Durable durable) {
+absl::Status ShardSnapshots::Open(const std::function<void(const SessionSnapshot&)>& restore, Durable durable,
+                                  Check check) {
   durable_ = std::move(durable);
+  check_ = std::move(check);
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(dir_));
   for (const std::string& name : names) {
@@ -193,17 +204,22 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
     return GiveUp(*whole, absl::AbortedError("the one before it is still being written"));
   }
   ++writing_[session_id];
-  Post([this, whole = std::move(whole)] { Write(*whole); });
+  PostLocked([this, whole = std::move(whole)] { Write(*whole); });
 }
 
 void ShardSnapshots::Remove(uint64_t session_id) {
   MutexLock lock(mu_);
   gathering_.erase(session_id);
   ordered_.erase(session_id);
-  Post([this, session_id] { Erase(session_id); });
+  PostLocked([this, session_id] { Erase(session_id); });
 }
 
-void ShardSnapshots::Post(Job job) {
+void ShardSnapshots::Post(std::function<void()> job) {
+  MutexLock lock(mu_);
+  PostLocked(std::move(job));
+}
+
+void ShardSnapshots::PostLocked(Job job) {
   jobs_.push_back(std::move(job));
   changed_.notify_all();
 }
@@ -245,7 +261,9 @@ void ShardSnapshots::WaitIdle() {
 void ShardSnapshots::Write(const SessionSnapshot& snapshot) {
   const uint64_t session_id = snapshot.install.install.session_id;
   const absl::StatusOr<store::SnapshotStore*> store = StoreOf(session_id);
-  const absl::StatusOr<uint64_t> written = store.ok() ? WriteFiles(snapshot, **store) : store.status();
+  absl::Status allowed = store.status();
+  if (store.ok() && check_ != nullptr) allowed = check_(snapshot);
+  const absl::StatusOr<uint64_t> written = allowed.ok() ? WriteFiles(snapshot, **store) : allowed;
   uint64_t before = 0;
   {
     MutexLock lock(mu_);
@@ -308,17 +326,7 @@ void ShardSnapshots::Erase(uint64_t session_id) {
     store = std::move(found->second);
     stores_.erase(found);
   }
-  absl::StatusOr<std::vector<uint64_t>> ids = store->List();
-  absl::Status status = ids.status();
-  for (size_t i = 0; status.ok() && i < ids->size(); ++i) status = store->Remove((*ids)[i]);
-  store.reset();
-  const std::string dir = store::JoinPath(dir_, absl::StrCat(session_id));
-  if (status.ok()) {
-    const absl::StatusOr<std::vector<std::string>> left = fs_.List(dir);
-    status = left.status();
-    for (size_t i = 0; status.ok() && i < left->size(); ++i) status = fs_.RemoveFile(store::JoinPath(dir, (*left)[i]));
-  }
-  if (status.ok()) status = fs_.RemoveDir(dir);
+  const absl::Status status = RemoveStore(fs_, std::move(store), store::JoinPath(dir_, absl::StrCat(session_id)));
   if (status.ok()) return;
   logger_.Log(Severity::kWarning, "snapshots of a closed session stay",
               {{"session_id", session_id}, {"reason", absl::string_view(status.message())}});

@@ -35,6 +35,8 @@ struct SessionSnapshot {
 
 // The file of a layer.
 std::string LayerKey(uint32_t layer);
+// Removes all of a store with its directory. Errors: the disk's.
+absl::Status RemoveStore(store::FileSystem& fs, std::unique_ptr<store::SnapshotStore> store, const std::string& dir);
 // What a snapshot's manifest says of it, without the images. DataLoss, or FailedPrecondition for a newer format.
 absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes);
 
@@ -55,6 +57,8 @@ class ShardSnapshots {
   // A snapshot is durable. `sequence` is that of the one before it, or 0: the log is needed from there on in case that
   // the newest is damaged. On the writer's thread.
   using Durable = std::function<void(const SessionSnapshot& snapshot, uint64_t sequence)>;
+  // Why a snapshot must not be written; OK: it may. On the writer's thread.
+  using Check = std::function<absl::Status(const SessionSnapshot& snapshot)>;
 
   // References outlive it. Without `background` nothing is written but by Work.
   ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer, bool background = true);
@@ -62,7 +66,7 @@ class ShardSnapshots {
   ~ShardSnapshots();
 
   // Before anything else: hands over the newest snapshot of each session that is whole, and begins to take images.
-  absl::Status Open(const std::function<void(const SessionSnapshot&)>& restore, Durable durable);
+  absl::Status Open(const std::function<void(const SessionSnapshot&)>& restore, Durable durable, Check check = nullptr);
 
   // One layer's image; `install` and `sequence` as of now, the first image's count.
   void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence);
@@ -77,6 +81,8 @@ class ShardSnapshots {
   // Reads all of a snapshot. Errors: those of SnapshotStore::Verify, of damaged images, NotFound: no such session.
   absl::StatusOr<SnapshotSummary> Verify(uint64_t session_id, uint64_t id) const;
 
+  // Has the writer's thread run this, in its turn.
+  void Post(std::function<void()> job) ABSL_LOCKS_EXCLUDED(mu_);
   // What was handed over so far is written, or given up.
   void WaitIdle();
   // Writes or removes one snapshot that was handed over; false when there is none. One caller at a time.
@@ -110,7 +116,7 @@ class ShardSnapshots {
   void Write(const SessionSnapshot& snapshot);
   absl::StatusOr<uint64_t> WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store);
   void Erase(uint64_t session_id);
-  void Post(Job job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PostLocked(Job job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Loop();
 
   store::FileSystem& fs_;
@@ -119,6 +125,7 @@ class ShardSnapshots {
   Observer& observer_;
   const bool background_;
   Durable durable_;
+  Check check_;
 
   mutable Mutex mu_;
   CondVar changed_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/shard_store.h"
 
+#include <algorithm>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -13,12 +15,20 @@ ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOpti
     : fs_(fs),
       dir_(store::JoinPath(data_dir, "shard")),
       log_(fs, store::JoinPath(dir_, "log"), options, clock, logger, observer),
+      kept_(fs, store::JoinPath(dir_, "factors"), KeptOptions(options.reopen_interval), clock, logger, observer),
       snapshots_(fs, store::JoinPath(dir_, "snapshots"), logger, observer, options.background) {}
+
+KeptFactors::Options ShardStore::KeptOptions(absl::Duration retry) {
+  return {.retry = retry,
+          .post = [this](std::function<void()> job) { snapshots_.Post(std::move(job)); },
+          .sync = [this] { log_.Sync(); }};
+}
 
 absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, store::ParentDir(dir_)));
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
-  std::set<uint64_t> held;
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> kept, kept_.Open());
+  std::set<uint64_t> held(kept.begin(), kept.end());
   const auto restore = [&](const SessionSnapshot& snapshot) {
     held.insert(snapshot.install.install.session_id);
     log_.Know(snapshot.install);
@@ -26,18 +36,43 @@ absl::Status ShardStore::Restore(Shard& shard) {
     for (const auto& [layer, image] : snapshot.images) shard.Replay(image);
   };
   PRECONDOR_RETURN_IF_ERROR(snapshots_.Open(
-      restore, [this](const SessionSnapshot& snapshot, uint64_t sequence) { OnDurable(snapshot, sequence); }));
+      restore, [this](const SessionSnapshot& snapshot, uint64_t sequence) { OnDurable(snapshot, sequence); },
+      [this](const SessionSnapshot& snapshot) { return Check(snapshot); }));
   PRECONDOR_RETURN_IF_ERROR(log_.Open([&shard](ShardRecord record) { shard.Replay(std::move(record)); }));
   // Sessions that a record after their snapshot removed; those that FinishReplay gives up remove themselves.
   for (const ShardSessionSummary& session : shard.ListSessions()) held.erase(session.session_id);
-  for (const uint64_t gone : held) snapshots_.Remove(gone);
+  for (const uint64_t gone : held) {
+    snapshots_.Remove(gone);
+    kept_.Remove(gone);
+  }
   shard.FinishReplay();
   return absl::OkStatus();
 }
 
 void ShardStore::Append(const ShardRecord& record) {
   log_.Append(record);
-  if (const auto* removal = std::get_if<RemoveRecord>(&record)) snapshots_.Remove(removal->session_id);
+  if (const auto* removal = std::get_if<RemoveRecord>(&record)) {
+    snapshots_.Remove(removal->session_id);
+    kept_.Remove(removal->session_id);
+  } else if (const auto* factors = std::get_if<FactorsRecord>(&record); factors != nullptr && factors->held) {
+    kept_.TakenBack(factors->at.session_id, factors->release);
+  }
+}
+
+void ShardStore::KeepFactors(ReleasedFactors factors) {
+  const std::optional<InstallRecord> install = log_.InstallOf(factors.session_id);
+  if (install.has_value()) kept_.Keep(install->install.spec.name, std::move(factors));
+}
+
+absl::Status ShardStore::Check(const SessionSnapshot& snapshot) const {
+  std::set<uint64_t> needed;
+  for (const auto& [layer, image] : snapshot.images) {
+    if (!image.held && image.release != 0) needed.insert(image.release);
+  }
+  for (const uint64_t release : needed) {
+    PRECONDOR_RETURN_IF_ERROR(kept_.CheckDurable(snapshot.install.install.session_id, release));
+  }
+  return absl::OkStatus();
 }
 
 void ShardStore::Keep(LayerImage image) {
@@ -47,8 +82,14 @@ void ShardStore::Keep(LayerImage image) {
 
 void ShardStore::OnDurable(const SessionSnapshot& snapshot, uint64_t sequence) {
   std::map<uint32_t, LayerStep> cuts;
-  for (const auto& [layer, image] : snapshot.images) cuts[layer] = image.at;
+  uint64_t floor = std::numeric_limits<uint64_t>::max();
+  for (const auto& [layer, image] : snapshot.images) {
+    cuts[layer] = image.at;
+    // Records after the image make what is released later; nobody goes back to what came before it.
+    floor = std::min(floor, image.release + (image.held ? 1 : 0));
+  }
   log_.OnSnapshot(snapshot.install.install.session_id, sequence, cuts);
+  kept_.OnSnapshot(snapshot.install.install.session_id, floor);
 }
 
 }  // namespace precondor::recovery

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard's journal on a disk: a log of records, and snapshots that bound it.
+// A shard's journal on a disk: a log of records, snapshots that bound it, and factors that were released.
 #pragma once
 
 #include <string>
@@ -8,6 +8,7 @@
 
 #include "server/core/shard.h"
 #include "server/core/shard_journal.h"
+#include "server/recovery/kept_factors.h"
 #include "server/recovery/shard_log.h"
 #include "server/recovery/shard_snapshots.h"
 
@@ -32,16 +33,26 @@ class ShardStore final : public ShardJournal {
     return snapshots_.ProgressOf(order);
   }
 
+  void KeepFactors(ReleasedFactors factors) override;
+  bool FactorsKept(uint64_t session_id, uint64_t release) override { return kept_.Kept(session_id, release); }
+  absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t release, uint32_t layer) override {
+    return kept_.Read(session_id, release, layer);
+  }
+
   ShardLog& log() { return log_; }
   ShardSnapshots& snapshots() { return snapshots_; }
 
  private:
+  KeptFactors::Options KeptOptions(absl::Duration retry);
+  // A snapshot must not outlive factors that it counts on.
+  absl::Status Check(const SessionSnapshot& snapshot) const;
   void OnDurable(const SessionSnapshot& snapshot, uint64_t sequence);
 
   store::FileSystem& fs_;
   const std::string dir_;
   ShardLog log_;
-  ShardSnapshots snapshots_;  // its thread calls log_
+  KeptFactors kept_;
+  ShardSnapshots snapshots_;  // its thread calls log_ and kept_
 };
 
 }  // namespace precondor::recovery

@@ -23,6 +23,7 @@
 #include "tests/loopback/raw_client.h"
 #include "tests/loopback/relay.h"
 #include "tests/support/dead_port.h"
+#include "tests/support/temp_dir.h"
 
 namespace precondor {
 namespace {
@@ -66,16 +67,20 @@ struct Answer {
 
 class Job {
  public:
-  explicit Job(ExchangeMode exchange, FallbackConfig fallback) {
-    ServerConfig config;
-    config.role = ServerRole::kShard;
+  // `data_dir`: where shards have theirs; empty: they have none.
+  explicit Job(ExchangeMode exchange, FallbackConfig fallback, const std::string& data_dir = "") {
     ServerConfig coordinator;
     coordinator.role = ServerRole::kCoordinator;
     coordinator.lease_steps = kLease;
     coordinator.reconcile_interval_ms = 10;
     for (int s = 0; s < 2; ++s) {
-      shards.push_back(std::make_unique<RawServer>(config));
-      coordinator.shards.push_back(absl::StrCat("127.0.0.1:", shards.back()->app().port()));
+      ServerConfig& config = configs.emplace_back();
+      config.role = ServerRole::kShard;
+      if (!data_dir.empty()) config.data_dir = absl::StrCat(data_dir, "/shard", s);
+      shards.push_back(nullptr);
+      shard_relays.push_back(std::make_unique<Relay>());
+      StartShard(static_cast<size_t>(s));
+      coordinator.shards.push_back(shard_relays.back()->address());
     }
     server = std::make_unique<RawServer>(coordinator);
     relay.Target(server->app().port());
@@ -177,7 +182,16 @@ class Job {
     EXPECT_TRUE(status.ok()) << status.error_message();
   }
 
+  void StartShard(size_t shard) {
+    shards[shard] = std::make_unique<RawServer>(configs[shard]);
+    shard_relays[shard]->Target(shards[shard]->app().port());
+  }
+  // As SIGKILL does: nobody is told, connections break.
+  void KillShard(size_t shard) { shards[shard] = nullptr; }
+
   SessionSpec spec;
+  std::vector<ServerConfig> configs;                 // of shards
+  std::vector<std::unique_ptr<Relay>> shard_relays;  // behind which they may come back under another port
   std::vector<std::unique_ptr<RawServer>> shards;
   std::unique_ptr<RawServer> server;
   Relay relay;  // to the coordinator
@@ -273,6 +287,49 @@ TEST_P(ModeSwitchTest, FallsBackForAllAtOnceFreesTheFactorsAndReturnsToFreshOnes
   for (size_t s = 0; s < job.shards.size(); ++s) EXPECT_EQ(Metric(*job.shards[s], reserved), before[s]);
 }
 
+// With data directories: also when the shards are lost while they have no factors.
+TEST_P(ModeSwitchTest, ReturnsToTheFactorsThatWereReleased) {
+  std::vector<std::vector<std::vector<Answer>>> undisturbed;
+  for (const bool lost : {false, true}) {
+    SCOPED_TRACE(testing::Message() << "lost " << lost);
+    const TempDir dir;
+    Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = 20}, dir.path());
+    job.Join();
+    const std::string reserved = "precondor_job_reserved_bytes{train_job=\"job\"}";
+    const std::string durable = "precondor_factor_releases_total{outcome=\"durable\",train_job=\"job\"}";
+    const std::string returned = "precondor_returned_layers_total{factors=\"kept\",train_job=\"job\"}";
+    std::vector<double> before;
+    for (const auto& shard : job.shards) before.push_back(Metric(*shard, reserved));
+    job.Run(0, 20);
+    job.Run(20, 30);
+    for (size_t s = 0; s < job.shards.size(); ++s) {
+      EXPECT_TRUE(Await([&] { return Metric(*job.shards[s], reserved) < before[s]; })) << "shard " << s;
+      EXPECT_EQ(Metric(*job.shards[s], durable), 1) << "shard " << s;
+      if (!lost) continue;
+      job.KillShard(s);
+      job.StartShard(s);
+    }
+    const auto first = job.Run(30, 40);
+    for (uint64_t step = 30; step < 40; ++step) ExpectFirstOrder(first[step - 30], step);
+    for (const auto& shard : job.shards) {
+      for (const v1::LayerStats& layer : shard->Stats("job")) EXPECT_EQ(layer.state_bytes(), 0u);
+    }
+
+    job.Force(v1::MODE_SECOND_ORDER);
+    const uint64_t back = 40 + kLease;
+    const auto rest = job.Run(40, back + 10);
+    for (uint64_t step = back; step < back + 10; ++step) {
+      ExpectSecondOrder(rest[step - 40], step, 10 + (step - back) / 2 + 1);
+    }
+    for (size_t s = 0; s < job.shards.size(); ++s) {
+      EXPECT_EQ(Metric(*job.shards[s], reserved), before[s]);
+      EXPECT_EQ(Metric(*job.shards[s], returned), 2) << "shard " << s;
+    }
+    EXPECT_TRUE(!lost || rest == undisturbed);
+    undisturbed = rest;
+  }
+}
+
 TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
   Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = 10});
   job.Join();
@@ -347,8 +404,8 @@ TEST_P(ModeSwitchTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
   header.set_payload_bytes(kElements * 4);
   request.set_payload(std::string(kElements * 4, '\0'));
   RawServer* shard = nullptr;
-  for (const auto& one : job.shards) {
-    if (absl::StrCat("127.0.0.1:", one->app().port()) == owner.address()) shard = one.get();
+  for (size_t s = 0; s < job.shards.size(); ++s) {
+    if (job.shard_relays[s]->address() == owner.address()) shard = job.shards[s].get();
   }
   ASSERT_NE(shard, nullptr);
   // In DELEGATE rank 0 sends layers 0 and, with four workers, no other.

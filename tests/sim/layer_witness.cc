@@ -32,7 +32,7 @@ std::string LayerWitness::Made() {
     return "";
   }
   for (auto& [key, step] : steps_) step.optional = true;
-  const bool allowed = applied_.empty() || released_;
+  const bool allowed = applied_.empty() || released_ || restoring_;
   return allowed ? "" : "I5: layer " + std::to_string(layer_) + " has lost its factors";
 }
 
@@ -58,6 +58,12 @@ void LayerWitness::Lost(bool machine) {
 
 std::string LayerWitness::Loaded(const MethodState& state) {
   state_ = state;
+  if (!restoring_ && !inexact_) {
+    returned_ = true;
+    if (state != (applied_.empty() ? MethodState() : applied_.back().after)) {
+      return "I5: layer " + std::to_string(layer_) + " returns with other factors than it let go of";
+    }
+  }
   if (state.version == 0 || unchecked_) return "";
   if (!inexact_ && !applied_.empty() && state == applied_.back().after) replaying_ = false;
   const auto found = states_.find(state.digest);
@@ -118,17 +124,12 @@ std::optional<uint64_t> LayerWitness::NextUpdate(const Stacked& update) const {
 }
 
 std::string LayerWitness::Updated(const Stacked& update, const MethodState& after) {
-  const bool begins_anew = released_ && after.version == 1 && !states_.contains(after.digest);
-  if (inexact_ || (replaying_ && !begins_anew)) return Replayed(update, after);
-  replaying_ = false;
+  if (inexact_ || replaying_) return Replayed(update, after);
   const std::optional<uint64_t> step = NextUpdate(update);
   const uint64_t last = last_update_.has_value() ? last_update_->second : 0;
   if (!step.has_value()) return Text("I2: an update that is not the next step's contributors'; the last one", last);
   // What is queued for the factors that go is still applied to them.
-  if (released_ && after.version == 1) {
-    applied_.clear();
-    released_ = false;
-  }
+  if (returned_) returned_ = released_ = false;
   const MethodState before = applied_.empty() ? MethodState() : applied_.back().after;
   if (after != After(before, update)) return Text("I2: an update of another state than the last", *step);
   state_ = after;

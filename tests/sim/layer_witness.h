@@ -28,14 +28,15 @@ class LayerWitness {
   void WentBack(uint64_t generation);
   uint64_t generation() const { return generation_; }
 
-  // The shard was told that the factors are not needed; it may make fresh ones later.
+  // The shard was told that the factors are not needed; it may take them up again later.
   void Released() { released_ = true; }
-  // The shard made fresh factors (I5: it had none, or was told to let go of them).
+  // The shard made factors, to load a state into or not (I5: it had none, or was told to let go of them).
   std::string Made();
   // The shard's process died. `machine`: with what its disk had not taken yet, so that what comes after may differ from
   // what was; that it comes back with a state that once was is still checked.
   void Lost(bool machine);
-  // The state that it loads, and those that updates make until it is where it was, have been there before (I5).
+  // The state that it loads, and those that updates make until it is where it was, have been there before (I5). On a
+  // return to second order it is the one that it let go of, whatever happened to its process meanwhile.
   std::string Loaded(const MethodState& state);
   // It has read all that there is.
   void Restored() { restoring_ = false; }
@@ -72,7 +73,7 @@ class LayerWitness {
   const bool patient_;
   uint64_t generation_ = 0;
   std::map<StepKey, Step> steps_;
-  std::vector<Applied> applied_;  // since the factors were fresh; by version - 1
+  std::vector<Applied> applied_;  // by version - 1
   std::optional<StepKey> last_update_;
   std::map<uint64_t, MethodState> states_;  // that have ever been, by digest
   MethodState state_;                       // of the factors at present
@@ -81,7 +82,8 @@ class LayerWitness {
   bool restoring_ = false;                  // reading
   bool inexact_ = false;
   bool unchecked_ = false;
-  bool released_ = false;  // and no update of fresh ones has come yet
+  bool released_ = false;  // and no update has come since the return
+  bool returned_ = false;  // and the same
 };
 
 }  // namespace precondor::sim

@@ -106,6 +106,7 @@ void SimShard::Start() {
 void SimShard::Tick() {
   process_.After(kTickMicros, [this] {
     shard_->SealOverdue();
+    shard_->SettleFactors();
     Tick();
   });
 }

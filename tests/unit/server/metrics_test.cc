@@ -115,6 +115,11 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnSnapshot("job", true);
   metrics.OnSnapshot("job", true);
   metrics.OnSnapshot("job", false);
+  metrics.OnFactorsKept("job", true);
+  metrics.OnFactorsKept("job", false);
+  metrics.OnFactorsKept("job", false);
+  metrics.OnFactorsReturned("job", 5, 0);
+  metrics.OnFactorsReturned("job", 3, 2);
   metrics.OnJournal(false);
   metrics.OnEpoch("job", 9, 1, 2);
   metrics.OnRpc("OpenSession", absl::StatusCode::kOk, absl::Milliseconds(1));
@@ -214,6 +219,10 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_log_stale_status{train_job="job"})", 1},
       {R"(precondor_snapshots_total{outcome="durable",train_job="job"})", 2},
       {R"(precondor_snapshots_total{outcome="given_up",train_job="job"})", 1},
+      {R"(precondor_factor_releases_total{outcome="durable",train_job="job"})", 1},
+      {R"(precondor_factor_releases_total{outcome="failed",train_job="job"})", 2},
+      {R"(precondor_returned_layers_total{factors="kept",train_job="job"})", 8},
+      {R"(precondor_returned_layers_total{factors="fresh",train_job="job"})", 2},
       {"precondor_log_bytes_total", 77},
       {"precondor_log_failures_total", 1},
       {"precondor_journal_failures_total", 1},

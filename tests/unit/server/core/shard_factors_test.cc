@@ -171,27 +171,121 @@ TEST_F(ShardFactorsTest, AShardThatComesBackHasTheFactorsThatItHad) {
     ASSERT_TRUE(Hold(2, true).ok());
     come_back();
     EXPECT_EQ(shard->reserved_bytes(), held);
-    EXPECT_THAT(both_layers(4)->values(), Each(FloatEq(2))) << "one update since";
+    EXPECT_THAT(both_layers(4)->values(), Each(FloatEq(4))) << "two updates before, one since";
     come_back();
     const auto reply = both_layers(5);
-    EXPECT_EQ((*reply->result)->factor_version, 2u);
-    EXPECT_THAT(reply->values(), Each(FloatEq(3)));
+    EXPECT_EQ((*reply->result)->factor_version, 4u);
+    EXPECT_THAT(reply->values(), Each(FloatEq(5)));
     come_back();
     EXPECT_EQ(shard->reserved_bytes(), held);
   }
 }
 
-TEST_F(ShardFactorsTest, ComesBackWithoutFactorsWhenItWasLostWhileSomeWereReleased) {
+// Nobody was told yet that they are gone.
+TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeWereReleased) {
   MemoryJournal journal;
   options.journal = &journal;
   Start();
   Step(0);
-  journal.Append(FactorsRecord{.at = {.session_id = kSession, .layer = 1, .updates = 1}, .held = false});
+  const int64_t held = shard->reserved_bytes();
+  const LayerStep first{.session_id = kSession, .layer = 0, .updates = 2};
+  journal.Append(FactorsRecord{.at = first, .held = false, .release = 5});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->FinishReplay().empty());
+  EXPECT_EQ(shard->reserved_bytes(), held);
+  EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
+  ASSERT_TRUE(Hold(5, false).ok());
+  EXPECT_EQ(shard->reserved_bytes(), held) << "has been answered";
+  ASSERT_TRUE(Hold(6, false).ok());
   EXPECT_EQ(shard->reserved_bytes(), kFirstOrder);
-  EXPECT_EQ(Step(1)->decision(), Decision::kIdentity);
+}
+
+TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturned) {
+  MemoryJournal journal;
+  options.journal = &journal;
+  Start();
+  Step(0);
+  const int64_t held = shard->reserved_bytes();
+  ASSERT_TRUE(Hold(5, false).ok());
+  const LayerStep second{.session_id = kSession, .layer = 1, .updates = 2};
+  journal.Append(FactorsRecord{.at = second, .held = true, .release = 5});
+  MakeShard();
+  journal.Restore(*shard);
+  EXPECT_TRUE(shard->FinishReplay().empty());
+  EXPECT_EQ(shard->reserved_bytes(), held);
+  EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
+}
+
+struct FactorsObserver final : Observer {
+  void OnFactorsReturned(absl::string_view, int64_t kept, int64_t fresh) override {
+    kept_layers += kept;
+    fresh_layers += fresh;
+  }
+  int64_t kept_layers = 0, fresh_layers = 0;
+};
+
+TEST_F(ShardFactorsTest, WithAJournalTheyReturnAsTheyWereOrAnewWhereTheyAreLost) {
+  MemoryJournal journal;
+  options.journal = &journal;
+  FactorsObserver counter;
+  shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, counter);
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  Step(0);
+  Step(1);
+  ASSERT_TRUE(Hold(1, false).ok());
+  ASSERT_TRUE(Hold(2, true).ok());
+  EXPECT_EQ(counter.kept_layers, 2);
+  EXPECT_EQ(counter.fresh_layers, 0);
+  const auto reply = Step(2, 3);
+  EXPECT_EQ((*reply->result)->factor_version, 3u) << "two updates before, one since: U = 4 D";
+  EXPECT_THAT(reply->values(), Each(FloatEq(12)));
+
+  ASSERT_TRUE(Hold(3, false).ok());
+  journal.LoseKept(0, "not what LayerState::Save gave");
+  ASSERT_TRUE(Hold(4, true).ok());
+  EXPECT_EQ(counter.kept_layers, 3);
+  EXPECT_EQ(counter.fresh_layers, 1);
+  EXPECT_EQ((*Step(3)->result)->factor_version, 1u);
+
+  ASSERT_TRUE(Hold(5, false).ok());
+  journal.LoseKept();
+  ASSERT_TRUE(Hold(6, true).ok());
+  EXPECT_EQ(counter.kept_layers, 3);
+  EXPECT_EQ(counter.fresh_layers, 3);
+  EXPECT_EQ((*Step(4)->result)->factor_version, 1u);
+}
+
+TEST_F(ShardFactorsTest, MemoryIsGivenBackOnlyOnceTheFactorsAreDurable) {
+  MemoryJournal journal;
+  options.journal = &journal;
+  Start();
+  Step(0);
+  const int64_t held = shard->reserved_bytes();
+  journal.set_slow(true);
+  ASSERT_TRUE(Hold(1, false).ok());
+  EXPECT_TRUE(shard->Describe()->sessions[0].factors_released);
+  shard->SettleFactors();
+  EXPECT_EQ(shard->reserved_bytes(), held);
+  // Nobody else has got the memory meanwhile: a return needs no more.
+  ASSERT_TRUE(Hold(2, true).ok());
+  EXPECT_EQ(shard->reserved_bytes(), held);
+  EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
+  ASSERT_TRUE(Hold(3, false).ok());
+  EXPECT_EQ(shard->reserved_bytes(), held);
+  journal.set_slow(false);
+  shard->SettleFactors();
+  EXPECT_EQ(shard->reserved_bytes(), kFirstOrder);
+  shard->SettleFactors();
+  EXPECT_EQ(shard->reserved_bytes(), kFirstOrder) << "once";
+  ASSERT_TRUE(Hold(4, true).ok());
+  EXPECT_EQ(shard->reserved_bytes(), held);
+  EXPECT_EQ((*Step(2)->result)->factor_version, 3u);
+  // A session that goes while it waits gives everything back.
+  journal.set_slow(true);
+  ASSERT_TRUE(Hold(5, false).ok());
+  EXPECT_TRUE(*shard->Remove(kSession));
+  EXPECT_EQ(shard->reserved_bytes(), 0);
 }
 
 // Two dense factors of d = 1500 are 18 MB in f32: the backend, the heap and the process get them back.
@@ -221,7 +315,9 @@ TEST_F(ShardFactorsTest, MemoryGoesBackToTheSystem) {
 }
 
 TEST_F(ShardFactorsTest, HoldingAndReleasingFromManyThreadsEndsWithTheGreatestVersion) {
-  for (int round = 0; round < 20; ++round) {
+  MemoryJournal journal;
+  for (int round = 0; round < 40; ++round) {
+    options.journal = round < 20 ? nullptr : &journal;
     ThreadPoolExecutor pool(3);
     Shard crowded(options, *backend, pool, clock, logger, observer);
     ASSERT_TRUE(crowded.Install(MakeInstall()).ok());
@@ -231,12 +327,13 @@ TEST_F(ShardFactorsTest, HoldingAndReleasingFromManyThreadsEndsWithTheGreatestVe
       threads.emplace_back([&, thread] {
         for (uint64_t i = 0; i < 25; ++i) {
           const uint64_t version = 4 * i + thread + 1;
-          // Another one may be making factors; this one is then not needed.
+          // Another one may be making factors, or layers may be letting go of them; this one is then not needed.
           (void)crowded.HoldFactors({.session_id = kSession, .version = version, .hold = version % 2 == 0});
         }
       });
     }
     for (std::thread& thread : threads) thread.join();
+    pool.Drain();
     ASSERT_TRUE(crowded.HoldFactors({.session_id = kSession, .version = 1000, .hold = round % 2 == 0}).ok());
     pool.Drain();
     EXPECT_EQ(crowded.reserved_bytes(), round % 2 == 0 ? held : kFirstOrder);

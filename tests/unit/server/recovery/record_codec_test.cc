@@ -59,6 +59,20 @@ TEST(RecordCodec, KeepsUpdatesBitForBit) {
   EXPECT_EQ(RoundTrip(RemoveRecord{7}).session_id, 7u);
   EXPECT_TRUE(RoundTrip(FactorsRecord{.at = record.at, .held = true}).held);
   EXPECT_FALSE(RoundTrip(FactorsRecord{.at = record.at, .held = false}).held);
+  EXPECT_EQ(RoundTrip(FactorsRecord{.at = record.at, .held = true}).release, 0u);
+  for (const bool held : {false, true}) {
+    const FactorsRecord kept = RoundTrip(FactorsRecord{.at = record.at, .held = held, .release = 1ull << 60});
+    ExpectEqual(kept.at, record.at);
+    EXPECT_EQ(kept.held, held);
+    EXPECT_EQ(kept.release, 1ull << 60);
+  }
+}
+
+TEST(RecordCodec, FactorsWithoutAReleaseAreWrittenAsBefore) {
+  const ShardRecord record = FactorsRecord{.at = MakeUpdate(7, 1, 4).at, .held = true};
+  const EncodedRecord encoded = EncodeRecord(record).value();
+  EXPECT_EQ(encoded.type, RecordType::kFactors);
+  EXPECT_EQ(PayloadOf(encoded).size(), 8u + 4 + 8 + 8 + 8 + 1) << "docs/storage.md";
 }
 
 TEST(RecordCodec, KeepsPlans) {
@@ -78,6 +92,7 @@ TEST(RecordCodec, KeepsImages) {
                    .factor_version = 2,
                    .settled = {},
                    .held = false,
+                   .release = 77,
                    .state = std::string("\0s\xff", 3)};
   image.settled.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
   image.settled.push_back({.step = 30,
@@ -94,6 +109,21 @@ TEST(RecordCodec, KeepsImages) {
   EXPECT_FALSE(got.settled[0].updated || got.settled[0].plan.has_value());
   EXPECT_TRUE(got.settled[1].updated);
   EXPECT_EQ(got.settled[1].plan->reason, "x");
+  EXPECT_EQ(got.release, 77u);
+}
+
+// Format 1 ends the layer's fields with whether it has factors.
+TEST(RecordCodec, ReadsImagesOfTheFirstFormat) {
+  const LayerImage image{.at = MakeUpdate(7, 1, 3).at, .factor_version = 2, .settled = {}, .held = true, .state = "s"};
+  std::string bytes = EncodeImageHead(image) + image.state;
+  bytes[0] = 1;
+  bytes.erase(4 + (8 + 4 + 8 + 8 + 8) + 8 + 1, 8);
+  const LayerImage got = DecodeImage(bytes).value();
+  ExpectEqual(got.at, image.at);
+  EXPECT_EQ(got.factor_version, 2u);
+  EXPECT_TRUE(got.held);
+  EXPECT_EQ(got.release, 0u);
+  EXPECT_EQ(got.state, "s");
 }
 
 TEST(RecordCodec, RefusesWhatItDidNotWrite) {
@@ -104,7 +134,7 @@ TEST(RecordCodec, RefusesWhatItDidNotWrite) {
   }
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update + "x").status()));
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(1, "no message").status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeRecord(7, "").status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeRecord(8, "").status()));
   const ShardRecord planned = PlanRecord{.at = {}, .plan = {}};
   std::string plan = EncodeRecord(planned).value().own;
   plan[36] = 9;  // the mode follows five numbers of 8, 4, 8, 8 and 8 bytes

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sys/resource.h>
 
+#include "server/core/reservation.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/stored_session.h"
 #include "server/store/crc32c.h"
@@ -19,6 +20,15 @@ namespace {
 
 class ShardStoreTest : public ShardFixture {
  protected:
+  struct FactorsObserver final : Observer {
+    void OnFactorsKept(absl::string_view, bool ok) override { ++(ok ? durable : failed); }
+    void OnFactorsReturned(absl::string_view, int64_t kept, int64_t fresh) override {
+      kept_layers += kept;
+      fresh_layers += fresh;
+    }
+    std::atomic<int64_t> durable = 0, failed = 0, kept_layers = 0, fresh_layers = 0;
+  };
+
   ShardStoreTest() {
     spec.world_size = 1;
     spec.method.name = "mkor";
@@ -33,9 +43,10 @@ class ShardStoreTest : public ShardFixture {
   absl::Status Reopen() {
     shard.reset();
     store.reset();
-    store = std::make_unique<ShardStore>(fs, dir.path() + data, log_options, real_clock, logger, observer);
+    store = std::make_unique<ShardStore>(fs, dir.path() + data, log_options, real_clock, logger, seen);
     options.journal = store.get();
-    MakeShard().AwaitReplay();
+    shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, seen);
+    shard->AwaitReplay();
     return store->Restore(*shard);
   }
   void Open() {
@@ -44,8 +55,9 @@ class ShardStoreTest : public ShardFixture {
     if (!shard->ListSessions().empty()) return;
     ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   }
-  // Both layers' answers of the step.
-  std::vector<float> Step(uint64_t step) {
+  // Both layers' answers of the step, after which they have had `updates`; by default one in each step.
+  std::vector<float> Step(uint64_t step) { return Step(step, step + 1); }
+  std::vector<float> Step(uint64_t step, uint64_t updates) {
     std::vector<float> answers;
     for (uint32_t layer : {0, 1}) {
       for (ContributionKind kind : {ContributionKind::kStatistics, ContributionKind::kGradient}) {
@@ -54,11 +66,33 @@ class ShardStoreTest : public ShardFixture {
         const std::shared_ptr<Reply> reply = Send(header, std::move(payload));
         EXPECT_TRUE(reply->accepted()) << reply->ack->status();
         if (kind == ContributionKind::kStatistics) continue;
-        EXPECT_EQ((*reply->result)->factor_version, step + 1);
+        EXPECT_EQ((*reply->result)->factor_version, updates) << step;
         for (float value : reply->values()) answers.push_back(value);
       }
     }
     return answers;
+  }
+  void FirstOrderStep(uint64_t step) {
+    for (uint32_t layer : {0, 1}) {
+      ContributionHeader header = Header(ContributionKind::kGradient, step, 0, layer);
+      header.mode = Mode::kFirstOrder;
+      Payload payload = Filled(header, 1);
+      EXPECT_EQ(Send(header, std::move(payload))->decision(), Decision::kIdentity);
+    }
+  }
+  absl::Status Hold(uint64_t version, bool hold) {
+    return shard->HoldFactors({.session_id = kSession, .version = version, .hold = hold});
+  }
+  // The factors are durable, and their memory has been given back.
+  bool AwaitReleased() {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    const int64_t released = ComputeFirstOrderReservation(spec, {0, 1}, options.window_steps, 1).total();
+    while (shard->reserved_bytes() > released) {
+      if (absl::Now() > deadline) return false;
+      shard->SettleFactors();
+      std::this_thread::yield();
+    }
+    return shard->reserved_bytes() == released;
   }
   std::vector<std::string> Files(const std::string& part) const {
     std::vector<std::string> found;
@@ -86,6 +120,7 @@ class ShardStoreTest : public ShardFixture {
   FailingFileSystem fs;
   ShardLogOptions log_options;
   RealClock real_clock;
+  FactorsObserver seen;
   std::unique_ptr<ShardStore> store;
 };
 
@@ -352,6 +387,136 @@ TEST_F(ShardStoreTest, AStaleSessionIsGivenUpRatherThanBroughtBackWrong) {
   const std::vector<float> expected = Step(0);
   Open();
   EXPECT_EQ(Step(0), expected);
+}
+
+// Steps in second order, four in first, the same again: with factors that stay where they are, and with factors that
+// are released meanwhile, by a shard that is lost before every step.
+TEST_F(ShardStoreTest, ReleasedFactorsReturnBitForBitWheneverTheShardIsLost) {
+  const auto run = [this](bool release, bool lose) {
+    std::vector<std::vector<float>> answers;
+    uint64_t updates = 0;
+    for (uint64_t step = 0; step < 32; ++step) {
+      if (lose || step == 0) Open();
+      const bool first_order = step % 8 >= 4;
+      if (release && step > 0 && step % 4 == 0) {
+        EXPECT_TRUE(Hold(step, !first_order).ok());
+        if (lose) Open();
+        EXPECT_TRUE(!first_order || AwaitReleased()) << step;
+      }
+      if (first_order) {
+        FirstOrderStep(step);
+      } else {
+        answers.push_back(Step(step, ++updates));
+      }
+      store->snapshots().WaitIdle();
+    }
+    return answers;
+  };
+  const std::vector<std::vector<float>> expected = run(false, false);
+  for (const bool lose : {false, true}) {
+    for (const uint64_t interval : {0, 3, 4, 5}) {
+      SCOPED_TRACE(testing::Message() << "interval " << interval << " lose " << lose);
+      options.snapshot_interval_steps = interval;
+      data = absl::StrCat("/", lose ? "lost" : "kept", interval);
+      ASSERT_TRUE(Reopen().ok());
+      EXPECT_EQ(run(true, lose), expected);
+    }
+  }
+  EXPECT_EQ(seen.fresh_layers, 0);
+  EXPECT_GE(seen.kept_layers, 2 * 3 * 2 * 4);
+  EXPECT_EQ(seen.failed, 0);
+}
+
+TEST_F(ShardStoreTest, FactorsThatCannotBeWrittenStayInMemoryAndSurviveInTheLog) {
+  Open();
+  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  const int64_t held = shard->reserved_bytes();
+  Step(6);
+  ASSERT_TRUE(Reopen().ok());
+  fs.set_refused("/factors/");
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  ASSERT_TRUE(Hold(1, false).ok());
+  for (uint64_t step = 7; step < 14; ++step) FirstOrderStep(step);
+  while (seen.failed < 2 && absl::Now() < deadline) shard->SettleFactors();
+  EXPECT_GE(seen.failed, 2) << "it is tried again";
+  store->snapshots().WaitIdle();
+  EXPECT_EQ(shard->reserved_bytes(), held);
+  EXPECT_EQ(store->snapshots().List()->back().step, 4u) << "one that counts on the factors is not written";
+  ASSERT_TRUE(Reopen().ok());
+  EXPECT_EQ(shard->reserved_bytes(), held);
+  ASSERT_TRUE(Hold(2, true).ok());
+  Step(14, 8);
+  ASSERT_TRUE(Hold(3, false).ok());
+  fs.set_refused("");
+  EXPECT_TRUE(AwaitReleased());
+  ASSERT_TRUE(Reopen().ok());
+  EXPECT_TRUE(AwaitReleased());
+  ASSERT_TRUE(Hold(4, true).ok());
+  Step(15, 9);
+  EXPECT_EQ(seen.fresh_layers, 0);
+}
+
+TEST_F(ShardStoreTest, DamagedOrMissingFactorsBeginAnewAndSaySo) {
+  Open();
+  for (uint64_t step = 0; step < 3; ++step) Step(step);
+  ASSERT_TRUE(Hold(1, false).ok());
+  ASSERT_TRUE(AwaitReleased());
+  const std::vector<std::string> files = Files("/factors/");
+  ASSERT_EQ(files.size(), 4u) << "two layers, a manifest, a lock";
+  for (const std::string& file : files) {
+    if (file.find("layer-") != std::string::npos) Damage(file);
+  }
+  ASSERT_TRUE(Hold(2, true).ok());
+  EXPECT_EQ(seen.kept_layers, 0);
+  EXPECT_EQ(seen.fresh_layers, 2);
+  Step(3, 1);
+  // What it came to without them is what a restart comes to.
+  const std::vector<float> expected = Step(4, 2);
+  Open();
+  EXPECT_EQ(Step(4, 2), expected);
+}
+
+TEST_F(ShardStoreTest, OldReleasesGoWhenNoSnapshotNeedsThem) {
+  Open();
+  uint64_t step = 0, updates = 0;
+  for (uint64_t round = 1; round <= 6; ++round) {
+    for (int i = 0; i < 4; ++i) Step(step++, ++updates);
+    ASSERT_TRUE(Hold(2 * round, false).ok());
+    ASSERT_TRUE(AwaitReleased());
+    for (int i = 0; i < 4; ++i) FirstOrderStep(step++);
+    store->snapshots().WaitIdle();
+    ASSERT_TRUE(Hold(2 * round + 1, true).ok());
+  }
+  const std::vector<std::string> manifests = Files("/factors/");
+  EXPECT_LE(std::count_if(manifests.begin(), manifests.end(),
+                          [](const std::string& file) { return file.find("MANIFEST") != std::string::npos; }),
+            3);
+  for (int i = 0; i < 13; ++i) {
+    Step(step++, ++updates);
+    store->snapshots().WaitIdle();
+  }
+  EXPECT_EQ(Files("/factors/").size(), 1u) << "the lock";
+  ASSERT_TRUE(*shard->Remove(kSession));
+  store->snapshots().WaitIdle();
+  EXPECT_TRUE(Files("/factors/").empty());
+}
+
+TEST_F(ShardStoreTest, AnInstallWithoutFactorsOnAnEmptyDiskBeginsAnew) {
+  ASSERT_TRUE(Reopen().ok());
+  SessionInstall install = MakeInstall();
+  install.factors_released = true;
+  ASSERT_TRUE(shard->Install(install).ok());
+  EXPECT_TRUE(AwaitReleased());
+  FirstOrderStep(0);
+  ASSERT_TRUE(Hold(1, true).ok());
+  EXPECT_EQ(seen.fresh_layers, 2);
+  Step(1, 1);
+  ASSERT_TRUE(Hold(2, false).ok());
+  ASSERT_TRUE(AwaitReleased());
+  Open();
+  ASSERT_TRUE(Hold(3, true).ok());
+  EXPECT_EQ(seen.kept_layers, 2);
+  Step(2, 2);
 }
 
 TEST_F(ShardStoreTest, AClosedSessionLeavesNothingBehind) {
