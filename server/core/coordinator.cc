@@ -112,6 +112,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
     auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, options_.faults);
     session->AdoptSnapshots(snapshots[id]);
     observer_.OnSessionOpened(record.spec.name);
+    ShowLastSnapshot(record.spec.name, session->snapshots());
     observer_.OnEpoch(record.spec.name, session->epoch(), session->joined(), record.spec.world_size);
     logger_.Log(Severity::kInfo, "session restored",
                 {{"session", record.spec.name},

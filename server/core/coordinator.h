@@ -207,6 +207,8 @@ class Coordinator {
   SessionSnapshot AskForParts(const CoordinatorSession& session, SessionSnapshot snapshot, bool again);
   // Writes down and adopts what has become of a snapshot, in the caller's turn.
   absl::Status WriteSnapshot(CoordinatorSession& session, const SessionSnapshot& snapshot);
+  // Tells the observer of the last complete one.
+  void ShowLastSnapshot(absl::string_view name, const std::vector<SessionSnapshot>& snapshots);
   // Tells the session's shards of its membership, in the caller's turn. `failed`: see InstallOnShards.
   absl::Status TellShards(CoordinatorSession& session, std::optional<size_t>* failed = nullptr);
   // Ends the epochs before this one on the shards, and learns whether the job has to go back.

@@ -47,10 +47,22 @@ absl::Status Coordinator::WriteSnapshot(CoordinatorSession& session, const Sessi
   std::erase_if(next, [&](const SessionSnapshot& one) { return one.number == snapshot.number; });
   next.push_back(snapshot);
   next = Trim(std::move(next));
-  return WriteDown(SnapshotsRecord{.session_id = session.id(), .snapshots = next}, [&] {
+  PRECONDOR_RETURN_IF_ERROR(WriteDown(SnapshotsRecord{.session_id = session.id(), .snapshots = next}, [&] {
     MutexLock lock(mu_);
     session.AdoptSnapshots(next);
-  });
+  }));
+  if (snapshot.state == SnapshotState::kUnderWay) return absl::OkStatus();
+  observer_.OnSessionSnapshot(session.spec().name, snapshot.state == SnapshotState::kComplete);
+  ShowLastSnapshot(session.spec().name, next);
+  return absl::OkStatus();
+}
+
+void Coordinator::ShowLastSnapshot(absl::string_view name, const std::vector<SessionSnapshot>& snapshots) {
+  std::optional<uint64_t> last;
+  for (const SessionSnapshot& one : snapshots) {
+    if (one.state == SnapshotState::kComplete) last = std::max(last.value_or(0), one.step);
+  }
+  if (last.has_value()) observer_.OnLastSessionSnapshot(name, *last);
 }
 
 SessionSnapshot Coordinator::AskForParts(const CoordinatorSession& session, SessionSnapshot snapshot, bool again) {

@@ -53,6 +53,10 @@ class Observer {
   virtual void OnCoordinatorSessions(int64_t sessions) {}
   // Layers of a session began anew on other shards, because theirs was lost.
   virtual void OnLayersMoved(absl::string_view train_job, int64_t layers) {}
+  // A snapshot of a whole session is durable on all its shards, or has failed.
+  virtual void OnSessionSnapshot(absl::string_view train_job, bool complete) {}
+  // The greatest step of those that are complete; also of a session that comes back from the journal.
+  virtual void OnLastSessionSnapshot(absl::string_view train_job, uint64_t step) {}
   // The coordinator's journal was written, or could not be.
   virtual void OnJournal(bool ok) {}
   // What a session's policy decided on, after each step that all ranks have reported.

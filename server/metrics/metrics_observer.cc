@@ -68,6 +68,8 @@ class MetricsObserver::Impl {
     prometheus::Counter* mode_changes;
     prometheus::Counter* moved_layers;
     prometheus::Gauge *last_step, *loss, *second_order, *epoch, *joined, *expected;
+    prometheus::Counter *snapshots_complete, *snapshots_failed;
+    prometheus::Gauge* last_snapshot;
     prometheus::Gauge *smoothed_loss, *loss_rate, *fallback_threshold;
   };
 
@@ -263,6 +265,10 @@ class MetricsObserver::Impl {
     job.smoothed_loss = JobGauge(job, kSmoothedLoss, own);
     job.loss_rate = JobGauge(job, kLossRate, own);
     job.fallback_threshold = JobGauge(job, kFallbackThreshold, own);
+    job.snapshots_complete = JobCounter(job, kSessionSnapshots, {{"train_job", name}, {"outcome", "complete"}});
+    job.snapshots_failed = JobCounter(job, kSessionSnapshots, {{"train_job", name}, {"outcome", "failed"}});
+    job.last_snapshot = JobGauge(job, kLastSessionSnapshot, own);
+    job.last_snapshot->Set(-1);
   }
 
   const std::shared_ptr<prometheus::Registry> registry_;
@@ -389,6 +395,15 @@ void MetricsObserver::OnDecision(absl::string_view train_job, const FallbackDeci
 void MetricsObserver::OnLayersMoved(absl::string_view train_job, int64_t layers) {
   impl_->WithCoordinatorJob(
       train_job, [layers](Impl::CoordinatorJob& job) { job.moved_layers->Increment(static_cast<double>(layers)); });
+}
+void MetricsObserver::OnSessionSnapshot(absl::string_view train_job, bool complete) {
+  impl_->WithCoordinatorJob(train_job, [complete](Impl::CoordinatorJob& job) {
+    (complete ? job.snapshots_complete : job.snapshots_failed)->Increment();
+  });
+}
+void MetricsObserver::OnLastSessionSnapshot(absl::string_view train_job, uint64_t step) {
+  impl_->WithCoordinatorJob(train_job,
+                            [step](Impl::CoordinatorJob& job) { job.last_snapshot->Set(static_cast<double>(step)); });
 }
 void MetricsObserver::OnModeChange(absl::string_view train_job, Mode) {
   impl_->WithCoordinatorJob(train_job, [](Impl::CoordinatorJob& job) { job.mode_changes->Increment(); });

@@ -115,6 +115,8 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnSnapshot("job", true);
   metrics.OnSnapshot("job", true);
   metrics.OnSnapshot("job", false);
+  for (const bool complete : {true, true, true, false}) metrics.OnSessionSnapshot("job", complete);
+  metrics.OnLastSessionSnapshot("job", 40);
   metrics.OnFactorsKept("job", true);
   metrics.OnFactorsKept("job", false);
   metrics.OnFactorsKept("job", false);
@@ -223,6 +225,9 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_factor_releases_total{outcome="failed",train_job="job"})", 2},
       {R"(precondor_returned_layers_total{factors="kept",train_job="job"})", 8},
       {R"(precondor_returned_layers_total{factors="fresh",train_job="job"})", 2},
+      {R"(precondor_session_snapshots_total{outcome="complete",train_job="job"})", 3},
+      {R"(precondor_session_snapshots_total{outcome="failed",train_job="job"})", 1},
+      {R"(precondor_last_session_snapshot_step_number{train_job="job"})", 40},
       {"precondor_log_bytes_total", 77},
       {"precondor_log_failures_total", 1},
       {"precondor_journal_failures_total", 1},
@@ -270,11 +275,20 @@ TEST(MetricsTest, AJobHasTheSeriesOfItsSideAtZeroFromTheStart) {
   MetricsObserver shard("1", "shard"), coordinator("1", "coordinator");
   shard.OnSessionInstalled("job");
   coordinator.OnSessionOpened("job");
-  const std::set<std::string> decided = {
-      "precondor_steps_total",        "precondor_last_step_number",   "precondor_training_loss",
-      "precondor_second_order_mode",  "precondor_smoothed_loss",      "precondor_loss_rate",
-      "precondor_moved_layers_total", "precondor_mode_changes_total", "precondor_fallback_threshold_rate",
-      "precondor_epoch_number",       "precondor_joined_workers",     "precondor_expected_workers"};
+  const std::set<std::string> decided = {"precondor_steps_total",
+                                         "precondor_last_step_number",
+                                         "precondor_training_loss",
+                                         "precondor_second_order_mode",
+                                         "precondor_smoothed_loss",
+                                         "precondor_loss_rate",
+                                         "precondor_moved_layers_total",
+                                         "precondor_mode_changes_total",
+                                         "precondor_fallback_threshold_rate",
+                                         "precondor_epoch_number",
+                                         "precondor_joined_workers",
+                                         "precondor_expected_workers",
+                                         "precondor_session_snapshots_total",
+                                         "precondor_last_session_snapshot_step_number"};
   const Scrape of_shard = Parse(shard.Render()), of_coordinator = Parse(coordinator.Render());
   for (const MetricInfo& info : kCatalog) {
     if (!absl::StartsWith(info.labels, "train_job")) continue;
@@ -284,8 +298,9 @@ TEST(MetricsTest, AJobHasTheSeriesOfItsSideAtZeroFromTheStart) {
   for (const Scrape& scrape : {of_shard, of_coordinator}) {
     for (const auto& [series, value] : scrape.samples) {
       if (!absl::StrContains(series, "train_job=")) continue;
-      const bool nobody = absl::StartsWith(series, "precondor_lagging_rank_number");
-      EXPECT_EQ(value, nobody ? -1 : absl::StartsWith(series, "precondor_second_order_mode") ? 1 : 0) << series;
+      const bool none = absl::StartsWith(series, "precondor_lagging_rank_number") ||
+                        absl::StartsWith(series, "precondor_last_session_snapshot_step_number");
+      EXPECT_EQ(value, none ? -1 : absl::StartsWith(series, "precondor_second_order_mode") ? 1 : 0) << series;
     }
   }
 }
@@ -303,6 +318,10 @@ void Late(MetricsObserver& metrics) {
   metrics.OnDecision("job", {});
   metrics.OnModeChange("job", Mode::kFirstOrder);
   metrics.OnLaggards("job", {1});
+  metrics.OnSessionSnapshot("job", true);
+  metrics.OnLastSessionSnapshot("job", 9);
+  metrics.OnFactorsKept("job", true);
+  metrics.OnFactorsReturned("job", 1, 1);
   metrics.OnEpoch("job", 3, 1, 1);
   metrics.OnSessionRemoved("job");
   metrics.OnSessionClosed("job");

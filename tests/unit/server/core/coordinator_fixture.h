@@ -198,6 +198,12 @@ class CoordinatorFixture : public ::testing::Test {
       events.push_back(absl::StrCat(name, " epoch ", epoch, ": ", joined, " of ", world_size));
     }
     void OnLayersMoved(absl::string_view, int64_t layers) override { moved += layers; }
+    void OnSessionSnapshot(absl::string_view, bool complete) override {
+      ++(complete ? complete_snapshots : failed_snapshots);
+    }
+    void OnLastSessionSnapshot(absl::string_view, uint64_t step) override { last_snapshot = step; }
+    int64_t complete_snapshots = 0, failed_snapshots = 0;
+    std::optional<uint64_t> last_snapshot;
     int64_t moved = 0;
     std::vector<std::string> events;
     std::vector<std::pair<uint64_t, double>> losses;

@@ -182,6 +182,33 @@ TEST_F(CoordinatorSnapshotsTest, SurvivesTheCoordinator) {
   EXPECT_EQ(Listed()[0].parts[1].snapshot_id, 5u);
 }
 
+TEST_F(CoordinatorSnapshotsTest, TheObserverHearsOfEachOnceAndOfTheLastCompleteOne) {
+  const uint64_t id = OpenAndJoin();
+  shards[1]->order_status = absl::FailedPreconditionError("no data directory");
+  EXPECT_FALSE(coordinator->CreateSnapshot("job").ok());
+  EXPECT_EQ(observer.failed_snapshots, 1);
+  EXPECT_EQ(observer.complete_snapshots, 0);
+  EXPECT_FALSE(observer.last_snapshot.has_value());
+  shards[1]->order_status = absl::OkStatus();
+  Complete(id, 0);
+  const uint64_t first = Listed().back().step;
+  coordinator->Reconcile();
+  EXPECT_EQ(observer.complete_snapshots, 1);
+  EXPECT_EQ(observer.last_snapshot, first);
+  ReportAll(id, 1);
+  Complete(id, 2);
+  EXPECT_EQ(observer.complete_snapshots, 2);
+  EXPECT_GT(observer.last_snapshot, first);
+  EXPECT_EQ(observer.last_snapshot, Listed().back().step);
+  EXPECT_EQ(observer.failed_snapshots, 1);
+  // One that comes back from its journal knows the step; it has taken none itself.
+  observer.last_snapshot.reset();
+  MakeCoordinator();
+  ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+  EXPECT_EQ(observer.last_snapshot, Listed().back().step);
+  EXPECT_EQ(observer.complete_snapshots, 2);
+}
+
 TEST_F(CoordinatorSnapshotsTest, ADiskThatFailsBeginsNothing) {
   const uint64_t id = OpenAndJoin();
   journal.fail = true;
