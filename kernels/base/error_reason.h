@@ -38,8 +38,9 @@ enum class ErrorReason : uint8_t {
   kDraining = 22,
   kNotActive = 23,       // not all ranks have joined
   kDuplicateFrame = 24,  // two frames of one contribution overlap on a stream
+  kMemoryLost = 25,      // factor updates are gone that a replica has had answers of
 };
-inline constexpr size_t kErrorReasonCount = 25;  // checked against the names
+inline constexpr size_t kErrorReasonCount = 26;  // checked against the names
 
 absl::string_view ErrorReasonName(ErrorReason reason);  // "STALE_EPOCH" ...
 

@@ -153,6 +153,8 @@ Membership CoordinatorSession::PlanGoBack(uint64_t step) const {
   Membership next = membership_;
   next.went_back_epoch = next.epoch;
   next.resume_step = step;
+  // Whoever goes on does so from there.
+  for (uint64_t& first_step : next.first_steps) first_step = std::min(first_step, step);
   return next;
 }
 

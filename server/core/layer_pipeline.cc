@@ -11,6 +11,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/payload.h"
+#include "server/core/reservation.h"
 #include "server/policy/sealing.h"
 
 namespace precondor {
@@ -69,7 +70,7 @@ absl::Status LayerPipeline::CheckStep(const ContributionKey& key, Mode mode) con
   return GetErrorReason(status) == ErrorReason::kNotActive ? absl::OkStatus() : status;
 }
 
-absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key, Mode mode) const {
+absl::Status LayerPipeline::CheckEpoch(const ContributionKey& key) const {
   const bool passed = session_->shard->options.faults.accept_fenced && key.epoch < epoch_;
   if (key.epoch != epoch_ && !passed) {
     // The session's membership was replaced just before or after its check.
@@ -79,6 +80,25 @@ absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key, Mode mod
         ahead ? ErrorReason::kFutureEpoch : ErrorReason::kStaleEpoch,
         absl::StrCat(DescribeKey(session_->spec, key), ": expected epoch ", epoch_, ", got ", key.epoch));
   }
+  return absl::OkStatus();
+}
+
+absl::Status LayerPipeline::CheckMemory(const ContributionKey& key) const {
+  if (disowned_.empty()) return absl::OkStatus();
+  if (!disowned_.contains(key.rank)) {
+    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                          absl::StrCat(DescribeKey(session_->spec, key), ": rank ", *disowned_.begin(),
+                                       " has to begin again: the shard has lost factors that it knows"));
+  }
+  return ReasonedStatus(
+      absl::StatusCode::kDataLoss, ErrorReason::kMemoryLost,
+      absl::StrCat(DescribeKey(session_->spec, key), ": the shard has lost factors that ranks have had answers with, ",
+                   "and cannot give the others the same: go back to a checkpoint with all ranks, and join again"));
+}
+
+absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key, Mode mode) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckEpoch(key));
+  PRECONDOR_RETURN_IF_ERROR(CheckMemory(key));
   if (key.step < floor_) {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(session_->spec, key), ": steps below ", floor_, " are retired"));
@@ -92,9 +112,14 @@ absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key, Mode mod
 }
 
 absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
+  if (key.step < opens_from_) {
+    return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+                          absl::StrCat(DescribeKey(session_->spec, key),
+                                       ": a rank has passed it, and sends nothing to ", "steps below ", opens_from_));
+  }
   if (slots_.empty()) return absl::OkStatus();
   const uint64_t window = session_->shard->options.window_steps;
-  const uint64_t newest = slots_.rbegin()->first;
+  const uint64_t newest = std::max(slots_.rbegin()->first, opens_from_);
   // In DELEGATE nothing is sent in first order: the step after such a stretch may lie any distance ahead of the last.
   const bool gaps = session_->spec.exchange == ExchangeMode::kDelegate;
   bool blocked = !gaps && key.step > newest && key.step - newest > window;
@@ -144,6 +169,31 @@ void LayerPipeline::RetireGradient(StepSlot& slot, std::vector<ResultFn>& waiter
   slot.result.reset();
   std::move(slot.waiters.begin(), slot.waiters.end(), std::back_inserter(waiters));
   slot.waiters.clear();
+}
+
+bool LayerPipeline::one_answer() const { return GradientContributors(session_->spec) == 1; }
+
+bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired) {
+  const SessionSpec& spec = session_->spec;
+  if (spec.exchange == ExchangeMode::kDelegate && rank != static_cast<uint32_t>(DelegateRank(spec, layer_))) {
+    return false;
+  }
+  bool ended = false;
+  opens_from_ = std::max(opens_from_, step);
+  for (auto it = slots_.begin(); it != slots_.end() && it->first < step;) {
+    StepSlot& slot = *it->second;
+    const bool answered = slot.restored && (resumes || one_answer());
+    if (answered || slot.gradient.state != PhaseState::kOpen || slot.gradient.gather.has(rank)) {
+      ++it;
+      continue;
+    }
+    ended = true;
+    RetireGradient(slot, retired);
+    // Nor do all ranks send the statistics of such a step again.
+    if (slot.statistics.state == PhaseState::kOpen) slot.statistics.Advance(PhaseEvent::kRetire);
+    it = slot.statistics.state == PhaseState::kSealed ? std::next(it) : slots_.erase(it);
+  }
+  return ended;
 }
 
 absl::Status LayerPipeline::Expired() const {
@@ -377,6 +427,15 @@ void LayerPipeline::Drop(const std::shared_ptr<StepSlot>& dropped) {
   session_->shard->in_flight.fetch_sub(std::exchange(slot.in_flight, 0), std::memory_order_relaxed);
 }
 
+void LayerPipeline::DropSlots(std::vector<ResultFn>& waiters) {
+  for (const auto& [step, slot] : slots_) {
+    std::move(slot->waiters.begin(), slot->waiters.end(), std::back_inserter(waiters));
+    slot->waiters.clear();
+    Drop(slot);
+  }
+  slots_.clear();
+}
+
 uint64_t LayerPipeline::EndEpoch(uint64_t epoch, const absl::Status& why) {
   std::vector<ResultFn> waiters;
   uint64_t floor = 0;
@@ -400,20 +459,59 @@ uint64_t LayerPipeline::EndEpoch(uint64_t epoch, const absl::Status& why) {
 
 void LayerPipeline::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to,
                                absl::Span<const Member> replaced) {
+  std::vector<ResultFn> retired;
+  bool work = false;
   {
     MutexLock lock(mu_);
     if (epoch != epoch_) return;
-    if (!goes_back_to.has_value()) {
+    if (goes_back_to.has_value()) {
+      DropSlots(retired);
+      floor_ = opens_from_ = *goes_back_to;
+      began_ = epoch;
+      disowned_.clear();
+    } else {
       for (const auto& [step, slot] : slots_) slot->Inherit(replaced);
-      return;
+      for (const Member& member : replaced) {
+        work = PassOver(member.rank, member.first_step, /*resumes=*/false, retired) || work;
+        disowned_.erase(member.rank);
+      }
     }
-    for (const auto& [step, slot] : slots_) Drop(slot);
-    slots_.clear();
-    floor_ = *goes_back_to;
-    began_ = epoch;
-    if (owed_updates_.empty()) return;
+    work = work || !owed_updates_.empty();
   }
-  Schedule();
+  for (ResultFn& waiter : retired) waiter(Expired());
+  if (work) Schedule();
+}
+
+absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_version) {
+  std::vector<ResultFn> retired;
+  absl::Status status;
+  bool work = false;
+  uint64_t known = 0;
+  uint64_t lost = 0;
+  {
+    MutexLock lock(mu_);
+    PRECONDOR_RETURN_IF_ERROR(CheckEpoch(key));
+    known = stats_.factor_version + restored_updates_;
+    if (held_ && factor_version > known) lost = factor_version - known;
+    if (lost > 0 && !one_answer() && disowned_.empty()) {
+      for (int32_t rank = 0; rank < session_->spec.world_size; ++rank) disowned_.insert(rank);
+      DropSlots(retired);
+      floor_ = opens_from_ = 0;
+    }
+    status = CheckMemory(key);
+    if (status.ok()) work = PassOver(key.rank, key.step, /*resumes=*/true, retired);
+  }
+  for (ResultFn& waiter : retired) waiter(status.ok() ? Expired() : status);
+  if (work) Schedule();
+  if (lost == 0) return status;
+  session_->shard->observer.OnUpdatesLost(session_->spec.name, static_cast<int64_t>(lost));
+  session_->shard->logger.Log(Severity::kWarning, "factor updates are lost",
+                              {{"session", session_->spec.name},
+                               {"layer", session_->spec.layers[layer_].name},
+                               {"rank", key.rank},
+                               {"answered_with", factor_version},
+                               {"has", known}});
+  return status;
 }
 
 void LayerPipeline::Close(const absl::Status& why) {
@@ -422,12 +520,7 @@ void LayerPipeline::Close(const absl::Status& why) {
     MutexLock lock(mu_);
     // No epoch comes after this one: what still arrives is stale.
     epoch_ = std::numeric_limits<uint64_t>::max();
-    for (auto& [step, slot] : slots_) {
-      std::move(slot->waiters.begin(), slot->waiters.end(), std::back_inserter(waiters));
-      slot->waiters.clear();
-      Drop(slot);
-    }
-    slots_.clear();
+    DropSlots(waiters);
     owed_updates_.clear();
   }
   for (ResultFn& waiter : waiters) waiter(why);

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,12 +50,18 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
   void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
 
+  // A rank has come from another memory, which answered it with factors of `factor_version`, and sends no gradient of
+  // steps before `key.step` again: those that this memory does not know are over. Where updates are missing here and
+  // several ranks get each answer, all of them have to begin again: MEMORY_LOST, as for whatever they send until then.
+  // Otherwise the epoch's errors.
+  absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
+
   // Takes no contribution of an epoch before `epoch` any more; waiting results get `why`. Returns the first step from
   // which on the layer keeps all. Nothing else when `epoch` is not new.
   uint64_t EndEpoch(uint64_t epoch, const absl::Status& why);
   // Goes on with `epoch`, which EndEpoch has named; factors stay. When the job goes back to a step every slot goes.
   // Otherwise they stay, so that processes that took ranks over (`replaced`) get the answers that the others got, and
-  // none retires before they have.
+  // none retires before they have; what nobody can complete any more ends.
   void BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced);
   // Drops every slot, for good; waiting results get `why`.
   void Close(const absl::Status& why);
@@ -109,18 +116,28 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
     bool logged = false;                 // kUpdate: the votes came from the journal
   };
 
+  absl::Status CheckEpoch(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckStepLocked(const ContributionKey& key, Mode mode) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The same for a step that has no slot yet.
   absl::Status CheckWindow(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Closable(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Finished(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StepSlot& OpenSlot(uint64_t step, Mode mode, std::vector<ResultFn>& retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `rank` sends no gradient of steps before `step`: those that lack it end, and none of them begins. `resumes`: it
+  // goes on, and has the answers to those that the journal knows of. True when what comes after them may have waited.
+  bool PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // MEMORY_LOST for ranks that have to begin again; those that have are to wait for them.
+  absl::Status CheckMemory(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // One rank sends the gradients, and gets the answers.
+  bool one_answer() const;
   // Ends a gradient phase that nobody completes.
   void RetireGradient(StepSlot& slot, std::vector<ResultFn>& waiters) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Expired() const;
   bool ExpectsStatistics(const StepSlot& slot) const;
   // Takes the slot out of everything but the work on it that the strand has begun.
   void Drop(const std::shared_ptr<StepSlot>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropSlots(std::vector<ResultFn>& waiters) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Takes a contribution in: true for a repetition. `work`: the strand has something to do for it, a gradient to add up
   // or a phase that it sealed. Errors: those of CheckStep, ABORTED CONFLICT.
@@ -151,7 +168,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // On the strand: gives the layer these factors, or none, after restored updates; the records follow.
   void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release);
   void Show(const LayerWorker::StateView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome);
+  // `restored`: it is one of restored_updates_.
+  void FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome, bool restored);
   void FinishGradient(StepSlot& slot, LayerWorker::Answer answer);
   LayerReplay& replay();
   bool PassedOver(const StepSlot& slot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -169,11 +187,15 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
 
   mutable Mutex mu_;
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
-  uint64_t began_ ABSL_GUARDED_BY(mu_) = 0;  // see LayerStep
-  uint64_t floor_ ABSL_GUARDED_BY(mu_) = 0;  // steps below it are retired
+  uint64_t began_ ABSL_GUARDED_BY(mu_) = 0;       // see LayerStep
+  uint64_t floor_ ABSL_GUARDED_BY(mu_) = 0;       // steps below it are retired
+  uint64_t opens_from_ ABSL_GUARDED_BY(mu_) = 0;  // no step below it begins here: somebody has passed it
   Slots slots_ ABSL_GUARDED_BY(mu_);
   // Updates of the journal whose steps were dropped before their turn: they are part of the factors all the same.
   std::vector<std::shared_ptr<StepSlot>> owed_updates_ ABSL_GUARDED_BY(mu_);
+  std::set<uint32_t> disowned_ ABSL_GUARDED_BY(mu_);  // ranks that know factors which are lost, until they begin again
+  uint64_t restored_updates_ ABSL_GUARDED_BY(mu_) = 0;  // of the journal, that stats_.factor_version lacks yet
+  bool held_ ABSL_GUARDED_BY(mu_) = false;              // there are factors
   bool scheduled_ ABSL_GUARDED_BY(mu_) = false;
   LayerStats stats_ ABSL_GUARDED_BY(mu_);
   // Sums and counts behind the means in stats_.

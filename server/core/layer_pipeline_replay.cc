@@ -35,6 +35,7 @@ void LayerPipeline::FinishReplay() {
       if (replayed.settled.updated) slot.statistics.Advance(PhaseEvent::kSeal);
       if (replayed.votes.has_value()) {
         slot.restored_votes = replayed.failed ? std::vector<Vote>() : *std::move(replayed.votes);
+        if (!slot.restored_votes->empty()) ++restored_updates_;
         ++slot.in_flight;
         session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
         replayed.settled.updated = false;

@@ -51,9 +51,10 @@ void LayerPipeline::Update(Work& work) {
   const uint64_t step = work.slot->step;
   journal_.BeginStep(work.began, step, worker_);
   journal_.BeforeUpdate(step, work.votes, work.logged);
+  const bool restored = work.logged && !work.votes.empty();
   const LayerWorker::UpdateOutcome outcome = worker_.Update(std::move(work.votes));
   if (outcome.attempted && !outcome.status.ok() && !work.logged) journal_.AfterFailedUpdate(step);
-  FinishUpdate(*work.slot, outcome);
+  FinishUpdate(*work.slot, outcome, restored);
 }
 
 void LayerPipeline::Answer(Work& work) {
@@ -217,6 +218,7 @@ void LayerPipeline::Restore(std::unique_ptr<LayerState> state, uint64_t step) {
 }
 
 void LayerPipeline::Show(const LayerWorker::StateView& view) {
+  held_ = view.held;
   stats_.factor_version = view.version;
   stats_.state_bytes = view.bytes;
   stats_.input_representation = view.summary.input_representation;
@@ -227,7 +229,7 @@ void LayerPipeline::Show(const LayerWorker::StateView& view) {
   stats_.output_damping = view.summary.output_damping;
 }
 
-void LayerPipeline::FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome) {
+void LayerPipeline::FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome, bool restored) {
   const SessionSpec& spec = session_->spec;
   ShardContext& shard = *session_->shard;
   if (outcome.attempted) {
@@ -242,6 +244,7 @@ void LayerPipeline::FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcom
   }
   MutexLock lock(mu_);
   Show(outcome.state);
+  if (restored) --restored_updates_;
   if (outcome.attempted && outcome.status.ok()) {
     update_seconds_ += absl::ToDoubleSeconds(outcome.took);
     stats_.update_seconds = update_seconds_ / static_cast<double>(++updates_);

@@ -34,7 +34,7 @@ absl::Status LayerWorker::MakeFresh() {
 
 LayerWorker::StateView LayerWorker::view() const {
   if (state_ == nullptr) return {};
-  return {state_->version(), state_->bytes(), state_->summary()};
+  return {true, state_->version(), state_->bytes(), state_->summary()};
 }
 
 LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {

@@ -26,6 +26,7 @@ class LayerWorker {
 
   // What LayerStats shows of the state.
   struct StateView {
+    bool held = false;  // it has factors
     uint64_t version = 0;
     int64_t bytes = 0;
     LayerState::Summary summary;

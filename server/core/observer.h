@@ -30,6 +30,8 @@ class Observer {
   // First contribution to seal of one (step, layer).
   virtual void OnSealed(absl::string_view train_job, ContributionKind kind, absl::Duration open_for) {}
   virtual void OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) {}
+  // A shard came back without this many updates that workers have had answers of.
+  virtual void OnUpdatesLost(absl::string_view train_job, int64_t updates) {}
   virtual void OnPrecondition(absl::string_view train_job, absl::Duration took) {}
   virtual void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {}
   // What a session has reserved on a shard: once installed, and when its factors are released or begin anew.

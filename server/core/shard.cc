@@ -293,6 +293,13 @@ void Shard::SubmitGradient(const ContributionHeader& header, Payload payload, co
   (*session)->layer(header.key.layer)->SubmitGradient(header, std::move(payload), ack, std::move(result));
 }
 
+absl::Status Shard::Resume(const ContributionKey& key, uint64_t factor_version) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(key.session_id));
+  PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
+  return session->Resume(key, factor_version);
+}
+
 void Shard::SealOverdue() {
   if (context_->options.statistics_deadline == absl::InfiniteDuration()) return;
   const absl::Time now = context_->clock.Now();

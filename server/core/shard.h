@@ -122,6 +122,12 @@ class Shard final : public ShardControl {
   // same bytes. When the session ends or a new epoch drops the slot, `result` gets the status instead.
   void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
 
+  // A rank that was answered by a memory which may be lost (the one before this process, or another shard's) says what
+  // it has: factors of `factor_version` in its last answer of `key.layer`, and the first step whose gradient it will
+  // send or send again. What this memory cannot bring to an end any more holds nothing up from then on. DATA_LOSS
+  // MEMORY_LOST: see ErrorReason; otherwise the errors of CheckHeader that concern the key. Repetitions do no harm.
+  absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
+
   // Seals what statistics_deadline has passed for. A server calls it every now and then.
   void SealOverdue();
   // Gives the memory of released factors back that have become durable. The same.

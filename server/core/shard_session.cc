@@ -40,6 +40,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
   for (uint32_t layer : install.layers) {
     PRECONDOR_ASSIGN_OR_RETURN(layers[layer],
                                LayerPipeline::Create(context, layer, install.epoch, !install.factors_released));
+    layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     owned.push_back(layers[layer]);
   }
   auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
@@ -143,6 +144,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
     layers[layer] = layers_[layer];
     if (layers[layer] == nullptr) {
       PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install.epoch, standing.held));
+      layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     }
     owned.push_back(layers[layer]);
   }
@@ -234,8 +236,7 @@ absl::Status ShardSession::CheckMember(const Membership& members, const Contribu
   return absl::OkStatus();
 }
 
-absl::Status ShardSession::CheckRole(const ContributionHeader& header) const {
-  const ContributionKey& key = header.key;
+absl::Status ShardSession::CheckLayer(const ContributionKey& key) const {
   if (key.layer >= layers_.size()) {
     return Refusal(StatusCode::kNotFound, ErrorReason::kUnknownLayer, spec(), key,
                    absl::StrCat("expected a layer below ", layers_.size()));
@@ -244,6 +245,11 @@ absl::Status ShardSession::CheckRole(const ContributionHeader& header) const {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotOwner, spec(), key,
                    "another shard owns the layer");
   }
+  return absl::OkStatus();
+}
+
+absl::Status ShardSession::CheckRole(const ContributionHeader& header) const {
+  const ContributionKey& key = header.key;
   if (header.kind == ContributionKind::kStatistics && header.mode == Mode::kFirstOrder) {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,
                    "steps in first order take no statistics");
@@ -263,9 +269,16 @@ absl::Status ShardSession::CheckRole(const ContributionHeader& header) const {
 
 absl::Status ShardSession::Check(const ContributionHeader& header, uint64_t payload_bytes) const {
   PRECONDOR_RETURN_IF_ERROR(CheckMember(*membership(), header.key));
+  PRECONDOR_RETURN_IF_ERROR(CheckLayer(header.key));
   PRECONDOR_RETURN_IF_ERROR(CheckRole(header));
   PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec(), header, payload_bytes));
   return layers_[header.key.layer]->CheckStep(header.key, header.mode);
+}
+
+absl::Status ShardSession::Resume(const ContributionKey& key, uint64_t factor_version) {
+  PRECONDOR_RETURN_IF_ERROR(CheckMember(*membership(), key));
+  PRECONDOR_RETURN_IF_ERROR(CheckLayer(key));
+  return layers_[key.layer]->Resume(key, factor_version);
 }
 
 void ShardSession::Close(const absl::Status& why) {

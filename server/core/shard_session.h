@@ -51,6 +51,8 @@ class ShardSession {
 
   // Everything that a header tells; see Shard::CheckHeader.
   absl::Status Check(const ContributionHeader& header, uint64_t payload_bytes) const;
+  // See Shard.
+  absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
   // Not null for a layer that passed Check.
   LayerPipeline* layer(uint32_t index) const { return layers_[index].get(); }
 
@@ -89,6 +91,7 @@ class ShardSession {
   absl::Status EpochHasBegun(uint64_t epoch) const;
   std::shared_ptr<const Membership> membership() const;
   absl::Status CheckMember(const Membership& members, const ContributionKey& key) const;
+  absl::Status CheckLayer(const ContributionKey& key) const;
   absl::Status CheckRole(const ContributionHeader& header) const;
 
   // Const after construction.

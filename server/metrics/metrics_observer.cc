@@ -56,7 +56,7 @@ class MetricsObserver::Impl {
     std::array<std::array<prometheus::Counter*, kErrorReasonCount>, kKinds> rejected;
     std::array<prometheus::Histogram*, kKinds> seal_wait;
     std::array<prometheus::Counter*, kDecisions.size()> results;
-    prometheus::Counter *updates, *update_failures, *result_bytes;
+    prometheus::Counter *updates, *update_failures, *updates_lost, *result_bytes;
     prometheus::Histogram *update_seconds, *precondition_seconds;
     prometheus::Counter *snapshots_done, *snapshots_failed;
     prometheus::Counter *factors_kept, *factors_not_kept, *layers_kept, *layers_fresh;
@@ -237,6 +237,7 @@ class MetricsObserver::Impl {
     }
     job.updates = JobCounter(job, kUpdates, own);
     job.update_failures = JobCounter(job, kUpdateFailures, own);
+    job.updates_lost = JobCounter(job, kUpdatesLost, own);
     job.update_seconds = JobHistogram(job, kUpdateSeconds, own);
     job.precondition_seconds = JobHistogram(job, kPreconditionSeconds, own);
     job.result_bytes = JobCounter(job, kResultBytes, own);
@@ -329,6 +330,10 @@ void MetricsObserver::OnUpdate(absl::string_view train_job, absl::Duration took,
     if (!ok) job.update_failures->Increment();
     job.update_seconds->Observe(absl::ToDoubleSeconds(took));
   });
+}
+void MetricsObserver::OnUpdatesLost(absl::string_view train_job, int64_t updates) {
+  impl_->WithShardJob(train_job,
+                      [&](Impl::ShardJob& job) { job.updates_lost->Increment(static_cast<double>(updates)); });
 }
 void MetricsObserver::OnPrecondition(absl::string_view train_job, absl::Duration took) {
   impl_->WithShardJob(train_job,

@@ -36,6 +36,7 @@ class MetricsObserver final : public Observer {
   void OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) override;
   void OnSealed(absl::string_view train_job, ContributionKind kind, absl::Duration open_for) override;
   void OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) override;
+  void OnUpdatesLost(absl::string_view train_job, int64_t updates) override;
   void OnPrecondition(absl::string_view train_job, absl::Duration took) override;
   void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) override;
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;

@@ -54,6 +54,10 @@ absl::StatusOr<std::vector<Member>> DecodeMembers(const google::protobuf::Repeat
 
 }  // namespace
 
+ContributionKey DecodeKey(const v1::FrameHeader& header) {
+  return {header.session_id(), header.epoch(), header.step(), header.layer(), header.rank(), header.incarnation()};
+}
+
 absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header) {
   ContributionHeader out;
   switch (header.kind()) {
@@ -72,7 +76,7 @@ absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::TensorFormat> tensors,
                              wire::DecodeTensorHeaders(header.tensors()));
   for (const wire::TensorFormat& tensor : tensors) out.tensors.push_back({tensor.dtype, tensor.dims, tensor.scale});
-  out.key = {header.session_id(), header.epoch(), header.step(), header.layer(), header.rank(), header.incarnation()};
+  out.key = DecodeKey(header);
   out.samples = header.samples();
   out.abstain = header.abstain();
   return out;

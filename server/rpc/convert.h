@@ -17,6 +17,7 @@
 
 namespace precondor::rpc {
 
+ContributionKey DecodeKey(const v1::FrameHeader& header);
 // InvalidArgument (MALFORMED) names the field.
 absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header);
 // `header` of the contribution that is answered, with the answer's kind and without tensors.

@@ -122,6 +122,10 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
 }
 
 void ExchangeStream::HandleFrame(const v1::FrameHeader& header, const wire::ReceivedBytes& payload) {
+  if (header.kind() == v1::FRAME_KIND_RESUME) {
+    const absl::Status taken = shard_.Resume(DecodeKey(header), header.factor_version());
+    return taken.ok() ? PushAck(*queue_, header, /*duplicate=*/false) : PushError(*queue_, header, taken);
+  }
   const auto admit = [this](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const ContributionHeader decoded, DecodeHeader(first));
     const absl::Status status = shard_.CheckHeader(decoded, first.payload_bytes());

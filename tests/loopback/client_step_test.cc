@@ -180,7 +180,7 @@ TEST(ClientStepTest, FailsWhenTheJobHasGoneBackBehindIt) {
     }
     EXPECT_EQ(directive.status().code(), absl::StatusCode::kAborted) << directive.status();
     EXPECT_THAT(std::string(directive.status().message()),
-                HasSubstr("gone back to step " + std::to_string(resume) + ", rank 0 has finished step 5"));
+                HasSubstr("gone back to step " + std::to_string(resume) + ", rank 0 has answers of step 5"));
     EXPECT_EQ(worker->Flush().code(), absl::StatusCode::kAborted);
     EXPECT_EQ(worker->AbstainGradient(6, 0).Wait().status().code(), absl::StatusCode::kAborted);
     EXPECT_EQ(server.joins(), 2) << "and asks no more";

@@ -12,9 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 
@@ -199,16 +197,6 @@ class Job {
   std::vector<std::unique_ptr<Worker>> workers;
   std::barrier<> step_done{kWorkers};
 };
-
-// A value of /metrics; -1 when it is not there.
-double Metric(RawServer& server, absl::string_view series) {
-  for (const absl::string_view line : absl::StrSplit(server.app().metrics_text(), '\n')) {
-    const std::vector<absl::string_view> parts = absl::StrSplit(line, ' ');
-    double value = 0;
-    if (parts.size() == 2 && parts[0] == series && absl::SimpleAtod(parts[1], &value)) return value;
-  }
-  return -1;
-}
 
 bool Await(const std::function<bool()>& condition) {
   const absl::Time deadline = absl::Now() + absl::Seconds(60);

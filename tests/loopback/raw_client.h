@@ -11,7 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 
 #include "kernels/base/log.h"
@@ -39,7 +42,7 @@ inline v1::ErrorDetail DetailOf(const grpc::Status& status) {
 class RawServer {
  public:
   explicit RawServer(ServerConfig config = {}) {
-    config.listen = "127.0.0.1:0";
+    if (config.listen == ServerConfig().listen) config.listen = "127.0.0.1:0";
     config.threads = 2;
     auto app = App::Start(config, logger_);
     EXPECT_TRUE(app.ok()) << app.status();
@@ -180,6 +183,16 @@ inline v1::PreconditionRequest RawRequest(const v1::JoinSessionResponse& joined,
   *request.mutable_gradient() = RawHeader(joined, v1::FRAME_KIND_GRADIENT, step, layer);
   request.set_payload(RawFloats(kRawRows[layer] * kRawCols[layer], step * 2 + layer + 50));
   return request;
+}
+
+// A value of /metrics; -1 when it is not there.
+inline double Metric(RawServer& server, absl::string_view series) {
+  for (const absl::string_view line : absl::StrSplit(server.app().metrics_text(), '\n')) {
+    const std::vector<absl::string_view> parts = absl::StrSplit(line, ' ');
+    double value = 0;
+    if (parts.size() == 2 && parts[0] == series && absl::SimpleAtod(parts[1], &value)) return value;
+  }
+  return -1;
 }
 
 }  // namespace precondor

@@ -273,6 +273,34 @@ TEST(ServerStreamTest, BundlesBesideOrInsideOthersEndTheStream) {
   EXPECT_EQ(server.Stats("job")[0].accepted(), 0u);
 }
 
+TEST(ServerStreamTest, ResumeIsAcknowledgedOrRefusedByItsKey) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  grpc::ClientContext context;
+  SetDeadline(context);
+  auto stream = server.data->Exchange(&context);
+  v1::ExchangeResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  const auto resume = [&](int layer, uint64_t step) {
+    v1::ExchangeRequest frame;
+    *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_RESUME, step, 0);
+    frame.mutable_header()->set_layer(layer);
+    EXPECT_TRUE(stream->Write(frame));
+    EXPECT_TRUE(stream->Read(&answer));
+    EXPECT_EQ(answer.contribution(), v1::FRAME_KIND_RESUME);
+    EXPECT_EQ(answer.header().step(), step);
+  };
+  resume(0, 7);
+  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ACK) << answer.DebugString();
+  resume(99, 7);
+  EXPECT_EQ(answer.header().kind(), v1::FRAME_KIND_ERROR);
+  EXPECT_EQ(answer.error().reason(), v1::ERROR_REASON_UNKNOWN_LAYER);
+  // Its word binds the rank.
+  v1::PreconditionResponse response;
+  EXPECT_EQ(DetailOf(server.Precondition(RawRequest(job, 6, 0), &response)).reason(), v1::ERROR_REASON_STALE_STEP);
+  EXPECT_TRUE(server.Precondition(RawRequest(job, 7, 0), &response).ok());
+}
+
 TEST(ServerStreamTest, DisconnectInTheMiddleOfAContributionLeavesNothing) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");

@@ -19,7 +19,7 @@ namespace precondor {
 
 // A contribution within its worker; with session, epoch, rank and incarnation it is the key on the wire.
 struct ContributionId {
-  v1::FrameKind kind = v1::FRAME_KIND_UNSPECIFIED;  // STATISTICS or GRADIENT
+  v1::FrameKind kind = v1::FRAME_KIND_UNSPECIFIED;  // STATISTICS, GRADIENT or RESUME
   uint64_t step = 0;
   uint32_t layer = 0;
   bool operator==(const ContributionId&) const = default;
@@ -41,6 +41,7 @@ struct Contribution {
   bool borrowed = false;                              // it is the caller's memory
   std::shared_ptr<PreconditionFuture::State> result;  // of a gradient
   absl::Time deadline = absl::InfiniteFuture();       // for its answer
+  uint64_t factor_version = 0;                        // of a RESUME
 };
 
 }  // namespace precondor

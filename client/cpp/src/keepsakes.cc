@@ -65,6 +65,17 @@ void Keepsakes::OnSubmit(const ContributionId& id) {
   }
 }
 
+std::optional<uint64_t> Keepsakes::FirstGradient(uint32_t layer) const {
+  const auto found = layers_.find(layer);
+  if (found == layers_.end()) return std::nullopt;
+  std::optional<uint64_t> first;
+  for (const auto& [sequence, answered_at] : found->second.answered_at) {
+    const ContributionId& of = items_.at(sequence)->id;
+    if (of.kind == v1::FRAME_KIND_GRADIENT) first = std::min(first.value_or(of.step), of.step);
+  }
+  return first;
+}
+
 std::map<Keepsakes::Sequence, Keepsakes::Taken> Keepsakes::TakeLayers(const std::set<uint32_t>& layers) {
   std::map<Sequence, Taken> taken;
   for (const uint32_t layer : layers) {

@@ -30,6 +30,9 @@ class Keepsakes {
   // A submission shows that the job has gone back to an earlier step: what was kept of later ones goes.
   void OnSubmit(const ContributionId& id);
 
+  // The lowest step whose gradient of the layer is kept.
+  std::optional<uint64_t> FirstGradient(uint32_t layer) const;
+
   // What is kept of some layers, to be kept elsewhere.
   struct Taken {
     Item item;

@@ -25,6 +25,7 @@ Recovery RecoveryFor(const absl::Status& refusal) {
     case ErrorReason::kStaleIncarnation:
     case ErrorReason::kSpecMismatch:
     case ErrorReason::kNotOwner:
+    case ErrorReason::kMemoryLost:
       return Recovery::kFatal;
     default:
       return refusal.code() == absl::StatusCode::kUnavailable ? Recovery::kRetryLater : Recovery::kRefused;
@@ -36,6 +37,10 @@ absl::Status Outbox::Add(Item item) {
   if (const Entry* old = FindEntry(id); old != nullptr && old->needless) Erase(by_id_.at(id));
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
   kept_.OnSubmit(id);
+  // The job has gone back: that answer is another history's.
+  if (const auto last = answered_.find(id.layer); last != answered_.end() && id.step <= last->second.step) {
+    answered_.erase(last);
+  }
   ++next_sequence_;
   return absl::OkStatus();
 }
@@ -90,13 +95,17 @@ void Outbox::Move(Sequence sequence, Entry& entry, State to) {
   entry.state = to;
 }
 
-void Outbox::StartStream(uint64_t credit_bytes, uint64_t memory_id) {
+bool Outbox::StartStream(uint64_t credit_bytes, uint64_t memory_id) {
   StopStream();
-  if (memory_id == 0 && !may_lose_shard_) kept_.Clear();
-  if (memory_id != memory_id_ && memory_id_ != 0) SendKeptAgain();
+  const bool other_memory = std::exchange(started_before_, true) && (memory_id != memory_id_ || memory_id == 0);
+  if (other_memory) {
+    SendKeptAgain();
+    for (const auto& [layer, last] : answered_) SendResume(layer);
+  }
   memory_id_ = memory_id;
   open_ = true;
   credit_bytes_ = credit_bytes;
+  return other_memory;
 }
 
 void Outbox::StopStream() {
@@ -109,6 +118,19 @@ void Outbox::StopStream() {
 
 void Outbox::SendKeptAgain() {
   for (const auto& [sequence, item] : kept_.items()) SendAgain(sequence, item);
+}
+
+void Outbox::SendResume(uint32_t layer) {
+  const LastAnswer& last = answered_.at(layer);
+  auto resume = std::make_shared<Contribution>();
+  const uint64_t next = last.step + 1;
+  resume->id = {v1::FRAME_KIND_RESUME, std::min(kept_.FirstGradient(layer).value_or(next), next), layer};
+  resume->mode = last.mode;
+  resume->factor_version = last.factor_version;
+  const Sequence sequence = first_sequence_ - 1;
+  if (!AddAt(sequence, std::move(resume)).ok()) return;  // on its way
+  first_sequence_ = sequence;
+  entries_.at(sequence).needless = true;
 }
 
 void Outbox::SendAgain(Sequence sequence, const Item& item) {
@@ -152,7 +174,7 @@ Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
     return entry.item;
   }
   Retain(entry.item);
-  if (keeps()) kept_.KeepStatistics(found->second, Kept(*entry.item));
+  kept_.KeepStatistics(found->second, Kept(*entry.item));
   return Erase(found->second);
 }
 
@@ -176,13 +198,16 @@ Outbox::Item Outbox::Erase(Sequence sequence) {
   return item;
 }
 
-Outbox::Item Outbox::Finish(const ContributionId& id, Item kept) {
+Outbox::Item Outbox::Finish(const ContributionId& id, Item kept, uint64_t factor_version) {
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) return nullptr;
   const Sequence sequence = found->second;
   kept_.OnAnswer(id, sequence, next_sequence_);
-  if (keeps() && kept != nullptr) kept_.KeepGradient(sequence, std::move(kept), next_sequence_);
-  return Remove(id);
+  if (kept != nullptr && keeps_gradients()) kept_.KeepGradient(sequence, std::move(kept), next_sequence_);
+  Item item = Remove(id);
+  LastAnswer& last = answered_[id.layer];
+  if (last.step == id.step) last.factor_version = item->mode == Mode::kSecondOrder ? factor_version : 0;
+  return item;
 }
 
 Outbox::Item Outbox::Remove(const ContributionId& id) {
@@ -192,6 +217,11 @@ Outbox::Item Outbox::Remove(const ContributionId& id) {
   if (id.kind == v1::FRAME_KIND_GRADIENT) {
     const auto kept = retained_.find(id.layer);
     if (kept != retained_.end() && kept->second->id.step <= id.step) retained_.erase(kept);
+    LastAnswer& last = answered_[id.layer];
+    if (last.step <= id.step) {
+      last.step = id.step;
+      last.mode = item->mode;
+    }
   }
   return item;
 }
@@ -256,7 +286,10 @@ Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {
     Erase(sequence);
     moved.entries.emplace(sequence, std::move(entry));
   }
-  for (const uint32_t layer : layers) retained_.erase(layer);
+  for (const uint32_t layer : layers) {
+    retained_.erase(layer);
+    if (auto answered = answered_.extract(layer)) moved.answered.insert(std::move(answered));
+  }
   moved.kept = kept_.TakeLayers(layers);
   moved.first = moved.next = next_sequence_;
   if (!moved.entries.empty()) moved.first = std::min(moved.first, moved.entries.begin()->first);
@@ -264,12 +297,11 @@ Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {
   return moved;
 }
 
-void Outbox::Adopt(Moved&& moved, uint64_t first_open) {
-  const auto over = [first_open](const Item& item) { return item->result == nullptr && item->id.step < first_open; };
+void Outbox::Adopt(Moved&& moved) {
   const Sequence shift = next_sequence_ - moved.first;
   next_sequence_ = moved.next + shift;
   for (auto& [sequence, entry] : moved.entries) {
-    if (over(entry.item) || !AddAt(sequence + shift, entry.item).ok()) continue;
+    if (!AddAt(sequence + shift, entry.item).ok()) continue;
     Entry& added = entries_.at(sequence + shift);
     added.sent_before = entry.sent_before;
     added.acknowledged_before = entry.acknowledged_before;
@@ -277,11 +309,20 @@ void Outbox::Adopt(Moved&& moved, uint64_t first_open) {
   }
   for (auto& [sequence, taken] : moved.kept) {
     const Item item = taken.item;
-    if (over(item)) continue;
     if (taken.answered_at.has_value()) taken.answered_at = *taken.answered_at + shift;
     kept_.Put(sequence + shift, std::move(taken));
     SendAgain(sequence + shift, item);
   }
+  for (const auto& [layer, last] : moved.answered) {
+    answered_[layer] = last;
+    SendResume(layer);
+  }
+}
+
+std::optional<uint64_t> Outbox::answered_through() const {
+  std::optional<uint64_t> highest;
+  for (const auto& [layer, last] : answered_) highest = std::max(highest.value_or(0), last.step);
+  return highest;
 }
 
 std::vector<Outbox::Item> Outbox::Items() const {

@@ -50,21 +50,24 @@ class Outbox {
   // not allow it. A payload larger than all of the credit goes alone.
   std::optional<Frame> Next(absl::Time now);
   // A new stream with this credit: everything unanswered goes out again, in its order. Without one nothing does.
-  // `memory_id` as in the CREDIT frame: another one than before, and what is kept goes out again too, in its place.
-  void StartStream(uint64_t credit_bytes, uint64_t memory_id = 0);
+  // `memory_id` as in the CREDIT frame: another one than before, and what is kept goes out again too, in its place, and
+  // ahead of everything a RESUME for each layer that has been answered. True when there was a stream before, and the
+  // memory may be another.
+  bool StartStream(uint64_t credit_bytes, uint64_t memory_id = 0);
   void StopStream();
 
   // Answers. Each returns the item it was about; null for one that is not waited for (a late or repeated answer).
   Item Acknowledge(const ContributionId& id);
   Item Find(const ContributionId& id) const;
   // The result of the gradient is there: removes it. `kept`, if not null, is the same contribution for the case that it
-  // is needed again (Kept); ignored when the shard remembers nothing.
-  Item Finish(const ContributionId& id, Item kept);
+  // is needed again (Kept); ignored when the shard remembers nothing. `factor_version` as in the result.
+  Item Finish(const ContributionId& id, Item kept, uint64_t factor_version);
   // The contribution with bytes of its own and nobody who waits for its result.
   static Item Kept(const Contribution& item);
-  // Whether the shard comes back with what it knew, or another takes its place, so that it makes sense to keep
-  // anything.
-  bool keeps() const { return memory_id_ != 0 || may_lose_shard_; }
+  // Whether the shard comes back with what it knew, or another takes its place, so that gradients are worth their
+  // memory: without the factors they were answered with, others cannot get the same answers. Statistics are always
+  // kept.
+  bool keeps_gradients() const { return memory_id_ != 0 || may_lose_shard_; }
   Item Remove(const ContributionId& id);
   // True when `refusal` is about the values, which counts as this rank's abstention until the shard loses its memory.
   bool CountsAsAbstention(const ContributionId& id, const absl::Status& refusal) const;
@@ -86,9 +89,10 @@ class Outbox {
   // Layers go to another shard: what there is of them, in its order. Between streams.
   struct Moved;
   Moved TakeLayers(const std::set<uint32_t>& layers);
-  // Sends it to this one's shard, which knows nothing of it; but for statistics of steps before `first_open`, which are
-  // answered everywhere: their step would never be complete there.
-  void Adopt(Moved&& moved, uint64_t first_open = 0);
+  // Sends it to this one's shard, which knows nothing of it.
+  void Adopt(Moved&& moved);
+  // The highest step whose gradient has been answered, in any layer; nullopt: none.
+  std::optional<uint64_t> answered_through() const;
 
   // All that are in it, in their order.
   std::vector<Item> Items() const;
@@ -125,6 +129,8 @@ class Outbox {
 
   absl::Status AddAt(Sequence sequence, Item item);
   void SendKeptAgain();
+  // Tells the shard's new memory what the former one has answered: what it cannot complete is to hold nothing up.
+  void SendResume(uint32_t layer);
   // What is kept and has been acknowledged elsewhere, or before.
   void SendAgain(Sequence sequence, const Item& item);
 
@@ -136,18 +142,27 @@ class Outbox {
   std::set<Sequence> queue_;         // queued entries
   std::optional<Sequence> sending_;  // the entry whose chunks are being written
   bool open_ = false;
+  bool started_before_ = false;
   uint64_t memory_id_ = 0;
   uint64_t credit_bytes_ = 0;
   uint64_t credit_used_ = 0;  // payload bytes of entries being sent or sent
   size_t unacknowledged_ = 0;
   // Per layer the last statistics acknowledged, until a result shows that their step was sealed.
   std::map<uint32_t, Item> retained_;
+  // Per layer the last answer to a gradient.
+  struct LastAnswer {
+    uint64_t step = 0;
+    uint64_t factor_version = 0;  // 0 in first order, where factors may be given up
+    Mode mode = Mode::kSecondOrder;
+  };
+  std::map<uint32_t, LastAnswer> answered_;
   Keepsakes kept_;
 };
 
 struct Outbox::Moved {
   std::map<Sequence, Entry> entries;
   std::map<Sequence, Keepsakes::Taken> kept;
+  std::map<uint32_t, LastAnswer> answered;
   Sequence first = 0;  // of both
   Sequence next = 0;   // of what would have followed
 };

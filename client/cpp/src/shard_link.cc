@@ -216,13 +216,19 @@ Outbox::Moved ShardLink::TakeLayers(const std::set<uint32_t>& layers) {
   return moved;
 }
 
-void ShardLink::Adopt(Outbox::Moved moved, uint64_t first_open) {
+void ShardLink::Adopt(Outbox::Moved moved) {
   {
     MutexLock lock(mu_);
-    outbox_.Adopt(std::move(moved), first_open);
+    outbox_.Adopt(std::move(moved));
+    settles_by_ = absl::Now() + options_.result_timeout;
     Pump();
   }
   hooks_.wake();
+}
+
+std::optional<uint64_t> ShardLink::answered_through() const {
+  MutexLock lock(mu_);
+  return outbox_.answered_through();
 }
 
 void ShardLink::Fail(const absl::Status& status) {
@@ -328,6 +334,7 @@ v1::FrameHeader ShardLink::MakeHeader(const Outbox::Frame& frame) const {
   for (const v1::TensorHeader& tensor : item.tensors) *header.add_tensors() = tensor;
   header.set_chunk_offset(frame.chunk.offset);
   header.set_payload_bytes(item.payload.size());
+  header.set_factor_version(item.factor_version);
   return header;
 }
 
@@ -392,7 +399,7 @@ void ShardLink::OnCredit(uint64_t bytes, uint64_t memory_id) {
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
   backoff_ = kFirstBackoff;
-  outbox_.StartStream(bytes, memory_id);
+  if (outbox_.StartStream(bytes, memory_id)) settles_by_ = absl::Now() + options_.result_timeout;
   Pump();
 }
 
@@ -424,7 +431,7 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   {
     MutexLock lock(mu_);
     item = outbox_.Find(id);
-    keep = options_.keep_gradients && outbox_.keeps();
+    keep = options_.keep_gradients && outbox_.keeps_gradients();
   }
   if (item == nullptr || item->result == nullptr) return;
   const v1::Outcome& outcome = message.outcome();
@@ -440,7 +447,7 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   Outbox::Item kept = keep ? Outbox::Kept(*item) : nullptr;
   {
     MutexLock lock(mu_);
-    outbox_.Finish(id, std::move(kept));
+    outbox_.Finish(id, std::move(kept), outcome.factor_version());
     NotifyIfAcknowledged();
     Pump();
   }
@@ -454,15 +461,19 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
 
 void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
   Recovery recovery = RecoveryFor(status);
-  // It may have been lost, and be rid of the session since.
   const ErrorReason reason = GetErrorReason(status);
-  const bool elsewhere = reason == ErrorReason::kUnknownSession || reason == ErrorReason::kNotOwner;
-  if (options_.may_lose_shard && elsewhere) recovery = Recovery::kRetryLater;
+  // It has lost its memory, and gets the session again; or the session is closed: the coordinator knows.
+  const bool forgotten = reason == ErrorReason::kUnknownSession;
+  // It may have been lost, and be rid of the layer since.
+  const bool elsewhere = options_.may_lose_shard && reason == ErrorReason::kNotOwner;
   Outbox::Item item;
   uint64_t epoch = 0;
   bool abstains = false;
   {
     MutexLock lock(mu_);
+    // What others sent again of an old step holds it open, until the rank that has had its answer says so.
+    const bool settling = reason == ErrorReason::kStepTooFarAhead && absl::Now() < settles_by_;
+    if (forgotten || elsewhere || settling) recovery = Recovery::kRetryLater;
     if (outbox_.Find(id) == nullptr) return;
     epoch = epoch_;
     if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, absl::Now() + kRetryPause);
@@ -479,6 +490,7 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
     NotifyIfAcknowledged();
     Pump();
   }
+  if (forgotten) hooks_.forgotten();
   if (recovery == Recovery::kRetryLater) hooks_.wake();
   if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch);
   if (recovery == Recovery::kFatal) hooks_.fatal(status);

@@ -50,6 +50,7 @@ class ShardLink {
   struct Hooks {
     std::function<void()> wake;                       // Tick has something to do
     std::function<void(uint64_t epoch)> stale_epoch;  // join again
+    std::function<void()> forgotten;                  // the shard does not know the session: is there one?
     std::function<void(const absl::Status&)> fatal;   // the worker is done for
     std::function<void(const absl::Status&)> refused_statistics;
   };
@@ -71,7 +72,9 @@ class ShardLink {
   // it makes certain, so that no result is written twice; a new one begins with Tick.
   Outbox::Moved TakeLayers(const std::set<uint32_t>& layers);
   // Sends what another link has not been answered.
-  void Adopt(Outbox::Moved moved, uint64_t first_open);
+  void Adopt(Outbox::Moved moved);
+  // See Outbox.
+  std::optional<uint64_t> answered_through() const;
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
   // False when something was still unacknowledged at the deadline.
@@ -126,6 +129,7 @@ class ShardLink {
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Outbox::Frame> ahead_ ABSL_GUARDED_BY(mu_);  // taken from the outbox, to be written next
   absl::Time opening_deadline_ ABSL_GUARDED_BY(mu_);
+  absl::Time settles_by_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // a new memory may not know yet what is over
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/src/shard_routes.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -50,7 +51,7 @@ absl::StatusOr<std::shared_ptr<ShardRoutes::Table>> ShardRoutes::MakeTable(const
   return next;
 }
 
-absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch, uint64_t first_open) {
+absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch) {
   const std::shared_ptr<const Table> before = table();
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<Table> next, MakeTable(map, epoch, *before));
   MutexLock moving(move_mu_);
@@ -61,7 +62,7 @@ absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch, uint64
     const Link& to = next->of_layer[layer];
     if (from != nullptr && from != to) moves[{from, to}].insert(static_cast<uint32_t>(layer));
   }
-  for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers), first_open);
+  for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers));
   absl::Status failed;
   {
     MutexLock lock(mu_);
@@ -76,6 +77,12 @@ absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch, uint64
 absl::Status ShardRoutes::Submit(size_t layer, Outbox::Item item) {
   MutexLock staying(move_mu_);
   return table()->of_layer[layer]->Submit(std::move(item));
+}
+
+std::optional<uint64_t> ShardRoutes::answered_through() const {
+  std::optional<uint64_t> highest;
+  for (const Link& link : links()) highest = std::max(highest, link->answered_through());
+  return highest;
 }
 
 ShardRoutes::Link ShardRoutes::WaitAcknowledged(absl::Time deadline) const {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,9 @@ class ShardRoutes {
 
   // Goes on in `epoch` with the shards of `map`: links that are in both stay, new ones are made. Internal when the map
   // has a layer on no shard, and then nothing has changed.
-  // `first_open`: no rank lacks an answer of a step before it; see Outbox::Adopt.
-  absl::Status Change(const v1::ShardMap& map, uint64_t epoch, uint64_t first_open);
+  absl::Status Change(const v1::ShardMap& map, uint64_t epoch);
+  // The highest step whose gradient has been answered, in any layer; nullopt: none.
+  std::optional<uint64_t> answered_through() const;
   // To the layer's link; see ShardLink::Submit.
   absl::Status Submit(size_t layer, Outbox::Item item);
   // Waits until every link's contributions are acknowledged; the first that has any left at `deadline`, or null.

@@ -117,7 +117,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
                                                     as.rank, as.incarnation, joined.session_id(), joined.epoch()));
   // Of this epoch alone: the job may have gone on for long since an earlier one went back.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
-  PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch(), 0));
+  PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
   worker->Start(as.first_step, std::move(directive));
   return std::unique_ptr<Worker>(std::move(worker));
 }
@@ -150,6 +150,7 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
   hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
+  hooks.forgotten = [this] { Ask(); };
   hooks.fatal = [this](const absl::Status& status) { Fail(status); };
   hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
   return std::make_shared<ShardLink>(std::move(link), std::move(hooks), traffic_);
@@ -194,7 +195,7 @@ absl::Status WorkerImpl::CheckResume(const WorkerDirective& directive, uint64_t 
   if (directive.went_back_epoch <= epoch || next_step <= directive.resume_step) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
                         absl::StrCat("session ", session_, ": the job has gone back to step ", directive.resume_step,
-                                     ", rank ", rank_, " has finished step ", next_step - 1, ": go back to step ",
+                                     ", rank ", rank_, " has answers of step ", next_step - 1, ": go back to step ",
                                      directive.resume_step, " and join again with it as first_step"));
 }
 
@@ -407,6 +408,12 @@ void WorkerImpl::OnStaleEpoch(uint64_t epoch) {
   changed_.notify_all();
 }
 
+void WorkerImpl::Ask() {
+  MutexLock lock(mu_);
+  ask_ = true;
+  changed_.notify_all();
+}
+
 void WorkerImpl::OnRefusedStatistics(const absl::Status& status) {
   MutexLock lock(mu_);
   if (first_refusal_.ok()) first_refusal_ = status;
@@ -493,6 +500,13 @@ void WorkerImpl::AskForEpoch() {
     MutexLock lock(mu_);
     epoch_known_at_ = absl::Now();
   }
+  if (joined.ok() && joined->session_id() != session_id_) {
+    Fail(
+        ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
+                       absl::StrCat("session ", session_, ": expected session_id ", session_id_,
+                                    ", which has been closed; there is another of this name, ", joined->session_id())));
+    return;
+  }
   if (joined.ok() && joined->epoch() != have) OnStaleEpoch(have);
   // A coordinator that cannot be reached, or a shard that it waits for, will be asked again.
   if (!joined.ok() && RecoveryFor(joined.status()) == Recovery::kFatal) Fail(joined.status());
@@ -501,7 +515,10 @@ void WorkerImpl::AskForEpoch() {
 absl::Status WorkerImpl::Refresh() {
   PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined, JoinAgain());
   PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
-  PRECONDOR_RETURN_IF_ERROR(CheckResume(directive, epoch(), steps_->next_step()));
+  // Answers of a step that it has not finished bind it just so.
+  const std::optional<uint64_t> answered = routes_.answered_through();
+  const uint64_t next_step = std::max(steps_->next_step(), answered.has_value() ? *answered + 1 : 0);
+  PRECONDOR_RETURN_IF_ERROR(CheckResume(directive, epoch(), next_step));
   steps_->Adopt(std::move(directive));
   {
     MutexLock lock(mu_);
@@ -509,9 +526,7 @@ absl::Status WorkerImpl::Refresh() {
     epoch_ = joined.epoch();
     changed_.notify_all();
   }
-  // In DELEGATE a step that is done here has been answered for every layer; in DIRECT others may lack the answer.
-  const uint64_t first_open = spec_.exchange == ExchangeMode::kDelegate ? steps_->next_step() : 0;
-  return routes_.Change(joined.shard_map(), joined.epoch(), first_open);
+  return routes_.Change(joined.shard_map(), joined.epoch());
 }
 
 bool WorkerImpl::AwaitEpochAfter(uint64_t stale) {

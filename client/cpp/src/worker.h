@@ -88,6 +88,8 @@ class WorkerImpl final : public Worker {
 
   // Hooks of the links.
   void Wake();
+  // The coordinator, soon, whether the session and the epoch are still what they were.
+  void Ask();
   void OnStaleEpoch(uint64_t epoch);
   void OnRefusedStatistics(const absl::Status& status);
   void Fail(const absl::Status& status);

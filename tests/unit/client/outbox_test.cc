@@ -39,13 +39,19 @@ class OutboxTest : public ::testing::Test {
     item->deadline = deadline;
     return outbox.Add(std::move(item));
   }
-  // Everything that may be written now, e.g. "S0.1[0+10] G0.1[0+20]": kind, step, layer, chunk.
+  // Everything that may be written now, e.g. "R0.1v3 S0.1[0+10] G0.1[0+20]": kind, step, layer, and factor version or
+  // chunk.
   std::string WriteAll(absl::Time now = kNow) { return WriteAllOf(outbox_, now); }
   static std::string WriteAllOf(Outbox& outbox, absl::Time now = kNow) {
     std::string text;
     while (const auto frame = outbox.Next(now)) {
       const ContributionId& id = frame->item->id;
       if (!text.empty()) text += ' ';
+      if (id.kind == v1::FRAME_KIND_RESUME) {
+        text += 'R' + std::to_string(id.step) + '.' + std::to_string(id.layer) + 'v' +
+                std::to_string(frame->item->factor_version);
+        continue;
+      }
       text += (id.kind == v1::FRAME_KIND_GRADIENT ? 'G' : 'S') + std::to_string(id.step) + '.' +
               std::to_string(id.layer) + '[' + std::to_string(frame->chunk.offset) + '+' +
               std::to_string(frame->chunk.size) + ']';
@@ -53,11 +59,12 @@ class OutboxTest : public ::testing::Test {
     return text;
   }
 
-  // Its result has come.
-  void Finish(const ContributionId& id) {
-    const Outbox::Item item = outbox_.Find(id);
+  // Its result has come, made with factors of ten updates a step; the gradient is kept.
+  void Finish(const ContributionId& id) { FinishIn(outbox_, id); }
+  static void FinishIn(Outbox& outbox, const ContributionId& id) {
+    const Outbox::Item item = outbox.Find(id);
     ASSERT_NE(item, nullptr);
-    outbox_.Finish(id, Outbox::Kept(*item));
+    ASSERT_NE(outbox.Finish(id, Outbox::Kept(*item), 10 * id.step), nullptr);
   }
 
   Outbox outbox_;
@@ -128,7 +135,7 @@ TEST_F(OutboxTest, APayloadLargerThanTheCreditGoesAlone) {
 }
 
 TEST_F(OutboxTest, ANewStreamRepeatsWhatWasNotAnsweredInItsOrder) {
-  outbox_.StartStream(uint64_t{4} << 20);
+  outbox_.StartStream(uint64_t{4} << 20, 1);
   ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
   ASSERT_TRUE(Add(Gradient(0, 0), 20).ok());
   ASSERT_TRUE(Add(Statistics(0, 1), 30).ok());
@@ -139,7 +146,7 @@ TEST_F(OutboxTest, ANewStreamRepeatsWhatWasNotAnsweredInItsOrder) {
   outbox_.StopStream();
   EXPECT_EQ(WriteAll(), "");
   ASSERT_TRUE(Add(Statistics(0, 2), 40).ok());
-  outbox_.StartStream(uint64_t{4} << 20);
+  outbox_.StartStream(uint64_t{4} << 20, 1);
   EXPECT_EQ(WriteAll(), "G0.0[0+20] S0.1[0+30] G0.1[0+1048576] G0.1[1048576+1] S0.2[0+40]");
   EXPECT_EQ(outbox_.unacknowledged(), 4u);
 }
@@ -200,7 +207,7 @@ TEST_F(OutboxTest, TakeAllLeavesNothing) {
 }
 
 TEST_F(OutboxTest, ANewEpochRepeatsAcknowledgedStatisticsOfStepsThatMayBeOpen) {
-  outbox_.StartStream(kCredit);
+  outbox_.StartStream(kCredit, 1);
   ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
   ASSERT_TRUE(Add(Statistics(5, 1), 11).ok());
   ASSERT_TRUE(Add(Gradient(5, 0), 12).ok());
@@ -210,7 +217,7 @@ TEST_F(OutboxTest, ANewEpochRepeatsAcknowledgedStatisticsOfStepsThatMayBeOpen) {
   outbox_.Acknowledge(Statistics(5, 1));
   outbox_.Remove(Gradient(5, 0));  // its result: step 5 of layer 0 was sealed
   outbox_.Reopen();
-  outbox_.StartStream(kCredit);
+  outbox_.StartStream(kCredit, 1);
   EXPECT_EQ(WriteAll(), "S5.1[0+11] G5.1[0+13]");
   // A refusal of a repetition tells nothing that the caller should hear.
   EXPECT_TRUE(outbox_.WasCounted(Statistics(5, 1), Refusal(ErrorReason::kConflict)));
@@ -245,17 +252,17 @@ TEST_F(OutboxTest, AShardThatCameBackGetsWhatOtherRanksMayNeedAgain) {
   outbox_.StartStream(kCredit, 1);  // the same memory: nothing that was answered
   EXPECT_EQ(WriteAll(), "G5.1[0+12] G6.0[0+13]");
   outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+  EXPECT_EQ(WriteAll(), "R5.0v50 S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
   // Nobody waits for their answers: an acknowledgement, or any refusal, is the end of it.
   EXPECT_TRUE(outbox_.WasCounted(Gradient(5, 0), Refusal(ErrorReason::kStaleStep, absl::StatusCode::kAborted)));
   EXPECT_EQ(outbox_.Find(Gradient(5, 0))->result, nullptr);
   outbox_.Acknowledge(Gradient(5, 0));
   outbox_.Acknowledge(Statistics(5, 0));
   EXPECT_EQ(outbox_.Find(Gradient(5, 0)), nullptr);
-  EXPECT_EQ(outbox_.unacknowledged(), 2u);
+  EXPECT_EQ(outbox_.unacknowledged(), 3u);
   // Lost once more before anything else is answered.
   outbox_.StartStream(kCredit, 3);
-  EXPECT_EQ(WriteAll(), "S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
+  EXPECT_EQ(WriteAll(), "R5.0v50 S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
 }
 
 TEST_F(OutboxTest, AnAnswerToALaterSubmissionEndsTheKeeping) {
@@ -270,13 +277,14 @@ TEST_F(OutboxTest, AnAnswerToALaterSubmissionEndsTheKeeping) {
   ASSERT_TRUE(Add(Gradient(7, 0), 13).ok());
   WriteAll();
   outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "S5.0[0+10] G5.0[0+11] G6.0[0+12] G7.0[0+13]");
+  EXPECT_EQ(WriteAll(), "R5.0v60 S5.0[0+10] G5.0[0+11] G6.0[0+12] G7.0[0+13]");
   Finish(Gradient(7, 0));  // submitted after the answers of both
   outbox_.Acknowledge(Statistics(5, 0));
   outbox_.Acknowledge(Gradient(5, 0));
   outbox_.Acknowledge(Gradient(6, 0));
+  outbox_.Acknowledge({v1::FRAME_KIND_RESUME, 5, 0});
   outbox_.StartStream(kCredit, 3);
-  EXPECT_EQ(WriteAll(), "G7.0[0+13]");
+  EXPECT_EQ(WriteAll(), "R7.0v70 G7.0[0+13]");
 }
 
 TEST_F(OutboxTest, StatisticsOfALayerWhoseGradientAnotherRankSendsAreKeptForAFewSteps) {
@@ -306,7 +314,7 @@ TEST_F(OutboxTest, AJobThatGoesBackLeavesWhatItKept) {
   EXPECT_EQ(WriteAll(), "S5.0[0+12]");
 }
 
-TEST_F(OutboxTest, NothingIsKeptForAShardThatRemembersNothing) {
+TEST_F(OutboxTest, GradientsAreNotKeptForAShardThatRemembersNothing) {
   outbox_.StartStream(kCredit, 0);
   ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
   ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
@@ -314,7 +322,39 @@ TEST_F(OutboxTest, NothingIsKeptForAShardThatRemembersNothing) {
   outbox_.Acknowledge(Statistics(5, 0));
   Finish(Gradient(5, 0));
   outbox_.StartStream(kCredit, 2);
-  EXPECT_EQ(WriteAll(), "");
+  EXPECT_EQ(WriteAll(), "R6.0v50 S5.0[0+10]");
+}
+
+TEST_F(OutboxTest, AMemoryThatMayBeAnotherIsToldWhatHasBeenAnswered) {
+  outbox_.StartStream(kCredit, 0);
+  ASSERT_TRUE(Add(Gradient(5, 0), 11).ok());
+  ASSERT_TRUE(Add(Gradient(5, 1), 11).ok());
+  WriteAll();
+  Finish(Gradient(5, 0));
+  outbox_.Remove(Gradient(5, 1));  // refused: it will not come again either
+  outbox_.StartStream(kCredit, 0);
+  EXPECT_EQ(WriteAll(), "R6.1v0 R6.0v50");
+  // Whatever becomes of it is no concern of the caller's.
+  const ContributionId resume{v1::FRAME_KIND_RESUME, 6, 0};
+  EXPECT_TRUE(outbox_.WasCounted(resume, Refusal(ErrorReason::kMalformed)));
+  EXPECT_NE(outbox_.Acknowledge(resume), nullptr);
+  EXPECT_EQ(outbox_.answered_through(), 5u);
+  // The job goes back: step 5 will be answered anew.
+  ASSERT_TRUE(Add(Statistics(4, 0), 10).ok());
+  outbox_.StartStream(kCredit, 0);
+  EXPECT_EQ(WriteAll(), "R6.1v0 S4.0[0+10]");
+}
+
+TEST_F(OutboxTest, InFirstOrderNoFactorsAreRemembered) {
+  outbox_.StartStream(kCredit, 0);
+  Contribution item;
+  item.id = Gradient(5, 0);
+  item.mode = Mode::kFirstOrder;
+  ASSERT_TRUE(outbox_.Add(std::make_shared<Contribution>(item)).ok());
+  WriteAll();
+  Finish(Gradient(5, 0));
+  outbox_.StartStream(kCredit, 0);
+  EXPECT_EQ(WriteAll(), "R6.0v0");
 }
 
 TEST_F(OutboxTest, WhatIsKeptHasBytesOfItsOwn) {
@@ -341,7 +381,7 @@ TEST_F(OutboxTest, LosesNothingUnderRandomFaults) {
     uint64_t in_flight = 0;
     int answered = 0;
     uint32_t added = 0;
-    outbox.StartStream(kCredit);
+    outbox.StartStream(kCredit, 1);
     while (answered < 40) {
       const uint64_t what = rng() % 8;
       if (what < 2 && added < 40) {
@@ -374,7 +414,7 @@ TEST_F(OutboxTest, LosesNothingUnderRandomFaults) {
         waiting.pop_back();
         ++answered;
       } else if (what == 7 && rng() % 4 == 0) {
-        outbox.StartStream(kCredit);
+        outbox.StartStream(kCredit, 1);
         sent.clear();
         waiting.clear();
         in_flight = 0;
@@ -403,7 +443,7 @@ TEST(RecoveryTest, SortsRefusals) {
 
 TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   Outbox from(/*may_lose_shard=*/true);
-  from.StartStream(kCredit);
+  from.StartStream(kCredit, 1);
   for (const uint32_t layer : {0u, 1u}) {
     ASSERT_TRUE(AddTo(from, Statistics(5, layer), 10).ok());
     ASSERT_TRUE(AddTo(from, Gradient(5, layer), 20).ok());
@@ -411,7 +451,7 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   WriteAllOf(from);
   for (const uint32_t layer : {0u, 1u}) {
     ASSERT_NE(from.Acknowledge(Statistics(5, layer)), nullptr);
-    ASSERT_NE(from.Finish(Gradient(5, layer), Outbox::Kept(*from.Find(Gradient(5, layer)))), nullptr);
+    FinishIn(from, Gradient(5, layer));
     ASSERT_TRUE(AddTo(from, Gradient(6, layer), 30).ok());
   }
   WriteAllOf(from);
@@ -421,14 +461,14 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   to.StartStream(kCredit);
   ASSERT_TRUE(AddTo(to, Gradient(6, 2), 40).ok());
   to.Adopt(from.TakeLayers({1}));
-  EXPECT_EQ(WriteAllOf(to), "G6.2[0+40] S5.1[0+10] G5.1[0+20] G6.1[0+30]");
+  EXPECT_EQ(WriteAllOf(to), "R5.1v50 G6.2[0+40] S5.1[0+10] G5.1[0+20] G6.1[0+30]");
   // Step 5 has been answered: nobody waits for it, and a refusal means nothing.
   EXPECT_TRUE(to.WasCounted(Gradient(5, 1), Refusal(ErrorReason::kStaleStep)));
   ASSERT_NE(to.Acknowledge(Gradient(5, 1)), nullptr);
   EXPECT_EQ(to.Find(Gradient(5, 1)), nullptr);
   EXPECT_FALSE(to.WasCounted(Gradient(6, 1), Refusal(ErrorReason::kNonFinite)));
   // The other layer stays where it is.
-  from.StartStream(kCredit);
+  from.StartStream(kCredit, 1);
   EXPECT_EQ(WriteAllOf(from), "G6.0[0+30]");
 
   // Should the second shard be lost as well, the third gets the same.
@@ -437,30 +477,15 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   Outbox third(/*may_lose_shard=*/true);
   third.StartStream(kCredit);
   third.Adopt(to.TakeLayers({1}));
-  EXPECT_EQ(WriteAllOf(third), "S5.1[0+10] G5.1[0+20] G6.1[0+30]");
+  EXPECT_EQ(WriteAllOf(third), "R5.1v50 S5.1[0+10] G5.1[0+20] G6.1[0+30]");
   // The answer to step 6 shows that every rank has that of step 5.
-  ASSERT_NE(third.Finish(Gradient(6, 1), Outbox::Kept(*third.Find(Gradient(6, 1)))), nullptr);
+  FinishIn(third, Gradient(6, 1));
   third.StopStream();
   Outbox fourth(/*may_lose_shard=*/true);
   fourth.StartStream(kCredit);
   fourth.Adopt(third.TakeLayers({1}));
-  EXPECT_EQ(WriteAllOf(fourth), "S5.1[0+10] G5.1[0+20] G6.1[0+30]") << "5 is under way, 6 may be needed";
-}
-
-TEST_F(OutboxTest, StatisticsOfStepsThatAreOverStayBehind) {
-  Outbox from(/*may_lose_shard=*/true);
-  from.StartStream(kCredit);
-  for (const uint64_t step : {0u, 4u, 8u}) {
-    ASSERT_TRUE(AddTo(from, Statistics(step, 1), 10).ok());
-    WriteAllOf(from);
-    ASSERT_NE(from.Acknowledge(Statistics(step, 1)), nullptr);
-  }
-  from.Reopen();
-  from.StopStream();
-  Outbox to(/*may_lose_shard=*/true);
-  to.StartStream(kCredit);
-  to.Adopt(from.TakeLayers({1}), /*first_open=*/8);
-  EXPECT_EQ(WriteAllOf(to), "S8.1[0+10]");
+  EXPECT_EQ(WriteAllOf(fourth), "R6.1v60 R5.1v50 S5.1[0+10] G5.1[0+20] G6.1[0+30]")
+      << "5 is under way, 6 may be needed";
 }
 
 TEST_F(OutboxTest, WhatIsRefusedForItsValuesGoesAgainAsAnAbstentionAndIsKept) {

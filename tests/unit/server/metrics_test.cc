@@ -92,6 +92,7 @@ void Drive(MetricsObserver& metrics) {
   }
   metrics.OnUpdate("job", absl::Milliseconds(2), true);
   metrics.OnUpdate("job", absl::Milliseconds(4), false);
+  metrics.OnUpdatesLost("job", 7);
   metrics.OnPrecondition("job", absl::Seconds(20));
   metrics.OnResult("job", Decision::kIdentity, 64);
   metrics.OnResult("job", Decision::kPreconditioned, 36);
@@ -190,6 +191,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_seal_wait_seconds_bucket{kind="gradient",train_job="job",le="0.05"})", 1},
       {R"(precondor_updates_total{train_job="job"})", 2},
       {R"(precondor_update_failures_total{train_job="job"})", 1},
+      {R"(precondor_updates_lost_total{train_job="job"})", 7},
       {R"(precondor_update_seconds_sum{train_job="job"})", 0.006},
       {R"(precondor_precondition_seconds_bucket{train_job="job",le="10"})", 0},
       {R"(precondor_precondition_seconds_bucket{train_job="job",le="+Inf"})", 1},

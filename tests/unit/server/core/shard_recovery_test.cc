@@ -33,6 +33,7 @@ class ShardRecoveryTest : public ShardFixture {
     uint64_t step = 0;
     std::vector<ContributionKind> sent;  // of `step`
     std::shared_ptr<Reply> waiting;
+    uint64_t factor_version = 0;  // of the last answer
   };
 
   // Elements that no other contribution has.
@@ -68,7 +69,11 @@ class ShardRecoveryTest : public ShardFixture {
     if (lane.waiting != nullptr) {
       if (!lane.waiting->result.has_value()) return false;
       EXPECT_TRUE(lane.waiting->result->ok()) << lane.waiting->result->status();
-      if (lane.waiting->result->ok()) answers[{lane.step, lane.layer, lane.rank}] = *(**lane.waiting->result).bytes;
+      if (lane.waiting->result->ok()) {
+        const GradientResult& answer = **lane.waiting->result;
+        answers[{lane.step, lane.layer, lane.rank}] = *answer.bytes;
+        lane.factor_version = answer.factor_version;
+      }
       lane.waiting = nullptr;
       lane.sent.clear();
       return ++lane.step == kSteps;
@@ -92,6 +97,9 @@ class ShardRecoveryTest : public ShardFixture {
     std::shuffle(lanes.begin(), lanes.end(), random);
     for (Lane& lane : lanes) {
       if (lane.step > 0) {
+        const ContributionHeader last = Header(ContributionKind::kGradient, lane.step - 1, lane.rank, lane.layer);
+        const absl::Status known = shard->Resume(last.key, lane.factor_version);
+        EXPECT_TRUE(known.ok()) << known;
         for (ContributionKind kind : Kinds(lane.step - 1)) SendOne(lane, kind, lane.step - 1);
       }
       for (ContributionKind kind : lane.sent) {
