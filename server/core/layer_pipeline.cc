@@ -115,8 +115,15 @@ absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
   if (key.step < opens_from_) {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(session_->spec, key),
-                                       ": a rank has passed it, and sends nothing to ", "steps below ", opens_from_));
+                                       ": a rank has passed it, and sends nothing to steps below ", opens_from_));
   }
+  for (const auto& [rank, first_step] : to_begin_) {
+    if (rank == key.rank || key.step >= first_step) continue;
+    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                          absl::StrCat(DescribeKey(session_->spec, key), ": rank ", rank, " is to begin with step ",
+                                       first_step, ", and has not begun"));
+  }
+  const bool begins = to_begin_.contains(key.rank);
   if (slots_.empty()) return absl::OkStatus();
   const uint64_t window = session_->shard->options.window_steps;
   const uint64_t newest = std::max(slots_.rbegin()->first, opens_from_);
@@ -125,6 +132,7 @@ absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
   bool blocked = !gaps && key.step > newest && key.step - newest > window;
   size_t kept = 1;
   for (const auto& [step, slot] : slots_) {
+    if (begins && step < key.step && LacksFor(*slot, key.rank, /*resumes=*/false)) continue;
     const bool leaves = key.step > step && key.step - step >= window;
     if (const std::optional<uint32_t> rank = slot->owing(); leaves && rank.has_value()) {
       return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
@@ -173,17 +181,23 @@ void LayerPipeline::RetireGradient(StepSlot& slot, std::vector<ResultFn>& waiter
 
 bool LayerPipeline::one_answer() const { return GradientContributors(session_->spec) == 1; }
 
-bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired) {
+bool LayerPipeline::SendsGradient(uint32_t rank) const {
   const SessionSpec& spec = session_->spec;
-  if (spec.exchange == ExchangeMode::kDelegate && rank != static_cast<uint32_t>(DelegateRank(spec, layer_))) {
-    return false;
-  }
+  return spec.exchange != ExchangeMode::kDelegate || rank == static_cast<uint32_t>(DelegateRank(spec, layer_));
+}
+
+bool LayerPipeline::LacksFor(const StepSlot& slot, uint32_t rank, bool resumes) const {
+  const bool answered = slot.restored && (resumes || one_answer());
+  return !answered && slot.gradient.state == PhaseState::kOpen && !slot.gradient.gather.has(rank);
+}
+
+bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired) {
+  if (!SendsGradient(rank)) return false;
   bool ended = false;
   opens_from_ = std::max(opens_from_, step);
   for (auto it = slots_.begin(); it != slots_.end() && it->first < step;) {
     StepSlot& slot = *it->second;
-    const bool answered = slot.restored && (resumes || one_answer());
-    if (answered || slot.gradient.state != PhaseState::kOpen || slot.gradient.gather.has(rank)) {
+    if (!LacksFor(slot, rank, resumes)) {
       ++it;
       continue;
     }
@@ -194,6 +208,10 @@ bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::ve
     it = slot.statistics.state == PhaseState::kSealed ? std::next(it) : slots_.erase(it);
   }
   return ended;
+}
+
+bool LayerPipeline::NoteBegun(const ContributionKey& key, std::vector<ResultFn>& retired) {
+  return to_begin_.erase(key.rank) > 0 && PassOver(key.rank, key.step, /*resumes=*/false, retired);
 }
 
 absl::Status LayerPipeline::Expired() const {
@@ -292,7 +310,10 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   const ContributionKey& key = header.key;
   MutexLock lock(mu_);
   // Also when it is then refused: after steps without a frame two ranks would wait for each other.
-  if (key.epoch == epoch_) Settle(header.kind, key);
+  if (key.epoch == epoch_) {
+    Settle(header.kind, key);
+    work = NoteBegun(key, retired);
+  }
   PRECONDOR_RETURN_IF_ERROR(CheckStepLocked(key, header.mode));
   // Methods that need none: taken note of, and nothing else.
   if (!is_gradient && !session_->method->needs_statistics()) return false;
@@ -334,7 +355,7 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
     if (phase.gather.abstained() > 0) phase.gather.DropVotes();
   }
   SealIfDue(slot, header.kind, session_->shard->clock.Now());
-  work = is_gradient || phase.state == PhaseState::kSealed;
+  work = work || is_gradient || phase.state == PhaseState::kSealed;
   return false;
 }
 
@@ -468,15 +489,16 @@ void LayerPipeline::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back
       DropSlots(retired);
       floor_ = opens_from_ = *goes_back_to;
       began_ = epoch;
+      to_begin_.clear();
       disowned_.clear();
     } else {
       for (const auto& [step, slot] : slots_) slot->Inherit(replaced);
       for (const Member& member : replaced) {
-        work = PassOver(member.rank, member.first_step, /*resumes=*/false, retired) || work;
+        if (SendsGradient(member.rank) && member.first_step > 0) to_begin_[member.rank] = member.first_step;
         disowned_.erase(member.rank);
       }
     }
-    work = work || !owed_updates_.empty();
+    work = !owed_updates_.empty();
   }
   for (ResultFn& waiter : retired) waiter(Expired());
   if (work) Schedule();
@@ -498,6 +520,7 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
       DropSlots(retired);
       floor_ = opens_from_ = 0;
     }
+    to_begin_.erase(key.rank);
     status = CheckMemory(key);
     if (status.ok()) work = PassOver(key.rank, key.step, /*resumes=*/true, retired);
   }

@@ -125,10 +125,17 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   StepSlot& OpenSlot(uint64_t step, Mode mode, std::vector<ResultFn>& retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `rank` sends no gradient of steps before `step`: those that lack it end, and none of them begins. `resumes`: it
   // goes on, and has the answers to those that the journal knows of. True when what comes after them may have waited.
+  // Nothing of a rank that sends no gradients of the layer.
   bool PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The slot cannot be completed: see PassOver.
+  bool LacksFor(const StepSlot& slot, uint32_t rank, bool resumes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A rank sends its first contribution since another process took it: it has passed what lies before. True as
+  // PassOver.
+  bool NoteBegun(const ContributionKey& key, std::vector<ResultFn>& retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // MEMORY_LOST for ranks that have to begin again; those that have are to wait for them.
   absl::Status CheckMemory(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool SendsGradient(uint32_t rank) const;
   // One rank sends the gradients, and gets the answers.
   bool one_answer() const;
   // Ends a gradient phase that nobody completes.
@@ -193,6 +200,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   Slots slots_ ABSL_GUARDED_BY(mu_);
   // Updates of the journal whose steps were dropped before their turn: they are part of the factors all the same.
   std::vector<std::shared_ptr<StepSlot>> owed_updates_ ABSL_GUARDED_BY(mu_);
+  // First steps of processes that took ranks over, until they have begun: an earlier step waits, since they may yet go
+  // back to it.
+  std::map<uint32_t, uint64_t> to_begin_ ABSL_GUARDED_BY(mu_);
   std::set<uint32_t> disowned_ ABSL_GUARDED_BY(mu_);  // ranks that know factors which are lost, until they begin again
   uint64_t restored_updates_ ABSL_GUARDED_BY(mu_) = 0;  // of the journal, that stats_.factor_version lacks yet
   bool held_ ABSL_GUARDED_BY(mu_) = false;              // there are factors

@@ -152,10 +152,14 @@ TEST_F(ShardResumeTest, AProcessThatBeginsLaterPassesOverWhatItCannotRepeat) {
   Start();
   // Rank 0 was lost with its gradient of step 5, and its checkpoint lies after it.
   Statistics(5, 1, 1);
-  const std::shared_ptr<Reply> waiting = Gradient(5, 1, 1);
+  Gradient(5, 1, 1);
   ASSERT_TRUE(Replace({0}, 6).ok());
+  const std::shared_ptr<Reply> waiting = Gradient(5, 1, 1);
+  EXPECT_TRUE(waiting->duplicate());
+  EXPECT_FALSE(waiting->result.has_value());
+  Statistics(6, 0, 1);
   ASSERT_TRUE(waiting->result.has_value());
-  EXPECT_FALSE(waiting->result->ok());
+  EXPECT_EQ(GetErrorReason(waiting->result->status()), ErrorReason::kStaleStep);
   EXPECT_EQ(Gradient(5, 1, 1)->reason(), ErrorReason::kStaleStep);
   for (const std::shared_ptr<Reply>& answer : SendStep(6)) EXPECT_TRUE(answer->result.has_value());
 }
@@ -166,8 +170,19 @@ TEST_F(ShardResumeTest, ASessionThatIsNewHereBeginsWhereItsRanksDo) {
   SessionInstall install = MakeInstall();
   install.members[0].first_step = 5;
   ASSERT_TRUE(shard->Install(install).ok());
-  EXPECT_EQ(Statistics(4, 1, 1)->reason(), ErrorReason::kStaleStep);
+  EXPECT_EQ(Statistics(4, 1, 1)->reason(), ErrorReason::kNotActive);
   EXPECT_TRUE(SendStep(5)[0]->result.has_value());
+  EXPECT_EQ(Statistics(4, 1, 1)->reason(), ErrorReason::kStaleStep);
+}
+
+// The trainers have agreed on an earlier checkpoint than the one that rank 0 joined with.
+TEST_F(ShardResumeTest, AProcessThatBeginsEarlierThanItSaidTakesAllAlong) {
+  Start();
+  SendStep(5);
+  ASSERT_TRUE(Replace({0, 1}, 6).ok());
+  EXPECT_EQ(Statistics(4, 0, 1)->reason(), ErrorReason::kNotActive) << "rank 1 has not begun";
+  EXPECT_TRUE(Statistics(4, 1, 1)->accepted());
+  EXPECT_TRUE(Statistics(4, 0, 1)->accepted());
 }
 
 TEST_F(ShardResumeTest, ChecksWhoSpeaksOfWhat) {
