@@ -60,6 +60,8 @@ void CrashCoordinator(World& world) {
 // A shard comes back from its log and snapshots with all that anybody has heard of it.
 void KillShard(World& world) { SomeShard(world).Kill(Loss::kProcess, SomeTime(world)); }
 
+void LoseShard(World& world) { world.LoseShard(SomeShard(world)); }
+
 // Its machine dies: what was not synced is gone, or torn.
 void CrashShardMachine(World& world) { SomeShard(world).Kill(Loss::kMachine, SomeTime(world)); }
 
@@ -178,5 +180,10 @@ constexpr FaultKind kFaultKinds[] = {
 }  // namespace
 
 absl::Span<const FaultKind> FaultKinds() { return kFaultKinds; }
+
+const FaultKind& LosesAShard() {
+  static constexpr FaultKind kLoseShard = {"lose_shard", LoseShard, Loses::kShard};
+  return kLoseShard;
+}
 
 }  // namespace precondor::sim

@@ -114,7 +114,7 @@ std::optional<uint64_t> LayerWitness::NextUpdate(const Stacked& update) const {
     const auto found = it->second.counted.find(ContributionKind::kStatistics);
     if (found == it->second.counted.end()) continue;
     const bool complete = found->second.size() == static_cast<size_t>(spec_.world_size);
-    const bool needed = patient_ && !it->second.optional;
+    const bool needed = patient_ && !it->second.optional && !(late_ && applied_.empty());
     if (!complete && needed) return std::nullopt;
     const std::optional<Stacked> expected = oracle_.Update(it->first.second, layer_, found->second);
     if (expected == update) return it->first.second;

@@ -20,9 +20,11 @@ namespace precondor::sim {
 // holds in all of them. It is told apart per shard, as the shard was told of it.
 class LayerWitness {
  public:
-  // `patient`: steps are sealed with everybody, whatever it takes.
-  LayerWitness(const Oracle& oracle, const SessionSpec& spec, uint32_t layer, bool patient)
-      : oracle_(oracle), spec_(spec), layer_(layer), patient_(patient) {}
+  // `patient`: steps are sealed with everybody, whatever it takes. `late`: the layer comes from another shard, in the
+  // middle of the job; of the steps before the first that all ranks send it again, or for the first time, it may not
+  // hear enough.
+  LayerWitness(const Oracle& oracle, const SessionSpec& spec, uint32_t layer, bool patient, bool late)
+      : oracle_(oracle), spec_(spec), layer_(layer), patient_(patient), late_(late) {}
 
   // The shard dropped its open steps: the job begins again with `step`.
   void WentBack(uint64_t generation);
@@ -71,6 +73,7 @@ class LayerWitness {
   const SessionSpec& spec_;
   const uint32_t layer_;
   const bool patient_;
+  const bool late_;
   uint64_t generation_ = 0;
   std::map<StepKey, Step> steps_;
   std::vector<Applied> applied_;  // by version - 1

@@ -76,6 +76,23 @@ void DrawFaults(Random& random, size_t kinds, Scenario& scenario) {
                    [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
 }
 
+// Shards that are lost for good: no rank is, and no other shard forgets anything.
+void DrawShardLoss(Random& random, Scenario& scenario) {
+  using Loses = FaultKind::Loses;
+  std::vector<PlannedFault>& faults = scenario.faults;
+  const bool may = scenario.spec.exchange == ExchangeMode::kDelegate && scenario.shards > 1 && scenario.horizon_us > 0;
+  const bool ranks = std::any_of(faults.begin(), faults.end(),
+                                 [](const PlannedFault& fault) { return fault.kind->loses == Loses::kRank; });
+  if (!may || ranks || !random.Chance(0.7)) return;
+  scenario.spec.on_shard_loss = ShardLossPolicy::kDegrade;
+  std::erase_if(faults, [](const PlannedFault& fault) { return fault.kind->loses == Loses::kShard; });
+  for (int64_t i = random.Between(1, 3); i > 0; --i) {
+    faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &LosesAShard()});
+  }
+  std::stable_sort(faults.begin(), faults.end(),
+                   [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
+}
+
 }  // namespace
 
 Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
@@ -97,6 +114,7 @@ Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
   if (!random.Chance(0.125)) DrawFaults(random, kinds, scenario);
   // Down to where payloads wait for each other's acknowledgements.
   scenario.credit_bytes = random.Chance(0.5) ? 1 << 20 : static_cast<uint64_t>(random.Between(1, 100));
+  if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
   return scenario;
 }
 

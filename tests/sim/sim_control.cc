@@ -31,6 +31,13 @@ absl::StatusOr<ShardDescription> SimControl::Describe() {
   return to_.Describe();
 }
 
+absl::StatusOr<ShardDescription> SimControl::Probe(const ShardLease& lease) {
+  PRECONDOR_RETURN_IF_ERROR(GoThere([lease](SimShard& to) { (void)to.Probe(lease); }));
+  absl::StatusOr<ShardDescription> description = to_.Probe(lease);
+  PRECONDOR_RETURN_IF_ERROR(ComeBack());
+  return description;
+}
+
 absl::StatusOr<int64_t> SimControl::Install(const SessionInstall& install) {
   PRECONDOR_RETURN_IF_ERROR(GoThere([install](SimShard& to) { (void)to.Install(install); }));
   absl::StatusOr<int64_t> reserved = to_.Install(install);

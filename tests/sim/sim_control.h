@@ -18,6 +18,7 @@ class SimControl final : public ShardControl {
  public:
   SimControl(World& world, SimCoordinator& from, SimShard& to) : world_(world), from_(from), to_(to) {}
   absl::StatusOr<ShardDescription> Describe() override;
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
   absl::Status HoldFactors(const FactorHold& hold) override;

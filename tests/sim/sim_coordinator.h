@@ -38,6 +38,7 @@ class SimCoordinator {
  private:
   class Disk;  // the journal as this life sees it
   void Tick();
+  void Probe();
 
   World& world_;
   Process process_;

@@ -18,6 +18,7 @@ namespace {
 // Longer than a usual round trip, so that most streams live until something is lost on them.
 constexpr int64_t kSilenceMicros = 6000;
 constexpr int64_t kRetryMicros = 3000;
+constexpr int64_t kSettleMicros = 1'000'000;
 
 // What comes over one direction of a stream: in order and once, up to the first message that is lost.
 template <typename Event>
@@ -102,7 +103,8 @@ SimLink::SimLink(World& world, Process& process, SimShard& shard, Options option
       shard_(shard),
       options_(options),
       hooks_(std::move(hooks)),
-      epoch_(options.epoch) {
+      epoch_(options.epoch),
+      outbox_(options.may_lose_shard) {
   Connect();
 }
 
@@ -113,7 +115,7 @@ absl::Time SimLink::Now() const { return absl::FromUnixMicros(world_.queue().now
 std::string SimLink::Describe() const {
   std::string text = open_ ? "" : " no stream to " + shard_.process().name();
   for (const Outbox::Item& item : outbox_.Items()) {
-    text += item->id.kind == v1::FRAME_KIND_GRADIENT ? " gradient " : " statistics ";
+    text += item->id.kind == v1::FRAME_KIND_GRADIENT ? " gradient " : " statistics or resume ";
     text += std::to_string(item->id.layer) + "@" + std::to_string(item->id.step);
   }
   return text;
@@ -151,11 +153,26 @@ void SimLink::ChangeEpoch(uint64_t epoch) {
   Connect();
 }
 
+Outbox::Moved SimLink::TakeLayers(const std::set<uint32_t>& layers) {
+  Disconnect();
+  Outbox::Moved moved = outbox_.TakeLayers(layers);
+  Connect();
+  return moved;
+}
+
+void SimLink::Adopt(Outbox::Moved moved) {
+  outbox_.Adopt(std::move(moved));
+  settles_by_us_ = world_.queue().now_us() + kSettleMicros;
+  Pump();
+}
+
 void SimLink::OnCredit(uint64_t memory_id) {
   if (open_) return;
   open_ = true;
   heard_us_ = world_.queue().now_us();
-  outbox_.StartStream(world_.scenario().credit_bytes, memory_id);
+  if (outbox_.StartStream(world_.scenario().credit_bytes, memory_id)) {
+    settles_by_us_ = world_.queue().now_us() + kSettleMicros;
+  }
   Pump();
 }
 
@@ -198,6 +215,16 @@ ContributionHeader SimLink::HeaderOf(const Contribution& item) const {
 void SimLink::Write(const Outbox::Frame& frame) {
   const Contribution& item = *frame.item;
   PRECONDOR_CHECK(frame.chunk.size == item.payload.size());
+  if (item.id.kind == v1::FRAME_KIND_RESUME) {
+    stream_->Up([shard = &shard_, key = HeaderOf(item).key, id = item.id,
+                 version = item.factor_version](const std::shared_ptr<Stream>& stream) {
+      const absl::Status taken = shard->DeliverResume(key, version);
+      absl::StatusOr<bool> ack = false;
+      if (!taken.ok()) ack = taken;
+      stream->Down([epoch = key.epoch, id, ack](SimLink& link) { link.OnAck(epoch, id, ack); });
+    });
+    return;
+  }
   stream_->Up([shard = &shard_, header = HeaderOf(item), id = item.id,
                payload = Payload(item.payload.begin(), item.payload.end())](const std::shared_ptr<Stream>& stream) {
     shard->Deliver(
@@ -225,16 +252,20 @@ void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::Sta
   if (!result.ok()) return OnRefused(id, result.status());
   const Outbox::Item item = outbox_.Find(id);
   if (item == nullptr || item->result == nullptr) return;
-  const bool keep = options_.keep_gradients && outbox_.keeps();
-  outbox_.Finish(id, keep ? Outbox::Kept(*item) : nullptr);
+  const bool keep = options_.keep_gradients && outbox_.keeps_gradients();
+  outbox_.Finish(id, keep ? Outbox::Kept(*item) : nullptr, result->factor_version);
   Pump();
   item->result->Complete({result->decision, result->factor_version, result->inner_product, result->reason});
   hooks_.answered(id.layer, *result);
 }
 
 void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
-  const Recovery recovery = RecoveryFor(status);
+  Recovery recovery = RecoveryFor(status);
   const ErrorReason reason = GetErrorReason(status);
+  const bool forgotten = reason == ErrorReason::kUnknownSession;
+  const bool elsewhere = options_.may_lose_shard && reason == ErrorReason::kNotOwner;
+  const bool settling = reason == ErrorReason::kStepTooFarAhead && world_.queue().now_us() < settles_by_us_;
+  if (forgotten || elsewhere || settling) recovery = Recovery::kRetryLater;
   if (outbox_.Find(id) == nullptr) return;
   Outbox::Item item;
   bool counted = false;

@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <set>
+#include <string>
 
 #include "client/cpp/src/outbox.h"
 #include "server/core/contribution.h"
@@ -23,7 +26,8 @@ class SimLink {
     uint64_t epoch = 0;
     uint32_t rank = 0;
     uint64_t incarnation = 0;
-    bool keep_gradients = false;  // see ShardLink::Options
+    bool keep_gradients = false;  // these two: see ShardLink::Options
+    bool may_lose_shard = false;
   };
   struct Hooks {
     std::function<void(uint32_t layer, const GradientResult& result)> answered;
@@ -39,6 +43,9 @@ class SimLink {
   // Connects when due; to be called now and then.
   void Tick();
   void ChangeEpoch(uint64_t epoch);
+  Outbox::Moved TakeLayers(const std::set<uint32_t>& layers);
+  void Adopt(Outbox::Moved moved);
+  std::optional<uint64_t> answered_through() const { return outbox_.answered_through(); }
   size_t unacknowledged() const { return outbox_.unacknowledged(); }
   std::string Describe() const;  // for messages
 
@@ -63,6 +70,7 @@ class SimLink {
   const Hooks hooks_;
   uint64_t epoch_;
   Outbox outbox_;
+  int64_t settles_by_us_ = 0;  // until then the shard may be told that it waits for nothing
   std::shared_ptr<Stream> stream_;
   bool open_ = false;     // the stream's first frame has come
   int64_t heard_us_ = 0;  // when something last came over the stream, or it was begun

@@ -22,6 +22,12 @@ std::string MembersText(const std::vector<Member>& members) {
   return text;
 }
 
+std::string LayersText(const std::vector<uint32_t>& layers) {
+  std::string text = " layers";
+  for (const uint32_t layer : layers) text += " " + std::to_string(layer);
+  return text;
+}
+
 }  // namespace
 
 SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& backend)
@@ -33,15 +39,15 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
       disk_(world, process_, clock_, world.scenario().seed ^ Mix(id), world.scenario().hooks.verify_checksums) {
   events_.updated = [this](const std::string& layer, const Stacked& update, const MethodState& after) {
     world_.trace().Note([&] { return process_.name() + " updates " + layer + " to " + std::to_string(after.version); });
-    world_.Fail(world_.witness(layer).Updated(update, after));
+    world_.Fail(witness(layer).Updated(update, after));
   };
   events_.made = [this](const std::string& layer) {
     world_.trace().Note([&] { return process_.name() + " makes factors for " + layer; });
-    world_.Fail(world_.witness(layer).Made());
+    world_.Fail(witness(layer).Made());
   };
   events_.loaded = [this](const std::string& layer, const MethodState& state) {
     world_.trace().Note([&] { return process_.name() + " loads " + layer + " at " + std::to_string(state.version); });
-    world_.Fail(world_.witness(layer).Loaded(state));
+    world_.Fail(witness(layer).Loaded(state));
   };
   options_.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
     return std::make_unique<SimMethod>(events_);
@@ -51,9 +57,35 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
 SimShard::~SimShard() = default;
 
 void SimShard::ForEachWitness(const std::function<void(LayerWitness&)>& visit) {
-  for (uint32_t layer = 0; layer < world_.spec().layers.size(); ++layer) {
-    if (world_.opened() && &world_.ShardOf(layer) == this) visit(world_.witness(layer));
+  if (!world_.opened()) return;
+  for (const uint32_t layer : owned_) visit(witness(layer));
+}
+
+LayerWitness& SimShard::witness(const std::string& layer) {
+  const std::vector<LayerSpec>& layers = world_.spec().layers;
+  const auto found =
+      std::find_if(layers.begin(), layers.end(), [&](const LayerSpec& spec) { return spec.name == layer; });
+  return witness(static_cast<uint32_t>(found - layers.begin()));
+}
+
+void SimShard::MakeWitnesses(const SessionInstall& install) {
+  const bool patient = world_.scenario().statistics_deadline == absl::InfiniteDuration();
+  for (const uint32_t layer : install.layers) {
+    if (owned_.contains(layer)) continue;
+    witnesses_[layer] = std::make_unique<LayerWitness>(world_.oracle(), world_.spec(), layer, patient,
+                                                       /*late=*/world_.opened());
   }
+}
+
+void SimShard::Vanish() {
+  world_.trace().Note([&] { return process_.name() + " vanishes"; });
+  process_.Kill();
+  shard_.reset();
+  executor_.reset();
+  disk_.Lose(Loss::kProcess);
+  disk_.Replace();
+  owned_.clear();
+  witnesses_.clear();
 }
 
 void SimShard::Kill(Loss loss, int64_t down_us) {
@@ -114,18 +146,20 @@ void SimShard::Tick() {
 // --- the coordinator's calls ----------------------------------------------------------------------------------------
 
 absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
+  MakeWitnesses(install);
   absl::StatusOr<int64_t> reserved = shard_->Install(install);
   world_.trace().Note([&] {
     return process_.name() + " install epoch " + std::to_string(install.epoch) +
            (install.goes_back_to.has_value() ? " back to " + std::to_string(*install.goes_back_to) : "") +
-           MembersText(install.members) + ": " + reserved.status().ToString();
+           MembersText(install.members) + LayersText(install.layers) + ": " + reserved.status().ToString();
   });
   if (!reserved.ok()) return reserved;
+  owned_ = {install.layers.begin(), install.layers.end()};
   fenced_ = std::max(fenced_, install.epoch);
   // The same install again does not go back again.
   for (const uint32_t layer : install.layers) {
-    LayerWitness& witness = world_.witness(install.spec.layers[layer].name);
-    if (install.goes_back_to.has_value() && witness.generation() < install.epoch) witness.WentBack(install.epoch);
+    LayerWitness& its = witness(layer);
+    if (install.goes_back_to.has_value() && its.generation() < install.epoch) its.WentBack(install.epoch);
   }
   return reserved;
 }
@@ -150,7 +184,10 @@ absl::Status SimShard::HoldFactors(const FactorHold& hold) {
 absl::StatusOr<bool> SimShard::Remove(uint64_t session_id) {
   world_.trace().Note([&] { return process_.name() + " remove"; });
   absl::StatusOr<bool> existed = shard_->Remove(session_id);
-  if (existed.ok() && *existed) world_.OnRemoved(session_id, *this);
+  if (existed.ok() && *existed && world_.session_id() == session_id) {
+    world_.OnRemoved(*this);
+    owned_.clear();
+  }
   return existed;
 }
 
@@ -166,7 +203,7 @@ std::string SimShard::CheckCounted(const ContributionHeader& header, const absl:
            std::to_string(key.epoch) + " after epoch " + std::to_string(fenced_) + " had begun";
   }
   if (std::string wrong = world_.NoteMode(key.step, header.mode); !wrong.empty()) return wrong;
-  return world_.witness(key.layer).Counted(header, refused);
+  return witness(key.layer).Counted(header, refused);
 }
 
 void SimShard::Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result) {
@@ -185,14 +222,24 @@ void SimShard::Deliver(const ContributionHeader& header, Payload payload, const 
                          [this, key, mode = header.mode, result](absl::StatusOr<GradientResult> answer) {
                            // What a shard says while it dies nobody hears.
                            if (answer.ok() && process_.up())
-                             world_.Fail(world_.witness(key.layer).Answered(key, mode, *answer));
+                             world_.Fail(witness(key.layer).Answered(key, mode, *answer));
                            result(std::move(answer));
                          });
+}
+
+absl::Status SimShard::DeliverResume(const ContributionKey& key, uint64_t factor_version) {
+  absl::Status taken = shard_->Resume(key, factor_version);
+  world_.trace().Note([&] {
+    return process_.name() + " resume layer " + std::to_string(key.layer) + " rank " + std::to_string(key.rank) +
+           " step " + std::to_string(key.step) + " version " + std::to_string(factor_version) + ": " + taken.ToString();
+  });
+  return taken;
 }
 
 // --- at the end -----------------------------------------------------------------------------------------------------
 
 std::string SimShard::Leftovers() const {
+  if (!process_.up()) return "";
   if (shard_->reserved_bytes() != 0) return "I6: " + process_.name() + " has bytes reserved after the end";
   if (shard_->in_flight() != 0) return "I6: " + process_.name() + " has something in flight after the end";
   if (!shard_->ListSessions().empty()) return "I6: " + process_.name() + " has a session after the end";

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,8 @@ class SimShard {
   SimClock& clock() { return clock_; }
   SimShardDisk& disk() { return disk_; }
   void Start();
+  // Dies for good: whoever starts it again later gives it an empty disk.
+  void Vanish();
   // Dies, and starts again after a while.
   void Kill(Loss loss, int64_t down_us);
 
@@ -41,8 +45,11 @@ class SimShard {
   // As a frame arrives; `ack` and `result` see what the shard says before the network does.
   void Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result);
 
+  absl::Status DeliverResume(const ContributionKey& key, uint64_t factor_version);
+
   // As a call of the coordinator's arrives.
   absl::StatusOr<ShardDescription> Describe() { return shard_->Describe(); }
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return shard_->Probe(lease); }
   absl::StatusOr<int64_t> Install(const SessionInstall& install);
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
   absl::Status HoldFactors(const FactorHold& hold);
@@ -55,6 +62,10 @@ class SimShard {
   void Tick();
   // A new process's shard, from its disk.
   absl::Status Restore();
+  LayerWitness& witness(uint32_t layer) { return *witnesses_.at(layer); }
+  LayerWitness& witness(const std::string& layer);
+  // Of layers that it is about to get.
+  void MakeWitnesses(const SessionInstall& install);
   void ForEachWitness(const std::function<void(LayerWitness&)>& visit);
   std::string CheckCounted(const ContributionHeader& header, const absl::StatusOr<bool>& taken);
 
@@ -65,6 +76,8 @@ class SimShard {
   MethodEvents events_;
   ShardOptions options_;
   SimShardDisk disk_;
+  std::set<uint32_t> owned_;                                     // layers
+  std::map<uint32_t, std::unique_ptr<LayerWitness>> witnesses_;  // of the layers that it has or had
   std::unique_ptr<SimExecutor> executor_;
   std::unique_ptr<Shard> shard_;
   uint64_t fenced_ = 0;  // no contribution of an earlier epoch may count (I1)

@@ -102,10 +102,19 @@ void SimWorker::OnJoined(const JoinResult& joined) {
   if (joined.epoch == epoch_) return ledger_.Adopt(directive);
   const uint64_t known = std::max(epoch_, checkpoints_.epoch());
   const bool first = epoch_ == 0;
+  // It has said that it begins with a step that is history: it has to say otherwise, which takes another incarnation.
+  if (first && directive.LeavesBehind(known, step_)) {
+    return world_.RestartRank(rank_, step_ - directive.resume_step, /*down_us=*/0);
+  }
   epoch_ = joined.epoch;
   session_ = joined.session_id;
   generation_ = directive.went_back_epoch;
-  if (directive.LeavesBehind(known, step_)) GoBack(directive);
+  // Answers of a step that it has not finished bind it just so.
+  uint64_t next_step = step_;
+  for (const auto& [address, link] : links_) {
+    if (const std::optional<uint64_t> step = link->answered_through()) next_step = std::max(next_step, *step + 1);
+  }
+  if (directive.LeavesBehind(known, next_step)) GoBack(directive);
   ledger_.Adopt(directive);
   ChangeEpoch(joined.shard_map);
   if (first || finished_) BeginStep();
@@ -125,20 +134,28 @@ void SimWorker::GoBack(const WorkerDirective& directive) {
 
 void SimWorker::ChangeEpoch(const std::vector<ShardAssignment>& shard_map) {
   for (const auto& [address, link] : links_) link->ChangeEpoch(epoch_);
-  of_layer_.resize(world_.spec().layers.size());
+  const std::vector<SimLink*> before = std::exchange(of_layer_, std::vector<SimLink*>(world_.spec().layers.size()));
+  std::map<std::string, std::unique_ptr<SimLink>> links;
+  std::map<std::pair<SimLink*, SimLink*>, std::set<uint32_t>> moves;
   for (const ShardAssignment& assignment : shard_map) {
+    if (assignment.layers.empty()) continue;
+    std::unique_ptr<SimLink>& link = links[assignment.address];
+    link = std::move(links_[assignment.address]);
+    if (link == nullptr) link = MakeLink(world_.ShardAt(assignment.address));
     for (const uint32_t layer : assignment.layers) {
-      std::unique_ptr<SimLink>& link = links_[assignment.address];
-      if (link == nullptr) link = MakeLink(world_.ShardAt(assignment.address));
       of_layer_[layer] = link.get();
+      if (!before.empty() && before[layer] != link.get()) moves[{before[layer], link.get()}].insert(layer);
     }
   }
+  for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers));
+  links_ = std::move(links);
 }
 
 std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
   const SessionSpec& spec = world_.spec();
   SimLink::Options options{.session_id = session_, .epoch = epoch_, .rank = rank_, .incarnation = incarnation_};
   options.keep_gradients = spec.exchange == ExchangeMode::kDirect && spec.world_size > 1;
+  options.may_lose_shard = spec.on_shard_loss == ShardLossPolicy::kDegrade;
   SimLink::Hooks hooks;
   hooks.answered = [this](uint32_t layer, const GradientResult& result) { OnAnswer(layer, result); };
   hooks.stale_epoch = [this](uint64_t epoch) {

@@ -46,6 +46,7 @@ class SimWorker {
   void SendJoin();
   void OnJoined(const JoinResult& joined);
   void GoBack(const WorkerDirective& directive);
+  // Goes on in epoch_ with these shards.
   void ChangeEpoch(const std::vector<ShardAssignment>& shard_map);
   std::unique_ptr<SimLink> MakeLink(SimShard& shard);
   // Begins step_ when the lease allows it.

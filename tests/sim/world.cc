@@ -17,6 +17,8 @@ constexpr int64_t kLostJobMicros = 200'000;
 constexpr int64_t kCloseLimitMicros = 2'000'000;
 constexpr int64_t kSettleMicros = 500'000;  // longer than any message takes
 constexpr int64_t kOpenLimitMicros = 60'000'000;
+constexpr int64_t kShardLossMicros = 60'000;
+constexpr int64_t kReturnMicros = 15'000;  // between two looks whether a lost shard's layers are elsewhere
 constexpr uint64_t kMaxEvents = 3'000'000;
 
 }  // namespace
@@ -37,8 +39,6 @@ World::World(Scenario scenario, size_t trace_lines)
   auto backend = MakeCpuBackend({});
   PRECONDOR_CHECK(backend.ok());
   backend_ = *std::move(backend);
-  witnesses_.resize(spec().layers.size());
-  for (uint32_t layer = 0; layer < spec().layers.size(); ++layer) MakeWitness(layer);
   MakeShards();
 }
 
@@ -57,6 +57,7 @@ void World::MakeShards() {
   }
   CoordinatorOptions coordinator_options;
   coordinator_options.lease_steps = scenario_.lease_steps;
+  coordinator_options.shard_loss_timeout = absl::Microseconds(kShardLossMicros);
   coordinator_options.faults = scenario_.hooks.core;
   coordinator_options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
     return std::make_unique<SimMethod>(no_events_);
@@ -69,32 +70,16 @@ void World::MakeShards() {
   }
 }
 
-void World::MakeWitness(uint32_t layer) {
-  const bool patient = scenario_.statistics_deadline == absl::InfiniteDuration();
-  witnesses_[layer] = std::make_unique<LayerWitness>(oracle_, spec(), layer, patient);
-}
-
-void World::OnRemoved(uint64_t session_id, const SimShard& shard) {
-  if (session_id != session_id_) return;  // of an attempt to open it that failed
-  if (!closing_) return Fail("I5: " + shard.process().name() + " removed a session that nobody has closed");
-  // A coordinator that dies while it closes a session comes back with it, and has it installed as if it were new.
-  for (uint32_t layer = 0; layer < spec().layers.size(); ++layer) {
-    if (&ShardOf(layer) == &shard) MakeWitness(layer);
-  }
+void World::OnRemoved(const SimShard& shard) {
+  // One that was held for lost has no layers left when it comes back.
+  if (closing_ || spec().on_shard_loss == ShardLossPolicy::kDegrade) return;
+  Fail("I5: " + shard.process().name() + " removed a session that nobody has closed");
 }
 
 void World::Fail(const std::string& what) {
   if (!failure_.empty() || what.empty()) return;
   failure_ = what;
   trace_.Note([&] { return "FAILED " + what; });
-}
-
-LayerWitness& World::witness(const std::string& layer) {
-  for (uint32_t i = 0; i < spec().layers.size(); ++i) {
-    if (spec().layers[i].name == layer) return *witnesses_[i];
-  }
-  PRECONDOR_CHECK(false);
-  return *witnesses_[0];
 }
 
 SimShard& World::ShardAt(const std::string& address) {
@@ -140,16 +125,7 @@ void World::Open() {
   const auto opened = [this] { return coordinator_->process().up() && coordinator_->core().OpenSession(spec()).ok(); };
   RunUntil(opened, kOpenLimitMicros, "the session is not open");
   if (!failure_.empty()) return;
-  const uint64_t session_id = coordinator_->core().GetSession(spec().name)->session_id;
-  shard_of_layer_.resize(spec().layers.size());
-  const std::vector<ShardAssignment> map = coordinator_->core().GetSession(spec().name)->shard_map;
-  for (const ShardAssignment& assignment : map) {
-    for (uint32_t s = 0; s < shards_.size(); ++s) {
-      if (shards_[s]->process().name() != assignment.address) continue;
-      for (const uint32_t layer : assignment.layers) shard_of_layer_[layer] = s;
-    }
-  }
-  session_id_ = session_id;
+  session_id_ = coordinator_->core().GetSession(spec().name)->session_id;
 }
 
 void World::RunUntil(const std::function<bool()>& finished, int64_t limit_us, const std::string& what) {
@@ -224,6 +200,28 @@ void World::RestartCoordinator() {
   coordinator_->Start();
 }
 
+void World::LoseShard(SimShard& shard) {
+  const auto there = [this](const auto& other) { return !lost_.contains(other.get()); };
+  if (lost_.contains(&shard) || std::count_if(shards_.begin(), shards_.end(), there) < 2) return;
+  lost_.insert(&shard);
+  shard.Vanish();
+  ReturnWhenReplaced(shard);
+}
+
+void World::ReturnWhenReplaced(SimShard& shard) {
+  queue_.After(kReturnMicros, [this, &shard] {
+    const auto session = coordinator_->process().up() ? coordinator_->core().GetSession(spec().name)
+                                                      : absl::UnavailableError("the coordinator is down");
+    const bool replaced = session.ok() && std::none_of(session->shard_map.begin(), session->shard_map.end(),
+                                                       [&](const ShardAssignment& assignment) {
+                                                         return assignment.address == shard.process().name();
+                                                       });
+    if (!replaced) return ReturnWhenReplaced(shard);
+    lost_.erase(&shard);
+    shard.Start();
+  });
+}
+
 void World::AskForMode(std::optional<Mode> mode) {
   coordinator_->process().After(0, [this, mode] {
     trace_.Note([&] { return "mode asked for: " + (mode.has_value() ? std::string(ModeName(*mode)) : "any"); });
@@ -242,7 +240,7 @@ void World::Heal() {
   for (Process* process : Processes()) process->Resume();
   for (const std::unique_ptr<SimShard>& shard : shards_) {
     shard->disk().Mend();
-    if (!shard->process().up()) shard->Start();
+    if (!shard->process().up() && !lost_.contains(shard.get())) shard->Start();
   }
   for (uint32_t rank = 0; rank < ranks(); ++rank) {
     if (!ranks_[rank].process->up()) StartRank(rank);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,6 @@
 #include "tests/sim/checkpoints.h"
 #include "tests/sim/event_queue.h"
 #include "tests/sim/job.h"
-#include "tests/sim/layer_witness.h"
 #include "tests/sim/network.h"
 #include "tests/sim/oracle.h"
 #include "tests/sim/process.h"
@@ -52,17 +52,14 @@ class World {
   Job& job() { return job_; }
   SimCoordinator& coordinator() { return *coordinator_; }
   std::vector<std::unique_ptr<SimShard>>& shards() { return shards_; }
-  SimShard& ShardOf(uint32_t layer) { return *shards_[shard_of_layer_[layer]]; }
   SimShard& ShardAt(const std::string& address);
-  LayerWitness& witness(uint32_t layer) { return *witnesses_[layer]; }
-  LayerWitness& witness(const std::string& layer);
   uint32_t ranks() const { return static_cast<uint32_t>(scenario_.spec.world_size); }
   double control_loss() const { return healed_ ? 0 : scenario_.control_loss; }
   // Every rank has begun the step, or has come past it.
   bool AllReached(uint64_t generation, uint64_t step) const;
   std::string NoteMode(uint64_t step, Mode mode) { return job_.NoteMode(step, mode); }
-  // A shard has forgotten all of a session.
-  void OnRemoved(uint64_t session_id, const SimShard& shard);
+  // A shard has forgotten all of the session.
+  void OnRemoved(const SimShard& shard);
   // "" is no failure; the first one stays.
   void Fail(const std::string& what);
 
@@ -76,6 +73,8 @@ class World {
   // Killed now, started again after a while from the checkpoint `back` steps before its last.
   void RestartRank(uint32_t rank, uint64_t back, int64_t down_us);
   void RestartCoordinator();
+  // It comes back, knowing nothing, once its layers have gone to others. Not the last one.
+  void LoseShard(SimShard& shard);
   void AskForMode(std::optional<Mode> mode);
 
  private:
@@ -86,7 +85,7 @@ class World {
     uint64_t incarnation = 0;
   };
 
-  void MakeWitness(uint32_t layer);
+  void ReturnWhenReplaced(SimShard& shard);
   void MakeShards();
   void StartRank(uint32_t rank);
   void Open();
@@ -109,12 +108,11 @@ class World {
   Observer observer_;
   Job job_;
   const MethodEvents no_events_;  // the coordinator makes no state
-  std::vector<std::unique_ptr<LayerWitness>> witnesses_;
   std::vector<std::unique_ptr<SimShard>> shards_;
   std::unique_ptr<SimCoordinator> coordinator_;
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<SimWorker>> dead_;  // events may still name them
-  std::vector<uint32_t> shard_of_layer_;
+  std::set<const SimShard*> lost_;
   uint64_t session_id_ = 0;
   bool closing_ = false;
   bool healed_ = false;

@@ -264,7 +264,8 @@ bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) c
   if (entry == nullptr) return false;
   if (entry->needless) return true;
   if (id.kind != v1::FRAME_KIND_STATISTICS) return false;
-  return entry->acknowledged_before || (entry->sent_before && GetErrorReason(refusal) == ErrorReason::kStaleStep);
+  const bool over = GetErrorReason(refusal) == ErrorReason::kStaleStep;
+  return entry->acknowledged_before || (over && (entry->sent_before || may_lose_shard_));
 }
 
 void Outbox::Reopen() {

@@ -79,7 +79,8 @@ class Outbox {
   // Keeps it until the next StartStream.
   void Park(const ContributionId& id);
   // True when `refusal` of a repetition means nothing, because the first time was counted: statistics whose step has
-  // been sealed since (a step seals with everybody's), or that had been acknowledged.
+  // been sealed since (a step seals with everybody's), or that had been acknowledged. Also of statistics whose step a
+  // shard has answered that was lost, and its update with it.
   bool WasCounted(const ContributionId& id, const absl::Status& refusal) const;
 
   // The epoch has changed and with it open slots were dropped: statistics acknowledged in a step that may not have been

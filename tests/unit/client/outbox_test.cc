@@ -510,7 +510,7 @@ TEST_F(OutboxTest, WhatIsRefusedForItsValuesGoesAgainAsAnAbstentionAndIsKept) {
   EXPECT_TRUE(outbox_.empty());
   // The shard that counted them has lost its memory.
   outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "S0.0[0+0] G0.0[0+0]");
+  EXPECT_EQ(WriteAll(), "R0.0v0 S0.0[0+0] G0.0[0+0]");
   EXPECT_TRUE(outbox_.Find(Gradient(0, 0))->abstain);
 }
 
@@ -521,6 +521,19 @@ TEST_F(OutboxTest, ARefusalForItsValuesGivesTheCreditBack) {
   EXPECT_EQ(WriteAll(), "G0.0[0+15]");
   outbox_.AbstainInstead(Gradient(0, 0));
   EXPECT_EQ(WriteAll(), "G0.0[0+0] G0.1[0+15]");
+}
+
+TEST_F(OutboxTest, WhereShardsMayBeLostStatisticsOfAStepThatIsOverAreNobodysFault) {
+  const absl::Status over = Refusal(ErrorReason::kStaleStep, absl::StatusCode::kAborted);
+  Outbox degrades(/*may_lose_shard=*/true);
+  for (Outbox* outbox : {&outbox_, &degrades}) {
+    outbox->StartStream(kCredit, 7);
+    ASSERT_TRUE(AddTo(*outbox, Statistics(3, 0), 10).ok());
+    EXPECT_EQ(WriteAllOf(*outbox), "S3.0[0+10]");
+  }
+  EXPECT_TRUE(degrades.WasCounted(Statistics(3, 0), over));
+  EXPECT_FALSE(degrades.WasCounted(Statistics(3, 0), Refusal(ErrorReason::kConflict)));
+  EXPECT_FALSE(outbox_.WasCounted(Statistics(3, 0), over)) << "sealed without this rank at its deadline";
 }
 
 }  // namespace
