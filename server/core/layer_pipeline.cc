@@ -513,6 +513,8 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
   {
     MutexLock lock(mu_);
     PRECONDOR_RETURN_IF_ERROR(CheckEpoch(key));
+    // From a stream that broke long ago.
+    if (key.step < floor_) return absl::OkStatus();
     known = stats_.factor_version + restored_updates_;
     if (held_ && factor_version > known) lost = factor_version - known;
     if (lost > 0 && !one_answer() && disowned_.empty()) {

@@ -219,6 +219,7 @@ bool ScriptedServer::Serve(Stream& stream) {
     MutexLock lock(mu_);
     ++streams_;
     credit.set_credit_bytes(script_.credit_bytes);
+    credit.set_memory_id(1);
   }
   if (!stream.Write(credit)) return false;
   std::map<std::string, std::string> open;
