@@ -104,7 +104,7 @@ class ShardJournal {
   virtual void Keep(LayerImage image) = 0;
   // Takes factors that are released, to be read again. Does not wait for a disk. The records of the release came
   // before.
-  virtual void KeepFactors(ReleasedFactors factors) {}
+  virtual void KeepFactors(ReleasedFactors factors) = 0;
   // False: they are still on their way to the disk, and in memory. What failed is tried again, now and then.
   virtual bool FactorsKept(uint64_t session_id, uint64_t release) { return true; }
   // A layer's, as they were released. NotFound: they are not here; DataLoss; those of the disk.
