@@ -63,11 +63,18 @@ bool LayerPipeline::ExpectsStatistics(const StepSlot& slot) const {
 
 // --- the window of steps --------------------------------------------------------------------------------------------
 
-absl::Status LayerPipeline::CheckStep(const ContributionKey& key, Mode mode) const {
+absl::Status LayerPipeline::CheckStep(const ContributionHeader& header) const {
   MutexLock lock(mu_);
-  absl::Status status = CheckStepLocked(key, mode);
+  if (ComesTooLate(header)) return absl::OkStatus();
+  absl::Status status = CheckStepLocked(header.key, header.mode);
   // Of the ranks that are owed an answer this one may be the last; only Put takes note of that.
   return GetErrorReason(status) == ErrorReason::kNotActive ? absl::OkStatus() : status;
+}
+
+bool LayerPipeline::ComesTooLate(const ContributionHeader& header) const {
+  const ContributionKey& key = header.key;
+  return header.kind == ContributionKind::kStatistics && key.step < opens_from_ && !slots_.contains(key.step) &&
+         CheckEpoch(key).ok() && CheckMemory(key).ok();
 }
 
 absl::Status LayerPipeline::CheckEpoch(const ContributionKey& key) const {
@@ -132,7 +139,7 @@ absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
   bool blocked = !gaps && key.step > newest && key.step - newest > window;
   size_t kept = 1;
   for (const auto& [step, slot] : slots_) {
-    if (begins && step < key.step && LacksFor(*slot, key.rank, /*resumes=*/false)) continue;
+    if (begins && step < key.step && LacksFor(*slot, key.rank, key.step, /*resumes=*/false)) continue;
     const bool leaves = key.step > step && key.step - step >= window;
     if (const std::optional<uint32_t> rank = slot->owing(); leaves && rank.has_value()) {
       return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
@@ -159,8 +166,9 @@ bool LayerPipeline::Closable(const StepSlot& slot) const {
   // A sealed gradient still owes answers; sealed statistics only want their turn.
   const bool statistics = slot.statistics.state != PhaseState::kOpen || slot.statistics.gather.empty();
   // A restored one has been answered as far as anybody needs it, once somebody asks for a step so much later.
-  return statistics && (slot.gradient.state == PhaseState::kApplied || slot.gradient.untouched() ||
-                        (slot.restored && slot.gradient.state != PhaseState::kSealed));
+  const bool answered = slot.gradient.state == PhaseState::kApplied || slot.gradient.state == PhaseState::kRetired;
+  return statistics &&
+         (answered || slot.gradient.untouched() || (slot.restored && slot.gradient.state != PhaseState::kSealed));
 }
 
 bool LayerPipeline::Finished(const StepSlot& slot) const {
@@ -186,9 +194,12 @@ bool LayerPipeline::SendsGradient(uint32_t rank) const {
   return spec.exchange != ExchangeMode::kDelegate || rank == static_cast<uint32_t>(DelegateRank(spec, layer_));
 }
 
-bool LayerPipeline::LacksFor(const StepSlot& slot, uint32_t rank, bool resumes) const {
-  const bool answered = slot.restored && (resumes || one_answer());
-  return !answered && slot.gradient.state == PhaseState::kOpen && !slot.gradient.gather.has(rank);
+bool LayerPipeline::LacksFor(const StepSlot& slot, uint32_t rank, uint64_t step, bool resumes) const {
+  if (slot.gradient.state != PhaseState::kOpen || slot.gradient.gather.has(rank)) return false;
+  if (!slot.restored || !(resumes || one_answer())) return true;
+  // Answered before the shard came back, unless the journal has lost what came after it.
+  const auto last = slots_.find(step - 1);
+  return last == slots_.end() || (!last->second->restored && last->second->gradient.state == PhaseState::kOpen);
 }
 
 bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired) {
@@ -197,7 +208,7 @@ bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::ve
   opens_from_ = std::max(opens_from_, step);
   for (auto it = slots_.begin(); it != slots_.end() && it->first < step;) {
     StepSlot& slot = *it->second;
-    if (!LacksFor(slot, rank, resumes)) {
+    if (!LacksFor(slot, rank, step, resumes)) {
       ++it;
       continue;
     }
@@ -313,6 +324,10 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   if (key.epoch == epoch_) {
     Settle(header.kind, key);
     work = NoteBegun(key, retired);
+  }
+  if (ComesTooLate(header)) {
+    ++stats_.duplicates;
+    return true;
   }
   PRECONDOR_RETURN_IF_ERROR(CheckStepLocked(key, header.mode));
   // Methods that need none: taken note of, and nothing else.

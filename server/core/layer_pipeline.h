@@ -44,7 +44,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
 
   // Whether a contribution of this mode may come at this step. ABORTED STALE_STEP, FAILED_PRECONDITION
   // STEP_TOO_FAR_AHEAD or MODE_CONFLICT, or the epoch's errors.
-  absl::Status CheckStep(const ContributionKey& key, Mode mode) const;
+  absl::Status CheckStep(const ContributionHeader& header) const;
 
   // The header has passed every check that needs no payload. `ack` and `result` as in Shard.
   void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
@@ -116,6 +116,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
     bool logged = false;                 // kUpdate: the votes came from the journal
   };
 
+  // Statistics of a step that has been passed over: a memory that is lost had them, or they are too late for it.
+  bool ComesTooLate(const ContributionHeader& header) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckEpoch(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckStepLocked(const ContributionKey& key, Mode mode) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The same for a step that has no slot yet.
@@ -128,8 +130,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Nothing of a rank that sends no gradients of the layer.
   bool PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The slot cannot be completed: see PassOver.
-  bool LacksFor(const StepSlot& slot, uint32_t rank, bool resumes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The slot, of a step before `step`, cannot be completed: see PassOver.
+  bool LacksFor(const StepSlot& slot, uint32_t rank, uint64_t step, bool resumes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A rank sends its first contribution since another process took it: it has passed what lies before. True as
   // PassOver.
   bool NoteBegun(const ContributionKey& key, std::vector<ResultFn>& retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -272,7 +272,7 @@ absl::Status ShardSession::Check(const ContributionHeader& header, uint64_t payl
   PRECONDOR_RETURN_IF_ERROR(CheckLayer(header.key));
   PRECONDOR_RETURN_IF_ERROR(CheckRole(header));
   PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec(), header, payload_bytes));
-  return layers_[header.key.layer]->CheckStep(header.key, header.mode);
+  return layers_[header.key.layer]->CheckStep(header);
 }
 
 absl::Status ShardSession::Resume(const ContributionKey& key, uint64_t factor_version) {

@@ -22,6 +22,9 @@ constexpr FoundSeed kFoundSeeds[] = {
     {6027, 17, "statistics that were refused for their values were missing at a shard that came back"},
     {1320, 17, "statistics that were missing past their deadline held the layer up when staleness_steps is 1"},
     {17782, 17, "a replaced rank was told to wait for itself"},
+    {725, 18, "statistics of a step that a lost memory had answered were refused, with an error for who sent them"},
+    {5488, 18, "a step whose gradient nobody sends again stayed in the window for good"},
+    {6231, 18, "statistics sent again to a step before the end of a log that was lost held the layer up"},
     {16296, 17, "a rank that was ahead was refused for good while a step that came back was being answered"},
 };
 

@@ -28,7 +28,7 @@ class Job {
   // everybody gets, in one generation of the job.
   std::string NoteAnswer(uint64_t generation, uint64_t step, uint32_t layer, uint64_t digest) {
     const auto [found, fresh] = answers_.try_emplace({generation, step, layer}, digest);
-    if (fresh || found->second == digest || inexact_) return "";
+    if (fresh || found->second == digest) return "";
     return "I3: two ranks have different answers at step " + std::to_string(step) + " layer " + std::to_string(layer);
   }
   // 0: nobody has one yet.
@@ -40,11 +40,17 @@ class Job {
   // I3: the weights that a step begins with are the same everywhere.
   std::string NoteWeights(uint64_t generation, uint64_t step, uint64_t digest) {
     const auto [found, fresh] = weights_.try_emplace({generation, step}, digest);
-    if (fresh || found->second == digest || inexact_) return "";
+    if (fresh || found->second == digest) return "";
     return "I3: two ranks begin step " + std::to_string(step) + " with different weights";
   }
 
-  // Answers may differ from now on.
+  // All ranks begin again with `step`: what they had heard of it and later steps is history.
+  void GoBackTo(uint64_t step) {
+    std::erase_if(answers_, [step](const auto& answer) { return std::get<1>(answer.first) >= step; });
+    std::erase_if(weights_, [step](const auto& weights) { return weights.first.second > step; });
+  }
+
+  // A shard has lost what it had told.
   void BeInexact() { inexact_ = true; }
   bool inexact() const { return inexact_; }
 

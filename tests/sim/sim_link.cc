@@ -162,7 +162,7 @@ Outbox::Moved SimLink::TakeLayers(const std::set<uint32_t>& layers) {
 
 void SimLink::Adopt(Outbox::Moved moved) {
   outbox_.Adopt(std::move(moved));
-  settles_by_us_ = world_.queue().now_us() + kSettleMicros;
+  outbox_.SettlesBy(Now() + absl::Microseconds(kSettleMicros));
   Pump();
 }
 
@@ -171,7 +171,7 @@ void SimLink::OnCredit(uint64_t memory_id) {
   open_ = true;
   heard_us_ = world_.queue().now_us();
   if (outbox_.StartStream(world_.scenario().credit_bytes, memory_id)) {
-    settles_by_us_ = world_.queue().now_us() + kSettleMicros;
+    outbox_.SettlesBy(Now() + absl::Microseconds(kSettleMicros));
   }
   Pump();
 }
@@ -260,12 +260,8 @@ void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::Sta
 }
 
 void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
-  Recovery recovery = RecoveryFor(status);
+  const Recovery recovery = outbox_.RecoveryOf(status, Now());
   const ErrorReason reason = GetErrorReason(status);
-  const bool forgotten = reason == ErrorReason::kUnknownSession;
-  const bool elsewhere = options_.may_lose_shard && reason == ErrorReason::kNotOwner;
-  const bool settling = reason == ErrorReason::kStepTooFarAhead && world_.queue().now_us() < settles_by_us_;
-  if (forgotten || elsewhere || settling) recovery = Recovery::kRetryLater;
   if (outbox_.Find(id) == nullptr) return;
   Outbox::Item item;
   bool counted = false;

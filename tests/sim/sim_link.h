@@ -70,7 +70,6 @@ class SimLink {
   const Hooks hooks_;
   uint64_t epoch_;
   Outbox outbox_;
-  int64_t settles_by_us_ = 0;  // until then the shard may be told that it waits for nothing
   std::shared_ptr<Stream> stream_;
   bool open_ = false;     // the stream's first frame has come
   int64_t heard_us_ = 0;  // when something last came over the stream, or it was begun

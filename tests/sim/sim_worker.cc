@@ -166,8 +166,9 @@ std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
 }
 
 void SimWorker::OnError(const absl::Status& status) {
-  // A shard whose machine crashed may know less than it had told, down to the session itself.
-  if (world_.job().inexact()) return;
+  // The others could get another answer than this rank has had; its trainer begins again, or gives up.
+  const bool lost = GetErrorReason(status) == ErrorReason::kMemoryLost;
+  if (lost && world_.job().inexact() && world_.spec().exchange == ExchangeMode::kDirect) return world_.LoseJob();
   world_.Fail("I7: " + process_.name() + " got " + status.ToString());
 }
 

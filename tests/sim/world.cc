@@ -13,7 +13,6 @@ namespace {
 
 // Of virtual time, once nothing is broken any more (I7).
 constexpr int64_t kStepLimitMicros = 400'000;
-constexpr int64_t kLostJobMicros = 200'000;
 constexpr int64_t kCloseLimitMicros = 2'000'000;
 constexpr int64_t kSettleMicros = 500'000;  // longer than any message takes
 constexpr int64_t kOpenLimitMicros = 60'000'000;
@@ -113,10 +112,7 @@ std::string World::Run() {
   }
   queue_.After(scenario_.horizon_us, [this] { Heal(); });
   const int64_t limit_us = scenario_.horizon_us + static_cast<int64_t>(scenario_.steps + 5) * kStepLimitMicros;
-  // A job whose shard has lost steps that others had gone past is lost, and its trainers know: it may be closed.
-  const int64_t patience_us = scenario_.horizon_us + kLostJobMicros;
-  RunUntil([&] { return healed_ && (AllDone() || (job_.inexact() && queue_.now_us() > patience_us)); }, limit_us,
-           "the job is not done");
+  RunUntil([&] { return healed_ && AllDone(); }, limit_us, "the job is not done");
   if (failure_.empty()) CloseAndCheckLeaks();
   return failure_;
 }
@@ -192,6 +188,20 @@ void World::RestartRank(uint32_t rank, uint64_t back, int64_t down_us) {
   place.checkpoints->GoBackTo(last - std::min(last, back));
   queue_.After(down_us, [this, rank] {
     if (!ranks_[rank].process->up()) StartRank(rank);
+  });
+}
+
+void World::LoseJob() {
+  if (std::exchange(job_lost_, true)) return;
+  queue_.After(random_.Between(1, 5000), [this] {
+    job_lost_ = false;
+    uint64_t step = std::numeric_limits<uint64_t>::max();
+    for (const Rank& rank : ranks_) step = std::min(step, rank.checkpoints->last_step());
+    trace_.Note([&] { return "the job begins again with step " + std::to_string(step); });
+    job_.GoBackTo(step);
+    for (uint32_t rank = 0; rank < ranks(); ++rank) {
+      RestartRank(rank, ranks_[rank].checkpoints->last_step() - step, random_.Between(1, 5000));
+    }
   });
 }
 

@@ -73,6 +73,8 @@ class World {
   // Killed now, started again after a while from the checkpoint `back` steps before its last.
   void RestartRank(uint32_t rank, uint64_t back, int64_t down_us);
   void RestartCoordinator();
+  // A rank has been told that the others cannot get the answers that it has had: soon all begin again, together.
+  void LoseJob();
   // It comes back, knowing nothing, once its layers have gone to others. Not the last one.
   void LoseShard(SimShard& shard);
   void AskForMode(std::optional<Mode> mode);
@@ -114,6 +116,7 @@ class World {
   std::vector<std::unique_ptr<SimWorker>> dead_;  // events may still name them
   std::set<const SimShard*> lost_;
   uint64_t session_id_ = 0;
+  bool job_lost_ = false;
   bool closing_ = false;
   bool healed_ = false;
   uint64_t events_ = 0;

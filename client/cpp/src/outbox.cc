@@ -259,13 +259,26 @@ void Outbox::Park(const ContributionId& id) {
   if (entry != nullptr) Move(by_id_.at(id), *entry, State::kParked);
 }
 
+Recovery Outbox::RecoveryOf(const absl::Status& refusal, absl::Time now) const {
+  switch (GetErrorReason(refusal)) {
+    case ErrorReason::kUnknownSession:
+      return Recovery::kRetryLater;
+    case ErrorReason::kNotOwner:
+      return may_lose_shard_ ? Recovery::kRetryLater : Recovery::kFatal;
+    case ErrorReason::kStepTooFarAhead:
+      return now < settles_by_ ? Recovery::kRetryLater : Recovery::kRefused;
+    default:
+      return RecoveryFor(refusal);
+  }
+}
+
 bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) const {
   const Entry* entry = FindEntry(id);
   if (entry == nullptr) return false;
   if (entry->needless) return true;
   if (id.kind != v1::FRAME_KIND_STATISTICS) return false;
   const bool over = GetErrorReason(refusal) == ErrorReason::kStaleStep;
-  return entry->acknowledged_before || (over && (entry->sent_before || may_lose_shard_));
+  return entry->acknowledged_before || (over && entry->sent_before);
 }
 
 void Outbox::Reopen() {

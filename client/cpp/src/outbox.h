@@ -78,9 +78,13 @@ class Outbox {
   void RetryAt(const ContributionId& id, absl::Time at);
   // Keeps it until the next StartStream.
   void Park(const ContributionId& id);
+  // Until then the shard's memory may be one that does not know yet what is over.
+  void SettlesBy(absl::Time time) { settles_by_ = time; }
+  // RecoveryFor, of a refusal by this shard: it may be about to get the session again, or be rid of the layer, or hold
+  // an old step open that others have sent again.
+  Recovery RecoveryOf(const absl::Status& refusal, absl::Time now) const;
   // True when `refusal` of a repetition means nothing, because the first time was counted: statistics whose step has
-  // been sealed since (a step seals with everybody's), or that had been acknowledged. Also of statistics whose step a
-  // shard has answered that was lost, and its update with it.
+  // been sealed since (a step seals with everybody's), or that had been acknowledged.
   bool WasCounted(const ContributionId& id, const absl::Status& refusal) const;
 
   // The epoch has changed and with it open slots were dropped: statistics acknowledged in a step that may not have been
@@ -143,6 +147,7 @@ class Outbox {
   std::set<Sequence> queue_;         // queued entries
   std::optional<Sequence> sending_;  // the entry whose chunks are being written
   bool open_ = false;
+  absl::Time settles_by_ = absl::InfinitePast();
   bool started_before_ = false;
   uint64_t memory_id_ = 0;
   uint64_t credit_bytes_ = 0;

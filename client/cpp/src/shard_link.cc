@@ -220,7 +220,7 @@ void ShardLink::Adopt(Outbox::Moved moved) {
   {
     MutexLock lock(mu_);
     outbox_.Adopt(std::move(moved));
-    settles_by_ = absl::Now() + options_.result_timeout;
+    outbox_.SettlesBy(absl::Now() + options_.result_timeout);
     Pump();
   }
   hooks_.wake();
@@ -399,7 +399,7 @@ void ShardLink::OnCredit(uint64_t bytes, uint64_t memory_id) {
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
   backoff_ = kFirstBackoff;
-  if (outbox_.StartStream(bytes, memory_id)) settles_by_ = absl::Now() + options_.result_timeout;
+  if (outbox_.StartStream(bytes, memory_id)) outbox_.SettlesBy(absl::Now() + options_.result_timeout);
   Pump();
 }
 
@@ -460,23 +460,17 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
 }
 
 void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
-  Recovery recovery = RecoveryFor(status);
-  const ErrorReason reason = GetErrorReason(status);
-  // It has lost its memory, and gets the session again; or the session is closed: the coordinator knows.
-  const bool forgotten = reason == ErrorReason::kUnknownSession;
-  // It may have been lost, and be rid of the layer since.
-  const bool elsewhere = options_.may_lose_shard && reason == ErrorReason::kNotOwner;
+  const absl::Time now = absl::Now();
+  Recovery recovery = Recovery::kRefused;
   Outbox::Item item;
   uint64_t epoch = 0;
   bool abstains = false;
   {
     MutexLock lock(mu_);
-    // What others sent again of an old step holds it open, until the rank that has had its answer says so.
-    const bool settling = reason == ErrorReason::kStepTooFarAhead && absl::Now() < settles_by_;
-    if (forgotten || elsewhere || settling) recovery = Recovery::kRetryLater;
     if (outbox_.Find(id) == nullptr) return;
     epoch = epoch_;
-    if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, absl::Now() + kRetryPause);
+    recovery = outbox_.RecoveryOf(status, now);
+    if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, now + kRetryPause);
     if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
     if (outbox_.CountsAsAbstention(id, status)) {
       abstains = true;
@@ -490,7 +484,8 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
     NotifyIfAcknowledged();
     Pump();
   }
-  if (forgotten) hooks_.forgotten();
+  // It gets the session again, or the session is closed: the coordinator knows.
+  if (GetErrorReason(status) == ErrorReason::kUnknownSession) hooks_.forgotten();
   if (recovery == Recovery::kRetryLater) hooks_.wake();
   if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch);
   if (recovery == Recovery::kFatal) hooks_.fatal(status);

@@ -129,7 +129,6 @@ class ShardLink {
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Outbox::Frame> ahead_ ABSL_GUARDED_BY(mu_);  // taken from the outbox, to be written next
   absl::Time opening_deadline_ ABSL_GUARDED_BY(mu_);
-  absl::Time settles_by_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // a new memory may not know yet what is over
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;

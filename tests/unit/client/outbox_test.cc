@@ -345,6 +345,24 @@ TEST_F(OutboxTest, AMemoryThatMayBeAnotherIsToldWhatHasBeenAnswered) {
   EXPECT_EQ(WriteAll(), "R6.1v0 S4.0[0+10]");
 }
 
+TEST_F(OutboxTest, ANewMemoryHasTimeToSettle) {
+  const absl::Status ahead = Refusal(ErrorReason::kStepTooFarAhead);
+  const absl::Time end = kNow + absl::Seconds(9);
+  EXPECT_EQ(outbox_.RecoveryOf(ahead, kNow), Recovery::kRefused);
+  outbox_.SettlesBy(end);
+  EXPECT_EQ(outbox_.RecoveryOf(ahead, kNow), Recovery::kRetryLater);
+  EXPECT_EQ(outbox_.RecoveryOf(ahead, end), Recovery::kRefused);
+}
+
+TEST_F(OutboxTest, ASessionThatTheShardDoesNotKnowMayComeAgain) {
+  const Outbox degrades(/*may_lose_shard=*/true);
+  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kUnknownSession), kNow), Recovery::kRetryLater);
+  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kNotOwner), kNow), Recovery::kFatal);
+  EXPECT_EQ(degrades.RecoveryOf(Refusal(ErrorReason::kNotOwner), kNow), Recovery::kRetryLater);
+  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kMemoryLost), kNow), Recovery::kFatal);
+  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kNotActive), kNow), Recovery::kRetryLater);
+}
+
 TEST_F(OutboxTest, InFirstOrderNoFactorsAreRemembered) {
   outbox_.StartStream(kCredit, 0);
   Contribution item;
@@ -521,19 +539,6 @@ TEST_F(OutboxTest, ARefusalForItsValuesGivesTheCreditBack) {
   EXPECT_EQ(WriteAll(), "G0.0[0+15]");
   outbox_.AbstainInstead(Gradient(0, 0));
   EXPECT_EQ(WriteAll(), "G0.0[0+0] G0.1[0+15]");
-}
-
-TEST_F(OutboxTest, WhereShardsMayBeLostStatisticsOfAStepThatIsOverAreNobodysFault) {
-  const absl::Status over = Refusal(ErrorReason::kStaleStep, absl::StatusCode::kAborted);
-  Outbox degrades(/*may_lose_shard=*/true);
-  for (Outbox* outbox : {&outbox_, &degrades}) {
-    outbox->StartStream(kCredit, 7);
-    ASSERT_TRUE(AddTo(*outbox, Statistics(3, 0), 10).ok());
-    EXPECT_EQ(WriteAllOf(*outbox), "S3.0[0+10]");
-  }
-  EXPECT_TRUE(degrades.WasCounted(Statistics(3, 0), over));
-  EXPECT_FALSE(degrades.WasCounted(Statistics(3, 0), Refusal(ErrorReason::kConflict)));
-  EXPECT_FALSE(outbox_.WasCounted(Statistics(3, 0), over)) << "sealed without this rank at its deadline";
 }
 
 }  // namespace
