@@ -71,9 +71,17 @@ absl::Status LayerPipeline::CheckStep(const ContributionHeader& header) const {
   return GetErrorReason(status) == ErrorReason::kNotActive ? absl::OkStatus() : status;
 }
 
+uint64_t LayerPipeline::FirstToOpen() const {
+  uint64_t first = opens_from_;
+  for (const auto& [step, slot] : slots_) {
+    if (slot->restored) first = std::max(first, step);
+  }
+  return first;
+}
+
 bool LayerPipeline::ComesTooLate(const ContributionHeader& header) const {
   const ContributionKey& key = header.key;
-  return header.kind == ContributionKind::kStatistics && key.step < opens_from_ && !slots_.contains(key.step) &&
+  return header.kind == ContributionKind::kStatistics && key.step < FirstToOpen() && !slots_.contains(key.step) &&
          CheckEpoch(key).ok() && CheckMemory(key).ok();
 }
 
@@ -119,24 +127,18 @@ absl::Status LayerPipeline::CheckStepLocked(const ContributionKey& key, Mode mod
 }
 
 absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
-  if (key.step < opens_from_) {
+  if (const uint64_t first = FirstToOpen(); key.step < first) {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(session_->spec, key),
-                                       ": a rank has passed it, and sends nothing to steps below ", opens_from_));
+                                       ": a rank has passed it, and sends nothing to steps below ", first));
   }
-  for (const auto& [rank, first_step] : to_begin_) {
-    if (rank == key.rank || key.step >= first_step) continue;
-    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                          absl::StrCat(DescribeKey(session_->spec, key), ": rank ", rank, " is to begin with step ",
-                                       first_step, ", and has not begun"));
-  }
-  const bool begins = to_begin_.contains(key.rank);
+  const bool begins = to_begin_.contains(key.rank) && SendsGradient(key.rank);
   if (slots_.empty()) return absl::OkStatus();
   const uint64_t window = session_->shard->options.window_steps;
   const uint64_t newest = std::max(slots_.rbegin()->first, opens_from_);
   // In DELEGATE nothing is sent in first order: the step after such a stretch may lie any distance ahead of the last.
   const bool gaps = session_->spec.exchange == ExchangeMode::kDelegate;
-  bool blocked = !gaps && key.step > newest && key.step - newest > window;
+  bool blocked = !gaps && !begins && key.step > newest && key.step - newest > window;
   size_t kept = 1;
   for (const auto& [step, slot] : slots_) {
     if (begins && step < key.step && LacksFor(*slot, key.rank, key.step, /*resumes=*/false)) continue;
@@ -194,18 +196,22 @@ bool LayerPipeline::SendsGradient(uint32_t rank) const {
   return spec.exchange != ExchangeMode::kDelegate || rank == static_cast<uint32_t>(DelegateRank(spec, layer_));
 }
 
+bool LayerPipeline::HasAnswered(uint64_t step) const {
+  const auto found = slots_.find(step);
+  return found != slots_.end() && (found->second->restored || found->second->gradient.state != PhaseState::kOpen);
+}
+
 bool LayerPipeline::LacksFor(const StepSlot& slot, uint32_t rank, uint64_t step, bool resumes) const {
   if (slot.gradient.state != PhaseState::kOpen || slot.gradient.gather.has(rank)) return false;
-  if (!slot.restored || !(resumes || one_answer())) return true;
   // Answered before the shard came back, unless the journal has lost what came after it.
-  const auto last = slots_.find(step - 1);
-  return last == slots_.end() || (!last->second->restored && last->second->gradient.state == PhaseState::kOpen);
+  const bool answered = slot.restored && (resumes || one_answer()) && HasAnswered(step - 1);
+  return !answered;
 }
 
 bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired) {
   if (!SendsGradient(rank)) return false;
   bool ended = false;
-  opens_from_ = std::max(opens_from_, step);
+  if (step > 0 && !HasAnswered(step - 1)) opens_from_ = std::max(opens_from_, step);
   for (auto it = slots_.begin(); it != slots_.end() && it->first < step;) {
     StepSlot& slot = *it->second;
     if (!LacksFor(slot, rank, step, resumes)) {
@@ -213,6 +219,7 @@ bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::ve
       continue;
     }
     ended = true;
+    opens_from_ = std::max(opens_from_, it->first + 1);
     RetireGradient(slot, retired);
     // Nor do all ranks send the statistics of such a step again.
     if (slot.statistics.state == PhaseState::kOpen) slot.statistics.Advance(PhaseEvent::kRetire);
@@ -222,7 +229,18 @@ bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::ve
 }
 
 bool LayerPipeline::NoteBegun(const ContributionKey& key, std::vector<ResultFn>& retired) {
-  return to_begin_.erase(key.rank) > 0 && PassOver(key.rank, key.step, /*resumes=*/false, retired);
+  if (to_begin_.erase(key.rank) == 0) return false;
+  bool work = PassOver(key.rank, key.step, /*resumes=*/false, retired);
+  // Statistics that its predecessor did not get through, or that are lost with a shard, will not come.
+  for (const auto& [step, slot] : slots_) {
+    Phase& phase = slot->statistics;
+    if (step >= key.step || !ExpectsStatistics(*slot)) continue;
+    if (phase.state != PhaseState::kOpen || phase.gather.has(key.rank)) continue;
+    phase.gather.Put(key.rank, Standing::kAbstained, /*digest=*/0, {});
+    SealIfDue(*slot, ContributionKind::kStatistics, session_->shard->clock.Now());
+    work = work || phase.state == PhaseState::kSealed;
+  }
+  return work;
 }
 
 absl::Status LayerPipeline::Expired() const {
@@ -477,7 +495,7 @@ uint64_t LayerPipeline::EndEpoch(uint64_t epoch, const absl::Status& why) {
   uint64_t floor = 0;
   {
     MutexLock lock(mu_);
-    floor = floor_;
+    floor = std::max(floor_, opens_from_);
     for (const auto& [step, slot] : slots_) {
       // Passed over: what a process that begins with it would need is gone.
       if (slot->gradient.state == PhaseState::kRetired) floor = std::max(floor, step + 1);
@@ -509,7 +527,7 @@ void LayerPipeline::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back
     } else {
       for (const auto& [step, slot] : slots_) slot->Inherit(replaced);
       for (const Member& member : replaced) {
-        if (SendsGradient(member.rank) && member.first_step > 0) to_begin_[member.rank] = member.first_step;
+        if (member.first_step > 0) to_begin_.insert(member.rank);
         disowned_.erase(member.rank);
       }
     }

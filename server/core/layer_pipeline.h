@@ -116,6 +116,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
     bool logged = false;                 // kUpdate: the votes came from the journal
   };
 
+  // No step before it begins any more: somebody has passed it, or it had been passed when the process before this one
+  // was lost.
+  uint64_t FirstToOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Statistics of a step that has been passed over: a memory that is lost had them, or they are too late for it.
   bool ComesTooLate(const ContributionHeader& header) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckEpoch(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -130,6 +133,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Nothing of a rank that sends no gradients of the layer.
   bool PassOver(uint32_t rank, uint64_t step, bool resumes, std::vector<ResultFn>& retired)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Here, or by the process before this one.
+  bool HasAnswered(uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The slot, of a step before `step`, cannot be completed: see PassOver.
   bool LacksFor(const StepSlot& slot, uint32_t rank, uint64_t step, bool resumes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -203,9 +208,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   Slots slots_ ABSL_GUARDED_BY(mu_);
   // Updates of the journal whose steps were dropped before their turn: they are part of the factors all the same.
   std::vector<std::shared_ptr<StepSlot>> owed_updates_ ABSL_GUARDED_BY(mu_);
-  // First steps of processes that took ranks over, until they have begun: an earlier step waits, since they may yet go
-  // back to it.
-  std::map<uint32_t, uint64_t> to_begin_ ABSL_GUARDED_BY(mu_);
+  // Ranks that processes took over which have yet to show where they begin.
+  std::set<uint32_t> to_begin_ ABSL_GUARDED_BY(mu_);
   std::set<uint32_t> disowned_ ABSL_GUARDED_BY(mu_);  // ranks that know factors which are lost, until they begin again
   uint64_t restored_updates_ ABSL_GUARDED_BY(mu_) = 0;  // of the journal, that stats_.factor_version lacks yet
   bool held_ ABSL_GUARDED_BY(mu_) = false;              // there are factors

@@ -28,7 +28,7 @@ class Job {
   // everybody gets, in one generation of the job.
   std::string NoteAnswer(uint64_t generation, uint64_t step, uint32_t layer, uint64_t digest) {
     const auto [found, fresh] = answers_.try_emplace({generation, step, layer}, digest);
-    if (fresh || found->second == digest) return "";
+    if (fresh || found->second == digest || forgets()) return "";
     return "I3: two ranks have different answers at step " + std::to_string(step) + " layer " + std::to_string(layer);
   }
   // 0: nobody has one yet.
@@ -40,7 +40,7 @@ class Job {
   // I3: the weights that a step begins with are the same everywhere.
   std::string NoteWeights(uint64_t generation, uint64_t step, uint64_t digest) {
     const auto [found, fresh] = weights_.try_emplace({generation, step}, digest);
-    if (fresh || found->second == digest) return "";
+    if (fresh || found->second == digest || forgets()) return "";
     return "I3: two ranks begin step " + std::to_string(step) + " with different weights";
   }
 
@@ -53,6 +53,8 @@ class Job {
   // A shard has lost what it had told.
   void BeInexact() { inexact_ = true; }
   bool inexact() const { return inexact_; }
+  // Ranks are lost as well: nobody may be left who knows what a shard had told.
+  void MayForget() { may_forget_ = true; }
 
   // I4: a step has one mode, on every worker and shard, whatever happens to the coordinator.
   std::string NoteMode(uint64_t step, Mode mode) {
@@ -65,7 +67,10 @@ class Job {
   std::map<std::tuple<uint64_t, uint64_t, uint32_t>, uint64_t> answers_;  // generation, step, layer
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> weights_;             // generation, step
   std::map<uint64_t, Mode> modes_;
+  bool forgets() const { return inexact_ && may_forget_; }
+
   bool inexact_ = false;
+  bool may_forget_ = false;
 };
 
 }  // namespace precondor::sim

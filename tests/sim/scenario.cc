@@ -93,6 +93,29 @@ void DrawShardLoss(Random& random, Scenario& scenario) {
                    [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
 }
 
+// Both, then: what a shard had gathered, and the rank that would send it again. Not a trainer that goes back as well:
+// how far the job was is among what the shard may lose. Nor staleness: there an answer does not show that its step's
+// statistics are in the log.
+void DrawMeetings(Random& random, Scenario& scenario) {
+  using Loses = FaultKind::Loses;
+  std::vector<PlannedFault>& faults = scenario.faults;
+  const auto goes_back = [](const FaultKind& kind) { return std::string(kind.name) == "roll_back_rank"; };
+  const bool may =
+      scenario.spec.on_shard_loss == ShardLossPolicy::kWait && scenario.spec.staleness_steps == 0 && !faults.empty() &&
+      std::none_of(faults.begin(), faults.end(), [&](const auto& fault) { return goes_back(*fault.kind); });
+  if (!may || !random.Chance(0.3)) return;
+  std::vector<const FaultKind*> losing;
+  for (const FaultKind& kind : FaultKinds()) {
+    if (kind.loses != Loses::kNothing && !goes_back(kind)) losing.push_back(&kind);
+  }
+  for (int64_t i = random.Between(1, 3); i > 0; --i) {
+    faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = losing[random.Below(losing.size())]});
+  }
+  scenario.repeatable = scenario.meets = true;
+  std::stable_sort(faults.begin(), faults.end(),
+                   [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
+}
+
 }  // namespace
 
 Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
@@ -115,6 +138,7 @@ Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
   // Down to where payloads wait for each other's acknowledgements.
   scenario.credit_bytes = random.Chance(0.5) ? 1 << 20 : static_cast<uint64_t>(random.Between(1, 100));
   if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
+  if (kinds > FaultKinds().size() + 1) DrawMeetings(random, scenario);
   return scenario;
 }
 

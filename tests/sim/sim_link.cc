@@ -105,6 +105,7 @@ SimLink::SimLink(World& world, Process& process, SimShard& shard, Options option
       hooks_(std::move(hooks)),
       epoch_(options.epoch),
       outbox_(options.may_lose_shard) {
+  if (epoch_ > 1) outbox_.SettlesBy(Now() + absl::Microseconds(kSettleMicros));
   Connect();
 }
 

@@ -69,7 +69,8 @@ LayerWitness& SimShard::witness(const std::string& layer) {
 }
 
 void SimShard::MakeWitnesses(const SessionInstall& install) {
-  const bool patient = world_.scenario().statistics_deadline == absl::InfiniteDuration();
+  // A rank may begin after a step whose statistics were lost with the shard.
+  const bool patient = world_.scenario().statistics_deadline == absl::InfiniteDuration() && !world_.scenario().meets;
   for (const uint32_t layer : install.layers) {
     if (owned_.contains(layer)) continue;
     witnesses_[layer] = std::make_unique<LayerWitness>(world_.oracle(), world_.spec(), layer, patient,
@@ -100,6 +101,7 @@ void SimShard::Kill(Loss loss, int64_t down_us) {
   shard_.reset();
   executor_.reset();
   disk_.Lose(loss);
+  fenced_ = installed_;
   if (losing) world_.BeInexact();
   ForEachWitness([losing](LayerWitness& witness) { witness.Lost(losing); });
   world_.queue().After(down_us, [this] {
@@ -155,6 +157,7 @@ absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
   });
   if (!reserved.ok()) return reserved;
   owned_ = {install.layers.begin(), install.layers.end()};
+  installed_ = std::max(installed_, install.epoch);
   fenced_ = std::max(fenced_, install.epoch);
   // The same install again does not go back again.
   for (const uint32_t layer : install.layers) {

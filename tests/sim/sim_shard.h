@@ -80,7 +80,8 @@ class SimShard {
   std::map<uint32_t, std::unique_ptr<LayerWitness>> witnesses_;  // of the layers that it has or had
   std::unique_ptr<SimExecutor> executor_;
   std::unique_ptr<Shard> shard_;
-  uint64_t fenced_ = 0;  // no contribution of an earlier epoch may count (I1)
+  uint64_t fenced_ = 0;     // no contribution of an earlier epoch may count (I1)
+  uint64_t installed_ = 0;  // of that, what it knows when it comes back
 };
 
 }  // namespace precondor::sim

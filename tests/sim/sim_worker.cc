@@ -167,8 +167,11 @@ std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
 
 void SimWorker::OnError(const absl::Status& status) {
   // The others could get another answer than this rank has had; its trainer begins again, or gives up.
-  const bool lost = GetErrorReason(status) == ErrorReason::kMemoryLost;
-  if (lost && world_.job().inexact() && world_.spec().exchange == ExchangeMode::kDirect) return world_.LoseJob();
+  const bool direct = world_.spec().exchange == ExchangeMode::kDirect;
+  const ErrorReason reason = GetErrorReason(status);
+  if (reason == ErrorReason::kMemoryLost && world_.job().inexact() && direct) return world_.LoseJob();
+  // Another rank has begun after the step, and cannot repeat what the shard lost with it.
+  if (reason == ErrorReason::kStaleStep && world_.scenario().meets) return world_.LoseJob();
   world_.Fail("I7: " + process_.name() + " got " + status.ToString());
 }
 

@@ -41,7 +41,13 @@ World::World(Scenario scenario, size_t trace_lines)
   MakeShards();
 }
 
-World::~World() = default;
+World::~World() {
+  // Shards that end tell streams, whose processes are still there; nothing that shards would call is.
+  dead_.clear();
+  for (Rank& rank : ranks_) rank.worker.reset();
+  coordinator_.reset();
+  shards_.clear();
+}
 
 void World::MakeShards() {
   ShardOptions options;
@@ -98,6 +104,7 @@ std::vector<Process*> World::Processes() {
 // --- the run --------------------------------------------------------------------------------------------------------
 
 std::string World::Run() {
+  if (scenario_.meets) job_.MayForget();
   for (const std::unique_ptr<SimShard>& shard : shards_) shard->Start();
   coordinator_->journal().set_failure(scenario_.disk_failure);
   coordinator_->Start();

@@ -107,7 +107,10 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
       traffic_(traffic),
       backoff_(kFirstBackoff),
       epoch_(options_.epoch),
-      outbox_(options_.may_lose_shard) {}
+      outbox_(options_.may_lose_shard) {
+  // Of a job that has gone on before: what others send again may hold old steps open.
+  if (epoch_ > 1) outbox_.SettlesBy(absl::Now() + options_.result_timeout);
+}
 
 ShardLink::~ShardLink() {
   {
