@@ -2,6 +2,7 @@
 #include "tests/support/child_process.h"
 
 #include <arpa/inet.h>
+#include <cerrno>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -71,7 +72,13 @@ std::optional<std::string> ChildProcess::ReadLine(absl::Duration timeout) {
   }
 }
 
-void ChildProcess::Signal(int signal) { PRECONDOR_CHECK(pid_ > 0 && kill(pid_, signal) == 0); }
+void ChildProcess::Signal(int signal) {
+  PRECONDOR_CHECK(pid_ > 0 && kill(pid_, signal) == 0);
+  if (signal != SIGSTOP) return;
+  siginfo_t stopped;
+  while (waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED | WEXITED | WNOWAIT) != 0 && errno == EINTR) {
+  }
+}
 
 bool ChildProcess::running() {
   if (pid_ > 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;

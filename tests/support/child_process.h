@@ -23,6 +23,7 @@ class ChildProcess {
   void WriteLine(const std::string& line);
   // The next line that it writes; nullopt when it ends or says nothing for so long.
   std::optional<std::string> ReadLine(absl::Duration timeout = absl::Seconds(60));
+  // After SIGSTOP the process does nothing more.
   void Signal(int signal);
   bool running();
 

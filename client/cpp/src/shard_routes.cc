@@ -102,14 +102,21 @@ void ShardRoutes::Fail(const absl::Status& status) {
     MutexLock lock(mu_);
     if (failed_.ok()) failed_ = status;
     failing = table_;
+    ++failing_;
   }
   for (const auto& [address, link] : failing->links) link->Fail(status);
+  // Whoever hears of the failure may end the worker: no link is to outlive Clear.
+  failing.reset();
+  MutexLock lock(mu_);
+  --failing_;
+  changed_.notify_all();
 }
 
 void ShardRoutes::Clear() {
   std::shared_ptr<const Table> ending;  // after the locks
   MutexLock staying(move_mu_);
   MutexLock lock(mu_);
+  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return failing_ == 0; });
   ending = std::exchange(table_, std::make_shared<Table>(Table{.links = {}, .of_layer = std::vector<Link>(layers_)}));
 }
 

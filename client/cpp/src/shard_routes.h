@@ -41,7 +41,7 @@ class ShardRoutes {
   std::vector<Link> links() const;
   // Fails every link, also those still to come.
   void Fail(const absl::Status& status);
-  // Ends all links.
+  // Ends all links, once calls of Fail under way have let go of them: no hook is called afterwards.
   void Clear();
 
  private:
@@ -60,6 +60,8 @@ class ShardRoutes {
   mutable Mutex mu_;
   std::shared_ptr<const Table> table_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  int failing_ ABSL_GUARDED_BY(mu_) = 0;  // calls of Fail that hold links
+  CondVar changed_;
 };
 
 }  // namespace precondor
