@@ -42,7 +42,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   static absl::StatusOr<std::shared_ptr<LayerPipeline>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
                                                                uint64_t epoch, bool with_state);
 
-  // Whether a contribution of this mode may come at this step. ABORTED STALE_STEP, FAILED_PRECONDITION
+  // Whether the contribution may come at its step, in its mode. ABORTED STALE_STEP, FAILED_PRECONDITION
   // STEP_TOO_FAR_AHEAD or MODE_CONFLICT, or the epoch's errors.
   absl::Status CheckStep(const ContributionHeader& header) const;
 
@@ -61,7 +61,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   uint64_t EndEpoch(uint64_t epoch, const absl::Status& why);
   // Goes on with `epoch`, which EndEpoch has named; factors stay. When the job goes back to a step every slot goes.
   // Otherwise they stay, so that processes that took ranks over (`replaced`) get the answers that the others got, and
-  // none retires before they have; what nobody can complete any more ends.
+  // none retires before they have. What they have passed ends with their first contribution.
   void BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced);
   // Drops every slot, for good; waiting results get `why`.
   void Close(const absl::Status& why);
