@@ -37,7 +37,7 @@ class IdentityState final : public LayerState {
 class Identity final : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool needs_statistics() const override { return false; }
+  StatisticsForm statistics_form() const override { return StatisticsForm::kNone; }
   bool needs_global_scale() const override { return false; }
   int64_t StateBytes(const LayerSpec&) const override { return 0; }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 0; }

@@ -17,11 +17,22 @@
 
 namespace precondor {
 
-// One step's sealed, merged statistics of one layer: matrices on the backend's device, vectors as rows.
-// Factor updates use (1/k) sum v v' over the rows of each.
+// One step's sealed, merged statistics of one layer: matrices on the backend's device. A side comes in one of two
+// forms, the other is empty: as vectors, the rows of a matrix, whose second moment is (1/k) sum v v'; or as that second
+// moment itself, the mean of v v' over the step's rows weighted as the workers' contributions are, its lower triangle
+// packed by Backend::PackLower. The sides' forms and k's are independent of each other.
 struct LayerStatistics {
-  ConstMatrixView a;  // [k, d_in]
-  ConstMatrixView g;  // [k, d_out]
+  ConstMatrixView a = {};             // [k, d_in]
+  ConstMatrixView g = {};             // [k, d_out]
+  ConstMatrixView a_covariance = {};  // [1, d_in (d_in + 1) / 2]
+  ConstMatrixView g_covariance = {};  // [1, d_out (d_out + 1) / 2]
+};
+
+// What a method's updates take.
+enum class StatisticsForm : uint8_t {
+  kNone,         // nothing: it works from gradients alone, and workers send no statistics
+  kVectors,      // vectors only
+  kCovariances,  // per side either form, whichever is smaller on the wire; vectors may be samples of rows
 };
 
 // Factors of one layer. One thread at a time; distinct states may be used at the same time.
@@ -71,8 +82,8 @@ class Method {
   virtual ~Method() = default;
   virtual absl::string_view name() const = 0;
 
-  // False for methods that work from gradients alone: workers then send no statistics.
-  virtual bool needs_statistics() const = 0;
+  virtual StatisticsForm statistics_form() const = 0;
+  bool needs_statistics() const { return statistics_form() != StatisticsForm::kNone; }
 
   // Exact device bytes of one layer's state at its fullest, for admission.
   virtual int64_t StateBytes(const LayerSpec& layer) const = 0;

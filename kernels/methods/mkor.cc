@@ -15,6 +15,7 @@
 #include "kernels/methods/mkor_config.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"
+#include "kernels/methods/statistics.h"
 
 namespace precondor {
 namespace {
@@ -75,11 +76,7 @@ class MkorState final : public LayerState {
   }
 
   absl::Status Update(const LayerStatistics& statistics) override {
-    if (statistics.a.rows < 1 || statistics.g.rows < 1) {
-      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name,
-                                                     ": statistics: expected at least one vector, got ",
-                                                     statistics.a.rows, " and ", statistics.g.rows));
-    }
+    PRECONDOR_RETURN_IF_ERROR(ExpectVectors(layer_, statistics));
     absl::Status prepared = PrepareSide(statistics.a, layer_.d_in, "a", in_);
     if (prepared.ok()) prepared = PrepareSide(statistics.g, layer_.d_out, "g", out_);
     for (std::vector<Block>* side : {&in_, &out_}) {
@@ -263,7 +260,7 @@ class Mkor final : public Method {
  public:
   explicit Mkor(const MkorConfig& config) : config_(config) {}
   absl::string_view name() const override { return kName; }
-  bool needs_statistics() const override { return true; }
+  StatisticsForm statistics_form() const override { return StatisticsForm::kVectors; }
   bool needs_global_scale() const override { return config_.scaling == Scaling::kKlClip; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {

@@ -42,7 +42,7 @@ class SimMethod final : public Method {
   // `events` outlives the states.
   explicit SimMethod(const MethodEvents& events) : events_(events) {}
   absl::string_view name() const override { return "sim"; }
-  bool needs_statistics() const override { return true; }
+  StatisticsForm statistics_form() const override { return StatisticsForm::kVectors; }
   int64_t StateBytes(const LayerSpec& layer) const override { return 4 * (layer.d_in + layer.d_out); }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 128; }
   double StepFlops(const LayerSpec& layer, int64_t) const override {

@@ -115,7 +115,9 @@ class FakeMethod final : public Method {
   FakeMethod(std::shared_ptr<FakeMethodLog> log, bool needs_statistics)
       : log_(std::move(log)), needs_statistics_(needs_statistics) {}
   absl::string_view name() const override { return "fake"; }
-  bool needs_statistics() const override { return needs_statistics_; }
+  StatisticsForm statistics_form() const override {
+    return needs_statistics_ ? StatisticsForm::kVectors : StatisticsForm::kNone;
+  }
   int64_t StateBytes(const LayerSpec& layer) const override { return 4 * (layer.d_in + layer.d_out); }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 128; }
   double StepFlops(const LayerSpec& layer, int64_t) const override {
