@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/backend.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -42,6 +44,21 @@ absl::Status CheckLowRank(absl::string_view side, const LowRankInverse& j, int64
   if (n == 0) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankPrecondition", absl::StrCat(side, " vectors"), j.vectors, n, d));
   return CheckShape("LowRankPrecondition", absl::StrCat(side, " core"), j.core, n, n);
+}
+
+absl::Status CheckTriangular(absl::string_view op, Side side, ConstMatrixView a, ConstMatrixView x) {
+  const int64_t n = side == Side::kLeft ? x.rows : x.cols;
+  PRECONDOR_RETURN_IF_ERROR(CheckView(op, "x", x));
+  return CheckShape(op, "a", a, n, n);
+}
+
+absl::Status CheckIndices(absl::string_view operand, absl::Span<const int64_t> indices, int64_t end) {
+  for (int64_t index : indices) {
+    if (index >= 0 && index < end) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("Gather: ", operand, ": expected indices in [0, ", end, "), got ", index));
+  }
+  return absl::OkStatus();
 }
 
 MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
@@ -125,6 +142,38 @@ absl::Status Backend::ScaleRows(absl::Span<const double> scales, ConstMatrixView
   return y.size() == 0 ? absl::OkStatus() : DoScaleRows(scales, x, y);
 }
 
+absl::Status Backend::ScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("ScaleColumns", "x", x));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleColumns", "y", y, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckLength("ScaleColumns", "scales", x.cols, scales.size()));
+  return y.size() == 0 ? absl::OkStatus() : DoScaleColumns(scales, x, y);
+}
+
+absl::Status Backend::MultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta, MatrixView z) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("MultiplyElements", "x", x));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "y", y, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "z", z, x.rows, x.cols));
+  return z.size() == 0 ? absl::OkStatus() : DoMultiplyElements(alpha, x, y, beta, z);
+}
+
+absl::Status Backend::DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon, MatrixView y) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("DivideByRoot", "x", x));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "v", v, x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "y", y, x.rows, x.cols));
+  return y.size() == 0 ? absl::OkStatus() : DoDivideByRoot(alpha, x, v, epsilon, y);
+}
+
+absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
+                             MatrixView y) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("Gather", "x", x));
+  const int64_t count = rows.empty() ? x.rows : static_cast<int64_t>(rows.size());
+  const int64_t width = columns.empty() ? x.cols : static_cast<int64_t>(columns.size());
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("Gather", "y", y, count, width));
+  PRECONDOR_RETURN_IF_ERROR(CheckIndices("rows", rows, x.rows));
+  PRECONDOR_RETURN_IF_ERROR(CheckIndices("columns", columns, x.cols));
+  return y.size() == 0 ? absl::OkStatus() : DoGather(rows, columns, x, y);
+}
+
 absl::Status Backend::ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("ScaleBothSides", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleBothSides", "y", y, x.rows, x.cols));
@@ -148,6 +197,24 @@ absl::Status Backend::RowSquaredNorms(ConstMatrixView x, absl::Span<double> out)
   PRECONDOR_RETURN_IF_ERROR(CheckView("RowSquaredNorms", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("RowSquaredNorms", "out", x.rows, out.size()));
   return x.rows == 0 ? absl::OkStatus() : DoRowSquaredNorms(x, out);
+}
+
+absl::Status Backend::ColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("ColumnSquaredNorms", "x", x));
+  PRECONDOR_RETURN_IF_ERROR(CheckLength("ColumnSquaredNorms", "out", x.cols, out.size()));
+  return x.cols == 0 ? absl::OkStatus() : DoColumnSquaredNorms(x, out);
+}
+
+absl::StatusOr<double> Backend::AbsoluteSum(ConstMatrixView x) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("AbsoluteSum", "x", x));
+  if (x.size() == 0) return 0.0;
+  return DoAbsoluteSum(x);
+}
+
+absl::StatusOr<double> Backend::AbsoluteMaximum(ConstMatrixView x) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("AbsoluteMaximum", "x", x));
+  if (x.size() == 0) return 0.0;
+  return DoAbsoluteMaximum(x);
 }
 
 absl::Status Backend::Diagonal(ConstMatrixView a, absl::Span<double> out) {
@@ -186,6 +253,26 @@ absl::Status Backend::SymmetricEigen(ConstMatrixView a, absl::Span<double> value
   return a.size() == 0 ? absl::OkStatus() : DoSymmetricEigen(a, values, q);
 }
 
+absl::Status Backend::TriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) {
+  PRECONDOR_RETURN_IF_ERROR(CheckTriangular("TriangularMultiply", side, a, x));
+  return x.size() == 0 ? absl::OkStatus() : DoTriangularMultiply(side, a, transpose, x);
+}
+
+absl::Status Backend::TriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) {
+  PRECONDOR_RETURN_IF_ERROR(CheckTriangular("TriangularSolve", side, a, x));
+  return x.size() == 0 ? absl::OkStatus() : DoTriangularSolve(side, a, transpose, x);
+}
+
+absl::Status Backend::OrthonormalizeRows(ConstMatrixView a, MatrixView q) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("OrthonormalizeRows", "a", a));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("OrthonormalizeRows", "q", q, a.rows, a.cols));
+  if (a.rows > a.cols) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("OrthonormalizeRows: a: expected at most as many rows as columns, got ", Shape(a.rows, a.cols)));
+  }
+  return a.size() == 0 ? absl::OkStatus() : DoOrthonormalizeRows(a, q);
+}
+
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                           ConstMatrixView d, MatrixView u) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("LowRankPrecondition", "d", d));
@@ -201,6 +288,11 @@ absl::Status Backend::DensePrecondition(ConstMatrixView l, ConstMatrixView r, Co
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DensePrecondition", "r", r, d.cols, d.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DensePrecondition", "u", u, d.rows, d.cols));
   return d.size() == 0 ? absl::OkStatus() : DoDensePrecondition(l, r, d, u);
+}
+
+absl::Status Backend::FillNormal(const CounterRandom& random, MatrixView x) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("FillNormal", "x", x));
+  return x.size() == 0 ? absl::OkStatus() : DoFillNormal(random, x);
 }
 
 // With X = P D, Y = D Q' and K = P Y,
@@ -244,6 +336,20 @@ absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, 
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, Allocate(d.rows, d.cols));
   PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, l, Transpose::kNo, d, Transpose::kNo, 0.0, half.view()));
   return Gemm(1.0, half.view(), Transpose::kNo, r, Transpose::kNo, 0.0, u);
+}
+
+// By way of the host, in parts that stay in a core's cache.
+absl::Status Backend::DoFillNormal(const CounterRandom& random, MatrixView x) {
+  constexpr int64_t kPartElements = 1 << 16;
+  const int64_t most = std::max<int64_t>(kPartElements / x.cols, 1);
+  std::vector<float> part(std::min(most, x.rows) * x.cols);
+  for (int64_t row = 0; row < x.rows; row += most) {
+    const int64_t rows = std::min(most, x.rows - row);
+    const absl::Span<float> values = absl::MakeSpan(part).first(rows * x.cols);
+    random.Normals(static_cast<uint64_t>(row * x.cols), values);
+    PRECONDOR_RETURN_IF_ERROR(Upload(ConstMatrixView(values.data(), rows, x.cols), x.RowRange(row, rows)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace precondor

@@ -20,6 +20,7 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/random.h"
 
 namespace precondor {
 
@@ -47,6 +48,7 @@ class DeviceMatrix {
 };
 
 enum class Transpose : bool { kNo = false, kYes = true };
+enum class Side : bool { kLeft = false, kRight = true };
 
 // One side of J = c (I - P' S P) with P [n, d] (vectors as rows) and S symmetric [n, n]; n == 0 means J = c I.
 struct LowRankInverse {
@@ -77,14 +79,28 @@ class Backend {
   absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y);
   // y_i = scales[i] x_i for every row i. x may be y.
   absl::Status ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
+  // y_ij = scales[j] x_ij for every column j. x may be y.
+  absl::Status ScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
   // y_ij = scales[i] x_ij scales[j] for square x. x may be y.
   absl::Status ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
+  // z_ij = alpha x_ij y_ij + beta z_ij. beta == 0 ignores what z held, NaN included. x, y and z may be the same.
+  absl::Status MultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta, MatrixView z);
+  // y_ij = alpha x_ij / (sqrt(v_ij) + epsilon). x, v and y may be the same.
+  absl::Status DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon, MatrixView y);
+  // y_ij = x[rows[i], columns[j]]; an empty span stands for all rows or columns in their order. y must not alias x.
+  absl::Status Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
+                      MatrixView y);
   // a += value on the diagonal of square a.
   absl::Status AddDiagonal(double value, MatrixView a);
   // sum_ij x_ij y_ij, accumulated in f64.
   absl::StatusOr<double> Dot(ConstMatrixView x, ConstMatrixView y);
   // out[i] = |x_i|^2, accumulated in f64.
   absl::Status RowSquaredNorms(ConstMatrixView x, absl::Span<double> out);
+  // out[j] = sum_i x_ij^2, accumulated in f64.
+  absl::Status ColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out);
+  // sum_ij |x_ij|, accumulated in f64, and max_ij |x_ij|; NaN where an element is NaN, 0 where there is none.
+  absl::StatusOr<double> AbsoluteSum(ConstMatrixView x);
+  absl::StatusOr<double> AbsoluteMaximum(ConstMatrixView x);
   // out[i] = a_ii.
   absl::Status Diagonal(ConstMatrixView a, absl::Span<double> out);
   // a = (a + a') / 2.
@@ -99,6 +115,15 @@ class Backend {
   // a = sum_i values[i] q_i q_i' (lower triangle read), q_i the *rows* of q, values ascending. FailedPrecondition,
   // outputs unchanged, when a is not finite or the decomposition does not converge.
   absl::Status SymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q);
+  // x = op(a) x (kLeft) or x op(a) (kRight) for upper triangular a; what lies below a's diagonal is not read. x must
+  // not alias a.
+  absl::Status TriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x);
+  // x = op(a)^-1 x or x op(a)^-1, as above. A zero on the diagonal makes infinities or NaN, as a division does.
+  absl::Status TriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x);
+  // The rows of a [n, d], n <= d, made orthonormal from the first to the last: a = l q with l lower triangular and no
+  // negative number on its diagonal. Rows that depend on those before them get some direction orthogonal to them. q may
+  // be a. FailedPrecondition, q unchanged, when a is not finite.
+  absl::Status OrthonormalizeRows(ConstMatrixView a, MatrixView q);
 
   // --- composites: a default in terms of the primitives, for a backend to fuse ---------------------------------
   // u = J_out d J_in for J's of the low-rank form, d and u [m, n], never forming an m x m or n x n matrix.
@@ -108,6 +133,8 @@ class Backend {
                                    MatrixView u);
   // u = l d r for dense symmetric l [m, m], r [n, n]. u must not alias.
   absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
+  // x_ij = number i cols + j of `random`'s standard normals.
+  absl::Status FillNormal(const CounterRandom& random, MatrixView x);
 
  protected:
   virtual absl::StatusOr<float*> DoAllocate(int64_t elements) = 0;  // zeroed, 64-byte aligned
@@ -122,19 +149,33 @@ class Backend {
                               Transpose transpose_b, double beta, MatrixView c) = 0;
   virtual absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) = 0;
   virtual absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
+  virtual absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
   virtual absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
+  virtual absl::Status DoMultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
+                                          MatrixView z) = 0;
+  virtual absl::Status DoDivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
+                                      MatrixView y) = 0;
+  virtual absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
+                                MatrixView y) = 0;
   virtual absl::Status DoAddDiagonal(double value, MatrixView a) = 0;
   virtual absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) = 0;
   virtual absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) = 0;
+  virtual absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) = 0;
+  virtual absl::StatusOr<double> DoAbsoluteSum(ConstMatrixView x) = 0;
+  virtual absl::StatusOr<double> DoAbsoluteMaximum(ConstMatrixView x) = 0;
   virtual absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) = 0;
   virtual absl::Status DoSymmetrize(MatrixView a) = 0;
   virtual absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) = 0;
   virtual absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) = 0;
   virtual absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) = 0;
   virtual absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) = 0;
+  virtual absl::Status DoTriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
+  virtual absl::Status DoTriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
+  virtual absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) = 0;
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                              ConstMatrixView d, MatrixView u);
   virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
+  virtual absl::Status DoFillNormal(const CounterRandom& random, MatrixView x);
 
  private:
   friend class DeviceMatrix;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/base/random.h"
 
+#include <cmath>
+#include <numbers>
+
 namespace precondor {
 namespace {
 
@@ -40,6 +43,17 @@ uint64_t CounterRandom::Bits(uint64_t counter) const {
                                  static_cast<uint32_t>(nonce_), static_cast<uint32_t>(nonce_ >> 32)},
                                 key_);
   return Join(block[0], block[1]);
+}
+
+void CounterRandom::Normals(uint64_t first, absl::Span<float> out) const {
+  for (size_t i = 0; i < out.size();) {
+    const uint64_t number = first + i, bits = Bits(number / 2);
+    const double uniform = (static_cast<double>(bits >> 32) + 0.5) * 0x1p-32;  // in (0, 1): the logarithm is finite
+    const double angle = 2 * std::numbers::pi * 0x1p-32 * static_cast<double>(static_cast<uint32_t>(bits));
+    const double radius = std::sqrt(-2 * std::log(uniform));
+    if (number % 2 == 0) out[i++] = static_cast<float>(radius * std::cos(angle));
+    if (i < out.size()) out[i++] = static_cast<float>(radius * std::sin(angle));
+  }
 }
 
 }  // namespace precondor

@@ -20,6 +20,9 @@ class CounterRandom {
   explicit CounterRandom(absl::Span<const uint64_t> key_words);
   // 64 random bits, a function of the key words and `counter`.
   uint64_t Bits(uint64_t counter) const;
+  // out[i] = number first + i of the key's standard normals, |x| < 6.8. Numbers 2 c and 2 c + 1 are Box and Muller's
+  // pair from Bits(c).
+  void Normals(uint64_t first, absl::Span<float> out) const;
 
  private:
   std::array<uint32_t, 2> key_;

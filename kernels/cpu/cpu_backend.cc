@@ -59,6 +59,20 @@ bool LoadLowerTriangle(ConstMatrixView a, std::vector<double>& out) {
   return finite;
 }
 
+// False when an element is not finite.
+bool Load(ConstMatrixView a, std::vector<double>& out) {
+  out.resize(a.size());
+  bool finite = true;
+  for (int64_t i = 0; i < a.rows; ++i) {
+    for (int64_t j = 0; j < a.cols; ++j) {
+      out[i * a.cols + j] = a.at(i, j);
+      finite = finite && std::isfinite(a.at(i, j));
+    }
+  }
+  return finite;
+}
+
+CBLAS_SIDE Blas(Side side) { return side == Side::kRight ? CblasRight : CblasLeft; }
 CBLAS_TRANSPOSE Blas(Transpose transpose) { return transpose == Transpose::kYes ? CblasTrans : CblasNoTrans; }
 
 // Four partial sums keep the order of additions fixed and let the loop vectorise.
@@ -128,6 +142,56 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    const std::vector<float> factors(scales.begin(), scales.end());
+    for (int64_t i = 0; i < y.rows; ++i) {
+      const float* in = x.row(i);
+      float* out = y.row(i);
+      for (int64_t j = 0; j < y.cols; ++j) out[j] = factors[j] * in[j];
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DoMultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
+                                  MatrixView z) override {
+    const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
+    for (int64_t i = 0; i < z.rows; ++i) {
+      const float *left = x.row(i), *right = y.row(i);
+      float* out = z.row(i);
+      if (beta == 0.0) {
+        for (int64_t j = 0; j < z.cols; ++j) out[j] = fa * left[j] * right[j];
+      } else {
+        for (int64_t j = 0; j < z.cols; ++j) out[j] = fa * left[j] * right[j] + fb * out[j];
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DoDivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
+                              MatrixView y) override {
+    const float fa = static_cast<float>(alpha), fe = static_cast<float>(epsilon);
+    for (int64_t i = 0; i < y.rows; ++i) {
+      const float *in = x.row(i), *squares = v.row(i);
+      float* out = y.row(i);
+      for (int64_t j = 0; j < y.cols; ++j) out[j] = fa * in[j] / (std::sqrt(squares[j]) + fe);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
+                        MatrixView y) override {
+    for (int64_t i = 0; i < y.rows; ++i) {
+      const float* in = x.row(rows.empty() ? i : rows[i]);
+      float* out = y.row(i);
+      if (columns.empty()) {
+        std::copy_n(in, y.cols, out);
+      } else {
+        for (int64_t j = 0; j < y.cols; ++j) out[j] = in[columns[j]];
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
     for (int64_t i = 0; i < y.rows; ++i) {
       const double scale = scales[i];
@@ -152,6 +216,41 @@ class CpuBackend final : public Backend {
   absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
     for (int64_t i = 0; i < x.rows; ++i) out[i] = DotRow(x.row(i), x.row(i), x.cols);
     return absl::OkStatus();
+  }
+
+  absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    std::fill(out.begin(), out.end(), 0.0);
+    for (int64_t i = 0; i < x.rows; ++i) {
+      const float* in = x.row(i);
+      for (int64_t j = 0; j < x.cols; ++j) out[j] += static_cast<double>(in[j]) * in[j];
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<double> DoAbsoluteSum(ConstMatrixView x) override {
+    double sums[4] = {0, 0, 0, 0};
+    for (int64_t i = 0; i < x.rows; ++i) {
+      const float* in = x.row(i);
+      int64_t j = 0;
+      for (; j + 4 <= x.cols; j += 4) {
+        for (int k = 0; k < 4; ++k) sums[k] += std::fabs(in[j + k]);
+      }
+      for (; j < x.cols; ++j) sums[0] += std::fabs(in[j]);
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
+  absl::StatusOr<double> DoAbsoluteMaximum(ConstMatrixView x) override {
+    float largest = 0;
+    bool nan = false;
+    for (int64_t i = 0; i < x.rows; ++i) {
+      const float* in = x.row(i);
+      for (int64_t j = 0; j < x.cols; ++j) {
+        largest = std::max(largest, std::fabs(in[j]));
+        nan |= std::isnan(in[j]);
+      }
+    }
+    return nan ? std::numeric_limits<double>::quiet_NaN() : largest;
   }
 
   absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) override {
@@ -217,6 +316,38 @@ class CpuBackend final : public Backend {
     for (int64_t i = 0; i < n; ++i) {
       values[i] = eigenvalues[i];
       for (int64_t j = 0; j < n; ++j) q.at(i, j) = static_cast<float>(vectors[i * n + j]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DoTriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+    cblas_strmm(CblasRowMajor, Blas(side), CblasUpper, Blas(transpose), CblasNonUnit, x.rows, x.cols, 1.0f, a.data,
+                a.stride, x.data, x.stride);
+    return absl::OkStatus();
+  }
+
+  absl::Status DoTriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+    cblas_strsm(CblasRowMajor, Blas(side), CblasUpper, Blas(transpose), CblasNonUnit, x.rows, x.cols, 1.0f, a.data,
+                a.stride, x.data, x.stride);
+    return absl::OkStatus();
+  }
+
+  // The rows of a row-major matrix are the columns of a column-major one.
+  absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) override {
+    const int d = static_cast<int>(a.cols), n = static_cast<int>(a.rows);
+    std::vector<double> vectors, tau(n), signs(n);
+    if (!Load(a, vectors)) return absl::FailedPreconditionError("OrthonormalizeRows: a: expected finite elements");
+    double work_size = 0;
+    int query = -1, info = 0;
+    dgeqrf_(&d, &n, vectors.data(), &d, tau.data(), &work_size, &query, &info);
+    const int lwork = std::max(static_cast<int>(work_size), n);
+    std::vector<double> work(lwork);
+    if (info == 0) dgeqrf_(&d, &n, vectors.data(), &d, tau.data(), work.data(), &lwork, &info);
+    for (int64_t i = 0; i < n; ++i) signs[i] = vectors[i * d + i] < 0 ? -1.0 : 1.0;
+    if (info == 0) dorgqr_(&d, &n, &n, vectors.data(), &d, tau.data(), work.data(), &lwork, &info);
+    if (info != 0) return absl::InternalError(absl::StrCat("OrthonormalizeRows: LAPACK says ", info));
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < d; ++j) q.at(i, j) = static_cast<float>(signs[i] * vectors[i * d + j]);
     }
     return absl::OkStatus();
   }

@@ -192,6 +192,13 @@ TEST_P(BackendConformanceTest, TakesMatricesWithoutElements) {
   EXPECT_EQ(*backend_->Dot(rows.view(), rows.view()), 0.0);
   EXPECT_TRUE(backend_->RowSquaredNorms(columns.view(), absl::MakeSpan(norms)).ok());
   EXPECT_THAT(norms, testing::Each(0.0));
+  EXPECT_EQ(*backend_->AbsoluteSum(rows.view()), 0.0);
+  EXPECT_EQ(*backend_->AbsoluteMaximum(columns.view()), 0.0);
+  std::vector<double> four(4, 7.0);
+  EXPECT_TRUE(backend_->ColumnSquaredNorms(rows.view(), absl::MakeSpan(four)).ok());
+  EXPECT_THAT(four, testing::Each(0.0));
+  EXPECT_TRUE(backend_->TriangularSolve(Side::kLeft, square.view(), Transpose::kNo, rows.view()).ok());
+  EXPECT_TRUE(backend_->OrthonormalizeRows(rows.view(), rows.view()).ok());
   EXPECT_TRUE(backend_->SpdInverse(square.view(), square.view()).ok());
   EXPECT_TRUE(backend_->SymmetricEigen(square.view(), absl::MakeSpan(none), square.view()).ok());
   EXPECT_TRUE(backend_->LowRankPrecondition({}, {}, rows.view(), rows.view()).ok());
@@ -249,6 +256,39 @@ TEST_P(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
   }
 }
 
+TEST_P(BackendConformanceTest, OperationsElementByElementMatchTheirDefinitions) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 3}, {5, 66}}) {
+    const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5), z = Random(rows, cols, 6);
+    Dense v = Random(rows, cols, 7);
+    for (double& element : v.data) element = static_cast<float>(element * element);
+    v.at(0, 0) = 0;
+    std::vector<double> scales;
+    for (int64_t j = 0; j < cols; ++j) scales.push_back(0.25 + 0.5 * static_cast<double>(j));
+    Guarded dx = Put(x), dy = Put(y), dv = Put(v), columns = Put(y), product = Put(Dense(rows, cols, NAN)),
+            sum = Put(z), squares = Put(x), quotient = Put(y), in_place = Put(v);
+    ASSERT_TRUE(backend_->ScaleColumns(scales, dx.view(), columns.view()).ok());
+    ASSERT_TRUE(backend_->MultiplyElements(-3, dx.view(), dy.view(), 0, product.view()).ok());
+    ASSERT_TRUE(backend_->MultiplyElements(0.5, dx.view(), dy.view(), 0.25, sum.view()).ok());
+    ASSERT_TRUE(backend_->MultiplyElements(1, squares.view(), squares.view(), 0, squares.view()).ok());
+    ASSERT_TRUE(backend_->DivideByRoot(1.5, dx.view(), dv.view(), 0.25, quotient.view()).ok());
+    ASSERT_TRUE(backend_->DivideByRoot(1, in_place.view(), in_place.view(), 0.25, in_place.view()).ok());
+    const Dense got_columns = columns.Read(), got_product = product.Read(), got_sum = sum.Read(),
+                got_squares = squares.Read(), got_quotient = quotient.Read(), got_in_place = in_place.Read();
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < cols; ++j) {
+        // At most four roundings; a quotient is at most 1.5 / 0.25.
+        const double a = x.at(i, j), b = y.at(i, j), c = v.at(i, j);
+        EXPECT_NEAR(got_columns.at(i, j), scales[j] * a, scales[j] * kEpsilon);
+        EXPECT_NEAR(got_product.at(i, j), -3 * a * b, 3 * kEpsilon);
+        EXPECT_NEAR(got_sum.at(i, j), 0.5 * a * b + 0.25 * z.at(i, j), kEpsilon);
+        EXPECT_NEAR(got_squares.at(i, j), a * a, kEpsilon);
+        EXPECT_NEAR(got_quotient.at(i, j), 1.5 * a / (std::sqrt(c) + 0.25), 24 * kEpsilon);
+        EXPECT_NEAR(got_in_place.at(i, j), c / (std::sqrt(c) + 0.25), 4 * kEpsilon);
+      }
+    }
+  }
+}
+
 TEST_P(BackendConformanceTest, ReductionsAccumulateInDouble) {
   // A sum that f32 accumulation loses entirely: 2^24 + many ones.
   Dense x(2, 4097, 1.0);
@@ -259,6 +299,17 @@ TEST_P(BackendConformanceTest, ReductionsAccumulateInDouble) {
   std::vector<double> norms(2), diagonal(5);
   ASSERT_TRUE(backend_->RowSquaredNorms(dx.view(), absl::MakeSpan(norms)).ok());
   EXPECT_THAT(norms, testing::Each(4096.0 * 4096.0 + 4096));
+  std::vector<double> columns(4097);
+  ASSERT_TRUE(backend_->ColumnSquaredNorms(dx.view(), absl::MakeSpan(columns)).ok());
+  EXPECT_EQ(columns[0], 4096.0 * 4096.0 + 1);
+  EXPECT_EQ(columns[1], 2.0);
+  EXPECT_EQ(columns[4096], 4096.0 * 4096.0 + 1);
+  EXPECT_EQ(*backend_->AbsoluteMaximum(dx.view()), 4096.0);
+  Dense ones(2, 4097, 1.0);
+  ones.at(0, 0) = 16777216;  // f32 cannot count on from here
+  ones.at(1, 7) = -1;
+  Guarded dones = Put(ones);
+  EXPECT_EQ(*backend_->AbsoluteSum(dones.view()), 16777216.0 + 2 * 4097 - 1);
   ASSERT_TRUE(backend_->Diagonal(square.view(), absl::MakeSpan(diagonal)).ok());
   for (int i = 0; i < 5; ++i) EXPECT_EQ(diagonal[i], Random(5, 5, 6).at(i, i));
 }
@@ -273,6 +324,14 @@ TEST_P(BackendConformanceTest, ReductionsShowWhatIsNotFinite) {
     ASSERT_TRUE(backend_->RowSquaredNorms(dx.view(), absl::MakeSpan(norms)).ok());
     EXPECT_TRUE(std::isfinite(norms[0]));
     EXPECT_FALSE(std::isfinite(norms[1]));
+    std::vector<double> columns(50);
+    ASSERT_TRUE(backend_->ColumnSquaredNorms(dx.view(), absl::MakeSpan(columns)).ok());
+    EXPECT_TRUE(std::isfinite(columns[36]));
+    EXPECT_FALSE(std::isfinite(columns[37]));
+    EXPECT_FALSE(std::isfinite(*backend_->AbsoluteSum(dx.view())));
+    const double largest = *backend_->AbsoluteMaximum(dx.view());
+    EXPECT_EQ(std::isnan(largest), std::isnan(bad));
+    EXPECT_FALSE(std::isfinite(largest));
   }
 }
 
@@ -378,6 +437,106 @@ TEST_P(BackendConformanceTest, SymmetricEigenDecomposes) {
   EXPECT_EQ(dq.Read().data, Random(3, 3, 12).data);
 }
 
+// n x n, upper triangular, with a diagonal away from 0.
+Dense UpperTriangular(int64_t n, uint64_t seed) {
+  Dense a = Random(n, n, seed);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < i; ++j) a.at(i, j) = 0;
+    a.at(i, i) = 2 + std::fabs(a.at(i, i));
+    for (int64_t j = i + 1; j < n; ++j) a.at(i, j) = static_cast<float>(a.at(i, j) / n);
+  }
+  return a;
+}
+
+TEST_P(BackendConformanceTest, TriangularOperationsMatchTheDefinitions) {
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {9, 14}, {70, 33}, {1, 65}, {65, 1}}) {
+    for (const Side side : {Side::kLeft, Side::kRight}) {
+      const int64_t size = side == Side::kLeft ? m : n;
+      const Dense a = UpperTriangular(size, 31), x = Random(m, n, 32);
+      Dense poisoned = a;
+      for (int64_t i = 0; i < size; ++i) {
+        for (int64_t j = 0; j < i; ++j) poisoned.at(i, j) = NAN;
+      }
+      for (const bool transpose : {false, true}) {
+        Guarded da = Put(poisoned), product = Put(x), solution = Put(x);
+        ASSERT_TRUE(backend_->TriangularMultiply(side, da.view(), Transpose(transpose), product.view()).ok());
+        ASSERT_TRUE(backend_->TriangularSolve(side, da.view(), Transpose(transpose), solution.view()).ok());
+        const Dense op = transpose ? reference::Transposed(a) : a;
+        const auto apply = [&](const Dense& to) {
+          return side == Side::kLeft ? reference::Product(op, to) : reference::Product(to, op);
+        };
+        // Rows of a sum to less than 4; sums of `size` products.
+        EXPECT_LE(Distance(product.Read(), apply(x)), (size + 2) * kEpsilon * 4 * FrobeniusNorm(x));
+        EXPECT_LE(Distance(apply(solution.Read()), x), (size + 2) * kEpsilon * 4 * FrobeniusNorm(x));
+      }
+    }
+  }
+}
+
+TEST_P(BackendConformanceTest, OrthonormalizeRowsDecomposes) {
+  for (const auto& [n, d] : {std::pair<int64_t, int64_t>(1, 1), {1, 7}, {5, 9}, {33, 33}, {64, 130}}) {
+    Dense a = Random(n, d, 33);
+    for (int64_t j = 0; j < d; ++j) a.at(n - 1, j) *= 1e-4;
+    Guarded da = Put(a), dq = Put(Dense(n, d, NAN));
+    ASSERT_TRUE(backend_->OrthonormalizeRows(da.view(), dq.view()).ok());
+    ASSERT_TRUE(backend_->OrthonormalizeRows(da.view(), da.view()).ok());
+    const Dense q = dq.Read(), l = reference::Product(a, reference::Transposed(q));
+    EXPECT_EQ(da.Read().data, q.data) << "in place";
+    // f64 inside; the vectors are rounded to f32 once.
+    EXPECT_LE(Distance(reference::Product(q, reference::Transposed(q)), reference::Identity(n)), n * kEpsilon);
+    EXPECT_LE(Distance(reference::Product(l, q), a), n * kEpsilon * FrobeniusNorm(a));
+    for (int64_t i = 0; i < n; ++i) {
+      EXPECT_GT(l.at(i, i), 0);
+      for (int64_t j = i + 1; j < n; ++j) EXPECT_NEAR(l.at(i, j), 0, d * kEpsilon);
+    }
+  }
+  // Dependent rows still give an orthonormal set.
+  Dense rank_one(4, 6, 1.0);
+  Guarded da = Put(rank_one);
+  ASSERT_TRUE(backend_->OrthonormalizeRows(da.view(), da.view()).ok());
+  const Dense q = da.Read();
+  EXPECT_LE(Distance(reference::Product(q, reference::Transposed(q)), reference::Identity(4)), 4 * kEpsilon);
+  Dense bad = Random(3, 4, 34);
+  bad.at(1, 2) = INFINITY;
+  Guarded dbad = Put(bad), out = Put(Random(3, 4, 35));
+  EXPECT_TRUE(absl::IsFailedPrecondition(backend_->OrthonormalizeRows(dbad.view(), out.view())));
+  EXPECT_EQ(out.Read().data, Random(3, 4, 35).data);
+}
+
+TEST_P(BackendConformanceTest, GatherPicksRowsAndColumns) {
+  const Dense x = Random(5, 7, 36);
+  const std::vector<int64_t> rows = {4, 0, 0, 2}, columns = {6, 1, 5};
+  for (const bool by_row : {false, true}) {
+    for (const bool by_column : {false, true}) {
+      const int64_t m = by_row ? 4 : 5, n = by_column ? 3 : 7;
+      Guarded dx = Put(x), dy = Put(Dense(m, n, NAN));
+      ASSERT_TRUE(backend_
+                      ->Gather(by_row ? rows : std::vector<int64_t>(), by_column ? columns : std::vector<int64_t>(),
+                               dx.view(), dy.view())
+                      .ok());
+      const Dense y = dy.Read();
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+          EXPECT_EQ(y.at(i, j), x.at(by_row ? rows[i] : i, by_column ? columns[j] : j));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BackendConformanceTest, FillNormalGivesTheStreamsNumbers) {
+  const CounterRandom random({7, 8});
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {3, 5}, {5, 40000}, {70000, 1}}) {
+    std::vector<float> expected(m * n);
+    random.Normals(0, absl::MakeSpan(expected));
+    Guarded dx = Put(Dense(m, n, NAN));
+    ASSERT_TRUE(backend_->FillNormal(random, dx.view()).ok());
+    const Dense x = dx.Read();
+    // Another device's logarithm may differ in its last bits.
+    for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(x.data[i], expected[i], 8 * kEpsilon);
+  }
+}
+
 TEST_P(BackendConformanceTest, LowRankPreconditionMatchesTheMatricesItStandsFor) {
   const int64_t sizes[][4] = {{1, 1, 1, 1},  {9, 13, 3, 5},   {40, 70, 8, 16}, {33, 65, 0, 4}, {33, 65, 7, 0},
                               {12, 5, 0, 0}, {70, 40, 16, 8}, {65, 33, 0, 5},  {65, 33, 6, 0}, {31, 31, 4, 40}};
@@ -427,6 +586,16 @@ TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
       {backend_->Download(a.view(), c.view()), {"Download", "host"}},
       {backend_->ScaleRows(four, a.view(), b.view()), {"ScaleRows", "scales", "expected 3 elements, got 4"}},
       {backend_->ScaleBothSides(three, a.view(), b.view()), {"ScaleBothSides", "x"}},
+      {backend_->ScaleColumns(three, a.view(), b.view()), {"ScaleColumns", "scales", "expected 4 elements, got 3"}},
+      {backend_->MultiplyElements(1, a.view(), c.view(), 0, b.view()), {"MultiplyElements", ": y:"}},
+      {backend_->DivideByRoot(1, a.view(), c.view(), 1, b.view()), {"DivideByRoot", ": v:"}},
+      {backend_->Gather({0, 3}, {}, a.view(), v.view()), {"Gather", ": y:", "expected [2, 4], got [2, 3]"}},
+      {backend_->Gather({0, 3}, {1, 2, 0}, a.view(), v.view()), {"Gather", ": rows:", "[0, 3), got 3"}},
+      {backend_->Gather({0, 1}, {1, -2, 0}, a.view(), v.view()), {"Gather", ": columns:", "[0, 4), got -2"}},
+      {backend_->TriangularSolve(Side::kLeft, c.view(), Transpose::kNo, a.view()), {"TriangularSolve", ": a:"}},
+      {backend_->TriangularMultiply(Side::kRight, b.view(), Transpose::kNo, a.view()), {"TriangularMultiply", ": a:"}},
+      {backend_->OrthonormalizeRows(a.view(), c.view()), {"OrthonormalizeRows", ": q:"}},
+      {backend_->ColumnSquaredNorms(a.view(), absl::MakeSpan(three)), {"ColumnSquaredNorms", "out"}},
       {backend_->AddDiagonal(1, a.view()), {"AddDiagonal", "a"}},
       {backend_->Symmetrize(a.view()), {"Symmetrize", "a"}},
       {backend_->PackLower(c.view(), a.view()), {"PackLower", "packed", "expected [1, 10], got [3, 4]"}},

@@ -72,6 +72,21 @@ class ForwardingBackend final : public Backend {
   absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
     return Forward([&] { return inner_.ScaleRows(scales, x, y); });
   }
+  absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    return Forward([&] { return inner_.ScaleColumns(scales, x, y); });
+  }
+  absl::Status DoMultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
+                                  MatrixView z) override {
+    return Forward([&] { return inner_.MultiplyElements(alpha, x, y, beta, z); });
+  }
+  absl::Status DoDivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
+                              MatrixView y) override {
+    return Forward([&] { return inner_.DivideByRoot(alpha, x, v, epsilon, y); });
+  }
+  absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
+                        MatrixView y) override {
+    return Forward([&] { return inner_.Gather(rows, columns, x, y); });
+  }
   absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
     return Forward([&] { return inner_.ScaleBothSides(scales, x, y); });
   }
@@ -85,6 +100,19 @@ class ForwardingBackend final : public Backend {
   }
   absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
     return Forward([&] { return inner_.RowSquaredNorms(x, out); });
+  }
+  absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    return Forward([&] { return inner_.ColumnSquaredNorms(x, out); });
+  }
+  absl::StatusOr<double> DoAbsoluteSum(ConstMatrixView x) override {
+    absl::Status injected = Count();
+    if (!injected.ok()) return injected;
+    return inner_.AbsoluteSum(x);
+  }
+  absl::StatusOr<double> DoAbsoluteMaximum(ConstMatrixView x) override {
+    absl::Status injected = Count();
+    if (!injected.ok()) return injected;
+    return inner_.AbsoluteMaximum(x);
   }
   absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) override {
     return Forward([&] { return inner_.Diagonal(a, out); });
@@ -103,6 +131,15 @@ class ForwardingBackend final : public Backend {
   }
   absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
     return Forward([&] { return inner_.SymmetricEigen(a, values, q); });
+  }
+  absl::Status DoTriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+    return Forward([&] { return inner_.TriangularMultiply(side, a, transpose, x); });
+  }
+  absl::Status DoTriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+    return Forward([&] { return inner_.TriangularSolve(side, a, transpose, x); });
+  }
+  absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) override {
+    return Forward([&] { return inner_.OrthonormalizeRows(a, q); });
   }
 
   Backend& inner_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/base/random.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <set>
@@ -48,6 +49,45 @@ TEST(RandomTest, BitsAreBalancedAndIndependentOfTheirNeighbours) {
   const double sigma = std::sqrt(64.0 * kWords) / 2;
   EXPECT_NEAR(static_cast<double>(ones), 32.0 * kWords, 5 * sigma);
   EXPECT_NEAR(static_cast<double>(agreements), 32.0 * kWords, 5 * sigma);
+}
+
+TEST(RandomTest, NormalsAreNormal) {
+  constexpr int kCount = 100000;
+  std::vector<float> x(kCount);
+  CounterRandom({42}).Normals(0, absl::MakeSpan(x));
+  double mean = 0, square = 0, neighbours = 0;
+  for (int i = 0; i < kCount; ++i) {
+    mean += x[i] / kCount;
+    square += static_cast<double>(x[i]) * x[i] / kCount;
+    if (i > 0) neighbours += static_cast<double>(x[i]) * x[i - 1] / kCount;
+  }
+  // Five standard deviations of each estimate.
+  const double sigma = 1 / std::sqrt(static_cast<double>(kCount));
+  EXPECT_NEAR(mean, 0, 5 * sigma);
+  EXPECT_NEAR(square, 1, 5 * std::sqrt(2.0) * sigma);
+  EXPECT_NEAR(neighbours, 0, 5 * sigma);
+  std::sort(x.begin(), x.end());
+  double distance = 0;
+  for (int i = 0; i < kCount; ++i) {
+    const double expected = 0.5 * std::erfc(-x[i] / std::sqrt(2.0));
+    distance = std::max(distance, std::fabs(expected - (i + 0.5) / kCount));
+  }
+  // Kolmogorov and Smirnov's statistic exceeds 1.95 in one of a thousand samples.
+  EXPECT_LT(distance, 1.95 * sigma);
+  EXPECT_LT(std::max(-x.front(), x.back()), 6.8);
+}
+
+TEST(RandomTest, NormalsAreAFunctionOfTheirNumber) {
+  const CounterRandom random({1, 2});
+  std::vector<float> all(11);
+  random.Normals(0, absl::MakeSpan(all));
+  for (uint64_t first = 0; first < 11; ++first) {
+    for (uint64_t count = 1; first + count <= 11; ++count) {
+      std::vector<float> part(count);
+      random.Normals(first, absl::MakeSpan(part));
+      EXPECT_EQ(part, std::vector<float>(all.begin() + first, all.begin() + first + count));
+    }
+  }
 }
 
 }  // namespace
