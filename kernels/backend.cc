@@ -46,8 +46,8 @@ absl::Status CheckLowRank(absl::string_view side, const LowRankInverse& j, int64
   return CheckShape("LowRankPrecondition", absl::StrCat(side, " core"), j.core, n, n);
 }
 
-absl::Status CheckTriangular(absl::string_view op, Side side, ConstMatrixView a, ConstMatrixView x) {
-  const int64_t n = side == Side::kLeft ? x.rows : x.cols;
+absl::Status CheckTriangular(absl::string_view op, From side, ConstMatrixView a, ConstMatrixView x) {
+  const int64_t n = side == From::kLeft ? x.rows : x.cols;
   PRECONDOR_RETURN_IF_ERROR(CheckView(op, "x", x));
   return CheckShape(op, "a", a, n, n);
 }
@@ -253,12 +253,12 @@ absl::Status Backend::SymmetricEigen(ConstMatrixView a, absl::Span<double> value
   return a.size() == 0 ? absl::OkStatus() : DoSymmetricEigen(a, values, q);
 }
 
-absl::Status Backend::TriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) {
+absl::Status Backend::TriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckTriangular("TriangularMultiply", side, a, x));
   return x.size() == 0 ? absl::OkStatus() : DoTriangularMultiply(side, a, transpose, x);
 }
 
-absl::Status Backend::TriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) {
+absl::Status Backend::TriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckTriangular("TriangularSolve", side, a, x));
   return x.size() == 0 ? absl::OkStatus() : DoTriangularSolve(side, a, transpose, x);
 }

@@ -48,7 +48,8 @@ class DeviceMatrix {
 };
 
 enum class Transpose : bool { kNo = false, kYes = true };
-enum class Side : bool { kLeft = false, kRight = true };
+// The side of a product that a triangular matrix comes from.
+enum class From : bool { kLeft = false, kRight = true };
 
 // One side of J = c (I - P' S P) with P [n, d] (vectors as rows) and S symmetric [n, n]; n == 0 means J = c I.
 struct LowRankInverse {
@@ -117,9 +118,9 @@ class Backend {
   absl::Status SymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q);
   // x = op(a) x (kLeft) or x op(a) (kRight) for upper triangular a; what lies below a's diagonal is not read. x must
   // not alias a.
-  absl::Status TriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x);
+  absl::Status TriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x);
   // x = op(a)^-1 x or x op(a)^-1, as above. A zero on the diagonal makes infinities or NaN, as a division does.
-  absl::Status TriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x);
+  absl::Status TriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x);
   // The rows of a [n, d], n <= d, made orthonormal from the first to the last: a = l q with l lower triangular and no
   // negative number on its diagonal. Rows that depend on those before them get some direction orthogonal to them. q may
   // be a. FailedPrecondition, q unchanged, when a is not finite.
@@ -169,8 +170,8 @@ class Backend {
   virtual absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) = 0;
   virtual absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) = 0;
   virtual absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) = 0;
-  virtual absl::Status DoTriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
-  virtual absl::Status DoTriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
+  virtual absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
+  virtual absl::Status DoTriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
   virtual absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) = 0;
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                              ConstMatrixView d, MatrixView u);

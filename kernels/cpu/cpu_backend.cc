@@ -72,7 +72,7 @@ bool Load(ConstMatrixView a, std::vector<double>& out) {
   return finite;
 }
 
-CBLAS_SIDE Blas(Side side) { return side == Side::kRight ? CblasRight : CblasLeft; }
+CBLAS_SIDE Blas(From side) { return side == From::kRight ? CblasRight : CblasLeft; }
 CBLAS_TRANSPOSE Blas(Transpose transpose) { return transpose == Transpose::kYes ? CblasTrans : CblasNoTrans; }
 
 // Four partial sums keep the order of additions fixed and let the loop vectorise.
@@ -320,13 +320,13 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoTriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+  absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
     cblas_strmm(CblasRowMajor, Blas(side), CblasUpper, Blas(transpose), CblasNonUnit, x.rows, x.cols, 1.0f, a.data,
                 a.stride, x.data, x.stride);
     return absl::OkStatus();
   }
 
-  absl::Status DoTriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+  absl::Status DoTriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
     cblas_strsm(CblasRowMajor, Blas(side), CblasUpper, Blas(transpose), CblasNonUnit, x.rows, x.cols, 1.0f, a.data,
                 a.stride, x.data, x.stride);
     return absl::OkStatus();

@@ -197,7 +197,7 @@ TEST_P(BackendConformanceTest, TakesMatricesWithoutElements) {
   std::vector<double> four(4, 7.0);
   EXPECT_TRUE(backend_->ColumnSquaredNorms(rows.view(), absl::MakeSpan(four)).ok());
   EXPECT_THAT(four, testing::Each(0.0));
-  EXPECT_TRUE(backend_->TriangularSolve(Side::kLeft, square.view(), Transpose::kNo, rows.view()).ok());
+  EXPECT_TRUE(backend_->TriangularSolve(From::kLeft, square.view(), Transpose::kNo, rows.view()).ok());
   EXPECT_TRUE(backend_->OrthonormalizeRows(rows.view(), rows.view()).ok());
   EXPECT_TRUE(backend_->SpdInverse(square.view(), square.view()).ok());
   EXPECT_TRUE(backend_->SymmetricEigen(square.view(), absl::MakeSpan(none), square.view()).ok());
@@ -450,8 +450,8 @@ Dense UpperTriangular(int64_t n, uint64_t seed) {
 
 TEST_P(BackendConformanceTest, TriangularOperationsMatchTheDefinitions) {
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {9, 14}, {70, 33}, {1, 65}, {65, 1}}) {
-    for (const Side side : {Side::kLeft, Side::kRight}) {
-      const int64_t size = side == Side::kLeft ? m : n;
+    for (const From side : {From::kLeft, From::kRight}) {
+      const int64_t size = side == From::kLeft ? m : n;
       const Dense a = UpperTriangular(size, 31), x = Random(m, n, 32);
       Dense poisoned = a;
       for (int64_t i = 0; i < size; ++i) {
@@ -463,7 +463,7 @@ TEST_P(BackendConformanceTest, TriangularOperationsMatchTheDefinitions) {
         ASSERT_TRUE(backend_->TriangularSolve(side, da.view(), Transpose(transpose), solution.view()).ok());
         const Dense op = transpose ? reference::Transposed(a) : a;
         const auto apply = [&](const Dense& to) {
-          return side == Side::kLeft ? reference::Product(op, to) : reference::Product(to, op);
+          return side == From::kLeft ? reference::Product(op, to) : reference::Product(to, op);
         };
         // Rows of a sum to less than 4; sums of `size` products.
         EXPECT_LE(Distance(product.Read(), apply(x)), (size + 2) * kEpsilon * 4 * FrobeniusNorm(x));
@@ -592,8 +592,8 @@ TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
       {backend_->Gather({0, 3}, {}, a.view(), v.view()), {"Gather", ": y:", "expected [2, 4], got [2, 3]"}},
       {backend_->Gather({0, 3}, {1, 2, 0}, a.view(), v.view()), {"Gather", ": rows:", "[0, 3), got 3"}},
       {backend_->Gather({0, 1}, {1, -2, 0}, a.view(), v.view()), {"Gather", ": columns:", "[0, 4), got -2"}},
-      {backend_->TriangularSolve(Side::kLeft, c.view(), Transpose::kNo, a.view()), {"TriangularSolve", ": a:"}},
-      {backend_->TriangularMultiply(Side::kRight, b.view(), Transpose::kNo, a.view()), {"TriangularMultiply", ": a:"}},
+      {backend_->TriangularSolve(From::kLeft, c.view(), Transpose::kNo, a.view()), {"TriangularSolve", ": a:"}},
+      {backend_->TriangularMultiply(From::kRight, b.view(), Transpose::kNo, a.view()), {"TriangularMultiply", ": a:"}},
       {backend_->OrthonormalizeRows(a.view(), c.view()), {"OrthonormalizeRows", ": q:"}},
       {backend_->ColumnSquaredNorms(a.view(), absl::MakeSpan(three)), {"ColumnSquaredNorms", "out"}},
       {backend_->AddDiagonal(1, a.view()), {"AddDiagonal", "a"}},

@@ -132,10 +132,10 @@ class ForwardingBackend final : public Backend {
   absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
     return Forward([&] { return inner_.SymmetricEigen(a, values, q); });
   }
-  absl::Status DoTriangularMultiply(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+  absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
     return Forward([&] { return inner_.TriangularMultiply(side, a, transpose, x); });
   }
-  absl::Status DoTriangularSolve(Side side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+  absl::Status DoTriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
     return Forward([&] { return inner_.TriangularSolve(side, a, transpose, x); });
   }
   absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) override {
