@@ -1,33 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/record_log.h"
 
-#include <algorithm>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 
 #include "kernels/base/status_macros.h"
 #include "server/store/record_log_format.h"
 
 namespace precondor::store {
-namespace {
-
-constexpr absl::string_view kSegmentSuffix = ".log";
-constexpr absl::string_view kUnfinishedSuffix = ".tmp";
-
-absl::Status Located(const absl::Status& error, absl::string_view path, uint64_t offset) {
-  return absl::Status(error.code(), absl::StrCat(path, " at offset ", offset, ": ", error.message()));
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<RecordLog>> RecordLog::Open(FileSystem& fs, std::string dir,
-                                                           const RecordLogOptions& options, const Replay& replay) {
+                                                           const RecordLogOptions& options, const LogReplay& replay) {
   if (options.max_record_bytes > std::numeric_limits<uint32_t>::max()) {
     return absl::InvalidArgumentError(absl::StrCat(dir, ": max_record_bytes is ", options.max_record_bytes,
                                                    ", the format allows ", std::numeric_limits<uint32_t>::max()));
@@ -42,87 +28,37 @@ absl::StatusOr<std::unique_ptr<RecordLog>> RecordLog::Open(FileSystem& fs, std::
   return log;
 }
 
-absl::StatusOr<std::vector<uint64_t>> RecordLog::ListSegments() {
+absl::Status RecordLog::RemoveUnfinished() {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(dir_));
-  std::vector<uint64_t> found;
   for (const std::string& name : names) {
-    if (absl::EndsWith(name, kUnfinishedSuffix)) {
-      PRECONDOR_RETURN_IF_ERROR(fs_.RemoveFile(JoinPath(dir_, name)));
-      continue;
-    }
-    absl::string_view digits = name;
-    uint64_t first_sequence = 0;
-    if (!absl::ConsumeSuffix(&digits, kSegmentSuffix)) continue;
-    if (!absl::SimpleAtoi(digits, &first_sequence) || SegmentPath(first_sequence) != JoinPath(dir_, name)) {
-      return absl::DataLossError(absl::StrCat(JoinPath(dir_, name), ": not the name of a log segment"));
-    }
-    found.push_back(first_sequence);
+    if (absl::EndsWith(name, kLogUnfinishedSuffix)) PRECONDOR_RETURN_IF_ERROR(fs_.RemoveFile(JoinPath(dir_, name)));
   }
-  std::sort(found.begin(), found.end());
-  return found;
+  return absl::OkStatus();
 }
 
-absl::Status RecordLog::Recover(const Replay& replay) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> found, ListSegments());
-  if (!found.empty()) next_sequence_ = found.front();
-  std::string contents;
-  for (const uint64_t first_sequence : found) {
-    if (first_sequence != next_sequence_) {
-      return absl::DataLossError(absl::StrCat(SegmentPath(first_sequence), ": expected the segment that begins with ",
-                                              next_sequence_, "; records between are missing"));
-    }
-    PRECONDOR_RETURN_IF_ERROR(ReplaySegment(first_sequence, first_sequence == found.back(), replay, contents));
-    segments_.push_back({first_sequence, contents.size()});
-  }
+absl::Status RecordLog::Recover(const LogReplay& replay) {
+  PRECONDOR_RETURN_IF_ERROR(RemoveUnfinished());
+  PRECONDOR_ASSIGN_OR_RETURN(LogContents found, ReadLog(fs_, dir_, options_.verify_checksums, replay));
+  next_sequence_ = found.next_sequence;
+  torn_bytes_ = found.torn_bytes;
+  segments_ = std::move(found.segments);
+  if (segments_.empty()) return StartSegment(next_sequence_, EncodeSegmentHeader(next_sequence_));
   // The last segment is written anew: what was read of it may never have reached the disk (a sync that failed before),
   // and syncing the old file would not say so.
-  if (found.empty()) return StartSegment(next_sequence_, EncodeSegmentHeader(next_sequence_));
+  const uint64_t last = segments_.back().first_sequence;
   segments_.pop_back();
   const std::string mark = EncodeRecordHeader(next_sequence_, kSyncMark, {});
-  if (next_sequence_ > found.back() && !absl::EndsWith(contents, mark)) {
-    contents += mark;  // true by the time the file has its name
+  if (next_sequence_ > last && !absl::EndsWith(found.last, mark)) {
+    found.last += mark;  // true by the time the file has its name
   }
-  return StartSegment(found.back(), contents);
-}
-
-absl::Status RecordLog::ReplaySegment(uint64_t first_sequence, bool last, const Replay& replay, std::string& contents) {
-  const std::string path = SegmentPath(first_sequence);
-  PRECONDOR_ASSIGN_OR_RETURN(contents, fs_.ReadFile(path));
-  const absl::string_view bytes = contents;
-  if (const absl::Status header = CheckSegmentHeader(bytes, first_sequence); !header.ok()) {
-    return Located(header, path, 0);
-  }
-  size_t offset = kSegmentHeaderBytes;
-  while (offset < bytes.size()) {
-    const std::optional<ParsedRecord> record = ParseRecord(bytes.substr(offset), options_.verify_checksums);
-    if (!record.has_value()) break;
-    if (record->type == kSyncMark ? record->sequence > next_sequence_ : record->sequence != next_sequence_) {
-      return Located(
-          absl::DataLossError(absl::StrCat("record ", record->sequence, " where ", next_sequence_, " was expected")),
-          path, offset);
-    }
-    if (record->type != kSyncMark) {
-      if (replay != nullptr) PRECONDOR_RETURN_IF_ERROR(replay({record->sequence, record->type, record->payload}));
-      ++next_sequence_;
-    }
-    offset += record->bytes();
-  }
-  if (offset == bytes.size()) return absl::OkStatus();
-  // Only what no sync covered may be torn: earlier segments were synced before the next began, and a later mark may say
-  // that a sync covered this record.
-  if (!last || HasSyncMark(bytes.substr(offset), next_sequence_ + 1)) {
-    return Located(absl::DataLossError(absl::StrCat("record ", next_sequence_, " is damaged")), path, offset);
-  }
-  torn_bytes_ = bytes.size() - offset;
-  contents.resize(offset);
-  return absl::OkStatus();
+  return StartSegment(last, found.last);
 }
 
 // Under another name until it is whole on disk: a segment's header is never torn, and a segment that is replaced is
 // there until its successor is.
 absl::Status RecordLog::StartSegment(uint64_t first_sequence, absl::string_view contents) {
-  const std::string path = SegmentPath(first_sequence);
-  const std::string unfinished = absl::StrCat(path, kUnfinishedSuffix);
+  const std::string path = LogSegmentPath(dir_, first_sequence);
+  const std::string unfinished = absl::StrCat(path, kLogUnfinishedSuffix);
   PRECONDOR_ASSIGN_OR_RETURN(active_, fs_.Create(unfinished));
   PRECONDOR_RETURN_IF_ERROR(active_->Append(contents));
   PRECONDOR_RETURN_IF_ERROR(active_->Sync());
@@ -212,7 +148,7 @@ absl::Status RecordLog::Sync() {
 absl::Status RecordLog::DropBefore(uint64_t sequence) {
   MutexLock lock(mu_);
   while (segments_.size() > 1 && segments_[1].first_sequence <= sequence) {
-    absl::Status removed = fs_.RemoveFile(SegmentPath(segments_.front().first_sequence));
+    absl::Status removed = fs_.RemoveFile(LogSegmentPath(dir_, segments_.front().first_sequence));
     if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
     // One at a time: were a later one gone and an earlier one back after a crash, the log would have a gap.
     PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir_));
@@ -224,7 +160,7 @@ absl::Status RecordLog::DropBefore(uint64_t sequence) {
 absl::Status RecordLog::Poison(const absl::Status& error) {
   if (poison_.ok()) {
     poison_ = absl::Status(error.code(),
-                           absl::StrCat("log ", SegmentPath(segments_.back().first_sequence), " at offset ",
+                           absl::StrCat("log ", LogSegmentPath(dir_, segments_.back().first_sequence), " at offset ",
                                         segments_.back().size_bytes, " must be opened again: ", error.message()));
   }
   return poison_;
@@ -253,12 +189,8 @@ uint64_t RecordLog::synced_before() const {
 uint64_t RecordLog::size_bytes() const {
   MutexLock lock(mu_);
   uint64_t sum = 0;
-  for (const Segment& segment : segments_) sum += segment.size_bytes;
+  for (const LogSegment& segment : segments_) sum += segment.size_bytes;
   return sum;
-}
-
-std::string RecordLog::SegmentPath(uint64_t first_sequence) const {
-  return JoinPath(dir_, absl::StrCat(absl::Dec(first_sequence, absl::kZeroPad20), kSegmentSuffix));
 }
 
 }  // namespace precondor::store

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 
 #include "kernels/base/mutex.h"
 #include "server/store/file_system.h"
+#include "server/store/log_reader.h"
 
 namespace precondor::store {
 
@@ -32,12 +32,6 @@ struct RecordLogOptions {
   bool drop_cached = false;
 };
 
-struct Record {
-  uint64_t sequence = 0;  // the first record ever appended has 1, each next one more
-  uint8_t type = 0;       // the caller's, 1 ... 255
-  absl::string_view payload;
-};
-
 // Owner: one component; a lock file keeps other processes and logs out of the directory.
 // Threads: none of its own; calls may overlap. An Append does not wait for a Sync under way, unless it has to begin a
 // new segment; several Appends share the cost of one Sync (group commit).
@@ -48,16 +42,13 @@ struct Record {
 // a new file.
 class RecordLog {
  public:
-  // A status that is not OK ends Open with that status. Null: check everything, hand out nothing.
-  using Replay = std::function<absl::Status(const Record&)>;
-
   // Makes `dir` (its parent must exist), takes its lock, replays, and starts a segment that is safe to append to.
   // The end of the last segment, torn by a crash, is cut off (torn_bytes). What was replayed before an error must be
   // thrown away. `fs` must outlive the log.
   // Errors: DataLoss damage or a gap, with file and offset; FailedPrecondition directory in use, or a newer format;
   //         those of FileSystem.
   static absl::StatusOr<std::unique_ptr<RecordLog>> Open(FileSystem& fs, std::string dir,
-                                                         const RecordLogOptions& options, const Replay& replay);
+                                                         const RecordLogOptions& options, const LogReplay& replay);
 
   // Returns the record's sequence. May sync, when a segment is full. InvalidArgument, without poison: type 0, or a
   // payload over max_record_bytes.
@@ -79,24 +70,15 @@ class RecordLog {
   uint64_t torn_bytes() const { return torn_bytes_; }  // cut off by Open
 
  private:
-  struct Segment {
-    uint64_t first_sequence = 0;
-    uint64_t size_bytes = 0;
-  };
-
   RecordLog(FileSystem& fs, std::string dir, const RecordLogOptions& options)
       : fs_(fs), dir_(std::move(dir)), options_(options) {}
-  absl::Status Recover(const Replay& replay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<std::vector<uint64_t>> ListSegments();
-  // `contents` gets the valid bytes of the segment, without what is torn.
-  absl::Status ReplaySegment(uint64_t first_sequence, bool last, const Replay& replay, std::string& contents)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Recover(const LogReplay& replay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status RemoveUnfinished();
   absl::Status StartSegment(uint64_t first_sequence, absl::string_view contents) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Write(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Poison(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::string SegmentPath(uint64_t first_sequence) const;
 
   // Constant after Open.
   FileSystem& fs_;
@@ -108,8 +90,8 @@ class RecordLog {
   // Held while the system takes an append, which keeps records in the order of their sequences; not during a Sync.
   mutable Mutex mu_;
   CondVar synced_;
-  bool syncing_ ABSL_GUARDED_BY(mu_) = false;           // meanwhile active_ stays what it is
-  std::vector<Segment> segments_ ABSL_GUARDED_BY(mu_);  // ascending, the last is the one appended to
+  bool syncing_ ABSL_GUARDED_BY(mu_) = false;              // meanwhile active_ stays what it is
+  std::vector<LogSegment> segments_ ABSL_GUARDED_BY(mu_);  // ascending, the last is the one appended to
   std::unique_ptr<WritableFile> active_ ABSL_GUARDED_BY(mu_);
   absl::Status poison_ ABSL_GUARDED_BY(mu_);
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 1;
