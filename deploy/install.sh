@@ -8,7 +8,7 @@ build_packages=(
   g++ cmake ninja-build ccache git pkgconf ca-certificates
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev
-  libopenblas-pthread-dev libdnnl-dev ocl-icd-opencl-dev libisal-dev
+  libopenblas-pthread-dev libdnnl-dev ocl-icd-opencl-dev libisal-dev libhwy-dev
   libyaml-cpp-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev
   python3
 )

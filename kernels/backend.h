@@ -21,6 +21,7 @@
 
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/random.h"
+#include "kernels/base/symmetric_tiles.h"
 
 namespace precondor {
 
@@ -47,6 +48,24 @@ class DeviceMatrix {
   MatrixView view_;
 };
 
+// A symmetric n x n matrix in device memory, in tiles (kernels/base/symmetric_tiles.h), zero at birth.
+class SymmetricMatrix {
+ public:
+  SymmetricMatrix() = default;
+  bool empty() const { return tiles_.empty(); }
+  int64_t n() const { return n_; }
+  SymmetricStorage storage() const { return storage_; }
+  // The memory as it is, 32 f32 a row whatever the storage: to copy and to save, not to compute with.
+  MatrixView raw() { return tiles_.view(); }
+  ConstMatrixView raw() const { return tiles_.view(); }
+
+ private:
+  friend class Backend;
+  DeviceMatrix tiles_;
+  int64_t n_ = 0;
+  SymmetricStorage storage_ = SymmetricStorage::kF32;
+};
+
 enum class Transpose : bool { kNo = false, kYes = true };
 // The side of a product that a triangular matrix comes from.
 enum class From : bool { kLeft = false, kRight = true };
@@ -65,6 +84,8 @@ class Backend {
 
   // --- memory -----------------------------------------------------------------------------------------------
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols);
+  // Unimplemented for a storage that the backend does not know; all know kF32. TileBytes(n, storage) bytes.
+  absl::StatusOr<SymmetricMatrix> AllocateSymmetric(int64_t n, SymmetricStorage storage);
   int64_t allocated_bytes() const;
   // Gives back what freed matrices left for the next to use.
   void Trim();
@@ -136,6 +157,16 @@ class Backend {
   absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
   // x_ij = number i cols + j of `random`'s standard normals.
   absl::Status FillNormal(const CounterRandom& random, MatrixView x);
+  // m = scale m + sum_i weights[i] rows_i rows_i', for rows [p, n]; then y = v m for v, y [k, n], of the m that is
+  // stored, in one pass over it. p, k >= 0. With scale 1 and p = 0 m is only read. y must not alias.
+  absl::Status SymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                       SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
+  // x = scale m + sum_i weights[i] rows_i rows_i', both triangles: in f32 storage to the bit what
+  // SymmetricUpdateMultiply would make of m.
+  absl::Status SymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                               const SymmetricMatrix& m, MatrixView x);
+  // m = x for symmetric x (lower triangle read).
+  absl::Status SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
 
  protected:
   virtual absl::StatusOr<float*> DoAllocate(int64_t elements) = 0;  // zeroed, 64-byte aligned
@@ -176,6 +207,13 @@ class Backend {
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                              ConstMatrixView d, MatrixView u);
   virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
+  // The three defaults go tile by tile through the primitives; they know f32 storage alone.
+  virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
+  virtual absl::Status DoSymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                                 SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
+  virtual absl::Status DoSymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                         const SymmetricMatrix& m, MatrixView x);
+  virtual absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
   virtual absl::Status DoFillNormal(const CounterRandom& random, MatrixView x);
 
  private:

@@ -4,6 +4,12 @@ find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
 find_package(OpenBLAS CONFIG REQUIRED)
 find_package(ISAL MODULE REQUIRED)  # CRC-32C of what server/store writes
+if(PRECONDOR_HIGHWAY)
+  find_package(HWY CONFIG QUIET)
+endif()
+if(NOT TARGET hwy::hwy)
+  message(STATUS "No Highway (libhwy-dev): symmetric matrices go through the BLAS tile by tile, slower and in f32 alone")
+endif()
 find_package(dnnl CONFIG)  # its config wants OpenCL headers too
 if(PRECONDOR_SERVICE OR PRECONDOR_RECOVERY)
   # Module mode: it defines protobuf::protoc and protobuf_generate as Debian's gRPC config expects.

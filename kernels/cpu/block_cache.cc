@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <sys/mman.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -14,6 +15,20 @@ namespace {
 constexpr int64_t kAlignment = 64;
 // Larger blocks live as long as a session does; keeping them would only hide memory.
 constexpr int64_t kLargestCachedBytes = int64_t{64} << 20;
+
+// From here on a block begins on a large page and asks for such pages: factors are walked from end to end, and a small
+// page lasts for 4 KiB of that walk.
+constexpr int64_t kLargePage = int64_t{2} << 20;
+
+void* TakeFromSystem(int64_t bytes) {
+  void* block = nullptr;
+  if (posix_memalign(&block, bytes < kLargePage ? kAlignment : kLargePage, bytes) != 0) return nullptr;
+#ifdef MADV_HUGEPAGE
+  // A wish: where the system has no large pages to give, nothing changes. Whole ones alone: the rest belongs to others.
+  if (bytes >= kLargePage) madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);
+#endif
+  return block;
+}
 
 int64_t BlockBytes(int64_t elements) {
   const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
@@ -63,7 +78,7 @@ absl::StatusOr<float*> BlockCache::Allocate(int64_t elements) {
       cached_bytes_ -= bytes;
     }
   }
-  if (block == nullptr) block = std::aligned_alloc(kAlignment, bytes);
+  if (block == nullptr) block = TakeFromSystem(bytes);
   if (block == nullptr) {
     MutexLock lock(mu_);
     live_bytes_ -= asked;

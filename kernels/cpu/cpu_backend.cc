@@ -11,6 +11,9 @@
 
 #include "kernels/cpu/block_cache.h"
 #include "kernels/cpu/lapack.h"
+#ifdef PRECONDOR_HAVE_HIGHWAY
+#include "kernels/cpu/symmetric_ops.h"
+#endif
 
 namespace precondor {
 namespace {
@@ -351,6 +354,22 @@ class CpuBackend final : public Backend {
     }
     return absl::OkStatus();
   }
+
+#ifdef PRECONDOR_HAVE_HIGHWAY
+  bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }
+  absl::Status DoSymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                         SymmetricMatrix& m, ConstMatrixView v, MatrixView y) override {
+    return tiles::SymmetricUpdateMultiply(*this, scale, weights, rows, m, v, y);
+  }
+  absl::Status DoSymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                 const SymmetricMatrix& m, MatrixView x) override {
+    return tiles::SymmetricExpand(*this, scale, weights, rows, m, x);
+  }
+  absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) override {
+    tiles::SymmetricCompress(x, m);
+    return absl::OkStatus();
+  }
+#endif
 
   BlockCache memory_;
 };

@@ -77,6 +77,7 @@ THIRD_PARTY = [
     (r"^yaml-cpp/", ["server/config"], "only server/config reads YAML"),
     (r"^(cblas|lapacke|openblas|dnnl|oneapi/dnnl)", ["kernels/cpu/", "client/cpp/examples/", "tests/bench/"],
      "BLAS and oneDNN live in kernels/cpu"),
+    (r"^hwy/", ["kernels/cpu/", "tests/unit/kernels/cpu/"], "vector code lives in kernels/cpu"),
     (r"^isa-l", ["server/store/"], "checksums of stored bytes live in server/store"),
     (r"^absl/synchronization/", ["server/main", "server/app", "client/cpp/"],
      "use kernels/base/mutex.h (docs/gotchas.md)"),

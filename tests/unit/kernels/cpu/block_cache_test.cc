@@ -22,6 +22,15 @@ TEST(BlockCacheTest, GivesAlignedZeroedBlocksEvenWhenReused) {
   }
 }
 
+TEST(BlockCacheTest, LargeBlocksBeginOnLargePages) {
+  BlockCache cache(16 << 20, 0);
+  const int64_t elements = (3 << 20) / 4;  // one large page and a half
+  float* block = *cache.Allocate(elements);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % (2 << 20), 0u);
+  block[elements - 1] = 1.0f;
+  cache.Free(block, elements);
+}
+
 TEST(BlockCacheTest, CountsLiveBytesExactly) {
   BlockCache cache(1 << 20, 1 << 20);
   float* a = *cache.Allocate(3);

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Symmetric matrices in tiles: the checks of their operations, and the defaults, which take each tile as the small
+// matrix that it is.
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+namespace {
+
+absl::Status Check(absl::string_view op, absl::string_view operand, ConstMatrixView x, int64_t rows, int64_t cols) {
+  if (x.rows == rows && x.cols == cols && x.stride >= x.cols && (x.data != nullptr || x.size() == 0)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(op, ": ", operand, ": expected [", rows, ", ", cols, "], got [",
+                                                 x.rows, ", ", x.cols, "] with stride ", x.stride,
+                                                 x.data == nullptr ? " and no data" : ""));
+}
+
+absl::Status CheckTerms(absl::string_view op, size_t weights, ConstMatrixView rows, int64_t n) {
+  return Check(op, "rows", rows, static_cast<int64_t>(weights), n);
+}
+
+// Tile (I, J) of f32 storage, without the zeros beyond the matrix' last column.
+template <typename View>
+View Tile(View raw, int64_t n, int64_t tile_row, int64_t tile_column) {
+  const int64_t width = TileHeight(n, tile_column);
+  return View(raw.data + TileOffset(n, tile_row, tile_column), TileHeight(n, tile_row), width, kTileSide);
+}
+
+template <typename View>
+View Columns(View x, int64_t tile) {
+  return View(x.data + tile * kTileSide, x.rows, TileHeight(x.cols, tile), x.stride);
+}
+
+// rows_i sqrt |weights[i]|, those of positive weights first.
+struct Terms {
+  DeviceMatrix rows;
+  int64_t positive = 0;
+};
+
+absl::StatusOr<Terms> MakeTerms(Backend& backend, absl::Span<const double> weights, ConstMatrixView rows) {
+  Terms terms;
+  PRECONDOR_ASSIGN_OR_RETURN(terms.rows, backend.Allocate(rows.rows, rows.cols));
+  int64_t place = 0;
+  for (const bool positive : {true, false}) {
+    for (int64_t i = 0; i < rows.rows; ++i) {
+      if ((weights[i] > 0) != positive) continue;
+      const MatrixView row = terms.rows.view().RowRange(place++, 1);
+      PRECONDOR_RETURN_IF_ERROR(backend.Axpby(std::sqrt(std::fabs(weights[i])), rows.RowRange(i, 1), 0.0, row));
+    }
+    if (positive) terms.positive = place;
+  }
+  return terms;
+}
+
+// to = scale from + terms, on one tile; to may be from.
+absl::Status UpdateTile(Backend& backend, double scale, const Terms& terms, ConstMatrixView from, int64_t tile_row,
+                        int64_t tile_column, MatrixView to) {
+  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(scale, from, 0.0, to));
+  const ConstMatrixView all = terms.rows.view();
+  for (const bool positive : {true, false}) {
+    const int64_t begin = positive ? 0 : terms.positive;
+    const ConstMatrixView rows = all.RowRange(begin, (positive ? terms.positive : all.rows) - begin);
+    if (rows.rows == 0) continue;
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(positive ? 1.0 : -1.0, Columns(rows, tile_row), Transpose::kYes,
+                                           Columns(rows, tile_column), Transpose::kNo, 1.0, to));
+  }
+  // The product's two triangles may be rounded apart.
+  return tile_row == tile_column ? backend.Symmetrize(to) : absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<SymmetricMatrix> Backend::AllocateSymmetric(int64_t n, SymmetricStorage storage) {
+  constexpr int64_t kMaxDimension = int64_t{1} << 20;
+  if (n < 0 || n > kMaxDimension) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("AllocateSymmetric: expected a dimension of 0 ... ", kMaxDimension, ", got ", n));
+  }
+  if (!DoKnowsSymmetric(storage)) {
+    return absl::UnimplementedError(
+        absl::StrCat("AllocateSymmetric: backend ", name(), " keeps symmetric matrices in f32"));
+  }
+  constexpr int64_t kRawColumns = kTileSide / 2;  // a tile's row of f16
+  SymmetricMatrix m;
+  PRECONDOR_ASSIGN_OR_RETURN(
+      m.tiles_, Allocate(TileBytes(n, storage) / (kRawColumns * static_cast<int64_t>(sizeof(float))), kRawColumns));
+  m.n_ = n;
+  m.storage_ = storage;
+  return m;
+}
+
+absl::Status Backend::SymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                              SymmetricMatrix& m, ConstMatrixView v, MatrixView y) {
+  PRECONDOR_RETURN_IF_ERROR(CheckTerms("SymmetricUpdateMultiply", weights.size(), rows, m.n()));
+  PRECONDOR_RETURN_IF_ERROR(Check("SymmetricUpdateMultiply", "v", v, v.rows, m.n()));
+  PRECONDOR_RETURN_IF_ERROR(Check("SymmetricUpdateMultiply", "y", y, v.rows, m.n()));
+  if (m.n() == 0 || (v.rows == 0 && rows.rows == 0 && scale == 1.0)) return absl::OkStatus();
+  return DoSymmetricUpdateMultiply(scale, weights, rows, m, v, y);
+}
+
+absl::Status Backend::SymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                      const SymmetricMatrix& m, MatrixView x) {
+  PRECONDOR_RETURN_IF_ERROR(CheckTerms("SymmetricExpand", weights.size(), rows, m.n()));
+  PRECONDOR_RETURN_IF_ERROR(Check("SymmetricExpand", "x", x, m.n(), m.n()));
+  return m.n() == 0 ? absl::OkStatus() : DoSymmetricExpand(scale, weights, rows, m, x);
+}
+
+absl::Status Backend::SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) {
+  PRECONDOR_RETURN_IF_ERROR(Check("SymmetricCompress", "x", x, m.n(), m.n()));
+  return m.n() == 0 ? absl::OkStatus() : DoSymmetricCompress(x, m);
+}
+
+absl::Status Backend::DoSymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                                SymmetricMatrix& m, ConstMatrixView v, MatrixView y) {
+  PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, weights, rows));
+  const bool updates = scale != 1.0 || rows.rows > 0;
+  PRECONDOR_RETURN_IF_ERROR(Axpby(0.0, y, 0.0, y));
+  for (int64_t i = 0; i < TileRows(m.n()); ++i) {
+    for (int64_t j = 0; j <= i; ++j) {
+      const MatrixView tile = Tile(m.raw(), m.n(), i, j);
+      if (updates) PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, terms, tile, i, j, tile));
+      PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, Columns(v, j), Transpose::kNo, tile, Transpose::kYes, 1.0, Columns(y, i)));
+      if (i == j) continue;
+      PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, Columns(v, i), Transpose::kNo, tile, Transpose::kNo, 1.0, Columns(y, j)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Backend::DoSymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                                        const SymmetricMatrix& m, MatrixView x) {
+  PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, weights, rows));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix identity, Allocate(kTileSide, kTileSide));
+  PRECONDOR_RETURN_IF_ERROR(AddDiagonal(1.0, identity.view()));
+  for (int64_t i = 0; i < TileRows(m.n()); ++i) {
+    for (int64_t j = 0; j <= i; ++j) {
+      const ConstMatrixView tile = Tile(m.raw(), m.n(), i, j);
+      const MatrixView to = Columns(x.RowRange(i * kTileSide, tile.rows), j);
+      PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, terms, tile, i, j, to));
+      if (i == j) continue;
+      // Times the identity is the backends' transposition.
+      PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, to, Transpose::kYes, identity.view().Corner(to.rows, to.rows), Transpose::kNo,
+                                     0.0, Columns(x.RowRange(j * kTileSide, kTileSide), i)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Backend::DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) {
+  // The tiles on the diagonal take their upper triangles from the lower ones by way of the packed form.
+  for (int64_t i = 0; i < TileRows(m.n()); ++i) {
+    for (int64_t j = 0; j < i; ++j) {
+      PRECONDOR_RETURN_IF_ERROR(
+          Copy(Columns(x.RowRange(i * kTileSide, TileHeight(m.n(), i)), j), Tile(m.raw(), m.n(), i, j)));
+    }
+    const MatrixView tile = Tile(m.raw(), m.n(), i, i);
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix packed, Allocate(1, tile.rows * (tile.rows + 1) / 2));
+    PRECONDOR_RETURN_IF_ERROR(PackLower(Columns(x.RowRange(i * kTileSide, tile.rows), i), packed.view()));
+    PRECONDOR_RETURN_IF_ERROR(UnpackLower(packed.view(), tile));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace precondor

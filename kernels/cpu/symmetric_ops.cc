@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/symmetric_ops.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/cpu/symmetric_tiles.h"
+
+namespace precondor::tiles {
+namespace {
+
+Tiles TilesOf(SymmetricMatrix& m) { return {m.raw().data, m.n(), m.storage()}; }
+
+// Both panels of the terms, left ones first. Each row is scaled by the root of its weight, so that left and right
+// differ by a sign alone and the tiles on the diagonal stay symmetric to the bit.
+absl::StatusOr<DeviceMatrix> MakePanels(Backend& backend, absl::Span<const double> weights, ConstMatrixView rows) {
+  const int64_t count = rows.rows, tiles = TileRows(rows.cols);
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, backend.Allocate(2 * tiles * count, kTileSide));
+  for (int64_t i = 0; i < count; ++i) {
+    const float root = static_cast<float>(std::sqrt(std::fabs(weights[i])));
+    const float sign = weights[i] < 0 ? -1.0f : 1.0f;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      float* left = panels.view().row(tile * count + i);
+      float* right = panels.view().row((tiles + tile) * count + i);
+      const float* from = rows.row(i) + tile * kTileSide;
+      for (int64_t j = 0; j < TileHeight(rows.cols, tile); ++j) {
+        right[j] = root * from[j];
+        left[j] = sign * right[j];
+      }
+    }
+  }
+  return panels;
+}
+
+Terms TermsOf(const DeviceMatrix& panels, int64_t count) {
+  if (count == 0) return {};
+  return {panels.view().data, panels.view().row(panels.rows() / 2), count};
+}
+
+}  // namespace
+
+absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, absl::Span<const double> weights,
+                                     ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y) {
+  const int64_t n = m.n(), length = PaddedLength(n), count = v.rows;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, weights, rows));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix padded, backend.Allocate(2 * count, length));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scratch, backend.Allocate(1, MultiplyScratch(n, count)));
+  const MatrixView in = padded.view().RowRange(0, count), out = padded.view().RowRange(count, count);
+  for (int64_t k = 0; k < count; ++k) std::copy_n(v.row(k), n, in.row(k));
+  UpdateMultiply(static_cast<float>(scale), TermsOf(panels, rows.rows), TilesOf(m), in.data, count, out.data,
+                 scratch.view().data);
+  for (int64_t k = 0; k < count; ++k) std::copy_n(out.row(k), n, y.row(k));
+  return absl::OkStatus();
+}
+
+absl::Status SymmetricExpand(Backend& backend, double scale, absl::Span<const double> weights, ConstMatrixView rows,
+                             const SymmetricMatrix& m, MatrixView x) {
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, weights, rows));
+  Expand(static_cast<float>(scale), TermsOf(panels, rows.rows), m.raw().data, m.n(), m.storage(), x);
+  return absl::OkStatus();
+}
+
+void SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) { Compress(x, TilesOf(m)); }
+
+}  // namespace precondor::tiles

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/symmetric_tiles.h"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/symmetric_tiles.cc"  // Highway compiles this file once for each target
+#include "hwy/foreach_target.h"
+// After it, as Highway asks.
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace precondor::tiles::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Four vectors side by side divide a tile's side for every number of lanes up to 16.
+using Lanes = hn::CappedTag<float, 16>;
+using Vector = hn::Vec<Lanes>;
+constexpr int64_t kTileSize = kTileSide * kTileSide;
+
+HWY_INLINE Vector Get(const float* from) { return hn::Load(Lanes(), from); }
+HWY_INLINE Vector Get(const hwy::float16_t* from) {
+  return hn::PromoteTo(Lanes(), hn::Load(hn::Rebind<hwy::float16_t, Lanes>(), from));
+}
+HWY_INLINE void Put(Vector value, float* to) { hn::Store(value, Lanes(), to); }
+HWY_INLINE void Put(Vector value, hwy::float16_t* to) {
+  const hn::Rebind<hwy::float16_t, Lanes> half;
+  hn::Store(hn::DemoteTo(half, value), half, to);
+}
+
+// out = scale in + terms on tile (I, J), `height` rows; out may be in. Two rows at a time share what is loaded of the
+// terms; where one is left over it is its own partner.
+template <typename In, typename Out>
+HWY_INLINE void UpdateTile(float scale, const Terms& terms, int64_t tile_row, int64_t tile_column, int64_t height,
+                           const In* in, Out* out) {
+  const Lanes lanes;
+  const int64_t n = static_cast<int64_t>(hn::Lanes(lanes));
+  const Vector factor = hn::Set(lanes, scale);
+  const float* left = terms.count > 0 ? terms.left + tile_row * terms.count * kTileSide : nullptr;
+  const float* right = terms.count > 0 ? terms.right + tile_column * terms.count * kTileSide : nullptr;
+  for (int64_t strip = 0; strip < kTileSide; strip += 4 * n) {
+    for (int64_t i = 0; i < height; i += 2) {
+      const int64_t next = i + 1 < height ? 1 : 0;
+      const int64_t upper = i * kTileSide + strip, lower = upper + next * kTileSide;
+      Vector a0 = hn::Mul(factor, Get(in + upper)), a1 = hn::Mul(factor, Get(in + upper + n));
+      Vector a2 = hn::Mul(factor, Get(in + upper + 2 * n)), a3 = hn::Mul(factor, Get(in + upper + 3 * n));
+      Vector b0 = hn::Mul(factor, Get(in + lower)), b1 = hn::Mul(factor, Get(in + lower + n));
+      Vector b2 = hn::Mul(factor, Get(in + lower + 2 * n)), b3 = hn::Mul(factor, Get(in + lower + 3 * n));
+      const float *row = left, *column = right;
+      for (int64_t p = 0; p < terms.count; ++p, row += kTileSide, column += kTileSide) {
+        const Vector a = hn::Set(lanes, row[i]), b = hn::Set(lanes, row[i + next]);
+        const Vector c0 = Get(column + strip), c1 = Get(column + strip + n);
+        const Vector c2 = Get(column + strip + 2 * n), c3 = Get(column + strip + 3 * n);
+        a0 = hn::MulAdd(a, c0, a0);
+        a1 = hn::MulAdd(a, c1, a1);
+        a2 = hn::MulAdd(a, c2, a2);
+        a3 = hn::MulAdd(a, c3, a3);
+        b0 = hn::MulAdd(b, c0, b0);
+        b1 = hn::MulAdd(b, c1, b1);
+        b2 = hn::MulAdd(b, c2, b2);
+        b3 = hn::MulAdd(b, c3, b3);
+      }
+      Put(a0, out + upper);
+      Put(a1, out + upper + n);
+      Put(a2, out + upper + 2 * n);
+      Put(a3, out + upper + 3 * n);
+      Put(b0, out + lower);
+      Put(b1, out + lower + n);
+      Put(b2, out + lower + 2 * n);
+      Put(b3, out + lower + 3 * n);
+    }
+  }
+}
+
+// sums[i] += tile_i v_column lane by lane, for each of `height` rows; and y_column += tile' v_row where kBoth.
+template <bool kBoth, typename T>
+HWY_INLINE void MultiplyTile(const T* tile, int64_t height, const float* v_row, const float* v_column, float* sums,
+                             float* y_column) {
+  const Lanes lanes;
+  const int64_t n = static_cast<int64_t>(hn::Lanes(lanes));
+  for (int64_t strip = 0; strip < kTileSide; strip += 4 * n) {
+    const Vector v0 = Get(v_column + strip), v1 = Get(v_column + strip + n);
+    const Vector v2 = Get(v_column + strip + 2 * n), v3 = Get(v_column + strip + 3 * n);
+    Vector y0 = hn::Zero(lanes), y1 = y0, y2 = y0, y3 = y0;
+    const T* at = tile + strip;
+    for (int64_t i = 0; i < height; ++i, at += kTileSide) {
+      const Vector t0 = Get(at), t1 = Get(at + n), t2 = Get(at + 2 * n), t3 = Get(at + 3 * n);
+      Vector sum = hn::MulAdd(t0, v0, Get(sums + i * n));
+      sum = hn::MulAdd(t1, v1, sum);
+      sum = hn::MulAdd(t2, v2, sum);
+      Put(hn::MulAdd(t3, v3, sum), sums + i * n);
+      if constexpr (kBoth) {
+        const Vector v = hn::Set(lanes, v_row[i]);
+        y0 = hn::MulAdd(t0, v, y0);
+        y1 = hn::MulAdd(t1, v, y1);
+        y2 = hn::MulAdd(t2, v, y2);
+        y3 = hn::MulAdd(t3, v, y3);
+      }
+    }
+    if constexpr (kBoth) {
+      float* y = y_column + strip;
+      Put(hn::Add(Get(y), y0), y);
+      Put(hn::Add(Get(y + n), y1), y + n);
+      Put(hn::Add(Get(y + 2 * n), y2), y + 2 * n);
+      Put(hn::Add(Get(y + 3 * n), y3), y + 3 * n);
+    }
+  }
+}
+
+// One tile row of y: the sums of each vector lie apart, [count, kTileSide, 16].
+template <typename T>
+HWY_INLINE void UpdateMultiplyRow(float scale, const Terms& terms, int64_t n, int64_t row, T* tile, const float* v,
+                                  int64_t count, float* y, float* sums) {
+  const Lanes lanes;
+  const int64_t width = static_cast<int64_t>(hn::Lanes(lanes));
+  const int64_t length = PaddedLength(n), height = TileHeight(n, row), begin = row * kTileSide;
+  const bool update = scale != 1.0f || terms.count > 0;
+  std::fill(sums, sums + count * kTileSide * 16, 0.0f);
+  for (int64_t column = 0; column <= row; ++column, tile += height * kTileSide) {
+    if (update) UpdateTile(scale, terms, row, column, height, tile, tile);
+    for (int64_t k = 0; k < count; ++k) {
+      const float* vk = v + k * length;
+      float* part = sums + k * kTileSide * 16;
+      if (column == row) {
+        MultiplyTile<false>(tile, height, vk + begin, vk + begin, part, nullptr);
+      } else {
+        float* y_column = y + k * length + column * kTileSide;
+        MultiplyTile<true>(tile, height, vk + begin, vk + column * kTileSide, part, y_column);
+      }
+    }
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    const float* part = sums + k * kTileSide * 16;
+    for (int64_t i = 0; i < height; ++i) {
+      y[k * length + begin + i] = hn::GetLane(hn::SumOfLanes(lanes, Get(part + i * width)));
+    }
+  }
+}
+
+template <typename T>
+HWY_INLINE void UpdateMultiplyAll(float scale, const Terms& terms, T* data, int64_t n, const float* v, int64_t count,
+                                  float* y, float* scratch) {
+  // Row I writes y_I for good only after all later rows have added to it: y_I begins with what row I itself gives.
+  for (int64_t row = 0; row < TileRows(n); ++row) {
+    UpdateMultiplyRow(scale, terms, n, row, data + TileOffset(n, row, 0), v, count, y, scratch);
+  }
+}
+
+void UpdateMultiply(float scale, const Terms& terms, const Tiles& m, const float* v, int64_t count, float* y,
+                    float* scratch) {
+  if (m.storage == SymmetricStorage::kF32) {
+    UpdateMultiplyAll(scale, terms, static_cast<float*>(m.data), m.n, v, count, y, scratch);
+  } else {
+    UpdateMultiplyAll(scale, terms, static_cast<hwy::float16_t*>(m.data), m.n, v, count, y, scratch);
+  }
+}
+
+template <typename T>
+HWY_INLINE void ExpandAll(float scale, const Terms& terms, const T* data, int64_t n, MatrixView x) {
+  HWY_ALIGN float tile[kTileSize];
+  for (int64_t row = 0; row < TileRows(n); ++row) {
+    const int64_t height = TileHeight(n, row), i0 = row * kTileSide;
+    for (int64_t column = 0; column <= row; ++column) {
+      UpdateTile(scale, terms, row, column, height, data + TileOffset(n, row, column), tile);
+      const int64_t j0 = column * kTileSide, width = column == row ? height : kTileSide;
+      for (int64_t i = 0; i < height; ++i) std::copy_n(tile + i * kTileSide, width, x.row(i0 + i) + j0);
+      if (column == row) continue;
+      for (int64_t j = 0; j < kTileSide; ++j) {
+        float* mirrored = x.row(j0 + j) + i0;
+        for (int64_t i = 0; i < height; ++i) mirrored[i] = tile[i * kTileSide + j];
+      }
+    }
+  }
+}
+
+void Expand(float scale, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage, MatrixView x) {
+  if (storage == SymmetricStorage::kF32) {
+    ExpandAll(scale, terms, static_cast<const float*>(tiles), n, x);
+  } else {
+    ExpandAll(scale, terms, static_cast<const hwy::float16_t*>(tiles), n, x);
+  }
+}
+
+template <typename T>
+HWY_INLINE void CompressAll(ConstMatrixView x, T* data) {
+  HWY_ALIGN float tile[kTileSize];
+  const int64_t n = x.rows;
+  for (int64_t row = 0; row < TileRows(n); ++row) {
+    const int64_t height = TileHeight(n, row), i0 = row * kTileSide;
+    for (int64_t column = 0; column <= row; ++column) {
+      const int64_t j0 = column * kTileSide;
+      std::fill(tile, tile + kTileSize, 0.0f);
+      for (int64_t i = 0; i < height; ++i) {
+        const int64_t width = column == row ? i + 1 : kTileSide;
+        for (int64_t j = 0; j < width; ++j) {
+          tile[i * kTileSide + j] = x.at(i0 + i, j0 + j);
+          if (column == row) tile[j * kTileSide + i] = x.at(i0 + i, j0 + j);
+        }
+      }
+      UpdateTile(1.0f, Terms(), row, column, height, tile, data + TileOffset(n, row, column));
+    }
+  }
+}
+
+void Compress(ConstMatrixView x, const Tiles& m) {
+  if (m.storage == SymmetricStorage::kF32) {
+    CompressAll(x, static_cast<float*>(m.data));
+  } else {
+    CompressAll(x, static_cast<hwy::float16_t*>(m.data));
+  }
+}
+
+}  // namespace
+}  // namespace precondor::tiles::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace precondor::tiles {
+
+HWY_EXPORT(UpdateMultiply);
+HWY_EXPORT(Expand);
+HWY_EXPORT(Compress);
+
+int64_t MultiplyScratch(int64_t, int64_t count) { return count * kTileSide * 16; }
+
+void UpdateMultiply(float scale, const Terms& terms, const Tiles& m, const float* v, int64_t count, float* y,
+                    float* scratch) {
+  HWY_DYNAMIC_DISPATCH(UpdateMultiply)(scale, terms, m, v, count, y, scratch);
+}
+
+void Expand(float scale, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage, MatrixView x) {
+  HWY_DYNAMIC_DISPATCH(Expand)(scale, terms, tiles, n, storage, x);
+}
+
+void Compress(ConstMatrixView x, const Tiles& m) { HWY_DYNAMIC_DISPATCH(Compress)(x, m); }
+
+}  // namespace precondor::tiles
+#endif

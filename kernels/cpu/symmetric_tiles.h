@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of symmetric matrices in tiles (kernels/base/symmetric_tiles.h) on host memory: written once, compiled
+// for each instruction set that the compiler knows, and chosen when they are first called. Sums run in an order that
+// depends on the instruction set alone.
+//
+// All pointers are aligned to 64 bytes; vectors are padded with zeros to PaddedLength(n). Thread-safe on distinct
+// outputs.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/symmetric_tiles.h"
+
+namespace precondor::tiles {
+
+constexpr int64_t PaddedLength(int64_t n) { return TileRows(n) * kTileSide; }
+
+// A symmetric matrix.
+struct Tiles {
+  void* data;  // f32 or f16
+  int64_t n;
+  SymmetricStorage storage;
+};
+
+// sum_i left_i right_i' with left_i = right_i or left_i = -right_i. Both as panels: element 64 J + j of vector i is at
+// (J count + i) * 64 + j, so that what one tile needs lies together.
+struct Terms {
+  const float* left = nullptr;
+  const float* right = nullptr;
+  int64_t count = 0;
+};
+
+// m = scale m + terms; then y = m v for `count` vectors, v and y [count, PaddedLength(n)], in one pass over m, which is
+// left alone when scale is 1 and there are no terms. y is the product with m as stored, whatever the rounding to f16.
+// scratch: MultiplyScratch(n, count) floats.
+void UpdateMultiply(float scale, const Terms& terms, const Tiles& m, const float* v, int64_t count, float* y,
+                    float* scratch);
+int64_t MultiplyScratch(int64_t n, int64_t count);
+
+// x = scale m + terms as a full matrix, in the arithmetic of UpdateMultiply, of the m with these tiles; x need not be
+// aligned.
+void Expand(float scale, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage, MatrixView x);
+
+// m = x for symmetric x, of which the lower triangle is read.
+void Compress(ConstMatrixView x, const Tiles& m);
+
+}  // namespace precondor::tiles

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// Symmetric matrices in tiles on every backend, and with the defaults that a backend without kernels of its own has,
+// against loops over doubles.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/random.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/reference/naive_linear_algebra.h"
+#include "tests/support/forwarding_backend.h"
+
+namespace precondor {
+namespace {
+
+using reference::Dense;
+
+struct Device {
+  std::unique_ptr<Backend> inner;
+  std::unique_ptr<Backend> backend;
+};
+
+struct DeviceCase {
+  std::string name;
+  std::function<Device()> make;
+};
+
+std::vector<DeviceCase> Devices() {
+  return {{"cpu",
+           [] {
+             return Device{nullptr, MakeCpuBackend(CpuBackendOptions()).value()};
+           }},
+          {"defaults", [] {
+             Device device{MakeCpuBackend(CpuBackendOptions()).value(), nullptr};
+             device.backend = std::make_unique<ForwardingBackend>(*device.inner);
+             return device;
+           }}};
+}
+
+// Uniform in [-1, 1), exactly representable in f32.
+Dense Random(int64_t rows, int64_t cols, uint64_t seed) {
+  const CounterRandom random({seed, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols)});
+  Dense out(rows, cols);
+  for (size_t i = 0; i < out.data.size(); ++i) {
+    out.data[i] = static_cast<float>(static_cast<int64_t>(random.Bits(i) >> 40) - (1 << 23)) / (1 << 23);
+  }
+  return out;
+}
+
+Dense RandomSymmetric(int64_t n, uint64_t seed) {
+  Dense x = Random(n, n, seed);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < i; ++j) x.at(j, i) = x.at(i, j);
+  }
+  return x;
+}
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
+ protected:
+  void SetUp() override { device_ = GetParam().make(); }
+  Backend& backend() { return *device_.backend; }
+
+  // In a wider one, whose other columns are guards that no operation may touch.
+  struct Guarded {
+    DeviceMatrix storage;
+    int64_t cols = 0;
+    MatrixView view() {
+      const MatrixView all = storage.view();
+      return MatrixView(all.data + 1, all.rows, cols, all.stride);
+    }
+  };
+  Guarded Put(const Dense& x) {
+    Guarded out{backend().Allocate(x.rows, x.cols + 3).value(), x.cols};
+    std::vector<float> host(x.rows * (x.cols + 3), 12345.0f);
+    for (int64_t i = 0; i < x.rows; ++i) {
+      for (int64_t j = 0; j < x.cols; ++j) host[i * (x.cols + 3) + 1 + j] = static_cast<float>(x.at(i, j));
+    }
+    EXPECT_TRUE(backend().Upload(ConstMatrixView(host.data(), x.rows, x.cols + 3), out.storage.view()).ok());
+    return out;
+  }
+  Dense Read(Guarded& x) {
+    const int64_t rows = x.storage.rows(), cols = x.cols + 3;
+    std::vector<float> host(rows * cols);
+    EXPECT_TRUE(backend().Download(x.storage.view(), MatrixView(host.data(), rows, cols)).ok());
+    Dense out(rows, x.cols);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < cols; ++j) {
+        const float value = host[i * cols + j];
+        if (j >= 1 && j <= x.cols) {
+          out.at(i, j - 1) = value;
+        } else {
+          EXPECT_EQ(value, 12345.0f) << "guard at " << i << ", " << j;
+        }
+      }
+    }
+    return out;
+  }
+  SymmetricMatrix Compressed(const Dense& x, SymmetricStorage storage) {
+    SymmetricMatrix m = backend().AllocateSymmetric(x.rows, storage).value();
+    Guarded full = Put(x);
+    EXPECT_TRUE(backend().SymmetricCompress(full.view(), m).ok());
+    return m;
+  }
+  Dense Expanded(const SymmetricMatrix& m) {
+    Guarded x = Put(Dense(m.n(), m.n(), kNaN));
+    EXPECT_TRUE(backend().SymmetricExpand(1.0, {}, ConstMatrixView(nullptr, 0, m.n()), m, x.view()).ok());
+    return Read(x);
+  }
+  std::vector<SymmetricStorage> Storages() {
+    std::vector<SymmetricStorage> storages = {SymmetricStorage::kF32};
+    if (backend().AllocateSymmetric(1, SymmetricStorage::kF16).ok()) storages.push_back(SymmetricStorage::kF16);
+    return storages;
+  }
+  static double Rounding(SymmetricStorage storage) {
+    return storage == SymmetricStorage::kF32 ? std::numeric_limits<float>::epsilon() / 2 : std::ldexp(1.0, -11);
+  }
+
+  Device device_;
+};
+
+constexpr int64_t kSizes[] = {1, 2, 17, 63, 64, 65, 128, 191, 200};
+
+TEST_P(SymmetricConformanceTest, HoldsWhatItWasGivenFromTheLowerTriangleAlone) {
+  for (const SymmetricStorage storage : Storages()) {
+    for (const int64_t n : kSizes) {
+      const Dense x = RandomSymmetric(n, 3);
+      Dense lower = x;
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t j = 0; j < i; ++j) lower.at(j, i) = kNaN;
+      }
+      const SymmetricMatrix m = Compressed(lower, storage);
+      EXPECT_EQ(m.n(), n);
+      const Dense got = Expanded(m);
+      for (size_t i = 0; i < x.data.size(); ++i) {
+        const double bound = storage == SymmetricStorage::kF32 ? 0 : Rounding(storage) * std::fabs(x.data[i]) + 3e-8;
+        ASSERT_NEAR(got.data[i], x.data[i], bound) << n;
+      }
+    }
+  }
+}
+
+TEST_P(SymmetricConformanceTest, IsZeroAtBirthAndTakesWhatTheLayoutSays) {
+  for (const SymmetricStorage storage : Storages()) {
+    for (const int64_t n : kSizes) {
+      const int64_t before = backend().allocated_bytes();
+      const SymmetricMatrix m = backend().AllocateSymmetric(n, storage).value();
+      EXPECT_EQ(backend().allocated_bytes() - before, TileBytes(n, storage));
+      EXPECT_THAT(Expanded(m).data, testing::Each(0.0));
+    }
+    EXPECT_TRUE(backend().AllocateSymmetric(0, storage)->empty());
+  }
+  // Half of a full matrix, and of each tile row's last tile the other half.
+  EXPECT_LE(TileBytes(1024, SymmetricStorage::kF32), 1024 * 1024 * 2 + 1024 * 64 * 2);
+  EXPECT_EQ(TileBytes(4096, SymmetricStorage::kF16), TileBytes(4096, SymmetricStorage::kF32) / 2);
+}
+
+TEST_P(SymmetricConformanceTest, UpdatesAndMultipliesByTheDefinition) {
+  const std::vector<std::vector<double>> all_weights = {{}, {-0.5}, {0.25, -1.5, 0.0, 2.0, -0.125}};
+  for (const SymmetricStorage storage : Storages()) {
+    for (const int64_t n : kSizes) {
+      for (const std::vector<double>& weights : all_weights) {
+        for (const double scale : {1.0, 0.75}) {
+          for (const int64_t k : {0, 1, 3}) {
+            const int64_t p = static_cast<int64_t>(weights.size());
+            const Dense x = RandomSymmetric(n, 3), rows = Random(p, n, 4), v = Random(k, n, 5);
+            Dense weighted = rows;
+            for (int64_t i = 0; i < p; ++i) {
+              for (int64_t j = 0; j < n; ++j) weighted.at(i, j) *= weights[i];
+            }
+            const Dense expected =
+                reference::Combination(scale, x, 1, reference::Product(reference::Transposed(rows), weighted));
+            SymmetricMatrix m = Compressed(x, storage);
+            Guarded device_rows = Put(rows), device_v = Put(v), y = Put(Dense(k, n, kNaN));
+            ASSERT_TRUE(backend()
+                            .SymmetricUpdateMultiply(scale, weights, device_rows.view(), m, device_v.view(), y.view())
+                            .ok());
+            // Each element: p + 1 products of numbers up to |weight| and 1, rounded, then rounded to storage; it was
+            // rounded once before.
+            double size = 1;
+            for (const double weight : weights) size += std::fabs(weight);
+            const double bound = (static_cast<double>(4 * p + 4) * Rounding(SymmetricStorage::kF32) +
+                                  (storage == SymmetricStorage::kF16 ? 2 * Rounding(storage) : 0)) *
+                                 size;
+            const Dense got = Expanded(m);
+            for (size_t i = 0; i < got.data.size(); ++i) ASSERT_NEAR(got.data[i], expected.data[i], bound);
+            for (int64_t i = 0; i < n; ++i) {
+              for (int64_t j = 0; j < i; ++j) ASSERT_EQ(got.at(i, j), got.at(j, i));
+            }
+            // Of the matrix that is stored: its rounding does not enter.
+            const Dense product = reference::Product(v, got), got_y = Read(y);
+            const double y_bound =
+                static_cast<double>(n + 2) * Rounding(SymmetricStorage::kF32) * static_cast<double>(n) * size;
+            for (size_t i = 0; i < got_y.data.size(); ++i) ASSERT_NEAR(got_y.data[i], product.data[i], y_bound) << n;
+          }
+        }
+      }
+    }
+  }
+}
+
+// What a caller may do while terms wait: the full matrix and the product are those of a matrix that has them.
+TEST_P(SymmetricConformanceTest, ExpandsToTheBitWhatAnUpdateWouldStore) {
+  for (const int64_t n : kSizes) {
+    const std::vector<double> weights = {-0.5, 0.375, -2.0};
+    const Dense x = RandomSymmetric(n, 3);
+    SymmetricMatrix m = Compressed(x, SymmetricStorage::kF32);
+    Guarded rows = Put(Random(3, n, 4)), expanded = Put(Dense(n, n, kNaN)), none = Put(Dense(0, n));
+    ASSERT_TRUE(backend().SymmetricExpand(0.75, weights, rows.view(), m, expanded.view()).ok());
+    EXPECT_EQ(Expanded(m).data, x.data) << "m is an input";
+    ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, weights, rows.view(), m, none.view(), none.view()).ok());
+    EXPECT_EQ(Expanded(m).data, Read(expanded).data);
+  }
+}
+
+// One pass or two: callers may put the update off or repeat a multiplication and see the same bits.
+TEST_P(SymmetricConformanceTest, FusedIsUpdateThenMultiplyToTheBit) {
+  for (const SymmetricStorage storage : Storages()) {
+    const int64_t n = 150;
+    const std::vector<double> weights = {-0.5, 0.375};
+    const Dense x = RandomSymmetric(n, 3);
+    SymmetricMatrix fused = Compressed(x, storage), apart = Compressed(x, storage);
+    Guarded rows = Put(Random(2, n, 4)), v = Put(Random(5, n, 5)), none = Put(Dense(0, n));
+    Guarded y_fused = Put(Dense(5, n)), y_apart = Put(Dense(5, n)), y_single = Put(Dense(1, n));
+    ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, weights, rows.view(), fused, v.view(), y_fused.view()).ok());
+    ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, weights, rows.view(), apart, none.view(), none.view()).ok());
+    ASSERT_TRUE(backend().SymmetricUpdateMultiply(1.0, {}, none.view(), apart, v.view(), y_apart.view()).ok());
+    EXPECT_EQ(Expanded(fused).data, Expanded(apart).data);
+    EXPECT_EQ(Read(y_fused).data, Read(y_apart).data);
+  }
+}
+
+TEST_P(SymmetricConformanceTest, RawMemoryMovesAMatrix) {
+  for (const SymmetricStorage storage : Storages()) {
+    const SymmetricMatrix from = Compressed(RandomSymmetric(130, 3), storage);
+    SymmetricMatrix to = backend().AllocateSymmetric(130, storage).value();
+    ASSERT_TRUE(backend().Copy(from.raw(), to.raw()).ok());
+    EXPECT_EQ(Expanded(to).data, Expanded(from).data);
+  }
+}
+
+TEST_P(SymmetricConformanceTest, RefusesWrongShapesByName) {
+  SymmetricMatrix m = backend().AllocateSymmetric(5, SymmetricStorage::kF32).value();
+  Guarded five = Put(Dense(5, 5)), row = Put(Dense(1, 5)), wrong = Put(Dense(1, 4)), none = Put(Dense(0, 5));
+  const std::vector<double> one = {1.0};
+  const auto message = [](const absl::Status& status) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, one, wrong.view(), m, row.view(), row.view())),
+              HasSubstr("SymmetricUpdateMultiply: rows: expected [1, 5], got [1, 4]"));
+  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, one, none.view(), m, row.view(), row.view())),
+              HasSubstr("rows: expected [1, 5], got [0, 5]"));
+  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, {}, none.view(), m, wrong.view(), row.view())),
+              HasSubstr("v: expected [1, 5], got [1, 4]"));
+  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, {}, none.view(), m, row.view(), none.view())),
+              HasSubstr("y: expected [1, 5], got [0, 5]"));
+  EXPECT_THAT(message(backend().SymmetricExpand(1, {}, none.view(), m, row.view())), HasSubstr("x: expected [5, 5]"));
+  EXPECT_THAT(message(backend().SymmetricCompress(wrong.view(), m)), HasSubstr("x: expected [5, 5]"));
+  EXPECT_THAT(message(backend().AllocateSymmetric(-1, SymmetricStorage::kF32).status()), HasSubstr("got -1"));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SymmetricConformanceTest, testing::ValuesIn(Devices()),
+                         [](const testing::TestParamInfo<DeviceCase>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace precondor
