@@ -104,7 +104,7 @@ class MkorState final : public LayerState {
         PRECONDOR_RETURN_IF_ERROR(PreconditionTile(out[i], out_scale, in[j], in_scale, tile, result));
       }
     }
-    return Rescale(config_, layer_, backend_, out_scale * in_scale, d, u);
+    return Rescale(config_.scaling, layer_, backend_, out_scale * in_scale, d, u);
   }
 
   absl::StatusOr<std::string> Save() const override {
@@ -183,18 +183,11 @@ class MkorState final : public LayerState {
   }
 
   absl::Status PrepareSide(ConstMatrixView vectors, int64_t d, absl::string_view name, std::vector<Block>& side) {
-    if (vectors.cols != d) {
-      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": statistics ", name,
-                                                     ": expected vectors of ", d, " elements, got ", vectors.cols));
-    }
-    std::vector<double> squares(vectors.rows);
-    PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> squares,
+                               FiniteSquaredNorms(layer_, name, vectors, d, backend_));
     bool clamp = false;
     for (double square : squares) {
       clamp = clamp || (config_.rule == UpdateRule::kReference && square > config_.clip * config_.clip);
-      if (std::isfinite(square)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer ", layer_.name, ": statistics ", name, ": expected finite vectors, got NaN or infinity"));
     }
     DeviceMatrix clamped;
     if (clamp) {
@@ -261,7 +254,7 @@ class Mkor final : public Method {
   explicit Mkor(const MkorConfig& config) : config_(config) {}
   absl::string_view name() const override { return kName; }
   StatisticsForm statistics_form() const override { return StatisticsForm::kVectors; }
-  bool needs_global_scale() const override { return config_.scaling == Scaling::kKlClip; }
+  bool needs_global_scale() const override { return config_.scaling.kind == Scaling::kKlClip; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {
     int64_t bytes = 0;
@@ -297,7 +290,7 @@ class Mkor final : public Method {
       warnings.push_back(
           "rule PUBLISHED is not Sherman-Morrison and diverges in practice; use it for reproduction only");
     }
-    if (config_.scaling == Scaling::kKlClip && vectors_per_step == 1) {
+    if (config_.scaling.kind == Scaling::kKlClip && vectors_per_step == 1) {
       warnings.push_back("scaling KL_CLIP with one vector a step trains badly; NORM_RESCALE is the default");
     }
     return warnings;

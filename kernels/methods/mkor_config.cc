@@ -20,8 +20,8 @@ absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
   out.rank = reader.Integer("rank", out.rank, 1, 1024);
   out.gamma = reader.OpenNumber("gamma", out.gamma, 0, 1);
   out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);
-  out.scaling = static_cast<Scaling>(reader.Choice("scaling", 0, {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"}));
-  out.scaling_clip = reader.OpenNumber("scaling_clip", out.scaling == Scaling::kKlClip ? 1e-3 : 1.1, 0, kHuge);
+  out.scaling = ReadScaling(reader, Scaling::kNormRescale);
+  out.scaling.separate_bias = out.rule == UpdateRule::kReference;
   out.clip = reader.OpenNumber("clip", out.clip, 0, kHuge);
   out.zeta = reader.OpenNumber("zeta", out.zeta, 0, 1);
   out.norm_threshold = reader.OpenNumber("norm_threshold", out.norm_threshold, 0, kHuge);

@@ -7,12 +7,12 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/scaling.h"
 
 namespace precondor {
 
 enum class UpdateRule : uint8_t { kExactDamped, kReference, kBlend, kPublished };
 enum class Representation : uint8_t { kAuto, kDense, kLowRank };
-enum class Scaling : uint8_t { kNormRescale, kKlClip, kRmsClip, kNone };
 
 struct MkorConfig {
   UpdateRule rule = UpdateRule::kExactDamped;
@@ -20,8 +20,7 @@ struct MkorConfig {
   int64_t rank = 64;     // columns kept per factor in the low-rank form
   double gamma = 0.95;   // decay of one statistic step
   double damping = 1.0;  // lambda, relative to the mean eigenvalue
-  Scaling scaling = Scaling::kNormRescale;
-  double scaling_clip = 0;        // bound of KL_CLIP or RMS_CLIP
+  ScalingPolicy scaling;
   double clip = 100;              // REFERENCE: clamp of the vectors' elements; PUBLISHED: cap of max |J|
   double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I
   double norm_threshold = 10;     // PUBLISHED: blend when max |J| exceeds it

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "kernels/methods/eva.h"
 #include "kernels/methods/identity.h"
 #include "kernels/methods/mkor.h"
 
@@ -18,6 +19,7 @@ struct Entry {
 constexpr Entry kMethods[] = {
     {"mkor", MakeMkor},
     {"identity", MakeIdentity},
+    {"eva", MakeEva},
 };
 
 }  // namespace

@@ -18,9 +18,9 @@ absl::StatusOr<double> Norm(Backend& backend, ConstMatrixView x) {
   return std::sqrt(square);
 }
 
-absl::StatusOr<double> RescaleNorm(const MkorConfig& config, const LayerSpec& layer, Backend& backend,
+absl::StatusOr<double> RescaleNorm(const ScalingPolicy& policy, const LayerSpec& layer, Backend& backend,
                                    ConstMatrixView x) {
-  if (config.rule != UpdateRule::kReference || !layer.has_bias) return Norm(backend, x);
+  if (!policy.separate_bias || !layer.has_bias) return Norm(backend, x);
   const ConstMatrixView bias(x.data + x.cols - 1, x.rows, 1, x.stride);
   PRECONDOR_ASSIGN_OR_RETURN(const double weight_norm, Norm(backend, x.Corner(x.rows, x.cols - 1)));
   PRECONDOR_ASSIGN_OR_RETURN(const double bias_norm, Norm(backend, bias));
@@ -39,20 +39,29 @@ absl::Status ScaleInPlace(Backend& backend, double scale, MatrixView u) {
 
 }  // namespace
 
-absl::Status Rescale(const MkorConfig& config, const LayerSpec& layer, Backend& backend, double factor,
+ScalingPolicy ReadScaling(OptionReader& reader, Scaling fallback) {
+  constexpr double kHuge = 1e9;
+  ScalingPolicy policy;
+  policy.kind = static_cast<Scaling>(
+      reader.Choice("scaling", static_cast<int>(fallback), {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"}));
+  policy.clip = reader.OpenNumber("scaling_clip", policy.kind == Scaling::kKlClip ? 1e-3 : 1.1, 0, kHuge);
+  return policy;
+}
+
+absl::Status Rescale(const ScalingPolicy& policy, const LayerSpec& layer, Backend& backend, double factor,
                      ConstMatrixView d, MatrixView u) {
   double scale = factor;
-  PRECONDOR_ASSIGN_OR_RETURN(const double d_norm, RescaleNorm(config, layer, backend, d));
-  PRECONDOR_ASSIGN_OR_RETURN(const double u_norm, RescaleNorm(config, layer, backend, u));
+  PRECONDOR_ASSIGN_OR_RETURN(const double d_norm, RescaleNorm(policy, layer, backend, d));
+  PRECONDOR_ASSIGN_OR_RETURN(const double u_norm, RescaleNorm(policy, layer, backend, u));
   if (!std::isfinite(d_norm)) {
     return absl::InvalidArgumentError(
         absl::StrCat("layer ", layer.name, ": gradient: expected finite elements, got NaN or infinity"));
   }
-  if (config.scaling == Scaling::kNormRescale) {
+  if (policy.kind == Scaling::kNormRescale) {
     scale = u_norm > 0 ? d_norm / u_norm : 0.0;
-  } else if (config.scaling == Scaling::kRmsClip) {
+  } else if (policy.kind == Scaling::kRmsClip) {
     const double rms = factor * u_norm / std::sqrt(static_cast<double>(u.size()));
-    if (rms > config.scaling_clip) scale *= config.scaling_clip / rms;
+    if (rms > policy.clip) scale *= policy.clip / rms;
   }
   if (!(scale * u_norm < std::numeric_limits<float>::max())) {
     return absl::FailedPreconditionError(absl::StrCat("layer ", layer.name, ": expected |U| within f32, got ",

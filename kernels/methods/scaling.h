@@ -2,18 +2,32 @@
 // The last step of a precondition: how long U may be. Policies: docs/methods/mkor.md.
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 
 #include "kernels/backend.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/mkor_config.h"
+#include "kernels/methods/options.h"
 
 namespace precondor {
 
-// u comes as U / factor. NORM_RESCALE: u = U |D| / |U| (zero for a zero U); under rule REFERENCE with a bias column
-// |X| is the sum of the weight's and the bias' norms, as in the authors' package, otherwise the joint norm. RMS_CLIP: u
-// = U min(1, clip / rms(U)). NONE and KL_CLIP: u = U; KL_CLIP's factor is common to all layers and the client's.
-absl::Status Rescale(const MkorConfig& config, const LayerSpec& layer, Backend& backend, double factor,
+enum class Scaling : uint8_t { kNormRescale, kKlClip, kRmsClip, kNone };
+
+struct ScalingPolicy {
+  Scaling kind = Scaling::kNormRescale;
+  double clip = 1.1;           // bound of KL_CLIP or RMS_CLIP
+  bool separate_bias = false;  // NORM_RESCALE: |X| is the sum of the weight's and the bias' norms
+};
+
+// Options `scaling`, a name of Scaling, and `scaling_clip`, positive: by default 0.001 for KL_CLIP, 1.1 otherwise.
+ScalingPolicy ReadScaling(OptionReader& reader, Scaling fallback);
+
+// u comes as U / factor. NORM_RESCALE: u = U |D| / |U| (zero for a zero U); |X| is the joint norm, or with
+// separate_bias and a bias column the sum of two. RMS_CLIP: u = U min(1, clip / rms(U)). NONE and KL_CLIP: u = U;
+// KL_CLIP's factor is common to all layers and the client's. Errors: InvalidArgument for a non-finite d,
+// FailedPrecondition for a U beyond f32.
+absl::Status Rescale(const ScalingPolicy& policy, const LayerSpec& layer, Backend& backend, double factor,
                      ConstMatrixView d, MatrixView u);
 
 }  // namespace precondor

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/methods/statistics.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/status_macros.h"
 
 namespace precondor {
 
@@ -11,6 +16,22 @@ absl::Status ExpectVectors(const LayerSpec& layer, const LayerStatistics& statis
   return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name,
                                                  ": statistics: expected at least one vector, got ", statistics.a.rows,
                                                  " and ", statistics.g.rows, ", and ", covariances, " covariances"));
+}
+
+absl::StatusOr<std::vector<double>> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side,
+                                                       ConstMatrixView vectors, int64_t d, Backend& backend) {
+  if (vectors.cols != d) {
+    return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": statistics ", side,
+                                                   ": expected vectors of ", d, " elements, got ", vectors.cols));
+  }
+  std::vector<double> squares(vectors.rows);
+  PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
+  for (double square : squares) {
+    if (std::isfinite(square)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer.name, ": statistics ", side, ": expected finite vectors, got NaN or infinity"));
+  }
+  return squares;
 }
 
 }  // namespace precondor

@@ -2,7 +2,11 @@
 // What methods ask of the statistics that an update brings.
 #pragma once
 
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method.h"
@@ -12,5 +16,10 @@ namespace precondor {
 // Both sides as vectors, at least one each. InvalidArgument names the layer and what came; neither the vectors' length
 // nor their elements are looked at.
 absl::Status ExpectVectors(const LayerSpec& layer, const LayerStatistics& statistics);
+
+// |v|^2 of each vector of side `side` ("a", "g"), whose length has to be d. InvalidArgument names the layer and the
+// side where it is not, and where a vector is not finite. Errors of the backend.
+absl::StatusOr<std::vector<double>> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side,
+                                                       ConstMatrixView vectors, int64_t d, Backend& backend);
 
 }  // namespace precondor

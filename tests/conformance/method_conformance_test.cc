@@ -15,7 +15,10 @@ namespace {
 
 // Every combination of the values of these options, for each method that has them.
 std::vector<MethodConfig> Configurations() {
+  const std::vector<OptionValue> scalings = {std::string("NORM_RESCALE"), std::string("KL_CLIP"),
+                                             std::string("RMS_CLIP"), std::string("NONE")};
   const std::map<std::string, std::vector<std::map<std::string, std::vector<OptionValue>>>> options = {
+      {"eva", {{{"scaling", scalings}, {"mu", {0.03, 1e-6}}}}},
       {"mkor",
        {{{"rule",
           {std::string("EXACT_DAMPED"), std::string("REFERENCE"), std::string("BLEND"), std::string("PUBLISHED")}},
@@ -132,7 +135,7 @@ TEST(MethodConformance, KeepsItsScalingPolicy) {
       const auto it = config.options.find(name);
       return it == config.options.end() ? fallback : std::get<std::string>(it->second);
     };
-    const std::string scaling = option("scaling", "NORM_RESCALE");
+    const std::string scaling = option("scaling", config.name == "eva" ? "KL_CLIP" : "NORM_RESCALE");
     const reference::Vector d = trained.a.Gaussian(layer.d_out * layer.d_in);
     const reference::Vector u = trained.driver->Precondition(d).value();
     reference::Vector large = d;

@@ -25,7 +25,7 @@ TEST(MkorConfigTest, HasTheDocumentedDefaults) {
   ASSERT_TRUE(config.ok());
   EXPECT_EQ(config->rule, UpdateRule::kExactDamped);
   EXPECT_EQ(config->representation, Representation::kAuto);
-  EXPECT_EQ(config->scaling, Scaling::kNormRescale);
+  EXPECT_EQ(config->scaling.kind, Scaling::kNormRescale);
   EXPECT_EQ(config->rank, 64);
   EXPECT_EQ(config->gamma, 0.95);
   EXPECT_EQ(config->damping, 1.0);
@@ -34,8 +34,8 @@ TEST(MkorConfigTest, HasTheDocumentedDefaults) {
 }
 
 TEST(MkorConfigTest, TheClipDependsOnTheScaling) {
-  EXPECT_EQ(ParseMkorConfig(With("scaling", std::string("KL_CLIP")))->scaling_clip, 1e-3);
-  EXPECT_EQ(ParseMkorConfig(With("scaling", std::string("RMS_CLIP")))->scaling_clip, 1.1);
+  EXPECT_EQ(ParseMkorConfig(With("scaling", std::string("KL_CLIP")))->scaling.clip, 1e-3);
+  EXPECT_EQ(ParseMkorConfig(With("scaling", std::string("RMS_CLIP")))->scaling.clip, 1.1);
 }
 
 TEST(MkorConfigTest, RefusalsNameTheOptionWhatWasExpectedAndWhatCame) {
@@ -83,7 +83,7 @@ TEST(MkorConfigTest, AutoIsLowRankWhereItIsCheaper) {
 }
 
 TEST(RegistryTest, KnowsItsMethods) {
-  EXPECT_THAT(MethodNames(), ElementsAre("mkor", "identity"));
+  EXPECT_THAT(MethodNames(), ElementsAre("mkor", "identity", "eva"));
   MethodConfig config;
   config.name = "adam";
   const absl::Status status = MakeMethod(config).status();
