@@ -46,11 +46,19 @@ class LayerState {
 
   // u = preconditioned d, both [d_out, d_in] on the device; u must not alias d. Before the first successful Update a
   // method that needs statistics gives u = d and reports it by ready() == false.
+  // A method that works from gradients alone takes d in before it answers; on error (non-finite input, a result beyond
+  // f32) it has not, and goes on as before.
   virtual absl::Status Precondition(ConstMatrixView d, MatrixView u) = 0;
+
+  // The last answer again, bitwise, without taking its gradient in once more: for a method that works from gradients
+  // alone. FailedPrecondition before the first; Unimplemented for the others, whose Precondition can be repeated.
+  virtual absl::Status Repeat(MatrixView u) {
+    return absl::UnimplementedError("the method takes no gradients in: repeat Precondition");
+  }
 
   virtual bool ready() const = 0;
 
-  // Successful updates so far; the factor version of the protocol.
+  // Successful updates so far, or gradients taken in; the factor version of the protocol.
   virtual uint64_t version() const = 0;
 
   // All that later updates and answers depend on, as bytes of kernels/methods/state_codec.h: a state made for the same
@@ -64,7 +72,8 @@ class LayerState {
   // Device bytes held, never more than Method::StateBytes for the shape.
   virtual int64_t bytes() const = 0;
 
-  // For GetLayerStats and tests: "dense" or "low_rank" per side, the current rank, damping, max diagonal.
+  // For GetLayerStats and tests: "dense", "low_rank", "triangular" or "diagonal" per side, the current rank, damping,
+  // max diagonal.
   struct Summary {
     const char* input_representation = "none";
     const char* output_representation = "none";

@@ -6,6 +6,7 @@
 
 #include "kernels/methods/eva.h"
 #include "kernels/methods/identity.h"
+#include "kernels/methods/kron.h"
 #include "kernels/methods/mkor.h"
 
 namespace precondor {
@@ -18,6 +19,7 @@ struct Entry {
 
 constexpr Entry kMethods[] = {
     {"mkor", MakeMkor},
+    {"kron", MakeKron},
     {"identity", MakeIdentity},
     {"eva", MakeEva},
 };

@@ -181,14 +181,25 @@ class LayerDriver {
     absl::Status status = backend_.Upload(ConstMatrixView(elements.data(), layer_.d_out, layer_.d_in), in.view());
     if (status.ok()) status = state_->Precondition(in.view(), out.view());
     if (!status.ok()) return status;
-    reference::Vector flat;
-    for (const reference::Vector& row : ToHost(backend_, out.view())) flat.insert(flat.end(), row.begin(), row.end());
-    return flat;
+    return Flat(out.view());
+  }
+
+  absl::StatusOr<reference::Vector> Repeat() {
+    DeviceMatrix out = backend_.Allocate(layer_.d_out, layer_.d_in).value();
+    const absl::Status status = state_->Repeat(out.view());
+    if (!status.ok()) return status;
+    return Flat(out.view());
   }
 
   LayerState& state() { return *state_; }
 
  private:
+  reference::Vector Flat(ConstMatrixView x) {
+    reference::Vector flat;
+    for (const reference::Vector& row : ToHost(backend_, x)) flat.insert(flat.end(), row.begin(), row.end());
+    return flat;
+  }
+
   const LayerSpec layer_;
   Backend& backend_;
   std::unique_ptr<LayerState> state_;

@@ -34,7 +34,9 @@ std::string SnapshotStateName(v1::SnapshotState state) {
 }
 
 std::string MethodName(const v1::SessionSpec& spec) {
-  return spec.method().method_case() == v1::MethodConfig::kIdentity ? "identity" : "mkor";
+  const v1::MethodConfig& method = spec.method();
+  if (method.method_case() == v1::MethodConfig::METHOD_NOT_SET) return "mkor";
+  return v1::MethodConfig::descriptor()->FindFieldByNumber(method.method_case())->name();
 }
 
 std::string Uptime(double seconds) { return absl::FormatDuration(absl::Seconds(static_cast<int64_t>(seconds))); }

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/methods/kron.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "kernels/base/random.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/methods/kron_block.h"
+#include "kernels/methods/kron_config.h"
+#include "kernels/methods/state_codec.h"
+
+namespace precondor {
+namespace {
+
+constexpr absl::string_view kName = "kron";
+constexpr int64_t kElementBytes = sizeof(float);
+
+// What of the configuration the factors depend on; rms_clip acts on answers alone.
+std::string StateText(const KronConfig& c) {
+  return absl::StrFormat(
+      "variant %d momentum %.17g precondition_lr %.17g init_scale %.17g update %.17g %.17g %.17g %.17g balance %.17g "
+      "max_size_triangular %d memory_save_mode %d block_size %d seed %d",
+      static_cast<int>(c.variant), c.momentum, c.precondition_lr, c.init_scale, c.max_update_probability,
+      c.min_update_probability, c.update_decay, c.update_flat_steps, c.balance_probability, c.max_size_triangular,
+      static_cast<int>(c.memory_save_mode), c.block_size, c.seed);
+}
+
+// A rectangle of the gradient.
+struct Tile {
+  int64_t row = 0;
+  int64_t rows = 0;
+  int64_t col = 0;
+  int64_t cols = 0;
+
+  MatrixView Of(MatrixView x) const { return MatrixView(x.row(row) + col, rows, cols, x.stride); }
+};
+
+// How a layer is divided; all tiles of a side are diagonal or none is.
+struct Division {
+  bool diagonal_rows = false;
+  bool diagonal_cols = false;
+  std::vector<Tile> tiles;  // row after row
+
+  Division(const KronConfig& config, const LayerSpec& layer)
+      : diagonal_rows(config.DiagonalRows(layer.d_out, layer.d_in)),
+        diagonal_cols(config.DiagonalColumns(layer.d_out, layer.d_in)) {
+    int64_t row = 0;
+    for (const int64_t rows : config.Blocks(layer.d_out, diagonal_rows)) {
+      int64_t col = 0;
+      for (const int64_t cols : config.Blocks(layer.d_in, diagonal_cols)) {
+        tiles.push_back({row, rows, col, cols});
+        col += cols;
+      }
+      row += rows;
+    }
+  }
+};
+
+class KronState final : public LayerState {
+ public:
+  KronState(const KronConfig& config, const LayerSpec& layer, Backend& backend)
+      : config_(config), layer_(layer), division_(config, layer), backend_(backend) {}
+
+  absl::Status Init() {
+    PRECONDOR_ASSIGN_OR_RETURN(momentum_, backend_.Allocate(layer_.d_out, layer_.d_in));
+    PRECONDOR_ASSIGN_OR_RETURN(blocks_, MakeBlocks());
+    return absl::OkStatus();
+  }
+
+  absl::Status Update(const LayerStatistics&) override {
+    return absl::InvalidArgumentError("method kron: expected no statistics");
+  }
+
+  absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
+    if (d.rows != layer_.d_out || d.cols != layer_.d_in) {
+      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": gradient: expected [", layer_.d_out,
+                                                     ", ", layer_.d_in, "], got [", d.rows, ", ", d.cols, "]"));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(const double sum, backend_.AbsoluteSum(d));
+    if (!std::isfinite(sum)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", layer_.name, ": gradient: expected finite elements, got NaN or infinity"));
+    }
+    // All aside, so that whatever fails leaves the state as it was.
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix momentum, backend_.Allocate(d.rows, d.cols));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(momentum_.view(), momentum.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - config_.momentum, d, config_.momentum, momentum.view()));
+    const uint64_t n = version_ + 1;
+    PRECONDOR_RETURN_IF_ERROR(Debias(momentum.view(), n, u));
+    const bool due = static_cast<double>(since_update_ + 1) >= 1 / config_.UpdateProbability(n);
+    PRECONDOR_ASSIGN_OR_RETURN(const double mean, Mean(u));
+    std::vector<KronBlock> blocks;
+    // A layer without any gradient shows nothing to whiten, and its factors would only grow.
+    const bool updated = due && mean > 0;
+    if (updated) {
+      PRECONDOR_ASSIGN_OR_RETURN(blocks, UpdatedBlocks(mean, u));
+    }
+    PRECONDOR_RETURN_IF_ERROR(Answer(updated ? blocks : blocks_, u));
+    momentum_ = std::move(momentum);
+    version_ = n;
+    since_update_ = due ? 0 : since_update_ + 1;
+    if (updated) {
+      blocks_ = std::move(blocks);
+      ++updates_;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Repeat(MatrixView u) override {
+    if (version_ == 0) {
+      return absl::FailedPreconditionError(absl::StrCat("layer ", layer_.name, ": expected a gradient before"));
+    }
+    PRECONDOR_RETURN_IF_ERROR(Debias(momentum_.view(), version_, u));
+    return Answer(blocks_, u);
+  }
+
+  absl::StatusOr<std::string> Save() const override {
+    StateWriter out(kName, static_cast<size_t>(bytes()));
+    out.Text(StateText(config_));
+    out.Integer(version_);
+    out.Integer(updates_);
+    out.Integer(since_update_);
+    PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, momentum_.view()));
+    out.Integer(blocks_.size());
+    for (const KronBlock& block : blocks_) PRECONDOR_RETURN_IF_ERROR(block.Save(backend_, out));
+    return out.Finish();
+  }
+
+  absl::Status Load(absl::string_view bytes) override {
+    const absl::Status status = TakeOver(bytes);
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat("layer ", layer_.name, ": ", status.message()));
+  }
+
+  bool ready() const override { return true; }
+  uint64_t version() const override { return version_; }
+
+  int64_t bytes() const override {
+    int64_t sum = momentum_.view().size() * kElementBytes;
+    for (const KronBlock& block : blocks_) sum += block.bytes();
+    return sum;
+  }
+
+  Summary summary() const override {
+    const char* const whole = config_.variant == KronVariant::kTriangular ? "triangular" : "dense";
+    Summary summary;
+    summary.input_representation = division_.diagonal_cols ? "diagonal" : whole;
+    summary.output_representation = division_.diagonal_rows ? "diagonal" : whole;
+    return summary;
+  }
+
+ private:
+  absl::StatusOr<std::vector<KronBlock>> MakeBlocks() const {
+    std::vector<KronBlock> blocks;
+    for (const Tile& tile : division_.tiles) {
+      PRECONDOR_ASSIGN_OR_RETURN(
+          KronBlock block,
+          KronBlock::Make(config_, tile.rows, tile.cols, division_.diagonal_rows, division_.diagonal_cols, backend_));
+      blocks.push_back(std::move(block));
+    }
+    return blocks;
+  }
+
+  // u = the momentum of n gradients without its bias towards 0.
+  absl::Status Debias(ConstMatrixView momentum, uint64_t n, MatrixView u) const {
+    return backend_.Axpby(1 / (1 - std::pow(config_.momentum, static_cast<double>(n))), momentum, 0.0, u);
+  }
+
+  absl::StatusOr<double> Mean(ConstMatrixView x) const {
+    PRECONDOR_ASSIGN_OR_RETURN(const double sum, backend_.AbsoluteSum(x));
+    return sum / static_cast<double>(x.size());
+  }
+
+  // The words that key update `updates_`'s random numbers.
+  std::vector<uint64_t> Key(uint64_t purpose, uint64_t block) const {
+    std::vector<uint64_t> words = {purpose, config_.seed, updates_, block};
+    words.insert(words.end(), layer_.name.begin(), layer_.name.end());
+    return words;
+  }
+
+  bool DrawsBalance() const {
+    const uint64_t bits = CounterRandom(Key(kBalance, 0)).Bits(0);
+    return static_cast<double>(bits >> 11) * 0x1p-53 < config_.balance_probability;
+  }
+
+  // The blocks after an update with the gradient u, whose mean element is `mean`.
+  absl::StatusOr<std::vector<KronBlock>> UpdatedBlocks(double mean, MatrixView u) const {
+    const double damping = std::sqrt(std::numeric_limits<float>::epsilon()) * mean;
+    const bool balance = DrawsBalance();
+    std::vector<KronBlock> blocks;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const Tile& tile = division_.tiles[i];
+      PRECONDOR_ASSIGN_OR_RETURN(KronBlock block, blocks_[i].Clone(backend_));
+      if (balance) PRECONDOR_RETURN_IF_ERROR(block.Balance(backend_));
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.Allocate(tile.rows, tile.cols));
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix g, backend_.Allocate(tile.rows, tile.cols));
+      PRECONDOR_RETURN_IF_ERROR(backend_.FillNormal(CounterRandom(Key(kProbe, i)), v.view()));
+      PRECONDOR_RETURN_IF_ERROR(backend_.Copy(tile.Of(u), g.view()));
+      PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(damping, v.view(), 1.0, g.view()));
+      PRECONDOR_RETURN_IF_ERROR(block.Update(config_, backend_, g.view(), v.view()));
+      blocks.push_back(std::move(block));
+    }
+    return blocks;
+  }
+
+  // u comes as the momentum and becomes the answer.
+  absl::Status Answer(const std::vector<KronBlock>& blocks, MatrixView u) const {
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      PRECONDOR_RETURN_IF_ERROR(blocks[i].Apply(config_, backend_, division_.tiles[i].Of(u)));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(u, u));
+    if (!std::isfinite(square)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("layer ", layer_.name, ": expected |U| within f32, got NaN or infinity"));
+    }
+    const double rms = std::sqrt(square / static_cast<double>(u.size()));
+    return rms > config_.rms_clip ? backend_.Axpby(config_.rms_clip / rms, u, 0.0, u) : absl::OkStatus();
+  }
+
+  absl::Status TakeOver(absl::string_view bytes) {
+    StateReader in(bytes);
+    PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_)));
+    PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
+    PRECONDOR_ASSIGN_OR_RETURN(const uint64_t updates, in.Integer("updates"));
+    PRECONDOR_ASSIGN_OR_RETURN(const uint64_t since_update, in.Integer("since_update"));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix momentum, backend_.Allocate(layer_.d_out, layer_.d_in));
+    PRECONDOR_RETURN_IF_ERROR(in.Matrix("momentum", backend_, momentum.view()));
+    PRECONDOR_ASSIGN_OR_RETURN(std::vector<KronBlock> blocks, MakeBlocks());
+    PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("blocks", blocks.size()));
+    for (KronBlock& block : blocks) PRECONDOR_RETURN_IF_ERROR(block.Load(backend_, in));
+    PRECONDOR_RETURN_IF_ERROR(in.Finish());
+    momentum_ = std::move(momentum);
+    blocks_ = std::move(blocks);
+    version_ = version;
+    updates_ = updates;
+    since_update_ = since_update;
+    return absl::OkStatus();
+  }
+
+  static constexpr uint64_t kProbe = 0, kBalance = 1;  // what random numbers are for
+
+  const KronConfig config_;
+  const LayerSpec layer_;
+  const Division division_;
+  Backend& backend_;
+  DeviceMatrix momentum_;
+  std::vector<KronBlock> blocks_;
+  uint64_t version_ = 0;  // gradients taken in
+  uint64_t updates_ = 0;
+  uint64_t since_update_ = 0;  // gradients
+};
+
+class Kron final : public Method {
+ public:
+  explicit Kron(const KronConfig& config) : config_(config) {}
+  absl::string_view name() const override { return kName; }
+  StatisticsForm statistics_form() const override { return StatisticsForm::kNone; }
+  bool needs_global_scale() const override { return false; }
+
+  int64_t StateBytes(const LayerSpec& layer) const override {
+    return (layer.d_out * layer.d_in + FactorElements(Division(config_, layer))) * kElementBytes;
+  }
+
+  // The momentum and the factors aside, a tile's gradient and probe, and what the update of its factors takes.
+  int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
+    const Division division(config_, layer);
+    int64_t largest = 0;
+    for (const Tile& tile : division.tiles) {
+      const int64_t update =
+          KronBlock::ScratchElements(config_, tile.rows, tile.cols, division.diagonal_rows, division.diagonal_cols);
+      largest = std::max(largest, 2 * tile.rows * tile.cols + update);
+    }
+    return (layer.d_out * layer.d_in + FactorElements(division) + largest) * kElementBytes;
+  }
+
+  // Two products a side and answer; an update, at the rate it comes to in the end, takes three more and two Gram
+  // matrices a side.
+  double StepFlops(const LayerSpec& layer, int64_t) const override {
+    const Division division(config_, layer);
+    const double dense = config_.variant == KronVariant::kTriangular ? 1 : 2;
+    double flops = 0;
+    for (const Tile& tile : division.tiles) {
+      const double sides =
+          static_cast<double>((division.diagonal_rows ? 1 : tile.rows) + (division.diagonal_cols ? 1 : tile.cols));
+      const double product = static_cast<double>(tile.rows) * static_cast<double>(tile.cols) * sides;
+      flops += (2 * dense + config_.min_update_probability * (3 * dense + 4)) * product;
+    }
+    return flops;
+  }
+
+  std::vector<std::string> Warnings(int64_t) const override { return {}; }
+
+  absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
+    auto state = std::make_unique<KronState>(config_, layer, backend);
+    PRECONDOR_RETURN_IF_ERROR(state->Init());
+    return std::unique_ptr<LayerState>(std::move(state));
+  }
+
+ private:
+  static int64_t FactorElements(const Division& division) {
+    int64_t sum = 0;
+    for (const Tile& tile : division.tiles) {
+      sum += KronBlock::StateElements(tile.rows, tile.cols, division.diagonal_rows, division.diagonal_cols);
+    }
+    return sum;
+  }
+
+  const KronConfig config_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Method>> MakeKron(const MethodConfig& config) {
+  PRECONDOR_ASSIGN_OR_RETURN(const KronConfig parsed, ParseKronConfig(config));
+  return std::unique_ptr<Method>(std::make_unique<Kron>(parsed));
+}
+
+}  // namespace precondor

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Method kron: PSGD's Kronecker-factored whitening of the gradient, from gradients alone (docs/methods/kron.md).
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/methods/method.h"
+
+namespace precondor {
+
+// Errors as MakeMethod's.
+absl::StatusOr<std::unique_ptr<Method>> MakeKron(const MethodConfig& config);
+
+}  // namespace precondor

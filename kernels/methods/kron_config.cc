@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/methods/kron_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/methods/options.h"
+
+namespace precondor {
+
+double KronConfig::UpdateProbability(uint64_t n) const {
+  const double annealed =
+      max_update_probability * std::exp(-update_decay * (static_cast<double>(n) - update_flat_steps));
+  return std::clamp(annealed, min_update_probability, max_update_probability);
+}
+
+bool KronConfig::DiagonalRows(int64_t rows, int64_t cols) const {
+  if (memory_save_mode == MemorySaveMode::kAllDiag) return true;
+  // The longer side's factor is the larger one; of equal ones the columns'.
+  if (memory_save_mode == MemorySaveMode::kOneDiag && rows > cols) return true;
+  return rows == 1 || rows > max_size_triangular;
+}
+
+bool KronConfig::DiagonalColumns(int64_t rows, int64_t cols) const {
+  if (memory_save_mode == MemorySaveMode::kAllDiag) return true;
+  if (memory_save_mode == MemorySaveMode::kOneDiag && cols >= rows) return true;
+  return cols == 1 || cols > max_size_triangular;
+}
+
+std::vector<int64_t> KronConfig::Blocks(int64_t size, bool diagonal) const {
+  const int64_t longest = diagonal || block_size == 0 ? size : block_size;
+  const int64_t count = (size + longest - 1) / longest;
+  std::vector<int64_t> sizes(count, size / count);
+  for (int64_t i = 0; i < size % count; ++i) ++sizes[i];
+  return sizes;
+}
+
+absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {
+  constexpr double kHuge = 1e9;
+  OptionReader reader(config);
+  KronConfig out;
+  out.variant = static_cast<KronVariant>(reader.Choice("variant", 0, {"TRIANGULAR", "PROCRUSTES"}));
+  out.momentum = reader.Number("momentum", out.momentum, 0, 0.9999);
+  out.precondition_lr = reader.OpenNumber("precondition_lr", out.precondition_lr, 0, 1);
+  out.init_scale = reader.OpenNumber("init_scale", out.init_scale, 0, kHuge);
+  out.max_update_probability = reader.Number("max_update_probability", out.max_update_probability, 1e-6, 1);
+  out.min_update_probability = reader.Number("min_update_probability",
+                                             std::min(out.min_update_probability, out.max_update_probability), 1e-6, 1);
+  out.update_decay = reader.Number("update_decay", out.update_decay, 0, 1);
+  out.update_flat_steps = reader.Number("update_flat_steps", out.update_flat_steps, 0, kHuge);
+  out.balance_probability = reader.Number("balance_probability", out.balance_probability, 0, 1);
+  out.max_size_triangular = reader.Integer("max_size_triangular", out.max_size_triangular, 0, kMaxDimension);
+  out.memory_save_mode =
+      static_cast<MemorySaveMode>(reader.Choice("memory_save_mode", 0, {"NONE", "ONE_DIAG", "ALL_DIAG"}));
+  out.block_size = reader.Integer("block_size", out.block_size, 0, kMaxDimension);
+  out.rms_clip = reader.OpenNumber("rms_clip", out.rms_clip, 0, kHuge);
+  out.seed = static_cast<uint64_t>(reader.Integer("seed", 0, 0, std::numeric_limits<int32_t>::max()));
+  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  if (out.min_update_probability > out.max_update_probability) {
+    return absl::InvalidArgumentError(absl::StrCat("method kron: option min_update_probability: expected at most ",
+                                                   out.max_update_probability, ", max_update_probability, got ",
+                                                   out.min_update_probability));
+  }
+  return out;
+}
+
+}  // namespace precondor

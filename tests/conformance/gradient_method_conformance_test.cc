@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a method that works from gradients alone owes its callers, over all of the registry in several configurations
+// each. The others: method_conformance_test.
+#include <cmath>
+#include <gtest/gtest.h>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/methods/registry.h"
+#include "tests/support/forwarding_backend.h"
+#include "tests/support/gradient_stream.h"
+#include "tests/support/method_driver.h"
+
+namespace precondor {
+namespace {
+
+const LayerSpec kLayers[] = {{"small", 1, 1, false}, {"bias", 5, 12, true}, {"wide", 3, 40, false},
+                             {"tall", 33, 1, false}, {"row", 1, 9, false},  {"square", 8, 8, false}};
+
+// Options of each method that has some, beside its defaults.
+std::vector<MethodConfig> Configurations() {
+  using Options = std::map<std::string, OptionValue>;
+  const auto text = [](const char* value) { return OptionValue(std::string(value)); };
+  const std::map<std::string, std::vector<Options>> known = {
+      {"kron",
+       {{{"variant", text("PROCRUSTES")}},
+        {{"variant", text("PROCRUSTES")}, {"memory_save_mode", text("ONE_DIAG")}, {"block_size", 7.0}},
+        {{"memory_save_mode", text("ONE_DIAG")}},
+        {{"memory_save_mode", text("ALL_DIAG")}, {"momentum", 0.0}},
+        {{"block_size", 7.0}, {"max_size_triangular", 20.0}, {"update_flat_steps", 5.0}, {"update_decay", 0.1}}}}};
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  std::vector<MethodConfig> all;
+  for (const absl::string_view name : MethodNames()) {
+    const MethodConfig plain{std::string(name), {}};
+    const std::unique_ptr<Method> method = MakeMethod(plain).value();
+    if (method->needs_statistics() || !method->MakeState(kLayers[0], *backend).value()->ready()) continue;
+    all.push_back(plain);
+    const auto found = known.find(plain.name);
+    if (found == known.end()) continue;
+    for (const Options& options : found->second) all.push_back({plain.name, options});
+  }
+  return all;
+}
+
+std::string Describe(const MethodConfig& config) {
+  std::string text = config.name;
+  for (const auto& [name, value] : config.options) {
+    const std::string* word = std::get_if<std::string>(&value);
+    text += " " + name + "=" + (word != nullptr ? *word : std::to_string(std::get<double>(value)));
+  }
+  return text;
+}
+
+// A state that has taken `steps` gradients in.
+struct Trained {
+  Trained(const Method& method, const LayerSpec& layer, Backend& backend, int steps, double scale = 1.0)
+      : driver(method, layer, backend), gradients(layer.d_out, layer.d_in, 4, scale) {
+    for (int step = 0; step < steps; ++step) {
+      const absl::StatusOr<reference::Vector> u = Next();
+      EXPECT_TRUE(u.ok()) << u.status();
+    }
+  }
+  absl::StatusOr<reference::Vector> Next() { return driver.Precondition(gradients.Next().data); }
+
+  LayerDriver driver;
+  GradientStream gradients;
+};
+
+template <typename Check>
+void ForAll(Check check) {
+  const std::vector<MethodConfig> all = Configurations();
+  EXPECT_FALSE(all.empty());
+  for (const MethodConfig& config : all) {
+    SCOPED_TRACE(Describe(config));
+    const absl::StatusOr<std::unique_ptr<Method>> method = MakeMethod(config);
+    ASSERT_TRUE(method.ok()) << method.status();
+    for (const LayerSpec& layer : kLayers) {
+      SCOPED_TRACE(layer.name);
+      check(**method, layer);
+    }
+  }
+}
+
+TEST(GradientMethodConformance, CountsTheGradientsItHasTakenIn) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    Trained trained(method, layer, *backend, 0);
+    EXPECT_TRUE(absl::IsFailedPrecondition(trained.driver.Repeat().status()));
+    for (uint64_t step = 0; step < 5; ++step) {
+      EXPECT_TRUE(trained.driver.state().ready());
+      EXPECT_EQ(trained.driver.state().version(), step);
+      ASSERT_TRUE(trained.Next().ok());
+    }
+    EXPECT_FALSE(method.needs_global_scale());
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        trained.driver.Update({reference::Vector(layer.d_in)}, {reference::Vector(layer.d_out)})));
+  });
+}
+
+// Once a gradient outweighs the momentum, <D, U> > 0: nothing turns a descent direction around.
+TEST(GradientMethodConformance, GivesFiniteDescentDirections) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    for (const double scale : {1e-8, 1.0, 1e8}) {
+      const std::unique_ptr<Backend> backend = MakeTestBackend();
+      Trained trained(method, layer, *backend, 60, scale);
+      reference::Vector d = trained.gradients.Next().data;
+      for (double& element : d) element *= 16384;
+      const absl::StatusOr<reference::Vector> u = trained.driver.Precondition(d);
+      ASSERT_TRUE(u.ok()) << u.status();
+      double inner = 0;
+      for (size_t i = 0; i < d.size(); ++i) {
+        ASSERT_TRUE(std::isfinite((*u)[i]));
+        inner += d[i] * (*u)[i];
+      }
+      EXPECT_GT(inner, 0) << scale;
+    }
+  });
+}
+
+TEST(GradientMethodConformance, SurvivesALayerWithoutGradients) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    Trained trained(method, layer, *backend, 0);
+    const reference::Vector zero(layer.d_out * layer.d_in, 0.0);
+    for (int step = 0; step < 40; ++step) ASSERT_EQ(trained.driver.Precondition(zero).value(), zero);
+    for (int step = 0; step < 5; ++step) EXPECT_TRUE(std::isfinite(Norm(trained.Next().value())));
+  });
+}
+
+TEST(GradientMethodConformance, RefusesBadInputAndChangesNothing) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    for (const int steps : {0, 7}) {
+      Trained trained(method, layer, *backend, steps);
+      const std::string before = trained.driver.state().Save().value();
+      for (const double bad : {std::nan(""), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
+        reference::Vector d = trained.gradients.Next().data;
+        d.back() = bad;
+        EXPECT_TRUE(absl::IsInvalidArgument(trained.driver.Precondition(d).status()));
+        EXPECT_EQ(trained.driver.state().Save().value(), before);
+      }
+      DeviceMatrix d = backend->Allocate(layer.d_out + 1, layer.d_in).value();
+      DeviceMatrix u = backend->Allocate(layer.d_out + 1, layer.d_in).value();
+      EXPECT_TRUE(absl::IsInvalidArgument(trained.driver.state().Precondition(d.view(), u.view())));
+      EXPECT_EQ(trained.driver.state().Save().value(), before);
+    }
+  });
+}
+
+TEST(GradientMethodConformance, TheSameGradientsGiveTheSameBytes) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> first = MakeTestBackend(), second = MakeTestBackend();
+    Trained one(method, layer, *first, 0), other(method, layer, *second, 0);
+    for (int step = 0; step < 25; ++step) ASSERT_EQ(one.Next().value(), other.Next().value()) << step;
+    EXPECT_EQ(one.driver.state().Save().value(), other.driver.state().Save().value());
+  });
+}
+
+// Of the answer that somebody has had and others have not, and of a state that comes back after it.
+TEST(GradientMethodConformance, RepeatsAnAnswerAndTakesNothingIn) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    Trained trained(method, layer, *backend, 0);
+    LayerDriver restored(method, layer, *backend);
+    for (int step = 0; step < 24; ++step) {
+      const reference::Vector u = trained.Next().value();
+      const std::string after = trained.driver.state().Save().value();
+      ASSERT_TRUE(restored.state().Load(after).ok());
+      for (LayerDriver* driver : {&trained.driver, &restored}) {
+        EXPECT_EQ(driver->Repeat().value(), u) << step;
+        EXPECT_EQ(driver->state().Save().value(), after);
+        EXPECT_EQ(driver->state().version(), static_cast<uint64_t>(step) + 1);
+      }
+    }
+  });
+}
+
+TEST(GradientMethodConformance, ASavedStateGoesOnBitwise) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    for (const int before : {0, 1, 2, 13, 30}) {
+      const std::unique_ptr<Backend> first = MakeTestBackend(), second = MakeTestBackend();
+      Trained one(method, layer, *first, before);
+      LayerDriver other(method, layer, *second);
+      const std::string saved = one.driver.state().Save().value();
+      const absl::Status loaded = other.state().Load(saved);
+      ASSERT_TRUE(loaded.ok()) << loaded;
+      EXPECT_EQ(other.state().version(), one.driver.state().version());
+      EXPECT_EQ(other.state().bytes(), one.driver.state().bytes());
+      EXPECT_EQ(other.state().Save().value(), saved);
+      for (int step = 0; step < 25; ++step) {
+        const reference::Vector d = one.gradients.Next().data;
+        EXPECT_EQ(other.Precondition(d).value(), one.driver.Precondition(d).value()) << before << " + " << step;
+      }
+      EXPECT_EQ(other.state().Save().value(), one.driver.state().Save().value());
+    }
+  });
+}
+
+TEST(GradientMethodConformance, DamagedOrForeignBytesAreRefusedAndChangeNothing) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    Trained trained(method, layer, *backend, 9), further(method, layer, *backend, 12);
+    LayerState& state = trained.driver.state();
+    const std::string before = state.Save().value(), other = further.driver.state().Save().value();
+    const size_t stride = other.size() / 40 + 1;
+    for (size_t at = 0; at < other.size(); at += stride) {
+      std::string flipped = other;
+      flipped[at] ^= 0x10;
+      const absl::Status status = state.Load(flipped);
+      // A byte of the format's number makes it another format.
+      EXPECT_TRUE(absl::IsDataLoss(status) || (at >= 8 && at < 12 && absl::IsFailedPrecondition(status))) << status;
+      EXPECT_TRUE(absl::IsDataLoss(state.Load(other.substr(0, at)))) << at;
+    }
+    EXPECT_TRUE(absl::IsDataLoss(state.Load(other + "x")));
+    LayerSpec wider = layer;
+    ++wider.d_in;
+    EXPECT_TRUE(
+        absl::IsFailedPrecondition(state.Load(Trained(method, wider, *backend, 2).driver.state().Save().value())));
+    const std::unique_ptr<Method> identity = MakeMethod({"identity", {}}).value();
+    EXPECT_TRUE(absl::IsFailedPrecondition(state.Load(identity->MakeState(layer, *backend).value()->Save().value())));
+    EXPECT_EQ(state.Save().value(), before);
+    EXPECT_TRUE(state.Load(other).ok());
+    EXPECT_EQ(state.Save().value(), other);
+  });
+}
+
+TEST(GradientMethodConformance, AFaultAtAnyOperationLeavesTheState) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> cpu = MakeTestBackend();
+    ForwardingBackend backend(*cpu);
+    for (const int steps : {0, 1, 10}) {
+      Trained trained(method, layer, backend, steps);
+      const std::string before = trained.driver.state().Save().value();
+      const DeviceMatrix d = ToDevice(*cpu, {static_cast<size_t>(layer.d_out), reference::Vector(layer.d_in, 0.5)});
+      DeviceMatrix u = cpu->Allocate(layer.d_out, layer.d_in).value();
+      for (int64_t fault = 0;; ++fault) {
+        backend.FailAt(fault);
+        const absl::Status status = trained.driver.state().Precondition(d.view(), u.view());
+        const bool failed = backend.failed();
+        backend.NeverFail();
+        if (!failed) {
+          EXPECT_TRUE(status.ok()) << status;
+          break;
+        }
+        EXPECT_TRUE(absl::IsInternal(status)) << status;
+        ASSERT_EQ(trained.driver.state().Save().value(), before) << "operation " << fault;
+      }
+    }
+  });
+}
+
+TEST(GradientMethodConformance, AdmissionsNumbersHold) {
+  ForAll([](const Method& method, const LayerSpec& layer) {
+    const std::unique_ptr<Backend> cpu = MakeTestBackend();
+    ForwardingBackend backend(*cpu);
+    const std::unique_ptr<LayerState> state = method.MakeState(layer, backend).value();
+    EXPECT_GT(method.StepFlops(layer, 16), 0);
+    const int64_t bytes = method.StateBytes(layer);
+    GradientStream gradients(layer.d_out, layer.d_in, 4);
+    DeviceMatrix u = cpu->Allocate(layer.d_out, layer.d_in).value();
+    for (int step = 0; step < 24; ++step) {
+      DeviceMatrix d = cpu->Allocate(layer.d_out, layer.d_in).value();
+      const std::vector<float> values = ToFloats(gradients.Next().data);
+      ASSERT_TRUE(cpu->Upload(ConstMatrixView(values.data(), layer.d_out, layer.d_in), d.view()).ok());
+      backend.ResetPeak();
+      ASSERT_TRUE(state->Precondition(d.view(), u.view()).ok());
+      ASSERT_TRUE(state->Repeat(u.view()).ok());
+      EXPECT_LE(backend.peak_bytes(), bytes + method.ScratchBytes(layer, 16));
+      EXPECT_LE(state->bytes(), bytes);
+      EXPECT_EQ(backend.allocated_bytes(), state->bytes());
+    }
+    EXPECT_EQ(state->bytes(), bytes) << "at its fullest";
+  });
+}
+
+}  // namespace
+}  // namespace precondor
