@@ -157,13 +157,14 @@ class Backend {
   absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
   // x_ij = number i cols + j of `random`'s standard normals.
   absl::Status FillNormal(const CounterRandom& random, MatrixView x);
-  // m = scale m + sum_i weights[i] rows_i rows_i', for rows [p, n]; then y = v m for v, y [k, n], of the m that is
-  // stored, in one pass over it. p, k >= 0. With scale 1 and p = 0 m is only read. y must not alias.
-  absl::Status SymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                                       SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
-  // x = scale m + sum_i weights[i] rows_i rows_i', both triangles: in f32 storage to the bit what
+  // m = scale m + shift I + sum_i weights[i] rows_i rows_i', for rows [p, n]; then y = v m for v, y [k, n], of the m
+  // that is stored, in one pass over it. p, k >= 0. With scale 1, shift 0 and p = 0 m is only read. y must not alias.
+  // A failure leaves m alone.
+  absl::Status SymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
+                                       ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
+  // x = scale m + shift I + sum_i weights[i] rows_i rows_i', both triangles: in f32 storage to the bit what
   // SymmetricUpdateMultiply would make of m.
-  absl::Status SymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+  absl::Status SymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
                                const SymmetricMatrix& m, MatrixView x);
   // m = x for symmetric x (lower triangle read).
   absl::Status SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
@@ -209,10 +210,11 @@ class Backend {
   virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
   // The three defaults go tile by tile through the primitives; they know f32 storage alone.
   virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
-  virtual absl::Status DoSymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                                                 SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
-  virtual absl::Status DoSymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                                         const SymmetricMatrix& m, MatrixView x);
+  virtual absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
+                                                 ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
+                                                 MatrixView y);
+  virtual absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights,
+                                         ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x);
   virtual absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
   virtual absl::Status DoFillNormal(const CounterRandom& random, MatrixView x);
 

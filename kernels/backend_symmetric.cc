@@ -59,9 +59,9 @@ absl::StatusOr<Terms> MakeTerms(Backend& backend, absl::Span<const double> weigh
   return terms;
 }
 
-// to = scale from + terms, on one tile; to may be from.
-absl::Status UpdateTile(Backend& backend, double scale, const Terms& terms, ConstMatrixView from, int64_t tile_row,
-                        int64_t tile_column, MatrixView to) {
+// to = scale from + shift I + terms, on one tile; to may be from.
+absl::Status UpdateTile(Backend& backend, double scale, double shift, const Terms& terms, ConstMatrixView from,
+                        int64_t tile_row, int64_t tile_column, MatrixView to) {
   PRECONDOR_RETURN_IF_ERROR(backend.Axpby(scale, from, 0.0, to));
   const ConstMatrixView all = terms.rows.view();
   for (const bool positive : {true, false}) {
@@ -71,8 +71,9 @@ absl::Status UpdateTile(Backend& backend, double scale, const Terms& terms, Cons
     PRECONDOR_RETURN_IF_ERROR(backend.Gemm(positive ? 1.0 : -1.0, Columns(rows, tile_row), Transpose::kYes,
                                            Columns(rows, tile_column), Transpose::kNo, 1.0, to));
   }
-  // The product's two triangles may be rounded apart.
-  return tile_row == tile_column ? backend.Symmetrize(to) : absl::OkStatus();
+  if (tile_row != tile_column) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(to));  // the product's two triangles may be rounded apart
+  return shift == 0.0 ? absl::OkStatus() : backend.AddDiagonal(shift, to);
 }
 
 }  // namespace
@@ -96,20 +97,21 @@ absl::StatusOr<SymmetricMatrix> Backend::AllocateSymmetric(int64_t n, SymmetricS
   return m;
 }
 
-absl::Status Backend::SymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                                              SymmetricMatrix& m, ConstMatrixView v, MatrixView y) {
+absl::Status Backend::SymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
+                                              ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
+                                              MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckTerms("SymmetricUpdateMultiply", weights.size(), rows, m.n()));
   PRECONDOR_RETURN_IF_ERROR(Check("SymmetricUpdateMultiply", "v", v, v.rows, m.n()));
   PRECONDOR_RETURN_IF_ERROR(Check("SymmetricUpdateMultiply", "y", y, v.rows, m.n()));
-  if (m.n() == 0 || (v.rows == 0 && rows.rows == 0 && scale == 1.0)) return absl::OkStatus();
-  return DoSymmetricUpdateMultiply(scale, weights, rows, m, v, y);
+  if (m.n() == 0 || (v.rows == 0 && rows.rows == 0 && scale == 1.0 && shift == 0.0)) return absl::OkStatus();
+  return DoSymmetricUpdateMultiply(scale, shift, weights, rows, m, v, y);
 }
 
-absl::Status Backend::SymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                                      const SymmetricMatrix& m, MatrixView x) {
+absl::Status Backend::SymmetricExpand(double scale, double shift, absl::Span<const double> weights,
+                                      ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckTerms("SymmetricExpand", weights.size(), rows, m.n()));
   PRECONDOR_RETURN_IF_ERROR(Check("SymmetricExpand", "x", x, m.n(), m.n()));
-  return m.n() == 0 ? absl::OkStatus() : DoSymmetricExpand(scale, weights, rows, m, x);
+  return m.n() == 0 ? absl::OkStatus() : DoSymmetricExpand(scale, shift, weights, rows, m, x);
 }
 
 absl::Status Backend::SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) {
@@ -117,25 +119,35 @@ absl::Status Backend::SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) {
   return m.n() == 0 ? absl::OkStatus() : DoSymmetricCompress(x, m);
 }
 
-absl::Status Backend::DoSymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                                                SymmetricMatrix& m, ConstMatrixView v, MatrixView y) {
+absl::Status Backend::DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
+                                                ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
+                                                MatrixView y) {
   PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, weights, rows));
-  const bool updates = scale != 1.0 || rows.rows > 0;
+  const bool updates = scale != 1.0 || shift != 0.0 || rows.rows > 0;
+  SymmetricMatrix updated;  // aside, so that a failure changes nothing
+  if (updates) {
+    PRECONDOR_ASSIGN_OR_RETURN(updated, AllocateSymmetric(m.n(), m.storage()));
+  }
   PRECONDOR_RETURN_IF_ERROR(Axpby(0.0, y, 0.0, y));
   for (int64_t i = 0; i < TileRows(m.n()); ++i) {
     for (int64_t j = 0; j <= i; ++j) {
-      const MatrixView tile = Tile(m.raw(), m.n(), i, j);
-      if (updates) PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, terms, tile, i, j, tile));
+      MatrixView tile = Tile(m.raw(), m.n(), i, j);
+      if (updates) {
+        const MatrixView to = Tile(updated.raw(), m.n(), i, j);
+        PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, shift, terms, tile, i, j, to));
+        tile = to;
+      }
       PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, Columns(v, j), Transpose::kNo, tile, Transpose::kYes, 1.0, Columns(y, i)));
       if (i == j) continue;
       PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, Columns(v, i), Transpose::kNo, tile, Transpose::kNo, 1.0, Columns(y, j)));
     }
   }
+  if (updates) m = std::move(updated);
   return absl::OkStatus();
 }
 
-absl::Status Backend::DoSymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                                        const SymmetricMatrix& m, MatrixView x) {
+absl::Status Backend::DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights,
+                                        ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x) {
   PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, weights, rows));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix identity, Allocate(kTileSide, kTileSide));
   PRECONDOR_RETURN_IF_ERROR(AddDiagonal(1.0, identity.view()));
@@ -143,7 +155,7 @@ absl::Status Backend::DoSymmetricExpand(double scale, absl::Span<const double> w
     for (int64_t j = 0; j <= i; ++j) {
       const ConstMatrixView tile = Tile(m.raw(), m.n(), i, j);
       const MatrixView to = Columns(x.RowRange(i * kTileSide, tile.rows), j);
-      PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, terms, tile, i, j, to));
+      PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, shift, terms, tile, i, j, to));
       if (i == j) continue;
       // Times the identity is the backends' transposition.
       PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, to, Transpose::kYes, identity.view().Corner(to.rows, to.rows), Transpose::kNo,

@@ -357,13 +357,14 @@ class CpuBackend final : public Backend {
 
 #ifdef PRECONDOR_HAVE_HIGHWAY
   bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }
-  absl::Status DoSymmetricUpdateMultiply(double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                                         SymmetricMatrix& m, ConstMatrixView v, MatrixView y) override {
-    return tiles::SymmetricUpdateMultiply(*this, scale, weights, rows, m, v, y);
+  absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
+                                         ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
+                                         MatrixView y) override {
+    return tiles::SymmetricUpdateMultiply(*this, scale, shift, weights, rows, m, v, y);
   }
-  absl::Status DoSymmetricExpand(double scale, absl::Span<const double> weights, ConstMatrixView rows,
+  absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
                                  const SymmetricMatrix& m, MatrixView x) override {
-    return tiles::SymmetricExpand(*this, scale, weights, rows, m, x);
+    return tiles::SymmetricExpand(*this, scale, shift, weights, rows, m, x);
   }
   absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) override {
     tiles::SymmetricCompress(x, m);

@@ -42,7 +42,7 @@ Terms TermsOf(const DeviceMatrix& panels, int64_t count) {
 
 }  // namespace
 
-absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, absl::Span<const double> weights,
+absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, double shift, absl::Span<const double> weights,
                                      ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y) {
   const int64_t n = m.n(), length = PaddedLength(n), count = v.rows;
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, weights, rows));
@@ -50,16 +50,16 @@ absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, absl::Span<
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scratch, backend.Allocate(1, MultiplyScratch(n, count)));
   const MatrixView in = padded.view().RowRange(0, count), out = padded.view().RowRange(count, count);
   for (int64_t k = 0; k < count; ++k) std::copy_n(v.row(k), n, in.row(k));
-  UpdateMultiply(static_cast<float>(scale), TermsOf(panels, rows.rows), TilesOf(m), in.data, count, out.data,
+  UpdateMultiply(static_cast<float>(scale), shift, TermsOf(panels, rows.rows), TilesOf(m), in.data, count, out.data,
                  scratch.view().data);
   for (int64_t k = 0; k < count; ++k) std::copy_n(out.row(k), n, y.row(k));
   return absl::OkStatus();
 }
 
-absl::Status SymmetricExpand(Backend& backend, double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                             const SymmetricMatrix& m, MatrixView x) {
+absl::Status SymmetricExpand(Backend& backend, double scale, double shift, absl::Span<const double> weights,
+                             ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x) {
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, weights, rows));
-  Expand(static_cast<float>(scale), TermsOf(panels, rows.rows), m.raw().data, m.n(), m.storage(), x);
+  Expand(static_cast<float>(scale), shift, TermsOf(panels, rows.rows), m.raw().data, m.n(), m.storage(), x);
   return absl::OkStatus();
 }
 

@@ -10,10 +10,10 @@
 
 namespace precondor::tiles {
 
-absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, absl::Span<const double> weights,
+absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, double shift, absl::Span<const double> weights,
                                      ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
-absl::Status SymmetricExpand(Backend& backend, double scale, absl::Span<const double> weights, ConstMatrixView rows,
-                             const SymmetricMatrix& m, MatrixView x);
+absl::Status SymmetricExpand(Backend& backend, double scale, double shift, absl::Span<const double> weights,
+                             ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x);
 void SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
 
 }  // namespace precondor::tiles

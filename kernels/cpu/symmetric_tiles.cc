@@ -74,6 +74,21 @@ HWY_INLINE void UpdateTile(float scale, const Terms& terms, int64_t tile_row, in
   }
 }
 
+// The same, plus shift on the matrix' diagonal.
+template <typename In, typename Out>
+HWY_INLINE void UpdateTileOrDiagonal(float scale, double shift, const Terms& terms, int64_t tile_row,
+                                     int64_t tile_column, int64_t height, const In* in, Out* out) {
+  if (tile_row != tile_column || shift == 0.0) {
+    return UpdateTile(scale, terms, tile_row, tile_column, height, in, out);
+  }
+  HWY_ALIGN float tile[kTileSize];
+  UpdateTile(scale, terms, tile_row, tile_column, height, in, tile);
+  for (int64_t i = 0; i < height; ++i) {
+    tile[i * kTileSide + i] = static_cast<float>(tile[i * kTileSide + i] + shift);
+  }
+  UpdateTile(1.0f, Terms(), tile_row, tile_column, height, tile, out);
+}
+
 // sums[i] += tile_i v_column lane by lane, for each of `height` rows; and y_column += tile' v_row where kBoth.
 template <bool kBoth, typename T>
 HWY_INLINE void MultiplyTile(const T* tile, int64_t height, const float* v_row, const float* v_column, float* sums,
@@ -111,15 +126,15 @@ HWY_INLINE void MultiplyTile(const T* tile, int64_t height, const float* v_row, 
 
 // One tile row of y: the sums of each vector lie apart, [count, kTileSide, 16].
 template <typename T>
-HWY_INLINE void UpdateMultiplyRow(float scale, const Terms& terms, int64_t n, int64_t row, T* tile, const float* v,
-                                  int64_t count, float* y, float* sums) {
+HWY_INLINE void UpdateMultiplyRow(float scale, double shift, const Terms& terms, int64_t n, int64_t row, T* tile,
+                                  const float* v, int64_t count, float* y, float* sums) {
   const Lanes lanes;
   const int64_t width = static_cast<int64_t>(hn::Lanes(lanes));
   const int64_t length = PaddedLength(n), height = TileHeight(n, row), begin = row * kTileSide;
-  const bool update = scale != 1.0f || terms.count > 0;
+  const bool update = scale != 1.0f || shift != 0.0 || terms.count > 0;
   std::fill(sums, sums + count * kTileSide * 16, 0.0f);
   for (int64_t column = 0; column <= row; ++column, tile += height * kTileSide) {
-    if (update) UpdateTile(scale, terms, row, column, height, tile, tile);
+    if (update) UpdateTileOrDiagonal(scale, shift, terms, row, column, height, tile, tile);
     for (int64_t k = 0; k < count; ++k) {
       const float* vk = v + k * length;
       float* part = sums + k * kTileSide * 16;
@@ -140,30 +155,30 @@ HWY_INLINE void UpdateMultiplyRow(float scale, const Terms& terms, int64_t n, in
 }
 
 template <typename T>
-HWY_INLINE void UpdateMultiplyAll(float scale, const Terms& terms, T* data, int64_t n, const float* v, int64_t count,
-                                  float* y, float* scratch) {
+HWY_INLINE void UpdateMultiplyAll(float scale, double shift, const Terms& terms, T* data, int64_t n, const float* v,
+                                  int64_t count, float* y, float* scratch) {
   // Row I writes y_I for good only after all later rows have added to it: y_I begins with what row I itself gives.
   for (int64_t row = 0; row < TileRows(n); ++row) {
-    UpdateMultiplyRow(scale, terms, n, row, data + TileOffset(n, row, 0), v, count, y, scratch);
+    UpdateMultiplyRow(scale, shift, terms, n, row, data + TileOffset(n, row, 0), v, count, y, scratch);
   }
 }
 
-void UpdateMultiply(float scale, const Terms& terms, const Tiles& m, const float* v, int64_t count, float* y,
-                    float* scratch) {
+void UpdateMultiply(float scale, double shift, const Terms& terms, const Tiles& m, const float* v, int64_t count,
+                    float* y, float* scratch) {
   if (m.storage == SymmetricStorage::kF32) {
-    UpdateMultiplyAll(scale, terms, static_cast<float*>(m.data), m.n, v, count, y, scratch);
+    UpdateMultiplyAll(scale, shift, terms, static_cast<float*>(m.data), m.n, v, count, y, scratch);
   } else {
-    UpdateMultiplyAll(scale, terms, static_cast<hwy::float16_t*>(m.data), m.n, v, count, y, scratch);
+    UpdateMultiplyAll(scale, shift, terms, static_cast<hwy::float16_t*>(m.data), m.n, v, count, y, scratch);
   }
 }
 
 template <typename T>
-HWY_INLINE void ExpandAll(float scale, const Terms& terms, const T* data, int64_t n, MatrixView x) {
+HWY_INLINE void ExpandAll(float scale, double shift, const Terms& terms, const T* data, int64_t n, MatrixView x) {
   HWY_ALIGN float tile[kTileSize];
   for (int64_t row = 0; row < TileRows(n); ++row) {
     const int64_t height = TileHeight(n, row), i0 = row * kTileSide;
     for (int64_t column = 0; column <= row; ++column) {
-      UpdateTile(scale, terms, row, column, height, data + TileOffset(n, row, column), tile);
+      UpdateTileOrDiagonal(scale, shift, terms, row, column, height, data + TileOffset(n, row, column), tile);
       const int64_t j0 = column * kTileSide, width = column == row ? height : kTileSide;
       for (int64_t i = 0; i < height; ++i) std::copy_n(tile + i * kTileSide, width, x.row(i0 + i) + j0);
       if (column == row) continue;
@@ -175,11 +190,12 @@ HWY_INLINE void ExpandAll(float scale, const Terms& terms, const T* data, int64_
   }
 }
 
-void Expand(float scale, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage, MatrixView x) {
+void Expand(float scale, double shift, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage,
+            MatrixView x) {
   if (storage == SymmetricStorage::kF32) {
-    ExpandAll(scale, terms, static_cast<const float*>(tiles), n, x);
+    ExpandAll(scale, shift, terms, static_cast<const float*>(tiles), n, x);
   } else {
-    ExpandAll(scale, terms, static_cast<const hwy::float16_t*>(tiles), n, x);
+    ExpandAll(scale, shift, terms, static_cast<const hwy::float16_t*>(tiles), n, x);
   }
 }
 
@@ -225,13 +241,14 @@ HWY_EXPORT(Compress);
 
 int64_t MultiplyScratch(int64_t, int64_t count) { return count * kTileSide * 16; }
 
-void UpdateMultiply(float scale, const Terms& terms, const Tiles& m, const float* v, int64_t count, float* y,
-                    float* scratch) {
-  HWY_DYNAMIC_DISPATCH(UpdateMultiply)(scale, terms, m, v, count, y, scratch);
+void UpdateMultiply(float scale, double shift, const Terms& terms, const Tiles& m, const float* v, int64_t count,
+                    float* y, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(UpdateMultiply)(scale, shift, terms, m, v, count, y, scratch);
 }
 
-void Expand(float scale, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage, MatrixView x) {
-  HWY_DYNAMIC_DISPATCH(Expand)(scale, terms, tiles, n, storage, x);
+void Expand(float scale, double shift, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage,
+            MatrixView x) {
+  HWY_DYNAMIC_DISPATCH(Expand)(scale, shift, terms, tiles, n, storage, x);
 }
 
 void Compress(ConstMatrixView x, const Tiles& m) { HWY_DYNAMIC_DISPATCH(Compress)(x, m); }

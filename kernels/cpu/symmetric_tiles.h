@@ -31,16 +31,17 @@ struct Terms {
   int64_t count = 0;
 };
 
-// m = scale m + terms; then y = m v for `count` vectors, v and y [count, PaddedLength(n)], in one pass over m, which is
-// left alone when scale is 1 and there are no terms. y is the product with m as stored, whatever the rounding to f16.
-// scratch: MultiplyScratch(n, count) floats.
-void UpdateMultiply(float scale, const Terms& terms, const Tiles& m, const float* v, int64_t count, float* y,
-                    float* scratch);
+// m = scale m + shift I + terms; then y = m v for `count` vectors, v and y [count, PaddedLength(n)], in one pass over
+// m, which is left alone when scale is 1, shift 0 and there are no terms. y is the product with m as stored, whatever
+// the rounding to f16. scratch: MultiplyScratch(n, count) floats.
+void UpdateMultiply(float scale, double shift, const Terms& terms, const Tiles& m, const float* v, int64_t count,
+                    float* y, float* scratch);
 int64_t MultiplyScratch(int64_t n, int64_t count);
 
-// x = scale m + terms as a full matrix, in the arithmetic of UpdateMultiply, of the m with these tiles; x need not be
-// aligned.
-void Expand(float scale, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage, MatrixView x);
+// x = scale m + shift I + terms as a full matrix, in the arithmetic of UpdateMultiply, of the m with these tiles; x
+// need not be aligned.
+void Expand(float scale, double shift, const Terms& terms, const void* tiles, int64_t n, SymmetricStorage storage,
+            MatrixView x);
 
 // m = x for symmetric x, of which the lower triangle is read.
 void Compress(ConstMatrixView x, const Tiles& m);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A factor as a d x d matrix: the exact form that the low-rank one is measured against, and the better one for small d.
-//   EXACT_DAMPED keeps L (divided by its mean eigenvalue) and J; the other rules keep J alone.
+// A factor under EXACT_DAMPED as two d x d matrices, L (divided by its mean eigenvalue) and J: the exact form that the
+// low-rank one is measured against, and the better one for small d.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace precondor {
 class DenseFactor final : public Factor {
  public:
   static absl::StatusOr<std::unique_ptr<Factor>> Make(const MkorConfig& config, int64_t d, Backend& backend);
-  static int64_t StateBytes(const MkorConfig& config, int64_t d);
-  static int64_t ScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
+  static int64_t StateBytes(int64_t d);
+  static int64_t ScratchBytes(int64_t d, int64_t k);
 
   absl::Status Prepare(ConstMatrixView vectors) override;
   void Commit() override;
@@ -25,20 +25,14 @@ class DenseFactor final : public Factor {
   bool low_rank() const override { return false; }
   int64_t rank() const override { return 0; }
   double damping() const override;
-  int64_t bytes() const override { return StateBytes(config_, d_); }
+  int64_t bytes() const override { return StateBytes(d_); }
 
  private:
   struct Scalars {
-    double scale = 0;        // EXACT_DAMPED: L = scale * covariance_
-    double mass = 0;         // 1 - gamma^t
-    double mean_square = 0;  // BLEND: EMA of |v|^2
-    bool discard_next = false;
+    double scale = 0;  // L = scale * covariance_
+    double mass = 0;   // 1 - gamma^t
   };
   DenseFactor(const MkorConfig& config, int64_t d, Backend& backend) : config_(config), d_(d), backend_(backend) {}
-  absl::Status PrepareExact(ConstMatrixView vectors, double mean_square);
-  absl::Status PrepareShermanMorrison(ConstMatrixView vectors, double scale);
-  absl::Status PreparePublished(ConstMatrixView vectors);
-  absl::Status CapAndCheck();
 
   const MkorConfig config_;
   const int64_t d_;

@@ -21,11 +21,11 @@ struct FactorInverse {
   bool dense = false;
   ConstMatrixView matrix;   // when dense
   LowRankInverse low_rank;  // otherwise
-  DeviceMatrix core;        // owns what low_rank.core shows
+  DeviceMatrix owned;       // what matrix or low_rank.core shows, where the factor does not keep it
 };
 
 // One thread at a time. Two-phase, so that both factors of a layer change or neither: Prepare computes aside and may
-// fail without a trace, Commit adopts what the last Prepare made and cannot fail.
+// fail and leave J as it was, Commit adopts what the last Prepare made and cannot fail.
 class Factor {
  public:
   virtual ~Factor() = default;

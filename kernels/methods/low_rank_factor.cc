@@ -432,27 +432,27 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
   if (damped && mu > 0) out.c = 1.0 / mu;
   if (published) out.c = identity_;
   if (n == 0 || (damped && !(mu > 0))) return out;
-  PRECONDOR_ASSIGN_OR_RETURN(out.core, backend_.Allocate(n, n));
+  PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.Allocate(n, n));
   if (damped) {
     // S = s (I + s G s)^-1 s with s = (w / (mass mu))^1/2: the matrix inverted has eigenvalues from 1 to 1 + d /
     // lambda.
     std::vector<double> s(n);
     for (int64_t i = 0; i < n; ++i) s[i] = std::sqrt(weights_[i] / (mass_ * mu));
     const ConstMatrixView gram(gram_.view().data, 1, PackedSize(n));
-    PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(gram, out.core.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.core.view(), out.core.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.core.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(out.core.view(), out.core.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.core.view(), out.core.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(gram, out.owned.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.owned.view(), out.owned.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.owned.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(out.owned.view(), out.owned.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.owned.view(), out.owned.view()));
   } else {
     // I - M, or e (I + M/e).
     std::vector<double> diagonal = weights_;
     if (published) Decay(-1.0 / identity_, diagonal);
-    PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.core.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(diagonal, out.core.view(), out.core.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.owned.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(diagonal, out.owned.view(), out.owned.view()));
   }
   out.low_rank.vectors = vectors_.view().RowRange(0, n);
-  out.low_rank.core = out.core.view();
+  out.low_rank.core = out.owned.view();
   return out;
 }
 

@@ -31,9 +31,11 @@ constexpr absl::string_view kName = "mkor";
 
 // What of the configuration the factors depend on; scaling acts on answers alone.
 std::string StateText(const MkorConfig& config) {
-  return absl::StrFormat("rule %d rank %d gamma %.17g damping %.17g clip %.17g zeta %.17g norm_threshold %.17g",
-                         static_cast<int>(config.rule), config.rank, config.gamma, config.damping, config.clip,
-                         config.zeta, config.norm_threshold);
+  const std::string text =
+      absl::StrFormat("rule %d rank %d gamma %.17g damping %.17g clip %.17g zeta %.17g norm_threshold %.17g",
+                      static_cast<int>(config.rule), config.rank, config.gamma, config.damping, config.clip,
+                      config.zeta, config.norm_threshold);
+  return config.storage == SymmetricStorage::kF32 ? text : text + " storage F16";  // as before there was a choice
 }
 
 // Lengths of equal blocks (the last ones one shorter) that cover d.

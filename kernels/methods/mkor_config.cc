@@ -17,6 +17,7 @@ absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
   MkorConfig out;
   out.rule = static_cast<UpdateRule>(reader.Choice("rule", 0, {"EXACT_DAMPED", "REFERENCE", "BLEND", "PUBLISHED"}));
   out.representation = static_cast<Representation>(reader.Choice("representation", 0, {"AUTO", "DENSE", "LOW_RANK"}));
+  out.storage = static_cast<SymmetricStorage>(reader.Choice("storage", 0, {"F32", "F16"}));
   out.rank = reader.Integer("rank", out.rank, 1, 1024);
   out.gamma = reader.OpenNumber("gamma", out.gamma, 0, 1);
   out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);
@@ -27,6 +28,11 @@ absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
   out.norm_threshold = reader.OpenNumber("norm_threshold", out.norm_threshold, 0, kHuge);
   out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 1, kMaxDimension);
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  if (out.storage == SymmetricStorage::kF16 &&
+      (out.rule == UpdateRule::kExactDamped || out.rule == UpdateRule::kPublished)) {
+    return absl::InvalidArgumentError(
+        "method mkor: option storage: expected F32 with the rules EXACT_DAMPED and PUBLISHED, got F16");
+  }
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/session_spec.h"
+#include "kernels/base/symmetric_tiles.h"
 #include "kernels/methods/scaling.h"
 
 namespace precondor {
@@ -17,9 +18,10 @@ enum class Representation : uint8_t { kAuto, kDense, kLowRank };
 struct MkorConfig {
   UpdateRule rule = UpdateRule::kExactDamped;
   Representation representation = Representation::kAuto;
-  int64_t rank = 64;     // columns kept per factor in the low-rank form
-  double gamma = 0.95;   // decay of one statistic step
-  double damping = 1.0;  // lambda, relative to the mean eigenvalue
+  SymmetricStorage storage = SymmetricStorage::kF32;  // of dense factors that UsesDeferred
+  int64_t rank = 64;                                  // columns kept per factor in the low-rank form
+  double gamma = 0.95;                                // decay of one statistic step
+  double damping = 1.0;                               // lambda, relative to the mean eigenvalue
   ScalingPolicy scaling;
   double clip = 100;              // REFERENCE: clamp of the vectors' elements; PUBLISHED: cap of max |J|
   double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I
@@ -28,6 +30,8 @@ struct MkorConfig {
 
   // True when a factor of dimension d is kept in the low-rank form.
   bool UsesLowRank(int64_t d) const;
+  // True when a dense factor's updates are a few rank-1 terms, which may wait.
+  bool UsesDeferred() const { return rule != UpdateRule::kExactDamped; }
   // Vectors that Sherman-Morrison takes in at once, of k: BLEND bounds their length, so that all may come together;
   // REFERENCE does not, and only one by one loses nothing to rounding however long they are.
   int64_t ShermanMorrisonBlock(int64_t k) const { return rule == UpdateRule::kBlend ? k : 1; }

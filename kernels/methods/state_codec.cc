@@ -166,12 +166,17 @@ absl::Status StateReader::ExpectInteger(absl::string_view field, uint64_t expect
   return absl::FailedPreconditionError(absl::StrCat("layer state: ", field, ": expected ", expected, ", got ", got));
 }
 
-absl::Status StateReader::ExpectText(absl::string_view field, absl::string_view expected) {
+absl::StatusOr<std::string> StateReader::Text(absl::string_view field) {
   PRECONDOR_ASSIGN_OR_RETURN(const uint64_t size, Integer(field));
-  PRECONDOR_ASSIGN_OR_RETURN(const absl::string_view got, Take(field, size));
+  PRECONDOR_ASSIGN_OR_RETURN(const absl::string_view text, Take(field, size));
+  return std::string(text);
+}
+
+absl::Status StateReader::ExpectText(absl::string_view field, absl::string_view expected) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string got, Text(field));
   if (got == expected) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("layer state: ", field, ": expected \"", expected, "\", got \"", got.substr(0, kShownText), "\""));
+  return absl::FailedPreconditionError(absl::StrCat("layer state: ", field, ": expected \"", expected, "\", got \"",
+                                                    absl::string_view(got).substr(0, kShownText), "\""));
 }
 
 absl::Status StateReader::Matrix(absl::string_view field, Backend& backend, MatrixView out) {

@@ -45,6 +45,7 @@ class StateReader {
   absl::StatusOr<uint64_t> Integer(absl::string_view field);
   absl::StatusOr<double> Number(absl::string_view field);
   absl::StatusOr<std::vector<double>> Numbers(absl::string_view field);
+  absl::StatusOr<std::string> Text(absl::string_view field);
   absl::Status ExpectInteger(absl::string_view field, uint64_t expected);
   absl::Status ExpectText(absl::string_view field, absl::string_view expected);
   // Uploads to `out`, whose shape it has to have.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -113,7 +114,7 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
   }
   Dense Expanded(const SymmetricMatrix& m) {
     Guarded x = Put(Dense(m.n(), m.n(), kNaN));
-    EXPECT_TRUE(backend().SymmetricExpand(1.0, {}, ConstMatrixView(nullptr, 0, m.n()), m, x.view()).ok());
+    EXPECT_TRUE(backend().SymmetricExpand(1.0, 0.0, {}, ConstMatrixView(nullptr, 0, m.n()), m, x.view()).ok());
     return Read(x);
   }
   std::vector<SymmetricStorage> Storages() {
@@ -123,6 +124,41 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
   }
   static double Rounding(SymmetricStorage storage) {
     return storage == SymmetricStorage::kF32 ? std::numeric_limits<float>::epsilon() / 2 : std::ldexp(1.0, -11);
+  }
+
+  void CheckUpdate(SymmetricStorage storage, int64_t n, double scale, double shift, const std::vector<double>& weights,
+                   int64_t k) {
+    const int64_t p = static_cast<int64_t>(weights.size());
+    const Dense x = RandomSymmetric(n, 3), rows = Random(p, n, 4), v = Random(k, n, 5);
+    Dense weighted = rows;
+    for (int64_t i = 0; i < p; ++i) {
+      for (int64_t j = 0; j < n; ++j) weighted.at(i, j) *= weights[i];
+    }
+    const Dense terms = reference::Product(reference::Transposed(rows), weighted);
+    const Dense expected =
+        reference::Combination(1, reference::Combination(scale, x, 1, terms), shift, reference::Identity(n));
+    SymmetricMatrix m = Compressed(x, storage);
+    Guarded device_rows = Put(rows), device_v = Put(v), y = Put(Dense(k, n, kNaN));
+    ASSERT_TRUE(backend()
+                    .SymmetricUpdateMultiply(scale, shift, weights, device_rows.view(), m, device_v.view(), y.view())
+                    .ok());
+    // Each element: p products of numbers up to |weight| and the sums with them, then rounded to storage; it was
+    // rounded to storage before.
+    double size = 1 + std::fabs(shift);
+    for (const double weight : weights) size += std::fabs(weight);
+    const double bound = (static_cast<double>(4 * p + 6) * Rounding(SymmetricStorage::kF32) +
+                          (storage == SymmetricStorage::kF16 ? 2 * Rounding(storage) : 0)) *
+                         size;
+    const Dense got = Expanded(m);
+    for (size_t i = 0; i < got.data.size(); ++i) ASSERT_NEAR(got.data[i], expected.data[i], bound);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < i; ++j) ASSERT_EQ(got.at(i, j), got.at(j, i));
+    }
+    // Of the matrix that is stored: its rounding does not enter.
+    const Dense product = reference::Product(v, got), got_y = Read(y);
+    const double length = static_cast<double>(n);
+    const double y_bound = (length + 2) * Rounding(SymmetricStorage::kF32) * length * size;
+    for (size_t i = 0; i < got_y.data.size(); ++i) ASSERT_NEAR(got_y.data[i], product.data[i], y_bound) << n;
   }
 
   Device device_;
@@ -169,39 +205,8 @@ TEST_P(SymmetricConformanceTest, UpdatesAndMultipliesByTheDefinition) {
   for (const SymmetricStorage storage : Storages()) {
     for (const int64_t n : kSizes) {
       for (const std::vector<double>& weights : all_weights) {
-        for (const double scale : {1.0, 0.75}) {
-          for (const int64_t k : {0, 1, 3}) {
-            const int64_t p = static_cast<int64_t>(weights.size());
-            const Dense x = RandomSymmetric(n, 3), rows = Random(p, n, 4), v = Random(k, n, 5);
-            Dense weighted = rows;
-            for (int64_t i = 0; i < p; ++i) {
-              for (int64_t j = 0; j < n; ++j) weighted.at(i, j) *= weights[i];
-            }
-            const Dense expected =
-                reference::Combination(scale, x, 1, reference::Product(reference::Transposed(rows), weighted));
-            SymmetricMatrix m = Compressed(x, storage);
-            Guarded device_rows = Put(rows), device_v = Put(v), y = Put(Dense(k, n, kNaN));
-            ASSERT_TRUE(backend()
-                            .SymmetricUpdateMultiply(scale, weights, device_rows.view(), m, device_v.view(), y.view())
-                            .ok());
-            // Each element: p + 1 products of numbers up to |weight| and 1, rounded, then rounded to storage; it was
-            // rounded once before.
-            double size = 1;
-            for (const double weight : weights) size += std::fabs(weight);
-            const double bound = (static_cast<double>(4 * p + 4) * Rounding(SymmetricStorage::kF32) +
-                                  (storage == SymmetricStorage::kF16 ? 2 * Rounding(storage) : 0)) *
-                                 size;
-            const Dense got = Expanded(m);
-            for (size_t i = 0; i < got.data.size(); ++i) ASSERT_NEAR(got.data[i], expected.data[i], bound);
-            for (int64_t i = 0; i < n; ++i) {
-              for (int64_t j = 0; j < i; ++j) ASSERT_EQ(got.at(i, j), got.at(j, i));
-            }
-            // Of the matrix that is stored: its rounding does not enter.
-            const Dense product = reference::Product(v, got), got_y = Read(y);
-            const double y_bound =
-                static_cast<double>(n + 2) * Rounding(SymmetricStorage::kF32) * static_cast<double>(n) * size;
-            for (size_t i = 0; i < got_y.data.size(); ++i) ASSERT_NEAR(got_y.data[i], product.data[i], y_bound) << n;
-          }
+        for (const auto& [scale, shift] : {std::pair(1.0, 0.0), {0.75, 0.0}, {1.0, -0.5}, {0.5, 0.25}}) {
+          for (const int64_t k : {0, 1, 3}) CheckUpdate(storage, n, scale, shift, weights, k);
         }
       }
     }
@@ -215,9 +220,9 @@ TEST_P(SymmetricConformanceTest, ExpandsToTheBitWhatAnUpdateWouldStore) {
     const Dense x = RandomSymmetric(n, 3);
     SymmetricMatrix m = Compressed(x, SymmetricStorage::kF32);
     Guarded rows = Put(Random(3, n, 4)), expanded = Put(Dense(n, n, kNaN)), none = Put(Dense(0, n));
-    ASSERT_TRUE(backend().SymmetricExpand(0.75, weights, rows.view(), m, expanded.view()).ok());
+    ASSERT_TRUE(backend().SymmetricExpand(0.75, 0.125, weights, rows.view(), m, expanded.view()).ok());
     EXPECT_EQ(Expanded(m).data, x.data) << "m is an input";
-    ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, weights, rows.view(), m, none.view(), none.view()).ok());
+    ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, 0.125, weights, rows.view(), m, none.view(), none.view()).ok());
     EXPECT_EQ(Expanded(m).data, Read(expanded).data);
   }
 }
@@ -231,9 +236,11 @@ TEST_P(SymmetricConformanceTest, FusedIsUpdateThenMultiplyToTheBit) {
     SymmetricMatrix fused = Compressed(x, storage), apart = Compressed(x, storage);
     Guarded rows = Put(Random(2, n, 4)), v = Put(Random(5, n, 5)), none = Put(Dense(0, n));
     Guarded y_fused = Put(Dense(5, n)), y_apart = Put(Dense(5, n)), y_single = Put(Dense(1, n));
-    ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, weights, rows.view(), fused, v.view(), y_fused.view()).ok());
-    ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, weights, rows.view(), apart, none.view(), none.view()).ok());
-    ASSERT_TRUE(backend().SymmetricUpdateMultiply(1.0, {}, none.view(), apart, v.view(), y_apart.view()).ok());
+    ASSERT_TRUE(
+        backend().SymmetricUpdateMultiply(0.75, 0.125, weights, rows.view(), fused, v.view(), y_fused.view()).ok());
+    ASSERT_TRUE(
+        backend().SymmetricUpdateMultiply(0.75, 0.125, weights, rows.view(), apart, none.view(), none.view()).ok());
+    ASSERT_TRUE(backend().SymmetricUpdateMultiply(1.0, 0.0, {}, none.view(), apart, v.view(), y_apart.view()).ok());
     EXPECT_EQ(Expanded(fused).data, Expanded(apart).data);
     EXPECT_EQ(Read(y_fused).data, Read(y_apart).data);
   }
@@ -257,15 +264,16 @@ TEST_P(SymmetricConformanceTest, RefusesWrongShapesByName) {
     return std::string(status.message());
   };
   using testing::HasSubstr;
-  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, one, wrong.view(), m, row.view(), row.view())),
+  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, 0, one, wrong.view(), m, row.view(), row.view())),
               HasSubstr("SymmetricUpdateMultiply: rows: expected [1, 5], got [1, 4]"));
-  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, one, none.view(), m, row.view(), row.view())),
+  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, 0, one, none.view(), m, row.view(), row.view())),
               HasSubstr("rows: expected [1, 5], got [0, 5]"));
-  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, {}, none.view(), m, wrong.view(), row.view())),
+  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, 0, {}, none.view(), m, wrong.view(), row.view())),
               HasSubstr("v: expected [1, 5], got [1, 4]"));
-  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, {}, none.view(), m, row.view(), none.view())),
+  EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, 0, {}, none.view(), m, row.view(), none.view())),
               HasSubstr("y: expected [1, 5], got [0, 5]"));
-  EXPECT_THAT(message(backend().SymmetricExpand(1, {}, none.view(), m, row.view())), HasSubstr("x: expected [5, 5]"));
+  EXPECT_THAT(message(backend().SymmetricExpand(1, 0, {}, none.view(), m, row.view())),
+              HasSubstr("x: expected [5, 5]"));
   EXPECT_THAT(message(backend().SymmetricCompress(wrong.view(), m)), HasSubstr("x: expected [5, 5]"));
   EXPECT_THAT(message(backend().AllocateSymmetric(-1, SymmetricStorage::kF32).status()), HasSubstr("got -1"));
 }

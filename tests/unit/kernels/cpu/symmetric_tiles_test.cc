@@ -72,11 +72,11 @@ struct Problem {
     }
   }
   Terms All() const { return {left.get(), right.get(), terms}; }
-  std::vector<double> Updated(double scale) const {
+  std::vector<double> Updated(double scale, double shift) const {
     std::vector<double> out(n * n);
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < n; ++j) {
-        double sum = scale * x[i * n + j];
+        double sum = scale * x[i * n + j] + (i == j ? shift : 0.0);
         for (int64_t p = 0; p < terms; ++p) {
           sum += (p % 2 == 0 ? -1.0 : 1.0) * static_cast<double>(rows[p * n + i]) * rows[p * n + j];
         }
@@ -103,10 +103,10 @@ TEST_P(TilesOnEveryTarget, UpdateMultiplyAndExpandFollowTheDefinition) {
         auto memory = Zeros(TileElements(n)), y = Zeros(2 * length), scratch = Zeros(MultiplyScratch(n, 2));
         const Tiles m{memory.get(), n, storage};
         Compress(ConstMatrixView(problem.x.data(), n, n), m);
-        UpdateMultiply(0.5f, problem.All(), m, problem.v.get(), 2, y.get(), scratch.get());
+        UpdateMultiply(0.5f, 0.25, problem.All(), m, problem.v.get(), 2, y.get(), scratch.get());
         std::vector<float> got(n * n);
-        Expand(1.0f, Terms(), m.data, n, storage, MatrixView(got.data(), n, n));
-        const std::vector<double> expected = problem.Updated(0.5);
+        Expand(1.0f, 0.0, Terms(), m.data, n, storage, MatrixView(got.data(), n, n));
+        const std::vector<double> expected = problem.Updated(0.5, 0.25);
         // f32: each of terms + 1 products and sums, of size up to terms + 1, rounds at 2^-24; f16: two roundings more,
         // at 2^-11 of an element's size.
         const double size = static_cast<double>(terms) + 1;
@@ -137,7 +137,7 @@ TEST_P(TilesOnEveryTarget, DoesNotTouchWhatLiesBehind) {
     for (int64_t i = floats; i < floats + 64; ++i) memory[i] = 7.0f;
     const Tiles m{memory.get(), n, storage};
     Compress(ConstMatrixView(problem.x.data(), n, n), m);
-    UpdateMultiply(0.5f, problem.All(), m, problem.v.get(), 1, y.get(), scratch.get());
+    UpdateMultiply(0.5f, 0.25, problem.All(), m, problem.v.get(), 1, y.get(), scratch.get());
     for (int64_t i = floats; i < floats + 64; ++i) EXPECT_EQ(memory[i], 7.0f);
   }
 }
@@ -150,7 +150,7 @@ TEST_P(TilesOnEveryTarget, AMultiplicationOnlyReads) {
   const Tiles m{memory.get(), n, SymmetricStorage::kF16};
   Compress(ConstMatrixView(problem.x.data(), n, n), m);
   const std::vector<float> before(memory.get(), memory.get() + TileBytes(n, m.storage) / 4);
-  UpdateMultiply(1.0f, Terms(), m, problem.v.get(), 1, y.get(), scratch.get());
+  UpdateMultiply(1.0f, 0.0, Terms(), m, problem.v.get(), 1, y.get(), scratch.get());
   EXPECT_EQ(std::memcmp(before.data(), memory.get(), before.size() * sizeof(float)), 0);
 }
 

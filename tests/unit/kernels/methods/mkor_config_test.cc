@@ -48,6 +48,8 @@ TEST(MkorConfigTest, RefusalsNameTheOptionWhatWasExpectedAndWhatCame) {
       {"rule", 1.0, "EXACT_DAMPED", "1"},
       {"representation", true, "AUTO, DENSE, LOW_RANK", "true"},
       {"scaling", std::string("norm_rescale"), "NORM_RESCALE", "\"norm_rescale\""},
+      {"storage", std::string("BF16"), "F32", "BF16"},
+      {"storage", std::string("F16"), "F32 with the rules EXACT_DAMPED and PUBLISHED", "F16"},
       {"rank", 0.0, "[1, 1024]", "0"},
       {"rank", 1025.0, "[1, 1024]", "1025"},
       {"rank", 2.5, "a whole number", "2.5"},

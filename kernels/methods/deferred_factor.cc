@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/methods/deferred_factor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+namespace {
+
+// A power of two near 1/d for f16: elements of J - I are at most 1, and 2^15 is f16's last but one.
+double Unit(const MkorConfig& config, int64_t d) {
+  if (config.storage == SymmetricStorage::kF32) return 1.0;
+  return std::exp2(-std::min(15.0, std::floor(std::log2(static_cast<double>(d)))));
+}
+
+}  // namespace
+
+DeferredFactor::DeferredFactor(const MkorConfig& config, int64_t d, Backend& backend)
+    : config_(config), d_(d), unit_(Unit(config, d)), backend_(backend) {}
+
+absl::StatusOr<std::unique_ptr<Factor>> DeferredFactor::Make(const MkorConfig& config, int64_t d, Backend& backend) {
+  std::unique_ptr<DeferredFactor> factor(new DeferredFactor(config, d, backend));
+  PRECONDOR_ASSIGN_OR_RETURN(factor->matrix_, backend.AllocateSymmetric(d, config.storage));
+  PRECONDOR_ASSIGN_OR_RETURN(factor->rows_, backend.Allocate(kDeferred, d));
+  factor->scalars_.scale = factor->unit_;
+  factor->scalars_.diagonal.assign(d, 1.0);
+  factor->scalars_.discard_next = config.rule == UpdateRule::kReference;
+  return std::unique_ptr<Factor>(std::move(factor));
+}
+
+int64_t DeferredFactor::StateBytes(const MkorConfig& config, int64_t d) {
+  return TileBytes(d, config.storage) + kDeferred * d * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t DeferredFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
+  // An update: v, u and the terms, small products, what a backend lays out anew (rows and vectors padded, twice), and
+  // the copy of the state that a long step or a backend without kernels makes. An inverse: the full matrix, and as much
+  // beside it as a tile.
+  const int64_t padded = TileRows(d) * kTileSide, float_bytes = static_cast<int64_t>(sizeof(float));
+  const int64_t wide = std::max(k, kDeferred);
+  const int64_t update =
+      (3 * k * d + 2 * k * k + wide * k + 2 * (wide + k) * padded + k * kTileSide * 16) * float_bytes +
+      (k > kDeferred ? 2 : 1) * StateBytes(config, d);
+  const int64_t inverse = (d * d + 2 * kDeferred * padded + kTileSide * kTileSide) * float_bytes;
+  return std::max(update, inverse);
+}
+
+ConstMatrixView DeferredFactor::Waiting(const Scalars& scalars) const {
+  return (aside() ? next_rows_ : rows_).view().RowRange(0, static_cast<int64_t>(scalars.weights.size()));
+}
+
+absl::Status DeferredFactor::AllocateAside() {
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rows, backend_.Allocate(kDeferred, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(next_matrix_, backend_.AllocateSymmetric(d_, config_.storage));
+  next_rows_ = std::move(rows);
+  return absl::OkStatus();
+}
+
+absl::Status DeferredFactor::Prepare(ConstMatrixView vectors) {
+  next_ = scalars_;
+  next_.discard_next = false;
+  if (scalars_.discard_next) return absl::OkStatus();
+  std::vector<double> squares(vectors.rows);
+  PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
+  const double k = static_cast<double>(vectors.rows);
+  const double mean_square = std::accumulate(squares.begin(), squares.end(), 0.0) / k;
+  if (!std::isfinite(mean_square)) {
+    return absl::InvalidArgumentError("statistics: expected finite vectors, got a norm that is not");
+  }
+  if (vectors.rows > kDeferred) {
+    PRECONDOR_RETURN_IF_ERROR(AllocateAside());
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(matrix_.raw(), next_matrix_.raw()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(rows_.view(), next_rows_.view()));
+  }
+  if (config_.rule == UpdateRule::kPublished) return Published(vectors);
+  if (config_.rule == UpdateRule::kReference) return ShermanMorrison(vectors, 1.0 / std::sqrt(k));
+  next_.mass = 1.0 - config_.gamma * (1.0 - scalars_.mass);
+  next_.mean_square = config_.gamma * scalars_.mean_square + (1.0 - config_.gamma) * mean_square;
+  const double variance = config_.damping * next_.mean_square / next_.mass / static_cast<double>(d_);
+  return ShermanMorrison(vectors, variance > 0 ? 1.0 / std::sqrt(k * variance) : 0.0);
+}
+
+void DeferredFactor::Commit() {
+  std::swap(scalars_, next_);
+  if (aside()) {
+    std::swap(matrix_, next_matrix_);
+    std::swap(rows_, next_rows_);
+  }
+  Abandon();
+}
+
+void DeferredFactor::Abandon() {
+  next_matrix_ = SymmetricMatrix();
+  next_rows_ = DeviceMatrix();
+}
+
+absl::StatusOr<FactorInverse> DeferredFactor::Inverse() const {
+  FactorInverse out;
+  out.dense = true;
+  PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.Allocate(d_, d_));
+  const MatrixView full = out.owned.view();
+  PRECONDOR_RETURN_IF_ERROR(
+      backend_.SymmetricExpand(scalars_.scale, scalars_.identity, scalars_.weights, Waiting(scalars_), matrix_, full));
+  out.matrix = full;
+  return out;
+}
+
+// J = H - sum of rank-1 terms as in LowRankFactor::ShermanMorrisonTerms, H = gamma J + (1-gamma) I.
+absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double scale) {
+  const int64_t block = config_.ShermanMorrisonBlock(vectors.rows);
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.Allocate(block, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(block, d_));
+  for (int64_t begin = 0; begin < vectors.rows; begin += block) {
+    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(scale, vectors.RowRange(begin, block), 0.0, v.view()));
+    PRECONDOR_RETURN_IF_ERROR(MultiplyStored(v.view(), aside() ? block : vectors.rows - begin, u.view()));
+    if (begin == 0) Blend(config_.gamma, 1.0 - config_.gamma);
+    PRECONDOR_RETURN_IF_ERROR(AddTheRest(v.view(), u.view()));
+    PRECONDOR_RETURN_IF_ERROR(ShermanMorrisonBlock(v.view(), u.view()));
+  }
+  return CheckDiagonal();
+}
+
+// H - u'(I + v u')^-1 u for u = v H, with the eigenvectors of v u' as the terms' basis.
+absl::Status DeferredFactor::ShermanMorrisonBlock(ConstMatrixView v, ConstMatrixView u) {
+  const int64_t k = v.rows;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.Allocate(k, d_));
+  std::vector<double> values(k);
+  if (k == 1) {
+    PRECONDOR_ASSIGN_OR_RETURN(values[0], backend_.Dot(v, u));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(u, terms.view()));
+  } else {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.Allocate(k, k));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.Allocate(k, k));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v, Transpose::kNo, u, Transpose::kYes, 0.0, small.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(small.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricEigen(small.view(), absl::MakeSpan(values), q.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, q.view(), Transpose::kNo, u, Transpose::kNo, 0.0, terms.view()));
+  }
+  for (double& value : values) value = 1.0 / std::sqrt(1.0 + std::max(value, 0.0));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(values, terms.view(), terms.view()));
+  return Append(-1.0, terms.view());
+}
+
+// Algorithm 1 of the paper, lines 5-10; several vectors of a step enter with the mean of their terms. Capping the
+// diagonal caps all elements of a positive definite J, and scaling keeps it so, which clamping elements would not.
+absl::Status DeferredFactor::Published(ConstMatrixView vectors) {
+  const int64_t k = vectors.rows;
+  const double gamma = config_.gamma;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(k, d_));
+  PRECONDOR_RETURN_IF_ERROR(MultiplyStored(vectors, aside() ? 0 : k, u.view()));
+  if (*std::max_element(next_.diagonal.begin(), next_.diagonal.end()) > config_.norm_threshold) {
+    Blend(config_.zeta, 1.0 - config_.zeta);
+  }
+  PRECONDOR_RETURN_IF_ERROR(AddTheRest(vectors, u.view()));
+  std::vector<double> roots(k);
+  for (int64_t i = 0; i < k; ++i) {
+    PRECONDOR_ASSIGN_OR_RETURN(const double x, backend_.Dot(vectors.RowRange(i, 1), u.view().RowRange(i, 1)));
+    roots[i] = std::sqrt(PublishedWeight(gamma, x) / static_cast<double>(k));
+  }
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots, u.view(), u.view()));
+  Blend(gamma, 0.0);
+  PRECONDOR_RETURN_IF_ERROR(Append(1.0, u.view()));
+  PRECONDOR_RETURN_IF_ERROR(CheckDiagonal());
+  const double largest = *std::max_element(next_.diagonal.begin(), next_.diagonal.end());
+  if (largest > config_.clip) Blend(config_.clip / largest, 0.0);
+  return absl::OkStatus();
+}
+
+absl::Status DeferredFactor::MultiplyStored(ConstMatrixView v, int64_t room, MatrixView u) {
+  const ConstMatrixView waiting = Waiting(next_);
+  if (waiting.rows == 0 || waiting.rows + std::min(room, kDeferred) <= kDeferred) {
+    return backend_.SymmetricUpdateMultiply(1.0, 0.0, {}, waiting.RowRange(0, 0), matrix(), v, u);
+  }
+  std::vector<double> weights = next_.weights;
+  for (double& weight : weights) weight /= unit_;
+  double identity = next_.identity;
+  if (config_.storage == SymmetricStorage::kF16) {  // the less there is in M, the less rounding costs
+    identity = std::accumulate(next_.diagonal.begin(), next_.diagonal.end(), 0.0) / static_cast<double>(d_);
+  }
+  PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricUpdateMultiply(next_.scale / unit_, (next_.identity - identity) / unit_,
+                                                             weights, waiting, matrix(), v, u));
+  for (Scalars* scalars : {&next_, &scalars_}) {
+    if (scalars == &scalars_ && aside()) continue;  // otherwise it is the factor's own M, whatever comes of this update
+    scalars->identity = identity;
+    scalars->scale = unit_;
+    scalars->weights.clear();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredFactor::AddTheRest(ConstMatrixView v, MatrixView u) {
+  const ConstMatrixView waiting = Waiting(next_);
+  if (waiting.rows == 0) {
+    return backend_.Axpby(next_.identity, v, next_.scale, u);
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(v.rows, waiting.rows));
+  const MatrixView p = products.view();
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v, Transpose::kNo, waiting, Transpose::kYes, 0.0, p));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleColumns(next_.weights, p, p));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, p, Transpose::kNo, waiting, Transpose::kNo, next_.scale, u));
+  return backend_.Axpby(next_.identity, v, 1.0, u);
+}
+
+void DeferredFactor::Blend(double decay, double shift) {
+  next_.identity = decay * next_.identity + shift;
+  next_.scale *= decay;
+  for (double& weight : next_.weights) weight *= decay;
+  for (double& element : next_.diagonal) element = decay * element + shift;
+}
+
+absl::Status DeferredFactor::Append(double sign, ConstMatrixView terms) {
+  std::vector<double> squares(d_);
+  PRECONDOR_RETURN_IF_ERROR(backend_.ColumnSquaredNorms(terms, absl::MakeSpan(squares)));
+  for (int64_t j = 0; j < d_; ++j) next_.diagonal[j] += sign * squares[j];
+  for (int64_t begin = 0; begin < terms.rows;) {
+    if (static_cast<int64_t>(next_.weights.size()) == kDeferred) {
+      const ConstMatrixView none = terms.RowRange(0, 0);
+      PRECONDOR_RETURN_IF_ERROR(MultiplyStored(none, 1, MatrixView(nullptr, 0, d_)));
+    }
+    const int64_t used = static_cast<int64_t>(next_.weights.size());
+    const int64_t count = std::min(terms.rows - begin, kDeferred - used);
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(terms.RowRange(begin, count), rows().RowRange(used, count)));
+    next_.weights.insert(next_.weights.end(), count, sign);
+    begin += count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredFactor::CheckDiagonal() const {
+  for (const double value : next_.diagonal) {
+    if (std::isfinite(value) && value >= 0) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("factor: expected a finite positive diagonal after the update, got ", value));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeferredFactor::Save(StateWriter& out) const {
+  out.Text("tiles");
+  out.Integer(static_cast<uint64_t>(d_));
+  out.Number(scalars_.mass);
+  out.Number(scalars_.mean_square);
+  out.Integer(scalars_.discard_next ? 1 : 0);
+  out.Number(scalars_.identity);
+  out.Number(scalars_.scale);
+  out.Numbers(scalars_.weights);
+  out.Numbers(scalars_.diagonal);
+  PRECONDOR_RETURN_IF_ERROR(
+      out.Matrix(backend_, rows_.view().RowRange(0, static_cast<int64_t>(scalars_.weights.size()))));
+  return out.Matrix(backend_, matrix_.raw());
+}
+
+absl::Status DeferredFactor::PrepareLoad(StateReader& in) {
+  PRECONDOR_RETURN_IF_ERROR(AllocateAside());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string representation, in.Text("representation"));
+  if (representation == "dense") return LoadFull(in);
+  if (representation != "tiles") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("layer state: representation: expected \"tiles\", got \"", representation, "\""));
+  }
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.mass, in.Number("mass"));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.mean_square, in.Number("mean square"));
+  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t discard_next, in.Integer("discard next"));
+  next_.discard_next = discard_next != 0;
+  PRECONDOR_ASSIGN_OR_RETURN(next_.identity, in.Number("identity"));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.scale, in.Number("scale"));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.weights, in.Numbers("weights"));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.diagonal, in.Numbers("diagonal"));
+  if (static_cast<int64_t>(next_.weights.size()) > kDeferred || static_cast<int64_t>(next_.diagonal.size()) != d_) {
+    return absl::DataLossError(absl::StrCat("layer state: expected at most ", kDeferred, " weights and a diagonal of ",
+                                            d_, ", got ", next_.weights.size(), " and ", next_.diagonal.size()));
+  }
+  const int64_t waiting = static_cast<int64_t>(next_.weights.size());
+  PRECONDOR_RETURN_IF_ERROR(in.Matrix("terms", backend_, rows().RowRange(0, waiting)));
+  return in.Matrix("matrix", backend_, next_matrix_.raw());
+}
+
+// What was saved before M lay in tiles: J itself.
+absl::Status DeferredFactor::LoadFull(StateReader& in) {
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
+  PRECONDOR_RETURN_IF_ERROR(in.Number("scale").status());
+  PRECONDOR_ASSIGN_OR_RETURN(next_.mass, in.Number("mass"));
+  PRECONDOR_ASSIGN_OR_RETURN(next_.mean_square, in.Number("mean square"));
+  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t discard_next, in.Integer("discard next"));
+  next_.discard_next = discard_next != 0;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix full, backend_.Allocate(d_, d_));
+  PRECONDOR_RETURN_IF_ERROR(in.Matrix("inverse", backend_, full.view()));
+  next_.identity = 1.0;
+  next_.scale = unit_;
+  next_.weights.clear();
+  next_.diagonal.assign(d_, 0.0);
+  PRECONDOR_RETURN_IF_ERROR(backend_.Diagonal(full.view(), absl::MakeSpan(next_.diagonal)));
+  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(-1.0, full.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1.0 / unit_, full.view(), 0.0, full.view()));
+  return backend_.SymmetricCompress(full.view(), next_matrix_);
+}
+
+}  // namespace precondor

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// A dense factor under the rules whose updates add a few rank-1 terms: REFERENCE, BLEND, PUBLISHED.
+//   J = e I + s M + sum_i w_i r_i r_i'
+// M is symmetric, in tiles, in f32 or f16; e and s are scalars, so that no pass over M decays or blends it; at most
+// kDeferred terms wait beside it. They go into M when the next update would not fit, in the same pass in which that
+// update multiplies. The diagonal of J is kept in f64 at O(d) an update: J is positive definite, so that its largest
+// element is there. Derivation: docs/methods/mkor.md, "Dense".
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/methods/factor.h"
+
+namespace precondor {
+
+class DeferredFactor final : public Factor {
+ public:
+  static constexpr int64_t kDeferred = 16;
+
+  static absl::StatusOr<std::unique_ptr<Factor>> Make(const MkorConfig& config, int64_t d, Backend& backend);
+  static int64_t StateBytes(const MkorConfig& config, int64_t d);
+  static int64_t ScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
+
+  absl::Status Prepare(ConstMatrixView vectors) override;
+  void Commit() override;
+  // Terms that Prepare has moved into M stay there: the J of this factor is the same, and so are the bits of what the
+  // next Prepare of as many vectors computes.
+  void Abandon() override;
+  absl::Status Save(StateWriter& out) const override;
+  absl::Status PrepareLoad(StateReader& in) override;
+  absl::StatusOr<FactorInverse> Inverse() const override;
+  bool low_rank() const override { return false; }
+  int64_t rank() const override { return 0; }
+  double damping() const override { return 0.0; }
+  int64_t bytes() const override { return StateBytes(config_, d_); }
+
+ private:
+  struct Scalars {
+    double mass = 0;         // BLEND: 1 - gamma^t
+    double mean_square = 0;  // BLEND: EMA of |v|^2
+    double identity = 1;     // e
+    double scale = 1;        // s
+    std::vector<double> weights;
+    std::vector<double> diagonal;  // of J
+    bool discard_next = false;
+  };
+  DeferredFactor(const MkorConfig& config, int64_t d, Backend& backend);
+  // Longer steps than kDeferred vectors cannot wait beside M; they change a copy of it.
+  bool aside() const { return !next_matrix_.empty(); }
+  SymmetricMatrix& matrix() { return aside() ? next_matrix_ : matrix_; }
+  MatrixView rows() { return aside() ? next_rows_.view() : rows_.view(); }
+  ConstMatrixView Waiting(const Scalars& scalars) const;
+  absl::Status AllocateAside();
+  absl::Status ShermanMorrison(ConstMatrixView vectors, double scale);
+  absl::Status ShermanMorrisonBlock(ConstMatrixView v, ConstMatrixView u);
+  absl::Status Published(ConstMatrixView vectors);
+  // u = v M, after moving what waits into M where less than `room` is left beside it.
+  absl::Status MultiplyStored(ConstMatrixView v, int64_t room, MatrixView u);
+  // u = v J for the u that MultiplyStored gave.
+  absl::Status AddTheRest(ConstMatrixView v, MatrixView u);
+  // J <- decay J + shift I.
+  void Blend(double decay, double shift);
+  // J <- J + sign sum_i terms_i terms_i'.
+  absl::Status Append(double sign, ConstMatrixView terms);
+  absl::Status CheckDiagonal() const;
+  absl::Status LoadFull(StateReader& in);
+
+  const MkorConfig config_;
+  const int64_t d_;
+  const double unit_;  // s when nothing has decayed: f16 wants elements near 1, and those of J - I are near 1/d
+  Backend& backend_;
+  SymmetricMatrix matrix_;
+  DeviceMatrix rows_;  // [kDeferred, d]; what Prepare appends lies behind the rows in use, where nobody looks
+  Scalars scalars_;
+  // Made by Prepare, adopted by Commit.
+  Scalars next_;
+  SymmetricMatrix next_matrix_;  // when aside
+  DeviceMatrix next_rows_;
+};
+
+}  // namespace precondor
