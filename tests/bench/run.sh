@@ -6,8 +6,8 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
-  --filter RE      only rows whose name matches. Families: update/, precondition/ and baseline/ (kernels), with the
-                   machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
+  --filter RE      only rows whose name matches. Families: update/ (tiles among them), precondition/ and baseline/
+                   (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
                    store/ (log and snapshots on the disk of TMPDIR), recovery/ (a shard of BERT-Large's layers that
                    keeps them, and comes back), which are left out by a filter that names none of these five
   --json FILE      write the rows there as well
@@ -90,6 +90,11 @@ if "$build/tests/bench/kernels_bench" --benchmark_list_tests --benchmark_filter=
   run kernels "$build/tests/bench/kernels_bench" --benchmark_filter="^limit/|($filter)" \
     --benchmark_min_time="$min_time" --benchmark_repetitions="$repetitions" \
     --benchmark_enable_random_interleaving=true --benchmark_out="$out/kernels.json" --benchmark_out_format=json
+fi
+if [[ -x "$build/tests/bench/tiles_bench" ]]; then
+  case "$filter" in
+    . | *update* | *tiles*) run tiles "$build/tests/bench/tiles_bench" --json="$out/tiles.json" "${store_flags[@]}" ;;
+  esac
 fi
 for workload in bert-large gradients; do
   case "$workload:$filter" in

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// Updates of a dense factor by one vector, in tiles and as others do them, on one thread. All of a size are measured in
+// turns, each over so many factors that none is still in a cache when its turn comes again, as in a model's step. A
+// row's limit is what this core's memory allows for the bytes that an update must move, measured in the same turns;
+// what is measured was compared with the recursion in doubles first.
+#include <algorithm>
+#include <cblas.h>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+#include "kernels/base/check.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/methods/deferred_factor.h"
+#include "tests/bench/stream_limits.h"
+
+extern "C" {
+void spotrf_(const char* uplo, const int* n, float* a, const int* lda, int* info);
+void spotri_(const char* uplo, const int* n, float* a, const int* lda, int* info);
+}
+
+namespace precondor {
+namespace {
+
+constexpr int64_t kUpdates = DeferredFactor::kDeferred;  // of one turn: terms move in once
+
+struct Row {
+  std::string name;
+  double value = 0;
+  std::string unit;
+  double limit = 0;  // 0: none
+  double target = 0;
+  bool at_most =
+      false;  // the target is for the value, which may not exceed it; else for the ratio, or the value if none
+};
+
+MkorConfig Config(SymmetricStorage storage) {
+  MkorConfig config;
+  config.rule = UpdateRule::kBlend;
+  config.representation = Representation::kDense;
+  config.storage = storage;
+  return config;
+}
+
+std::vector<float> Gaussian(int64_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(count);
+  for (float& element : out) element = normal(random);
+  return out;
+}
+
+// BLEND in doubles from its definition, for one vector a step; J as its terms, so that d may be large.
+class BlendRecursion {
+ public:
+  explicit BlendRecursion(const MkorConfig& config) : config_(config) {}
+
+  void Update(const std::vector<float>& vector) {
+    const double d = static_cast<double>(vector.size()), gamma = config_.gamma;
+    double square = 0;
+    for (const double element : vector) square += element * element;
+    mass_ = 1 - gamma * (1 - mass_);
+    mean_square_ = gamma * mean_square_ + (1 - gamma) * square;
+    const double scale = 1 / std::sqrt(config_.damping * mean_square_ / mass_ / d);
+    std::vector<double> v(vector.begin(), vector.end());
+    for (double& element : v) element *= scale;
+    identity_ = gamma * identity_ + 1 - gamma;
+    for (auto& [weight, term] : terms_) weight *= gamma;
+    const std::vector<double> u = Times(v);
+    double x = 0;
+    for (size_t i = 0; i < v.size(); ++i) x += v[i] * u[i];
+    terms_.emplace_back(-1 / (1 + x), u);
+  }
+  std::vector<double> Times(const std::vector<double>& v) const {
+    std::vector<double> out = v;
+    for (double& element : out) element *= identity_;
+    for (const auto& [weight, term] : terms_) {
+      double product = 0;
+      for (size_t i = 0; i < v.size(); ++i) product += term[i] * v[i];
+      for (size_t i = 0; i < v.size(); ++i) out[i] += weight * product * term[i];
+    }
+    return out;
+  }
+
+ private:
+  const MkorConfig config_;
+  double mass_ = 0, mean_square_ = 0, identity_ = 1;
+  std::vector<std::pair<double, std::vector<double>>> terms_;
+};
+
+DeviceMatrix OneRow(Backend& backend, const std::vector<float>& elements) {
+  const int64_t n = static_cast<int64_t>(elements.size());
+  DeviceMatrix row = backend.Allocate(1, n).value();
+  PRECONDOR_CHECK(backend.Upload(ConstMatrixView(elements.data(), 1, n), row.view()).ok());
+  return row;
+}
+
+void UpdateOnce(Factor& factor, ConstMatrixView vector) {
+  PRECONDOR_CHECK(factor.Prepare(vector).ok());
+  factor.Commit();
+}
+
+// |G J - G J'| / |G J'| for a few Gaussian rows, after three times what may wait.
+double RelativeError(int64_t d, SymmetricStorage storage, Backend& backend) {
+  const std::unique_ptr<Factor> factor = MakeFactor(Config(storage), d, 0, backend).value();
+  BlendRecursion recursion(Config(storage));
+  for (int64_t step = 0; step < 3 * kUpdates + 1; ++step) {
+    const std::vector<float> vector = Gaussian(d, 100 + step);
+    UpdateOnce(*factor, OneRow(backend, vector).view());
+    recursion.Update(vector);
+  }
+  const FactorInverse inverse = factor->Inverse().value();
+  double error = 0, size = 0;
+  for (uint64_t probe = 0; probe < 2; ++probe) {
+    const std::vector<float> g = Gaussian(d, 7 + probe);
+    const std::vector<double> expected = recursion.Times(std::vector<double>(g.begin(), g.end()));
+    const DeviceMatrix row = OneRow(backend, g);
+    DeviceMatrix product = backend.Allocate(1, d).value();
+    PRECONDOR_CHECK(
+        backend.Gemm(1, row.view(), Transpose::kNo, inverse.matrix, Transpose::kNo, 0, product.view()).ok());
+    std::vector<float> got(d);
+    PRECONDOR_CHECK(backend.Download(product.view(), MatrixView(got.data(), 1, d)).ok());
+    for (int64_t i = 0; i < d; ++i) {
+      error += std::pow(got[i] - expected[i], 2);
+      size += std::pow(expected[i], 2);
+    }
+  }
+  return std::sqrt(error / size);
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+class Bench {
+ public:
+  Bench(bool is_short) : short_(is_short), backend_(MakeCpuBackend(CpuBackendOptions()).value()) {}
+
+  void Size(int64_t d) {
+    Check(d);
+    // Beyond what caches of one socket usually hold.
+    const int64_t pool_bytes = short_ ? int64_t{16} << 20 : int64_t{192} << 20;
+    const int64_t tile_bytes = TileBytes(d, SymmetricStorage::kF32);
+    const int64_t factors = std::max<int64_t>(1, pool_bytes / tile_bytes);
+    const int64_t full = std::max<int64_t>(1, pool_bytes / (4 * d * d));
+    DeviceMatrix stream = backend_->Allocate(factors, tile_bytes / 4).value();
+    DeviceMatrix naive = backend_->Allocate(full * d, d).value();
+    Fill(naive.view());
+    const DeviceMatrix vector = OneRow(*backend_, Gaussian(d, 3));
+    std::vector<std::unique_ptr<Factor>> f32 = Pool(d, SymmetricStorage::kF32, factors);
+    std::vector<std::unique_ptr<Factor>> f16 = Pool(d, SymmetricStorage::kF16, 2 * factors);
+    const std::vector<std::function<double()>> measured = {
+        [&] { return Timed([&] { sink_ = ReadAll(stream.view().data, stream.view().size()); }, factors); },
+        [&] { return Timed([&] { ScaleAll(stream.view().data, stream.view().size()); }, factors); },
+        [&] { return Timed([&] { UpdateAll(f32, vector.view()); }, factors * kUpdates); },
+        [&] { return Timed([&] { UpdateAll(f16, vector.view()); }, 2 * factors * kUpdates); },
+        [&] { return Timed([&] { NaiveUpdates(d, naive.view(), vector.view()); }, full); },
+    };
+    std::vector<std::vector<double>> seconds(measured.size());
+    for (int turn = -1; turn < (short_ ? 1 : 9); ++turn) {  // the first warms up
+      for (size_t i = 0; i < measured.size(); ++i) {
+        const double time = measured[i]();
+        if (turn >= 0) seconds[i].push_back(time);
+      }
+    }
+    const double read = Median(seconds[0]), write = Median(seconds[1]), blas = Median(seconds[4]);
+    const double limit = (read * (kUpdates - 1) + write) / kUpdates;
+    Report(d, limit, Median(seconds[2]), Median(seconds[3]), blas);
+    rows_.push_back({absl::StrCat("limit/tiles_read/d:", d), static_cast<double>(tile_bytes) / read / 1e9, "GB/s"});
+    rows_.push_back(
+        {absl::StrCat("limit/tiles_read_write/d:", d), 2 * static_cast<double>(tile_bytes) / write / 1e9, "GB/s"});
+  }
+
+  // potrf and potri, f32, of one matrix: what K-FAC does where these do an update.
+  void AgainstCholesky(int64_t d) {
+    const int n = static_cast<int>(d);
+    std::vector<double> cholesky;
+    for (int turn = -1; turn < (short_ ? 1 : 3); ++turn) {
+      std::vector<float> a(d * d, 0.5f);
+      for (int64_t i = 0; i < d; ++i) a[i * d + i] = static_cast<float>(d);
+      int info = 0;
+      const double time = Timed(
+          [&] {
+            spotrf_("U", &n, a.data(), &n, &info);
+            PRECONDOR_CHECK(info == 0);
+            spotri_("U", &n, a.data(), &n, &info);
+            PRECONDOR_CHECK(info == 0);
+          },
+          1);
+      if (turn >= 0) cholesky.push_back(time);
+    }
+    const double target = d == 1024 ? 150 : d == 4096 ? 500 : 0;
+    for (const auto& [size, seconds] : f32_seconds_) {
+      if (size != d) continue;
+      rows_.push_back({absl::StrCat("update/cholesky_to_tiles_f32/d:", d), Median(cholesky) / seconds, "x", 0, target});
+    }
+  }
+
+  // The slope of log time over log d.
+  void Growth() {
+    double x = 0, y = 0, xx = 0, xy = 0;
+    const double count = static_cast<double>(f32_seconds_.size());
+    for (const auto& [d, seconds] : f32_seconds_) {
+      const double log_d = std::log(static_cast<double>(d)), log_seconds = std::log(seconds);
+      x += log_d / count;
+      y += log_seconds / count;
+      xx += log_d * log_d / count;
+      xy += log_d * log_seconds / count;
+    }
+    rows_.push_back({"update/tiles_f32_growth", (xy - x * y) / (xx - x * x), "exponent", 0, 2.05, true});
+  }
+
+  void WriteRows(const std::string& path) const {
+    std::ofstream out(path);
+    out << "{\"rows\": [";
+    for (const Row& row : rows_) {
+      const double ratio = row.limit > 0 ? row.limit / row.value : 0;
+      const double judged = ratio > 0 ? ratio : row.value;
+      const bool pass = row.target == 0 || (row.at_most ? judged <= row.target : judged >= row.target);
+      const auto number = [](double value) { return value > 0 ? absl::StrCat(value) : std::string("null"); };
+      out << (&row == rows_.data() ? "\n" : ",\n") << "{\"name\": \"" << row.name << "\", \"value\": " << row.value
+          << ", \"unit\": \"" << row.unit << "\", \"limit\": " << number(row.limit) << ", \"ratio\": " << number(ratio)
+          << ", \"target\": " << number(row.target) << ", \"pass\": " << (pass ? "true" : "false") << "}";
+    }
+    out << "\n]}\n";
+    PRECONDOR_CHECK(out.good());
+  }
+
+ private:
+  static double Timed(const std::function<void()>& work, int64_t count) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / static_cast<double>(count);
+  }
+
+  void Check(int64_t d) {
+    for (const auto& [storage, name] : {std::pair(SymmetricStorage::kF32, "f32"), {SymmetricStorage::kF16, "f16"}}) {
+      const double bound = storage == SymmetricStorage::kF32 ? 5e-6 : 1e-4;
+      rows_.push_back({absl::StrCat("update/tiles_", name, "_error/d:", d), RelativeError(d, storage, *backend_), "", 0,
+                       bound, true});
+      const int64_t before = backend_->allocated_bytes();
+      const std::unique_ptr<Factor> factor = MakeFactor(Config(storage), d, 0, *backend_).value();
+      const int64_t bytes = backend_->allocated_bytes() - before;
+      PRECONDOR_CHECK(bytes == FactorStateBytes(Config(storage), d));
+      const double full = 4 * static_cast<double>(d) * static_cast<double>(d);
+      rows_.push_back(
+          {absl::StrCat("update/tiles_", name, "_memory/d:", d), static_cast<double>(bytes) / full, "of full f32"});
+    }
+  }
+
+  void Report(int64_t d, double limit, double f32, double f16, double blas) {
+    f32_seconds_.emplace_back(d, f32);
+    const bool large = d >= 1024;
+    rows_.push_back({absl::StrCat("update/tiles_f32/d:", d), f32 * 1e6, "us", limit * 1e6, large ? 0.8 : 0});
+    rows_.push_back({absl::StrCat("update/tiles_f16/d:", d), f16 * 1e6, "us", limit / 2 * 1e6, large ? 0.7 : 0});
+    rows_.push_back({absl::StrCat("update/blas/d:", d), blas * 1e6, "us"});
+    const double target = d == 1024 ? 4 : d == 4096 ? 8 : 0;
+    rows_.push_back({absl::StrCat("update/blas_to_tiles_f32/d:", d), blas / f32, "x", 0, target});
+    rows_.push_back({absl::StrCat("update/blas_to_tiles_f16/d:", d), blas / f16, "x"});
+  }
+
+  std::vector<std::unique_ptr<Factor>> Pool(int64_t d, SymmetricStorage storage, int64_t count) {
+    std::vector<std::unique_ptr<Factor>> pool;
+    for (int64_t i = 0; i < count; ++i) pool.push_back(MakeFactor(Config(storage), d, 0, *backend_).value());
+    return pool;
+  }
+
+  // Each factor in its turn, kUpdates times round. The vectors are one: what is in them costs nothing.
+  static void UpdateAll(const std::vector<std::unique_ptr<Factor>>& pool, ConstMatrixView vector) {
+    for (int64_t i = 0; i < kUpdates; ++i) {
+      for (const std::unique_ptr<Factor>& factor : pool) UpdateOnce(*factor, vector);
+    }
+  }
+
+  static void Fill(MatrixView x) {
+    for (int64_t i = 0; i < x.rows; ++i) std::fill(x.row(i), x.row(i) + x.cols, 1e-3f);
+  }
+
+  void NaiveUpdates(int64_t d, MatrixView all, ConstMatrixView vector) {
+    const int n = static_cast<int>(d);
+    std::vector<float> product(d);
+    for (int64_t i = 0; i < all.rows; i += d) {
+      float* j = all.row(i);
+      cblas_sgemv(CblasRowMajor, CblasNoTrans, n, n, 1, j, n, vector.data, 1, 0, product.data(), 1);
+      cblas_sscal(n * n, 0.95f, j, 1);
+      cblas_sger(CblasRowMajor, n, n, 1e-6f, product.data(), 1, product.data(), 1, j, n);
+      sink_ = static_cast<float>(cblas_isamax(d * d, j, 1));
+    }
+  }
+
+  const bool short_;
+  const std::unique_ptr<Backend> backend_;
+  std::vector<Row> rows_;
+  std::vector<std::pair<int64_t, double>> f32_seconds_;
+  volatile float sink_ = 0;
+};
+
+int Main(int argc, char** argv) {
+  std::string json;
+  bool is_short = false;
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (absl::ConsumePrefix(&argument, "--json=")) {
+      json = std::string(argument);
+    } else if (argument == "--short") {
+      is_short = true;
+    } else {
+      std::cerr << "tiles_bench: unknown argument " << argument << "\n";
+      return 2;
+    }
+  }
+  if (json.empty()) {
+    std::cerr << "tiles_bench: needs --json=FILE\n";
+    return 2;
+  }
+  Bench bench(is_short);
+  for (const int64_t d :
+       is_short ? std::vector<int64_t>{256, 512} : std::vector<int64_t>{256, 512, 1024, 2048, 4096, 8192}) {
+    bench.Size(d);
+  }
+  for (const int64_t d : is_short ? std::vector<int64_t>{256} : std::vector<int64_t>{1024, 4096})
+    bench.AgainstCholesky(d);
+  bench.Growth();
+  bench.WriteRows(json);
+  return 0;
+}
+
+}  // namespace
+}  // namespace precondor
+
+int main(int argc, char** argv) { return precondor::Main(argc, argv); }
