@@ -2,11 +2,13 @@
 #include "kernels/cpu/symmetric_tiles.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/symmetric_tiles.cc"  // Highway compiles this file once for each target
 #include "hwy/foreach_target.h"
 // After it, as Highway asks.
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -30,6 +32,16 @@ HWY_INLINE void Put(Vector value, hwy::float16_t* to) {
   hn::Store(hn::DemoteTo(half, value), half, to);
 }
 
+// Asks for two rows that UpdateTile comes to 32 rows later. It computes for longer than a line takes to come, and what
+// it has in flight covers too little of the stream ahead for memory to work meanwhile. Beyond the end is no harm.
+template <typename T>
+HWY_INLINE void PrefetchAhead(const T* rows) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(rows) + 32 * kTileSide * sizeof(T);
+  for (size_t byte = 0; byte < 2 * kTileSide * sizeof(T); byte += 64) {
+    hwy::Prefetch(reinterpret_cast<const char*>(begin + byte));
+  }
+}
+
 // out = scale in + terms on tile (I, J), `height` rows; out may be in. Two rows at a time share what is loaded of the
 // terms; where one is left over it is its own partner.
 template <typename In, typename Out>
@@ -44,6 +56,7 @@ HWY_INLINE void UpdateTile(float scale, const Terms& terms, int64_t tile_row, in
     for (int64_t i = 0; i < height; i += 2) {
       const int64_t next = i + 1 < height ? 1 : 0;
       const int64_t upper = i * kTileSide + strip, lower = upper + next * kTileSide;
+      if (strip == 0) PrefetchAhead(in + upper);
       Vector a0 = hn::Mul(factor, Get(in + upper)), a1 = hn::Mul(factor, Get(in + upper + n));
       Vector a2 = hn::Mul(factor, Get(in + upper + 2 * n)), a3 = hn::Mul(factor, Get(in + upper + 3 * n));
       Vector b0 = hn::Mul(factor, Get(in + lower)), b1 = hn::Mul(factor, Get(in + lower + n));
