@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -80,13 +81,53 @@ std::string LayersDifference(const std::vector<LayerSpec>& have, const std::vect
   return "";
 }
 
+absl::Status CheckLayerMethods(const SessionSpec& spec) {
+  std::vector<bool> taken(spec.layers.size(), false);
+  for (size_t i = 0; i < spec.layer_methods.size(); ++i) {
+    const LayerMethod& entry = spec.layer_methods[i];
+    const std::string field = absl::StrCat("layer_methods[", i, "].");
+    PRECONDOR_RETURN_IF_ERROR(
+        CheckEnum(absl::StrCat(field, "statistics"), entry.statistics, StatisticsKind::kCovariance));
+    if (entry.layers.empty()) return Invalid(absl::StrCat(field, "layers"), "at least one place", "none");
+    for (size_t j = 0; j < entry.layers.size(); ++j) {
+      const uint32_t layer = entry.layers[j];
+      if (layer >= taken.size()) {
+        return Invalid(absl::StrCat(field, "layers"), absl::StrCat("places of 0 ... ", taken.size() - 1), layer);
+      }
+      if (j > 0 && layer <= entry.layers[j - 1]) {
+        return Invalid(absl::StrCat(field, "layers"), "ascending places",
+                       absl::StrCat(layer, " after ", entry.layers[j - 1]));
+      }
+      if (taken[layer]) {
+        return Invalid(absl::StrCat(field, "layers"), "layers that no earlier entry has",
+                       absl::StrCat(layer, " \"", spec.layers[layer].name, "\""));
+      }
+      taken[layer] = true;
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& want) {
+  for (size_t layer = 0; layer < have.layers.size(); ++layer) {
+    const auto text = [layer](const SessionSpec& spec) {
+      return absl::StrCat(MethodText(MethodOf(spec, layer)), " ", StatisticsKindName(StatisticsOf(spec, layer)));
+    };
+    if (MethodOf(have, layer) == MethodOf(want, layer) && StatisticsOf(have, layer) == StatisticsOf(want, layer))
+      continue;
+    return absl::StrCat("layers[", layer, "] \"", have.layers[layer].name, "\": have ", text(have), ", got ",
+                        text(want));
+  }
+  return "";
+}
+
 }  // namespace
 
 absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckName(spec.name));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("world_size", spec.world_size, 1, kMaxWorldSize));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("exchange", spec.exchange, ExchangeMode::kReplay));
-  PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics", spec.statistics, StatisticsKind::kSigned));
+  PRECONDOR_RETURN_IF_ERROR(CheckEnum("statistics", spec.statistics, StatisticsKind::kCovariance));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("sketches", spec.sketches, 0, kMaxSketches));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("inv_freq", spec.inv_freq, 1, 1 << 30));
   PRECONDOR_RETURN_IF_ERROR(CheckRange("warmup_steps", spec.warmup_steps, 0, 1 << 30));
@@ -96,6 +137,7 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(ValidateFallbackConfig(spec.fallback));
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("on_shard_loss", spec.on_shard_loss, ShardLossPolicy::kDegrade));
   PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
+  PRECONDOR_RETURN_IF_ERROR(CheckLayerMethods(spec));
   if (spec.exchange == ExchangeMode::kPullFactors || spec.exchange == ExchangeMode::kReplay) {
     return absl::UnimplementedError(absl::StrCat("exchange: expected DIRECT or DELEGATE, got ",
                                                  ExchangeModeName(spec.exchange),
@@ -128,21 +170,63 @@ std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want)
     difference = absl::StrCat("fallback.", DescribeDifference(have.fallback, want.fallback));
   }
   compare("on_shard_loss", have.on_shard_loss, want.on_shard_loss, ShardLossPolicyName);
-  return difference.empty() ? LayersDifference(have.layers, want.layers) : difference;
+  if (difference.empty()) difference = LayersDifference(have.layers, want.layers);
+  return difference.empty() ? LayerMethodsDifference(have, want) : difference;
 }
 
 bool IsStatisticStep(const SessionSpec& spec, uint64_t step) {
   return step % static_cast<uint64_t>(spec.inv_freq) == 0 || step < static_cast<uint64_t>(spec.warmup_steps);
 }
 
-int64_t VectorsPerWorker(const SessionSpec& spec) {
-  if (spec.statistics != StatisticsKind::kSigned) return 1;
-  if (spec.sketches > 0) return spec.sketches;
-  return (kMaxSketches + spec.world_size - 1) / spec.world_size;
+namespace {
+
+const LayerMethod* ExceptionOf(const SessionSpec& spec, int64_t layer) {
+  for (const LayerMethod& entry : spec.layer_methods) {
+    if (absl::c_binary_search(entry.layers, static_cast<uint32_t>(layer))) return &entry;
+  }
+  return nullptr;
 }
 
-int64_t VectorsPerStep(const SessionSpec& spec) {
-  return spec.statistics == StatisticsKind::kMean ? 1 : spec.world_size * VectorsPerWorker(spec);
+}  // namespace
+
+const MethodConfig& MethodOf(const SessionSpec& spec, int64_t layer) {
+  const LayerMethod* exception = ExceptionOf(spec, layer);
+  return exception != nullptr ? exception->method : spec.method;
+}
+
+StatisticsKind StatisticsOf(const SessionSpec& spec, int64_t layer) {
+  const LayerMethod* exception = ExceptionOf(spec, layer);
+  return exception != nullptr ? exception->statistics : spec.statistics;
+}
+
+bool TakesStatistics(const SessionSpec& spec, int64_t layer) {
+  static constexpr absl::string_view kNone[] = {"identity", "kron", "soap"};
+  return !absl::c_linear_search(kNone, MethodOf(spec, layer).name);
+}
+
+bool UsesSketches(const SessionSpec& spec) {
+  return spec.statistics == StatisticsKind::kSigned || absl::c_any_of(spec.layer_methods, [](const LayerMethod& entry) {
+           return entry.statistics == StatisticsKind::kSigned;
+         });
+}
+
+int32_t SketchesPerWorker(const SessionSpec& spec) {
+  if (spec.sketches > 0) return spec.sketches;
+  return (kMaxSketches - 1) / spec.world_size + 1;  // ceil(16 / world_size)
+}
+
+int64_t VectorsPerWorker(const SessionSpec& spec, int64_t layer) {
+  const StatisticsKind kind = StatisticsOf(spec, layer);
+  if (kind == StatisticsKind::kCovariance) return 0;
+  return kind == StatisticsKind::kSigned ? SketchesPerWorker(spec) : 1;
+}
+
+int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer) {
+  const StatisticsKind kind = StatisticsOf(spec, layer);
+  if (kind == StatisticsKind::kMean) return 1;
+  if (kind != StatisticsKind::kCovariance) return spec.world_size * VectorsPerWorker(spec, layer);
+  const LayerSpec& shape = spec.layers[static_cast<size_t>(layer)];
+  return MaxRows(std::max(shape.d_in, shape.d_out));
 }
 
 int32_t DelegateRank(const SessionSpec& spec, int64_t layer) { return static_cast<int32_t>(layer % spec.world_size); }
@@ -171,6 +255,8 @@ absl::string_view StatisticsKindName(StatisticsKind kind) {
       return "PER_WORKER_MEAN";
     case StatisticsKind::kSigned:
       return "SIGNED";
+    case StatisticsKind::kCovariance:
+      return "COVARIANCE";
   }
   return "UNKNOWN";
 }

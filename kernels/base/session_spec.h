@@ -19,7 +19,9 @@ namespace precondor {
 
 enum class Mode : uint8_t { kSecondOrder = 1, kFirstOrder = 2 };
 enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4 };
-enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3 };
+// kCovariance: each side as the mean of x x' over the worker's rows, or, where that is smaller, as rows themselves; for
+// methods that take them (StatisticsForm::kCovariances in kernels/methods/method.h).
+enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3, kCovariance = 4 };
 // What becomes of a session when a shard is lost. kWait: the job waits until it is back, and goes on as if nothing had
 // happened. kDegrade: its layers begin anew on other shards, without their factors; the job waits until the loss is
 // noticed.
@@ -46,6 +48,14 @@ struct MethodConfig {
   bool operator==(const MethodConfig&) const = default;
 };
 
+// Layers that have another method, or other statistics, than the rest of their session.
+struct LayerMethod {
+  MethodConfig method;
+  StatisticsKind statistics = StatisticsKind::kSigned;
+  std::vector<uint32_t> layers;  // places in the session's layer table, ascending; at least one
+  bool operator==(const LayerMethod&) const = default;
+};
+
 struct SessionSpec {
   std::string name;        // unique on a coordinator, [A-Za-z0-9._-]{1,128}
   uint64_t seed = 0;       // keys every random choice of the session
@@ -62,6 +72,7 @@ struct SessionSpec {
   FallbackConfig fallback;
   ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   std::vector<LayerSpec> layers;
+  std::vector<LayerMethod> layer_methods = {};  // exceptions to `method` and `statistics`; each layer in one at most
   bool operator==(const SessionSpec&) const = default;
 };
 
@@ -78,14 +89,32 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec);
 // The first field in which two specs differ, with both values, for messages; empty when they are equal.
 std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want);
 
-// True when workers send statistics at `step`.
+// True when workers send statistics at `step`, of the layers whose method takes any.
 bool IsStatisticStep(const SessionSpec& spec, uint64_t step);
+// False for methods that work from gradients alone: Method::needs_statistics, for those who hold no methods.
+bool TakesStatistics(const SessionSpec& spec, int64_t layer);
 
-// Vectors per side that one worker sends at a statistic step: 1 for the means, q for SIGNED.
-int64_t VectorsPerWorker(const SessionSpec& spec);
+// What holds for one layer. The layer exists.
+const MethodConfig& MethodOf(const SessionSpec& spec, int64_t layer);
+StatisticsKind StatisticsOf(const SessionSpec& spec, int64_t layer);
 
-// Vectors per side of one sealed statistic step: 1 for MEAN, world_size * VectorsPerWorker otherwise.
-int64_t VectorsPerStep(const SessionSpec& spec);
+// Whether some layer's statistics are SIGNED.
+bool UsesSketches(const SessionSpec& spec);
+// SIGNED's q: `sketches`, or what it is by default.
+int32_t SketchesPerWorker(const SessionSpec& spec);
+
+// Vectors per side that one worker sends of a layer at a statistic step: 1 for the means, q for SIGNED; 0 for
+// COVARIANCE.
+int64_t VectorsPerWorker(const SessionSpec& spec, int64_t layer);
+
+// Vectors per side of one sealed statistic step: 1 for MEAN, world_size * VectorsPerWorker otherwise; for COVARIANCE
+// the most rows that a side is merged to.
+int64_t VectorsPerStep(const SessionSpec& spec, int64_t layer);
+
+// A side of COVARIANCE is the lower triangle of a d x d matrix, packed in Backend::PackLower's order: [1,
+// PackedElements(d)]; or rows [n, d], n <= MaxRows(d), which are fewer elements than that.
+inline int64_t PackedElements(int64_t d) { return d * (d + 1) / 2; }
+inline int64_t MaxRows(int64_t d) { return (PackedElements(d) - 1) / d; }
 
 // Rank that sends layer `layer`'s gradient in DELEGATE: layer % world_size.
 int32_t DelegateRank(const SessionSpec& spec, int64_t layer);

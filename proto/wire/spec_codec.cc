@@ -38,6 +38,7 @@ PRECONDOR_SAME_VALUE(ExchangeMode::kReplay, EXCHANGE_MODE_REPLAY);
 PRECONDOR_SAME_VALUE(StatisticsKind::kMean, STATISTICS_KIND_MEAN);
 PRECONDOR_SAME_VALUE(StatisticsKind::kPerWorkerMean, STATISTICS_KIND_PER_WORKER_MEAN);
 PRECONDOR_SAME_VALUE(StatisticsKind::kSigned, STATISTICS_KIND_SIGNED);
+PRECONDOR_SAME_VALUE(StatisticsKind::kCovariance, STATISTICS_KIND_COVARIANCE);
 PRECONDOR_SAME_VALUE(ShardLossPolicy::kWait, SHARD_LOSS_POLICY_WAIT);
 PRECONDOR_SAME_VALUE(ShardLossPolicy::kDegrade, SHARD_LOSS_POLICY_DEGRADE);
 PRECONDOR_SAME_VALUE(Decision::kPreconditioned, DECISION_PRECONDITIONED);
@@ -50,7 +51,7 @@ PRECONDOR_SAME_VALUE(FallbackPolicy::kAtStep, FALLBACK_POLICY_AT_STEP);
 #undef PRECONDOR_SAME_VALUE
 static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE_FIRST_ORDER &&
                   v1::ExchangeMode_MAX == v1::EXCHANGE_MODE_REPLAY &&
-                  v1::StatisticsKind_MAX == v1::STATISTICS_KIND_SIGNED && v1::Decision_MAX == v1::DECISION_SKIP &&
+                  v1::StatisticsKind_MAX == v1::STATISTICS_KIND_COVARIANCE && v1::Decision_MAX == v1::DECISION_SKIP &&
                   v1::FallbackPolicy_MAX == v1::FALLBACK_POLICY_AT_STEP &&
                   v1::ShardLossPolicy_MAX == v1::SHARD_LOSS_POLICY_DEGRADE,
               "a value was added: add its line above");
@@ -292,6 +293,19 @@ absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& co
   return out;
 }
 
+namespace {
+
+absl::StatusOr<LayerMethod> DecodeLayerMethod(const v1::LayerMethod& entry) {
+  LayerMethod out;
+  PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(entry.method()));
+  PRECONDOR_RETURN_IF_ERROR(
+      DecodeOrDefault(entry.statistics(), &DecodeStatisticsKind, "layer_methods.statistics", out.statistics));
+  out.layers.assign(entry.layers().begin(), entry.layers().end());
+  return out;
+}
+
+}  // namespace
+
 absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
   PRECONDOR_ASSIGN_OR_RETURN(v1::MethodConfig method, EncodeMethodConfig(spec.method));
   v1::SessionSpec out;
@@ -312,6 +326,12 @@ absl::StatusOr<v1::SessionSpec> EncodeSessionSpec(const SessionSpec& spec) {
     out.set_on_shard_loss(EncodeShardLossPolicy(spec.on_shard_loss));
   }
   for (const LayerSpec& layer : spec.layers) *out.add_layers() = EncodeLayer(layer);
+  for (const LayerMethod& entry : spec.layer_methods) {
+    v1::LayerMethod& encoded = *out.add_layer_methods();
+    PRECONDOR_ASSIGN_OR_RETURN(*encoded.mutable_method(), EncodeMethodConfig(entry.method));
+    encoded.set_statistics(EncodeStatisticsKind(entry.statistics));
+    encoded.mutable_layers()->Add(entry.layers.begin(), entry.layers.end());
+  }
   return out;
 }
 
@@ -330,14 +350,15 @@ absl::StatusOr<SessionSpec> DecodeSessionSpec(const v1::SessionSpec& spec) {
   PRECONDOR_ASSIGN_OR_RETURN(out.method, DecodeMethodConfig(spec.method()));
   PRECONDOR_ASSIGN_OR_RETURN(out.fallback, DecodeFallbackConfig(spec.fallback()));
   out.sketches = spec.sketches();
-  if (out.sketches == 0 && out.statistics == StatisticsKind::kSigned && out.world_size > 0) {
-    out.sketches = (kMaxSketches - 1) / out.world_size + 1;  // ceil(16 / world_size)
-  }
   if (spec.has_inv_freq()) out.inv_freq = spec.inv_freq();
   if (spec.has_warmup_steps()) out.warmup_steps = spec.warmup_steps();
   out.staleness_steps = spec.staleness_steps();
   out.layers.reserve(spec.layers_size());
   for (const v1::Layer& layer : spec.layers()) out.layers.push_back(DecodeLayer(layer));
+  for (const v1::LayerMethod& entry : spec.layer_methods()) {
+    PRECONDOR_ASSIGN_OR_RETURN(out.layer_methods.emplace_back(), DecodeLayerMethod(entry));
+  }
+  if (out.sketches == 0 && UsesSketches(out) && out.world_size > 0) out.sketches = SketchesPerWorker(out);
   return out;
 }
 

@@ -42,8 +42,9 @@ struct ContributionHeader {
   ContributionKind kind = ContributionKind::kStatistics;
   Mode mode = Mode::kSecondOrder;
   uint64_t samples = 1;
-  bool abstain = false;             // takes part without a vote; no tensors
-  std::vector<TensorDesc> tensors;  // statistics: a [q, d_in], g [q, d_out]; gradient: [d_out, d_in]
+  bool abstain = false;  // takes part without a vote; no tensors
+  // Statistics: a [q, d_in], g [q, d_out], or of COVARIANCE each packed or as rows; gradient: [d_out, d_in].
+  std::vector<TensorDesc> tensors;
 };
 
 // Host bytes that one owner fills and then gives away.

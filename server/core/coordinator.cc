@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
@@ -27,8 +28,21 @@ absl::Status NoSession(const absl::AlphaNum& which) {
 
 // The description with its defaults filled in; two that mean the same are then equal.
 SessionSpec FillDefaults(SessionSpec spec) {
-  if (spec.statistics == StatisticsKind::kSigned) spec.sketches = static_cast<int32_t>(VectorsPerWorker(spec));
+  if (UsesSketches(spec)) spec.sketches = SketchesPerWorker(spec);
   return spec;
+}
+
+// The configuration's, each once.
+std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& spec, const MethodSet& methods) {
+  std::vector<std::pair<const Method*, std::string>> warnings;
+  for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+    const Method& method = methods.of(layer);
+    for (std::string& warning : method.Warnings(VectorsPerStep(spec, layer))) {
+      std::pair<const Method*, std::string> one(&method, std::move(warning));
+      if (!absl::c_linear_search(warnings, one)) warnings.push_back(std::move(one));
+    }
+  }
+  return warnings;
 }
 
 absl::Status CheckServed(const SessionSpec& spec) {
@@ -244,7 +258,7 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
   PRECONDOR_RETURN_IF_ERROR(CheckServed(spec));
-  PRECONDOR_RETURN_IF_ERROR(options_.make_method(spec.method).status());
+  PRECONDOR_RETURN_IF_ERROR(MethodSet::Make(spec, options_.make_method).status());
   {
     MutexLock lock(mu_);
     if (draining_) {
@@ -318,8 +332,8 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
 }
 
 absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpec& spec) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, options_.make_method(spec.method));
-  for (const std::string& warning : method->Warnings(VectorsPerStep(spec))) {
+  PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec, options_.make_method));
+  for (const auto& [method, warning] : Warnings(spec, methods)) {
     logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
   }
   std::vector<PlacementShard> room;
@@ -337,7 +351,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
                     .layers = {}});
     costs.insert(costs.end(), description->costs.begin(), description->costs.end());
   }
-  const Placement placement = PlaceLayers(EstimateLayers(spec, *method, costs), room);
+  const Placement placement = PlaceLayers(EstimateLayers(spec, methods, costs), room);
   if (!placement.feasible) {
     return ReasonedStatus(StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                           absl::StrCat("session \"", spec.name, "\": ", placement.reason));

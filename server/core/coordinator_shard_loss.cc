@@ -64,7 +64,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
     const CoordinatorSession& session, const std::vector<uint32_t>& layers,
     const std::vector<std::optional<ShardDescription>>& shards) const {
   const SessionSpec& spec = session.spec();
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, options_.make_method(spec.method));
+  PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec, options_.make_method));
   std::vector<std::optional<ShardDescription>> rooms = shards;
   std::vector<MeasuredCost> costs;
   for (size_t s = 0; s < shards_.size(); ++s) {
@@ -74,7 +74,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
     rooms[s] = now.ok() ? std::make_optional(*std::move(now)) : std::nullopt;
     if (rooms[s].has_value()) costs.insert(costs.end(), rooms[s]->costs.begin(), rooms[s]->costs.end());
   }
-  const std::vector<PlacementLayer> estimates = EstimateLayers(spec, *method, costs);
+  const std::vector<PlacementLayer> estimates = EstimateLayers(spec, methods, costs);
   std::vector<PlacedLayers> placement = session.placement();
   for (PlacedLayers& placed : placement) {
     std::erase_if(placed.layers, [&](uint32_t layer) { return absl::c_binary_search(layers, layer); });

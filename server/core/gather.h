@@ -17,8 +17,9 @@ namespace precondor {
 // What a contributor's slot holds until it is reduced: the payload as it came, a fraction of what it takes decoded.
 struct Vote {
   uint64_t samples = 0;
-  Payload bytes = {};                    // statistics: a [q, d_in], then g [q, d_out]; or a gradient
+  Payload bytes = {};                    // statistics: a, then g; or a gradient
   std::array<float, 2> scales = {1, 1};  // of a and g; or of the gradient
+  std::array<int64_t, 2> rows = {0, 0};  // of a and g as COVARIANCE has them; 0: packed
 };
 
 // kRefused: the payload was not finite or over-norm; counts as an abstention.

@@ -7,7 +7,10 @@
 namespace precondor {
 
 LayerJournal::LayerJournal(SessionContext& session, uint32_t layer)
-    : session_(session), journal_(session.shard->options.journal), layer_(layer) {}
+    : session_(session),
+      journal_(session.shard->options.journal),
+      layer_(layer),
+      logs_updates_(StatisticsOf(session.spec, layer) != StatisticsKind::kCovariance) {}
 
 LayerStep LayerJournal::At(uint64_t step) const {
   return {.session_id = session_.session_id, .layer = layer_, .step = step, .began = began_, .updates = updates_};
@@ -71,8 +74,9 @@ SettledStep& LayerJournal::Settle(uint64_t step, Mode mode) {
 
 void LayerJournal::BeforeUpdate(uint64_t step, std::vector<Vote>& votes, bool logged) {
   if (journal_ == nullptr) return;
-  ++updates_;
   Settle(step, Mode::kSecondOrder).updated = true;
+  if (!logs_updates_) return;
+  ++updates_;
   if (logged) return;
   ShardRecord record = UpdateRecord{.at = At(step), .votes = std::move(votes)};
   journal_->Append(record);
@@ -80,7 +84,7 @@ void LayerJournal::BeforeUpdate(uint64_t step, std::vector<Vote>& votes, bool lo
 }
 
 void LayerJournal::AfterFailedUpdate(uint64_t step) {
-  if (journal_ != nullptr) journal_->Append(FailedUpdateRecord{At(step)});
+  if (journal_ != nullptr && logs_updates_) journal_->Append(FailedUpdateRecord{At(step)});
 }
 
 void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result) {

@@ -46,6 +46,7 @@ class LayerJournal {
   SessionContext& session_;
   ShardJournal* const journal_;
   const uint32_t layer_;
+  const bool logs_updates_;  // covariances are O(d^2): such layers come back from their snapshots alone
   uint64_t began_ = 0;
   uint64_t updates_ = 0;
   uint64_t release_ = 0;

@@ -36,7 +36,8 @@ absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared
                                                                      uint32_t layer, uint64_t epoch, bool with_state) {
   std::unique_ptr<LayerState> state;
   if (with_state) {
-    PRECONDOR_ASSIGN_OR_RETURN(state, session->method->MakeState(session->spec.layers[layer], session->shard->backend));
+    PRECONDOR_ASSIGN_OR_RETURN(
+        state, session->methods.of(layer).MakeState(session->spec.layers[layer], session->shard->backend));
   }
   return std::shared_ptr<LayerPipeline>(new LayerPipeline(std::move(session), layer, epoch, std::move(state)));
 }
@@ -57,7 +58,7 @@ LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t l
 }
 
 bool LayerPipeline::ExpectsStatistics(const StepSlot& slot) const {
-  return slot.mode == Mode::kSecondOrder && session_->method->needs_statistics() &&
+  return slot.mode == Mode::kSecondOrder && session_->methods.of(layer_).needs_statistics() &&
          IsStatisticStep(session_->spec, slot.step);
 }
 
@@ -297,6 +298,7 @@ void LayerPipeline::SubmitStatistics(const ContributionHeader& header, Payload p
     refusal = CheckStatistics(session_->spec, header, payload, session_->shard->options.max_norm_per_sqrt_element);
     standing = refusal.ok() ? Standing::kVoted : Standing::kRefused;
     vote.scales = {header.tensors[0].scale, header.tensors[1].scale};
+    vote.rows = RowsOf(session_->spec, header);
     if (refusal.ok()) vote.bytes = std::move(payload);
   }
   bool work = false;
@@ -349,7 +351,7 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   }
   PRECONDOR_RETURN_IF_ERROR(CheckStepLocked(key, header.mode));
   // Methods that need none: taken note of, and nothing else.
-  if (!is_gradient && !session_->method->needs_statistics()) return false;
+  if (!is_gradient && !session_->methods.of(layer_).needs_statistics()) return false;
   StepSlot& slot = OpenSlot(key.step, header.mode, retired);
   Phase& phase = is_gradient ? slot.gradient : slot.statistics;
   if (!is_gradient && slot.restored && phase.state != PhaseState::kOpen) {

@@ -8,15 +8,13 @@
 
 #include "kernels/base/status_macros.h"
 #include "server/core/host_buffer.h"
-#include "server/core/payload.h"
 #include "server/core/reservation.h"
+#include "server/core/statistics_merge.h"
 
 namespace precondor {
 namespace {
 
 absl::Duration Since(const Clock& clock, absl::Time start) { return clock.Now() - start; }
-
-ConstMatrixView HostView(const float* data, int64_t rows, int64_t cols) { return ConstMatrixView(data, rows, cols); }
 
 }  // namespace
 
@@ -24,11 +22,13 @@ LayerWorker::LayerWorker(SessionContext& session, uint32_t layer, std::unique_pt
     : session_(session),
       spec_(session.spec.layers[layer]),
       single_(GradientContributors(session.spec) == 1),
-      cost_entry_(session.shard->costs.Register(session.method_text, spec_.d_out, spec_.d_in)),
+      layer_(layer),
+      method_(session.methods.of(layer)),
+      cost_entry_(session.shard->costs.Register(MethodText(MethodOf(session.spec, layer)), spec_.d_out, spec_.d_in)),
       state_(std::move(state)) {}
 
 absl::Status LayerWorker::MakeFresh() {
-  PRECONDOR_ASSIGN_OR_RETURN(state_, session_.method->MakeState(spec_, session_.shard->backend));
+  PRECONDOR_ASSIGN_OR_RETURN(state_, method_.MakeState(spec_, session_.shard->backend));
   return absl::OkStatus();
 }
 
@@ -49,54 +49,14 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
 }
 
 absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took) {
-  const bool mean = session_.spec.statistics == StatisticsKind::kMean;
-  const int64_t k = mean ? 1 : static_cast<int64_t>(votes.size()) * VectorsPerWorker(session_.spec);
   PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, session_.statistics_scratch.Acquire());
-  const MatrixView a = scratch.view(0, k, spec_.d_in);
-  const MatrixView g = scratch.view(k * spec_.d_in, k, spec_.d_out);
-  PRECONDOR_RETURN_IF_ERROR(mean ? UploadMean(votes, a, g) : UploadStacked(votes, a, g));
+  PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
+                             MergeStatistics(session_.spec, layer_, votes, session_.shard->backend, scratch));
   votes.clear();
   const absl::Time start = session_.shard->clock.Now();
-  absl::Status status = state_->Update({.a = a, .g = g});
+  absl::Status status = state_->Update(merged);
   took = Since(session_.shard->clock, start);
   return status;
-}
-
-absl::Status LayerWorker::UploadStacked(std::vector<Vote>& votes, MatrixView a, MatrixView g) {
-  std::vector<uint64_t> samples;
-  samples.reserve(votes.size());
-  for (const Vote& vote : votes) samples.push_back(vote.samples);
-  const std::vector<double> scales = StackingScales(samples);
-  const int64_t q = VectorsPerWorker(session_.spec);
-  Backend& backend = session_.shard->backend;
-  PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> decoded,
-                             HostBuffer<float>::Make(StatisticsElements(session_.spec, spec_)));
-  const absl::Span<float> values = decoded.span();
-  for (size_t i = 0; i < votes.size(); ++i) {
-    DecodeStatistics(session_.spec, spec_, votes[i], values);
-    ScaleInPlace(scales[i], values);
-    const int64_t row = static_cast<int64_t>(i) * q;
-    PRECONDOR_RETURN_IF_ERROR(backend.Upload(HostView(values.data(), q, spec_.d_in), a.RowRange(row, q)));
-    PRECONDOR_RETURN_IF_ERROR(
-        backend.Upload(HostView(values.data() + q * spec_.d_in, q, spec_.d_out), g.RowRange(row, q)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LayerWorker::UploadMean(const std::vector<Vote>& votes, MatrixView a, MatrixView g) {
-  const DType dtype = session_.spec.statistics_dtype;
-  PRECONDOR_ASSIGN_OR_RETURN(WeightedSum a_sum, WeightedSum::Make(spec_.d_in));
-  PRECONDOR_ASSIGN_OR_RETURN(WeightedSum g_sum, WeightedSum::Make(spec_.d_out));
-  for (const Vote& vote : votes) {
-    a_sum.Add(vote.samples, dtype, vote.bytes.data(), vote.scales[0]);
-    g_sum.Add(vote.samples, dtype, vote.bytes.data() + spec_.d_in * ByteSize(dtype), vote.scales[1]);
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> mean, HostBuffer<float>::Make(spec_.d_in + spec_.d_out));
-  a_sum.Finish(mean.span().first(static_cast<size_t>(spec_.d_in)));
-  g_sum.Finish(mean.span().subspan(static_cast<size_t>(spec_.d_in)));
-  Backend& backend = session_.shard->backend;
-  PRECONDOR_RETURN_IF_ERROR(backend.Upload(HostView(mean.span().data(), 1, spec_.d_in), a));
-  return backend.Upload(HostView(mean.span().data() + spec_.d_in, 1, spec_.d_out), g);
 }
 
 void LayerWorker::Fold(StepSlot& slot, Vote vote) {
@@ -170,7 +130,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   const absl::Time start = session_.shard->clock.Now();
   PRECONDOR_RETURN_IF_ERROR(state_->Precondition(d, u));
   answer.took = Since(session_.shard->clock, start);
-  if (session_.method->needs_global_scale()) {
+  if (method_.needs_global_scale()) {
     PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));
   }
   absl::Status status = backend.Download(u, host);

@@ -66,8 +66,6 @@ class LayerWorker {
 
  private:
   absl::Status ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took);
-  absl::Status UploadStacked(std::vector<Vote>& votes, MatrixView a, MatrixView g);
-  absl::Status UploadMean(const std::vector<Vote>& votes, MatrixView a, MatrixView g);
   // An error leaves `gradient` as it was. SKIP: it is lost.
   absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient);
   Answer Encode(StepSlot& slot, Answer answer, absl::Span<float> values);
@@ -75,6 +73,8 @@ class LayerWorker {
   SessionContext& session_;
   const LayerSpec& spec_;
   const bool single_;  // one rank sends the gradient: nothing to add up
+  const uint32_t layer_;
+  const Method& method_;
   const size_t cost_entry_;
   std::unique_ptr<LayerState> state_;  // null after a fallback to first order
 };

@@ -24,6 +24,8 @@ struct Expected {
   const char* name;
   std::vector<int64_t> dims;
   DType dtype;
+  bool or_rows = false;  // COVARIANCE: dims are the packed form's
+  int64_t d = 0;
 };
 
 std::vector<Expected> ExpectedTensors(const SessionSpec& spec, const ContributionHeader& header) {
@@ -31,8 +33,19 @@ std::vector<Expected> ExpectedTensors(const SessionSpec& spec, const Contributio
   if (header.kind == ContributionKind::kGradient) {
     return {{"gradient", {layer.d_out, layer.d_in}, spec.gradient_dtype}};
   }
-  const int64_t q = VectorsPerWorker(spec);
-  return {{"a", {q, layer.d_in}, spec.statistics_dtype}, {"g", {q, layer.d_out}, spec.statistics_dtype}};
+  const DType dtype = spec.statistics_dtype;
+  if (StatisticsOf(spec, header.key.layer) == StatisticsKind::kCovariance) {
+    return {{"a", {1, PackedElements(layer.d_in)}, dtype, true, layer.d_in},
+            {"g", {1, PackedElements(layer.d_out)}, dtype, true, layer.d_out}};
+  }
+  const int64_t q = VectorsPerWorker(spec, header.key.layer);
+  return {{"a", {q, layer.d_in}, dtype}, {"g", {q, layer.d_out}, dtype}};
+}
+
+bool HasShape(const Expected& expected, const std::vector<int64_t>& dims) {
+  if (dims == expected.dims) return true;
+  return expected.or_rows && dims.size() == 2 && dims[0] >= 1 && dims[0] <= MaxRows(expected.d) &&
+         dims[1] == expected.d;
 }
 
 absl::Status Invalid(ErrorReason reason, const SessionSpec& spec, const ContributionKey& key,
@@ -54,9 +67,12 @@ absl::Status CheckTensor(const SessionSpec& spec, const ContributionKey& key, co
         ErrorReason::kDTypeMismatch, spec, key,
         absl::StrCat(expected.name, ": expected ", DTypeName(expected.dtype), ", got ", DTypeName(got.dtype)));
   }
-  if (got.dims != expected.dims) {
-    return Invalid(ErrorReason::kShapeMismatch, spec, key,
-                   absl::StrCat(expected.name, ": expected ", DimsText(expected.dims), ", got ", DimsText(got.dims)));
+  if (!HasShape(expected, got.dims)) {
+    const std::string rows =
+        expected.or_rows ? absl::StrCat(" or up to ", DimsText({MaxRows(expected.d), expected.d})) : "";
+    return Invalid(
+        ErrorReason::kShapeMismatch, spec, key,
+        absl::StrCat(expected.name, ": expected ", DimsText(expected.dims), rows, ", got ", DimsText(got.dims)));
   }
   if (!std::isfinite(got.scale) || got.scale <= 0) {
     return Invalid(ErrorReason::kMalformed, spec, key,
@@ -77,6 +93,25 @@ absl::Status CheckAbstention(const SessionSpec& spec, const ContributionHeader& 
   return absl::OkStatus();
 }
 
+// What the limit of norms is held against: |v|^2 of a row, or the trace of a packed covariance; NaN or infinity when
+// any element is.
+double SquaredSize(const TensorDesc& tensor, const uint8_t* in, bool packed) {
+  float block[kBlock];
+  const int64_t width = tensor.dims[1];
+  double squared = 0, trace = 0;
+  int64_t diagonal = 0;  // index of the next
+  int64_t row = 0;
+  for (int64_t begin = 0; begin < width; begin += kBlock) {
+    const absl::Span<float> values = absl::MakeSpan(block, std::min(kBlock, width - begin));
+    DecodeElements(tensor.dtype, in + begin * ByteSize(tensor.dtype), tensor.scale, values);
+    squared += SquaredNorm(values);
+    for (; packed && diagonal < begin + static_cast<int64_t>(values.size()); diagonal += ++row + 1) {
+      trace += std::abs(values[diagonal - begin]);
+    }
+  }
+  return packed && std::isfinite(squared) ? trace : squared;
+}
+
 }  // namespace
 
 std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key) {
@@ -86,8 +121,12 @@ std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key) {
                       "\" rank ", key.rank);
 }
 
-int64_t StatisticsElements(const SessionSpec& spec, const LayerSpec& layer) {
-  return VectorsPerWorker(spec) * (layer.d_in + layer.d_out);
+int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer) {
+  const LayerSpec& shape = spec.layers[layer];
+  if (StatisticsOf(spec, layer) == StatisticsKind::kCovariance) {
+    return PackedElements(shape.d_in) + PackedElements(shape.d_out);
+  }
+  return VectorsPerWorker(spec, layer) * (shape.d_in + shape.d_out);
 }
 
 absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes) {
@@ -104,7 +143,8 @@ absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& hea
   uint64_t bytes = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     PRECONDOR_RETURN_IF_ERROR(CheckTensor(spec, header.key, expected[i], header.tensors[i]));
-    bytes += static_cast<uint64_t>(expected[i].dims[0]) * expected[i].dims[1] * ByteSize(expected[i].dtype);
+    const std::vector<int64_t>& dims = header.tensors[i].dims;
+    bytes += static_cast<uint64_t>(dims[0]) * dims[1] * ByteSize(expected[i].dtype);
   }
   if (payload_bytes != bytes) {
     return Invalid(ErrorReason::kSizeMismatch, spec, header.key,
@@ -116,26 +156,23 @@ absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& hea
 uint64_t Digest(const ContributionHeader& header, const Payload& payload) {
   uint64_t digest = absl::HashOf(header.abstain, header.abstain ? 0 : header.samples,
                                  absl::string_view(reinterpret_cast<const char*>(payload.data()), payload.size()));
-  for (const TensorDesc& tensor : header.tensors) digest = absl::HashOf(digest, tensor.scale);
+  for (const TensorDesc& tensor : header.tensors) digest = absl::HashOf(digest, tensor.scale, tensor.dims);
   return digest;
 }
 
 absl::Status CheckStatistics(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
                              double max_norm_per_sqrt_element) {
   const uint8_t* in = payload.data();
-  float block[kBlock];
+  const std::array<int64_t, 2> rows = RowsOf(spec, header);
+  const bool covariance = StatisticsOf(spec, header.key.layer) == StatisticsKind::kCovariance;
+  const LayerSpec& layer = spec.layers[header.key.layer];
   for (size_t t = 0; t < header.tensors.size(); ++t) {
     const TensorDesc& tensor = header.tensors[t];
     const char* name = t == 0 ? "a" : "g";
-    const int64_t width = tensor.dims[1];
-    const double limit = max_norm_per_sqrt_element * std::sqrt(static_cast<double>(width));
+    const bool packed = covariance && rows[t] == 0;
+    const double limit = max_norm_per_sqrt_element * std::sqrt(static_cast<double>(t == 0 ? layer.d_in : layer.d_out));
     for (int64_t row = 0; row < tensor.dims[0]; ++row) {
-      double squared = 0;
-      for (int64_t begin = 0; begin < width; begin += kBlock) {
-        const absl::Span<float> values = absl::MakeSpan(block, std::min(kBlock, width - begin));
-        DecodeElements(tensor.dtype, in + begin * ByteSize(tensor.dtype), tensor.scale, values);
-        squared += SquaredNorm(values);
-      }
+      const double squared = SquaredSize(tensor, in, packed);
       if (!std::isfinite(squared)) {
         return Invalid(ErrorReason::kNonFinite, spec, header.key,
                        absl::StrCat("statistics ", name, " row ", row, " is not finite"));
@@ -145,17 +182,33 @@ absl::Status CheckStatistics(const SessionSpec& spec, const ContributionHeader& 
                        absl::StrCat("statistics ", name, " row ", row, ": expected a norm of at most ", limit, ", got ",
                                     std::sqrt(squared)));
       }
-      in += width * ByteSize(tensor.dtype);
+      in += tensor.dims[1] * ByteSize(tensor.dtype);
     }
   }
   return absl::OkStatus();
 }
 
-void DecodeStatistics(const SessionSpec& spec, const LayerSpec& layer, const Vote& vote, absl::Span<float> out) {
-  const size_t split = static_cast<size_t>(VectorsPerWorker(spec) * layer.d_in);
+std::array<int64_t, 2> RowsOf(const SessionSpec& spec, const ContributionHeader& header) {
+  if (StatisticsOf(spec, header.key.layer) != StatisticsKind::kCovariance) return {0, 0};
+  const LayerSpec& layer = spec.layers[header.key.layer];
+  const auto rows = [&](size_t side, int64_t d) {
+    const std::vector<int64_t>& dims = header.tensors[side].dims;
+    return dims[1] == PackedElements(d) ? 0 : dims[0];
+  };
+  return {rows(0, layer.d_in), rows(1, layer.d_out)};
+}
+
+StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const Vote& vote, int side) {
+  const int64_t d = side == 0 ? spec.layers[layer].d_in : spec.layers[layer].d_out;
+  if (StatisticsOf(spec, layer) != StatisticsKind::kCovariance) return {VectorsPerWorker(spec, layer), d, false};
+  if (vote.rows[side] > 0) return {vote.rows[side], d, false};
+  return {1, PackedElements(d), true};
+}
+
+void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const Vote& vote, int side, absl::Span<float> out) {
+  const size_t before = side == 0 ? 0 : static_cast<size_t>(SideOf(spec, layer, vote, 0).elements());
   const DType dtype = spec.statistics_dtype;
-  DecodeElements(dtype, vote.bytes.data(), vote.scales[0], out.first(split));
-  DecodeElements(dtype, vote.bytes.data() + split * ByteSize(dtype), vote.scales[1], out.subspan(split));
+  DecodeElements(dtype, vote.bytes.data() + before * ByteSize(dtype), vote.scales[side], out);
 }
 
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload) {

@@ -2,6 +2,7 @@
 // Checks and decoding of what a contribution carries. Pure functions; every status has an ErrorReason.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -17,8 +18,8 @@ namespace precondor {
 // "step 5 layer 2 \"enc.0\" rank 1", for messages.
 std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key);
 
-// Floats of one worker's statistics of a layer: q (d_in + d_out).
-int64_t StatisticsElements(const SessionSpec& spec, const LayerSpec& layer);
+// Floats of one worker's statistics of a layer: q (d_in + d_out), or the most that COVARIANCE may have.
+int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer);
 
 // Samples, number and types of the tensors, their shapes and scales, and the byte count against the layer table.
 // InvalidArgument: MALFORMED, DTYPE_MISMATCH, SHAPE_MISMATCH or SIZE_MISMATCH with expected and got. The layer exists.
@@ -27,13 +28,23 @@ absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& hea
 // 64 bits over everything in a contribution that must be equal in a repetition. Not stable between processes.
 uint64_t Digest(const ContributionHeader& header, const Payload& payload);
 
-// InvalidArgument: NON_FINITE or OVER_NORM (some row's |v| > max_norm_per_sqrt_element * sqrt(d)), naming the tensor
-// and row. The header has passed CheckTensors.
+// InvalidArgument: NON_FINITE or OVER_NORM (some row's |v| > max_norm_per_sqrt_element * sqrt(d), for a packed
+// covariance the root of its trace), naming the tensor and row. The header has passed CheckTensors.
 absl::Status CheckStatistics(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
                              double max_norm_per_sqrt_element);
 
-// A vote that has passed CheckStatistics as floats: a [q, d_in], then g [q, d_out]; StatisticsElements of them.
-void DecodeStatistics(const SessionSpec& spec, const LayerSpec& layer, const Vote& vote, absl::Span<float> out);
+// Rows of a and of g for Vote::rows. The header has passed CheckTensors.
+std::array<int64_t, 2> RowsOf(const SessionSpec& spec, const ContributionHeader& header);
+
+// One side of a vote that has passed CheckStatistics as floats: 0 is a, 1 is g.
+struct StatisticsSide {
+  int64_t rows = 0;  // 1 for a packed covariance
+  int64_t cols = 0;
+  bool packed = false;
+  int64_t elements() const { return rows * cols; }
+};
+StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const Vote& vote, int side);
+void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const Vote& vote, int side, absl::Span<float> out);
 
 // InvalidArgument NON_FINITE unless every element, times its scale, is finite in f32.
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload);

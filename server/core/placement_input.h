@@ -7,16 +7,16 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/method.h"
+#include "kernels/methods/method_set.h"
 #include "server/core/shard_control.h"
 #include "server/policy/placement.h"
 
 namespace precondor {
 
 // Cost and memory of every layer. A layer whose method and shape somebody has measured costs the mean of those
-// measurements, in seconds; any other its FLOPs times the seconds per FLOP of this method's measured shapes. With
-// nothing measured, costs are FLOPs.
-std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const Method& method,
+// measurements, in seconds; any other its FLOPs times the seconds per FLOP of its method's measured shapes, or else
+// of any method's. With nothing measured, costs are FLOPs.
+std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods,
                                            absl::Span<const MeasuredCost> costs);
 
 }  // namespace precondor

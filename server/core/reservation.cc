@@ -15,7 +15,7 @@ constexpr int64_t kSaturated = int64_t{1} << 62;
 int64_t Add(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
 int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSaturated : x * y; }
 
-int64_t StatisticsBytes(const SessionSpec& spec, const LayerSpec& layer) {
+int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
   return Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
              static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
 }
@@ -29,8 +29,9 @@ int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t st
   return Add(Mul(window_steps + 1, Add(statistics, slots)), Mul(window_steps, gradients));
 }
 
-int64_t StagingBytes(const SessionSpec& spec, const Method& method, const LayerSpec& layer, int window_steps) {
-  return StagingBytes(spec, layer, method.needs_statistics() ? StatisticsBytes(spec, layer) : 0, window_steps);
+int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
+  return StagingBytes(spec, spec.layers[layer], method.needs_statistics() ? StatisticsBytes(spec, layer) : 0,
+                      window_steps);
 }
 
 }  // namespace
@@ -41,11 +42,21 @@ int64_t GradientContributors(const SessionSpec& spec) {
   return spec.exchange == ExchangeMode::kDelegate ? 1 : spec.world_size;
 }
 
-int64_t LayerBytes(const SessionSpec& spec, const Method& method, const LayerSpec& layer, int window_steps) {
-  return Add(method.StateBytes(layer), StagingBytes(spec, method, layer, window_steps));
+int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer) {
+  const LayerSpec& shape = spec.layers[layer];
+  if (StatisticsOf(spec, layer) != StatisticsKind::kCovariance) {
+    return Mul(VectorsPerStep(spec, layer), shape.d_in + shape.d_out);
+  }
+  // Both sides merged; for the wider one a vote as it came, unpacked, and the sum.
+  const int64_t widest = std::max(shape.d_in, shape.d_out);
+  return Add(StatisticsElements(spec, layer), Add(PackedElements(widest), Mul(2, Mul(widest, widest))));
 }
 
-Reservation ComputeReservation(const SessionSpec& spec, const Method& method, absl::Span<const uint32_t> layers,
+int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
+  return Add(method.StateBytes(spec.layers[layer]), StagingBytes(spec, method, layer, window_steps));
+}
+
+Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism) {
   Reservation reservation;
   int64_t statistics = 0;
@@ -53,18 +64,21 @@ Reservation ComputeReservation(const SessionSpec& spec, const Method& method, ab
   int64_t method_scratch = 0;
   for (uint32_t index : layers) {
     const LayerSpec& layer = spec.layers[index];
+    const Method& method = methods.of(index);
     reservation.states = Add(reservation.states, method.StateBytes(layer));
-    reservation.staging = Add(reservation.staging, StagingBytes(spec, method, layer, window_steps));
-    // The step's vectors on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
-    const int64_t host = spec.statistics == StatisticsKind::kMean ? 3 : VectorsPerWorker(spec);
-    statistics = std::max(statistics, Mul(Mul(Add(VectorsPerStep(spec), host), layer.d_in + layer.d_out), 4));
+    reservation.staging = Add(reservation.staging, StagingBytes(spec, method, index, window_steps));
+    if (method.needs_statistics()) {
+      // What is on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
+      const bool mean = StatisticsOf(spec, index) == StatisticsKind::kMean;
+      const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(spec, index);
+      statistics = std::max(statistics, Mul(Add(StatisticsScratchElements(spec, index), host), 4));
+    }
     gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
-    method_scratch = std::max(method_scratch, method.ScratchBytes(layer, VectorsPerStep(spec)));
+    method_scratch = std::max(method_scratch, method.ScratchBytes(layer, VectorsPerStep(spec, index)));
   }
   // D and U on the device, and D on the host where the wire's type is not f32.
   const int64_t copies = spec.gradient_dtype == DType::kF32 ? 2 : 3;
-  const int64_t per_task = Add(Add(method.needs_statistics() ? statistics : 0, Mul(copies, gradient)), method_scratch);
-  reservation.scratch = Mul(parallelism, per_task);
+  reservation.scratch = Mul(parallelism, Add(Add(statistics, Mul(copies, gradient)), method_scratch));
   return reservation;
 }
 

@@ -8,6 +8,7 @@
 
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method.h"
+#include "kernels/methods/method_set.h"
 
 namespace precondor {
 
@@ -24,15 +25,18 @@ struct Reservation {
 // Of the given layers. Staging per layer: statistics of W workers as f32 for window_steps + 1 steps (a step that left
 // the window may still be waiting for its update); for window_steps steps the gradients of those who send them, which
 // is also where results go, and the f64 accumulator when more than one sends.
-Reservation ComputeReservation(const SessionSpec& spec, const Method& method, absl::Span<const uint32_t> layers,
+Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism);
 
 // Of the same in first order: gradients, and what averages them.
 Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
                                          int parallelism);
 
+// Floats on the device that one layer's statistics of a step are merged in.
+int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer);
+
 // States and staging of one layer, for placement.
-int64_t LayerBytes(const SessionSpec& spec, const Method& method, const LayerSpec& layer, int window_steps);
+int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps);
 
 // Ranks that send a layer's gradient: world_size, or 1 in DELEGATE.
 int64_t GradientContributors(const SessionSpec& spec);

@@ -11,7 +11,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/session_spec.h"
-#include "kernels/methods/method.h"
+#include "kernels/methods/method_set.h"
 #include "server/core/cost_table.h"
 #include "server/core/executor.h"
 #include "server/core/memory_account.h"
@@ -41,9 +41,8 @@ struct SessionContext {
   std::shared_ptr<ShardContext> shard;
   uint64_t session_id = 0;
   SessionSpec spec;
-  std::unique_ptr<Method> method;
-  std::string method_text;
-  ScratchPool statistics_scratch;         // a [k, d_in], then g [k, d_out], of the widest layer
+  MethodSet methods;
+  ScratchPool statistics_scratch;         // StatisticsScratchElements of the widest layer
   ScratchPool gradient_scratch;           // D, then U, of the largest layer
   std::atomic<int64_t> installed_ns = 0;  // last, by the coordinator, on the monotonic clock; 0: not since the start
   std::atomic<uint64_t> last_step = 0;

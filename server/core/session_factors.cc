@@ -67,7 +67,8 @@ absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerPipeline
   ShardContext& shard = *context_->shard;
   const uint64_t release = layer.release();
   Returned returned{.layer = &layer, .state = nullptr, .release = 0};
-  PRECONDOR_ASSIGN_OR_RETURN(returned.state, context_->method->MakeState(layer.spec(), shard.backend));
+  PRECONDOR_ASSIGN_OR_RETURN(returned.state,
+                             context_->methods.of(layer.index()).MakeState(layer.spec(), shard.backend));
   if (release == 0 || shard.options.journal == nullptr) return returned;
   absl::StatusOr<std::string> kept = shard.options.journal->ReadFactors(context_->session_id, release, layer.index());
   const absl::Status status = kept.ok() ? returned.state->Load(*kept) : kept.status();
@@ -80,7 +81,8 @@ absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerPipeline
                     {"layer", layer.spec().name},
                     {"reason", absl::string_view(status.message())}});
   // Half of it may have been loaded.
-  PRECONDOR_ASSIGN_OR_RETURN(returned.state, context_->method->MakeState(layer.spec(), shard.backend));
+  PRECONDOR_ASSIGN_OR_RETURN(returned.state,
+                             context_->methods.of(layer.index()).MakeState(layer.spec(), shard.backend));
   return returned;
 }
 

@@ -132,9 +132,9 @@ void Shard::Record(const ShardRecord& record) {
 }
 
 absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool record) {
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Method> method, context_->options.make_method(install.spec.method));
+  PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(install.spec, context_->options.make_method));
   PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install, record));
-  const SessionFactors::Sizes sizes = FactorSizes(*context_, install, *method);
+  const SessionFactors::Sizes sizes = FactorSizes(*context_, install, methods);
   const int64_t bytes = install.factors_released ? sizes.released : sizes.held;
   PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(install.spec.name));
   PRECONDOR_RETURN_IF_ERROR(context_->memory.Reserve(install.spec.name, bytes));
@@ -143,8 +143,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
       new SessionContext{.shard = context_,
                          .session_id = install.session_id,
                          .spec = install.spec,
-                         .method = std::move(method),
-                         .method_text = MethodText(install.spec.method),
+                         .methods = std::move(methods),
                          .statistics_scratch = ScratchPool(context_->backend, statistics),
                          .gradient_scratch = ScratchPool(context_->backend, gradient)});
   absl::StatusOr<std::shared_ptr<ShardSession>> session =

@@ -13,10 +13,10 @@
 
 namespace precondor {
 
-SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionInstall& install, const Method& method) {
+SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionInstall& install, const MethodSet& methods) {
   const int window = shard.options.window_steps;
   const int parallelism = shard.executor.parallelism();
-  return {.held = ComputeReservation(install.spec, method, install.layers, window, parallelism).total(),
+  return {.held = ComputeReservation(install.spec, methods, install.layers, window, parallelism).total(),
           .released = ComputeFirstOrderReservation(install.spec, install.layers, window, parallelism).total()};
 }
 
@@ -25,7 +25,7 @@ std::pair<int64_t, int64_t> ScratchElements(const SessionInstall& install) {
   int64_t gradient = 0;
   for (uint32_t index : install.layers) {
     const LayerSpec& layer = install.spec.layers[index];
-    statistics = std::max(statistics, VectorsPerStep(install.spec) * (layer.d_in + layer.d_out));
+    statistics = std::max(statistics, StatisticsScratchElements(install.spec, index));
     gradient = std::max(gradient, 2 * layer.d_out * layer.d_in);
   }
   return {statistics, gradient};
@@ -44,7 +44,7 @@ void Shard::NoteLayers(const SessionInstall& install, int64_t bytes, absl::strin
 absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
                                             bool record) {
   SessionContext& context = session->context();
-  const SessionFactors::Sizes sizes = FactorSizes(*context_, install, *context.method);
+  const SessionFactors::Sizes sizes = FactorSizes(*context_, install, context.methods);
   PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::Standing standing, session->factors().standing());
   const int64_t bytes = standing.held || standing.writing != 0 ? sizes.held : sizes.released;
   // What is to go is freed when the new layers are there: until then both count.

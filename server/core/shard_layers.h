@@ -13,7 +13,7 @@
 namespace precondor {
 
 // Bytes to be reserved.
-SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionInstall& install, const Method& method);
+SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionInstall& install, const MethodSet& methods);
 
 // Floats of the largest statistics and gradient scratch that one operation needs.
 std::pair<int64_t, int64_t> ScratchElements(const SessionInstall& install);

@@ -31,7 +31,7 @@ auto Fields(store::Is<Promise> auto& value) {
 
 auto Fields(store::Is<SessionRecord> auto& value) {
   auto& [session_id, spec, placement, membership, promise] = value;
-  return std::tie(session_id, spec, placement, membership, promise, spec.on_shard_loss);
+  return std::tie(session_id, spec, placement, membership, promise, spec.on_shard_loss, spec.layer_methods);
 }
 
 auto Fields(store::Is<MembershipRecord> auto& value) {
@@ -69,21 +69,27 @@ auto Fields(store::Is<SnapshotsRecord> auto& value) {
 namespace store {
 namespace {
 
-// 2: a SessionRecord ends with what becomes of the session when a shard is lost.
-constexpr uint8_t kVersion = 2;
+// 2: a SessionRecord ends with what becomes of the session when a shard is lost. 3: and then with the layers that have
+// a method of their own.
+constexpr uint8_t kVersion = 3;
 
-// The record as version 2 has it. Sessions of version 1 wait.
+// The record as this version has it. Sessions of version 1 wait; before version 3 all layers have one method.
 template <typename Record>
-std::string FromVersion1(absl::string_view bytes) {
+std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);
-  if constexpr (std::is_same_v<Record, SessionRecord>) Put(next, ShardLossPolicy::kWait);
+  if constexpr (std::is_same_v<Record, SessionRecord>) {
+    if (version < 2) Put(next, ShardLossPolicy::kWait);
+    if (version < 3) Put(next, std::vector<LayerMethod>());
+  }
   return next;
 }
 
 template <typename Record>
 absl::StatusOr<CoordinatorRecord> DecodeAs(absl::string_view bytes) {
   std::string converted;
-  if (!bytes.empty() && bytes.front() == 1) bytes = converted = FromVersion1<Record>(bytes);
+  if (!bytes.empty() && bytes.front() >= 1 && bytes.front() < kVersion) {
+    bytes = converted = FromVersion<Record>(static_cast<uint8_t>(bytes.front()), bytes);
+  }
   Decoder decoder(bytes);
   const uint8_t version = decoder.U8();
   if (decoder.ok() && version > kVersion) {

@@ -13,7 +13,7 @@ namespace precondor {
 
 constexpr Mode LastEnumerator(Mode) { return Mode::kFirstOrder; }
 constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kReplay; }
-constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kSigned; }
+constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kCovariance; }
 constexpr ShardLossPolicy LastEnumerator(ShardLossPolicy) { return ShardLossPolicy::kDegrade; }
 constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
 constexpr DType LastEnumerator(DType) { return DType::kBF16; }
@@ -39,10 +39,15 @@ auto Fields(store::Is<FallbackConfig> auto& value) {
                   reentry_beta, reentry_min_steps, reentry_min_decrease);
 }
 
-// on_shard_loss is the last field of the record: version 1 ends before it.
+auto Fields(store::Is<LayerMethod> auto& value) {
+  auto& [method, statistics, layers] = value;
+  return std::tie(method, statistics, layers);
+}
+
+// on_shard_loss and layer_methods are at the end of the record: earlier versions end before them.
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers] = value;
+         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods] = value;
   return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
                   statistics_dtype, gradient_dtype, method, fallback, layers);
 }

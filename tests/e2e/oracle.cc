@@ -89,9 +89,9 @@ struct Factor {
 Matrix Signs(const SessionSpec& spec, const SketchKey& key, int64_t n) {
   digits::HostMatrix unit(n, n);
   for (int64_t i = 0; i < n; ++i) unit.view().at(i, i) = 1.0f;
-  digits::HostMatrix sketches(VectorsPerWorker(spec), n);
+  digits::HostMatrix sketches(VectorsPerWorker(spec, 0), n);
   Matrix signs(sketches.rows(), n);
-  if (!ComputeVectors(spec, key, unit.view(), 1.0, sketches.view()).ok()) return signs;
+  if (!ComputeStatistics(spec, key, unit.view(), 1.0, sketches.view()).ok()) return signs;
   for (size_t i = 0; i < signs.data.size(); ++i) signs.data[i] = sketches.data()[i] > 0 ? 1.0 : -1.0;
   return signs;
 }
@@ -119,7 +119,7 @@ void UpdateFactor(const SessionSpec& spec, SketchKey key, const Matrix& rows, Fa
     }
     const Matrix v = Product(coefficients, own);
     const Matrix outer = Product(Transposed(v), v);
-    const auto k = static_cast<double>(VectorsPerStep(spec));
+    const auto k = static_cast<double>(VectorsPerStep(spec, 0));
     for (size_t i = 0; i < outer.data.size(); ++i) covariance.data[i] += outer.data[i] / k;
   }
   ++factor.updates;

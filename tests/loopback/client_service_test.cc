@@ -97,7 +97,7 @@ Results RunRank(Worker& worker, uint64_t steps) {
       const auto [d_out, d_in] = kShapes[layer];
       const int64_t index = static_cast<int64_t>(layer);
       // Nothing waits for statistics of a method that needs none: ranks that are apart would find the step retired.
-      if (worker.NeedsStatistics(step) && worker.spec().method.name != "identity") {
+      if (worker.NeedsStatistics(step, index)) {
         const std::vector<float> a = Normal(d_in, SeedOf(step, layer, worker.rank()) + 50);
         const std::vector<float> g = Normal(d_out, SeedOf(step, layer, worker.rank()) + 60);
         EXPECT_TRUE(worker

@@ -63,7 +63,7 @@ struct Sent {
 absl::StatusOr<Sent> Send(Worker& worker, int step, int layer) {
   const int rank = static_cast<int>(worker.rank());
   const LayerSpec& shape = worker.spec().layers[layer];
-  const int64_t q = VectorsPerWorker(worker.spec());
+  const int64_t q = VectorsPerWorker(worker.spec(), 0);
   const std::vector<float> a = Pattern(q * shape.d_in, Salt(step, layer, rank, 0));
   const std::vector<float> g = Pattern(q * shape.d_out, Salt(step, layer, rank, 1));
   PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, layer, ConstMatrixView(a.data(), q, shape.d_in),

@@ -16,7 +16,7 @@ Part Oracle::PartOf(ContributionKind kind, uint64_t step, uint32_t layer, uint32
   part.samples = 1 + random.Below(7);
   const LayerSpec& shape = spec_.layers[layer];
   const int64_t size = kind == ContributionKind::kGradient ? shape.d_out * shape.d_in
-                                                           : VectorsPerWorker(spec_) * (shape.d_in + shape.d_out);
+                                                           : VectorsPerWorker(spec_, 0) * (shape.d_in + shape.d_out);
   for (int64_t i = 0; i < size; ++i) {
     part.values.push_back(static_cast<float>(random.Below(2'000'001)) * 1e-3f - 1e3f);
   }
@@ -51,7 +51,7 @@ std::optional<Stacked> Oracle::Update(uint64_t step, uint32_t layer, const Contr
     parts.push_back(std::move(part));
   }
   if (parts.empty()) return std::nullopt;
-  const size_t split = VectorsPerWorker(spec_) * spec_.layers[layer].d_in;
+  const size_t split = VectorsPerWorker(spec_, 0) * spec_.layers[layer].d_in;
   Stacked stacked;
   for (const Part& part : parts) {
     const double share = static_cast<double>(parts.size()) * static_cast<double>(part.samples) / total;

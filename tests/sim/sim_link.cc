@@ -203,7 +203,7 @@ ContributionHeader SimLink::HeaderOf(const Contribution& item) const {
   header.abstain = item.abstain;
   if (item.abstain) return header;
   const LayerSpec& shape = world_.spec().layers[item.id.layer];
-  const int64_t q = VectorsPerWorker(world_.spec());
+  const int64_t q = VectorsPerWorker(world_.spec(), 0);
   if (gradient) {
     header.tensors = {{.dtype = DType::kF32, .dims = {shape.d_out, shape.d_in}, .scale = 1}};
   } else {

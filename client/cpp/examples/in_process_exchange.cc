@@ -10,7 +10,7 @@
 #include "client/cpp/examples/host_matrix.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/registry.h"
+#include "kernels/methods/method_set.h"
 
 namespace precondor::digits {
 namespace {
@@ -26,19 +26,27 @@ void RoundTo(DType dtype, HostMatrix& block) {
 
 }  // namespace
 
-absl::StatusOr<HostMatrix> MergedVectors(const SessionSpec& spec, SketchKey key, ConstMatrixView rows,
-                                         double row_scale) {
+absl::StatusOr<HostMatrix> MergedStatistics(const SessionSpec& spec, SketchKey key, ConstMatrixView rows,
+                                            double row_scale) {
+  if (StatisticsOf(spec, key.layer) == StatisticsKind::kCovariance) {
+    // The mean of the ranks' moments, each weighted by its rows, is the batch's.
+    const StatisticsShape shape = ShapeOfStatistics(spec, key.layer, rows.cols, rows.rows);
+    HostMatrix moment(shape.rows, shape.cols);
+    PRECONDOR_RETURN_IF_ERROR(ComputeStatistics(spec, key, rows, row_scale, moment.view()));
+    RoundTo(spec.statistics_dtype, moment);
+    return moment;
+  }
   const int64_t workers = spec.world_size;
-  const int64_t each = VectorsPerWorker(spec);
-  const bool mean = spec.statistics == StatisticsKind::kMean;
-  HostMatrix merged(VectorsPerStep(spec), rows.cols);
+  const int64_t each = VectorsPerWorker(spec, key.layer);
+  const bool mean = StatisticsOf(spec, key.layer) == StatisticsKind::kMean;
+  HostMatrix merged(VectorsPerStep(spec, key.layer), rows.cols);
   std::vector<double> sum(mean ? static_cast<size_t>(rows.cols) : 0);
   for (int64_t rank = 0; rank < workers; ++rank) {
     const RowRange range = RowsOfRank(rows.rows, workers, rank);
     HostMatrix block(each, rows.cols);
     key.rank = static_cast<uint32_t>(rank);
     PRECONDOR_RETURN_IF_ERROR(
-        ComputeVectors(spec, key, rows.RowRange(range.begin, range.count), row_scale, block.view()));
+        ComputeStatistics(spec, key, rows.RowRange(range.begin, range.count), row_scale, block.view()));
     RoundTo(spec.statistics_dtype, block);
     const double share = static_cast<double>(range.count) / static_cast<double>(rows.rows);
     for (int64_t i = 0; i < each; ++i) {
@@ -60,28 +68,34 @@ absl::StatusOr<HostMatrix> MergedVectors(const SessionSpec& spec, SketchKey key,
 absl::StatusOr<std::unique_ptr<InProcessExchange>> InProcessExchange::Make(SessionSpec spec, Backend& backend) {
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
   auto exchange = std::unique_ptr<InProcessExchange>(new InProcessExchange(std::move(spec), backend));
-  PRECONDOR_ASSIGN_OR_RETURN(exchange->method_, MakeMethod(exchange->spec_.method));
-  for (const LayerSpec& layer : exchange->spec_.layers) {
-    PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, exchange->method_->MakeState(layer, backend));
-    exchange->states_.push_back(std::move(state));
+  PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(exchange->spec_));
+  for (size_t layer = 0; layer < exchange->spec_.layers.size(); ++layer) {
+    const Method& method = methods.of(static_cast<int64_t>(layer));
+    PRECONDOR_ASSIGN_OR_RETURN(exchange->states_.emplace_back(),
+                               method.MakeState(exchange->spec_.layers[layer], backend));
   }
   return exchange;
 }
 
 absl::Status InProcessExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   LayerState& state = *states_[static_cast<size_t>(tap.layer)];
-  if (method_->needs_statistics() && IsStatisticStep(spec_, step)) {
+  if (TakesStatistics(spec_, tap.layer) && IsStatisticStep(spec_, step)) {
     SketchKey key{spec_.seed, step, static_cast<uint32_t>(tap.layer), Side::kInput, 0};
-    PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix a, MergedVectors(spec_, key, tap.inputs, 1.0));
+    PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix a, MergedStatistics(spec_, key, tap.inputs, 1.0));
     key.side = Side::kOutput;
     // The gradients are those of a mean over the rows: undo its division.
-    PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix g, MergedVectors(spec_, key, tap.output_gradients,
-                                                                 static_cast<double>(tap.output_gradients.rows)));
+    PRECONDOR_ASSIGN_OR_RETURN(const HostMatrix g, MergedStatistics(spec_, key, tap.output_gradients,
+                                                                    static_cast<double>(tap.output_gradients.rows)));
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix device_a, backend_.Allocate(a.rows(), a.cols()));
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix device_g, backend_.Allocate(g.rows(), g.cols()));
     PRECONDOR_RETURN_IF_ERROR(backend_.Upload(a.view(), device_a.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.Upload(g.view(), device_g.view()));
-    PRECONDOR_RETURN_IF_ERROR(state.Update(LayerStatistics{device_a.view(), device_g.view()}));
+    const bool a_packed = a.cols() != tap.inputs.cols;
+    const bool g_packed = g.cols() != tap.output_gradients.cols;
+    LayerStatistics merged;
+    (a_packed ? merged.a_covariance : merged.a) = device_a.view();
+    (g_packed ? merged.g_covariance : merged.g) = device_g.view();
+    PRECONDOR_RETURN_IF_ERROR(state.Update(merged));
   }
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix d, backend_.Allocate(tap.gradient.rows, tap.gradient.cols));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(tap.gradient.rows, tap.gradient.cols));

@@ -32,15 +32,15 @@ class InProcessExchange final : public GradientExchange {
 
   const SessionSpec spec_;
   Backend& backend_;
-  std::unique_ptr<Method> method_;
   std::vector<std::unique_ptr<LayerState>> states_;
 };
 
-// The vectors [k, d] of one side of a sealed statistic step, from the rows of the whole batch: each rank's vectors of
-// its own rows, rounded to the session's dtype as on the wire, then merged as a shard does. MEAN: the mean weighted by
-// row counts, k = 1. Otherwise all of them in rank order, rank i's scaled by sqrt(W n_i / N), so that (1/k) sum v v'
-// weighs every row alike. `key.rank` is ignored; row_scale as in ComputeVectors.
-absl::StatusOr<HostMatrix> MergedVectors(const SessionSpec& spec, SketchKey key, ConstMatrixView rows,
-                                         double row_scale);
+// The statistics of one side of a sealed statistic step, from the rows of the whole batch: each rank's vectors [k, d]
+// of its own rows, rounded to the session's dtype as on the wire, then merged as a shard does. MEAN: the mean weighted
+// by row counts, k = 1. Otherwise all of them in rank order, rank i's scaled by sqrt(W n_i / N), so that (1/k) sum v v'
+// weighs every row alike. COVARIANCE: as one rank of the whole
+// batch would send it. `key.rank` is ignored; row_scale as in ComputeStatistics.
+absl::StatusOr<HostMatrix> MergedStatistics(const SessionSpec& spec, SketchKey key, ConstMatrixView rows,
+                                            double row_scale);
 
 }  // namespace precondor::digits

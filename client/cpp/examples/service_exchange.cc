@@ -17,31 +17,33 @@ absl::StatusOr<std::unique_ptr<ServiceExchange>> ServiceExchange::Make(Worker& w
     return absl::InvalidArgumentError(
         absl::StrCat("expected DIRECT, or DELEGATE with a reducer; got ", ExchangeModeName(exchange)));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Method> method, MakeMethod(worker.spec().method));
-  return std::unique_ptr<ServiceExchange>(new ServiceExchange(worker, reducer, method->needs_statistics()));
+  return std::unique_ptr<ServiceExchange>(new ServiceExchange(worker, reducer));
 }
 
 RowRange ServiceExchange::Rows(int64_t batch_size) const {
   return RowsOfRank(batch_size, worker_.spec().world_size, worker_.rank());
 }
 
-absl::Status ServiceExchange::SendVectors(uint64_t step, const LayerTap& tap) {
+absl::Status ServiceExchange::SendStatistics(uint64_t step, const LayerTap& tap) {
   const SessionSpec& spec = worker_.spec();
-  const int64_t k = VectorsPerWorker(spec);
   SketchKey key{spec.seed, step, static_cast<uint32_t>(tap.layer), Side::kInput, worker_.rank()};
-  HostMatrix a(k, tap.inputs.cols);
-  PRECONDOR_RETURN_IF_ERROR(ComputeVectors(spec, key, tap.inputs, 1.0, a.view()));
+  const auto block = [&](ConstMatrixView rows) {
+    const StatisticsShape shape = ShapeOfStatistics(spec, tap.layer, rows.cols, rows.rows);
+    return HostMatrix(shape.rows, shape.cols);
+  };
+  HostMatrix a = block(tap.inputs);
+  PRECONDOR_RETURN_IF_ERROR(ComputeStatistics(spec, key, tap.inputs, 1.0, a.view()));
   key.side = Side::kOutput;
-  HostMatrix g(k, tap.output_gradients.cols);
+  HostMatrix g = block(tap.output_gradients);
   // The gradients are those of a mean over the rows: undo its division.
   const auto rows = static_cast<double>(tap.output_gradients.rows);
-  PRECONDOR_RETURN_IF_ERROR(ComputeVectors(spec, key, tap.output_gradients, rows, g.view()));
+  PRECONDOR_RETURN_IF_ERROR(ComputeStatistics(spec, key, tap.output_gradients, rows, g.view()));
   return worker_.SendStatistics(step, tap.layer, a.view(), g.view(), samples_);
 }
 
 absl::Status ServiceExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   samples_ = static_cast<uint64_t>(tap.inputs.rows);
-  if (sends_statistics_ && worker_.NeedsStatistics(step)) PRECONDOR_RETURN_IF_ERROR(SendVectors(step, tap));
+  if (worker_.NeedsStatistics(step, tap.layer)) PRECONDOR_RETURN_IF_ERROR(SendStatistics(step, tap));
   if (worker_.spec().exchange == ExchangeMode::kDelegate) {
     PRECONDOR_RETURN_IF_ERROR(
         reducer_->WeightedMean(static_cast<int32_t>(worker_.rank()), static_cast<double>(samples_), tap.gradient));

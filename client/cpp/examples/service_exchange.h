@@ -35,15 +35,13 @@ class ServiceExchange final : public GradientExchange {
     bool sent = false;
   };
 
-  ServiceExchange(Worker& worker, SharedReducer* reducer, bool sends_statistics)
-      : worker_(worker), reducer_(reducer), sends_statistics_(sends_statistics) {}
-  absl::Status SendVectors(uint64_t step, const LayerTap& tap);
+  ServiceExchange(Worker& worker, SharedReducer* reducer) : worker_(worker), reducer_(reducer) {}
+  absl::Status SendStatistics(uint64_t step, const LayerTap& tap);
   // Passes the delegates' answers, and whether one of them was to skip, to all ranks.
   absl::StatusOr<bool> ShareAnswers(bool apply);
 
   Worker& worker_;
   SharedReducer* const reducer_;
-  const bool sends_statistics_;
   std::vector<Pending> pending_;  // of the current step
   uint64_t samples_ = 0;          // rows of the current step
 };

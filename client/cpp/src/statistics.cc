@@ -84,21 +84,52 @@ void SignedSums(ConstMatrixView rows, const std::vector<uint32_t>& words, double
   }
 }
 
+// Lower triangle of scale * sum_i x_i x_i', packed, some rows at a time so that the triangle is passed over less often.
+void PackedMoment(ConstMatrixView rows, double scale, float* out) {
+  constexpr int64_t kRowsTogether = 8;
+  const int64_t d = rows.cols;
+  std::fill(out, out + PackedElements(d), 0.0f);
+  for (int64_t begin = 0; begin < rows.rows; begin += kRowsTogether) {
+    const int64_t end = std::min(begin + kRowsTogether, rows.rows);
+    float* to = out;
+    for (int64_t i = 0; i < d; to += ++i) {
+      for (int64_t r = begin; r < end; ++r) {
+        const float* x = rows.row(r);
+        const float factor = x[i];
+        for (int64_t j = 0; j <= i; ++j) to[j] += factor * x[j];
+      }
+    }
+  }
+  for (int64_t i = 0; i < PackedElements(d); ++i) out[i] = static_cast<float>(scale * out[i]);
+}
+
 }  // namespace
 
-absl::Status ComputeVectors(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double row_scale,
-                            MatrixView out) {
-  const int64_t vectors = VectorsPerWorker(spec);
+StatisticsShape ShapeOfStatistics(const SessionSpec& spec, int64_t layer, int64_t d, int64_t rows) {
+  if (StatisticsOf(spec, layer) != StatisticsKind::kCovariance) return {VectorsPerWorker(spec, layer), d};
+  return rows <= MaxRows(d) ? StatisticsShape{rows, d} : StatisticsShape{1, PackedElements(d)};
+}
+
+absl::Status ComputeStatistics(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double row_scale,
+                               MatrixView out) {
   if (rows.rows < 1 || rows.cols < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "ComputeVectors: rows: expected at least one row and one column, got [", rows.rows, ", ", rows.cols, "]"));
+        "ComputeStatistics: rows: expected at least one row and one column, got [", rows.rows, ", ", rows.cols, "]"));
   }
-  if (out.rows != vectors || out.cols != rows.cols) {
-    return absl::InvalidArgumentError(absl::StrCat("ComputeVectors: out: expected [", vectors, ", ", rows.cols,
+  const StatisticsShape shape = ShapeOfStatistics(spec, key.layer, rows.cols, rows.rows);
+  if (out.rows != shape.rows || out.cols != shape.cols) {
+    return absl::InvalidArgumentError(absl::StrCat("ComputeStatistics: out: expected [", shape.rows, ", ", shape.cols,
                                                    "], got [", out.rows, ", ", out.cols, "]"));
   }
   const double n = static_cast<double>(rows.rows);
-  if (spec.statistics == StatisticsKind::kSigned) {
+  const StatisticsKind kind = StatisticsOf(spec, key.layer);
+  if (kind == StatisticsKind::kCovariance && rows.rows > MaxRows(rows.cols)) {
+    PackedMoment(rows, row_scale * row_scale / n, out.data);
+  } else if (kind == StatisticsKind::kCovariance) {
+    for (int64_t i = 0; i < rows.rows; ++i) {
+      for (int64_t j = 0; j < rows.cols; ++j) out.at(i, j) = static_cast<float>(row_scale * rows.at(i, j));
+    }
+  } else if (kind == StatisticsKind::kSigned) {
     SignedSums(rows, SignWords(key, rows.rows), row_scale / std::sqrt(n), out);
   } else {
     SignedSums(rows, {}, row_scale / n, out);

@@ -15,6 +15,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
+#include "precondor/statistics.h"
 #include "proto/wire/spec_codec.h"
 #include "proto/wire/tensor_codec.h"
 
@@ -242,10 +243,15 @@ absl::Status WorkerImpl::SendStatistics(uint64_t step, int64_t layer, ConstMatri
   PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, CheckStep(step, layer));
   PRECONDOR_RETURN_IF_ERROR(CheckStatistics(step, layer));
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
-  const int64_t vectors = VectorsPerWorker(spec_);
   const std::string what = Describe(step, layer);
-  PRECONDOR_RETURN_IF_ERROR(CheckShape(what, "a", a, vectors, shape.d_in));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape(what, "g", g, vectors, shape.d_out));
+  const auto check = [&](const char* name, ConstMatrixView side, int64_t d) {
+    // A triangle stands for any number of rows.
+    const int64_t rows = side.cols == d ? side.rows : MaxRows(d) + 1;
+    const StatisticsShape expected = ShapeOfStatistics(spec_, layer, d, rows);
+    return CheckShape(what, name, side, expected.rows, expected.cols);
+  };
+  PRECONDOR_RETURN_IF_ERROR(check("a", a, shape.d_in));
+  PRECONDOR_RETURN_IF_ERROR(check("g", g, shape.d_out));
   auto contribution = std::make_shared<Contribution>();
   contribution->id = {v1::FRAME_KIND_STATISTICS, step, static_cast<uint32_t>(layer)};
   contribution->mode = mode;

@@ -35,9 +35,9 @@ int main(int argc, char** argv) {
   const std::vector<float> inputs = {1, 2, 3, 4, 5, 6}, output_gradients = {1, -1, 0.5f, 2};
   std::vector<float> a(2 * kIn), g(2 * kOut), gradient = {1, 2, 3, 4, 5, 6}, weight(kOut * kIn, 1.0f);
   precondor::SketchKey key{.step = 0, .layer = 0, .side = precondor::Side::kInput};
-  absl::Status status = precondor::ComputeVectors(spec, key, {inputs.data(), 2, kIn}, 1, {a.data(), 2, kIn});
+  absl::Status status = precondor::ComputeStatistics(spec, key, {inputs.data(), 2, kIn}, 1, {a.data(), 2, kIn});
   key.side = precondor::Side::kOutput;
-  status.Update(precondor::ComputeVectors(spec, key, {output_gradients.data(), 2, kOut}, 2, {g.data(), 2, kOut}));
+  status.Update(precondor::ComputeStatistics(spec, key, {output_gradients.data(), 2, kOut}, 2, {g.data(), 2, kOut}));
   status.Update((*worker)->SendStatistics(0, 0, {a.data(), 2, kIn}, {g.data(), 2, kOut}, 2));
   if (!status.ok()) return Fail("statistics", status);
 

@@ -33,9 +33,9 @@ std::vector<float> Normal(int64_t count, uint64_t seed, double mean = 0) {
 }
 
 std::vector<float> Compute(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double scale) {
-  std::vector<float> out(static_cast<size_t>(VectorsPerWorker(spec) * rows.cols), -77.0f);
+  std::vector<float> out(static_cast<size_t>(VectorsPerWorker(spec, 0) * rows.cols), -77.0f);
   const absl::Status status =
-      ComputeVectors(spec, key, rows, scale, MatrixView(out.data(), VectorsPerWorker(spec), rows.cols));
+      ComputeStatistics(spec, key, rows, scale, MatrixView(out.data(), VectorsPerWorker(spec, 0), rows.cols));
   EXPECT_TRUE(status.ok()) << status;
   return out;
 }
@@ -67,13 +67,13 @@ struct Shape {
   int64_t rows, cols;
 };
 
-class ComputeVectorsTest : public ::testing::TestWithParam<Shape> {
+class ComputeStatisticsTest : public ::testing::TestWithParam<Shape> {
  protected:
   // f32 sums of at most 64 terms folded into f64: 64 half-ulps of the sum of magnitudes at worst.
   static constexpr double kTolerance = 64 * 6e-8;
 };
 
-TEST_P(ComputeVectorsTest, MeansAreTheMean) {
+TEST_P(ComputeStatisticsTest, MeansAreTheMean) {
   const auto [n, d] = GetParam();
   const std::vector<float> x = Normal(n * d, 1, 0.5);
   for (const StatisticsKind kind : {StatisticsKind::kMean, StatisticsKind::kPerWorkerMean}) {
@@ -90,7 +90,7 @@ TEST_P(ComputeVectorsTest, MeansAreTheMean) {
   }
 }
 
-TEST_P(ComputeVectorsTest, SketchesAreSignedSums) {
+TEST_P(ComputeStatisticsTest, SketchesAreSignedSums) {
   const auto [n, d] = GetParam();
   constexpr int32_t kSketches = 3;
   const SketchKey key{11, 5, 2, Side::kOutput, 1};
@@ -113,7 +113,36 @@ TEST_P(ComputeVectorsTest, SketchesAreSignedSums) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, ComputeVectorsTest,
+TEST_P(ComputeStatisticsTest, CovariancesAreTheRowsOrTheirSecondMoment) {
+  const auto [n, d] = GetParam();
+  const SessionSpec spec = Spec(StatisticsKind::kCovariance);
+  const std::vector<float> x = Normal(n * (d + 2), 4, 0.5);
+  const ConstMatrixView rows(x.data(), n, d, d + 2);
+  const StatisticsShape shape = ShapeOfStatistics(spec, 0, d, n);
+  const bool packed = 2 * n * d >= d * (d + 1);
+  EXPECT_EQ(shape.rows, packed ? 1 : n);
+  EXPECT_EQ(shape.cols, packed ? d * (d + 1) / 2 : d);
+  std::vector<float> out(static_cast<size_t>(shape.rows * shape.cols), -77.0f);
+  const absl::Status status = ComputeStatistics(spec, {}, rows, 2.0, MatrixView(out.data(), shape.rows, shape.cols));
+  ASSERT_TRUE(status.ok()) << status;
+  for (int64_t i = 0; i < (packed ? d : n); ++i) {
+    for (int64_t j = 0; j < (packed ? i + 1 : d); ++j) {
+      double expected = packed ? 0 : 2.0 * rows.at(i, j);
+      double magnitude = std::abs(expected);
+      for (int64_t r = 0; packed && r < n; ++r) {
+        const double product = 4.0 / static_cast<double>(n) * rows.at(r, i) * rows.at(r, j);
+        expected += product;
+        magnitude += std::abs(product);
+      }
+      const int64_t at = packed ? i * (i + 1) / 2 + j : i * d + j;
+      // f32 sums of n terms.
+      EXPECT_NEAR(out[static_cast<size_t>(at)], expected, magnitude * static_cast<double>(n + 1) * 6e-8)
+          << i << " " << j;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ComputeStatisticsTest,
                          ::testing::Values(Shape{1, 1}, Shape{1, 300}, Shape{3, 1}, Shape{7, 257}, Shape{65, 256},
                                            Shape{130, 513}));
 
@@ -197,7 +226,7 @@ TEST(VectorsTest, RefusesWrongShapes) {
   std::vector<float> x(12), v(12);
   const SessionSpec spec = Spec(StatisticsKind::kSigned, 2);
   const auto message = [&](ConstMatrixView rows, MatrixView out) {
-    const absl::Status status = ComputeVectors(spec, {}, rows, 1, out);
+    const absl::Status status = ComputeStatistics(spec, {}, rows, 1, out);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };

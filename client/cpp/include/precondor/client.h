@@ -109,13 +109,17 @@ class Worker {
   bool NeedsStatistics(uint64_t step) const {
     return ModeOf(step) == Mode::kSecondOrder && IsStatisticStep(spec(), step);
   }
+  bool NeedsStatistics(uint64_t step, int64_t layer) const {
+    return NeedsStatistics(step) && TakesStatistics(spec(), layer);
+  }
   // DIRECT: always. DELEGATE: when this rank sends the layer.
   bool SendsGradient(int64_t layer) const {
     return spec().exchange == ExchangeMode::kDirect || DelegateRank(spec(), layer) == static_cast<int32_t>(rank());
   }
 
-  // Sends this rank's vectors of one layer at a statistic step: a [k, d_in] and g [k, d_out] with k =
-  // VectorsPerWorker(spec). Returns once they are copied; a refusal surfaces in Flush.
+  // Sends this rank's statistics of one layer at a statistic step: a [k, d_in] and g [k, d_out] with k =
+  // VectorsPerWorker(spec, layer); of COVARIANCE each of ShapeOfStatistics (statistics.h), whatever its rows. Returns
+  // once they are copied; a refusal surfaces in Flush.
   virtual absl::Status SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
                                       uint64_t samples) = 0;
   // Takes part in the statistic step without vectors (skipped AMP step, unused layer).

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker computes from a layer's rows before it sends anything: means or random-sign sketches.
+// What a worker computes from a layer's rows before it sends anything: means or random-sign sketches, or
+// second moments.
 // Source: docs/math/statistics.md. All functions are pure and thread-safe.
 #pragma once
 
@@ -24,13 +25,22 @@ struct SketchKey {
   uint32_t rank = 0;
 };
 
-// out [k, d], k = VectorsPerWorker(spec), from this worker's rows [n, d], n >= 1:
+// Extents of one side's statistics of a layer whose side has dimension d, from `rows` rows: [VectorsPerWorker, d]; for
+// COVARIANCE [rows, d] where that is smaller than the packed lower triangle [1, d (d + 1) / 2], and that otherwise.
+struct StatisticsShape {
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+StatisticsShape ShapeOfStatistics(const SessionSpec& spec, int64_t layer, int64_t d, int64_t rows);
+
+// `out`, of ShapeOfStatistics, from this worker's rows [n, d], n >= 1:
 //   MEAN, PER_WORKER_MEAN: row_scale * mean of the rows;
-//   SIGNED: v_j = row_scale / sqrt(n) * sum_i s_ij x_i.
+//   SIGNED: v_j = row_scale / sqrt(n) * sum_i s_ij x_i;
+//   COVARIANCE: row_scale * rows, or row_scale^2 / n * sum_i x_i x_i', its lower triangle row after row.
 // row_scale: 1 for the input side (append the bias' 1 to the rows first); the number of rows for gradients with respect
 // to the output of a loss that is a mean over rows. InvalidArgument for shapes.
-absl::Status ComputeVectors(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double row_scale,
-                            MatrixView out);
+absl::Status ComputeStatistics(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double row_scale,
+                               MatrixView out);
 
 // The factor by which KL_CLIP scales all U of a step: min(1, sqrt(clip / (lr^2 |sum_l <D_l, U_l>|))); 1 when the sum is
 // zero, 0 when it is not a number.

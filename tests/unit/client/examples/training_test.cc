@@ -58,13 +58,13 @@ TEST(RowsOfRankTest, CoversTheBatchWithUnevenParts) {
   EXPECT_EQ(next, 128);
 }
 
-class MergedVectorsTest : public ::testing::Test {
+class MergedStatisticsTest : public ::testing::Test {
  protected:
   static constexpr int64_t kRows = 11;
   static constexpr int64_t kColumns = 4;
   static constexpr double kRowScale = 2.0;
 
-  MergedVectorsTest() : rows_(kRows, kColumns) {
+  MergedStatisticsTest() : rows_(kRows, kColumns) {
     spec_ = MakeSessionSpec(SomeRun("signed", 1), "s");
     spec_.statistics_dtype = DType::kF32;
     SeededRandom random(9, 1);
@@ -80,9 +80,9 @@ class MergedVectorsTest : public ::testing::Test {
   HostMatrix rows_;
 };
 
-TEST_F(MergedVectorsTest, MeanIsThatOfTheWholeBatch) {
+TEST_F(MergedStatisticsTest, MeanIsThatOfTheWholeBatch) {
   spec_.statistics = StatisticsKind::kMean;
-  const auto merged = MergedVectors(spec_, SketchKey(), rows_.view(), kRowScale);
+  const auto merged = MergedStatistics(spec_, SketchKey(), rows_.view(), kRowScale);
   ASSERT_TRUE(merged.ok()) << merged.status();
   ASSERT_EQ(merged->rows(), 1);
   for (int64_t j = 0; j < kColumns; ++j) {
@@ -90,9 +90,9 @@ TEST_F(MergedVectorsTest, MeanIsThatOfTheWholeBatch) {
   }
 }
 
-TEST_F(MergedVectorsTest, PerWorkerMeansWeighEveryRowAlike) {
+TEST_F(MergedStatisticsTest, PerWorkerMeansWeighEveryRowAlike) {
   spec_.statistics = StatisticsKind::kPerWorkerMean;
-  const auto merged = MergedVectors(spec_, SketchKey(), rows_.view(), kRowScale);
+  const auto merged = MergedStatistics(spec_, SketchKey(), rows_.view(), kRowScale);
   ASSERT_TRUE(merged.ok()) << merged.status();
   ASSERT_EQ(merged->rows(), 3);
   for (int64_t rank = 0; rank < 3; ++rank) {
@@ -104,11 +104,11 @@ TEST_F(MergedVectorsTest, PerWorkerMeansWeighEveryRowAlike) {
   }
 }
 
-TEST_F(MergedVectorsTest, SignedTakesEveryRanksSketchesInRankOrder) {
+TEST_F(MergedStatisticsTest, SignedTakesEveryRanksSketchesInRankOrder) {
   const SketchKey key{3, 20, 1, Side::kOutput, 0};
-  const auto merged = MergedVectors(spec_, key, rows_.view(), kRowScale);
+  const auto merged = MergedStatistics(spec_, key, rows_.view(), kRowScale);
   ASSERT_TRUE(merged.ok()) << merged.status();
-  const int64_t each = VectorsPerWorker(spec_);
+  const int64_t each = VectorsPerWorker(spec_, 0);
   ASSERT_EQ(merged->rows(), 3 * each);
   for (int64_t rank = 0; rank < 3; ++rank) {
     const RowRange range = RowsOfRank(kRows, 3, rank);
@@ -116,7 +116,8 @@ TEST_F(MergedVectorsTest, SignedTakesEveryRanksSketchesInRankOrder) {
     own.rank = static_cast<uint32_t>(rank);
     HostMatrix expected(each, kColumns);
     ASSERT_TRUE(
-        ComputeVectors(spec_, own, rows_.view().RowRange(range.begin, range.count), kRowScale, expected.view()).ok());
+        ComputeStatistics(spec_, own, rows_.view().RowRange(range.begin, range.count), kRowScale, expected.view())
+            .ok());
     const double weight = std::sqrt(3.0 * static_cast<double>(range.count) / kRows);
     for (int64_t i = 0; i < each; ++i) {
       for (int64_t j = 0; j < kColumns; ++j) {
@@ -126,12 +127,12 @@ TEST_F(MergedVectorsTest, SignedTakesEveryRanksSketchesInRankOrder) {
   }
 }
 
-TEST_F(MergedVectorsTest, AreRoundedAsOnTheWire) {
+TEST_F(MergedStatisticsTest, AreRoundedAsOnTheWire) {
   spec_.statistics = StatisticsKind::kMean;
   spec_.world_size = 1;
-  const auto exact = MergedVectors(spec_, SketchKey(), rows_.view(), kRowScale);
+  const auto exact = MergedStatistics(spec_, SketchKey(), rows_.view(), kRowScale);
   spec_.statistics_dtype = DType::kF16;
-  const auto rounded = MergedVectors(spec_, SketchKey(), rows_.view(), kRowScale);
+  const auto rounded = MergedStatistics(spec_, SketchKey(), rows_.view(), kRowScale);
   ASSERT_TRUE(exact.ok() && rounded.ok());
   EXPECT_NE(exact->data(), rounded->data());
   for (size_t i = 0; i < exact->data().size(); ++i) {

@@ -19,6 +19,12 @@ SessionSpec GoodSpec() {
   return spec;
 }
 
+LayerMethod OfLayers(std::vector<uint32_t> layers) {
+  return {.method = {.name = "eva", .options = {{"mu", 0.1}}},
+          .statistics = StatisticsKind::kMean,
+          .layers = std::move(layers)};
+}
+
 TEST(SessionSpecTest, AcceptsAGoodSpec) { EXPECT_TRUE(ValidateSessionSpec(GoodSpec()).ok()); }
 
 TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
@@ -51,6 +57,25 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.gradient_dtype = DType(0); }, {"gradient_dtype", "got 0"}},
       {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy(3); }, {"on_shard_loss", "1 ... 2", "got 3"}},
       {[](SessionSpec& s) { s.fallback.beta = 2; }, {"fallback.beta", "[0, 1]", "got 2"}},
+      {[](SessionSpec& s) { s.layer_methods = {{}}; }, {"layer_methods[0].layers", "at least one", "none"}},
+      {[](SessionSpec& s) { s.layer_methods = {OfLayers({2})}; }, {"layer_methods[0].layers", "0 ... 1", "got 2"}},
+      {[](SessionSpec& s) {
+         s.layer_methods = {OfLayers({1, 0})};
+       },
+       {"ascending", "0 after 1"}},
+      {[](SessionSpec& s) {
+         s.layer_methods = {OfLayers({0, 0})};
+       },
+       {"ascending", "0 after 0"}},
+      {[](SessionSpec& s) {
+         s.layer_methods = {OfLayers({1}), OfLayers({0, 1})};
+       },
+       {"layer_methods[1].layers", "no earlier entry", "1 \"dec\""}},
+      {[](SessionSpec& s) {
+         s.layer_methods = {OfLayers({1})};
+         s.layer_methods[0].statistics = StatisticsKind(5);
+       },
+       {"layer_methods[0].statistics", "got 5"}},
   };
   for (const Case& c : cases) {
     SessionSpec spec = GoodSpec();
@@ -95,6 +120,8 @@ TEST(SessionSpecTest, DescribesTheFirstDifference) {
       {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; }, "on_shard_loss: have WAIT, got DEGRADE"},
       {[](SessionSpec& s) { s.layers.pop_back(); }, "layers: have 2, got 1"},
       {[](SessionSpec& s) { s.layers[1].d_in = 50; }, "layers[1]: have \"dec\" [64, 49] with bias, got"},
+      {[](SessionSpec& s) { s.layer_methods = {OfLayers({1})}; },
+       "layers[1] \"dec\": have mkor{} SIGNED, got eva{mu=0.1} MEAN"},
   };
   for (const auto& [change, expected] : cases) {
     SessionSpec want = GoodSpec();
@@ -116,16 +143,44 @@ TEST(SessionSpecTest, TakesStatisticsInWarmUpAndAtEveryInvFreq) {
 
 TEST(SessionSpecTest, CountsVectors) {
   SessionSpec spec = GoodSpec();
-  EXPECT_EQ(VectorsPerWorker(spec), 4) << "SIGNED: ceil(16 / 4)";
-  EXPECT_EQ(VectorsPerStep(spec), 16);
+  EXPECT_EQ(VectorsPerWorker(spec, 0), 4) << "SIGNED: ceil(16 / 4)";
+  EXPECT_EQ(VectorsPerStep(spec, 0), 16);
   spec.world_size = 7;
-  EXPECT_EQ(VectorsPerWorker(spec), 3);
+  EXPECT_EQ(VectorsPerWorker(spec, 0), 3);
   spec.sketches = 2;
-  EXPECT_EQ(VectorsPerStep(spec), 14);
+  EXPECT_EQ(VectorsPerStep(spec, 0), 14);
   spec.statistics = StatisticsKind::kPerWorkerMean;
-  EXPECT_EQ(VectorsPerStep(spec), 7);
+  EXPECT_EQ(VectorsPerStep(spec, 0), 7);
   spec.statistics = StatisticsKind::kMean;
-  EXPECT_EQ(VectorsPerStep(spec), 1);
+  EXPECT_EQ(VectorsPerStep(spec, 0), 1);
+}
+
+TEST(SessionSpecTest, LayersMayHaveMethodsAndStatisticsOfTheirOwn) {
+  SessionSpec spec = GoodSpec();
+  spec.layer_methods = {OfLayers({1})};
+  EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
+  EXPECT_EQ(MethodOf(spec, 0).name, "mkor");
+  EXPECT_EQ(MethodOf(spec, 1).name, "eva");
+  EXPECT_EQ(StatisticsOf(spec, 0), StatisticsKind::kSigned);
+  EXPECT_EQ(StatisticsOf(spec, 1), StatisticsKind::kMean);
+  EXPECT_EQ(VectorsPerStep(spec, 0), 16);
+  EXPECT_EQ(VectorsPerStep(spec, 1), 1);
+  spec.statistics = StatisticsKind::kMean;
+  EXPECT_FALSE(UsesSketches(spec));
+  spec.layer_methods[0].statistics = StatisticsKind::kSigned;
+  EXPECT_TRUE(UsesSketches(spec));
+}
+
+TEST(SessionSpecTest, RowsAreFewerElementsThanThePackedTriangle) {
+  EXPECT_EQ(PackedElements(1), 1);
+  EXPECT_EQ(PackedElements(4), 10);
+  for (const int64_t d : {1, 2, 3, 4, 7, 64, 1000}) {
+    EXPECT_LT(MaxRows(d) * d, PackedElements(d)) << d;
+    EXPECT_GE((MaxRows(d) + 1) * d, PackedElements(d)) << d;
+  }
+  SessionSpec spec = GoodSpec();
+  spec.statistics = StatisticsKind::kCovariance;
+  EXPECT_EQ(VectorsPerStep(spec, 1), MaxRows(64));
 }
 
 TEST(SessionSpecTest, SpreadsDelegatesOverRanks) {

@@ -50,6 +50,8 @@ SessionSpec FullSpec() {
                    .reentry_min_decrease = 0};
   spec.on_shard_loss = ShardLossPolicy::kDegrade;
   spec.layers = {{"encoder.0", 48, 65, true}, {"ünïcode", 1, 1 << 20, false}};
+  spec.layer_methods = {
+      {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
   return spec;
 }
 

@@ -101,7 +101,7 @@ class ShardFixture : public ::testing::Test {
     if (kind == ContributionKind::kGradient) {
       header.tensors = {{.dtype = spec.gradient_dtype, .dims = {shape.d_out, shape.d_in}, .scale = 1.0f}};
     } else {
-      const int64_t q = VectorsPerWorker(spec);
+      const int64_t q = VectorsPerWorker(spec, 0);
       header.tensors = {{.dtype = spec.statistics_dtype, .dims = {q, shape.d_in}, .scale = 1.0f},
                         {.dtype = spec.statistics_dtype, .dims = {q, shape.d_out}, .scale = 1.0f}};
     }

@@ -20,8 +20,9 @@ class ShardLayersTest : public ShardFixture {
     return install;
   }
   int64_t BytesOf(const std::vector<uint32_t>& layers) const {
-    const FakeMethod method(log, needs_statistics);
-    return ComputeReservation(spec, method, layers, options.window_steps, executor.parallelism()).total();
+    const absl::StatusOr<MethodSet> methods = MethodSet::Make(spec, options.make_method);
+    PRECONDOR_CHECK(methods.ok());
+    return ComputeReservation(spec, *methods, layers, options.window_steps, executor.parallelism()).total();
   }
   std::shared_ptr<Reply> SendTo(uint32_t layer, ContributionKind kind, uint64_t step, uint32_t rank, float value) {
     const ContributionHeader header = Header(kind, step, rank, layer);

@@ -86,8 +86,11 @@ TEST(PlacementInputTest, UsesMeasuredCostsAndScalesFlopsForTheRest) {
   spec.method.name = "fake";
   spec.layers = {{.name = "seen", .d_out = 10, .d_in = 10, .has_bias = false},
                  {.name = "new", .d_out = 10, .d_in = 20, .has_bias = false}};
-  const FakeMethod method(std::make_shared<FakeMethodLog>(), true);
-  const std::vector<PlacementLayer> unmeasured = EstimateLayers(spec, method, {});
+  const auto methods = MethodSet::Make(spec, [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+  });
+  ASSERT_TRUE(methods.ok()) << methods.status();
+  const std::vector<PlacementLayer> unmeasured = EstimateLayers(spec, *methods, {});
   EXPECT_EQ(unmeasured[0].cost, 100);
   EXPECT_EQ(unmeasured[1].cost, 200);
   EXPECT_GT(unmeasured[1].bytes, unmeasured[0].bytes);
@@ -96,9 +99,29 @@ TEST(PlacementInputTest, UsesMeasuredCostsAndScalesFlopsForTheRest) {
       {.method = "fake{}", .d_out = 10, .d_in = 10, .seconds_per_step = 4.0},
       {.method = "other{}", .d_out = 10, .d_in = 20, .seconds_per_step = 1000.0},
       {.method = "fake{}", .d_out = 1, .d_in = 1, .seconds_per_step = std::nan("")}};
-  const std::vector<PlacementLayer> measured = EstimateLayers(spec, method, costs);
+  const std::vector<PlacementLayer> measured = EstimateLayers(spec, *methods, costs);
   EXPECT_DOUBLE_EQ(measured[0].cost, 3.0);
   EXPECT_DOUBLE_EQ(measured[1].cost, 200 * 0.03);
+}
+
+TEST(PlacementInputTest, EachLayerCostsWhatItsOwnMethodDoes) {
+  SessionSpec spec;
+  spec.method.name = "fake";
+  spec.layers = {{.name = "own", .d_out = 10, .d_in = 10, .has_bias = false},
+                 {.name = "other", .d_out = 10, .d_in = 10, .has_bias = false},
+                 {.name = "unseen", .d_out = 10, .d_in = 20, .has_bias = false}};
+  spec.layer_methods = {{.method = {.name = "other", .options = {}}, .layers = {1}},
+                        {.method = {.name = "unseen", .options = {}}, .layers = {2}}};
+  const auto methods = MethodSet::Make(spec, [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+  });
+  ASSERT_TRUE(methods.ok()) << methods.status();
+  const std::vector<MeasuredCost> costs = {{.method = "fake{}", .d_out = 10, .d_in = 10, .seconds_per_step = 2.0},
+                                           {.method = "other{}", .d_out = 10, .d_in = 10, .seconds_per_step = 6.0}};
+  const std::vector<PlacementLayer> measured = EstimateLayers(spec, *methods, costs);
+  EXPECT_DOUBLE_EQ(measured[0].cost, 2.0);
+  EXPECT_DOUBLE_EQ(measured[1].cost, 6.0);
+  EXPECT_DOUBLE_EQ(measured[2].cost, 200 * (0.02 + 0.06) / 2) << "all methods' mean seconds per FLOP";
 }
 
 }  // namespace

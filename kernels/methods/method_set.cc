@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/methods/method_set.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+
+absl::StatusOr<MethodSet> MethodSet::Make(const SessionSpec& spec, const MethodFactory& make) {
+  MethodSet set;
+  PRECONDOR_ASSIGN_OR_RETURN(set.methods_.emplace_back(), make(spec.method));
+  set.of_layer_.assign(spec.layers.size(), 0);
+  for (size_t i = 0; i < spec.layer_methods.size(); ++i) {
+    const LayerMethod& entry = spec.layer_methods[i];
+    absl::StatusOr<std::unique_ptr<Method>> method = make(entry.method);
+    if (!method.ok()) {
+      return absl::Status(method.status().code(), absl::StrCat("layer_methods[", i, "]: ", method.status().message()));
+    }
+    set.methods_.push_back(*std::move(method));
+    for (const uint32_t layer : entry.layers) set.of_layer_[layer] = static_cast<uint32_t>(set.methods_.size() - 1);
+  }
+  for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+    const Method& method = set.of(static_cast<int64_t>(layer));
+    const bool takes = method.statistics_form() == StatisticsForm::kCovariances;
+    if (StatisticsOf(spec, static_cast<int64_t>(layer)) != StatisticsKind::kCovariance || takes) continue;
+    return absl::InvalidArgumentError(absl::StrCat("layer ", layer, " \"", spec.layers[layer].name,
+                                                   "\": statistics: expected vectors for method ", method.name(),
+                                                   ", got COVARIANCE"));
+  }
+  return set;
+}
+
+}  // namespace precondor

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/statistics_merge.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/status_macros.h"
+#include "server/core/host_buffer.h"
+#include "server/core/payload.h"
+#include "server/core/reduction.h"
+
+namespace precondor {
+namespace {
+
+// One use: one side of one step.
+class SideMerge {
+ public:
+  SideMerge(const SessionSpec& spec, uint32_t layer, const std::vector<Vote>& votes, int side, Backend& backend)
+      : spec_(spec),
+        layer_(layer),
+        votes_(votes),
+        side_(side),
+        d_(side == 0 ? spec.layers[layer].d_in : spec.layers[layer].d_out),
+        backend_(backend) {
+    for (const Vote& vote : votes) samples_.push_back(vote.samples);
+  }
+
+  absl::Status Mean(MatrixView out) {
+    PRECONDOR_ASSIGN_OR_RETURN(WeightedSum sum, WeightedSum::Make(d_));
+    PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> mean, HostBuffer<float>::Make(d_));
+    for (const Vote& vote : votes_) {
+      DecodeStatistics(spec_, layer_, vote, side_, mean.span());
+      sum.Add(vote.samples, mean.span());
+    }
+    sum.Finish(mean.span());
+    return backend_.Upload(ConstMatrixView(mean.span().data(), 1, d_), out);
+  }
+
+  // All votes as rows; `out` has as many as they have together.
+  absl::Status Stack(MatrixView out) {
+    const std::vector<double> scales = StackingScales(samples_);
+    int64_t done = 0;
+    for (size_t i = 0; i < votes_.size(); ++i) {
+      const int64_t rows = SideOf(spec_, layer_, votes_[i], side_).rows;
+      // The update divides by the rows of all ranks where each rank's own mean is meant.
+      const double share =
+          static_cast<double>(out.rows) / static_cast<double>(rows * static_cast<int64_t>(votes_.size()));
+      PRECONDOR_RETURN_IF_ERROR(UploadVote(votes_[i], scales[i] * std::sqrt(share), out.RowRange(done, rows)));
+      done += rows;
+    }
+    return absl::OkStatus();
+  }
+
+  // Rows of all votes; 0 when some vote is a covariance.
+  int64_t TotalRows() const {
+    int64_t total = 0;
+    for (const Vote& vote : votes_) {
+      if (vote.rows[side_] == 0) return 0;
+      total += vote.rows[side_];
+    }
+    return total;
+  }
+
+  // `came` has room for a vote, `each` and `sum` are [d, d].
+  absl::Status Covariance(MatrixView came, MatrixView each, MatrixView sum, MatrixView packed) {
+    double total = 0;
+    for (const uint64_t samples : samples_) total += static_cast<double>(samples);
+    for (size_t i = 0; i < votes_.size(); ++i) {
+      const StatisticsSide side = SideOf(spec_, layer_, votes_[i], side_);
+      const MatrixView vote(came.data, side.rows, side.cols);
+      PRECONDOR_RETURN_IF_ERROR(UploadVote(votes_[i], 1.0, vote));
+      const double weight = static_cast<double>(samples_[i]) / total;
+      const double before = i == 0 ? 0.0 : 1.0;
+      if (side.packed) {
+        PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(vote, each));
+        PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(weight, each, before, sum));
+      } else {
+        PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(weight / static_cast<double>(side.rows), vote, Transpose::kYes, vote,
+                                                Transpose::kNo, before, sum));
+      }
+    }
+    return backend_.PackLower(sum, packed);
+  }
+
+ private:
+  absl::Status UploadVote(const Vote& vote, double scale, MatrixView out) {
+    PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> decoded, HostBuffer<float>::Make(out.size()));
+    DecodeStatistics(spec_, layer_, vote, side_, decoded.span());
+    ScaleInPlace(scale, decoded.span());
+    return backend_.Upload(ConstMatrixView(decoded.span().data(), out.rows, out.cols), out);
+  }
+
+  const SessionSpec& spec_;
+  const uint32_t layer_;
+  const std::vector<Vote>& votes_;
+  const int side_;
+  const int64_t d_;
+  Backend& backend_;
+  std::vector<uint64_t> samples_;
+};
+
+}  // namespace
+
+absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_t layer, const std::vector<Vote>& votes,
+                                                Backend& backend, ScratchPool::Lease& scratch) {
+  const LayerSpec& shape = spec.layers[layer];
+  const StatisticsKind kind = StatisticsOf(spec, layer);
+  const int64_t widest = std::max(shape.d_in, shape.d_out);
+  LayerStatistics merged;
+  int64_t offset = 0;
+  for (const int s : {0, 1}) {
+    SideMerge side(spec, layer, votes, s, backend);
+    const int64_t d = s == 0 ? shape.d_in : shape.d_out;
+    ConstMatrixView& vectors = s == 0 ? merged.a : merged.g;
+    if (kind != StatisticsKind::kCovariance) {
+      const bool mean = kind == StatisticsKind::kMean;
+      const int64_t k = mean ? 1 : static_cast<int64_t>(votes.size()) * VectorsPerWorker(spec, layer);
+      const MatrixView out = scratch.view(offset, k, d);
+      PRECONDOR_RETURN_IF_ERROR(mean ? side.Mean(out) : side.Stack(out));
+      vectors = out;
+      offset += out.size();
+      continue;
+    }
+    const int64_t rows = side.TotalRows();
+    if (rows > 0 && rows <= MaxRows(d)) {
+      const MatrixView out = scratch.view(offset, rows, d);
+      PRECONDOR_RETURN_IF_ERROR(side.Stack(out));
+      vectors = out;
+    } else {
+      const int64_t room = PackedElements(shape.d_in) + PackedElements(shape.d_out);
+      const MatrixView out = scratch.view(offset, 1, PackedElements(d));
+      const MatrixView came = scratch.view(room, 1, PackedElements(d));
+      const MatrixView each = scratch.view(room + PackedElements(widest), d, d);
+      const MatrixView sum = scratch.view(room + PackedElements(widest) + widest * widest, d, d);
+      PRECONDOR_RETURN_IF_ERROR(side.Covariance(came, each, sum, out));
+      (s == 0 ? merged.a_covariance : merged.g_covariance) = out;
+    }
+    offset += PackedElements(d);
+  }
+  return merged;
+}
+
+}  // namespace precondor
