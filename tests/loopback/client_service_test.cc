@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -178,6 +179,31 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{1, ExchangeMode::kDirect, DType::kF32}, Case{1, ExchangeMode::kDirect, DType::kF16},
                       Case{1, ExchangeMode::kDirect, DType::kBF16}, Case{4, ExchangeMode::kDirect, DType::kF32},
                       Case{4, ExchangeMode::kDelegate, DType::kF32}, Case{4, ExchangeMode::kDelegate, DType::kBF16}));
+
+TEST(LayerMethodsTest, EachLayerAnswersByItsOwn) {
+  constexpr uint64_t kSteps = 4;
+  SessionSpec spec = Spec("mkor", 2, ExchangeMode::kDirect, DType::kF32);
+  std::map<std::string, std::vector<Results>> alone;
+  for (const std::string method : {"mkor", "identity"}) {
+    const Server server;
+    spec.method.name = method;
+    alone[method] = RunAll(server, spec, kSteps);
+  }
+  spec.method.name = "mkor";
+  spec.layer_methods = {
+      {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kMean, .layers = {1}}};
+  const Server server;
+  const std::vector<Results> mixed = RunAll(server, spec, kSteps);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      for (size_t layer = 0; layer < kShapes.size(); ++layer) {
+        EXPECT_EQ(mixed[rank][step][layer], alone[layer == 1 ? "identity" : "mkor"][rank][step][layer])
+            << "step " << step << " layer " << layer;
+      }
+      EXPECT_NE(mixed[rank][step][1], alone["mkor"][rank][step][1]);
+    }
+  }
+}
 
 TEST(ClientServiceFaultTest, CutConnectionsChangeNoBitOfTheResults) {
   const SessionSpec spec = Spec("mkor", 2, ExchangeMode::kDirect, DType::kF32);

@@ -102,6 +102,8 @@ void ShardRoutes::Fail(const absl::Status& status) {
     MutexLock lock(mu_);
     if (failed_.ok()) failed_ = status;
     failing = table_;
+    // Links wait for their callbacks when they end: this may be one, and the last to know a table that is replaced now.
+    failed_tables_.push_back(table_);
     ++failing_;
   }
   for (const auto& [address, link] : failing->links) link->Fail(status);
@@ -113,10 +115,13 @@ void ShardRoutes::Fail(const absl::Status& status) {
 }
 
 void ShardRoutes::Clear() {
-  std::shared_ptr<const Table> ending;  // after the locks
+  // After the locks.
+  std::vector<std::shared_ptr<const Table>> failed;
+  std::shared_ptr<const Table> ending;
   MutexLock staying(move_mu_);
   MutexLock lock(mu_);
   changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return failing_ == 0; });
+  failed = std::exchange(failed_tables_, {});
   ending = std::exchange(table_, std::make_shared<Table>(Table{.links = {}, .of_layer = std::vector<Link>(layers_)}));
 }
 

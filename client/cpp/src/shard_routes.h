@@ -39,7 +39,7 @@ class ShardRoutes {
   // Waits until every link's contributions are acknowledged; the first that has any left at `deadline`, or null.
   Link WaitAcknowledged(absl::Time deadline) const;
   std::vector<Link> links() const;
-  // Fails every link, also those still to come.
+  // Fails every link, also those still to come. On any thread: no link ends in it.
   void Fail(const absl::Status& status);
   // Ends all links, once calls of Fail under way have let go of them: no hook is called afterwards.
   void Clear();
@@ -60,7 +60,8 @@ class ShardRoutes {
   mutable Mutex mu_;
   std::shared_ptr<const Table> table_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  int failing_ ABSL_GUARDED_BY(mu_) = 0;  // calls of Fail that hold links
+  std::vector<std::shared_ptr<const Table>> failed_tables_ ABSL_GUARDED_BY(mu_);  // until Clear
+  int failing_ ABSL_GUARDED_BY(mu_) = 0;                                          // calls of Fail that hold links
   CondVar changed_;
 };
 
