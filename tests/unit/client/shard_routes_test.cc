@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "client/cpp/src/traffic.h"
 
@@ -27,7 +28,9 @@ class ShardRoutesTest : public ::testing::Test {
     ShardLink::Options options;
     options.address = address;
     options.epoch = epoch;
-    auto link = std::make_shared<ShardLink>(options, ShardLink::Hooks{.wake = [] {}}, traffic_);
+    ShardLink::Hooks hooks;
+    hooks.wake = [] {};
+    auto link = std::make_shared<ShardLink>(options, std::move(hooks), traffic_);
     made_[address] = link;
     return link;
   }

@@ -22,20 +22,20 @@ struct ModelLayer {
 
 // Matches a layer that fits all that is given. Sizes are those of the longer side.
 struct LayerRule {
-  std::string name_pattern;  // RE2, of the whole name; empty: any
-  std::string kind;          // empty: any
+  std::string name_pattern = {};  // RE2, of the whole name; empty: any
+  std::string kind = {};          // empty: any
   int64_t min_dim = 1;
   int64_t max_dim = kMaxDimension;
-  bool precondition = true;                  // false: left to the base optimizer
-  std::optional<MethodConfig> method;        // absent: the session's
-  std::optional<StatisticsKind> statistics;  // absent: the session's
+  bool precondition = true;                       // false: left to the base optimizer
+  std::optional<MethodConfig> method = {};        // absent: the session's
+  std::optional<StatisticsKind> statistics = {};  // absent: the session's
 };
 
 struct ChosenLayers {
   std::vector<LayerSpec> layers;           // for SessionSpec::layers
   std::vector<LayerMethod> layer_methods;  // for SessionSpec::layer_methods
-  std::vector<std::optional<uint32_t>>
-      place;  // of each of the model's layers in `layers`; absent: the base optimizer's
+  // Of each of the model's layers its place in `layers`; absent: it is the base optimizer's.
+  std::vector<std::optional<uint32_t>> place;
 };
 
 // The first rule that matches decides. Where none does, kind "Embedding" and whatever has a side of 1 (a parameter with

@@ -4,15 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_join.h"
+
 #include "kernels/methods/registry.h"
 
 namespace precondor {
 namespace {
 
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::IsSupersetOf;
 
 MethodConfig With(const std::string& name, OptionValue value) {
   MethodConfig config;
@@ -85,12 +87,12 @@ TEST(MkorConfigTest, AutoIsLowRankWhereItIsCheaper) {
 }
 
 TEST(RegistryTest, KnowsItsMethods) {
-  EXPECT_THAT(MethodNames(), ElementsAre("mkor", "identity", "eva"));
+  EXPECT_THAT(MethodNames(), IsSupersetOf({"mkor", "identity"}));
   MethodConfig config;
   config.name = "adam";
   const absl::Status status = MakeMethod(config).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("adam"), HasSubstr("mkor, identity")));
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("adam"), HasSubstr(absl::StrJoin(MethodNames(), ", "))));
 }
 
 TEST(RegistryTest, IdentityTakesNoOptions) {
