@@ -19,6 +19,22 @@ LayerReplay& LayerPipeline::replay() {
   return *replay_;
 }
 
+namespace {
+
+// An answer shows that the updates before it were made: those without a record (LayerJournal) are given up, so that
+// nobody waits for statistics that ranks may keep no more.
+void GiveUpUnlogged(uint64_t staleness, std::map<uint64_t, ReplayedStep>& steps) {
+  bool answered = false;  // this step, or the one after it where answers are a step behind
+  for (auto later = steps.rbegin(); later != steps.rend(); ++later) {
+    const bool behind = answered;
+    ReplayedStep& step = later->second;
+    answered = answered || step.settled.plan.has_value();
+    if (staleness == 0 ? answered : behind) step.settled.updated = true;
+  }
+}
+
+}  // namespace
+
 void LayerPipeline::FinishReplay() {
   bool work = false;
   {
@@ -26,6 +42,7 @@ void LayerPipeline::FinishReplay() {
     LayerReplay::Outcome outcome = replay().Finish(began_);
     replay_.reset();
     began_ = outcome.began;
+    GiveUpUnlogged(static_cast<uint64_t>(session_->spec.staleness_steps), outcome.steps);
     std::vector<SettledStep> settled;
     for (auto& [step, replayed] : outcome.steps) {
       std::vector<ResultFn> nobody;

@@ -112,11 +112,12 @@ class FakeLayerState final : public LayerState {
 
 class FakeMethod final : public Method {
  public:
-  FakeMethod(std::shared_ptr<FakeMethodLog> log, bool needs_statistics)
-      : log_(std::move(log)), needs_statistics_(needs_statistics) {}
+  FakeMethod(std::shared_ptr<FakeMethodLog> log, bool needs_statistics, bool takes_covariances = false)
+      : log_(std::move(log)), needs_statistics_(needs_statistics), takes_covariances_(takes_covariances) {}
   absl::string_view name() const override { return "fake"; }
   StatisticsForm statistics_form() const override {
-    return needs_statistics_ ? StatisticsForm::kVectors : StatisticsForm::kNone;
+    if (!needs_statistics_) return StatisticsForm::kNone;
+    return takes_covariances_ ? StatisticsForm::kCovariances : StatisticsForm::kVectors;
   }
   int64_t StateBytes(const LayerSpec& layer) const override { return 4 * (layer.d_in + layer.d_out); }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 128; }
@@ -132,6 +133,7 @@ class FakeMethod final : public Method {
  private:
   const std::shared_ptr<FakeMethodLog> log_;
   const bool needs_statistics_;
+  const bool takes_covariances_;
 };
 
 }  // namespace precondor

@@ -101,7 +101,9 @@ class ShardFixture : public ::testing::Test {
     if (kind == ContributionKind::kGradient) {
       header.tensors = {{.dtype = spec.gradient_dtype, .dims = {shape.d_out, shape.d_in}, .scale = 1.0f}};
     } else {
-      const int64_t q = VectorsPerWorker(spec, 0);
+      // One row is fewer elements than the packed triangle.
+      const bool covariance = StatisticsOf(spec, layer) == StatisticsKind::kCovariance;
+      const int64_t q = covariance ? 1 : VectorsPerWorker(spec, layer);
       header.tensors = {{.dtype = spec.statistics_dtype, .dims = {q, shape.d_in}, .scale = 1.0f},
                         {.dtype = spec.statistics_dtype, .dims = {q, shape.d_out}, .scale = 1.0f}};
     }

@@ -230,6 +230,32 @@ TEST_F(ShardJournalTest, ASnapshotHealsAGap) {
   EXPECT_EQ((*reply->result)->factor_version, 4u);
 }
 
+TEST_F(ShardJournalTest, CovariancesAreNotLoggedAndComeBackFromSnapshots) {
+  spec.statistics = StatisticsKind::kCovariance;
+  spec.layers.pop_back();
+  options.snapshot_interval_steps = 2;
+  options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<FakeMethod>(log, true, /*takes_covariances=*/true);
+  };
+  Start();
+  for (uint64_t step = 0; step < 6; ++step) {
+    EXPECT_TRUE(Statistics(step, 0, 1)->accepted());
+    const std::shared_ptr<Reply> reply = Gradient(step, 0, 1);
+    ASSERT_TRUE(reply->result.has_value());
+    EXPECT_EQ((*reply->result)->factor_version, step + 1);
+  }
+  EXPECT_EQ(journal->snapshots(), 2);
+  ReplaceShard();
+  // The cut before step 4 has four updates; those of steps 4 and 5 were in no log.
+  ASSERT_TRUE(shard->Resume(Header(ContributionKind::kGradient, 6, 0).key, 6).ok());
+  Statistics(6, 0, 1);
+  const std::shared_ptr<Reply> reply = Gradient(6, 0, 1);
+  ASSERT_TRUE(reply->result.has_value());
+  EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
+  EXPECT_EQ((*reply->result)->factor_version, 5u);
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
 TEST_F(ShardJournalTest, ASessionThatLostARecordOfItsFactorsIsGivenUp) {
   Start();
   Statistics(0, 0, 1);
