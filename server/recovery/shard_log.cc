@@ -71,10 +71,17 @@ absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay) {
     logger_.Log(Severity::kInfo, "log replayed",
                 {{"records", records}, {"bytes", bytes}, {"torn_bytes", log->torn_bytes()}});
   }
+  SayWithoutRing(*log);
   MutexLock lock(mu_);
   log_ = std::move(log);
   if (options_.background) syncer_ = std::thread([this] { SyncLoop(); });
   return absl::OkStatus();
+}
+
+void ShardLog::SayWithoutRing(const store::RecordLog& log) {
+  if (log.why_no_ring().ok()) return;
+  logger_.Log(Severity::kWarning, "the log has no ring: each of its records is a write",
+              {{"log", dir_}, {"reason", absl::string_view(log.why_no_ring().message())}});
 }
 
 // What the log holds now of a session.
@@ -106,8 +113,10 @@ void ShardLog::Append(const ShardRecord& record) {
   }
   // Without the lock: layers wait for each other's writes no longer than the log itself makes them.
   const absl::Status written = Write(*log, *encoded).status();
-  if (written.ok() && !idle_.exchange(false)) return;
+  const bool hurry = log->crowded() && !hurry_.exchange(true);
+  if (written.ok() && !hurry && !idle_.exchange(false)) return;
   MutexLock lock(mu_);
+  if (hurry) stopped_.notify_all();
   if (!written.ok()) Miss(record, written);
   changed_.notify_all();
 }
@@ -241,11 +250,12 @@ void ShardLog::SyncLoop() {
       last = stopping_;
       if (last && log_ == nullptr) return;
     }
+    hurry_ = false;
     const absl::Duration pause = Work();
     if (last) return;
     MutexLock lock(mu_);
     stopped_.wait_for(mu_, absl::ToChronoNanoseconds(pause),
-                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; });
+                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || (hurry_ && log_ != nullptr); });
   }
 }
 
@@ -267,6 +277,7 @@ void ShardLog::Reopen() {
     return;
   }
   log_ = *std::move(opened);
+  SayWithoutRing(*log_);
   logger_.Log(Severity::kInfo, "log can be written again", {{"log", dir_}});
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log of a shard: every record is with the operating system when Append returns, and on the disk a little later.
+// The log of a shard: every record outlives the process when Append returns, and is on the disk a little later.
 // So it outlives the process always, and the machine up to the last few records: of those the coordinator's and the
 // workers' side know what was lost.
 #pragma once
@@ -27,7 +27,8 @@
 namespace precondor::recovery {
 
 struct ShardLogOptions {
-  store::RecordLogOptions log = {.drop_cached = true};
+  // The ring holds what a model of BERT-Large's size sends in half a second.
+  store::RecordLogOptions log = {.drop_cached = true, .ring_bytes = uint64_t{16} << 20};
   absl::Duration sync_interval = absl::Milliseconds(50);  // records of so long share a sync
   absl::Duration reopen_interval = absl::Seconds(5);      // after the disk has failed
   absl::Duration progress_interval = absl::Seconds(5);    // between two lines about a long replay
@@ -86,6 +87,7 @@ class ShardLog {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Miss(const ShardRecord& record, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropUnneeded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SayWithoutRing(const store::RecordLog& log);
   void SyncLoop();
   void Abandon(const std::shared_ptr<store::RecordLog>& log);
   void Reopen();
@@ -99,8 +101,9 @@ class ShardLog {
 
   mutable Mutex mu_;
   CondVar changed_;                                             // there is something to sync
-  CondVar stopped_;                                             // between two syncs, when an append wakes nobody
+  CondVar stopped_;                                             // between two syncs, when few appends wake anybody
   std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
+  std::atomic<bool> hurry_ = false;                             // and shall not pause: the log's ring fills up
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while it is opened again
   absl::Status broken_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);

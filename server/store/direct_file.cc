@@ -12,17 +12,22 @@
 
 namespace precondor::store {
 
+BlockMemory AllocateBlocks(size_t bytes) {
+  return BlockMemory(static_cast<char*>(::operator new[](bytes, std::align_val_t(kBlockBytes))));
+}
+
 // The flag is set after the file was made: open would make it before it refuses the flag.
-DirectFile::DirectFile(std::string path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {
+DirectBlocks::DirectBlocks(std::string path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {
   direct_ = fcntl(fd_.get(), F_SETFL, O_DIRECT) == 0;
 }
 
-absl::Status DirectFile::WriteBlocks(size_t bytes) {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t written = Uninterrupted(
-        [&] { return pwrite(fd_.get(), buffer_.get() + done, bytes - done, static_cast<off_t>(written_ + done)); });
+absl::Status DirectBlocks::WriteAt(uint64_t offset, absl::string_view blocks) {
+  while (!blocks.empty()) {
+    const ssize_t written =
+        Uninterrupted([&] { return pwrite(fd_.get(), blocks.data(), blocks.size(), static_cast<off_t>(offset)); });
     if (written >= 0) {
-      done += static_cast<size_t>(written);
+      blocks.remove_prefix(static_cast<size_t>(written));
+      offset += static_cast<uint64_t>(written);
     } else if (errno == EINVAL && direct_) {
       // This disk asks for larger blocks, or its file system took the flag and cannot do it.
       direct_ = false;
@@ -34,10 +39,34 @@ absl::Status DirectFile::WriteBlocks(size_t bytes) {
   return absl::OkStatus();
 }
 
+absl::Status DirectBlocks::Sync() {
+  // The blocks may be in the disk's own memory, and the file's length nowhere.
+  if (Uninterrupted([&] { return fdatasync(fd_.get()); }) < 0) return IoError("fdatasync", path_, errno);
+  return absl::OkStatus();
+}
+
+absl::Status DirectBlocks::Close() { return fd_.Close(path_); }
+
+absl::Status DirectBlocks::Truncate(uint64_t bytes) {
+  if (Uninterrupted([&] { return ftruncate(fd_.get(), static_cast<off_t>(bytes)); }) < 0) {
+    return IoError("ftruncate", path_, errno);
+  }
+  return absl::OkStatus();
+}
+
+void DirectBlocks::BeginWriteBack() {
+  // A hint: what goes wrong now, Sync reports.
+  if (!direct_) static_cast<void>(sync_file_range(fd_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
+}
+
+DirectFile::DirectFile(std::string path, Descriptor fd) : file_(std::move(path), std::move(fd)) {}
+
+absl::Status DirectFile::WriteBlocks(size_t bytes) { return file_.WriteAt(written_, {buffer_.get(), bytes}); }
+
 absl::Status DirectFile::Append(absl::string_view bytes) {
   while (failure_.ok() && !bytes.empty()) {
     if (buffer_ == nullptr) {
-      buffer_.reset(static_cast<char*>(::operator new[](kBufferBytes, std::align_val_t(kBlockBytes))));
+      buffer_ = AllocateBlocks(kBufferBytes);
       filled_ = rest_.copy(buffer_.get(), rest_.size());
     }
     const size_t count = std::min(bytes.size(), kBufferBytes - filled_);
@@ -59,10 +88,7 @@ absl::Status DirectFile::WriteRest() {
   if (!rest_.empty()) {
     std::memset(buffer_.get() + filled_, 0, whole + kBlockBytes - filled_);
     failure_ = WriteBlocks(whole + kBlockBytes);
-    const auto length = static_cast<off_t>(written_ + filled_);
-    if (failure_.ok() && Uninterrupted([&] { return ftruncate(fd_.get(), length); }) < 0) {
-      failure_ = IoError("ftruncate", path_, errno);
-    }
+    if (failure_.ok()) failure_ = file_.Truncate(written_ + filled_);
   } else {
     failure_ = WriteBlocks(whole);
   }
@@ -72,19 +98,17 @@ absl::Status DirectFile::WriteRest() {
 }
 
 void DirectFile::BeginWriteBack() {
-  if (WriteRest().ok() && !direct_) static_cast<void>(sync_file_range(fd_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
+  if (WriteRest().ok()) file_.BeginWriteBack();
 }
 
 absl::Status DirectFile::Sync() {
   PRECONDOR_RETURN_IF_ERROR(WriteRest());
-  // The blocks may be in the disk's own memory, and the file's length nowhere.
-  if (Uninterrupted([&] { return fdatasync(fd_.get()); }) < 0) failure_ = IoError("fdatasync", path_, errno);
-  return failure_;
+  return failure_ = file_.Sync();
 }
 
 absl::Status DirectFile::Close() {
   const absl::Status rest = WriteRest();
-  const absl::Status closed = fd_.Close(path_);
+  const absl::Status closed = file_.Close();
   return rest.ok() ? closed : rest;
 }
 

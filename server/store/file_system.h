@@ -7,6 +7,7 @@
 //         Messages name the path and what the system said.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -38,6 +39,29 @@ class WritableFile {
   virtual absl::Status Close() = 0;
 };
 
+// What a disk may ask of place, length and memory of a write that passes by the system's memory.
+inline constexpr size_t kBlockBytes = 4096;
+
+// A file that is written in whole blocks, each as often as one likes. Nobody reads it before it is synced or closed,
+// and no two calls on it overlap. The destructor closes without syncing.
+class BlockFile {
+ public:
+  virtual ~BlockFile() = default;
+  // Offset, length and address are multiples of kBlockBytes. After an error any part may be in the file.
+  virtual absl::Status WriteAt(uint64_t offset, absl::string_view blocks) = 0;
+  virtual absl::Status Sync() = 0;  // as WritableFile's
+  virtual absl::Status Close() = 0;
+};
+
+// A file that is memory as well: what is stored there outlives the process without a call of the system, and after Sync
+// the machine. After a crash of the machine each page is as it was at some time since the last Sync began.
+class MappedFile {
+ public:
+  virtual ~MappedFile() = default;
+  virtual absl::Span<char> memory() = 0;  // begins with a block; the same until it is destroyed
+  virtual absl::Status Sync() = 0;
+};
+
 // Held until destroyed; the system gives it back when the process dies.
 class FileLock {
  public:
@@ -53,6 +77,11 @@ class FileSystem {
   // The same for a file that is written from its beginning to its end and not read soon: its bytes need not pass
   // through the system's memory. Nobody reads it before it is synced or closed, and no two calls on it overlap.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> CreateLarge(const std::string& path) { return Create(path); }
+  // A new, empty file; AlreadyExists when there is one.
+  virtual absl::StatusOr<std::unique_ptr<BlockFile>> CreateBlocks(const std::string& path) = 0;
+  // A new file of so many zero bytes, a multiple of kBlockBytes, all of it in memory and on the disk.
+  // Unimplemented: the disk cannot promise that stores to it will never find it full.
+  virtual absl::StatusOr<std::unique_ptr<MappedFile>> CreateMapped(const std::string& path, uint64_t bytes) = 0;
   virtual absl::StatusOr<std::string> ReadFile(const std::string& path) = 0;
   // Fewer bytes than `length` where the file ends.
   virtual absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset, uint64_t length) = 0;

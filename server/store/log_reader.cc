@@ -11,6 +11,7 @@
 #include "absl/strings/strip.h"
 
 #include "kernels/base/status_macros.h"
+#include "server/store/log_ring.h"
 #include "server/store/record_log_format.h"
 
 namespace precondor::store {
@@ -43,6 +44,8 @@ class Reader {
       : fs_(fs), dir_(dir), verify_checksums_(verify_checksums), replay_(replay) {}
 
   absl::StatusOr<LogContents> Read() {
+    // Before the segments: what the owner frees meanwhile is in them by the time they are read.
+    PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LogRingContents> ring, ReadLogRing(fs_, dir_));
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> found, ListSegments(fs_, dir_));
     if (!found.empty()) contents_.next_sequence = found.front();
     for (const uint64_t first_sequence : found) {
@@ -54,6 +57,7 @@ class Reader {
       PRECONDOR_RETURN_IF_ERROR(ReadSegment(first_sequence, first_sequence == found.back()));
       contents_.segments.push_back({first_sequence, contents_.last.size()});
     }
+    if (ring.has_value()) PRECONDOR_RETURN_IF_ERROR(ReadRing(*ring));
     return std::move(contents_);
   }
 
@@ -88,7 +92,12 @@ class Reader {
       if (record->type != kSyncMark) PRECONDOR_RETURN_IF_ERROR(HandOut(*record));
       offset += record->bytes();
     }
-    if (offset == bytes.size()) return absl::OkStatus();
+    // Segments end with a block when they were written in blocks.
+    // Zeros fill the last block of a segment that was written in blocks.
+    if (bytes.find_first_not_of('\0', offset) == absl::string_view::npos) {
+      contents_.last.resize(offset);
+      return absl::OkStatus();
+    }
     // Only what no sync covered may be torn: earlier segments were synced before the next began, and a later mark may
     // say that a sync covered this record.
     if (!last || HasSyncMark(bytes.substr(offset), contents_.next_sequence + 1)) {
@@ -97,6 +106,41 @@ class Reader {
     }
     contents_.torn_bytes = bytes.size() - offset;
     contents_.last.resize(offset);
+    return absl::OkStatus();
+  }
+
+  // The records that a crash has kept from the segments. What does not parse, or is an older record, ends them.
+  absl::Status ReadRing(const LogRingContents& ring) {
+    const std::string path = JoinPath(dir_, LogRing::kName);
+    if (contents_.segments.empty() || ring.sequence > contents_.next_sequence) {
+      return Located(
+          absl::DataLossError(absl::StrCat("begins with record ", ring.sequence, ", the segments end before ",
+                                           contents_.next_sequence, "; records between are missing")),
+          path, 0);
+    }
+    const absl::string_view bytes = ring.bytes;
+    uint64_t offset = 0, expected = ring.sequence;
+    while (offset < bytes.size()) {
+      const absl::string_view left = bytes.substr(offset);
+      const std::optional<ParsedRecord> record = ParseRecord(left, verify_checksums_);
+      if (record.has_value() && record->type == kSyncMark && record->sequence != 0 && record->sequence <= expected) {
+        offset += record->bytes();
+        continue;
+      }
+      if (!record.has_value() || record->type == kSyncMark || record->sequence != expected) {
+        // A segment may begin in the next block.
+        const uint64_t block = NextBlock(ring.position + offset) - ring.position;
+        if (block >= bytes.size() || !CheckSegmentHeader(bytes.substr(block), expected).ok()) break;
+        offset = block + kSegmentHeaderBytes;
+        continue;
+      }
+      if (expected++ == contents_.next_sequence) {
+        contents_.last.append(left.data(), record->bytes());
+        PRECONDOR_RETURN_IF_ERROR(HandOut(*record));
+      }
+      offset += record->bytes();
+    }
+    contents_.segments.back().size_bytes = contents_.last.size();
     return absl::OkStatus();
   }
 

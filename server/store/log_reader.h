@@ -31,18 +31,18 @@ struct LogSegment {
 
 struct LogContents {
   std::vector<LogSegment> segments;  // ascending
-  std::string last;                  // valid bytes of the last segment
+  std::string last;                  // valid bytes of the last segment, and the ring's records that it lacks
   uint64_t next_sequence = 1;        // that the next record gets
-  uint64_t torn_bytes = 0;           // at the end of the last segment
+  uint64_t torn_bytes = 0;           // at the end of the last segment, zeros that end it aside
 };
 
 constexpr absl::string_view kLogSegmentSuffix = ".log";
 constexpr absl::string_view kLogUnfinishedSuffix = ".tmp";
 std::string LogSegmentPath(absl::string_view dir, uint64_t first_sequence);
 
-// Hands out the records in the order of their sequences, up to what a crash has torn or the owner is writing. The
-// directory may be in use: what had been synced before the call is handed out, and perhaps some of what came later.
-// What was handed out before an error must be thrown away.
+// Hands out the records of the segments, and those of the ring that come after them, in the order of their sequences,
+// up to what a crash has torn or the owner is writing. The directory may be in use: what had been synced before the
+// call is handed out, and perhaps some of what came later. What was handed out before an error must be thrown away.
 // `verify_checksums`: see RecordLogOptions.
 // Errors: NotFound no such directory; DataLoss damage or a gap, with file and offset; FailedPrecondition a newer
 // format;

@@ -11,6 +11,15 @@
 #include "server/store/record_log_format.h"
 
 namespace precondor::store {
+namespace {
+
+uint64_t RecordBytes(absl::Span<const absl::string_view> payload) {
+  uint64_t bytes = kRecordHeaderBytes;
+  for (const absl::string_view piece : payload) bytes += piece.size();
+  return bytes;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<RecordLog>> RecordLog::Open(FileSystem& fs, std::string dir,
                                                            const RecordLogOptions& options, const LogReplay& replay) {
@@ -42,16 +51,42 @@ absl::Status RecordLog::Recover(const LogReplay& replay) {
   next_sequence_ = found.next_sequence;
   torn_bytes_ = found.torn_bytes;
   segments_ = std::move(found.segments);
-  if (segments_.empty()) return StartSegment(next_sequence_, EncodeSegmentHeader(next_sequence_));
+  synced_before_ = next_sequence_;
   // The last segment is written anew: what was read of it may never have reached the disk (a sync that failed before),
-  // and syncing the old file would not say so.
-  const uint64_t last = segments_.back().first_sequence;
-  segments_.pop_back();
+  // and syncing the old file would not say so. What the ring held goes there too.
+  if (segments_.empty()) {
+    segments_.push_back({next_sequence_, 0});
+    found.last = EncodeSegmentHeader(next_sequence_);
+  }
   const std::string mark = EncodeRecordHeader(next_sequence_, kSyncMark, {});
-  if (next_sequence_ > last && !absl::EndsWith(found.last, mark)) {
+  if (next_sequence_ > segments_.back().first_sequence && !absl::EndsWith(found.last, mark)) {
     found.last += mark;  // true by the time the file has its name
   }
-  return StartSegment(last, found.last);
+  segments_.back().size_bytes = found.last.size();
+  return BeginWriting(found.last);
+}
+
+absl::Status RecordLog::BeginWriting(absl::string_view contents) {
+  const uint64_t last = segments_.back().first_sequence;
+  if (options_.ring_bytes > 0) {
+    absl::StatusOr<std::unique_ptr<RingWriter>> ring =
+        RingWriter::Begin(fs_, dir_, options_.ring_bytes, last, contents, next_sequence_);
+    if (ring.ok()) {
+      ring_ = *std::move(ring);
+      has_ring_ = true;
+      return absl::OkStatus();
+    }
+    // A disk with little room left can take records all the same.
+    if (!absl::IsUnimplemented(ring.status()) && !absl::IsResourceExhausted(ring.status())) return ring.status();
+    why_no_ring_ = ring.status();
+    PRECONDOR_RETURN_IF_ERROR(RemoveUnfinished());
+  }
+  PRECONDOR_RETURN_IF_ERROR(StartSegment(last, contents));
+  // Of a time when there was one: its records are in the segments.
+  const std::string ring = JoinPath(dir_, LogRing::kName);
+  if (absl::IsNotFound(fs_.FileSize(ring).status())) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(fs_.RemoveFile(ring));
+  return fs_.SyncDir(dir_);
 }
 
 // Under another name until it is whole on disk: a segment's header is never torn, and a segment that is replaced is
@@ -63,17 +98,21 @@ absl::Status RecordLog::StartSegment(uint64_t first_sequence, absl::string_view 
   PRECONDOR_RETURN_IF_ERROR(active_->Append(contents));
   PRECONDOR_RETURN_IF_ERROR(active_->Sync());
   PRECONDOR_RETURN_IF_ERROR(fs_.Rename(unfinished, path));
-  PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(dir_));
-  segments_.push_back({first_sequence, contents.size()});
-  synced_before_ = next_sequence_;
-  return absl::OkStatus();
+  return fs_.SyncDir(dir_);
 }
 
 absl::Status RecordLog::Write(uint64_t sequence, uint8_t type, absl::Span<const absl::string_view> payload) {
   const std::string header = EncodeRecordHeader(sequence, type, payload);
   std::vector<absl::string_view> pieces = {header};
   pieces.insert(pieces.end(), payload.begin(), payload.end());
-  PRECONDOR_RETURN_IF_ERROR(active_->AppendPieces(pieces));
+  if (ring_ == nullptr) {
+    PRECONDOR_RETURN_IF_ERROR(active_->AppendPieces(pieces));
+  } else if (ring_->CanHold(RecordBytes(payload))) {
+    ring_->Put(pieces);
+    crowded_ = ring_->crowded();
+  } else {
+    PRECONDOR_RETURN_IF_ERROR(WriteThrough(pieces));
+  }
   for (const absl::string_view piece : pieces) segments_.back().size_bytes += piece.size();
   return absl::OkStatus();
 }
@@ -82,14 +121,13 @@ absl::StatusOr<uint64_t> RecordLog::AppendPieces(uint8_t type, absl::Span<const 
   if (type == kSyncMark) {
     return absl::InvalidArgumentError(absl::StrCat(dir_, ": record type 0 is the log's own, expected 1 to 255"));
   }
-  uint64_t bytes = 0;
-  for (const absl::string_view piece : payload) bytes += piece.size();
-  if (bytes > options_.max_record_bytes) {
+  const uint64_t bytes = RecordBytes(payload);
+  if (bytes - kRecordHeaderBytes > options_.max_record_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(dir_, ": record of ", bytes, " bytes, at most ", options_.max_record_bytes));
+        absl::StrCat(dir_, ": record of ", bytes - kRecordHeaderBytes, " bytes, at most ", options_.max_record_bytes));
   }
   MutexLock lock(mu_);
-  PRECONDOR_RETURN_IF_ERROR(poison_);
+  PRECONDOR_RETURN_IF_ERROR(AwaitRoom(bytes));
   if (segments_.back().size_bytes >= options_.segment_bytes && next_sequence_ > segments_.back().first_sequence) {
     PRECONDOR_RETURN_IF_ERROR(Rotate());
   }
@@ -97,7 +135,23 @@ absl::StatusOr<uint64_t> RecordLog::AppendPieces(uint8_t type, absl::Span<const 
   return next_sequence_++;
 }
 
+// A record that the ring can never hold passes by it, while nobody else writes.
+absl::Status RecordLog::AwaitRoom(uint64_t bytes) {
+  while (poison_.ok() && ring_ != nullptr) {
+    const bool holds = ring_->CanHold(bytes);
+    if (ring_->HasRoom(holds ? bytes : 0) && (holds || !syncing_)) break;
+    SyncLocked().IgnoreError();  // it poisons
+  }
+  return poison_;
+}
+
 absl::Status RecordLog::Rotate() {
+  if (ring_ != nullptr) {
+    const std::string header = EncodeSegmentHeader(next_sequence_);
+    ring_->BeginSegment(next_sequence_, header);
+    segments_.push_back({next_sequence_, header.size()});
+    return absl::OkStatus();
+  }
   while (syncing_) synced_.wait(mu_);
   PRECONDOR_RETURN_IF_ERROR(poison_);
   if (segments_.back().size_bytes < options_.segment_bytes) return absl::OkStatus();  // somebody else has done it
@@ -107,31 +161,38 @@ absl::Status RecordLog::Rotate() {
     if (options_.drop_cached) active_->DropCached(segments_.back().size_bytes);
     status = active_->Close();
   }
-  if (status.ok()) status = StartSegment(next_sequence_, EncodeSegmentHeader(next_sequence_));
-  return status.ok() ? status : Poison(status);
+  const std::string header = EncodeSegmentHeader(next_sequence_);
+  if (status.ok()) status = StartSegment(next_sequence_, header);
+  if (!status.ok()) return Poison(status);
+  segments_.push_back({next_sequence_, header.size()});
+  return absl::OkStatus();
 }
 
 absl::Status RecordLog::Sync() {
-  mu_.Lock();
+  MutexLock lock(mu_);
+  return SyncLocked();
+}
+
+// Lets others append, and drop, while the disk works.
+absl::Status RecordLog::SyncLocked() {
   const uint64_t wanted = next_sequence_;
   while (syncing_ && poison_.ok() && synced_before_ < wanted) synced_.wait(mu_);
-  if (!poison_.ok() || synced_before_ >= wanted) {
-    absl::Status status = poison_;
-    mu_.Unlock();
-    return status;
-  }
+  if (!poison_.ok() || synced_before_ >= wanted) return poison_;
   syncing_ = true;
   const uint64_t covered = next_sequence_;
+  RingWriter* const ring = ring_.get();
+  const RingWriter::Plan plan = ring == nullptr ? RingWriter::Plan() : ring->MakePlan(covered);
   WritableFile* const file = active_.get();
   const uint64_t bytes = segments_.back().size_bytes;
   mu_.Unlock();
 
-  absl::Status status = file->Sync();
-  if (status.ok() && options_.drop_cached) file->DropCached(bytes);
+  absl::Status status = ring == nullptr ? file->Sync() : ring->WriteOut(plan);
+  if (status.ok() && ring == nullptr && options_.drop_cached) file->DropCached(bytes);
 
   mu_.Lock();
   syncing_ = false;
   if (status.ok()) {
+    if (ring != nullptr) ring->Free(plan);
     synced_before_ = covered;
     // The records are safe whatever becomes of the mark, but half a mark must not be appended to.
     if (poison_.ok()) {
@@ -140,14 +201,25 @@ absl::Status RecordLog::Sync() {
   } else {
     status = Poison(status);
   }
-  mu_.Unlock();
   synced_.notify_all();
   return status;
+}
+
+// Under the lock all the time, as a write is.
+absl::Status RecordLog::WriteThrough(absl::Span<const absl::string_view> pieces) {
+  const RingWriter::Plan plan = ring_->MakePlan(next_sequence_);
+  PRECONDOR_RETURN_IF_ERROR(ring_->WriteOut(plan));
+  ring_->Free(plan);
+  PRECONDOR_RETURN_IF_ERROR(ring_->WriteThrough(pieces, next_sequence_ + 1));
+  synced_before_ = next_sequence_ + 1;
+  return absl::OkStatus();
 }
 
 absl::Status RecordLog::DropBefore(uint64_t sequence) {
   MutexLock lock(mu_);
   while (segments_.size() > 1 && segments_[1].first_sequence <= sequence) {
+    if (ring_ != nullptr && segments_.front().first_sequence == ring_->file_segment())
+      break;  // its successor has no file
     absl::Status removed = fs_.RemoveFile(LogSegmentPath(dir_, segments_.front().first_sequence));
     if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
     // One at a time: were a later one gone and an earlier one back after a crash, the log would have a gap.

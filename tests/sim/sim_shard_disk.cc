@@ -14,6 +14,7 @@ namespace precondor::sim {
 namespace {
 
 constexpr uint64_t kSegmentBytes = 2048;  // many small ones
+constexpr uint64_t kRingBytes = 16384;    // which is full every few steps
 
 }  // namespace
 
@@ -29,6 +30,7 @@ void SimShardDisk::Replace() {
   damaged_ = false;
   fs_ = std::make_unique<FakeFileSystem>(seed_++);
   PRECONDOR_CHECK(fs_->MakeDir("data").ok());
+  fs_->set_can_map(seed_ % 4 != 0);
   fs_->set_hook(
       [this](FakeFileSystem::Operation operation, const std::string&, uint64_t) { return Before(operation); });
 }
@@ -82,7 +84,7 @@ void SimShardDisk::Lose(Loss loss) {
 
 ShardJournal* SimShardDisk::Open() {
   recovery::ShardLogOptions options;
-  options.log = {.segment_bytes = kSegmentBytes, .verify_checksums = verify_};
+  options.log = {.segment_bytes = kSegmentBytes, .verify_checksums = verify_, .ring_bytes = kRingBytes};
   options.sync_interval = absl::Milliseconds(7);
   options.reopen_interval = absl::Milliseconds(20);
   options.background = false;

@@ -106,6 +106,8 @@ TEST_F(ShardLogTest, AFullDiskMakesASessionStaleUntilItsSnapshot) {
   log->Append(MakeUpdate(7, 0, 1));
   fs.set_full(true);
   log->Append(MakeUpdate(7, 0, 2));
+  EXPECT_FALSE(log->stale(7));  // the ring has it, and keeps it until the disk takes it
+  log->Sync();
   log->Append(MakeUpdate(7, 0, 3));
   EXPECT_TRUE(log->stale(7));
   EXPECT_EQ(observer.became_stale, 1);
@@ -120,13 +122,14 @@ TEST_F(ShardLogTest, AFullDiskMakesASessionStaleUntilItsSnapshot) {
   log->OnSnapshot(7, log->next_sequence(), Cuts(31));
   EXPECT_FALSE(log->stale(7));
   EXPECT_EQ(observer.healed, 1);
-  EXPECT_EQ(Open(), (std::vector<uint64_t>{1, 4}));
+  EXPECT_EQ(Open(), (std::vector<uint64_t>{1, 2, 4}));
 }
 
 TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
   Open();
   log->Append(MakeInstall(7));
   fs.set_full(true);
+  log->Sync();
   // Factors that came or went, and what a step was answered, change the layer without an update.
   log->Append(FactorsRecord{.at = {.session_id = 7, .layer = 1, .step = 40, .began = 2}, .held = true});
   log->Append(PlanRecord{.at = {.session_id = 7, .layer = 0, .step = 50, .began = 2}, .plan = {}});
@@ -136,6 +139,34 @@ TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
   EXPECT_TRUE(log->stale(7));
   log->OnSnapshot(7, log->next_sequence(), Cuts(51));
   EXPECT_FALSE(log->stale(7));
+}
+
+TEST_F(ShardLogTest, WithoutARingTheFirstRecordThatAFullDiskRefusesIsMissed) {
+  options.log.ring_bytes = 0;
+  Open();
+  log->Append(MakeInstall(7));
+  log->Append(MakeUpdate(7, 0, 1));
+  fs.set_full(true);
+  log->Append(MakeUpdate(7, 0, 2));
+  EXPECT_TRUE(log->stale(7));
+  fs.set_full(false);
+  AwaitWritable();
+  EXPECT_EQ(Open(), (std::vector<uint64_t>{1}));
+}
+
+// Nothing syncs by itself for longer than the test may take, but for a ring that fills up.
+TEST_F(ShardLogTest, ARingThatFillsUpIsWrittenOutBeforeItsTime) {
+  options.sync_interval = absl::Hours(1);
+  options.log.ring_bytes = 1 << 20;
+  Open();
+  std::vector<uint64_t> all;
+  log->Append(MakeInstall(7));
+  for (uint64_t i = 1; i <= 100; ++i) {
+    log->Append(MakeUpdate(7, 0, i, 100'000));
+    all.push_back(i);
+  }
+  EXPECT_FALSE(log->stale(7));
+  EXPECT_EQ(Open(), all);
 }
 
 TEST_F(ShardLogTest, DamageIsAnError) {

@@ -356,8 +356,10 @@ TEST_F(ShardStoreTest, ADiskThatFailsStopsNothingAndASnapshotHeals) {
   for (uint64_t step = 0; step < 3; ++step) Step(step);
   fs.set_full(true);
   Step(3);
+  store->log().Sync();
+  Step(4);
   EXPECT_TRUE(store->log().stale(kSession));
-  for (uint64_t step = 4; step < 6; ++step) Step(step);  // a cut whose snapshot cannot be written
+  for (uint64_t step = 5; step < 6; ++step) Step(step);  // a cut whose snapshot cannot be written
   store->snapshots().WaitIdle();
   fs.set_full(false);
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
@@ -376,10 +378,12 @@ TEST_F(ShardStoreTest, AStaleSessionIsGivenUpRatherThanBroughtBackWrong) {
   Step(0);
   fs.set_full(true);
   Step(1);
+  store->log().Sync();
+  Step(2);
   fs.set_full(false);
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
   while (!store->log().writable() && absl::Now() < deadline) std::this_thread::yield();
-  Step(2);
+  Step(3);
   ASSERT_TRUE(Reopen().ok());
   EXPECT_TRUE(shard->ListSessions().empty());
   // Given up for good: what is installed anew comes back.

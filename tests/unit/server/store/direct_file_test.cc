@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kBlock = DirectFile::kBlockBytes, kBuffer = DirectFile::kBufferBytes;
+constexpr size_t kBlock = kBlockBytes, kBuffer = DirectFile::kBufferBytes;
 
 // No two blocks of it are alike, nor are a block and itself moved by a few bytes.
 std::string Bytes(size_t count, uint32_t seed) {
@@ -95,6 +95,18 @@ TEST(DirectFileFallbackTest, WritesMemoryThatIsNoDisk) {
   ASSERT_TRUE(file.Append(bytes).ok());
   ASSERT_TRUE(file.Sync().ok());
   EXPECT_EQ(*PosixFileSystem().ReadFile(absl::StrCat("/proc/self/fd/", fd)), bytes);
+}
+
+TEST(DirectFileFallbackTest, BlocksGoToMemoryThatIsNoDisk) {
+  const int fd = memfd_create("blocks", MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  const BlockMemory memory = AllocateBlocks(kBlock);
+  const std::string bytes = Bytes(kBlock, 5);
+  bytes.copy(memory.get(), kBlock);
+  DirectBlocks file("memory", Descriptor(fd));
+  ASSERT_TRUE(file.WriteAt(kBlock, {memory.get(), kBlock}).ok());
+  ASSERT_TRUE(file.Sync().ok());
+  EXPECT_EQ(*PosixFileSystem().ReadFile(absl::StrCat("/proc/self/fd/", fd)), std::string(kBlock, '\0') + bytes);
 }
 
 TEST(DirectFileFallbackTest, AFullDiskIsSaidAndStaysSaid) {
