@@ -60,6 +60,7 @@ void LayerPipeline::Update(Work& work) {
 void LayerPipeline::Answer(Work& work) {
   StepSlot& slot = *work.slot;
   journal_.BeginStep(work.began, slot.step, worker_);
+  if (slot.plan.has_value() && worker_.LacksGradientsOf(*slot.plan)) slot.plan.reset();
   if (slot.plan.has_value() && slot.plan->decision == Decision::kSkip) work.skip_reason = slot.plan->reason;
   LayerWorker::Answer answer = work.skip_reason.empty() ? worker_.Precondition(slot, std::move(work.votes))
                                                         : worker_.Skip(slot, work.skip_reason);

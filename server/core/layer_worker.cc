@@ -102,7 +102,7 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
     average.result.reason = planned ? slot.plan->reason : "first order";
     return Encode(slot, std::move(average), gradient);
   }
-  absl::StatusOr<Answer> answer = RunMethod(gradient);
+  absl::StatusOr<Answer> answer = RunMethod(gradient, HasTakenIn(slot));
   if (answer.ok() && answer->result.decision == Decision::kSkip) return Skip(slot, std::move(answer->result.reason));
   if (answer.ok()) return Encode(slot, *std::move(answer), gradient);
   // RunMethod leaves `gradient` as it was when it fails.
@@ -112,7 +112,17 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
   return Encode(slot, std::move(identity), gradient);
 }
 
-absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient) {
+bool LayerWorker::HasTakenIn(const StepSlot& slot) const {
+  return !method_.needs_statistics() && state_ != nullptr && slot.plan.has_value() &&
+         slot.plan->decision == Decision::kPreconditioned && slot.plan->factor_version == state_->version();
+}
+
+bool LayerWorker::LacksGradientsOf(const Plan& plan) const {
+  return !method_.needs_statistics() && plan.decision == Decision::kPreconditioned &&
+         plan.factor_version > view().version + 1;
+}
+
+absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient, bool taken_in) {
   if (state_ == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("layer \"", spec_.name, "\" has no factors since the fallback to first order"));
@@ -128,7 +138,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   PRECONDOR_RETURN_IF_ERROR(backend.Upload(host, d));
   Answer answer;
   const absl::Time start = session_.shard->clock.Now();
-  PRECONDOR_RETURN_IF_ERROR(state_->Precondition(d, u));
+  PRECONDOR_RETURN_IF_ERROR(taken_in ? state_->Repeat(u) : state_->Precondition(d, u));
   answer.took = Since(session_.shard->clock, start);
   if (method_.needs_global_scale()) {
     PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));

@@ -54,6 +54,10 @@ class LayerWorker {
   // The answer of a step that somebody had no gradient for; frees what has been added up.
   Answer Skip(StepSlot& slot, std::string reason);
 
+  // Of a method that takes gradients in: the plan's answer was made with gradients that came after those which these
+  // factors have, so that it cannot be made again. Nobody who takes part holds it: Resume has seen to that.
+  bool LacksGradientsOf(const Plan& plan) const;
+
   // Other factors, or none: updates then do nothing and gradients are answered IDENTITY.
   void SetState(std::unique_ptr<LayerState> state) { state_ = std::move(state); }
   bool has_factors() const { return state_ != nullptr; }
@@ -66,8 +70,10 @@ class LayerWorker {
 
  private:
   absl::Status ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took);
+  // Of a method that takes gradients in: the factors have the slot's already, and their last answer is its.
+  bool HasTakenIn(const StepSlot& slot) const;
   // An error leaves `gradient` as it was. SKIP: it is lost.
-  absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient);
+  absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient, bool taken_in);
   Answer Encode(StepSlot& slot, Answer answer, absl::Span<float> values);
 
   SessionContext& session_;

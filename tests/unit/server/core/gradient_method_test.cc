@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Methods that work from gradients alone: their factors come back from snapshots, without the gradients since. None is
+// counted twice, and no replica gets an answer that another had otherwise.
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/methods/registry.h"
+#include "tests/support/memory_journal.h"
+#include "tests/unit/server/core/shard_fixture.h"
+
+namespace precondor {
+namespace {
+
+struct LossObserver : Observer {
+  void OnUpdatesLost(absl::string_view, int64_t updates) override { lost += updates; }
+  int64_t lost = 0;
+};
+
+class GradientMethodTest : public ShardFixture, public ::testing::WithParamInterface<const char*> {
+ protected:
+  static constexpr int64_t kRows = 3, kCols = 4;
+
+  GradientMethodTest() {
+    spec.method = {.name = GetParam(), .options = {}};
+    spec.layers = {{.name = "only", .d_out = kRows, .d_in = kCols, .has_bias = false}};
+    spec.world_size = 1;
+    options.make_method = MakeMethod;
+    options.journal = &journal;
+    options.snapshot_interval_steps = 4;
+  }
+
+  void Begin() {
+    NewShard();
+    ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  }
+  void NewShard() { shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, counted); }
+  void Crash() {
+    NewShard();
+    journal.Restore(*shard);
+    ASSERT_TRUE(shard->FinishReplay().empty());
+  }
+
+  // Of a step; every rank has the same, whose average is itself.
+  static std::vector<float> GradientOf(uint64_t step) {
+    std::mt19937_64 random(step + 100);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(kRows * kCols);
+    for (float& value : values) value = normal(random);
+    return values;
+  }
+  std::shared_ptr<Reply> SendGradient(uint64_t step, uint32_t rank = 0) {
+    const ContributionHeader header = Header(ContributionKind::kGradient, step, rank);
+    return Send(header, EncodeValues(spec.gradient_dtype, GradientOf(step), 1.0f));
+  }
+  absl::Status Resume(uint64_t step, uint32_t rank, uint64_t factor_version) {
+    return shard->Resume(Header(ContributionKind::kGradient, step, rank).key, factor_version);
+  }
+
+  // The method called directly with the gradients of these steps, in order: the last answer.
+  std::vector<float> Direct(const std::vector<uint64_t>& steps) {
+    const std::unique_ptr<Method> method = MakeMethod(spec.method).value();
+    const std::unique_ptr<LayerState> state = method->MakeState(spec.layers[0], *backend).value();
+    DeviceMatrix d = backend->Allocate(kRows, kCols).value(), u = backend->Allocate(kRows, kCols).value();
+    std::vector<float> out(kRows * kCols);
+    for (const uint64_t step : steps) {
+      const std::vector<float> values = GradientOf(step);
+      EXPECT_TRUE(backend->Upload(ConstMatrixView(values.data(), kRows, kCols), d.view()).ok());
+      EXPECT_TRUE(state->Precondition(d.view(), u.view()).ok());
+    }
+    EXPECT_TRUE(backend->Download(u.view(), MatrixView(out.data(), kRows, kCols)).ok());
+    return out;
+  }
+  static std::vector<uint64_t> Steps(uint64_t end) {
+    std::vector<uint64_t> steps(end);
+    for (uint64_t i = 0; i < end; ++i) steps[i] = i;
+    return steps;
+  }
+  void ExpectAnswer(const Reply& reply, const std::vector<uint64_t>& steps) {
+    ASSERT_TRUE(reply.result.has_value());
+    ASSERT_TRUE(reply.result->ok()) << reply.result->status();
+    EXPECT_EQ(reply.decision(), Decision::kPreconditioned);
+    EXPECT_EQ((*reply.result)->factor_version, steps.size());
+    EXPECT_EQ(reply.values(), Direct(steps));
+  }
+
+  MemoryJournal journal;
+  LossObserver counted;
+};
+
+TEST_P(GradientMethodTest, PreconditionsFromTheFirstGradientOnAndCountsThem) {
+  Begin();
+  for (uint64_t step = 0; step < 6; ++step) {
+    ExpectAnswer(*SendGradient(step), Steps(step + 1));
+    const std::shared_ptr<Reply> again = SendGradient(step);
+    EXPECT_TRUE(again->duplicate());
+    ExpectAnswer(*again, Steps(step + 1));
+    EXPECT_EQ(StatsOf(0).factor_version, step + 1);
+  }
+  EXPECT_TRUE(Statistics(6, 0, 1)->accepted()) << "taken note of, and nothing else";
+  ExpectAnswer(*SendGradient(6), Steps(7));
+}
+
+TEST_P(GradientMethodTest, AGradientThatTheSnapshotHasIsAnsweredAgainAndNotCounted) {
+  Begin();
+  // Step 4's work gives the snapshot of steps 0 ... 3; its answer is lost with the shard.
+  for (uint64_t step = 0; step <= 4; ++step) SendGradient(step);
+  ASSERT_EQ(journal.snapshots(), 1);
+  Crash();
+  EXPECT_EQ(StatsOf(0).factor_version, 4u);
+  ASSERT_TRUE(Resume(4, 0, 4).ok());
+  EXPECT_EQ(counted.lost, 0);
+  ExpectAnswer(*SendGradient(3), Steps(4));
+  EXPECT_EQ(StatsOf(0).factor_version, 4u);
+  // Planned before the crash with the factors that step 4 makes: exactly those.
+  ExpectAnswer(*SendGradient(4), Steps(5));
+  ExpectAnswer(*SendGradient(5), Steps(6));
+}
+
+TEST_P(GradientMethodTest, GoesOnFromTheSnapshotWithoutTheGradientsSince) {
+  Begin();
+  for (uint64_t step = 0; step <= 7; ++step) SendGradient(step);
+  Crash();
+  // The answer of step 7 never came; that of 6 did, and its gradient is sent again too.
+  ASSERT_TRUE(Resume(7, 0, 7).ok());
+  EXPECT_EQ(counted.lost, 3);
+  std::vector<uint64_t> kept = {0, 1, 2, 3, 6};
+  ExpectAnswer(*SendGradient(6), kept);
+  for (uint64_t step = 7; step < 12; ++step) {
+    kept.push_back(step);
+    ExpectAnswer(*SendGradient(step), kept);
+  }
+  // And from the next snapshot after that, whose steps are numbered by what came of them here.
+  Crash();
+  ASSERT_TRUE(Resume(12, 0, StatsOf(0).factor_version + 4).ok());
+  kept = {0, 1, 2, 3, 6, 7, 12};
+  ExpectAnswer(*SendGradient(12), kept);
+}
+
+TEST_P(GradientMethodTest, EverySnapshotsStepIsExactForOneRank) {
+  options.snapshot_interval_steps = 1;
+  Begin();
+  for (uint64_t step = 0; step < 9; ++step) {
+    SendGradient(step);
+    Crash();
+    // Unanswered, as far as the rank knows; it keeps the one before as well.
+    ASSERT_TRUE(Resume(step, 0, step).ok());
+    if (step > 0) ExpectAnswer(*SendGradient(step - 1), Steps(step));
+    ExpectAnswer(*SendGradient(step), Steps(step + 1));
+  }
+}
+
+TEST_P(GradientMethodTest, ReplicasNeverGetTwoAnswersToOneStep) {
+  spec.world_size = 2;
+  Begin();
+  for (uint64_t step = 0; step <= 6; ++step) {
+    SendGradient(step, 0);
+    SendGradient(step, 1);
+  }
+  // Rank 0 has the answer of step 6, rank 1 has not.
+  Crash();
+  EXPECT_EQ(GetErrorReason(Resume(7, 0, 7)), ErrorReason::kMemoryLost);
+  EXPECT_EQ(SendGradient(6, 1)->reason(), ErrorReason::kMemoryLost);
+  // Both go back to step 5; the factors are those of the snapshot.
+  ++epoch;
+  SessionInstall install = MakeInstall(epoch);
+  for (uint32_t rank : {0u, 1u}) {
+    incarnations[rank] = 2;
+    install.members[rank] = {.rank = rank, .incarnation = 2, .first_step = 5};
+  }
+  ASSERT_TRUE(shard->Install(install).ok());
+  EXPECT_FALSE(SendGradient(5, 0)->result.has_value());
+  const std::shared_ptr<Reply> answered = SendGradient(5, 1);
+  ExpectAnswer(*answered, {0, 1, 2, 3, 5});
+}
+
+TEST_P(GradientMethodTest, AnAnswerThatNobodyHasHadIsMadeAgain) {
+  spec.world_size = 2;
+  Begin();
+  for (uint64_t step = 0; step <= 4; ++step) {
+    SendGradient(step, 0);
+    SendGradient(step, 1);
+  }
+  Crash();
+  for (uint32_t rank : {0u, 1u}) ASSERT_TRUE(Resume(4, rank, 4).ok());
+  for (uint64_t step : {3, 4}) {
+    const std::shared_ptr<Reply> first = SendGradient(step, 0), second = SendGradient(step, 1);
+    ExpectAnswer(*first, Steps(step + 1));
+    ExpectAnswer(*second, Steps(step + 1));
+  }
+}
+
+TEST_P(GradientMethodTest, StepsWithoutAnAnswerTeachNothing) {
+  Begin();
+  ExpectAnswer(*SendGradient(0), {0});
+  EXPECT_EQ(Abstain(ContributionKind::kGradient, 1, 0)->decision(), Decision::kSkip);
+  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  ContributionHeader first_order = Header(ContributionKind::kGradient, 2, 0);
+  first_order.mode = Mode::kFirstOrder;
+  const std::shared_ptr<Reply> plain = Send(first_order, EncodeValues(spec.gradient_dtype, GradientOf(2), 1.0f));
+  EXPECT_EQ(plain->decision(), Decision::kIdentity);
+  EXPECT_EQ(plain->values(), GradientOf(2));
+  ExpectAnswer(*SendGradient(3), {0, 3});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GradientMethodTest, testing::Values("kron"));
+
+}  // namespace
+}  // namespace precondor
