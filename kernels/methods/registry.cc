@@ -8,6 +8,7 @@
 #include "kernels/methods/identity.h"
 #include "kernels/methods/kron.h"
 #include "kernels/methods/mkor.h"
+#include "kernels/methods/soap.h"
 
 namespace precondor {
 namespace {
@@ -18,10 +19,7 @@ struct Entry {
 };
 
 constexpr Entry kMethods[] = {
-    {"mkor", MakeMkor},
-    {"kron", MakeKron},
-    {"identity", MakeIdentity},
-    {"eva", MakeEva},
+    {"mkor", MakeMkor}, {"kron", MakeKron}, {"soap", MakeSoap}, {"identity", MakeIdentity}, {"eva", MakeEva},
 };
 
 }  // namespace

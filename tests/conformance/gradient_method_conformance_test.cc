@@ -28,7 +28,12 @@ std::vector<MethodConfig> Configurations() {
         {{"variant", text("PROCRUSTES")}, {"memory_save_mode", text("ONE_DIAG")}, {"block_size", 7.0}},
         {{"memory_save_mode", text("ONE_DIAG")}},
         {{"memory_save_mode", text("ALL_DIAG")}, {"momentum", 0.0}},
-        {{"block_size", 7.0}, {"max_size_triangular", 20.0}, {"update_flat_steps", 5.0}, {"update_decay", 0.1}}}}};
+        {{"block_size", 7.0}, {"max_size_triangular", 20.0}, {"update_flat_steps", 5.0}, {"update_decay", 0.1}}}},
+      {"soap",
+       {{{"refresh_interval", 3.0}, {"max_factor_dim", 10.0}},
+        {{"momentum", 0.0}, {"refresh_interval", 1.0}},
+        {{"rule", text("SHAMPOO")}},
+        {{"rule", text("SHAMPOO")}, {"refresh_interval", 4.0}, {"max_factor_dim", 10.0}}}}};
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   std::vector<MethodConfig> all;
   for (const absl::string_view name : MethodNames()) {

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Method soap: Adam in the eigenbasis of Shampoo's factors, or Shampoo itself, from gradients alone
+// (docs/methods/soap.md).
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/methods/method.h"
+
+namespace precondor {
+
+// Errors as MakeMethod's.
+absl::StatusOr<std::unique_ptr<Method>> MakeSoap(const MethodConfig& config);
+
+}  // namespace precondor

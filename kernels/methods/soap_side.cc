@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/methods/soap_side.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+
+absl::StatusOr<SoapSide> MakeSoapSide(int64_t size, bool has_factor, Backend& backend) {
+  SoapSide side;
+  side.size = size;
+  if (!has_factor) return side;
+  PRECONDOR_ASSIGN_OR_RETURN(side.covariance, backend.Allocate(size, size));
+  PRECONDOR_ASSIGN_OR_RETURN(side.factor, backend.Allocate(size, size));
+  return side;
+}
+
+absl::StatusOr<DeviceMatrix> CloneMatrix(ConstMatrixView from, Backend& backend) {
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix copy, backend.Allocate(from.rows, from.cols));
+  PRECONDOR_RETURN_IF_ERROR(backend.Copy(from, copy.view()));
+  return copy;
+}
+
+absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, From from, ConstMatrixView g, double decay,
+                                            Backend& backend) {
+  if (!side.present()) return DeviceMatrix();
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix next, CloneMatrix(side.covariance.view(), backend));
+  const bool left = from == From::kLeft;
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1 - decay, g, Transpose(!left), g, Transpose(left), decay, next.view()));
+  return next;
+}
+
+absl::StatusOr<DeviceMatrix> Eigenbasis(ConstMatrixView covariance, Backend& backend) {
+  const int64_t n = covariance.rows;
+  std::vector<double> values(n);
+  std::vector<int64_t> order(n);
+  for (int64_t i = 0; i < n; ++i) order[i] = n - 1 - i;  // they come ascending
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix ascending, backend.Allocate(n, n));
+  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(covariance, absl::MakeSpan(values), ascending.view()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix basis, backend.Allocate(n, n));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gather(order, {}, ascending.view(), basis.view()));
+  return basis;
+}
+
+absl::StatusOr<RefreshedBasis> RefreshBasis(const SoapSide& side, Backend& backend) {
+  const int64_t n = side.size;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix product, backend.Allocate(n, n));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix sorted, backend.Allocate(n, n));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, side.factor.view(), Transpose::kNo, side.covariance.view(),
+                                         Transpose::kNo, 0.0, product.view()));
+  PRECONDOR_RETURN_IF_ERROR(
+      backend.Gemm(1.0, product.view(), Transpose::kNo, side.factor.view(), Transpose::kYes, 0.0, sorted.view()));
+  std::vector<double> values(n);
+  PRECONDOR_RETURN_IF_ERROR(backend.Diagonal(sorted.view(), absl::MakeSpan(values)));
+  RefreshedBasis out;
+  out.order.resize(n);
+  std::iota(out.order.begin(), out.order.end(), int64_t{0});
+  for (const double value : values) {
+    if (!std::isfinite(value)) return absl::FailedPreconditionError("eigenvalues: expected finite ones");
+  }
+  std::stable_sort(out.order.begin(), out.order.end(), [&](int64_t i, int64_t j) { return values[i] > values[j]; });
+  PRECONDOR_RETURN_IF_ERROR(backend.Gather(out.order, {}, product.view(), sorted.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.OrthonormalizeRows(sorted.view(), sorted.view()));
+  out.basis = std::move(sorted);
+  return out;
+}
+
+absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scale, double epsilon, double power,
+                                         Backend& backend) {
+  const int64_t n = covariance.rows;
+  std::vector<double> values(n);
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix root, backend.Allocate(n, n));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend.Allocate(n, n));
+  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(covariance, absl::MakeSpan(values), vectors.view()));
+  const double largest = scale * values.back();
+  if (!(largest > 0)) {
+    PRECONDOR_RETURN_IF_ERROR(backend.AddDiagonal(1.0, root.view()));
+    return root;
+  }
+  // With half of the power on either side of Q, the root is symmetric to the last bit but for the product's rounding.
+  for (double& value : values) {
+    value = std::pow(std::max(scale * value, 0.0) + epsilon * largest, -power / 2);
+  }
+  PRECONDOR_RETURN_IF_ERROR(backend.ScaleRows(values, vectors.view(), vectors.view()));
+  PRECONDOR_RETURN_IF_ERROR(
+      backend.Gemm(1.0, vectors.view(), Transpose::kYes, vectors.view(), Transpose::kNo, 0.0, root.view()));
+  return root;
+}
+
+absl::Status ApplySides(ConstMatrixView left, ConstMatrixView right, Transpose transpose, ConstMatrixView x,
+                        MatrixView y, Backend& backend) {
+  const bool forward = transpose == Transpose::kNo;
+  if (right.rows == 0) {
+    if (left.rows == 0) return backend.Copy(x, y);
+    return backend.Gemm(1.0, left, transpose, x, Transpose::kNo, 0.0, y);
+  }
+  if (left.rows == 0) return backend.Gemm(1.0, x, Transpose::kNo, right, Transpose(forward), 0.0, y);
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend.Allocate(x.rows, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, left, transpose, x, Transpose::kNo, 0.0, half.view()));
+  return backend.Gemm(1.0, half.view(), Transpose::kNo, right, Transpose(forward), 0.0, y);
+}
+
+}  // namespace precondor
