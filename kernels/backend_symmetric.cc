@@ -35,7 +35,7 @@ View Tile(View raw, int64_t n, int64_t tile_row, int64_t tile_column) {
 
 template <typename View>
 View Columns(View x, int64_t tile) {
-  return View(x.data + tile * kTileSide, x.rows, TileHeight(x.cols, tile), x.stride);
+  return View(x.rows == 0 ? nullptr : x.data + tile * kTileSide, x.rows, TileHeight(x.cols, tile), x.stride);
 }
 
 // rows_i sqrt |weights[i]|, those of positive weights first.

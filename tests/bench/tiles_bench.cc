@@ -2,11 +2,12 @@
 // Updates of a dense factor by one vector, in tiles and as others do them, on one thread. All of a size are measured in
 // turns, each over so many factors that none is still in a cache when its turn comes again, as in a model's step. A
 // row's limit is what this core's memory allows for the bytes that an update must move, measured in the same turns;
-// what is measured was compared with the recursion in doubles first.
+// what is measured was compared with the recursion in doubles first. Time is the thread's processor time, and a ratio
+// the median of its turns' ratios: what else runs on the machine slows both sides of one, or neither.
 #include <algorithm>
 #include <cblas.h>
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -146,12 +147,12 @@ double Median(std::vector<double> values) {
 
 class Bench {
  public:
-  Bench(bool is_short) : short_(is_short), backend_(MakeCpuBackend(CpuBackendOptions()).value()) {}
+  explicit Bench(bool is_short) : short_(is_short), backend_(MakeCpuBackend(CpuBackendOptions()).value()) {}
 
   void Size(int64_t d) {
     Check(d);
     // Beyond what caches of one socket usually hold.
-    const int64_t pool_bytes = short_ ? int64_t{16} << 20 : int64_t{192} << 20;
+    const int64_t pool_bytes = short_ ? int64_t{16} << 20 : int64_t{96} << 20;
     const int64_t tile_bytes = TileBytes(d, SymmetricStorage::kF32);
     const int64_t factors = std::max<int64_t>(1, pool_bytes / tile_bytes);
     const int64_t full = std::max<int64_t>(1, pool_bytes / (4 * d * d));
@@ -161,51 +162,27 @@ class Bench {
     const DeviceMatrix vector = OneRow(*backend_, Gaussian(d, 3));
     std::vector<std::unique_ptr<Factor>> f32 = Pool(d, SymmetricStorage::kF32, factors);
     std::vector<std::unique_ptr<Factor>> f16 = Pool(d, SymmetricStorage::kF16, 2 * factors);
-    const std::vector<std::function<double()>> measured = {
-        [&] { return Timed([&] { sink_ = ReadAll(stream.view().data, stream.view().size()); }, factors); },
-        [&] { return Timed([&] { ScaleAll(stream.view().data, stream.view().size()); }, factors); },
+    std::vector<std::function<double()>> measured = {
+        [&] {
+          return Timed([&] { Repeat([&] { sink_ = ReadAll(stream.view().data, stream.view().size()); }); },
+                       4 * factors);
+        },
+        [&] {
+          return Timed([&] { Repeat([&] { ScaleAll(stream.view().data, stream.view().size()); }); }, 4 * factors);
+        },
         [&] { return Timed([&] { UpdateAll(f32, vector.view()); }, factors * kUpdates); },
         [&] { return Timed([&] { UpdateAll(f16, vector.view()); }, 2 * factors * kUpdates); },
         [&] { return Timed([&] { NaiveUpdates(d, naive.view(), vector.view()); }, full); },
     };
+    if (d == 1024 || d == 4096 || short_) measured.push_back([&] { return Cholesky(d); });
     std::vector<std::vector<double>> seconds(measured.size());
-    for (int turn = -1; turn < (short_ ? 1 : 9); ++turn) {  // the first warms up
+    for (int turn = -1; turn < (short_ ? 1 : 11); ++turn) {  // the first warms up
       for (size_t i = 0; i < measured.size(); ++i) {
         const double time = measured[i]();
         if (turn >= 0) seconds[i].push_back(time);
       }
     }
-    const double read = Median(seconds[0]), write = Median(seconds[1]), blas = Median(seconds[4]);
-    const double limit = (read * (kUpdates - 1) + write) / kUpdates;
-    Report(d, limit, Median(seconds[2]), Median(seconds[3]), blas);
-    rows_.push_back({absl::StrCat("limit/tiles_read/d:", d), static_cast<double>(tile_bytes) / read / 1e9, "GB/s"});
-    rows_.push_back(
-        {absl::StrCat("limit/tiles_read_write/d:", d), 2 * static_cast<double>(tile_bytes) / write / 1e9, "GB/s"});
-  }
-
-  // potrf and potri, f32, of one matrix: what K-FAC does where these do an update.
-  void AgainstCholesky(int64_t d) {
-    const int n = static_cast<int>(d);
-    std::vector<double> cholesky;
-    for (int turn = -1; turn < (short_ ? 1 : 3); ++turn) {
-      std::vector<float> a(d * d, 0.5f);
-      for (int64_t i = 0; i < d; ++i) a[i * d + i] = static_cast<float>(d);
-      int info = 0;
-      const double time = Timed(
-          [&] {
-            spotrf_("U", &n, a.data(), &n, &info);
-            PRECONDOR_CHECK(info == 0);
-            spotri_("U", &n, a.data(), &n, &info);
-            PRECONDOR_CHECK(info == 0);
-          },
-          1);
-      if (turn >= 0) cholesky.push_back(time);
-    }
-    const double target = d == 1024 ? 150 : d == 4096 ? 500 : 0;
-    for (const auto& [size, seconds] : f32_seconds_) {
-      if (size != d) continue;
-      rows_.push_back({absl::StrCat("update/cholesky_to_tiles_f32/d:", d), Median(cholesky) / seconds, "x", 0, target});
-    }
+    Report(d, seconds);
   }
 
   // The slope of log time over log d.
@@ -240,9 +217,33 @@ class Bench {
 
  private:
   static double Timed(const std::function<void()>& work, int64_t count) {
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = ThreadSeconds();
     work();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / static_cast<double>(count);
+    return (ThreadSeconds() - begin) / static_cast<double>(count);
+  }
+  static double ThreadSeconds() {
+    timespec now;
+    PRECONDOR_CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  }
+  static void Repeat(const std::function<void()>& work) {
+    for (int i = 0; i < 4; ++i) work();
+  }
+
+  // potrf and potri, f32, of one matrix: what K-FAC does where these do an update.
+  static double Cholesky(int64_t d) {
+    const int n = static_cast<int>(d);
+    std::vector<float> a(d * d, 0.5f);
+    for (int64_t i = 0; i < d; ++i) a[i * d + i] = static_cast<float>(d);
+    return Timed(
+        [&] {
+          int info = 0;
+          spotrf_("U", &n, a.data(), &n, &info);
+          PRECONDOR_CHECK(info == 0);
+          spotri_("U", &n, a.data(), &n, &info);
+          PRECONDOR_CHECK(info == 0);
+        },
+        1);
   }
 
   void Check(int64_t d) {
@@ -260,15 +261,39 @@ class Bench {
     }
   }
 
-  void Report(int64_t d, double limit, double f32, double f16, double blas) {
-    f32_seconds_.emplace_back(d, f32);
+  // Of each turn: read, read and write, f32, f16, BLAS, and Cholesky where it was run.
+  void Report(int64_t d, const std::vector<std::vector<double>>& seconds) {
+    const size_t turns = seconds[0].size();
+    const auto quotient = [&](auto above, size_t below) {
+      std::vector<double> quotients;
+      for (size_t turn = 0; turn < turns; ++turn) quotients.push_back(above(turn) / seconds[below][turn]);
+      return Median(quotients);
+    };
+    const auto limit = [&](size_t turn) { return (seconds[0][turn] * (kUpdates - 1) + seconds[1][turn]) / kUpdates; };
+    const auto half_limit = [&](size_t turn) { return limit(turn) / 2; };
+    const auto blas = [&](size_t turn) { return seconds[4][turn]; };
+    const double f32 = Median(seconds[2]), f16 = Median(seconds[3]);
     const bool large = d >= 1024;
-    rows_.push_back({absl::StrCat("update/tiles_f32/d:", d), f32 * 1e6, "us", limit * 1e6, large ? 0.8 : 0});
-    rows_.push_back({absl::StrCat("update/tiles_f16/d:", d), f16 * 1e6, "us", limit / 2 * 1e6, large ? 0.7 : 0});
-    rows_.push_back({absl::StrCat("update/blas/d:", d), blas * 1e6, "us"});
-    const double target = d == 1024 ? 4 : d == 4096 ? 8 : 0;
-    rows_.push_back({absl::StrCat("update/blas_to_tiles_f32/d:", d), blas / f32, "x", 0, target});
-    rows_.push_back({absl::StrCat("update/blas_to_tiles_f16/d:", d), blas / f16, "x"});
+    const double blas_target = d == 1024   ? 4
+                               : d == 4096 ? 8
+                                           : 0,
+                 cholesky_target = d == 1024   ? 150
+                                   : d == 4096 ? 500
+                                               : 0;
+    const auto name = [d](absl::string_view what) { return absl::StrCat(what, "/d:", d); };
+    rows_.push_back({name("update/tiles_f32"), f32 * 1e6, "us", f32 * quotient(limit, 2) * 1e6, large ? 0.8 : 0});
+    rows_.push_back({name("update/tiles_f16"), f16 * 1e6, "us", f16 * quotient(half_limit, 3) * 1e6, large ? 0.7 : 0});
+    rows_.push_back({name("update/blas"), Median(seconds[4]) * 1e6, "us"});
+    rows_.push_back({name("update/blas_to_tiles_f32"), quotient(blas, 2), "x", 0, blas_target});
+    rows_.push_back({name("update/blas_to_tiles_f16"), quotient(blas, 3), "x"});
+    if (seconds.size() > 5) {
+      const auto cholesky = [&](size_t turn) { return seconds[5][turn]; };
+      rows_.push_back({name("update/cholesky_to_tiles_f32"), quotient(cholesky, 2), "x", 0, cholesky_target});
+    }
+    const double bytes = static_cast<double>(TileBytes(d, SymmetricStorage::kF32));
+    rows_.push_back({name("limit/tiles_read"), bytes / Median(seconds[0]) / 1e9, "GB/s"});
+    rows_.push_back({name("limit/tiles_read_write"), 2 * bytes / Median(seconds[1]) / 1e9, "GB/s"});
+    f32_seconds_.emplace_back(d, f32);
   }
 
   std::vector<std::unique_ptr<Factor>> Pool(int64_t d, SymmetricStorage storage, int64_t count) {
@@ -330,8 +355,6 @@ int Main(int argc, char** argv) {
        is_short ? std::vector<int64_t>{256, 512} : std::vector<int64_t>{256, 512, 1024, 2048, 4096, 8192}) {
     bench.Size(d);
   }
-  for (const int64_t d : is_short ? std::vector<int64_t>{256} : std::vector<int64_t>{1024, 4096})
-    bench.AgainstCholesky(d);
   bench.Growth();
   bench.WriteRows(json);
   return 0;

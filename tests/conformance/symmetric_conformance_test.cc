@@ -77,7 +77,7 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
     int64_t cols = 0;
     MatrixView view() {
       const MatrixView all = storage.view();
-      return MatrixView(all.data + 1, all.rows, cols, all.stride);
+      return MatrixView(all.rows == 0 ? nullptr : all.data + 1, all.rows, cols, all.stride);
     }
   };
   Guarded Put(const Dense& x) {
