@@ -37,8 +37,11 @@ std::vector<Row> PlanRows(const Options& options) {
   for (const Task& task : options.tasks) {
     for (const std::string& optimizer : options.optimizers) {
       for (const MethodVariant& method : options.methods) {
+        // One row for a method that comes with a base optimizer.
+        if (!method.optimizer.empty() && optimizer != options.optimizers.front()) continue;
+        const std::string& base = method.optimizer.empty() ? optimizer : method.optimizer;
         Row row;
-        row.run = Run{task, method, optimizer, options.exchange, options.workers, 0, options.learning_rates.front()};
+        row.run = Run{task, method, base, options.exchange, options.workers, 0, options.learning_rates.front()};
         row.run.on_shard_loss = options.on_shard_loss;
         if (options.steps > 0) row.run.task.steps = options.steps;
         row.seeds = SeedsUpTo(options.seeds);

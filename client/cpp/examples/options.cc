@@ -131,7 +131,7 @@ std::map<absl::string_view, Setter> Setters(Options& o) {
       {"methods", [&o](absl::string_view v) { return ParseNames(v, AllMethods(), FindMethod, &o.methods); }},
       {"optimizers",
        [&o](absl::string_view v) {
-         return ParseNames(v, {"sgd", "nesterov", "adamw", "lamb"}, KnownOptimizer, &o.optimizers);
+         return ParseNames(v, {"sgd", "nesterov", "plain", "adamw", "lamb"}, KnownOptimizer, &o.optimizers);
        }},
       {"fallback",
        [&o](absl::string_view v) {
@@ -202,11 +202,12 @@ every method on the same grid; the runs that count then go through the service.
   --in-process             no service: the method is called directly, statistics as --workers workers would send them
   --shards N               shards of the service, for the report (1)
   --tasks LIST             classifier, autoencoder, or all (all)
-  --methods LIST           none, reference, blend, mean, mean-lowrank, signed, signed-lowrank, mkor-h (signed-lowrank
-                           that falls back by loss-rate), or all (all)
+  --methods LIST           none, reference, blend, mean, mean-lowrank, signed, signed-lowrank, kron, soap, mkor-h
+                           (signed-lowrank that falls back by loss-rate), or all (all)
   --fallback POLICY        never, loss-rate, cost-aware or at-step:N: when preconditioned runs fall back to first order
                            (each method's own: never, mkor-h loss-rate)
-  --optimizers LIST        sgd, nesterov, adamw, lamb, or all (adamw,lamb)
+  --optimizers LIST        sgd, nesterov, plain (SGD without momentum), adamw, lamb, or all (adamw,lamb); kron and soap
+                           always run on plain
   --exchange MODE          direct: the shards average the gradients; delegate: the workers do, in shared memory (direct)
   --on-shard-loss POLICY   wait: until the shard is back; degrade: its layers begin anew on the others; with
                            --exchange=delegate (wait)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/examples/task.h"
 
+#include <utility>
+
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -32,6 +34,20 @@ MethodVariant None() {
   MethodVariant variant;
   variant.name = variant.method = variant.statistics = variant.representation = "none";
   variant.config.name = "identity";
+  return variant;
+}
+
+// Methods that learn from gradients alone have their own momentum and give U a length of their own: under AdamW or LAMB
+// it would be normalised twice.
+MethodVariant FromGradients(absl::string_view name, absl::string_view method, absl::string_view representation,
+                            MethodConfig config) {
+  MethodVariant variant;
+  variant.name = std::string(name);
+  variant.method = std::string(method);
+  variant.statistics = "none";
+  variant.representation = std::string(representation);
+  variant.config = std::move(config);
+  variant.optimizer = "plain";
   return variant;
 }
 
@@ -67,6 +83,8 @@ std::vector<MethodVariant> AllMethods() {
           Mkor("mean-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kMean),
           Mkor("signed", "EXACT_DAMPED", "DENSE", StatisticsKind::kSigned),
           Mkor("signed-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned),
+          FromGradients("kron", "kron TRIANGULAR", "triangular", {"kron", {}}),
+          FromGradients("soap", "soap", "dense", {"soap", {}}),
           MkorH()};
 }
 
@@ -109,13 +127,18 @@ absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name) {
     config.nesterov = name == "nesterov";
     return config;
   }
+  if (name == "plain") {
+    config.name = "sgd";
+    config.momentum = 0;
+    return config;
+  }
   if (name == "lamb") {
     config.name = "lamb";
     config.epsilon = 1e-6;
     config.nvlamb = true;  // a trust ratio for every layer: without weight decay LAMB has none otherwise
     return config;
   }
-  return absl::NotFoundError(absl::StrCat("no optimizer \"", name, "\"; there are sgd, nesterov, adamw, lamb"));
+  return absl::NotFoundError(absl::StrCat("no optimizer \"", name, "\"; there are sgd, nesterov, plain, adamw, lamb"));
 }
 
 SessionSpec MakeSessionSpec(const Run& run, absl::string_view name) {

@@ -34,6 +34,7 @@ struct MethodVariant {
   MethodConfig config;
   StatisticsKind kind = StatisticsKind::kMean;
   std::string fallback = "never";  // to first order, as FindFallback takes it
+  std::string optimizer = {};      // the base optimizer that it takes whatever is asked for; empty: any
 };
 
 inline constexpr int64_t kBatchSize = 128;
@@ -48,7 +49,7 @@ absl::StatusOr<MethodVariant> FindMethod(absl::string_view name);
 // "never", "loss-rate", "cost-aware" or "at-step:N": the session's fallback policy, with settings for a job of a few
 // hundred steps (docs/digits.md).
 absl::StatusOr<FallbackConfig> FindFallback(absl::string_view name);
-// "sgd", "nesterov", "adamw", "lamb", each with the settings the example uses.
+// "sgd", "nesterov", "plain" (SGD without momentum), "adamw", "lamb", each with the settings the example uses.
 absl::StatusOr<OptimizerConfig> FindOptimizer(absl::string_view name);
 
 // One training run: everything that its trajectory is a function of.

@@ -109,5 +109,13 @@ TEST(OptionsTest, HelpNamesEveryTaskAndMethod) {
   for (const MethodVariant& method : AllMethods()) EXPECT_THAT(HelpText(), ::testing::HasSubstr(method.name));
 }
 
+TEST(OptionsTest, MethodsWithAMomentumOfTheirOwnRunOnPlainSgd) {
+  for (const char* name : {"kron", "soap"}) EXPECT_EQ(FindMethod(name)->optimizer, "plain") << name;
+  EXPECT_EQ(FindMethod("signed-lowrank")->optimizer, "");
+  const OptimizerConfig plain = FindOptimizer("plain").value();
+  EXPECT_EQ(plain.name, "sgd");
+  EXPECT_EQ(plain.momentum, 0);
+}
+
 }  // namespace
 }  // namespace precondor::digits
