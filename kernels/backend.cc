@@ -163,6 +163,15 @@ absl::Status Backend::DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixV
   return y.size() == 0 ? absl::OkStatus() : DoDivideByRoot(alpha, x, v, epsilon, y);
 }
 
+absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
+                                    double shift, ConstMatrixView x, MatrixView y) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("DivideByOuter", "x", x));
+  PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "rows", x.rows, rows.size()));
+  PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "columns", x.cols, columns.size()));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByOuter", "y", y, x.rows, x.cols));
+  return y.size() == 0 ? absl::OkStatus() : DoDivideByOuter(alpha, rows, columns, shift, x, y);
+}
+
 absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
                              MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("Gather", "x", x));

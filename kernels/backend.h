@@ -109,6 +109,9 @@ class Backend {
   absl::Status MultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta, MatrixView z);
   // y_ij = alpha x_ij / (sqrt(v_ij) + epsilon). x, v and y may be the same.
   absl::Status DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon, MatrixView y);
+  // y_ij = alpha x_ij / (rows[i] columns[j] + shift), the factor of x_ij computed in f64 and rounded once. x may be y.
+  absl::Status DivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
+                             double shift, ConstMatrixView x, MatrixView y);
   // y_ij = x[rows[i], columns[j]]; an empty span stands for all rows or columns in their order. y must not alias x.
   absl::Status Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
                       MatrixView y);
@@ -186,6 +189,8 @@ class Backend {
   virtual absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
   virtual absl::Status DoMultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
                                           MatrixView z) = 0;
+  virtual absl::Status DoDivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
+                                       double shift, ConstMatrixView x, MatrixView y) = 0;
   virtual absl::Status DoDivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
                                       MatrixView y) = 0;
   virtual absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,

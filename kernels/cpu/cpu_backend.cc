@@ -181,6 +181,17 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  absl::Status DoDivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
+                               double shift, ConstMatrixView x, MatrixView y) override {
+    for (int64_t i = 0; i < y.rows; ++i) {
+      const double row = rows[i];
+      const float* in = x.row(i);
+      float* out = y.row(i);
+      for (int64_t j = 0; j < y.cols; ++j) out[j] = static_cast<float>(alpha / (row * columns[j] + shift)) * in[j];
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
                         MatrixView y) override {
     for (int64_t i = 0; i < y.rows; ++i) {

@@ -289,6 +289,30 @@ TEST_P(BackendConformanceTest, OperationsElementByElementMatchTheirDefinitions) 
   }
 }
 
+// Divisors far beyond f32 are as exact as others: only their quotients have to fit.
+TEST_P(BackendConformanceTest, DivideByOuterMatchesItsDefinition) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 3}, {5, 66}}) {
+    const Dense x = Random(rows, cols, 8);
+    for (const double size : {1.0, 1e30, 1e-30}) {
+      std::vector<double> down, across;
+      for (int64_t i = 0; i < rows; ++i) down.push_back(size * static_cast<double>(i));
+      for (int64_t j = 0; j < cols; ++j) across.push_back(size * (0.5 + static_cast<double>(j)));
+      const double shift = 1e-3 * size * size, alpha = 3e-3 * size * size;
+      Guarded dx = Put(x), y = Put(Dense(rows, cols, NAN)), in_place = Put(x);
+      ASSERT_TRUE(backend_->DivideByOuter(alpha, down, across, shift, dx.view(), y.view()).ok());
+      ASSERT_TRUE(backend_->DivideByOuter(alpha, down, across, shift, in_place.view(), in_place.view()).ok());
+      const Dense got = y.Read();
+      EXPECT_EQ(in_place.Read().data, got.data);
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t j = 0; j < cols; ++j) {
+          const double expected = alpha * x.at(i, j) / (down[i] * across[j] + shift);
+          EXPECT_NEAR(got.at(i, j), expected, 2 * kEpsilon * std::abs(expected));  // a factor and a product
+        }
+      }
+    }
+  }
+}
+
 TEST_P(BackendConformanceTest, ReductionsAccumulateInDouble) {
   // A sum that f32 accumulation loses entirely: 2^24 + many ones.
   Dense x(2, 4097, 1.0);
@@ -589,6 +613,8 @@ TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
       {backend_->ScaleColumns(three, a.view(), b.view()), {"ScaleColumns", "scales", "expected 4 elements, got 3"}},
       {backend_->MultiplyElements(1, a.view(), c.view(), 0, b.view()), {"MultiplyElements", ": y:"}},
       {backend_->DivideByRoot(1, a.view(), c.view(), 1, b.view()), {"DivideByRoot", ": v:"}},
+      {backend_->DivideByOuter(1, four, four, 1, a.view(), b.view()), {"DivideByOuter", "rows", "expected 3"}},
+      {backend_->DivideByOuter(1, three, three, 1, a.view(), b.view()), {"DivideByOuter", "columns", "expected 4"}},
       {backend_->Gather({0, 3}, {}, a.view(), v.view()), {"Gather", ": y:", "expected [2, 4], got [2, 3]"}},
       {backend_->Gather({0, 3}, {1, 2, 0}, a.view(), v.view()), {"Gather", ": rows:", "[0, 3), got 3"}},
       {backend_->Gather({0, 1}, {1, -2, 0}, a.view(), v.view()), {"Gather", ": columns:", "[0, 4), got -2"}},

@@ -26,6 +26,9 @@ class ForwardingBackend final : public Backend {
     fail_at_ = n;
   }
   void NeverFail() { fail_at_ = -1; }
+  // From here on SpdInverse, or SymmetricEigen, finds no decomposition.
+  void RefuseInverses(bool refuse) { refuse_inverses_ = refuse; }
+  void RefuseEigen(bool refuse) { refuse_eigen_ = refuse; }
   bool failed() const { return fail_at_ >= 0 && operations_ > fail_at_; }
 
  private:
@@ -83,6 +86,10 @@ class ForwardingBackend final : public Backend {
                               MatrixView y) override {
     return Forward([&] { return inner_.DivideByRoot(alpha, x, v, epsilon, y); });
   }
+  absl::Status DoDivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
+                               double shift, ConstMatrixView x, MatrixView y) override {
+    return Forward([&] { return inner_.DivideByOuter(alpha, rows, columns, shift, x, y); });
+  }
   absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
                         MatrixView y) override {
     return Forward([&] { return inner_.Gather(rows, columns, x, y); });
@@ -127,9 +134,11 @@ class ForwardingBackend final : public Backend {
     return Forward([&] { return inner_.UnpackLower(packed, x); });
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
+    if (refuse_inverses_) return absl::FailedPreconditionError("refused");
     return Forward([&] { return inner_.SpdInverse(a, x); });
   }
   absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
+    if (refuse_eigen_) return absl::FailedPreconditionError("refused");
     return Forward([&] { return inner_.SymmetricEigen(a, values, q); });
   }
   absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
@@ -148,6 +157,8 @@ class ForwardingBackend final : public Backend {
   int64_t peak_bytes_ = 0;
   int64_t operations_ = 0;
   int64_t fail_at_ = -1;
+  bool refuse_inverses_ = false;
+  bool refuse_eigen_ = false;
 };
 
 }  // namespace precondor
