@@ -81,6 +81,8 @@ class LayerState {
     int64_t output_rank = 0;
     double input_damping = 0;
     double output_damping = 0;
+    int64_t failed_decompositions = 0;  // after which the last good factors stayed in use
+    int64_t resets = 0;                 // of factors that could not be decomposed three times in a row
   };
   virtual Summary summary() const = 0;
 };

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "kernels/base/check.h"
+
 namespace precondor {
 namespace {
 
@@ -62,6 +64,35 @@ int64_t OptionReader::Integer(absl::string_view name, int64_t fallback, int64_t 
   if (number == std::floor(number)) return static_cast<int64_t>(number);
   Fail(name, "a whole number", OptionValue(number));
   return fallback;
+}
+
+bool OptionReader::Flag(absl::string_view name, bool fallback) {
+  const OptionValue* value = Find(name);
+  if (value == nullptr) return fallback;
+  if (const bool* flag = std::get_if<bool>(value); flag != nullptr) return *flag;
+  Fail(name, "true or false", *value);
+  return fallback;
+}
+
+Schedule OptionReader::ReadSchedule(absl::string_view name, absl::string_view fallback, double low, double high) {
+  const OptionValue* value = Find(name);
+  const absl::StatusOr<Schedule> standard = Schedule::Parse(fallback);
+  PRECONDOR_CHECK(standard.ok());
+  if (value == nullptr) return *standard;
+  const std::string* text = std::get_if<std::string>(value);
+  if (text == nullptr) {
+    Fail(name, "a text with a schedule", *value);
+    return *standard;
+  }
+  const absl::StatusOr<Schedule> schedule = Schedule::Parse(*text);
+  if (!schedule.ok()) {
+    Fail(name, absl::StrCat("a schedule (", schedule.status().message(), ")"), *value);
+  } else if (schedule->lowest() < low || schedule->highest() > high) {
+    Fail(name, absl::StrCat("values in [", low, ", ", high, "]"), *value);
+  } else {
+    return *schedule;
+  }
+  return *standard;
 }
 
 int OptionReader::Choice(absl::string_view name, int fallback, absl::Span<const absl::string_view> choices) {

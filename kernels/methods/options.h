@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
+#include "kernels/base/schedule.h"
 #include "kernels/base/session_spec.h"
 
 namespace precondor {
@@ -24,6 +25,9 @@ class OptionReader {
   double Number(absl::string_view name, double fallback, double low, double high);
   double OpenNumber(absl::string_view name, double fallback, double low, double high);
   int64_t Integer(absl::string_view name, int64_t fallback, int64_t low, int64_t high);
+  bool Flag(absl::string_view name, bool fallback);
+  // A text that Schedule reads, with all values in [low, high].
+  Schedule ReadSchedule(absl::string_view name, absl::string_view fallback, double low, double high);
   // Index of the option's text in `choices`.
   int Choice(absl::string_view name, int fallback, absl::Span<const absl::string_view> choices);
 

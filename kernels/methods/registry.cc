@@ -6,6 +6,7 @@
 
 #include "kernels/methods/eva.h"
 #include "kernels/methods/identity.h"
+#include "kernels/methods/kfac.h"
 #include "kernels/methods/kron.h"
 #include "kernels/methods/mkor.h"
 #include "kernels/methods/soap.h"
@@ -19,7 +20,8 @@ struct Entry {
 };
 
 constexpr Entry kMethods[] = {
-    {"mkor", MakeMkor}, {"kron", MakeKron}, {"soap", MakeSoap}, {"identity", MakeIdentity}, {"eva", MakeEva},
+    {"mkor", MakeMkor},         {"kron", MakeKron}, {"soap", MakeSoap},
+    {"identity", MakeIdentity}, {"eva", MakeEva},   {"kfac", MakeKfac},
 };
 
 }  // namespace

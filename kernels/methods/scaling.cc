@@ -39,11 +39,15 @@ absl::Status ScaleInPlace(Backend& backend, double scale, MatrixView u) {
 
 }  // namespace
 
+Scaling ReadScalingKind(OptionReader& reader, Scaling fallback) {
+  return static_cast<Scaling>(
+      reader.Choice("scaling", static_cast<int>(fallback), {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"}));
+}
+
 ScalingPolicy ReadScaling(OptionReader& reader, Scaling fallback) {
   constexpr double kHuge = 1e9;
   ScalingPolicy policy;
-  policy.kind = static_cast<Scaling>(
-      reader.Choice("scaling", static_cast<int>(fallback), {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"}));
+  policy.kind = ReadScalingKind(reader, fallback);
   policy.clip = reader.OpenNumber("scaling_clip", policy.kind == Scaling::kKlClip ? 1e-3 : 1.1, 0, kHuge);
   return policy;
 }

@@ -20,7 +20,9 @@ struct ScalingPolicy {
   bool separate_bias = false;  // NORM_RESCALE: |X| is the sum of the weight's and the bias' norms
 };
 
-// Options `scaling`, a name of Scaling, and `scaling_clip`, positive: by default 0.001 for KL_CLIP, 1.1 otherwise.
+// Option `scaling`, a name of Scaling.
+Scaling ReadScalingKind(OptionReader& reader, Scaling fallback);
+// Options `scaling` and `scaling_clip`, positive: by default 0.001 for KL_CLIP, 1.1 otherwise.
 ScalingPolicy ReadScaling(OptionReader& reader, Scaling fallback);
 
 // u comes as U / factor. NORM_RESCALE: u = U |D| / |U| (zero for a zero U); |X| is the joint norm, or with

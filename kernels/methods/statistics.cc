@@ -18,6 +18,21 @@ absl::Status ExpectVectors(const LayerSpec& layer, const LayerStatistics& statis
                                                  " and ", statistics.g.rows, ", and ", covariances, " covariances"));
 }
 
+absl::Status CheckEitherForm(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors,
+                             ConstMatrixView covariance, int64_t d, Backend& backend) {
+  if ((vectors.rows >= 1) == (covariance.rows >= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": statistics ", side,
+                                                   ": expected vectors or a covariance, got ", vectors.rows,
+                                                   " vectors and ", covariance.rows, " covariances"));
+  }
+  if (vectors.rows >= 1) return FiniteSquaredNorms(layer, side, vectors, d, backend).status();
+  if (covariance.rows != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer.name, ": statistics ", side, ": expected one covariance, got ", covariance.rows));
+  }
+  return FiniteSquaredNorms(layer, side, covariance, d * (d + 1) / 2, backend).status();
+}
+
 absl::StatusOr<std::vector<double>> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side,
                                                        ConstMatrixView vectors, int64_t d, Backend& backend) {
   if (vectors.cols != d) {

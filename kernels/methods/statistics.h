@@ -17,6 +17,11 @@ namespace precondor {
 // nor their elements are looked at.
 absl::Status ExpectVectors(const LayerSpec& layer, const LayerStatistics& statistics);
 
+// One side in one of its forms, of the right size and finite: `vectors` [k, d] with k >= 1, or `covariance`
+// [1, d (d + 1) / 2]. InvalidArgument names the layer and the side. Errors of the backend.
+absl::Status CheckEitherForm(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors,
+                             ConstMatrixView covariance, int64_t d, Backend& backend);
+
 // |v|^2 of each vector of side `side` ("a", "g"), whose length has to be d. InvalidArgument names the layer and the
 // side where it is not, and where a vector is not finite. Errors of the backend.
 absl::StatusOr<std::vector<double>> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side,

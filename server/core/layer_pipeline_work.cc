@@ -228,6 +228,8 @@ void LayerPipeline::Show(const LayerWorker::StateView& view) {
   stats_.output_rank = view.summary.output_rank;
   stats_.input_damping = view.summary.input_damping;
   stats_.output_damping = view.summary.output_damping;
+  stats_.failed_decompositions = view.summary.failed_decompositions;
+  stats_.factor_resets = view.summary.resets;
 }
 
 void LayerPipeline::FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome, bool restored) {
@@ -241,6 +243,12 @@ void LayerPipeline::FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcom
                         {"step", slot.step},
                         {"layer", spec.layers[layer_].name},
                         {"reason", absl::string_view(outcome.status.message())}});
+    }
+    if (outcome.decomposition_failed) {
+      shard.logger.Log(Severity::kWarning,
+                       outcome.reset ? "factors were not decomposed, again, and begin anew"
+                                     : "factors were not decomposed; the last good decomposition stays",
+                       {{"session", spec.name}, {"step", slot.step}, {"layer", spec.layers[layer_].name}});
     }
   }
   MutexLock lock(mu_);

@@ -41,7 +41,11 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
   UpdateOutcome outcome;
   if (!votes.empty() && state_ != nullptr) {
     outcome.attempted = true;
+    const LayerState::Summary before = state_->summary();
     outcome.status = ApplyStatistics(votes, outcome.took);
+    const LayerState::Summary after = state_->summary();
+    outcome.decomposition_failed = after.failed_decompositions > before.failed_decompositions;
+    outcome.reset = after.resets > before.resets;
     if (outcome.status.ok()) session_.shard->costs.RecordUpdate(cost_entry_, absl::ToDoubleSeconds(outcome.took));
   }
   outcome.state = view();

@@ -34,6 +34,8 @@ class LayerWorker {
   struct UpdateOutcome {
     absl::Status status;  // of the update; OK as well when there were no votes
     bool attempted = false;
+    bool decomposition_failed = false;  // an update that succeeded and left the last good decomposition
+    bool reset = false;                 // and gave the factors up with it
     absl::Duration took;
     StateView state;
   };

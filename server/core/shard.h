@@ -45,6 +45,7 @@ struct LayerStats {
   std::string input_representation, output_representation;
   int64_t input_rank = 0, output_rank = 0;
   double input_damping = 0, output_damping = 0;
+  int64_t failed_decompositions = 0, factor_resets = 0;
   int64_t state_bytes = 0;
   uint64_t accepted = 0, duplicates = 0, rejected = 0;
   uint64_t preconditioned = 0, identity = 0, skipped = 0;

@@ -305,6 +305,8 @@ v1::LayerStats EncodeLayerStats(const LayerStats& stats) {
   out.set_output_rank(static_cast<uint32_t>(stats.output_rank));
   out.set_input_damping(stats.input_damping);
   out.set_output_damping(stats.output_damping);
+  out.set_failed_decompositions(static_cast<uint64_t>(stats.failed_decompositions));
+  out.set_factor_resets(static_cast<uint64_t>(stats.factor_resets));
   out.set_state_bytes(static_cast<uint64_t>(stats.state_bytes));
   out.set_accepted(stats.accepted);
   out.set_duplicates(stats.duplicates);

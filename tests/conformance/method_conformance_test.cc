@@ -19,6 +19,15 @@ std::vector<MethodConfig> Configurations() {
   const std::vector<OptionValue> scalings = {std::string("NORM_RESCALE"), std::string("KL_CLIP"),
                                              std::string("RMS_CLIP"), std::string("NONE")};
   const std::map<std::string, std::vector<std::map<std::string, std::vector<OptionValue>>>> options = {
+      {"kfac",
+       {{{"form", {std::string("EIGEN"), std::string("INVERSE")}},
+         {"pi_split", {false, true}},
+         {"inv_update_steps", {std::string("1"), std::string("piecewise(7, 9: 3)")}}},
+        {{"scaling", scalings}},
+        {{"prediv", {true}}, {"pi_split", {false, true}}, {"inv_update_steps", {std::string("4")}}},
+        {{"accumulation_steps", {3.0}},
+         {"factor_update_steps", {std::string("1"), std::string("2")}},
+         {"damping", {std::string("linear(0.1, 0.001, 20)")}}}}},
       {"eva", {{{"scaling", scalings}, {"mu", {0.03, 1e-6}}}}},
       {"mkor",
        {{{"rule",
@@ -58,8 +67,10 @@ std::vector<MethodConfig> Configurations() {
 std::string Describe(const MethodConfig& config) {
   std::string text = config.name;
   for (const auto& [name, value] : config.options) {
-    const std::string* word = std::get_if<std::string>(&value);
-    text += " " + name + "=" + (word != nullptr ? *word : std::to_string(std::get<double>(value)));
+    text += " " + name + "=";
+    if (const auto* word = std::get_if<std::string>(&value)) text += *word;
+    if (const auto* number = std::get_if<double>(&value)) text += std::to_string(*number);
+    if (const auto* flag = std::get_if<bool>(&value)) text += *flag ? "true" : "false";
   }
   return text;
 }
@@ -139,7 +150,8 @@ TEST(MethodConformance, KeepsItsScalingPolicy) {
       const auto it = config.options.find(name);
       return it == config.options.end() ? fallback : std::get<std::string>(it->second);
     };
-    const std::string scaling = option("scaling", config.name == "eva" ? "KL_CLIP" : "NORM_RESCALE");
+    const std::string scaling =
+        option("scaling", config.name == "eva" || config.name == "kfac" ? "KL_CLIP" : "NORM_RESCALE");
     const reference::Vector d = trained.a.Gaussian(layer.d_out * layer.d_in);
     const reference::Vector u = trained.driver->Precondition(d).value();
     reference::Vector large = d;

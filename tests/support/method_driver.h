@@ -173,6 +173,12 @@ class LayerDriver {
     return state_->Update({device_a.view(), device_g.view()});
   }
 
+  // A covariance's lower triangle, row after row.
+  absl::Status UpdateWithCovariances(const reference::Vector& a, const reference::Vector& g) {
+    const DeviceMatrix device_a = ToDevice(backend_, {a}), device_g = ToDevice(backend_, {g});
+    return state_->Update({.a_covariance = device_a.view(), .g_covariance = device_g.view()});
+  }
+
   // d and the result row-major.
   absl::StatusOr<reference::Vector> Precondition(const reference::Vector& d) {
     const std::vector<float> elements = ToFloats(d);

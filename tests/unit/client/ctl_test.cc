@@ -180,12 +180,16 @@ TEST(CtlRenderTest, ShowsSessionsAndLayers) {
   layer.set_input_rank(64);
   layer.set_output_representation("dense");
   layer.set_rejected(7);
+  layer.set_failed_decompositions(3);
+  layer.set_factor_resets(1);
   layer.set_update_seconds(1.5e-3);
   EXPECT_THAT(LayersTable({layer}), HasSubstr("low_rank(64)  dense"));
   EXPECT_THAT(LayersTable({layer}), HasSubstr("1500.0"));
   const nlohmann::json layers = LayersJson("bert", {layer});
   EXPECT_EQ(layers["session"], "bert");
   EXPECT_EQ(layers["layers"][0]["rejected"], 7);
+  EXPECT_EQ(layers["layers"][0]["failed_decompositions"], 3);
+  EXPECT_EQ(layers["layers"][0]["factor_resets"], 1);
 }
 
 }  // namespace

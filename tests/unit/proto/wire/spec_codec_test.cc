@@ -269,7 +269,7 @@ TEST(MethodCodecTest, EveryFieldOfEveryArmIsAnOption) {
 
 TEST(MethodCodecTest, EncodingRefusesWhatHasNoField) {
   ExpectMalformed(EncodeMethodConfig({"adam", {}}).status(),
-                  "expected one of mkor, identity, eva, kron, soap, got \"adam\"");
+                  "expected one of mkor, identity, eva, kfac, kron, soap, got \"adam\"");
   ExpectMalformed(EncodeMethodConfig({"method", {}}).status(), "got \"method\"");
   ExpectMalformed(EncodeMethodConfig({"mkor", {{"rnk", 3.0}}}).status(), "method.mkor: no option \"rnk\"");
   ExpectMalformed(EncodeMethodConfig({"identity", {{"rank", 3.0}}}).status(), "method.identity");

@@ -305,6 +305,8 @@ TEST(ConvertTest, LayerStatsAreEncodedFieldByField) {
   stats.output_rank = 4;
   stats.input_damping = 0.5;
   stats.output_damping = 0.25;
+  stats.failed_decompositions = 12;
+  stats.factor_resets = 13;
   stats.state_bytes = int64_t{1} << 40;
   stats.accepted = 5;
   stats.duplicates = 6;
@@ -325,6 +327,8 @@ TEST(ConvertTest, LayerStatsAreEncodedFieldByField) {
   expected.set_output_rank(4);
   expected.set_input_damping(0.5);
   expected.set_output_damping(0.25);
+  expected.set_failed_decompositions(12);
+  expected.set_factor_resets(13);
   expected.set_state_bytes(uint64_t{1} << 40);
   expected.set_accepted(5);
   expected.set_duplicates(6);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/methods/kfac_config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/methods/options.h"
+
+namespace precondor {
+namespace {
+
+// An option's text as it was given; what is left out has the default's.
+std::string Text(const MethodConfig& config, absl::string_view name, absl::string_view fallback) {
+  const auto it = config.options.find(std::string(name));
+  if (it == config.options.end()) return std::string(fallback);
+  if (const auto* text = std::get_if<std::string>(&it->second)) return *text;
+  if (const auto* flag = std::get_if<bool>(&it->second)) return *flag ? "true" : "false";
+  return absl::StrFormat("%.17g", std::get<double>(it->second));
+}
+
+struct Default {
+  absl::string_view name;
+  absl::string_view text;
+};
+// Of all options but those that act on answers alone.
+constexpr Default kDefaults[] = {
+    {"form", "EIGEN"},           {"prediv", "false"},      {"pi_split", "false"},        {"stagger", "true"},
+    {"damping", "0.001"},        {"factor_decay", "0.95"}, {"factor_update_steps", "1"}, {"inv_update_steps", "1"},
+    {"accumulation_steps", "1"}, {"row_scale", "1"}};
+
+}  // namespace
+
+uint64_t KfacConfig::Interval(const Schedule& schedule, uint64_t t) {
+  return static_cast<uint64_t>(std::max(1.0, std::floor(schedule.At(t))));
+}
+
+absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config) {
+  constexpr double kHuge = 1e9;
+  OptionReader reader(config);
+  KfacConfig out;
+  out.form = static_cast<KfacForm>(reader.Choice("form", 0, {"EIGEN", "INVERSE"}));
+  out.prediv = reader.Flag("prediv", out.prediv);
+  out.pi_split = reader.Flag("pi_split", out.pi_split);
+  out.stagger = reader.Flag("stagger", out.stagger);
+  out.damping = reader.ReadSchedule("damping", "0.001", 1e-12, kHuge);
+  out.factor_decay = reader.ReadSchedule("factor_decay", "0.95", 0, 1);
+  out.factor_update_steps = reader.ReadSchedule("factor_update_steps", "1", 1, kHuge);
+  out.inv_update_steps = reader.ReadSchedule("inv_update_steps", "1", 1, kHuge);
+  out.accumulation_steps = reader.Integer("accumulation_steps", out.accumulation_steps, 1, 1 << 20);
+  out.row_scale = reader.OpenNumber("row_scale", out.row_scale, 0, kHuge);
+  out.scaling = ReadScalingKind(reader, out.scaling);
+  out.scaling_clip =
+      reader.ReadSchedule("scaling_clip", out.scaling == Scaling::kKlClip ? "0.001" : "1.1", 1e-12, kHuge);
+  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
+  if (out.prediv && out.form == KfacForm::kInverse) {
+    return absl::InvalidArgumentError("method kfac: option prediv: expected form EIGEN, got INVERSE");
+  }
+  for (const auto& [name, text] : kDefaults) {
+    absl::StrAppend(&out.state_text, out.state_text.empty() ? "" : "; ", name, " ", Text(config, name, text));
+  }
+  return out;
+}
+
+}  // namespace precondor

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options of method kfac; docs/methods/kfac.md has the formulas.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/base/schedule.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/scaling.h"
+
+namespace precondor {
+
+enum class KfacForm : uint8_t { kEigen, kInverse };
+
+// Schedules count statistic updates of the layer, from 0.
+struct KfacConfig {
+  KfacForm form = KfacForm::kEigen;
+  bool prediv = false;
+  bool pi_split = false;
+  bool stagger = true;
+  Schedule damping;
+  Schedule factor_decay;
+  Schedule factor_update_steps;
+  Schedule inv_update_steps;
+  int64_t accumulation_steps = 1;
+  double row_scale = 1.0;
+  Scaling scaling = Scaling::kKlClip;
+  Schedule scaling_clip;
+  // What of the configuration the state depends on.
+  std::string state_text;
+
+  // A schedule of intervals: its value rounded down, at least 1.
+  static uint64_t Interval(const Schedule& schedule, uint64_t t);
+};
+
+// InvalidArgument names the option, what was expected and what came.
+absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config);
+
+}  // namespace precondor

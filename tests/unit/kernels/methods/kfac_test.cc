@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+// Method kfac against the f64 form that solves the damped systems it stands for.
+#include "kernels/methods/kfac.h"
+
+#include <cmath>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <limits>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "kernels/methods/kfac_config.h"
+#include "tests/reference/kfac.h"
+#include "tests/support/forwarding_backend.h"
+#include "tests/support/method_driver.h"
+
+namespace precondor {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using Options = std::map<std::string, OptionValue>;
+
+// Without scaling, so that U itself is compared, and without stagger, as the oracle.
+std::unique_ptr<Method> Make(Options options = {}) {
+  options.emplace("scaling", std::string("NONE"));
+  options.emplace("stagger", false);
+  return MakeKfac({"kfac", options}).value();
+}
+
+reference::Vectors Mean(const reference::Dense& moment) { return {reference::PackedLower(moment)}; }
+
+// f32 keeps 6e-8 of a factor's largest eigenvalue, and the damping divides by what is left of the smallest: the error
+// of U is |U| times up to eps (largest + damping) / damping a side. So U is compared with the bound eps lambda /
+// damping, lambda the largest divisor, times |U|.
+double Bound(const reference::Kfac& oracle, double damping) {
+  const double in = reference::SymmetricEigenvalues(oracle.a()).back();
+  const double out = reference::SymmetricEigenvalues(oracle.g()).back();
+  return 2e-6 + 4 * std::numeric_limits<float>::epsilon() * (in * out + in + out + damping) / damping;
+}
+
+struct Case {
+  const char* name;
+  Options options;
+  reference::KfacOptions reference;
+};
+
+std::vector<Case> Cases() {
+  const auto text = [](const char* value) { return std::string(value); };
+  std::vector<Case> cases = {
+      {"eigen", {}, {}},
+      {"inverse", {{"form", text("INVERSE")}}, {.inverse = true}},
+      {"split", {{"pi_split", true}}, {.pi_split = true}},
+      {"inverse split", {{"form", text("INVERSE")}, {"pi_split", true}}, {.inverse = true, .pi_split = true}},
+      {"prediv", {{"prediv", true}}, {.prediv = true}},
+      {"prediv split", {{"prediv", true}, {"pi_split", true}}, {.prediv = true, .pi_split = true}},
+      {"batch scaled", {{"row_scale", 32.0}}, {.row_scale = 32}},
+      {"accumulated", {{"accumulation_steps", 3.0}}, {.accumulation_steps = 3}},
+      {"intervals", {{"factor_update_steps", text("2")}, {"inv_update_steps", text("6")}}, {}},
+      {"accumulated intervals",
+       {{"accumulation_steps", 3.0}, {"inv_update_steps", text("4")}},
+       {.accumulation_steps = 3}},
+      {"schedules",
+       {{"damping", text("exponential(0.5, 0.9, 0.02)")},
+        {"factor_decay", text("linear(0.5, 0.95, 20)")},
+        {"factor_update_steps", text("piecewise(1, 20: 2)")},
+        {"inv_update_steps", text("piecewise(1, 8: 3, 25: 5)")}},
+       {}},
+  };
+  cases[8].reference.factor_update_steps = [](uint64_t) { return 2; };
+  cases[8].reference.inv_update_steps = [](uint64_t) { return 6; };
+  cases[9].reference.inv_update_steps = [](uint64_t) { return 4; };
+  reference::KfacOptions& scheduled = cases[10].reference;
+  scheduled.damping = [](uint64_t t) { return std::max(0.02, 0.5 * std::pow(0.9, static_cast<double>(t))); };
+  scheduled.factor_decay = [](uint64_t t) { return t >= 20 ? 0.95 : 0.5 + 0.45 * static_cast<double>(t) / 20; };
+  scheduled.factor_update_steps = [](uint64_t t) { return t >= 20 ? 2 : 1; };
+  scheduled.inv_update_steps = [](uint64_t t) { return t >= 25 ? 5 : t >= 8 ? 3 : 1; };
+  for (Case& one : cases) {
+    if (one.options.count("damping") > 0) continue;
+    one.options["damping"] = text("0.05");
+    one.reference.damping = [](uint64_t) { return 0.05; };
+  }
+  return cases;
+}
+
+class KfacOracle : public testing::TestWithParam<std::tuple<LayerSpec, bool>> {};
+
+// Both forms of statistics, at every update.
+TEST_P(KfacOracle, Holds40Updates) {
+  const auto& [layer, covariances] = GetParam();
+  for (const Case& one : Cases()) {
+    SCOPED_TRACE(one.name);
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    const std::unique_ptr<Method> method = Make(one.options);
+    LayerDriver driver(*method, layer, *backend);
+    reference::Kfac oracle(one.reference, layer.d_out, layer.d_in);
+    VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kDrifting, layer.d_out, 2, 0.3);
+    for (uint64_t step = 0; step < 40; ++step) {
+      const reference::Vectors va = a.Next(1 + step % 7), vg = g.Next(4);
+      const reference::Dense ma = reference::SecondMoment(va), mg = reference::SecondMoment(vg);
+      const absl::Status updated =
+          covariances ? driver.UpdateWithCovariances(Mean(ma)[0], Mean(mg)[0]) : driver.Update(va, vg);
+      ASSERT_TRUE(updated.ok()) << updated;
+      oracle.Update(ma, mg);
+      const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
+      const absl::StatusOr<reference::Vector> u = driver.Precondition(d);
+      ASSERT_TRUE(u.ok()) << u.status();
+      ASSERT_LE(RelativeDifference(*u, oracle.Precondition(d)), Bound(oracle, one.reference.damping(step)))
+          << "update " << step;
+    }
+    EXPECT_EQ(driver.state().version(), 40u);
+    EXPECT_EQ(driver.state().bytes(), method->StateBytes(layer));
+    EXPECT_EQ(driver.state().summary().failed_decompositions, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, KfacOracle,
+                         testing::Combine(testing::Values(LayerSpec{"scalar", 1, 1, false},
+                                                          LayerSpec{"odd", 5, 9, true}, LayerSpec{"wide", 2, 23, false},
+                                                          LayerSpec{"tall", 17, 3, true}),
+                                          testing::Bool()));
+
+// A side may come as a covariance while the other comes as vectors; the same second moment gives the same answer.
+TEST(KfacTest, TheFormsOfStatisticsMix) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = Make();
+  const LayerSpec layer{"layer", 4, 6, false};
+  LayerDriver vectors(*method, layer, *backend), mixed(*method, layer, *backend);
+  VectorStream a(Stream::kCorrelated, 6, 1), g(Stream::kCorrelated, 4, 2);
+  const reference::Vector d = a.Gaussian(24);
+  for (int step = 0; step < 5; ++step) {
+    const reference::Vectors va = a.Next(3), vg = g.Next(8);
+    ASSERT_TRUE(vectors.Update(va, vg).ok());
+    const DeviceMatrix da = ToDevice(*backend, va);
+    const DeviceMatrix moment = ToDevice(*backend, Mean(reference::SecondMoment(vg)));
+    ASSERT_TRUE(mixed.state().Update({.a = da.view(), .g_covariance = moment.view()}).ok());
+    EXPECT_LE(RelativeDifference(mixed.Precondition(d).value(), vectors.Precondition(d).value()), 1e-5);
+  }
+}
+
+TEST(KfacTest, RefusesShapesAndNonFiniteStatistics) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = Make();
+  LayerDriver driver(*method, {"fc1", 2, 3, false}, *backend);
+  ASSERT_TRUE(driver.Update({{1, 2, 3}}, {{1, 2}}).ok());
+  const std::string before = driver.state().Save().value();
+  const auto refusal = [&](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(driver.state().Save().value(), before);
+    return std::string(status.message());
+  };
+  const reference::Vector a = {1, 0, 1, 0, 0, 1}, g = {1, 0, 1};
+  EXPECT_THAT(refusal(driver.UpdateWithCovariances({1, 0, 1}, g)),
+              HasSubstr("fc1: statistics a: expected vectors of 6"));
+  EXPECT_THAT(refusal(driver.UpdateWithCovariances(a, {1, 0})), HasSubstr("fc1: statistics g: expected vectors of 3"));
+  for (const double bad : {std::nan(""), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
+    EXPECT_THAT(refusal(driver.UpdateWithCovariances({1, 0, bad, 0, 0, 1}, g)), HasSubstr("finite"));
+    EXPECT_THAT(refusal(driver.Update({{1, bad, 2}}, {{1, 2}})), HasSubstr("finite"));
+  }
+  const DeviceMatrix va = ToDevice(*backend, {{1, 2, 3}}), vg = ToDevice(*backend, {{1, 2}});
+  const DeviceMatrix ca = ToDevice(*backend, {a}), two = ToDevice(*backend, {a, a});
+  EXPECT_THAT(refusal(driver.state().Update({.a = va.view(), .g = vg.view(), .a_covariance = ca.view()})),
+              HasSubstr("statistics a: expected vectors or a covariance"));
+  EXPECT_THAT(refusal(driver.state().Update({.g = vg.view(), .a_covariance = two.view()})),
+              HasSubstr("one covariance"));
+  EXPECT_THAT(refusal(driver.Update({{3e38, 3e38, 3e38}}, {{1, 2}})), HasSubstr("within f32"));
+}
+
+// An indefinite second moment, as a faulty worker may send it. EIGEN puts the negative eigenvalue to 0. So does INVERSE
+// after Cholesky's method has refused.
+TEST(KfacTest, NegativeEigenvaluesCountAsZero) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const char* form : {"EIGEN", "INVERSE"}) {
+    SCOPED_TRACE(form);
+    const std::unique_ptr<Method> method =
+        Make({{"form", std::string(form)}, {"factor_decay", std::string("0.5")}, {"damping", std::string("0.25")}});
+    LayerDriver driver(*method, {"layer", 1, 2, false}, *backend);
+    // F_a = .5 I + .5 S has eigenvalues 2.5 along (1, 1) and -1.5 along (1, -1); F_g = 1.
+    ASSERT_TRUE(driver.UpdateWithCovariances({0, 4, 0}, {1}).ok());
+    const reference::Vector u = driver.Precondition({1, 0}).value();
+    const bool eigen = std::string(form) == "EIGEN";
+    const double along = eigen ? 1 / (2.5 + 0.25) : 1 / ((2.5 + 0.25) * 1.25),
+                 across = eigen ? 1 / 0.25 : 1 / (0.25 * 1.25);
+    EXPECT_NEAR(u[0], (along + across) / 2, 1e-5);
+    EXPECT_NEAR(u[1], (along - across) / 2, 1e-5);
+    EXPECT_EQ(driver.state().summary().failed_decompositions, 0);
+  }
+}
+
+// No decomposition: the last good one stays in use, statistics go on, every one of them tries again, the third failure
+// in a row begins anew from I, and that is said.
+TEST(KfacTest, AFailedDecompositionKeepsTheLastGoodOne) {
+  for (const char* form : {"EIGEN", "INVERSE"}) {
+    for (const bool prediv : {false, true}) {
+      if (prediv && std::string(form) == "INVERSE") continue;
+      SCOPED_TRACE(form);
+      const std::unique_ptr<Backend> cpu = MakeTestBackend();
+      ForwardingBackend backend(*cpu);
+      const std::unique_ptr<Method> method =
+          Make({{"form", std::string(form)}, {"prediv", prediv}, {"inv_update_steps", std::string("4")}});
+      const LayerSpec layer{"layer", 4, 6, false};
+      LayerDriver driver(*method, layer, backend);
+      VectorStream a(Stream::kCorrelated, 6, 1), g(Stream::kCorrelated, 4, 2);
+      const auto update = [&] { ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok()); };
+      const reference::Vector d = a.Gaussian(24);
+      for (int step = 0; step < 4; ++step) update();
+      const reference::Vector good = driver.Precondition(d).value();
+      backend.RefuseEigen(true);
+      backend.RefuseInverses(true);
+      for (int failure = 1; failure <= 2; ++failure) {
+        update();
+        EXPECT_EQ(driver.Precondition(d).value(), good);
+        EXPECT_TRUE(driver.state().ready());
+        EXPECT_EQ(driver.state().summary().failed_decompositions, failure);
+        EXPECT_EQ(driver.state().summary().resets, 0);
+      }
+      // One that succeeds ends the row; the next is due at update 8.
+      backend.RefuseEigen(false);
+      backend.RefuseInverses(false);
+      update();
+      const reference::Vector better = driver.Precondition(d).value();
+      EXPECT_NE(better, good);
+      update();
+      EXPECT_EQ(driver.Precondition(d).value(), better);
+      backend.RefuseEigen(true);
+      backend.RefuseInverses(true);
+      for (int failure = 3; failure <= 4; ++failure) update();
+      EXPECT_EQ(driver.Precondition(d).value(), better);
+      update();
+      EXPECT_EQ(driver.state().summary().failed_decompositions, 5);
+      EXPECT_EQ(driver.state().summary().resets, 1);
+      EXPECT_FALSE(driver.state().ready());
+      EXPECT_EQ(driver.state().version(), 11u);
+      EXPECT_EQ(driver.Precondition(d).value(), d);
+      EXPECT_EQ(driver.state().bytes(), method->StateBytes(layer));
+      // Anew: what follows is what a fresh layer would make of it.
+      backend.RefuseEigen(false);
+      backend.RefuseInverses(false);
+      LayerDriver fresh(*method, layer, *cpu);
+      const reference::Vectors va = a.Next(3), vg = g.Next(3);
+      ASSERT_TRUE(driver.Update(va, vg).ok());
+      ASSERT_TRUE(fresh.Update(va, vg).ok());
+      EXPECT_EQ(driver.Precondition(d).value(), fresh.Precondition(d).value());
+    }
+  }
+}
+
+TEST(KfacTest, ARefusedCholeskyIsRepeatedByEigenvalues) {
+  const std::unique_ptr<Backend> cpu = MakeTestBackend();
+  ForwardingBackend backend(*cpu);
+  const std::unique_ptr<Method> method = Make({{"form", std::string("INVERSE")}, {"damping", std::string("0.1")}});
+  const LayerSpec layer{"layer", 5, 8, false};
+  LayerDriver one(*method, layer, backend), other(*method, layer, *cpu);
+  VectorStream a(Stream::kCorrelated, 8, 1), g(Stream::kCorrelated, 5, 2);
+  backend.RefuseInverses(true);
+  for (int step = 0; step < 10; ++step) {
+    const reference::Vectors va = a.Next(3), vg = g.Next(3);
+    ASSERT_TRUE(one.Update(va, vg).ok());
+    ASSERT_TRUE(other.Update(va, vg).ok());
+    const reference::Vector d = a.Gaussian(40);
+    EXPECT_LE(RelativeDifference(one.Precondition(d).value(), other.Precondition(d).value()), 1e-4);
+  }
+  EXPECT_EQ(one.state().summary().failed_decompositions, 0);
+}
+
+// With one interval for all, layers decompose at different updates, the same ones on every run; the first update of all
+// is one of them.
+TEST(KfacTest, StaggersDecompositionsOverLayers) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  std::set<std::vector<int>> patterns;
+  for (int i = 0; i < 24; ++i) {
+    const LayerSpec layer{"encoder." + std::to_string(i), 2, 3, false};
+    std::vector<int> first;
+    for (int run = 0; run < 2; ++run) {
+      const std::unique_ptr<Method> method = Make({{"stagger", true}, {"inv_update_steps", std::string("6")}});
+      LayerDriver driver(*method, layer, *backend);
+      VectorStream a(Stream::kCorrelated, 3, 1), g(Stream::kCorrelated, 2, 2);
+      const reference::Vector d = a.Gaussian(6);
+      std::vector<int> changed;
+      reference::Vector last = d;
+      for (int step = 0; step < 24; ++step) {
+        ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
+        const reference::Vector u = driver.Precondition(d).value();
+        if (u != last) changed.push_back(step);
+        last = u;
+      }
+      ASSERT_GE(changed.size(), 4u);
+      EXPECT_EQ(changed[0], 0);
+      for (size_t k = 2; k < changed.size(); ++k) EXPECT_EQ(changed[k] - changed[k - 1], 6);
+      if (run == 0) first = changed;
+      EXPECT_EQ(changed, first);
+    }
+    patterns.insert(first);
+  }
+  EXPECT_GE(patterns.size(), 4u);  // of six phases
+}
+
+TEST(KfacTest, ASavedStateGoesOnBitwiseInMidstOfAll) {
+  for (const Case& one : Cases()) {
+    SCOPED_TRACE(one.name);
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    const std::unique_ptr<Method> method = Make(one.options);
+    const LayerSpec layer{"layer", 4, 7, true};
+    for (int before : {0, 1, 2, 7, 20}) {
+      LayerDriver driver(*method, layer, *backend), other(*method, layer, *backend);
+      VectorStream a(Stream::kCorrelated, 7, 1), g(Stream::kHeavyTailed, 4, 2);
+      for (int step = 0; step < before; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(3)).ok());
+      ASSERT_TRUE(other.state().Load(driver.state().Save().value()).ok());
+      for (int step = 0; step < 15; ++step) {
+        const reference::Vectors va = a.Next(2), vg = g.Next(3);
+        ASSERT_TRUE(driver.Update(va, vg).ok());
+        ASSERT_TRUE(other.Update(va, vg).ok());
+        const reference::Vector d = a.Gaussian(28);
+        ASSERT_EQ(driver.Precondition(d).value(), other.Precondition(d).value());
+      }
+      EXPECT_EQ(driver.state().Save().value(), other.state().Save().value());
+    }
+  }
+}
+
+// Failures that have been counted survive, and so does the reset that they lead to.
+TEST(KfacTest, ASavedStateRemembersItsFailures) {
+  const std::unique_ptr<Backend> cpu = MakeTestBackend();
+  ForwardingBackend backend(*cpu);
+  const std::unique_ptr<Method> method = Make();
+  const LayerSpec layer{"layer", 2, 3, false};
+  LayerDriver driver(*method, layer, backend), other(*method, layer, backend);
+  VectorStream a(Stream::kCorrelated, 3, 1), g(Stream::kCorrelated, 2, 2);
+  ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
+  backend.RefuseEigen(true);
+  for (int step = 0; step < 2; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
+  ASSERT_TRUE(other.state().Load(driver.state().Save().value()).ok());
+  EXPECT_TRUE(other.state().ready());
+  ASSERT_TRUE(other.Update(a.Next(2), g.Next(2)).ok());
+  EXPECT_FALSE(other.state().ready());
+  EXPECT_EQ(other.state().summary().resets, 1);
+}
+
+TEST(KfacTest, AFailureOfAnyOperationLeavesTheState) {
+  for (const Options& options :
+       {Options{}, Options{{"form", std::string("INVERSE")}}, Options{{"prediv", true}, {"pi_split", true}}}) {
+    const std::unique_ptr<Backend> cpu = MakeTestBackend();
+    ForwardingBackend backend(*cpu);
+    const std::unique_ptr<Method> method = Make(options);
+    const LayerSpec layer{"layer", 3, 5, false};
+    LayerDriver driver(*method, layer, backend);
+    VectorStream a(Stream::kCorrelated, 5, 1), g(Stream::kCorrelated, 3, 2);
+    for (int step = 0; step < 3; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
+    const std::string before = driver.state().Save().value();
+    const DeviceMatrix va = ToDevice(*cpu, a.Next(2)), vg = ToDevice(*cpu, g.Next(2));
+    for (int64_t fault = 0;; ++fault) {
+      backend.FailAt(fault);
+      const absl::Status status = driver.state().Update({.a = va.view(), .g = vg.view()});
+      const bool failed = backend.failed();
+      backend.NeverFail();
+      ASSERT_EQ(status.ok(), !failed);
+      EXPECT_EQ(backend.allocated_bytes(), method->StateBytes(layer));
+      if (!failed) break;
+      ASSERT_EQ(driver.state().Save().value(), before) << "fault " << fault;
+    }
+    EXPECT_NE(driver.state().Save().value(), before);
+  }
+}
+
+// Statistics from 1e-15 to 1e15 a side and gradients from 1e-30 to 1e30: the length comes back, and no NaN.
+TEST(KfacTest, KeepsTheGradientsLengthInAnyUnits) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const char* form : {"EIGEN", "INVERSE"}) {
+    for (const double size : {1e-15, 1.0, 1e15}) {
+      for (const bool split : {false, true}) {
+        const std::unique_ptr<Method> method =
+            Make({{"form", std::string(form)}, {"pi_split", split}, {"scaling", std::string("NORM_RESCALE")}});
+        LayerDriver driver(*method, {"layer", 6, 9, false}, *backend);
+        VectorStream a(Stream::kCorrelated, 9, 1, size), g(Stream::kCorrelated, 6, 2, 1 / size);
+        for (int step = 0; step < 20; ++step) ASSERT_TRUE(driver.Update(a.Next(2), g.Next(2)).ok());
+        for (const double scale : {0.0, 1e-30, 1.0, 1e30}) {
+          reference::Vector d = a.Gaussian(54);
+          for (double& element : d) element *= scale;
+          const absl::StatusOr<reference::Vector> u = driver.Precondition(d);
+          ASSERT_TRUE(u.ok()) << u.status();
+          EXPECT_NEAR(Norm(*u), Norm(d), 1e-5 * Norm(d));
+        }
+      }
+    }
+  }
+}
+
+TEST(KfacTest, ReadsItsOptions) {
+  const std::unique_ptr<Method> plain = MakeKfac({"kfac", {}}).value();
+  EXPECT_TRUE(plain->needs_global_scale());
+  EXPECT_EQ(plain->statistics_form(), StatisticsForm::kCovariances);
+  EXPECT_THAT(plain->Warnings(16), IsEmpty());
+  EXPECT_THAT(plain->Warnings(1), ElementsAre(HasSubstr("SIGNED")));
+  const KfacConfig defaults = ParseKfacConfig({"kfac", {}}).value();
+  EXPECT_EQ(defaults.damping.At(0), 0.001);
+  EXPECT_EQ(defaults.factor_decay.At(0), 0.95);
+  EXPECT_EQ(defaults.scaling_clip.At(0), 0.001);
+  // What is said and what is left unsaid is the same configuration of a state.
+  EXPECT_EQ(
+      ParseKfacConfig({"kfac", {{"damping", std::string("0.001")}, {"scaling", std::string("NONE")}}})->state_text,
+      defaults.state_text);
+  EXPECT_NE(ParseKfacConfig({"kfac", {{"damping", std::string("0.01")}}})->state_text, defaults.state_text);
+  const struct {
+    std::string name;
+    OptionValue value;
+  } refused[] = {{"damping", 0.01},
+                 {"damping", std::string("0")},
+                 {"damping", std::string("linear(1, 0, 5)")},
+                 {"damping", std::string("cosine(1)")},
+                 {"factor_decay", std::string("1.5")},
+                 {"factor_update_steps", std::string("0")},
+                 {"inv_update_steps", std::string("piecewise(5, 10: 0.5)")},
+                 {"accumulation_steps", 0.0},
+                 {"row_scale", 0.0},
+                 {"prediv", std::string("yes")},
+                 {"form", std::string("SVD")},
+                 {"scaling_clip", std::string("-1")},
+                 {"dampening", std::string("0.1")}};
+  for (const auto& [name, value] : refused) {
+    const absl::Status status = MakeKfac({"kfac", {{name, value}}}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("method kfac: option " + name));
+  }
+  EXPECT_THAT(std::string(MakeKfac({"kfac", {{"form", std::string("INVERSE")}, {"prediv", true}}}).status().message()),
+              HasSubstr("prediv: expected form EIGEN"));
+}
+
+}  // namespace
+}  // namespace precondor
