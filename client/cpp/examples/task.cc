@@ -51,6 +51,17 @@ MethodVariant FromGradients(absl::string_view name, absl::string_view method, ab
   return variant;
 }
 
+// What the trainer can use without a factor common to all layers: U as long as D.
+MethodVariant Rescaled(absl::string_view name, StatisticsKind kind, absl::string_view representation) {
+  MethodVariant variant;
+  variant.name = variant.method = variant.config.name = std::string(name);
+  variant.statistics = std::string(StatisticsKindName(kind));
+  variant.representation = std::string(representation);
+  variant.config.options["scaling"] = std::string("NORM_RESCALE");
+  variant.kind = kind;
+  return variant;
+}
+
 MethodVariant MkorH() {
   MethodVariant variant = Mkor("mkor-h", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned);
   variant.method = "mkor-h EXACT_DAMPED";
@@ -85,6 +96,8 @@ std::vector<MethodVariant> AllMethods() {
           Mkor("signed-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned),
           FromGradients("kron", "kron TRIANGULAR", "triangular", {"kron", {}}),
           FromGradients("soap", "soap", "dense", {"soap", {}}),
+          Rescaled("eva", StatisticsKind::kMean, "mean"),
+          Rescaled("kfac", StatisticsKind::kSigned, "eigen"),
           MkorH()};
 }
 

@@ -260,6 +260,8 @@ json LayersJson(absl::string_view session, const std::vector<v1::LayerStats>& la
                     {"output_rank", layer.output_rank()},
                     {"input_damping", layer.input_damping()},
                     {"output_damping", layer.output_damping()},
+                    {"failed_decompositions", layer.failed_decompositions()},
+                    {"factor_resets", layer.factor_resets()},
                     {"state_bytes", layer.state_bytes()},
                     {"accepted", layer.accepted()},
                     {"duplicates", layer.duplicates()},
