@@ -203,7 +203,7 @@ every method on the same grid; the runs that count then go through the service.
   --shards N               shards of the service, for the report (1)
   --tasks LIST             classifier, autoencoder, or all (all)
   --methods LIST           none, reference, blend, mean, mean-lowrank, signed, signed-lowrank, kron, soap, eva, kfac,
-                           mkor-h (signed-lowrank that falls back by loss-rate), or all (all)
+                           kfac-covariance, mkor-h (signed-lowrank that falls back by loss-rate), or all (all)
   --fallback POLICY        never, loss-rate, cost-aware or at-step:N: when preconditioned runs fall back to first order
                            (each method's own: never, mkor-h loss-rate)
   --optimizers LIST        sgd, nesterov, plain (SGD without momentum), adamw, lamb, or all (adamw,lamb); kron and soap

@@ -52,9 +52,11 @@ MethodVariant FromGradients(absl::string_view name, absl::string_view method, ab
 }
 
 // What the trainer can use without a factor common to all layers: U as long as D.
-MethodVariant Rescaled(absl::string_view name, StatisticsKind kind, absl::string_view representation) {
+MethodVariant Rescaled(absl::string_view name, absl::string_view method, StatisticsKind kind,
+                       absl::string_view representation) {
   MethodVariant variant;
-  variant.name = variant.method = variant.config.name = std::string(name);
+  variant.name = std::string(name);
+  variant.method = variant.config.name = std::string(method);
   variant.statistics = std::string(StatisticsKindName(kind));
   variant.representation = std::string(representation);
   variant.config.options["scaling"] = std::string("NORM_RESCALE");
@@ -96,8 +98,9 @@ std::vector<MethodVariant> AllMethods() {
           Mkor("signed-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned),
           FromGradients("kron", "kron TRIANGULAR", "triangular", {"kron", {}}),
           FromGradients("soap", "soap", "dense", {"soap", {}}),
-          Rescaled("eva", StatisticsKind::kMean, "mean"),
-          Rescaled("kfac", StatisticsKind::kSigned, "eigen"),
+          Rescaled("eva", "eva", StatisticsKind::kMean, "mean"),
+          Rescaled("kfac", "kfac", StatisticsKind::kSigned, "eigen"),
+          Rescaled("kfac-covariance", "kfac", StatisticsKind::kCovariance, "eigen"),
           MkorH()};
 }
 
