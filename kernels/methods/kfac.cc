@@ -62,7 +62,7 @@ class KfacState final : public LayerState {
     Progress next = progress_;
     absl::Status status = Prepare(statistics, next);
     if (status.ok()) {
-      Commit(std::move(next));
+      Commit(next);
     } else {
       Abandon();
     }
@@ -101,9 +101,9 @@ class KfacState final : public LayerState {
 
   absl::Status Load(absl::string_view bytes) override {
     Progress next;
-    const absl::Status status = PrepareLoad(bytes, next);
+    absl::Status status = PrepareLoad(bytes, next);
     if (status.ok()) {
-      Commit(std::move(next));
+      Commit(next);
       return status;
     }
     Abandon();
@@ -152,7 +152,7 @@ class KfacState final : public LayerState {
     const uint64_t every = KfacConfig::Interval(config_.inv_update_steps, t);
     if (!next.ready || (t % every + phase_ % every) % every == 0) next.due = true;
     if (!next.due || next.pending != 0) return absl::OkStatus();
-    const absl::Status status = PrepareDecompositions(config_.damping.At(t), next);
+    absl::Status status = PrepareDecompositions(config_.damping.At(t), next);
     if (status.ok()) {
       next.due = false;
       next.ready = true;
@@ -295,7 +295,7 @@ class KfacState final : public LayerState {
     return in.Finish();
   }
 
-  void Commit(Progress next) {
+  void Commit(const Progress& next) {
     progress_ = next;
     in_->Commit();
     out_->Commit();

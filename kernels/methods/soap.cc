@@ -80,7 +80,7 @@ class SoapState final : public LayerState {
   }
 
   absl::Status Load(absl::string_view bytes) override {
-    const absl::Status status = TakeOver(bytes);
+    absl::Status status = TakeOver(bytes);
     if (status.ok()) return status;
     return absl::Status(status.code(), absl::StrCat("layer ", layer_.name, ": ", status.message()));
   }
