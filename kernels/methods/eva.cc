@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/gradient.h"
 #include "kernels/methods/options.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"
@@ -63,10 +64,7 @@ class EvaState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    if (d.rows != layer_.d_out || d.cols != layer_.d_in) {
-      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": gradient: expected [", layer_.d_out,
-                                                     ", ", layer_.d_in, "], got [", d.rows, ", ", d.cols, "]"));
-    }
+    PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer_, d));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, u));
     if (!ready()) return absl::OkStatus();
     PRECONDOR_RETURN_IF_ERROR(Project(d, u));

@@ -11,6 +11,7 @@
 
 #include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/gradient.h"
 #include "kernels/methods/kfac_config.h"
 #include "kernels/methods/kfac_side.h"
 #include "kernels/methods/scaling.h"
@@ -70,10 +71,7 @@ class KfacState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    if (d.rows != layer_.d_out || d.cols != layer_.d_in) {
-      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": gradient: expected [", layer_.d_out,
-                                                     ", ", layer_.d_in, "], got [", d.rows, ", ", d.cols, "]"));
-    }
+    PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer_, d));
     if (!ready()) return backend_.Copy(d, u);
     double factor = 1.0 / (in_->scale() * out_->scale());
     if (config_.form == KfacForm::kInverse) {

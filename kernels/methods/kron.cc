@@ -12,6 +12,7 @@
 
 #include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/gradient.h"
 #include "kernels/methods/kron_block.h"
 #include "kernels/methods/kron_config.h"
 #include "kernels/methods/state_codec.h"
@@ -79,15 +80,7 @@ class KronState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    if (d.rows != layer_.d_out || d.cols != layer_.d_in) {
-      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": gradient: expected [", layer_.d_out,
-                                                     ", ", layer_.d_in, "], got [", d.rows, ", ", d.cols, "]"));
-    }
-    PRECONDOR_ASSIGN_OR_RETURN(const double sum, backend_.AbsoluteSum(d));
-    if (!std::isfinite(sum)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer ", layer_.name, ": gradient: expected finite elements, got NaN or infinity"));
-    }
+    PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
     // All aside, so that whatever fails leaves the state as it was.
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix momentum, backend_.Allocate(d.rows, d.cols));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(momentum_.view(), momentum.view()));

@@ -12,6 +12,7 @@
 #include "kernels/base/random.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/factor.h"
+#include "kernels/methods/gradient.h"
 #include "kernels/methods/mkor_config.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"
@@ -90,10 +91,7 @@ class MkorState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    if (d.rows != layer_.d_out || d.cols != layer_.d_in) {
-      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": gradient: expected [", layer_.d_out,
-                                                     ", ", layer_.d_in, "], got [", d.rows, ", ", d.cols, "]"));
-    }
+    PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer_, d));
     if (!ready()) return backend_.Copy(d, u);
     PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> in, Inverses(in_));
     PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> out, Inverses(out_));

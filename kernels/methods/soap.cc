@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/gradient.h"
 #include "kernels/methods/soap_config.h"
 #include "kernels/methods/soap_side.h"
 #include "kernels/methods/state_codec.h"
@@ -43,15 +44,7 @@ class SoapState final : public LayerState {
   }
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
-    if (d.rows != layer_.d_out || d.cols != layer_.d_in) {
-      return absl::InvalidArgumentError(absl::StrCat("layer ", layer_.name, ": gradient: expected [", layer_.d_out,
-                                                     ", ", layer_.d_in, "], got [", d.rows, ", ", d.cols, "]"));
-    }
-    PRECONDOR_ASSIGN_OR_RETURN(const double sum, backend_.AbsoluteSum(d));
-    if (!std::isfinite(sum)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer ", layer_.name, ": gradient: expected finite elements, got NaN or infinity"));
-    }
+    PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
     // All aside, so that whatever fails leaves the state as it was. An empty matrix: the held one stays.
     Parts next;
     PRECONDOR_RETURN_IF_ERROR(config_.rule == SoapRule::kSoap ? SoapStep(d, next) : ShampooStep(d, next));

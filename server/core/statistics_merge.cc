@@ -84,10 +84,13 @@ class SideMerge {
 
  private:
   absl::Status UploadVote(const Vote& vote, double scale, MatrixView out) {
-    PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> decoded, HostBuffer<float>::Make(out.size()));
-    DecodeStatistics(spec_, layer_, vote, side_, decoded.span());
-    ScaleInPlace(scale, decoded.span());
-    return backend_.Upload(ConstMatrixView(decoded.span().data(), out.rows, out.cols), out);
+    if (static_cast<int64_t>(decoded_.span().size()) < out.size()) {
+      PRECONDOR_ASSIGN_OR_RETURN(decoded_, HostBuffer<float>::Make(out.size()));
+    }
+    const absl::Span<float> values = decoded_.span().first(static_cast<size_t>(out.size()));
+    DecodeStatistics(spec_, layer_, vote, side_, values);
+    ScaleInPlace(scale, values);
+    return backend_.Upload(ConstMatrixView(values.data(), out.rows, out.cols), out);
   }
 
   const SessionSpec& spec_;
@@ -97,6 +100,7 @@ class SideMerge {
   const int64_t d_;
   Backend& backend_;
   std::vector<uint64_t> samples_;
+  HostBuffer<float> decoded_;  // one vote's, for all in turn
 };
 
 }  // namespace

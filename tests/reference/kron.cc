@@ -36,18 +36,6 @@ Dense Keep(const Dense& a, bool (*keep)(int64_t, int64_t)) {
   return out;
 }
 
-double Trace(const Dense& a) {
-  double sum = 0;
-  for (int64_t i = 0; i < a.rows; ++i) sum += a.at(i, i);
-  return sum;
-}
-
-double LargestElement(const Dense& a) {
-  double largest = 0;
-  for (double x : a.data) largest = std::max(largest, std::fabs(x));
-  return largest;
-}
-
 Dense DiagonalOf(const Dense& a) {
   return Keep(a, [](int64_t i, int64_t j) { return i == j; });
 }

@@ -33,18 +33,6 @@ void AddOuter(Dense& a, double scale, const Vector& x) {
   }
 }
 
-double Trace(const Dense& a) {
-  double sum = 0;
-  for (int64_t i = 0; i < a.rows; ++i) sum += a.at(i, i);
-  return sum;
-}
-
-double LargestElement(const Dense& a) {
-  double largest = 0;
-  for (double element : a.data) largest = std::max(largest, std::abs(element));
-  return largest;
-}
-
 double MeanSquare(const Vectors& v) {
   double sum = 0;
   for (const Vector& x : v) sum += DotProduct(x, x);

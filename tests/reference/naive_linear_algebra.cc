@@ -44,6 +44,18 @@ Dense Product(const Dense& a, const Dense& b) {
   return c;
 }
 
+double Trace(const Dense& a) {
+  double sum = 0;
+  for (int64_t i = 0; i < a.rows; ++i) sum += a.at(i, i);
+  return sum;
+}
+
+double LargestElement(const Dense& a) {
+  double largest = 0;
+  for (double element : a.data) largest = std::max(largest, std::abs(element));
+  return largest;
+}
+
 Dense SpdInverse(const Dense& a) {
   const int64_t n = a.rows;
   Dense c(n, n);  // a = c c', c lower triangular

@@ -25,6 +25,9 @@ Dense Product(const Dense& a, const Dense& b);
 // alpha a + beta b.
 Dense Combination(double alpha, const Dense& a, double beta, const Dense& b);
 double FrobeniusNorm(const Dense& a);
+double Trace(const Dense& a);
+// Of the elements' magnitudes.
+double LargestElement(const Dense& a);
 // Of a symmetric positive definite matrix, by Cholesky; aborts when it is not.
 Dense SpdInverse(const Dense& a);
 // Eigenvalues of a symmetric matrix, ascending, by cyclic Jacobi rotations.

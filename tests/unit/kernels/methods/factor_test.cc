@@ -35,12 +35,6 @@ double LargestDifference(const reference::Dense& x, const reference::Dense& y) {
   return largest;
 }
 
-double LargestElement(const reference::Dense& x) {
-  double largest = 0;
-  for (double element : x.data) largest = std::max(largest, std::abs(element));
-  return largest;
-}
-
 void Clamp(double limit, reference::Vectors& vectors) {
   for (reference::Vector& v : vectors) {
     for (double& element : v) element = std::clamp(element, -limit, limit);
