@@ -115,7 +115,7 @@ Option RoleOption() {
           [](const ServerConfig& config) { return std::string(ServerRoleName(config.role)); }};
 }
 
-Option AddressesOption(const char* name, std::vector<std::string> ServerConfig::*field, const char* help) {
+Option ListOption(const char* name, std::vector<std::string> ServerConfig::*field, const char* help) {
   return {name, help,
           [field](ServerConfig& config, absl::string_view text) {
             (config.*field).clear();
@@ -137,7 +137,7 @@ const std::vector<Option>& Options() {
       TextOption("advertise", &C::advertise,
                  "address that workers dial, host:port; default: the coordinator's name for "
                  "the shard, or `listen`"),
-      AddressesOption("shards", &C::shards, "coordinator: its shards, host:port, separated by commas"),
+      ListOption("shards", &C::shards, "coordinator: its shards, host:port, separated by commas"),
       ChoiceOption("backend", &C::backend, {"cpu"}, "device of a shard"),
       NumberOption("threads", &C::threads, 0, 1024, "threads for a shard's arithmetic; 0: one a core"),
       NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
@@ -151,12 +151,15 @@ const std::vector<Option>& Options() {
                    "name the workers that a step has been waiting for so long; 0: never"),
       TextOption("data_dir", &C::data_dir,
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
+      ListOption("peer_data_dirs", &C::peer_data_dirs,
+                 "data directories of other shards, or what they lie in, with wildcards and separated by commas: "
+                 "layers of a shard that is lost go on from there"),
       NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
                    "steps between two snapshots of a session in the data directory; 0: none"),
       NumberOption("session_snapshot_steps", &C::session_snapshot_steps, 0, 1 << 30,
                    "coordinator: steps between two snapshots of a whole session, all shards as of one step; 0: none"),
-      AddressesOption("etcd_endpoints", &C::etcd_endpoints,
-                      "coordinator: members of an etcd that keeps its journal, host:port, separated by commas"),
+      ListOption("etcd_endpoints", &C::etcd_endpoints,
+                 "coordinator: members of an etcd that keeps its journal, host:port, separated by commas"),
       TextOption("etcd_prefix", &C::etcd_prefix, "what all keys of one deployment begin with there"),
       NumberOption("etcd_lease_ms", &C::etcd_lease_ms, 1000, kHour,
                    "silence after which another coordinator takes over; whole seconds"),
@@ -381,6 +384,11 @@ absl::Status CheckWhole(const ServerConfig& config) {
   if (!config.etcd_endpoints.empty() && !config.data_dir.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(OriginOf(config, "etcd_endpoints"), ": expected either etcd_endpoints or data_dir, got both"));
+  }
+  if (!config.peer_data_dirs.empty() && config.role == ServerRole::kCoordinator) {
+    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "peer_data_dirs"),
+                                                   ": expected none with role coordinator, got ",
+                                                   config.peer_data_dirs.size()));
   }
   if (config.etcd_prefix.empty() || config.etcd_prefix.front() != '/') {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "etcd_prefix"),

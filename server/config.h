@@ -29,6 +29,7 @@ struct ServerConfig {
   double quorum = 1.0;
   int64_t slow_worker_ms = 30000;
   std::string data_dir;
+  std::vector<std::string> peer_data_dirs;
   int64_t snapshot_interval_steps = 1000;
   int64_t session_snapshot_steps = 0;
   std::vector<std::string> etcd_endpoints;

@@ -24,7 +24,7 @@ uint64_t LayerJournal::CutBefore(uint64_t step) const {
   return asked_for <= step && asked_for > last_step_ ? std::max(regular, asked_for) : regular;
 }
 
-void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker) {
+void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker, bool whole) {
   if (journal_ == nullptr) return;
   if (began != began_) {
     // The job has gone back: what it had come to will come again.
@@ -34,7 +34,9 @@ void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& w
   }
   const uint64_t cut = CutBefore(step);
   last_step_ = step;
-  if (cut > last_cut_) GiveImage(cut, worker);
+  if (cut <= last_cut_) return;
+  last_cut_ = cut;
+  if (whole) GiveImage(cut, worker);
 }
 
 void LayerJournal::BeginAt(uint64_t step, const LayerWorker& worker) {
@@ -97,7 +99,7 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& 
 void LayerJournal::FactorsChanged(bool held, uint64_t release) {
   if (journal_ == nullptr) return;
   ++updates_;
-  if (!held) release_ = release;
+  if (!held || release_ == kAwaitedRelease) release_ = release;
   const LayerStep at = At(settled_.empty() ? 0 : settled_.back().step);
   journal_->Append(FactorsRecord{.at = at, .held = held, .release = release});
 }

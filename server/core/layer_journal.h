@@ -18,8 +18,9 @@ class LayerJournal {
  public:
   LayerJournal(SessionContext& session, uint32_t layer);
 
-  // Work on `step` begins. Gives the layer's image when a cut lies between this step and the last one worked on.
-  void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker);
+  // Work on `step` begins. Gives the layer's image when a cut lies between this step and the last one worked on, unless
+  // there is more to the layer than its worker has (`whole` false): the cut's snapshot is then given up.
+  void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker, bool whole);
   // The layer has factors from outside, as of a cut at `step`: gives its image.
   void BeginAt(uint64_t step, const LayerWorker& worker);
   // The votes are about to be applied. `logged`: a record says so already.
@@ -28,7 +29,7 @@ class LayerJournal {
   // The answer is made and nobody has heard of it.
   void BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result);
 
-  // The layer has no factors any more, or some again: those of `release`, or, with 0, fresh ones.
+  // The layer has no factors any more, or some again: those of `release`, or, with 0, fresh ones. As FactorsRecord.
   void FactorsChanged(bool held, uint64_t release);
   // The last whose factors were to be kept; 0: none. See LayerImage.
   uint64_t release() const { return release_; }

@@ -33,17 +33,19 @@ void RaiseTo(std::atomic<uint64_t>& highest, uint64_t value) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared_ptr<SessionContext> session,
-                                                                     uint32_t layer, uint64_t epoch, bool with_state) {
+                                                                     uint32_t layer, uint64_t epoch,
+                                                                     Beginning beginning) {
   std::unique_ptr<LayerState> state;
-  if (with_state) {
+  if (beginning == Beginning::kFresh) {
     PRECONDOR_ASSIGN_OR_RETURN(
         state, session->methods.of(layer).MakeState(session->spec.layers[layer], session->shard->backend));
   }
-  return std::shared_ptr<LayerPipeline>(new LayerPipeline(std::move(session), layer, epoch, std::move(state)));
+  return std::shared_ptr<LayerPipeline>(
+      new LayerPipeline(std::move(session), layer, epoch, std::move(state), beginning));
 }
 
 LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, uint64_t epoch,
-                             std::unique_ptr<LayerState> state)
+                             std::unique_ptr<LayerState> state, Beginning beginning)
     : session_(std::move(session)),
       layer_(layer),
       strand_(session_->shard->executor.NewStrand()),
@@ -55,6 +57,9 @@ LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t l
   stats_.layer = layer;
   stats_.name = session_->spec.layers[layer].name;
   Show(view);
+  if (beginning != Beginning::kAwaits) return;
+  Await();
+  scheduled_ = true;  // until BeginAwaiting
 }
 
 bool LayerPipeline::ExpectsStatistics(const StepSlot& slot) const {
@@ -551,6 +556,8 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
     // From a stream that broke long ago.
     if (key.step < floor_) return absl::OkStatus();
     known = stats_.factor_version + restored_updates_;
+    // What is lost shows when the factors are there.
+    if (awaits_) awaited_version_ = std::max(awaited_version_, factor_version);
     if (held_ && factor_version > known) lost = factor_version - known;
     if (lost > 0 && !one_answer() && disowned_.empty()) {
       for (int32_t rank = 0; rank < session_->spec.world_size; ++rank) disowned_.insert(rank);
@@ -563,14 +570,9 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
   }
   for (ResultFn& waiter : retired) waiter(status.ok() ? Expired() : status);
   if (work) Schedule();
-  if (lost == 0) return status;
-  session_->shard->observer.OnUpdatesLost(session_->spec.name, static_cast<int64_t>(lost));
-  session_->shard->logger.Log(Severity::kWarning, "factor updates are lost",
-                              {{"session", session_->spec.name},
-                               {"layer", session_->spec.layers[layer_].name},
-                               {"rank", key.rank},
-                               {"answered_with", factor_version},
-                               {"has", known}});
+  if (lost > 0) {
+    NoteLost(lost, absl::StrCat("rank ", key.rank, " was answered with version ", factor_version, ", here is ", known));
+  }
   return status;
 }
 
@@ -580,6 +582,7 @@ void LayerPipeline::Close(const absl::Status& why) {
     MutexLock lock(mu_);
     // No epoch comes after this one: what still arrives is stale.
     epoch_ = std::numeric_limits<uint64_t>::max();
+    awaits_ = false;
     DropSlots(waiters);
     owed_updates_.clear();
   }

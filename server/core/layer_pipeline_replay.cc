@@ -41,6 +41,10 @@ void LayerPipeline::FinishReplay() {
     MutexLock lock(mu_);
     LayerReplay::Outcome outcome = replay().Finish(began_);
     replay_.reset();
+    if (outcome.release == kAwaitedRelease && !worker_.has_factors()) {
+      Await();
+      aside_ = std::move(outcome.aside);
+    }
     began_ = outcome.began;
     GiveUpUnlogged(static_cast<uint64_t>(session_->spec.staleness_steps), outcome.steps);
     std::vector<SettledStep> settled;

@@ -24,7 +24,12 @@ void LayerReplay::Apply(ReplayedStep step) {
   ++applied_;
   // An update that failed then did so before anything came of it; one that fails now leaves the factors it would have
   // left then.
-  if (!step.failed) worker_.Update(*std::move(step.votes));
+  if (step.failed) return;
+  if (awaits()) {
+    aside_.Add({.step = step.settled.step, .votes = *std::move(step.votes)});
+  } else {
+    worker_.Update(*std::move(step.votes));
+  }
 }
 
 void LayerReplay::BeginAt(uint64_t began) {
@@ -63,7 +68,7 @@ absl::Status LayerReplay::Add(UpdateRecord record) {
   PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
   ReplayedStep* step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) {
-    Apply({.settled = {}, .votes = std::move(record.votes)});
+    Apply({.settled = {.step = record.at.step, .plan = {}}, .votes = std::move(record.votes)});
     return absl::OkStatus();
   }
   step->settled.updated = true;
@@ -105,14 +110,22 @@ absl::Status LayerReplay::Add(const FactorsRecord& record) {
     Apply(std::exchange(step, {.settled = step.settled, .votes = {}, .failed = step.failed}));
   }
   ++applied_;
-  if (record.held && record.release != 0) return LoadReleased(record.release);
-  if (!record.held) {
-    release_ = record.release;
-    absl::StatusOr<std::string> state = absl::NotFoundError("");
-    if (release_ != 0 && worker_.has_factors()) state = worker_.Save();
-    if (state.ok()) released_ = *std::move(state);
-  }
-  return SetHeld(record.held);
+  if (record.held) return TakeBack(record.release);
+  release_ = record.release;
+  aside_.Take();
+  absl::StatusOr<std::string> state = absl::NotFoundError("");
+  if (release_ != 0 && release_ != kAwaitedRelease && worker_.has_factors()) state = worker_.Save();
+  if (state.ok()) released_ = *std::move(state);
+  return SetHeld(false);
+}
+
+absl::Status LayerReplay::TakeBack(uint64_t release) {
+  const bool awaited = awaits();
+  PRECONDOR_RETURN_IF_ERROR(release != 0 ? LoadReleased(release) : SetHeld(true));
+  if (!awaited) return absl::OkStatus();
+  release_ = release;
+  for (AsideUpdates::Update& update : aside_.Take()) worker_.Update(std::move(update.votes));
+  return absl::OkStatus();
 }
 
 absl::Status LayerReplay::LoadReleased(uint64_t release) {
@@ -135,6 +148,7 @@ LayerReplay::Outcome LayerReplay::Finish(uint64_t began) {
           .updates = applied_,
           .release = release_,
           .released = std::move(released_),
+          .aside = std::move(aside_),
           .steps = std::move(steps_)};
 }
 

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "server/core/aside_updates.h"
 #include "server/core/layer_worker.h"
 #include "server/core/shard_journal.h"
 
@@ -51,6 +52,7 @@ class LayerReplay {
     uint64_t release = 0;  // see LayerImage
     // The factors of that release, where the records made them and not a snapshot: it may not be durable.
     std::optional<std::string> released;
+    AsideUpdates aside{0};  // where `release` is kAwaitedRelease
     std::map<uint64_t, ReplayedStep> steps;
   };
   Outcome Finish(uint64_t began);
@@ -62,6 +64,8 @@ class LayerReplay {
   void BeginAt(uint64_t began);
   absl::Status SetHeld(bool held);
   absl::Status LoadReleased(uint64_t release);
+  absl::Status TakeBack(uint64_t release);
+  bool awaits() const { return release_ == kAwaitedRelease && !worker_.has_factors(); }
   // DataLoss: not the next of the records that change factors.
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
@@ -76,6 +80,7 @@ class LayerReplay {
   uint64_t applied_ = 0;
   uint64_t release_ = 0;
   std::optional<std::string> released_;
+  AsideUpdates aside_{worker_.most_aside()};
   std::map<uint64_t, ReplayedStep> steps_;
 };
 

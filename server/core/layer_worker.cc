@@ -128,8 +128,9 @@ bool LayerWorker::LacksGradientsOf(const Plan& plan) const {
 
 absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient, bool taken_in) {
   if (state_ == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("layer \"", spec_.name, "\" has no factors since the fallback to first order"));
+    return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" ",
+                                                      awaits_ ? "waits for its factors since its shard was lost"
+                                                              : "has no factors since the fallback to first order"));
   }
   if (!state_->ready()) {
     return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
+#include "server/core/aside_updates.h"
 #include "server/core/session_context.h"
 #include "server/core/step_slot.h"
 
@@ -62,6 +63,11 @@ class LayerWorker {
 
   // Other factors, or none: updates then do nothing and gradients are answered IDENTITY.
   void SetState(std::unique_ptr<LayerState> state) { state_ = std::move(state); }
+  std::unique_ptr<LayerState> TakeState() { return std::move(state_); }
+  // Why there are none: those of another shard are to come.
+  void set_awaits(bool awaits) { awaits_ = awaits; }
+  // See AsideUpdates.
+  size_t most_aside() const { return AsideUpdates::Most(session_.spec, layer_); }
   bool has_factors() const { return state_ != nullptr; }
   // Begins with fresh ones. Errors: those of Method::MakeState.
   absl::Status MakeFresh();
@@ -84,7 +90,8 @@ class LayerWorker {
   const uint32_t layer_;
   const Method& method_;
   const size_t cost_entry_;
-  std::unique_ptr<LayerState> state_;  // null after a fallback to first order
+  bool awaits_ = false;
+  std::unique_ptr<LayerState> state_;  // null after a fallback to first order, or while it awaits one
 };
 
 }  // namespace precondor

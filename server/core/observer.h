@@ -17,6 +17,11 @@
 
 namespace precondor {
 
+// What became of layers that this shard was given because theirs was lost: they have the factors that it had; fresh
+// ones, since nothing of theirs was found; since what was found is damaged; or since there was no memory or disk for
+// it.
+enum class TakeoverOutcome : uint8_t { kAdopted, kNone, kDamaged, kRefused };
+
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -49,6 +54,8 @@ class Observer {
   virtual void OnFactorsKept(absl::string_view train_job, bool ok) {}
   // A session's factors are needed again: so many layers have those that were kept, so many fresh ones.
   virtual void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) {}
+  // Layers whose shard was lost have factors on this one.
+  virtual void OnLayersTakenOver(absl::string_view train_job, TakeoverOutcome outcome, int64_t layers) {}
   // Coordinator.
   virtual void OnSessionOpened(absl::string_view train_job) {}
   virtual void OnSessionClosed(absl::string_view train_job) {}

@@ -15,11 +15,6 @@ constexpr int64_t kSaturated = int64_t{1} << 62;
 int64_t Add(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
 int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSaturated : x * y; }
 
-int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
-  return Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
-             static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
-}
-
 int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
   const int64_t elements = layer.d_out * layer.d_in;
   const int64_t contributors = GradientContributors(spec);
@@ -35,6 +30,11 @@ int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t lay
 }
 
 }  // namespace
+
+int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
+  return Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
+             static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
+}
 
 int64_t Reservation::total() const { return Add(Add(states, scratch), staging); }
 

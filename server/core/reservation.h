@@ -34,6 +34,8 @@ Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<con
 
 // Floats on the device that one layer's statistics of a step are merged in.
 int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer);
+// One layer's statistics of a step, of all workers, as they come.
+int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer);
 
 // States and staging of one layer, for placement.
 int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps);

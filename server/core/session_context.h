@@ -36,8 +36,14 @@ struct ShardContext {
   std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
 };
 
-// One per session. Const after construction but for the pools, which lock, and the atomic.
+// One per session. Const after construction but for the pools, which lock, and the atomics.
 struct SessionContext {
+  void NoteRelease(uint64_t release) {
+    uint64_t last = last_release.load();
+    while (last < release && !last_release.compare_exchange_weak(last, release)) {
+    }
+  }
+
   std::shared_ptr<ShardContext> shard;
   uint64_t session_id = 0;
   SessionSpec spec;
@@ -48,6 +54,7 @@ struct SessionContext {
   std::atomic<uint64_t> last_step = 0;
   std::atomic<uint64_t> snapshot_at = 0;             // a cut that somebody asked for, besides the regular ones
   std::atomic<uint64_t> after_last_first_order = 0;  // the greatest step in first order, plus one
+  std::atomic<uint64_t> last_release = 0;            // the greatest number under which factors were kept
 };
 
 }  // namespace precondor

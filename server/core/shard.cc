@@ -146,8 +146,9 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
                          .methods = std::move(methods),
                          .statistics_scratch = ScratchPool(context_->backend, statistics),
                          .gradient_scratch = ScratchPool(context_->backend, gradient)});
+  const bool takes_over = record && TakesOver(*context_, install);
   absl::StatusOr<std::shared_ptr<ShardSession>> session =
-      ShardSession::Create(std::move(session_context), install, sizes);
+      ShardSession::Create(std::move(session_context), install, sizes, takes_over);
   if (!session.ok()) {
     context_->memory.Release(bytes);
     return session.status();
@@ -166,6 +167,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
     context_->memory.Release((*session)->factors().Close());
     return InstallRecorded(install, record);
   }
+  (*session)->BeginTakeover();
   NoteLayers(install, bytes, "session installed");
   return bytes;
 }

@@ -34,6 +34,7 @@
 namespace precondor {
 
 class LayerPipeline;
+class PeerFactors;
 class ShardSession;
 struct ShardContext;
 
@@ -76,6 +77,9 @@ struct ShardOptions {
   double quorum = 1.0;
   // Where the shard writes down what it needs to come back; borrowed, outlives the executor's last task. Null: nowhere.
   ShardJournal* journal = nullptr;
+  // What other shards have written down, for layers that come from one that is lost; borrowed like the journal. Null:
+  // such layers begin with fresh factors.
+  PeerFactors* peers = nullptr;
   uint64_t snapshot_interval_steps = 0;  // between two cuts; 0: none but those asked for
   // Gives freed memory back to the system; called when a session's factors are gone. May be empty.
   std::function<void()> trim_memory;

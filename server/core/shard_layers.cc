@@ -20,6 +20,14 @@ SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionInstal
           .released = ComputeFirstOrderReservation(install.spec, install.layers, window, parallelism).total()};
 }
 
+bool TakesOver(const ShardContext& shard, const SessionInstall& install) {
+  // In its first epoch a session has not gone on anywhere, and one that waits has its layers where they were. Where
+  // several ranks get each answer, those of the lost shard's last step may differ from what comes now: OpenSession
+  // refuses such a session.
+  return shard.options.peers != nullptr && install.epoch > 1 && GradientContributors(install.spec) == 1 &&
+         install.spec.on_shard_loss == ShardLossPolicy::kDegrade;
+}
+
 std::pair<int64_t, int64_t> ScratchElements(const SessionInstall& install) {
   int64_t statistics = 0;
   int64_t gradient = 0;
@@ -53,7 +61,8 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
   const auto [statistics, gradient] = ScratchElements(install);
   context.statistics_scratch.Grow(statistics);
   context.gradient_scratch.Grow(gradient);
-  absl::StatusOr<std::shared_ptr<ShardSession>> next = session->WithLayers(install, standing, sizes);
+  absl::StatusOr<std::shared_ptr<ShardSession>> next =
+      session->WithLayers(install, standing, sizes, record && TakesOver(*context_, install));
   if (!next.ok()) {
     context_->memory.Release(more);
     return next.status();
@@ -73,6 +82,7 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
         absl::StrCat("session \"", install.spec.name, "\": it is being changed already; try again"));
   }
   (*next)->Succeed(*session, install);
+  (*next)->BeginTakeover();
   context_->memory.Release(standing.reserved + more - bytes);
   NoteLayers(install, bytes, "session goes on with other layers");
   return bytes;

@@ -30,23 +30,33 @@ std::vector<Member> Replaced(const std::vector<uint64_t>& holders, const std::ve
   return replaced;
 }
 
+LayerPipeline::Beginning BeginningOf(const SessionContext& session, uint32_t layer, bool held, bool takes_over) {
+  // Of methods without statistics no journal has anything.
+  if (takes_over && session.methods.of(layer).needs_statistics()) return LayerPipeline::Beginning::kAwaits;
+  return held ? LayerPipeline::Beginning::kFresh : LayerPipeline::Beginning::kWithout;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
                                                                    const SessionInstall& install,
-                                                                   SessionFactors::Sizes sizes) {
+                                                                   SessionFactors::Sizes sizes, bool takes_over) {
+  std::vector<uint32_t> to_await;
   std::vector<std::shared_ptr<LayerPipeline>> layers(install.spec.layers.size());
   std::vector<std::shared_ptr<LayerPipeline>> owned;
   for (uint32_t layer : install.layers) {
-    PRECONDOR_ASSIGN_OR_RETURN(layers[layer],
-                               LayerPipeline::Create(context, layer, install.epoch, !install.factors_released));
+    const auto beginning = BeginningOf(*context, layer, !install.factors_released, takes_over);
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context, layer, install.epoch, beginning));
+    if (layers[layer]->awaits()) to_await.push_back(layer);
     layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     owned.push_back(layers[layer]);
   }
   auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
                                                   SessionFactors::Standing{.held = !install.factors_released});
-  return std::shared_ptr<ShardSession>(new ShardSession(std::move(context), install.layers, std::move(layers),
-                                                        std::move(factors), MakeMembership(install)));
+  std::shared_ptr<ShardSession> session(new ShardSession(std::move(context), install.layers, std::move(layers),
+                                                         std::move(factors), MakeMembership(install)));
+  session->to_await_ = std::move(to_await);
+  return session;
 }
 
 ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
@@ -137,20 +147,31 @@ absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) 
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const SessionInstall& install,
                                                                        const SessionFactors::Standing& standing,
-                                                                       SessionFactors::Sizes sizes) const {
+                                                                       SessionFactors::Sizes sizes,
+                                                                       bool takes_over) const {
+  std::vector<uint32_t> to_await;
   std::vector<std::shared_ptr<LayerPipeline>> layers(layers_.size());
   std::vector<std::shared_ptr<LayerPipeline>> owned;
   for (uint32_t layer : install.layers) {
     layers[layer] = layers_[layer];
     if (layers[layer] == nullptr) {
-      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install.epoch, standing.held));
+      const auto beginning = BeginningOf(*context_, layer, standing.held, takes_over);
+      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install.epoch, beginning));
       layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
+      if (layers[layer]->awaits()) to_await.push_back(layer);
     }
     owned.push_back(layers[layer]);
   }
   auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, standing);
-  return std::shared_ptr<ShardSession>(
+  std::shared_ptr<ShardSession> session(
       new ShardSession(context_, install.layers, std::move(layers), std::move(factors), MakeMembership(install)));
+  session->to_await_ = std::move(to_await);
+  return session;
+}
+
+void ShardSession::BeginTakeover() {
+  for (const uint32_t layer : std::exchange(to_await_, {})) layers_[layer]->BeginAwaiting();
+  factors_->TakeOver();
 }
 
 void ShardSession::Succeed(const ShardSession& previous, const SessionInstall& install) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A job with on_shard_loss DEGRADE loses one of two shards, which is killed or hangs: it goes on without it.
+"""A job with on_shard_loss DEGRADE loses one of two shards, which is killed or hangs: it goes on without it, and with
+its factors where its data directory can be read.
 
 Usage: shard_loss_test.py --binaries DIR
 """
@@ -29,8 +30,8 @@ class ShardLossTest(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
 
-    def cluster(self, **options):
-        return Cluster(self.binaries, self.folder.name, durable=False,
+    def cluster(self, durable=False, **options):
+        return Cluster(self.binaries, self.folder.name, durable=durable,
                        coordinator_arguments=[f"--shard-loss-ms={int(DETECTION_S * 1000)}"], **options)
 
     def training(self, cluster, *more):
@@ -74,6 +75,40 @@ class ShardLossTest(unittest.TestCase):
         with self.cluster() as cluster, self.training(cluster) as training:
             self.lose(cluster, training, cluster.shards[1].kill)
             row = training.finish()  # which fails when the workers' weights differ
+        self.assertEqual(row["steps"], STEPS)
+        self.expect_usual_loss(row)
+
+    def taken_over(self, cluster):
+        """What became of the lost layers, by outcome; and how many there were."""
+        layers = cluster.coordinator.metric("precondor_moved_layers_total")
+        survivor = cluster.shards[0]
+        name = "precondor_taken_over_layers_total"
+        wait_for("every moved layer to have factors", lambda: survivor.metric(name) == layers)
+        return {outcome: survivor.metric(name, f'outcome="{outcome}"') for outcome in ("adopted", "none")}, layers
+
+    def test_killed_with_its_data_within_reach(self):
+        """The survivor goes on with the factors of the shard that is lost, not with fresh ones."""
+        with self.cluster(durable=True,
+                          shard_arguments=[f"--peer-data-dirs={self.folder.name}/shard*/data"]) as cluster:
+            with self.training(cluster) as training:
+                self.lose(cluster, training, cluster.shards[1].kill)
+                outcomes, layers = self.taken_over(cluster)
+                row = training.finish()
+            log = (cluster.shards[0].folder / "log").read_text()
+            self.assertEqual(outcomes, {"adopted": layers, "none": 0})
+            self.assertIn("factors of a lost shard taken over", log)
+        self.assertEqual(row["steps"], STEPS)
+        self.expect_usual_loss(row)
+
+    def test_killed_with_its_data_out_of_reach(self):
+        with self.cluster(durable=True,
+                          shard_arguments=[f"--peer-data-dirs={self.folder.name}/none"]) as cluster:
+            with self.training(cluster) as training:
+                self.lose(cluster, training, cluster.shards[1].kill)
+                outcomes, layers = self.taken_over(cluster)
+                row = training.finish()
+            self.assertEqual(outcomes, {"adopted": 0, "none": layers})
+            self.assertIn("no factors taken over", (cluster.shards[0].folder / "log").read_text())
         self.assertEqual(row["steps"], STEPS)
         self.expect_usual_loss(row)
 

@@ -53,6 +53,7 @@ std::vector<OptionCase> Cases() {
       Case("statistics_deadline_ms", &C::statistics_deadline_ms, I{0}, "1500", I{1500}),
       Case("quorum", &C::quorum, 1.0, "0.75", 0.75),
       Case("data_dir", &C::data_dir, S(""), "/data", S("/data")),
+      Case("peer_data_dirs", &C::peer_data_dirs, Strings(), "/all/*,/b", Strings{"/all/*", "/b"}),
       Case("snapshot_interval_steps", &C::snapshot_interval_steps, I{1000}, "5", I{5}),
       Case("session_snapshot_steps", &C::session_snapshot_steps, I{0}, "5000", I{5000}),
       Case("lease_steps", &C::lease_steps, I{64}, "7", I{7}),
