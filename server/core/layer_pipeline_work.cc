@@ -251,7 +251,7 @@ void LayerPipeline::NoteUpdate(uint64_t step, const LayerWorker::UpdateOutcome& 
       shard.logger.Log(Severity::kWarning,
                        outcome.reset ? "factors were not decomposed, again, and begin anew"
                                      : "factors were not decomposed; the last good decomposition stays",
-                       {{"session", spec.name}, {"step", slot.step}, {"layer", spec.layers[layer_].name}});
+                       {{"session", spec.name}, {"step", step}, {"layer", spec.layers[layer_].name}});
     }
   }
   MutexLock lock(mu_);
