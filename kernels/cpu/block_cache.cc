@@ -3,32 +3,35 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <sys/mman.h>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define PRECONDOR_HAS_ASAN 1
+#elif defined(__has_feature)
+#define PRECONDOR_HAS_ASAN __has_feature(address_sanitizer)
+#else
+#define PRECONDOR_HAS_ASAN 0
+#endif
+#if PRECONDOR_HAS_ASAN
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#endif
+
 namespace precondor {
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kAlignment = LargePageHeap::kAlignment;
 // Larger blocks live as long as a session does; keeping them would only hide memory.
 constexpr int64_t kLargestCachedBytes = int64_t{64} << 20;
+// Smaller blocks are many and short walks; malloc keeps them better.
+constexpr int64_t kSmallestShared = int64_t{64} << 10;
 
-// From here on a block begins on a large page and asks for such pages: factors are walked from end to end, and a small
-// page lasts for 4 KiB of that walk.
-constexpr int64_t kLargePage = int64_t{2} << 20;
-
-void* TakeFromSystem(int64_t bytes) {
-  void* block = nullptr;
-  if (posix_memalign(&block, bytes < kLargePage ? kAlignment : kLargePage, bytes) != 0) return nullptr;
-#ifdef MADV_HUGEPAGE
-  // A wish: where the system has no large pages to give, nothing changes. Whole ones alone: the rest belongs to others.
-  if (bytes >= kLargePage) madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);
-#endif
-  return block;
-}
+bool OnLargePages(int64_t bytes) { return !PRECONDOR_HAS_ASAN && bytes >= kSmallestShared; }
 
 int64_t BlockBytes(int64_t elements) {
   const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
@@ -41,11 +44,18 @@ BlockCache::BlockCache(int64_t memory_limit_bytes, int64_t cache_limit_bytes)
     : memory_limit_bytes_(memory_limit_bytes), cache_limit_bytes_(cache_limit_bytes) {}
 
 BlockCache::~BlockCache() {
-  MutexLock lock(mu_);
-  PRECONDOR_CHECK(live_bytes_ == 0);
-  for (const auto& [bytes, blocks] : cached_) {
-    for (void* block : blocks) std::free(block);
-  }
+  PRECONDOR_CHECK(live_bytes() == 0);
+  Trim();
+}
+
+void* BlockCache::TakeFromSystem(int64_t bytes) {
+  if (OnLargePages(bytes)) return heap_.Take(bytes);
+  void* block = nullptr;
+  return posix_memalign(&block, kAlignment, bytes) == 0 ? block : nullptr;
+}
+
+void BlockCache::GiveToSystem(void* block, int64_t bytes) {
+  OnLargePages(bytes) ? heap_.Give(block, bytes) : std::free(block);
 }
 
 void BlockCache::Trim() {
@@ -56,8 +66,12 @@ void BlockCache::Trim() {
     cached_bytes_ = 0;
   }
   for (const auto& [bytes, blocks] : cached) {
-    for (void* block : blocks) std::free(block);
+    for (void* block : blocks) {
+      ASAN_UNPOISON_MEMORY_REGION(block, bytes);
+      GiveToSystem(block, bytes);
+    }
   }
+  heap_.Trim();
 }
 
 absl::StatusOr<float*> BlockCache::Allocate(int64_t elements) {
@@ -84,6 +98,7 @@ absl::StatusOr<float*> BlockCache::Allocate(int64_t elements) {
     live_bytes_ -= asked;
     return absl::ResourceExhaustedError(absl::StrCat("cpu memory: the system refused ", bytes, " bytes"));
   }
+  ASAN_UNPOISON_MEMORY_REGION(block, bytes);
   std::memset(block, 0, bytes);
   return static_cast<float*>(block);
 }
@@ -94,12 +109,13 @@ void BlockCache::Free(float* data, int64_t elements) {
     MutexLock lock(mu_);
     live_bytes_ -= elements * static_cast<int64_t>(sizeof(float));
     if (bytes <= kLargestCachedBytes && bytes <= cache_limit_bytes_ - cached_bytes_) {
+      ASAN_POISON_MEMORY_REGION(data, bytes);
       cached_[bytes].push_back(data);
       cached_bytes_ += bytes;
       return;
     }
   }
-  std::free(data);
+  GiveToSystem(data, bytes);
 }
 
 int64_t BlockCache::live_bytes() const {

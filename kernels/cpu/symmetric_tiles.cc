@@ -8,7 +8,6 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/symmetric_tiles.cc"  // Highway compiles this file once for each target
 #include "hwy/foreach_target.h"
 // After it, as Highway asks.
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -32,58 +31,78 @@ HWY_INLINE void Put(Vector value, hwy::float16_t* to) {
   hn::Store(hn::DemoteTo(half, value), half, to);
 }
 
-// Asks for two rows that UpdateTile comes to 32 rows later. It computes for longer than a line takes to come, and what
-// it has in flight covers too little of the stream ahead for memory to work meanwhile. Beyond the end is no harm.
+// Asks for four rows that UpdateTile comes to 32 rows later. It computes for longer than a line takes to come, and what
+// it has in flight covers too little of the stream ahead for memory to work meanwhile. Into L2: a tile, its terms and
+// its sums fill L1 (hwy::Prefetch asks for L1). Beyond the end is no harm.
 template <typename T>
 HWY_INLINE void PrefetchAhead(const T* rows) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(rows) + 32 * kTileSide * sizeof(T);
-  for (size_t byte = 0; byte < 2 * kTileSide * sizeof(T); byte += 64) {
+  for (size_t byte = 0; byte < 4 * kTileSide * sizeof(T); byte += 64) {
     // NOLINTNEXTLINE(performance-no-int-to-ptr): a pointer may not leave its array, an address may
-    hwy::Prefetch(reinterpret_cast<const char*>(begin + byte));
+    __builtin_prefetch(reinterpret_cast<const char*>(begin + byte), 0, 2);
   }
 }
 
-// out = scale in + terms on tile (I, J), `height` rows; out may be in. Two rows at a time share what is loaded of the
-// terms; where one is left over it is its own partner.
+// Four vectors of a row side by side: loaded and scaled, added to, stored.
+template <typename T>
+HWY_INLINE void GetScaled(Vector factor, const T* from, Vector& x0, Vector& x1, Vector& x2, Vector& x3) {
+  const int64_t n = static_cast<int64_t>(hn::Lanes(Lanes()));
+  x0 = hn::Mul(factor, Get(from));
+  x1 = hn::Mul(factor, Get(from + n));
+  x2 = hn::Mul(factor, Get(from + 2 * n));
+  x3 = hn::Mul(factor, Get(from + 3 * n));
+}
+HWY_INLINE void AddTimes(float a, Vector c0, Vector c1, Vector c2, Vector c3, Vector& x0, Vector& x1, Vector& x2,
+                         Vector& x3) {
+  const Vector factor = hn::Set(Lanes(), a);
+  x0 = hn::MulAdd(factor, c0, x0);
+  x1 = hn::MulAdd(factor, c1, x1);
+  x2 = hn::MulAdd(factor, c2, x2);
+  x3 = hn::MulAdd(factor, c3, x3);
+}
+template <typename T>
+HWY_INLINE void PutAll(Vector x0, Vector x1, Vector x2, Vector x3, T* to) {
+  const int64_t n = static_cast<int64_t>(hn::Lanes(Lanes()));
+  Put(x0, to);
+  Put(x1, to + n);
+  Put(x2, to + 2 * n);
+  Put(x3, to + 3 * n);
+}
+
+// out = scale in + terms on tile (I, J), `height` rows; out may be in. Four rows at a time share what is loaded of the
+// terms; where fewer are left over the last one is its own partner.
 template <typename In, typename Out>
 HWY_INLINE void UpdateTile(float scale, const Terms& terms, int64_t tile_row, int64_t tile_column, int64_t height,
                            const In* in, Out* out) {
-  const Lanes lanes;
-  const int64_t n = static_cast<int64_t>(hn::Lanes(lanes));
-  const Vector factor = hn::Set(lanes, scale);
+  const int64_t n = static_cast<int64_t>(hn::Lanes(Lanes()));
+  const Vector factor = hn::Set(Lanes(), scale);
   const float* left = terms.count > 0 ? terms.left + tile_row * terms.count * kTileSide : nullptr;
   const float* right = terms.count > 0 ? terms.right + tile_column * terms.count * kTileSide : nullptr;
   for (int64_t strip = 0; strip < kTileSide; strip += 4 * n) {
-    for (int64_t i = 0; i < height; i += 2) {
-      const int64_t next = i + 1 < height ? 1 : 0;
-      const int64_t upper = i * kTileSide + strip, lower = upper + next * kTileSide;
-      if (strip == 0) PrefetchAhead(in + upper);
-      Vector a0 = hn::Mul(factor, Get(in + upper)), a1 = hn::Mul(factor, Get(in + upper + n));
-      Vector a2 = hn::Mul(factor, Get(in + upper + 2 * n)), a3 = hn::Mul(factor, Get(in + upper + 3 * n));
-      Vector b0 = hn::Mul(factor, Get(in + lower)), b1 = hn::Mul(factor, Get(in + lower + n));
-      Vector b2 = hn::Mul(factor, Get(in + lower + 2 * n)), b3 = hn::Mul(factor, Get(in + lower + 3 * n));
+    for (int64_t i = 0; i < height; i += 4) {
+      const int64_t last = height - 1;
+      const int64_t j = HWY_MIN(i + 1, last), k = HWY_MIN(i + 2, last), l = HWY_MIN(i + 3, last);
+      const int64_t ai = i * kTileSide + strip, aj = j * kTileSide + strip, ak = k * kTileSide + strip,
+                    al = l * kTileSide + strip;
+      if (strip == 0) PrefetchAhead(in + ai);
+      Vector a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3;
+      GetScaled(factor, in + ai, a0, a1, a2, a3);
+      GetScaled(factor, in + aj, b0, b1, b2, b3);
+      GetScaled(factor, in + ak, c0, c1, c2, c3);
+      GetScaled(factor, in + al, d0, d1, d2, d3);
       const float *row = left, *column = right;
       for (int64_t p = 0; p < terms.count; ++p, row += kTileSide, column += kTileSide) {
-        const Vector a = hn::Set(lanes, row[i]), b = hn::Set(lanes, row[i + next]);
-        const Vector c0 = Get(column + strip), c1 = Get(column + strip + n);
-        const Vector c2 = Get(column + strip + 2 * n), c3 = Get(column + strip + 3 * n);
-        a0 = hn::MulAdd(a, c0, a0);
-        a1 = hn::MulAdd(a, c1, a1);
-        a2 = hn::MulAdd(a, c2, a2);
-        a3 = hn::MulAdd(a, c3, a3);
-        b0 = hn::MulAdd(b, c0, b0);
-        b1 = hn::MulAdd(b, c1, b1);
-        b2 = hn::MulAdd(b, c2, b2);
-        b3 = hn::MulAdd(b, c3, b3);
+        const Vector x0 = Get(column + strip), x1 = Get(column + strip + n);
+        const Vector x2 = Get(column + strip + 2 * n), x3 = Get(column + strip + 3 * n);
+        AddTimes(row[i], x0, x1, x2, x3, a0, a1, a2, a3);
+        AddTimes(row[j], x0, x1, x2, x3, b0, b1, b2, b3);
+        AddTimes(row[k], x0, x1, x2, x3, c0, c1, c2, c3);
+        AddTimes(row[l], x0, x1, x2, x3, d0, d1, d2, d3);
       }
-      Put(a0, out + upper);
-      Put(a1, out + upper + n);
-      Put(a2, out + upper + 2 * n);
-      Put(a3, out + upper + 3 * n);
-      Put(b0, out + lower);
-      Put(b1, out + lower + n);
-      Put(b2, out + lower + 2 * n);
-      Put(b3, out + lower + 3 * n);
+      PutAll(a0, a1, a2, a3, out + ai);
+      PutAll(b0, b1, b2, b3, out + aj);
+      PutAll(c0, c1, c2, c3, out + ak);
+      PutAll(d0, d1, d2, d3, out + al);
     }
   }
 }

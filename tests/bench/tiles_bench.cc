@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -335,12 +336,15 @@ class Bench {
 int Main(int argc, char** argv) {
   std::string json;
   bool is_short = false;
+  int64_t only = 0;
   for (int i = 1; i < argc; ++i) {
     absl::string_view argument = argv[i];
     if (absl::ConsumePrefix(&argument, "--json=")) {
       json = std::string(argument);
     } else if (argument == "--short") {
       is_short = true;
+    } else if (absl::ConsumePrefix(&argument, "--d=") && absl::SimpleAtoi(argument, &only) && only > 0) {
+      continue;
     } else {
       std::cerr << "tiles_bench: unknown argument " << argument << "\n";
       return 2;
@@ -350,12 +354,12 @@ int Main(int argc, char** argv) {
     std::cerr << "tiles_bench: needs --json=FILE\n";
     return 2;
   }
+  std::vector<int64_t> sizes = {256, 512};
+  if (!is_short) sizes.insert(sizes.end(), {1024, 2048, 4096, 8192});
+  if (only > 0) sizes = {only};
   Bench bench(is_short);
-  for (const int64_t d :
-       is_short ? std::vector<int64_t>{256, 512} : std::vector<int64_t>{256, 512, 1024, 2048, 4096, 8192}) {
-    bench.Size(d);
-  }
-  bench.Growth();
+  for (const int64_t d : sizes) bench.Size(d);
+  if (only == 0) bench.Growth();
   bench.WriteRows(json);
   return 0;
 }

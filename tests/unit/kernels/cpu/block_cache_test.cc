@@ -8,8 +8,18 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define PRECONDOR_HAS_ASAN 1
+#elif defined(__has_feature)
+#define PRECONDOR_HAS_ASAN __has_feature(address_sanitizer)
+#else
+#define PRECONDOR_HAS_ASAN 0
+#endif
+
 namespace precondor {
 namespace {
+
+constexpr bool kAddressSanitizer = PRECONDOR_HAS_ASAN;
 
 TEST(BlockCacheTest, GivesAlignedZeroedBlocksEvenWhenReused) {
   BlockCache cache(1 << 20, 1 << 20);
@@ -22,13 +32,33 @@ TEST(BlockCacheTest, GivesAlignedZeroedBlocksEvenWhenReused) {
   }
 }
 
-TEST(BlockCacheTest, LargeBlocksBeginOnLargePages) {
+TEST(BlockCacheTest, BlocksShareLargePages) {
+  if (kAddressSanitizer) GTEST_SKIP() << "AddressSanitizer has each block from malloc";
   BlockCache cache(16 << 20, 0);
-  const int64_t elements = (3 << 20) / 4;  // one large page and a half
-  float* block = *cache.Allocate(elements);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % (2 << 20), 0u);
-  block[elements - 1] = 1.0f;
-  cache.Free(block, elements);
+  constexpr int64_t kElements = (512 << 10) / 4;
+  std::vector<float*> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(*cache.Allocate(kElements));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(blocks[0]) % (2 << 20), 0u);
+  for (int i = 1; i < 6; ++i) EXPECT_EQ(blocks[i], blocks[0] + i * kElements);
+  for (float* block : blocks) cache.Free(block, kElements);
+}
+
+TEST(BlockCacheTest, AddressSanitizerSeesWhatGoesWrong) {
+  if (!kAddressSanitizer) GTEST_SKIP() << "needs AddressSanitizer";
+  BlockCache cache(16 << 20, 16 << 20);
+  for (const int64_t elements : {100 << 10, 200}) {
+    volatile float* block = *cache.Allocate(elements);
+    const int64_t end = (elements + 15) / 16 * 16;
+    EXPECT_DEATH(block[end] = 1.0f, "AddressSanitizer");
+    EXPECT_DEATH(block[-1] = 1.0f, "AddressSanitizer");
+    cache.Free(const_cast<float*>(block), elements);
+    EXPECT_DEATH(block[0] = 1.0f, "AddressSanitizer: use-after-poison") << "kept for the next one";
+    EXPECT_EQ(*cache.Allocate(elements), block);
+    block[elements - 1] = 1.0f;
+    cache.Free(const_cast<float*>(block), elements);
+    cache.Trim();
+    EXPECT_DEATH(block[0] = 1.0f, "AddressSanitizer: heap-use-after-free");
+  }
 }
 
 TEST(BlockCacheTest, CountsLiveBytesExactly) {
