@@ -6,7 +6,7 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
-  --filter RE      only rows whose name matches. Families: update/ (tiles among them), precondition/ and baseline/
+  --filter RE      only rows whose name matches. Families: update/ (tiles and growth among them), precondition/ and baseline/
                    (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
                    store/ (log and snapshots on the disk of TMPDIR), recovery/ (a shard of BERT-Large's layers that
                    keeps them, and comes back), which are left out by a filter that names none of these five
@@ -65,10 +65,10 @@ if [[ "$short" == yes ]]; then
 fi
 lenient=()
 load_flags=()
-store_flags=()
+quick_flags=()
 if [[ "$short" == yes ]]; then
   lenient=(--lenient)
-  store_flags=(--short)
+  quick_flags=(--short)
   load_flags=(--workers=2 --steps=3 --warmup=2)
 fi
 
@@ -93,9 +93,13 @@ if "$build/tests/bench/kernels_bench" --benchmark_list_tests --benchmark_filter=
 fi
 if [[ -x "$build/tests/bench/tiles_bench" ]]; then
   case "$filter" in
-    . | *update* | *tiles*) run tiles "$build/tests/bench/tiles_bench" --json="$out/tiles.json" "${store_flags[@]}" ;;
+    . | *update* | *tiles* | *growth*) run tiles "$build/tests/bench/tiles_bench" --json="$out/tiles.json" "${quick_flags[@]}" ;;
   esac
 fi
+case "$filter" in
+  . | *update* | *growth* | *low_rank_128*)
+    run growth "$build/tests/bench/growth_bench" --json="$out/growth.json" "${quick_flags[@]}" ;;
+esac
 for workload in bert-large gradients; do
   case "$workload:$filter" in
     *:. | bert-large:*statistics* | bert-large:*memory* | gradients:*gradients*)
@@ -104,11 +108,11 @@ for workload in bert-large gradients; do
   esac
 done
 case "$filter" in
-  . | *store*) run store "$build/tests/bench/store_bench" --dir="$out/store" --json="$out/store.json" "${store_flags[@]}" ;;
+  . | *store*) run store "$build/tests/bench/store_bench" --dir="$out/store" --json="$out/store.json" "${quick_flags[@]}" ;;
 esac
 case "$filter" in
   . | *recovery*) run recovery "$build/tests/bench/recovery_bench" --dir="$out/recovery" --json="$out/recovery.json" \
-    "${store_flags[@]}" ;;
+    "${quick_flags[@]}" ;;
 esac
 if (( ${#results[@]} == 0 )); then
   echo "tests/bench/run.sh: no row matches $filter" >&2

@@ -7,12 +7,9 @@
 #include <algorithm>
 #include <cblas.h>
 #include <cmath>
-#include <ctime>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +22,7 @@
 #include "kernels/base/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/deferred_factor.h"
+#include "tests/bench/bench_rows.h"
 #include "tests/bench/stream_limits.h"
 
 extern "C" {
@@ -37,16 +35,6 @@ namespace {
 
 constexpr int64_t kUpdates = DeferredFactor::kDeferred;  // of one turn: terms move in once
 
-struct Row {
-  std::string name;
-  double value = 0;
-  std::string unit;
-  double limit = 0;  // 0: none
-  double target = 0;
-  bool at_most =
-      false;  // the target is for the value, which may not exceed it; else for the ratio, or the value if none
-};
-
 MkorConfig Config(SymmetricStorage storage) {
   MkorConfig config;
   config.rule = UpdateRule::kBlend;
@@ -54,52 +42,6 @@ MkorConfig Config(SymmetricStorage storage) {
   config.storage = storage;
   return config;
 }
-
-std::vector<float> Gaussian(int64_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> out(count);
-  for (float& element : out) element = normal(random);
-  return out;
-}
-
-// BLEND in doubles from its definition, for one vector a step; J as its terms, so that d may be large.
-class BlendRecursion {
- public:
-  explicit BlendRecursion(const MkorConfig& config) : config_(config) {}
-
-  void Update(const std::vector<float>& vector) {
-    const double d = static_cast<double>(vector.size()), gamma = config_.gamma;
-    double square = 0;
-    for (const double element : vector) square += element * element;
-    mass_ = 1 - gamma * (1 - mass_);
-    mean_square_ = gamma * mean_square_ + (1 - gamma) * square;
-    const double scale = 1 / std::sqrt(config_.damping * mean_square_ / mass_ / d);
-    std::vector<double> v(vector.begin(), vector.end());
-    for (double& element : v) element *= scale;
-    identity_ = gamma * identity_ + 1 - gamma;
-    for (auto& [weight, term] : terms_) weight *= gamma;
-    const std::vector<double> u = Times(v);
-    double x = 0;
-    for (size_t i = 0; i < v.size(); ++i) x += v[i] * u[i];
-    terms_.emplace_back(-1 / (1 + x), u);
-  }
-  std::vector<double> Times(const std::vector<double>& v) const {
-    std::vector<double> out = v;
-    for (double& element : out) element *= identity_;
-    for (const auto& [weight, term] : terms_) {
-      double product = 0;
-      for (size_t i = 0; i < v.size(); ++i) product += term[i] * v[i];
-      for (size_t i = 0; i < v.size(); ++i) out[i] += weight * product * term[i];
-    }
-    return out;
-  }
-
- private:
-  const MkorConfig config_;
-  double mass_ = 0, mean_square_ = 0, identity_ = 1;
-  std::vector<std::pair<double, std::vector<double>>> terms_;
-};
 
 DeviceMatrix OneRow(Backend& backend, const std::vector<float>& elements) {
   const int64_t n = static_cast<int64_t>(elements.size());
@@ -116,7 +58,7 @@ void UpdateOnce(Factor& factor, ConstMatrixView vector) {
 // |G J - G J'| / |G J'| for a few Gaussian rows, after three times what may wait.
 double RelativeError(int64_t d, SymmetricStorage storage, Backend& backend) {
   const std::unique_ptr<Factor> factor = MakeFactor(Config(storage), d, 0, backend).value();
-  BlendRecursion recursion(Config(storage));
+  BlendRecursion recursion(Config(storage).gamma, Config(storage).damping);
   for (int64_t step = 0; step < 3 * kUpdates + 1; ++step) {
     const std::vector<float> vector = Gaussian(d, 100 + step);
     UpdateOnce(*factor, OneRow(backend, vector).view());
@@ -139,11 +81,6 @@ double RelativeError(int64_t d, SymmetricStorage storage, Backend& backend) {
     }
   }
   return std::sqrt(error / size);
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 class Bench {
@@ -186,46 +123,18 @@ class Bench {
     Report(d, seconds);
   }
 
-  // The slope of log time over log d.
   void Growth() {
-    double x = 0, y = 0, xx = 0, xy = 0;
-    const double count = static_cast<double>(f32_seconds_.size());
-    for (const auto& [d, seconds] : f32_seconds_) {
-      const double log_d = std::log(static_cast<double>(d)), log_seconds = std::log(seconds);
-      x += log_d / count;
-      y += log_seconds / count;
-      xx += log_d * log_d / count;
-      xy += log_d * log_seconds / count;
-    }
-    rows_.push_back({"update/tiles_f32_growth", (xy - x * y) / (xx - x * x), "exponent", 0, 2.05, true});
+    rows_.push_back({"update/tiles_f32_growth", GrowthExponent(sides_, f32_seconds_), "exponent", 0, 2.05, true});
+    rows_.push_back({"update/tiles_f16_growth", GrowthExponent(sides_, f16_seconds_), "exponent", 0, 2.05, true});
   }
 
-  void WriteRows(const std::string& path) const {
-    std::ofstream out(path);
-    out << "{\"rows\": [";
-    for (const Row& row : rows_) {
-      const double ratio = row.limit > 0 ? row.limit / row.value : 0;
-      const double judged = ratio > 0 ? ratio : row.value;
-      const bool pass = row.target == 0 || (row.at_most ? judged <= row.target : judged >= row.target);
-      const auto number = [](double value) { return value > 0 ? absl::StrCat(value) : std::string("null"); };
-      out << (&row == rows_.data() ? "\n" : ",\n") << "{\"name\": \"" << row.name << "\", \"value\": " << row.value
-          << ", \"unit\": \"" << row.unit << "\", \"limit\": " << number(row.limit) << ", \"ratio\": " << number(ratio)
-          << ", \"target\": " << number(row.target) << ", \"pass\": " << (pass ? "true" : "false") << "}";
-    }
-    out << "\n]}\n";
-    PRECONDOR_CHECK(out.good());
-  }
+  const std::vector<BenchRow>& rows() const { return rows_; }
 
  private:
   static double Timed(const std::function<void()>& work, int64_t count) {
     const double begin = ThreadSeconds();
     work();
     return (ThreadSeconds() - begin) / static_cast<double>(count);
-  }
-  static double ThreadSeconds() {
-    timespec now;
-    PRECONDOR_CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
   }
   static void Repeat(const std::function<void()>& work) {
     for (int i = 0; i < 4; ++i) work();
@@ -294,7 +203,9 @@ class Bench {
     const double bytes = static_cast<double>(TileBytes(d, SymmetricStorage::kF32));
     rows_.push_back({name("limit/tiles_read"), bytes / Median(seconds[0]) / 1e9, "GB/s"});
     rows_.push_back({name("limit/tiles_read_write"), 2 * bytes / Median(seconds[1]) / 1e9, "GB/s"});
-    f32_seconds_.emplace_back(d, f32);
+    sides_.push_back(static_cast<double>(d));
+    f32_seconds_.push_back(f32);
+    f16_seconds_.push_back(f16);
   }
 
   std::vector<std::unique_ptr<Factor>> Pool(int64_t d, SymmetricStorage storage, int64_t count) {
@@ -328,8 +239,8 @@ class Bench {
 
   const bool short_;
   const std::unique_ptr<Backend> backend_;
-  std::vector<Row> rows_;
-  std::vector<std::pair<int64_t, double>> f32_seconds_;
+  std::vector<BenchRow> rows_;
+  std::vector<double> sides_, f32_seconds_, f16_seconds_;
   volatile float sink_ = 0;
 };
 
@@ -360,7 +271,7 @@ int Main(int argc, char** argv) {
   Bench bench(is_short);
   for (const int64_t d : sizes) bench.Size(d);
   if (only == 0) bench.Growth();
-  bench.WriteRows(json);
+  WriteRows(bench.rows(), json);
   return 0;
 }
 

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/bench/bench_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+
+namespace precondor {
+
+void WriteRows(const std::vector<BenchRow>& rows, const std::string& path) {
+  std::ofstream out(path);
+  out << "{\"rows\": [";
+  for (const BenchRow& row : rows) {
+    const double ratio = row.limit > 0 ? row.limit / row.value : 0;
+    const double judged = ratio > 0 ? ratio : row.value;
+    const bool pass = row.target == 0 || (row.at_most ? judged <= row.target : judged >= row.target);
+    const auto number = [](double value) { return value > 0 ? absl::StrCat(value) : std::string("null"); };
+    out << (&row == rows.data() ? "\n" : ",\n") << "{\"name\": \"" << row.name << "\", \"value\": " << row.value
+        << ", \"unit\": \"" << row.unit << "\", \"limit\": " << number(row.limit) << ", \"ratio\": " << number(ratio)
+        << ", \"target\": " << number(row.target) << ", \"pass\": " << (pass ? "true" : "false") << "}";
+  }
+  out << "\n]}\n";
+  PRECONDOR_CHECK(out.good());
+}
+
+double ThreadSeconds() {
+  timespec now;
+  PRECONDOR_CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double GrowthExponent(const std::vector<double>& x, const std::vector<double>& y) {
+  const double count = static_cast<double>(x.size());
+  double mean_x = 0, mean_y = 0, xx = 0, xy = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double log_x = std::log(x[i]), log_y = std::log(y[i]);
+    mean_x += log_x / count;
+    mean_y += log_y / count;
+    xx += log_x * log_x / count;
+    xy += log_x * log_y / count;
+  }
+  return (xy - mean_x * mean_y) / (xx - mean_x * mean_x);
+}
+
+std::vector<float> Gaussian(int64_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(count);
+  for (float& element : out) element = normal(random);
+  return out;
+}
+
+std::vector<double> DampedTimes(const std::vector<std::vector<float>>& vectors, double gamma, double damping,
+                                const std::vector<double>& x) {
+  const double d = static_cast<double>(x.size()), mass = 1 - std::pow(gamma, static_cast<double>(vectors.size()));
+  std::vector<double> y(x.size());
+  double trace = 0, weight = (1 - gamma) / mass;
+  for (auto vector = vectors.rbegin(); vector != vectors.rend(); ++vector, weight *= gamma) {
+    double product = 0, square = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      product += (*vector)[i] * x[i];
+      square += static_cast<double>((*vector)[i]) * (*vector)[i];
+    }
+    for (size_t i = 0; i < x.size(); ++i) y[i] += weight * product * (*vector)[i];
+    trace += weight * square;
+  }
+  for (size_t i = 0; i < x.size(); ++i) y[i] += damping * trace / d * x[i];
+  return y;
+}
+
+void BlendRecursion::Update(const std::vector<float>& vector) {
+  const double d = static_cast<double>(vector.size());
+  double square = 0;
+  for (const double element : vector) square += element * element;
+  mass_ = 1 - gamma_ * (1 - mass_);
+  mean_square_ = gamma_ * mean_square_ + (1 - gamma_) * square;
+  const double scale = 1 / std::sqrt(damping_ * mean_square_ / mass_ / d);
+  std::vector<double> v(vector.begin(), vector.end());
+  for (double& element : v) element *= scale;
+  identity_ = gamma_ * identity_ + 1 - gamma_;
+  for (Term& term : terms_) term.weight *= gamma_;
+  const std::vector<double> u = Times(v);
+  double x = 0;
+  for (size_t i = 0; i < v.size(); ++i) x += v[i] * u[i];
+  terms_.push_back({-1 / (1 + x), u});
+}
+
+std::vector<double> BlendRecursion::Times(const std::vector<double>& v) const {
+  std::vector<double> out = v;
+  for (double& element : out) element *= identity_;
+  for (const Term& term : terms_) {
+    double product = 0;
+    for (size_t i = 0; i < v.size(); ++i) product += term.vector[i] * v[i];
+    for (size_t i = 0; i < v.size(); ++i) out[i] += term.weight * product * term.vector[i];
+  }
+  return out;
+}
+
+}  // namespace precondor

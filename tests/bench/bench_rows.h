@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows as tests/bench/rows.py takes them, and what benchmarks of factors check answers with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace precondor {
+
+struct BenchRow {
+  std::string name;
+  double value = 0;
+  std::string unit;
+  double limit = 0;      // 0: none; the ratio is limit / value
+  double target = 0;     // 0: none; for the ratio, or for the value where there is no limit
+  bool at_most = false;  // what the target is for may not exceed it; otherwise it has to reach it
+};
+
+// Aborts where the file cannot be written.
+void WriteRows(const std::vector<BenchRow>& rows, const std::string& path);
+
+// Processor time of the calling thread.
+double ThreadSeconds();
+
+double Median(std::vector<double> values);
+
+// The slope of log y over log x by least squares, for positive x and y.
+double GrowthExponent(const std::vector<double>& x, const std::vector<double>& y);
+
+std::vector<float> Gaussian(int64_t count, uint64_t seed);
+
+// (L / (1 - gamma^t) + damping tr(L / (1 - gamma^t)) / d I) x in doubles, for L the decayed average of v v' over t
+// steps of one vector each, vectors[t - 1] the last: what EXACT_DAMPED inverts (docs/methods/mkor.md).
+std::vector<double> DampedTimes(const std::vector<std::vector<float>>& vectors, double gamma, double damping,
+                                const std::vector<double>& x);
+
+// BLEND in doubles from its definition (docs/methods/mkor.md), one vector a step, J as its terms, so that d may be
+// large.
+class BlendRecursion {
+ public:
+  BlendRecursion(double gamma, double damping) : gamma_(gamma), damping_(damping) {}
+  void Update(const std::vector<float>& vector);
+  std::vector<double> Times(const std::vector<double>& v) const;
+
+ private:
+  struct Term {
+    double weight = 0;
+    std::vector<double> vector;
+  };
+  const double gamma_, damping_;
+  double mass_ = 0, mean_square_ = 0, identity_ = 1;
+  std::vector<Term> terms_;
+};
+
+}  // namespace precondor
