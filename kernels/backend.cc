@@ -249,6 +249,15 @@ absl::Status Backend::UnpackLower(ConstMatrixView packed, MatrixView x) {
   return x.size() == 0 ? absl::OkStatus() : DoUnpackLower(packed, x);
 }
 
+absl::Status Backend::PackRow(ConstMatrixView x, int64_t i, MatrixView packed) {
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("PackRow", "x", x, 1, x.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("PackRow", "packed", packed, 1, x.cols * (x.cols + 1) / 2));
+  if (i < 0 || i >= x.cols) {
+    return absl::InvalidArgumentError(absl::StrCat("PackRow: i: expected a row in [0, ", x.cols, "), got ", i));
+  }
+  return DoPackRow(x, i, packed);
+}
+
 absl::Status Backend::SpdInverse(ConstMatrixView a, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("SpdInverse", "a", a));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("SpdInverse", "x", x, a.rows, a.cols));

@@ -134,6 +134,8 @@ class Backend {
   // m rows of a packed matrix are the first m (m + 1) / 2 elements. Neither may alias.
   absl::Status PackLower(ConstMatrixView x, MatrixView packed);
   absl::Status UnpackLower(ConstMatrixView packed, MatrixView x);
+  // Row i and column i of the packed symmetric n x n matrix become x [1, n], 0 <= i < n. x must not alias packed.
+  absl::Status PackRow(ConstMatrixView x, int64_t i, MatrixView packed);
   // x = a^-1 for symmetric positive definite a (lower triangle read). x may be a. FailedPrecondition, x unchanged,
   // when a is not numerically positive definite or not finite.
   absl::Status SpdInverse(ConstMatrixView a, MatrixView x);
@@ -205,6 +207,7 @@ class Backend {
   virtual absl::Status DoSymmetrize(MatrixView a) = 0;
   virtual absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) = 0;
   virtual absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) = 0;
+  virtual absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) = 0;
   virtual absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) = 0;
   virtual absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) = 0;
   virtual absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;

@@ -10,7 +10,14 @@ endif()
 if(NOT TARGET hwy::hwy)
   message(STATUS "No Highway (libhwy-dev): symmetric matrices go through the BLAS tile by tile, slower and in f32 alone")
 endif()
-find_package(dnnl CONFIG)  # its config wants OpenCL headers too
+if(PRECONDOR_ONEDNN)
+  find_package(dnnl CONFIG QUIET)  # its config wants OpenCL headers too
+  find_library(PRECONDOR_OPENMP_LIBRARY NAMES libgomp.so.1)  # what Debian's oneDNN takes its threads from
+  mark_as_advanced(PRECONDOR_OPENMP_LIBRARY)
+endif()
+if(NOT TARGET DNNL::dnnl OR NOT PRECONDOR_OPENMP_LIBRARY)
+  message(STATUS "No oneDNN (libdnnl-dev, ocl-icd-opencl-dev): all products go through OpenBLAS, slower, and none in bf16")
+endif()
 if(PRECONDOR_SERVICE OR PRECONDOR_RECOVERY)
   # Module mode: it defines protobuf::protoc and protobuf_generate as Debian's gRPC config expects.
   find_package(Protobuf MODULE REQUIRED)

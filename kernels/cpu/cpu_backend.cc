@@ -10,7 +10,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/cpu/block_cache.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/lapack.h"
+#include "kernels/cpu/vector_ops.h"
 #ifdef PRECONDOR_HAVE_HIGHWAY
 #include "kernels/cpu/symmetric_ops.h"
 #endif
@@ -78,17 +80,6 @@ bool Load(ConstMatrixView a, std::vector<double>& out) {
 CBLAS_SIDE Blas(From side) { return side == From::kRight ? CblasRight : CblasLeft; }
 CBLAS_TRANSPOSE Blas(Transpose transpose) { return transpose == Transpose::kYes ? CblasTrans : CblasNoTrans; }
 
-// Four partial sums keep the order of additions fixed and let the loop vectorise.
-double DotRow(const float* x, const float* y, int64_t n) {
-  double sums[4] = {0, 0, 0, 0};
-  int64_t i = 0;
-  for (; i + 4 <= n; i += 4) {
-    for (int k = 0; k < 4; ++k) sums[k] += static_cast<double>(x[i + k]) * y[i + k];
-  }
-  for (; i < n; ++i) sums[0] += static_cast<double>(x[i]) * y[i];
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const CpuBackendOptions& options)
@@ -111,9 +102,7 @@ class CpuBackend final : public Backend {
 
   absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
                       double beta, MatrixView c) override {
-    const int64_t inner = transpose_a == Transpose::kYes ? a.rows : a.cols;
-    cblas_sgemm(CblasRowMajor, Blas(transpose_a), Blas(transpose_b), c.rows, c.cols, inner, static_cast<float>(alpha),
-                a.data, a.stride, b.data, b.stride, static_cast<float>(beta), c.data, c.stride);
+    cpu::Gemm(alpha, a, transpose_a, b, transpose_b, beta, c);
     return absl::OkStatus();
   }
 
@@ -125,7 +114,7 @@ class CpuBackend final : public Backend {
       if (alpha == 0.0 && beta == 0.0) {
         std::fill(out, out + y.cols, 0.0f);
       } else if (beta == 0.0) {
-        for (int64_t j = 0; j < y.cols; ++j) out[j] = fa * in[j];
+        cpu::Scale(fa, in, y.cols, out);
       } else if (alpha == 0.0) {
         for (int64_t j = 0; j < y.cols; ++j) out[j] *= fb;
       } else {
@@ -136,12 +125,7 @@ class CpuBackend final : public Backend {
   }
 
   absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    for (int64_t i = 0; i < y.rows; ++i) {
-      const float scale = static_cast<float>(scales[i]);
-      const float* in = x.row(i);
-      float* out = y.row(i);
-      for (int64_t j = 0; j < y.cols; ++j) out[j] = scale * in[j];
-    }
+    for (int64_t i = 0; i < y.rows; ++i) cpu::Scale(static_cast<float>(scales[i]), x.row(i), y.cols, y.row(i));
     return absl::OkStatus();
   }
 
@@ -223,12 +207,12 @@ class CpuBackend final : public Backend {
 
   absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
     double sum = 0;
-    for (int64_t i = 0; i < x.rows; ++i) sum += DotRow(x.row(i), y.row(i), x.cols);
+    for (int64_t i = 0; i < x.rows; ++i) sum += cpu::Dot(x.row(i), y.row(i), x.cols);
     return sum;
   }
 
   absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
-    for (int64_t i = 0; i < x.rows; ++i) out[i] = DotRow(x.row(i), x.row(i), x.cols);
+    for (int64_t i = 0; i < x.rows; ++i) out[i] = cpu::Dot(x.row(i), x.row(i), x.cols);
     return absl::OkStatus();
   }
 
@@ -287,6 +271,12 @@ class CpuBackend final : public Backend {
     const float* in = packed.data;
     for (int64_t i = 0; i < x.rows; in += ++i) std::copy_n(in, i + 1, x.row(i));
     CombineTriangles(x, [](float below, float) { return below; });
+    return absl::OkStatus();
+  }
+
+  absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) override {
+    std::copy_n(x.data, i + 1, packed.data + i * (i + 1) / 2);
+    for (int64_t j = i + 1; j < x.cols; ++j) packed.data[j * (j + 1) / 2 + i] = x.data[j];
     return absl::OkStatus();
   }
 

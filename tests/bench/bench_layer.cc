@@ -23,6 +23,13 @@ std::vector<float> Gaussian(int64_t count, uint32_t seed) {
   return values;
 }
 
+template <typename Elements>
+double Norm(const Elements& x) {
+  double sum = 0;
+  for (const double element : x) sum += element * element;
+  return std::sqrt(sum);
+}
+
 // (L / (1 - gamma^t) + damping tr(L / (1 - gamma^t)) / d I) x, for L the decayed average of the steps' (1/k) sum v v'.
 std::vector<double> Damped(const std::vector<std::vector<float>>& steps, const std::vector<double>& x) {
   const size_t d = x.size();
@@ -50,16 +57,18 @@ std::vector<double> Damped(const std::vector<std::vector<float>>& steps, const s
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BenchLayer>> BenchLayer::Make(int64_t d_out, int64_t d_in,
-                                                             const std::string& representation, int64_t rank) {
+                                                             const std::string& representation, int64_t rank,
+                                                             const std::string& scaling) {
   MethodConfig config;
   config.options["representation"] = representation;
   if (rank > 0) config.options["rank"] = static_cast<double>(rank);
-  config.options["scaling"] = std::string("NONE");
+  config.options["scaling"] = scaling;
   config.options["gamma"] = kGamma;
   config.options["damping"] = kDamping;
   auto layer = std::make_unique<BenchLayer>();
   layer->d_out_ = d_out;
   layer->d_in_ = d_in;
+  layer->rescaled_ = scaling == "NORM_RESCALE";
   auto backend = MakeCpuBackend({});
   if (!backend.ok()) return backend.status();
   layer->backend_ = *std::move(backend);
@@ -98,12 +107,11 @@ absl::StatusOr<double> BenchLayer::RelativeError() {
   const std::vector<double> w(random.begin(), random.end());
   const std::vector<double> got = Damped(fed_g_, Times(u, Damped(fed_a_, w)));
   const std::vector<double> want = Times(host_d_, w);
-  double error = 0, norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    error += (got[i] - want[i]) * (got[i] - want[i]);
-    norm += want[i] * want[i];
-  }
-  return std::sqrt(error / norm);
+  const double got_scale = rescaled_ ? 1 / Norm(got) : 1, want_scale = rescaled_ ? 1 / Norm(want) : 1;
+  double error = 0;
+  for (size_t i = 0; i < want.size(); ++i) error += std::pow(got_scale * got[i] - want_scale * want[i], 2);
+  error = std::sqrt(error) / (want_scale * Norm(want));
+  return rescaled_ ? error + std::abs(Norm(u) / Norm(host_d_) - 1) : error;
 }
 
 std::vector<double> BenchLayer::Times(const std::vector<float>& matrix, const std::vector<double>& x) const {

@@ -15,14 +15,15 @@
 
 namespace precondor {
 
-// Method mkor, EXACT_DAMPED, no scaling. One thread.
+// Method mkor, EXACT_DAMPED. One thread.
 class BenchLayer {
  public:
   static constexpr int64_t kVectors = 16;  // of a statistic step: 4 workers x 4 sketches
 
-  // `representation` as in docs/methods/mkor.md; rank 0: the method's default.
+  // `representation` and `scaling` as in docs/methods/mkor.md; rank 0: the method's default.
   static absl::StatusOr<std::unique_ptr<BenchLayer>> Make(int64_t d_out, int64_t d_in,
-                                                          const std::string& representation, int64_t rank);
+                                                          const std::string& representation, int64_t rank,
+                                                          const std::string& scaling = "NONE");
 
   absl::Status Feed(uint32_t seed);                                         // Gaussian vectors, then Update
   absl::Status Update() { return state_->Update({a_.view(), g_.view()}); }  // with the vectors fed last
@@ -32,7 +33,8 @@ class BenchLayer {
   int64_t ranks() const { return state_->summary().input_rank + state_->summary().output_rank; }
 
   // |A U B w - D w| / |D w| in double, with U = A^-1 D B^-1 as computed, w random, and A and B the damped averages of
-  // all that was fed, written from the definition. Valid while the rank suffices for all vectors fed, and before Update
+  // all that was fed, written from the definition. With NORM_RESCALE both are scaled to length 1, and |U| is compared
+  // with |D| too. Valid while the rank suffices for all vectors fed, and before Update
   // is called alone.
   absl::StatusOr<double> RelativeError();
 
@@ -40,6 +42,7 @@ class BenchLayer {
   std::vector<double> Times(const std::vector<float>& matrix, const std::vector<double>& x) const;
 
   int64_t d_out_ = 0, d_in_ = 0;
+  bool rescaled_ = false;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<LayerState> state_;
   DeviceMatrix d_, u_, a_, g_;

@@ -40,6 +40,23 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+std::vector<std::vector<double>> TakeTurns(const std::vector<std::function<double()>>& measured, int turns) {
+  std::vector<std::vector<double>> seconds(measured.size());
+  for (int turn = -1; turn < turns; ++turn) {
+    for (size_t i = 0; i < measured.size(); ++i) {
+      const double time = measured[i]();
+      if (turn >= 0) seconds[i].push_back(time);
+    }
+  }
+  return seconds;
+}
+
+double MedianRatio(const std::vector<double>& above, const std::vector<double>& below) {
+  std::vector<double> ratios;
+  for (size_t turn = 0; turn < above.size(); ++turn) ratios.push_back(above[turn] / below[turn]);
+  return Median(ratios);
+}
+
 double GrowthExponent(const std::vector<double>& x, const std::vector<double>& y) {
   const double count = static_cast<double>(x.size());
   double mean_x = 0, mean_y = 0, xx = 0, xy = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,12 @@ void WriteRows(const std::vector<BenchRow>& rows, const std::string& path);
 double ThreadSeconds();
 
 double Median(std::vector<double> values);
+
+// seconds[i][turn] that measured[i] gives, all of them in turns; a first turn warms up and is left out.
+std::vector<std::vector<double>> TakeTurns(const std::vector<std::function<double()>>& measured, int turns);
+
+// The median over turns of above[turn] / below[turn].
+double MedianRatio(const std::vector<double>& above, const std::vector<double>& below);
 
 // The slope of log y over log x by least squares, for positive x and y.
 double GrowthExponent(const std::vector<double>& x, const std::vector<double>& y);

@@ -6,8 +6,8 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR] [--help]
-  --filter RE      only rows whose name matches. Families: update/ (tiles and growth among them), precondition/ and baseline/
-                   (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
+  --filter RE      only rows whose name matches. Families: update/ (tiles and growth among them), precondition/, gemm/ and
+                   baseline/ (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
                    store/ (log and snapshots on the disk of TMPDIR), recovery/ (a shard of BERT-Large's layers that
                    keeps them, and comes back), which are left out by a filter that names none of these five
   --json FILE      write the rows there as well
@@ -99,6 +99,13 @@ fi
 case "$filter" in
   . | *update* | *growth* | *low_rank_128*)
     run growth "$build/tests/bench/growth_bench" --json="$out/growth.json" "${quick_flags[@]}" ;;
+esac
+case "$filter" in
+  . | *update* | *precondition* | *low_rank*)
+    run layer "$build/tests/bench/layer_bench" --json="$out/layer.json" "${quick_flags[@]}" ;;
+esac
+case "$filter" in
+  . | *gemm*) run gemm "$build/tests/bench/gemm_bench" --json="$out/gemm.json" "${quick_flags[@]}" ;;
 esac
 for workload in bert-large gradients; do
   case "$workload:$filter" in

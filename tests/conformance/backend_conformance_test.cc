@@ -223,6 +223,22 @@ TEST_P(BackendConformanceTest, PackedTrianglesHoldTheLowerRowsAndComeBackSymmetr
   }
 }
 
+TEST_P(BackendConformanceTest, ARowOfAPackedMatrixIsItsColumnToo) {
+  for (const int64_t n : {1, 2, 33}) {
+    for (const int64_t row : {int64_t{0}, n / 2, n - 1}) {
+      const Dense before = Random(1, n * (n + 1) / 2, 6), x = Random(1, n, 7);
+      Guarded packed = Put(before), dx = Put(x);
+      ASSERT_TRUE(backend_->PackRow(dx.view(), row, packed.view()).ok());
+      const Dense got = packed.Read();
+      for (int64_t i = 0, place = 0; i < n; ++i) {
+        for (int64_t j = 0; j <= i; ++j, ++place) {
+          EXPECT_EQ(got.at(0, place), i == row ? x.at(0, j) : j == row ? x.at(0, i) : before.at(0, place));
+        }
+      }
+    }
+  }
+}
+
 TEST_P(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 7}, {33, 33}}) {
     const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5);
@@ -599,7 +615,8 @@ TEST_P(BackendConformanceTest, DensePreconditionMatchesTheDefinition) {
 }
 
 TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
-  Guarded a = Put(Random(3, 4, 1)), b = Put(Random(3, 4, 2)), c = Put(Random(4, 4, 3)), v = Put(Random(2, 3, 4));
+  Guarded a = Put(Random(3, 4, 1)), b = Put(Random(3, 4, 2)), c = Put(Random(4, 4, 3)), v = Put(Random(2, 3, 4)),
+          one = Put(Random(1, 1, 5));
   std::vector<double> three(3), four(4);
   const std::vector<std::pair<absl::Status, std::vector<std::string>>> cases = {
       {backend_->Gemm(1, a.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()), {"Gemm", ": a:", "[3, 4]"}},
@@ -627,6 +644,9 @@ TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
       {backend_->PackLower(c.view(), a.view()), {"PackLower", "packed", "expected [1, 10], got [3, 4]"}},
       {backend_->UnpackLower(a.view(), c.view()), {"UnpackLower", "packed", "expected [1, 10], got [3, 4]"}},
       {backend_->UnpackLower(a.view(), b.view()), {"UnpackLower", ": x:"}},
+      {backend_->PackRow(b.view(), 0, a.view()), {"PackRow", "x", "expected [1, 4], got [3, 4]"}},
+      {backend_->PackRow(a.view().RowRange(0, 1), 0, b.view()), {"PackRow", "packed", "expected [1, 10], got [3, 4]"}},
+      {backend_->PackRow(one.view(), 1, one.view()), {"PackRow", "expected a row in [0, 1), got 1"}},
       {backend_->Dot(a.view(), c.view()).status(), {"Dot", "y"}},
       {backend_->RowSquaredNorms(a.view(), absl::MakeSpan(four)), {"RowSquaredNorms", "out"}},
       {backend_->Diagonal(c.view(), absl::MakeSpan(three)), {"Diagonal", "out"}},

@@ -133,6 +133,9 @@ class ForwardingBackend final : public Backend {
   absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
     return Forward([&] { return inner_.UnpackLower(packed, x); });
   }
+  absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) override {
+    return Forward([&] { return inner_.PackRow(x, i, packed); });
+  }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
     if (refuse_inverses_) return absl::FailedPreconditionError("refused");
     return Forward([&] { return inner_.SpdInverse(a, x); });

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/gemm.h"
+
+#include <algorithm>
+#include <cblas.h>
+
+#include "kernels/cpu/onednn.h"
+#include "kernels/cpu/vector_ops.h"
+
+namespace precondor::cpu {
+namespace {
+
+CBLAS_TRANSPOSE Blas(Transpose transpose) { return transpose == Transpose::kYes ? CblasTrans : CblasNoTrans; }
+
+enum ShapeClass { kTiny, kVector, kSmallResult, kFewRows, kFewColumns, kShortInner, kBulk };
+
+// Shapes beyond this in every direction are the bulk.
+constexpr int64_t kThin = 128;
+constexpr int64_t kTinyProducts = 64 * 64 * 64;
+
+ShapeClass Classify(int64_t m, int64_t n, int64_t inner) {
+  if (m == 1 || n == 1) return kVector;
+  if (m * n * inner <= kTinyProducts) return kTiny;
+  if (m <= kThin && n <= kThin) return kSmallResult;
+  if (m <= kThin) return kFewRows;
+  if (n <= kThin) return kFewColumns;
+  return inner <= kThin ? kShortInner : kBulk;
+}
+
+// Where oneDNN 2.6 was faster than OpenBLAS 0.3.21 (medians of `gemm_bench`; docs/performance.md), by ShapeClass and
+// by which operands are transposed: neither, b, a, both.
+constexpr bool kOneDnnIsFaster[2][7][4] = {
+    {
+        // AVX2
+        {false, false, false, false},  // kTiny
+        {false, false, false, false},  // kVector
+        {true, false, true, false},    // kSmallResult
+        {false, false, false, false},  // kFewRows
+        {true, true, false, false},    // kFewColumns
+        {true, true, true, true},      // kShortInner
+        {false, false, false, false},  // kBulk
+    },
+    {
+        // AVX-512
+        {false, false, false, false},  // kTiny
+        {false, false, false, false},  // kVector
+        {true, false, true, false},    // kSmallResult
+        {true, true, true, false},     // kFewRows
+        {true, true, true, false},     // kFewColumns
+        {true, true, true, true},      // kShortInner
+        {true, true, true, true},      // kBulk
+    },
+};
+
+// y = alpha op(matrix) x + beta y for vectors x and y, their elements some steps apart.
+void Gemv(double alpha, ConstMatrixView matrix, bool transposed, const float* x, int64_t x_step, double beta, float* y,
+          int64_t y_step) {
+  if (!transposed && x_step == 1 && y_step == 1 && alpha == 1 && beta == 0) return RowProducts(matrix, x, y);
+  cblas_sgemv(CblasRowMajor, transposed ? CblasTrans : CblasNoTrans, matrix.rows, matrix.cols,
+              static_cast<float>(alpha), matrix.data, matrix.stride, x, x_step, static_cast<float>(beta), y, y_step);
+}
+
+void BlasGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
+              double beta, MatrixView c) {
+  const bool ta = transpose_a == Transpose::kYes, tb = transpose_b == Transpose::kYes;
+  if (c.rows == 1) {
+    Gemv(alpha, b, !tb, a.data, ta ? a.stride : 1, beta, c.data, 1);
+  } else if (c.cols == 1) {
+    Gemv(alpha, a, ta, b.data, tb ? 1 : b.stride, beta, c.data, c.stride);
+  } else {
+    cblas_sgemm(CblasRowMajor, Blas(transpose_a), Blas(transpose_b), c.rows, c.cols, ta ? a.rows : a.cols,
+                static_cast<float>(alpha), a.data, a.stride, b.data, b.stride, static_cast<float>(beta), c.data,
+                c.stride);
+  }
+}
+
+}  // namespace
+
+GemmLibrary ChooseGemm(int64_t m, int64_t n, int64_t inner, Transpose transpose_a, Transpose transpose_b) {
+  const onednn::Isa isa = onednn::ProcessorIsa();
+  if (isa == onednn::Isa::kNone) return GemmLibrary::kBlas;
+  const int transposed = (transpose_a == Transpose::kYes ? 2 : 0) + (transpose_b == Transpose::kYes ? 1 : 0);
+  const auto& table = kOneDnnIsFaster[isa == onednn::Isa::kAvx512 ? 1 : 0];
+  return table[Classify(m, n, inner)][transposed] ? GemmLibrary::kOneDnn : GemmLibrary::kBlas;
+}
+
+bool GemmBy(GemmLibrary library, double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
+            Transpose transpose_b, double beta, MatrixView c) {
+  if (library == GemmLibrary::kOneDnn) {
+    return onednn::Sgemm(static_cast<float>(alpha), a, transpose_a, b, transpose_b, static_cast<float>(beta), c);
+  }
+  BlasGemm(alpha, a, transpose_a, b, transpose_b, beta, c);
+  return true;
+}
+
+void Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b, double beta,
+          MatrixView c) {
+  const int64_t inner = transpose_a == Transpose::kYes ? a.rows : a.cols;
+  const GemmLibrary choice = ChooseGemm(c.rows, c.cols, inner, transpose_a, transpose_b);
+  // oneDNN refuses before it begins: c is as it was, and OpenBLAS takes over.
+  if (GemmBy(choice, alpha, a, transpose_a, b, transpose_b, beta, c)) return;
+  GemmBy(GemmLibrary::kBlas, alpha, a, transpose_a, b, transpose_b, beta, c);
+}
+
+}  // namespace precondor::cpu
