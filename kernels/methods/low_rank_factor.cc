@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -44,6 +45,8 @@ absl::StatusOr<std::unique_ptr<Factor>> LowRankFactor::Make(const MkorConfig& co
   const int64_t r = Capacity(config, d);
   PRECONDOR_ASSIGN_OR_RETURN(factor->vectors_, backend.Allocate(r, d));
   PRECONDOR_ASSIGN_OR_RETURN(factor->gram_, backend.Allocate(1, PackedSize(r)));
+  factor->weights_.reserve(r);
+  factor->staged_.weights.reserve(r);
   factor->discard_next_ = config.rule == UpdateRule::kReference;
   return std::unique_ptr<Factor>(std::move(factor));
 }
@@ -73,18 +76,23 @@ double LowRankFactor::Damping() const {
 
 double LowRankFactor::damping() const { return config_.rule == UpdateRule::kExactDamped ? Damping() : 0.0; }
 
+void LowRankFactor::Abandon() {
+  staged_.replaces = false;
+  staged_.vectors = DeviceMatrix();
+  staged_.gram = DeviceMatrix();
+}
+
 absl::Status LowRankFactor::Prepare(ConstMatrixView vectors) {
-  Staged next;
+  Abandon();
+  Staged& next = staged_;
   next.mass = mass_;
   next.mean_square = mean_square_;
   next.identity = identity_;
   next.tail = tail_;
-  next.weights = weights_;
+  next.weights.assign(weights_.begin(), weights_.end());
+  next.discard_next = false;
   next.recompressed = recompressed_;
-  if (discard_next_) {  // the package throws its first vector away, blend included
-    staged_ = std::move(next);
-    return absl::OkStatus();
-  }
+  if (discard_next_) return absl::OkStatus();  // the package throws its first vector away, blend included
   switch (config_.rule) {
     case UpdateRule::kExactDamped:
       PRECONDOR_RETURN_IF_ERROR(UpdateExact(vectors, next));
@@ -97,12 +105,12 @@ absl::Status LowRankFactor::Prepare(ConstMatrixView vectors) {
       PRECONDOR_RETURN_IF_ERROR(UpdatePublished(vectors, next));
       break;
   }
-  staged_ = std::move(next);
+  RetireNegligible(vectors.rows, next);
   return absl::OkStatus();
 }
 
 void LowRankFactor::Commit() {
-  weights_ = std::move(staged_.weights);
+  std::swap(weights_, staged_.weights);
   tail_ = staged_.tail;
   mass_ = staged_.mass;
   mean_square_ = staged_.mean_square;
@@ -110,10 +118,10 @@ void LowRankFactor::Commit() {
   discard_next_ = staged_.discard_next;
   recompressed_ = staged_.recompressed;
   if (staged_.replaces) {
-    vectors_ = std::move(staged_.vectors);
-    gram_ = std::move(staged_.gram);
+    std::swap(vectors_, staged_.vectors);
+    std::swap(gram_, staged_.gram);
   }
-  staged_ = Staged();
+  Abandon();
 }
 
 absl::Status LowRankFactor::Save(StateWriter& out) const {
@@ -167,11 +175,7 @@ absl::Status LowRankFactor::UpdateExact(ConstMatrixView vectors, Staged& next) {
   Decay(config_.gamma, next.weights);
   next.tail *= config_.gamma;
   next.mass = 1.0 - config_.gamma * (1.0 - mass_);
-  Terms terms;
-  PRECONDOR_ASSIGN_OR_RETURN(terms.rows, backend_.Allocate(k, d_));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(vectors, terms.rows.view()));
-  terms.weights.assign(k, (1.0 - config_.gamma) / static_cast<double>(k));
-  return Add(std::move(terms), next);
+  return Add(vectors, Weights(k, (1.0 - config_.gamma) / static_cast<double>(k)), next);
 }
 
 absl::Status LowRankFactor::UpdateShermanMorrison(ConstMatrixView vectors, Staged& next) {
@@ -189,7 +193,7 @@ absl::Status LowRankFactor::UpdateShermanMorrison(ConstMatrixView vectors, Stage
   for (int64_t begin = 0; begin < k; begin += chunk) {
     const ConstMatrixView some = vectors.RowRange(begin, std::min(chunk, k - begin));
     PRECONDOR_ASSIGN_OR_RETURN(Terms terms, ShermanMorrisonTerms(some, scale, next));
-    PRECONDOR_RETURN_IF_ERROR(Add(std::move(terms), next));
+    PRECONDOR_RETURN_IF_ERROR(Add(terms.rows.view(), std::move(terms.weights), next));
   }
   return absl::OkStatus();
 }
@@ -247,7 +251,7 @@ absl::Status LowRankFactor::UpdatePublished(ConstMatrixView vectors, Staged& nex
   }
   Decay(gamma, next.weights);
   next.identity = std::max(gamma * next.identity, kSmallestIdentity);
-  PRECONDOR_RETURN_IF_ERROR(Add(std::move(terms), next));
+  PRECONDOR_RETURN_IF_ERROR(Add(terms.rows.view(), std::move(terms.weights), next));
   PRECONDOR_ASSIGN_OR_RETURN(const double after, LargestDiagonal(next.identity, next.weights, next));
   if (after > config_.clip) {
     Decay(config_.clip / after, next.weights);
@@ -271,25 +275,22 @@ absl::StatusOr<double> LowRankFactor::LargestDiagonal(double identity, const std
   return absl::FailedPreconditionError("factor: expected a finite diagonal after the update");
 }
 
-// Moves each row's length into its weight (a zero row keeps weight 0) and appends.
-absl::Status LowRankFactor::Add(Terms terms, Staged& next) {
-  std::vector<double> squares(terms.weights.size());
-  PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(terms.rows.view(), absl::MakeSpan(squares)));
-  std::vector<double> scales(squares.size());
-  for (size_t i = 0; i < squares.size(); ++i) {
-    if (!std::isfinite(squares[i])) {
+// Moves each row's length into its weight (a zero row keeps weight 0) and appends unit vectors.
+absl::Status LowRankFactor::Add(ConstMatrixView rows, Weights weights, Staged& next) {
+  Weights scales(weights.size());
+  PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(rows, absl::MakeSpan(scales)));
+  for (size_t i = 0; i < scales.size(); ++i) {
+    if (!std::isfinite(scales[i])) {
       return absl::InvalidArgumentError("statistics: expected finite vectors, got a norm that is not");
     }
-    scales[i] = squares[i] > 0 ? 1.0 / std::sqrt(squares[i]) : 0.0;
-    terms.weights[i] *= squares[i];
+    weights[i] *= scales[i];
+    scales[i] = scales[i] > 0 ? 1.0 / std::sqrt(scales[i]) : 0.0;
   }
-  const MatrixView rows = terms.rows.view();
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, rows, rows));
   const int64_t chunk = vectors_.rows();
   for (int64_t begin = 0; begin < rows.rows; begin += chunk) {
     const int64_t count = std::min(chunk, rows.rows - begin);
-    PRECONDOR_RETURN_IF_ERROR(
-        Append(rows.RowRange(begin, count), absl::MakeConstSpan(terms.weights).subspan(begin, count), next));
+    PRECONDOR_RETURN_IF_ERROR(Append(rows.RowRange(begin, count), absl::MakeConstSpan(scales).subspan(begin, count),
+                                     absl::MakeConstSpan(weights).subspan(begin, count), next));
   }
   return absl::OkStatus();
 }
@@ -305,59 +306,74 @@ absl::Status LowRankFactor::GramRows(ConstMatrixView old_rows, ConstMatrixView n
   return backend_.Gemm(1.0, new_rows, Transpose::kNo, new_rows, Transpose::kYes, 0.0, corner);
 }
 
-absl::Status LowRankFactor::Append(ConstMatrixView rows, absl::Span<const double> weights, Staged& next) {
-  const int64_t n = next.weights.size(), k = rows.rows;
-  if (n + k > vectors_.rows()) {
-    std::vector<double> lightest = next.weights;
-    std::sort(lightest.begin(), lightest.end());
-    lightest.resize(std::min(n, k));
-    const bool negligible = Truncates(vectors_.rows(), d_) && k <= n &&
-                            Sum(lightest) <= kNegligibleShare * (Sum(next.weights) + Sum(weights));
-    return negligible ? ReplaceLightest(rows, weights, next) : Recompress(rows, weights, next);
+// A row may be written where neither J nor what becomes of it has a weight: nobody looks there before Commit.
+LowRankFactor::Slots LowRankFactor::FreeSlots(int64_t k, const Staged& next) const {
+  const int64_t n = next.weights.size(), live = next.replaces ? 0 : static_cast<int64_t>(weights_.size());
+  Slots slots;
+  for (int64_t i = 0; i < n && static_cast<int64_t>(slots.size()) < k; ++i) {
+    if (next.weights[i] == 0 && (i >= live || weights_[i] == 0)) slots.push_back(i);
   }
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(rows, Vectors(next).RowRange(n, k)));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(k, n + k));
-  PRECONDOR_RETURN_IF_ERROR(GramRows(Vectors(next).RowRange(0, n), rows, products.view()));
-  const MatrixView gram = Gram(next, n + k);
+  for (int64_t i = n; i < vectors_.rows() && static_cast<int64_t>(slots.size()) < k; ++i) slots.push_back(i);
+  return slots;
+}
+
+absl::Status LowRankFactor::Append(ConstMatrixView rows, absl::Span<const double> scales,
+                                   absl::Span<const double> weights, Staged& next) {
+  const int64_t k = rows.rows;
+  const Slots slots = FreeSlots(k, next);
+  if (static_cast<int64_t>(slots.size()) < k) {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix unit, backend_.Allocate(k, d_));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, rows, unit.view()));
+    return Recompress(unit.view(), weights, next);
+  }
+  if (slots.back() - slots.front() + 1 != k) {  // one by one: together they need their products in one piece
+    for (int64_t i = 0; i < k; ++i) {
+      PRECONDOR_RETURN_IF_ERROR(
+          Place(rows.RowRange(i, 1), scales.subspan(i, 1), weights.subspan(i, 1), slots[i], next));
+    }
+    return absl::OkStatus();
+  }
+  return Place(rows, scales, weights, slots.front(), next);
+}
+
+absl::Status LowRankFactor::Place(ConstMatrixView rows, absl::Span<const double> scales,
+                                  absl::Span<const double> weights, int64_t slot, Staged& next) {
+  const int64_t k = rows.rows, n = std::max<int64_t>(next.weights.size(), slot + k);
+  const MatrixView placed = Vectors(next).RowRange(slot, k);
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, rows, placed));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(k, n));
+  PRECONDOR_RETURN_IF_ERROR(
+      backend_.Gemm(1.0, placed, Transpose::kNo, Vectors(next).RowRange(0, n), Transpose::kYes, 0.0, products.view()));
   for (int64_t i = 0; i < k; ++i) {
-    const MatrixView packed_row(gram.data + PackedSize(n + i), 1, n + i + 1, gram.stride);
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(ConstMatrixView(products.view().row(i), 1, n + i + 1), packed_row));
+    PRECONDOR_RETURN_IF_ERROR(backend_.PackRow(products.view().RowRange(i, 1), slot + i, Gram(next, n)));
   }
-  next.weights.insert(next.weights.end(), weights.begin(), weights.end());
+  next.weights.resize(n);
+  std::copy(weights.begin(), weights.end(), next.weights.begin() + slot);
   return absl::OkStatus();
 }
 
-absl::Status LowRankFactor::ReplaceLightest(ConstMatrixView rows, absl::Span<const double> weights, Staged& next) {
-  const int64_t n = next.weights.size(), k = rows.rows;
-  std::vector<int64_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&next](int64_t i, int64_t j) { return next.weights[i] < next.weights[j]; });
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend_.Allocate(vectors_.rows(), d_));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix packed, backend_.Allocate(1, gram_.cols()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix full_gram, backend_.Allocate(n, n));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(n, k));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Copy(Vectors(next), vectors.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(Gram(next, n), full_gram.view()));
-  for (int64_t i = 0; i < k; ++i) {
-    next.tail += next.weights[order[i]];
-    next.weights[order[i]] = weights[i];
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(rows.RowRange(i, 1), vectors.view().RowRange(order[i], 1)));
+// Makes room for k vectors of a next step where what has to go for it has decayed to nothing: the window slides, and no
+// eigendecomposition is needed.
+void LowRankFactor::RetireNegligible(int64_t k, Staged& next) const {
+  const int64_t capacity = vectors_.rows(), n = next.weights.size();
+  if (!Truncates(capacity, d_)) return;
+  int64_t missing = k - (capacity - n) - std::count(next.weights.begin(), next.weights.end(), 0.0);
+  const double most = kNegligibleShare * Sum(next.weights);
+  double sum = 0, bound = 0;  // the missing ones weigh `bound` at most each
+  for (; missing > 0; --missing) {
+    double lightest = std::numeric_limits<double>::infinity();
+    for (const double weight : next.weights) {
+      if (weight > bound) lightest = std::min(lightest, weight);
+    }
+    bound = lightest;
+    sum += lightest * static_cast<double>(std::count(next.weights.begin(), next.weights.end(), lightest));
+    if (!(sum <= most)) return;
   }
-  const ConstMatrixView all = vectors.view().RowRange(0, n);
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, all, Transpose::kNo, rows, Transpose::kYes, 0.0, products.view()));
-  const MatrixView gram = full_gram.view();
-  for (int64_t i = 0; i < k; ++i) {
-    const ConstMatrixView column(products.view().data + i, n, 1, k);
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(column, MatrixView(gram.data + order[i], n, 1, gram.stride)));
-    // The row is the column again: one element a row of a [n, 1] view over it.
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(column, MatrixView(gram.row(order[i]), n, 1, 1)));
+  for (double& weight : next.weights) {
+    if (weight > bound) continue;
+    next.tail += weight;
+    weight = 0;
   }
-  PRECONDOR_RETURN_IF_ERROR(backend_.PackLower(gram, FirstElements(packed.view(), PackedSize(n))));
-  next.vectors = std::move(vectors);
-  next.gram = std::move(packed);
-  next.replaces = true;
-  return absl::OkStatus();
 }
 
 // Columns kept when k arrive a step: as few as leave room for whole further steps in at most a quarter of the capacity,

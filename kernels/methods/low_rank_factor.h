@@ -10,6 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+
 #include "kernels/methods/factor.h"
 
 namespace precondor {
@@ -23,7 +25,7 @@ class LowRankFactor final : public Factor {
 
   absl::Status Prepare(ConstMatrixView vectors) override;
   void Commit() override;
-  void Abandon() override { staged_ = Staged(); }
+  void Abandon() override;
   absl::Status Save(StateWriter& out) const override;
   absl::Status PrepareLoad(StateReader& in) override;
   absl::StatusOr<FactorInverse> Inverse() const override;
@@ -33,7 +35,7 @@ class LowRankFactor final : public Factor {
   int64_t bytes() const override;
 
  private:
-  // What Commit adopts. Rows appended in place lie behind the rows in use, where nobody looks before Commit.
+  // What Commit adopts. Rows appended in place lie where no weight is, so that nobody looks there before Commit.
   struct Staged {
     std::vector<double> weights;
     double tail = 0;
@@ -46,10 +48,13 @@ class LowRankFactor final : public Factor {
     bool discard_next = false;
     bool recompressed = false;
   };
+  // Of a step's vectors; few enough, as a rule, to need no memory of their own.
+  using Weights = absl::InlinedVector<double, 16>;
+  using Slots = absl::InlinedVector<int64_t, 16>;
   // New terms of M: row i enters with weights[i]; rows need not be unit vectors.
   struct Terms {
     DeviceMatrix rows;
-    std::vector<double> weights;
+    Weights weights;
   };
 
   LowRankFactor(const MkorConfig& config, int64_t d, uint64_t phase, Backend& backend)
@@ -63,9 +68,14 @@ class LowRankFactor final : public Factor {
   // u = alpha v + beta v M for the M that `next` describes.
   absl::Status Multiply(double alpha, double beta, ConstMatrixView v, Staged& next, MatrixView u);
   // Adds the terms to M, at most a capacity's worth at a time.
-  absl::Status Add(Terms terms, Staged& next);
-  absl::Status Append(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
-  absl::Status ReplaceLightest(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
+  absl::Status Add(ConstMatrixView rows, Weights weights, Staged& next);
+  absl::Status Append(ConstMatrixView rows, absl::Span<const double> scales, absl::Span<const double> weights,
+                      Staged& next);
+  // The rows times their scales, at `slot` and behind it.
+  absl::Status Place(ConstMatrixView rows, absl::Span<const double> scales, absl::Span<const double> weights,
+                     int64_t slot, Staged& next);
+  Slots FreeSlots(int64_t k, const Staged& next) const;
+  void RetireNegligible(int64_t k, Staged& next) const;
   absl::Status Recompress(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);
   // The lower rows of [old; new][old; new]' that belong to the new ones, [k, n + k].
   absl::Status GramRows(ConstMatrixView old_rows, ConstMatrixView new_rows, MatrixView rows) const;
@@ -79,7 +89,7 @@ class LowRankFactor final : public Factor {
   const int64_t d_;
   const uint64_t phase_;
   Backend& backend_;
-  DeviceMatrix vectors_;  // [r, d]; the first weights_.size() rows are in use
+  DeviceMatrix vectors_;  // [r, d]; the first weights_.size() rows are in use, but for those of weight 0
   DeviceMatrix gram_;     // lower triangle of [r, r], packed, likewise
   std::vector<double> weights_;
   double tail_ = 0;  // trace of what recompression dropped, decayed like the rest
