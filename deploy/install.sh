@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what building and testing Precondor needs on Debian 12. Idempotent; quick when all is there.
-# Usage: deploy/install.sh [--test]     (--test adds what only tests and lint need)
+# Usage: deploy/install.sh [--test | --bench]   (--test adds what only tests and lint need, --bench a peer to compare with)
 set -euo pipefail
 
 build_packages=(
@@ -18,13 +18,17 @@ test_packages=(
   python3-venv python3-yaml python3-grpcio python3-protobuf python3-numpy
 )
 
+bench_packages=(python3-torch)
+
 packages=("${build_packages[@]}")
 case "${1:-}" in
   "") ;;
   --test) packages+=("${test_packages[@]}") ;;
+  --bench) packages+=("${bench_packages[@]}") ;;
   --help | -h)
-    echo "Usage: deploy/install.sh [--test]"
-    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need."
+    echo "Usage: deploy/install.sh [--test | --bench]"
+    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, --bench torch, which a"
+    echo "benchmark runs beside ours."
     exit 0 ;;
   *) echo "install: unknown argument: $1; see --help" >&2; exit 2 ;;
 esac

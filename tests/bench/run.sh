@@ -9,7 +9,8 @@ Usage: tests/bench/run.sh [--filter RE] [--json FILE] [--short] [--build-dir DIR
   --filter RE      only rows whose name matches. Families: update/ (tiles and growth among them), precondition/, gemm/ and
                    baseline/ (kernels), with the machine's limits; statistics/ and memory/ (BERT-Large through a server), gradients/ (transport),
                    store/ (log and snapshots on the disk of TMPDIR), recovery/ (a shard of BERT-Large's layers that
-                   keeps them, and comes back), which are left out by a filter that names none of these five
+                   keeps them, and comes back), step/ (a step over BERT-Large's layers, beside torch; 10 GB and some
+                   minutes), which are left out by a filter that names none of these six
   --json FILE      write the rows there as well
   --short          one quick repetition: shows that everything runs and is right; the figures mean little, and a
                    missed target is no failure
@@ -120,6 +121,11 @@ esac
 case "$filter" in
   . | *recovery*) run recovery "$build/tests/bench/recovery_bench" --dir="$out/recovery" --json="$out/recovery.json" \
     "${quick_flags[@]}" ;;
+esac
+case "$filter" in
+  . | *step/*) run step python3 -B tests/bench/step_rows.py --bench "$build/tests/bench/step_bench" --json="$out/step.json" \
+    "${quick_flags[@]}"
+    grep '^step_rows.py: ' "$out/step.log" >&2 || true ;;  # what was left out
 esac
 if (( ${#results[@]} == 0 )); then
   echo "tests/bench/run.sh: no row matches $filter" >&2
