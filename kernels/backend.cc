@@ -2,6 +2,7 @@
 #include "kernels/backend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -43,7 +44,17 @@ absl::Status CheckLowRank(absl::string_view side, const LowRankInverse& j, int64
   const int64_t n = j.vectors.rows;
   if (n == 0) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankPrecondition", absl::StrCat(side, " vectors"), j.vectors, n, d));
-  return CheckShape("LowRankPrecondition", absl::StrCat(side, " core"), j.core, n, n);
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankPrecondition", absl::StrCat(side, " core"), j.core, n, n));
+  if (j.roots.empty()) return absl::OkStatus();
+  return CheckLength("LowRankPrecondition", absl::StrCat(side, " roots"), n, static_cast<int64_t>(j.roots.size()));
+}
+
+absl::Status CheckLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                                      ConstMatrixView u) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("LowRankPrecondition", "d", d));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankPrecondition", "u", u, d.rows, d.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckLowRank("output", out_side, d.rows));
+  return CheckLowRank("input", in_side, d.cols);
 }
 
 absl::Status CheckTriangular(absl::string_view op, From side, ConstMatrixView a, ConstMatrixView x) {
@@ -67,7 +78,7 @@ MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
 
 LowRankInverse WithShapes(const LowRankInverse& j, int64_t d) {
   if (j.vectors.rows > 0) return j;
-  return {j.c, ConstMatrixView(nullptr, 0, d), ConstMatrixView(nullptr, 0, 0)};
+  return {j.c, ConstMatrixView(nullptr, 0, d), ConstMatrixView(nullptr, 0, 0), {}};
 }
 
 }  // namespace
@@ -133,6 +144,12 @@ absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, Matrix
   PRECONDOR_RETURN_IF_ERROR(CheckView("Axpby", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Axpby", "y", y, x.rows, x.cols));
   return y.size() == 0 ? absl::OkStatus() : DoAxpby(alpha, x, beta, y);
+}
+
+absl::Status Backend::ScaleBy(double scale, MatrixView x) {
+  constexpr double kLargestFactor = 1e30;
+  for (; scale > kLargestFactor; scale /= kLargestFactor) PRECONDOR_RETURN_IF_ERROR(Axpby(kLargestFactor, x, 0.0, x));
+  return scale == 1.0 ? absl::OkStatus() : Axpby(scale, x, 0.0, x);
 }
 
 absl::Status Backend::ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
@@ -293,11 +310,14 @@ absl::Status Backend::OrthonormalizeRows(ConstMatrixView a, MatrixView q) {
 
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                           ConstMatrixView d, MatrixView u) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("LowRankPrecondition", "d", d));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankPrecondition", "u", u, d.rows, d.cols));
-  PRECONDOR_RETURN_IF_ERROR(CheckLowRank("output", out_side, d.rows));
-  PRECONDOR_RETURN_IF_ERROR(CheckLowRank("input", in_side, d.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
   return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, u);
+}
+
+absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
+                                          ConstMatrixView d, LengthRule rule, MatrixView u) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
+  return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, rule, u);
 }
 
 absl::Status Backend::DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u) {
@@ -348,6 +368,15 @@ absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, cons
     PRECONDOR_RETURN_IF_ERROR(Gemm(-1.0, k.view(), Transpose::kNo, rest, Transpose::kNo, 1.0, x));
   }
   return Gemm(-scale, left.view(), Transpose::kNo, right.view(), Transpose::kNo, 1.0, u);
+}
+
+absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
+                                            ConstMatrixView d, LengthRule rule, MatrixView u) {
+  PRECONDOR_RETURN_IF_ERROR(DoLowRankPrecondition(out_side, in_side, d, u));
+  PRECONDOR_ASSIGN_OR_RETURN(const double d_square, Dot(d, d));
+  PRECONDOR_ASSIGN_OR_RETURN(const double u_square, Dot(u, u));
+  PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(d_square), std::sqrt(u_square)));
+  return ScaleBy(scale, u);
 }
 
 absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -73,9 +74,13 @@ enum class From : bool { kLeft = false, kRight = true };
 // One side of J = c (I - P' S P) with P [n, d] (vectors as rows) and S symmetric [n, n]; n == 0 means J = c I.
 struct LowRankInverse {
   double c = 1.0;
-  ConstMatrixView vectors;  // P
-  ConstMatrixView core;     // S
+  ConstMatrixView vectors;           // P
+  ConstMatrixView core;              // S
+  absl::Span<const double> roots{};  // s, where S = s (I + s P P' s)^-1 s for a diagonal s >= 0; empty otherwise
 };
+
+// The factor by which an answer is scaled, from |d| and the length that it has without; 0 or more.
+using LengthRule = absl::FunctionRef<absl::StatusOr<double>(double d_length, double u_length)>;
 
 class Backend {
  public:
@@ -99,6 +104,8 @@ class Backend {
                     double beta, MatrixView c);
   // y = alpha x + beta y. A coefficient of 0 ignores its matrix, NaN included. x may be y.
   absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y);
+  // x *= scale for any scale >= 0 whose result fits f32, itself within f32's range or not.
+  absl::Status ScaleBy(double scale, MatrixView x);
   // y_i = scales[i] x_i for every row i. x may be y.
   absl::Status ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
   // y_ij = scales[j] x_ij for every column j. x may be y.
@@ -158,6 +165,10 @@ class Backend {
   // Scratch of the default: (p + q)(m + n) + q m + p q elements.
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                    MatrixView u);
+  // The same, times rule(|d|, |J_out d J_in|): a backend that knows this length before it has u scales in its last
+  // product. The rule's errors are passed on; u is unspecified then.
+  absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                                   LengthRule rule, MatrixView u);
   // u = l d r for dense symmetric l [m, m], r [n, n]. u must not alias.
   absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
   // x_ij = number i cols + j of `random`'s standard normals.
@@ -215,6 +226,8 @@ class Backend {
   virtual absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) = 0;
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                              ConstMatrixView d, MatrixView u);
+  virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
+                                             ConstMatrixView d, LengthRule rule, MatrixView u);
   virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
   // The three defaults go tile by tile through the primitives; they know f32 storage alone.
   virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }

@@ -75,6 +75,12 @@ void BlockCache::Trim() {
 }
 
 absl::StatusOr<float*> BlockCache::Allocate(int64_t elements) {
+  absl::StatusOr<float*> block = AllocateUnset(elements);
+  if (block.ok()) std::memset(*block, 0, BlockBytes(elements));
+  return block;
+}
+
+absl::StatusOr<float*> BlockCache::AllocateUnset(int64_t elements) {
   const int64_t asked = elements * static_cast<int64_t>(sizeof(float));
   const int64_t bytes = BlockBytes(elements);
   void* block = nullptr;
@@ -99,7 +105,6 @@ absl::StatusOr<float*> BlockCache::Allocate(int64_t elements) {
     return absl::ResourceExhaustedError(absl::StrCat("cpu memory: the system refused ", bytes, " bytes"));
   }
   ASAN_UNPOISON_MEMORY_REGION(block, bytes);
-  std::memset(block, 0, bytes);
   return static_cast<float*>(block);
 }
 

@@ -25,6 +25,8 @@ class BlockCache {
 
   // `elements` >= 1 floats, zeroed. ResourceExhausted with needed, live and limit.
   absl::StatusOr<float*> Allocate(int64_t elements);
+  // The same with whatever the memory held: for scratch that is written before it is read.
+  absl::StatusOr<float*> AllocateUnset(int64_t elements);
   void Free(float* data, int64_t elements);
   // Frees what is kept for later, and gives the kernel what large pages are free in part.
   void Trim();

@@ -9,9 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/status_macros.h"
 #include "kernels/cpu/block_cache.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/lapack.h"
+#include "kernels/cpu/low_rank.h"
 #include "kernels/cpu/vector_ops.h"
 #ifdef PRECONDOR_HAVE_HIGHWAY
 #include "kernels/cpu/symmetric_ops.h"
@@ -354,6 +356,24 @@ class CpuBackend final : public Backend {
       for (int64_t j = 0; j < d; ++j) q.at(i, j) = static_cast<float>(signs[i] * vectors[i * d + j]);
     }
     return absl::OkStatus();
+  }
+
+  absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                                     MatrixView u) override {
+    return LowRank(out_side, in_side, d, nullptr, u);
+  }
+  absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                                     LengthRule rule, MatrixView u) override {
+    return LowRank(out_side, in_side, d, &rule, u);
+  }
+  absl::Status LowRank(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                       const LengthRule* rule, MatrixView u) {
+    const int64_t elements = cpu::LowRankScratch(d.rows, d.cols, out_side.vectors.rows, in_side.vectors.rows);
+    if (elements == 0) return cpu::LowRankPrecondition(out_side, in_side, d, rule, nullptr, u);
+    PRECONDOR_ASSIGN_OR_RETURN(float* const scratch, memory_.AllocateUnset(elements));
+    absl::Status status = cpu::LowRankPrecondition(out_side, in_side, d, rule, scratch, u);
+    memory_.Free(scratch, elements);
+    return status;
   }
 
 #ifdef PRECONDOR_HAVE_HIGHWAY

@@ -37,6 +37,22 @@ double Dot(const float* x, const float* y, int64_t n) {
   return total;
 }
 
+double WeightedSquare(const float* weights, const float* x, int64_t n) {
+  const hn::ScalableTag<double> wide;
+  const hn::Rebind<float, decltype(wide)> narrow;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(wide));
+  auto sum = hn::Zero(wide);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto element = hn::LoadU(narrow, x + i);
+    const auto weighted = hn::Mul(hn::LoadU(narrow, weights + i), element);
+    sum = hn::MulAdd(hn::PromoteTo(wide, weighted), hn::PromoteTo(wide, element), sum);
+  }
+  double total = hn::GetLane(hn::SumOfLanes(wide, sum));
+  for (; i < n; ++i) total += static_cast<double>(weights[i] * x[i]) * x[i];
+  return total;
+}
+
 void Scale(float scale, const float* x, int64_t n, float* y) {
   const hn::ScalableTag<float> tag;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(tag));
@@ -76,10 +92,15 @@ HWY_AFTER_NAMESPACE();
 namespace precondor::cpu {
 
 HWY_EXPORT(Dot);
+HWY_EXPORT(WeightedSquare);
 HWY_EXPORT(Scale);
 HWY_EXPORT(RowProducts);
 
 double Dot(const float* x, const float* y, int64_t n) { return HWY_DYNAMIC_DISPATCH(Dot)(x, y, n); }
+
+double WeightedSquare(const float* weights, const float* x, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(WeightedSquare)(weights, x, n);
+}
 
 void Scale(float scale, const float* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(Scale)(scale, x, n, y); }
 
@@ -103,6 +124,12 @@ double Dot(const float* x, const float* y, int64_t n) {
   }
   for (; i < n; ++i) sums[0] += static_cast<double>(x[i]) * y[i];
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+double WeightedSquare(const float* weights, const float* x, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(weights[i] * x[i]) * x[i];
+  return sum;
 }
 
 void Scale(float scale, const float* x, int64_t n, float* y) {

@@ -11,6 +11,8 @@ namespace precondor::cpu {
 
 // sum_i x_i y_i in f64.
 double Dot(const float* x, const float* y, int64_t n);
+// sum_i weights_i x_i^2, weights_i x_i rounded to f32, the rest in f64.
+double WeightedSquare(const float* weights, const float* x, int64_t n);
 // y_i = scale x_i. x may be y.
 void Scale(float scale, const float* x, int64_t n, float* y);
 // out[i] = rows_i . x in f32, in one pass over the rows at the speed of memory.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,9 +20,10 @@ namespace precondor {
 struct FactorInverse {
   double c = 1.0;
   bool dense = false;
-  ConstMatrixView matrix;   // when dense
-  LowRankInverse low_rank;  // otherwise
-  DeviceMatrix owned;       // what matrix or low_rank.core shows, where the factor does not keep it
+  ConstMatrixView matrix;     // when dense
+  LowRankInverse low_rank;    // otherwise
+  std::vector<double> roots;  // what low_rank.roots shows
+  DeviceMatrix owned;         // what matrix or low_rank.core shows, where the factor does not keep it
 };
 
 // One thread at a time. Two-phase, so that both factors of a layer change or neither: Prepare computes aside and may

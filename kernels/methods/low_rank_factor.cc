@@ -452,7 +452,8 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
   if (damped) {
     // S = s (I + s G s)^-1 s with s = (w / (mass mu))^1/2: the matrix inverted has eigenvalues from 1 to 1 + d /
     // lambda.
-    std::vector<double> s(n);
+    out.roots.resize(n);
+    std::vector<double>& s = out.roots;
     for (int64_t i = 0; i < n; ++i) s[i] = std::sqrt(weights_[i] / (mass_ * mu));
     const ConstMatrixView gram(gram_.view().data, 1, PackedSize(n));
     PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(gram, out.owned.view()));
@@ -469,6 +470,7 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
   }
   out.low_rank.vectors = vectors_.view().RowRange(0, n);
   out.low_rank.core = out.owned.view();
+  out.low_rank.roots = out.roots;
   return out;
 }
 

@@ -97,6 +97,12 @@ class MkorState final : public LayerState {
     PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> out, Inverses(out_));
     // Scalars are taken out so that the products stay in f32's range; scaling.h puts their effect back.
     const double in_scale = LargestScale(in), out_scale = LargestScale(out);
+    if (out_.size() == 1 && in_.size() == 1 && !out[0].dense && !in[0].dense && HasJointNorm(config_.scaling, layer_)) {
+      const auto rule = [&](double d_length, double u_length) {
+        return ScaleOf(config_.scaling, layer_, out_scale * in_scale, u.size(), d_length, u_length);
+      };
+      return backend_.LowRankPrecondition(UnitForm(out[0], out_scale), UnitForm(in[0], in_scale), d, rule, u);
+    }
     for (size_t i = 0; i < out_.size(); ++i) {
       for (size_t j = 0; j < in_.size(); ++j) {
         const ConstMatrixView tile = Columns(d.RowRange(out_[i].begin, out_[i].size), in_[j].begin, in_[j].size);
@@ -268,7 +274,7 @@ class Mkor final : public Method {
     int64_t update = 0;
     for (int64_t d : AllBlocks(layer)) update += FactorScratchBytes(config_, d, vectors_per_step);
     const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
-    const int64_t tile = layer.d_out * layer.d_in + 3 * rank * (layer.d_out + layer.d_in) + rank * rank;
+    const int64_t tile = layer.d_out * layer.d_in + 4 * rank * (layer.d_out + layer.d_in) + 6 * rank * rank;
     return update + tile * static_cast<int64_t>(sizeof(float));
   }
 

@@ -20,21 +20,11 @@ absl::StatusOr<double> Norm(Backend& backend, ConstMatrixView x) {
 
 absl::StatusOr<double> RescaleNorm(const ScalingPolicy& policy, const LayerSpec& layer, Backend& backend,
                                    ConstMatrixView x) {
-  if (!policy.separate_bias || !layer.has_bias) return Norm(backend, x);
+  if (HasJointNorm(policy, layer)) return Norm(backend, x);
   const ConstMatrixView bias(x.data + x.cols - 1, x.rows, 1, x.stride);
   PRECONDOR_ASSIGN_OR_RETURN(const double weight_norm, Norm(backend, x.Corner(x.rows, x.cols - 1)));
   PRECONDOR_ASSIGN_OR_RETURN(const double bias_norm, Norm(backend, bias));
   return weight_norm + bias_norm;
-}
-
-// u *= scale for any scale whose result fits f32, itself within f32's range or not.
-absl::Status ScaleInPlace(Backend& backend, double scale, MatrixView u) {
-  constexpr double kLargestFactor = 1e30;
-  while (scale > kLargestFactor) {
-    PRECONDOR_RETURN_IF_ERROR(backend.Axpby(kLargestFactor, u, 0.0, u));
-    scale /= kLargestFactor;
-  }
-  return scale == 1.0 ? absl::OkStatus() : backend.Axpby(scale, u, 0.0, u);
 }
 
 }  // namespace
@@ -52,11 +42,13 @@ ScalingPolicy ReadScaling(OptionReader& reader, Scaling fallback) {
   return policy;
 }
 
-absl::Status Rescale(const ScalingPolicy& policy, const LayerSpec& layer, Backend& backend, double factor,
-                     ConstMatrixView d, MatrixView u) {
+bool HasJointNorm(const ScalingPolicy& policy, const LayerSpec& layer) {
+  return !policy.separate_bias || !layer.has_bias;
+}
+
+absl::StatusOr<double> ScaleOf(const ScalingPolicy& policy, const LayerSpec& layer, double factor, int64_t elements,
+                               double d_norm, double u_norm) {
   double scale = factor;
-  PRECONDOR_ASSIGN_OR_RETURN(const double d_norm, RescaleNorm(policy, layer, backend, d));
-  PRECONDOR_ASSIGN_OR_RETURN(const double u_norm, RescaleNorm(policy, layer, backend, u));
   if (!std::isfinite(d_norm)) {
     return absl::InvalidArgumentError(
         absl::StrCat("layer ", layer.name, ": gradient: expected finite elements, got NaN or infinity"));
@@ -64,14 +56,22 @@ absl::Status Rescale(const ScalingPolicy& policy, const LayerSpec& layer, Backen
   if (policy.kind == Scaling::kNormRescale) {
     scale = u_norm > 0 ? d_norm / u_norm : 0.0;
   } else if (policy.kind == Scaling::kRmsClip) {
-    const double rms = factor * u_norm / std::sqrt(static_cast<double>(u.size()));
+    const double rms = factor * u_norm / std::sqrt(static_cast<double>(elements));
     if (rms > policy.clip) scale *= policy.clip / rms;
   }
   if (!(scale * u_norm < std::numeric_limits<float>::max())) {
     return absl::FailedPreconditionError(absl::StrCat("layer ", layer.name, ": expected |U| within f32, got ",
                                                       scale * u_norm, "; scaling NORM_RESCALE bounds it"));
   }
-  return ScaleInPlace(backend, scale, u);
+  return scale;
+}
+
+absl::Status Rescale(const ScalingPolicy& policy, const LayerSpec& layer, Backend& backend, double factor,
+                     ConstMatrixView d, MatrixView u) {
+  PRECONDOR_ASSIGN_OR_RETURN(const double d_norm, RescaleNorm(policy, layer, backend, d));
+  PRECONDOR_ASSIGN_OR_RETURN(const double u_norm, RescaleNorm(policy, layer, backend, u));
+  PRECONDOR_ASSIGN_OR_RETURN(const double scale, ScaleOf(policy, layer, factor, u.size(), d_norm, u_norm));
+  return backend.ScaleBy(scale, u);
 }
 
 }  // namespace precondor

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
 #include "kernels/base/session_spec.h"
@@ -24,6 +25,13 @@ struct ScalingPolicy {
 Scaling ReadScalingKind(OptionReader& reader, Scaling fallback);
 // Options `scaling` and `scaling_clip`, positive: by default 0.001 for KL_CLIP, 1.1 otherwise.
 ScalingPolicy ReadScaling(OptionReader& reader, Scaling fallback);
+
+// Whether |X| is one norm of all elements.
+bool HasJointNorm(const ScalingPolicy& policy, const LayerSpec& layer);
+
+// What U / factor is multiplied by, from the lengths of d and of U / factor, which has `elements`; the rest as Rescale.
+absl::StatusOr<double> ScaleOf(const ScalingPolicy& policy, const LayerSpec& layer, double factor, int64_t elements,
+                               double d_norm, double u_norm);
 
 // u comes as U / factor. NORM_RESCALE: u = U |D| / |U| (zero for a zero U); |X| is the joint norm, or with
 // separate_bias and a bias column the sum of two. RMS_CLIP: u = U min(1, clip / rms(U)). NONE and KL_CLIP: u = U;

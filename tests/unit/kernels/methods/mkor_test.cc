@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <tuple>
 
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/support/forwarding_backend.h"
 #include "tests/support/method_driver.h"
 
@@ -166,6 +167,31 @@ TEST(MkorTest, AFailureOfOneSideLeavesBoth) {
       EXPECT_EQ(driver.state().version(), 5u);
     }
     EXPECT_NE(driver.Precondition(d).value(), before);
+  }
+}
+
+// What admission counts on, with the backend's own kernels and not a backend that counts: with not a byte more they do.
+TEST(MkorTest, StateAndScratchAreAllThatALayerTakes) {
+  for (const auto& [m, n, rank] : {std::tuple<int64_t, int64_t, int64_t>(48, 96, 16), {96, 48, 24}, {40, 40, 40}}) {
+    MethodConfig config = Config("EXACT_DAMPED", "LOW_RANK");
+    config.options["rank"] = static_cast<double>(rank);
+    const std::unique_ptr<Method> method = MakeMkor(config).value();
+    const LayerSpec layer{"layer", m, n, false};
+    const int64_t k = 4, own = (2 * m * n + k * (m + n)) * static_cast<int64_t>(sizeof(float));
+    CpuBackendOptions options;
+    options.memory_limit_bytes = method->StateBytes(layer) + method->ScratchBytes(layer, k) + own;
+    const std::unique_ptr<Backend> backend = MakeCpuBackend(options).value();
+    const std::unique_ptr<LayerState> state = method->MakeState(layer, *backend).value();
+    VectorStream a(Stream::kCorrelated, n, 1), g(Stream::kCorrelated, m, 2);
+    const DeviceMatrix d = ToDevice(*backend, reference::Vectors(m, a.Gaussian()));
+    DeviceMatrix u = backend->Allocate(m, n).value();
+    for (int step = 0; step < 30; ++step) {
+      const DeviceMatrix va = ToDevice(*backend, a.Next(k)), vg = ToDevice(*backend, g.Next(k));
+      const absl::Status updated = state->Update({va.view(), vg.view()});
+      ASSERT_TRUE(updated.ok()) << updated;
+      const absl::Status preconditioned = state->Precondition(d.view(), u.view());
+      ASSERT_TRUE(preconditioned.ok()) << preconditioned;
+    }
   }
 }
 
