@@ -180,6 +180,7 @@ std::vector<SessionInstall> CoordinatorSession::MakeInstalls() const {
     installs.push_back({.session_id = id_,
                         .epoch = membership_.epoch,
                         .goes_back_to = goes_back_to,
+                        .went_back_epoch = membership_.went_back_epoch,
                         .spec = spec_,
                         .layers = placed.layers,
                         .members = Members(),

@@ -93,13 +93,13 @@ void FactorTakeover::ReadNext() {
       continue;
     }
     for (const uint32_t layer : layers) {
-      absl::StatusOr<std::unique_ptr<LayerState>> state =
-          read.ok() ? replay.Finish(layer) : absl::StatusOr<std::unique_ptr<LayerState>>(read);
-      if (state.ok()) {
-        built_.emplace_back(layer, *std::move(state));
-      } else if (!absl::IsNotFound(state.status())) {
+      absl::StatusOr<PeerFactorState> factors =
+          read.ok() ? replay.Finish(layer) : absl::StatusOr<PeerFactorState>(read);
+      if (factors.ok()) {
+        built_.emplace_back(layer, *std::move(factors));
+      } else if (!absl::IsNotFound(factors.status())) {
         damaged_[layer] =
-            absl::Status(state.status().code(), absl::StrCat(journal.name(), ": ", state.status().message()));
+            absl::Status(factors.status().code(), absl::StrCat(journal.name(), ": ", factors.status().message()));
       }
     }
   }
@@ -117,26 +117,26 @@ void FactorTakeover::KeepNext() {
     NoteAdopted();
     return ReadNext();
   }
-  auto [layer, state] = std::move(built_.back());
+  auto [layer, found] = std::move(built_.back());
   built_.pop_back();
   ShardJournal* const journal = session_->shard->options.journal;
   if (journal == nullptr) {
-    Adopt(layer, std::move(state), 0);
+    Adopt(layer, std::move(found), 0);
     return peers_->Post([self = shared_from_this()] { self->KeepNext(); });
   }
   const uint64_t release = session_->last_release.fetch_add(1) + 1;
-  absl::StatusOr<std::string> bytes = state->Save();
+  absl::StatusOr<std::string> bytes = found.state->Save();
   ReleasedFactors factors{.session_id = session_->session_id, .release = release, .states = {}};
   if (bytes.ok()) factors.states.emplace(layer, *std::move(bytes));
   // Tasks have to be copyable.
-  auto kept = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
+  auto kept = std::make_shared<PeerFactorState>(std::move(found));
   const auto done = [self = shared_from_this(), kept, layer = layer, release](absl::Status status) {
     self->peers_->Post([self, kept, layer, release, status = std::move(status)] {
       if (!self->wanted()) return;
       if (status.ok()) {
         self->Adopt(layer, std::move(*kept), release);
       } else {
-        kept->reset();
+        kept->state.reset();
         self->GiveUp({layer}, TakeoverOutcome::kRefused, status);
       }
       self->KeepNext();
@@ -146,10 +146,10 @@ void FactorTakeover::KeepNext() {
   journal->AdoptFactors(std::move(factors), done);
 }
 
-void FactorTakeover::Adopt(uint32_t layer, std::unique_ptr<LayerState> state, uint64_t release) {
+void FactorTakeover::Adopt(uint32_t layer, PeerFactorState factors, uint64_t release) {
   const auto heir = heirs_.extract(layer);
   ++adopted_;
-  heir.mapped().layer->TakeOver(heir.mapped().ticket, std::move(state), release);
+  heir.mapped().layer->TakeOver(heir.mapped().ticket, std::move(factors), release);
 }
 
 void FactorTakeover::NoteAdopted() {
@@ -173,7 +173,7 @@ void FactorTakeover::GiveUp(const std::set<uint32_t>& layers, TakeoverOutcome ou
     absl::StatusOr<std::unique_ptr<LayerState>> fresh =
         session_->methods.of(layer).MakeState(pipeline.spec(), shard.backend);
     // Without any the layer goes on answering with averages.
-    if (fresh.ok()) pipeline.TakeOver(heir.mapped().ticket, *std::move(fresh), 0);
+    if (fresh.ok()) pipeline.TakeOver(heir.mapped().ticket, {.state = *std::move(fresh)}, 0);
   }
   shard.observer.OnLayersTakenOver(session_->spec.name, outcome, static_cast<int64_t>(layers.size()));
   shard.logger.Log(Severity::kWarning, "no factors taken over; layers of a lost shard begin with fresh ones",

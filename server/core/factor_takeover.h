@@ -45,7 +45,7 @@ class FactorTakeover : public std::enable_shared_from_this<FactorTakeover> {
   void ReadNext();
   // Makes the next of the states durable, until there is none.
   void KeepNext();
-  void Adopt(uint32_t layer, std::unique_ptr<LayerState> state, uint64_t release);
+  void Adopt(uint32_t layer, PeerFactorState factors, uint64_t release);
   void NoteAdopted();
   // The layers that are left get fresh ones.
   void GiveUp(const std::set<uint32_t>& layers, TakeoverOutcome outcome, const absl::Status& why);
@@ -62,7 +62,7 @@ class FactorTakeover : public std::enable_shared_from_this<FactorTakeover> {
   std::vector<std::unique_ptr<PeerJournal>> journals_;
   size_t next_journal_ = 0;
   int attempts_ = 0;
-  std::vector<std::pair<uint32_t, std::unique_ptr<LayerState>>> built_;
+  std::vector<std::pair<uint32_t, PeerFactorState>> built_;
   int64_t adopted_ = 0;  // of the journal before next_journal_
 };
 

@@ -6,11 +6,12 @@
 
 namespace precondor {
 
-LayerJournal::LayerJournal(SessionContext& session, uint32_t layer)
+LayerJournal::LayerJournal(SessionContext& session, uint32_t layer, uint64_t began)
     : session_(session),
       journal_(session.shard->options.journal),
       layer_(layer),
-      logs_updates_(StatisticsOf(session.spec, layer) != StatisticsKind::kCovariance) {}
+      logs_updates_(StatisticsOf(session.spec, layer) != StatisticsKind::kCovariance),
+      began_(began) {}
 
 LayerStep LayerJournal::At(uint64_t step) const {
   return {.session_id = session_.session_id, .layer = layer_, .step = step, .began = began_, .updates = updates_};
@@ -25,13 +26,14 @@ uint64_t LayerJournal::CutBefore(uint64_t step) const {
 }
 
 void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker, bool whole) {
-  if (journal_ == nullptr) return;
   if (began != began_) {
     // The job has gone back: what it had come to will come again.
     began_ = began;
+    inherited_before_ = 0;
     settled_.clear();
     last_cut_ = CutBefore(step);
   }
+  if (journal_ == nullptr) return;
   const uint64_t cut = CutBefore(step);
   last_step_ = step;
   if (cut <= last_cut_) return;
@@ -60,6 +62,7 @@ void LayerJournal::GiveImage(uint64_t cut, const LayerWorker& worker) {
                   .settled = std::vector<SettledStep>(settled_.begin(), settled_.end()),
                   .held = held,
                   .release = release_,
+                  .inherited_before = inherited_before_,
                   .state = *std::move(state)});
 }
 
@@ -96,18 +99,21 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& 
   journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = std::move(plan)});
 }
 
-void LayerJournal::FactorsChanged(bool held, uint64_t release) {
+void LayerJournal::FactorsChanged(bool held, uint64_t release, uint64_t inherited_before) {
+  inherited_before_ = inherited_before;
   if (journal_ == nullptr) return;
   ++updates_;
   if (!held || release_ == kAwaitedRelease) release_ = release;
   const LayerStep at = At(settled_.empty() ? 0 : settled_.back().step);
-  journal_->Append(FactorsRecord{.at = at, .held = held, .release = release});
+  journal_->Append(FactorsRecord{.at = at, .held = held, .release = release, .inherited_before = inherited_before});
 }
 
-void LayerJournal::Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<SettledStep> settled) {
+void LayerJournal::Resume(uint64_t began, uint64_t updates, uint64_t release, uint64_t inherited_before,
+                          std::vector<SettledStep> settled) {
   began_ = began;
   updates_ = updates;
   release_ = release;
+  inherited_before_ = inherited_before;
   settled_.assign(std::make_move_iterator(settled.begin()), std::make_move_iterator(settled.end()));
   // The cut that this step passed was seen to, or never will be.
   if (settled_.empty()) return;

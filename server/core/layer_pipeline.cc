@@ -33,7 +33,7 @@ void RaiseTo(std::atomic<uint64_t>& highest, uint64_t value) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared_ptr<SessionContext> session,
-                                                                     uint32_t layer, uint64_t epoch,
+                                                                     uint32_t layer, const SessionInstall& install,
                                                                      Beginning beginning) {
   std::unique_ptr<LayerState> state;
   if (beginning == Beginning::kFresh) {
@@ -41,17 +41,18 @@ absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared
         state, session->methods.of(layer).MakeState(session->spec.layers[layer], session->shard->backend));
   }
   return std::shared_ptr<LayerPipeline>(
-      new LayerPipeline(std::move(session), layer, epoch, std::move(state), beginning));
+      new LayerPipeline(std::move(session), layer, install, std::move(state), beginning));
 }
 
-LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, uint64_t epoch,
+LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, const SessionInstall& install,
                              std::unique_ptr<LayerState> state, Beginning beginning)
     : session_(std::move(session)),
       layer_(layer),
       strand_(session_->shard->executor.NewStrand()),
       worker_(*session_, layer, std::move(state)),
-      journal_(*session_, layer),
-      epoch_(epoch) {
+      journal_(*session_, layer, install.went_back_epoch),
+      epoch_(install.epoch),
+      began_(install.went_back_epoch) {
   const LayerWorker::StateView view = worker_.view();
   MutexLock lock(mu_);
   stats_.layer = layer;

@@ -23,6 +23,7 @@
 #include "server/core/layer_journal.h"
 #include "server/core/layer_replay.h"
 #include "server/core/layer_worker.h"
+#include "server/core/peer_factors.h"
 #include "server/core/session_context.h"
 #include "server/core/shard_control.h"
 #include "server/core/step_slot.h"
@@ -44,7 +45,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   enum class Beginning : uint8_t { kFresh, kWithout, kAwaits };
   // Allocates the layer's state if it is to begin with one: errors are those of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<LayerPipeline>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
-                                                               uint64_t epoch, Beginning beginning);
+                                                               const SessionInstall& install, Beginning beginning);
 
   // Whether the contribution may come at its step, in its mode. ABORTED STALE_STEP, FAILED_PRECONDITION
   // STEP_TOO_FAR_AHEAD or MODE_CONFLICT, or the epoch's errors.
@@ -86,8 +87,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Whether the layer still has a use for what he fetches.
   bool Wants(uint64_t ticket) const;
   // Gives it factors, which the journal keeps as those of `release`; 0: fresh ones. They take their place between two
-  // steps, with what was put aside; nothing happens if they are not wanted any more.
-  void TakeOver(uint64_t ticket, std::unique_ptr<LayerState> state, uint64_t release);
+  // steps, with what was put aside and is not in them yet; nothing happens if they are not wanted any more.
+  void TakeOver(uint64_t ticket, PeerFactorState factors, uint64_t release);
 
   // Gives a layer that nobody has sent anything to the factors of a snapshot as of `step`; its image goes to the
   // journal.
@@ -120,7 +121,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   const LayerSpec& spec() const { return session_->spec.layers[layer_]; }
 
  private:
-  LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, uint64_t epoch,
+  LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, const SessionInstall& install,
                 std::unique_ptr<LayerState> state, Beginning beginning);
 
   using Slots = std::map<uint64_t, std::shared_ptr<StepSlot>>;
@@ -208,7 +209,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   Turn StatisticsTurn(const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Turn GradientTurn(const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // On the strand: gives the layer these factors, or none, after restored updates; the records follow.
-  void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release);
+  void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release, uint64_t inherited_before = 0);
   void Show(const LayerWorker::StateView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome, bool restored);
   void FinishGradient(StepSlot& slot, LayerWorker::Answer answer);
@@ -229,7 +230,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
 
   mutable Mutex mu_;
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
-  uint64_t began_ ABSL_GUARDED_BY(mu_) = 0;       // see LayerStep
+  uint64_t began_ ABSL_GUARDED_BY(mu_);           // see LayerStep
   uint64_t floor_ ABSL_GUARDED_BY(mu_) = 0;       // steps below it are retired
   uint64_t opens_from_ ABSL_GUARDED_BY(mu_) = 0;  // no step below it begins here: somebody has passed it
   Slots slots_ ABSL_GUARDED_BY(mu_);

@@ -68,7 +68,7 @@ void LayerPipeline::FinishReplay() {
       if (session_->last_step.load() < step) session_->last_step.store(step);
       settled.push_back(std::move(replayed.settled));
     }
-    journal_.Resume(outcome.began, outcome.updates, outcome.release, std::move(settled));
+    journal_.Resume(outcome.began, outcome.updates, outcome.release, outcome.inherited_before, std::move(settled));
     released_ = std::move(outcome.released);
     Show(worker_.view());
   }

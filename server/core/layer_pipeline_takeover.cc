@@ -52,8 +52,9 @@ void LayerPipeline::StopTakeover() {
 }
 
 LayerWorker::UpdateOutcome LayerPipeline::Apply(uint64_t step, std::vector<Vote> votes) {
-  if (!awaits()) return worker_.Update(std::move(votes));
-  if (!aside_.Add({.step = step, .votes = std::move(votes)})) {
+  if (!awaits()) {
+    if (!journal_.inherited(step)) return worker_.Update(std::move(votes));
+  } else if (!aside_.Add({.step = step, .votes = std::move(votes)})) {
     NoteLost(1, "more came than can be put aside while the layer awaits its factors");
   }
   LayerWorker::UpdateOutcome outcome;
@@ -70,24 +71,29 @@ void LayerPipeline::NoteLost(uint64_t updates, absl::string_view why) const {
                                {"reason", why}});
 }
 
-void LayerPipeline::TakeOver(uint64_t ticket, std::unique_ptr<LayerState> state, uint64_t release) {
-  auto next = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
+void LayerPipeline::TakeOver(uint64_t ticket, PeerFactorState factors, uint64_t release) {
+  // Tasks have to be copyable.
+  auto next = std::make_shared<PeerFactorState>(std::move(factors));
   session_->shard->executor.Post(strand_, [self = shared_from_this(), next, ticket, release] {
     if (!self->Wants(ticket)) return;
     for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
-    const uint64_t version = (*next)->version();
+    const uint64_t version = next->state->version();
     uint64_t lost = 0;
+    uint64_t inherited_before = 0;
     {
       MutexLock lock(self->mu_);
       self->awaits_ = false;
       self->ticket_ = 0;
       if (self->awaited_version_ > version) lost = self->awaited_version_ - version;
       self->awaited_version_ = 0;
+      // Where the job has gone back since, its steps come anew.
+      if (next->began == self->began_) inherited_before = next->next_update;
     }
     self->worker_.set_awaits(false);
-    self->ReplaceState(std::move(*next), release);
+    self->ReplaceState(std::move(next->state), release, inherited_before);
     // Their records came before, and so they are part of what a replay comes to.
     for (AsideUpdates::Update& update : self->aside_.Take()) {
+      if (update.step < inherited_before) continue;
       self->NoteUpdate(update.step, self->worker_.Update(std::move(update.votes)), /*restored=*/false);
     }
     if (lost > 0) self->NoteLost(lost, absl::StrCat("the factors that were taken over are of version ", version));

@@ -202,9 +202,9 @@ void LayerPipeline::ReleaseState(uint64_t release, ReleasedFn done) {
   });
 }
 
-void LayerPipeline::ReplaceState(std::unique_ptr<LayerState> state, uint64_t release) {
+void LayerPipeline::ReplaceState(std::unique_ptr<LayerState> state, uint64_t release, uint64_t inherited_before) {
   worker_.SetState(std::move(state));
-  journal_.FactorsChanged(worker_.has_factors(), release);
+  journal_.FactorsChanged(worker_.has_factors(), release, inherited_before);
   const LayerWorker::StateView view = worker_.view();
   MutexLock lock(mu_);
   Show(view);

@@ -12,9 +12,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "kernels/methods/method.h"
+
 namespace precondor {
 
 class PeerReplay;
+
+// A layer's factors, from such a journal.
+struct PeerFactorState {
+  std::unique_ptr<LayerState> state;
+  uint64_t began = 0;        // see LayerStep: what that shard knew of it
+  uint64_t next_update = 0;  // the first step since then of which no statistics are in them
+};
 
 // One shard's journal, as it lies there: nothing of it is changed. Its owner may be gone, or be writing to it.
 class PeerJournal {

@@ -27,6 +27,7 @@ PeerReplay::Heir& PeerReplay::Begin(uint32_t layer, bool held) {
 void PeerReplay::Add(const SessionInstall& install, const LayerImage& image) {
   if (!layers_.contains(image.at.layer)) return;
   epoch_ = std::max(epoch_, install.epoch);
+  went_back_ = std::max(went_back_, install.went_back_epoch);
   Heir& heir = Begin(image.at.layer, /*held=*/false);
   heir.status = heir.replay->Load(image);
 }
@@ -34,6 +35,7 @@ void PeerReplay::Add(const SessionInstall& install, const LayerImage& image) {
 void PeerReplay::Install(const SessionInstall& install) {
   if (install.epoch <= epoch_) return;
   epoch_ = install.epoch;
+  went_back_ = std::max(went_back_, install.went_back_epoch);
   for (const uint32_t layer : layers_) {
     const bool owned = std::binary_search(install.layers.begin(), install.layers.end(), layer);
     if (!owned) {
@@ -83,7 +85,7 @@ absl::Status PeerReplay::LoadKept(uint32_t layer, LayerWorker& worker, LayerRepl
   return worker.Load(*kept);
 }
 
-absl::StatusOr<std::unique_ptr<LayerState>> PeerReplay::Finish(uint32_t layer) {
+absl::StatusOr<PeerFactorState> PeerReplay::Finish(uint32_t layer) {
   auto found = heirs_.extract(layer);
   if (found.empty()) {
     if (const auto damaged = damaged_.find(layer); damaged != damaged_.end()) return damaged->second;
@@ -91,7 +93,7 @@ absl::StatusOr<std::unique_ptr<LayerState>> PeerReplay::Finish(uint32_t layer) {
   }
   Heir& heir = found.mapped();
   PRECONDOR_RETURN_IF_ERROR(heir.status);
-  LayerReplay::Outcome outcome = heir.replay->Finish(/*began=*/0);
+  LayerReplay::Outcome outcome = heir.replay->Finish(went_back_);
   if (!heir.worker->has_factors()) PRECONDOR_RETURN_IF_ERROR(LoadKept(layer, *heir.worker, outcome));
   // Nobody asks here for the window's steps with the factors of their time.
   for (auto& [step, replayed] : outcome.steps) {
@@ -100,7 +102,7 @@ absl::StatusOr<std::unique_ptr<LayerState>> PeerReplay::Finish(uint32_t layer) {
   if (heir.worker->view().version == 0) {
     return absl::NotFoundError(absl::StrCat("layer ", layer, ": the shard had made no update of it yet"));
   }
-  return heir.worker->TakeState();
+  return PeerFactorState{.state = heir.worker->TakeState(), .began = outcome.began, .next_update = outcome.next_update};
 }
 
 }  // namespace precondor

@@ -15,6 +15,7 @@
 
 #include "server/core/layer_replay.h"
 #include "server/core/layer_worker.h"
+#include "server/core/peer_factors.h"
 #include "server/core/session_context.h"
 #include "server/core/shard_journal.h"
 
@@ -41,7 +42,7 @@ class PeerReplay {
 
   // The layer's factors after the last record. NotFound: the shard did not have it in the end, or had no factors of it
   // yet; DataLoss: there is a gap, or what it kept cannot be read; those of Method::MakeState and LayerState::Load.
-  absl::StatusOr<std::unique_ptr<LayerState>> Finish(uint32_t layer);
+  absl::StatusOr<PeerFactorState> Finish(uint32_t layer);
 
  private:
   struct Heir {
@@ -58,7 +59,8 @@ class PeerReplay {
   const std::set<uint32_t> layers_;
   const ReadFactors read_;
   const std::function<bool()> wanted_;
-  uint64_t epoch_ = 0;  // of the last install
+  uint64_t epoch_ = 0;      // of the last install
+  uint64_t went_back_ = 0;  // as it says
   std::map<uint32_t, Heir> heirs_;
   std::map<uint32_t, absl::Status> damaged_;
 };

@@ -64,6 +64,8 @@ struct FactorsRecord {
   // The release in which they went, or from which they are back, as they were; 0: they are not kept, or fresh. Not held
   // and kAwaitedRelease: updates from here on are put aside (server/core/aside_updates.h) until some are held.
   uint64_t release = 0;
+  // Of factors that come from another shard: the statistics of steps before it are in them.
+  uint64_t inherited_before = 0;
 };
 using ShardRecord =
     std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord, FactorsRecord>;
@@ -84,6 +86,7 @@ struct LayerImage {
   bool held = true;                  // false: the layer has no factors, `state` is empty
   uint64_t release = 0;              // the layer's last, whether its factors are back or not; 0: none was kept;
                                      // kAwaitedRelease: it waits for factors, and has put nothing aside
+  uint64_t inherited_before = 0;     // see FactorsRecord
   std::string state;                 // LayerState::Save
 };
 

@@ -31,8 +31,9 @@ std::vector<Member> Replaced(const std::vector<uint64_t>& holders, const std::ve
 }
 
 LayerPipeline::Beginning BeginningOf(const SessionContext& session, uint32_t layer, bool held, bool takes_over) {
-  // Of methods without statistics no journal has anything.
-  if (takes_over && session.methods.of(layer).needs_statistics()) return LayerPipeline::Beginning::kAwaits;
+  // Of methods without a state no journal has anything.
+  const bool has_any = session.methods.of(layer).StateBytes(session.spec.layers[layer]) > 0;
+  if (takes_over && has_any) return LayerPipeline::Beginning::kAwaits;
   return held ? LayerPipeline::Beginning::kFresh : LayerPipeline::Beginning::kWithout;
 }
 
@@ -46,7 +47,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
   std::vector<std::shared_ptr<LayerPipeline>> owned;
   for (uint32_t layer : install.layers) {
     const auto beginning = BeginningOf(*context, layer, !install.factors_released, takes_over);
-    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context, layer, install.epoch, beginning));
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context, layer, install, beginning));
     if (layers[layer]->awaits()) to_await.push_back(layer);
     layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     owned.push_back(layers[layer]);
@@ -156,7 +157,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
     layers[layer] = layers_[layer];
     if (layers[layer] == nullptr) {
       const auto beginning = BeginningOf(*context_, layer, standing.held, takes_over);
-      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install.epoch, beginning));
+      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install, beginning));
       layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
       if (layers[layer]->awaits()) to_await.push_back(layer);
     }

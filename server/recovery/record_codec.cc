@@ -13,7 +13,7 @@
 namespace precondor::recovery {
 namespace {
 
-constexpr uint32_t kImageFormat = 2;
+constexpr uint32_t kImageFormat = 3;
 
 void PutStep(std::string& out, const LayerStep& at) {
   PutU64(out, at.session_id);
@@ -103,11 +103,16 @@ struct Encoder {
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
-    const bool kept = record.release != 0;
-    EncodedRecord out{.type = kept ? RecordType::kKeptFactors : RecordType::kFactors, .own = {}, .votes = {}};
+    const bool inherited = record.inherited_before != 0;
+    const bool kept = inherited || record.release != 0;
+    const RecordType type = inherited ? RecordType::kInheritedFactors
+                            : kept    ? RecordType::kKeptFactors
+                                      : RecordType::kFactors;
+    EncodedRecord out{.type = type, .own = {}, .votes = {}};
     PutStep(out.own, record.at);
     out.own.push_back(record.held ? 1 : 0);
     if (kept) PutU64(out.own, record.release);
+    if (inherited) PutU64(out.own, record.inherited_before);
     return out;
   }
 };
@@ -171,18 +176,20 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       break;
     }
     case RecordType::kFactors:
-    case RecordType::kKeptFactors: {
+    case RecordType::kKeptFactors:
+    case RecordType::kInheritedFactors: {
       FactorsRecord factors{.at = TakeStep(in)};
       factors.held = in.U8() != 0;
-      if (static_cast<RecordType>(type) == RecordType::kKeptFactors) {
-        factors.release = in.U64();
-        valid = factors.release != 0;
-      }
+      const bool inherited = static_cast<RecordType>(type) == RecordType::kInheritedFactors;
+      const bool kept = inherited || static_cast<RecordType>(type) == RecordType::kKeptFactors;
+      if (kept) factors.release = in.U64();
+      if (inherited) factors.inherited_before = in.U64();
+      valid = inherited ? factors.inherited_before != 0 : kept == (factors.release != 0);
       record = factors;
       break;
     }
     default:
-      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 7, got ", type));
+      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 8, got ", type));
   }
   if (!valid || !in.done()) return Damaged(absl::StrCat("record of type ", type));
   return record;
@@ -210,6 +217,7 @@ std::string EncodeImageHead(const LayerImage& image) {
   PutU64(out, image.factor_version);
   out.push_back(image.held ? 1 : 0);
   PutU64(out, image.release);
+  PutU64(out, image.inherited_before);
   PutU64(out, image.settled.size());
   for (const SettledStep& settled : image.settled) {
     PutU64(out, settled.step);
@@ -232,6 +240,7 @@ absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
   image.factor_version = in.U64();
   image.held = in.U8() != 0;
   if (format > 1) image.release = in.U64();
+  if (format > 2) image.inherited_before = in.U64();
   const uint64_t count = in.U64();
   bool valid = true;
   for (uint64_t i = 0; i < count && in.ok(); ++i) {

@@ -22,7 +22,8 @@ enum class RecordType : uint8_t {
   kFailedUpdate = 4,
   kPlan = 5,
   kFactors = 6,
-  kKeptFactors = 7,  // the same with a release
+  kKeptFactors = 7,       // the same with a release
+  kInheritedFactors = 8,  // the same with the steps whose statistics are in them
 };
 
 // The votes' bytes stay where they are, in the record: it outlives this.

@@ -153,6 +153,7 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   request.set_epoch(install.epoch);
   request.set_goes_back(install.goes_back_to.has_value());
   request.set_resume_step(install.goes_back_to.value_or(0));
+  request.set_went_back_epoch(install.went_back_epoch);
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));
   request.set_factors_released(install.factors_released);
   request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
@@ -179,6 +180,7 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   install.session_id = request.session_id();
   install.epoch = request.epoch();
   if (request.goes_back()) install.goes_back_to = request.resume_step();
+  install.went_back_epoch = request.went_back_epoch();
   PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
   install.factors_released = request.factors_released();

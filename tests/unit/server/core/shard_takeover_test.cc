@@ -54,10 +54,13 @@ class ShardTakeoverTest : public ShardFixture {
     shard->Probe({.from = clock.Monotonic(), .duration = absl::Hours(1)}).IgnoreError();
     Install(epoch);
   }
-  void Install(uint64_t at_epoch, bool released = false) {
+  void Install(uint64_t at_epoch, bool released = false, std::optional<uint64_t> goes_back_to = std::nullopt) {
     epoch = at_epoch;
     SessionInstall install = MakeInstall(epoch);
     install.factors_released = released;
+    install.goes_back_to = goes_back_to;
+    if (goes_back_to.has_value()) went_back_epoch = epoch;
+    install.went_back_epoch = went_back_epoch;
     const absl::Status status = shard->Install(install).status();
     ASSERT_TRUE(status.ok()) << status;
   }
@@ -137,6 +140,7 @@ class ShardTakeoverTest : public ShardFixture {
   TakeoverObserver seen;
   MemoryPeers peers;
   std::shared_ptr<MemoryJournal> own;
+  uint64_t went_back_epoch = 0;
 };
 
 TEST_F(ShardTakeoverTest, AnswersAreAveragesAndThenThoseOfAShardThatWasNeverLost) {
@@ -191,6 +195,132 @@ TEST_F(ShardTakeoverTest, AStepThatIsHalfDoneMeetsTheFactorsWithItsOwnStatistics
     EXPECT_EQ((*reply->result)->factor_version, expected[5][layer].version);
     EXPECT_EQ(reply->values(), expected[5][layer].values);
   }
+}
+
+// The lost shard had applied step 4, and its answer had not arrived.
+TEST_F(ShardTakeoverTest, StatisticsThatTheLostShardHadAppliedCountOnce) {
+  const std::vector<std::vector<Answer>> expected = Undisturbed(9);
+  for (const uint64_t snapshots : {0, 1}) {
+    for (const bool late : {false, true}) {
+      MemoryPeers one;
+      one.Add(Lost(5));
+      options.snapshot_interval_steps = snapshots;
+      const auto journal = std::make_shared<MemoryJournal>();
+      Begin(journal, &one);
+      Install(2);
+      if (late) {
+        one.WorkAll();
+        EXPECT_EQ(AnswersOf(4), expected[4]) << "the answer that was on its way";
+      } else {
+        ExpectAverages(4);
+        one.WorkAll();
+      }
+      EXPECT_EQ(StatsOf(0).factor_version, 5u);
+      EXPECT_EQ(AnswersOf(5), expected[5]);
+      for (uint64_t step = 6; step < 9; ++step) {
+        Restart(journal, nullptr);
+        EXPECT_EQ(AnswersOf(step), expected[step]) << step << " " << snapshots << late;
+      }
+      options.snapshot_interval_steps = 0;
+    }
+  }
+}
+
+TEST_F(ShardTakeoverTest, NeitherDoTheyWithTheShardAfterTheNext) {
+  const std::vector<std::vector<Answer>> expected = Undisturbed(7);
+  for (const uint64_t snapshots : {0, 1}) {
+    MemoryPeers first, second;
+    first.Add(Lost(5));
+    options.snapshot_interval_steps = snapshots;
+    const auto next = std::make_shared<MemoryJournal>();
+    Begin(next, &first);
+    Install(2);
+    first.WorkAll();
+    second.Add(next);
+    Begin(nullptr, &second);
+    Install(3);
+    ExpectAverages(4);
+    second.WorkAll();
+    EXPECT_EQ(AnswersOf(5), expected[5]);
+    EXPECT_EQ(AnswersOf(6), expected[6]);
+    options.snapshot_interval_steps = 0;
+  }
+}
+
+TEST_F(ShardTakeoverTest, StepsThatTheJobGoesBackToCountAnew) {
+  enum class When { kBeforeTheMove, kWithTheMove, kWhileItAwaits, kLater };
+  for (const When when : {When::kBeforeTheMove, When::kWithTheMove, When::kWhileItAwaits, When::kLater}) {
+    went_back_epoch = 0;
+    MemoryPeers one;
+    one.Add(Lost(5));                                       // in epoch 1
+    if (when == When::kBeforeTheMove) went_back_epoch = 2;  // the lost shard never heard of it
+    Begin(std::make_shared<MemoryJournal>(), &one);
+    if (when == When::kWithTheMove) {
+      Install(3, /*released=*/false, 3);
+    } else {
+      Install(3);
+    }
+    if (when == When::kWhileItAwaits) Install(4, /*released=*/false, 3);
+    if (when == When::kLater) {
+      one.WorkAll();
+      Install(4, /*released=*/false, 3);
+      Step(3);
+    } else {
+      ExpectAverages(3);
+      one.WorkAll();
+    }
+    EXPECT_EQ(StatsOf(0).factor_version, 6u) << static_cast<int>(when);
+  }
+}
+
+TEST_F(ShardTakeoverTest, AShardThatWentBackItselfSaysWhatItAppliedSince) {
+  auto lost = std::make_shared<MemoryJournal>();
+  Begin(lost, nullptr);
+  Install(1);
+  for (uint64_t step = 0; step < 5; ++step) AnswersOf(step);
+  Install(2, /*released=*/false, 3);
+  AnswersOf(3);
+  shard = nullptr;
+  peers.Add(lost);
+  Begin(nullptr, &peers);
+  Install(3);
+  ExpectAverages(3);
+  ExpectAverages(4);
+  peers.WorkAll();
+  EXPECT_EQ(StatsOf(0).factor_version, 7u) << "five, step 3 again there, step 4 again here";
+}
+
+// Such factors change with answers, which are not in the log.
+TEST_F(ShardTakeoverTest, FactorsMadeOfGradientsAloneGoOnFromTheSnapshot) {
+  spec.method.name = "kron";
+  options.snapshot_interval_steps = 4;
+  const auto answer = [&](uint64_t step, uint32_t layer) { return SendTo(layer, ContributionKind::kGradient, step); };
+  const auto run = [&](uint64_t from, uint64_t to) {
+    for (uint64_t step = from; step < to; ++step) {
+      for (uint32_t layer : {0, 1}) EXPECT_EQ(answer(step, layer)->decision(), Decision::kPreconditioned) << step;
+    }
+  };
+  const auto lost = std::make_shared<MemoryJournal>();
+  Begin(lost, nullptr);
+  Install(1);
+  run(0, 11);
+  ASSERT_EQ(lost->snapshots(), 2);
+  shard = nullptr;
+  peers.Add(lost);
+  Begin(std::make_shared<MemoryJournal>(), &peers);
+  Install(2);
+  EXPECT_EQ(answer(11, 0)->decision(), Decision::kIdentity);
+  peers.WorkAll();
+  EXPECT_EQ(StatsOf(0).factor_version, 8u);
+  const auto first = answer(12, 0);
+  EXPECT_EQ((*first->result)->factor_version, 9u);
+
+  // The same gradients without the loss.
+  Begin(nullptr, nullptr);
+  Install(1);
+  run(0, 8);
+  ASSERT_TRUE(shard->Resume(Header(ContributionKind::kGradient, 12, 0, 0).key, 0).ok());
+  EXPECT_EQ(answer(12, 0)->values(), first->values());
 }
 
 // At each job of the takeover the process ends, once, and comes back.

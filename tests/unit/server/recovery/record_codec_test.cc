@@ -35,10 +35,12 @@ void ExpectEqual(const LayerStep& got, const LayerStep& expected) {
 TEST(RecordCodec, KeepsAnInstall) {
   InstallRecord record = MakeInstall(7, 3);
   record.install.goes_back_to = 12;
+  record.install.went_back_epoch = 3;
   const SessionInstall got = RoundTrip(record).install;
   EXPECT_EQ(got.session_id, 7u);
   EXPECT_EQ(got.epoch, 3u);
   EXPECT_EQ(got.goes_back_to, 12u);
+  EXPECT_EQ(got.went_back_epoch, 3u);
   EXPECT_EQ(DescribeDifference(got.spec, record.install.spec), "");
   EXPECT_EQ(got.layers, record.install.layers);
   ASSERT_EQ(got.members.size(), 2u);
@@ -65,6 +67,12 @@ TEST(RecordCodec, KeepsUpdatesBitForBit) {
     ExpectEqual(kept.at, record.at);
     EXPECT_EQ(kept.held, held);
     EXPECT_EQ(kept.release, 1ull << 60);
+  }
+  for (const uint64_t release : {0, 9}) {
+    const FactorsRecord inherited =
+        RoundTrip(FactorsRecord{.at = record.at, .held = true, .release = release, .inherited_before = 31});
+    EXPECT_EQ(inherited.release, release);
+    EXPECT_EQ(inherited.inherited_before, 31u);
   }
 }
 
@@ -93,6 +101,7 @@ TEST(RecordCodec, KeepsImages) {
                    .settled = {},
                    .held = false,
                    .release = 77,
+                   .inherited_before = 31,
                    .state = std::string("\0s\xff", 3)};
   image.settled.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
   image.settled.push_back({.step = 30,
@@ -103,6 +112,7 @@ TEST(RecordCodec, KeepsImages) {
   ExpectEqual(got.at, image.at);
   EXPECT_EQ(got.factor_version, 2u);
   EXPECT_FALSE(got.held);
+  EXPECT_EQ(got.inherited_before, 31u);
   EXPECT_EQ(got.state, image.state);
   ASSERT_EQ(got.settled.size(), 2u);
   EXPECT_EQ(got.settled[0].mode, Mode::kFirstOrder);
@@ -113,17 +123,21 @@ TEST(RecordCodec, KeepsImages) {
 }
 
 // Format 1 ends the layer's fields with whether it has factors.
-TEST(RecordCodec, ReadsImagesOfTheFirstFormat) {
+TEST(RecordCodec, ReadsImagesOfEarlierFormats) {
   const LayerImage image{.at = MakeUpdate(7, 1, 3).at, .factor_version = 2, .settled = {}, .held = true, .state = "s"};
   std::string bytes = EncodeImageHead(image) + image.state;
-  bytes[0] = 1;
-  bytes.erase(4 + (8 + 4 + 8 + 8 + 8) + 8 + 1, 8);
-  const LayerImage got = DecodeImage(bytes).value();
-  ExpectEqual(got.at, image.at);
-  EXPECT_EQ(got.factor_version, 2u);
-  EXPECT_TRUE(got.held);
-  EXPECT_EQ(got.release, 0u);
-  EXPECT_EQ(got.state, "s");
+  constexpr size_t kRelease = 4 + (8 + 4 + 8 + 8 + 8) + 8 + 1;
+  for (const char format : {2, 1}) {
+    bytes[0] = format;
+    bytes.erase(kRelease, 8);  // format 3 added one number there, format 2 another
+    const LayerImage got = DecodeImage(bytes).value();
+    ExpectEqual(got.at, image.at);
+    EXPECT_EQ(got.factor_version, 2u);
+    EXPECT_TRUE(got.held);
+    EXPECT_EQ(got.release, 0u);
+    EXPECT_EQ(got.inherited_before, 0u);
+    EXPECT_EQ(got.state, "s");
+  }
 }
 
 TEST(RecordCodec, RefusesWhatItDidNotWrite) {
@@ -134,7 +148,7 @@ TEST(RecordCodec, RefusesWhatItDidNotWrite) {
   }
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update + "x").status()));
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(1, "no message").status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeRecord(8, "").status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeRecord(9, "").status()));
   const ShardRecord planned = PlanRecord{.at = {}, .plan = {}};
   std::string plan = EncodeRecord(planned).value().own;
   plan[36] = 9;  // the mode follows five numbers of 8, 4, 8, 8 and 8 bytes
