@@ -97,7 +97,8 @@ absl::StatusOr<PeerFactorState> PeerReplay::Finish(uint32_t layer) {
   if (!heir.worker->has_factors()) PRECONDOR_RETURN_IF_ERROR(LoadKept(layer, *heir.worker, outcome));
   // Nobody asks here for the window's steps with the factors of their time.
   for (auto& [step, replayed] : outcome.steps) {
-    if (replayed.votes.has_value() && !replayed.failed) heir.worker->Update(*std::move(replayed.votes));
+    if (!replayed.votes.has_value() || replayed.failed || step < outcome.inherited_before) continue;
+    heir.worker->Update(*std::move(replayed.votes));
   }
   if (heir.worker->view().version == 0) {
     return absl::NotFoundError(absl::StrCat("layer ", layer, ": the shard had made no update of it yet"));

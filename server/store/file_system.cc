@@ -7,7 +7,9 @@
 
 namespace precondor::store {
 
-std::string JoinPath(absl::string_view dir, absl::string_view name) { return absl::StrCat(dir, "/", name); }
+std::string JoinPath(absl::string_view dir, absl::string_view name) {
+  return absl::StrCat(dir == "/" ? "" : dir, "/", name);
+}
 
 std::string ParentDir(absl::string_view path) {
   while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);

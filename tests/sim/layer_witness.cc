@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/sim/layer_witness.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tests/sim/encode.h"
@@ -26,13 +27,45 @@ std::string LayerWitness::Text(const std::string& what, uint64_t step) const {
 
 void LayerWitness::WentBack(uint64_t generation) { generation_ = generation; }
 
+LayerWitness::Estate LayerWitness::Leave() const {
+  return {.last = Last(), .last_update = last_update_, .states = states_, .exact = !inexact_ && !awaits_};
+}
+
+void LayerWitness::Awaits() {
+  awaits_ = true;
+  // What was put aside goes, if somebody was on his way before.
+  for (auto& [key, step] : steps_) step.optional = true;
+}
+
+std::string LayerWitness::TakesOver(const std::optional<MethodState>& state, const Estate& estate) {
+  awaits_ = false;
+  released_ = returned_ = false;
+  states_.insert(estate.states.begin(), estate.states.end());
+  base_ = state.value_or(MethodState());
+  if (!state.has_value() && (!estate.exact || estate.last.version == 0)) return "";
+  const auto found = estate.states.find(base_.digest);
+  const bool known = found != estate.states.end() && found->second == base_;
+  if (!inexact_ && (!known || (estate.exact && base_ != estate.last))) {
+    return "I5: layer " + std::to_string(layer_) + " goes on with other factors than its last owner had";
+  }
+  if (estate.exact && estate.last_update.has_value() && estate.last_update->first == generation_) {
+    last_update_ = estate.last_update;
+  }
+  return "";
+}
+
+void LayerWitness::Released() {
+  released_ = true;
+  if (awaits_) Awaits();
+}
+
 std::string LayerWitness::Made() {
   if (replaying_ || inexact_) {
     leaving_ = std::exchange(state_, {});
     return "";
   }
   for (auto& [key, step] : steps_) step.optional = true;
-  const bool allowed = applied_.empty() || released_ || restoring_;
+  const bool allowed = Last().version == 0 || released_ || restoring_;
   return allowed ? "" : "I5: layer " + std::to_string(layer_) + " has lost its factors";
 }
 
@@ -41,7 +74,7 @@ void LayerWitness::Lost(bool machine) {
   unchecked_ = inexact_;
   inexact_ = inexact_ || machine;
   restoring_ = true;
-  replaying_ = !applied_.empty() || inexact_;
+  replaying_ = Last().version > 0 || inexact_;
   state_ = leaving_ = {};
   for (auto& [key, step] : steps_) {
     // Gradients are gathered anew, for the same answer; so are statistics that are not in the factors.
@@ -60,12 +93,12 @@ std::string LayerWitness::Loaded(const MethodState& state) {
   state_ = state;
   if (!restoring_ && !inexact_) {
     returned_ = true;
-    if (state != (applied_.empty() ? MethodState() : applied_.back().after)) {
+    if (state != Last()) {
       return "I5: layer " + std::to_string(layer_) + " returns with other factors than it let go of";
     }
   }
   if (state.version == 0 || unchecked_) return "";
-  if (!inexact_ && !applied_.empty() && state == applied_.back().after) replaying_ = false;
+  if (!inexact_ && state == Last()) replaying_ = false;
   const auto found = states_.find(state.digest);
   if (found != states_.end() && found->second == state) return "";
   return "I5: layer " + std::to_string(layer_) + " comes back with a state that never was";
@@ -91,7 +124,7 @@ std::string LayerWitness::Replayed(const Stacked& update, const MethodState& aft
   }
   state_ = after;
   states_.emplace(after.digest, after);
-  if (!inexact_ && after == applied_.back().after) replaying_ = false;
+  if (!inexact_ && after == Last()) replaying_ = false;
   return "";
 }
 
@@ -130,8 +163,7 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
   if (!step.has_value()) return Text("I2: an update that is not the next step's contributors'; the last one", last);
   // What is queued for the factors that go is still applied to them.
   if (returned_) returned_ = released_ = false;
-  const MethodState before = applied_.empty() ? MethodState() : applied_.back().after;
-  if (after != After(before, update)) return Text("I2: an update of another state than the last", *step);
+  if (after != After(Last(), update)) return Text("I2: an update of another state than the last", *step);
   state_ = after;
   states_.emplace(after.digest, after);
   last_update_ = StepKey{generation_, *step};
@@ -140,11 +172,12 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
 }
 
 std::string LayerWitness::CheckVersion(uint64_t step, uint64_t version) const {
-  if (version > applied_.size()) return Text("I2: a factor version that never was", step);
-  if (version == 0 && released_) return "";
+  if (version == 0 && (released_ || awaits_)) return "";
+  if (version < base_.version || version > Last().version) return Text("I2: a factor version that never was", step);
+  const uint64_t here = version - base_.version;
   const StepKey end{generation_, spec_.staleness_steps > 0 ? step : step + 1};
-  if (version > 0 && applied_[version - 1].step >= end) return Text("I2: factors of a later step", step);
-  if (version < applied_.size() && applied_[version].step < end) return Text("I2: factors of an earlier step", step);
+  if (here > 0 && applied_[here - 1].step >= end) return Text("I2: factors of a later step", step);
+  if (here < applied_.size() && applied_[here].step < end) return Text("I2: factors of an earlier step", step);
   return "";
 }
 
@@ -159,7 +192,8 @@ std::string LayerWitness::CheckBytes(uint64_t step, Mode mode, const GradientRes
   double gain = 1;
   if (mode == Mode::kSecondOrder) {
     if (std::string wrong = CheckVersion(step, result.factor_version); !wrong.empty()) return wrong;
-    if (result.factor_version > 0) gain = GainOf(applied_[result.factor_version - 1].after);
+    const uint64_t here = result.factor_version - std::min(result.factor_version, base_.version);
+    if (result.factor_version > 0) gain = GainOf(here > 0 ? applied_[here - 1].after : base_);
   }
   const bool conditioned = mode == Mode::kSecondOrder && result.factor_version > 0;
   if ((result.decision == Decision::kPreconditioned) != conditioned) return Text("I2: wrong decision", step);

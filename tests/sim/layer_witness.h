@@ -23,15 +23,31 @@ class LayerWitness {
   // `patient`: steps are sealed with everybody, whatever it takes. `late`: the layer comes from another shard, in the
   // middle of the job; of the steps before the first that all ranks send it again, or for the first time, it may not
   // hear enough.
-  LayerWitness(const Oracle& oracle, const SessionSpec& spec, uint32_t layer, bool patient, bool late)
-      : oracle_(oracle), spec_(spec), layer_(layer), patient_(patient), late_(late) {}
+  LayerWitness(const Oracle& oracle, const SessionSpec& spec, uint32_t layer, bool patient, bool late,
+               uint64_t generation)
+      : oracle_(oracle), spec_(spec), layer_(layer), patient_(patient), late_(late), generation_(generation) {}
+
+  using StepKey = std::pair<uint64_t, uint64_t>;  // generation, step
+  // What a layer's next owner may find.
+  struct Estate {
+    MethodState last;                        // of the factors
+    std::optional<StepKey> last_update;      // that is in them
+    std::map<uint64_t, MethodState> states;  // that have ever been
+    bool exact = false;                      // nothing but `last` is to be found
+  };
+  Estate Leave() const;
+  // The shard has the layer without factors, until it has those of the last owner.
+  void Awaits();
+  bool awaits() const { return awaits_; }
+  // They are there (I5: what its last owner came to); nullopt: fresh ones.
+  std::string TakesOver(const std::optional<MethodState>& state, const Estate& estate);
 
   // The shard dropped its open steps: the job begins again with `step`.
   void WentBack(uint64_t generation);
   uint64_t generation() const { return generation_; }
 
   // The shard was told that the factors are not needed; it may take them up again later.
-  void Released() { released_ = true; }
+  void Released();
   // The shard made factors, to load a state into or not (I5: it had none, or was told to let go of them).
   std::string Made();
   // The shard's process died. `machine`: with what its disk had not taken yet, so that what comes after may differ from
@@ -51,7 +67,6 @@ class LayerWitness {
   std::string Answered(const ContributionKey& key, Mode mode, const GradientResult& result);
 
  private:
-  using StepKey = std::pair<uint64_t, uint64_t>;  // generation, step
   struct Step {
     std::map<ContributionKind, Contributors> counted;
     std::optional<GradientResult> answer;
@@ -66,6 +81,8 @@ class LayerWitness {
   std::string Replayed(const Stacked& update, const MethodState& after);
   bool MadeOfSomeStep(const Stacked& update) const;
   std::optional<uint64_t> NextUpdate(const Stacked& update) const;
+  // The factors after all updates.
+  const MethodState& Last() const { return applied_.empty() ? base_ : applied_.back().after; }
   std::string CheckVersion(uint64_t step, uint64_t version) const;
   std::string CheckBytes(uint64_t step, Mode mode, const GradientResult& result) const;
 
@@ -74,15 +91,17 @@ class LayerWitness {
   const uint32_t layer_;
   const bool patient_;
   const bool late_;
-  uint64_t generation_ = 0;
+  uint64_t generation_;
   std::map<StepKey, Step> steps_;
-  std::vector<Applied> applied_;  // by version - 1
+  MethodState base_;              // that the layer began with here
+  std::vector<Applied> applied_;  // by version - base_.version - 1
   std::optional<StepKey> last_update_;
   std::map<uint64_t, MethodState> states_;  // that have ever been, by digest
   MethodState state_;                       // of the factors at present
   MethodState leaving_;                     // of those that the present ones are to replace
   bool replaying_ = false;                  // not yet what it was when it died
   bool restoring_ = false;                  // reading
+  bool awaits_ = false;
   bool inexact_ = false;
   bool unchecked_ = false;
   bool released_ = false;  // and no update has come since the return

@@ -48,13 +48,7 @@ class SimState final : public LayerState {
     return out.Finish();
   }
   absl::Status Load(absl::string_view bytes) override {
-    StateReader in(bytes);
-    PRECONDOR_RETURN_IF_ERROR(in.Begin("sim"));
-    MethodState state;
-    PRECONDOR_ASSIGN_OR_RETURN(state.version, in.Integer("version"));
-    PRECONDOR_ASSIGN_OR_RETURN(state.digest, in.Integer("digest"));
-    PRECONDOR_RETURN_IF_ERROR(in.Finish());
-    state_ = state;
+    PRECONDOR_ASSIGN_OR_RETURN(state_, DecodeState(bytes));
     events_.loaded(layer_.name, state_);
     return absl::OkStatus();
   }
@@ -71,6 +65,16 @@ class SimState final : public LayerState {
 };
 
 }  // namespace
+
+absl::StatusOr<MethodState> DecodeState(absl::string_view bytes) {
+  StateReader in(bytes);
+  PRECONDOR_RETURN_IF_ERROR(in.Begin("sim"));
+  MethodState state;
+  PRECONDOR_ASSIGN_OR_RETURN(state.version, in.Integer("version"));
+  PRECONDOR_ASSIGN_OR_RETURN(state.digest, in.Integer("digest"));
+  PRECONDOR_RETURN_IF_ERROR(in.Finish());
+  return state;
+}
 
 MethodState After(const MethodState& before, const Stacked& update) {
   return {.version = before.version + 1, .digest = Fold(Fold(before.digest, update.a), update.g)};

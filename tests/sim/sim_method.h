@@ -27,6 +27,8 @@ struct MethodState {
 };
 // The state after an update, and what an answer of a state is multiplied by: whole and small, so that products round
 // once.
+// What LayerState::Save wrote.
+absl::StatusOr<MethodState> DecodeState(absl::string_view bytes);
 MethodState After(const MethodState& before, const Stacked& update);
 double GainOf(const MethodState& state);
 

@@ -229,21 +229,24 @@ TEST_F(ShardTakeoverTest, StatisticsThatTheLostShardHadAppliedCountOnce) {
 TEST_F(ShardTakeoverTest, NeitherDoTheyWithTheShardAfterTheNext) {
   const std::vector<std::vector<Answer>> expected = Undisturbed(7);
   for (const uint64_t snapshots : {0, 1}) {
-    MemoryPeers first, second;
-    first.Add(Lost(5));
-    options.snapshot_interval_steps = snapshots;
-    const auto next = std::make_shared<MemoryJournal>();
-    Begin(next, &first);
-    Install(2);
-    first.WorkAll();
-    second.Add(next);
-    Begin(nullptr, &second);
-    Install(3);
-    ExpectAverages(4);
-    second.WorkAll();
-    EXPECT_EQ(AnswersOf(5), expected[5]);
-    EXPECT_EQ(AnswersOf(6), expected[6]);
-    options.snapshot_interval_steps = 0;
+    for (const bool sent_there : {false, true}) {
+      MemoryPeers first, second;
+      first.Add(Lost(5));
+      options.snapshot_interval_steps = snapshots;
+      const auto next = std::make_shared<MemoryJournal>();
+      Begin(next, &first);
+      Install(2);
+      first.WorkAll();
+      if (sent_there) AnswersOf(4);
+      second.Add(next);
+      Begin(nullptr, &second);
+      Install(3);
+      ExpectAverages(4);
+      second.WorkAll();
+      EXPECT_EQ(AnswersOf(5), expected[5]) << snapshots << sent_there;
+      EXPECT_EQ(AnswersOf(6), expected[6]);
+      options.snapshot_interval_steps = 0;
+    }
   }
 }
 

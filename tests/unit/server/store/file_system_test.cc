@@ -156,6 +156,7 @@ TEST_P(FileSystemTest, SaysHowMuchIsFree) { EXPECT_GT(*fs_->FreeSpace(root_), 0u
 
 TEST(PathTest, JoinsAndTakesApart) {
   EXPECT_EQ(JoinPath("a/b", "c"), "a/b/c");
+  EXPECT_EQ(JoinPath("/", "c"), "/c");
   EXPECT_EQ(ParentDir("a/b/c"), "a/b");
   EXPECT_EQ(ParentDir("a/b/"), "a");
   EXPECT_EQ(ParentDir("a"), ".");
