@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "absl/status/statusor.h"
 
@@ -40,18 +41,28 @@ Terms TermsOf(const DeviceMatrix& panels, int64_t count) {
   return {panels.view().data, panels.view().row(panels.rows() / 2), count};
 }
 
+// As the kernels load.
+bool IsAligned(const float* data) { return reinterpret_cast<uintptr_t>(data) % 64 == 0; }
+
 }  // namespace
 
 absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, double shift, absl::Span<const double> weights,
                                      ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y) {
   const int64_t n = m.n(), length = PaddedLength(n), count = v.rows;
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, weights, rows));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix padded, backend.Allocate(2 * count, length));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scratch, backend.Allocate(1, MultiplyScratch(n, count)));
+  const Terms terms = TermsOf(panels, rows.rows);
+  const auto run = [&](const float* in, float* out) {
+    UpdateMultiply(static_cast<float>(scale), shift, terms, TilesOf(m), in, count, out, scratch.view().data);
+  };
+  if (count <= 1 && n == length && IsAligned(v.data) && IsAligned(y.data)) {
+    run(v.data, y.data);
+    return absl::OkStatus();
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix padded, backend.Allocate(2 * count, length));
   const MatrixView in = padded.view().RowRange(0, count), out = padded.view().RowRange(count, count);
   for (int64_t k = 0; k < count; ++k) std::copy_n(v.row(k), n, in.row(k));
-  UpdateMultiply(static_cast<float>(scale), shift, TermsOf(panels, rows.rows), TilesOf(m), in.data, count, out.data,
-                 scratch.view().data);
+  run(in.data, out.data);
   for (int64_t k = 0; k < count; ++k) std::copy_n(out.row(k), n, y.row(k));
   return absl::OkStatus();
 }

@@ -246,6 +246,29 @@ TEST_P(SymmetricConformanceTest, FusedIsUpdateThenMultiplyToTheBit) {
   }
 }
 
+// Whole tiles and views at the beginning of memory may be worked on where they are; others are copied.
+TEST_P(SymmetricConformanceTest, WhereVectorsLieChangesNoBit) {
+  constexpr int64_t kSide = 192;
+  for (const SymmetricStorage storage : Storages()) {
+    SymmetricMatrix m = Compressed(RandomSymmetric(kSide, 3), storage);
+    const Dense random = Random(1, kSide, 5);
+    const std::vector<float> v(random.data.begin(), random.data.end()), nans(kSide, kNaN);
+    std::vector<std::vector<float>> products;
+    for (const int64_t shift : {0, 1}) {
+      DeviceMatrix in = *backend().Allocate(1, kSide + 1), out = *backend().Allocate(1, kSide + 1);
+      const MatrixView in_view(in.view().data + shift, 1, kSide), out_view(out.view().data + shift, 1, kSide);
+      ASSERT_TRUE(backend().Upload(ConstMatrixView(v.data(), 1, kSide), in_view).ok());
+      ASSERT_TRUE(backend().Upload(ConstMatrixView(nans.data(), 1, kSide), out_view).ok());
+      const ConstMatrixView none(in.view().data, 0, kSide);
+      ASSERT_TRUE(backend().SymmetricUpdateMultiply(1.0, 0.0, {}, none, m, in_view, out_view).ok());
+      std::vector<float> product(kSide);
+      ASSERT_TRUE(backend().Download(out_view, MatrixView(product.data(), 1, kSide)).ok());
+      products.push_back(product);
+    }
+    EXPECT_EQ(products[0], products[1]);
+  }
+}
+
 TEST_P(SymmetricConformanceTest, RawMemoryMovesAMatrix) {
   for (const SymmetricStorage storage : Storages()) {
     const SymmetricMatrix from = Compressed(RandomSymmetric(130, 3), storage);
