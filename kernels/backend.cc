@@ -320,12 +320,19 @@ absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const 
   return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, rule, u);
 }
 
-absl::Status Backend::DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u) {
+bool Backend::KnowsProducts(ProductPrecision precision) const { return DoKnowsProducts(precision); }
+
+absl::Status Backend::DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u,
+                                        ProductPrecision precision) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("DensePrecondition", "d", d));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DensePrecondition", "l", l, d.rows, d.rows));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DensePrecondition", "r", r, d.cols, d.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DensePrecondition", "u", u, d.rows, d.cols));
-  return d.size() == 0 ? absl::OkStatus() : DoDensePrecondition(l, r, d, u);
+  if (!KnowsProducts(precision)) {
+    return absl::UnimplementedError(
+        absl::StrCat("DensePrecondition: precision: expected F32, all that this ", name(), " backend knows, got BF16"));
+  }
+  return d.size() == 0 ? absl::OkStatus() : DoDensePrecondition(l, r, d, precision, u);
 }
 
 absl::Status Backend::FillNormal(const CounterRandom& random, MatrixView x) {
@@ -379,7 +386,8 @@ absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, cons
   return ScaleBy(scale, u);
 }
 
-absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u) {
+absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision,
+                                          MatrixView u) {
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, Allocate(d.rows, d.cols));
   PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, l, Transpose::kNo, d, Transpose::kNo, 0.0, half.view()));
   return Gemm(1.0, half.view(), Transpose::kNo, r, Transpose::kNo, 0.0, u);

@@ -71,6 +71,9 @@ enum class Transpose : bool { kNo = false, kYes = true };
 // The side of a product that a triangular matrix comes from.
 enum class From : bool { kLeft = false, kRight = true };
 
+// What the factors of a product are rounded to before it; its sums are f32.
+enum class ProductPrecision : uint8_t { kF32, kBf16 };
+
 // One side of J = c (I - P' S P) with P [n, d] (vectors as rows) and S symmetric [n, n]; n == 0 means J = c I.
 struct LowRankInverse {
   double c = 1.0;
@@ -169,8 +172,12 @@ class Backend {
   // product. The rule's errors are passed on; u is unspecified then.
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                    LengthRule rule, MatrixView u);
-  // u = l d r for dense symmetric l [m, m], r [n, n]. u must not alias.
-  absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
+  // u = l d r for dense symmetric l [m, m], r [n, n]. u must not alias. Unimplemented where !KnowsProducts(precision).
+  // kBf16 rounds l, r, d and what becomes of d on the way: each may be off by 2^-9 of its elements.
+  absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u,
+                                 ProductPrecision precision = ProductPrecision::kF32);
+  // All backends know kF32.
+  bool KnowsProducts(ProductPrecision precision) const;
   // x_ij = number i cols + j of `random`'s standard normals.
   absl::Status FillNormal(const CounterRandom& random, MatrixView x);
   // m = scale m + shift I + sum_i weights[i] rows_i rows_i', for rows [p, n]; then y = v m for v, y [k, n], of the m
@@ -228,7 +235,10 @@ class Backend {
                                              ConstMatrixView d, MatrixView u);
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                              ConstMatrixView d, LengthRule rule, MatrixView u);
-  virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u);
+  // The default knows kF32 alone.
+  virtual bool DoKnowsProducts(ProductPrecision precision) const { return precision == ProductPrecision::kF32; }
+  virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d,
+                                           ProductPrecision precision, MatrixView u);
   // The three defaults go tile by tile through the primitives; they know f32 storage alone.
   virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
   virtual absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,

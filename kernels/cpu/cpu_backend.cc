@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/block_cache.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/lapack.h"
@@ -374,6 +375,26 @@ class CpuBackend final : public Backend {
     absl::Status status = cpu::LowRankPrecondition(out_side, in_side, d, rule, scratch, u);
     memory_.Free(scratch, elements);
     return status;
+  }
+
+  bool DoKnowsProducts(ProductPrecision precision) const override {
+    return precision == ProductPrecision::kF32 || cpu::KnowsBf16();
+  }
+  absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
+                                   MatrixView u) override {
+    const bool bf16 = precision == ProductPrecision::kBf16;
+    const int64_t elements = bf16 ? cpu::Bf16Scratch(d.rows, d.cols) : d.size();
+    PRECONDOR_ASSIGN_OR_RETURN(float* const scratch, memory_.AllocateUnset(elements));
+    bool made = true;
+    if (bf16) {
+      made = cpu::Bf16Precondition(l, r, d, scratch, u);
+    } else {
+      const MatrixView half(scratch, d.rows, d.cols);
+      cpu::Gemm(1.0, l, Transpose::kNo, d, Transpose::kNo, 0.0, half);
+      cpu::Gemm(1.0, half, Transpose::kNo, r, Transpose::kNo, 0.0, u);
+    }
+    memory_.Free(scratch, elements);
+    return made ? absl::OkStatus() : absl::InternalError("DensePrecondition: oneDNN made no bf16 product");
   }
 
 #ifdef PRECONDOR_HAVE_HIGHWAY

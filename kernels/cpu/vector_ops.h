@@ -15,6 +15,10 @@ double Dot(const float* x, const float* y, int64_t n);
 double WeightedSquare(const float* weights, const float* x, int64_t n);
 // y_i = scale x_i. x may be y.
 void Scale(float scale, const float* x, int64_t n, float* y);
+// y_i = x_i as bf16, rounded to nearest even; a NaN may become any number.
+void RoundToBf16(const float* x, int64_t n, uint16_t* y);
+// out_i = low_i as bf16 in the lower half and high_i in the upper one; 0 there where `high` is null.
+void PairAsBf16(const float* low, const float* high, int64_t n, uint32_t* out);
 // out[i] = rows_i . x in f32, in one pass over the rows at the speed of memory.
 void RowProducts(ConstMatrixView rows, const float* x, float* out);
 

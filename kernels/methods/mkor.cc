@@ -235,7 +235,7 @@ class MkorState final : public LayerState {
     }
     const double scale = (out.dense ? out.c / out_scale : 1.0) * (in.dense ? in.c / in_scale : 1.0);
     if (out.dense && in.dense) {
-      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.matrix, in.matrix, d, u));
+      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.matrix, in.matrix, d, u, config_.products));
       return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
     }
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.Allocate(d.rows, d.cols));
@@ -275,7 +275,8 @@ class Mkor final : public Method {
     for (int64_t d : AllBlocks(layer)) update += FactorScratchBytes(config_, d, vectors_per_step);
     const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
     const int64_t tile = layer.d_out * layer.d_in + 4 * rank * (layer.d_out + layer.d_in) + 6 * rank * rank;
-    return update + tile * static_cast<int64_t>(sizeof(float));
+    const int64_t rounded = config_.products == ProductPrecision::kBf16 ? RoundedElements(layer) : 0;
+    return update + (tile + rounded) * static_cast<int64_t>(sizeof(float));
   }
 
   double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const override {
@@ -303,12 +304,24 @@ class Mkor final : public Method {
   }
 
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
+    if (!backend.KnowsProducts(config_.products)) {
+      return absl::UnimplementedError(
+          absl::StrCat("method mkor: option products: expected F32, as this machine's ", backend.name(),
+                       " backend has no products of bf16 (docs/methods/mkor.md), got BF16"));
+    }
     auto state = std::make_unique<MkorState>(config_, layer, backend);
     PRECONDOR_RETURN_IF_ERROR(state->Init());
     return std::unique_ptr<LayerState>(std::move(state));
   }
 
  private:
+  // What both factors and two matrices of a tile's size take in 16 bits, filled up to whole blocks, in floats.
+  static int64_t RoundedElements(const LayerSpec& layer) {
+    constexpr int64_t kFill = 64;
+    const int64_t m = layer.d_out + kFill, n = layer.d_in + kFill;
+    return (m * m + 2 * m * n + n * n) / 2;
+  }
+
   std::vector<int64_t> AllBlocks(const LayerSpec& layer) const {
     std::vector<int64_t> sizes = BlockSizes(layer.d_in, config_.max_factor_dim);
     for (int64_t size : BlockSizes(layer.d_out, config_.max_factor_dim)) sizes.push_back(size);

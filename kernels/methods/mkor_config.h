@@ -18,10 +18,11 @@ enum class Representation : uint8_t { kAuto, kDense, kLowRank };
 struct MkorConfig {
   UpdateRule rule = UpdateRule::kExactDamped;
   Representation representation = Representation::kAuto;
-  SymmetricStorage storage = SymmetricStorage::kF32;  // of dense factors that UsesDeferred
-  int64_t rank = 64;                                  // columns kept per factor in the low-rank form
-  double gamma = 0.95;                                // decay of one statistic step
-  double damping = 1.0;                               // lambda, relative to the mean eigenvalue
+  SymmetricStorage storage = SymmetricStorage::kF32;   // of dense factors that UsesDeferred
+  ProductPrecision products = ProductPrecision::kF32;  // of preconditions with two dense sides
+  int64_t rank = 64;                                   // columns kept per factor in the low-rank form
+  double gamma = 0.95;                                 // decay of one statistic step
+  double damping = 1.0;                                // lambda, relative to the mean eigenvalue
   ScalingPolicy scaling;
   double clip = 100;              // REFERENCE: clamp of the vectors' elements; PUBLISHED: cap of max |J|
   double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I

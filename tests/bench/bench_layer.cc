@@ -58,11 +58,12 @@ std::vector<double> Damped(const std::vector<std::vector<float>>& steps, const s
 
 absl::StatusOr<std::unique_ptr<BenchLayer>> BenchLayer::Make(int64_t d_out, int64_t d_in,
                                                              const std::string& representation, int64_t rank,
-                                                             const std::string& scaling) {
+                                                             const std::string& scaling, const std::string& products) {
   MethodConfig config;
   config.options["representation"] = representation;
   if (rank > 0) config.options["rank"] = static_cast<double>(rank);
   config.options["scaling"] = scaling;
+  config.options["products"] = products;
   config.options["gamma"] = kGamma;
   config.options["damping"] = kDamping;
   auto layer = std::make_unique<BenchLayer>();
@@ -98,11 +99,18 @@ absl::Status BenchLayer::Feed(uint32_t seed) {
   return status;
 }
 
-absl::StatusOr<double> BenchLayer::RelativeError() {
+absl::StatusOr<std::vector<float>> BenchLayer::Answer() {
   std::vector<float> u(host_d_.size());
   absl::Status status = Precondition();
   if (status.ok()) status = backend_->Download(u_.view(), {u.data(), d_out_, d_in_});
   if (!status.ok()) return status;
+  return u;
+}
+
+absl::StatusOr<double> BenchLayer::RelativeError() {
+  const absl::StatusOr<std::vector<float>> answer = Answer();
+  if (!answer.ok()) return answer.status();
+  const std::vector<float>& u = *answer;
   const std::vector<float> random = Gaussian(d_in_, 3);
   const std::vector<double> w(random.begin(), random.end());
   const std::vector<double> got = Damped(fed_g_, Times(u, Damped(fed_a_, w)));

@@ -20,10 +20,11 @@ class BenchLayer {
  public:
   static constexpr int64_t kVectors = 16;  // of a statistic step: 4 workers x 4 sketches
 
-  // `representation` and `scaling` as in docs/methods/mkor.md; rank 0: the method's default.
+  // `representation`, `scaling` and `products` as in docs/methods/mkor.md; rank 0: the method's default.
   static absl::StatusOr<std::unique_ptr<BenchLayer>> Make(int64_t d_out, int64_t d_in,
                                                           const std::string& representation, int64_t rank,
-                                                          const std::string& scaling = "NONE");
+                                                          const std::string& scaling = "NONE",
+                                                          const std::string& products = "F32");
 
   absl::Status Feed(uint32_t seed);                                         // Gaussian vectors, then Update
   absl::Status Update() { return state_->Update({a_.view(), g_.view()}); }  // with the vectors fed last
@@ -31,6 +32,9 @@ class BenchLayer {
 
   // Columns in use of both factors together: what a precondition really multiplies with.
   int64_t ranks() const { return state_->summary().input_rank + state_->summary().output_rank; }
+
+  // U, rows one behind the other.
+  absl::StatusOr<std::vector<float>> Answer();
 
   // |A U B w - D w| / |D w| in double, with U = A^-1 D B^-1 as computed, w random, and A and B the damped averages of
   // all that was fed, written from the definition. With NORM_RESCALE both are scaled to length 1, and |U| is compared

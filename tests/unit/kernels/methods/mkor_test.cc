@@ -170,11 +170,40 @@ TEST(MkorTest, AFailureOfOneSideLeavesBoth) {
   }
 }
 
+// Three digits, and not F32's answer by another name; a backend without such products refuses to begin.
+TEST(MkorTest, ProductsOfBf16AreAChoiceThatAMachineMayNotHave) {
+  const LayerSpec layer{"layer", 80, 70, false};
+  MethodConfig config = Config("EXACT_DAMPED", "DENSE");
+  const std::unique_ptr<Method> plain = MakeMkor(config).value();
+  config.options["products"] = std::string("BF16");
+  const std::unique_ptr<Method> method = MakeMkor(config).value();
+  const std::unique_ptr<Backend> cpu = MakeTestBackend();
+  ForwardingBackend without(*cpu);
+  const absl::Status refused = method->MakeState(layer, without).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("option products: expected F32"));
+  if (!cpu->KnowsProducts(ProductPrecision::kBf16)) GTEST_SKIP() << "no oneDNN, or no AVX512_BF16";
+  LayerDriver exact(*plain, layer, *cpu), rounded(*method, layer, *cpu);
+  VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
+  for (int step = 0; step < 20; ++step) {
+    const reference::Vectors va = a.Next(4), vg = g.Next(4);
+    ASSERT_TRUE(exact.Update(va, vg).ok());
+    ASSERT_TRUE(rounded.Update(va, vg).ok());
+  }
+  const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
+  const double difference = RelativeDifference(*rounded.Precondition(d), *exact.Precondition(d));
+  EXPECT_LE(difference, 1e-2);
+  EXPECT_GE(difference, 1e-4);
+}
+
 // What admission counts on, with the backend's own kernels and not a backend that counts: with not a byte more they do.
 TEST(MkorTest, StateAndScratchAreAllThatALayerTakes) {
-  for (const auto& [m, n, rank] : {std::tuple<int64_t, int64_t, int64_t>(48, 96, 16), {96, 48, 24}, {40, 40, 40}}) {
-    MethodConfig config = Config("EXACT_DAMPED", "LOW_RANK");
-    config.options["rank"] = static_cast<double>(rank);
+  const bool bf16 = MakeTestBackend()->KnowsProducts(ProductPrecision::kBf16);
+  for (const auto& [m, n, rank] :
+       {std::tuple<int64_t, int64_t, int64_t>(48, 96, 16), {96, 48, 24}, {40, 40, 40}, {65, 33, 0}, {200, 300, 0}}) {
+    MethodConfig config = Config("EXACT_DAMPED", rank > 0 ? "LOW_RANK" : "DENSE");
+    if (rank > 0) config.options["rank"] = static_cast<double>(rank);
+    if (bf16) config.options["products"] = std::string("BF16");
     const std::unique_ptr<Method> method = MakeMkor(config).value();
     const LayerSpec layer{"layer", m, n, false};
     const int64_t k = 4, own = (2 * m * n + k * (m + n)) * static_cast<int64_t>(sizeof(float));
