@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the update of a low-rank factor grows with its dimension: one vector a step, r = 128, EXACT_DAMPED. All sizes are
 // measured in turns, each over so many factors that none is still in a cache when its turn comes again, as in a model's
-// step, and for as many updates as lie between two recompressions. Time is the thread's processor time; the exponent is
-// the median of the turns' exponents, so that what else runs on the machine slows all sizes of one. Before that an
-// answer of each size is compared with the definition in doubles.
+// step, with the window full. Time is the thread's processor time; the exponent is the median of the turns' exponents,
+// so that what else runs on the machine slows all sizes of one. Before that an answer of each size is compared with the
+// definition in doubles.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -24,7 +24,7 @@ namespace precondor {
 namespace {
 
 constexpr int64_t kRank = 128;
-constexpr int64_t kSteps = kRank / 2;  // of a turn: each factor recompresses once
+constexpr int64_t kSteps = kRank / 2;  // of a turn
 
 MkorConfig Config() {
   MkorConfig config;
