@@ -32,6 +32,29 @@ absl::Status CheckName(absl::string_view name) {
                  absl::StrCat("\"", name.substr(0, 128), "\" (", name.size(), " bytes)"));
 }
 
+std::string DimsText(const std::vector<int64_t>& dims) { return absl::StrCat("[", absl::StrJoin(dims, ", "), "]"); }
+
+// d_out and d_in are within their bounds.
+absl::Status CheckTensor(absl::string_view field, const LayerSpec& layer) {
+  if (layer.shape.empty()) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(
+      CheckRange(absl::StrCat(field, " shape: dimensions"), layer.shape.size(), 1, kMaxTensorDims));
+  if (layer.has_bias) {
+    return Invalid(absl::StrCat(field, " shape"), "none with has_bias, whose column is not the tensor's",
+                   DimsText(layer.shape));
+  }
+  const int64_t expected = layer.d_out * layer.d_in;
+  int64_t elements = 1;
+  for (size_t i = 0; i < layer.shape.size(); ++i) {
+    PRECONDOR_RETURN_IF_ERROR(CheckRange(absl::StrCat(field, " shape[", i, "]"), layer.shape[i], 1, kMaxDimension));
+    if (elements <= expected) elements *= layer.shape[i];  // 2^40 2^20 at most
+  }
+  if (elements == expected) return absl::OkStatus();
+  return Invalid(absl::StrCat(field, " shape"),
+                 absl::StrCat("d_out d_in = ", layer.d_out, " x ", layer.d_in, " = ", expected, " elements"),
+                 DimsText(layer.shape));
+}
+
 absl::Status CheckLayers(const std::vector<LayerSpec>& layers) {
   PRECONDOR_RETURN_IF_ERROR(CheckRange("layers: count", layers.size(), 1, kMaxLayers));
   absl::flat_hash_set<absl::string_view> names;
@@ -47,6 +70,7 @@ absl::Status CheckLayers(const std::vector<LayerSpec>& layers) {
     PRECONDOR_RETURN_IF_ERROR(CheckRange(absl::StrCat(field, " d_out"), layer.d_out, 1, kMaxDimension));
     PRECONDOR_RETURN_IF_ERROR(
         CheckRange(absl::StrCat(field, " d_in"), layer.d_in, layer.has_bias ? 2 : 1, kMaxDimension));
+    PRECONDOR_RETURN_IF_ERROR(CheckTensor(field, layer));
   }
   return absl::OkStatus();
 }
@@ -68,7 +92,8 @@ std::string MethodText(const MethodConfig& method) {
 }
 
 std::string LayerText(const LayerSpec& layer) {
-  return absl::StrCat("\"", layer.name, "\" [", layer.d_out, ", ", layer.d_in, "]", layer.has_bias ? " with bias" : "");
+  return absl::StrCat("\"", layer.name, "\" [", layer.d_out, ", ", layer.d_in, "]", layer.has_bias ? " with bias" : "",
+                      layer.shape.empty() ? "" : absl::StrCat(" of shape ", DimsText(layer.shape)));
 }
 
 std::string LayersDifference(const std::vector<LayerSpec>& have, const std::vector<LayerSpec>& want) {
@@ -144,6 +169,10 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
                                                  ", which this release does not serve"));
   }
   return absl::OkStatus();
+}
+
+std::vector<int64_t> TensorDims(const LayerSpec& layer) {
+  return layer.shape.empty() ? std::vector<int64_t>{layer.d_out, layer.d_in} : layer.shape;
 }
 
 std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want) {

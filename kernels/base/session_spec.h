@@ -36,6 +36,9 @@ struct LayerSpec {
   int64_t d_out = 0;
   int64_t d_in = 0;
   bool has_bias = false;
+  // The dimensions of the tensor that W is, of which its elements are the same row-major sequence: d_out d_in in all.
+  // For methods with a factor for each dimension (kron, soap); what travels is W. Empty: W's own.
+  std::vector<int64_t> shape = {};
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -79,12 +82,16 @@ struct SessionSpec {
 // Limits that a spec is held to, so that sizes fit 64 bits with room to spare.
 inline constexpr int64_t kMaxDimension = int64_t{1} << 20;
 inline constexpr int64_t kMaxLayers = 1 << 16;
+inline constexpr int64_t kMaxTensorDims = 8;
 inline constexpr int32_t kMaxWorldSize = 1 << 16;
 inline constexpr int32_t kMaxSketches = 16;
 
 // InvalidArgument that names the field (for a layer its index and name), what was expected and what came.
 // Checks everything but the method's options, which the registry checks.
 absl::Status ValidateSessionSpec(const SessionSpec& spec);
+
+// `shape`, or {d_out, d_in} where there is none.
+std::vector<int64_t> TensorDims(const LayerSpec& layer);
 
 // The first field in which two specs differ, with both values, for messages; empty when they are equal.
 std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want);

@@ -15,6 +15,7 @@
 #include "kernels/methods/gradient.h"
 #include "kernels/methods/kron_block.h"
 #include "kernels/methods/kron_config.h"
+#include "kernels/methods/kron_division.h"
 #include "kernels/methods/state_codec.h"
 
 namespace precondor {
@@ -24,45 +25,15 @@ constexpr absl::string_view kName = "kron";
 constexpr int64_t kElementBytes = sizeof(float);
 
 // What of the configuration the factors depend on; rms_clip acts on answers alone.
-std::string StateText(const KronConfig& c) {
+std::string StateText(const KronConfig& c, const LayerSpec& layer, const KronDivision& division) {
   return absl::StrFormat(
-      "variant %d momentum %.17g precondition_lr %.17g init_scale %.17g update %.17g %.17g %.17g %.17g balance %.17g "
+      "%svariant %d momentum %.17g precondition_lr %.17g init_scale %.17g update %.17g %.17g %.17g %.17g balance %.17g "
       "max_size_triangular %d memory_save_mode %d block_size %d seed %d",
-      static_cast<int>(c.variant), c.momentum, c.precondition_lr, c.init_scale, c.max_update_probability,
-      c.min_update_probability, c.update_decay, c.update_flat_steps, c.balance_probability, c.max_size_triangular,
-      static_cast<int>(c.memory_save_mode), c.block_size, c.seed);
+      layer.shape.empty() ? "" : absl::StrCat("sides ", division.Text(), " "), static_cast<int>(c.variant), c.momentum,
+      c.precondition_lr, c.init_scale, c.max_update_probability, c.min_update_probability, c.update_decay,
+      c.update_flat_steps, c.balance_probability, c.max_size_triangular, static_cast<int>(c.memory_save_mode),
+      c.block_size, c.seed);
 }
-
-// A rectangle of the gradient.
-struct Tile {
-  int64_t row = 0;
-  int64_t rows = 0;
-  int64_t col = 0;
-  int64_t cols = 0;
-
-  MatrixView Of(MatrixView x) const { return MatrixView(x.row(row) + col, rows, cols, x.stride); }
-};
-
-// How a layer is divided; all tiles of a side are diagonal or none is.
-struct Division {
-  bool diagonal_rows = false;
-  bool diagonal_cols = false;
-  std::vector<Tile> tiles;  // row after row
-
-  Division(const KronConfig& config, const LayerSpec& layer)
-      : diagonal_rows(config.DiagonalRows(layer.d_out, layer.d_in)),
-        diagonal_cols(config.DiagonalColumns(layer.d_out, layer.d_in)) {
-    int64_t row = 0;
-    for (const int64_t rows : config.Blocks(layer.d_out, diagonal_rows)) {
-      int64_t col = 0;
-      for (const int64_t cols : config.Blocks(layer.d_in, diagonal_cols)) {
-        tiles.push_back({row, rows, col, cols});
-        col += cols;
-      }
-      row += rows;
-    }
-  }
-};
 
 class KronState final : public LayerState {
  public:
@@ -85,17 +56,20 @@ class KronState final : public LayerState {
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix momentum, backend_.Allocate(d.rows, d.cols));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(momentum_.view(), momentum.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - config_.momentum, d, config_.momentum, momentum.view()));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix work, Contiguous(u));
+    const MatrixView x = work.empty() ? u : work.view();
     const uint64_t n = version_ + 1;
-    PRECONDOR_RETURN_IF_ERROR(Debias(momentum.view(), n, u));
+    PRECONDOR_RETURN_IF_ERROR(Debias(momentum.view(), n, x));
     const bool due = static_cast<double>(since_update_ + 1) >= 1 / config_.UpdateProbability(n);
-    PRECONDOR_ASSIGN_OR_RETURN(const double mean, Mean(u));
+    PRECONDOR_ASSIGN_OR_RETURN(const double mean, Mean(x));
     std::vector<KronBlock> blocks;
     // A layer without any gradient shows nothing to whiten, and its factors would only grow.
     const bool updated = due && mean > 0;
     if (updated) {
-      PRECONDOR_ASSIGN_OR_RETURN(blocks, UpdatedBlocks(mean, u));
+      PRECONDOR_ASSIGN_OR_RETURN(blocks, UpdatedBlocks(mean, x));
     }
-    PRECONDOR_RETURN_IF_ERROR(Answer(updated ? blocks : blocks_, u));
+    PRECONDOR_RETURN_IF_ERROR(Answer(updated ? blocks : blocks_, x));
+    if (!work.empty()) PRECONDOR_RETURN_IF_ERROR(backend_.Copy(x, u));
     momentum_ = std::move(momentum);
     version_ = n;
     since_update_ = due ? 0 : since_update_ + 1;
@@ -110,13 +84,16 @@ class KronState final : public LayerState {
     if (version_ == 0) {
       return absl::FailedPreconditionError(absl::StrCat("layer ", layer_.name, ": expected a gradient before"));
     }
-    PRECONDOR_RETURN_IF_ERROR(Debias(momentum_.view(), version_, u));
-    return Answer(blocks_, u);
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix work, Contiguous(u));
+    const MatrixView x = work.empty() ? u : work.view();
+    PRECONDOR_RETURN_IF_ERROR(Debias(momentum_.view(), version_, x));
+    PRECONDOR_RETURN_IF_ERROR(Answer(blocks_, x));
+    return work.empty() ? absl::OkStatus() : backend_.Copy(x, u);
   }
 
   absl::StatusOr<std::string> Save() const override {
     StateWriter out(kName, static_cast<size_t>(bytes()));
-    out.Text(StateText(config_));
+    out.Text(StateText(config_, layer_, division_));
     out.Integer(version_);
     out.Integer(updates_);
     out.Integer(since_update_);
@@ -144,21 +121,35 @@ class KronState final : public LayerState {
   Summary summary() const override {
     const char* const whole = config_.variant == KronVariant::kTriangular ? "triangular" : "dense";
     Summary summary;
-    summary.input_representation = division_.diagonal_cols ? "diagonal" : whole;
-    summary.output_representation = division_.diagonal_rows ? "diagonal" : whole;
+    const std::vector<bool>& diagonal = division_.sides.diagonal;
+    summary.input_representation =
+        std::all_of(diagonal.begin() + (diagonal.size() > 1 ? 1 : 0), diagonal.end(), [](bool side) { return side; })
+            ? "diagonal"
+            : whole;
+    summary.output_representation = diagonal.front() ? "diagonal" : whole;
     return summary;
   }
 
  private:
   absl::StatusOr<std::vector<KronBlock>> MakeBlocks() const {
     std::vector<KronBlock> blocks;
-    for (const Tile& tile : division_.tiles) {
-      PRECONDOR_ASSIGN_OR_RETURN(
-          KronBlock block,
-          KronBlock::Make(config_, tile.rows, tile.cols, division_.diagonal_rows, division_.diagonal_cols, backend_));
+    for (const KronTile& tile : division_.tiles) {
+      PRECONDOR_ASSIGN_OR_RETURN(KronBlock block, KronBlock::Make(config_, tile.sides, backend_));
       blocks.push_back(std::move(block));
     }
     return blocks;
+  }
+
+  // Where the answer is made when it cannot be in u; otherwise empty.
+  absl::StatusOr<DeviceMatrix> Contiguous(ConstMatrixView u) const {
+    if (division_.is_matrix || u.contiguous()) return DeviceMatrix();
+    return backend_.Allocate(u.rows, u.cols);
+  }
+
+  // The tile's elements as its block takes them, in memory of their own.
+  absl::StatusOr<DeviceMatrix> AllocateTile(const KronTile& tile) const {
+    const int64_t rows = tile.sides.sizes[0];
+    return backend_.Allocate(rows, tile.sides.elements() / rows);
   }
 
   // u = the momentum of n gradients without its bias towards 0.
@@ -189,13 +180,14 @@ class KronState final : public LayerState {
     const bool balance = DrawsBalance();
     std::vector<KronBlock> blocks;
     for (size_t i = 0; i < blocks_.size(); ++i) {
-      const Tile& tile = division_.tiles[i];
+      const KronTile& tile = division_.tiles[i];
       PRECONDOR_ASSIGN_OR_RETURN(KronBlock block, blocks_[i].Clone(backend_));
       if (balance) PRECONDOR_RETURN_IF_ERROR(block.Balance(backend_));
-      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.Allocate(tile.rows, tile.cols));
-      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix g, backend_.Allocate(tile.rows, tile.cols));
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, AllocateTile(tile));
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix g, AllocateTile(tile));
       PRECONDOR_RETURN_IF_ERROR(backend_.FillNormal(CounterRandom(Key(kProbe, i)), v.view()));
-      PRECONDOR_RETURN_IF_ERROR(backend_.Copy(tile.Of(u), g.view()));
+      PRECONDOR_RETURN_IF_ERROR(division_.is_matrix ? backend_.Copy(KronDivision::Rectangle(tile, u), g.view())
+                                                    : division_.CopyOut(tile, u, g.view(), backend_));
       PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(damping, v.view(), 1.0, g.view()));
       PRECONDOR_RETURN_IF_ERROR(block.Update(config_, backend_, g.view(), v.view()));
       blocks.push_back(std::move(block));
@@ -206,7 +198,15 @@ class KronState final : public LayerState {
   // u comes as the momentum and becomes the answer.
   absl::Status Answer(const std::vector<KronBlock>& blocks, MatrixView u) const {
     for (size_t i = 0; i < blocks.size(); ++i) {
-      PRECONDOR_RETURN_IF_ERROR(blocks[i].Apply(config_, backend_, division_.tiles[i].Of(u)));
+      const KronTile& tile = division_.tiles[i];
+      if (division_.is_matrix) {
+        PRECONDOR_RETURN_IF_ERROR(blocks[i].Apply(config_, backend_, KronDivision::Rectangle(tile, u)));
+        continue;
+      }
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix part, AllocateTile(tile));
+      PRECONDOR_RETURN_IF_ERROR(division_.CopyOut(tile, u, part.view(), backend_));
+      PRECONDOR_RETURN_IF_ERROR(blocks[i].Apply(config_, backend_, part.view()));
+      PRECONDOR_RETURN_IF_ERROR(division_.CopyIn(tile, part.view(), u, backend_));
     }
     PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(u, u));
     if (!std::isfinite(square)) {
@@ -220,7 +220,7 @@ class KronState final : public LayerState {
   absl::Status TakeOver(absl::string_view bytes) {
     StateReader in(bytes);
     PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
-    PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_)));
+    PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_, layer_, division_)));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t updates, in.Integer("updates"));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t since_update, in.Integer("since_update"));
@@ -242,7 +242,7 @@ class KronState final : public LayerState {
 
   const KronConfig config_;
   const LayerSpec layer_;
-  const Division division_;
+  const KronDivision division_;
   Backend& backend_;
   DeviceMatrix momentum_;
   std::vector<KronBlock> blocks_;
@@ -259,31 +259,33 @@ class Kron final : public Method {
   bool needs_global_scale() const override { return false; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {
-    return (layer.d_out * layer.d_in + FactorElements(Division(config_, layer))) * kElementBytes;
+    return (layer.d_out * layer.d_in + FactorElements(KronDivision(config_, layer))) * kElementBytes;
   }
 
-  // The momentum and the factors aside, a tile's gradient and probe, and what the update of its factors takes.
+  // The momentum and the factors aside, a tile's gradient and probe, and what the update of its factors takes; of a
+  // tensor also the answer while it is made.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
-    const Division division(config_, layer);
+    const KronDivision division(config_, layer);
     int64_t largest = 0;
-    for (const Tile& tile : division.tiles) {
-      const int64_t update =
-          KronBlock::ScratchElements(config_, tile.rows, tile.cols, division.diagonal_rows, division.diagonal_cols);
-      largest = std::max(largest, 2 * tile.rows * tile.cols + update);
+    for (const KronTile& tile : division.tiles) {
+      largest = std::max(largest, 2 * tile.sides.elements() + KronBlock::ScratchElements(config_, tile.sides));
     }
-    return (layer.d_out * layer.d_in + FactorElements(division) + largest) * kElementBytes;
+    const int64_t answers = division.is_matrix ? 1 : 2;
+    return (answers * layer.d_out * layer.d_in + FactorElements(division) + largest) * kElementBytes;
   }
 
   // Two products a side and answer; an update, at the rate it comes to in the end, takes three more and two Gram
   // matrices a side.
   double StepFlops(const LayerSpec& layer, int64_t) const override {
-    const Division division(config_, layer);
+    const KronDivision division(config_, layer);
     const double dense = config_.variant == KronVariant::kTriangular ? 1 : 2;
     double flops = 0;
-    for (const Tile& tile : division.tiles) {
-      const double sides =
-          static_cast<double>((division.diagonal_rows ? 1 : tile.rows) + (division.diagonal_cols ? 1 : tile.cols));
-      const double product = static_cast<double>(tile.rows) * static_cast<double>(tile.cols) * sides;
+    for (const KronTile& tile : division.tiles) {
+      double sides = 0;
+      for (size_t mode = 0; mode < tile.sides.sizes.size(); ++mode) {
+        sides += tile.sides.diagonal[mode] ? 1 : static_cast<double>(tile.sides.sizes[mode]);
+      }
+      const double product = static_cast<double>(tile.sides.elements()) * sides;
       flops += (2 * dense + config_.min_update_probability * (3 * dense + 4)) * product;
     }
     return flops;
@@ -298,11 +300,9 @@ class Kron final : public Method {
   }
 
  private:
-  static int64_t FactorElements(const Division& division) {
+  static int64_t FactorElements(const KronDivision& division) {
     int64_t sum = 0;
-    for (const Tile& tile : division.tiles) {
-      sum += KronBlock::StateElements(tile.rows, tile.cols, division.diagonal_rows, division.diagonal_cols);
-    }
+    for (const KronTile& tile : division.tiles) sum += KronBlock::StateElements(tile.sides);
     return sum;
   }
 

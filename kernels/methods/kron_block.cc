@@ -40,27 +40,30 @@ absl::StatusOr<KronSide> CloneSide(const KronSide& side, Backend& backend) {
   return copy;
 }
 
-// x = op(Q) x or x op(Q).
-absl::Status Multiply(const KronConfig& config, Backend& backend, From from, const KronSide& q, Transpose transpose,
-                      MatrixView x) {
-  if (q.is_diagonal()) {
-    return from == From::kLeft ? backend.ScaleRows(q.diagonal, x, x) : backend.ScaleColumns(q.diagonal, x, x);
-  }
+// op(Q) times the tensor along the mode: op(Q) X from the left, X op(Q)' from the right.
+absl::Status Multiply(const KronConfig& config, Backend& backend, const KronSide& q, Transpose transpose,
+                      ModeMatrix& along) {
+  const MatrixView x = along.view();
+  const bool left = along.side() == From::kLeft;
+  if (q.is_diagonal()) return left ? backend.ScaleRows(q.diagonal, x, x) : backend.ScaleColumns(q.diagonal, x, x);
+  const Transpose op = left ? transpose : Transpose(transpose == Transpose::kNo);
   if (config.variant == KronVariant::kTriangular) {
-    return backend.TriangularMultiply(from, q.matrix.view(), transpose, x);
+    return backend.TriangularMultiply(along.side(), q.matrix.view(), op, x);
   }
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix copy, backend.Allocate(x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(backend.Copy(x, copy.view()));
-  if (from == From::kLeft) {
-    return backend.Gemm(1.0, q.matrix.view(), transpose, copy.view(), Transpose::kNo, 0.0, x);
-  }
-  return backend.Gemm(1.0, copy.view(), Transpose::kNo, q.matrix.view(), transpose, 0.0, x);
+  return left ? backend.Gemm(1.0, q.matrix.view(), op, copy.view(), Transpose::kNo, 0.0, x)
+              : backend.Gemm(1.0, copy.view(), Transpose::kNo, q.matrix.view(), op, 0.0, x);
 }
 
-std::vector<double> Reciprocals(const std::vector<double>& values) {
-  std::vector<double> out(values.size());
-  for (size_t i = 0; i < values.size(); ++i) out[i] = 1 / values[i];
-  return out;
+// Q^-T times the tensor along the mode.
+absl::Status SolveTransposed(Backend& backend, const KronSide& q, ModeMatrix& along) {
+  const MatrixView x = along.view();
+  const bool left = along.side() == From::kLeft;
+  if (!q.is_diagonal()) return backend.TriangularSolve(along.side(), q.matrix.view(), Transpose(left), x);
+  std::vector<double> reciprocals = q.diagonal;
+  for (double& element : reciprocals) element = 1 / element;
+  return left ? backend.ScaleRows(reciprocals, x, x) : backend.ScaleColumns(reciprocals, x, x);
 }
 
 // |x_i|^2 of every row or column of x.
@@ -113,10 +116,15 @@ absl::Status Rotate(Backend& backend, MatrixView q) {
   PRECONDOR_RETURN_IF_ERROR(backend.Copy(q, r.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(r.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Axpby(-2.0, q, 2.0, r.view()));
+  // Where Q is nearly symmetric, r's symmetric part, which is rounding, is not small beside r. It must go: <R, Q> would
+  // be mostly that, and R not a rotation.
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rq, backend.Allocate(q.rows, q.cols));
+  PRECONDOR_RETURN_IF_ERROR(backend.Copy(r.view(), rq.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(rq.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(-1.0, rq.view(), 1.0, r.view()));
   PRECONDOR_ASSIGN_OR_RETURN(const double norm, NormLowerBound(backend, r.view()));
   if (norm == 0) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(backend.Axpby(1 / norm, r.view(), 0.0, r.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rq, backend.Allocate(q.rows, q.cols));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rrq, backend.Allocate(q.rows, q.cols));
   PRECONDOR_ASSIGN_OR_RETURN(const double first, backend.Dot(r.view(), q));
   PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, r.view(), Transpose::kNo, q, Transpose::kNo, 0.0, rq.view()));
@@ -181,37 +189,51 @@ absl::Status LoadSide(Backend& backend, absl::string_view name, StateReader& in,
 
 }  // namespace
 
-absl::StatusOr<KronBlock> KronBlock::Make(const KronConfig& config, int64_t rows, int64_t cols, bool diagonal_rows,
-                                          bool diagonal_cols, Backend& backend) {
-  const double scale = std::sqrt(config.init_scale);
-  PRECONDOR_ASSIGN_OR_RETURN(KronSide left, MakeSide(rows, diagonal_rows, scale, backend));
-  PRECONDOR_ASSIGN_OR_RETURN(KronSide right, MakeSide(cols, diagonal_cols, scale, backend));
-  return KronBlock(std::move(left), std::move(right));
+absl::StatusOr<KronBlock> KronBlock::Make(const KronConfig& config, const KronSides& sides, Backend& backend) {
+  const double scale = std::pow(config.init_scale, 1 / static_cast<double>(sides.sizes.size()));
+  KronBlock block(sides);
+  for (size_t mode = 0; mode < sides.sizes.size(); ++mode) {
+    PRECONDOR_ASSIGN_OR_RETURN(block.factors_.emplace_back(),
+                               MakeSide(sides.sizes[mode], sides.diagonal[mode], scale, backend));
+  }
+  return block;
 }
 
 absl::StatusOr<KronBlock> KronBlock::Clone(Backend& backend) const {
-  PRECONDOR_ASSIGN_OR_RETURN(KronSide left, CloneSide(rows_, backend));
-  PRECONDOR_ASSIGN_OR_RETURN(KronSide right, CloneSide(cols_, backend));
-  return KronBlock(std::move(left), std::move(right));
+  KronBlock copy(sides_);
+  for (const KronSide& side : factors_) {
+    PRECONDOR_ASSIGN_OR_RETURN(copy.factors_.emplace_back(), CloneSide(side, backend));
+  }
+  return copy;
 }
 
 absl::Status KronBlock::Apply(const KronConfig& config, Backend& backend, MatrixView x) const {
-  PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, From::kLeft, rows_, Transpose::kNo, x));
-  PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, From::kLeft, rows_, Transpose::kYes, x));
-  PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, From::kRight, cols_, Transpose::kYes, x));
-  return Multiply(config, backend, From::kRight, cols_, Transpose::kNo, x);
+  for (size_t mode = 0; mode < factors_.size(); ++mode) {
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix along, Mode(mode, x, backend));
+    for (const Transpose transpose : {Transpose::kNo, Transpose::kYes}) {
+      PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, factors_[mode], transpose, along));
+    }
+    PRECONDOR_RETURN_IF_ERROR(along.WriteBack(backend));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status KronBlock::Balance(Backend& backend) {
-  PRECONDOR_ASSIGN_OR_RETURN(const double left, Largest(backend, rows_));
-  PRECONDOR_ASSIGN_OR_RETURN(const double right, Largest(backend, cols_));
-  if (!(left > 0 && right > 0 && std::isfinite(left * right))) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("balance: expected positive finite norms, got ", left, " and ", right));
+  std::vector<double> norms;
+  double sum = 0;  // of their logarithms
+  for (const KronSide& side : factors_) {
+    PRECONDOR_ASSIGN_OR_RETURN(const double norm, Largest(backend, side));
+    if (!(norm > 0 && std::isfinite(norm))) {
+      return absl::FailedPreconditionError(absl::StrCat("balance: expected positive finite norms, got ", norm));
+    }
+    norms.push_back(norm);
+    sum += std::log(norm);
   }
-  const double mean = std::sqrt(left * right);
-  PRECONDOR_RETURN_IF_ERROR(Scale(backend, mean / left, rows_));
-  return Scale(backend, mean / right, cols_);
+  const double mean = std::exp(sum / static_cast<double>(norms.size()));
+  for (size_t mode = 0; mode < factors_.size(); ++mode) {
+    PRECONDOR_RETURN_IF_ERROR(Scale(backend, mean / norms[mode], factors_[mode]));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status KronBlock::Update(const KronConfig& config, Backend& backend, MatrixView g, MatrixView v) {
@@ -219,46 +241,67 @@ absl::Status KronBlock::Update(const KronConfig& config, Backend& backend, Matri
                                                     : UpdateProcrustes(config, backend, g);
 }
 
-// g becomes A = Q_L G Q_R', v becomes B = Q_L^-T V Q_R^-1.
+// g becomes A, which is g times Q along each mode, and v B, which is v times Q^-T; of two sides: A = Q_L G Q_R', B =
+// Q_L^-T V Q_R^-1.
 absl::Status KronBlock::UpdateTriangular(const KronConfig& config, Backend& backend, MatrixView g, MatrixView v) {
-  PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, From::kLeft, rows_, Transpose::kNo, g));
-  PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, From::kRight, cols_, Transpose::kYes, g));
-  PRECONDOR_RETURN_IF_ERROR(rows_.is_diagonal()
-                                ? backend.ScaleRows(Reciprocals(rows_.diagonal), v, v)
-                                : backend.TriangularSolve(From::kLeft, rows_.matrix.view(), Transpose::kYes, v));
-  PRECONDOR_RETURN_IF_ERROR(cols_.is_diagonal()
-                                ? backend.ScaleColumns(Reciprocals(cols_.diagonal), v, v)
-                                : backend.TriangularSolve(From::kRight, cols_.matrix.view(), Transpose::kNo, v));
-  PRECONDOR_RETURN_IF_ERROR(StepTriangular(config.precondition_lr, backend, From::kLeft, g, v, rows_));
-  return StepTriangular(config.precondition_lr, backend, From::kRight, g, v, cols_);
+  for (size_t mode = 0; mode < factors_.size(); ++mode) {
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix of_g, Mode(mode, g, backend));
+    PRECONDOR_RETURN_IF_ERROR(Multiply(config, backend, factors_[mode], Transpose::kNo, of_g));
+    PRECONDOR_RETURN_IF_ERROR(of_g.WriteBack(backend));
+  }
+  for (size_t mode = 0; mode < factors_.size(); ++mode) {
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix of_v, Mode(mode, v, backend));
+    PRECONDOR_RETURN_IF_ERROR(SolveTransposed(backend, factors_[mode], of_v));
+    PRECONDOR_RETURN_IF_ERROR(of_v.WriteBack(backend));
+  }
+  for (size_t mode = 0; mode < factors_.size(); ++mode) {
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix a, Mode(mode, g, backend));
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix b, Mode(mode, v, backend));
+    PRECONDOR_RETURN_IF_ERROR(
+        StepTriangular(config.precondition_lr, backend, a.side(), a.view(), b.view(), factors_[mode]));
+  }
+  return absl::OkStatus();
 }
 
 // g becomes the whitened gradient.
 absl::Status KronBlock::UpdateProcrustes(const KronConfig& config, Backend& backend, MatrixView g) {
   PRECONDOR_RETURN_IF_ERROR(Apply(config, backend, g));
-  PRECONDOR_RETURN_IF_ERROR(StepProcrustes(config.precondition_lr, backend, From::kLeft, g, rows_));
-  return StepProcrustes(config.precondition_lr, backend, From::kRight, g, cols_);
+  for (size_t mode = 0; mode < factors_.size(); ++mode) {
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix u, Mode(mode, g, backend));
+    PRECONDOR_RETURN_IF_ERROR(StepProcrustes(config.precondition_lr, backend, u.side(), u.view(), factors_[mode]));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status KronBlock::Save(Backend& backend, StateWriter& out) const {
-  PRECONDOR_RETURN_IF_ERROR(SaveSide(backend, rows_, out));
-  return SaveSide(backend, cols_, out);
+  for (const KronSide& side : factors_) PRECONDOR_RETURN_IF_ERROR(SaveSide(backend, side, out));
+  return absl::OkStatus();
 }
 
 absl::Status KronBlock::Load(Backend& backend, StateReader& in) {
-  PRECONDOR_RETURN_IF_ERROR(LoadSide(backend, "row factor", in, rows_));
-  return LoadSide(backend, "column factor", in, cols_);
+  for (size_t mode = 0; mode < factors_.size(); ++mode) {
+    PRECONDOR_RETURN_IF_ERROR(LoadSide(backend, absl::StrCat("factor ", mode), in, factors_[mode]));
+  }
+  return absl::OkStatus();
 }
 
-int64_t KronBlock::StateElements(int64_t rows, int64_t cols, bool diagonal_rows, bool diagonal_cols) {
-  return (diagonal_rows ? 0 : rows * rows) + (diagonal_cols ? 0 : cols * cols);
+int64_t KronBlock::StateElements(const KronSides& sides) {
+  int64_t sum = 0;
+  for (size_t mode = 0; mode < sides.sizes.size(); ++mode) {
+    sum += sides.diagonal[mode] ? 0 : sides.sizes[mode] * sides.sizes[mode];
+  }
+  return sum;
 }
 
-int64_t KronBlock::ScratchElements(const KronConfig& config, int64_t rows, int64_t cols, bool diagonal_rows,
-                                   bool diagonal_cols) {
-  const int64_t d = std::max(diagonal_rows ? 0 : rows, diagonal_cols ? 0 : cols);
-  if (config.variant == KronVariant::kTriangular) return 3 * d * d + 2 * d;
-  return std::max(5 * d * d + 2 * d, d > 0 ? rows * cols : 0);
+int64_t KronBlock::ScratchElements(const KronConfig& config, const KronSides& sides) {
+  int64_t d = 0;
+  for (size_t mode = 0; mode < sides.sizes.size(); ++mode) {
+    if (!sides.diagonal[mode]) d = std::max(d, sides.sizes[mode]);
+  }
+  const int64_t tensor = sides.elements();
+  const int64_t mode = sides.sizes.size() > 2 ? tensor : 0;  // a copy of one between others
+  if (config.variant == KronVariant::kTriangular) return 3 * d * d + 2 * d + 2 * mode;
+  return std::max(5 * d * d + 2 * d, d > 0 ? tensor : 0) + mode;
 }
 
 }  // namespace precondor

@@ -9,6 +9,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/options.h"
+#include "kernels/methods/tensor.h"
 
 namespace precondor {
 
@@ -18,17 +19,27 @@ double KronConfig::UpdateProbability(uint64_t n) const {
   return std::clamp(annealed, min_update_probability, max_update_probability);
 }
 
-bool KronConfig::DiagonalRows(int64_t rows, int64_t cols) const {
-  if (memory_save_mode == MemorySaveMode::kAllDiag) return true;
-  // The longer side's factor is the larger one; of equal ones the columns'.
-  if (memory_save_mode == MemorySaveMode::kOneDiag && rows > cols) return true;
-  return rows == 1 || rows > max_size_triangular;
+std::vector<int64_t> KronConfig::Sides(const LayerSpec& layer) const {
+  const std::vector<int64_t> dims = TensorDims(layer);
+  return merge_small_dims && dims.size() > 2 ? MergeSmallDims(dims, target_merged_dim_size, max_size_triangular) : dims;
 }
 
-bool KronConfig::DiagonalColumns(int64_t rows, int64_t cols) const {
-  if (memory_save_mode == MemorySaveMode::kAllDiag) return true;
-  if (memory_save_mode == MemorySaveMode::kOneDiag && cols >= rows) return true;
-  return cols == 1 || cols > max_size_triangular;
+std::vector<bool> KronConfig::Diagonal(const std::vector<int64_t>& sides, size_t ndim) const {
+  const bool all = memory_save_mode == MemorySaveMode::kAllDiag || static_cast<int64_t>(ndim) < min_ndim_triangular;
+  double elements = 1;
+  for (const int64_t side : sides) elements *= static_cast<double>(side);
+  std::vector<bool> diagonal;
+  for (const int64_t side : sides) {
+    const double square = static_cast<double>(side) * static_cast<double>(side);
+    diagonal.push_back(all || side == 1 || side > max_size_triangular ||
+                       (max_skew > 0 && square > max_skew * elements));
+  }
+  if (memory_save_mode == MemorySaveMode::kOneDiag) {
+    // The longest side's factor is the largest one; of equal ones the last.
+    const auto longest = std::max_element(sides.rbegin(), sides.rend());
+    diagonal[sides.rend() - longest - 1] = true;
+  }
+  return diagonal;
 }
 
 std::vector<int64_t> KronConfig::Blocks(int64_t size, bool diagonal) const {
@@ -57,6 +68,10 @@ absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {
   out.memory_save_mode =
       static_cast<MemorySaveMode>(reader.Choice("memory_save_mode", 0, {"NONE", "ONE_DIAG", "ALL_DIAG"}));
   out.block_size = reader.Integer("block_size", out.block_size, 0, kMaxDimension);
+  out.min_ndim_triangular = reader.Integer("min_ndim_triangular", out.min_ndim_triangular, 0, kMaxTensorDims + 1);
+  out.max_skew = reader.Number("max_skew", out.max_skew, 0, kHuge);
+  out.merge_small_dims = reader.Flag("merge_small_dims", out.merge_small_dims);
+  out.target_merged_dim_size = reader.Integer("target_merged_dim_size", out.target_merged_dim_size, 1, kMaxDimension);
   out.rms_clip = reader.OpenNumber("rms_clip", out.rms_clip, 0, kHuge);
   out.seed = static_cast<uint64_t>(reader.Integer("seed", 0, 0, std::numeric_limits<int32_t>::max()));
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());

@@ -25,16 +25,21 @@ struct KronConfig {
   double update_flat_steps = 500;
   double balance_probability = 0.01;  // of an update
   int64_t max_size_triangular = 8192;
+  int64_t min_ndim_triangular = 2;
+  double max_skew = 0;  // a side d of a tensor of n elements is diagonal where d^2 > max_skew n; 0: none for that
   MemorySaveMode memory_save_mode = MemorySaveMode::kNone;
   int64_t block_size = 0;  // 0: whole sides
+  bool merge_small_dims = true;
+  int64_t target_merged_dim_size = 256;
   double rms_clip = 1.1;
   uint64_t seed = 0;
 
   // p(n) of the n-th gradient, from 1.
   double UpdateProbability(uint64_t n) const;
-  // Whether the side keeps its diagonal alone.
-  bool DiagonalRows(int64_t rows, int64_t cols) const;
-  bool DiagonalColumns(int64_t rows, int64_t cols) const;
+  // The sides of a layer: its tensor's dimensions, merged where there are more than two.
+  std::vector<int64_t> Sides(const LayerSpec& layer) const;
+  // Which of these sides keep their diagonal alone. `ndim` is how many dimensions there were before they were merged.
+  std::vector<bool> Diagonal(const std::vector<int64_t>& sides, size_t ndim) const;
   // Lengths of the blocks that cover a side: equal, the first ones longer by one; a diagonal side is not split.
   std::vector<int64_t> Blocks(int64_t size, bool diagonal) const;
 };

@@ -203,11 +203,16 @@ v1::Layer EncodeLayer(const LayerSpec& layer) {
   out.set_d_out(layer.d_out);
   out.set_d_in(layer.d_in);
   out.set_has_bias(layer.has_bias);
+  out.mutable_shape()->Add(layer.shape.begin(), layer.shape.end());
   return out;
 }
 
 LayerSpec DecodeLayer(const v1::Layer& layer) {
-  return LayerSpec{layer.name(), layer.d_out(), layer.d_in(), layer.has_bias()};
+  return LayerSpec{.name = layer.name(),
+                   .d_out = layer.d_out(),
+                   .d_in = layer.d_in(),
+                   .has_bias = layer.has_bias(),
+                   .shape = {layer.shape().begin(), layer.shape().end()}};
 }
 
 absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/coordinator_encoding.h"
 
+#include <map>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -31,7 +32,9 @@ auto Fields(store::Is<Promise> auto& value) {
 
 auto Fields(store::Is<SessionRecord> auto& value) {
   auto& [session_id, spec, placement, membership, promise] = value;
-  return std::tie(session_id, spec, placement, membership, promise, spec.on_shard_loss, spec.layer_methods);
+  return std::tuple_cat(
+      std::tie(session_id, spec, placement, membership, promise, spec.on_shard_loss, spec.layer_methods),
+      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}));
 }
 
 auto Fields(store::Is<MembershipRecord> auto& value) {
@@ -70,16 +73,18 @@ namespace store {
 namespace {
 
 // 2: a SessionRecord ends with what becomes of the session when a shard is lost. 3: and then with the layers that have
-// a method of their own.
-constexpr uint8_t kVersion = 3;
+// a method of their own. 4: and then with the shapes of layers.
+constexpr uint8_t kVersion = 4;
 
-// The record as this version has it. Sessions of version 1 wait; before version 3 all layers have one method.
+// The record as this version has it. Sessions of version 1 wait; before version 3 all layers have one method, and
+// before version 4 no shape.
 template <typename Record>
 std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);
   if constexpr (std::is_same_v<Record, SessionRecord>) {
     if (version < 2) Put(next, ShardLossPolicy::kWait);
     if (version < 3) Put(next, std::vector<LayerMethod>());
+    if (version < 4) Put(next, std::map<uint32_t, std::vector<int64_t>>());
   }
   return next;
 }

@@ -2,12 +2,46 @@
 // The fields of what sessions are made of, for server/store/struct_encoding.h.
 #pragma once
 
+#include <cstdint>
+#include <map>
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "kernels/base/session_spec.h"
 #include "server/policy/fallback.h"
 #include "server/policy/lease.h"
 #include "server/store/struct_encoding.h"
+
+namespace precondor::store {
+
+// The shapes of the layers that have one: their places and dimensions. The layers themselves are there already.
+template <typename Layers>
+struct LayerShapes {
+  Layers& layers;
+};
+
+template <typename Layers>
+struct internal::Code<LayerShapes<Layers>> {
+  static void Put(std::string& out, const LayerShapes<Layers>& value) {
+    std::map<uint32_t, std::vector<int64_t>> shapes;
+    for (uint32_t place = 0; place < value.layers.size(); ++place) {
+      if (!value.layers[place].shape.empty()) shapes.emplace(place, value.layers[place].shape);
+    }
+    store::Put(out, shapes);
+  }
+  static void Take(Decoder& decoder, const LayerShapes<Layers>& value) {
+    std::map<uint32_t, std::vector<int64_t>> shapes;
+    store::Take(decoder, shapes);
+    for (auto& [place, shape] : shapes) {
+      if (place >= value.layers.size() || shape.empty()) return decoder.Fail();
+      value.layers[place].shape = std::move(shape);
+    }
+  }
+};
+
+}  // namespace precondor::store
 
 namespace precondor {
 
@@ -20,8 +54,9 @@ constexpr DType LastEnumerator(DType) { return DType::kBF16; }
 constexpr FallbackPolicy LastEnumerator(FallbackPolicy) { return FallbackPolicy::kAtStep; }
 constexpr ProbePhase LastEnumerator(ProbePhase) { return ProbePhase::kAfter; }
 
+// A layer's shape is not with it, but at the end of the record: LayerShapes below.
 auto Fields(store::Is<LayerSpec> auto& value) {
-  auto& [name, d_out, d_in, has_bias] = value;
+  auto& [name, d_out, d_in, has_bias, shape] = value;
   return std::tie(name, d_out, d_in, has_bias);
 }
 
@@ -44,7 +79,7 @@ auto Fields(store::Is<LayerMethod> auto& value) {
   return std::tie(method, statistics, layers);
 }
 
-// on_shard_loss and layer_methods are at the end of the record: earlier versions end before them.
+// on_shard_loss, layer_methods and the layers' shapes are at the end of the record: earlier versions end before them.
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
          statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods] = value;

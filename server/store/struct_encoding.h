@@ -47,7 +47,7 @@ struct Code {
     std::apply([&out](const auto&... fields) { (store::Put(out, fields), ...); }, Fields(value));
   }
   static void Take(Decoder& decoder, T& value) {
-    std::apply([&decoder](auto&... fields) { (store::Take(decoder, fields), ...); }, Fields(value));
+    std::apply([&decoder](auto&&... fields) { (store::Take(decoder, fields), ...); }, Fields(value));
   }
 };
 

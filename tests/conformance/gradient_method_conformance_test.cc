@@ -15,8 +15,13 @@
 namespace precondor {
 namespace {
 
-const LayerSpec kLayers[] = {{"small", 1, 1, false}, {"bias", 5, 12, true}, {"wide", 3, 40, false},
-                             {"tall", 33, 1, false}, {"row", 1, 9, false},  {"square", 8, 8, false}};
+const LayerSpec kLayers[] = {{"small", 1, 1, false},
+                             {"bias", 5, 12, true},
+                             {"wide", 3, 40, false},
+                             {"tall", 33, 1, false},
+                             {"row", 1, 9, false},
+                             {"square", 8, 8, false},
+                             {"conv", 8, 45, false, {8, 5, 3, 3}}};
 
 // Options of each method that has some, beside its defaults.
 std::vector<MethodConfig> Configurations() {
@@ -27,6 +32,7 @@ std::vector<MethodConfig> Configurations() {
        {{{"variant", text("PROCRUSTES")}},
         {{"variant", text("PROCRUSTES")}, {"memory_save_mode", text("ONE_DIAG")}, {"block_size", 7.0}},
         {{"memory_save_mode", text("ONE_DIAG")}},
+        {{"merge_small_dims", false}, {"block_size", 4.0}},
         {{"memory_save_mode", text("ALL_DIAG")}, {"momentum", 0.0}},
         {{"block_size", 7.0}, {"max_size_triangular", 20.0}, {"update_flat_steps", 5.0}, {"update_decay", 0.1}}}},
       {"soap",
@@ -52,7 +58,11 @@ std::string Describe(const MethodConfig& config) {
   std::string text = config.name;
   for (const auto& [name, value] : config.options) {
     const std::string* word = std::get_if<std::string>(&value);
-    text += " " + name + "=" + (word != nullptr ? *word : std::to_string(std::get<double>(value)));
+    const bool* flag = std::get_if<bool>(&value);
+    text += " " + name + "=" +
+            (word != nullptr   ? *word
+             : flag != nullptr ? std::to_string(static_cast<int>(*flag))
+                               : std::to_string(std::get<double>(value)));
   }
   return text;
 }

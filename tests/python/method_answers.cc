@@ -24,6 +24,7 @@ struct Case {
   int64_t m, n;
   std::map<std::string, OptionValue> options;
   double scale = 1.0;
+  std::vector<int64_t> shape = {};
 };
 
 CounterRandom RandomOf(uint64_t purpose, uint64_t update) {
@@ -33,14 +34,14 @@ CounterRandom RandomOf(uint64_t purpose, uint64_t update) {
 }
 
 nlohmann::json Run(const Case& c) {
-  nlohmann::json out = {{"name", c.name}, {"rows", c.m}, {"columns", c.n}};
+  const LayerSpec layer{kLayer, c.m, c.n, false, c.shape};
+  nlohmann::json out = {{"name", c.name}, {"shape", TensorDims(layer)}};
   for (const auto& [name, value] : c.options) {
-    const std::string* text = std::get_if<std::string>(&value);
-    out["options"][name] = text != nullptr ? nlohmann::json(*text) : nlohmann::json(std::get<double>(value));
+    std::visit([&](const auto& held) { out["options"][name] = held; }, value);
   }
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   const std::unique_ptr<Method> method = MakeMethod({"kron", c.options}).value();
-  LayerDriver driver(*method, {kLayer, c.m, c.n, false}, *backend);
+  LayerDriver driver(*method, layer, *backend);
   GradientStream gradients(c.m, c.n, 11, c.scale);
   for (int step = 0; step < kSteps; ++step) {
     const reference::Dense d = gradients.Next();
@@ -73,7 +74,34 @@ std::vector<Case> Cases() {
             {"precondition_lr", 0.3},
             {"init_scale", 2.0},
             {"max_update_probability", 0.4},
-            {"min_update_probability", 0.4}}}};
+            {"min_update_probability", 0.4}}},
+          {"convolution merged to a matrix", 8, 12, {{"target_merged_dim_size", 10.0}}, 1.0, {8, 3, 2, 2}},
+          {"merged to another matrix than the weight's", 3, 32, {{"target_merged_dim_size", 10.0}}, 1.0, {3, 2, 2, 8}},
+          {"merged to three dimensions", 8, 42, {{"target_merged_dim_size", 7.0}}, 1.0, {8, 7, 3, 2}},
+          {"merged to one dimension", 5, 12, {{"target_merged_dim_size", 64.0}}, 1.0, {5, 4, 3}},
+          {"a dimension of 1 merged away", 6, 4, {{"target_merged_dim_size", 6.0}}, 1.0, {6, 1, 4}},
+          {"three dimensions", 7, 20, {{"merge_small_dims", false}}, 1.0, {7, 5, 4}},
+          // No more: JAX looks for the best order of each product, which are nine for four dimensions and take minutes.
+          {"three dimensions, one diagonal",
+           7,
+           20,
+           {{"merge_small_dims", false}, {"memory_save_mode", text("ONE_DIAG")}},
+           1.0,
+           {7, 5, 4}},
+          {"three dimensions, one long",
+           4,
+           45,
+           {{"merge_small_dims", false}, {"max_size_triangular", 8.0}},
+           1.0,
+           {4, 9, 5}},
+          {"fewer dimensions than triangular ones need",
+           4,
+           15,
+           {{"merge_small_dims", false}, {"min_ndim_triangular", 4.0}},
+           1.0,
+           {4, 5, 3}},
+          {"one dimension", 1, 13, {}, 1.0, {13}},
+          {"one dimension, triangular", 1, 13, {{"min_ndim_triangular", 1.0}}, 1.0, {13}}};
 }
 
 }  // namespace

@@ -83,30 +83,37 @@ def package_answers(case):
     import numpy as np
 
     options = case.get("options", {})
-    shape = (case["rows"], case["columns"])
+    shape = tuple(case["shape"])
     probability = options.get("max_update_probability")
     transform = package.scale_by_kron(
         b1=options.get("momentum", 0.9),
         preconditioner_update_probability=probability or package.precond_update_prob_schedule(),
         max_size_triangular=int(options.get("max_size_triangular", 8192)),
+        min_ndim_triangular=int(options.get("min_ndim_triangular", 2)),
         memory_save_mode={"ONE_DIAG": "one_diag", "ALL_DIAG": "all_diag"}.get(options.get("memory_save_mode")),
         preconditioner_lr=options.get("precondition_lr", 0.1),
         preconditioner_init_scale=options.get("init_scale", 1.0),
         precond_update_precision="float32", precond_grads_precision="float32",
-        merge_small_dims=False, partition_grads_into_blocks=False)
+        # Ours merges dimensions where there are more than two.
+        merge_small_dims=len(shape) > 2 and options.get("merge_small_dims", True),
+        target_merged_dim_size=int(options.get("target_merged_dim_size", 256)), partition_grads_into_blocks=False)
     arrays = [np.array(g, dtype=np.float32).reshape(shape) for g in case["gradients"]]
     state = transform.init({"w": jnp.zeros(shape, jnp.float32)})
 
+    def shaped_like(tree, probe):
+        """The dimensions are merged by then."""
+        return {"w": probe.reshape(tree["w"].shape)}
+
     @jax.jit
     def step(gradient, state, probe, draw):
-        with unittest.mock.patch.object(package, "_tree_random_like", lambda key, tree: {"w": probe}), \
+        with unittest.mock.patch.object(package, "_tree_random_like", lambda key, tree: shaped_like(tree, probe)), \
                 unittest.mock.patch.object(jax.random, "uniform", lambda key: draw):
             return transform.update({"w": gradient}, state)
 
     answers = []
     updates = since = 0
     for gradient in arrays:
-        probe = np.array(case["probes"][updates], np.float32).reshape(shape)
+        probe = np.array(case["probes"][updates], np.float32)
         answer, state = step(gradient, state, probe, np.float32(case["draws"][updates]))
         answers.append(np.array(answer["w"]))
         since += 1
@@ -122,7 +129,7 @@ class KronBesideThePackage(unittest.TestCase):
         self.assertGreater(len(cases), 5)
         for case in cases:
             with self.subTest(case["name"]):
-                ours = [np.array(a).reshape(case["rows"], case["columns"]) for a in case["answers"]]
+                ours = [np.array(a).reshape(case["shape"]) for a in case["answers"]]
                 theirs = package_answers(case)
                 differences = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(ours, theirs)]
                 print(f"{case['name']}: largest relative difference {max(differences):.1e}")

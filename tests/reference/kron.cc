@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -40,10 +41,39 @@ Dense DiagonalOf(const Dense& a) {
   return Keep(a, [](int64_t i, int64_t j) { return i == j; });
 }
 
-double MeanMagnitude(const Dense& a) {
+double MeanMagnitude(const Vector& a) {
   double sum = 0;
-  for (double x : a.data) sum += std::fabs(x);
-  return sum / static_cast<double>(a.data.size());
+  for (double x : a) sum += std::fabs(x);
+  return sum / static_cast<double>(a.size());
+}
+
+// The places along each dimension of the element with this number.
+std::vector<int64_t> Places(int64_t number, const std::vector<int64_t>& dims) {
+  std::vector<int64_t> places(dims.size());
+  for (size_t k = dims.size(); k-- > 0; number /= dims[k]) places[k] = number % dims[k];
+  return places;
+}
+
+int64_t Number(const std::vector<int64_t>& places, const std::vector<int64_t>& dims) {
+  int64_t number = 0;
+  for (size_t k = 0; k < dims.size(); ++k) number = number * dims[k] + places[k];
+  return number;
+}
+
+// From one element to the next along the dimension.
+int64_t StepOf(const std::vector<int64_t>& dims, size_t mode) {
+  return std::accumulate(dims.begin() + static_cast<int64_t>(mode) + 1, dims.end(), int64_t{1}, std::multiplies<>());
+}
+
+// The block's box of x.
+Tensor Part(const Tensor& x, const std::vector<int64_t>& first, const std::vector<int64_t>& dims) {
+  Tensor part(dims);
+  for (size_t n = 0; n < part.data.size(); ++n) {
+    std::vector<int64_t> places = Places(n, dims);
+    for (size_t k = 0; k < dims.size(); ++k) places[k] += first[k];
+    part.data[n] = x.data[Number(places, x.dims)];
+  }
+  return part;
 }
 
 // Q <- Q - lr/normlb(T1 + T2) triu(T1 - T2) Q, or the diagonal analogue.
@@ -95,96 +125,134 @@ double NormLowerBound(const Dense& a) {
   return FrobeniusNorm(Product(Scaled(1 / FrobeniusNorm(x), x), Transposed(a)));
 }
 
-Kron::Kron(KronOptions options, Probe probe, Draw balances)
-    : options_(std::move(options)), probe_(std::move(probe)), balances_(std::move(balances)) {
-  const double scale = std::sqrt(options_.init_scale);
-  for (const int64_t rows : options_.rows) {
-    for (const int64_t cols : options_.cols) {
-      blocks_.push_back({Scaled(scale, Identity(rows)), Scaled(scale, Identity(cols))});
-    }
-  }
-  momentum_ = Dense(std::accumulate(options_.rows.begin(), options_.rows.end(), int64_t{0}),
-                    std::accumulate(options_.cols.begin(), options_.cols.end(), int64_t{0}));
+Tensor::Tensor(std::vector<int64_t> dims) : dims(std::move(dims)) {
+  data.resize(std::accumulate(this->dims.begin(), this->dims.end(), int64_t{1}, std::multiplies<>()));
 }
 
-Dense Kron::Tile(const Dense& x, size_t block) const {
-  const size_t across = options_.cols.size();
-  int64_t row = 0, col = 0;
-  for (size_t i = 0; i < block / across; ++i) row += options_.rows[i];
-  for (size_t j = 0; j < block % across; ++j) col += options_.cols[j];
-  Dense out(options_.rows[block / across], options_.cols[block % across]);
-  for (int64_t i = 0; i < out.rows; ++i) {
-    for (int64_t j = 0; j < out.cols; ++j) out.at(i, j) = x.at(row + i, col + j);
+Tensor ModeProduct(const Dense& q, size_t mode, const Tensor& x) {
+  const int64_t size = x.dims[mode], step = StepOf(x.dims, mode);
+  Tensor out(x.dims);
+  for (int64_t n = 0; n < static_cast<int64_t>(x.data.size()); ++n) {
+    const int64_t i = n / step % size;
+    for (int64_t j = 0; j < size; ++j) out.data[n] += q.at(i, j) * x.data[n + (j - i) * step];
   }
   return out;
 }
 
-void Kron::Triangular(Block& block, const Dense& g, const Dense& v) {
-  const Dense a = Product(Product(block.left, g), Transposed(block.right));
-  const Dense b = Product(Product(Transposed(UpperInverse(block.left)), v), UpperInverse(block.right));
-  const Dense at = Transposed(a), bt = Transposed(b);
-  block.left = TriangularStep(block.left, Product(a, at), Product(b, bt), options_.lr, options_.diagonal_rows);
-  block.right = TriangularStep(block.right, Product(at, a), Product(bt, b), options_.lr, options_.diagonal_cols);
+Dense ModeGram(const Tensor& x, size_t mode) {
+  const int64_t size = x.dims[mode], step = StepOf(x.dims, mode);
+  Dense gram(size, size);
+  for (int64_t n = 0; n < static_cast<int64_t>(x.data.size()); ++n) {
+    const int64_t i = n / step % size;
+    for (int64_t j = 0; j < size; ++j) gram.at(i, j) += x.data[n] * x.data[n + (j - i) * step];
+  }
+  return gram;
 }
 
-void Kron::Procrustes(Block& block, const Dense& g) {
-  const Dense left = Product(Transposed(block.left), block.left), right = Product(Transposed(block.right), block.right);
-  const Dense u = Product(Product(left, g), right), ut = Transposed(u);
+Kron::Kron(KronOptions options, Probe probe, Draw balances)
+    : options_(std::move(options)), probe_(std::move(probe)), balances_(std::move(balances)) {
+  std::vector<int64_t> dims;
+  size_t count = 1;
+  for (const std::vector<int64_t>& lengths : options_.sides) {
+    dims.push_back(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+    count *= lengths.size();
+  }
+  for (size_t number = 0; number < count; ++number) blocks_.push_back(MakeBlock(number));
+  momentum_ = Tensor(dims);
+}
+
+Kron::Block Kron::MakeBlock(size_t number) const {
+  const size_t order = options_.sides.size();
+  std::vector<int64_t> counts;
+  for (const std::vector<int64_t>& lengths : options_.sides) counts.push_back(lengths.size());
+  const std::vector<int64_t> places = Places(number, counts);
+  Block block;
+  for (size_t k = 0; k < order; ++k) {
+    const std::vector<int64_t>& lengths = options_.sides[k];
+    block.first.push_back(std::accumulate(lengths.begin(), lengths.begin() + places[k], int64_t{0}));
+    block.dims.push_back(lengths[places[k]]);
+    block.factors.push_back(
+        Scaled(std::pow(options_.init_scale, 1 / static_cast<double>(order)), Identity(block.dims[k])));
+    block.bounds.push_back(0);
+  }
+  return block;
+}
+
+void Kron::Triangular(Block& block, const Tensor& g, const Tensor& v) {
+  Tensor a = g, b = v;
+  for (size_t k = 0; k < block.dims.size(); ++k) {
+    a = ModeProduct(block.factors[k], k, a);
+    b = ModeProduct(Transposed(UpperInverse(block.factors[k])), k, b);
+  }
+  for (size_t k = 0; k < block.dims.size(); ++k) {
+    block.factors[k] =
+        TriangularStep(block.factors[k], ModeGram(a, k), ModeGram(b, k), options_.lr, options_.diagonal[k]);
+  }
+}
+
+void Kron::Procrustes(Block& block, const Tensor& g) {
+  Tensor u = g;
+  for (size_t k = 0; k < block.dims.size(); ++k) {
+    u = ModeProduct(Product(Transposed(block.factors[k]), block.factors[k]), k, u);
+  }
   const double elements = static_cast<double>(g.data.size());
-  block.left =
-      ProcrustesStep(block.left, Product(u, ut), elements, options_.lr, options_.diagonal_rows, block.left_bound);
-  block.right =
-      ProcrustesStep(block.right, Product(ut, u), elements, options_.lr, options_.diagonal_cols, block.right_bound);
+  for (size_t k = 0; k < block.dims.size(); ++k) {
+    block.factors[k] =
+        ProcrustesStep(block.factors[k], ModeGram(u, k), elements, options_.lr, options_.diagonal[k], block.bounds[k]);
+  }
 }
 
-void Kron::Update(const Dense& g, double mean) {
+void Kron::Update(const Tensor& g, double mean) {
   const double damping = std::sqrt(static_cast<double>(std::numeric_limits<float>::epsilon())) * mean;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     Block& block = blocks_[i];
     if (balances_(updates_)) {
-      const double left = LargestElement(block.left), right = LargestElement(block.right);
-      block.left = Scaled(std::sqrt(left * right) / left, block.left);
-      block.right = Scaled(std::sqrt(left * right) / right, block.right);
+      double product = 1;
+      for (const Dense& q : block.factors) product *= LargestElement(q);
+      const double common = std::pow(product, 1 / static_cast<double>(block.factors.size()));
+      for (Dense& q : block.factors) q = Scaled(common / LargestElement(q), q);
     }
-    const Dense v = probe_(updates_, i);
-    const Dense damped = Combination(1.0, Tile(g, i), damping, v);
+    Tensor v(block.dims), damped = Part(g, block.first, block.dims);
+    v.data = probe_(updates_, i, static_cast<int64_t>(v.data.size()));
+    for (size_t n = 0; n < v.data.size(); ++n) damped.data[n] += damping * v.data[n];
     options_.procrustes ? Procrustes(block, damped) : Triangular(block, damped, v);
   }
   ++updates_;
 }
 
-Dense Kron::Step(const Dense& d) {
+Vector Kron::Step(const Vector& d) {
   ++steps_;
   ++since_;
-  momentum_ = Combination(options_.momentum, momentum_, 1 - options_.momentum, d);
-  const Dense g = Scaled(1 / (1 - std::pow(options_.momentum, static_cast<double>(steps_))), momentum_);
+  Tensor g(momentum_.dims), u(momentum_.dims);
+  const double bias = 1 - std::pow(options_.momentum, static_cast<double>(steps_));
+  for (size_t n = 0; n < d.size(); ++n) {
+    momentum_.data[n] = options_.momentum * momentum_.data[n] + (1 - options_.momentum) * d[n];
+    g.data[n] = momentum_.data[n] / bias;
+  }
   const double annealed =
       options_.max_probability * std::exp(-options_.decay * (static_cast<double>(steps_) - options_.flat_steps));
   const double probability = std::min(std::max(annealed, options_.min_probability), options_.max_probability);
   if (static_cast<double>(since_) >= 1 / probability) {
     since_ = 0;
-    const double mean = MeanMagnitude(g);
+    const double mean = MeanMagnitude(g.data);
     if (mean > 0) Update(g, mean);
   }
-  Dense u(d.rows, d.cols);
-  int64_t row = 0;
-  for (size_t i = 0; i < options_.rows.size(); ++i) {
-    int64_t col = 0;
-    for (size_t j = 0; j < options_.cols.size(); ++j) {
-      const size_t number = i * options_.cols.size() + j;
-      const Block& block = blocks_[number];
-      const Dense left = Product(Transposed(block.left), block.left);
-      const Dense right = Product(Transposed(block.right), block.right);
-      const Dense tile = Product(Product(left, Tile(g, number)), right);
-      for (int64_t r = 0; r < tile.rows; ++r) {
-        for (int64_t c = 0; c < tile.cols; ++c) u.at(row + r, col + c) = tile.at(r, c);
-      }
-      col += options_.cols[j];
+  double square = 0;
+  for (const Block& block : blocks_) {
+    Tensor part = Part(g, block.first, block.dims);
+    for (size_t k = 0; k < block.dims.size(); ++k) {
+      part = ModeProduct(Product(Transposed(block.factors[k]), block.factors[k]), k, part);
     }
-    row += options_.rows[i];
+    for (size_t n = 0; n < part.data.size(); ++n) {
+      std::vector<int64_t> places = Places(n, block.dims);
+      for (size_t k = 0; k < places.size(); ++k) places[k] += block.first[k];
+      u.data[Number(places, u.dims)] = part.data[n];
+      square += part.data[n] * part.data[n];
+    }
   }
-  const double rms = FrobeniusNorm(u) / std::sqrt(static_cast<double>(u.data.size()));
-  return rms > options_.clip ? Scaled(options_.clip / rms, u) : u;
+  const double rms = std::sqrt(square / static_cast<double>(u.data.size()));
+  for (double& element : u.data) element *= rms > options_.clip ? options_.clip / rms : 1;
+  return u.data;
 }
 
 }  // namespace precondor::reference

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method kron in f64 with square matrices throughout, one formula after the other (docs/methods/kron.md). Slow and
-// plain. Nothing here is shared with the code under test; random numbers come from the caller.
+// Method kron in f64 with square matrices throughout, one formula after the other (docs/methods/kron.md), for tensors
+// of any number of dimensions, index by index. Slow and plain. Nothing here is shared with the code under test; random
+// numbers come from the caller.
 #pragma once
 
 #include <cstdint>
@@ -21,43 +22,55 @@ struct KronOptions {
   double decay = 0.001;
   double flat_steps = 500;
   double clip = 1.1;
-  bool diagonal_rows = false;
-  bool diagonal_cols = false;
-  std::vector<int64_t> rows;  // lengths of the blocks
-  std::vector<int64_t> cols;
+  std::vector<std::vector<int64_t>> sides;  // of each dimension the lengths of its blocks
+  std::vector<bool> diagonal;               // of each dimension
 };
+
+// Row-major.
+struct Tensor {
+  std::vector<int64_t> dims;
+  Vector data;
+  Tensor() = default;
+  explicit Tensor(std::vector<int64_t> dims);
+};
+
+// sum_j q_ij x_(..., j, ...), j in place `mode`.
+Tensor ModeProduct(const Dense& q, size_t mode, const Tensor& x);
+// sum x_(..., i, ...) x_(..., j, ...) over all other places.
+Dense ModeGram(const Tensor& x, size_t mode);
 
 class Kron {
  public:
-  // V of an update (from 0) for a block (row after row), and whether the update balances before.
-  using Probe = std::function<Dense(uint64_t update, uint64_t block)>;
+  // V of an update (from 0) for a block (row-major) of those dimensions, and whether the update balances before.
+  using Probe = std::function<Vector(uint64_t update, uint64_t block, int64_t elements)>;
   using Draw = std::function<bool(uint64_t update)>;
 
   Kron(KronOptions options, Probe probe, Draw balances);
 
-  // The answer to the next gradient.
-  Dense Step(const Dense& d);
+  // The answer to the next gradient, both row-major.
+  Vector Step(const Vector& d);
 
   uint64_t updates() const { return updates_; }
-  // Q_L and Q_R of a block.
-  const Dense& left(size_t block) const { return blocks_[block].left; }
-  const Dense& right(size_t block) const { return blocks_[block].right; }
+  // Q of a block and a dimension.
+  const Dense& factor(size_t block, size_t mode) const { return blocks_[block].factors[mode]; }
 
  private:
   struct Block {
-    Dense left, right;
-    double left_bound = 0, right_bound = 0;
+    std::vector<int64_t> first;  // place of its first element
+    std::vector<int64_t> dims;
+    std::vector<Dense> factors;
+    std::vector<double> bounds;
   };
-  void Update(const Dense& g, double mean);
-  void Triangular(Block& block, const Dense& g, const Dense& v);
-  void Procrustes(Block& block, const Dense& g);
-  Dense Tile(const Dense& x, size_t block) const;
+  Block MakeBlock(size_t number) const;
+  void Update(const Tensor& g, double mean);
+  void Triangular(Block& block, const Tensor& g, const Tensor& v);
+  void Procrustes(Block& block, const Tensor& g);
 
   const KronOptions options_;
   const Probe probe_;
   const Draw balances_;
   std::vector<Block> blocks_;
-  Dense momentum_;
+  Tensor momentum_;
   uint64_t steps_ = 0, since_ = 0, updates_ = 0;
 };
 

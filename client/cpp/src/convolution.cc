@@ -49,6 +49,11 @@ int64_t Convolution::Output(int axis) const {
   return (input[axis] + 2 * padding[axis] - reach) / stride[axis] + 1;
 }
 
+std::vector<int64_t> Convolution::shape() const {
+  if (has_bias) return {};
+  return {d_out(), in_channels / groups, kernel[0], kernel[1]};
+}
+
 absl::Status ValidateConvolution(const Convolution& conv) {
   PRECONDOR_RETURN_IF_ERROR(CheckAtLeast("batch", conv.batch, 1));
   PRECONDOR_RETURN_IF_ERROR(CheckAtLeast("groups", conv.groups, 1));

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/session_spec.h"
+
 namespace precondor {
 namespace {
 
@@ -138,6 +140,24 @@ INSTANTIATE_TEST_SUITE_P(
                                   .has_bias = true},
                       Convolution{
                           .in_channels = 3, .out_channels = 3, .input = {4, 4}, .kernel = {3, 3}, .groups = 3}));
+
+TEST(ConvolutionShapeTest, IsTheWeightsOfAGroup) {
+  Convolution conv;
+  conv.in_channels = 12;
+  conv.out_channels = 8;
+  conv.groups = 4;
+  conv.kernel[0] = 3;
+  conv.kernel[1] = 5;
+  SessionSpec spec;
+  spec.name = "conv";
+  spec.layers = {{"w", conv.d_out(), conv.d_in(), false, conv.shape()}};
+  EXPECT_EQ(spec.layers[0].shape, (std::vector<int64_t>{2, 3, 3, 5}));
+  EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
+  conv.has_bias = true;
+  spec.layers = {{"w", conv.d_out(), conv.d_in(), true, conv.shape()}};
+  EXPECT_TRUE(spec.layers[0].shape.empty());
+  EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
+}
 
 TEST(ConvolutionValidationTest, NamesTheField) {
   const auto message = [](Convolution conv) { return std::string(ValidateConvolution(conv).message()); };

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -33,6 +34,8 @@ struct Convolution {
   int64_t rows() const { return batch * Output(0) * Output(1); }
   int64_t d_in() const { return in_channels / groups * kernel[0] * kernel[1] + (has_bias ? 1 : 0); }
   int64_t d_out() const { return out_channels / groups; }
+  // For LayerSpec::shape: {d_out, input channels of the group, kernel height, kernel width}; none with has_bias.
+  std::vector<int64_t> shape() const;
 };
 
 // InvalidArgument names the field, what was expected and what came.

@@ -46,6 +46,26 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.layers[0].d_in = kMaxDimension + 1; }, {"layers[0]", "d_in", "1048577"}},
       {[](SessionSpec& s) { s.layers[0].d_in = 1; }, {"layers[0]", "d_in", "2 ..."}},  // a bias alone is no layer
       {[](SessionSpec& s) { s.layers[1].name = "enc"; }, {"layers[1]", "enc", "twice"}},
+      {[](SessionSpec& s) {
+         s.layers[0].shape = {48, 65};
+       },
+       {"layers[0]", "enc", "shape", "none with has_bias"}},
+      {[](SessionSpec& s) {
+         s.layers[1] = {"conv", 64, 48, false, {64, 3, 4, 3}};
+       },
+       {"layers[1]", "conv", "shape", "64 x 48 = 3072 elements", "[64, 3, 4, 3]"}},
+      {[](SessionSpec& s) {
+         s.layers[1] = {"conv", 64, 48, false, {64, 0, 48}};
+       },
+       {"layers[1]", "shape[1]", "got 0"}},
+      {[](SessionSpec& s) {
+         s.layers[1] = {"conv", 64, 48, false, std::vector<int64_t>(9, 1)};
+       },
+       {"layers[1]", "shape: dimensions", "1 ... 8", "got 9"}},
+      {[](SessionSpec& s) {
+         s.layers[1] = {"conv", 64, 48, false, std::vector<int64_t>(8, 1 << 20)};
+       },
+       {"layers[1]", "shape", "3072 elements"}},  // 2^160 of them
       {[](SessionSpec& s) { s.layers[1].name = ""; }, {"layers[1]", "name"}},
       {[](SessionSpec& s) { s.layers[1].name = std::string(513, 'x'); }, {"layers[1]", "name", "513"}},
       {[](SessionSpec& s) { s.layers[0].d_out = -1; }, {"layers[0]", "d_out", "-1"}},
@@ -108,6 +128,16 @@ TEST(SessionSpecTest, RefusesModesThatAreNotServedByName) {
   }
 }
 
+TEST(SessionSpecTest, TakesShapesOfAsManyElements) {
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{
+           {}, {64, 48}, {3072}, {64, 3, 4, 4}, {16, 4, 48}, {1, 64, 1, 48}, {2, 2, 2, 2, 2, 2, 6, 8}}) {
+    SessionSpec spec = GoodSpec();
+    spec.layers[1] = {"conv", 64, 48, false, shape};
+    EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
+    EXPECT_EQ(TensorDims(spec.layers[1]), shape.empty() ? (std::vector<int64_t>{64, 48}) : shape);
+  }
+}
+
 TEST(SessionSpecTest, DescribesTheFirstDifference) {
   EXPECT_EQ(DescribeDifference(GoodSpec(), GoodSpec()), "");
   const std::vector<std::pair<std::function<void(SessionSpec&)>, std::string>> cases = {
@@ -119,6 +149,10 @@ TEST(SessionSpecTest, DescribesTheFirstDifference) {
       {[](SessionSpec& s) { s.fallback.beta = 0.5; }, "fallback.beta: have 0.1, got 0.5"},
       {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; }, "on_shard_loss: have WAIT, got DEGRADE"},
       {[](SessionSpec& s) { s.layers.pop_back(); }, "layers: have 2, got 1"},
+      {[](SessionSpec& s) {
+         s.layers[1].shape = {8, 8, 49};
+       },
+       "layers[1]: have \"dec\" [64, 49] with bias, got \"dec\" [64, 49] with bias of shape [8, 8, 49]"},
       {[](SessionSpec& s) { s.layers[1].d_in = 50; }, "layers[1]: have \"dec\" [64, 49] with bias, got"},
       {[](SessionSpec& s) { s.layer_methods = {OfLayers({1})}; },
        "layers[1] \"dec\": have mkor{} SIGNED, got eva{mu=0.1} MEAN"},

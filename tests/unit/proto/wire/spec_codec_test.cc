@@ -49,7 +49,7 @@ SessionSpec FullSpec() {
                    .reentry_min_steps = 17,
                    .reentry_min_decrease = 0};
   spec.on_shard_loss = ShardLossPolicy::kDegrade;
-  spec.layers = {{"encoder.0", 48, 65, true}, {"ünïcode", 1, 1 << 20, false}};
+  spec.layers = {{"encoder.0", 48, 65, true}, {"ünïcode", 1, 1 << 20, false, {64, 128, 128}}};
   spec.layer_methods = {
       {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
   return spec;

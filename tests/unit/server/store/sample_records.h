@@ -74,7 +74,7 @@ inline SessionSpec SampleSpec(const std::string& name = "job") {
                    .reentry_min_decrease = 0.3};
   spec.on_shard_loss = ShardLossPolicy::kDegrade;
   spec.layers = {{.name = "first", .d_out = 5, .d_in = 6, .has_bias = true},
-                 {.name = "second", .d_out = int64_t{1} << 20, .d_in = 1, .has_bias = false}};
+                 {.name = "second", .d_out = int64_t{1} << 20, .d_in = 1, .has_bias = false, .shape = {64, 128, 128}}};
   spec.layer_methods = {
       {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kCovariance, .layers = {1}}};
   return spec;

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// How method kron divides a layer's gradient: its sides, and the tiles that have factors of their own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/kron_block.h"
+#include "kernels/methods/kron_config.h"
+
+namespace precondor {
+
+// A box of the gradient.
+struct KronTile {
+  std::vector<int64_t> first;
+  KronSides sides;
+};
+
+// Plain values; immutable once made.
+struct KronDivision {
+  KronDivision(const KronConfig& config, const LayerSpec& layer);
+
+  KronSides sides;              // of the whole; all tiles of a side are diagonal or none is
+  std::vector<KronTile> tiles;  // row-major
+  // Whether the sides are d_out and d_in, so that a tile is a rectangle of the gradient as it came. Otherwise the
+  // gradient has to be contiguous.
+  bool is_matrix = true;
+
+  // The tile's place in x, the gradient; for is_matrix.
+  static MatrixView Rectangle(const KronTile& tile, MatrixView x);
+  // The tile's elements out of the gradient x, or into it; `part` is contiguous and has tile.sides.elements().
+  absl::Status CopyOut(const KronTile& tile, MatrixView x, MatrixView part, Backend& backend) const;
+  absl::Status CopyIn(const KronTile& tile, MatrixView part, MatrixView x, Backend& backend) const;
+
+  // "64 576d": sizes, and which are diagonal.
+  std::string Text() const;
+
+ private:
+  absl::Status Move(const KronTile& tile, bool out, MatrixView x, MatrixView part, Backend& backend) const;
+};
+
+}  // namespace precondor
