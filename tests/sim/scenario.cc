@@ -72,8 +72,6 @@ void DrawFaults(Random& random, size_t kinds, Scenario& scenario) {
       scenario.faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &kind});
     }
   }
-  std::stable_sort(scenario.faults.begin(), scenario.faults.end(),
-                   [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
 }
 
 // Shards that are lost for good: no rank is, and no other shard forgets anything.
@@ -89,8 +87,6 @@ void DrawShardLoss(Random& random, Scenario& scenario) {
   for (int64_t i = random.Between(1, 3); i > 0; --i) {
     faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = &LosesAShard()});
   }
-  std::stable_sort(faults.begin(), faults.end(),
-                   [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
 }
 
 // Both, then: what a shard had gathered, and the rank that would send it again. Not a trainer that goes back as well:
@@ -112,8 +108,6 @@ void DrawMeetings(Random& random, Scenario& scenario) {
     faults.push_back({.at_us = random.Between(0, scenario.horizon_us), .kind = losing[random.Below(losing.size())]});
   }
   scenario.repeatable = scenario.meets = true;
-  std::stable_sort(faults.begin(), faults.end(),
-                   [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
 }
 
 // Where shards are lost, the others may reach their disks.
@@ -150,6 +144,8 @@ Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
   if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
   if (kinds > FaultKinds().size() + 1) DrawMeetings(random, scenario);
   if (kinds > FaultKinds().size() + 2) DrawTakeover(random, scenario);
+  std::stable_sort(scenario.faults.begin(), scenario.faults.end(),
+                   [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
   return scenario;
 }
 

@@ -10,6 +10,7 @@
 #include "server/core/thread_pool.h"
 #include "server/recovery/shard_store.h"
 #include "server/store/posix_file_system.h"
+#include "tests/support/damage_file.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
 #include "tests/unit/server/core/shard_fixture.h"
@@ -125,16 +126,6 @@ class PeerStoresTest : public ShardFixture {
     }
     return found;
   }
-  static void Damage(const std::string& path) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(0, std::ios::end);
-    const auto middle = file.tellg() / 2;
-    file.seekg(middle);
-    const char byte = static_cast<char>(file.get() ^ 0x40);
-    file.seekp(middle);
-    file.put(byte);
-    ASSERT_TRUE(file.good()) << path;
-  }
 
   TempDir dir;
   store::PosixFileSystem fs;
@@ -197,7 +188,7 @@ TEST_F(PeerStoresTest, ADamagedSnapshotLeavesTheOneBefore) {
   Close();
   const std::vector<std::string> images = Paths("lost", "layer-000000.snap");
   ASSERT_EQ(images.size(), 2u);
-  Damage(images.back());
+  DamageFile(images.back());
   Open("heir", "lost");
   Install(2);
   TakeOver();
@@ -212,7 +203,7 @@ TEST_F(PeerStoresTest, ADamagedLogCostsTheFactorsAndNothingElse) {
   Close();
   const std::vector<std::string> segments = Paths("lost", ".log");
   ASSERT_GE(segments.size(), 2u);
-  Damage(segments.front());
+  DamageFile(segments.front());
   Open("heir", "lost");
   Install(2);
   EXPECT_EQ(Step(10).first, 0u);

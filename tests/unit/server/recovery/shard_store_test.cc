@@ -4,13 +4,13 @@
 
 #include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <sys/resource.h>
 
 #include "server/core/reservation.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/stored_session.h"
 #include "server/store/crc32c.h"
+#include "tests/support/damage_file.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/server/core/shard_fixture.h"
@@ -104,16 +104,6 @@ class ShardStoreTest : public ShardFixture {
     std::sort(found.begin(), found.end());
     return found;
   }
-  static void Damage(const std::string& path) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(0, std::ios::end);
-    const auto middle = file.tellg() / 2;
-    file.seekg(middle);
-    const char byte = static_cast<char>(file.get() ^ 0x40);
-    file.seekp(middle);
-    file.put(byte);
-    ASSERT_TRUE(file.good()) << path;
-  }
 
   TempDir dir;
   std::string data = "/data";
@@ -150,7 +140,7 @@ TEST_F(ShardStoreTest, ADamagedSnapshotIsReplacedByTheOneBefore) {
   }
   const std::vector<std::string> files = Files("layer-000001");
   ASSERT_EQ(files.size(), 2u);
-  Damage(files[1]);
+  DamageFile(files[1]);
   const SnapshotSummary newest = store->snapshots().List()->back();
   EXPECT_TRUE(absl::IsDataLoss(store->snapshots().Verify(kSession, newest.id).status()));
   Open();
@@ -468,7 +458,7 @@ TEST_F(ShardStoreTest, DamagedOrMissingFactorsBeginAnewAndSaySo) {
   const std::vector<std::string> files = Files("/factors/");
   ASSERT_EQ(files.size(), 4u) << "two layers, a manifest, a lock";
   for (const std::string& file : files) {
-    if (file.find("layer-") != std::string::npos) Damage(file);
+    if (file.find("layer-") != std::string::npos) DamageFile(file);
   }
   ASSERT_TRUE(Hold(2, true).ok());
   EXPECT_EQ(seen.kept_layers, 0);
@@ -542,7 +532,7 @@ TEST_F(ShardStoreTest, DamageInTheLogIsAnErrorThatNamesTheFile) {
   store->log().Sync();
   const std::vector<std::string> segments = Files(".log");
   ASSERT_GT(segments.size(), 2u);
-  Damage(segments[0]);
+  DamageFile(segments[0]);
   const absl::Status status = Reopen();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_NE(status.message().find(segments[0]), std::string::npos) << status;
