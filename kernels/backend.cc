@@ -148,7 +148,10 @@ absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, Matrix
 
 absl::Status Backend::ScaleBy(double scale, MatrixView x) {
   constexpr double kLargestFactor = 1e30;
-  for (; scale > kLargestFactor; scale /= kLargestFactor) PRECONDOR_RETURN_IF_ERROR(Axpby(kLargestFactor, x, 0.0, x));
+  while (scale > kLargestFactor) {
+    PRECONDOR_RETURN_IF_ERROR(Axpby(kLargestFactor, x, 0.0, x));
+    scale /= kLargestFactor;
+  }
   return scale == 1.0 ? absl::OkStatus() : Axpby(scale, x, 0.0, x);
 }
 

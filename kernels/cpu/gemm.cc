@@ -16,7 +16,7 @@ enum ShapeClass { kTiny, kVector, kSmallResult, kFewRows, kFewColumns, kShortInn
 
 // Shapes beyond this in every direction are the bulk.
 constexpr int64_t kThin = 128;
-constexpr int64_t kTinyProducts = 64 * 64 * 64;
+constexpr int64_t kTinyProducts = int64_t{64} * 64 * 64;
 
 ShapeClass Classify(int64_t m, int64_t n, int64_t inner) {
   if (m == 1 || n == 1) return kVector;

@@ -194,7 +194,10 @@ absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankIn
   precondition.Product(scale, u);
   PRECONDOR_ASSIGN_OR_RETURN(double factor, (*rule)(std::sqrt(d_square), std::sqrt(DotAll(u, u))));
   constexpr double kLargestFactor = 1e30;
-  for (; factor > kLargestFactor; factor /= kLargestFactor) ScaleAll(kLargestFactor, u, u);
+  while (factor > kLargestFactor) {
+    ScaleAll(kLargestFactor, u, u);
+    factor /= kLargestFactor;
+  }
   if (factor != 1.0) ScaleAll(factor, u, u);
   return absl::OkStatus();
 }

@@ -51,15 +51,15 @@ using Type = dnnl::memory::data_type;
 // oneDNN keeps what it has generated for a shape; making the description anew costs some 20 us.
 bool MultiplyBf16(int64_t m, int64_t n, int64_t k, const uint16_t* a, const uint16_t* packed_b,
                   const dnnl::memory::desc& c_form, void* c) {
-  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  static const dnnl::engine kEngine(dnnl::engine::kind::cpu, 0);
   const OneThread one;
   try {
     const dnnl::memory::desc a_form({m, k}, Type::bf16, Tag::ab), b_form({k, n}, Type::bf16, Tag::BA16a64b2a);
-    const dnnl::matmul product(dnnl::matmul::primitive_desc({a_form, b_form, c_form}, engine));
-    dnnl::stream stream(engine);
-    product.execute(stream, {{DNNL_ARG_SRC, dnnl::memory(a_form, engine, const_cast<uint16_t*>(a))},
-                             {DNNL_ARG_WEIGHTS, dnnl::memory(b_form, engine, const_cast<uint16_t*>(packed_b))},
-                             {DNNL_ARG_DST, dnnl::memory(c_form, engine, c)}});
+    const dnnl::matmul product(dnnl::matmul::primitive_desc({a_form, b_form, c_form}, kEngine));
+    dnnl::stream stream(kEngine);
+    product.execute(stream, {{DNNL_ARG_SRC, dnnl::memory(a_form, kEngine, const_cast<uint16_t*>(a))},
+                             {DNNL_ARG_WEIGHTS, dnnl::memory(b_form, kEngine, const_cast<uint16_t*>(packed_b))},
+                             {DNNL_ARG_DST, dnnl::memory(c_form, kEngine, c)}});
     stream.wait();
     return true;
   } catch (const dnnl::error&) {
@@ -73,8 +73,8 @@ char Letter(Transpose transpose) { return transpose == Transpose::kYes ? 'T' : '
 }  // namespace
 
 Isa ProcessorIsa() {
-  static const Isa isa = FindIsa();
-  return isa;
+  static const Isa kIsa = FindIsa();
+  return kIsa;
 }
 
 bool Sgemm(float alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b, float beta,
@@ -88,10 +88,10 @@ bool Sgemm(float alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixVie
 
 #if DNNL_VERSION_MAJOR == 2
 bool ProcessorHasBf16() {
-  static const bool has =
+  static const bool kHas =
       ProcessorIsa() == Isa::kAvx512 &&
       (static_cast<int>(dnnl_get_effective_cpu_isa()) & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
-  return has;
+  return kHas;
 }
 
 bool Bf16Product(int64_t m, int64_t n, int64_t k, const uint16_t* a, const uint16_t* packed_b, uint16_t* c) {
