@@ -7,7 +7,7 @@ REFERENCE), then a look at max |J|; the gradient becomes J_out D J_in, rescaled 
 torch can. tests/bench/step_rows.py runs it by lines on the standard input:
 
     make BLOCKS   factors and gradients of that many of BERT-Large's 24 blocks; answered by the factors' bytes
-    step THREADS  answered by the seconds of one step
+    step THREADS  answered by the seconds of one step: of processor time for one thread, by the clock for several
 
 The first line of output is "ready" with torch's version, after the recursion was compared with one in doubles, or "no"
 and why there is none.
@@ -80,14 +80,15 @@ class Model:
 
     def step(self, threads):
         set_threads(threads)
-        begin = time.monotonic()
+        clock = time.thread_time if threads == 1 else time.monotonic
+        begin = clock()
         for i, (out_inverse, gradient, in_inverse) in enumerate(self.layers):
             row = self.steps + 7 * i
             update(in_inverse, self.vectors[row % VECTORS, :len(in_inverse)])
             update(out_inverse, self.vectors[(row + 3) % VECTORS, :len(out_inverse)])
             precondition(out_inverse, gradient, in_inverse)
         self.steps += 1
-        return time.monotonic() - begin
+        return clock() - begin
 
 
 def main():
