@@ -64,24 +64,6 @@ std::vector<int64_t> MergeSmallDims(absl::Span<const int64_t> dims, int64_t targ
   return best;
 }
 
-std::vector<int64_t> MergeDimsUpTo(absl::Span<const int64_t> dims, int64_t longest) {
-  std::vector<int64_t> merged;
-  int64_t group = 1;
-  for (const int64_t d : dims) {
-    if (group * d <= longest) {
-      group *= d;
-      continue;
-    }
-    if (group > 1) merged.push_back(group);
-    group = d;
-    if (d <= longest) continue;
-    merged.push_back(d);
-    group = 1;
-  }
-  if (group > 1 || merged.empty()) merged.push_back(group);
-  return merged;
-}
-
 absl::StatusOr<ModeMatrix> ModeMatrix::Of(absl::Span<const int64_t> dims, size_t mode, MatrixView x, Backend& backend) {
   ModeMatrix out;
   if (dims.size() == 2) {

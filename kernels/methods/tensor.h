@@ -23,10 +23,6 @@ int64_t ElementsOf(absl::Span<const int64_t> dims);
 // exceeds `longest`. target >= 1; dims of at least one element, all positive.
 std::vector<int64_t> MergeSmallDims(absl::Span<const int64_t> dims, int64_t target, int64_t longest);
 
-// Neighbours multiplied together from the first on, as long as the product is at most `longest`: the rule of SOAP's
-// published code.
-std::vector<int64_t> MergeDimsUpTo(absl::Span<const int64_t> dims, int64_t longest);
-
 // One mode of a tensor as a matrix, [d, the rest] (side() == From::kLeft) or [the rest, d] (kRight): what multiplies
 // along the mode does so from that side, and the Gram matrix of that side is the mode's. A view into the tensor for the
 // first and the last mode; a copy for one between others, which WriteBack brings back. One thread.

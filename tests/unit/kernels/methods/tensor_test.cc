@@ -61,16 +61,6 @@ TEST(MergeSmallDimsTest, TakesTheShorterFirstGroupOfEquals) {
   EXPECT_EQ(MergeSmallDims(Dims{3, 3, 3}, 9, 9), (Dims{3, 9}));
 }
 
-TEST(MergeDimsUpToTest, MergesFromTheFirstOn) {
-  EXPECT_EQ(MergeDimsUpTo(Dims{64, 3, 7, 7}, 200), (Dims{192, 49}));
-  EXPECT_EQ(MergeDimsUpTo(Dims{64, 3, 7, 7}, 191), (Dims{64, 147}));
-  EXPECT_EQ(MergeDimsUpTo(Dims{64, 3, 7, 7}, 10000), Dims{9408});
-  EXPECT_EQ(MergeDimsUpTo(Dims{3, 300, 2, 5}, 20), (Dims{3, 300, 10}));
-  EXPECT_EQ(MergeDimsUpTo(Dims{300, 1, 5}, 20), (Dims{300, 5}));
-  EXPECT_EQ(MergeDimsUpTo(Dims{1, 1}, 20), Dims{1});
-  EXPECT_EQ(MergeDimsUpTo(Dims{7}, 3), Dims{7});
-}
-
 std::vector<float> Counted(int64_t elements) {
   std::vector<float> values(elements);
   std::iota(values.begin(), values.end(), 1.0F);
