@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 #include "kernels/base/check.h"
 
@@ -27,6 +30,30 @@ void WriteRows(const std::vector<BenchRow>& rows, const std::string& path) {
   }
   out << "\n]}\n";
   PRECONDOR_CHECK(out.good());
+}
+
+int BenchMain(int argc, char** argv, const std::function<std::vector<BenchRow>(bool is_short)>& measure,
+              const std::function<bool(absl::string_view argument)>& take) {
+  const std::string program = std::filesystem::path(argv[0]).filename().string();
+  std::string json;
+  bool is_short = false;
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (absl::ConsumePrefix(&argument, "--json=")) {
+      json = std::string(argument);
+    } else if (argument == "--short") {
+      is_short = true;
+    } else if (take == nullptr || !take(argument)) {
+      std::cerr << program << ": unknown argument " << argument << "\n";
+      return 2;
+    }
+  }
+  if (json.empty()) {
+    std::cerr << program << ": needs --json=FILE\n";
+    return 2;
+  }
+  WriteRows(measure(is_short), json);
+  return 0;
 }
 
 double ThreadSeconds() {

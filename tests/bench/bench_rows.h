@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+
 namespace precondor {
 
 struct BenchRow {
@@ -20,6 +22,11 @@ struct BenchRow {
 
 // Aborts where the file cannot be written.
 void WriteRows(const std::vector<BenchRow>& rows, const std::string& path);
+
+// A program that measures: writes `measure`'s rows to the file of --json=FILE; --short shows only that all of it runs
+// and is right. `take` is asked about each other argument; false: there is none such. The program's exit code.
+int BenchMain(int argc, char** argv, const std::function<std::vector<BenchRow>(bool is_short)>& measure,
+              const std::function<bool(absl::string_view argument)>& take = nullptr);
 
 // Processor time of the calling thread.
 double ThreadSeconds();

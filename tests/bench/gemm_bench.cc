@@ -5,14 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <iostream>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 
 #include "kernels/base/check.h"
 #include "kernels/base/malloc_options.h"
@@ -76,24 +74,7 @@ void Measure(Backend& backend, const Shape& shape, bool ta, bool tb, bool is_sho
   rows.push_back({name, MedianRatio(seconds[one_dnn ? 0 : 1], seconds[one_dnn ? 1 : 0]), "x"});
 }
 
-int Main(int argc, char** argv) {
-  std::string json;
-  bool is_short = false;
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view argument = argv[i];
-    if (absl::ConsumePrefix(&argument, "--json=")) {
-      json = std::string(argument);
-    } else if (argument == "--short") {
-      is_short = true;
-    } else {
-      std::cerr << "gemm_bench: unknown argument " << argument << "\n";
-      return 2;
-    }
-  }
-  if (json.empty()) {
-    std::cerr << "gemm_bench: needs --json=FILE\n";
-    return 2;
-  }
+std::vector<BenchRow> MeasureAll(bool is_short) {
   KeepLargeBlocks();
   const std::unique_ptr<Backend> backend = MakeCpuBackend(CpuBackendOptions()).value();
   std::vector<BenchRow> rows;
@@ -107,11 +88,10 @@ int Main(int argc, char** argv) {
       }
     }
   }
-  WriteRows(rows, json);
-  return 0;
+  return rows;
 }
 
 }  // namespace
 }  // namespace precondor
 
-int main(int argc, char** argv) { return precondor::Main(argc, argv); }
+int main(int argc, char** argv) { return precondor::BenchMain(argc, argv, precondor::MeasureAll); }

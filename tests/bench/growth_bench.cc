@@ -6,14 +6,12 @@
 // definition in doubles.
 #include <algorithm>
 #include <cmath>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 
 #include "kernels/base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -132,29 +130,7 @@ std::vector<BenchRow> Measure(bool is_short) {
   return rows;
 }
 
-int Main(int argc, char** argv) {
-  std::string json;
-  bool is_short = false;
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view argument = argv[i];
-    if (absl::ConsumePrefix(&argument, "--json=")) {
-      json = std::string(argument);
-    } else if (argument == "--short") {
-      is_short = true;
-    } else {
-      std::cerr << "growth_bench: unknown argument " << argument << "\n";
-      return 2;
-    }
-  }
-  if (json.empty()) {
-    std::cerr << "growth_bench: needs --json=FILE\n";
-    return 2;
-  }
-  WriteRows(Measure(is_short), json);
-  return 0;
-}
-
 }  // namespace
 }  // namespace precondor
 
-int main(int argc, char** argv) { return precondor::Main(argc, argv); }
+int main(int argc, char** argv) { return precondor::BenchMain(argc, argv, precondor::Measure); }

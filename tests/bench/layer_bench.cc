@@ -2,10 +2,8 @@
 // The low-rank form's update and precondition beside what they replace, on one thread: gemv + scal + ger + amax of a
 // dense inverse, and the dense precondition. What is compared takes turns; what is measured was compared with doubles
 // before. Time is the thread's processor time, and a ratio the median of its turns' ratios.
-#include <cblas.h>
 #include <cmath>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 
 #include "kernels/base/check.h"
 #include "kernels/base/malloc_options.h"
@@ -22,6 +19,7 @@
 #include "tests/bench/bench_layer.h"
 #include "tests/bench/bench_rows.h"
 #include "tests/bench/fma_limit.h"
+#include "tests/bench/naive_update.h"
 #include "tests/bench/stream_limits.h"
 
 namespace precondor {
@@ -148,7 +146,7 @@ class Bench {
                   },
                   count);
             },
-            [&] { return Timed([&] { NaiveUpdates(d, naive.view(), vector()); }) / static_cast<double>(full); },
+            [&] { return Timed([&] { sink_ = NaiveUpdates(d, naive.view(), vector()); }) / static_cast<double>(full); },
         },
         short_ ? 1 : 9);
     const std::string name = absl::StrCat("low_rank_r", rank), of = absl::StrCat("/d:", d);
@@ -206,7 +204,7 @@ class Bench {
     }
   }
 
-  void Write(const std::string& path) const { WriteRows(rows_, path); }
+  const std::vector<BenchRow>& rows() const { return rows_; }
 
  private:
   // |J g - G^-1 g| / |G^-1 g| for Gaussian vectors g, after the window has been filled twice, and 20 updates.
@@ -234,18 +232,6 @@ class Bench {
       }
     }
     return std::sqrt(error / size);
-  }
-
-  void NaiveUpdates(int64_t d, MatrixView all, ConstMatrixView vector) {
-    const int n = static_cast<int>(d);
-    std::vector<float> product(d);
-    for (int64_t i = 0; i < all.rows; i += d) {
-      float* j = all.row(i);
-      cblas_sgemv(CblasRowMajor, CblasNoTrans, n, n, 1, j, n, vector.data, 1, 0, product.data(), 1);
-      cblas_sscal(n * n, 0.95f, j, 1);
-      cblas_sger(CblasRowMajor, n, n, 1e-6f, product.data(), 1, product.data(), 1, j, n);
-      sink_ = static_cast<float>(cblas_isamax(d * d, j, 1));
-    }
   }
 
   // Its window just filled, where it is low-rank, and its answer right.
@@ -281,24 +267,7 @@ class Bench {
   volatile float sink_ = 0;
 };
 
-int Main(int argc, char** argv) {
-  std::string json;
-  bool is_short = false;
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view argument = argv[i];
-    if (absl::ConsumePrefix(&argument, "--json=")) {
-      json = std::string(argument);
-    } else if (argument == "--short") {
-      is_short = true;
-    } else {
-      std::cerr << "layer_bench: unknown argument " << argument << "\n";
-      return 2;
-    }
-  }
-  if (json.empty()) {
-    std::cerr << "layer_bench: needs --json=FILE\n";
-    return 2;
-  }
+std::vector<BenchRow> Measure(bool is_short) {
   KeepLargeBlocks();
   Bench bench(is_short);
   if (is_short) {
@@ -312,11 +281,10 @@ int Main(int argc, char** argv) {
     bench.Precondition(1024, 1024, {64, 128});
     bench.Precondition(1024, 4096, {64, 128});
   }
-  bench.Write(json);
-  return 0;
+  return bench.rows();
 }
 
 }  // namespace
 }  // namespace precondor
 
-int main(int argc, char** argv) { return precondor::Main(argc, argv); }
+int main(int argc, char** argv) { return precondor::BenchMain(argc, argv, precondor::Measure); }

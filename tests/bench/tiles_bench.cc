@@ -5,10 +5,8 @@
 // what is measured was compared with the recursion in doubles first. Time is the thread's processor time, and a ratio
 // the median of its turns' ratios: what else runs on the machine slows both sides of one, or neither.
 #include <algorithm>
-#include <cblas.h>
 #include <cmath>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +21,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/deferred_factor.h"
 #include "tests/bench/bench_rows.h"
+#include "tests/bench/naive_update.h"
 #include "tests/bench/stream_limits.h"
 
 extern "C" {
@@ -110,7 +109,7 @@ class Bench {
         },
         [&] { return Timed([&] { UpdateAll(f32, vector.view()); }, factors * kUpdates); },
         [&] { return Timed([&] { UpdateAll(f16, vector.view()); }, 2 * factors * kUpdates); },
-        [&] { return Timed([&] { NaiveUpdates(d, naive.view(), vector.view()); }, full); },
+        [&] { return Timed([&] { sink_ = NaiveUpdates(d, naive.view(), vector.view()); }, full); },
     };
     if (d == 1024 || d == 4096 || short_) measured.push_back([&] { return Cholesky(d); });
     std::vector<std::vector<double>> seconds(measured.size());
@@ -241,18 +240,6 @@ class Bench {
     for (int64_t i = 0; i < x.rows; ++i) std::fill(x.row(i), x.row(i) + x.cols, 1e-3f);
   }
 
-  void NaiveUpdates(int64_t d, MatrixView all, ConstMatrixView vector) {
-    const int n = static_cast<int>(d);
-    std::vector<float> product(d);
-    for (int64_t i = 0; i < all.rows; i += d) {
-      float* j = all.row(i);
-      cblas_sgemv(CblasRowMajor, CblasNoTrans, n, n, 1, j, n, vector.data, 1, 0, product.data(), 1);
-      cblas_sscal(n * n, 0.95f, j, 1);
-      cblas_sger(CblasRowMajor, n, n, 1e-6f, product.data(), 1, product.data(), 1, j, n);
-      sink_ = static_cast<float>(cblas_isamax(d * d, j, 1));
-    }
-  }
-
   const bool short_;
   const std::unique_ptr<Backend> backend_;
   std::vector<BenchRow> rows_;
@@ -260,38 +247,25 @@ class Bench {
   volatile float sink_ = 0;
 };
 
-int Main(int argc, char** argv) {
-  std::string json;
-  bool is_short = false;
-  int64_t only = 0;
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view argument = argv[i];
-    if (absl::ConsumePrefix(&argument, "--json=")) {
-      json = std::string(argument);
-    } else if (argument == "--short") {
-      is_short = true;
-    } else if (absl::ConsumePrefix(&argument, "--d=") && absl::SimpleAtoi(argument, &only) && only > 0) {
-      continue;
-    } else {
-      std::cerr << "tiles_bench: unknown argument " << argument << "\n";
-      return 2;
-    }
-  }
-  if (json.empty()) {
-    std::cerr << "tiles_bench: needs --json=FILE\n";
-    return 2;
-  }
+// `only`: one size; 0: all of them, and how time grows with it.
+std::vector<BenchRow> Measure(bool is_short, int64_t only) {
   std::vector<int64_t> sizes = {256, 512};
   if (!is_short) sizes.insert(sizes.end(), {1024, 2048, 4096, 8192});
   if (only > 0) sizes = {only};
   Bench bench(is_short);
   for (const int64_t d : sizes) bench.Size(d);
   if (only == 0) bench.Growth();
-  WriteRows(bench.rows(), json);
-  return 0;
+  return bench.rows();
 }
 
 }  // namespace
 }  // namespace precondor
 
-int main(int argc, char** argv) { return precondor::Main(argc, argv); }
+int main(int argc, char** argv) {
+  int64_t only = 0;
+  const auto take_size = [&](absl::string_view argument) {
+    return absl::ConsumePrefix(&argument, "--d=") && absl::SimpleAtoi(argument, &only) && only > 0;
+  };
+  return precondor::BenchMain(
+      argc, argv, [&](bool is_short) { return precondor::Measure(is_short, only); }, take_size);
+}

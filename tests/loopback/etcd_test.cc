@@ -222,7 +222,7 @@ TEST_F(EtcdTest, DamageAndNewerRecordsAreNamed) {
   status = EtcdLog::Open(*client_, *election).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()), HasSubstr("session 2"));
-  put(std::string("\4\0\0\0\0\0\0\0\0", 9));
+  put(std::string("\xff\0\0\0\0\0\0\0\0", 9));
   EXPECT_EQ(EtcdLog::Open(*client_, *election).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 

@@ -143,11 +143,11 @@ TEST_F(CoordinatorLogTest, ARecordOfANewerProgramIsRefused) {
   {
     auto log = RecordLog::Open(fs_, "coordinator/log", kSmall.log, nullptr);
     ASSERT_TRUE(log.ok()) << log.status();
-    ASSERT_TRUE((*log)->Append(kCloseRecord, std::string("\4\0\0\0\0\0\0\0\0", 9)).ok());
+    ASSERT_TRUE((*log)->Append(kCloseRecord, std::string("\xff\0\0\0\0\0\0\0\0", 9)).ok());
   }
   const absl::Status status = Reopen();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("coordinator: record 1: coordinator record has version 4"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("coordinator: record 1: coordinator record has version 255"));
 }
 
 TEST_F(CoordinatorLogTest, OneCoordinatorADirectory) {
