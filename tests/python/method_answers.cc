@@ -36,8 +36,8 @@ CounterRandom RandomOf(uint64_t purpose, uint64_t update) {
 nlohmann::json Run(const Case& c) {
   const LayerSpec layer{kLayer, c.m, c.n, false, c.shape};
   nlohmann::json out = {{"name", c.name}, {"shape", TensorDims(layer)}};
-  for (const auto& [name, value] : c.options) {
-    std::visit([&](const auto& held) { out["options"][name] = held; }, value);
+  for (const auto& option : c.options) {
+    std::visit([&](const auto& held) { out["options"][option.first] = held; }, option.second);
   }
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   const std::unique_ptr<Method> method = MakeMethod({"kron", c.options}).value();
