@@ -126,8 +126,6 @@ void FactorTakeover::KeepNext() {
   }
   const uint64_t release = session_->last_release.fetch_add(1) + 1;
   absl::StatusOr<std::string> bytes = found.state->Save();
-  ReleasedFactors factors{.session_id = session_->session_id, .release = release, .states = {}};
-  if (bytes.ok()) factors.states.emplace(layer, *std::move(bytes));
   // Tasks have to be copyable.
   auto kept = std::make_shared<PeerFactorState>(std::move(found));
   const auto done = [self = shared_from_this(), kept, layer = layer, release](absl::Status status) {
@@ -143,6 +141,8 @@ void FactorTakeover::KeepNext() {
     });
   };
   if (!bytes.ok()) return done(bytes.status());
+  ReleasedFactors factors{.session_id = session_->session_id, .release = release, .states = {}};
+  factors.states.emplace(layer, *std::move(bytes));
   journal->AdoptFactors(std::move(factors), done);
 }
 

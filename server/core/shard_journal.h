@@ -116,9 +116,7 @@ class ShardJournal {
   virtual void KeepFactors(ReleasedFactors factors) = 0;
   // The same of factors that come from another shard. `done` is called on any thread, or this one: they are durable, or
   // why they are not. A session that is not here any more is Aborted.
-  virtual void AdoptFactors(ReleasedFactors factors, std::function<void(absl::Status)> done) {
-    done(absl::UnimplementedError("factors of other shards are not kept here"));
-  }
+  virtual void AdoptFactors(ReleasedFactors factors, std::function<void(absl::Status)> done) = 0;
   // False: they are still on their way to the disk, and in memory. What failed is tried again, now and then.
   virtual bool FactorsKept(uint64_t session_id, uint64_t release) { return true; }
   // A layer's, as they were released. NotFound: they are not here; DataLoss; those of the disk.
