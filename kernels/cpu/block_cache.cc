@@ -7,14 +7,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
+#include "kernels/base/sanitizers.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define PRECONDOR_HAS_ASAN 1
-#elif defined(__has_feature)
-#define PRECONDOR_HAS_ASAN __has_feature(address_sanitizer)
-#else
-#define PRECONDOR_HAS_ASAN 0
-#endif
 #if PRECONDOR_HAS_ASAN
 #include <sanitizer/asan_interface.h>
 #else

@@ -5,27 +5,19 @@
 #include <gtest/gtest.h>
 #include <vector>
 
-#include "kernels/base/random.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/vector_ops.h"
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/forwarding_backend.h"
+#include "tests/support/random_dense.h"
 
 namespace precondor {
 namespace {
 
 using reference::Dense;
 
-Dense Random(int64_t rows, int64_t cols, uint64_t seed) {
-  std::vector<float> normals(rows * cols);
-  CounterRandom({seed}).Normals(0, absl::MakeSpan(normals));
-  Dense out(rows, cols);
-  std::copy(normals.begin(), normals.end(), out.data.begin());
-  return out;
-}
-
 Dense Symmetric(int64_t n, uint64_t seed) {
-  const Dense x = Random(n, n, seed);
+  const Dense x = RandomDense(n, n, seed);
   return reference::Combination(0.5, x, 0.5, reference::Transposed(x));
 }
 
@@ -51,7 +43,7 @@ TEST(Bf16ConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
   constexpr int64_t kGap = 3;
   for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 1}, {3, 70}, {70, 3}, {33, 65}, {64, 64}, {31, 64}, {130, 200}, {257, 129}, {96, 1100}}) {
-    const Dense l = Symmetric(m, 1), r = Symmetric(n, 2), d = Random(m, n, 3);
+    const Dense l = Symmetric(m, 1), r = Symmetric(n, 2), d = RandomDense(m, n, 3);
     const Dense expected = reference::Product(reference::Product(l, d), r);
     DeviceMatrix dl = PutWide(*backend, l, kGap), dr = PutWide(*backend, r, kGap), dd = PutWide(*backend, d, kGap);
     DeviceMatrix du = PutWide(*backend, Dense(m, n, NAN), kGap);

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 #include <vector>
 
-#include "kernels/base/random.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/forwarding_backend.h"
+#include "tests/support/random_dense.h"
 
 namespace precondor {
 namespace {
@@ -15,14 +15,6 @@ namespace {
 using reference::Dense;
 using reference::Product;
 using reference::Transposed;
-
-Dense Random(int64_t rows, int64_t cols, uint64_t seed) {
-  std::vector<float> normals(rows * cols);
-  CounterRandom({seed}).Normals(0, absl::MakeSpan(normals));
-  Dense out(rows, cols);
-  std::copy(normals.begin(), normals.end(), out.data.begin());
-  return out;
-}
 
 DeviceMatrix Put(Backend& backend, const Dense& x) {
   const std::vector<float> host(x.data.begin(), x.data.end());
@@ -34,7 +26,7 @@ DeviceMatrix Put(Backend& backend, const Dense& x) {
 // A side J = c (I - P'SP), S = s (I + s P P' s)^-1 s: the inverse of I + P' s^2 P times c.
 struct Side {
   Side(Backend& backend, double c, int64_t count, int64_t d, double largest_root, uint64_t seed)
-      : vectors(Random(count, d, seed)), j(reference::Identity(d)) {
+      : vectors(RandomDense(count, d, seed)), j(reference::Identity(d)) {
     for (double& element : vectors.data) element /= std::sqrt(static_cast<double>(d));
     Dense scaled(count, d), core(count, count);
     for (int64_t i = 0; i < count; ++i) {
@@ -80,7 +72,7 @@ TEST_P(ScaledPreconditionTest, TheRuleSeesBothLengthsAndItsFactorIsInTheAnswer) 
     for (const bool with_roots : {true, false}) {
       Side out(backend_, 0.5, p, m, 3.0, 1), in(backend_, 0.25, q, n, 2.0, 2);
       if (!with_roots) out.form.roots = in.form.roots = {};
-      const Dense d = Random(m, n, 3), expected = Product(Product(out.j, d), in.j);
+      const Dense d = RandomDense(m, n, 3), expected = Product(Product(out.j, d), in.j);
       const DeviceMatrix device_d = Put(backend_, d);
       DeviceMatrix u = Put(backend_, Dense(m, n, NAN));
       double d_length = 0, u_length = 0;
@@ -132,7 +124,7 @@ TEST_P(ScaledPreconditionTest, KnowsTheLengthOfWhatIsNearlyGone) {
 
 TEST_P(ScaledPreconditionTest, FactorsBeyondF32AreNoneOfItsAnswers) {
   const Side out(backend_, 1e-30, 2, 8, 1.0, 1), in(backend_, 1e-5, 2, 6, 1.0, 2);
-  const Dense d = Random(8, 6, 3), expected = Product(Product(out.j, d), in.j);
+  const Dense d = RandomDense(8, 6, 3), expected = Product(Product(out.j, d), in.j);
   const DeviceMatrix device_d = Put(backend_, d);
   DeviceMatrix u = backend_.Allocate(8, 6).value();
   for (const double factor : {1e40, 0.0}) {
@@ -148,7 +140,7 @@ TEST_P(ScaledPreconditionTest, PassesTheRulesErrorsOn) {
   const Side out(backend_, 1.0, 3, 9, 1.0, 1), in(backend_, 1.0, 2, 7, 1.0, 2);
   DeviceMatrix u = backend_.Allocate(9, 7).value();
   for (const double element : {1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
-    Dense d = Random(9, 7, 3);
+    Dense d = RandomDense(9, 7, 3);
     d.at(4, 4) = element;
     const DeviceMatrix device_d = Put(backend_, d);
     double seen = 0;

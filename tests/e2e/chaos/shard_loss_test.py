@@ -78,39 +78,32 @@ class ShardLossTest(unittest.TestCase):
         self.assertEqual(row["steps"], STEPS)
         self.expect_usual_loss(row)
 
-    def taken_over(self, cluster):
-        """What became of the lost layers, by outcome; and how many there were."""
-        layers = cluster.coordinator.metric("precondor_moved_layers_total")
-        survivor = cluster.shards[0]
+    def lose_with_data(self, peer_data_dirs):
+        """A shard is lost. The layers that it had, by what became of them, how many there were, and the survivor's log."""
         name = "precondor_taken_over_layers_total"
-        wait_for("every moved layer to have factors", lambda: survivor.metric(name) == layers)
-        return {outcome: survivor.metric(name, f'outcome="{outcome}"') for outcome in ("adopted", "none")}, layers
+        with self.cluster(durable=True, shard_arguments=[f"--peer-data-dirs={peer_data_dirs}"]) as cluster:
+            survivor = cluster.shards[0]
+            with self.training(cluster) as training:
+                self.lose(cluster, training, cluster.shards[1].kill)
+                layers = cluster.coordinator.metric("precondor_moved_layers_total")
+                wait_for("every moved layer to have factors", lambda: survivor.metric(name) == layers)
+                outcomes = {outcome: survivor.metric(name, f'outcome="{outcome}"') for outcome in ("adopted", "none")}
+                row = training.finish()
+            log = (survivor.folder / "log").read_text()
+        self.assertEqual(row["steps"], STEPS)
+        self.expect_usual_loss(row)
+        return outcomes, layers, log
 
     def test_killed_with_its_data_within_reach(self):
         """The survivor goes on with the factors of the shard that is lost, not with fresh ones."""
-        with self.cluster(durable=True,
-                          shard_arguments=[f"--peer-data-dirs={self.folder.name}/shard*/data"]) as cluster:
-            with self.training(cluster) as training:
-                self.lose(cluster, training, cluster.shards[1].kill)
-                outcomes, layers = self.taken_over(cluster)
-                row = training.finish()
-            log = (cluster.shards[0].folder / "log").read_text()
-            self.assertEqual(outcomes, {"adopted": layers, "none": 0})
-            self.assertIn("factors of a lost shard taken over", log)
-        self.assertEqual(row["steps"], STEPS)
-        self.expect_usual_loss(row)
+        outcomes, layers, log = self.lose_with_data(f"{self.folder.name}/shard*/data")
+        self.assertEqual(outcomes, {"adopted": layers, "none": 0})
+        self.assertIn("factors of a lost shard taken over", log)
 
     def test_killed_with_its_data_out_of_reach(self):
-        with self.cluster(durable=True,
-                          shard_arguments=[f"--peer-data-dirs={self.folder.name}/none"]) as cluster:
-            with self.training(cluster) as training:
-                self.lose(cluster, training, cluster.shards[1].kill)
-                outcomes, layers = self.taken_over(cluster)
-                row = training.finish()
-            self.assertEqual(outcomes, {"adopted": 0, "none": layers})
-            self.assertIn("no factors taken over", (cluster.shards[0].folder / "log").read_text())
-        self.assertEqual(row["steps"], STEPS)
-        self.expect_usual_loss(row)
+        outcomes, layers, log = self.lose_with_data(f"{self.folder.name}/none")
+        self.assertEqual(outcomes, {"adopted": 0, "none": layers})
+        self.assertIn("no factors taken over", log)
 
     def test_stopped(self):
         """It keeps its connections and takes in what it is sent; when it goes on, its layers are others'."""

@@ -8,13 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define PRECONDOR_HAS_ASAN 1
-#elif defined(__has_feature)
-#define PRECONDOR_HAS_ASAN __has_feature(address_sanitizer)
-#else
-#define PRECONDOR_HAS_ASAN 0
-#endif
+#include "kernels/base/sanitizers.h"
 
 namespace precondor {
 namespace {

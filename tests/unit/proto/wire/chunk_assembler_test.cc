@@ -10,13 +10,8 @@
 #include <vector>
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/sanitizers.h"
 #include "tests/unit/proto/wire/wire_testing.h"
-
-#if defined(__has_feature)
-#define PRECONDOR_HAS_ASAN __has_feature(address_sanitizer)
-#else
-#define PRECONDOR_HAS_ASAN 0
-#endif
 
 namespace precondor::wire {
 namespace {
@@ -182,7 +177,7 @@ TEST_F(ChunkAssemblerTest, AsksBeforeItTakesMemory) {
 }
 
 TEST_F(ChunkAssemblerTest, MemoryThatIsNotThereIsARefusal) {
-#if defined(__SANITIZE_ADDRESS__) || PRECONDOR_HAS_ASAN
+#if PRECONDOR_HAS_ASAN
   GTEST_SKIP() << "AddressSanitizer ends the process where operator new would throw";
 #endif
   EXPECT_EQ(GetErrorReason(Add(Header(1, int64_t{1} << 43), Bytes(50, 1)).status()), ErrorReason::kCapacity)

@@ -5,6 +5,7 @@
 #include <thread>
 #include <unistd.h>
 
+#include "kernels/base/sanitizers.h"
 #include "kernels/methods/registry.h"
 #include "server/core/gather.h"
 #include "server/core/thread_pool.h"
@@ -18,13 +19,7 @@ using ::testing::Each;
 using ::testing::FloatEq;
 using ::testing::HasSubstr;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kOwnAllocator = false;
-#elif defined(__has_feature)
-constexpr bool kOwnAllocator = !__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer);
-#else
-constexpr bool kOwnAllocator = true;
-#endif
+constexpr bool kOwnAllocator = !PRECONDOR_HAS_ASAN && !PRECONDOR_HAS_TSAN;
 
 int64_t ResidentBytes() {
   std::ifstream statm("/proc/self/statm");
