@@ -37,7 +37,7 @@ struct LayerSpec {
   int64_t d_in = 0;
   bool has_bias = false;
   // The dimensions of the tensor that W is, of which its elements are the same row-major sequence: d_out d_in in all.
-  // For methods with a factor for each dimension (kron); what travels is W. Empty: W's own.
+  // For methods with a factor for each dimension (kron, soap); what travels is W. Empty: W's own.
   std::vector<int64_t> shape = {};
   bool operator==(const LayerSpec&) const = default;
 };

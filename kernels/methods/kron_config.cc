@@ -9,7 +9,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/options.h"
-#include "kernels/methods/tensor.h"
 
 namespace precondor {
 
@@ -17,11 +16,6 @@ double KronConfig::UpdateProbability(uint64_t n) const {
   const double annealed =
       max_update_probability * std::exp(-update_decay * (static_cast<double>(n) - update_flat_steps));
   return std::clamp(annealed, min_update_probability, max_update_probability);
-}
-
-std::vector<int64_t> KronConfig::Sides(const LayerSpec& layer) const {
-  const std::vector<int64_t> dims = TensorDims(layer);
-  return merge_small_dims && dims.size() > 2 ? MergeSmallDims(dims, target_merged_dim_size, max_size_triangular) : dims;
 }
 
 std::vector<bool> KronConfig::Diagonal(const std::vector<int64_t>& sides, size_t ndim) const {
@@ -70,8 +64,7 @@ absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {
   out.block_size = reader.Integer("block_size", out.block_size, 0, kMaxDimension);
   out.min_ndim_triangular = reader.Integer("min_ndim_triangular", out.min_ndim_triangular, 0, kMaxTensorDims + 1);
   out.max_skew = reader.Number("max_skew", out.max_skew, 0, kHuge);
-  out.merge_small_dims = reader.Flag("merge_small_dims", out.merge_small_dims);
-  out.target_merged_dim_size = reader.Integer("target_merged_dim_size", out.target_merged_dim_size, 1, kMaxDimension);
+  out.merging = DimMerging::Read(reader);
   out.rms_clip = reader.OpenNumber("rms_clip", out.rms_clip, 0, kHuge);
   out.seed = static_cast<uint64_t>(reader.Integer("seed", 0, 0, std::numeric_limits<int32_t>::max()));
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/tensor.h"
 
 namespace precondor {
 
@@ -29,15 +30,13 @@ struct KronConfig {
   double max_skew = 0;  // a side d of a tensor of n elements is diagonal where d^2 > max_skew n; 0: none for that
   MemorySaveMode memory_save_mode = MemorySaveMode::kNone;
   int64_t block_size = 0;  // 0: whole sides
-  bool merge_small_dims = true;
-  int64_t target_merged_dim_size = 256;
+  DimMerging merging = {};
   double rms_clip = 1.1;
   uint64_t seed = 0;
 
   // p(n) of the n-th gradient, from 1.
   double UpdateProbability(uint64_t n) const;
-  // The sides of a layer: its tensor's dimensions, merged where there are more than two.
-  std::vector<int64_t> Sides(const LayerSpec& layer) const;
+  std::vector<int64_t> Sides(const LayerSpec& layer) const { return merging.Sides(layer, max_size_triangular); }
   // Which of these sides keep their diagonal alone. `ndim` is how many dimensions there were before they were merged.
   std::vector<bool> Diagonal(const std::vector<int64_t>& sides, size_t ndim) const;
   // Lengths of the blocks that cover a side: equal, the first ones longer by one; a diagonal side is not split.

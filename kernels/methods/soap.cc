@@ -20,19 +20,20 @@ namespace {
 constexpr absl::string_view kName = "soap";
 constexpr int64_t kElementBytes = sizeof(float);
 
-// Answers depend on all of it.
-std::string StateText(const SoapConfig& c) {
+// Answers depend on all of it. Of a layer that is its own matrix the sides go without saying.
+std::string StateText(const SoapConfig& c, const LayerSpec& layer, const SoapSides& sides) {
+  const bool is_matrix = sides.sizes == std::vector<int64_t>{layer.d_out, layer.d_in};
   return absl::StrFormat(
-      "rule %d momentum %.17g second_moment_decay %.17g covariance_decay %.17g epsilon %.17g refresh_interval %d "
+      "%srule %d momentum %.17g second_moment_decay %.17g covariance_decay %.17g epsilon %.17g refresh_interval %d "
       "max_factor_dim %d",
-      static_cast<int>(c.rule), c.momentum, c.second_moment_decay, c.covariance_decay, c.epsilon, c.refresh_interval,
-      c.max_factor_dim);
+      is_matrix ? "" : absl::StrCat("sides ", sides.Text(), " "), static_cast<int>(c.rule), c.momentum,
+      c.second_moment_decay, c.covariance_decay, c.epsilon, c.refresh_interval, c.max_factor_dim);
 }
 
 class SoapState final : public LayerState {
  public:
   SoapState(const SoapConfig& config, const LayerSpec& layer, Backend& backend)
-      : config_(config), layer_(layer), backend_(backend) {}
+      : config_(config), layer_(layer), sides_(config.Sides(layer)), backend_(backend) {}
 
   absl::Status Init() {
     PRECONDOR_ASSIGN_OR_RETURN(held_, MakeParts());
@@ -45,12 +46,17 @@ class SoapState final : public LayerState {
 
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, AllocateTensor());
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, AsMatrix(x)));
     // All aside, so that whatever fails leaves the state as it was. An empty matrix: the held one stays.
-    Parts next;
-    PRECONDOR_RETURN_IF_ERROR(config_.rule == SoapRule::kSoap ? SoapStep(d, next) : ShampooStep(d, next));
+    Parts next = Unchanged();
+    PRECONDOR_RETURN_IF_ERROR(config_.rule == SoapRule::kSoap ? SoapStep(std::move(x), next)
+                                                              : ShampooStep(std::move(x), next));
     PRECONDOR_RETURN_IF_ERROR(Answer(next, version_ + 1, u));
-    Take(next.rows, held_.rows);
-    Take(next.cols, held_.cols);
+    for (size_t mode = 0; mode < next.sides.size(); ++mode) {
+      Take(next.sides[mode].covariance, held_.sides[mode].covariance);
+      Take(next.sides[mode].factor, held_.sides[mode].factor);
+    }
     Take(next.momentum, held_.momentum);
     Take(next.second, held_.second);
     ++version_;
@@ -61,12 +67,12 @@ class SoapState final : public LayerState {
     if (version_ == 0) {
       return absl::FailedPreconditionError(absl::StrCat("layer ", layer_.name, ": expected a gradient before"));
     }
-    return Answer(Parts(), version_, u);
+    return Answer(Unchanged(), version_, u);
   }
 
   absl::StatusOr<std::string> Save() const override {
     StateWriter out(kName, static_cast<size_t>(bytes()));
-    out.Text(StateText(config_));
+    out.Text(StateText(config_, layer_, sides_));
     out.Integer(version_);
     for (const DeviceMatrix* matrix : held_.All()) PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, matrix->view()));
     return out.Finish();
@@ -86,64 +92,87 @@ class SoapState final : public LayerState {
     return sum;
   }
   Summary summary() const override {
+    const std::vector<bool>& dense = sides_.has_factor;
     Summary summary;
-    summary.input_representation = held_.cols.present() ? "dense" : "none";
-    summary.output_representation = held_.rows.present() ? "dense" : "none";
+    summary.input_representation =
+        std::find(dense.begin() + (dense.size() > 1 ? 1 : 0), dense.end(), true) != dense.end() ? "dense" : "none";
+    summary.output_representation = dense.front() ? "dense" : "none";
     return summary;
   }
 
  private:
   struct Parts {
-    SoapSide rows, cols;
+    std::vector<SoapSide> sides;
     DeviceMatrix momentum;  // SOAP: in the eigenbasis
     DeviceMatrix second;    // SOAP: Adam's second moment, in the eigenbasis
 
     std::vector<const DeviceMatrix*> All() const {
-      return {&rows.covariance, &rows.factor, &cols.covariance, &cols.factor, &momentum, &second};
+      std::vector<const DeviceMatrix*> all;
+      for (const SoapSide& side : sides) all.insert(all.end(), {&side.covariance, &side.factor});
+      all.insert(all.end(), {&momentum, &second});
+      return all;
     }
   };
 
+  Parts Unchanged() const {
+    Parts parts;
+    parts.sides.resize(sides_.sizes.size());
+    return parts;
+  }
   static void Take(DeviceMatrix& from, DeviceMatrix& to) {
     if (!from.empty()) to = std::move(from);
-  }
-  static void Take(SoapSide& from, SoapSide& to) {
-    Take(from.covariance, to.covariance);
-    Take(from.factor, to.factor);
   }
   // What will be held once `next` is taken.
   static const DeviceMatrix& Of(const DeviceMatrix& next, const DeviceMatrix& held) {
     return next.empty() ? held : next;
   }
+  std::vector<ConstMatrixView> Factors(const Parts& next) const {
+    std::vector<ConstMatrixView> factors;
+    for (size_t mode = 0; mode < next.sides.size(); ++mode) {
+      factors.push_back(Of(next.sides[mode].factor, held_.sides[mode].factor).view());
+    }
+    return factors;
+  }
+
+  absl::StatusOr<DeviceMatrix> AllocateTensor() const {
+    return backend_.Allocate(sides_.sizes[0], sides_.elements() / sides_.sizes[0]);
+  }
+  MatrixView AsMatrix(DeviceMatrix& tensor) const { return MatrixView(tensor.view().data, layer_.d_out, layer_.d_in); }
 
   absl::StatusOr<Parts> MakeParts() const {
-    const int64_t m = layer_.d_out, n = layer_.d_in;
     Parts parts;
-    PRECONDOR_ASSIGN_OR_RETURN(parts.rows, MakeSoapSide(m, config_.HasFactor(m), backend_));
-    PRECONDOR_ASSIGN_OR_RETURN(parts.cols, MakeSoapSide(n, config_.HasFactor(n), backend_));
-    PRECONDOR_ASSIGN_OR_RETURN(parts.momentum, backend_.Allocate(m, n));
+    for (size_t mode = 0; mode < sides_.sizes.size(); ++mode) {
+      PRECONDOR_ASSIGN_OR_RETURN(parts.sides.emplace_back(),
+                                 MakeSoapSide(sides_.sizes[mode], sides_.has_factor[mode], backend_));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(parts.momentum, AllocateTensor());
     if (config_.rule == SoapRule::kSoap) {
-      PRECONDOR_ASSIGN_OR_RETURN(parts.second, backend_.Allocate(m, n));
+      PRECONDOR_ASSIGN_OR_RETURN(parts.second, AllocateTensor());
     }
     return parts;
   }
 
-  // The covariances with d in them.
-  absl::Status TakeIn(ConstMatrixView d, Parts& next) const {
-    const double decay = config_.covariance_decay;
-    PRECONDOR_ASSIGN_OR_RETURN(next.rows.covariance, NextCovariance(held_.rows, From::kLeft, d, decay, backend_));
-    PRECONDOR_ASSIGN_OR_RETURN(next.cols.covariance, NextCovariance(held_.cols, From::kRight, d, decay, backend_));
+  // The covariances with the gradient x in them.
+  absl::Status TakeIn(MatrixView x, Parts& next) const {
+    for (size_t mode = 0; mode < next.sides.size(); ++mode) {
+      const SoapSide& held = held_.sides[mode];
+      if (!held.present()) continue;
+      PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix along, ModeMatrix::Of(sides_.sizes, mode, x, backend_));
+      PRECONDOR_ASSIGN_OR_RETURN(next.sides[mode].covariance,
+                                 NextCovariance(held, along, config_.covariance_decay, backend_));
+    }
     return absl::OkStatus();
   }
 
   // The first gradient makes the bases and nothing else: none is ever projected on a basis that it is part of. The
   // refresh that the published code makes after the step that is due comes before the next one here, so that an answer
   // is a function of the state that it leaves.
-  absl::Status SoapStep(ConstMatrixView d, Parts& next) const {
+  absl::Status SoapStep(DeviceMatrix x, Parts& next) const {
+    PRECONDOR_RETURN_IF_ERROR(TakeIn(x.view(), next));
     if (version_ == 0) {
-      PRECONDOR_RETURN_IF_ERROR(TakeIn(d, next));
-      for (SoapSide* side : {&next.rows, &next.cols}) {
-        if (!side->present()) continue;
-        PRECONDOR_ASSIGN_OR_RETURN(side->factor, Eigenbasis(side->covariance.view(), backend_));
+      for (SoapSide& side : next.sides) {
+        if (!side.present()) continue;
+        PRECONDOR_ASSIGN_OR_RETURN(side.factor, Eigenbasis(side.covariance.view(), backend_));
       }
       return absl::OkStatus();
     }
@@ -151,49 +180,38 @@ class SoapState final : public LayerState {
     PRECONDOR_ASSIGN_OR_RETURN(next.second, CloneMatrix(held_.second.view(), backend_));
     const auto steps = static_cast<int64_t>(version_) - 1;
     if (steps > 0 && steps % config_.refresh_interval == 0) PRECONDOR_RETURN_IF_ERROR(Refresh(next));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix projected, backend_.Allocate(d.rows, d.cols));
-    const MatrixView x = projected.view();
-    PRECONDOR_RETURN_IF_ERROR(ApplySides(Of(next.rows.factor, held_.rows.factor).view(),
-                                         Of(next.cols.factor, held_.cols.factor).view(), Transpose::kNo, d, x,
-                                         backend_));
+    PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), Transpose::kNo, x, backend_));
     const double beta1 = config_.momentum, beta2 = config_.second_moment_decay;
-    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - beta1, x, beta1, next.momentum.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.MultiplyElements(1 - beta2, x, x, beta2, next.second.view()));
-    return TakeIn(d, next);
+    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - beta1, x.view(), beta1, next.momentum.view()));
+    return backend_.MultiplyElements(1 - beta2, x.view(), x.view(), beta2, next.second.view());
   }
 
-  // Both bases one step on; the momentum comes along, of the second moment the order alone, as published.
+  // All bases one step on; the momentum comes along, of the second moment the order alone, as published.
   absl::Status Refresh(Parts& next) const {
-    std::vector<int64_t> row_order, col_order;
-    if (held_.rows.present()) {
-      PRECONDOR_ASSIGN_OR_RETURN(RefreshedBasis rows, RefreshBasis(held_.rows, backend_));
-      next.rows.factor = std::move(rows.basis);
-      row_order = std::move(rows.order);
+    std::vector<std::vector<int64_t>> orders(next.sides.size());
+    for (size_t mode = 0; mode < next.sides.size(); ++mode) {
+      if (!held_.sides[mode].present()) continue;
+      PRECONDOR_ASSIGN_OR_RETURN(RefreshedBasis refreshed, RefreshBasis(held_.sides[mode], backend_));
+      next.sides[mode].factor = std::move(refreshed.basis);
+      orders[mode] = std::move(refreshed.order);
     }
-    if (held_.cols.present()) {
-      PRECONDOR_ASSIGN_OR_RETURN(RefreshedBasis cols, RefreshBasis(held_.cols, backend_));
-      next.cols.factor = std::move(cols.basis);
-      col_order = std::move(cols.order);
-    }
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix plain, backend_.Allocate(layer_.d_out, layer_.d_in));
-    PRECONDOR_RETURN_IF_ERROR(ApplySides(held_.rows.factor.view(), held_.cols.factor.view(), Transpose::kYes,
-                                         held_.momentum.view(), plain.view(), backend_));
-    PRECONDOR_RETURN_IF_ERROR(ApplySides(next.rows.factor.view(), next.cols.factor.view(), Transpose::kNo, plain.view(),
-                                         next.momentum.view(), backend_));
-    return backend_.Gather(row_order, col_order, held_.second.view(), next.second.view());
+    PRECONDOR_RETURN_IF_ERROR(
+        ApplyFactors(sides_.sizes, Factors(Unchanged()), Transpose::kYes, next.momentum, backend_));
+    PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), Transpose::kNo, next.momentum, backend_));
+    return Reorder(sides_.sizes, orders, next.second, backend_);
   }
 
-  absl::Status ShampooStep(ConstMatrixView d, Parts& next) const {
+  absl::Status ShampooStep(DeviceMatrix x, Parts& next) const {
+    PRECONDOR_RETURN_IF_ERROR(TakeIn(x.view(), next));
     PRECONDOR_ASSIGN_OR_RETURN(next.momentum, CloneMatrix(held_.momentum.view(), backend_));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - config_.momentum, d, config_.momentum, next.momentum.view()));
-    PRECONDOR_RETURN_IF_ERROR(TakeIn(d, next));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - config_.momentum, x.view(), config_.momentum, next.momentum.view()));
     if (version_ % static_cast<uint64_t>(config_.refresh_interval) != 0) return absl::OkStatus();
-    const double sides = (held_.rows.present() ? 1 : 0) + (held_.cols.present() ? 1 : 0);
-    for (SoapSide* side : {&next.rows, &next.cols}) {
-      if (!side->present()) continue;
-      PRECONDOR_ASSIGN_OR_RETURN(
-          side->factor, InverseRoot(side->covariance.view(), 1 / Debias(config_.covariance_decay, version_ + 1),
-                                    config_.epsilon, 1 / (2 * sides), backend_));
+    const auto factors = static_cast<double>(std::count(sides_.has_factor.begin(), sides_.has_factor.end(), true));
+    for (SoapSide& side : next.sides) {
+      if (!side.present()) continue;
+      PRECONDOR_ASSIGN_OR_RETURN(side.factor,
+                                 InverseRoot(side.covariance.view(), 1 / Debias(config_.covariance_decay, version_ + 1),
+                                             config_.epsilon, 1 / (2 * factors), backend_));
     }
     return absl::OkStatus();
   }
@@ -202,20 +220,20 @@ class SoapState final : public LayerState {
 
   // The answer to the n-th gradient, which the state that `next` makes has taken in.
   absl::Status Answer(const Parts& next, uint64_t n, MatrixView u) const {
-    const ConstMatrixView rows = Of(next.rows.factor, held_.rows.factor).view();
-    const ConstMatrixView cols = Of(next.cols.factor, held_.cols.factor).view();
+    const bool soap = config_.rule == SoapRule::kSoap;
+    if (soap && n == 1) return backend_.Axpby(0.0, u, 0.0, u);
     const ConstMatrixView momentum = Of(next.momentum, held_.momentum).view();
-    if (config_.rule == SoapRule::kSoap && n == 1) return backend_.Axpby(0.0, u, 0.0, u);
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scaled, backend_.Allocate(u.rows, u.cols));
-    if (config_.rule == SoapRule::kSoap) {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, AllocateTensor());
+    if (soap) {
       const double scale = std::sqrt(Debias(config_.second_moment_decay, n - 1)) / Debias(config_.momentum, n - 1);
       PRECONDOR_RETURN_IF_ERROR(
-          backend_.DivideByRoot(scale, momentum, Of(next.second, held_.second).view(), config_.epsilon, scaled.view()));
-      PRECONDOR_RETURN_IF_ERROR(ApplySides(rows, cols, Transpose::kYes, scaled.view(), u, backend_));
+          backend_.DivideByRoot(scale, momentum, Of(next.second, held_.second).view(), config_.epsilon, x.view()));
     } else {
-      PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 / Debias(config_.momentum, n), momentum, 0.0, scaled.view()));
-      PRECONDOR_RETURN_IF_ERROR(ApplySides(rows, cols, Transpose::kNo, scaled.view(), u, backend_));
+      PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 / Debias(config_.momentum, n), momentum, 0.0, x.view()));
     }
+    const Transpose back = soap ? Transpose::kYes : Transpose::kNo;  // roots are symmetric
+    PRECONDOR_RETURN_IF_ERROR(ApplyFactors(sides_.sizes, Factors(next), back, x, backend_));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(AsMatrix(x), u));
     PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(u, u));
     if (std::isfinite(square)) return absl::OkStatus();
     return absl::FailedPreconditionError(
@@ -225,13 +243,14 @@ class SoapState final : public LayerState {
   absl::Status TakeOver(absl::string_view bytes) {
     StateReader in(bytes);
     PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
-    PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_)));
+    PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_, layer_, sides_)));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
     PRECONDOR_ASSIGN_OR_RETURN(Parts parts, MakeParts());
-    PRECONDOR_RETURN_IF_ERROR(in.Matrix("row covariance", backend_, parts.rows.covariance.view()));
-    PRECONDOR_RETURN_IF_ERROR(in.Matrix("row factor", backend_, parts.rows.factor.view()));
-    PRECONDOR_RETURN_IF_ERROR(in.Matrix("column covariance", backend_, parts.cols.covariance.view()));
-    PRECONDOR_RETURN_IF_ERROR(in.Matrix("column factor", backend_, parts.cols.factor.view()));
+    for (size_t mode = 0; mode < parts.sides.size(); ++mode) {
+      SoapSide& side = parts.sides[mode];
+      PRECONDOR_RETURN_IF_ERROR(in.Matrix(absl::StrCat("covariance ", mode), backend_, side.covariance.view()));
+      PRECONDOR_RETURN_IF_ERROR(in.Matrix(absl::StrCat("factor ", mode), backend_, side.factor.view()));
+    }
     PRECONDOR_RETURN_IF_ERROR(in.Matrix("momentum", backend_, parts.momentum.view()));
     PRECONDOR_RETURN_IF_ERROR(in.Matrix("second moment", backend_, parts.second.view()));
     PRECONDOR_RETURN_IF_ERROR(in.Finish());
@@ -242,6 +261,7 @@ class SoapState final : public LayerState {
 
   const SoapConfig config_;
   const LayerSpec layer_;
+  const SoapSides sides_;
   Backend& backend_;
   Parts held_;
   uint64_t version_ = 0;  // gradients taken in
@@ -255,27 +275,32 @@ class Soap final : public Method {
   bool needs_global_scale() const override { return false; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {
-    const int64_t moments = config_.rule == SoapRule::kSoap ? 2 : 1;
-    return (moments * layer.d_out * layer.d_in + 2 * FactorElements(layer)) * kElementBytes;
+    const SoapSides sides = config_.Sides(layer);
+    return (Moments() * sides.elements() + 2 * sides.FactorElements()) * kElementBytes;
   }
 
-  // Moments, covariances and factors aside, the projected gradient, what is between two products, and two matrices of a
-  // refresh.
+  // Moments, covariances and factors aside, the gradient or the answer as a tensor, what its products take, and two
+  // matrices of a refresh.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
-    const int64_t m = config_.HasFactor(layer.d_out) ? layer.d_out : 0;
-    const int64_t n = config_.HasFactor(layer.d_in) ? layer.d_in : 0;
-    const int64_t longest = std::max(m, n);
-    return (4 * layer.d_out * layer.d_in + 2 * FactorElements(layer) + 2 * longest * longest) * kElementBytes;
+    const SoapSides sides = config_.Sides(layer);
+    int64_t longest = 0;
+    for (size_t mode = 0; mode < sides.sizes.size(); ++mode) {
+      if (sides.has_factor[mode]) longest = std::max(longest, sides.sizes[mode]);
+    }
+    return ((Moments() + 1) * sides.elements() + ModeScratchElements(sides.sizes) + 2 * sides.FactorElements() +
+            2 * longest * longest) *
+           kElementBytes;
   }
 
   // Two products a side and gradient, two covariances, and the refresh's share of three products and a decomposition of
   // about nine.
   double StepFlops(const LayerSpec& layer, int64_t) const override {
-    const double elements = static_cast<double>(layer.d_out) * static_cast<double>(layer.d_in);
+    const SoapSides sides = config_.Sides(layer);
+    const auto elements = static_cast<double>(sides.elements());
     double flops = 8 * elements;
-    for (const int64_t size : {layer.d_out, layer.d_in}) {
-      if (!config_.HasFactor(size)) continue;
-      const auto d = static_cast<double>(size);
+    for (size_t mode = 0; mode < sides.sizes.size(); ++mode) {
+      if (!sides.has_factor[mode]) continue;
+      const auto d = static_cast<double>(sides.sizes[mode]);
       flops += (config_.rule == SoapRule::kSoap ? 6 : 4) * elements * d +
                12 * d * d * d / static_cast<double>(config_.refresh_interval);
     }
@@ -291,11 +316,7 @@ class Soap final : public Method {
   }
 
  private:
-  int64_t FactorElements(const LayerSpec& layer) const {
-    int64_t sum = 0;
-    for (const int64_t size : {layer.d_out, layer.d_in}) sum += config_.HasFactor(size) ? size * size : 0;
-    return sum;
-  }
+  int64_t Moments() const { return config_.rule == SoapRule::kSoap ? 2 : 1; }
 
   const SoapConfig config_;
 };

@@ -9,10 +9,31 @@
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
+namespace {
+
+// x becomes what `map` makes of it along each mode that `wanted` names: map(mode, side, from, to) fills the matrix `to`
+// of the new tensor from that of the old one.
+template <typename Wanted, typename Map>
+absl::Status MapModes(absl::Span<const int64_t> sizes, DeviceMatrix& x, Backend& backend, Wanted wanted, Map map) {
+  DeviceMatrix next;
+  for (size_t mode = 0; mode < sizes.size(); ++mode) {
+    if (!wanted(mode)) continue;
+    if (next.empty()) {
+      PRECONDOR_ASSIGN_OR_RETURN(next, backend.Allocate(x.rows(), x.cols()));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix from, ModeMatrix::Of(sizes, mode, x.view(), backend));
+    PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix to, ModeMatrix::ToFill(sizes, mode, next.view(), backend));
+    PRECONDOR_RETURN_IF_ERROR(map(mode, from.side(), from.view(), to.view()));
+    PRECONDOR_RETURN_IF_ERROR(to.WriteBack(backend));
+    std::swap(x, next);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<SoapSide> MakeSoapSide(int64_t size, bool has_factor, Backend& backend) {
   SoapSide side;
-  side.size = size;
   if (!has_factor) return side;
   PRECONDOR_ASSIGN_OR_RETURN(side.covariance, backend.Allocate(size, size));
   PRECONDOR_ASSIGN_OR_RETURN(side.factor, backend.Allocate(size, size));
@@ -25,11 +46,11 @@ absl::StatusOr<DeviceMatrix> CloneMatrix(ConstMatrixView from, Backend& backend)
   return copy;
 }
 
-absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, From from, ConstMatrixView g, double decay,
+absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, ModeMatrix& gradient, double decay,
                                             Backend& backend) {
-  if (!side.present()) return DeviceMatrix();
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix next, CloneMatrix(side.covariance.view(), backend));
-  const bool left = from == From::kLeft;
+  const ConstMatrixView g = gradient.view();
+  const bool left = gradient.side() == From::kLeft;
   PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1 - decay, g, Transpose(!left), g, Transpose(left), decay, next.view()));
   return next;
 }
@@ -47,7 +68,7 @@ absl::StatusOr<DeviceMatrix> Eigenbasis(ConstMatrixView covariance, Backend& bac
 }
 
 absl::StatusOr<RefreshedBasis> RefreshBasis(const SoapSide& side, Backend& backend) {
-  const int64_t n = side.size;
+  const int64_t n = side.factor.rows();
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix product, backend.Allocate(n, n));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix sorted, backend.Allocate(n, n));
   PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, side.factor.view(), Transpose::kNo, side.covariance.view(),
@@ -91,17 +112,26 @@ absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scal
   return root;
 }
 
-absl::Status ApplySides(ConstMatrixView left, ConstMatrixView right, Transpose transpose, ConstMatrixView x,
-                        MatrixView y, Backend& backend) {
-  const bool forward = transpose == Transpose::kNo;
-  if (right.rows == 0) {
-    if (left.rows == 0) return backend.Copy(x, y);
-    return backend.Gemm(1.0, left, transpose, x, Transpose::kNo, 0.0, y);
-  }
-  if (left.rows == 0) return backend.Gemm(1.0, x, Transpose::kNo, right, Transpose(forward), 0.0, y);
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend.Allocate(x.rows, x.cols));
-  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, left, transpose, x, Transpose::kNo, 0.0, half.view()));
-  return backend.Gemm(1.0, half.view(), Transpose::kNo, right, Transpose(forward), 0.0, y);
+absl::Status ApplyFactors(absl::Span<const int64_t> sizes, absl::Span<const ConstMatrixView> factors,
+                          Transpose transpose, DeviceMatrix& x, Backend& backend) {
+  return MapModes(
+      sizes, x, backend, [&](size_t mode) { return factors[mode].rows > 0; },
+      [&](size_t mode, From side, ConstMatrixView from, MatrixView to) {
+        if (side == From::kLeft) return backend.Gemm(1.0, factors[mode], transpose, from, Transpose::kNo, 0.0, to);
+        return backend.Gemm(1.0, from, Transpose::kNo, factors[mode], Transpose(transpose == Transpose::kNo), 0.0, to);
+      });
 }
+
+absl::Status Reorder(absl::Span<const int64_t> sizes, absl::Span<const std::vector<int64_t>> orders, DeviceMatrix& x,
+                     Backend& backend) {
+  return MapModes(
+      sizes, x, backend, [&](size_t mode) { return !orders[mode].empty(); },
+      [&](size_t mode, From side, ConstMatrixView from, MatrixView to) {
+        if (side == From::kLeft) return backend.Gather(orders[mode], {}, from, to);
+        return backend.Gather({}, orders[mode], from, to);
+      });
+}
+
+int64_t ModeScratchElements(absl::Span<const int64_t> sizes) { return (sizes.size() > 2 ? 3 : 1) * ElementsOf(sizes); }
 
 }  // namespace precondor

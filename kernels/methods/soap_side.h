@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One side of a layer in method soap: the gradients' second moment and what is made of it (docs/methods/soap.md).
+// One side of a layer in method soap: the gradients' second moment along it and what is made of that
+// (docs/methods/soap.md). Tensors are [sizes[0], the rest], contiguous.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +8,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "kernels/backend.h"
+#include "kernels/methods/tensor.h"
 
 namespace precondor {
 
-// One thread at a time. A side of size 1 or beyond max_factor_dim has no factor: both matrices are empty, and it acts
-// as the identity.
+// One thread at a time. Of a side without factor both matrices are empty, and it acts as the identity.
 struct SoapSide {
-  int64_t size = 0;
-  DeviceMatrix covariance;  // L or R
+  DeviceMatrix covariance;  // G_(k) G_(k)', G_(k) the gradient with this dimension as rows
   DeviceMatrix factor;      // SOAP: eigenvectors as rows, by falling eigenvalue; SHAMPOO: the inverse root
 
   bool present() const { return !covariance.empty(); }
@@ -25,9 +26,8 @@ struct SoapSide {
 absl::StatusOr<SoapSide> MakeSoapSide(int64_t size, bool has_factor, Backend& backend);
 absl::StatusOr<DeviceMatrix> CloneMatrix(ConstMatrixView from, Backend& backend);
 
-// decay L + (1 - decay) g g' (kLeft) or g' g (kRight), as a matrix of its own; empty for a side without factor.
-absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, From from, ConstMatrixView g, double decay,
-                                            Backend& backend);
+// decay L + (1 - decay) G_(k) G_(k)', as a matrix of its own.
+absl::StatusOr<DeviceMatrix> NextCovariance(const SoapSide& side, ModeMatrix& gradient, double decay, Backend& backend);
 
 // The eigenvectors of `covariance` as rows, by falling eigenvalue. Errors: SymmetricEigen's.
 absl::StatusOr<DeviceMatrix> Eigenbasis(ConstMatrixView covariance, Backend& backend);
@@ -44,9 +44,13 @@ absl::StatusOr<RefreshedBasis> RefreshBasis(const SoapSide& side, Backend& backe
 absl::StatusOr<DeviceMatrix> InverseRoot(ConstMatrixView covariance, double scale, double epsilon, double power,
                                          Backend& backend);
 
-// y = F_L x F_R' (kNo) or F_L' x F_R (kYes) for the sides' factors, I where one is empty. y must not alias x.
-// Scratch: x's elements.
-absl::Status ApplySides(ConstMatrixView left, ConstMatrixView right, Transpose transpose, ConstMatrixView x,
-                        MatrixView y, Backend& backend);
+// x becomes op(F_k) x along each mode k whose factor is not empty. Scratch: ModeScratchElements.
+absl::Status ApplyFactors(absl::Span<const int64_t> sizes, absl::Span<const ConstMatrixView> factors,
+                          Transpose transpose, DeviceMatrix& x, Backend& backend);
+// x's places along each mode become those that its order names; an empty order leaves them. Scratch as above.
+absl::Status Reorder(absl::Span<const int64_t> sizes, absl::Span<const std::vector<int64_t>> orders, DeviceMatrix& x,
+                     Backend& backend);
+// What the two allocate at most: a tensor, and both of them as matrices for a mode between others.
+int64_t ModeScratchElements(absl::Span<const int64_t> sizes);
 
 }  // namespace precondor

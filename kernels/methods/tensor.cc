@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/options.h"
 
 namespace precondor {
 namespace {
@@ -64,7 +65,26 @@ std::vector<int64_t> MergeSmallDims(absl::Span<const int64_t> dims, int64_t targ
   return best;
 }
 
+DimMerging DimMerging::Read(OptionReader& reader) {
+  DimMerging out;
+  out.merge_small_dims = reader.Flag("merge_small_dims", out.merge_small_dims);
+  out.target_merged_dim_size = reader.Integer("target_merged_dim_size", out.target_merged_dim_size, 1, kMaxDimension);
+  return out;
+}
+
+std::vector<int64_t> DimMerging::Sides(const LayerSpec& layer, int64_t longest) const {
+  const std::vector<int64_t> dims = TensorDims(layer);
+  return merge_small_dims && dims.size() > 2 ? MergeSmallDims(dims, target_merged_dim_size, longest) : dims;
+}
+
 absl::StatusOr<ModeMatrix> ModeMatrix::Of(absl::Span<const int64_t> dims, size_t mode, MatrixView x, Backend& backend) {
+  PRECONDOR_ASSIGN_OR_RETURN(ModeMatrix out, ToFill(dims, mode, x, backend));
+  if (!out.copy_.empty()) PRECONDOR_RETURN_IF_ERROR(out.Move(true, backend));
+  return out;
+}
+
+absl::StatusOr<ModeMatrix> ModeMatrix::ToFill(absl::Span<const int64_t> dims, size_t mode, MatrixView x,
+                                              Backend& backend) {
   ModeMatrix out;
   if (dims.size() == 2) {
     out.side_ = From(mode == 1);
@@ -84,7 +104,6 @@ absl::StatusOr<ModeMatrix> ModeMatrix::Of(absl::Span<const int64_t> dims, size_t
   out.view_ = MatrixView(x.data, outer * size, inner);
   out.outer_ = outer;
   PRECONDOR_ASSIGN_OR_RETURN(out.copy_, backend.Allocate(size, outer * inner));
-  PRECONDOR_RETURN_IF_ERROR(out.Move(true, backend));
   return out;
 }
 

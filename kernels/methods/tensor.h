@@ -11,8 +11,11 @@
 #include "absl/types/span.h"
 
 #include "kernels/backend.h"
+#include "kernels/base/session_spec.h"
 
 namespace precondor {
+
+class OptionReader;
 
 int64_t ElementsOf(absl::Span<const int64_t> dims);
 
@@ -23,6 +26,16 @@ int64_t ElementsOf(absl::Span<const int64_t> dims);
 // exceeds `longest`. target >= 1; dims of at least one element, all positive.
 std::vector<int64_t> MergeSmallDims(absl::Span<const int64_t> dims, int64_t target, int64_t longest);
 
+// From a layer's dimensions to the sides that have factors, by the options of these names.
+struct DimMerging {
+  bool merge_small_dims = true;
+  int64_t target_merged_dim_size = 256;
+
+  static DimMerging Read(OptionReader& reader);
+  // The layer's dimensions, merged where there are more than two.
+  std::vector<int64_t> Sides(const LayerSpec& layer, int64_t longest) const;
+};
+
 // One mode of a tensor as a matrix, [d, the rest] (side() == From::kLeft) or [the rest, d] (kRight): what multiplies
 // along the mode does so from that side, and the Gram matrix of that side is the mode's. A view into the tensor for the
 // first and the last mode; a copy for one between others, which WriteBack brings back. One thread.
@@ -31,6 +44,8 @@ class ModeMatrix {
   // Two dimensions: x is [dims[0], dims[1]] of any stride. Otherwise x is contiguous and its rows and columns mean
   // nothing. x must outlive the result. Scratch: x's elements for a mode between others.
   static absl::StatusOr<ModeMatrix> Of(absl::Span<const int64_t> dims, size_t mode, MatrixView x, Backend& backend);
+  // The same for an x of which every element will be written: a copy begins as zeros.
+  static absl::StatusOr<ModeMatrix> ToFill(absl::Span<const int64_t> dims, size_t mode, MatrixView x, Backend& backend);
 
   From side() const { return side_; }
   MatrixView view() { return copy_.empty() ? view_ : copy_.view(); }

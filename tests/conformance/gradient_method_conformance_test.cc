@@ -2,6 +2,7 @@
 // What a method that works from gradients alone owes its callers, over all of the registry in several configurations
 // each. The others: method_conformance_test.
 #include <cmath>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
 #include <string>
@@ -21,7 +22,7 @@ const LayerSpec kLayers[] = {{"small", 1, 1, false},
                              {"tall", 33, 1, false},
                              {"row", 1, 9, false},
                              {"square", 8, 8, false},
-                             {"conv", 8, 45, false, {8, 5, 3, 3}}};
+                             {"conv", 7, 24, false, {7, 4, 3, 2}}};
 
 // Options of each method that has some, beside its defaults.
 std::vector<MethodConfig> Configurations() {
@@ -38,7 +39,9 @@ std::vector<MethodConfig> Configurations() {
       {"soap",
        {{{"refresh_interval", 3.0}, {"max_factor_dim", 10.0}},
         {{"momentum", 0.0}, {"refresh_interval", 1.0}},
+        {{"merge_small_dims", false}, {"refresh_interval", 3.0}},
         {{"rule", text("SHAMPOO")}},
+        {{"rule", text("SHAMPOO")}, {"merge_small_dims", false}, {"max_factor_dim", 6.0}},
         {{"rule", text("SHAMPOO")}, {"refresh_interval", 4.0}, {"max_factor_dim", 10.0}}}}};
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   std::vector<MethodConfig> all;
@@ -228,16 +231,34 @@ TEST(GradientMethodConformance, DamagedOrForeignBytesAreRefusedAndChangeNothing)
       EXPECT_TRUE(absl::IsDataLoss(state.Load(other.substr(0, at)))) << at;
     }
     EXPECT_TRUE(absl::IsDataLoss(state.Load(other + "x")));
-    LayerSpec wider = layer;
-    ++wider.d_in;
+    LayerSpec taller = layer;
+    taller.d_out *= 2;
+    if (!taller.shape.empty()) taller.shape[0] *= 2;
     EXPECT_TRUE(
-        absl::IsFailedPrecondition(state.Load(Trained(method, wider, *backend, 2).driver.state().Save().value())));
+        absl::IsFailedPrecondition(state.Load(Trained(method, taller, *backend, 2).driver.state().Save().value())));
     const std::unique_ptr<Method> identity = MakeMethod({"identity", {}}).value();
     EXPECT_TRUE(absl::IsFailedPrecondition(state.Load(identity->MakeState(layer, *backend).value()->Save().value())));
     EXPECT_EQ(state.Save().value(), before);
     EXPECT_TRUE(state.Load(other).ok());
     EXPECT_EQ(state.Save().value(), other);
   });
+}
+
+// Of methods with a factor for each dimension.
+TEST(GradientMethodConformance, RefusesTheStateOfAnotherShape) {
+  for (const char* name : {"kron", "soap"}) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    const std::unique_ptr<Method> method = MakeMethod({name, {{"merge_small_dims", false}}}).value();
+    Trained tensor(*method, {"layer", 6, 20, false, {6, 4, 5}}, *backend, 1);
+    LayerDriver other(*method, {"layer", 6, 20, false, {6, 5, 4}}, *backend);
+    LayerDriver matrix(*method, {"layer", 6, 20}, *backend);
+    const std::string bytes = tensor.driver.state().Save().value();
+    for (LayerDriver* wrong : {&other, &matrix}) {
+      const absl::Status status = wrong->state().Load(bytes);
+      EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("sides 6")) << name;
+    }
+  }
 }
 
 TEST(GradientMethodConformance, AFaultAtAnyOperationLeavesTheState) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -58,11 +57,6 @@ int64_t Number(const std::vector<int64_t>& places, const std::vector<int64_t>& d
   int64_t number = 0;
   for (size_t k = 0; k < dims.size(); ++k) number = number * dims[k] + places[k];
   return number;
-}
-
-// From one element to the next along the dimension.
-int64_t StepOf(const std::vector<int64_t>& dims, size_t mode) {
-  return std::accumulate(dims.begin() + static_cast<int64_t>(mode) + 1, dims.end(), int64_t{1}, std::multiplies<>());
 }
 
 // The block's box of x.
@@ -123,30 +117,6 @@ double NormLowerBound(const Dense& a) {
   for (int64_t j = 0; j < a.cols; ++j) row.at(0, j) = a.at(longest, j);
   const Dense x = Product(row, a);
   return FrobeniusNorm(Product(Scaled(1 / FrobeniusNorm(x), x), Transposed(a)));
-}
-
-Tensor::Tensor(std::vector<int64_t> dims) : dims(std::move(dims)) {
-  data.resize(std::accumulate(this->dims.begin(), this->dims.end(), int64_t{1}, std::multiplies<>()));
-}
-
-Tensor ModeProduct(const Dense& q, size_t mode, const Tensor& x) {
-  const int64_t size = x.dims[mode], step = StepOf(x.dims, mode);
-  Tensor out(x.dims);
-  for (int64_t n = 0; n < static_cast<int64_t>(x.data.size()); ++n) {
-    const int64_t i = n / step % size;
-    for (int64_t j = 0; j < size; ++j) out.data[n] += q.at(i, j) * x.data[n + (j - i) * step];
-  }
-  return out;
-}
-
-Dense ModeGram(const Tensor& x, size_t mode) {
-  const int64_t size = x.dims[mode], step = StepOf(x.dims, mode);
-  Dense gram(size, size);
-  for (int64_t n = 0; n < static_cast<int64_t>(x.data.size()); ++n) {
-    const int64_t i = n / step % size;
-    for (int64_t j = 0; j < size; ++j) gram.at(i, j) += x.data[n] * x.data[n + (j - i) * step];
-  }
-  return gram;
 }
 
 Kron::Kron(KronOptions options, Probe probe, Draw balances)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/reference/naive_linear_algebra.h"
+#include "tests/reference/tensor.h"
 
 namespace precondor::reference {
 
@@ -25,19 +26,6 @@ struct KronOptions {
   std::vector<std::vector<int64_t>> sides;  // of each dimension the lengths of its blocks
   std::vector<bool> diagonal;               // of each dimension
 };
-
-// Row-major.
-struct Tensor {
-  std::vector<int64_t> dims;
-  Vector data;
-  Tensor() = default;
-  explicit Tensor(std::vector<int64_t> dims);
-};
-
-// sum_j q_ij x_(..., j, ...), j in place `mode`.
-Tensor ModeProduct(const Dense& q, size_t mode, const Tensor& x);
-// sum x_(..., i, ...) x_(..., j, ...) over all other places.
-Dense ModeGram(const Tensor& x, size_t mode);
 
 class Kron {
  public:

@@ -37,6 +37,26 @@ Dense Iterated(const Dense& covariance, const Dense& basis, std::vector<int64_t>
   return OrthonormalColumns(PickColumns(product, order));
 }
 
+// One for each dimension, all zero.
+std::vector<Dense> ZeroCovariances(const std::vector<int64_t>& dims) {
+  std::vector<Dense> all;
+  all.reserve(dims.size());
+  for (const int64_t d : dims) all.emplace_back(d, d);
+  return all;
+}
+
+Tensor AsTensor(const std::vector<int64_t>& dims, const Vector& data) {
+  Tensor x(dims);
+  x.data = data;
+  return x;
+}
+
+void TakeIn(const Tensor& d, double decay, std::vector<Dense>& covariances) {
+  for (size_t k = 0; k < covariances.size(); ++k) {
+    covariances[k] = Combination(decay, covariances[k], 1 - decay, ModeGram(d, k));
+  }
+}
+
 }  // namespace
 
 Dense FallingEigenvectors(const Dense& a, Vector* values) {
@@ -93,63 +113,65 @@ Dense OrthonormalColumns(const Dense& a) {
   return q;
 }
 
-Soap::Soap(SoapOptions options, Dense first_left, Dense first_right)
-    : options_(options), left_basis_(std::move(first_left)), right_basis_(std::move(first_right)) {}
+Soap::Soap(SoapOptions options, std::vector<Dense> first_bases)
+    : options_(std::move(options)),
+      bases_(std::move(first_bases)),
+      covariances_(ZeroCovariances(options_.dims)),
+      momentum_(options_.dims),
+      second_(options_.dims) {}
 
-Dense Soap::Project(const Dense& x) const {
-  Dense y = x;
-  if (options_.left) y = Product(Transposed(left_basis_), y);
-  if (options_.right) y = Product(y, right_basis_);
+Tensor Soap::Project(const Tensor& x) const {
+  Tensor y = x;
+  for (size_t k = 0; k < bases_.size(); ++k) {
+    if (options_.factor[k]) y = ModeProduct(Transposed(bases_[k]), k, y);
+  }
   return y;
 }
 
-Dense Soap::Back(const Dense& x) const {
-  Dense y = x;
-  if (options_.left) y = Product(left_basis_, y);
-  if (options_.right) y = Product(y, Transposed(right_basis_));
+Tensor Soap::Back(const Tensor& x) const {
+  Tensor y = x;
+  for (size_t k = 0; k < bases_.size(); ++k) {
+    if (options_.factor[k]) y = ModeProduct(bases_[k], k, y);
+  }
   return y;
 }
 
 void Soap::Refresh() {
-  const Dense plain = Back(momentum_);
-  std::vector<int64_t> rows(second_.rows), cols(second_.cols);
-  std::iota(rows.begin(), rows.end(), int64_t{0});
-  std::iota(cols.begin(), cols.end(), int64_t{0});
-  if (options_.left) left_basis_ = Iterated(left_, left_basis_, rows);
-  if (options_.right) right_basis_ = Iterated(right_, right_basis_, cols);
-  const Dense second = second_;
-  for (int64_t i = 0; i < second.rows; ++i) {
-    for (int64_t j = 0; j < second.cols; ++j) second_.at(i, j) = second.at(rows[i], cols[j]);
+  const Tensor plain = Back(momentum_);
+  for (size_t k = 0; k < bases_.size(); ++k) {
+    if (!options_.factor[k]) continue;
+    std::vector<int64_t> order;
+    bases_[k] = Iterated(covariances_[k], bases_[k], order);
+    second_ = ModeReordered(order, k, second_);
   }
   momentum_ = Project(plain);
 }
 
-Dense Soap::Step(const Dense& d) {
-  Dense u(d.rows, d.cols);
-  const double decay = options_.covariance_decay;
-  if (++steps_ == 0) {
-    left_ = Dense(d.rows, d.rows);
-    right_ = Dense(d.cols, d.cols);
-    momentum_ = second_ = u;
-  } else {
-    const Dense x = Project(d);
-    momentum_ = Combination(options_.beta1, momentum_, 1 - options_.beta1, x);
-    for (size_t i = 0; i < x.data.size(); ++i) {
-      second_.data[i] = options_.beta2 * second_.data[i] + (1 - options_.beta2) * x.data[i] * x.data[i];
-    }
+Vector Soap::Step(const Vector& gradient) {
+  const Tensor d = AsTensor(options_.dims, gradient);
+  Tensor u(options_.dims);
+  if (++steps_ > 0) {
+    const Tensor x = Project(d);
     const double n = static_cast<double>(steps_);
     const double scale = std::sqrt(1 - std::pow(options_.beta2, n)) / (1 - std::pow(options_.beta1, n));
-    Dense ratio = momentum_;
-    for (size_t i = 0; i < ratio.data.size(); ++i) {
-      ratio.data[i] *= scale / (std::sqrt(second_.data[i]) + options_.epsilon);
+    Tensor ratio(options_.dims);
+    for (size_t i = 0; i < x.data.size(); ++i) {
+      momentum_.data[i] = options_.beta1 * momentum_.data[i] + (1 - options_.beta1) * x.data[i];
+      second_.data[i] = options_.beta2 * second_.data[i] + (1 - options_.beta2) * x.data[i] * x.data[i];
+      ratio.data[i] = scale * momentum_.data[i] / (std::sqrt(second_.data[i]) + options_.epsilon);
     }
     u = Back(ratio);
   }
-  left_ = Combination(decay, left_, 1 - decay, Product(d, Transposed(d)));
-  right_ = Combination(decay, right_, 1 - decay, Product(Transposed(d), d));
+  TakeIn(d, options_.covariance_decay, covariances_);
   if (steps_ > 0 && steps_ % options_.interval == 0) Refresh();
-  return u;
+  return u.data;
 }
+
+Shampoo::Shampoo(SoapOptions options)
+    : options_(std::move(options)),
+      covariances_(ZeroCovariances(options_.dims)),
+      roots_(ZeroCovariances(options_.dims)),
+      momentum_(options_.dims) {}
 
 Dense Shampoo::Root(const Dense& covariance, double power) const {
   Vector values;
@@ -162,27 +184,24 @@ Dense Shampoo::Root(const Dense& covariance, double power) const {
   return Product(scaled, Transposed(q));
 }
 
-Dense Shampoo::Step(const Dense& d) {
-  if (steps_ == 0) {
-    left_ = Dense(d.rows, d.rows);
-    right_ = Dense(d.cols, d.cols);
-    momentum_ = Dense(d.rows, d.cols);
+Vector Shampoo::Step(const Vector& gradient) {
+  const Tensor d = AsTensor(options_.dims, gradient);
+  TakeIn(d, options_.covariance_decay, covariances_);
+  for (size_t i = 0; i < d.data.size(); ++i) {
+    momentum_.data[i] = options_.beta1 * momentum_.data[i] + (1 - options_.beta1) * d.data[i];
   }
-  const double decay = options_.covariance_decay;
-  left_ = Combination(decay, left_, 1 - decay, Product(d, Transposed(d)));
-  right_ = Combination(decay, right_, 1 - decay, Product(Transposed(d), d));
-  momentum_ = Combination(options_.beta1, momentum_, 1 - options_.beta1, d);
-  const double power = options_.left && options_.right ? 0.25 : 0.5;
-  if (steps_ % options_.interval == 0) {
-    const double debias = 1 / (1 - std::pow(decay, static_cast<double>(steps_ + 1)));
-    left_root_ = Root(Scaled(debias, left_), power);
-    right_root_ = Root(Scaled(debias, right_), power);
+  const auto factors = static_cast<double>(std::count(options_.factor.begin(), options_.factor.end(), true));
+  const bool due = steps_++ % options_.interval == 0;
+  const double n = static_cast<double>(steps_);
+  Tensor u = momentum_;
+  for (double& element : u.data) element /= 1 - std::pow(options_.beta1, n);
+  for (size_t k = 0; k < roots_.size(); ++k) {
+    if (!options_.factor[k]) continue;
+    const double debias = 1 / (1 - std::pow(options_.covariance_decay, n));
+    if (due) roots_[k] = Root(Scaled(debias, covariances_[k]), 1 / (2 * factors));
+    u = ModeProduct(roots_[k], k, u);
   }
-  ++steps_;
-  Dense u = Scaled(1 / (1 - std::pow(options_.beta1, static_cast<double>(steps_))), momentum_);
-  if (options_.left) u = Product(left_root_, u);
-  if (options_.right) u = Product(u, right_root_);
-  return u;
+  return u.data;
 }
 
 }  // namespace precondor::reference

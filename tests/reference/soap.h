@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Method soap in f64, one formula after the other in the order of the published code (docs/methods/soap.md). Slow and
-// plain; nothing here is shared with the code under test.
+// Method soap in f64, one formula after the other in the order of the published code (docs/methods/soap.md), for
+// tensors of any number of dimensions. Slow and plain; nothing here is shared with the code under test.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "tests/reference/naive_linear_algebra.h"
+#include "tests/reference/tensor.h"
 
 namespace precondor::reference {
 
@@ -17,37 +17,40 @@ struct SoapOptions {
   double covariance_decay = 0.95;
   double epsilon = 1e-8;
   int64_t interval = 10;
-  bool left = true;  // the sides that have a factor
-  bool right = true;
+  std::vector<int64_t> dims = {};
+  std::vector<bool> factor = {};  // which of them have one
 };
 
 class Soap {
  public:
-  // The bases that the first gradient makes, eigenvectors as columns by falling eigenvalue: a rank-deficient one leaves
-  // the choice of some of them open.
-  Soap(SoapOptions options, Dense first_left, Dense first_right);
-  Dense Step(const Dense& d);
+  // The bases that the first gradient makes, one a dimension, eigenvectors as columns by falling eigenvalue: a
+  // rank-deficient one leaves the choice of some of them open.
+  Soap(SoapOptions options, std::vector<Dense> first_bases);
+  // The answer to the next gradient, both row-major.
+  Vector Step(const Vector& d);
 
  private:
-  Dense Project(const Dense& x) const;
-  Dense Back(const Dense& x) const;
+  Tensor Project(const Tensor& x) const;
+  Tensor Back(const Tensor& x) const;
   void Refresh();
 
   const SoapOptions options_;
-  Dense left_basis_, right_basis_, left_, right_, momentum_, second_;
+  std::vector<Dense> bases_, covariances_;
+  Tensor momentum_, second_;
   int64_t steps_ = -1;  // of Adam
 };
 
 class Shampoo {
  public:
-  explicit Shampoo(SoapOptions options) : options_(options) {}
-  Dense Step(const Dense& d);
+  explicit Shampoo(SoapOptions options);
+  Vector Step(const Vector& d);
 
  private:
   Dense Root(const Dense& covariance, double power) const;
 
   const SoapOptions options_;
-  Dense left_, right_, left_root_, right_root_, momentum_;
+  std::vector<Dense> covariances_, roots_;
+  Tensor momentum_;
   int64_t steps_ = 0;
 };
 

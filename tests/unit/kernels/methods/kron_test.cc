@@ -362,21 +362,6 @@ TEST_P(KronVariants, ATensorsStateIsKeptAsAMatrixs) {
   EXPECT_EQ(got, same);
 }
 
-TEST_P(KronVariants, RefusesTheStateOfAnotherShape) {
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  const std::unique_ptr<Method> method = MakeKron(Config(GetParam(), {{"merge_small_dims", false}})).value();
-  LayerDriver tensor(*method, {"layer", 6, 20, false, {6, 4, 5}}, *backend);
-  LayerDriver other(*method, {"layer", 6, 20, false, {6, 5, 4}}, *backend), matrix(*method, {"layer", 6, 20}, *backend);
-  GradientStream gradients(6, 20, 1);
-  ASSERT_TRUE(tensor.Precondition(gradients.Next().data).ok());
-  const std::string bytes = tensor.state().Save().value();
-  for (LayerDriver* wrong : {&other, &matrix}) {
-    const absl::Status status = wrong->state().Load(bytes);
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("sides 6 4 5"));
-  }
-}
-
 // An unused layer's factors would grow by 1 + lr an update, beyond f32 after a thousand.
 TEST_P(KronVariants, ZeroGradientsTeachNothing) {
   const LayerSpec layer{"layer", 5, 6, false};

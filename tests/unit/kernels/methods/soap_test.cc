@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "kernels/methods/soap_config.h"
+#include "kernels/methods/state_codec.h"
+#include "kernels/methods/tensor.h"
 #include "tests/reference/soap.h"
 #include "tests/support/gradient_stream.h"
 #include "tests/support/method_driver.h"
@@ -22,26 +24,42 @@ using reference::Dense;
 using testing::HasSubstr;
 using Options = std::map<std::string, OptionValue>;
 
-// The eigenvectors of (1 - decay) g g' (or g' g) as the backend finds them, falling, as columns: where g is
-// rank-deficient rounding chooses some of them, and the oracle has to go on from the same.
-Dense FirstBasis(Backend& backend, const Dense& g, From from, double decay) {
-  const bool left = from == From::kLeft;
-  const int64_t n = left ? g.rows : g.cols;
-  const std::vector<float> values(g.data.begin(), g.data.end());
-  DeviceMatrix device = backend.Allocate(g.rows, g.cols).value(), covariance = backend.Allocate(n, n).value(),
-               vectors = backend.Allocate(n, n).value();
-  EXPECT_TRUE(backend.Upload(ConstMatrixView(values.data(), g.rows, g.cols), device.view()).ok());
-  EXPECT_TRUE(
-      backend.Gemm(1 - decay, device.view(), Transpose(!left), device.view(), Transpose(left), decay, covariance.view())
-          .ok());
-  std::vector<double> eigenvalues(n);
-  EXPECT_TRUE(backend.SymmetricEigen(covariance.view(), absl::MakeSpan(eigenvalues), vectors.view()).ok());
-  const reference::Vectors rows = ToHost(backend, vectors.view());
-  Dense out(n, n);
-  for (int64_t j = 0; j < n; ++j) {
-    for (int64_t i = 0; i < n; ++i) out.at(i, j) = rows[n - 1 - j][i];
+// The tensor as the matrix [d, the rest], for its last dimension [the rest, d].
+Dense Unfolded(const reference::Tensor& x, size_t mode) {
+  const int64_t d = x.dims[mode], rest = static_cast<int64_t>(x.data.size()) / d;
+  const int64_t inner = ElementsOf(absl::MakeConstSpan(x.dims).subspan(mode + 1));
+  Dense out(d, rest);
+  for (int64_t n = 0; n < d * rest; ++n) out.at(n / inner % d, n / (inner * d) * inner + n % inner) = x.data[n];
+  return inner == 1 ? reference::Transposed(out) : out;
+}
+
+// The eigenvectors of (1 - decay) g g' (or g' g) along each dimension as the backend finds them, falling, as columns:
+// where g is rank-deficient rounding chooses some of them, and the oracle has to go on from the same.
+std::vector<Dense> FirstBases(Backend& backend, const reference::SoapOptions& options, const reference::Vector& first) {
+  reference::Tensor x(options.dims);
+  x.data = first;
+  std::vector<Dense> bases;
+  for (size_t mode = 0; mode < options.dims.size(); ++mode) {
+    const Dense g = Unfolded(x, mode);
+    const int64_t n = options.dims[mode];
+    const bool left = g.rows == n && (g.cols != n || mode + 1 < options.dims.size());
+    const std::vector<float> values(g.data.begin(), g.data.end());
+    DeviceMatrix device = backend.Allocate(g.rows, g.cols).value(), covariance = backend.Allocate(n, n).value(),
+                 vectors = backend.Allocate(n, n).value();
+    EXPECT_TRUE(backend.Upload(ConstMatrixView(values.data(), g.rows, g.cols), device.view()).ok());
+    EXPECT_TRUE(backend
+                    .Gemm(1 - options.covariance_decay, device.view(), Transpose(!left), device.view(), Transpose(left),
+                          0.0, covariance.view())
+                    .ok());
+    std::vector<double> eigenvalues(n);
+    EXPECT_TRUE(backend.SymmetricEigen(covariance.view(), absl::MakeSpan(eigenvalues), vectors.view()).ok());
+    const reference::Vectors rows = ToHost(backend, vectors.view());
+    Dense& basis = bases.emplace_back(n, n);
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t i = 0; i < n; ++i) basis.at(i, j) = rows[n - 1 - j][i];
+    }
   }
-  return out;
+  return bases;
 }
 
 struct Case {
@@ -50,15 +68,58 @@ struct Case {
   Options options;
   reference::SoapOptions oracle;
   double scale = 1.0;
+  std::vector<int64_t> shape = {};
 };
+
+// With these sides; those of one element have no factor.
+reference::SoapOptions Of(const std::vector<int64_t>& dims, reference::SoapOptions options) {
+  options.dims = dims;
+  for (const int64_t d : dims) options.factor.push_back(d > 1);
+  return options;
+}
+
+// Tensors of several dimensions, and of one. Which dimensions are merged follows from the penalty in tensor.h.
+std::vector<Case> TensorCases(const reference::SoapOptions& plain, const Options& common) {
+  std::vector<Case> cases;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape, reference::SoapOptions oracle,
+                       Options options) {
+    const int64_t rest = ElementsOf(absl::MakeConstSpan(shape).subspan(1));
+    options.insert(common.begin(), common.end());
+    // Single rows span a side of 12 after as many gradients; before that rounding would choose and sort some vectors.
+    if (oracle.dims.size() == 1) oracle.interval = 20;
+    options["refresh_interval"] = static_cast<double>(oracle.interval);
+    cases.push_back({name, shape[0], rest, std::move(options), std::move(oracle), 1.0, shape});
+  };
+  const auto sides = [&](const std::vector<int64_t>& dims) { return Of(dims, plain); };
+  const auto without = [&](const std::vector<int64_t>& dims, const std::vector<size_t>& modes) {
+    reference::SoapOptions options = Of(dims, plain);
+    for (const size_t mode : modes) options.factor[mode] = false;
+    return options;
+  };
+  const OptionValue no(false), yes(true);
+  add("Shape5x4x3", {5, 4, 3}, sides({5, 4, 3}), {{"merge_small_dims", no}});
+  add("Convolution", {6, 4, 3, 3}, sides({6, 4, 3, 3}), {{"merge_small_dims", no}});
+  add("Shape2x3x2x2x3", {2, 3, 2, 2, 3}, sides({2, 3, 2, 2, 3}), {{"merge_small_dims", no}});
+  add("ShapeWithOnes", {1, 6, 1, 4}, sides({1, 6, 1, 4}), {{"merge_small_dims", no}});
+  add("ShapeOneMergedAway", {6, 1, 4}, sides({6, 4}), {{"target_merged_dim_size", 6.0}});
+  add("ShapeMergedToMatrix", {8, 3, 2, 2}, sides({8, 12}), {{"target_merged_dim_size", 10.0}});
+  add("ShapeMergedToOther", {3, 2, 2, 8}, sides({12, 8}), {{"target_merged_dim_size", 10.0}});
+  add("ShapeMergedToThree", {8, 7, 3, 2}, sides({8, 7, 6}), {{"target_merged_dim_size", 7.0}});
+  add("ShapeMergedToOne", {3, 2, 2}, sides({12}), {});
+  add("ShapeMergedWithinTheBound", {8, 3, 2}, sides({8, 6}), {{"max_factor_dim", 20.0}});
+  add("ShapeLongFirst", {6, 4, 5}, without({6, 4, 5}, {0}), {{"merge_small_dims", no}, {"max_factor_dim", 5.0}});
+  add("ShapeLongMiddle", {5, 4, 6, 3}, without({5, 4, 6, 3}, {2}), {{"merge_small_dims", no}, {"max_factor_dim", 5.0}});
+  add("ShapeLongLast", {5, 4, 6}, without({5, 4, 6}, {2}), {{"merge_small_dims", no}, {"max_factor_dim", 5.0}});
+  add("ShapeOneFactor", {6, 3, 7}, without({6, 3, 7}, {0, 2}), {{"merge_small_dims", no}, {"max_factor_dim", 5.0}});
+  add("ShapeVector", {13}, without({13}, {0}), {});
+  add("ShapeVectorWithFactor", {12}, sides({12}), {{"precondition_1d", yes}});
+  return cases;
+}
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 12), {12, 1}, {16, 16}, {8, 23}, {23, 8}}) {
-    reference::SoapOptions oracle;
-    oracle.left = m > 1;
-    oracle.right = n > 1;
-    // Single rows span a side of 12 after as many gradients; before that rounding would choose and sort some vectors.
+    reference::SoapOptions oracle = Of({m, n}, {});
     oracle.interval = std::min(m, n) > 1 ? 10 : 20;
     cases.push_back({"Plain" + std::to_string(m) + "x" + std::to_string(n),
                      m,
@@ -66,18 +127,22 @@ std::vector<Case> Cases() {
                      {{"refresh_interval", static_cast<double>(oracle.interval)}},
                      oracle});
   }
-  cases.push_back({"Small", 9, 14, {{"epsilon", 1e-12}}, {.epsilon = 1e-12}, 1e-4});
-  cases.push_back({"Huge", 9, 14, {}, {}, 1e4});
-  cases.push_back({"LongSide", 9, 14, {{"max_factor_dim", 10.0}}, {.right = false}});
-  cases.push_back({"Options",
-                   9,
-                   14,
-                   {{"momentum", 0.8},
-                    {"second_moment_decay", 0.99},
-                    {"covariance_decay", 0.9},
-                    {"epsilon", 1e-3},
-                    {"refresh_interval", 5.0}},
-                   {.beta1 = 0.8, .beta2 = 0.99, .covariance_decay = 0.9, .epsilon = 1e-3, .interval = 5}});
+  reference::SoapOptions one_side = Of({9, 14}, {});
+  one_side.factor[1] = false;
+  cases.push_back({"Small", 9, 14, {{"epsilon", 1e-12}}, Of({9, 14}, {.epsilon = 1e-12}), 1e-4});
+  cases.push_back({"Huge", 9, 14, {}, Of({9, 14}, {}), 1e4});
+  cases.push_back({"LongSide", 9, 14, {{"max_factor_dim", 10.0}}, one_side});
+  cases.push_back(
+      {"Options",
+       9,
+       14,
+       {{"momentum", 0.8},
+        {"second_moment_decay", 0.99},
+        {"covariance_decay", 0.9},
+        {"epsilon", 1e-3},
+        {"refresh_interval", 5.0}},
+       Of({9, 14}, {.beta1 = 0.8, .beta2 = 0.99, .covariance_decay = 0.9, .epsilon = 1e-3, .interval = 5})});
+  for (Case& c : TensorCases({}, {})) cases.push_back(std::move(c));
   return cases;
 }
 
@@ -87,22 +152,21 @@ class SoapOracle : public testing::TestWithParam<Case> {};
 // a basis of f32 is right to some eps times a covariance's condition of 1e3 over the gaps of its eigenvalues.
 TEST_P(SoapOracle, GivesTheReferencesAnswers) {
   const Case& c = GetParam();
-  const LayerSpec layer{"layer", c.m, c.n, false};
+  const LayerSpec layer{"layer", c.m, c.n, false, c.shape};
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   const std::unique_ptr<Method> method = MakeSoap({"soap", c.options}).value();
   LayerDriver driver(*method, layer, *backend);
   GradientStream gradients(c.m, c.n, 5, c.scale);
   const Dense first = gradients.Next();
-  reference::Soap oracle(c.oracle, FirstBasis(*backend, first, From::kLeft, c.oracle.covariance_decay),
-                         FirstBasis(*backend, first, From::kRight, c.oracle.covariance_decay));
-  oracle.Step(first);
+  reference::Soap oracle(c.oracle, FirstBases(*backend, c.oracle, first.data));
+  oracle.Step(first.data);
   EXPECT_EQ(driver.Precondition(first.data).value(), reference::Vector(c.m * c.n, 0.0))
       << "none is projected on itself";
   for (int step = 1; step <= 120; ++step) {
     const Dense d = gradients.Next();
     const absl::StatusOr<reference::Vector> u = driver.Precondition(d.data);
     ASSERT_TRUE(u.ok()) << u.status();
-    ASSERT_LE(RelativeDifference(*u, oracle.Step(d).data), 1e-4) << "gradient " << step;
+    ASSERT_LE(RelativeDifference(*u, oracle.Step(d.data)), 1e-4) << "gradient " << step;
   }
   EXPECT_EQ(driver.state().bytes(), method->StateBytes(layer));
 }
@@ -114,24 +178,23 @@ std::vector<Case> ShampooCases() {
   std::vector<Case> cases;
   const reference::SoapOptions plain = {.beta1 = 0.9, .epsilon = 1e-3};
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 12), {12, 1}, {16, 16}, {5, 23}, {23, 5}}) {
-    reference::SoapOptions oracle = plain;
-    oracle.left = m > 1;
-    oracle.right = n > 1;
-    cases.push_back({"Plain" + std::to_string(m) + "x" + std::to_string(n), m, n, {{"epsilon", 1e-3}}, oracle});
+    cases.push_back(
+        {"Plain" + std::to_string(m) + "x" + std::to_string(n), m, n, {{"epsilon", 1e-3}}, Of({m, n}, plain)});
   }
-  reference::SoapOptions one_side = plain, changed = plain;
-  one_side.right = false;
+  reference::SoapOptions one_side = Of({9, 14}, plain), changed = Of({9, 14}, plain);
+  one_side.factor[1] = false;
   changed.covariance_decay = 0.8;
   changed.beta1 = 0;
   changed.interval = 3;
   changed.epsilon = 1e-2;
   cases.push_back({"LongSide", 9, 14, {{"epsilon", 1e-3}, {"max_factor_dim", 10.0}}, one_side});
-  cases.push_back({"Tiny", 9, 14, {{"epsilon", 1e-3}}, plain, 1e-6});
+  cases.push_back({"Tiny", 9, 14, {{"epsilon", 1e-3}}, Of({9, 14}, plain), 1e-6});
   cases.push_back({"Options",
                    9,
                    14,
                    {{"momentum", 0.0}, {"covariance_decay", 0.8}, {"refresh_interval", 3.0}, {"epsilon", 1e-2}},
                    changed});
+  for (Case& c : TensorCases(plain, {{"epsilon", 1e-3}})) cases.push_back(std::move(c));
   return cases;
 }
 
@@ -141,7 +204,7 @@ class ShampooOracle : public testing::TestWithParam<Case> {};
 // would be 1e-4 were it not for the root. The largest difference seen is 6e-6.
 TEST_P(ShampooOracle, GivesTheReferencesAnswers) {
   const Case& c = GetParam();
-  const LayerSpec layer{"layer", c.m, c.n, false};
+  const LayerSpec layer{"layer", c.m, c.n, false, c.shape};
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   Options options = c.options;
   options["rule"] = std::string("SHAMPOO");
@@ -153,7 +216,7 @@ TEST_P(ShampooOracle, GivesTheReferencesAnswers) {
     const Dense d = gradients.Next();
     const absl::StatusOr<reference::Vector> u = driver.Precondition(d.data);
     ASSERT_TRUE(u.ok()) << u.status();
-    ASSERT_LE(RelativeDifference(*u, oracle.Step(d).data), 2e-5) << "gradient " << step;
+    ASSERT_LE(RelativeDifference(*u, oracle.Step(d.data)), 2e-5) << "gradient " << step;
   }
   EXPECT_EQ(driver.state().bytes(), method->StateBytes(layer));
 }
@@ -203,6 +266,82 @@ TEST(SoapTest, TurnsIntoTheEigenbasis) {
   }
 }
 
+class SoapRules : public testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Method> Make(Options options = {}) const {
+    options["rule"] = GetParam();
+    return MakeSoap({"soap", options}).value();
+  }
+};
+
+TEST_P(SoapRules, AShapeThatMergesToTheMatrixChangesNothing) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = Make({{"target_merged_dim_size", 10.0}, {"refresh_interval", 3.0}});
+  LayerDriver plain(*method, {"layer", 8, 12}, *backend);
+  GradientStream gradients(8, 12, 1);
+  LayerDriver merged(*method, {"layer", 8, 12, false, {8, 3, 2, 2}}, *backend),
+      stated(*method, {"layer", 8, 12, false, {8, 12}}, *backend);
+  for (int step = 0; step < 10; ++step) {
+    const Dense d = gradients.Next();
+    const reference::Vector u = plain.Precondition(d.data).value();
+    EXPECT_EQ(merged.Precondition(d.data).value(), u);
+    EXPECT_EQ(stated.Precondition(d.data).value(), u);
+  }
+  const std::string saved = plain.state().Save().value();
+  EXPECT_EQ(merged.state().Save().value(), saved);
+  EXPECT_EQ(stated.state().Save().value(), saved);
+}
+
+// What lies on disks: of a matrix no sides are named, and rows come before columns.
+TEST_P(SoapRules, TheStateOfAMatrixIsAsItHasBeen) {
+  const bool soap = GetParam() == "SOAP";
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  LayerDriver driver(*Make(), {"layer", 2, 3}, *backend);
+  StateWriter out("soap");
+  out.Text(soap ? "rule 0 momentum 0.94999999999999996 second_moment_decay 0.94999999999999996 covariance_decay "
+                  "0.94999999999999996 epsilon 1e-08 refresh_interval 10 max_factor_dim 8192"
+                : "rule 1 momentum 0.90000000000000002 second_moment_decay 0.94999999999999996 covariance_decay "
+                  "0.94999999999999996 epsilon 9.9999999999999995e-07 refresh_interval 10 max_factor_dim 8192");
+  out.Integer(5);
+  const auto matrix = [&](int64_t rows, int64_t cols, double element) {
+    const DeviceMatrix x = ToDevice(*backend, reference::Vectors(rows, reference::Vector(cols, element)));
+    EXPECT_TRUE(out.Matrix(*backend, x.view()).ok());
+  };
+  for (const int64_t d : {2, 3}) {
+    matrix(d, d, 2.0);  // covariance
+    matrix(d, d, 0.5);  // factor
+  }
+  matrix(2, 3, 7.0);                        // momentum
+  matrix(soap ? 2 : 0, soap ? 3 : 0, 4.0);  // second moment
+  const std::string bytes = out.Finish();
+  const absl::Status status = driver.state().Load(bytes);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(driver.state().version(), 5u);
+  EXPECT_EQ(driver.state().Save().value(), bytes);
+}
+
+// Gradients and answers may have any stride, whatever the tensor.
+TEST_P(SoapRules, TakesAndGivesMatricesOfAnyStride) {
+  const LayerSpec layer{"layer", 6, 20, false, {3, 2, 4, 5}};
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = Make({{"merge_small_dims", false}});
+  LayerDriver driver(*method, layer, *backend), strided(*method, layer, *backend);
+  DeviceMatrix wide_d = backend->Allocate(6, 32).value(), wide_u = backend->Allocate(6, 27).value();
+  const MatrixView d = wide_d.view().Corner(6, 20), u = wide_u.view().Corner(6, 20);
+  GradientStream gradients(6, 20, 1);
+  for (int step = 0; step < 12; ++step) {
+    const Dense gradient = gradients.Next();
+    const std::vector<float> values = ToFloats(gradient.data);
+    ASSERT_TRUE(backend->Upload(ConstMatrixView(values.data(), 6, 20), d).ok());
+    ASSERT_TRUE(strided.state().Precondition(d, u).ok());
+    reference::Vector got;
+    for (const reference::Vector& row : ToHost(*backend, u)) got.insert(got.end(), row.begin(), row.end());
+    EXPECT_EQ(got, driver.Precondition(gradient.data).value());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SoapRules, testing::Values("SOAP", "SHAMPOO"));
+
 TEST(SoapConfigTest, DefaultsFollowTheRule) {
   const SoapConfig soap = ParseSoapConfig({"soap", {}}).value();
   EXPECT_EQ(soap.momentum, 0.95);
@@ -210,15 +349,44 @@ TEST(SoapConfigTest, DefaultsFollowTheRule) {
   const SoapConfig shampoo = ParseSoapConfig({"soap", {{"rule", std::string("SHAMPOO")}}}).value();
   EXPECT_EQ(shampoo.momentum, 0.9);
   EXPECT_EQ(shampoo.epsilon, 1e-6);
-  EXPECT_TRUE(soap.HasFactor(8192) && soap.HasFactor(2));
-  EXPECT_FALSE(soap.HasFactor(8193) || soap.HasFactor(1));
+  EXPECT_FALSE(soap.precondition_1d);
+  EXPECT_TRUE(soap.merging.merge_small_dims);
+  EXPECT_EQ(soap.merging.target_merged_dim_size, 256);
+}
+
+TEST(SoapConfigTest, SidesFollowTheShape) {
+  const auto sides = [](Options options, std::vector<int64_t> shape) {
+    const int64_t rest = ElementsOf(absl::MakeConstSpan(shape).subspan(1));
+    return ParseSoapConfig({"soap", std::move(options)}).value().Sides({"w", shape[0], rest, false, shape}).Text();
+  };
+  const SoapConfig plain = ParseSoapConfig({"soap", {}}).value();
+  EXPECT_EQ(plain.Sides({"w", 8192, 2}).Text(), "8192, 2");
+  EXPECT_EQ(plain.Sides({"w", 8193, 1}).Text(), "8193 without factor, 1 without factor");
+  EXPECT_EQ(plain.Sides({"w", 1, 7}).Text(), "1 without factor, 7") << "no shape: a matrix";
+  EXPECT_EQ(plain.Sides({"w", 8193, 3}).FactorElements(), 9);
+  EXPECT_EQ(sides({}, {256, 128, 3, 3}), "256, 1152");
+  EXPECT_EQ(sides({}, {512, 512, 3, 3}), "512, 512, 9");
+  EXPECT_EQ(sides({{"merge_small_dims", false}}, {64, 3, 1, 7}), "64, 3, 1 without factor, 7");
+  EXPECT_EQ(sides({{"target_merged_dim_size", 4096.0}}, {64, 64, 3, 3}), "64, 576") << "36864 exceeds max_factor_dim";
+  EXPECT_EQ(sides({{"max_factor_dim", 100.0}}, {2, 3, 40, 50}), "6, 40, 50");
+  EXPECT_EQ(sides({}, {64, 64}), "64, 64") << "matrices are not merged";
+  EXPECT_EQ(sides({}, {5, 4, 3}), "60") << "three dimensions before they were merged";
+  EXPECT_EQ(sides({}, {60}), "60 without factor");
+  EXPECT_EQ(sides({{"precondition_1d", true}}, {60}), "60");
 }
 
 TEST(SoapConfigTest, RefusesOptionsByName) {
-  const std::vector<std::pair<std::string, OptionValue>> cases = {
-      {"rule", std::string("ADAM")}, {"momentum", 1.0}, {"second_moment_decay", -0.1},
-      {"covariance_decay", 1.0},     {"epsilon", 0.0},  {"refresh_interval", 0.0},
-      {"max_factor_dim", 0.5},       {"lr", 0.5}};
+  const std::vector<std::pair<std::string, OptionValue>> cases = {{"rule", std::string("ADAM")},
+                                                                  {"momentum", 1.0},
+                                                                  {"second_moment_decay", -0.1},
+                                                                  {"covariance_decay", 1.0},
+                                                                  {"epsilon", 0.0},
+                                                                  {"refresh_interval", 0.0},
+                                                                  {"max_factor_dim", 0.5},
+                                                                  {"lr", 0.5},
+                                                                  {"precondition_1d", 1.0},
+                                                                  {"merge_small_dims", 1.0},
+                                                                  {"target_merged_dim_size", 0.0}};
   for (const auto& [name, value] : cases) {
     const absl::Status status = ParseSoapConfig({"soap", {{name, value}}}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;

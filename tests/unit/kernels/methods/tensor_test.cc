@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "tests/reference/kron.h"
+#include "tests/reference/tensor.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -103,11 +103,20 @@ TEST(ModeMatrixTest, MultipliesAlongEachMode) {
       ASSERT_TRUE((left ? backend->Gemm(1.0, factor.view(), Transpose::kNo, seen, Transpose::kNo, 0.0, product.view())
                         : backend->Gemm(1.0, seen, Transpose::kNo, factor.view(), Transpose::kYes, 0.0, product.view()))
                       .ok());
-      ASSERT_TRUE(backend->Copy(product.view(), along.view()).ok());
-      ASSERT_TRUE(along.WriteBack(*backend).ok());
-      reference::Vector got;
-      for (const reference::Vector& row : ToHost(*backend, x.view())) got.insert(got.end(), row.begin(), row.end());
-      EXPECT_EQ(got, expected.data);
+      DeviceMatrix filled = backend->Allocate(x.rows(), x.cols()).value();
+      ModeMatrix to_fill = ModeMatrix::ToFill(dims, mode, filled.view(), *backend).value();
+      ASSERT_EQ(to_fill.side(), along.side());
+      for (ModeMatrix* matrix : {&along, &to_fill}) {
+        ASSERT_TRUE(backend->Copy(product.view(), matrix->view()).ok());
+        ASSERT_TRUE(matrix->WriteBack(*backend).ok());
+      }
+      for (const DeviceMatrix* tensor : {&x, &filled}) {
+        reference::Vector got;
+        for (const reference::Vector& row : ToHost(*backend, tensor->view())) {
+          got.insert(got.end(), row.begin(), row.end());
+        }
+        EXPECT_EQ(got, expected.data);
+      }
     }
   }
 }
