@@ -99,11 +99,13 @@ CORE_WORDS = [
 ]
 
 # Link rule: library -> what its DEPS and PRIVATE_DEPS may name. Others are not restricted.
-SEAM_TARGETS = ["precondor::base", "precondor::backend"]
+SEAM_TARGETS = ["precondor::base", "precondor::backend", "precondor::collective"]
 CORE_TARGETS = SEAM_TARGETS + ["precondor::methods", "precondor::policy"]
 LINKS = {
     "base": ["absl::*", "Threads::Threads"],
     "backend": ["absl::*", "precondor::base"],
+    "collective": ["absl::*", "precondor::base"],
+    "local_collective": ["absl::*", "Threads::Threads", "precondor::collective"],
     "methods": ["absl::*"] + SEAM_TARGETS,
     "cpu": ["absl::*", "Threads::Threads", "OpenBLAS::*", "DNNL::*", "*"],
     "policy": ["absl::*", "precondor::base"],
