@@ -85,6 +85,7 @@ TEST_P(CollectiveFaultTest, AbortEndsAnOperationUnderWay) {
   while (!about_to_wait) std::this_thread::yield();
   waiting.Abort("enough");
   thread.join();
+  for (const std::unique_ptr<Collective>& rank : ranks) rank->Abort("rank 0 has");
 }
 
 TEST_P(CollectiveFaultTest, TakesOneOperationAtATime) {
