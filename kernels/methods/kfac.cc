@@ -2,7 +2,7 @@
 #include "kernels/methods/kfac.h"
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,6 +13,8 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/gradient.h"
 #include "kernels/methods/kfac_config.h"
+#include "kernels/methods/kfac_decomposition.h"
+#include "kernels/methods/kfac_refresh.h"
 #include "kernels/methods/kfac_side.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"
@@ -27,14 +29,13 @@ constexpr uint64_t kFailuresUntilReset = 3;
 // Everything of a state but the matrices.
 struct Progress {
   uint64_t version = 0;
-  uint64_t pending = 0;  // statistics in the factors of an accumulation that is not complete
-  double decay = 0;      // of that accumulation
-  bool due = false;      // a decomposition that waits for the accumulation's end, or for a failed one's repetition
-  bool ready = false;    // there is a decomposition
-  double split = 1;      // pi, of the last decomposition
-  double reciprocal_scale = 1;  // what prediv's matrix was multiplied by
-  uint64_t failures = 0;        // in a row
-  uint64_t failed = 0;          // in all
+  uint64_t pending = 0;       // statistics in the factors of an accumulation that is not complete
+  double decay = 0;           // of that accumulation
+  bool due = false;           // a decomposition that waits for something: an accumulation's end, one that is put off
+  bool ready = false;         // there is a decomposition
+  uint64_t refreshed_at = 0;  // the statistic update whose factors the refresh has
+  uint64_t failures = 0;      // in a row
+  uint64_t failed = 0;        // in all
   uint64_t resets = 0;
 };
 
@@ -47,11 +48,9 @@ class KfacState final : public LayerState {
   }
 
   absl::Status Init() {
-    PRECONDOR_ASSIGN_OR_RETURN(in_, KfacSide::Make(config_.form, layer_.d_in, backend_));
-    PRECONDOR_ASSIGN_OR_RETURN(out_, KfacSide::Make(config_.form, layer_.d_out, backend_));
-    if (config_.prediv) {
-      PRECONDOR_ASSIGN_OR_RETURN(reciprocals_, backend_.Allocate(layer_.d_out, layer_.d_in));
-    }
+    PRECONDOR_ASSIGN_OR_RETURN(in_, KfacSide::Make(layer_.d_in, backend_));
+    PRECONDOR_ASSIGN_OR_RETURN(out_, KfacSide::Make(layer_.d_out, backend_));
+    PRECONDOR_ASSIGN_OR_RETURN(decomposition_, KfacDecomposition::Allocate(config_, layer_, backend_));
     return absl::OkStatus();
   }
 
@@ -60,22 +59,31 @@ class KfacState final : public LayerState {
         CheckEitherForm(layer_, "a", statistics.a, statistics.a_covariance, layer_.d_in, backend_));
     PRECONDOR_RETURN_IF_ERROR(
         CheckEitherForm(layer_, "g", statistics.g, statistics.g_covariance, layer_.d_out, backend_));
-    Progress next = progress_;
-    absl::Status status = Prepare(statistics, next);
+    Change change{.progress = progress_};
+    absl::Status status = Prepare(statistics, change);
     if (status.ok()) {
-      Commit(next);
+      Commit(std::move(change));
     } else {
       Abandon();
     }
     return status;
   }
 
+  std::function<void()> TakeDeferredWork() override {
+    if (nobodys_.expired()) return nullptr;
+    return [refresh = std::exchange(nobodys_, {})] {
+      // What comes of it is Update's to judge.
+      if (const std::shared_ptr<KfacRefresh> wanted = refresh.lock()) wanted->Run().IgnoreError();
+    };
+  }
+
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer_, d));
     if (!ready()) return backend_.Copy(d, u);
-    double factor = 1.0 / (in_->scale() * out_->scale());
+    double factor = 1.0 / (decomposition_.in.scale * decomposition_.out.scale);
     if (config_.form == KfacForm::kInverse) {
-      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out_->basis(), in_->basis(), d, u));
+      PRECONDOR_RETURN_IF_ERROR(
+          backend_.DensePrecondition(decomposition_.out.basis.view(), decomposition_.in.basis.view(), d, u));
     } else {
       PRECONDOR_ASSIGN_OR_RETURN(factor, InEigenbasis(d, u));
     }
@@ -90,18 +98,19 @@ class KfacState final : public LayerState {
                             progress_.failures, progress_.failed, progress_.resets}) {
       out.Integer(number);
     }
-    for (double number : {progress_.decay, progress_.split, progress_.reciprocal_scale}) out.Number(number);
-    PRECONDOR_RETURN_IF_ERROR(in_->Save(out));
-    PRECONDOR_RETURN_IF_ERROR(out_->Save(out));
-    if (config_.prediv) PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, reciprocals_.view()));
+    for (double number : {progress_.decay, decomposition_.split, decomposition_.reciprocal_scale}) out.Number(number);
+    PRECONDOR_RETURN_IF_ERROR(SaveSide(*in_, layer_.d_in, decomposition_.in, out));
+    PRECONDOR_RETURN_IF_ERROR(SaveSide(*out_, layer_.d_out, decomposition_.out, out));
+    if (config_.prediv) PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, decomposition_.reciprocals.view()));
+    if (config_.refresh_lag > 0) PRECONDOR_RETURN_IF_ERROR(SaveRefresh(out));
     return out.Finish();
   }
 
   absl::Status Load(absl::string_view bytes) override {
-    Progress next;
-    absl::Status status = PrepareLoad(bytes, next);
+    Change change;
+    absl::Status status = PrepareLoad(bytes, change);
     if (status.ok()) {
-      Commit(next);
+      Commit(std::move(change));
       return status;
     }
     Abandon();
@@ -111,14 +120,15 @@ class KfacState final : public LayerState {
   bool ready() const override { return progress_.ready; }
   uint64_t version() const override { return progress_.version; }
   int64_t bytes() const override {
-    return in_->bytes() + out_->bytes() + reciprocals_.view().size() * static_cast<int64_t>(sizeof(float));
+    return KfacSide::StateBytes(layer_.d_in) + KfacSide::StateBytes(layer_.d_out) +
+           KfacDecomposition::Bytes(config_, layer_) + (refresh_ == nullptr ? 0 : KfacRefresh::Bytes(config_, layer_));
   }
 
   Summary summary() const override {
     Summary summary;
     const bool eigen = config_.form == KfacForm::kEigen;
     summary.input_representation = summary.output_representation = eigen ? "eigen" : "inverse";
-    const Damping damping = SideDamping(config_.damping.At(last_step()), progress_.split);
+    const KfacDamping damping = SplitDamping(config_, config_.damping.At(last_step()), decomposition_.split);
     summary.input_damping = damping.in;
     summary.output_damping = damping.out;
     summary.failed_decompositions = static_cast<int64_t>(progress_.failed);
@@ -127,38 +137,34 @@ class KfacState final : public LayerState {
   }
 
  private:
-  struct Damping {
-    double in = 0;
-    double out = 0;
+  // What an update or a load is about to make of the state, the sides' factors apart.
+  struct Change {
+    Progress progress;
+    bool ends_refresh = false;                            // the one that was put off
+    KfacDecomposition* refreshed = nullptr;               // what came of it
+    std::optional<KfacDecomposition> decomposition = {};  // made at once
+    std::shared_ptr<KfacRefresh> refresh = {};            // put off
   };
 
   // The statistic update that the answers stand on.
   uint64_t last_step() const { return progress_.version == 0 ? 0 : progress_.version - 1; }
 
-  // INVERSE without the split damps each side by all of it, EIGEN their product.
-  Damping SideDamping(double damping, double split) const {
-    if (!config_.pi_split) return {damping, damping};
-    return {std::sqrt(damping) * split, std::sqrt(damping) / split};
-  }
-
-  absl::Status Prepare(const LayerStatistics& statistics, Progress& next) {
-    const uint64_t t = progress_.version;
-    ++next.version;
+  absl::Status Prepare(const LayerStatistics& statistics, Change& change) {
+    Progress& next = change.progress;
+    const uint64_t t = next.version++;
     if (t % KfacConfig::Interval(config_.factor_update_steps, t) == 0) {
       PRECONDOR_RETURN_IF_ERROR(PrepareFactors(statistics, t, next));
     }
+    if (refresh_ != nullptr && t - next.refreshed_at >= config_.refresh_lag) {
+      PRECONDOR_RETURN_IF_ERROR(PrepareEndOfRefresh(change));
+      if (!next.ready) return absl::OkStatus();
+    }
     const uint64_t every = KfacConfig::Interval(config_.inv_update_steps, t);
     if (!next.ready || (t % every + phase_ % every) % every == 0) next.due = true;
-    if (!next.due || next.pending != 0) return absl::OkStatus();
-    absl::Status status = PrepareDecompositions(config_.damping.At(t), next);
-    if (status.ok()) {
-      next.due = false;
-      next.ready = true;
-      next.failures = 0;
-      return status;
-    }
-    if (!absl::IsFailedPrecondition(status)) return status;
-    return AfterAFailure(next);
+    const bool put_off = refresh_ != nullptr && !change.ends_refresh;
+    if (!next.due || next.pending != 0 || put_off) return absl::OkStatus();
+    // The first is made at once: answers wait for it.
+    return config_.refresh_lag > 0 && next.ready ? PrepareRefresh(t, change) : PrepareDecomposition(t, change);
   }
 
   absl::Status PrepareFactors(const LayerStatistics& statistics, uint64_t t, Progress& next) {
@@ -181,25 +187,51 @@ class KfacState final : public LayerState {
                         absl::StrCat("layer ", layer_.name, ": statistics ", side, ": ", status.message()));
   }
 
-  absl::Status PrepareDecompositions(double damping, Progress& next) {
-    if (config_.pi_split) {
-      PRECONDOR_ASSIGN_OR_RETURN(const double in, in_->MeanDiagonal());
-      PRECONDOR_ASSIGN_OR_RETURN(const double out, out_->MeanDiagonal());
-      next.split = in > 0 && out > 0 ? std::sqrt(in / out) : 1.0;
+  absl::Status PrepareDecomposition(uint64_t t, Change& change) {
+    PRECONDOR_ASSIGN_OR_RETURN(change.decomposition, KfacDecomposition::Allocate(config_, layer_, backend_));
+    absl::Status status =
+        change.decomposition->Decompose(config_, config_.damping.At(t), in_->factor(), out_->factor(), backend_);
+    if (absl::IsFailedPrecondition(status)) {
+      change.decomposition.reset();
+      return AfterAFailure(change.progress);
     }
-    const Damping sides = SideDamping(damping, next.split);
-    PRECONDOR_RETURN_IF_ERROR(in_->PrepareDecomposition(sides.in));
-    PRECONDOR_RETURN_IF_ERROR(out_->PrepareDecomposition(sides.out));
-    return config_.prediv ? PrepareReciprocals(damping, next) : absl::OkStatus();
+    PRECONDOR_RETURN_IF_ERROR(status);
+    Succeed(change.progress);
+    change.progress.due = false;
+    return absl::OkStatus();
+  }
+
+  // Puts the decomposition of the prepared factors off.
+  absl::Status PrepareRefresh(uint64_t t, Change& change) {
+    PRECONDOR_ASSIGN_OR_RETURN(change.refresh, KfacRefresh::Make(config_, layer_, config_.damping.At(t), backend_));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(in_->factor(), change.refresh->in_factor()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(out_->factor(), change.refresh->out_factor()));
+    change.progress.refreshed_at = t;
+    change.progress.due = false;
+    return absl::OkStatus();
+  }
+
+  absl::Status PrepareEndOfRefresh(Change& change) {
+    const absl::Status status = refresh_->Run();
+    change.ends_refresh = true;
+    if (absl::IsFailedPrecondition(status)) {
+      change.progress.due = true;
+      return AfterAFailure(change.progress);
+    }
+    PRECONDOR_RETURN_IF_ERROR(status);
+    change.refreshed = &refresh_->made();
+    Succeed(change.progress);
+    return absl::OkStatus();
+  }
+
+  static void Succeed(Progress& next) {
+    next.ready = true;
+    next.failures = 0;
   }
 
   // The last good decomposition stays in use and the next statistics try again; the third failure in a row gives the
   // factors up.
   absl::Status AfterAFailure(Progress& next) {
-    in_->AbandonDecomposition();
-    out_->AbandonDecomposition();
-    next_reciprocals_ = DeviceMatrix();
-    next.split = progress_.split;
     ++next.failed;
     if (++next.failures < kFailuresUntilReset) return absl::OkStatus();
     PRECONDOR_RETURN_IF_ERROR(in_->PrepareReset());
@@ -210,61 +242,47 @@ class KfacState final : public LayerState {
     return absl::OkStatus();
   }
 
-  // Divisors of the gradient's elements in the eigenbasis: rows[i] columns[j] + shift.
-  struct Divisors {
-    std::vector<double> rows;
-    std::vector<double> columns;
-    double shift = 0;
-    double smallest() const { return rows.front() * columns.front() + shift; }
-  };
-  Divisors MakeDivisors(const std::vector<double>& out, const std::vector<double>& in, double damping,
-                        double split) const {
-    Divisors divisors{out, in, damping};
-    if (!config_.pi_split) return divisors;
-    const Damping sides = SideDamping(damping, split);
-    for (double& value : divisors.rows) value += sides.out;
-    for (double& value : divisors.columns) value += sides.in;
-    divisors.shift = 0;
-    return divisors;
-  }
-
-  absl::Status PrepareReciprocals(double damping, Progress& next) {
-    const Divisors divisors = MakeDivisors(out_->next_values(), in_->next_values(), damping, next.split);
-    PRECONDOR_ASSIGN_OR_RETURN(next_reciprocals_, backend_.Allocate(layer_.d_out, layer_.d_in));
-    const MatrixView all = next_reciprocals_.view();
-    const std::vector<float> ones(std::max(layer_.d_out, layer_.d_in), 1.0f);
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix down, backend_.Allocate(layer_.d_out, 1));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix across, backend_.Allocate(1, layer_.d_in));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Upload(ConstMatrixView(ones.data(), layer_.d_out, 1), down.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Upload(ConstMatrixView(ones.data(), 1, layer_.d_in), across.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, down.view(), Transpose::kNo, across.view(), Transpose::kNo, 0.0, all));
-    next.reciprocal_scale = divisors.smallest();
-    return backend_.DivideByOuter(divisors.smallest(), divisors.rows, divisors.columns, divisors.shift, all, all);
-  }
-
   // u = U / (what is returned). The smallest divisor is taken out, so that no element grows beyond f32.
   absl::StatusOr<double> InEigenbasis(ConstMatrixView d, MatrixView u) {
+    const ConstMatrixView in = decomposition_.in.basis.view(), out = decomposition_.out.basis.view();
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix one, backend_.Allocate(d.rows, d.cols));
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix two, backend_.Allocate(d.rows, d.cols));
     const MatrixView x = one.view(), y = two.view();
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, out_->basis(), Transpose::kNo, d, Transpose::kNo, 0.0, x));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, x, Transpose::kNo, in_->basis(), Transpose::kYes, 0.0, y));
-    double smallest = progress_.reciprocal_scale;
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, out, Transpose::kNo, d, Transpose::kNo, 0.0, x));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, x, Transpose::kNo, in, Transpose::kYes, 0.0, y));
+    double smallest = decomposition_.reciprocal_scale;
     if (config_.prediv) {
-      PRECONDOR_RETURN_IF_ERROR(backend_.MultiplyElements(1.0, y, reciprocals_.view(), 0.0, y));
+      PRECONDOR_RETURN_IF_ERROR(backend_.MultiplyElements(1.0, y, decomposition_.reciprocals.view(), 0.0, y));
     } else {
-      const Divisors divisors =
-          MakeDivisors(out_->values(), in_->values(), config_.damping.At(last_step()), progress_.split);
-      smallest = divisors.smallest();
+      smallest = divisors_.smallest();
       PRECONDOR_RETURN_IF_ERROR(
-          backend_.DivideByOuter(smallest, divisors.rows, divisors.columns, divisors.shift, y, y));
+          backend_.DivideByOuter(smallest, divisors_.rows, divisors_.columns, divisors_.shift, y, y));
     }
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, out_->basis(), Transpose::kYes, y, Transpose::kNo, 0.0, x));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, x, Transpose::kNo, in_->basis(), Transpose::kNo, 0.0, u));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, out, Transpose::kYes, y, Transpose::kNo, 0.0, x));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, x, Transpose::kNo, in, Transpose::kNo, 0.0, u));
     return 1.0 / smallest;
   }
 
-  absl::Status PrepareLoad(absl::string_view bytes, Progress& next) {
+  absl::Status SaveSide(const KfacSide& side, int64_t d, const KfacDecomposition::Side& decomposed,
+                        StateWriter& out) const {
+    out.Integer(static_cast<uint64_t>(d));
+    out.Number(decomposed.scale);
+    out.Numbers(decomposed.values);
+    PRECONDOR_RETURN_IF_ERROR(side.Save(out));
+    return out.Matrix(backend_, decomposed.basis.view());
+  }
+
+  // Not what has come of it so far: that is a function of what is saved, and so are the bytes one of the updates alone.
+  absl::Status SaveRefresh(StateWriter& out) const {
+    out.Integer(refresh_ != nullptr ? 1 : 0);
+    if (refresh_ == nullptr) return absl::OkStatus();
+    out.Integer(progress_.refreshed_at);
+    PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, refresh_->in_factor()));
+    return out.Matrix(backend_, refresh_->out_factor());
+  }
+
+  absl::Status PrepareLoad(absl::string_view bytes, Change& change) {
+    Progress& next = change.progress;
     StateReader in(bytes);
     PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
     PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", config_.state_text));
@@ -281,29 +299,61 @@ class KfacState final : public LayerState {
     }
     next.due = due != 0;
     next.ready = ready != 0;
+    PRECONDOR_ASSIGN_OR_RETURN(change.decomposition, KfacDecomposition::Allocate(config_, layer_, backend_));
+    KfacDecomposition& decomposition = *change.decomposition;
     PRECONDOR_ASSIGN_OR_RETURN(next.decay, in.Number("decay"));
-    PRECONDOR_ASSIGN_OR_RETURN(next.split, in.Number("split"));
-    PRECONDOR_ASSIGN_OR_RETURN(next.reciprocal_scale, in.Number("reciprocal scale"));
-    PRECONDOR_RETURN_IF_ERROR(in_->PrepareLoad(in));
-    PRECONDOR_RETURN_IF_ERROR(out_->PrepareLoad(in));
+    PRECONDOR_ASSIGN_OR_RETURN(decomposition.split, in.Number("split"));
+    PRECONDOR_ASSIGN_OR_RETURN(decomposition.reciprocal_scale, in.Number("reciprocal scale"));
+    PRECONDOR_RETURN_IF_ERROR(PrepareLoad(*in_, layer_.d_in, decomposition.in, in));
+    PRECONDOR_RETURN_IF_ERROR(PrepareLoad(*out_, layer_.d_out, decomposition.out, in));
     if (config_.prediv) {
-      PRECONDOR_ASSIGN_OR_RETURN(next_reciprocals_, backend_.Allocate(layer_.d_out, layer_.d_in));
-      PRECONDOR_RETURN_IF_ERROR(in.Matrix("reciprocals", backend_, next_reciprocals_.view()));
+      PRECONDOR_RETURN_IF_ERROR(in.Matrix("reciprocals", backend_, decomposition.reciprocals.view()));
     }
+    change.ends_refresh = true;
+    if (config_.refresh_lag > 0) PRECONDOR_RETURN_IF_ERROR(PrepareLoadOfRefresh(in, change));
     return in.Finish();
   }
 
-  void Commit(const Progress& next) {
-    progress_ = next;
+  absl::Status PrepareLoad(KfacSide& side, int64_t d, KfacDecomposition::Side& decomposed, StateReader& in) {
+    PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d)));
+    PRECONDOR_ASSIGN_OR_RETURN(decomposed.scale, in.Number("scale"));
+    PRECONDOR_ASSIGN_OR_RETURN(decomposed.values, in.Numbers("eigenvalues"));
+    const size_t count = decomposed.values.size();
+    if (count != 0 && count != static_cast<size_t>(d)) {
+      return absl::DataLossError(absl::StrCat("eigenvalues: expected 0 or ", d, ", got ", count));
+    }
+    PRECONDOR_RETURN_IF_ERROR(side.PrepareLoad(in));
+    return in.Matrix("basis", backend_, decomposed.basis.view());
+  }
+
+  absl::Status PrepareLoadOfRefresh(StateReader& in, Change& change) {
+    PRECONDOR_ASSIGN_OR_RETURN(const uint64_t put_off, in.Integer("refresh"));
+    if (put_off == 0) return absl::OkStatus();
+    uint64_t& at = change.progress.refreshed_at;
+    PRECONDOR_ASSIGN_OR_RETURN(at, in.Integer("refreshed at"));
+    if (at >= change.progress.version) {
+      return absl::DataLossError(
+          absl::StrCat("refreshed at: expected less than version ", change.progress.version, ", got ", at));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(change.refresh, KfacRefresh::Make(config_, layer_, config_.damping.At(at), backend_));
+    PRECONDOR_RETURN_IF_ERROR(in.Matrix("refreshed input factor", backend_, change.refresh->in_factor()));
+    return in.Matrix("refreshed output factor", backend_, change.refresh->out_factor());
+  }
+
+  void Commit(Change change) {
+    progress_ = change.progress;
     in_->Commit();
     out_->Commit();
-    if (!next_reciprocals_.empty()) reciprocals_ = std::exchange(next_reciprocals_, DeviceMatrix());
+    if (change.refreshed != nullptr) decomposition_ = std::move(*change.refreshed);
+    if (change.decomposition.has_value()) decomposition_ = *std::move(change.decomposition);
+    if (change.ends_refresh) refresh_ = nullptr;
+    if (change.refresh != nullptr) nobodys_ = refresh_ = std::move(change.refresh);
+    if (!config_.prediv) divisors_.Assign(config_, decomposition_, config_.damping.At(last_step()));
   }
 
   void Abandon() {
     in_->Abandon();
     out_->Abandon();
-    next_reciprocals_ = DeviceMatrix();
   }
 
   const KfacConfig config_;
@@ -312,8 +362,10 @@ class KfacState final : public LayerState {
   uint64_t phase_ = 0;
   std::optional<KfacSide> in_;
   std::optional<KfacSide> out_;
-  DeviceMatrix reciprocals_;  // prediv: reciprocal_scale over the divisors
-  DeviceMatrix next_reciprocals_;
+  KfacDecomposition decomposition_;
+  KfacDivisors divisors_;                 // without prediv: of the last update's damping
+  std::shared_ptr<KfacRefresh> refresh_;  // what is put off; it outlives the state where somebody is at it
+  std::weak_ptr<KfacRefresh> nobodys_;    // the same, until somebody has taken it
   Progress progress_;
 };
 
@@ -325,14 +377,19 @@ class Kfac final : public Method {
   bool needs_global_scale() const override { return config_.scaling == Scaling::kKlClip; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {
-    return KfacSide::StateBytes(layer.d_in) + KfacSide::StateBytes(layer.d_out) + PredivBytes(layer);
+    return FactorBytes(layer) + KfacDecomposition::Bytes(config_, layer) +
+           (config_.refresh_lag > 0 ? KfacRefresh::Bytes(config_, layer) : 0);
   }
 
-  // An update holds what both sides have prepared and one work matrix; a precondition two matrices of D's size.
+  // An update holds what it has prepared and one work matrix; a precondition two matrices of D's size.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t) const override {
-    const int64_t update = KfacSide::ScratchBytes(layer.d_in) + KfacSide::ScratchBytes(layer.d_out) +
-                           PredivBytes(layer) + (layer.d_in + layer.d_out) * static_cast<int64_t>(sizeof(float));
+    const int64_t refreshed =
+        config_.refresh_lag > 0 ? KfacRefresh::Bytes(config_, layer) : KfacDecomposition::Bytes(config_, layer);
+    const int64_t update = FactorBytes(layer) + refreshed + KfacDecomposition::ScratchBytes(layer);
     return std::max(update, 2 * layer.d_in * layer.d_out * static_cast<int64_t>(sizeof(float)));
+  }
+  int64_t DeferredScratchBytes(const LayerSpec& layer) const override {
+    return config_.refresh_lag > 0 ? KfacDecomposition::ScratchBytes(layer) : 0;
   }
 
   double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const override {
@@ -361,8 +418,8 @@ class Kfac final : public Method {
   }
 
  private:
-  int64_t PredivBytes(const LayerSpec& layer) const {
-    return config_.prediv ? layer.d_in * layer.d_out * static_cast<int64_t>(sizeof(float)) : 0;
+  static int64_t FactorBytes(const LayerSpec& layer) {
+    return KfacSide::StateBytes(layer.d_in) + KfacSide::StateBytes(layer.d_out);
   }
 
   const KfacConfig config_;

@@ -51,6 +51,7 @@ absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config) {
   out.factor_update_steps = reader.ReadSchedule("factor_update_steps", "1", 1, kHuge);
   out.inv_update_steps = reader.ReadSchedule("inv_update_steps", "1", 1, kHuge);
   out.accumulation_steps = reader.Integer("accumulation_steps", out.accumulation_steps, 1, 1 << 20);
+  out.refresh_lag = static_cast<uint64_t>(reader.Integer("refresh_lag", 0, 0, 1 << 20));
   out.row_scale = reader.OpenNumber("row_scale", out.row_scale, 0, kHuge);
   out.scaling = ReadScalingKind(reader, out.scaling);
   out.scaling_clip =
@@ -62,6 +63,8 @@ absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config) {
   for (const auto& [name, text] : kDefaults) {
     absl::StrAppend(&out.state_text, out.state_text.empty() ? "" : "; ", name, " ", Text(config, name, text));
   }
+  // Left unsaid by states that were saved before there was such an option.
+  if (out.refresh_lag > 0) absl::StrAppend(&out.state_text, "; refresh_lag ", out.refresh_lag);
   return out;
 }
 

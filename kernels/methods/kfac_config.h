@@ -26,6 +26,7 @@ struct KfacConfig {
   Schedule factor_update_steps;
   Schedule inv_update_steps;
   int64_t accumulation_steps = 1;
+  uint64_t refresh_lag = 0;
   double row_scale = 1.0;
   Scaling scaling = Scaling::kKlClip;
   Schedule scaling_clip;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,6 +57,12 @@ class LayerState {
     return absl::UnimplementedError("the method takes no gradients in: repeat Precondition");
   }
 
+  // What the last Update has put off and a later one will need, once; null where there is nothing. It may run at any
+  // time, on any thread, beside all calls of this state, and outlive the state, but not the backend. An Update that
+  // needs it waits for it where it runs, and does it itself where nobody has: whether and when it ran, factors are the
+  // same.
+  virtual std::function<void()> TakeDeferredWork() { return nullptr; }
+
   virtual bool ready() const = 0;
 
   // Successful updates so far, or gradients taken in; the factor version of the protocol.
@@ -100,6 +107,8 @@ class Method {
   virtual int64_t StateBytes(const LayerSpec& layer) const = 0;
   // Upper bound of the scratch that one Update or Precondition of the layer allocates and frees.
   virtual int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
+  // The same for what TakeDeferredWork gives.
+  virtual int64_t DeferredScratchBytes(const LayerSpec& layer) const { return 0; }
   // Arithmetic of one step, for placement before anything has been measured.
   virtual double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
 

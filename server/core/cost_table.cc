@@ -50,6 +50,11 @@ void CostTable::RecordPrecondition(size_t entry, double seconds) {
   ++entries_[entry].preconditions;
 }
 
+void CostTable::RecordDeferred(size_t entry, double seconds) {
+  MutexLock lock(mu_);
+  entries_[entry].seconds += seconds;
+}
+
 std::vector<MeasuredCost> CostTable::Snapshot() const {
   MutexLock lock(mu_);
   std::vector<MeasuredCost> costs;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 namespace precondor {
 
@@ -15,9 +16,13 @@ class Executor {
   virtual ~Executor() = default;
   virtual uint64_t NewStrand() = 0;
   virtual void Post(uint64_t strand, Task task) = 0;
-  // Returns when every task posted before the call has run.
+  // For work that nobody waits for yet: in any order, beside the strands and after them where both want a processor.
+  // Such a task posts nothing.
+  virtual void PostBackground(Task task) { Post(NewStrand(), std::move(task)); }
+  // Returns when every task of a strand posted before the call has run.
   virtual void Drain() = 0;
-  // Tasks that may run at the same time, at least 1; scratch memory is reserved that many times.
+  // Tasks of strands that may run at the same time, at least 1, and as many in the background; scratch memory is
+  // reserved that many times.
   virtual int parallelism() const = 0;
 };
 

@@ -2,6 +2,7 @@
 #include "server/core/layer_worker.h"
 
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,6 +33,27 @@ absl::Status LayerWorker::MakeFresh() {
   return absl::OkStatus();
 }
 
+void LayerWorker::SetState(std::unique_ptr<LayerState> state) {
+  state_ = std::move(state);
+  if (state_ != nullptr) PostDeferredWork();
+}
+
+absl::Status LayerWorker::Load(absl::string_view bytes) {
+  absl::Status status = state_->Load(bytes);
+  if (status.ok()) PostDeferredWork();
+  return status;
+}
+
+void LayerWorker::PostDeferredWork() {
+  std::function<void()> work = state_->TakeDeferredWork();
+  if (!work) return;
+  session_.shard->executor.PostBackground([work = std::move(work), shard = session_.shard, entry = cost_entry_] {
+    const absl::Time start = shard->clock.Now();
+    work();
+    shard->costs.RecordDeferred(entry, absl::ToDoubleSeconds(Since(shard->clock, start)));
+  });
+}
+
 LayerWorker::StateView LayerWorker::view() const {
   if (state_ == nullptr) return {};
   return {true, state_->version(), state_->bytes(), state_->summary()};
@@ -47,6 +69,7 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
     outcome.decomposition_failed = after.failed_decompositions > before.failed_decompositions;
     outcome.reset = after.resets > before.resets;
     if (outcome.status.ok()) session_.shard->costs.RecordUpdate(cost_entry_, absl::ToDoubleSeconds(outcome.took));
+    PostDeferredWork();
   }
   outcome.state = view();
   return outcome;

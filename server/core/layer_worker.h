@@ -62,7 +62,7 @@ class LayerWorker {
   bool LacksGradientsOf(const Plan& plan) const;
 
   // Other factors, or none: updates then do nothing and gradients are answered IDENTITY.
-  void SetState(std::unique_ptr<LayerState> state) { state_ = std::move(state); }
+  void SetState(std::unique_ptr<LayerState> state);
   std::unique_ptr<LayerState> TakeState() { return std::move(state_); }
   // Why there are none: those of another shard are to come.
   void set_awaits(bool awaits) { awaits_ = awaits; }
@@ -74,10 +74,12 @@ class LayerWorker {
   StateView view() const;
   // Those of LayerState.
   absl::StatusOr<std::string> Save() const { return state_->Save(); }
-  absl::Status Load(absl::string_view bytes) { return state_->Load(bytes); }
+  absl::Status Load(absl::string_view bytes);
 
  private:
   absl::Status ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took);
+  // Has the executor do in the background what the factors have put off.
+  void PostDeferredWork();
   // Of a method that takes gradients in: the factors have the slot's already, and their last answer is its.
   bool HasTakenIn(const StepSlot& slot) const;
   // An error leaves `gradient` as it was. SKIP: it is lost.

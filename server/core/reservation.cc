@@ -62,6 +62,7 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
   int64_t statistics = 0;
   int64_t gradient = 0;
   int64_t method_scratch = 0;
+  int64_t deferred_scratch = 0;
   for (uint32_t index : layers) {
     const LayerSpec& layer = spec.layers[index];
     const Method& method = methods.of(index);
@@ -75,10 +76,12 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
     }
     gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
     method_scratch = std::max(method_scratch, method.ScratchBytes(layer, VectorsPerStep(spec, index)));
+    deferred_scratch = std::max(deferred_scratch, method.DeferredScratchBytes(layer));
   }
   // D and U on the device, and D on the host where the wire's type is not f32.
   const int64_t copies = spec.gradient_dtype == DType::kF32 ? 2 : 3;
-  reservation.scratch = Mul(parallelism, Add(Add(statistics, Mul(copies, gradient)), method_scratch));
+  const int64_t method_bytes = Add(method_scratch, deferred_scratch);
+  reservation.scratch = Mul(parallelism, Add(Add(statistics, Mul(copies, gradient)), method_bytes));
   return reservation;
 }
 

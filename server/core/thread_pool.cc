@@ -2,9 +2,15 @@
 #include "server/core/thread_pool.h"
 
 #include <algorithm>
+#include <unistd.h>
 #include <utility>
 
 namespace precondor {
+namespace {
+
+constexpr int kNiceness = 10;  // a tenth of a core that strands want too
+
+}  // namespace
 
 ThreadPoolExecutor::ThreadPoolExecutor(int threads) {
   const int count = std::max(1, threads);
@@ -19,6 +25,15 @@ ThreadPoolExecutor::~ThreadPoolExecutor() {
   }
   ready_changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  // Only now does nobody post any more.
+  std::vector<std::thread> background;
+  {
+    MutexLock lock(mu_);
+    background_stopping_ = true;
+    background.swap(background_threads_);
+  }
+  background_changed_.notify_all();
+  for (std::thread& thread : background) thread.join();
 }
 
 uint64_t ThreadPoolExecutor::NewStrand() {
@@ -36,6 +51,33 @@ void ThreadPoolExecutor::Post(uint64_t strand, Task task) {
     ready_.push_back(strand);
   }
   ready_changed_.notify_one();
+}
+
+void ThreadPoolExecutor::PostBackground(Task task) {
+  {
+    MutexLock lock(mu_);
+    while (background_threads_.size() < threads_.size()) {
+      background_threads_.emplace_back([this] { WorkInBackground(); });
+    }
+    background_.push_back(std::move(task));
+  }
+  background_changed_.notify_one();
+}
+
+void ThreadPoolExecutor::WorkInBackground() {
+  // Of this thread alone, as Linux has it.
+  (void)!nice(kNiceness);
+  MutexLock lock(mu_);
+  for (;;) {
+    while (background_.empty() && !background_stopping_) background_changed_.wait(mu_);
+    if (background_.empty()) return;
+    Task task = std::move(background_.front());
+    background_.pop_front();
+    mu_.Unlock();
+    task();
+    task = nullptr;  // what it holds is released without the lock
+    mu_.Lock();
+  }
 }
 
 void ThreadPoolExecutor::Drain() {

@@ -15,7 +15,8 @@
 namespace precondor {
 
 // Thread-safe. Ready strands take turns, one task a turn, so that no layer starves another. The destructor runs what
-// was posted and joins; nothing may be posted while it runs, but by the tasks themselves.
+// was posted and joins; nothing may be posted while it runs, but by the tasks themselves. As many threads again, of a
+// lower priority, are made for the first task in the background.
 class ThreadPoolExecutor final : public Executor {
  public:
   // At least one thread is made.
@@ -26,12 +27,14 @@ class ThreadPoolExecutor final : public Executor {
 
   uint64_t NewStrand() override;
   void Post(uint64_t strand, Task task) override;
-  // Waits until nothing is queued or running, which is more than the interface asks for. Not from a task.
+  void PostBackground(Task task) override;
+  // Waits until nothing of a strand is queued or running, which is more than the interface asks for. Not from a task.
   void Drain() override;
   int parallelism() const override { return static_cast<int>(threads_.size()); }
 
  private:
   void Work();
+  void WorkInBackground();
 
   Mutex mu_;
   CondVar ready_changed_;
@@ -41,6 +44,10 @@ class ThreadPoolExecutor final : public Executor {
   absl::flat_hash_map<uint64_t, std::deque<Task>> strands_ ABSL_GUARDED_BY(mu_);
   std::deque<uint64_t> ready_ ABSL_GUARDED_BY(mu_);  // strands with a task and nobody running them
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  CondVar background_changed_;
+  std::deque<Task> background_ ABSL_GUARDED_BY(mu_);
+  bool background_stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> background_threads_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_;  // const after construction
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "tests/reference/mkor.h"
 #include "tests/reference/naive_linear_algebra.h"
@@ -16,6 +17,7 @@ struct KfacOptions {
   bool pi_split = false;
   double row_scale = 1.0;
   int64_t accumulation_steps = 1;
+  uint64_t refresh_lag = 0;
   // Of the number of updates before.
   std::function<double(uint64_t)> damping = [](uint64_t) { return 0.001; };
   std::function<double(uint64_t)> factor_decay = [](uint64_t) { return 0.95; };
@@ -28,8 +30,9 @@ Dense SecondMoment(const Vectors& vectors);
 // The lower triangle, row after row.
 Vector PackedLower(const Dense& a);
 
-// One layer, decomposing at the updates t with t % inv_update_steps(t) == 0. U comes without any scaling; before the
-// first decomposition it is D.
+// One layer, decomposing at the updates t with t % inv_update_steps(t) == 0. What the first decomposition gives is used
+// at once, what another gives refresh_lag updates later; until then no further one begins. U comes without any scaling;
+// before the first decomposition it is D.
 class Kfac {
  public:
   Kfac(const KfacOptions& options, int64_t d_out, int64_t d_in);
@@ -46,6 +49,7 @@ class Kfac {
     Dense a, g;
     double damping = 0;
     double pi = 1;
+    uint64_t at = 0;
   };
 
   const KfacOptions options_;
@@ -56,6 +60,7 @@ class Kfac {
   Dense a_, g_;
   bool waiting_ = false, ready_ = false;
   Decomposed decomposed_;
+  std::optional<Decomposed> coming_;
 };
 
 }  // namespace precondor::reference

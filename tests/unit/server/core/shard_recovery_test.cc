@@ -170,6 +170,16 @@ TEST_F(ShardRecoveryTest, GivesThemInHalfPrecisionWithThreeWorkers) {
   ExpectExact();
 }
 
+// With decompositions that are put off, alone and amid snapshots.
+TEST_F(ShardRecoveryTest, GivesThemWithDeferredWork) {
+  spec.method = {.name = "kfac",
+                 .options = {{"refresh_lag", 2.0}, {"inv_update_steps", std::string("2")}, {"stagger", false}}};
+  ExpectExact();
+  options.snapshot_interval_steps = 3;
+  ExpectExact();
+  EXPECT_GT(journal->snapshots(), 0);
+}
+
 class ShardJournalTest : public ShardRecoveryTest {
  protected:
   ShardJournalTest() {

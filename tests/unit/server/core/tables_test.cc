@@ -25,6 +25,8 @@ TEST(CostTableTest, MeansOverPreconditionedSteps) {
   for (int i = 0; i < 5; ++i) table.RecordPrecondition(entry, 1.0);
   ASSERT_EQ(table.Snapshot().size(), 1u);
   EXPECT_EQ(table.Snapshot()[0].seconds_per_step, 3.0);
+  table.RecordDeferred(entry, 5.0);
+  EXPECT_EQ(table.Snapshot()[0].seconds_per_step, 4.0);
 }
 
 TEST(CostTableTest, MethodTextTellsConfigurationsApart) {

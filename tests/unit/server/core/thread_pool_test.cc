@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
+#include <sys/resource.h>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -57,6 +59,51 @@ TEST(ThreadPoolExecutorTest, DestructorRunsWhatWasPostedEvenByTasks) {
     });
   }
   EXPECT_EQ(ran.load(), 2);
+}
+
+// Strands wait for it in no way, nor does Drain.
+TEST(ThreadPoolExecutorTest, BackgroundTasksRunBesideStrandsOfHigherPriority) {
+  Mutex mu;
+  CondVar changed;
+  bool go_on = false;
+  int background = 0, strand = 0;
+  ThreadPoolExecutor pool(1);
+  pool.PostBackground([&] {
+    MutexLock lock(mu);
+    while (!go_on) changed.wait(mu);
+    background = getpriority(PRIO_PROCESS, 0);
+  });
+  pool.Post(pool.NewStrand(), [&strand] { strand = getpriority(PRIO_PROCESS, 0); });
+  pool.Drain();
+  {
+    MutexLock lock(mu);
+    go_on = true;
+    changed.notify_all();
+  }
+  Mutex done_mu;
+  CondVar done_changed;
+  bool done = false;
+  pool.PostBackground([&] {
+    MutexLock lock(done_mu);
+    done = true;
+    done_changed.notify_all();
+  });
+  {
+    MutexLock lock(done_mu);
+    while (!done) done_changed.wait(done_mu);
+  }
+  EXPECT_EQ(background, std::min(19, strand + 10));
+}
+
+TEST(ThreadPoolExecutorTest, DestructorRunsBackgroundTasksOfStrands) {
+  std::atomic<int> ran = 0;
+  {
+    ThreadPoolExecutor pool(2);
+    for (int i = 0; i < 10; ++i) {
+      pool.Post(pool.NewStrand(), [&] { pool.PostBackground([&ran] { ++ran; }); });
+    }
+  }
+  EXPECT_EQ(ran.load(), 10);
 }
 
 TEST(ThreadPoolExecutorTest, StrandNumbersAreNotReused) {

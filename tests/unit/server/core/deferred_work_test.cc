@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work that factors put off: done beside the steps, by whom and when makes no difference to an answer.
+#include <deque>
+#include <random>
+
+#include "kernels/methods/registry.h"
+#include "server/core/reservation.h"
+#include "server/core/thread_pool.h"
+#include "tests/unit/server/core/shard_fixture.h"
+
+namespace precondor {
+namespace {
+
+// Runs strands at once and keeps what is for the background.
+class HoldingExecutor final : public Executor {
+ public:
+  uint64_t NewStrand() override { return strands_.NewStrand(); }
+  void Post(uint64_t strand, Task task) override { strands_.Post(strand, std::move(task)); }
+  void PostBackground(Task task) override { held.push_back(std::move(task)); }
+  void Drain() override { strands_.Drain(); }
+  int parallelism() const override { return 1; }
+  void RunHeld() {
+    for (; !held.empty(); held.pop_front()) held.front()();
+  }
+
+  std::deque<Task> held;
+
+ private:
+  InlineExecutor strands_;
+};
+
+class DeferredWorkTest : public ShardFixture {
+ protected:
+  DeferredWorkTest() {
+    spec.method = {.name = "kfac",
+                   .options = {{"refresh_lag", 1.0}, {"inv_update_steps", std::string("2")}, {"stagger", false}}};
+    spec.inv_freq = 2;
+    spec.layers = {{.name = "first", .d_out = 24, .d_in = 40, .has_bias = false},
+                   {.name = "second", .d_out = 33, .d_in = 9, .has_bias = false}};
+    options.make_method = MakeMethod;
+  }
+
+  // All ranks' contributions to a step; their answers once the executor has nothing to do.
+  std::vector<Payload> RunStep(Shard& on, Executor& by, uint64_t step) {
+    std::vector<absl::StatusOr<GradientResult>> results(spec.layers.size());
+    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+        if (IsStatisticStep(spec, step)) {
+          const ContributionHeader header = Header(ContributionKind::kStatistics, step, rank, layer);
+          on.SubmitStatistics(header, Random(header),
+                              [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
+        }
+        const ContributionHeader header = Header(ContributionKind::kGradient, step, rank, layer);
+        on.SubmitGradient(
+            header, Random(header), [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); },
+            [&results, rank, layer](absl::StatusOr<GradientResult> result) {
+              if (rank == 0) results[layer] = std::move(result);
+            });
+      }
+    }
+    by.Drain();
+    std::vector<Payload> answers;
+    for (const absl::StatusOr<GradientResult>& result : results) {
+      EXPECT_TRUE(result.ok()) << result.status();
+      answers.push_back(result.ok() && result->bytes != nullptr ? *result->bytes : Payload());
+    }
+    return answers;
+  }
+  // Elements that no other contribution has.
+  Payload Random(const ContributionHeader& header) const {
+    std::mt19937_64 random(header.key.step * 1000 + header.key.layer * 100 + header.key.rank * 10 +
+                           static_cast<uint64_t>(header.kind));
+    std::normal_distribution<float> normal;
+    Payload payload;
+    for (const TensorDesc& tensor : header.tensors) {
+      std::vector<float> values(tensor.dims[0] * tensor.dims[1]);
+      for (float& value : values) value = normal(random);
+      const Payload part = EncodeValues(tensor.dtype, values, tensor.scale);
+      payload.insert(payload.end(), part.begin(), part.end());
+    }
+    return payload;
+  }
+  std::vector<std::vector<Payload>> RunJob(Executor& by) {
+    Shard job(options, *backend, by, clock, logger, observer);
+    EXPECT_TRUE(job.Install(MakeInstall()).ok());
+    std::vector<std::vector<Payload>> answers;
+    for (uint64_t step = 0; step < 24; ++step) answers.push_back(RunStep(job, by, step));
+    return answers;
+  }
+};
+
+TEST_F(DeferredWorkTest, ChangesNoAnswer) {
+  for (const int staleness : {0, 1}) {
+    for (const double lag : {1.0, 2.0, 5.0}) {
+      SCOPED_TRACE(testing::Message() << "staleness " << staleness << ", lag " << lag);
+      spec.staleness_steps = staleness;
+      spec.method.options["refresh_lag"] = lag;
+      HoldingExecutor nobody;
+      const std::vector<std::vector<Payload>> expected = RunJob(nobody);
+      EXPECT_FALSE(nobody.held.empty());
+      nobody.RunHeld();  // in vain: the shard is gone
+      EXPECT_EQ(backend->allocated_bytes(), 0);
+      EXPECT_EQ(RunJob(executor), expected);
+      ThreadPoolExecutor pool(2);
+      EXPECT_EQ(RunJob(pool), expected);
+    }
+  }
+}
+
+// A step in which a decomposition is due is answered before anybody has made it, and the next one as well.
+TEST_F(DeferredWorkTest, StepsDoNotWaitForIt) {
+  HoldingExecutor holding;
+  Shard job(options, *backend, holding, clock, logger, observer);
+  ASSERT_TRUE(job.Install(MakeInstall()).ok());
+  for (uint64_t step = 0; step < 4; ++step) RunStep(job, holding, step);
+  EXPECT_TRUE(holding.held.empty());  // the first decomposition is made at once, the next is due at step 4
+  for (uint64_t step = 4; step < 6; ++step) RunStep(job, holding, step);
+  EXPECT_EQ(holding.held.size(), spec.layers.size());
+  holding.RunHeld();
+  RunStep(job, holding, 6);
+  EXPECT_TRUE(holding.held.empty());
+  RunStep(job, holding, 8);
+  EXPECT_EQ(holding.held.size(), spec.layers.size());
+  ASSERT_TRUE(*job.Remove(kSession));
+  holding.RunHeld();
+}
+
+TEST_F(DeferredWorkTest, SessionsEndInTheMidstOfIt) {
+  for (int run = 0; run < 20; ++run) {
+    ThreadPoolExecutor pool(2);
+    Shard job(options, *backend, pool, clock, logger, observer);
+    ASSERT_TRUE(job.Install(MakeInstall()).ok());
+    for (uint64_t step = 0; step < 5; ++step) RunStep(job, pool, step);
+    ASSERT_TRUE(*job.Remove(kSession));
+    EXPECT_EQ(job.in_flight(), 0);
+  }
+  EXPECT_EQ(backend->allocated_bytes(), 0);
+}
+
+TEST_F(DeferredWorkTest, ReservesItsMemory) {
+  const auto reserved = [this](double lag, int parallelism) {
+    SessionSpec with = spec;
+    with.method.options["refresh_lag"] = lag;
+    const MethodSet methods = MethodSet::Make(with).value();
+    return ComputeReservation(with, methods, {0, 1}, options.window_steps, parallelism);
+  };
+  // By hand, in f32: beside a layer's state its packed factors and what becomes of them.
+  const int64_t first = 24 * 25 / 2 + 40 * 41 / 2 + 24 * 24 + 40 * 40;
+  const int64_t second = 33 * 34 / 2 + 9 * 10 / 2 + 33 * 33 + 9 * 9;
+  EXPECT_EQ(reserved(1, 1).states - reserved(0, 1).states, 4 * (first + second));
+  // A thread's work matrix of the widest side, and both diagonals; an update's packed factors on top.
+  const int64_t scratch = 40 * 40 + 24 + 40, packed = 24 * 25 / 2 + 40 * 41 / 2;
+  for (const int parallelism : {1, 3}) {
+    EXPECT_EQ(reserved(1, parallelism).scratch - reserved(0, parallelism).scratch,
+              4 * parallelism * (scratch + packed));
+  }
+}
+
+}  // namespace
+}  // namespace precondor
