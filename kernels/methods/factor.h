@@ -20,10 +20,9 @@ namespace precondor {
 struct FactorInverse {
   double c = 1.0;
   bool dense = false;
-  ConstMatrixView matrix;     // when dense
-  LowRankInverse low_rank;    // otherwise
-  std::vector<double> roots;  // what low_rank.roots shows
-  DeviceMatrix owned;         // what matrix or low_rank.core shows, where the factor does not keep it
+  ConstMatrixView matrix;   // when dense
+  LowRankInverse low_rank;  // otherwise
+  DeviceMatrix owned;       // what matrix or low_rank.core shows, where the factor does not keep it
 };
 
 // One thread at a time. Two-phase, so that both factors of a layer change or neither: Prepare computes aside and may
@@ -40,7 +39,7 @@ class Factor {
   virtual absl::Status Save(StateWriter& out) const = 0;
   // A Prepare that stages what Save wrote for a factor of the same kind and dimension. Errors: those of StateReader.
   virtual absl::Status PrepareLoad(StateReader& in) = 0;
-  // Views stay valid until the next Prepare.
+  // Views stay valid until the next Prepare or Inverse.
   virtual absl::StatusOr<FactorInverse> Inverse() const = 0;
   virtual bool low_rank() const = 0;
   virtual int64_t rank() const = 0;    // columns in use; 0 when dense

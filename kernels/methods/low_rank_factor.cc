@@ -28,6 +28,13 @@ int64_t Capacity(const MkorConfig& config, int64_t d) { return std::min(config.r
 // full rank loses nothing.
 bool Truncates(int64_t capacity, int64_t d) { return capacity >= kSmallRank && capacity < d; }
 
+// S costs O(r^3) at each gradient that asks for it, beside O(r d) a row of the gradient, and O(r^2) memory beside O(r
+// d) if it is kept: that pays where d is not much longer than r.
+bool KeepsCore(const MkorConfig& config, int64_t d) {
+  constexpr int64_t kLongest = 4;
+  return config.rule == UpdateRule::kExactDamped && d <= kLongest * Capacity(config, d);
+}
+
 // PUBLISHED: below this share J's identity is noise beside its low-rank part; J stays positive definite.
 constexpr double kSmallestIdentity = 1e-12;
 
@@ -45,6 +52,10 @@ absl::StatusOr<std::unique_ptr<Factor>> LowRankFactor::Make(const MkorConfig& co
   const int64_t r = Capacity(config, d);
   PRECONDOR_ASSIGN_OR_RETURN(factor->vectors_, backend.Allocate(r, d));
   PRECONDOR_ASSIGN_OR_RETURN(factor->gram_, backend.Allocate(1, PackedSize(r)));
+  if (KeepsCore(config, d)) {
+    PRECONDOR_ASSIGN_OR_RETURN(factor->core_, backend.Allocate(1, PackedSize(r)));
+  }
+  factor->roots_.reserve(r);
   factor->weights_.reserve(r);
   factor->staged_.weights.reserve(r);
   factor->discard_next_ = config.rule == UpdateRule::kReference;
@@ -53,7 +64,8 @@ absl::StatusOr<std::unique_ptr<Factor>> LowRankFactor::Make(const MkorConfig& co
 
 int64_t LowRankFactor::StateBytes(const MkorConfig& config, int64_t d) {
   const int64_t r = Capacity(config, d);
-  return (r * d + PackedSize(r)) * static_cast<int64_t>(sizeof(float));
+  const int64_t kept = KeepsCore(config, d) ? PackedSize(r) : 0;
+  return (r * d + PackedSize(r) + kept) * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t LowRankFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
@@ -110,6 +122,7 @@ absl::Status LowRankFactor::Prepare(ConstMatrixView vectors) {
 }
 
 void LowRankFactor::Commit() {
+  core_kept_ = false;
   std::swap(weights_, staged_.weights);
   tail_ = staged_.tail;
   mass_ = staged_.mass;
@@ -439,6 +452,24 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   return absl::OkStatus();
 }
 
+// S = s (I + s G s)^-1 s with s = (w / (mass mu))^1/2: the matrix inverted has eigenvalues from 1 to 1 + d / lambda. It
+// is symmetric to the bit, so that half of it says all.
+absl::Status LowRankFactor::MakeCore(double mu, MatrixView core) const {
+  const int64_t n = rank();
+  if (core_kept_) return backend_.UnpackLower(ConstMatrixView(core_.view().data, 1, PackedSize(n)), core);
+  roots_.resize(n);
+  for (int64_t i = 0; i < n; ++i) roots_[i] = std::sqrt(weights_[i] / (mass_ * mu));
+  PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(ConstMatrixView(gram_.view().data, 1, PackedSize(n)), core));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(roots_, core, core));
+  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, core));
+  PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(core, core));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(roots_, core, core));
+  if (core_.empty()) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(backend_.PackLower(core, FirstElements(core_.view(), PackedSize(n))));
+  core_kept_ = true;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
   const int64_t n = rank();
   FactorInverse out;
@@ -450,17 +481,8 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
   if (n == 0 || (damped && !(mu > 0))) return out;
   PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.Allocate(n, n));
   if (damped) {
-    // S = s (I + s G s)^-1 s with s = (w / (mass mu))^1/2: the matrix inverted has eigenvalues from 1 to 1 + d /
-    // lambda.
-    out.roots.resize(n);
-    std::vector<double>& s = out.roots;
-    for (int64_t i = 0; i < n; ++i) s[i] = std::sqrt(weights_[i] / (mass_ * mu));
-    const ConstMatrixView gram(gram_.view().data, 1, PackedSize(n));
-    PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(gram, out.owned.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.owned.view(), out.owned.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.owned.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(out.owned.view(), out.owned.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(s, out.owned.view(), out.owned.view()));
+    PRECONDOR_RETURN_IF_ERROR(MakeCore(mu, out.owned.view()));
+    out.low_rank.roots = roots_;
   } else {
     // I - M, or e (I + M/e).
     std::vector<double> diagonal = weights_;
@@ -470,7 +492,6 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
   }
   out.low_rank.vectors = vectors_.view().RowRange(0, n);
   out.low_rank.core = out.owned.view();
-  out.low_rank.roots = out.roots;
   return out;
 }
 

@@ -84,6 +84,8 @@ class LowRankFactor final : public Factor {
   MatrixView Gram(Staged& next, int64_t n);
   double Trace() const;
   double Damping() const;
+  // EXACT_DAMPED: S into `core`, with its roots in roots_.
+  absl::Status MakeCore(double mu, MatrixView core) const;
 
   const MkorConfig config_;
   const int64_t d_;
@@ -99,6 +101,10 @@ class LowRankFactor final : public Factor {
   bool discard_next_ = false;
   bool recompressed_ = false;  // once at least
   Staged staged_;
+  // Of J's form, for the Inverse that shows them; S is kept, where it is, until J changes.
+  mutable std::vector<double> roots_;
+  mutable DeviceMatrix core_;  // packed
+  mutable bool core_kept_ = false;
 };
 
 }  // namespace precondor

@@ -200,7 +200,7 @@ TEST(FactorTest, AFailedUpdateChangesNothing) {
   for (UpdateRule rule :
        {UpdateRule::kExactDamped, UpdateRule::kReference, UpdateRule::kBlend, UpdateRule::kPublished}) {
     for (Representation representation : {Representation::kDense, Representation::kLowRank}) {
-      const int64_t d = 12;
+      const int64_t d = 24;  // too long to keep its core: Inverse reads all
       const std::unique_ptr<Backend> cpu = MakeTestBackend();
       ForwardingBackend backend(*cpu);
       FactorDriver factor(Config(rule, representation, 5), d, backend);
@@ -222,6 +222,46 @@ TEST(FactorTest, AFailedUpdateChangesNothing) {
         if (!failed) break;
       }
       EXPECT_GT(faults, 4);
+    }
+  }
+}
+
+// Up to d = 4 r the core is inverted once for all gradients between two updates. Where it is taken from its packed form
+// or made anew, bits are the same: a state that is loaded has to make it.
+TEST(FactorTest, AShortFactorKeepsItsCoreUntilItChanges) {
+  for (const int64_t d : {3, 20, 21}) {
+    SCOPED_TRACE(d);
+    const bool keeps = d <= 20;
+    const MkorConfig config = Config(UpdateRule::kExactDamped, Representation::kLowRank, 5);
+    const std::unique_ptr<Backend> cpu = MakeTestBackend();
+    ForwardingBackend backend(*cpu);
+    FactorDriver factor(config, d, backend);
+    VectorStream stream(Stream::kCorrelated, d, 3);
+    for (int step = 0; step < 12; ++step) {
+      ASSERT_TRUE(factor.Update(stream.Next(2)).ok());
+      backend.RefuseInverses(true);
+      EXPECT_FALSE(factor.factor().Inverse().ok()) << "that of the factor before the update";
+      backend.RefuseInverses(false);
+      const reference::Dense made = factor.Inverse();
+      backend.RefuseInverses(keeps);
+      EXPECT_EQ(factor.Inverse().data, made.data);
+      // An update that comes to nothing leaves it.
+      const DeviceMatrix vectors = ToDevice(*cpu, stream.Next(2));
+      ASSERT_TRUE(factor.factor().Prepare(vectors.view()).ok());
+      factor.factor().Abandon();
+      EXPECT_EQ(factor.Inverse().data, made.data);
+      backend.RefuseInverses(false);
+      StateWriter out("factor");
+      ASSERT_TRUE(factor.factor().Save(out).ok());
+      FactorDriver other(config, d, backend);
+      ASSERT_TRUE(other.Update(stream.Next(1)).ok());
+      EXPECT_NE(other.Inverse().data, made.data);
+      const std::string bytes = out.Finish();
+      StateReader in(bytes);
+      ASSERT_TRUE(in.Begin("factor").ok());
+      ASSERT_TRUE(other.factor().PrepareLoad(in).ok());
+      other.factor().Commit();
+      EXPECT_EQ(other.Inverse().data, made.data);
     }
   }
 }
