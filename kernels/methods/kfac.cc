@@ -31,7 +31,7 @@ struct Progress {
   uint64_t version = 0;
   uint64_t pending = 0;       // statistics in the factors of an accumulation that is not complete
   double decay = 0;           // of that accumulation
-  bool due = false;           // a decomposition that waits for something: an accumulation's end, one that is put off
+  bool due = false;           // a decomposition waits: for an accumulation's end, or for one that is put off
   bool ready = false;         // there is a decomposition
   uint64_t refreshed_at = 0;  // the statistic update whose factors the refresh has
   uint64_t failures = 0;      // in a row

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Work that factors put off: done beside the steps, by whom and when makes no difference to an answer.
 #include <deque>
-#include <random>
 
 #include "kernels/methods/registry.h"
 #include "server/core/reservation.h"
@@ -47,12 +46,12 @@ class DeferredWorkTest : public ShardFixture {
       for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
         if (IsStatisticStep(spec, step)) {
           const ContributionHeader header = Header(ContributionKind::kStatistics, step, rank, layer);
-          on.SubmitStatistics(header, Random(header),
+          on.SubmitStatistics(header, Distinct(header),
                               [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
         }
         const ContributionHeader header = Header(ContributionKind::kGradient, step, rank, layer);
         on.SubmitGradient(
-            header, Random(header), [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); },
+            header, Distinct(header), [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); },
             [&results, rank, layer](absl::StatusOr<GradientResult> result) {
               if (rank == 0) results[layer] = std::move(result);
             });
@@ -65,20 +64,6 @@ class DeferredWorkTest : public ShardFixture {
       answers.push_back(result.ok() && result->bytes != nullptr ? *result->bytes : Payload());
     }
     return answers;
-  }
-  // Elements that no other contribution has.
-  Payload Random(const ContributionHeader& header) const {
-    std::mt19937_64 random(header.key.step * 1000 + header.key.layer * 100 + header.key.rank * 10 +
-                           static_cast<uint64_t>(header.kind));
-    std::normal_distribution<float> normal;
-    Payload payload;
-    for (const TensorDesc& tensor : header.tensors) {
-      std::vector<float> values(tensor.dims[0] * tensor.dims[1]);
-      for (float& value : values) value = normal(random);
-      const Payload part = EncodeValues(tensor.dtype, values, tensor.scale);
-      payload.insert(payload.end(), part.begin(), part.end());
-    }
-    return payload;
   }
   std::vector<std::vector<Payload>> RunJob(Executor& by) {
     Shard job(options, *backend, by, clock, logger, observer);

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,6 +116,20 @@ class ShardFixture : public ::testing::Test {
     for (const TensorDesc& tensor : header.tensors) {
       const Payload part =
           EncodeValues(tensor.dtype, std::vector<float>(tensor.dims[0] * tensor.dims[1], value), tensor.scale);
+      payload.insert(payload.end(), part.begin(), part.end());
+    }
+    return payload;
+  }
+  // Elements that no other contribution has.
+  Payload Distinct(const ContributionHeader& header) const {
+    std::mt19937_64 random(header.key.step * 1000 + header.key.layer * 100 + header.key.rank * 10 +
+                           static_cast<uint64_t>(header.kind));
+    std::normal_distribution<float> normal;
+    Payload payload;
+    for (const TensorDesc& tensor : header.tensors) {
+      std::vector<float> values(tensor.dims[0] * tensor.dims[1]);
+      for (float& value : values) value = normal(random);
+      const Payload part = EncodeValues(tensor.dtype, values, tensor.scale);
       payload.insert(payload.end(), part.begin(), part.end());
     }
     return payload;

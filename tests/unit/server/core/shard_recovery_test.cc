@@ -36,23 +36,9 @@ class ShardRecoveryTest : public ShardFixture {
     uint64_t factor_version = 0;  // of the last answer
   };
 
-  // Elements that no other contribution has.
-  Payload Bytes(const ContributionHeader& header) const {
-    std::mt19937_64 random(header.key.step * 1000 + header.key.layer * 100 + header.key.rank * 10 +
-                           static_cast<uint64_t>(header.kind));
-    std::normal_distribution<float> normal;
-    Payload payload;
-    for (const TensorDesc& tensor : header.tensors) {
-      std::vector<float> values(tensor.dims[0] * tensor.dims[1]);
-      for (float& value : values) value = normal(random);
-      const Payload part = EncodeValues(tensor.dtype, values, tensor.scale);
-      payload.insert(payload.end(), part.begin(), part.end());
-    }
-    return payload;
-  }
   std::shared_ptr<Reply> SendOne(const Lane& lane, ContributionKind kind, uint64_t step) {
     const ContributionHeader header = Header(kind, step, lane.rank, lane.layer);
-    std::shared_ptr<Reply> reply = Send(header, Bytes(header));
+    std::shared_ptr<Reply> reply = Send(header, Distinct(header));
     // A step that is over needs nothing more.
     EXPECT_TRUE(reply->accepted() || (step < lane.step && reply->reason() == ErrorReason::kStaleStep))
         << reply->ack->status();
