@@ -93,7 +93,6 @@ absl::Status LocalCollective::DoRun(absl::Span<const CollectiveCall> group, absl
   deadline_ = &deadline;
   operation_.number = completed_ + 1;
   operation_.text = absl::StrCat(CollectiveGroupText(group.size(), group[0]), " (operation ", operation_.number, ")");
-  std::fill(transfers_.begin(), transfers_.end(), Transfer{});
   PRECONDOR_RETURN_IF_ERROR(Agree(group));
   for (const CollectiveCall& call : group) PRECONDOR_RETURN_IF_ERROR(One(call));
   ++completed_;

@@ -89,11 +89,11 @@ absl::Status LocalMesh::AcceptHigherRanks(const LocalAddress& address, const Fd&
     return out;
   };
   while (!missing().empty()) {
-    if (!WaitToRead(listener, deadline)) {
+    if (deadline.passed() || !WaitToRead(listener, deadline)) {
       return absl::DeadlineExceededError(
           absl::StrCat("joining: rank ", rank_, " waited in vain for a connection of ", RanksText(missing())));
     }
-    Fd fd = AcceptOne(listener);
+    PRECONDOR_ASSIGN_OR_RETURN(Fd fd, AcceptOne(listener));
     if (!fd.open()) continue;
     const absl::StatusOr<std::string> greeting = ReadGreeting(fd, deadline);
     if (!greeting.ok()) continue;

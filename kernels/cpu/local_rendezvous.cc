@@ -81,9 +81,10 @@ class Host {
 void Host::Serve() {
   while (Wait()) {
     while (true) {
-      Fd fd = AcceptOne(listener_);
-      if (!fd.open()) break;
-      guests_.push_back({std::move(fd), {}, -1, 0});
+      absl::StatusOr<Fd> fd = AcceptOne(listener_);
+      if (!fd.ok()) return End(fd.status());
+      if (!fd->open()) break;
+      guests_.push_back({*std::move(fd), {}, -1, 0});
     }
     // By index: Hear may end the meeting and with it the list.
     for (size_t i = 0; i < guests_.size();) {

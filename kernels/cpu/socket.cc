@@ -74,9 +74,13 @@ absl::StatusOr<Fd> ConnectToLoopback(int port) {
   return fd;
 }
 
-Fd AcceptOne(const Fd& listener) {
+absl::StatusOr<Fd> AcceptOne(const Fd& listener) {
   Fd fd(accept4(listener.number(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (fd.open()) DisableDelay(fd);
+  if (fd.open()) {
+    DisableDelay(fd);
+  } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED) {
+    return SystemError("accept");
+  }
   return fd;
 }
 

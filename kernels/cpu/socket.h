@@ -42,8 +42,8 @@ struct LoopbackListener {
 absl::StatusOr<LoopbackListener> ListenOnLoopback();
 // Both give a socket that does not block. Unavailable when nobody listens at `port`.
 absl::StatusOr<Fd> ConnectToLoopback(int port);
-// No open Fd when nobody is there to be accepted.
-Fd AcceptOne(const Fd& listener);
+// No open Fd when nobody is there to be accepted; Unavailable when the system has no room for another connection.
+absl::StatusOr<Fd> AcceptOne(const Fd& listener);
 
 // One attempt to move bytes; what was moved is taken off the front. False when the connection is gone.
 bool SendSome(const Fd& fd, absl::string_view& rest);
