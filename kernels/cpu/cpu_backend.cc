@@ -2,10 +2,11 @@
 #include "kernels/cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <bit>
 #include <cblas.h>
 #include <cmath>
 #include <cstring>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -54,9 +55,9 @@ void CombineTriangles(MatrixView a, Combine combine) {
 }
 
 // The lower triangle of a in f64, which is LAPACK's upper one; the rest is zero. False when an element is not finite.
-bool LoadLowerTriangle(ConstMatrixView a, std::vector<double>& out) {
+bool LoadLowerTriangle(ConstMatrixView a, double* out) {
   const int64_t n = a.rows;
-  out.assign(n * n, 0.0);
+  std::fill_n(out, n * n, 0.0);
   bool finite = true;
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j <= i; ++j) {
@@ -68,8 +69,7 @@ bool LoadLowerTriangle(ConstMatrixView a, std::vector<double>& out) {
 }
 
 // False when an element is not finite.
-bool Load(ConstMatrixView a, std::vector<double>& out) {
-  out.resize(a.size());
+bool Load(ConstMatrixView a, double* out) {
   bool finite = true;
   for (int64_t i = 0; i < a.rows; ++i) {
     for (int64_t j = 0; j < a.cols; ++j) {
@@ -79,6 +79,35 @@ bool Load(ConstMatrixView a, std::vector<double>& out) {
   }
   return finite;
 }
+
+// Work memory of one operation, unset, from the backend's cache. Sizes are rounded up in steps of an eighth, so that
+// operations of many sizes find what others have left.
+class Work {
+ public:
+  static absl::StatusOr<Work> Floats(BlockCache& memory, int64_t count) {
+    const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count))) / 8);
+    const int64_t elements = (count + step - 1) / step * step;
+    PRECONDOR_ASSIGN_OR_RETURN(float* const block, memory.AllocateUnset(elements));
+    return Work(memory, block, elements);
+  }
+  static absl::StatusOr<Work> Doubles(BlockCache& memory, int64_t count) { return Floats(memory, 2 * count); }
+  Work(Work&& other) noexcept
+      : memory_(other.memory_), block_(std::exchange(other.block_, nullptr)), elements_(other.elements_) {}
+  Work& operator=(Work&&) = delete;
+  ~Work() {
+    if (block_ != nullptr) memory_.Free(block_, elements_);
+  }
+  float* floats() { return block_; }
+  double* doubles() { return reinterpret_cast<double*>(block_); }
+  int* ints() { return reinterpret_cast<int*>(block_); }
+
+ private:
+  Work(BlockCache& memory, float* block, int64_t elements) : memory_(memory), block_(block), elements_(elements) {}
+
+  BlockCache& memory_;
+  float* block_;
+  const int64_t elements_;
+};
 
 CBLAS_SIDE Blas(From side) { return side == From::kRight ? CblasRight : CblasLeft; }
 CBLAS_TRANSPOSE Blas(Transpose transpose) { return transpose == Transpose::kYes ? CblasTrans : CblasNoTrans; }
@@ -133,7 +162,9 @@ class CpuBackend final : public Backend {
   }
 
   absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    const std::vector<float> factors(scales.begin(), scales.end());
+    PRECONDOR_ASSIGN_OR_RETURN(Work memory, Work::Floats(memory_, y.cols));
+    float* const factors = memory.floats();
+    for (int64_t j = 0; j < y.cols; ++j) factors[j] = static_cast<float>(scales[j]);
     for (int64_t i = 0; i < y.rows; ++i) {
       const float* in = x.row(i);
       float* out = y.row(i);
@@ -285,11 +316,12 @@ class CpuBackend final : public Backend {
 
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
     const int n = static_cast<int>(a.rows);
-    std::vector<double> work;
+    PRECONDOR_ASSIGN_OR_RETURN(Work memory, Work::Doubles(memory_, a.size()));
+    double* const work = memory.doubles();
     if (!LoadLowerTriangle(a, work)) return absl::FailedPreconditionError("SpdInverse: a: expected finite elements");
     int info = 0;
-    dpotrf_("U", &n, work.data(), &n, &info);
-    if (info == 0) dpotri_("U", &n, work.data(), &n, &info);
+    dpotrf_("U", &n, work, &n, &info);
+    if (info == 0) dpotri_("U", &n, work, &n, &info);
     if (info != 0) {
       return absl::FailedPreconditionError(
           absl::StrCat("SpdInverse: a: expected positive definite, but leading minor ", info, " of ", n, " is not"));
@@ -303,18 +335,18 @@ class CpuBackend final : public Backend {
 
   absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
     const int n = static_cast<int>(a.rows);
-    std::vector<double> vectors;
+    PRECONDOR_ASSIGN_OR_RETURN(Work memory, Work::Doubles(memory_, a.size() + n));
+    double *const vectors = memory.doubles(), *const eigenvalues = vectors + a.size();
     if (!LoadLowerTriangle(a, vectors))
       return absl::FailedPreconditionError("SymmetricEigen: a: expected finite elements");
-    std::vector<double> eigenvalues(n);
     double work_size = 0;
     int iwork_size = 0, query = -1, info = 0;
-    dsyevd_("V", "U", &n, vectors.data(), &n, eigenvalues.data(), &work_size, &query, &iwork_size, &query, &info);
+    dsyevd_("V", "U", &n, vectors, &n, eigenvalues, &work_size, &query, &iwork_size, &query, &info);
     const int lwork = static_cast<int>(work_size), liwork = iwork_size;
-    std::vector<double> work(lwork);
-    std::vector<int> iwork(liwork);
+    PRECONDOR_ASSIGN_OR_RETURN(Work work, Work::Doubles(memory_, lwork));
+    PRECONDOR_ASSIGN_OR_RETURN(Work iwork, Work::Floats(memory_, liwork));
     if (info == 0) {
-      dsyevd_("V", "U", &n, vectors.data(), &n, eigenvalues.data(), work.data(), &lwork, iwork.data(), &liwork, &info);
+      dsyevd_("V", "U", &n, vectors, &n, eigenvalues, work.doubles(), &lwork, iwork.ints(), &liwork, &info);
     }
     if (info != 0) {
       return absl::FailedPreconditionError(absl::StrCat("SymmetricEigen: no convergence, LAPACK says ", info));
@@ -342,16 +374,17 @@ class CpuBackend final : public Backend {
   // The rows of a row-major matrix are the columns of a column-major one.
   absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) override {
     const int d = static_cast<int>(a.cols), n = static_cast<int>(a.rows);
-    std::vector<double> vectors, tau(n), signs(n);
+    PRECONDOR_ASSIGN_OR_RETURN(Work memory, Work::Doubles(memory_, a.size() + 2 * a.rows));
+    double *const vectors = memory.doubles(), *const tau = vectors + a.size(), *const signs = tau + n;
     if (!Load(a, vectors)) return absl::FailedPreconditionError("OrthonormalizeRows: a: expected finite elements");
     double work_size = 0;
     int query = -1, info = 0;
-    dgeqrf_(&d, &n, vectors.data(), &d, tau.data(), &work_size, &query, &info);
+    dgeqrf_(&d, &n, vectors, &d, tau, &work_size, &query, &info);
     const int lwork = std::max(static_cast<int>(work_size), n);
-    std::vector<double> work(lwork);
-    if (info == 0) dgeqrf_(&d, &n, vectors.data(), &d, tau.data(), work.data(), &lwork, &info);
+    PRECONDOR_ASSIGN_OR_RETURN(Work work, Work::Doubles(memory_, lwork));
+    if (info == 0) dgeqrf_(&d, &n, vectors, &d, tau, work.doubles(), &lwork, &info);
     for (int64_t i = 0; i < n; ++i) signs[i] = vectors[i * d + i] < 0 ? -1.0 : 1.0;
-    if (info == 0) dorgqr_(&d, &n, &n, vectors.data(), &d, tau.data(), work.data(), &lwork, &info);
+    if (info == 0) dorgqr_(&d, &n, &n, vectors, &d, tau, work.doubles(), &lwork, &info);
     if (info != 0) return absl::InternalError(absl::StrCat("OrthonormalizeRows: LAPACK says ", info));
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < d; ++j) q.at(i, j) = static_cast<float>(signs[i] * vectors[i * d + j]);
@@ -371,10 +404,8 @@ class CpuBackend final : public Backend {
                        const LengthRule* rule, MatrixView u) {
     const int64_t elements = cpu::LowRankScratch(d.rows, d.cols, out_side.vectors.rows, in_side.vectors.rows);
     if (elements == 0) return cpu::LowRankPrecondition(out_side, in_side, d, rule, nullptr, u);
-    PRECONDOR_ASSIGN_OR_RETURN(float* const scratch, memory_.AllocateUnset(elements));
-    absl::Status status = cpu::LowRankPrecondition(out_side, in_side, d, rule, scratch, u);
-    memory_.Free(scratch, elements);
-    return status;
+    PRECONDOR_ASSIGN_OR_RETURN(Work scratch, Work::Floats(memory_, elements));
+    return cpu::LowRankPrecondition(out_side, in_side, d, rule, scratch.floats(), u);
   }
 
   bool DoKnowsProducts(ProductPrecision precision) const override {
@@ -384,17 +415,16 @@ class CpuBackend final : public Backend {
                                    MatrixView u) override {
     const bool bf16 = precision == ProductPrecision::kBf16;
     const int64_t elements = bf16 ? cpu::Bf16Scratch(d.rows, d.cols) : d.size();
-    PRECONDOR_ASSIGN_OR_RETURN(float* const scratch, memory_.AllocateUnset(elements));
-    bool made = true;
+    PRECONDOR_ASSIGN_OR_RETURN(Work scratch, Work::Floats(memory_, elements));
     if (bf16) {
-      made = cpu::Bf16Precondition(l, r, d, scratch, u);
-    } else {
-      const MatrixView half(scratch, d.rows, d.cols);
-      cpu::Gemm(1.0, l, Transpose::kNo, d, Transpose::kNo, 0.0, half);
-      cpu::Gemm(1.0, half, Transpose::kNo, r, Transpose::kNo, 0.0, u);
+      return cpu::Bf16Precondition(l, r, d, scratch.floats(), u)
+                 ? absl::OkStatus()
+                 : absl::InternalError("DensePrecondition: oneDNN made no bf16 product");
     }
-    memory_.Free(scratch, elements);
-    return made ? absl::OkStatus() : absl::InternalError("DensePrecondition: oneDNN made no bf16 product");
+    const MatrixView half(scratch.floats(), d.rows, d.cols);
+    cpu::Gemm(1.0, l, Transpose::kNo, d, Transpose::kNo, 0.0, half);
+    cpu::Gemm(1.0, half, Transpose::kNo, r, Transpose::kNo, 0.0, u);
+    return absl::OkStatus();
   }
 
 #ifdef PRECONDOR_HAVE_HIGHWAY

@@ -32,6 +32,8 @@ absl::StatusOr<std::unique_ptr<Factor>> DeferredFactor::Make(const MkorConfig& c
   factor->scalars_.scale = factor->unit_;
   factor->scalars_.diagonal.assign(d, 1.0);
   factor->scalars_.discard_next = config.rule == UpdateRule::kReference;
+  factor->squares_.resize(d);
+  for (Scalars* scalars : {&factor->scalars_, &factor->next_}) scalars->weights.reserve(kDeferred);
   return std::unique_ptr<Factor>(std::move(factor));
 }
 
@@ -67,7 +69,7 @@ absl::Status DeferredFactor::Prepare(ConstMatrixView vectors) {
   next_ = scalars_;
   next_.discard_next = false;
   if (scalars_.discard_next) return absl::OkStatus();
-  std::vector<double> squares(vectors.rows);
+  PerVector squares(vectors.rows);
   PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
   const double k = static_cast<double>(vectors.rows);
   const double mean_square = std::accumulate(squares.begin(), squares.end(), 0.0) / k;
@@ -131,7 +133,7 @@ absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double sca
 absl::Status DeferredFactor::ShermanMorrisonBlock(ConstMatrixView v, ConstMatrixView u) {
   const int64_t k = v.rows;
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.Allocate(k, d_));
-  std::vector<double> values(k);
+  PerVector values(k);
   if (k == 1) {
     PRECONDOR_ASSIGN_OR_RETURN(values[0], backend_.Dot(v, u));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(u, terms.view()));
@@ -159,7 +161,7 @@ absl::Status DeferredFactor::Published(ConstMatrixView vectors) {
     Blend(config_.zeta, 1.0 - config_.zeta);
   }
   PRECONDOR_RETURN_IF_ERROR(AddTheRest(vectors, u.view()));
-  std::vector<double> roots(k);
+  PerVector roots(k);
   for (int64_t i = 0; i < k; ++i) {
     PRECONDOR_ASSIGN_OR_RETURN(const double x, backend_.Dot(vectors.RowRange(i, 1), u.view().RowRange(i, 1)));
     roots[i] = std::sqrt(PublishedWeight(gamma, x) / static_cast<double>(k));
@@ -178,7 +180,7 @@ absl::Status DeferredFactor::MultiplyStored(ConstMatrixView v, int64_t room, Mat
   if (waiting.rows == 0 || waiting.rows + std::min(room, kDeferred) <= kDeferred) {
     return backend_.SymmetricUpdateMultiply(1.0, 0.0, {}, waiting.RowRange(0, 0), matrix(), v, u);
   }
-  std::vector<double> weights = next_.weights;
+  PerVector weights(next_.weights.begin(), next_.weights.end());
   for (double& weight : weights) weight /= unit_;
   double identity = next_.identity;
   if (config_.storage == SymmetricStorage::kF16) {  // the less there is in M, the less rounding costs
@@ -216,9 +218,8 @@ void DeferredFactor::Blend(double decay, double shift) {
 }
 
 absl::Status DeferredFactor::Append(double sign, ConstMatrixView terms) {
-  std::vector<double> squares(d_);
-  PRECONDOR_RETURN_IF_ERROR(backend_.ColumnSquaredNorms(terms, absl::MakeSpan(squares)));
-  for (int64_t j = 0; j < d_; ++j) next_.diagonal[j] += sign * squares[j];
+  PRECONDOR_RETURN_IF_ERROR(backend_.ColumnSquaredNorms(terms, absl::MakeSpan(squares_)));
+  for (int64_t j = 0; j < d_; ++j) next_.diagonal[j] += sign * squares_[j];
   for (int64_t begin = 0; begin < terms.rows;) {
     if (static_cast<int64_t>(next_.weights.size()) == kDeferred) {
       const ConstMatrixView none = terms.RowRange(0, 0);

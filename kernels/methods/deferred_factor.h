@@ -77,6 +77,7 @@ class DeferredFactor final : public Factor {
   Scalars next_;
   SymmetricMatrix next_matrix_;  // when aside
   DeviceMatrix next_rows_;
+  std::vector<double> squares_;  // work of Append, [d]
 };
 
 }  // namespace precondor

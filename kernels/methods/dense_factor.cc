@@ -33,7 +33,7 @@ double DenseFactor::damping() const {
 // small nor very large statistics leave f32's range.
 absl::Status DenseFactor::Prepare(ConstMatrixView vectors) {
   next_ = scalars_;
-  std::vector<double> squares(vectors.rows);
+  PerVector squares(vectors.rows);
   PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
   const double mean_square = std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(vectors.rows);
   if (!std::isfinite(mean_square)) {
@@ -47,7 +47,7 @@ absl::Status DenseFactor::Prepare(ConstMatrixView vectors) {
   if (!(next_.scale > 0)) return backend_.Copy(inverse_.view(), next_inverse_.view());
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scaled, backend_.Allocate(vectors.rows, d_));
   const double factor = (1.0 - gamma) / static_cast<double>(vectors.rows) / next_.scale;
-  const std::vector<double> scales(vectors.rows, std::sqrt(factor));
+  const PerVector scales(vectors.rows, std::sqrt(factor));
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, vectors, scaled.view()));
   const MatrixView l = next_covariance_.view();
   PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(gamma * scalars_.scale / next_.scale, covariance_.view(), 0.0, l));

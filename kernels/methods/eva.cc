@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -111,7 +112,7 @@ class EvaState final : public LayerState {
   absl::StatusOr<RunningMean> Next(absl::string_view side, ConstMatrixView vectors, const RunningMean& mean) {
     PRECONDOR_RETURN_IF_ERROR(FiniteSquaredNorms(layer_, side, vectors, mean.vector.cols(), backend_).status());
     const double weight = ready() ? config_.weight : 1.0;
-    const std::vector<float> ones(vectors.rows, 1.0f);
+    const absl::InlinedVector<float, 16> ones(vectors.rows, 1.0f);
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix sum, backend_.Allocate(1, vectors.rows));
     PRECONDOR_RETURN_IF_ERROR(backend_.Upload(ConstMatrixView(ones.data(), 1, vectors.rows), sum.view()));
     RunningMean next;

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -12,6 +11,7 @@
 #include "kernels/backend.h"
 #include "kernels/methods/mkor_config.h"
 #include "kernels/methods/state_codec.h"
+#include "kernels/methods/statistics.h"
 
 namespace precondor {
 

@@ -188,14 +188,14 @@ absl::Status LowRankFactor::UpdateExact(ConstMatrixView vectors, Staged& next) {
   Decay(config_.gamma, next.weights);
   next.tail *= config_.gamma;
   next.mass = 1.0 - config_.gamma * (1.0 - mass_);
-  return Add(vectors, Weights(k, (1.0 - config_.gamma) / static_cast<double>(k)), next);
+  return Add(vectors, PerVector(k, (1.0 - config_.gamma) / static_cast<double>(k)), next);
 }
 
 absl::Status LowRankFactor::UpdateShermanMorrison(ConstMatrixView vectors, Staged& next) {
   const int64_t k = vectors.rows, chunk = config_.ShermanMorrisonBlock(std::min(k, vectors_.rows()));
   double scale = 1.0 / std::sqrt(static_cast<double>(k));
   if (config_.rule == UpdateRule::kBlend) {
-    std::vector<double> squares(k);
+    PerVector squares(k);
     PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
     next.mass = 1.0 - config_.gamma * (1.0 - mass_);
     next.mean_square = config_.gamma * mean_square_ + (1.0 - config_.gamma) * Sum(squares) / static_cast<double>(k);
@@ -236,7 +236,7 @@ absl::StatusOr<LowRankFactor::Terms> LowRankFactor::ShermanMorrisonTerms(ConstMa
   PRECONDOR_RETURN_IF_ERROR(
       backend_.Gemm(1.0, scaled.view(), Transpose::kNo, u.view(), Transpose::kYes, 0.0, small.view()));
   PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(small.view()));
-  std::vector<double> values(k);
+  PerVector values(k);
   PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricEigen(small.view(), absl::MakeSpan(values), q.view()));
   Terms terms;
   terms.rows = std::move(scaled);
@@ -289,8 +289,8 @@ absl::StatusOr<double> LowRankFactor::LargestDiagonal(double identity, const std
 }
 
 // Moves each row's length into its weight (a zero row keeps weight 0) and appends unit vectors.
-absl::Status LowRankFactor::Add(ConstMatrixView rows, Weights weights, Staged& next) {
-  Weights scales(weights.size());
+absl::Status LowRankFactor::Add(ConstMatrixView rows, PerVector weights, Staged& next) {
+  PerVector scales(weights.size());
   PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(rows, absl::MakeSpan(scales)));
   for (size_t i = 0; i < scales.size(); ++i) {
     if (!std::isfinite(scales[i])) {
@@ -406,14 +406,15 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(Gram(next, n), gram.view().Corner(n, n)));
   PRECONDOR_RETURN_IF_ERROR(GramRows(old_rows, new_rows, gram.view().RowRange(n, k)));
 
-  std::vector<double> weights = next.weights;
+  std::vector<double>&weights = all_weights_, &roots = all_roots_, &values = all_values_;
+  weights.assign(next.weights.begin(), next.weights.end());
   weights.insert(weights.end(), new_weights.begin(), new_weights.end());
   const double largest = *std::max_element(weights.begin(), weights.end());
-  std::vector<double> roots(all);  // relative to the largest, so that nothing leaves f32's range
+  roots.resize(all);  // relative to the largest, so that nothing leaves f32's range
   for (int64_t i = 0; i < all; ++i) roots[i] = largest > 0 ? std::sqrt(weights[i] / largest) : 0.0;
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(roots, gram.view(), gram.view()));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.Allocate(all, all));
-  std::vector<double> values(all);
+  values.resize(all);
   PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricEigen(gram.view(), absl::MakeSpan(values), q.view()));
 
   // Ascending: the last rows of q are the ones to keep.
@@ -421,13 +422,12 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   const int64_t wanted = std::min(all, RetainedRank(k, next));
   int64_t kept = 0;
   while (kept < wanted && values[all - 1 - kept] > floor) ++kept;
-  const std::vector<double> kept_values(values.end() - kept, values.end());
-  std::vector<double> inverse_roots;
-  inverse_roots.reserve(kept_values.size());
-  for (double value : kept_values) inverse_roots.push_back(1.0 / std::sqrt(value));
+  kept_values_.assign(values.end() - kept, values.end());
+  kept_scales_.clear();
+  for (double value : kept_values_) kept_scales_.push_back(1.0 / std::sqrt(value));
   // c_new = T c with T = diag(value^-1/2) Q diag(roots): orthonormal up to rounding, so that the new Gram matrix is I.
   const MatrixView kept_q = q.view().RowRange(all - kept, kept);
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(inverse_roots, kept_q, kept_q));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(kept_scales_, kept_q, kept_q));
   PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(0.0, gram.view(), 0.0, gram.view()));
   PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, gram.view()));
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots, gram.view(), gram.view()));
@@ -443,8 +443,8 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix packed, backend_.Allocate(1, gram_.cols()));
   PRECONDOR_RETURN_IF_ERROR(backend_.PackLower(identity.view(), FirstElements(packed.view(), PackedSize(kept))));
   next.recompressed = true;
-  next.tail += std::max(Sum(weights) - largest * Sum(kept_values), 0.0);
-  next.weights = kept_values;
+  next.tail += std::max(Sum(weights) - largest * Sum(kept_values_), 0.0);
+  next.weights = kept_values_;
   Decay(largest, next.weights);
   next.vectors = std::move(vectors);
   next.gram = std::move(packed);
@@ -485,10 +485,10 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
     out.low_rank.roots = roots_;
   } else {
     // I - M, or e (I + M/e).
-    std::vector<double> diagonal = weights_;
-    if (published) Decay(-1.0 / identity_, diagonal);
+    roots_.assign(weights_.begin(), weights_.end());
+    if (published) Decay(-1.0 / identity_, roots_);
     PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.owned.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(diagonal, out.owned.view(), out.owned.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots_, out.owned.view(), out.owned.view()));
   }
   out.low_rank.vectors = vectors_.view().RowRange(0, n);
   out.low_rank.core = out.owned.view();

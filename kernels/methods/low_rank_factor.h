@@ -48,13 +48,11 @@ class LowRankFactor final : public Factor {
     bool discard_next = false;
     bool recompressed = false;
   };
-  // Of a step's vectors; few enough, as a rule, to need no memory of their own.
-  using Weights = absl::InlinedVector<double, 16>;
   using Slots = absl::InlinedVector<int64_t, 16>;
   // New terms of M: row i enters with weights[i]; rows need not be unit vectors.
   struct Terms {
     DeviceMatrix rows;
-    Weights weights;
+    PerVector weights;
   };
 
   LowRankFactor(const MkorConfig& config, int64_t d, uint64_t phase, Backend& backend)
@@ -68,7 +66,7 @@ class LowRankFactor final : public Factor {
   // u = alpha v + beta v M for the M that `next` describes.
   absl::Status Multiply(double alpha, double beta, ConstMatrixView v, Staged& next, MatrixView u);
   // Adds the terms to M, at most a capacity's worth at a time.
-  absl::Status Add(ConstMatrixView rows, Weights weights, Staged& next);
+  absl::Status Add(ConstMatrixView rows, PerVector weights, Staged& next);
   absl::Status Append(ConstMatrixView rows, absl::Span<const double> scales, absl::Span<const double> weights,
                       Staged& next);
   // The rows times their scales, at `slot` and behind it.
@@ -101,7 +99,9 @@ class LowRankFactor final : public Factor {
   bool discard_next_ = false;
   bool recompressed_ = false;  // once at least
   Staged staged_;
-  // Of J's form, for the Inverse that shows them; S is kept, where it is, until J changes.
+  // Work of a recompression, of all columns and of those that are kept.
+  std::vector<double> all_weights_, all_roots_, all_values_, kept_values_, kept_scales_;
+  // What Inverse makes: the roots that it shows, or the core's diagonal. S is kept, where it is, until J changes.
   mutable std::vector<double> roots_;
   mutable DeviceMatrix core_;  // packed
   mutable bool core_kept_ = false;

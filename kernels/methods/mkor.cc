@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -27,6 +28,9 @@ struct Block {
   int64_t size = 0;
   std::unique_ptr<Factor> factor;
 };
+
+// Of a side's blocks, which are one as a rule.
+using Inverses = absl::InlinedVector<FactorInverse, 1>;
 
 constexpr absl::string_view kName = "mkor";
 
@@ -62,7 +66,7 @@ LowRankInverse UnitForm(const FactorInverse& inverse, double shared) {
 }
 
 // Taken out of all blocks of a side, so that none of them scales up.
-double LargestScale(const std::vector<FactorInverse>& inverses) {
+double LargestScale(const Inverses& inverses) {
   double largest = 0;
   for (const FactorInverse& inverse : inverses) largest = std::max(largest, inverse.c);
   return largest;
@@ -93,8 +97,8 @@ class MkorState final : public LayerState {
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer_, d));
     if (!ready()) return backend_.Copy(d, u);
-    PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> in, Inverses(in_));
-    PRECONDOR_ASSIGN_OR_RETURN(std::vector<FactorInverse> out, Inverses(out_));
+    PRECONDOR_ASSIGN_OR_RETURN(const Inverses in, InvertSide(in_));
+    PRECONDOR_ASSIGN_OR_RETURN(const Inverses out, InvertSide(out_));
     // Scalars are taken out so that the products stay in f32's range; scaling.h puts their effect back.
     const double in_scale = LargestScale(in), out_scale = LargestScale(out);
     if (out_.size() == 1 && in_.size() == 1 && !out[0].dense && !in[0].dense && HasJointNorm(config_.scaling, layer_)) {
@@ -189,8 +193,7 @@ class MkorState final : public LayerState {
   }
 
   absl::Status PrepareSide(ConstMatrixView vectors, int64_t d, absl::string_view name, std::vector<Block>& side) {
-    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> squares,
-                               FiniteSquaredNorms(layer_, name, vectors, d, backend_));
+    PRECONDOR_ASSIGN_OR_RETURN(const PerVector squares, FiniteSquaredNorms(layer_, name, vectors, d, backend_));
     bool clamp = false;
     for (double square : squares) {
       clamp = clamp || (config_.rule == UpdateRule::kReference && square > config_.clip * config_.clip);
@@ -218,8 +221,8 @@ class MkorState final : public LayerState {
     return clamped;
   }
 
-  static absl::StatusOr<std::vector<FactorInverse>> Inverses(const std::vector<Block>& side) {
-    std::vector<FactorInverse> inverses;
+  static absl::StatusOr<Inverses> InvertSide(const std::vector<Block>& side) {
+    Inverses inverses;
     for (const Block& block : side) {
       PRECONDOR_ASSIGN_OR_RETURN(FactorInverse inverse, block.factor->Inverse());
       inverses.push_back(std::move(inverse));

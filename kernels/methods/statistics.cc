@@ -33,13 +33,13 @@ absl::Status CheckEitherForm(const LayerSpec& layer, absl::string_view side, Con
   return FiniteSquaredNorms(layer, side, covariance, d * (d + 1) / 2, backend).status();
 }
 
-absl::StatusOr<std::vector<double>> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side,
-                                                       ConstMatrixView vectors, int64_t d, Backend& backend) {
+absl::StatusOr<PerVector> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors,
+                                             int64_t d, Backend& backend) {
   if (vectors.cols != d) {
     return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": statistics ", side,
                                                    ": expected vectors of ", d, " elements, got ", vectors.cols));
   }
-  std::vector<double> squares(vectors.rows);
+  PerVector squares(vectors.rows);
   PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
   for (double square : squares) {
     if (std::isfinite(square)) continue;

@@ -2,8 +2,7 @@
 // What methods ask of the statistics that an update brings.
 #pragma once
 
-#include <vector>
-
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -12,6 +11,9 @@
 #include "kernels/methods/method.h"
 
 namespace precondor {
+
+// A number for each of a step's vectors, which are few enough, as a rule, to need no memory of their own.
+using PerVector = absl::InlinedVector<double, 16>;
 
 // Both sides as vectors, at least one each. InvalidArgument names the layer and what came; neither the vectors' length
 // nor their elements are looked at.
@@ -24,7 +26,7 @@ absl::Status CheckEitherForm(const LayerSpec& layer, absl::string_view side, Con
 
 // |v|^2 of each vector of side `side` ("a", "g"), whose length has to be d. InvalidArgument names the layer and the
 // side where it is not, and where a vector is not finite. Errors of the backend.
-absl::StatusOr<std::vector<double>> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side,
-                                                       ConstMatrixView vectors, int64_t d, Backend& backend);
+absl::StatusOr<PerVector> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors,
+                                             int64_t d, Backend& backend);
 
 }  // namespace precondor
