@@ -26,6 +26,7 @@ find_program(PRECONDOR_CCACHE ccache)
 if(PRECONDOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
 endif()
 
 if(PRECONDOR_SANITIZE)  # -O1: about half the build time of -O2, at little cost to the instrumented run
@@ -38,7 +39,9 @@ add_library(precondor_warnings INTERFACE)
 target_compile_options(precondor_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -Wnon-virtual-dtor -Woverloaded-virtual>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wthread-safety>
-  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${PRECONDOR_WERROR}>>:-Werror>)
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${PRECONDOR_WERROR}>>:-Werror>
+  $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>
+  $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${PRECONDOR_WERROR}>>:-Werror=all-warnings>)
 
 function(precondor_library name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row-major 2-d view of floats that somebody else owns. Copy freely; it never frees.
 // Whether the memory belongs to the host or to a backend's device is the owner's business: a view that a
-// Backend made is passed to that Backend's operations and never dereferenced outside it.
+// Backend made is passed to that Backend's operations and never dereferenced outside it. constexpr, so that device code
+// may call it too.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +17,26 @@ struct BasicMatrixView {
   int64_t cols = 0;
   int64_t stride = 0;  // elements from one row to the next, >= cols
 
-  BasicMatrixView() = default;
-  BasicMatrixView(T* data, int64_t rows, int64_t cols) : BasicMatrixView(data, rows, cols, cols) {}
-  BasicMatrixView(T* data, int64_t rows, int64_t cols, int64_t stride)
+  constexpr BasicMatrixView() = default;
+  constexpr BasicMatrixView(T* data, int64_t rows, int64_t cols) : BasicMatrixView(data, rows, cols, cols) {}
+  constexpr BasicMatrixView(T* data, int64_t rows, int64_t cols, int64_t stride)
       : data(data), rows(rows), cols(cols), stride(stride) {}
   // A mutable view is also a constant one.
   template <typename U>
-  requires(!std::is_same_v<U, T> && std::is_convertible_v<U*, T*>)
-      BasicMatrixView(const BasicMatrixView<U>& other)  // NOLINT(google-explicit-constructor): like T* to const T*
+  requires(!std::is_same_v<U, T> && std::is_convertible_v<U*, T*>) constexpr BasicMatrixView(
+      const BasicMatrixView<U>& other)  // NOLINT(google-explicit-constructor): like T* to const T*
       : data(other.data), rows(other.rows), cols(other.cols), stride(other.stride) {}
 
-  int64_t size() const { return rows * cols; }
-  bool contiguous() const { return stride == cols || rows <= 1; }
-  T* row(int64_t i) const { return data + i * stride; }
-  T& at(int64_t i, int64_t j) const { return data[i * stride + j]; }
+  constexpr int64_t size() const { return rows * cols; }
+  constexpr bool contiguous() const { return stride == cols || rows <= 1; }
+  constexpr T* row(int64_t i) const { return data + i * stride; }
+  constexpr T& at(int64_t i, int64_t j) const { return data[i * stride + j]; }
   // Rows [begin, begin + count).
-  BasicMatrixView RowRange(int64_t begin, int64_t count) const {
+  constexpr BasicMatrixView RowRange(int64_t begin, int64_t count) const {
     return BasicMatrixView(data + begin * stride, count, cols, stride);
   }
   // The top-left [r, c] corner.
-  BasicMatrixView Corner(int64_t r, int64_t c) const { return BasicMatrixView(data, r, c, stride); }
+  constexpr BasicMatrixView Corner(int64_t r, int64_t c) const { return BasicMatrixView(data, r, c, stride); }
 };
 
 using MatrixView = BasicMatrixView<float>;

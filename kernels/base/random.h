@@ -24,6 +24,10 @@ class CounterRandom {
   // pair from Bits(c).
   void Normals(uint64_t first, absl::Span<float> out) const;
 
+  // Bits(c) is the first 64 bits of the block with this key at the counter {c, nonce}: for devices that compute it.
+  std::array<uint32_t, 2> key() const { return key_; }
+  uint64_t nonce() const { return nonce_; }
+
  private:
   std::array<uint32_t, 2> key_;
   uint64_t nonce_;

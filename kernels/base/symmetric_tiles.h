@@ -5,7 +5,6 @@
 //   column n is zero. About half of what a full matrix takes, read as one stream.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 namespace precondor {
@@ -16,7 +15,11 @@ enum class SymmetricStorage : uint8_t { kF32, kF16 };
 constexpr int64_t kTileSide = 64;
 
 constexpr int64_t TileRows(int64_t n) { return (n + kTileSide - 1) / kTileSide; }
-constexpr int64_t TileHeight(int64_t n, int64_t tile_row) { return std::min(kTileSide, n - kTileSide * tile_row); }
+// Not std::min, which takes references: device code has no address for the constant.
+constexpr int64_t TileHeight(int64_t n, int64_t tile_row) {
+  const int64_t left = n - kTileSide * tile_row;
+  return left < kTileSide ? left : kTileSide;
+}
 // Elements that lie before tile (I, J).
 constexpr int64_t TileOffset(int64_t n, int64_t tile_row, int64_t tile_column) {
   return (tile_row * (tile_row + 1) / 2 * kTileSide + tile_column * TileHeight(n, tile_row)) * kTileSide;

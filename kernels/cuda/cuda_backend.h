@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA backend: one device, everything on one stream in the order of the calls, products through cuBLAS in f32
+// (bf16 on request), decompositions through cuSOLVER in f64, the rest in kernels of its own (kernels/cuda/*.cu).
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/backend.h"
+
+namespace precondor {
+
+struct CudaBackendOptions {
+  int device = 0;                                                    // as CUDA counts
+  int64_t memory_limit_bytes = std::numeric_limits<int64_t>::max();  // of live matrices and scratch
+};
+
+// The number of devices that this process can use, or why there are none: Unavailable, with CUDA's reason.
+absl::StatusOr<int> CountCudaDevices();
+
+// Thread-safe as Backend says. Unavailable when there is no such device. Numbers agree with the CPU backend's within
+// the conformance suite's tolerances, not to the bit.
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaBackendOptions& options);
+
+}  // namespace precondor

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/device.h"
+
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+
+namespace precondor::cuda {
+namespace {
+
+// What cuBLAS asks for on Hopper; a workspace of its own keeps products the same from call to call.
+constexpr int64_t kBlasWorkspaceBytes = int64_t{32} << 20;
+
+int64_t Pitch(ConstMatrixView x) { return x.stride * static_cast<int64_t>(sizeof(float)); }
+int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(float)); }
+
+}  // namespace
+
+Device::Device(int index, int64_t memory_limit_bytes) : index_(index), memory_limit_bytes_(memory_limit_bytes) {}
+
+absl::StatusOr<std::unique_ptr<Device>> Device::Make(int index, int64_t memory_limit_bytes) {
+  int count = 0;
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA devices", cudaGetDeviceCount(&count)));
+  if (index < 0 || index >= count) {
+    return absl::UnavailableError(absl::StrCat("CUDA device: expected 0 ... ", count - 1, ", got ", index));
+  }
+  std::unique_ptr<Device> device(new Device(index, memory_limit_bytes));
+  PRECONDOR_RETURN_IF_ERROR(device->Open());
+  return device;
+}
+
+absl::Status Device::Open() {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  int pools = 0;
+  PRECONDOR_RETURN_IF_ERROR(
+      ToStatus("CUDA device", cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, index_)));
+  if (pools == 0) {
+    return absl::UnavailableError(absl::StrCat("CUDA device ", index_, ": expected support of memory pools, got none"));
+  }
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = index_;
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA memory pool", cudaMemPoolCreate(&pool_, &properties)));
+  uint64_t keep_all = std::numeric_limits<uint64_t>::max();
+  PRECONDOR_RETURN_IF_ERROR(
+      ToStatus("CUDA memory pool", cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all)));
+  PRECONDOR_ASSIGN_OR_RETURN(staging_, Staging::Make(stream_));
+  PRECONDOR_RETURN_IF_ERROR(
+      ToStatus("cuBLAS workspace", cudaMallocFromPoolAsync(&blas_workspace_, kBlasWorkspaceBytes, pool_, stream_)));
+
+  MutexLock lock(libraries_mu_);
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("cuBLAS handle", cublasCreate(&blas_)));
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("cuBLAS stream", cublasSetStream(blas_, stream_)));
+  PRECONDOR_RETURN_IF_ERROR(
+      ToStatus("cuBLAS workspace", cublasSetWorkspace(blas_, blas_workspace_, kBlasWorkspaceBytes)));
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("cuSOLVER handle", cusolverDnCreate(&solver_)));
+  return ToStatus("cuSOLVER stream", cusolverDnSetStream(solver_, stream_));
+}
+
+Device::~Device() {
+  cudaSetDevice(index_);
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  {
+    MutexLock lock(libraries_mu_);
+    if (solver_ != nullptr) cusolverDnDestroy(solver_);
+    if (blas_ != nullptr) cublasDestroy(blas_);
+  }
+  staging_.reset();
+  if (blas_workspace_ != nullptr) cudaFreeAsync(blas_workspace_, stream_);
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  PRECONDOR_CHECK(allocated_bytes() == 0);
+}
+
+absl::Status Device::Enter() {
+  {
+    MutexLock lock(mu_);
+    PRECONDOR_RETURN_IF_ERROR(fault_);
+  }
+  return Checked("cudaSetDevice", cudaSetDevice(index_));
+}
+
+absl::Status Device::Checked(absl::string_view what, cudaError_t error) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  (void)cudaGetLastError();  // or the next launch would report it
+  absl::Status status = ToStatus(what, error);
+  if (IsFatal(error)) {
+    MutexLock lock(mu_);
+    if (fault_.ok()) {
+      fault_ = absl::InternalError(
+          absl::StrCat("CUDA device ", index_, " is lost since this fault: ", std::string(status.message())));
+    }
+  }
+  return status;
+}
+
+absl::Status Device::Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch) {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  return Checked(what, launch(stream_));
+}
+
+absl::Status Device::RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call) {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  MutexLock lock(libraries_mu_);
+  return ToStatus(what, call(blas_));
+}
+
+absl::Status Device::RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  MutexLock lock(libraries_mu_);
+  return ToStatus(what, call(solver_));
+}
+
+absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  {
+    MutexLock lock(mu_);
+    if (bytes > memory_limit_bytes_ - allocated_bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat("cuda backend: expected at most ", memory_limit_bytes_,
+                                                       " bytes in use, got ", allocated_bytes_, " and a request for ",
+                                                       bytes));
+    }
+    allocated_bytes_ += bytes;
+  }
+  void* data = nullptr;
+  cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+  if (error == cudaSuccess && zeroed) {
+    error = cudaMemsetAsync(data, 0, bytes, stream_);
+    if (error != cudaSuccess) (void)cudaFreeAsync(data, stream_);
+  }
+  if (error == cudaSuccess) return data;
+  {
+    MutexLock lock(mu_);
+    allocated_bytes_ -= bytes;
+  }
+  return Checked(absl::StrCat("cuda backend: ", bytes, " bytes beside ", allocated_bytes(), " in use"), error);
+}
+
+void Device::Free(void* data, int64_t bytes) {
+  cudaSetDevice(index_);
+  // A device that is lost has lost its memory too.
+  if (cudaFreeAsync(data, stream_) != cudaSuccess) (void)cudaGetLastError();
+  MutexLock lock(mu_);
+  allocated_bytes_ -= bytes;
+}
+
+int64_t Device::allocated_bytes() const {
+  MutexLock lock(mu_);
+  return allocated_bytes_;
+}
+
+void Device::Trim() {
+  if (!Enter().ok()) return;
+  // What has been freed is the pool's again only when the stream has come there.
+  if (Checked("Trim", cudaStreamSynchronize(stream_)).ok()) (void)Checked("Trim", cudaMemPoolTrimTo(pool_, 0));
+}
+
+absl::Status Device::Upload(ConstMatrixView host, MatrixView device) {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  return Checked("Upload",
+                 staging_->Upload(host.data, Pitch(host), Width(host), host.rows, device.data, Pitch(device)));
+}
+
+absl::Status Device::Download(ConstMatrixView device, MatrixView host) {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  return Checked("Download",
+                 staging_->Download(device.data, Pitch(device), Width(device), device.rows, host.data, Pitch(host)));
+}
+
+absl::Status Device::Copy(ConstMatrixView from, MatrixView to) {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  return Checked("Copy", cudaMemcpy2DAsync(to.data, Pitch(to), from.data, Pitch(from), Width(from), from.rows,
+                                           cudaMemcpyDeviceToDevice, stream_));
+}
+
+absl::Status Device::UploadBytes(const void* host, int64_t bytes, void* device) {
+  if (bytes == 0) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  return Checked("Upload", staging_->Upload(host, bytes, bytes, 1, device, bytes));
+}
+
+absl::Status Device::DownloadBytes(const void* device, int64_t bytes, void* host) {
+  if (bytes == 0) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  return Checked("Download", staging_->Download(device, bytes, bytes, 1, host, bytes));
+}
+
+}  // namespace precondor::cuda

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// One CUDA device as the backend uses it: a stream on which everything runs in the order of the calls, a pool of
+// memory, pinned buffers between host and device, and the libraries' handles. Owns them all.
+//
+// Calls make this device the calling thread's current one, so that several Devices may serve one process. After a fault
+// that ends the device's use (an illegal address, uncorrectable memory) every call returns that fault at once.
+// Thread-safe. Memory of a Device must be freed before it dies.
+#pragma once
+
+#include <cstdint>
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+#include <cusolverDn.h>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/staging.h"
+
+namespace precondor::cuda {
+
+class Device;
+
+// Device memory for `size` Ts until death, contents unspecified. Death is in the stream's order: what was launched
+// before may still use it.
+template <typename T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  DeviceArray(DeviceArray&& other) noexcept
+      : device_(std::exchange(other.device_, nullptr)), data_(other.data_), size_(other.size_) {}
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~DeviceArray();
+
+  T* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  friend class Device;
+  DeviceArray(Device* device, T* data, int64_t size) : device_(device), data_(data), size_(size) {}
+  Device* device_ = nullptr;
+  T* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+class Device {
+ public:
+  // Unavailable when there is no such device. memory_limit_bytes bounds what Allocate has handed out at a time.
+  static absl::StatusOr<std::unique_ptr<Device>> Make(int index, int64_t memory_limit_bytes);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  // Launches through `launch`, on stream(). The launch's error, named after `what`.
+  absl::Status Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
+  // Calls a library with its handle, one thread at a time.
+  absl::Status RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call);
+  absl::Status RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
+
+  // 256-byte aligned. ResourceExhausted names the numbers.
+  absl::StatusOr<void*> Allocate(int64_t bytes, bool zeroed);
+  void Free(void* data, int64_t bytes);
+  int64_t allocated_bytes() const;
+  // Gives the driver back what is free in the pool.
+  void Trim();
+
+  // In the stream's order. The host's memory may be reused on return.
+  absl::Status Upload(ConstMatrixView host, MatrixView device);
+  // Waits for what was launched before.
+  absl::Status Download(ConstMatrixView device, MatrixView host);
+  absl::Status Copy(ConstMatrixView from, MatrixView to);
+
+  template <typename T>
+  absl::StatusOr<DeviceArray<T>> Array(int64_t size) {
+    if (size == 0) return DeviceArray<T>();
+    PRECONDOR_ASSIGN_OR_RETURN(void* const data, Allocate(size * static_cast<int64_t>(sizeof(T)), /*zeroed=*/false));
+    return DeviceArray<T>(this, static_cast<T*>(data), size);
+  }
+  // A copy of the host's elements for the device.
+  template <typename T>
+  absl::StatusOr<DeviceArray<T>> Send(absl::Span<const T> host) {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceArray<T> array, Array<T>(static_cast<int64_t>(host.size())));
+    PRECONDOR_RETURN_IF_ERROR(UploadBytes(host.data(), static_cast<int64_t>(host.size() * sizeof(T)), array.data()));
+    return array;
+  }
+  // The first elements of an array; waits for what was launched before.
+  template <typename T>
+  absl::Status Receive(const DeviceArray<T>& array, absl::Span<T> host) {
+    return DownloadBytes(array.data(), static_cast<int64_t>(host.size() * sizeof(T)), host.data());
+  }
+
+ private:
+  explicit Device(int index, int64_t memory_limit_bytes);
+  absl::Status Open();
+  // Makes the device current; its fault if it had one.
+  absl::Status Enter();
+  absl::Status Checked(absl::string_view what, cudaError_t error);
+  absl::Status UploadBytes(const void* host, int64_t bytes, void* device);
+  absl::Status DownloadBytes(const void* device, int64_t bytes, void* host);
+
+  const int index_;
+  const int64_t memory_limit_bytes_;
+  cudaStream_t stream_ = nullptr;
+  cudaMemPool_t pool_ = nullptr;
+  std::unique_ptr<Staging> staging_;
+  void* blas_workspace_ = nullptr;
+
+  Mutex libraries_mu_;
+  cublasHandle_t blas_ ABSL_GUARDED_BY(libraries_mu_) = nullptr;
+  cusolverDnHandle_t solver_ ABSL_GUARDED_BY(libraries_mu_) = nullptr;
+
+  mutable Mutex mu_;
+  int64_t allocated_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status fault_ ABSL_GUARDED_BY(mu_);
+};
+
+template <typename T>
+DeviceArray<T>::~DeviceArray() {
+  if (device_ != nullptr) device_->Free(data_, size_ * static_cast<int64_t>(sizeof(T)));
+}
+
+}  // namespace precondor::cuda

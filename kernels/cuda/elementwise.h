@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations element by element: one thread an element, no sums, so that any grid gives the same bits.
+//
+// Views are of device memory, row-major f32; so are spans (scales, indices), given by pointer. What each computes, and
+// which operands may alias, is Backend's contract (kernels/backend.h). Each is one launch on `stream` and returns the
+// launch's error. No output is without elements.
+#pragma once
+
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/base/matrix_view.h"
+
+namespace precondor::cuda {
+
+cudaError_t Axpby(cudaStream_t stream, double alpha, ConstMatrixView x, double beta, MatrixView y);
+cudaError_t ScaleRows(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y);
+cudaError_t ScaleColumns(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y);
+cudaError_t ScaleBothSides(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y);
+cudaError_t MultiplyElements(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
+                             MatrixView z);
+cudaError_t DivideByRoot(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
+                         MatrixView y);
+cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows, const double* columns, double shift,
+                          ConstMatrixView x, MatrixView y);
+// nullptr stands for all rows or columns in their order.
+cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* columns, ConstMatrixView x, MatrixView y);
+cudaError_t AddDiagonal(cudaStream_t stream, double value, MatrixView a);
+cudaError_t Symmetrize(cudaStream_t stream, MatrixView a);
+cudaError_t PackLower(cudaStream_t stream, ConstMatrixView x, MatrixView packed);
+cudaError_t UnpackLower(cudaStream_t stream, ConstMatrixView packed, MatrixView x);
+cudaError_t PackRow(cudaStream_t stream, ConstMatrixView x, int64_t row, MatrixView packed);
+// The state of kernels/base/random.h's CounterRandom.
+cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x);
+
+// Between f32 views and the dense f64 matrices that decompositions work on, [rows, cols] contiguous.
+// A symmetric matrix from a's lower triangle.
+cudaError_t WidenLower(cudaStream_t stream, ConstMatrixView a, double* out);
+cudaError_t Widen(cudaStream_t stream, ConstMatrixView a, double* out);
+cudaError_t Narrow(cudaStream_t stream, const double* in, MatrixView out);
+// out_ij = in_ij * (signs_i < 0 ? -1 : 1); signs are `step` elements apart.
+cudaError_t NarrowWithSigns(cudaStream_t stream, const double* in, const double* signs, int64_t step, MatrixView out);
+// Both triangles from in[i, j], j <= i.
+cudaError_t NarrowLower(cudaStream_t stream, const double* in, MatrixView out);
+// out [rows, cols] contiguous.
+cudaError_t RoundToBf16(cudaStream_t stream, ConstMatrixView x, __nv_bfloat16* out);
+
+}  // namespace precondor::cuda

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// What libprecondor-cuda.so shows to its loader. Both are built together; the version says so.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/backend.h"
+#include "kernels/cuda/cuda_backend.h"
+
+namespace precondor {
+
+struct CudaModuleEntry {
+  const char* version;
+  absl::StatusOr<std::unique_ptr<Backend>> (*make)(const CudaBackendOptions&);
+};
+
+constexpr char kCudaModuleSymbol[] = "precondor_cuda_module";
+
+}  // namespace precondor

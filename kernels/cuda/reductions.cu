@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/reductions.h"
+
+namespace precondor::cuda {
+namespace {
+
+constexpr unsigned kThreads = 256;
+constexpr int64_t kElementsOfPiece = kThreads * 16;
+constexpr int64_t kMaxPieces = 1024;
+constexpr int64_t kRowsOfColumnPiece = 256;
+
+struct Add {
+  __device__ double operator()(double a, double b) const { return a + b; }
+};
+// NaN wins.
+struct Greater {
+  __device__ double operator()(double a, double b) const { return b > a || b != b ? b : a; }
+};
+
+// Of all threads' values, in thread 0. All threads of the block take part.
+template <typename Combine>
+__device__ double CombineBlock(double value, Combine combine) {
+  __shared__ double of_warp[kThreads / kWarp];
+  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
+    value = combine(value, __shfl_down_sync(0xffffffffu, value, offset));
+  }
+  __syncthreads();  // whoever still reads of_warp of an earlier call
+  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (unsigned warp = 1; warp < kThreads / kWarp; ++warp) value = combine(value, of_warp[warp]);
+  }
+  return value;
+}
+
+// partials[piece] of f(i, j) over elements piece, piece + pieces, ... of kElementsOfPiece each.
+template <typename Function, typename Combine>
+__global__ void __launch_bounds__(kThreads)
+    PartialsKernel(int64_t rows, int64_t cols, Function f, Combine combine, double* partials) {
+  const int64_t size = rows * cols;
+  double value = 0;
+  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < size; at += int64_t{gridDim.x} * kThreads) {
+    value = combine(value, f(at / cols, at % cols));
+  }
+  value = CombineBlock(value, combine);
+  if (threadIdx.x == 0) partials[blockIdx.x] = value;
+}
+
+template <typename Combine>
+__global__ void __launch_bounds__(kThreads)
+    TotalKernel(int64_t count, Combine combine, const double* partials, double* out) {
+  double value = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) value = combine(value, partials[i]);
+  value = CombineBlock(value, combine);
+  if (threadIdx.x == 0) *out = value;
+}
+
+template <typename Function, typename Combine>
+cudaError_t Reduce(cudaStream_t stream, ConstMatrixView x, Function f, Combine combine, double* partials, double* out) {
+  const int64_t pieces = ReductionPartials(x);
+  const cudaError_t error = Launch(stream, dim3(static_cast<unsigned>(pieces)), dim3(kThreads),
+                                   PartialsKernel<Function, Combine>, x.rows, x.cols, f, combine, partials);
+  if (error != cudaSuccess) return error;
+  return Launch(stream, dim3(1), dim3(kThreads), TotalKernel<Combine>, pieces, combine, partials, out);
+}
+
+// One warp a row.
+__global__ void __launch_bounds__(kThreads) RowSquaredNormsKernel(ConstMatrixView x, double* out) {
+  constexpr int64_t kRows = kThreads / kWarp;
+  const unsigned lane = threadIdx.x % kWarp;
+  for (int64_t i = blockIdx.x * kRows + threadIdx.x / kWarp; i < x.rows; i += gridDim.x * kRows) {
+    double sum = 0;
+    for (int64_t j = lane; j < x.cols; j += kWarp) sum += double{x.at(i, j)} * x.at(i, j);
+    for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
+    if (lane == 0) out[i] = sum;
+  }
+}
+
+// partials[piece, j] over kRowsOfColumnPiece rows; one thread a column.
+__global__ void __launch_bounds__(kThreads) ColumnPartialsKernel(ConstMatrixView x, int64_t pieces, double* partials) {
+  for (int64_t piece = blockIdx.y; piece < pieces; piece += gridDim.y) {
+    const int64_t begin = piece * kRowsOfColumnPiece;
+    const int64_t end = begin + kRowsOfColumnPiece < x.rows ? begin + kRowsOfColumnPiece : x.rows;
+    for (int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x; j < x.cols; j += int64_t{gridDim.x} * kThreads) {
+      double sum = 0;
+      for (int64_t i = begin; i < end; ++i) sum += double{x.at(i, j)} * x.at(i, j);
+      partials[piece * x.cols + j] = sum;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ColumnTotalsKernel(const double* partials, int64_t pieces, int64_t cols, double* out) {
+  for (int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x; j < cols; j += int64_t{gridDim.x} * kThreads) {
+    double sum = 0;
+    for (int64_t piece = 0; piece < pieces; ++piece) sum += partials[piece * cols + j];
+    out[j] = sum;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) DiagonalKernel(ConstMatrixView a, double* out) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.rows; i += int64_t{gridDim.x} * kThreads) {
+    out[i] = a.at(i, i);
+  }
+}
+
+int64_t ColumnPieces(ConstMatrixView x) { return (x.rows + kRowsOfColumnPiece - 1) / kRowsOfColumnPiece; }
+
+dim3 Grid(int64_t items, int64_t items_of_block) { return dim3(static_cast<unsigned>(Blocks(items, items_of_block))); }
+
+}  // namespace
+
+int64_t ReductionPartials(ConstMatrixView x) {
+  return std::clamp<int64_t>((x.size() + kElementsOfPiece - 1) / kElementsOfPiece, 1, kMaxPieces);
+}
+
+cudaError_t Dot(cudaStream_t stream, ConstMatrixView x, ConstMatrixView y, double* partials, double* out) {
+  return Reduce(
+      stream, x, [=] __device__(int64_t i, int64_t j) { return double{x.at(i, j)} * y.at(i, j); }, Add(), partials,
+      out);
+}
+
+cudaError_t AbsoluteSum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
+  return Reduce(
+      stream, x, [=] __device__(int64_t i, int64_t j) { return fabs(double{x.at(i, j)}); }, Add(), partials, out);
+}
+
+cudaError_t AbsoluteMaximum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
+  return Reduce(
+      stream, x, [=] __device__(int64_t i, int64_t j) { return fabs(double{x.at(i, j)}); }, Greater(), partials, out);
+}
+
+cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, double* partials, double* out) {
+  return Reduce(
+      stream, x, [=] __device__(int64_t i, int64_t j) { return (lower && j > i) || isfinite(x.at(i, j)) ? 0.0 : 1.0; },
+      Add(), partials, out);
+}
+
+cudaError_t RowSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* out) {
+  return Launch(stream, Grid(x.rows, kThreads / kWarp), dim3(kThreads), RowSquaredNormsKernel, x, out);
+}
+
+int64_t ColumnPartials(ConstMatrixView x) { return ColumnPieces(x) * x.cols; }
+
+cudaError_t ColumnSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
+  constexpr int64_t kMaxGridY = 65535;
+  const int64_t pieces = ColumnPieces(x);
+  dim3 grid = Grid(x.cols, kThreads);
+  grid.y = static_cast<unsigned>(std::min(std::max<int64_t>(pieces, 1), kMaxGridY));
+  const cudaError_t error = Launch(stream, grid, dim3(kThreads), ColumnPartialsKernel, x, pieces, partials);
+  if (error != cudaSuccess) return error;
+  return Launch(stream, Grid(x.cols, kThreads), dim3(kThreads), ColumnTotalsKernel, partials, pieces, x.cols, out);
+}
+
+cudaError_t Diagonal(cudaStream_t stream, ConstMatrixView a, double* out) {
+  return Launch(stream, Grid(a.rows, kThreads), dim3(kThreads), DiagonalKernel, a, out);
+}
+
+}  // namespace precondor::cuda

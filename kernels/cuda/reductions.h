@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums over matrices in f64. The order of a sum is a function of the shape alone: partial sums of fixed pieces, added
+// in the order of the pieces, so that every run gives the same bits.
+//
+// Views are of device memory; `out` and `partials` are device memory too. Each call is one launch, or two where it
+// takes partials, and returns the first launch error. What each computes is Backend's contract (kernels/backend.h).
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+#include "kernels/base/matrix_view.h"
+
+namespace precondor::cuda {
+
+// f64 elements of `partials` for a reduction of x to one number.
+int64_t ReductionPartials(ConstMatrixView x);
+
+// out[0] = the result.
+cudaError_t Dot(cudaStream_t stream, ConstMatrixView x, ConstMatrixView y, double* partials, double* out);
+cudaError_t AbsoluteSum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
+cudaError_t AbsoluteMaximum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
+// out[0] = the number of elements that are not finite, of those on and below the diagonal if `lower`.
+cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, double* partials, double* out);
+
+// out[rows], out[cols], out[rows].
+cudaError_t RowSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* out);
+// f64 elements of `partials`.
+int64_t ColumnPartials(ConstMatrixView x);
+cudaError_t ColumnSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
+cudaError_t Diagonal(cudaStream_t stream, ConstMatrixView a, double* out);
+
+}  // namespace precondor::cuda

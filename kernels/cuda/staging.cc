@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/staging.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/cuda_status.h"
+
+namespace precondor::cuda {
+namespace {
+
+void CopyRows(const char* from, int64_t from_pitch, int64_t width, int64_t rows, char* to, int64_t to_pitch) {
+  if (from_pitch == width && to_pitch == width) {
+    std::memcpy(to, from, width * rows);
+    return;
+  }
+  for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * to_pitch, from + i * from_pitch, width);
+}
+
+// A matrix in pieces that fit a buffer: whole rows, or parts of one where a row does not fit.
+template <typename Piece>
+cudaError_t ForEachPiece(int64_t width, int64_t rows, Piece piece) {
+  const int64_t part = std::min(width, Staging::kBufferBytes);
+  const int64_t together = std::max<int64_t>(1, Staging::kBufferBytes / std::max<int64_t>(part, 1));
+  for (int64_t row = 0; row < rows; row += together) {
+    for (int64_t begin = 0; begin < width; begin += part) {
+      const cudaError_t error = piece(row, std::min(together, rows - row), begin, std::min(part, width - begin));
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Staging>> Staging::Make(cudaStream_t stream) {
+  std::unique_ptr<Staging> staging(new Staging(stream));
+  const MutexLock lock(staging->mu_);
+  for (int i = 0; i < kBuffers; ++i) {
+    Buffer& buffer = staging->free_.emplace_back();
+    void* data = nullptr;
+    cudaError_t error = cudaHostAlloc(&data, kBufferBytes, cudaHostAllocDefault);
+    buffer.data = static_cast<char*>(data);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&buffer.idle, cudaEventDisableTiming);
+    if (error != cudaSuccess) return ToStatus("pinned buffers", error);
+  }
+  return staging;
+}
+
+Staging::~Staging() {
+  const MutexLock lock(mu_);
+  for (const Buffer& buffer : free_) {
+    if (buffer.idle != nullptr) cudaEventDestroy(buffer.idle);
+    if (buffer.data != nullptr) cudaFreeHost(buffer.data);
+  }
+}
+
+Staging::Buffer Staging::Take() {
+  const MutexLock lock(mu_);
+  given_back_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !free_.empty(); });
+  const Buffer buffer = free_.back();
+  free_.pop_back();
+  return buffer;
+}
+
+void Staging::GiveBack(Buffer buffer, cudaError_t error) {
+  // A copy may be on its way without an event that tells of its end.
+  if (error != cudaSuccess) (void)cudaStreamSynchronize(stream_);
+  const MutexLock lock(mu_);
+  free_.push_back(buffer);
+  given_back_.notify_one();
+}
+
+cudaError_t Staging::Upload(const void* host, int64_t host_pitch, int64_t width, int64_t rows, void* device,
+                            int64_t device_pitch) {
+  return ForEachPiece(width, rows, [&](int64_t row, int64_t count, int64_t begin, int64_t bytes) {
+    const Buffer buffer = Take();
+    cudaError_t error = cudaEventSynchronize(buffer.idle);
+    if (error == cudaSuccess) {
+      const char* from = static_cast<const char*>(host) + row * host_pitch + begin;
+      CopyRows(from, host_pitch, bytes, count, buffer.data, bytes);
+      char* to = static_cast<char*>(device) + row * device_pitch + begin;
+      error = cudaMemcpy2DAsync(to, device_pitch, buffer.data, bytes, bytes, count, cudaMemcpyHostToDevice, stream_);
+    }
+    if (error == cudaSuccess) error = cudaEventRecord(buffer.idle, stream_);
+    GiveBack(buffer, error);
+    return error;
+  });
+}
+
+cudaError_t Staging::Download(const void* device, int64_t device_pitch, int64_t width, int64_t rows, void* host,
+                              int64_t host_pitch) {
+  return ForEachPiece(width, rows, [&](int64_t row, int64_t count, int64_t begin, int64_t bytes) {
+    const Buffer buffer = Take();
+    const char* from = static_cast<const char*>(device) + row * device_pitch + begin;
+    cudaError_t error =
+        cudaMemcpy2DAsync(buffer.data, bytes, from, device_pitch, bytes, count, cudaMemcpyDeviceToHost, stream_);
+    if (error == cudaSuccess) error = cudaEventRecord(buffer.idle, stream_);
+    if (error == cudaSuccess) error = cudaEventSynchronize(buffer.idle);
+    if (error == cudaSuccess) {
+      CopyRows(buffer.data, bytes, bytes, count, static_cast<char*>(host) + row * host_pitch + begin, host_pitch);
+    }
+    GiveBack(buffer, error);
+    return error;
+  });
+}
+
+}  // namespace precondor::cuda

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pinned host buffers that copies between host and device go through, so that an upload need not wait for the device
+// and a download runs at the bus' speed.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime_api.h>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/base/mutex.h"
+
+namespace precondor::cuda {
+
+// Thread-safe. A thread that finds all buffers in use waits for one. The device must be the thread's current one.
+class Staging {
+ public:
+  static constexpr int kBuffers = 4;
+  static constexpr int64_t kBufferBytes = int64_t{4} << 20;
+
+  static absl::StatusOr<std::unique_ptr<Staging>> Make(cudaStream_t stream);
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // `rows` rows of `width` bytes, `pitch` bytes apart on either side; in the stream's order. The first copies out of
+  // `host` before it returns, the second waits until the device has written.
+  cudaError_t Upload(const void* host, int64_t host_pitch, int64_t width, int64_t rows, void* device,
+                     int64_t device_pitch);
+  cudaError_t Download(const void* device, int64_t device_pitch, int64_t width, int64_t rows, void* host,
+                       int64_t host_pitch);
+
+ private:
+  struct Buffer {
+    char* data = nullptr;
+    cudaEvent_t idle = nullptr;  // after the copy that used it last
+  };
+  explicit Staging(cudaStream_t stream) : stream_(stream) {}
+  Buffer Take();
+  // After a copy that ended with `error`.
+  void GiveBack(Buffer buffer, cudaError_t error);
+
+  const cudaStream_t stream_;
+  Mutex mu_;
+  CondVar given_back_;
+  std::vector<Buffer> free_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace precondor::cuda

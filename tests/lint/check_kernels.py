@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What ptxas makes of every kernel: registers, shared memory, stack and spills within limits, and no trap, which is
+what the compiler leaves of code that it takes for undefined."""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from lint_support import ROOT, Case, Tree, self_test
+
+TARGETS = ["sm_80", "sm_90", "sm_100"]
+FLAGS = ["-std=c++20", "--extended-lambda", "--expt-relaxed-constexpr", "-ptx", "-arch=compute_80"]
+# 64 registers and 24 KiB let four blocks of 256 threads share a multiprocessor. A stack frame is where slow paths of
+# sin and cos reduce large angles.
+LIMITS = {"registers": 64, "bytes smem": 24 << 10, "bytes stack frame": 40, "bytes spill stores": 0}
+
+
+def _compile(command, source):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done, [] if done.returncode == 0 else [f"{source}: {done.stderr.strip().splitlines()[:1]}"]
+
+
+def _kernels_of(report):
+    """(kernel, its part of ptxas' report) for each."""
+    parts = re.split(r"Compiling entry function '([^']+)'", report)
+    return zip(parts[1::2], parts[2::2])
+
+
+def _name(mangled):
+    words = re.findall(r"[A-Za-z]*Kernel", mangled)
+    return words[0] if words else mangled
+
+
+def _check_source(nvcc, path, text, folder):
+    source, ptx = folder / pathlib.Path(path).name, folder / "kernels.ptx"
+    source.write_text(text, encoding="utf-8")
+    _, failed = _compile([nvcc, *FLAGS, f"-I{ROOT}", "-o", str(ptx), str(source)], path)
+    if failed:
+        return failed
+    findings = []
+    for entry in ptx.read_text(encoding="utf-8").split(".entry ")[1:]:
+        if re.search(r"^\s*trap;", entry, re.MULTILINE):
+            findings.append(f"{path}: {_name(entry.split('(')[0])}: a trap: the compiler found undefined behaviour")
+    for target in TARGETS:
+        ptxas = str(pathlib.Path(nvcc).parent / "ptxas")
+        done, failed = _compile([ptxas, f"-arch={target}", "-v", "-o", str(folder / "cubin"), str(ptx)], path)
+        findings += failed
+        for kernel, report in _kernels_of(done.stderr):
+            for what, limit in LIMITS.items():
+                found = re.search(rf"(\d+) {what}", report)
+                if found and int(found.group(1)) > limit:
+                    findings.append(f"{path}: {_name(kernel)}: {target}: at most {limit} {what}, got {found.group(1)}")
+    return findings
+
+
+def check_with(nvcc):
+    def check(tree):
+        findings = []
+        with tempfile.TemporaryDirectory() as folder:
+            for path in tree.paths(".cu"):
+                findings += _check_source(nvcc, path, tree.read(path), pathlib.Path(folder))
+        return findings
+
+    return check
+
+
+_GREEDY = """
+__global__ void __launch_bounds__(1024) GreedyKernel(float* x) {
+  float held[256];
+#pragma unroll
+  for (int i = 0; i < 256; ++i) held[i] = x[i * 1024 + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 256; ++i) x[i * 1024 + (threadIdx.x ^ 1)] = held[i] * held[255 - i];
+}
+"""
+CASES = [
+    Case("clean", {"a.cu": "__global__ void FineKernel(float* x) { x[threadIdx.x] *= 2; }\n"}, []),
+    Case("spills", {"a.cu": _GREEDY}, [f"GreedyKernel: {target}: at most 0 bytes spill stores|GreedyKernel: {target}:"
+                                       for target in TARGETS for _ in range(2)]),
+    Case("undefined", {"a.cu": "__global__ void LostKernel(int* x) { if (*x) __builtin_unreachable(); __trap(); }\n"},
+         ["LostKernel: a trap"]),
+    Case("does not compile", {"a.cu": "__global__ void BadKernel(\n"}, ["a.cu"]),
+]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nvcc", required=True, help="the compiler; ptxas lies beside it")
+    parser.add_argument("--self-test", action="store_true", help="check the lint itself")
+    arguments = parser.parse_args()
+    check = check_with(arguments.nvcc)
+    findings = self_test(check, CASES) if arguments.self_test else check(Tree())
+    for finding in findings:
+        print(finding)
+    print(f"check_kernels.py: {len(findings)} finding(s)")
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()
