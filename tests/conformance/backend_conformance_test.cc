@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One suite over every backend, against loops over doubles. A backend is added in Backends() alone.
+// One suite over every backend (tests/support/test_backend.h), against loops over doubles.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -14,8 +14,8 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/random.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "tests/reference/naive_linear_algebra.h"
+#include "tests/support/test_backend.h"
 
 namespace precondor {
 namespace {
@@ -24,15 +24,6 @@ using reference::Dense;
 using testing::HasSubstr;
 
 constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
-
-struct BackendCase {
-  std::string name;
-  std::function<absl::StatusOr<std::unique_ptr<Backend>>()> make;
-};
-
-std::vector<BackendCase> Backends() {
-  return {{"cpu", [] { return MakeCpuBackend(CpuBackendOptions()); }}};
-}
 
 // Uniform in [-1, 1), exactly representable in f32.
 Dense Random(int64_t rows, int64_t cols, uint64_t seed) {
@@ -104,14 +95,14 @@ Dense SpdMatrix(int64_t n, double condition, uint64_t seed) {
   return a;
 }
 
-class BackendConformanceTest : public testing::TestWithParam<BackendCase> {
+class BackendConformanceTest : public testing::Test {
  protected:
-  void SetUp() override { backend_ = GetParam().make().value(); }
+  void SetUp() override { backend_ = MakeTestBackend(); }
   Guarded Put(const Dense& m) { return Guarded(*backend_, m); }
   std::unique_ptr<Backend> backend_;
 };
 
-TEST_P(BackendConformanceTest, AllocatesZeroedMemoryAndCountsIt) {
+TEST_F(BackendConformanceTest, AllocatesZeroedMemoryAndCountsIt) {
   {
     DeviceMatrix a = backend_->Allocate(3, 5).value();
     EXPECT_EQ(backend_->allocated_bytes(), 60);
@@ -127,7 +118,7 @@ TEST_P(BackendConformanceTest, AllocatesZeroedMemoryAndCountsIt) {
   EXPECT_TRUE(absl::IsInvalidArgument(backend_->Allocate(int64_t{1} << 40, int64_t{1} << 40).status()));
 }
 
-TEST_P(BackendConformanceTest, GemmMatchesTheDefinition) {
+TEST_F(BackendConformanceTest, GemmMatchesTheDefinition) {
   const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 7}, {17, 1, 33}, {1, 64, 1}, {65, 63, 130}, {2, 300, 2}, {4, 0, 3}};
   for (const auto& [m, k, n] : sizes) {
     for (bool ta : {false, true}) {
@@ -147,7 +138,7 @@ TEST_P(BackendConformanceTest, GemmMatchesTheDefinition) {
   }
 }
 
-TEST_P(BackendConformanceTest, BetaZeroIgnoresWhatWasThere) {
+TEST_F(BackendConformanceTest, BetaZeroIgnoresWhatWasThere) {
   Guarded a = Put(Random(3, 4, 1)), b = Put(Random(4, 2, 2)), c = Put(Dense(3, 2, NAN)), y = Put(Dense(3, 4, NAN));
   ASSERT_TRUE(backend_->Gemm(1, a.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()).ok());
   ASSERT_TRUE(backend_->Axpby(1, a.view(), 0, y.view()).ok());
@@ -155,7 +146,7 @@ TEST_P(BackendConformanceTest, BetaZeroIgnoresWhatWasThere) {
   for (double x : y.Read().data) EXPECT_TRUE(std::isfinite(x));
 }
 
-TEST_P(BackendConformanceTest, ZeroCoefficientsIgnoreTheirMatrices) {
+TEST_F(BackendConformanceTest, ZeroCoefficientsIgnoreTheirMatrices) {
   const Dense y = Random(5, 9, 3), nan(5, 9, NAN);
   Guarded dy = Put(y), dnan = Put(nan), empty_a = Put(Dense(5, 0)), empty_b = Put(Dense(0, 9));
   ASSERT_TRUE(backend_->Axpby(0, dnan.view(), -2, dy.view()).ok());
@@ -172,7 +163,7 @@ TEST_P(BackendConformanceTest, ZeroCoefficientsIgnoreTheirMatrices) {
   EXPECT_EQ(c.Read().data, Dense(5, 9).data);
 }
 
-TEST_P(BackendConformanceTest, TakesInPlaceOperandsWhereTheContractAllows) {
+TEST_F(BackendConformanceTest, TakesInPlaceOperandsWhereTheContractAllows) {
   const Dense x = Random(37, 37, 4);
   const std::vector<double> scales(37, 0.5);
   Guarded axpby = Put(x), both = Put(x);
@@ -182,7 +173,7 @@ TEST_P(BackendConformanceTest, TakesInPlaceOperandsWhereTheContractAllows) {
   EXPECT_EQ(both.Read().data, reference::Combination(0.25, x, 0, x).data);
 }
 
-TEST_P(BackendConformanceTest, TakesMatricesWithoutElements) {
+TEST_F(BackendConformanceTest, TakesMatricesWithoutElements) {
   Guarded rows = Put(Dense(0, 4)), columns = Put(Dense(3, 0)), square = Put(Dense(0, 0)), three = Put(Random(3, 4, 1));
   std::vector<double> none, norms(3, 7.0);
   EXPECT_TRUE(backend_->Copy(rows.view(), rows.view()).ok());
@@ -204,7 +195,7 @@ TEST_P(BackendConformanceTest, TakesMatricesWithoutElements) {
   EXPECT_TRUE(backend_->LowRankPrecondition({}, {}, rows.view(), rows.view()).ok());
 }
 
-TEST_P(BackendConformanceTest, PackedTrianglesHoldTheLowerRowsAndComeBackSymmetric) {
+TEST_F(BackendConformanceTest, PackedTrianglesHoldTheLowerRowsAndComeBackSymmetric) {
   for (const int64_t n : {1, 2, 7, 33}) {
     const Dense x = Random(n, n, 6);
     Guarded dx = Put(x), packed = Put(Random(1, n * (n + 1) / 2, 7)), back = Put(Random(n, n, 8));
@@ -223,7 +214,7 @@ TEST_P(BackendConformanceTest, PackedTrianglesHoldTheLowerRowsAndComeBackSymmetr
   }
 }
 
-TEST_P(BackendConformanceTest, ARowOfAPackedMatrixIsItsColumnToo) {
+TEST_F(BackendConformanceTest, ARowOfAPackedMatrixIsItsColumnToo) {
   for (const int64_t n : {1, 2, 33}) {
     for (const int64_t row : {int64_t{0}, n / 2, n - 1}) {
       const Dense before = Random(1, n * (n + 1) / 2, 6), x = Random(1, n, 7);
@@ -239,7 +230,7 @@ TEST_P(BackendConformanceTest, ARowOfAPackedMatrixIsItsColumnToo) {
   }
 }
 
-TEST_P(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
+TEST_F(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 7}, {33, 33}}) {
     const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5);
     std::vector<double> scales;
@@ -272,7 +263,7 @@ TEST_P(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
   }
 }
 
-TEST_P(BackendConformanceTest, OperationsElementByElementMatchTheirDefinitions) {
+TEST_F(BackendConformanceTest, OperationsElementByElementMatchTheirDefinitions) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 3}, {5, 66}}) {
     const Dense x = Random(rows, cols, 4), y = Random(rows, cols, 5), z = Random(rows, cols, 6);
     Dense v = Random(rows, cols, 7);
@@ -306,7 +297,7 @@ TEST_P(BackendConformanceTest, OperationsElementByElementMatchTheirDefinitions) 
 }
 
 // Divisors far beyond f32 are as exact as others: only their quotients have to fit.
-TEST_P(BackendConformanceTest, DivideByOuterMatchesItsDefinition) {
+TEST_F(BackendConformanceTest, DivideByOuterMatchesItsDefinition) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(1, 1), {7, 3}, {5, 66}}) {
     const Dense x = Random(rows, cols, 8);
     for (const double size : {1.0, 1e30, 1e-30}) {
@@ -329,7 +320,7 @@ TEST_P(BackendConformanceTest, DivideByOuterMatchesItsDefinition) {
   }
 }
 
-TEST_P(BackendConformanceTest, ReductionsAccumulateInDouble) {
+TEST_F(BackendConformanceTest, ReductionsAccumulateInDouble) {
   // A sum that f32 accumulation loses entirely: 2^24 + many ones.
   Dense x(2, 4097, 1.0);
   x.at(0, 0) = 4096;
@@ -354,7 +345,7 @@ TEST_P(BackendConformanceTest, ReductionsAccumulateInDouble) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(diagonal[i], Random(5, 5, 6).at(i, i));
 }
 
-TEST_P(BackendConformanceTest, ReductionsShowWhatIsNotFinite) {
+TEST_F(BackendConformanceTest, ReductionsShowWhatIsNotFinite) {
   for (float bad : {NAN, INFINITY}) {
     Dense x = Random(3, 50, 7);
     x.at(1, 37) = bad;
@@ -375,7 +366,7 @@ TEST_P(BackendConformanceTest, ReductionsShowWhatIsNotFinite) {
   }
 }
 
-TEST_P(BackendConformanceTest, SpdInverseInverts) {
+TEST_F(BackendConformanceTest, SpdInverseInverts) {
   for (int64_t n : {1, 2, 17, 64, 129}) {
     for (double condition : {1.0, 1e3, 1e8}) {
       const Dense a = SpdMatrix(n, condition, 8);
@@ -398,7 +389,7 @@ TEST_P(BackendConformanceTest, SpdInverseInverts) {
 }
 
 // E A E for a well-conditioned A and powers of two E has the condition |E|^4 and an inverse known element by element.
-TEST_P(BackendConformanceTest, SpdInverseKeepsEveryElementAtConditionOneEPlus8) {
+TEST_F(BackendConformanceTest, SpdInverseKeepsEveryElementAtConditionOneEPlus8) {
   for (int64_t n : {2, 17, 65}) {
     const Dense a = SpdMatrix(n, 4, 24);
     Dense scaled = a, expected = reference::SpdInverse(a);
@@ -422,7 +413,7 @@ TEST_P(BackendConformanceTest, SpdInverseKeepsEveryElementAtConditionOneEPlus8) 
   }
 }
 
-TEST_P(BackendConformanceTest, SpdInverseReadsTheLowerTriangleAlone) {
+TEST_F(BackendConformanceTest, SpdInverseReadsTheLowerTriangleAlone) {
   const Dense a = SpdMatrix(33, 10, 25);
   Dense poisoned = a;
   for (int64_t i = 0; i < 33; ++i) {
@@ -434,7 +425,7 @@ TEST_P(BackendConformanceTest, SpdInverseReadsTheLowerTriangleAlone) {
   EXPECT_EQ(half.Read().data, whole.Read().data);
 }
 
-TEST_P(BackendConformanceTest, SpdInverseRefusesAndLeavesItsOutputAlone) {
+TEST_F(BackendConformanceTest, SpdInverseRefusesAndLeavesItsOutputAlone) {
   Dense indefinite = reference::Identity(4), nan = reference::Identity(4);
   indefinite.at(2, 2) = -1;
   nan.at(3, 1) = NAN;
@@ -445,7 +436,7 @@ TEST_P(BackendConformanceTest, SpdInverseRefusesAndLeavesItsOutputAlone) {
   }
 }
 
-TEST_P(BackendConformanceTest, SymmetricEigenDecomposes) {
+TEST_F(BackendConformanceTest, SymmetricEigenDecomposes) {
   for (int64_t n : {1, 2, 17, 64, 129}) {
     Dense rank_deficient = Random(n, std::max<int64_t>(1, n / 3), 10);
     rank_deficient = reference::Product(rank_deficient, reference::Transposed(rank_deficient));
@@ -488,7 +479,7 @@ Dense UpperTriangular(int64_t n, uint64_t seed) {
   return a;
 }
 
-TEST_P(BackendConformanceTest, TriangularOperationsMatchTheDefinitions) {
+TEST_F(BackendConformanceTest, TriangularOperationsMatchTheDefinitions) {
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {9, 14}, {70, 33}, {1, 65}, {65, 1}}) {
     for (const From side : {From::kLeft, From::kRight}) {
       const int64_t size = side == From::kLeft ? m : n;
@@ -513,7 +504,7 @@ TEST_P(BackendConformanceTest, TriangularOperationsMatchTheDefinitions) {
   }
 }
 
-TEST_P(BackendConformanceTest, OrthonormalizeRowsDecomposes) {
+TEST_F(BackendConformanceTest, OrthonormalizeRowsDecomposes) {
   for (const auto& [n, d] : {std::pair<int64_t, int64_t>(1, 1), {1, 7}, {5, 9}, {33, 33}, {64, 130}}) {
     Dense a = Random(n, d, 33);
     for (int64_t j = 0; j < d; ++j) a.at(n - 1, j) *= 1e-4;
@@ -543,7 +534,7 @@ TEST_P(BackendConformanceTest, OrthonormalizeRowsDecomposes) {
   EXPECT_EQ(out.Read().data, Random(3, 4, 35).data);
 }
 
-TEST_P(BackendConformanceTest, GatherPicksRowsAndColumns) {
+TEST_F(BackendConformanceTest, GatherPicksRowsAndColumns) {
   const Dense x = Random(5, 7, 36);
   const std::vector<int64_t> rows = {4, 0, 0, 2}, columns = {6, 1, 5};
   for (const bool by_row : {false, true}) {
@@ -564,7 +555,7 @@ TEST_P(BackendConformanceTest, GatherPicksRowsAndColumns) {
   }
 }
 
-TEST_P(BackendConformanceTest, FillNormalGivesTheStreamsNumbers) {
+TEST_F(BackendConformanceTest, FillNormalGivesTheStreamsNumbers) {
   const CounterRandom random({7, 8});
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {3, 5}, {5, 40000}, {70000, 1}}) {
     std::vector<float> expected(m * n);
@@ -577,7 +568,7 @@ TEST_P(BackendConformanceTest, FillNormalGivesTheStreamsNumbers) {
   }
 }
 
-TEST_P(BackendConformanceTest, LowRankPreconditionMatchesTheMatricesItStandsFor) {
+TEST_F(BackendConformanceTest, LowRankPreconditionMatchesTheMatricesItStandsFor) {
   const int64_t sizes[][4] = {{1, 1, 1, 1},  {9, 13, 3, 5},   {40, 70, 8, 16}, {33, 65, 0, 4}, {33, 65, 7, 0},
                               {12, 5, 0, 0}, {70, 40, 16, 8}, {65, 33, 0, 5},  {65, 33, 6, 0}, {31, 31, 4, 40}};
   for (const auto& [m, n, p, q] : sizes) {
@@ -604,7 +595,7 @@ TEST_P(BackendConformanceTest, LowRankPreconditionMatchesTheMatricesItStandsFor)
   }
 }
 
-TEST_P(BackendConformanceTest, DensePreconditionMatchesTheDefinition) {
+TEST_F(BackendConformanceTest, DensePreconditionMatchesTheDefinition) {
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {9, 14}, {70, 33}}) {
     const Dense l = SpdMatrix(m, 100, 18), r = SpdMatrix(n, 100, 19), d = Random(m, n, 20);
     Guarded dl = Put(l), dr = Put(r), dd = Put(d), u = Put(Dense(m, n, NAN));
@@ -614,7 +605,7 @@ TEST_P(BackendConformanceTest, DensePreconditionMatchesTheDefinition) {
   }
 }
 
-TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
+TEST_F(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
   Guarded a = Put(Random(3, 4, 1)), b = Put(Random(3, 4, 2)), c = Put(Random(4, 4, 3)), v = Put(Random(2, 3, 4)),
           one = Put(Random(1, 1, 5));
   std::vector<double> three(3), four(4);
@@ -661,7 +652,7 @@ TEST_P(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
   }
 }
 
-TEST_P(BackendConformanceTest, GivesTheSameBitsAgainAndFromManyThreads) {
+TEST_F(BackendConformanceTest, GivesTheSameBitsAgainAndFromManyThreads) {
   constexpr int64_t kRows = 130, kCols = 257, kRank = 24;
   const Dense d = Random(kRows, kCols, 21), v = Random(kRank, kCols, 22), w = Random(kRank, kRows, 23);
   const Dense s = SpdMatrix(kRank, 10, 24), big = SpdMatrix(kRows, 1e3, 25);
@@ -692,9 +683,6 @@ TEST_P(BackendConformanceTest, GivesTheSameBitsAgainAndFromManyThreads) {
     EXPECT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Backends, BackendConformanceTest, testing::ValuesIn(Backends()),
-                         [](const testing::TestParamInfo<BackendCase>& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace precondor

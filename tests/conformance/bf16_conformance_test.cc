@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 #include <vector>
 
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/vector_ops.h"
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/forwarding_backend.h"
 #include "tests/support/random_dense.h"
+#include "tests/support/test_backend.h"
 
 namespace precondor {
 namespace {
@@ -38,7 +38,7 @@ MatrixView Narrow(DeviceMatrix& x, int64_t gap) {
 // Rounding changes each element of l, d, l d and r by 2^-9 of it at most, so that no norm changes by more, and
 // |l d r| <= |l| |d| |r| in Frobenius' norm: 4 * 2^-9 of that, and a little for f32's sums.
 TEST(Bf16ConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
-  const std::unique_ptr<Backend> backend = MakeCpuBackend({}).value();
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
   if (!backend->KnowsProducts(ProductPrecision::kBf16)) GTEST_SKIP() << "no oneDNN, or no AVX512_BF16";
   constexpr int64_t kGap = 3;
   for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{
@@ -65,8 +65,8 @@ TEST(Bf16ConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
 }
 
 TEST(Bf16ConformanceTest, ABackendWithoutItSaysSo) {
-  const std::unique_ptr<Backend> cpu = MakeCpuBackend({}).value();
-  ForwardingBackend backend(*cpu);  // has the defaults
+  const std::unique_ptr<Backend> inner = MakeTestBackend();
+  ForwardingBackend backend(*inner);  // has the defaults
   EXPECT_FALSE(backend.KnowsProducts(ProductPrecision::kBf16));
   DeviceMatrix l = backend.Allocate(2, 2).value(), d = backend.Allocate(2, 2).value(),
                u = backend.Allocate(2, 2).value();

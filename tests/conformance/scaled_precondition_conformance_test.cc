@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 #include <vector>
 
-#include "kernels/cpu/cpu_backend.h"
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/forwarding_backend.h"
 #include "tests/support/random_dense.h"
+#include "tests/support/test_backend.h"
 
 namespace precondor {
 namespace {
@@ -55,12 +55,13 @@ struct Side {
 
 class ScaledPreconditionTest : public testing::TestWithParam<bool> {
  protected:
-  ScaledPreconditionTest() : forwarding_(*cpu_), backend_(GetParam() ? *cpu_ : static_cast<Backend&>(forwarding_)) {}
+  ScaledPreconditionTest()
+      : forwarding_(*device_), backend_(GetParam() ? *device_ : static_cast<Backend&>(forwarding_)) {}
 
   // f32 has 6e-8; the products here are at most 200 long, and what is taken from D is at most as large.
   static constexpr double kTolerance = 2e-5;
 
-  const std::unique_ptr<Backend> cpu_ = MakeCpuBackend({}).value();
+  const std::unique_ptr<Backend> device_ = MakeTestBackend();
   ForwardingBackend forwarding_;
   Backend& backend_;
 };

@@ -15,9 +15,9 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/random.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/forwarding_backend.h"
+#include "tests/support/test_backend.h"
 
 namespace precondor {
 namespace {
@@ -35,12 +35,12 @@ struct DeviceCase {
 };
 
 std::vector<DeviceCase> Devices() {
-  return {{"cpu",
+  return {{"backend",
            [] {
-             return Device{nullptr, MakeCpuBackend(CpuBackendOptions()).value()};
+             return Device{nullptr, MakeTestBackend()};
            }},
           {"defaults", [] {
-             Device device{MakeCpuBackend(CpuBackendOptions()).value(), nullptr};
+             Device device{MakeTestBackend(), nullptr};
              device.backend = std::make_unique<ForwardingBackend>(*device.inner);
              return device;
            }}};

@@ -63,7 +63,8 @@ OUR_ROOTS = ("kernels/", "server/", "client/", "proto/", "precondor/", "tests/")
 # Third-party headers -> prefixes where they are welcome, with the reason for the message.
 THIRD_PARTY = [
     (r"^(cuda|cublas|cusolver|cusparse|curand|nccl|device_launch)",
-     ["kernels/cuda/", "tests/conformance/nccl_", "tests/conformance/fake_nccl"], "only kernels/cuda knows CUDA"),
+     ["kernels/cuda/", "tests/conformance/nccl_", "tests/conformance/fake_nccl", "tests/support/cuda_host/"],
+     "only kernels/cuda knows CUDA"),
     (r"^prometheus/", ["server/metrics/", "tests/unit/server/metrics/"], "only server/metrics knows prometheus-cpp"),
     (r"^(grpc|grpcpp)/",
      ["proto/wire/", "server/rpc/", "server/etcd/", "server/app", "server/main", "client/cpp/src/", "client/cpp/tools/",
@@ -76,7 +77,8 @@ THIRD_PARTY = [
       "tests/e2e/", "tests/fuzz/", "tests/bench/"],
      "protobuf lives in proto/wire, server/rpc, server/etcd and the client's sources"),
     (r"^yaml-cpp/", ["server/config"], "only server/config reads YAML"),
-    (r"^(cblas|lapacke|openblas|dnnl|oneapi/dnnl)", ["kernels/cpu/", "client/cpp/examples/", "tests/bench/"],
+    (r"^(cblas|lapacke|openblas|dnnl|oneapi/dnnl)",
+     ["kernels/cpu/", "client/cpp/examples/", "tests/bench/", "tests/support/cuda_host/"],
      "BLAS and oneDNN live in kernels/cpu"),
     (r"^hwy/", ["kernels/cpu/", "tests/unit/kernels/cpu/"], "vector code lives in kernels/cpu"),
     (r"^isa-l", ["server/store/"], "checksums of stored bytes live in server/store"),

@@ -12,14 +12,12 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/factor.h"
 #include "kernels/methods/method.h"
 #include "tests/reference/mkor.h"
+#include "tests/support/test_backend.h"
 
 namespace precondor {
-
-inline std::unique_ptr<Backend> MakeTestBackend() { return MakeCpuBackend(CpuBackendOptions()).value(); }
 
 // Kinds of statistics. Elements are rounded to f32, so that oracle and code see the same numbers.
 enum class Stream { kCorrelated, kHeavyTailed, kDrifting, kSubspace };

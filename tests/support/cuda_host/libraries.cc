@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// The routines of cuBLAS and cuSOLVER that kernels/cuda calls, by OpenBLAS and its LAPACK: both are column-major, so
+// that arguments mean the same. They run in their stream's order.
+#include <algorithm>
+#include <cblas.h>
+#include <cstdint>
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+#include <cusolverDn.h>
+#include <vector>
+
+#include "tests/support/cuda_host/stream.h"
+
+extern "C" {
+void dpotrf_(const char* uplo, const int* n, double* a, const int* lda, int* info);
+void dpotri_(const char* uplo, const int* n, double* a, const int* lda, int* info);
+void dsyevd_(const char* jobz, const char* uplo, const int* n, double* a, const int* lda, double* w, double* work,
+             const int* lwork, int* iwork, const int* liwork, int* info);
+void dgeqrf_(const int* m, const int* n, double* a, const int* lda, double* tau, double* work, const int* lwork,
+             int* info);
+void dorgqr_(const int* m, const int* n, const int* k, double* a, const int* lda, const double* tau, double* work,
+             const int* lwork, int* info);
+}
+
+struct cublasContext {
+  cudaStream_t stream = nullptr;
+};
+struct cusolverDnContext {
+  cudaStream_t stream = nullptr;
+};
+
+namespace {
+
+namespace host = precondor::cuda_host;
+
+CBLAS_TRANSPOSE Blas(cublasOperation_t op) { return op == CUBLAS_OP_N ? CblasNoTrans : CblasTrans; }
+CBLAS_UPLO Blas(cublasFillMode_t uplo) { return uplo == CUBLAS_FILL_MODE_LOWER ? CblasLower : CblasUpper; }
+CBLAS_SIDE Blas(cublasSideMode_t side) { return side == CUBLAS_SIDE_LEFT ? CblasLeft : CblasRight; }
+CBLAS_DIAG Blas(cublasDiagType_t diag) { return diag == CUBLAS_DIAG_UNIT ? CblasUnit : CblasNonUnit; }
+const char* Lapack(cublasFillMode_t uplo) { return uplo == CUBLAS_FILL_MODE_LOWER ? "L" : "U"; }
+
+cublasStatus_t Put(cublasHandle_t handle, std::function<void()> work) {
+  if (host::CountCall() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
+  host::Enqueue(handle->stream, std::move(work));
+  return CUBLAS_STATUS_SUCCESS;
+}
+cusolverStatus_t Put(cusolverDnHandle_t handle, std::function<void()> work) {
+  if (host::CountCall() != cudaSuccess) return CUSOLVER_STATUS_EXECUTION_FAILED;
+  host::Enqueue(handle->stream, std::move(work));
+  return CUSOLVER_STATUS_SUCCESS;
+}
+// The LAPACK routine finds its own work space; a device's must be asked for all the same.
+cusolverStatus_t Size(int elements, int* size) {
+  *size = elements;
+  return CUSOLVER_STATUS_SUCCESS;
+}
+
+std::vector<float> ToF32(const void* data, int64_t rows, int64_t cols, int64_t stride) {
+  const auto* in = static_cast<const __nv_bfloat16*>(data);
+  std::vector<float> out(static_cast<size_t>(rows * cols));
+  for (int64_t j = 0; j < cols; ++j) {
+    for (int64_t i = 0; i < rows; ++i) out[static_cast<size_t>(j * rows + i)] = __bfloat162float(in[j * stride + i]);
+  }
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
+  if (host::CountCall() != cudaSuccess) return CUBLAS_STATUS_NOT_INITIALIZED;
+  openblas_set_num_threads(1);  // sums in one order
+  *handle = new cublasContext;
+  host::AddLiveObjects(1);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
+  delete handle;
+  host::AddLiveObjects(-1);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
+const char* cublasGetStatusString(cublasStatus_t) { return "made on the host"; }
+
+cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
+                                 int64_t n, int64_t k, const float* alpha, const float* a, int64_t lda, const float* b,
+                                 int64_t ldb, const float* beta, float* c, int64_t ldc) {
+  return Put(handle, [=, alpha = *alpha, beta = *beta] {
+    cblas_sgemm(CblasColMajor, Blas(op_a), Blas(op_b), m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  });
+}
+
+cublasStatus_t cublasGemmEx_64(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
+                               int64_t n, int64_t k, const void* alpha, const void* a, cudaDataType a_type, int64_t lda,
+                               const void* b, cudaDataType b_type, int64_t ldb, const void* beta, void* c,
+                               cudaDataType c_type, int64_t ldc, cublasComputeType_t compute, cublasGemmAlgo_t) {
+  if (op_a != CUBLAS_OP_N || op_b != CUBLAS_OP_N || a_type != CUDA_R_16BF || b_type != CUDA_R_16BF ||
+      compute != CUBLAS_COMPUTE_32F || (c_type != CUDA_R_32F && c_type != CUDA_R_16BF)) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  const float fa = *static_cast<const float*>(alpha), fb = *static_cast<const float*>(beta);
+  if (fb != 0.0f) return CUBLAS_STATUS_NOT_SUPPORTED;
+  return Put(handle, [=] {
+    const std::vector<float> left = ToF32(a, m, k, lda), right = ToF32(b, k, n, ldb);
+    std::vector<float> product(static_cast<size_t>(m * n));
+    cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, m, n, k, fa, left.data(), m, right.data(), k, 0.0f,
+                product.data(), m);
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t i = 0; i < m; ++i) {
+        const float value = product[static_cast<size_t>(j * m + i)];
+        if (c_type == CUDA_R_32F) {
+          static_cast<float*>(c)[j * ldc + i] = value;
+        } else {
+          static_cast<__nv_bfloat16*>(c)[j * ldc + i] = __float2bfloat16_rn(value);
+        }
+      }
+    }
+  });
+}
+
+cublasStatus_t cublasStrmm_v2_64(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t uplo,
+                                 cublasOperation_t op, cublasDiagType_t diag, int64_t m, int64_t n, const float* alpha,
+                                 const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
+  if (b != c || ldb != ldc) return CUBLAS_STATUS_NOT_SUPPORTED;
+  return Put(handle, [=, alpha = *alpha] {
+    cblas_strmm(CblasColMajor, Blas(side), Blas(uplo), Blas(op), Blas(diag), m, n, alpha, a, lda, c, ldc);
+  });
+}
+
+cublasStatus_t cublasStrsm_v2_64(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t uplo,
+                                 cublasOperation_t op, cublasDiagType_t diag, int64_t m, int64_t n, const float* alpha,
+                                 const float* a, int64_t lda, float* b, int64_t ldb) {
+  return Put(handle, [=, alpha = *alpha] {
+    cblas_strsm(CblasColMajor, Blas(side), Blas(uplo), Blas(op), Blas(diag), m, n, alpha, a, lda, b, ldb);
+  });
+}
+
+cusolverStatus_t cusolverDnCreate(cusolverDnHandle_t* handle) {
+  if (host::CountCall() != cudaSuccess) return CUSOLVER_STATUS_NOT_INITIALIZED;
+  *handle = new cusolverDnContext;
+  host::AddLiveObjects(1);
+  return CUSOLVER_STATUS_SUCCESS;
+}
+cusolverStatus_t cusolverDnDestroy(cusolverDnHandle_t handle) {
+  delete handle;
+  host::AddLiveObjects(-1);
+  return CUSOLVER_STATUS_SUCCESS;
+}
+cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
+  return CUSOLVER_STATUS_SUCCESS;
+}
+
+cusolverStatus_t cusolverDnDpotrf_bufferSize(cusolverDnHandle_t, cublasFillMode_t, int, double*, int, int* size) {
+  return Size(0, size);
+}
+cusolverStatus_t cusolverDnDpotrf(cusolverDnHandle_t handle, cublasFillMode_t uplo, int n, double* a, int lda, double*,
+                                  int, int* info) {
+  return Put(handle, [=] { dpotrf_(Lapack(uplo), &n, a, &lda, info); });
+}
+cusolverStatus_t cusolverDnDpotri_bufferSize(cusolverDnHandle_t, cublasFillMode_t, int, double*, int, int* size) {
+  return Size(0, size);
+}
+cusolverStatus_t cusolverDnDpotri(cusolverDnHandle_t handle, cublasFillMode_t uplo, int n, double* a, int lda, double*,
+                                  int, int* info) {
+  return Put(handle, [=] { dpotri_(Lapack(uplo), &n, a, &lda, info); });
+}
+
+cusolverStatus_t cusolverDnDsyevd_bufferSize(cusolverDnHandle_t, cusolverEigMode_t, cublasFillMode_t, int n,
+                                             const double*, int, const double*, int* size) {
+  return Size(1 + 6 * n + 2 * n * n, size);
+}
+cusolverStatus_t cusolverDnDsyevd(cusolverDnHandle_t handle, cusolverEigMode_t, cublasFillMode_t uplo, int n, double* a,
+                                  int lda, double* w, double* work, int work_size, int* info) {
+  return Put(handle, [=] {
+    std::vector<int> iwork(static_cast<size_t>(3 + 5 * n));
+    const int iwork_size = 3 + 5 * n;
+    dsyevd_("V", Lapack(uplo), &n, a, &lda, w, work, &work_size, iwork.data(), &iwork_size, info);
+  });
+}
+
+cusolverStatus_t cusolverDnDgeqrf_bufferSize(cusolverDnHandle_t, int, int n, double*, int, int* size) {
+  return Size(std::max(1, 64 * n), size);
+}
+cusolverStatus_t cusolverDnDgeqrf(cusolverDnHandle_t handle, int m, int n, double* a, int lda, double* tau,
+                                  double* work, int work_size, int* info) {
+  return Put(handle, [=] { dgeqrf_(&m, &n, a, &lda, tau, work, &work_size, info); });
+}
+cusolverStatus_t cusolverDnDorgqr_bufferSize(cusolverDnHandle_t, int, int n, int, const double*, int, const double*,
+                                             int* size) {
+  return Size(std::max(1, 64 * n), size);
+}
+cusolverStatus_t cusolverDnDorgqr(cusolverDnHandle_t handle, int m, int n, int k, double* a, int lda, const double* tau,
+                                  double* work, int work_size, int* info) {
+  return Put(handle, [=] { dorgqr_(&m, &n, &k, a, &lda, tau, work, &work_size, info); });
+}
+
+}  // extern "C"

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the CUDA runtime that kernels/cuda calls. Device memory is the host's; work runs in the order of its
+// stream when somebody waits for the stream or for an event on it.
+#include "tests/support/cuda_host/stream.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+
+#include "kernels/base/mutex.h"
+
+struct CUstream_st {
+  struct Item {
+    std::function<void()> work;
+    bool even_when_lost = false;
+  };
+  precondor::Mutex queue_mu;
+  std::deque<Item> queue;
+  precondor::Mutex running_mu;  // work runs one at a time, whoever waits
+};
+struct CUevent_st {
+  struct State {
+    precondor::Mutex mu;
+    cudaStream_t stream = nullptr;  // where it was recorded last
+    uint64_t records = 0, passed = 0;
+  };
+  const std::shared_ptr<State> state = std::make_shared<State>();  // what is on the stream may outlive the event
+};
+struct CUmemPoolHandle_st {};
+
+namespace precondor::cuda_host {
+namespace {
+
+Mutex mu;  // guards what follows
+int64_t calls = 0;
+int64_t failing_call = -1;
+cudaError_t failure = cudaSuccess;
+bool lost = false;
+std::atomic<int> device_count{1};
+std::atomic<int64_t> live_objects{0};
+
+bool Lost() {
+  const MutexLock lock(mu);
+  return lost;
+}
+
+void Put(cudaStream_t stream, std::function<void()> work, bool even_when_lost) {
+  const MutexLock lock(stream->queue_mu);
+  stream->queue.push_back({std::move(work), even_when_lost});
+}
+
+void Drain(cudaStream_t stream, const std::function<bool()>& done) {
+  const MutexLock run(stream->running_mu);
+  while (!done()) {
+    CUstream_st::Item item;
+    {
+      const MutexLock lock(stream->queue_mu);
+      if (stream->queue.empty()) return;
+      item = std::move(stream->queue.front());
+      stream->queue.pop_front();
+    }
+    if (item.even_when_lost || !Lost()) item.work();
+  }
+}
+
+void CopyRows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows) {
+  for (size_t i = 0; i < rows; ++i) {
+    std::memcpy(static_cast<char*>(to) + i * to_pitch, static_cast<const char*>(from) + i * from_pitch, width);
+  }
+}
+
+// NaN in every f32 and f64 of the first MiB, so that nobody takes memory for zeroed.
+void* NewMemory(size_t bytes) {
+  void* data = nullptr;
+  if (posix_memalign(&data, 256, bytes) != 0) return nullptr;
+  std::memset(data, 0xff, std::min(bytes, size_t{1} << 20));
+  ++live_objects;
+  return data;
+}
+
+void FreeMemory(void* data) {
+  std::free(data);
+  --live_objects;
+}
+
+}  // namespace
+
+void Enqueue(cudaStream_t stream, std::function<void()> work) {
+  Put(stream, std::move(work), /*even_when_lost=*/false);
+}
+
+cudaError_t CountCall() {
+  const MutexLock lock(mu);
+  if (lost) return failure;
+  if (calls++ != failing_call) return cudaSuccess;
+  lost = failure == cudaErrorIllegalAddress || failure == cudaErrorECCUncorrectable;
+  return failure;
+}
+
+int64_t Calls() {
+  const MutexLock lock(mu);
+  return calls;
+}
+void FailCall(int64_t after, cudaError_t error) {
+  const MutexLock lock(mu);
+  failing_call = calls + after;
+  failure = error;
+}
+void Recover() {
+  const MutexLock lock(mu);
+  failing_call = -1;
+  lost = false;
+}
+void SetDeviceCount(int count) { device_count = count; }
+int64_t LiveObjects() { return live_objects; }
+void AddLiveObjects(int64_t count) { live_objects += count; }
+
+}  // namespace precondor::cuda_host
+
+namespace host = precondor::cuda_host;
+
+#define RETURN_IF_FAILED() \
+  if (const cudaError_t error = host::CountCall(); error != cudaSuccess) return error
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  if (host::device_count < 0) return cudaErrorInsufficientDriver;  // leaves *count alone, as the real one does
+  if (host::device_count == 0) return cudaErrorNoDevice;
+  *count = host::device_count;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device < host::device_count ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorInsufficientDriver:
+      return "cudaErrorInsufficientDriver";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    default:
+      return "another error";
+  }
+}
+const char* cudaGetErrorString(cudaError_t) { return "made on the host"; }
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  RETURN_IF_FAILED();
+  *stream = new CUstream_st;
+  host::AddLiveObjects(1);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  RETURN_IF_FAILED();
+  host::Drain(stream, [] { return false; });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  host::Drain(stream, [] { return false; });
+  delete stream;
+  host::AddLiveObjects(-1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  RETURN_IF_FAILED();
+  *event = new CUevent_st;
+  host::AddLiveObjects(1);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  host::AddLiveObjects(-1);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  RETURN_IF_FAILED();
+  const precondor::MutexLock lock(event->state->mu);
+  event->state->stream = stream;
+  host::Enqueue(stream, [state = event->state, record = ++event->state->records] {
+    const precondor::MutexLock lock(state->mu);
+    state->passed = record;
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  RETURN_IF_FAILED();
+  cudaStream_t stream;
+  uint64_t record;
+  {
+    const precondor::MutexLock lock(event->state->mu);
+    stream = event->state->stream;
+    record = event->state->records;
+  }
+  if (stream == nullptr) return cudaSuccess;  // never recorded
+  host::Drain(stream, [state = event->state, record] {
+    const precondor::MutexLock lock(state->mu);
+    return state->passed >= record;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
+  RETURN_IF_FAILED();
+  *data = host::NewMemory(bytes);
+  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* data) {
+  host::FreeMemory(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
+  RETURN_IF_FAILED();
+  *pool = new CUmemPoolHandle_st;
+  host::AddLiveObjects(1);
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  delete pool;
+  host::AddLiveObjects(-1);
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return host::CountCall(); }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return host::CountCall(); }
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t, cudaStream_t) {
+  RETURN_IF_FAILED();
+  *data = host::NewMemory(bytes);
+  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+// Freeing counts as no call: nothing that fails may keep memory.
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  host::Put(
+      stream, [data] { host::FreeMemory(data); }, /*even_when_lost=*/true);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  RETURN_IF_FAILED();
+  host::Enqueue(stream, [=] { std::memset(data, value, bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind, cudaStream_t stream) {
+  RETURN_IF_FAILED();
+  if (width > to_pitch || width > from_pitch) return cudaErrorInvalidPitchValue;
+  host::Enqueue(stream, [=] { host::CopyRows(to, to_pitch, from, from_pitch, width, rows); });
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams that run later, and the errors that a device may have.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <functional>
+#include <tuple>
+#include <utility>
+
+#include "tests/support/cuda_host/grid.h"
+
+namespace precondor::cuda_host {
+
+// Puts work behind what is on the stream. It runs when somebody waits for it, unless the device is lost by then.
+void Enqueue(cudaStream_t stream, std::function<void()> work);
+
+// Counts a call of the CUDA runtime, and is its result: cudaSuccess, or what FailCall asked for.
+cudaError_t CountCall();
+
+// --- for tests -------------------------------------------------------------------------------------------------
+int64_t Calls();
+// The call after `calls` more returns `error` and does nothing else; so do all later ones if the error is one that
+// ends a device's use, until Recover.
+void FailCall(int64_t calls, cudaError_t error);
+void Recover();
+// Devices that there are; -1: no driver.
+void SetDeviceCount(int count);
+// Memory, streams, events, pools and handles that have been made and not yet freed.
+int64_t LiveObjects();
+void AddLiveObjects(int64_t count);
+
+template <typename... Params, typename... Args>
+cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
+  const cudaError_t error = CountCall();
+  if (error != cudaSuccess) return error;
+  const dim3 grid = config->gridDim, block = config->blockDim;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
+      block.x * block.y * block.z == 0 || block.x * block.y * block.z > 1024) {
+    return cudaErrorInvalidConfiguration;
+  }
+  Enqueue(config->stream, [grid, block, kernel, params = std::tuple<Params...>(std::forward<Args>(args)...)] {
+    RunGrid(grid, block, [&] { std::apply(kernel, params); });
+  });
+  return cudaSuccess;
+}
+
+}  // namespace precondor::cuda_host

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA backend makes of a device that is missing, full or failing, on the host's imitation of one.
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/support/cuda_host/stream.h"
+
+namespace precondor {
+namespace {
+
+using testing::HasSubstr;
+
+class CudaDeviceTest : public testing::Test {
+ protected:
+  ~CudaDeviceTest() override {
+    cuda_host::Recover();
+    cuda_host::SetDeviceCount(1);
+    EXPECT_EQ(cuda_host::LiveObjects(), 0);
+  }
+};
+
+// A step of every kind of work: uploads, products, kernels with and without sums, a decomposition, downloads.
+absl::Status Work(Backend& backend) {
+  constexpr int64_t kN = 5;
+  std::vector<float> host(kN * kN, 0.0f);
+  for (int64_t i = 0; i < kN; ++i) host[i * kN + i] = 2.0f;
+  const MatrixView view(host.data(), kN, kN);
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix a, backend.Allocate(kN, kN));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix b, backend.Allocate(kN, kN));
+  PRECONDOR_ASSIGN_OR_RETURN(SymmetricMatrix m, backend.AllocateSymmetric(kN, SymmetricStorage::kF16));
+  PRECONDOR_RETURN_IF_ERROR(backend.Upload(view, a.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, a.view(), Transpose::kNo, a.view(), Transpose::kYes, 0.0, b.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.ScaleRows(std::vector<double>(kN, 0.5), b.view(), b.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.SpdInverse(b.view(), a.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricCompress(a.view(), m));
+  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricUpdateMultiply(0.5, 0.25, {1.0}, a.view().RowRange(0, 1), m,
+                                                            b.view().RowRange(0, 2), a.view().RowRange(0, 2)));
+  PRECONDOR_RETURN_IF_ERROR(backend.TriangularSolve(From::kLeft, b.view(), Transpose::kNo, a.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.Dot(a.view(), b.view()).status());
+  return backend.Download(a.view(), view);
+}
+
+TEST_F(CudaDeviceTest, SaysWhyThereIsNoDevice) {
+  cuda_host::SetDeviceCount(-1);
+  EXPECT_TRUE(absl::IsUnavailable(CountCudaDevices().status()));
+  EXPECT_THAT(std::string(MakeCudaBackend({}).status().message()), HasSubstr("cudaErrorInsufficientDriver"));
+  cuda_host::SetDeviceCount(0);
+  EXPECT_THAT(std::string(CountCudaDevices().status().message()), HasSubstr("cudaErrorNoDevice"));
+  cuda_host::SetDeviceCount(2);
+  EXPECT_EQ(CountCudaDevices().value(), 2);
+  const absl::Status status = MakeCudaBackend({.device = 2}).status();
+  EXPECT_TRUE(absl::IsUnavailable(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("expected 0 ... 1, got 2"));
+}
+
+TEST_F(CudaDeviceTest, KeepsToItsMemory) {
+  EXPECT_TRUE(absl::IsInvalidArgument(MakeCudaBackend({.memory_limit_bytes = 0}).status()));
+  const std::unique_ptr<Backend> backend = MakeCudaBackend({.memory_limit_bytes = 1000}).value();
+  {
+    const absl::StatusOr<DeviceMatrix> held = backend->Allocate(10, 20);
+    ASSERT_TRUE(held.ok());
+    const absl::Status refused = backend->Allocate(10, 6).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(refused));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 1000 bytes in use, got 800 and a request for 240"));
+    EXPECT_TRUE(backend->Allocate(10, 5).ok());
+  }
+  EXPECT_EQ(backend->allocated_bytes(), 0);
+  cuda_host::FailCall(0, cudaErrorMemoryAllocation);
+  EXPECT_TRUE(absl::IsResourceExhausted(backend->Allocate(1, 1).status()));
+  EXPECT_EQ(backend->allocated_bytes(), 0);
+  EXPECT_TRUE(backend->Allocate(1, 1).ok());
+}
+
+// Each call of the runtime in turn fails, first in a way that the device survives, then in one that ends its use.
+TEST_F(CudaDeviceTest, EveryFailingCallIsAStatusAndLosesNothing) {
+  int64_t calls = cuda_host::Calls();
+  {
+    const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
+    ASSERT_TRUE(Work(*backend).ok());
+    calls = cuda_host::Calls() - calls;
+  }
+  ASSERT_GT(calls, 60);
+  for (const cudaError_t error : {cudaErrorInvalidConfiguration, cudaErrorIllegalAddress}) {
+    for (int64_t call = 0; call < calls; ++call) {
+      cuda_host::FailCall(call, error);
+      absl::StatusOr<std::unique_ptr<Backend>> backend = MakeCudaBackend({});
+      if (!backend.ok()) {
+        EXPECT_TRUE(absl::IsInternal(backend.status())) << backend.status();
+      } else {
+        const absl::Status status = Work(**backend);
+        EXPECT_FALSE(status.ok()) << "call " << call << " of " << calls;
+        EXPECT_EQ((*backend)->allocated_bytes(), 0);
+        if (error == cudaErrorInvalidConfiguration) {
+          EXPECT_EQ(Work(**backend), absl::OkStatus()) << "after " << status;
+        }
+        backend->reset();
+      }
+      cuda_host::Recover();
+      ASSERT_EQ(cuda_host::LiveObjects(), 0) << "call " << call << " of " << calls;
+    }
+  }
+}
+
+TEST_F(CudaDeviceTest, ALostDeviceSaysSoAtOnce) {
+  const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
+  cuda_host::FailCall(5, cudaErrorIllegalAddress);
+  EXPECT_FALSE(Work(*backend).ok());
+  cuda_host::Recover();  // the driver would go on failing; the backend does not ask it any more
+  const int64_t calls = cuda_host::Calls();
+  const absl::Status status = Work(*backend);
+  EXPECT_TRUE(absl::IsInternal(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device 0 is lost since this fault"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cudaErrorIllegalAddress"));
+  EXPECT_EQ(cuda_host::Calls(), calls);
+}
+
+// More threads than pinned buffers.
+TEST_F(CudaDeviceTest, ThreadsShareThePinnedBuffers) {
+  const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
+  std::vector<absl::Status> statuses(8);
+  std::vector<std::thread> threads;
+  for (absl::Status& status : statuses) {
+    threads.emplace_back([&backend, &status] { status = Work(*backend); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+// Rows and matrices longer than a pinned buffer come back as they were.
+TEST_F(CudaDeviceTest, MovesWhatNoPinnedBufferHolds) {
+  const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(3, 1500000), {700, 3001}, {2000000, 1}}) {
+    std::vector<float> host(rows * (cols + 1)), back(rows * cols);
+    for (size_t i = 0; i < host.size(); ++i) host[i] = static_cast<float>(i % 65521);
+    DeviceMatrix device = backend->Allocate(rows, cols).value();
+    ASSERT_TRUE(backend->Upload(ConstMatrixView(host.data(), rows, cols, cols + 1), device.view()).ok());
+    ASSERT_TRUE(backend->Download(device.view(), MatrixView(back.data(), rows, cols)).ok());
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < cols; ++j) ASSERT_EQ(back[i * cols + j], host[i * (cols + 1) + j]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace precondor

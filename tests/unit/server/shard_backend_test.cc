@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which device a shard takes. Where the toolkit's headers are, the library on LD_LIBRARY_PATH is the host's imitation.
+#include "server/shard_backend.h"
+
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/cuda/cuda_module.h"
+
+namespace precondor {
+namespace {
+
+using testing::HasSubstr;
+
+class TextLogger final : public Logger {
+ public:
+  void Log(Severity, absl::string_view message, std::initializer_list<LogField> fields) override {
+    text += std::string(message);
+    for (const LogField& field : fields) text += " " + field.name + "=" + field.text;
+  }
+  std::string text;
+};
+
+ServerConfig Config(const std::string& backend, int64_t device = 0) {
+  ServerConfig config;
+  config.backend = backend;
+  config.cuda_device = device;
+  return config;
+}
+
+TEST(ShardBackendTest, CpuIsTheCpu) {
+  TextLogger logger;
+  EXPECT_EQ(MakeShardBackend(Config("cpu"), logger).value()->name(), "cpu");
+  EXPECT_EQ(logger.text, "");
+}
+
+TEST(ShardBackendTest, AutoSaysWhatItTookAndWhy) {
+  TextLogger logger;
+  const std::unique_ptr<Backend> backend = MakeShardBackend(Config("auto"), logger).value();
+  EXPECT_THAT(logger.text, HasSubstr("backend=" + std::string(backend->name())));
+  if (FindCudaDriver().ok()) GTEST_SKIP() << "this host has a CUDA driver";
+  EXPECT_EQ(backend->name(), "cpu");
+  EXPECT_THAT(logger.text, HasSubstr("reason=no CUDA driver: libcuda.so.1"));
+}
+
+#ifdef PRECONDOR_CUDA_ON_HOST
+TEST(ShardBackendTest, CudaComesOutOfItsLibrary) {
+  TextLogger logger;
+  const std::unique_ptr<Backend> backend = MakeShardBackend(Config("cuda"), logger).value();
+  EXPECT_EQ(backend->name(), "cuda");
+  DeviceMatrix x = backend->Allocate(2, 2).value();
+  EXPECT_TRUE(backend->AddDiagonal(3.0, x.view()).ok());
+  EXPECT_EQ(backend->AbsoluteSum(x.view()).value(), 6.0);
+}
+
+TEST(ShardBackendTest, ADeviceThatIsNotThereIsAnError) {
+  TextLogger logger;
+  const absl::Status status = MakeShardBackend(Config("cuda", 5), logger).status();
+  EXPECT_TRUE(absl::IsUnavailable(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device: expected 0 ... 0, got 5"));
+}
+#else
+TEST(ShardBackendTest, CudaWithoutItsLibraryIsAnError) {
+  TextLogger logger;
+  const absl::StatusOr<std::unique_ptr<Backend>> backend = MakeShardBackend(Config("cuda"), logger);
+  if (backend.ok()) GTEST_SKIP() << "this build and this host have CUDA";
+  EXPECT_TRUE(absl::IsUnavailable(backend.status())) << backend.status();
+}
+#endif
+
+}  // namespace
+}  // namespace precondor
