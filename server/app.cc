@@ -15,7 +15,6 @@
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
 #include "server/core/coordinator.h"
@@ -32,6 +31,7 @@
 #include "server/rpc/shard_client.h"
 #include "server/rpc/shard_service.h"
 #include "server/rpc/snapshot_service.h"
+#include "server/shard_backend.h"
 #include "server/store/posix_file_system.h"
 
 namespace precondor {
@@ -73,11 +73,6 @@ class LocalShard final : public ShardControl {
   Mutex mu_;
   std::string address_ ABSL_GUARDED_BY(mu_);
 };
-
-absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config) {
-  if (config.backend == "cpu") return MakeCpuBackend(CpuBackendOptions());
-  return absl::UnimplementedError(absl::StrCat("backend: this build has cpu, got ", config.backend));
-}
 
 v1::Role EncodeRole(ServerRole role) {
   switch (role) {
@@ -221,7 +216,7 @@ class ServerApp final : public App {
 
  private:
   absl::Status MakeShard() {
-    PRECONDOR_ASSIGN_OR_RETURN(backend_, MakeBackend(config_));
+    PRECONDOR_ASSIGN_OR_RETURN(backend_, MakeShardBackend(config_, logger_));
     const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     compute_threads_ =
         std::make_unique<ThreadPoolExecutor>(config_.threads > 0 ? static_cast<int>(config_.threads) : cores);

@@ -21,7 +21,7 @@ std::unique_ptr<Logger> MakeServerLogger(const ServerConfig& config, const Clock
 // (docs/threading.md).
 class App {
  public:
-  // Serves when it returns. `logger` outlives the app. Unavailable: a port is taken; Unimplemented: the backend.
+  // Serves when it returns. `logger` outlives the app. Unavailable: a port is taken, or no such device.
   static absl::StatusOr<std::unique_ptr<App>> Start(const ServerConfig& config, Logger& logger);
   // Ends at once, without a drain, if Wait has not returned.
   virtual ~App() = default;

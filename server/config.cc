@@ -138,7 +138,9 @@ const std::vector<Option>& Options() {
                  "address that workers dial, host:port; default: the coordinator's name for "
                  "the shard, or `listen`"),
       ListOption("shards", &C::shards, "coordinator: its shards, host:port, separated by commas"),
-      ChoiceOption("backend", &C::backend, {"cpu"}, "device of a shard"),
+      ChoiceOption("backend", &C::backend, {"auto", "cpu", "cuda"},
+                   "device of a shard; auto: cuda where there is one, else cpu"),
+      NumberOption("cuda_device", &C::cuda_device, 0, 1023, "cuda: which of the host's devices, as CUDA counts"),
       NumberOption("threads", &C::threads, 0, 1024, "threads for a shard's arithmetic; 0: one a core"),
       NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
                    "bytes that sessions may reserve on a shard", true),

@@ -21,7 +21,8 @@ struct ServerConfig {
   std::string port_file;
   std::string advertise;
   std::vector<std::string> shards;
-  std::string backend = "cpu";
+  std::string backend = "auto";
+  int64_t cuda_device = 0;
   int64_t threads = 0;
   int64_t memory_limit_bytes = int64_t{8} << 30;
   int64_t window_steps = 2;

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which device a shard computes on.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/log.h"
+#include "server/config.h"
+
+namespace precondor {
+
+// What config.backend asks for. With "auto" a CUDA device where one can be used, else the CPU, and the log says why.
+// With "cuda" no device is an error: Unavailable, with CUDA's reason.
+absl::StatusOr<std::unique_ptr<Backend>> MakeShardBackend(const ServerConfig& config, Logger& logger);
+
+}  // namespace precondor
