@@ -175,8 +175,8 @@ absl::Status Device::Download(ConstMatrixView device, MatrixView host) {
 
 absl::Status Device::Copy(ConstMatrixView from, MatrixView to) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
-  return Checked("Copy", cudaMemcpy2DAsync(to.data, Pitch(to), from.data, Pitch(from), Width(from), from.rows,
-                                           cudaMemcpyDeviceToDevice, stream_));
+  return Checked("Copy", CopyRowsAsync(to.data, Pitch(to), from.data, Pitch(from), Width(from), from.rows,
+                                       cudaMemcpyDeviceToDevice, stream_));
 }
 
 absl::Status Device::UploadBytes(const void* host, int64_t bytes, void* device) {

@@ -33,6 +33,14 @@ cudaError_t ForEachPiece(int64_t width, int64_t rows, Piece piece) {
 
 }  // namespace
 
+cudaError_t CopyRowsAsync(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, int64_t width, int64_t rows,
+                          cudaMemcpyKind kind, cudaStream_t stream) {
+  if (rows == 1 || (to_pitch == width && from_pitch == width)) {
+    return cudaMemcpyAsync(to, from, width * rows, kind, stream);
+  }
+  return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, kind, stream);
+}
+
 absl::StatusOr<std::unique_ptr<Staging>> Staging::Make(cudaStream_t stream) {
   std::unique_ptr<Staging> staging(new Staging(stream));
   const MutexLock lock(staging->mu_);
@@ -80,7 +88,7 @@ cudaError_t Staging::Upload(const void* host, int64_t host_pitch, int64_t width,
       const char* from = static_cast<const char*>(host) + row * host_pitch + begin;
       CopyRows(from, host_pitch, bytes, count, buffer.data, bytes);
       char* to = static_cast<char*>(device) + row * device_pitch + begin;
-      error = cudaMemcpy2DAsync(to, device_pitch, buffer.data, bytes, bytes, count, cudaMemcpyHostToDevice, stream_);
+      error = CopyRowsAsync(to, device_pitch, buffer.data, bytes, bytes, count, cudaMemcpyHostToDevice, stream_);
     }
     if (error == cudaSuccess) error = cudaEventRecord(buffer.idle, stream_);
     GiveBack(buffer, error);
@@ -94,7 +102,7 @@ cudaError_t Staging::Download(const void* device, int64_t device_pitch, int64_t 
     const Buffer buffer = Take();
     const char* from = static_cast<const char*>(device) + row * device_pitch + begin;
     cudaError_t error =
-        cudaMemcpy2DAsync(buffer.data, bytes, from, device_pitch, bytes, count, cudaMemcpyDeviceToHost, stream_);
+        CopyRowsAsync(buffer.data, bytes, from, device_pitch, bytes, count, cudaMemcpyDeviceToHost, stream_);
     if (error == cudaSuccess) error = cudaEventRecord(buffer.idle, stream_);
     if (error == cudaSuccess) error = cudaEventSynchronize(buffer.idle);
     if (error == cudaSuccess) {

@@ -16,6 +16,11 @@
 
 namespace precondor::cuda {
 
+// `rows` rows of `width` bytes in the stream's order, as one copy where they lie one behind the other on both sides: a
+// copy row by row takes the bus far longer.
+cudaError_t CopyRowsAsync(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, int64_t width, int64_t rows,
+                          cudaMemcpyKind kind, cudaStream_t stream);
+
 // Thread-safe. A thread that finds all buffers in use waits for one. The device must be the thread's current one.
 class Staging {
  public:

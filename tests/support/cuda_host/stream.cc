@@ -253,6 +253,11 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
   host::Enqueue(stream, [=] { std::memset(data, value, bytes); });
   return cudaSuccess;
 }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  RETURN_IF_FAILED();
+  host::Enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind, cudaStream_t stream) {
   RETURN_IF_FAILED();
