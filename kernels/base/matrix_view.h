@@ -21,12 +21,12 @@ struct BasicMatrixView {
   constexpr BasicMatrixView(T* data, int64_t rows, int64_t cols) : BasicMatrixView(data, rows, cols, cols) {}
   constexpr BasicMatrixView(T* data, int64_t rows, int64_t cols, int64_t stride)
       : data(data), rows(rows), cols(cols), stride(stride) {}
-  // A mutable view is also a constant one.
+  // A mutable view is also a constant one, like T* and const T*: NOLINTBEGIN(google-explicit-constructor)
   template <typename U>
-  requires(!std::is_same_v<U, T> && std::is_convertible_v<U*, T*>) constexpr BasicMatrixView(
-      const BasicMatrixView<U>& other)  // NOLINT(google-explicit-constructor): like T* to const T*
+  requires(!std::is_same_v<U, T> &&
+           std::is_convertible_v<U*, T*>) constexpr BasicMatrixView(const BasicMatrixView<U>& other)
       : data(other.data), rows(other.rows), cols(other.cols), stride(other.stride) {}
-
+  // NOLINTEND(google-explicit-constructor)
   constexpr int64_t size() const { return rows * cols; }
   constexpr bool contiguous() const { return stride == cols || rows <= 1; }
   constexpr T* row(int64_t i) const { return data + i * stride; }
