@@ -66,8 +66,8 @@ archive=build/gpu-deps.tar.xz
 multiarch=x86_64-linux-gnu
 
 # The development packages' files under their paths in /usr, with the libraries that their links lead to. CMake's files of
-# all but OpenBLAS find the others relative to themselves. Debian 12's libraries want glibc 2.34 and GLIBCXX_3.4.21: no
-# libstdc++ comes along, the compiler's own on the GPU machine is newer. OpenBLAS's Fortran runtime does.
+# all but OpenBLAS find the others relative to themselves. Debian 12's libraries want glibc 2.34 and g++ 11's libstdc++
+# (GLIBCXX_3.4.29), which does not come along: the compiler there brings it. OpenBLAS's Fortran runtime does.
 pack_dependencies() {
   local packages=(libabsl-dev libgtest-dev libgmock-dev libbenchmark-dev libhwy-dev libisal-dev libopenblas-pthread-dev)
   local blas=lib/$multiarch/openblas-pthread path library

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Packs a built server with the libraries it needs, for machines that lack gRPC and the like.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+Usage: deploy/pack-server.sh [--binaries DIR] [--help]
+  --binaries DIR  the build tree that holds the programs; default build/dev
+  --help          this text
+Writes build/server.tar.xz: precondor-server, precondor-digits, libprecondor-cuda.so where it was built, and in lib all
+libraries they need but glibc, the C++ runtime and CUDA's own. Built on Debian 12, it wants glibc 2.34 and g++ 12's libstdc++.
+
+There, in a copy of this repository, with CUDA's libraries where the loader finds them:
+  mkdir -p build/server && tar -C build/server -xJf build/server.tar.xz
+  export LD_LIBRARY_PATH=$PWD/build/server/lib
+  PRECONDOR_BACKEND=cuda deploy/quickstart.sh --binaries build/server
+HELP
+}
+
+fail_usage() {
+  echo "deploy/pack-server.sh: $1" >&2
+  usage >&2
+  exit 2
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+binaries=$root/build/dev
+while (( $# )); do
+  case "$1" in
+    --binaries) [[ -n "${2:-}" ]] || fail_usage "--binaries needs a folder"; binaries=$(realpath -m "$2"); shift 2 ;;
+    --help | -h) usage; exit 0 ;;
+    *) fail_usage "unknown argument: $1" ;;
+  esac
+done
+cd "$root"
+
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+mkdir "$stage/lib"
+objects=()
+for program in server/precondor-server client/cpp/examples/precondor-digits; do  # where quickstart.sh looks for them
+  [[ -x "$binaries/$program" ]] || { echo "deploy/pack-server.sh: no program $binaries/$program" >&2; exit 1; }
+  install -D "$binaries/$program" "$stage/$program"
+  objects+=("$binaries/$program")
+done
+module=$binaries/kernels/cuda/libprecondor-cuda.so
+if [[ -f "$module" ]]; then
+  cp "$module" "$stage/lib/"
+  objects+=("$module")
+else
+  echo "deploy/pack-server.sh: no $module: the CPU's backend alone"
+fi
+from_the_machine='^(ld-linux-x86-64|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|cuda|cublas|cublasLt|cusolver|cusparse|nvJitLink))\.so'
+libraries=$(ldd "${objects[@]}")
+if missing=$(grep 'not found' <<<"$libraries"); then
+  echo "deploy/pack-server.sh: $missing" >&2
+  exit 1
+fi
+awk -v leave="$from_the_machine" '$3 ~ /^\// && $1 !~ leave {print $3}' <<<"$libraries" | sort -u |
+  xargs cp -L -t "$stage/lib"
+find "$stage" -type f -exec strip --strip-debug {} +
+mkdir -p build
+XZ_OPT=-3 tar -C "$stage" -cJf build/server.tar.xz .
+echo "packed $(find "$stage/lib" -type f | wc -l) libraries, $(du -sh "$stage" | cut -f1), as build/server.tar.xz," \
+  "$(du -h build/server.tar.xz | cut -f1)"
