@@ -288,6 +288,11 @@ absl::Status Backend::SymmetricEigen(ConstMatrixView a, absl::Span<double> value
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("SymmetricEigen", "a", a));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("SymmetricEigen", "q", q, a.rows, a.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("SymmetricEigen", "values", a.rows, values.size()));
+  constexpr int64_t kMaxRows = 32766;  // LAPACK counts its work space, 1 + 6 n + 2 n^2, in 32 bits
+  if (a.rows > kMaxRows) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("SymmetricEigen: a: expected at most ", kMaxRows, " rows, got ", a.rows));
+  }
   return a.size() == 0 ? absl::OkStatus() : DoSymmetricEigen(a, values, q);
 }
 

@@ -150,7 +150,7 @@ class Backend {
   // when a is not numerically positive definite or not finite.
   absl::Status SpdInverse(ConstMatrixView a, MatrixView x);
   // a = sum_i values[i] q_i q_i' (lower triangle read), q_i the *rows* of q, values ascending. FailedPrecondition,
-  // outputs unchanged, when a is not finite or the decomposition does not converge.
+  // outputs unchanged, when a is not finite or the decomposition does not converge. InvalidArgument beyond n = 32766.
   absl::Status SymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q);
   // x = op(a) x (kLeft) or x op(a) (kRight) for upper triangular a; what lies below a's diagonal is not read. x must
   // not alias a.

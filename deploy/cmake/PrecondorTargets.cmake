@@ -24,9 +24,11 @@ set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
 
 find_program(PRECONDOR_CCACHE ccache)
 if(PRECONDOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
-  set(CMAKE_C_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${PRECONDOR_CCACHE})
+  # Paths within the tree do not count: every clone on a machine finds what another has compiled.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${PRECONDOR_CCACHE})
+  foreach(language C CXX CUDA)
+    set(CMAKE_${language}_COMPILER_LAUNCHER ${launcher})
+  endforeach()
 endif()
 
 if(PRECONDOR_SANITIZE)  # -O1: about half the build time of -O2, at little cost to the instrumented run

@@ -162,6 +162,13 @@ class CudaBackend final : public Backend {
     });
   }
   absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    constexpr int64_t kLongRow = 1 << 16;  // more than one warp should walk
+    if (x.cols > kLongRow && x.rows < 64) {
+      for (int64_t i = 0; i < x.rows; ++i) {
+        PRECONDOR_ASSIGN_OR_RETURN(out[i], DoDot(x.RowRange(i, 1), x.RowRange(i, 1)));
+      }
+      return absl::OkStatus();
+    }
     return Reduce("RowSquaredNorms", 0, out,
                   [&](cudaStream_t stream, double*, double* norms) { return cuda::RowSquaredNorms(stream, x, norms); });
   }
@@ -372,9 +379,16 @@ class CudaBackend final : public Backend {
     job.partials = partials.data();
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<cuda::SymmetricJob> jobs,
                                device_->Send(absl::Span<const cuda::SymmetricJob>(&job, 1)));
-    return device_->Run("SymmetricUpdateMultiply", [&](cudaStream_t stream) {
-      return cuda::SymmetricUpdateMultiply(stream, jobs.data(), 1, cuda::TileCount(m.n()), TileRows(m.n()) * v.rows);
-    });
+    PRECONDOR_RETURN_IF_ERROR(device_->Run("SymmetricUpdateMultiply", [&](cudaStream_t stream) {
+      return cuda::SymmetricUpdateMultiply(stream, jobs.data(), 1, cuda::TileCount(m.n()));
+    }));
+    if (v.rows == 0) return absl::OkStatus();
+    const auto sum = [&](cudaStream_t stream) {
+      return cuda::SymmetricSumPartials(stream, jobs.data(), 1, TileRows(m.n()) * v.rows);
+    };
+    // m has changed: an error now must not be taken for one that left it alone.
+    return job.updates() ? device_->RunOrLose("SymmetricUpdateMultiply", sum)
+                         : device_->Run("SymmetricUpdateMultiply", sum);
   }
 
   absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/device.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -40,6 +41,9 @@ absl::Status Device::Open() {
   if (pools == 0) {
     return absl::UnavailableError(absl::StrCat("CUDA device ", index_, ": expected support of memory pools, got none"));
   }
+  size_t free_bytes = 0, total_bytes = 0;
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA memory", cudaMemGetInfo(&free_bytes, &total_bytes)));
+  memory_limit_bytes_ = std::min(memory_limit_bytes_, static_cast<int64_t>(free_bytes));
   PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
   cudaMemPoolProps properties = {};
   properties.allocType = cudaMemAllocationTypePinned;
@@ -53,11 +57,17 @@ absl::Status Device::Open() {
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("cuBLAS workspace", cudaMallocFromPoolAsync(&blas_workspace_, kBlasWorkspaceBytes, pool_, stream_)));
 
-  MutexLock lock(libraries_mu_);
+  MutexLock blas_lock(blas_mu_);
   PRECONDOR_RETURN_IF_ERROR(ToStatus("cuBLAS handle", cublasCreate(&blas_)));
   PRECONDOR_RETURN_IF_ERROR(ToStatus("cuBLAS stream", cublasSetStream(blas_, stream_)));
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("cuBLAS workspace", cublasSetWorkspace(blas_, blas_workspace_, kBlasWorkspaceBytes)));
+  // Partial sums of bf16 products stay in f32, whatever their result is.
+  PRECONDOR_RETURN_IF_ERROR(ToStatus(
+      "cuBLAS mode",
+      cublasSetMathMode(
+          blas_, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION))));
+  MutexLock solver_lock(solver_mu_);
   PRECONDOR_RETURN_IF_ERROR(ToStatus("cuSOLVER handle", cusolverDnCreate(&solver_)));
   return ToStatus("cuSOLVER stream", cusolverDnSetStream(solver_, stream_));
 }
@@ -66,8 +76,11 @@ Device::~Device() {
   cudaSetDevice(index_);
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
   {
-    MutexLock lock(libraries_mu_);
+    MutexLock lock(solver_mu_);
     if (solver_ != nullptr) cusolverDnDestroy(solver_);
+  }
+  {
+    MutexLock lock(blas_mu_);
     if (blas_ != nullptr) cublasDestroy(blas_);
   }
   staging_.reset();
@@ -90,14 +103,15 @@ absl::Status Device::Checked(absl::string_view what, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
   (void)cudaGetLastError();  // or the next launch would report it
   absl::Status status = ToStatus(what, error);
-  if (IsFatal(error)) {
-    MutexLock lock(mu_);
-    if (fault_.ok()) {
-      fault_ = absl::InternalError(
-          absl::StrCat("CUDA device ", index_, " is lost since this fault: ", std::string(status.message())));
-    }
-  }
+  if (IsFatal(error)) Lose(status);
   return status;
+}
+
+void Device::Lose(const absl::Status& fault) {
+  MutexLock lock(mu_);
+  if (!fault_.ok()) return;
+  fault_ = absl::InternalError(
+      absl::StrCat("CUDA device ", index_, " is lost since this fault: ", std::string(fault.message())));
 }
 
 absl::Status Device::Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch) {
@@ -105,15 +119,21 @@ absl::Status Device::Run(absl::string_view what, absl::FunctionRef<cudaError_t(c
   return Checked(what, launch(stream_));
 }
 
+absl::Status Device::RunOrLose(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch) {
+  absl::Status status = Run(what, launch);
+  if (!status.ok()) Lose(status);
+  return status;
+}
+
 absl::Status Device::RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
-  MutexLock lock(libraries_mu_);
+  MutexLock lock(blas_mu_);
   return ToStatus(what, call(blas_));
 }
 
 absl::Status Device::RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
-  MutexLock lock(libraries_mu_);
+  MutexLock lock(solver_mu_);
   return ToStatus(what, call(solver_));
 }
 

@@ -60,7 +60,8 @@ class DeviceArray {
 
 class Device {
  public:
-  // Unavailable when there is no such device. memory_limit_bytes bounds what Allocate has handed out at a time.
+  // Unavailable when there is no such device. Bounds what Allocate has handed out at a time: memory_limit_bytes, and
+  // what the device has free now.
   static absl::StatusOr<std::unique_ptr<Device>> Make(int index, int64_t memory_limit_bytes);
   ~Device();
   Device(const Device&) = delete;
@@ -68,6 +69,9 @@ class Device {
 
   // Launches through `launch`, on stream(). The launch's error, named after `what`.
   absl::Status Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
+  // The same for the end of an operation that has changed what the caller keeps: its error, whatever it is, ends the
+  // device's use.
+  absl::Status RunOrLose(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
   // Calls a library with its handle, one thread at a time.
   absl::Status RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call);
   absl::Status RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
@@ -110,19 +114,20 @@ class Device {
   // Makes the device current; its fault if it had one.
   absl::Status Enter();
   absl::Status Checked(absl::string_view what, cudaError_t error);
+  void Lose(const absl::Status& fault);
   absl::Status UploadBytes(const void* host, int64_t bytes, void* device);
   absl::Status DownloadBytes(const void* device, int64_t bytes, void* host);
 
   const int index_;
-  const int64_t memory_limit_bytes_;
+  int64_t memory_limit_bytes_;
   cudaStream_t stream_ = nullptr;
   cudaMemPool_t pool_ = nullptr;
   std::unique_ptr<Staging> staging_;
   void* blas_workspace_ = nullptr;
 
-  Mutex libraries_mu_;
-  cublasHandle_t blas_ ABSL_GUARDED_BY(libraries_mu_) = nullptr;
-  cusolverDnHandle_t solver_ ABSL_GUARDED_BY(libraries_mu_) = nullptr;
+  Mutex blas_mu_, solver_mu_;  // decompositions work on the host too: products do not wait for them
+  cublasHandle_t blas_ ABSL_GUARDED_BY(blas_mu_) = nullptr;
+  cusolverDnHandle_t solver_ ABSL_GUARDED_BY(solver_mu_) = nullptr;
 
   mutable Mutex mu_;
   int64_t allocated_bytes_ ABSL_GUARDED_BY(mu_) = 0;

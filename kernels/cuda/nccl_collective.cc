@@ -90,12 +90,13 @@ class NcclCollective final : public Collective {
   ncclResult_t Enqueue(const CollectiveCall& call);
   // Whether NCCL has done in the background what it was asked to; its error when that failed.
   absl::StatusOr<bool> Ready(absl::string_view what) const;
-  // Whether the stream has nothing left to do.
-  absl::StatusOr<bool> Drained(absl::string_view what) const;
+  // Whether the stream has come to done_: others may have put more work behind it.
+  absl::StatusOr<bool> Passed(absl::string_view what) const;
   std::string Here(absl::string_view what) const { return absl::StrCat(what, ": rank ", rank(), " of ", size()); }
 
   const NcclOptions options_;
   cudaStream_t stream_;
+  cudaEvent_t done_ = nullptr;
   float* barrier_ = nullptr;   // an element to sum when there is nothing to sum
   ncclComm_t comm_ = nullptr;  // null before Open and after a failure
   bool open_ = false;
@@ -117,6 +118,7 @@ absl::Status NcclCollective::Open(const ncclUniqueId& id, absl::Duration timeout
   if (stream_ == nullptr) {
     PRECONDOR_RETURN_IF_ERROR(ToStatus("NCCL's stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
   }
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("NCCL's event", cudaEventCreateWithFlags(&done_, cudaEventDisableTiming)));
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("NCCL's barrier", cudaMalloc(reinterpret_cast<void**>(&barrier_), sizeof(*barrier_))));
   PRECONDOR_RETURN_IF_ERROR(ToStatus("NCCL's barrier", cudaMemsetAsync(barrier_, 0, sizeof(*barrier_), stream_)));
@@ -139,6 +141,7 @@ NcclCollective::~NcclCollective() {
     closed.ok() ? ncclCommDestroy(comm_) : ncclCommAbort(comm_);
   }
   if (barrier_ != nullptr) cudaFree(barrier_);
+  if (done_ != nullptr) cudaEventDestroy(done_);
   if (stream_ != options_.stream) cudaStreamDestroy(stream_);
 }
 
@@ -157,9 +160,10 @@ absl::Status NcclCollective::DoRun(absl::Span<const CollectiveCall> group, absl:
   PRECONDOR_RETURN_IF_ERROR(launched);
   // Only when NCCL is ready is the work on the stream, and may anybody look at the stream.
   PRECONDOR_RETURN_IF_ERROR(PollUntil(what, deadline, [&] { return Ready(what); }));
+  PRECONDOR_RETURN_IF_ERROR(ToStatus(what, cudaEventRecord(done_, stream_)));
   return PollUntil(what, deadline, [&]() -> absl::StatusOr<bool> {
-    PRECONDOR_ASSIGN_OR_RETURN(const bool drained, Drained(what));
-    if (drained) return true;
+    PRECONDOR_ASSIGN_OR_RETURN(const bool passed, Passed(what));
+    if (passed) return true;
     PRECONDOR_RETURN_IF_ERROR(Ready(what).status());  // an error there may keep the stream busy for ever
     return false;
   });
@@ -194,8 +198,8 @@ absl::StatusOr<bool> NcclCollective::Ready(absl::string_view what) const {
   return state == ncclSuccess;
 }
 
-absl::StatusOr<bool> NcclCollective::Drained(absl::string_view what) const {
-  const cudaError_t error = cudaStreamQuery(stream_);
+absl::StatusOr<bool> NcclCollective::Passed(absl::string_view what) const {
+  const cudaError_t error = cudaEventQuery(done_);
   if (error != cudaErrorNotReady) {
     PRECONDOR_RETURN_IF_ERROR(ToStatus(what, error));
     return true;
@@ -211,7 +215,8 @@ void NcclCollective::DoFail(const absl::Status& why) {
   ncclCommAbort(comm_);
   comm_ = nullptr;
   // A device that does not stop cannot be helped from here, nor is there a better status than `why`.
-  PollUntil("abort", Deadline(kCloseTimeout), [&] { return Drained("abort"); }).IgnoreError();
+  if (cudaEventRecord(done_, stream_) != cudaSuccess) return;
+  PollUntil("abort", Deadline(kCloseTimeout), [&] { return Passed("abort"); }).IgnoreError();
 }
 
 }  // namespace

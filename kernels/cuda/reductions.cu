@@ -34,7 +34,7 @@ __device__ double CombineBlock(double value, Combine combine) {
   return value;
 }
 
-// partials[piece] of f(i, j) over elements piece, piece + pieces, ... of kElementsOfPiece each.
+// partials[piece] of f(i, j) over every pieces-th run of kThreads elements, from run `piece` on.
 template <typename Function, typename Combine>
 __global__ void __launch_bounds__(kThreads)
     PartialsKernel(int64_t rows, int64_t cols, Function f, Combine combine, double* partials) {

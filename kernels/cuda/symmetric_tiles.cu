@@ -99,7 +99,7 @@ __device__ void StoreTile(Held& held, int height, T* tile) {
 // held = scale held + shift I + terms, on the tile at `place`. Both sides of a term carry sqrt |weight|, so that the
 // two triangles of a tile on the diagonal are rounded alike.
 __device__ void UpdateTile(const SymmetricJob& job, Place place, Held& held) {
-  __shared__ float left[kTermsAtOnce][kSide], right[kTermsAtOnce][kSide];
+  alignas(sizeof(Four<float>)) __shared__ float left[kTermsAtOnce][kSide], right[kTermsAtOnce][kSide];
 #pragma unroll
   for (int r = 0; r < kHeld; ++r) {
 #pragma unroll
@@ -144,7 +144,7 @@ __device__ void UpdateTile(const SymmetricJob& job, Place place, Held& held) {
 
 // What the tile gives to y's segments I (rows) and J (columns): partials[tile][vector][2][64].
 __device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile, const Held& held) {
-  __shared__ float of_row[kVectorsAtOnce][kSide], of_column[kVectorsAtOnce][kSide];
+  alignas(sizeof(Four<float>)) __shared__ float of_row[kVectorsAtOnce][kSide], of_column[kVectorsAtOnce][kSide];
   __shared__ float by_warp[kVectorsAtOnce][kWarps][kSide];
   const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
@@ -277,11 +277,11 @@ dim3 GridOfTiles(int64_t tiles) { return dim3(static_cast<unsigned>(Blocks(tiles
 
 }  // namespace
 
-cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t tiles,
-                                    int64_t segments) {
-  const cudaError_t error =
-      Launch(stream, GridOfTiles(tiles), dim3(kThreads), UpdateMultiplyKernel, jobs, count, tiles);
-  if (error != cudaSuccess || segments == 0) return error;
+cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t tiles) {
+  return Launch(stream, GridOfTiles(tiles), dim3(kThreads), UpdateMultiplyKernel, jobs, count, tiles);
+}
+
+cudaError_t SymmetricSumPartials(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t segments) {
   const dim3 grid(static_cast<unsigned>(Blocks(segments, 1)), static_cast<unsigned>(count));
   return Launch(stream, grid, dim3(kSide), SumPartialsKernel, jobs, segments);
 }

@@ -35,9 +35,10 @@ struct SymmetricJob {
 constexpr int64_t TileCount(int64_t n) { return TileRows(n) * (TileRows(n) + 1) / 2; }
 constexpr int64_t PartialElements(int64_t n, int64_t vectors) { return TileCount(n) * vectors * 2 * kTileSide; }
 
-// `jobs` [count] in device memory, with `tiles` tiles and at most `segments` tile rows times vectors a job in all.
-cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t tiles,
-                                    int64_t segments);
+// The two launches. `jobs` [count] in device memory, with `tiles` tiles in all and at most `segments` tile rows times
+// vectors each.
+cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t tiles);
+cudaError_t SymmetricSumPartials(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t segments);
 // x [n, n] = what the job would make of m, which stays; both triangles. job is in host memory; its v, y and partials
 // do not count.
 cudaError_t SymmetricExpand(cudaStream_t stream, const SymmetricJob& job, MatrixView x);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/decomposition_scratch.h"
 
 namespace precondor {
 
@@ -21,7 +22,7 @@ absl::StatusOr<std::unique_ptr<Factor>> DenseFactor::Make(const MkorConfig& conf
 int64_t DenseFactor::StateBytes(int64_t d) { return 2 * d * d * static_cast<int64_t>(sizeof(float)); }
 
 int64_t DenseFactor::ScratchBytes(int64_t d, int64_t k) {
-  return (2 * d * d + k * d) * static_cast<int64_t>(sizeof(float));
+  return (2 * d * d + k * d) * static_cast<int64_t>(sizeof(float)) + SpdInverseScratchBytes(d);
 }
 
 double DenseFactor::damping() const {

@@ -236,6 +236,7 @@ class KfacState final : public LayerState {
     if (++next.failures < kFailuresUntilReset) return absl::OkStatus();
     PRECONDOR_RETURN_IF_ERROR(in_->PrepareReset());
     PRECONDOR_RETURN_IF_ERROR(out_->PrepareReset());
+    next.pending = 0;  // what was being accumulated is gone with the factors
     next.failures = 0;
     next.ready = false;
     ++next.resets;

@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/decomposition_scratch.h"
 
 namespace precondor {
 namespace {
@@ -97,7 +98,9 @@ int64_t KfacDecomposition::Bytes(const KfacConfig& config, const LayerSpec& laye
 
 int64_t KfacDecomposition::ScratchBytes(const LayerSpec& layer) {
   const int64_t widest = std::max(layer.d_in, layer.d_out);
-  return (widest * widest + layer.d_in + layer.d_out) * static_cast<int64_t>(sizeof(float));
+  // Where an inverse fails, eigenvectors are next.
+  return (widest * widest + layer.d_in + layer.d_out) * static_cast<int64_t>(sizeof(float)) +
+         SymmetricEigenScratchBytes(widest);
 }
 
 absl::Status KfacDecomposition::Decompose(const KfacConfig& config, double damping, ConstMatrixView in_factor,

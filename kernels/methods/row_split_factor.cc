@@ -23,6 +23,12 @@ absl::StatusOr<std::unique_ptr<RowSplitFactor>> RowSplitFactor::Make(int64_t d, 
                                                    backend.name(), ", got ", ranks.name(), ", which is for ",
                                                    ranks.backend_name()));
   }
+  if (backend.name() == "cuda") {
+    return absl::UnimplementedError(
+        "row-split factor: expected a backend whose work is done when its calls return, got cuda: its collective does "
+        "not "
+        "follow its stream yet");
+  }
   std::unique_ptr<RowSplitFactor> factor(new RowSplitFactor(d, timeout, backend, ranks));
   const int64_t count = std::min(factor->block_, d - factor->begin_);
   PRECONDOR_ASSIGN_OR_RETURN(factor->rows_, backend.Allocate(count, d));

@@ -6,9 +6,8 @@
 //
 // Collective: Multiply, ShermanMorrison and the two Preconditions are calls that all ranks make together, in the same
 //   order, with the same shapes and numbers. A rank whose backend fails in one leaves the others to the time-out.
-// Errors:  InvalidArgument for shapes, before anything is sent; those of Backend and Collective, after which results
-// are
-//   unspecified. M changes only in Update and ShermanMorrison, and not when what they did before its last step failed.
+// Errors: InvalidArgument for shapes, before anything is sent; those of Backend and Collective, after which results are
+//   unspecified, and M too where they come from the last step of Update or ShermanMorrison, which changes it.
 // Symmetry: of M as all ranks hold it, up to rounding.
 // Threads: one at a time.
 #pragma once
@@ -27,8 +26,8 @@ namespace precondor {
 
 class RowSplitFactor {
  public:
-  // M = I. InvalidArgument when d < 1, or when the collective moves another backend's memory. Both must outlive it; on
-  // a device the collective's operations must follow what the backend launched. `timeout` is for each collective
+  // M = I. InvalidArgument when d < 1, or when the collective moves another backend's memory; Unimplemented on cuda,
+  // whose collective would not wait for the backend's stream. Both must outlive it. `timeout` is for each collective
   // operation.
   static absl::StatusOr<std::unique_ptr<RowSplitFactor>> Make(int64_t d, absl::Duration timeout, Backend& backend,
                                                               Collective& ranks);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/decomposition_scratch.h"
 #include "kernels/methods/gradient.h"
 #include "kernels/methods/soap_config.h"
 #include "kernels/methods/soap_side.h"
@@ -289,7 +290,8 @@ class Soap final : public Method {
     }
     return ((Moments() + 1) * sides.elements() + ModeScratchElements(sides.sizes) + 2 * sides.FactorElements() +
             2 * longest * longest) *
-           kElementBytes;
+               kElementBytes +
+           SymmetricEigenScratchBytes(longest);
   }
 
   // Two products a side and gradient, two covariances, and the refresh's share of three products and a decomposition of

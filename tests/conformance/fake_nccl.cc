@@ -111,6 +111,10 @@ void FakeNcclFailWith(ncclResult_t error) { async_error = error; }
 struct CUstream_st {
   ncclComm* user = nullptr;
 };
+struct CUevent_st {
+  cudaStream_t stream = nullptr;
+  size_t launched = 0;  // when it was recorded
+};
 
 struct ncclComm {
   std::shared_ptr<precondor::Job> job;
@@ -324,12 +328,26 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete stream;
   return cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const MutexLock lock(mu);
-  const ncclComm_t user = stream->user;
-  if (user == nullptr) return cudaSuccess;
-  PRECONDOR_CHECK(user->step == ncclComm::Step::kIdle);
-  return user->launched <= user->job->done ? cudaSuccess : cudaErrorNotReady;
+  event->stream = stream;
+  if (stream->user == nullptr) return cudaSuccess;
+  PRECONDOR_CHECK(stream->user->step == ncclComm::Step::kIdle);
+  event->launched = stream->user->launched;
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const MutexLock lock(mu);
+  const ncclComm_t user = event->stream->user;
+  return user == nullptr || event->launched <= user->job->done ? cudaSuccess : cudaErrorNotReady;
 }
 
 }  // extern "C"

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/cuda/cuda_module.h"
+#include "tests/support/temp_dir.h"
 
 namespace precondor {
 namespace {
@@ -46,7 +47,34 @@ TEST(ShardBackendTest, AutoSaysWhatItTookAndWhy) {
   EXPECT_THAT(logger.text, HasSubstr("reason=no CUDA driver: libcuda.so.1"));
 }
 
+TEST(ShardBackendTest, ADataDirectoryKeepsItsBackend) {
+  const TempDir directory;
+  TextLogger logger;
+  ServerConfig config = Config("cpu");
+  config.data_dir = directory.path() + "/shard";
+  ASSERT_TRUE(MakeShardBackend(config, logger).ok());
+  config.backend = "auto";
+  EXPECT_EQ(MakeShardBackend(config, logger).value()->name(), "cpu");
+  config.backend = "cuda";
+  const absl::Status refused = MakeShardBackend(config, logger).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("/shard/BACKEND says"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("goes on from backend cpu, got cuda"));
+}
+
 #ifdef PRECONDOR_CUDA_ON_HOST
+TEST(ShardBackendTest, AutoStaysWithTheDeviceOfItsDirectory) {
+  const TempDir directory;
+  TextLogger logger;
+  ServerConfig config = Config("cuda");
+  config.data_dir = directory.path();
+  ASSERT_TRUE(MakeShardBackend(config, logger).ok());
+  config.backend = "auto";
+  EXPECT_EQ(MakeShardBackend(config, logger).value()->name(), "cuda");
+  config.cuda_device = 5;  // which is not there: an error, and not the CPU
+  EXPECT_TRUE(absl::IsUnavailable(MakeShardBackend(config, logger).status()));
+}
+
 TEST(ShardBackendTest, CudaComesOutOfItsLibrary) {
   TextLogger logger;
   const std::unique_ptr<Backend> backend = MakeShardBackend(Config("cuda"), logger).value();

@@ -508,6 +508,31 @@ TEST(KfacTest, AFailedDeferredDecompositionKeepsTheLastGoodOne) {
   EXPECT_EQ(driver.Precondition(d).value(), fresh.Precondition(d).value());
 }
 
+// What had been accumulated when the factors were given up is given up with them.
+TEST(KfacTest, AResetBeginsAnewAmidAnAccumulation) {
+  const std::unique_ptr<Backend> cpu = MakeTestBackend();
+  ForwardingBackend backend(*cpu);
+  const std::unique_ptr<Method> method = Make({{"refresh_lag", 1.0}, {"accumulation_steps", 2.0}});
+  const LayerSpec layer{"layer", 4, 6, false};
+  LayerDriver driver(*method, layer, backend), fresh(*method, layer, *cpu);
+  VectorStream a(Stream::kCorrelated, 6, 1), g(Stream::kCorrelated, 4, 2);
+  for (int step = 0; step < 5; ++step) ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok());
+  backend.RefuseEigen(true);
+  for (int step = 0; step < 20 && driver.state().summary().resets == 0; ++step) {
+    ASSERT_TRUE(driver.Update(a.Next(3), g.Next(3)).ok());
+  }
+  ASSERT_EQ(driver.state().summary().resets, 1);
+  backend.RefuseEigen(false);
+  const reference::Vector d = a.Gaussian(24);
+  for (int step = 0; step < 2; ++step) {
+    const reference::Vectors va = a.Next(3), vg = g.Next(3);
+    ASSERT_TRUE(driver.Update(va, vg).ok());
+    ASSERT_TRUE(fresh.Update(va, vg).ok());
+  }
+  ASSERT_TRUE(fresh.state().ready());
+  EXPECT_EQ(driver.Precondition(d).value(), fresh.Precondition(d).value());
+}
+
 // A fault of the device beside the steps costs nothing: the update that needs the result makes it.
 TEST(KfacTest, DeferredWorkThatFailedIsRepeated) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
