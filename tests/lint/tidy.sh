@@ -44,7 +44,8 @@ wanted = [p.rstrip("/") for p in sys.argv[2:]]
 with open(sys.argv[1], encoding="utf-8") as file:
     compiled = {os.path.relpath(entry["file"]) for entry in json.load(file)}
 for path in sorted(compiled):
-    if any(path == w or path.startswith(w + "/") for w in wanted):
+    # nvcc's options are none of clang's.
+    if not path.endswith(".cu") and any(path == w or path.startswith(w + "/") for w in wanted):
         print(path)
 PY
 )

@@ -14,6 +14,7 @@
 #include "tests/support/cuda_host/grid.h"
 #include "tests/support/cuda_host/stream.h"
 
+// The language's names: NOLINTBEGIN(bugprone-reserved-identifier)
 #undef __shared__
 #undef __launch_bounds__
 #define __shared__ static thread_local
@@ -24,4 +25,5 @@
   ::precondor::cuda_host::ShuffleDown(mask, value, static_cast<unsigned>(offset), __FILE__, __LINE__)
 #define __shfl_xor_sync(mask, value, offset) \
   ::precondor::cuda_host::ShuffleXor(mask, value, static_cast<unsigned>(offset), __FILE__, __LINE__)
+// NOLINTEND(bugprone-reserved-identifier)
 #define cudaLaunchKernelEx ::precondor::cuda_host::LaunchKernel

@@ -6,9 +6,10 @@
 #include <cuda_runtime.h>
 #include <functional>
 
-// Of the fiber that runs.
+// Of the fiber that runs, by the language's names: NOLINTBEGIN(readability-identifier-naming)
 extern thread_local uint3 threadIdx, blockIdx;
 extern thread_local dim3 blockDim, gridDim;
+// NOLINTEND(readability-identifier-naming)
 
 namespace precondor::cuda_host {
 
