@@ -10,7 +10,7 @@ build_packages=(
   prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev
   libopenblas-pthread-dev libdnnl-dev ocl-icd-opencl-dev libisal-dev libhwy-dev
   libyaml-cpp-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev
-  python3
+  python3 python3-dev pybind11-dev
 )
 test_packages=(
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck

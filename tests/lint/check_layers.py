@@ -30,6 +30,8 @@ OURS = [
     ("server/config", ["kernels/base/", "server/policy/"]),
     ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "proto/wire/", "precondor/v1/"]),
     ("client/cpp/include/", ["kernels/base/", "precondor/"]),
+    # What a user of the library sees, and no more.
+    ("client/python/", ["kernels/base/", "precondor/", "client/python/"]),
     # It reads what shards left on their disks.
     ("client/cpp/tools/ctl_restore", ["kernels/base/", "proto/wire/", "precondor/", "client/cpp/", "server/recovery/",
                                       "server/store/"]),
@@ -81,6 +83,7 @@ THIRD_PARTY = [
      ["kernels/cpu/", "client/cpp/examples/", "tests/bench/", "tests/support/cuda_host/"],
      "BLAS and oneDNN live in kernels/cpu"),
     (r"^hwy/", ["kernels/cpu/", "tests/unit/kernels/cpu/"], "vector code lives in kernels/cpu"),
+    (r"^(pybind11/|Python\.h)", ["client/python/"], "only client/python knows Python"),
     (r"^isa-l", ["server/store/"], "checksums of stored bytes live in server/store"),
     (r"^absl/synchronization/", ["server/main", "server/app", "client/cpp/"],
      "use kernels/base/mutex.h (docs/gotchas.md)"),
@@ -92,7 +95,8 @@ WORDS = [
     (r"\babsl::Mutex(Lock)?\b", [], "use precondor::Mutex (docs/gotchas.md)"),
     (r"\bstd::(recursive_|shared_)?mutex\b", ["kernels/base/mutex.h"], "use precondor::Mutex"),
     # operator new must throw bad_alloc: the language says so.
-    (r"\bthrow\b(?! std::bad_alloc\(\))", [], "we throw nothing: return a Status"),
+    # pybind11's way to raise a Python exception.
+    (r"\bthrow\b(?! std::bad_alloc\(\))", ["client/python/src/python_call.cc"], "we throw nothing: return a Status"),
     (r"\b(sleep_for|sleep_until|usleep|SleepFor)\b", ["client/cpp/", "server/", "tests/support/"],
      "tests wait for a condition, not for time"),
 ]
@@ -222,6 +226,9 @@ CASES = [
     Case("prometheus outside metrics", {"server/rpc/a.cc": "#include <prometheus/counter.h>\n"}, ["knows prometheus"]),
     Case("generated code in a public header", {"client/cpp/include/precondor/a.h": '#include "precondor/v1/a.pb.h"\n'},
          ["protobuf lives"]),
+    Case("Python outside its folder", {"client/cpp/src/a.cc": "#include <pybind11/numpy.h>\n"}, ["knows Python"]),
+    Case("the binding behind the client's back", {"client/python/src/a.cc": '#include "client/cpp/src/worker.h"\n'},
+         ["client/python/ may include only"]),
     Case("reference uses the code under test", {"tests/reference/a.cc": '#include "kernels/cpu/gemm.h"\n'},
          ["may include only kernels/base/"]),
     Case("getenv in core", {"server/core/a.cc": "auto v = getenv(name);\n"}, ["getenv only"]),

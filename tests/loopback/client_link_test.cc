@@ -343,6 +343,28 @@ TEST(ClientLinkTest, DestructionDoesNotHangWhenTheServerIsGone) {
   EXPECT_FALSE(future.Wait().ok());
 }
 
+TEST(ClientLinkTest, CancelEndsWhatWaitsAndAllThatComes) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.silent = true; });
+  const auto worker = Join(Options(server));
+  Tensor gradient = Tensor::Ramp(2);
+  const Tensor original = gradient;
+  const PreconditionFuture future = worker->Precondition(0, 2, gradient.view(), gradient.view(), kSamples);
+  ASSERT_TRUE(SendStatistics(*worker, 0, 1).ok());
+  EXPECT_FALSE(future.WaitFor(absl::ZeroDuration()));
+  absl::Status flushed;
+  std::thread flush([&] { flushed = worker->Flush(); });
+  worker->Cancel();
+  flush.join();
+  EXPECT_EQ(flushed.code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(future.WaitFor(absl::Seconds(30)));
+  EXPECT_EQ(future.Wait().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(gradient == original);
+  EXPECT_EQ(SendStatistics(*worker, 0, 0).code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(worker->ReportStep(0, 1.0, kSamples, true, 0.1).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(worker->Leave().code(), absl::StatusCode::kCancelled);
+}
+
 TEST(ClientLinkTest, DroppedFuturesAreStillAnswered) {
   ScriptedServer server(Spec());
   std::vector<Tensor> gradients;  // outlives the worker, since nobody waits for the answers
@@ -429,6 +451,19 @@ TEST(ClientConnectTest, JoinGivesUpWhenTheOthersDoNotCome) {
   const auto worker = (*client)->Join("client-test", {0, 7});
   EXPECT_EQ(worker.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(worker.status().message()), HasSubstr("not every other rank"));
+}
+
+TEST(ClientConnectTest, CancelEndsTheWaitForTheOthers) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.active = false; });
+  const std::unique_ptr<Client> client = Client::Make(Options(server));
+  ASSERT_TRUE(client->WaitForServer().ok());
+  absl::Status joined;
+  std::thread join([&] { joined = client->Join("client-test", {0, 7}).status(); });
+  client->Cancel();
+  join.join();
+  EXPECT_EQ(joined.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(client->WaitForServer().code(), absl::StatusCode::kCancelled);
 }
 
 TEST(ClientConnectTest, ControlCallsOutliveAShortAbsence) {

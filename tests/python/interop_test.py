@@ -33,10 +33,14 @@ CHUNK_BYTES = 100_003  # odd, so that chunks end inside elements
 pb = None  # the generated modules, once they are generated
 
 
-def generate_stubs(protoc, plugin, folder):
+def write_stubs(protoc, plugin, folder):
     protos = sorted((ROOT / "proto").glob("precondor/v1/*.proto"))
     subprocess.run([protoc, f"-I{ROOT / 'proto'}", f"--python_out={folder}", f"--grpc_out={folder}",
                     f"--plugin=protoc-gen-grpc={plugin}", *map(str, protos)], check=True)
+
+
+def generate_stubs(protoc, plugin, folder):
+    write_stubs(protoc, plugin, folder)
     sys.path.insert(0, folder)
 
     class Modules:
@@ -75,9 +79,9 @@ def detail_of(error):
 class Server:
     """precondor-server --role=all on a port of its own choice."""
 
-    def __init__(self, program, folder):
+    def __init__(self, program, folder, *flags):
         port_file = pathlib.Path(folder) / "port"
-        self.process = subprocess.Popen([program, "--role=all", "--listen=127.0.0.1:0", f"--port-file={port_file}"])
+        self.process = subprocess.Popen([program, "--role=all", "--listen=127.0.0.1:0", f"--port-file={port_file}", *flags])
         deadline = time.monotonic() + TIMEOUT_S
         while not (port_file.exists() and port_file.read_text().strip()):
             if self.process.poll() is not None:

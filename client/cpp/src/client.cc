@@ -21,6 +21,14 @@ class ClientImpl final : public Client {
   ClientImpl(ClientOptions options, std::shared_ptr<ControlClient> control)
       : options_(std::move(options)), control_(std::move(control)) {}
 
+  absl::Status WaitForServer() override {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info,
+                               control_->WaitForServer(options_.connect_timeout, canceller_));
+    if (info.role() != v1::ROLE_SHARD) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("server ", options_.coordinator, ": it is a shard; dial the coordinator"));
+  }
+
   absl::StatusOr<bool> OpenSession(const SessionSpec& spec) override {
     v1::OpenSessionRequest request;
     PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
@@ -47,6 +55,8 @@ class ClientImpl final : public Client {
     return response.existed();
   }
 
+  void Cancel() override { canceller_.Cancel(); }
+
  private:
   const ClientOptions options_;
   const std::shared_ptr<ControlClient> control_;
@@ -56,14 +66,13 @@ class ClientImpl final : public Client {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
+  std::unique_ptr<Client> client = Make(std::move(options));
+  PRECONDOR_RETURN_IF_ERROR(client->WaitForServer());
+  return client;
+}
+
+std::unique_ptr<Client> Client::Make(ClientOptions options) {
   auto control = std::make_shared<ControlClient>(options.coordinator, options.rpc_timeout);
-  Canceller canceller;
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info,
-                             control->WaitForServer(options.connect_timeout, canceller));
-  if (info.role() == v1::ROLE_SHARD) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("server ", options.coordinator, ": it is a shard; dial the coordinator"));
-  }
   return std::make_unique<ClientImpl>(std::move(options), std::move(control));
 }
 

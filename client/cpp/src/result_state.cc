@@ -8,6 +8,7 @@
 #include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "absl/types/span.h"
 
 namespace precondor {
@@ -167,6 +168,13 @@ bool PreconditionFuture::State::ready() const {
   return ReadyLocked();
 }
 
+bool PreconditionFuture::State::WaitFor(absl::Duration timeout) const {
+  const absl::Time deadline = absl::Now() + timeout;
+  MutexLock lock(mu_);
+  return changed_.wait_until(mu_, absl::ToChronoTime(deadline),
+                             [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ReadyLocked(); });
+}
+
 // Whoever owns the state's contribution settles it at its deadline at the latest, and the worker's end settles all.
 absl::StatusOr<Preconditioned> PreconditionFuture::State::Wait() const {
   MutexLock lock(mu_);
@@ -175,6 +183,8 @@ absl::StatusOr<Preconditioned> PreconditionFuture::State::Wait() const {
 }
 
 bool PreconditionFuture::ready() const { return state_ != nullptr && state_->ready(); }
+
+bool PreconditionFuture::WaitFor(absl::Duration timeout) const { return state_ != nullptr && state_->WaitFor(timeout); }
 
 absl::StatusOr<Preconditioned> PreconditionFuture::Wait() const {
   if (state_ == nullptr) return absl::FailedPreconditionError("PreconditionFuture: no gradient was submitted");

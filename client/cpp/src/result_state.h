@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/mutex.h"
@@ -47,6 +48,7 @@ class PreconditionFuture::State {
   void OnPayloadReleased();
 
   bool ready() const;
+  bool WaitFor(absl::Duration timeout) const;
   absl::StatusOr<Preconditioned> Wait() const;
 
  private:

@@ -393,6 +393,11 @@ absl::StatusOr<WorkerDirective> WorkerImpl::SendReport(const OwnReport& report) 
   }
 }
 
+void WorkerImpl::Cancel() {
+  canceller_.Cancel();
+  Fail(absl::CancelledError(absl::StrCat("session ", session_, " rank ", rank_, ": the worker was cancelled")));
+}
+
 absl::Status WorkerImpl::Leave() {
   v1::LeaveSessionRequest request;
   request.set_session_id(session_id_);

@@ -62,6 +62,7 @@ class WorkerImpl final : public Worker {
   absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                            double learning_rate) override;
   Traffic traffic() const override { return traffic_.Read(); }
+  void Cancel() override;
   absl::Status Leave() override;
 
  private:

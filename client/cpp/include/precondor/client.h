@@ -41,9 +41,14 @@ struct WorkerOptions {
 // Control calls of one process. Thread-safe.
 class Client {
  public:
-  // Unavailable, naming the address, when nobody answers in connect_timeout.
+  // Make and WaitForServer.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
+  // One that has dialled nobody yet.
+  static std::unique_ptr<Client> Make(ClientOptions options);
   virtual ~Client() = default;
+
+  // Unavailable, naming the address, when nobody answers in connect_timeout.
+  virtual absl::Status WaitForServer() = 0;
 
   // True when this call created the session, false when it was there with the same description.
   virtual absl::StatusOr<bool> OpenSession(const SessionSpec& spec) = 0;
@@ -52,6 +57,8 @@ class Client {
   virtual absl::StatusOr<std::unique_ptr<Worker>> Join(absl::string_view session, WorkerOptions options) = 0;
   // False when there was no such session.
   virtual absl::StatusOr<bool> CloseSession(absl::string_view session) = 0;
+  // Ends the calls that wait, on whatever threads, and all later ones with Cancelled. Workers go on.
+  virtual void Cancel() = 0;
 };
 
 // What became of one gradient. For kSkip the output was not written: skip the optimizer step, as every replica does.
@@ -69,6 +76,8 @@ class PreconditionFuture {
   PreconditionFuture() = default;
   explicit PreconditionFuture(std::shared_ptr<State> state) : state_(std::move(state)) {}
   bool ready() const;
+  // Waits until it is ready, at most `timeout`; ready().
+  bool WaitFor(absl::Duration timeout) const;
   // Waits for the answer, at most until the result_timeout of its submission: DeadlineExceeded names session, step and
   // layer. Repeated calls return the same.
   absl::StatusOr<Preconditioned> Wait() const;
@@ -149,6 +158,9 @@ class Worker {
   virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                                    double learning_rate) = 0;
   virtual Traffic traffic() const = 0;
+  // Ends the calls that wait, on whatever threads, all unanswered futures and all later calls with Cancelled. The rank
+  // is not given back: who joins with it again takes its place.
+  virtual void Cancel() = 0;
   // Gives the rank back. The destructor closes connections and does not leave.
   virtual absl::Status Leave() = 0;
 };

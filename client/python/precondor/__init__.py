@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Precondor from Python: send statistics and gradients to a preconditioning server, get preconditioned gradients back.
+
+Client is the door; docs/python.md is the manual.
+"""
+
+from ._client import (Client, Future, Preconditioned, Session, StepDirective, Worker, compute_statistics, kl_clip_scale)
+from ._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError, FailedPreconditionError,
+                      ForkError, InternalError, InvalidArgumentError, NotFoundError, PrecondorError,
+                      ResourceExhaustedError, UnavailableError, UnimplementedError)
+from ._session import Layer, LayerMethod, Method, SessionSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortedError", "CancelledError", "Client", "DataLossError", "DeadlineExceededError", "FailedPreconditionError",
+    "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "Method", "NotFoundError",
+    "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Session", "SessionSpec", "StepDirective",
+    "UnavailableError", "UnimplementedError", "Worker", "compute_statistics", "kl_clip_scale"
+]

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One class of exceptions, and what to do about each."""
+
+from __future__ import annotations
+
+
+class PrecondorError(Exception):
+    """A call that failed. `str(error)` says what was wrong, which key, what was expected and what came, and what to do.
+
+    Attributes:
+        code: the status, e.g. "UNAVAILABLE"; each has a subclass.
+        reason: what exactly, e.g. "SPEC_MISMATCH"; "UNSPECIFIED" where the code says it all.
+        message: without the advice.
+        advice: what to do; may be empty.
+    """
+
+    def __init__(self, message: str, code: str = "UNKNOWN", reason: str = "UNSPECIFIED", advice: str = "") -> None:
+        super().__init__(f"{message}. {advice}" if advice else message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.advice = advice
+
+
+class InvalidArgumentError(PrecondorError, ValueError):
+    """Malformed: a shape, a type, an option. Nothing was changed."""
+
+
+class NotFoundError(PrecondorError, LookupError):
+    """No such session, layer or rank."""
+
+
+class FailedPreconditionError(PrecondorError):
+    """Not in this state: another description of the session, a step too early, something closed."""
+
+
+class AbortedError(PrecondorError):
+    """The job went back to an earlier step, or another process has the rank."""
+
+
+class ResourceExhaustedError(PrecondorError):
+    """The servers have no room for the session, or not for so much at once."""
+
+
+class UnavailableError(PrecondorError, ConnectionError):
+    """Nobody answers at the address, or the server is going down."""
+
+
+class DeadlineExceededError(PrecondorError, TimeoutError):
+    """Not within the time that the client allows for it."""
+
+
+class DataLossError(PrecondorError):
+    """Stored state is damaged."""
+
+
+class UnimplementedError(PrecondorError, NotImplementedError):
+    """The server does not know the call, the method or the mode."""
+
+
+class InternalError(PrecondorError):
+    """A bug of ours, or a device's failure."""
+
+
+class CancelledError(PrecondorError):
+    """The worker or client was closed, or Ctrl-C ended a call of it, on this or another thread."""
+
+
+class ForkError(PrecondorError, RuntimeError):
+    """A client of the parent process was used in a forked child, which has none of its threads."""
+
+
+_CLASSES = {
+    "INVALID_ARGUMENT": InvalidArgumentError,
+    "OUT_OF_RANGE": InvalidArgumentError,
+    "NOT_FOUND": NotFoundError,
+    "FAILED_PRECONDITION": FailedPreconditionError,
+    "ABORTED": AbortedError,
+    "RESOURCE_EXHAUSTED": ResourceExhaustedError,
+    "UNAVAILABLE": UnavailableError,
+    "DEADLINE_EXCEEDED": DeadlineExceededError,
+    "DATA_LOSS": DataLossError,
+    "UNIMPLEMENTED": UnimplementedError,
+    "INTERNAL": InternalError,
+    "CANCELLED": CancelledError,
+}
+
+_ADVICE_OF_REASON = {
+    "SPEC_MISMATCH": "The session name is taken by a session of another description: another job uses it, or the model "
+                     "or its options changed since the last run. Choose another name, or end that session first "
+                     "(Client.close_session)",
+    "UNKNOWN_SESSION": "Open the session first (Client.open_session); it may have been closed meanwhile",
+    "STALE_INCARNATION": "A newer process has this rank: end this one, or give every process a rank of its own",
+    "STALE_EPOCH": "Load the checkpoint of the step that is named and join again with it as first_step",
+    "STEP_TOO_FAR_AHEAD": "Report each finished step (Worker.report_step) before the next one",
+    "CAPACITY": "Give the servers more memory, add shards, or choose a smaller rank or low-rank factors",
+    "DRAINING": "The server is going down; go on with another, or later",
+}
+
+_ADVICE_OF_CODE = {
+    "UNAVAILABLE": "Check the address (host:port of the coordinator) and that precondor-server runs there; "
+                   "connect_timeout is how long a client waits for it",
+    "UNIMPLEMENTED": "What answers is no Precondor server, or one of another version: use the same version on both "
+                     "sides; of exchange modes, DIRECT and DELEGATE are there",
+    "CANCELLED": "Join again to go on",
+}
+
+
+def from_status(code: str, reason: str, message: str) -> PrecondorError:
+    """The exception for a status of the C++ client."""
+    advice = _ADVICE_OF_REASON.get(reason) or _ADVICE_OF_CODE.get(code, "")
+    return _CLASSES.get(code, PrecondorError)(message, code, reason, advice)
+
+
+def fork_error(owner: int, here: int) -> ForkError:
+    """The exception for process `here`, forked from `owner`, which had a client."""
+    return ForkError(
+        f"process {here} was forked from process {owner}, which has a precondor client, and a fork has none of its threads",
+        "FAILED_PRECONDITION", "UNSPECIFIED",
+        "Use precondor in the parent alone, start the child with multiprocessing's 'spawn' or 'forkserver', or make the "
+        "first client of the parent after forking")

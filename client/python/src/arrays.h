@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// NumPy arrays as matrix views. All functions need the GIL.
+#pragma once
+
+#include <cstdint>
+#include <pybind11/numpy.h>
+
+#include "kernels/base/matrix_view.h"
+
+namespace precondor::python {
+
+// A matrix to read: `array` itself where it is f32 with rows that lie without gaps between elements, else a copy of it
+// that is. Raises precondor.InvalidArgumentError, naming `what`, unless it has two dimensions and real numbers.
+pybind11::array Readable(const char* what, const pybind11::object& array);
+ConstMatrixView ViewOf(const pybind11::array& readable);
+
+// A matrix to write to in place: raises precondor.InvalidArgumentError where Readable would copy, or it is read-only.
+MatrixView Writable(const char* what, const pybind11::object& array);
+
+// New, not initialised.
+pybind11::array_t<float> NewMatrix(int64_t rows, int64_t cols);
+MatrixView ViewOf(pybind11::array_t<float>& matrix);
+
+}  // namespace precondor::python

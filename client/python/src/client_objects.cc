@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/python/src/client_objects.h"
+
+#include <algorithm>
+#include <cmath>
+#include <pybind11/pybind11.h>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+#include "client/python/src/arrays.h"
+#include "client/python/src/spec_dict.h"
+#include "kernels/base/error_reason.h"
+
+namespace precondor::python {
+namespace {
+
+namespace py = pybind11;
+
+// How soon Ctrl-C is noticed, and how long Wait is uninterrupted.
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+
+py::str Text(absl::string_view text) { return py::str(text.data(), text.size()); }
+
+absl::Status CheckLayerExists(const SessionSpec& spec, int64_t layer) {
+  const auto count = static_cast<int64_t>(spec.layers.size());
+  if (layer >= 0 && layer < count) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer,
+                        absl::StrCat("session ", spec.name, ": expected a layer in [0, ", count, "), got ", layer));
+}
+
+absl::Status Closed(absl::string_view what) {
+  return absl::FailedPreconditionError(absl::StrCat("the ", what, " has been closed"));
+}
+
+}  // namespace
+
+// --- Future -------------------------------------------------------------------------------------------------------
+
+bool FutureObject::Ready() const {
+  process_.Check();
+  return future_.ready();
+}
+
+bool FutureObject::Wait(double timeout_s) const {
+  process_.Check();
+  const absl::Time deadline = std::isinf(timeout_s) ? absl::InfiniteFuture() : absl::Now() + absl::Seconds(timeout_s);
+  WaitInterruptibly([&] {
+    const absl::Duration left = deadline - absl::Now();
+    return future_.WaitFor(std::clamp(left, absl::ZeroDuration(), kSlice)) || left <= kSlice;
+  });
+  return future_.ready();
+}
+
+py::tuple FutureObject::Result() const {
+  process_.Check();
+  WaitInterruptibly([this] { return future_.WaitFor(kSlice); });
+  const Preconditioned answer = ValueOrRaise(future_.Wait());
+  return py::make_tuple(answer.decision == Decision::kSkip ? py::none() : gradient_,
+                        Text(DecisionName(answer.decision)), answer.factor_version, answer.inner_product,
+                        Text(answer.reason));
+}
+
+// --- Worker -------------------------------------------------------------------------------------------------------
+
+WorkerObject::~WorkerObject() { Close(); }
+
+void WorkerObject::Close() {
+  std::shared_ptr<Worker> worker = std::exchange(worker_, nullptr);
+  const std::deque<std::shared_ptr<Sent>> sent = std::exchange(sent_, {});
+  if (worker == nullptr) return;
+  if (!process_.IsCurrent()) {
+    new std::shared_ptr<Worker>(std::move(worker));  // never deleted: its end would wait for threads that are not here
+    return;
+  }
+  {
+    py::gil_scoped_release released;
+    worker->Cancel();
+    worker.reset();
+  }
+  for (const std::shared_ptr<Sent>& one : sent) {
+    if (one->future.ready()) continue;
+    // gRPC may still read it: rather kept for ever than freed.
+    one->gradient.release();
+    one->out.release();
+  }
+}
+
+std::shared_ptr<Worker> WorkerObject::Get() const {
+  process_.Check();
+  if (worker_ == nullptr) Raise(Closed("worker"));
+  return worker_;
+}
+
+void WorkerObject::Run(Worker& worker, const std::function<void()>& call) const {
+  RunInterruptibly(call, [&worker] { worker.Cancel(); });
+}
+
+void WorkerObject::Run(Worker& worker, uint64_t step, const std::function<void()>& call) const {
+  if (step > lease_through_step_) return Run(worker, call);
+  py::gil_scoped_release released;
+  call();
+}
+
+void WorkerObject::CheckLayer(int64_t layer) const { RaiseUnlessOk(CheckLayerExists(Get()->spec(), layer)); }
+
+py::dict WorkerObject::Spec() const { return SpecToDict(Get()->spec()); }
+
+std::string WorkerObject::ModeOf(uint64_t step) const { return std::string(ModeName(Get()->ModeOf(step))); }
+
+bool WorkerObject::NeedsStatistics(uint64_t step, int64_t layer) const {
+  CheckLayer(layer);
+  return Get()->NeedsStatistics(step, layer);
+}
+
+bool WorkerObject::SendsGradient(int64_t layer) const {
+  CheckLayer(layer);
+  return Get()->SendsGradient(layer);
+}
+
+py::dict WorkerObject::GetTraffic() const {
+  const Traffic traffic = Get()->traffic();
+  py::dict dict;
+  dict["statistics_bytes"] = traffic.statistics_bytes;
+  dict["gradient_bytes"] = traffic.gradient_bytes;
+  dict["result_bytes"] = traffic.result_bytes;
+  dict["overhead_bytes"] = traffic.overhead_bytes;
+  dict["reconnects"] = traffic.reconnects;
+  return dict;
+}
+
+py::array WorkerObject::Statistics(uint64_t step, int64_t layer, const std::string& side, const py::object& rows,
+                                   double row_scale) const {
+  const std::shared_ptr<Worker> worker = Get();
+  return StatisticsOf(worker->spec(), worker->rank(), step, layer, side, rows, row_scale);
+}
+
+void WorkerObject::SendStatistics(uint64_t step, int64_t layer, const py::object& a, const py::object& g,
+                                  uint64_t samples) {
+  const std::shared_ptr<Worker> worker = Get();
+  const py::array input = Readable("a", a);
+  const py::array output = Readable("g", g);
+  const ConstMatrixView input_view = ViewOf(input);
+  const ConstMatrixView output_view = ViewOf(output);
+  absl::Status status;
+  Run(*worker, step, [&] { status = worker->SendStatistics(step, layer, input_view, output_view, samples); });
+  RaiseUnlessOk(status);
+}
+
+void WorkerObject::AbstainStatistics(uint64_t step, int64_t layer) {
+  const std::shared_ptr<Worker> worker = Get();
+  absl::Status status;
+  Run(*worker, step, [&] { status = worker->AbstainStatistics(step, layer); });
+  RaiseUnlessOk(status);
+}
+
+void WorkerObject::ForgetAnswered() {
+  while (!sent_.empty() && sent_.front()->future.ready()) sent_.pop_front();
+}
+
+std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t layer, const py::object& gradient,
+                                                         const py::object& out, uint64_t samples) {
+  const std::shared_ptr<Worker> worker = Get();
+  ForgetAnswered();
+  const py::array sent = Readable("gradient", gradient);
+  py::object answer = out;
+  if (out.is_none()) answer = NewMatrix(sent.shape(0), sent.shape(1));
+  const MatrixView answer_view = Writable("out", answer);
+  const ConstMatrixView gradient_view = ViewOf(sent);
+  // Held from before it is sent, also where a signal ends the call.
+  const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), sent, answer});
+  sent_.push_back(under_way);
+  PreconditionFuture future;
+  Run(*worker, step, [&] { future = worker->Precondition(step, layer, gradient_view, answer_view, samples); });
+  under_way->future = future;
+  return std::make_unique<FutureObject>(std::move(future), std::move(answer));
+}
+
+std::unique_ptr<FutureObject> WorkerObject::AbstainGradient(uint64_t step, int64_t layer) {
+  const std::shared_ptr<Worker> worker = Get();
+  PreconditionFuture future;
+  Run(*worker, step, [&] { future = worker->AbstainGradient(step, layer); });
+  return std::make_unique<FutureObject>(std::move(future), py::none());
+}
+
+void WorkerObject::Flush() {
+  const std::shared_ptr<Worker> worker = Get();
+  absl::Status status;
+  Run(*worker, [&] { status = worker->Flush(); });
+  RaiseUnlessOk(status);
+}
+
+py::tuple WorkerObject::ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate) {
+  const std::shared_ptr<Worker> worker = Get();
+  absl::StatusOr<StepDirective> answer;
+  Run(*worker, [&] { answer = worker->ReportStep(step, loss, samples, finite, learning_rate); });
+  const StepDirective directive = ValueOrRaise(std::move(answer));
+  lease_through_step_ = std::max(lease_through_step_, directive.lease_through_step);
+  return py::make_tuple(directive.lease_through_step, Text(ModeName(directive.next_mode)), directive.snapshot_at,
+                        directive.snapshot_id);
+}
+
+void WorkerObject::Leave() {
+  const std::shared_ptr<Worker> worker = Get();
+  absl::Status status;
+  Run(*worker, [&] { status = worker->Leave(); });
+  RaiseUnlessOk(status);
+}
+
+// --- Client -------------------------------------------------------------------------------------------------------
+
+ClientObject::ClientObject(const ClientOptions& options) {
+  OwnProcess::CheckNotForked();
+  py::gil_scoped_release released;
+  client_ = Client::Make(options);
+}
+
+ClientObject::~ClientObject() { Close(); }
+
+void ClientObject::Close() {
+  std::shared_ptr<Client> client = std::exchange(client_, nullptr);
+  if (client == nullptr) return;
+  if (!process_.IsCurrent()) {
+    new std::shared_ptr<Client>(std::move(client));  // never deleted, as WorkerObject::Close
+    return;
+  }
+  py::gil_scoped_release released;
+  client->Cancel();
+  client.reset();
+}
+
+std::shared_ptr<Client> ClientObject::Get() const {
+  process_.Check();
+  if (client_ == nullptr) Raise(Closed("client"));
+  return client_;
+}
+
+void ClientObject::WaitForServer() {
+  const std::shared_ptr<Client> client = Get();
+  absl::Status status;
+  RunInterruptibly([&] { status = client->WaitForServer(); }, [&] { client->Cancel(); });
+  RaiseUnlessOk(status);
+}
+
+bool ClientObject::OpenSession(const py::dict& dict) {
+  const std::shared_ptr<Client> client = Get();
+  const SessionSpec spec = ValueOrRaise(SpecFromDict(dict));
+  absl::StatusOr<bool> created;
+  RunInterruptibly([&] { created = client->OpenSession(spec); }, [&] { client->Cancel(); });
+  return ValueOrRaise(std::move(created));
+}
+
+std::unique_ptr<WorkerObject> ClientObject::Join(const std::string& session, uint32_t rank, uint64_t incarnation,
+                                                 uint64_t first_step) {
+  const std::shared_ptr<Client> client = Get();
+  absl::StatusOr<std::unique_ptr<Worker>> worker;
+  const WorkerOptions options{.rank = rank, .incarnation = incarnation, .first_step = first_step};
+  RunInterruptibly([&] { worker = client->Join(session, options); }, [&] { client->Cancel(); });
+  return std::make_unique<WorkerObject>(ValueOrRaise(std::move(worker)), first_step);
+}
+
+bool ClientObject::CloseSession(const std::string& session) {
+  const std::shared_ptr<Client> client = Get();
+  absl::StatusOr<bool> existed;
+  RunInterruptibly([&] { existed = client->CloseSession(session); }, [&] { client->Cancel(); });
+  return ValueOrRaise(std::move(existed));
+}
+
+// --- statistics ---------------------------------------------------------------------------------------------------
+
+py::array StatisticsOf(const SessionSpec& spec, uint32_t rank, uint64_t step, int64_t layer, const std::string& side,
+                       const py::object& rows, double row_scale) {
+  RaiseUnlessOk(CheckLayerExists(spec, layer));
+  if (side != "input" && side != "output") {
+    Raise(absl::InvalidArgumentError(absl::StrCat("side: expected input or output, got ", side)));
+  }
+  const bool input = side == "input";
+  const LayerSpec& shape = spec.layers[static_cast<size_t>(layer)];
+  const int64_t d = input ? shape.d_in : shape.d_out;
+  const py::array readable = Readable("rows", rows);
+  if (readable.shape(0) < 1 || readable.shape(1) != d) {
+    Raise(ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
+                         absl::StrCat("session ", spec.name, " layer ", layer, " ", side, ": rows: expected [n, ", d,
+                                      "] with n >= 1, got [", readable.shape(0), ", ", readable.shape(1), "]")));
+  }
+  const StatisticsShape extents = ShapeOfStatistics(spec, layer, d, readable.shape(0));
+  py::array_t<float> out = NewMatrix(extents.rows, extents.cols);
+  const ConstMatrixView rows_view = ViewOf(readable);
+  const MatrixView out_view = ViewOf(out);
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), input ? Side::kInput : Side::kOutput, rank};
+  absl::Status status;
+  {
+    py::gil_scoped_release released;
+    status = ComputeStatistics(spec, key, rows_view, row_scale, out_view);
+  }
+  RaiseUnlessOk(status);
+  return out;
+}
+
+}  // namespace precondor::python

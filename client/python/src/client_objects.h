@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// precondor._core.Client, Worker and Future: the C++ client for Python. precondor/_client.py documents them for users.
+// Methods need the GIL, which serialises them until they wait; a wait is on locals alone.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <pybind11/numpy.h>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "client/python/src/python_call.h"
+#include "precondor/client.h"
+#include "precondor/statistics.h"
+
+namespace precondor::python {
+
+// One gradient's answer, and the array that it is written to.
+class FutureObject {
+ public:
+  // `gradient` is None for an abstention.
+  FutureObject(PreconditionFuture future, pybind11::object gradient)
+      : future_(std::move(future)), gradient_(std::move(gradient)) {}
+
+  bool Ready() const;
+  bool Wait(double timeout_s) const;
+  // (gradient or None, decision, factor_version, inner_product, reason)
+  pybind11::tuple Result() const;
+
+ private:
+  const OwnProcess process_;
+  const PreconditionFuture future_;
+  const pybind11::object gradient_;
+};
+
+// A rank of a session. Holds the arrays of every gradient under way.
+class WorkerObject {
+ public:
+  // `first_step` may be started: Join has made sure.
+  WorkerObject(std::shared_ptr<Worker> worker, uint64_t first_step)
+      : worker_(std::move(worker)), lease_through_step_(first_step) {}
+  ~WorkerObject();
+
+  pybind11::dict Spec() const;
+  uint32_t Rank() const { return Get()->rank(); }
+  uint64_t Epoch() const { return Get()->epoch(); }
+  std::string ModeOf(uint64_t step) const;
+  bool NeedsStatistics(uint64_t step, int64_t layer) const;
+  bool SendsGradient(int64_t layer) const;
+  pybind11::dict GetTraffic() const;
+
+  pybind11::array Statistics(uint64_t step, int64_t layer, const std::string& side, const pybind11::object& rows,
+                             double row_scale) const;
+  void SendStatistics(uint64_t step, int64_t layer, const pybind11::object& a, const pybind11::object& g,
+                      uint64_t samples);
+  void AbstainStatistics(uint64_t step, int64_t layer);
+  std::unique_ptr<FutureObject> Precondition(uint64_t step, int64_t layer, const pybind11::object& gradient,
+                                             const pybind11::object& out, uint64_t samples);
+  std::unique_ptr<FutureObject> AbstainGradient(uint64_t step, int64_t layer);
+  void Flush();
+  // (lease_through_step, next_mode, snapshot_at, snapshot_id)
+  pybind11::tuple ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate);
+  void Leave();
+  // Ends everything under way. In a forked child it forgets the worker instead: its threads are the parent's.
+  void Close();
+
+ private:
+  struct Sent {
+    PreconditionFuture future;
+    pybind11::object gradient;
+    pybind11::object out;
+  };
+
+  // Raises after Close and in a forked child.
+  std::shared_ptr<Worker> Get() const;
+  void CheckLayer(int64_t layer) const;
+  // `call` may wait, for the lease of `step`: within the lease that is known it does not.
+  void Run(Worker& worker, uint64_t step, const std::function<void()>& call) const;
+  void Run(Worker& worker, const std::function<void()>& call) const;
+  void ForgetAnswered();
+
+  const OwnProcess process_;
+  std::shared_ptr<Worker> worker_;
+  uint64_t lease_through_step_;
+  std::deque<std::shared_ptr<Sent>> sent_;
+};
+
+class ClientObject {
+ public:
+  explicit ClientObject(const ClientOptions& options);
+  ~ClientObject();
+
+  void WaitForServer();
+  bool OpenSession(const pybind11::dict& spec);
+  std::unique_ptr<WorkerObject> Join(const std::string& session, uint32_t rank, uint64_t incarnation,
+                                     uint64_t first_step);
+  bool CloseSession(const std::string& session);
+  void Close();
+
+ private:
+  std::shared_ptr<Client> Get() const;
+
+  const OwnProcess process_;
+  std::shared_ptr<Client> client_;
+};
+
+// Of any session, joined or not. `rank` keys the signs.
+pybind11::array StatisticsOf(const SessionSpec& spec, uint32_t rank, uint64_t step, int64_t layer,
+                             const std::string& side, const pybind11::object& rows, double row_scale);
+
+}  // namespace precondor::python

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// precondor._core: what the package precondor is made of. Not for users: _client.py has the documented classes.
+#include <cstdint>
+#include <limits>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+#include "client/python/src/client_objects.h"
+#include "client/python/src/python_call.h"
+#include "client/python/src/spec_dict.h"
+#include "precondor/statistics.h"
+
+namespace py = pybind11;
+using precondor::python::ClientObject;
+using precondor::python::FutureObject;
+using precondor::python::WorkerObject;
+
+PYBIND11_MODULE(_core, m) {
+  py::class_<FutureObject>(m, "Future")
+      .def("ready", &FutureObject::Ready)
+      .def("wait", &FutureObject::Wait, py::arg("timeout_s"))
+      .def("result", &FutureObject::Result);
+
+  py::class_<WorkerObject>(m, "Worker")
+      .def("spec", &WorkerObject::Spec)
+      .def("rank", &WorkerObject::Rank)
+      .def("epoch", &WorkerObject::Epoch)
+      .def("mode_of", &WorkerObject::ModeOf)
+      .def("needs_statistics", &WorkerObject::NeedsStatistics)
+      .def("sends_gradient", &WorkerObject::SendsGradient)
+      .def("traffic", &WorkerObject::GetTraffic)
+      .def("statistics", &WorkerObject::Statistics)
+      .def("send_statistics", &WorkerObject::SendStatistics)
+      .def("abstain_statistics", &WorkerObject::AbstainStatistics)
+      .def("precondition", &WorkerObject::Precondition)
+      .def("abstain_gradient", &WorkerObject::AbstainGradient)
+      .def("flush", &WorkerObject::Flush)
+      .def("report_step", &WorkerObject::ReportStep)
+      .def("leave", &WorkerObject::Leave)
+      .def("close", &WorkerObject::Close);
+
+  py::class_<ClientObject>(m, "Client")
+      .def(py::init(
+          [](std::string coordinator, double connect_s, double rpc_s, double result_s, double join_s, double lease_s) {
+            return std::make_unique<ClientObject>(precondor::ClientOptions{.coordinator = std::move(coordinator),
+                                                                           .connect_timeout = absl::Seconds(connect_s),
+                                                                           .rpc_timeout = absl::Seconds(rpc_s),
+                                                                           .result_timeout = absl::Seconds(result_s),
+                                                                           .join_timeout = absl::Seconds(join_s),
+                                                                           .lease_timeout = absl::Seconds(lease_s)});
+          }))
+      .def("wait_for_server", &ClientObject::WaitForServer)
+      .def("open_session", &ClientObject::OpenSession)
+      .def("join", &ClientObject::Join)
+      .def("close_session", &ClientObject::CloseSession)
+      .def("close", &ClientObject::Close);
+
+  m.def("compute_statistics", [](const py::dict& spec, uint32_t rank, uint64_t step, int64_t layer,
+                                 const std::string& side, const py::object& rows, double row_scale) {
+    return precondor::python::StatisticsOf(precondor::python::ValueOrRaise(precondor::python::SpecFromDict(spec)), rank,
+                                           step, layer, side, rows, row_scale);
+  });
+  m.def("kl_clip_scale", [](const std::vector<double>& inner_products, double learning_rate, double clip) {
+    return precondor::KlClipScale(inner_products, learning_rate, clip);
+  });
+}

@@ -1,0 +1,358 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The package precondor against a server of its own: training, errors, threads, forks and signals.
+
+Programs that a test wants a process for are in client_programs.py.
+"""
+
+import argparse
+import multiprocessing
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import numpy as np
+
+import precondor
+from interop_test import ROOT, Server, TIMEOUT_S, write_stubs
+from client_training import EXCHANGES, reference, train
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def spec(name, **changes):
+    return precondor.SessionSpec(**{"name": name, "layers": [precondor.Layer("fc", 2, 3)], **changes})
+
+
+def run_program(name, *arguments, python=sys.executable):
+    """One of client_programs.py, in a process that has to end by itself."""
+    return subprocess.run([python, "-B", HERE / "client_programs.py", name, *map(str, arguments)], capture_output=True,
+                          text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+
+
+class ClientTest(unittest.TestCase):
+    server_program = None
+    server = None
+    stubs = None
+
+    def setUp(self):
+        self.client = self.enterContext(precondor.Client(self.server.address))
+        self.name = self.id().rsplit(".", 1)[-1][:100]
+
+    def open(self, **changes):
+        session = self.client.open_session(spec(self.name, **changes))
+        self.addCleanup(session.close)
+        return session
+
+    def worker(self, **changes):
+        return self.enterContext(self.open(**changes).join())
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def expect_reference(self, losses, weights, world_size):
+        wanted_losses, wanted_weights = reference(world_size)
+        # Numbers near 1, and J's condition is at most 1 + d: some ten of f32's 6e-8 a step, for 30 steps.
+        tolerance = 2e-5
+        np.testing.assert_allclose(losses, wanted_losses, rtol=0, atol=tolerance)
+        for got, wanted in zip(weights, wanted_weights):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance)
+        self.assertLess(wanted_losses[-1], 0.5 * wanted_losses[0], "the problem is solvable, so a wrong answer shows")
+
+    def test_trajectory_is_that_of_the_formula(self):
+        losses, weights = train(self.server.address, self.name, 0, 1, "DIRECT", None)
+        self.addCleanup(self.client.close_session, self.name)
+        self.expect_reference(losses, weights, 1)
+
+    def test_two_processes_get_the_trajectory_of_the_formula_in_both_exchanges(self):
+        context = multiprocessing.get_context("spawn")
+        for exchange in EXCHANGES:
+            with self.subTest(exchange=exchange), context.Pool(2) as pool:
+                name = f"{self.name[:60]}-{exchange}"
+                # What an allreduce would do in a job: the two ranks' ends of a pipe.
+                ends = context.Pipe()
+                runs = [pool.apply_async(train, (self.server.address, name, rank, 2, exchange, ends[rank]))
+                        for rank in range(2)]
+                for losses, weights in [run.get(TIMEOUT_S) for run in runs]:
+                    self.expect_reference(losses, weights, 2)
+                self.assertTrue(self.client.close_session(name))
+
+    def test_results_may_go_to_the_gradient_and_to_rows_with_gaps(self):
+        worker = self.worker(method="identity")
+        gradient = np.arange(6, dtype=np.float32).reshape(2, 3)
+        answer = worker.precondition(0, 0, gradient, 1, out=gradient).result()
+        self.assertIs(answer.gradient, gradient)
+        wide = np.zeros((2, 5), np.float32)
+        worker.report_step(0, 1.0, 1, 0.1)
+        answer = worker.precondition(1, 0, np.asfortranarray(gradient.astype(np.float64)), 1, out=wide[:, 1:4]).result()
+        self.assertEqual(answer.decision, "IDENTITY")
+        np.testing.assert_array_equal(wide, np.pad(np.arange(6).reshape(2, 3), ((0, 0), (1, 1))))
+
+    def test_says_skip_for_everybody_who_cannot_use_the_step(self):
+        worker = self.worker(method="identity")
+        self.assertEqual(worker.precondition(0, 0, np.full((2, 3), np.nan), 1).result().decision, "SKIP")
+        worker.report_step(0, 1.0, 1, 0.1, finite=False)
+        answer = worker.abstain_gradient(1, 0).result()
+        self.assertEqual((answer.decision, answer.gradient), ("SKIP", None))
+
+    def test_describes_itself(self):
+        method = precondor.Method("mkor", {"rank": 8, "gamma": 0.9, "representation": "LOW_RANK"})
+        wanted = spec(self.name, method=method, sketches=3, seed=9, inv_freq=4, warmup_steps=1, fallback={"policy": "AT_STEP", "at_step": 7})
+        session = self.client.open_session(wanted)
+        self.addCleanup(session.close)
+        self.assertTrue(session.created)
+        self.assertFalse(self.client.open_session(wanted).created)
+        worker = self.enterContext(session.join())
+        self.assertEqual(worker.spec.method.options["rank"], 8)
+        self.assertEqual((worker.spec.seed, worker.spec.inv_freq, worker.spec.fallback["at_step"]), (9, 4, 7))
+        self.assertEqual(worker.spec.layers, (precondor.Layer("fc", 2, 3),))
+        self.assertEqual([worker.needs_statistics(step, 0) for step in range(6)], [True, False, False, False, True, False])
+        self.assertEqual((worker.rank, worker.mode(0), worker.sends_gradient(0)), (0, "SECOND_ORDER", True))
+        before = worker.metrics()["gradient_bytes"]
+        for step in range(7):
+            if worker.needs_statistics(step, 0):
+                worker.abstain_statistics(step, 0)
+            self.assertTrue(worker.precondition(step, 0, np.ones((2, 3)), 1).wait())
+            directive = worker.report_step(step, 1.0, 1, 0.1)
+        self.assertGreaterEqual(worker.metrics()["gradient_bytes"] - before, 7 * 6 * 4)
+        self.assertEqual(directive.next_mode, "FIRST_ORDER")
+        worker.flush()
+        worker.leave()
+
+    # --- statistics -----------------------------------------------------------------------------------------------------
+
+    def test_statistics_are_those_of_the_rows(self):
+        rows = np.random.default_rng(1).standard_normal((50, 3)).astype(np.float32)
+        mean = precondor.compute_statistics(spec("s", statistics="MEAN"), rows, step=0, layer=0, side="input")
+        np.testing.assert_allclose(mean, rows.mean(axis=0, dtype=np.float64, keepdims=True), atol=1e-6)
+        packed = precondor.compute_statistics(spec("s", statistics="COVARIANCE"), rows, step=0, layer=0, side="input",
+                                              row_scale=2)
+        moment = 4 * rows.astype(np.float64).T @ rows / 50
+        np.testing.assert_allclose(packed[0], moment[np.tril_indices(3)], rtol=1e-5, atol=1e-6)
+        # One row leaves nothing but its sign.
+        signed = precondor.compute_statistics(spec("s", sketches=16), rows[:1], step=0, layer=0, side="input", row_scale=3)
+        self.assertEqual(signed.shape, (16, 3))
+        np.testing.assert_allclose(np.abs(signed), np.tile(3 * np.abs(rows[0]), (16, 1)), rtol=1e-6)
+        worker = self.worker(seed=5)
+        np.testing.assert_array_equal(worker.compute_statistics(4, 0, "output", rows[:, :2]),
+                                      precondor.compute_statistics(worker.spec, rows[:, :2], step=4, layer=0, side="output"))
+        self.assertAlmostEqual(precondor.kl_clip_scale(np.array([3.0, 1.0]), 0.1, 0.01), 0.5)
+
+    # --- errors ---------------------------------------------------------------------------------------------------------
+
+    def expect(self, kind, pattern, call, *arguments, reason=None, **options):
+        with self.assertRaises(kind) as caught:
+            call(*arguments, **options)
+        self.assertRegex(str(caught.exception), pattern)
+        if reason is not None:
+            self.assertEqual(caught.exception.reason, reason)
+        return caught.exception
+
+    def test_nobody_at_the_address(self):
+        error = self.expect(precondor.UnavailableError, r"server 127\.0\.0\.1:1: no answer within .*Check the address",
+                            precondor.Client, "127.0.0.1:1", connect_timeout=0.2)
+        self.assertEqual(error.code, "UNAVAILABLE")
+        self.assertIsInstance(error, ConnectionError)
+
+    def test_a_server_of_another_kind_or_version(self):
+        import concurrent.futures
+        import grpc
+        other = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+        port = other.add_insecure_port("127.0.0.1:0")
+        other.start()
+        self.addCleanup(other.stop, None)
+        self.expect(precondor.UnimplementedError, "no Precondor server, or one of another version", precondor.Client,
+                    f"127.0.0.1:{port}")
+
+    def test_session_name_taken_or_model_changed(self):
+        self.open()
+        error = self.expect(precondor.FailedPreconditionError, "name is taken .* model",
+                            self.client.open_session, spec(self.name, layers=[precondor.Layer("fc", 2, 4)]),
+                            reason="SPEC_MISMATCH")
+        self.assertRegex(error.message, f"{self.name}.*d_in|{self.name}.*layer")
+
+    def test_descriptions_that_are_wrong(self):
+        bad = precondor.InvalidArgumentError
+        for pattern, changes in [("exchange: expected one of DIRECT, DELEGATE.*'ring'", {"exchange": "ring"}),
+                                 (r"layers\[0\]\.d_in: expected an int.*'x'", {"layers": [precondor.Layer("fc", 2, "x")]}),
+                                 ("world_size: expected an int that fits", {"world_size": 1 << 40}),
+                                 ("fallback: expected one of .*'patience'", {"fallback": {"patience": 1}}),
+                                 ("world_size.*got 0", {"world_size": 0}),
+                                 ("ranks|unknown option", {"method": precondor.Method("mkor", {"ranks": 3})})]:
+            with self.subTest(pattern=pattern):
+                self.expect(bad, pattern, self.client.open_session, spec(self.name, **changes))
+        self.expect(precondor.NotFoundError, "Open the session first", self.client.join, "nowhere", reason="UNKNOWN_SESSION")
+
+    def test_arrays_that_are_wrong(self):
+        worker = self.worker()
+        bad = precondor.InvalidArgumentError
+        good = np.ones((2, 3), np.float32)
+        self.expect(bad, "gradient: expected a NumPy array", worker.precondition, 0, 0, [[1.0]], 1)
+        self.expect(bad, "gradient: .*two dimensions, got float64 of shape \\(3,\\)", worker.precondition, 0, 0, np.ones(3), 1)
+        self.expect(bad, "gradient: .*complex", worker.precondition, 0, 0, good * 1j, 1)
+        self.expect(bad, "out: expected a float32", worker.precondition, 0, 0, good, 1, out=np.ones((2, 3)))
+        self.expect(bad, "out: .*without gaps", worker.precondition, 0, 0, good, 1, out=np.ones((3, 2), np.float32).T)
+        frozen = good.copy()
+        frozen.flags.writeable = False
+        self.expect(bad, "out: expected a writable", worker.precondition, 0, 0, good, 1, out=frozen)
+        future = worker.precondition(0, 0, good.T, 1)
+        self.expect(bad, r"gradient: expected.*\[2, 3\].*\[3, 2\]", future.result)
+        self.expect(bad, "side: expected input or output", worker.compute_statistics, 0, 0, "left", good)
+        self.expect(bad, r"rows: expected \[n, 3\].*got \[2, 2\]", worker.compute_statistics, 0, 0, "input", good[:, :2],
+                    reason="SHAPE_MISMATCH")
+        self.expect(bad, "a: expected", worker.send_statistics, 0, 0, good, good, 1)
+        for call in (worker.needs_statistics, lambda step, layer: worker.sends_gradient(layer)):
+            self.expect(precondor.NotFoundError, r"layer in \[0, 1\), got 7", call, 0, 7, reason="UNKNOWN_LAYER")
+
+    def test_waits_end_at_their_deadlines(self):
+        impatient = self.enterContext(precondor.Client(self.server.address, join_timeout=0.2, result_timeout=0.3))
+        session = self.open(world_size=2, method="identity")
+        self.expect(precondor.DeadlineExceededError, "not every other rank within", impatient.join, self.name, 0)
+        both = []
+        other = threading.Thread(target=lambda: both.append(session.join(1)))
+        other.start()
+        worker = self.enterContext(precondor.Client(self.server.address, result_timeout=0.3).join(self.name, 0))
+        other.join(TIMEOUT_S)
+        self.enterContext(both[0])
+        future = worker.precondition(0, 0, np.ones((2, 3), np.float32), 1)
+        self.assertFalse(future.wait(0))
+        self.expect(TimeoutError, f"session {self.name} step 0 layer 0", future.result)
+
+    def test_what_is_closed_says_so(self):
+        session = self.open(method="identity", world_size=1)
+        worker = session.join()
+        future = worker.precondition(0, 0, np.ones((2, 3), np.float32), 1)
+        future.wait()
+        worker.close()
+        worker.close()
+        self.assertEqual(future.result().decision, "IDENTITY")
+        self.expect(precondor.FailedPreconditionError, "the worker has been closed", worker.flush)
+        other = precondor.Client(self.server.address)
+        other.close()
+        self.expect(precondor.FailedPreconditionError, "the client has been closed", other.open_session, spec("x"))
+
+    # --- threads, processes, signals ------------------------------------------------------------------------------------
+
+    def test_other_threads_run_while_a_call_waits(self):
+        session = self.open(world_size=2, method="identity")
+        answers = {}
+
+        def rank_0():
+            with session.join(0) as worker:  # waits for rank 1, which this thread's waiting must not keep from coming
+                answers[0] = worker.precondition(0, 0, np.zeros((2, 3), np.float32), 1).result()
+                worker.report_step(0, 1.0, 1, 0.1)
+
+        thread = threading.Thread(target=rank_0, daemon=True)
+        thread.start()
+        with session.join(1) as worker:
+            answers[1] = worker.precondition(0, 0, np.full((2, 3), 2, np.float32), 1).result()
+            worker.report_step(0, 1.0, 1, 0.1)
+            thread.join(TIMEOUT_S)
+        self.assertFalse(thread.is_alive())
+        for answer in answers.values():
+            np.testing.assert_array_equal(answer.gradient, np.ones((2, 3)))
+
+    def test_closing_ends_a_call_of_another_thread(self):
+        session = self.open(world_size=2, method="identity")
+        client = precondor.Client(self.server.address)
+        errors = []
+
+        def join():
+            try:
+                client.join(session.name, 0)
+            except precondor.CancelledError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        client.close()
+        thread.join(TIMEOUT_S)
+        self.assertFalse(thread.is_alive())
+
+    def expect_program(self, name, *arguments):
+        done = run_program(name, *arguments)
+        self.assertEqual((done.returncode, done.stdout.split()[-1:]), (0, ["passed"]), done.stdout + done.stderr)
+
+    def test_a_forked_child_is_told(self):
+        self.open(method="identity")
+        self.expect_program("fork", self.server.address, self.name)
+
+    def test_control_c_ends_a_wait(self):
+        for call in ("connect", "join", "result"):
+            with self.subTest(call=call):
+                name = f"{self.name}-{call}"
+                self.client.open_session(spec(name, world_size=2, method="identity"))
+                self.addCleanup(self.client.close_session, name)
+                self.expect_program(f"interrupt_{call}", self.server.address, name)
+        with tempfile.TemporaryDirectory() as folder:
+            self.expect_program("interrupt_report", self.server_program, folder)
+
+    def test_a_process_ends_with_everything_open(self):
+        self.open(method="identity")
+        self.expect_program("leave_open", self.server.address, self.name)
+
+    def test_other_users_of_protobuf_and_grpc_work_before_and_after(self):
+        for first in ("theirs", "ours"):
+            with self.subTest(first=first):
+                name = f"{self.name[:80]}-{first}"
+                self.client.open_session(spec(name, method="identity"))
+                self.addCleanup(self.client.close_session, name)
+                self.expect_program("beside", self.server.address, name, first, self.stubs)
+
+    def test_one_symbol_leaves_the_extension(self):
+        from precondor import _core
+        done = subprocess.run(["nm", "-D", "--defined-only", _core.__file__], capture_output=True, text=True, check=True)
+        self.assertEqual([line.split()[-1] for line in done.stdout.splitlines()], ["PyInit__core"])
+        self.assertNotIn("torch", subprocess.run(["ldd", _core.__file__], capture_output=True, text=True, check=True).stdout)
+
+    # --- documentation --------------------------------------------------------------------------------------------------
+
+    def test_the_manuals_example_runs(self):
+        blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL)
+        self.assertEqual(len(blocks), 1)
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "example.py"
+            program.write_text(blocks[0])
+            done = subprocess.run([sys.executable, "-B", program, self.server.address], capture_output=True, text=True,
+                                  timeout=TIMEOUT_S, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        losses = [float(line) for line in done.stdout.split()]
+        self.assertLess(losses[-1], 0.1 * losses[0])
+
+    def test_everything_public_is_documented(self):
+        for name in precondor.__all__:
+            one = getattr(precondor, name)
+            self.assertTrue(one.__doc__, name)
+            for method, value in vars(one).items() if isinstance(one, type) else ():
+                if not method.startswith("_") and callable(value):
+                    self.assertTrue(value.__doc__, f"{name}.{method}")
+        self.assertTrue((pathlib.Path(precondor.__file__).parent / "py.typed").exists())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--protoc", required=True)
+    parser.add_argument("--grpc-plugin", required=True)
+    arguments = parser.parse_args()
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        ClientTest.stubs = folder
+        write_stubs(arguments.protoc, arguments.grpc_plugin, folder)
+        ClientTest.server_program = arguments.server
+        ClientTest.server = Server(arguments.server, folder)
+        try:
+            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
+        finally:
+            status = ClientTest.server.stop()
+    if status != 0:
+        sys.exit(f"the server ended with {status}")
+    sys.exit(not result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()
