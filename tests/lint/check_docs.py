@@ -15,7 +15,8 @@ import sys
 
 from lint_support import ROOT, Case, Tree, line_of, self_test
 
-SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "tests/run.sh", "tests/bench/run.sh", "tests/lint/tidy.sh",
+SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "deploy/pack-server.sh", "tests/run.sh", "tests/gpu.sh",
+           "tests/bench/run.sh", "tests/lint/tidy.sh",
            "tests/e2e/quickstart_test.py"]
 # Flags of other people's programs that our documents use.
 OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--help", "--version"}
