@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/shard_backend.h"
 
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,49 +44,50 @@ absl::StatusOr<std::unique_ptr<Backend>> Find(const ServerConfig& config, Logger
   return Make("cpu", config);
 }
 
-// Empty where nothing has been written.
-std::string Recorded(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  std::string name;
-  std::getline(in, name);
-  return name;
+// Empty where no shard has written anything. What is there without a record is of a time that had the CPU alone.
+absl::StatusOr<std::string> Recorded(const std::string& data_dir, store::FileSystem& fs) {
+  const absl::StatusOr<std::string> text = fs.ReadFile(store::JoinPath(data_dir, kFileName));
+  if (absl::IsNotFound(text.status())) {
+    return fs.List(store::JoinPath(data_dir, "shard")).ok() ? std::string("cpu") : std::string();
+  }
+  PRECONDOR_RETURN_IF_ERROR(text.status());
+  if (*text == "cpu\n" || *text == "cuda\n") return text->substr(0, text->size() - 1);
+  return absl::DataLossError(absl::StrCat("backend: ", store::JoinPath(data_dir, kFileName),
+                                          ": expected a line cpu or cuda, got ", text->size(), " other bytes"));
 }
 
 // Whole or not at all.
-absl::Status Record(const std::filesystem::path& file, absl::string_view name) {
-  std::error_code error;
-  std::filesystem::create_directories(file.parent_path(), error);
-  const std::filesystem::path temporary = file.string() + ".tmp";
-  if (!error) {
-    std::ofstream out(temporary);
-    out << std::string(name) << "\n";
-    out.close();
-    if (!out) error = std::error_code(errno, std::generic_category());
-  }
-  if (!error) std::filesystem::rename(temporary, file, error);
-  if (!error) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("data_dir: cannot write ", file.string(), ": ", error.message()));
+absl::Status Record(const std::string& data_dir, absl::string_view name, store::FileSystem& fs) {
+  const std::string file = store::JoinPath(data_dir, kFileName), unfinished = absl::StrCat(file, ".tmp");
+  PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs, data_dir));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::WritableFile> out, fs.Create(unfinished));
+  PRECONDOR_RETURN_IF_ERROR(out->Append(absl::StrCat(name, "\n")));
+  PRECONDOR_RETURN_IF_ERROR(out->Sync());
+  PRECONDOR_RETURN_IF_ERROR(out->Close());
+  PRECONDOR_RETURN_IF_ERROR(fs.Rename(unfinished, file));
+  return fs.SyncDir(data_dir);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeShardBackend(const ServerConfig& config, Logger& logger) {
+absl::StatusOr<std::unique_ptr<Backend>> MakeShardBackend(const ServerConfig& config, store::FileSystem& fs,
+                                                          Logger& logger) {
   if (config.data_dir.empty()) {
     return config.backend == "auto" ? Find(config, logger) : Make(config.backend, config);
   }
-  const std::filesystem::path file = std::filesystem::path(config.data_dir) / kFileName;
-  const std::string recorded = Recorded(file);
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string recorded, Recorded(config.data_dir, fs));
   if (!recorded.empty()) {
     if (config.backend != "auto" && config.backend != recorded) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "backend: ", file.string(), " says that what is stored there goes on from backend ", recorded, ", got ",
-          config.backend, ", whose numbers differ in their last bits; remove that file to go on all the same"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("backend: what is stored in ", config.data_dir, " goes on from backend ", recorded, ", got ",
+                       config.backend, ", whose numbers differ in their last bits; to go on all the same, write ",
+                       config.backend, " into ", store::JoinPath(config.data_dir, kFileName)));
     }
     return Make(recorded, config);
   }
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                              config.backend == "auto" ? Find(config, logger) : Make(config.backend, config));
-  PRECONDOR_RETURN_IF_ERROR(Record(file, backend->name()));
+  PRECONDOR_RETURN_IF_ERROR(Record(config.data_dir, backend->name(), fs));
   return backend;
 }
 

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/cuda/cuda_module.h"
+#include "server/store/posix_file_system.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -34,13 +35,15 @@ ServerConfig Config(const std::string& backend, int64_t device = 0) {
 
 TEST(ShardBackendTest, CpuIsTheCpu) {
   TextLogger logger;
-  EXPECT_EQ(MakeShardBackend(Config("cpu"), logger).value()->name(), "cpu");
+  store::PosixFileSystem disk;
+  EXPECT_EQ(MakeShardBackend(Config("cpu"), disk, logger).value()->name(), "cpu");
   EXPECT_EQ(logger.text, "");
 }
 
 TEST(ShardBackendTest, AutoSaysWhatItTookAndWhy) {
   TextLogger logger;
-  const std::unique_ptr<Backend> backend = MakeShardBackend(Config("auto"), logger).value();
+  store::PosixFileSystem disk;
+  const std::unique_ptr<Backend> backend = MakeShardBackend(Config("auto"), disk, logger).value();
   EXPECT_THAT(logger.text, HasSubstr("backend=" + std::string(backend->name())));
   if (FindCudaDriver().ok()) GTEST_SKIP() << "this host has a CUDA driver";
   EXPECT_EQ(backend->name(), "cpu");
@@ -50,34 +53,59 @@ TEST(ShardBackendTest, AutoSaysWhatItTookAndWhy) {
 TEST(ShardBackendTest, ADataDirectoryKeepsItsBackend) {
   const TempDir directory;
   TextLogger logger;
+  store::PosixFileSystem disk;
   ServerConfig config = Config("cpu");
-  config.data_dir = directory.path() + "/shard";
-  ASSERT_TRUE(MakeShardBackend(config, logger).ok());
+  config.data_dir = directory.path() + "/data";
+  ASSERT_TRUE(MakeShardBackend(config, disk, logger).ok());
   config.backend = "auto";
-  EXPECT_EQ(MakeShardBackend(config, logger).value()->name(), "cpu");
+  EXPECT_EQ(MakeShardBackend(config, disk, logger).value()->name(), "cpu");
   config.backend = "cuda";
-  const absl::Status refused = MakeShardBackend(config, logger).status();
+  const absl::Status refused = MakeShardBackend(config, disk, logger).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused));
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("/shard/BACKEND says"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("goes on from backend cpu, got cuda"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("write cuda into " + config.data_dir + "/BACKEND"));
+}
+
+TEST(ShardBackendTest, ADirectoryWithoutARecordIsTheCpus) {
+  const TempDir directory;
+  TextLogger logger;
+  store::PosixFileSystem disk;
+  ASSERT_TRUE(disk.MakeDir(directory.path() + "/shard").ok());
+  ServerConfig config = Config("cuda");
+  config.data_dir = directory.path();
+  EXPECT_TRUE(absl::IsFailedPrecondition(MakeShardBackend(config, disk, logger).status()));
+  config.backend = "auto";
+  EXPECT_EQ(MakeShardBackend(config, disk, logger).value()->name(), "cpu");
+}
+
+TEST(ShardBackendTest, ARecordThatSaysNothingIsAnError) {
+  const TempDir directory;
+  TextLogger logger;
+  store::PosixFileSystem disk;
+  ASSERT_TRUE(disk.Create(directory.path() + "/BACKEND").ok());
+  ServerConfig config = Config("auto");
+  config.data_dir = directory.path();
+  EXPECT_TRUE(absl::IsDataLoss(MakeShardBackend(config, disk, logger).status()));
 }
 
 #ifdef PRECONDOR_CUDA_ON_HOST
 TEST(ShardBackendTest, AutoStaysWithTheDeviceOfItsDirectory) {
   const TempDir directory;
   TextLogger logger;
+  store::PosixFileSystem disk;
   ServerConfig config = Config("cuda");
   config.data_dir = directory.path();
-  ASSERT_TRUE(MakeShardBackend(config, logger).ok());
+  ASSERT_TRUE(MakeShardBackend(config, disk, logger).ok());
   config.backend = "auto";
-  EXPECT_EQ(MakeShardBackend(config, logger).value()->name(), "cuda");
+  EXPECT_EQ(MakeShardBackend(config, disk, logger).value()->name(), "cuda");
   config.cuda_device = 5;  // which is not there: an error, and not the CPU
-  EXPECT_TRUE(absl::IsUnavailable(MakeShardBackend(config, logger).status()));
+  EXPECT_TRUE(absl::IsUnavailable(MakeShardBackend(config, disk, logger).status()));
 }
 
 TEST(ShardBackendTest, CudaComesOutOfItsLibrary) {
   TextLogger logger;
-  const std::unique_ptr<Backend> backend = MakeShardBackend(Config("cuda"), logger).value();
+  store::PosixFileSystem disk;
+  const std::unique_ptr<Backend> backend = MakeShardBackend(Config("cuda"), disk, logger).value();
   EXPECT_EQ(backend->name(), "cuda");
   DeviceMatrix x = backend->Allocate(2, 2).value();
   EXPECT_TRUE(backend->AddDiagonal(3.0, x.view()).ok());
@@ -86,14 +114,16 @@ TEST(ShardBackendTest, CudaComesOutOfItsLibrary) {
 
 TEST(ShardBackendTest, ADeviceThatIsNotThereIsAnError) {
   TextLogger logger;
-  const absl::Status status = MakeShardBackend(Config("cuda", 5), logger).status();
+  store::PosixFileSystem disk;
+  const absl::Status status = MakeShardBackend(Config("cuda", 5), disk, logger).status();
   EXPECT_TRUE(absl::IsUnavailable(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device: expected 0 ... 0, got 5"));
 }
 #else
 TEST(ShardBackendTest, CudaWithoutItsLibraryIsAnError) {
   TextLogger logger;
-  const absl::StatusOr<std::unique_ptr<Backend>> backend = MakeShardBackend(Config("cuda"), logger);
+  store::PosixFileSystem disk;
+  const absl::StatusOr<std::unique_ptr<Backend>> backend = MakeShardBackend(Config("cuda"), disk, logger);
   if (backend.ok()) GTEST_SKIP() << "this build and this host have CUDA";
   EXPECT_TRUE(absl::IsUnavailable(backend.status())) << backend.status();
 }
