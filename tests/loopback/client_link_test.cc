@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -15,6 +16,7 @@
 #include "kernels/base/error_reason.h"
 #include "precondor/client.h"
 #include "tests/loopback/scripted_server.h"
+#include "tests/support/wait_until.h"
 
 namespace precondor {
 namespace {
@@ -363,6 +365,20 @@ TEST(ClientLinkTest, CancelEndsWhatWaitsAndAllThatComes) {
   EXPECT_EQ(SendStatistics(*worker, 0, 0).code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(worker->ReportStep(0, 1.0, kSamples, true, 0.1).status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(worker->Leave().code(), absl::StatusCode::kCancelled);
+}
+
+// What the transport cannot send stays in the stream: the caller's memory with it.
+TEST(ClientLinkTest, CancelGivesBackAGradientThatTheShardDoesNotRead) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.stalled = true; });
+  const absl::Cleanup go_on = [&server] { server.Change([](Script& script) { script.stalled = false; }); };
+  const auto worker = Join(Options(server));
+  Tensor gradient = Tensor::Ramp(2);
+  const PreconditionFuture future = worker->Precondition(0, 2, gradient.view(), gradient.view(), kSamples);
+  ASSERT_TRUE(WaitUntil([&] { return worker->traffic().gradient_bytes > 0; }));
+  worker->Cancel();
+  ASSERT_TRUE(future.WaitFor(absl::Seconds(30)));
+  EXPECT_EQ(future.Wait().status().code(), absl::StatusCode::kCancelled);
 }
 
 TEST(ClientLinkTest, DroppedFuturesAreStillAnswered) {

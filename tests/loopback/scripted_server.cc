@@ -156,6 +156,7 @@ void ScriptedServer::Stop() {
 void ScriptedServer::Change(const std::function<void(Script&)>& change) {
   MutexLock lock(mu_);
   change(script_);
+  changed_.notify_all();
 }
 
 void ScriptedServer::BumpEpoch() {
@@ -222,6 +223,10 @@ bool ScriptedServer::Serve(Stream& stream) {
     credit.set_memory_id(1);
   }
   if (!stream.Write(credit)) return false;
+  {
+    MutexLock lock(mu_);
+    changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !script_.stalled; });
+  }
   std::map<std::string, std::string> open;
   v1::ExchangeRequest request;
   while (stream.Read(&request)) {

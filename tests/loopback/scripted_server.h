@@ -33,6 +33,7 @@ class ScriptedServer {
       return absl::OkStatus();
     };
     bool silent = false;          // takes everything in and answers nothing
+    bool stalled = false;         // reads no frame of a stream that begins now, until this is false
     bool skip_gradients = false;  // decides SKIP
     uint64_t credit_bytes = uint64_t{64} << 20;
     uint64_t chunk_bytes = uint64_t{1} << 20;  // of results

@@ -147,6 +147,8 @@ absl::Time ShardLink::Tick(absl::Time now) {
       if (item->result == nullptr) hooks_.refused_statistics(LateError(item->id));
     }
     NotifyIfAcknowledged();
+    if (state_ == StreamState::kNone) stream_.reset();  // a call that has ended may still hold what it did not send
+    if (!failed_.ok() && stream_ == nullptr) channel_.reset();  // and its connection what it did
     if (state_ == StreamState::kNone && !closing_ && !moving_ && failed_.ok() && connect_at_ <= now) Connect(now);
     if (state_ == StreamState::kOpening && opening_deadline_ <= now) CancelStream();
     Pump();
@@ -180,7 +182,6 @@ absl::Status ShardLink::LateError(const ContributionId& id) const {
 }
 
 void ShardLink::Connect(absl::Time now) {
-  stream_.reset();
   if (channel_ == nullptr || renew_channel_) channel_ = std::make_unique<Channel>(options_.address);
   renew_channel_ = false;
   ahead_.reset();
@@ -213,6 +214,7 @@ Outbox::Moved ShardLink::TakeLayers(const std::set<uint32_t>& layers) {
   moving_ = true;
   CancelStream();
   changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
+  stream_.reset();
   moving_ = false;
   Outbox::Moved moved = outbox_.TakeLayers(layers);
   NotifyIfAcknowledged();
