@@ -17,8 +17,9 @@ from interop_test import ROOT, Server
 
 SKIPPED = 77
 BUILD_LIMIT_S = 1100
-FILES = {"precondor/__init__.py", "precondor/_client.py", "precondor/_core.pyi", "precondor/_errors.py",
-         "precondor/_session.py", "precondor/py.typed"}
+SOURCES = ROOT / "client" / "python"
+FILES = {str(path.relative_to(SOURCES)) for path in (SOURCES / "precondor").rglob("*")
+         if path.suffix in (".py", ".pyi", ".typed")}
 
 
 def skip(reason):
