@@ -31,7 +31,7 @@ bool Truncates(int64_t capacity, int64_t d) { return capacity >= kSmallRank && c
 // S costs O(r^3) at each gradient that asks for it, beside O(r d) a row of the gradient, and O(r^2) memory beside O(r
 // d) if it is kept: that pays where d is not much longer than r.
 bool KeepsCore(const MkorConfig& config, int64_t d) {
-  constexpr int64_t kLongest = 4;
+  constexpr int64_t kLongest = 8;
   return config.rule == UpdateRule::kExactDamped && d <= kLongest * Capacity(config, d);
 }
 

@@ -388,13 +388,13 @@ TEST(FactorTest, FactorsOfDifferentPhaseRecompressAtDifferentSteps) {
 }
 
 // BERT-Large: 96 layers of 1024 x 1024, 24 of 4096 x 1024 and 24 of 1024 x 4096; the Gram matrices are 4 % beside the
-// vectors.
+// vectors, and S, kept for the narrow sides, as much beside theirs.
 TEST(FactorTest, LowRankStateIsLittleMoreThanItsVectors) {
   const MkorConfig config = Config(UpdateRule::kExactDamped, Representation::kLowRank, 128);
   const int64_t narrow = 2 * 96 + 24 + 24, wide = 24 + 24;
   const int64_t bytes = narrow * FactorStateBytes(config, 1024) + wide * FactorStateBytes(config, 4096);
   const int64_t vectors = (narrow * 1024 + wide * 4096) * 128 * 4;
-  EXPECT_LE(static_cast<double>(bytes), 1.05 * static_cast<double>(vectors));
+  EXPECT_LE(static_cast<double>(bytes), 1.09 * static_cast<double>(vectors));
 }
 
 }  // namespace
