@@ -16,6 +16,7 @@ test_packages=(
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck
   etcd-server iproute2
   python3-venv python3-yaml python3-grpcio python3-protobuf python3-numpy
+  python3-torch  # 570 MB with what it needs; has gloo
 )
 
 bench_packages=(python3-torch)

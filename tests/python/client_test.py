@@ -140,6 +140,10 @@ class ClientTest(unittest.TestCase):
         worker = self.worker(seed=5)
         np.testing.assert_array_equal(worker.compute_statistics(4, 0, "output", rows[:, :2]),
                                       precondor.compute_statistics(worker.spec, rows[:, :2], step=4, layer=0, side="output"))
+        worker = self.enterContext(self.client.open_session(spec(f"{self.name}-q", sketches=3)).join())
+        signs = np.hstack([worker.sketch_signs(2, 0, "input", *part) for part in ((0, 31), (31, 19))])
+        np.testing.assert_allclose(signs @ rows / np.sqrt(50), worker.compute_statistics(2, 0, "input", rows), atol=1e-6)
+        self.expect(precondor.InvalidArgumentError, "at least one row", worker.sketch_signs, 2, 0, "input", 0, 0)
         self.assertAlmostEqual(precondor.kl_clip_scale(np.array([3.0, 1.0]), 0.1, 0.01), 0.5)
 
     # --- errors ---------------------------------------------------------------------------------------------------------

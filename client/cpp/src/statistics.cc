@@ -21,10 +21,12 @@ constexpr int64_t kRowBlock = 64;
 constexpr int64_t kUnroll = 4;
 
 // One word of random bits a row; bit j is the sign of sketch j. kMaxSketches bits are used.
-std::vector<uint32_t> SignWords(const SketchKey& key, int64_t rows) {
+std::vector<uint32_t> SignWords(const SketchKey& key, uint64_t first_row, int64_t rows) {
   const CounterRandom random({key.seed, key.step, key.layer, static_cast<uint64_t>(key.side), key.rank});
   std::vector<uint32_t> words(static_cast<size_t>(rows));
-  for (int64_t i = 0; i < rows; ++i) words[i] = static_cast<uint32_t>(random.Bits(static_cast<uint64_t>(i)));
+  for (int64_t i = 0; i < rows; ++i) {
+    words[i] = static_cast<uint32_t>(random.Bits(first_row + static_cast<uint64_t>(i)));
+  }
   return words;
 }
 
@@ -110,6 +112,13 @@ StatisticsShape ShapeOfStatistics(const SessionSpec& spec, int64_t layer, int64_
   return rows <= MaxRows(d) ? StatisticsShape{rows, d} : StatisticsShape{1, PackedElements(d)};
 }
 
+void SketchSigns(const SketchKey& key, uint64_t first_row, MatrixView out) {
+  const std::vector<uint32_t> words = SignWords(key, first_row, out.cols);
+  for (int64_t sketch = 0; sketch < out.rows; ++sketch) {
+    for (int64_t i = 0; i < out.cols; ++i) out.at(sketch, i) = Sign(words[i], sketch);
+  }
+}
+
 absl::Status ComputeStatistics(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double row_scale,
                                MatrixView out) {
   if (rows.rows < 1 || rows.cols < 1) {
@@ -130,7 +139,7 @@ absl::Status ComputeStatistics(const SessionSpec& spec, const SketchKey& key, Co
       for (int64_t j = 0; j < rows.cols; ++j) out.at(i, j) = static_cast<float>(row_scale * rows.at(i, j));
     }
   } else if (kind == StatisticsKind::kSigned) {
-    SignedSums(rows, SignWords(key, rows.rows), row_scale / std::sqrt(n), out);
+    SignedSums(rows, SignWords(key, 0, rows.rows), row_scale / std::sqrt(n), out);
   } else {
     SignedSums(rows, {}, row_scale / n, out);
   }

@@ -121,6 +121,11 @@ class Worker:
         """One side's statistics of this rank's rows; see precondor.compute_statistics."""
         return self._core.statistics(step, layer, side, rows, row_scale)
 
+    def sketch_signs(self, step: int, layer: int, side: str, first_row: int, rows: int) -> np.ndarray:
+        """The signs of SIGNED, f32 [k, rows] of +1 and -1, of this rank's rows first_row, first_row + 1 ...: for who makes
+        the sketches elsewhere, or a part of the rows at a time; docs/math/statistics.md has the formula."""
+        return self._core.sketch_signs(step, layer, side, first_row, rows)
+
     def send_statistics(self, step: int, layer: int, a: np.ndarray, g: np.ndarray, samples: int) -> None:
         """Sends the statistics of one layer's inputs and output gradients at a statistic step; copied when it returns.
 

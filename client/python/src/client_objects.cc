@@ -31,6 +31,12 @@ absl::Status CheckLayerExists(const SessionSpec& spec, int64_t layer) {
                         absl::StrCat("session ", spec.name, ": expected a layer in [0, ", count, "), got ", layer));
 }
 
+Side SideOf(const std::string& side) {
+  if (side == "input") return Side::kInput;
+  if (side == "output") return Side::kOutput;
+  Raise(absl::InvalidArgumentError(absl::StrCat("side: expected input or output, got ", side)));
+}
+
 absl::Status Closed(absl::string_view what) {
   return absl::FailedPreconditionError(absl::StrCat("the ", what, " has been closed"));
 }
@@ -135,6 +141,22 @@ py::array WorkerObject::Statistics(uint64_t step, int64_t layer, const std::stri
                                    double row_scale) const {
   const std::shared_ptr<Worker> worker = Get();
   return StatisticsOf(worker->spec(), worker->rank(), step, layer, side, rows, row_scale);
+}
+
+py::array WorkerObject::SketchSigns(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
+                                    int64_t rows) const {
+  CheckLayer(layer);
+  const std::shared_ptr<Worker> worker = Get();
+  const SessionSpec& spec = worker->spec();
+  if (StatisticsOf(spec, layer) != StatisticsKind::kSigned || rows < 1) {
+    Raise(absl::InvalidArgumentError(absl::StrCat("session ", spec.name, " layer ", layer,
+                                                  ": expected statistics SIGNED and at least one row, got ",
+                                                  StatisticsKindName(StatisticsOf(spec, layer)), " and ", rows)));
+  }
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), worker->rank()};
+  py::array_t<float> out = NewMatrix(VectorsPerWorker(spec, layer), rows);
+  precondor::SketchSigns(key, first_row, ViewOf(out));
+  return out;
 }
 
 void WorkerObject::SendStatistics(uint64_t step, int64_t layer, const py::object& a, const py::object& g,
@@ -273,12 +295,9 @@ bool ClientObject::CloseSession(const std::string& session) {
 py::array StatisticsOf(const SessionSpec& spec, uint32_t rank, uint64_t step, int64_t layer, const std::string& side,
                        const py::object& rows, double row_scale) {
   RaiseUnlessOk(CheckLayerExists(spec, layer));
-  if (side != "input" && side != "output") {
-    Raise(absl::InvalidArgumentError(absl::StrCat("side: expected input or output, got ", side)));
-  }
-  const bool input = side == "input";
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), rank};
   const LayerSpec& shape = spec.layers[static_cast<size_t>(layer)];
-  const int64_t d = input ? shape.d_in : shape.d_out;
+  const int64_t d = key.side == Side::kInput ? shape.d_in : shape.d_out;
   const py::array readable = Readable("rows", rows);
   if (readable.shape(0) < 1 || readable.shape(1) != d) {
     Raise(ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
@@ -289,7 +308,6 @@ py::array StatisticsOf(const SessionSpec& spec, uint32_t rank, uint64_t step, in
   py::array_t<float> out = NewMatrix(extents.rows, extents.cols);
   const ConstMatrixView rows_view = ViewOf(readable);
   const MatrixView out_view = ViewOf(out);
-  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), input ? Side::kInput : Side::kOutput, rank};
   absl::Status status;
   {
     py::gil_scoped_release released;

@@ -54,6 +54,9 @@ class WorkerObject {
 
   pybind11::array Statistics(uint64_t step, int64_t layer, const std::string& side, const pybind11::object& rows,
                              double row_scale) const;
+  // f32 [q, rows] of +1 and -1.
+  pybind11::array SketchSigns(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
+                              int64_t rows) const;
   void SendStatistics(uint64_t step, int64_t layer, const pybind11::object& a, const pybind11::object& g,
                       uint64_t samples);
   void AbstainStatistics(uint64_t step, int64_t layer);

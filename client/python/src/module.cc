@@ -34,6 +34,7 @@ PYBIND11_MODULE(_core, m) {
       .def("sends_gradient", &WorkerObject::SendsGradient)
       .def("traffic", &WorkerObject::GetTraffic)
       .def("statistics", &WorkerObject::Statistics)
+      .def("sketch_signs", &WorkerObject::SketchSigns)
       .def("send_statistics", &WorkerObject::SendStatistics)
       .def("abstain_statistics", &WorkerObject::AbstainStatistics)
       .def("precondition", &WorkerObject::Precondition)

@@ -157,6 +157,22 @@ TEST(SignsTest, ArePureFunctionsOfTheKeyAndTheRow) {
   }
 }
 
+TEST(SignsTest, AreGivenForAnyRangeOfRows) {
+  constexpr int64_t kRows = 40, kFirst = 23;
+  constexpr int32_t kSketches = 5;
+  const SketchKey key{11, 4, 2, Side::kOutput, 3};
+  const std::vector<std::vector<int>> signs = Signs(key, kRows, kSketches);
+  std::vector<float> given(kSketches * (kRows - kFirst), -77.0f);
+  SketchSigns(key, kFirst, MatrixView(given.data(), kSketches, kRows - kFirst));
+  for (int64_t j = 0; j < kSketches; ++j) {
+    for (int64_t i = kFirst; i < kRows; ++i) {
+      EXPECT_EQ(given[static_cast<size_t>(j * (kRows - kFirst) + i - kFirst)],
+                signs[static_cast<size_t>(j)][static_cast<size_t>(i)])
+          << j << " " << i;
+    }
+  }
+}
+
 TEST(SignsTest, AreIndependentAcrossEveryPartOfTheKey) {
   constexpr int64_t kRows = 512;
   // |correlation| of independent signs exceeds 5 / sqrt(rows) with probability 6e-7.

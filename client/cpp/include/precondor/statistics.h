@@ -33,6 +33,10 @@ struct StatisticsShape {
 };
 StatisticsShape ShapeOfStatistics(const SessionSpec& spec, int64_t layer, int64_t d, int64_t rows);
 
+// SIGNED's signs of rows first_row, first_row + 1 ...: out [q, n], +1 or -1, for who makes the sketches where the rows
+// are, such as on a device, or a part of the rows at a time.
+void SketchSigns(const SketchKey& key, uint64_t first_row, MatrixView out);
+
 // `out`, of ShapeOfStatistics, from this worker's rows [n, d], n >= 1:
 //   MEAN, PER_WORKER_MEAN: row_scale * mean of the rows;
 //   SIGNED: v_j = row_scale / sqrt(n) * sum_i s_ij x_i;

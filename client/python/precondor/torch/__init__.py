@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precondor for PyTorch."""
+"""Precondor for PyTorch: Preconditioner turns a model's gradients into preconditioned ones. docs/pytorch.md is the manual.
 
+Importing this imports torch, 1.13 or later; `import precondor` does not.
+"""
+
+from ._preconditioner import Preconditioner, StepResult
 from .lamb import Lamb
 
-__all__ = ["Lamb"]
+__all__ = ["Lamb", "Preconditioner", "StepResult"]

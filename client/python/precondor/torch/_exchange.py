@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step's traffic of a rank: statistics and gradients out, answers in and, in DELEGATE, on to the other ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from .._client import Future, Worker
+from .._errors import AbortedError, PrecondorError
+from .._session import Layer, SessionSpec
+from ._group import Group
+from ._layers import Matrix
+from ._statistics import Covariance, Vectors
+
+_DECISIONS = ("PRECONDITIONED", "IDENTITY", "SKIP")
+_FAILED = -1.0
+
+
+@dataclasses.dataclass
+class Slot:
+    """One layer of the session: its place there, and where its gradient waits to be sent."""
+
+    place: int
+    layer: Layer
+    matrix: Matrix
+    group: int
+    buffer: Optional[torch.Tensor] = None  # f32 [d_out, d_in] in the host's memory
+    value: Optional[torch.Tensor] = None  # this step's answer
+
+
+@dataclasses.dataclass
+class Answer:
+    decision: str
+    inner_product: float
+
+
+class Pair:
+    """Both sides' statistics of one layer at one step."""
+
+    def __init__(self, worker: Worker, step: int, slot: Slot, kind: str) -> None:
+        def signs(side: str):
+            if kind != "SIGNED":
+                return None
+            return lambda first, rows: worker.sketch_signs(step, slot.place, side, first, rows)
+
+        bias = slot.layer.has_bias
+        covariance = kind == "COVARIANCE"
+        self._a = Covariance(bias) if covariance else Vectors(signs("input"), bias)
+        self._g = Covariance(False) if covariance else Vectors(signs("output"), False)
+        self._samples = 0
+
+    def add(self, a: torch.Tensor, g: torch.Tensor, samples: int) -> None:
+        self._a.add(a)
+        self._g.add(g)
+        self._samples += samples
+
+    def finish(self, loss_scale: float) -> Tuple[np.ndarray, np.ndarray, int]:
+        return self._a.finish(1.0), self._g.finish(self._samples / loss_scale), self._a.rows
+
+
+class Exchange:
+    """Sends what a step has and takes its answers. One step at a time; send() may be called during the backward pass."""
+
+    def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot]) -> None:
+        self._worker = worker
+        self._group = group
+        self._slots = slots
+        self._delegates = worker.spec.exchange == "DELEGATE" and group.size > 1
+        self._flat: List[torch.Tensor] = []  # DELEGATE: of each rank decision and product of its layers, then their values
+        self._futures: Dict[int, Future] = {}
+        self._sent: set = set()
+        if self._delegates:
+            self._make_flat()
+
+    def is_sent(self, slot: Slot) -> bool:
+        return slot.place in self._sent
+
+    def any_sent(self) -> bool:
+        return bool(self._sent)
+
+    def takes_part(self, step: int) -> bool:
+        """False when the gradients as they are, which the job has averaged, are the answers."""
+        return self._worker.mode(step) == "SECOND_ORDER" or self._worker.spec.exchange == "DIRECT"
+
+    def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int) -> None:
+        """The slot's statistics, where the step takes any, and its gradient, where this rank sends it."""
+        worker = self._worker
+        self._sent.add(slot.place)
+        if worker.needs_statistics(step, slot.place):
+            self._send_statistics(step, slot, pair if finite else None, loss_scale)
+        if not self.takes_part(step) or not worker.sends_gradient(slot.place):
+            return
+        if not finite or not slot.matrix.has_gradient():
+            slot.value = None
+            self._futures[slot.place] = worker.abstain_gradient(step, slot.place)
+            return
+        slot.value = self._load(slot)
+        array = slot.value.numpy()
+        self._futures[slot.place] = worker.precondition(step, slot.place, array, samples, out=array)
+
+    def receive(self, step: int) -> Dict[int, Answer]:
+        """By place, once all have come, with slot.value where one is to be stored. Raises on every rank when one fails."""
+        answers: Dict[int, Answer] = {}
+        failure: Optional[PrecondorError] = None
+        try:
+            for place, future in self._futures.items():
+                result = future.result()
+                answers[place] = Answer(result.decision, result.inner_product)
+        except PrecondorError as error:
+            failure = error
+        self._futures = {}
+        self._sent = set()
+        if self._delegates and self.takes_part(step):
+            answers = self._share(answers, failure)
+        if failure is not None:
+            raise failure
+        return answers
+
+    def _send_statistics(self, step: int, slot: Slot, pair: Optional[Pair], loss_scale: float) -> None:
+        if pair is not None:
+            a, g, rows = pair.finish(loss_scale)
+            if np.isfinite(a).all() and np.isfinite(g).all():
+                self._worker.send_statistics(step, slot.place, a, g, rows)
+                return
+        self._worker.abstain_statistics(step, slot.place)
+
+    def _load(self, slot: Slot) -> torch.Tensor:
+        there = None if self._delegates else slot.matrix.in_place(slot.group)
+        if there is not None:
+            return there
+        device = slot.matrix.weight.device
+        if slot.buffer is None:
+            slot.buffer = torch.empty(slot.layer.d_out, slot.layer.d_in, pin_memory=device.type == "cuda")
+        slot.matrix.load(slot.group, slot.buffer)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        return slot.buffer
+
+    # --- DELEGATE -----------------------------------------------------------------------------------------------------
+
+    def _owned(self, rank: int) -> List[Slot]:
+        return [slot for slot in self._slots if slot.place % self._group.size == rank]
+
+    def _make_flat(self) -> None:
+        for rank in range(self._group.size):
+            owned = self._owned(rank)
+            sizes = [slot.layer.d_out * slot.layer.d_in for slot in owned]
+            flat = torch.zeros(2 * len(owned) + sum(sizes), pin_memory=self._group.device.type == "cuda")
+            values = flat[2 * len(owned):].split(sizes)
+            for slot, value in zip(owned, values):
+                slot.buffer = value.view(slot.layer.d_out, slot.layer.d_in)
+            self._flat.append(flat)
+
+    def _share(self, own: Dict[int, Answer], failure: Optional[PrecondorError]) -> Dict[int, Answer]:
+        """Every rank's answers, as its owner has them. Products are rounded to f32 for the owner too: all scale alike."""
+        answers: Dict[int, Answer] = {}
+        failed: Optional[int] = None
+        for rank, flat in enumerate(self._flat):
+            owned = self._owned(rank)
+            header = flat[:2 * len(owned)].view(-1, 2)
+            if rank == self._group.rank:
+                for line, slot in zip(header, owned):
+                    answer = own.get(slot.place)
+                    line[0] = _FAILED if failure is not None else float(_DECISIONS.index(answer.decision))
+                    line[1] = 0.0 if answer is None else answer.inner_product
+            if not owned:
+                continue
+            self._group.broadcast(flat, rank)
+            for (decision, product), slot in zip(header.tolist(), owned):
+                if decision == _FAILED:
+                    failed = rank
+                    continue
+                answers[slot.place] = Answer(_DECISIONS[int(decision)], product)
+                slot.value = slot.buffer
+        if failed is not None and failure is None:
+            raise AbortedError(f"rank {failed} has no answers to pass on", "ABORTED", "UNSPECIFIED",
+                               "Its own exception says why; all ranks go back to one checkpoint")
+        return answers
+
+
+def clip_of(spec: SessionSpec) -> Dict[int, str]:
+    """The clip, as the options say it, of each layer whose answers the trainer scales by KL_CLIP."""
+    methods = {place: one.method for one in spec.layer_methods for place in one.layers}
+    clips = {}
+    for place in range(len(spec.layers)):
+        method = methods.get(place, spec.method)
+        scaling = method.options.get("scaling", "KL_CLIP" if method.name in ("eva", "kfac") else "NORM_RESCALE")
+        if scaling == "KL_CLIP":
+            clips[place] = str(method.options.get("scaling_clip", 0.001))
+    return clips
+
+
+def is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

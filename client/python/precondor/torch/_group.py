@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job: torch.distributed's process group, or a single process."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .._errors import PrecondorError, from_status
+
+
+class Group:
+    """Collectives of a process group, which every rank has to call in the same order. A group of one calls nothing."""
+
+    def __init__(self, process_group: Any, device: torch.device) -> None:
+        """device: of the model, for backends that move nothing else."""
+        there = dist.is_available() and dist.is_initialized()
+        self._group = process_group
+        self.rank = dist.get_rank(process_group) if there else 0
+        self.size = dist.get_world_size(process_group) if there else 1
+        self.device = device if there and "nccl" in str(dist.get_backend(process_group)) else torch.device("cpu")
+
+    def check(self, call: Callable[[], Any]) -> Any:
+        """What call() gives, once it has worked on every rank; raises on all what one of them raised."""
+        own, failure, value = None, None, None
+        try:
+            value = call()
+        except PrecondorError as error:
+            own, failure = error, (self.rank, error.code, error.reason, error.message)
+        for other in self.gather(failure):
+            if own is not None:
+                raise own
+            if other is not None:
+                rank, code, reason, message = other
+                raise from_status(code, reason, f"rank {rank}: {message}")
+        return value
+
+    def gather(self, value: Any) -> List[Any]:
+        """Every rank's small value that pickles, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        values: List[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def all(self, flag: bool) -> bool:
+        """Whether it is true on every rank."""
+        if self.size == 1:
+            return flag
+        wrong = torch.tensor([0.0 if flag else 1.0], device=self.device)
+        dist.all_reduce(wrong, group=self._group)
+        return wrong.item() == 0
+
+    def broadcast(self, flat: torch.Tensor, rank: int) -> None:
+        """flat, on any device, becomes that of `rank`."""
+        source = rank if self._group is None else dist.get_global_rank(self._group, rank)
+        if flat.device == self.device:
+            dist.broadcast(flat, source, group=self._group)
+            return
+        there = flat.to(self.device)
+        dist.broadcast(there, source, group=self._group)
+        flat.copy_(there)
+
+    def average_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """.grad becomes the ranks' mean; a rank without one counts as zeros, and where nobody has one there is none."""
+        if self.size == 1 or not parameters:
+            return
+        sizes = [parameter.numel() for parameter in parameters]
+        flat = torch.zeros(len(sizes) + sum(sizes), device=self.device)
+        held, values = flat[:len(sizes)], flat[len(sizes):].split(sizes)
+        for place, (parameter, value) in enumerate(zip(parameters, values)):
+            if parameter.grad is not None:
+                held[place] = 1
+                value.copy_(parameter.grad.reshape(-1))
+        dist.all_reduce(flat, group=self._group)
+        for count, parameter, value in zip(held.tolist(), parameters, values):
+            if count == 0:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.copy_((value / self.size).view_as(parameter))
+
+
+def of(model: torch.nn.Module, process_group: Any) -> Tuple[torch.nn.Module, Group, bool]:
+    """The model that DistributedDataParallel has inside, its group, and whether DDP averages the gradients."""
+    averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    if averaged:
+        process_group = process_group or model.process_group
+        model = model.module
+    first: Optional[torch.nn.Parameter] = next(model.parameters(), None)
+    return model, Group(process_group, torch.device("cpu") if first is None else first.device), averaged

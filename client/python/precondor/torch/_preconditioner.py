@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preconditioner: a PyTorch model's gradients, preconditioned by a Precondor server. docs/pytorch.md is the manual."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import warnings
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+
+import torch
+from torch import nn
+
+from .._client import Client, Session, Worker, kl_clip_scale
+from .._errors import FailedPreconditionError, InvalidArgumentError, from_status
+from .._session import Layer, Method, SessionSpec
+from . import _group, _layers
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What became of one step.
+
+    mode: "SECOND_ORDER" or "FIRST_ORDER".
+    decisions: by layer, "PRECONDITIONED", "IDENTITY" (the averaged gradient as it is) or "SKIP" (it has no gradient now);
+        empty where the job's own gradients are the answers, in first order but for DIRECT.
+    skipped: the whole step was, for an overflow under AMP: no parameter has a gradient now.
+    scale: the factor of KL_CLIP; 1 otherwise.
+    """
+
+    step: int
+    mode: str
+    decisions: Dict[str, str]
+    skipped: bool
+    scale: float
+
+
+class _Hook:
+    """A module's hook. Copies of the module (an average of weights, a teacher) get one that does nothing."""
+
+    def __init__(self, call: Optional[Callable[..., Any]] = None) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._call is not None:
+            self._call(*arguments)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "_Hook":
+        return _Hook()
+
+    def __reduce__(self) -> Tuple[type, Tuple[()]]:
+        return _Hook, ()
+
+
+class Preconditioner:
+    """Preconditions the gradients of a model's linear and convolutional layers, for any torch optimizer.
+
+        pre = Preconditioner(model, "127.0.0.1:7070", session="bert-run-7", method="mkor", optimizer=optimizer)
+        ...
+        loss.backward(); pre.step(loss); optimizer.step()
+
+    It watches the modules' inputs and output gradients, sends statistics of them at statistic steps, sends each layer's
+    gradient in step(), and puts the answer where the gradient was. Parameters that are no layer (`left`) keep theirs.
+    With torch.distributed every rank makes one, at the same place of the program, and calls step() alike.
+
+    The constructor connects and opens the session. The rank joins at the first forward pass that has a gradient, or the first
+    step(), and then waits for all other ranks. One thread trains.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        address: str,
+        *,
+        session: str,
+        method: Union[Method, str] = "mkor",
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        exchange: str = "",
+        process_group: Any = None,
+        fold_bias: bool = True,
+        skip: Sequence[str] = (),
+        skip_types: Sequence[Type[nn.Module]] = (),
+        min_dim: int = 2,
+        max_dim: int = 1 << 20,
+        layer_methods: Optional[Mapping[str, Union[Method, str]]] = None,
+        replace: bool = False,
+        overlap: bool = False,
+        seed: int = 0,
+        statistics: str = "",
+        sketches: int = 0,
+        inv_freq: int = 10,
+        warmup_steps: int = 10,
+        staleness_steps: int = 0,
+        statistics_dtype: str = "f16",
+        gradient_dtype: str = "f32",
+        fallback: Optional[Mapping[str, Any]] = None,
+        on_shard_loss: str = "WAIT",
+        connect_timeout: float = 10.0,
+        rpc_timeout: float = 30.0,
+        result_timeout: float = 120.0,
+        join_timeout: float = 120.0,
+        lease_timeout: float = 600.0,
+    ) -> None:
+        """Connects, opens the session and puts hooks into the model.
+
+        Args:
+            model: a plain module, or DistributedDataParallel itself rather than the module in it.
+            address: host:port of the coordinator.
+            session: a name of this training run's own.
+            optimizer: where the learning rate is read, for the report and KL_CLIP; needed under AMP.
+            exchange: "DIRECT" (the server averages what every rank sends; the default of a plain model), "DELEGATE" (the
+                job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel),
+                "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
+            process_group: of torch.distributed; None: DDP's, or the default one.
+            fold_bias: a bias becomes its weight's last column; False: it is left to the optimizer.
+            skip: regular expressions; modules whose whole name matches one are left to the optimizer.
+            skip_types: so are modules of these classes,
+            min_dim, max_dim: and those whose longer side is not in this range.
+            layer_methods: regular expression of whole layer names -> their method; the first that matches.
+            replace: end a session of this name that is there, and begin anew.
+            overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
+                touches gradients between it and step(), and each rank's gradients are its own: no DDP, and DIRECT.
+            statistics: "" for what the method wants: "MEAN" for eva, "SIGNED" for all others.
+            The others are SessionSpec's and Client's.
+
+        Raises:
+            UnavailableError: nobody answers at the address.
+            FailedPreconditionError: SPEC_MISMATCH: the session's name is taken, or the model or an option has changed.
+            UnimplementedError: a model in parts (FSDP, tensor parallelism, DataParallel) or compiled.
+            InvalidArgumentError: an option, or a model without any layer.
+        """
+        _layers.refuse_sharded(model)
+        self._outer = model
+        self._model, self._group, self._ddp = _group.of(model, process_group)
+        self._optimizer = optimizer
+        self._overlap = overlap
+        chosen = _layers.choose(self._model, _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias))
+        self._left = chosen.left
+        self._slots = _slots_of(chosen.matrices)
+        method = _layers.as_method(method)
+        self._spec = SessionSpec(
+            name=session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
+            seed=seed, exchange=exchange or ("DELEGATE" if self._ddp else "DIRECT"),
+            statistics=_layers.statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
+            warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
+            gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
+            layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics))
+        self._check_options()
+        self._kinds = _kinds_of(self._spec)
+        self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
+        self._averages = not self._ddp and self._group.size > 1
+
+        self._worker: Optional[Worker] = None
+        self._exchange: Optional[Exchange] = None
+        self._step = 0
+        self._pairs: Dict[int, Pair] = {}
+        self._wanted: Optional[frozenset] = None  # places that this step takes statistics of, once it is known
+        self._holding = 0  # contexts of no_sync that are entered
+        self._arrived: Set[int] = set()  # overlap: parameters whose gradient is there
+        self._handles: List[Any] = []
+        self._last: Dict[str, float] = {}
+        self._closed = False
+        self._client: Client = self._group.check(
+            lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout,
+                           result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout))
+        if replace:
+            self._group.check(lambda: self._group.rank == 0 and self._client.close_session(session))
+        self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
+        self._is_new = any(self._group.gather(self._session.created))
+        self._watch(chosen.matrices)
+
+    # --- what it is -----------------------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> Tuple[Layer, ...]:
+        """In the session's order."""
+        return tuple(self._spec.layers)
+
+    @property
+    def left(self) -> Dict[str, str]:
+        """By name of a parameter that is left to the optimizer, why."""
+        return dict(self._left)
+
+    @property
+    def spec(self) -> SessionSpec:
+        """The session's description."""
+        return self._spec
+
+    @property
+    def step_number(self) -> int:
+        """Of the step that comes next, from 0."""
+        return self._step
+
+    @property
+    def mode(self) -> str:
+        """"SECOND_ORDER" or "FIRST_ORDER", of the step that comes next."""
+        return "SECOND_ORDER" if self._worker is None or self._closed else self._worker.mode(self._step)
+
+    def metrics(self) -> Dict[str, float]:
+        """Flat numbers for a logger or a progress bar: step (finished ones), second_order (1 or 0, of the next), of the last
+        step preconditioned, identity, skipped (layers) and step_seconds, and Worker.metrics()' bytes and reconnects."""
+        traffic = {} if self._worker is None or self._closed else self._worker.metrics()
+        return {"step": self._step, "second_order": float(self.mode == "SECOND_ORDER"), **self._last, **traffic}
+
+    # --- a step -----------------------------------------------------------------------------------------------------------
+
+    def step(self, loss: Union[float, torch.Tensor, None] = None, *, samples: int = 1,
+             learning_rate: Optional[float] = None, scaler: Optional[Any] = None) -> StepResult:
+        """Puts the preconditioned gradient in the place of every layer's. Once an optimizer step, on every rank.
+
+        Call it after the last backward pass and before optimizer.step(). A layer without a usable gradient on some rank
+        (unused, infinite) has .grad None afterwards, and so do all parameters of a skipped step: optimizers leave them.
+
+        Args:
+            loss: a number, or a tensor of one; reported for metrics and the fallback. None: not known.
+            samples: the weight of this rank's loss and, in DIRECT, of its gradients, where ranks have batches of several sizes.
+            learning_rate: None: that of the optimizer's first group.
+            scaler: AMP's GradScaler. Gradients are unscaled here, or have been by scaler.unscale_(optimizer).
+
+        Raises:
+            DeadlineExceededError: the servers were gone for longer than the timeouts.
+            AbortedError: the job went back, or another rank failed. After an error begin again from a checkpoint.
+        """
+        began = time.monotonic()
+        self._join()
+        rate = self._learning_rate(learning_rate)
+        if self._exchange.any_sent() and (scaler is not None or samples != 1):
+            raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
+                                       "INVALID_ARGUMENT")
+        loss_scale, finite = self._unscale(scaler)
+        self._average(finite)
+        mode = self.mode
+        for slot in reversed(self._slots):
+            if not self._exchange.is_sent(slot):
+                self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples)
+        answers = self._exchange.receive(self._step)
+        scale = self._scale(answers, rate)
+        self._store(answers, scale)
+        if not finite:
+            for parameter in self._model.parameters():
+                parameter.grad = None
+        loss = float("nan") if loss is None else float(loss)
+        self._worker.report_step(self._step, loss, samples, rate or 0.0, finite)
+        result = StepResult(self._step, mode,
+                            {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
+                            not finite, scale)
+        self._begin(self._step + 1)
+        self._last = {kind.lower(): sum(decision == kind for decision in result.decisions.values())
+                      for kind in ("PRECONDITIONED", "IDENTITY")}
+        self._last["skipped"] = sum(decision == "SKIP" for decision in result.decisions.values())
+        self._last["step_seconds"] = time.monotonic() - began
+        return result
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Round every backward pass of a step but the last, with `overlap` or DDP, whose no_sync it enters."""
+        with self._outer.no_sync() if self._ddp else contextlib.nullcontext():
+            self._holding += 1
+            try:
+                yield
+            finally:
+                self._holding -= 1
+
+    # --- the end ------------------------------------------------------------------------------------------------------------
+
+    def close(self, *, end_session: bool = False) -> None:
+        """Takes the hooks out and ends the connection. The session stays unless
+        end_session, which all ranks give: then the servers forget its factors once every rank is here. The first call
+        counts."""
+        if self._closed:
+            return
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+        if end_session:
+            self._flush()
+            self._group.gather(None)
+            if self._group.rank == 0:
+                self._session.close()
+        if self._worker is not None:
+            self._worker.close()
+        self._client.close()
+
+    def __enter__(self) -> "Preconditioner":
+        return self
+
+    def __exit__(self, kind: Any, *unused: object) -> None:
+        self.close(end_session=kind is None)
+
+    # --- the inside ---------------------------------------------------------------------------------------------------------
+
+    def _check_options(self) -> None:
+        if not self._slots:
+            raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
+                                       "INVALID_ARGUMENT")
+        if self._overlap and (self._ddp or (self._group.size > 1 and self._spec.exchange != "DIRECT")):
+            raise InvalidArgumentError(
+                f"overlap: expected a plain model and, with several ranks, exchange DIRECT, got exchange "
+                f"{self._spec.exchange}{' and DistributedDataParallel' if self._ddp else ''}", "INVALID_ARGUMENT",
+                "UNSPECIFIED", "The gradients that leave have to be there before the job has averaged them")
+        for place, clip in clip_of(self._spec).items():
+            if not is_number(clip):
+                raise InvalidArgumentError(
+                    f"layer {self._spec.layers[place].name}: scaling_clip: expected a number, got {clip!r}",
+                    "INVALID_ARGUMENT", "UNSPECIFIED", "A schedule of it is for clients that follow it; or scaling NORM_RESCALE")
+
+    def _watch(self, matrices: Mapping[nn.Module, _layers.Matrix]) -> None:
+        slots: Dict[int, List[Slot]] = {}
+        for slot in self._slots:
+            slots.setdefault(id(slot.matrix), []).append(slot)
+        for module, matrix in matrices.items():
+            own = slots[id(matrix)]
+            hook = _Hook(lambda module, inputs, output, own=own: self._on_forward(own, inputs, output))
+            self._handles.append(module.register_forward_hook(hook))
+            if self._overlap:
+                for parameter in matrix.parameters():
+                    self._handles.append(_after_accumulation(
+                        parameter, lambda own=own, parameter=parameter: self._on_gradient(own, parameter)))
+
+    def _join(self) -> None:
+        if self._worker is not None:
+            return
+        if not self._is_new:
+            raise from_status(
+                "FAILED_PRECONDITION", "UNSPECIFIED",
+                f"session {self._spec.name} is there already, with factors of another run. Choose another name, "
+                f"or begin anew with replace=True")
+        self._worker = self._session.join(self._group.rank)
+        self._exchange = Exchange(self._worker, self._group, self._slots)
+        self._begin(0)
+
+    def _begin(self, step: int) -> None:
+        self._step = step
+        self._pairs = {}
+        self._wanted = None
+        self._arrived = set()
+
+    def _on_forward(self, slots: Sequence[Slot], inputs: Tuple[Any, ...], output: Any) -> None:
+        if not torch.is_grad_enabled() or not isinstance(output, torch.Tensor) or output.grad_fn is None:
+            return
+        self._join()
+        if self._wanted is None:
+            self._wanted = frozenset(slot.place for slot in self._slots
+                                     if self._worker.needs_statistics(self._step, slot.place))
+        if slots[0].place not in self._wanted:
+            return
+        if not inputs:
+            warnings.warn(f"layer {slots[0].layer.name}: its module was called with keywords alone; no statistics of it")
+            return
+        step, x = self._step, inputs[0].detach()
+        # On the node and not the tensor: an operation in place after the module leaves the node as it is.
+        output.grad_fn.register_hook(lambda unused, grads: self._on_backward(step, slots, x, grads[0]))
+
+    @torch.no_grad()
+    def _on_backward(self, step: int, slots: Sequence[Slot], x: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
+        if grad is None or step != self._step:
+            return
+        matrix = slots[0].matrix
+        samples = matrix.samples(grad)
+        for slot, (a, g) in zip(slots, matrix.rows(x, grad)):
+            pair = self._pairs.get(slot.place)
+            if pair is None:
+                pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place])
+            pair.add(a, g, samples)
+
+    def _on_gradient(self, slots: Sequence[Slot], parameter: nn.Parameter) -> None:
+        if self._holding or self._worker is None:
+            return
+        self._arrived.add(id(parameter))
+        if self._exchange.is_sent(slots[0]):
+            raise FailedPreconditionError(
+                f"layer {slots[0].layer.name}: a second backward pass in step {self._step}, whose gradient has left",
+                "FAILED_PRECONDITION", "UNSPECIFIED",
+                "With overlap put every backward pass of a step but the last into no_sync()")
+        if all(id(one) in self._arrived for one in slots[0].matrix.parameters()):
+            for slot in slots:
+                self._send(slot, finite=True, loss_scale=1.0, samples=1)
+
+    def _send(self, slot: Slot, *, finite: bool, loss_scale: float, samples: int) -> None:
+        self._exchange.send(self._step, slot, self._pairs.get(slot.place), finite=finite, loss_scale=loss_scale,
+                            samples=samples)
+
+    def _learning_rate(self, given: Optional[float]) -> Optional[float]:
+        if given is None and self._optimizer is not None:
+            given = float(self._optimizer.param_groups[0]["lr"])
+        if given is None and self._clips:
+            raise InvalidArgumentError("scaling KL_CLIP needs the learning rate: give optimizer= to Preconditioner, or "
+                                       "learning_rate= to step, or the method option scaling NORM_RESCALE",
+                                       "INVALID_ARGUMENT")
+        return given
+
+    def _unscale(self, scaler: Optional[Any]) -> Tuple[float, bool]:
+        """The loss scale that statistics still have, and whether all gradients of all ranks are finite."""
+        if scaler is None or not scaler.is_enabled():
+            return 1.0, True
+        if self._optimizer is None:
+            raise InvalidArgumentError("scaler: needs optimizer= of Preconditioner", "INVALID_ARGUMENT")
+        loss_scale = scaler.get_scale()
+        try:
+            scaler.unscale_(self._optimizer)
+        except RuntimeError as error:
+            if "already been called" not in str(error):
+                raise
+        finite = all(bool(torch.isfinite(parameter.grad).all()) for parameter in self._model.parameters()
+                     if parameter.grad is not None)
+        return loss_scale, self._group.all(finite) if self._averages else finite
+
+    def _average(self, finite: bool) -> None:
+        """What neither DDP nor the server averages."""
+        if not self._averages or not finite:
+            return
+        by_server = {id(parameter) for slot in self._slots for parameter in slot.matrix.parameters()
+                     if self._spec.exchange == "DIRECT"}
+        self._group.average_gradients([parameter for parameter in self._model.parameters()
+                                       if parameter.requires_grad and id(parameter) not in by_server])
+
+    def _scale(self, answers: Mapping[int, Answer], rate: Optional[float]) -> float:
+        clipped = [place for place in self._clips if place in answers and answers[place].decision != "SKIP"]
+        if not clipped:
+            return 1.0
+        return kl_clip_scale([answers[place].inner_product for place in clipped], rate, self._clips[clipped[0]])
+
+    @torch.no_grad()
+    def _store(self, answers: Mapping[int, Answer], scale: float) -> None:
+        for slot in self._slots:
+            value, slot.value = slot.value, None
+            answer = answers.get(slot.place)
+            if answer is None or answer.decision == "SKIP":
+                continue
+            if slot.place in self._clips and scale != 1.0:
+                value.mul_(scale)
+            if not slot.matrix.has_gradient():  # this rank has none, and got the others'
+                continue
+            if value is slot.buffer:
+                slot.matrix.store(slot.group, value)
+        for slot in self._slots:
+            if slot.place in answers and answers[slot.place].decision == "SKIP":
+                for parameter in slot.matrix.parameters():
+                    parameter.grad = None
+
+    def _flush(self) -> None:
+        if self._worker is None:
+            return
+        try:
+            self._worker.flush()
+        except InvalidArgumentError as error:  # it has counted as an abstention, and the job goes on
+            warnings.warn(f"the server refused statistics: {error.message}")
+
+
+class _Handles:
+    """Of a hook on a node that nobody else holds."""
+
+    def __init__(self, node: Any, handle: Any) -> None:
+        self._node = node
+        self._handle = handle
+
+    def remove(self) -> None:
+        self._handle.remove()
+        self._node = None
+
+
+def _after_accumulation(parameter: nn.Parameter, call: Callable[[], None]) -> Any:
+    """Calls `call` whenever a backward pass has added to parameter.grad; a handle with remove()."""
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):
+        return parameter.register_post_accumulate_grad_hook(lambda unused: call())
+    with torch.enable_grad():
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    return _Handles(node, node.register_hook(lambda *unused: call()))
+
+
+def _slots_of(matrices: Mapping[nn.Module, _layers.Matrix]) -> List[Slot]:
+    slots: List[Slot] = []
+    for matrix in matrices.values():
+        for group, layer in enumerate(matrix.layers()):
+            slots.append(Slot(len(slots), layer, matrix, group))
+    return slots
+
+
+def _kinds_of(spec: SessionSpec) -> List[str]:
+    kinds = [spec.statistics] * len(spec.layers)
+    for one in spec.layer_methods:
+        for place in one.layers:
+            kinds[place] = one.statistics
+    return kinds

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of rows where the rows are: on the tensor's own device, in f32, over any number of micro-batches.
+
+The formulas are those of docs/math/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, List, Optional
+
+import numpy as np
+import torch
+
+
+class Vectors:
+    """MEAN, PER_WORKER_MEAN and SIGNED of one side: weighted sums of the rows.
+
+    signs(first_row, rows) gives [k, rows] of +1 and -1; None for the means. With `ones` each row ends in a 1 more.
+    """
+
+    def __init__(self, signs: Optional[Callable[[int, int], np.ndarray]], ones: bool) -> None:
+        self._signs = signs
+        self._ones = ones
+        self._sum: Optional[torch.Tensor] = None
+        self.rows = 0
+
+    def add(self, rows: torch.Tensor) -> None:
+        """rows: [n, d], any floating type."""
+        n = rows.shape[0]
+        rows = rows.to(torch.float32)
+        if self._signs is None:
+            total = rows.sum(0, keepdim=True)
+            ones = torch.full((1, 1), float(n), device=rows.device)
+        else:
+            weights = torch.from_numpy(self._signs(self.rows, n)).to(rows.device)
+            total = weights @ rows
+            ones = weights.sum(1, keepdim=True)
+        if self._ones:
+            total = torch.cat([total, ones], dim=1)
+        self._sum = total if self._sum is None else self._sum + total
+        self.rows += n
+
+    def finish(self, row_scale: float) -> np.ndarray:
+        """f32 [k, d] for Worker.send_statistics. At least one row has been added."""
+        divisor = self.rows if self._signs is None else math.sqrt(self.rows)
+        return (self._sum * (row_scale / divisor)).cpu().numpy()
+
+
+class Covariance:
+    """COVARIANCE of one side: the rows while they are fewer numbers than the packed lower triangle, and then that."""
+
+    def __init__(self, ones: bool) -> None:
+        self._ones = ones
+        self._parts: List[torch.Tensor] = []
+        self._moment: Optional[torch.Tensor] = None
+        self.rows = 0
+
+    def add(self, rows: torch.Tensor) -> None:
+        """rows: [n, d], any floating type."""
+        rows = rows.to(torch.float32, copy=True)  # it may be a buffer that the next micro-batch goes to
+        if self._ones:
+            rows = torch.nn.functional.pad(rows, (0, 1), value=1.0)
+        self.rows += rows.shape[0]
+        self._parts.append(rows)
+        if 2 * self.rows < rows.shape[1] + 1:
+            return
+        for part in self._parts:
+            moment = part.T @ part
+            self._moment = moment if self._moment is None else self._moment + moment
+        self._parts = []
+
+    def finish(self, row_scale: float) -> np.ndarray:
+        """f32 [n, d] or [1, d (d + 1) / 2] for Worker.send_statistics. At least one row has been added."""
+        if self._moment is None:
+            return (torch.cat(self._parts) * row_scale).cpu().numpy()
+        d = self._moment.shape[0]
+        i, j = torch.tril_indices(d, d, device=self._moment.device)
+        return (self._moment[i, j] * (row_scale**2 / self.rows)).reshape(1, -1).cpu().numpy()

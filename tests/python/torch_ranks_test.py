@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""precondor.torch in a job of two processes on gloo: the trajectory of the formulas in every exchange, and what fails.
+
+Skips with 77, and says so, where torch or its gloo is not installed.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}; deploy/install.sh --test installs torch")
+    sys.exit(77)
+import numpy as np
+
+import precondor
+import torch_reference
+from interop_test import Server, TIMEOUT_S
+from torch_rank import start
+from torch_test import TOLERANCE
+
+# DIRECT and DELEGATE are tested in every way, the rest where they differ from DELEGATE.
+EXCHANGES = ("DIRECT", "DELEGATE")
+
+
+class RanksTest(unittest.TestCase):
+    server = None
+    ranks = None
+
+    def setUp(self):
+        self.name = self.id().rsplit(".", 1)[-1][:80]
+
+    def run_both(self, name, **arguments):
+        """What the function gives on each rank; a raised exception as it was."""
+        for rank in self.ranks:
+            rank.send((name, {"address": self.server.address, "session": self.name, **arguments}))
+        answers = []
+        for rank in self.ranks:
+            self.assertTrue(rank.poll(TIMEOUT_S), f"{name}: a rank does not answer")
+            answers.append(rank.recv())
+        return answers
+
+    def train(self, case, **options):
+        """Both ranks' results, after a check that they have the same weights to the bit."""
+        answers = self.run_both("train", case=case, **options)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        for one, other in zip(answers[0][1], answers[1][1]):
+            np.testing.assert_array_equal(one, other)
+        return answers
+
+    def expect_reference(self, case, answers, **options):
+        losses, weights = torch_reference.train(torch_reference.CASES[case], world_size=2, **options)
+        np.testing.assert_allclose(np.mean([answer[0] for answer in answers], axis=0), losses, rtol=0, atol=TOLERANCE)
+        for got, wanted in zip(answers[0][1], weights):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE)
+
+    def test_trajectory_is_that_of_the_formulas(self):
+        for exchange in EXCHANGES:
+            for ddp in (False, True):
+                for case in ("mlp", "conv", "kfac"):
+                    with self.subTest(exchange=exchange, ddp=ddp, case=case):
+                        answers = self.train(case, exchange=exchange, ddp=ddp)
+                        self.expect_reference(case, answers)
+                        self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()},
+                                         {"PRECONDITIONED"})
+
+    def test_the_default_is_direct_and_delegate_for_ddp(self):
+        for ddp, exchange in ((False, "DIRECT"), (True, "DELEGATE")):
+            answers = self.train("mlp", ddp=ddp)
+            self.assertEqual([answer[3] for answer in answers], [exchange] * 2)
+            self.expect_reference("mlp", answers)
+
+    def test_gradients_may_leave_during_the_backward_pass(self):
+        self.expect_reference("conv", self.train("conv", exchange="DIRECT", overlap=True, micro_batches=2))
+
+    def test_micro_batches_are_one_batch(self):
+        for exchange in EXCHANGES:
+            for ddp in (False, True):
+                with self.subTest(exchange=exchange, ddp=ddp):
+                    self.expect_reference("mlp", self.train("mlp", exchange=exchange, ddp=ddp, micro_batches=4))
+
+    def test_an_overflow_of_one_rank_skips_the_step_on_both(self):
+        for exchange in EXCHANGES:
+            for ddp in (False, True):
+                with self.subTest(exchange=exchange, ddp=ddp):
+                    # What DDP has averaged is infinite on both; with a plain model the ranks have to tell each other.
+                    overflow = ((0, 4), (1, 4)) if ddp else ((1, 4),)
+                    answers = self.train("mlp", exchange=exchange, ddp=ddp, scaler=64.0, overflow=overflow)
+                    self.expect_reference("mlp", answers, skipped=[4])
+                    for answer in answers:
+                        self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
+
+    def test_a_layer_that_one_rank_does_not_use(self):
+        for exchange, wanted in (("DIRECT", "SKIP"), ("DELEGATE", "PRECONDITIONED")):
+            with self.subTest(exchange=exchange):
+                answers = self.run_both("unused", exchange=exchange)
+                self.assertEqual([answer["decision"] for answer in answers], [wanted] * 2)
+                self.assertEqual(answers[0]["weights"], answers[1]["weights"])
+
+    def test_models_that_differ_between_ranks(self):
+        for answer in self.run_both("differ"):
+            self.assertIsInstance(answer, precondor.FailedPreconditionError)
+            self.assertEqual(answer.reason, "SPEC_MISMATCH")
+            self.assertRegex(str(answer), "d_in|d_out|layer")
+
+    def test_options_that_want_the_ranks_own_gradients(self):
+        for options in ({"exchange": "DELEGATE"}, {"ddp": True, "exchange": "DIRECT"}):
+            for answer in self.run_both("train", case="mlp", overlap=True, **options):
+                self.assertIsInstance(answer, precondor.InvalidArgumentError)
+                self.assertRegex(str(answer), "overlap: expected a plain model")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    arguments = parser.parse_args()
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        print("skipped: this torch has no gloo")
+        sys.exit(77)
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        RanksTest.server = Server(arguments.server, folder)
+        processes, RanksTest.ranks = start(2, folder)
+        try:
+            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
+        finally:
+            for rank, process in zip(RanksTest.ranks, processes):
+                rank.close()
+                process.join(TIMEOUT_S)
+                if process.is_alive():
+                    process.kill()
+            status = RanksTest.server.stop()
+    if status != 0:
+        sys.exit(f"the server ended with {status}")
+    sys.exit(not result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()

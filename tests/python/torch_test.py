@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""precondor.torch against a server of its own: the trajectory of the formulas, layers, statistics and errors.
+
+Skips with 77, and says so, where torch is not installed. Several ranks are torch_ranks_test.py's.
+"""
+
+import argparse
+import copy
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+try:
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}; deploy/install.sh --test installs torch")
+    sys.exit(77)
+import numpy as np
+from torch import nn
+
+import precondor
+import precondor.torch
+import torch_reference
+from interop_test import ROOT, Server, TIMEOUT_S
+from precondor.torch._statistics import Covariance, Vectors
+from torch_training import train
+
+torch.set_num_threads(1)
+# f32 beside f64: some ten roundings of 6e-8 a step on numbers near 1, and J's condition is at most 1 + d (mkor) or a few
+# hundred (kfac), for ten steps.
+TOLERANCE = 5e-5
+
+
+def one_step(model, pre, optimizer, *shape):
+    """All of a step but the optimizer's."""
+    optimizer.zero_grad()
+    loss = model(torch.randn(*shape)).square().mean()
+    loss.backward()
+    return pre.step(loss)
+
+
+class TorchTest(unittest.TestCase):
+    server = None
+
+    def setUp(self):
+        torch.manual_seed(1)
+        self.name = self.id().rsplit(".", 1)[-1][:100]
+
+    def preconditioner(self, model, name="", **options):
+        pre = precondor.torch.Preconditioner(model, self.server.address, session=name or self.name, **options)
+        self.addCleanup(pre.close, end_session=True)
+        return pre
+
+    def expect(self, kind, pattern, call, *arguments, **options):
+        with self.assertRaises(kind) as caught:
+            call(*arguments, **options)
+        self.assertRegex(str(caught.exception), pattern)
+        return caught.exception
+
+    def expect_close(self, got, wanted, tolerance=TOLERANCE):
+        for one, other in zip(got, wanted):
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def test_trajectory_is_that_of_the_formulas(self):
+        for name, case in torch_reference.CASES.items():
+            with self.subTest(case=name):
+                losses, weights = torch_reference.train(case)
+                self.assertLess(min(losses[1:]), losses[0])
+                for overlap in (False, True):
+                    got_losses, got, results = train(self.server.address, f"{self.name}-{name}", name, overlap=overlap)
+                    self.expect_close([got_losses], [losses])
+                    self.expect_close(got, weights)
+                    self.assertEqual({d for result in results for d in result.decisions.values()}, {"PRECONDITIONED"})
+                    if case.method == "kfac":
+                        self.assertLess(min(result.scale for result in results), 1)
+
+    def test_micro_batches_are_one_batch(self):
+        for case in ("conv", "kfac", "tokens"):
+            for overlap in (False, True):
+                with self.subTest(case=case, overlap=overlap):
+                    whole = train(self.server.address, f"{self.name}-1", case, micro_batches=1, overlap=overlap)
+                    parts = train(self.server.address, f"{self.name}-4", case, micro_batches=4, overlap=overlap)
+                    self.expect_close(parts[1], whole[1], 2e-5)
+
+    def test_sketches_of_micro_batches_are_one_batchs(self):
+        """SIGNED, the default, has the signs of the rows' places in the whole batch."""
+        options = {"statistics": "SIGNED", "sketches": 3, "seed": 9}
+        whole = train(self.server.address, f"{self.name}-1", "conv", micro_batches=1, **options)
+        parts = train(self.server.address, f"{self.name}-4", "conv", micro_batches=4, **options)
+        self.expect_close(parts[1], whole[1], 2e-5)
+
+    def test_loss_scales_change_nothing_and_an_overflow_skips_a_step(self):
+        case = torch_reference.CASES["kfac"]
+        for overflow in ((), ((0, 3), (0, 5))):
+            _, weights = torch_reference.train(case, skipped=[step for _, step in overflow])
+            for unscale in (False, True):
+                with self.subTest(overflow=overflow, unscale=unscale):
+                    _, got, results = train(self.server.address, self.name, "kfac", scaler=1024.0, unscale=unscale,
+                                            overflow=overflow, micro_batches=2)
+                    self.expect_close(got, weights)
+                    self.assertEqual([result.step for result in results if result.skipped], [step for _, step in overflow])
+
+    def test_statistics_are_the_clients(self):
+        spec = precondor.SessionSpec(self.name, [precondor.Layer("a", 3, 5, True)], sketches=4, seed=3)
+        with precondor.Client(self.server.address) as client, client.open_session(spec).join() as worker:
+            self.addCleanup(precondor.Client(self.server.address).close_session, self.name)
+            x, g = torch.randn(40, 4), torch.randn(40, 3)
+            ones = np.concatenate([x.numpy(), np.ones((40, 1), np.float32)], 1)
+            for kind in ("SIGNED", "MEAN", "COVARIANCE"):
+                other = precondor.SessionSpec(self.name, spec.layers, sketches=4 if kind == "SIGNED" else 0, seed=3,
+                                              statistics=kind, method="kfac")
+                for rows in (2, 40):  # few rows of COVARIANCE are sent as they are
+                    for side, part, with_ones in (("input", x, True), ("output", g, False)):
+                        signs = (lambda first, n, side=side: worker.sketch_signs(6, 0, side, first, n)) \
+                            if kind == "SIGNED" else None
+                        sums = Covariance(with_ones) if kind == "COVARIANCE" else Vectors(signs, with_ones)
+                        for micro in part[:rows].split(7):
+                            sums.add(micro.to(torch.float64))
+                        wanted = precondor.compute_statistics(other, ones[:rows] if with_ones else part[:rows].numpy(),
+                                                              step=6, layer=0, side=side, row_scale=2.0)
+                        np.testing.assert_allclose(sums.finish(2.0), wanted, rtol=1e-5, atol=1e-5)
+
+    # --- layers -------------------------------------------------------------------------------------------------------
+
+    def test_says_which_parameters_are_layers(self):
+        tied = nn.Linear(6, 6)
+        model = nn.ModuleDict({
+            "words": nn.Embedding(9, 6), "first": nn.Linear(6, 8), "norm": nn.LayerNorm(8), "head": nn.Linear(8, 2000),
+            "frozen": nn.Linear(8, 8), "one": nn.Linear(8, 1), "tied": tied, "also": nn.ModuleDict({"tied": nn.Linear(6, 6)}),
+            "depthwise": nn.Conv2d(4, 4, 3, groups=4), "grouped": nn.Conv2d(4, 6, 3, groups=2), "conv": nn.Conv1d(4, 6, 3),
+            "no_bias": nn.Linear(6, 6), "up": nn.ConvTranspose2d(4, 4, 2), "skipped": nn.Linear(6, 6)})
+        model["also"]["tied"].weight = tied.weight
+        model["frozen"].weight.requires_grad_(False)
+        model["no_bias"].bias.requires_grad_(False)
+        nn.utils.weight_norm(model["conv"])
+        pre = self.preconditioner(model, skip=["ski.*"], skip_types=[nn.ConvTranspose2d], max_dim=1000,
+                                  layer_methods={"first": "kfac", "gr.*": precondor.Method("mkor", {"rank": 3})})
+        self.assertEqual([(layer.name, layer.d_out, layer.d_in, layer.has_bias) for layer in pre.layers],
+                         [("first", 8, 7, True), ("grouped.group0", 3, 19, True), ("grouped.group1", 3, 19, True),
+                          ("no_bias", 6, 6, False)])
+        left = pre.left
+        self.assertRegex(left.pop("head.weight"), "longer side of 2000")
+        self.assertEqual({name: left[name] for name in ("frozen.weight", "one.weight", "tied.weight", "skipped.bias",
+                                                        "up.weight", "no_bias.bias", "norm.bias", "words.weight")},
+                         {"frozen.weight": "frozen", "one.weight": "a side of 1", "tied.weight": "tied: several modules have it",
+                          "skipped.bias": "skip", "up.weight": "skip_types", "no_bias.bias": "a bias that is not folded in",
+                          "norm.bias": "a parameter of LayerNorm", "words.weight": "a parameter of Embedding"})
+        self.assertRegex(left["conv.weight_g"], "made from other parameters")
+        self.assertEqual([(one.method.name, tuple(one.layers)) for one in pre.spec.layer_methods],
+                         [("kfac", (0,)), ("mkor", (1, 2))])
+
+    def test_biases_may_be_left_and_convolutions_have_their_shape(self):
+        pre = self.preconditioner(nn.Sequential(nn.Conv2d(2, 3, (4, 5)), nn.Linear(3, 3)), fold_bias=False, method="kron")
+        self.assertEqual(pre.layers, (precondor.Layer("0", 3, 40, False, (3, 2, 4, 5)), precondor.Layer("1", 3, 3)))
+        self.assertEqual(sorted(pre.left), ["0.bias", "1.bias"])
+
+    def test_unused_frozen_zero_and_infinite_layers(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.used, self.unused, self.zero, self.frozen, self.infinite = (nn.Linear(4, 4) for _ in range(5))
+
+            def forward(self, x):
+                return self.used(x) + 0 * self.zero(x) + self.frozen(x) + self.infinite(x)
+
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        pre = self.preconditioner(model, optimizer=optimizer)
+        for step in range(3):
+            if step == 1:
+                for parameter in model.frozen.parameters():
+                    parameter.requires_grad_(False)
+            before = copy.deepcopy(model.state_dict())
+            optimizer.zero_grad()
+            loss = model(torch.randn(6, 4)).square().mean()
+            loss.backward()
+            if step == 2:
+                model.infinite.weight.grad[0, 0] = float("inf")
+            result = pre.step(loss)
+            optimizer.step()
+            self.assertEqual(result.decisions["used"], "PRECONDITIONED")
+            self.assertEqual(result.decisions["unused"], "SKIP")
+            self.assertIn(result.decisions["zero"], ("PRECONDITIONED", "IDENTITY"))
+            self.assertEqual(result.decisions["frozen"], "SKIP" if step else "PRECONDITIONED")
+            self.assertEqual(result.decisions["infinite"], "SKIP" if step == 2 else "PRECONDITIONED")
+            self.assertFalse(result.skipped)
+            for name, value in model.state_dict().items():
+                moved = not torch.equal(before[name], value)
+                if result.decisions[name.split(".")[0]] == "SKIP":
+                    self.assertFalse(moved, name)
+                self.assertTrue(bool(torch.isfinite(value).all()), name)
+        self.assertIsNone(model.unused.weight.grad)
+        self.assertTrue(bool((model.zero.weight.grad == 0).all()))
+        self.assertEqual(pre.metrics()["skipped"], 3)
+
+    def test_a_layer_may_be_called_several_times_and_in_place(self):
+        class Shared(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one = nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.one(torch.relu_(self.one(x)))
+
+        model = Shared()
+        pre = self.preconditioner(model, method="kfac", statistics="COVARIANCE", inv_freq=1)
+        taken = {}
+        x = torch.randn(3, 4)
+        first = model.one(x).detach()
+        pre._on_backward = lambda step, slots, *tensors: taken.update({len(taken): tensors})
+        model(x).sum().backward()
+        self.assertEqual(len(taken), 2)
+        torch.testing.assert_close(taken[0][0], torch.relu(first))
+        torch.testing.assert_close(taken[0][1], torch.ones(3, 4))
+        # The gradient of what the module gave, before relu_ wrote over it.
+        torch.testing.assert_close(taken[1][1], (torch.ones(3, 4) @ model.one.weight.detach()) * (first > 0))
+
+    def test_statistics_only_where_there_is_a_gradient_and_at_their_steps(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        pre = self.preconditioner(model, optimizer=optimizer, inv_freq=4, warmup_steps=1)
+        sent = []
+        for _ in range(6):
+            with torch.no_grad():
+                model(torch.randn(5, 4))
+            model(torch.randn(5, 4))  # its backward pass never comes
+            before = pre.metrics().get("statistics_bytes", 0)
+            result = one_step(model, pre, optimizer, 5, 4)
+            self.assertEqual(set(result.decisions.values()), {"PRECONDITIONED"})
+            optimizer.step()
+            sent.append(pre.metrics()["statistics_bytes"] > before)
+        self.assertEqual(sent, [True, False, False, False, True, False])
+
+    def test_copies_of_the_model_have_no_hooks(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        pre = self.preconditioner(model)
+        teacher = copy.deepcopy(model)
+        teacher(torch.randn(2, 4)).sum().backward()
+        self.assertEqual(pre.metrics(), {"step": 0, "second_order": 1.0})
+        pre.close()
+        self.assertEqual(len(model[0]._forward_hooks), 0)
+
+    def test_half_precision_weights(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to(torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        pre = self.preconditioner(model, optimizer=optimizer)
+        optimizer.zero_grad()
+        loss = model(torch.randn(5, 4).to(torch.bfloat16)).square().mean()
+        loss.backward()
+        norm = model[0].weight.grad.float().norm()**2 + model[0].bias.grad.float().norm()**2
+        result = pre.step(loss)
+        self.assertEqual(set(result.decisions.values()), {"PRECONDITIONED"})
+        after = model[0].weight.grad.float().norm()**2 + model[0].bias.grad.float().norm()**2
+        self.assertEqual(model[0].weight.grad.dtype, torch.bfloat16)
+        self.assertAlmostEqual(float(after / norm), 1, delta=0.02)  # NORM_RESCALE, and bf16's 2^-8
+
+    def test_first_order_leaves_gradients_alone(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for exchange in ("DIRECT", "DELEGATE"):
+            pre = self.preconditioner(model, f"{self.name}-{exchange}", optimizer=optimizer, exchange=exchange,
+                                      fallback={"policy": "AT_STEP", "at_step": 2})
+            for step in range(4):
+                self.assertEqual(pre.mode, "SECOND_ORDER" if step < 2 else "FIRST_ORDER")
+                optimizer.zero_grad()
+                loss = model(torch.randn(5, 4)).square().mean()
+                loss.backward()
+                gradient = model[0].weight.grad.clone()
+                result = pre.step(loss)
+                self.assertEqual(torch.equal(gradient, model[0].weight.grad), step >= 2)
+                self.assertEqual((result.mode, result.step), ("SECOND_ORDER" if step < 2 else "FIRST_ORDER", step))
+                optimizer.step()
+            self.assertEqual(pre.metrics()["second_order"], 0)
+            pre.close(end_session=True)
+
+    # --- errors ---------------------------------------------------------------------------------------------------------
+
+    def test_overlap_wants_one_backward_pass(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        pre = self.preconditioner(model, overlap=True)
+        model(torch.randn(5, 4)).sum().backward()
+        self.expect(precondor.FailedPreconditionError, r"layer [01]: a second backward pass in step 0.*no_sync",
+                    model(torch.randn(5, 4)).sum().backward)
+        self.expect(precondor.InvalidArgumentError, "overlap: gradients have left", pre.step, 1.0, samples=3)
+
+    def test_a_session_that_is_there(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        first = self.preconditioner(model)
+        one_step(model, first, optimizer, 5, 4)
+        first.close()
+        again = self.preconditioner(model)
+        self.expect(precondor.FailedPreconditionError, f"{self.name} is there already.*replace=True",
+                    model, torch.randn(5, 4))
+        again.close()
+        anew = self.preconditioner(model, replace=True)
+        self.assertEqual(one_step(model, anew, optimizer, 5, 4).step, 0)
+        other = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
+        error = self.expect(precondor.FailedPreconditionError, "name is taken.* model", self.preconditioner, other)
+        self.assertEqual(error.reason, "SPEC_MISMATCH")
+
+    def test_what_cannot_be_done_says_so(self):
+        bad = precondor.InvalidArgumentError
+        linear = nn.Linear(4, 3)
+
+        class FullyShardedDataParallel(nn.Module):
+            pass
+
+        sharded = nn.Sequential(FullyShardedDataParallel())
+        for kind, pattern, model, options in [
+                (precondor.UnimplementedError, r"model\.0 is a FullyShardedDataParallel.*docs/pytorch", sharded, {}),
+                (precondor.UnimplementedError, "model is a DataParallel", nn.DataParallel(linear), {}),
+                (bad, "has no shape yet", nn.LazyLinear(3), {}), (bad, "no layer to precondition", nn.LayerNorm(4), {}),
+                (bad, r"skip: expected a regular expression, got '\('", linear, {"skip": ["("]}),
+                (bad, "exchange: expected one of", linear, {"exchange": "RING"}),
+                (bad, "scaling_clip: expected a number", linear,
+                 {"method": precondor.Method("kfac", {"scaling_clip": "linear(1, 2, 3)"})})]:
+            with self.subTest(pattern=pattern):
+                self.expect(kind, pattern, self.preconditioner, model, **options)
+        self.expect(precondor.UnavailableError, "Check the address", precondor.torch.Preconditioner, linear, "127.0.0.1:1",
+                    session="x", connect_timeout=0.2)
+        pre = self.preconditioner(linear, method="kfac")
+        linear(torch.randn(2, 4)).sum().backward()
+        self.expect(bad, "KL_CLIP needs the learning rate", pre.step, 1.0)
+        self.assertEqual(pre.step(1.0, learning_rate=0.1).decisions, {"Linear": "PRECONDITIONED"})
+
+    def test_the_manuals_example_runs(self):
+        [block] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/pytorch.md").read_text(), re.MULTILINE | re.DOTALL)
+        done = subprocess.run([sys.executable, "-B", "-c", block, self.server.address], capture_output=True, text=True,
+                              timeout=TIMEOUT_S, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        losses = [float(line.split()[0]) for line in done.stdout.splitlines()]
+        self.assertLess(losses[-1], 0.3 * losses[0])
+
+    def test_torch_is_imported_by_its_own_part_alone(self):
+        program = "import sys, precondor; assert 'torch' not in sys.modules; import precondor.torch; assert 'torch' in sys.modules"
+        subprocess.run([sys.executable, "-B", "-c", program], check=True)
+
+    def test_everything_public_is_documented(self):
+        for name in precondor.torch.__all__:
+            self.assertTrue(getattr(precondor.torch, name).__doc__, name)
+        for one in (precondor.torch.Preconditioner, precondor.torch.StepResult):
+            for method, value in vars(one).items():
+                if not method.startswith("_") and (callable(value) or isinstance(value, property)):
+                    self.assertTrue(value.__doc__, f"{one.__name__}.{method}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    arguments = parser.parse_args()
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    warnings.simplefilter("error", category=UserWarning)
+    with tempfile.TemporaryDirectory() as folder:
+        TorchTest.server = Server(arguments.server, folder)
+        try:
+            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
+        finally:
+            status = TorchTest.server.stop()
+    if status != 0:
+        sys.exit(f"the server ended with {status}")
+    sys.exit(not result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()

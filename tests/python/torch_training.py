@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch_test.py trains with precondor.torch, in its own process or as a rank of several."""
+
+import contextlib
+
+import torch
+
+import precondor
+import precondor.torch
+from torch_reference import CASES, FACTOR_DECAY, GAMMA, INV_FREQ, KFAC_DAMPING, KL_CLIP, LAMBDA, WARMUP, loss_of
+
+
+def options(case):
+    """Of a Preconditioner that computes what torch_reference.py does."""
+    if case.method == "kfac":
+        method = precondor.Method("kfac", {"form": "INVERSE", "damping": str(KFAC_DAMPING), "factor_decay": str(FACTOR_DECAY),
+                                           "inv_update_steps": "1", "scaling_clip": str(KL_CLIP)})
+        statistics = "COVARIANCE"
+    else:
+        method = precondor.Method("mkor", {"representation": "DENSE", "gamma": GAMMA, "damping": LAMBDA})
+        statistics = "PER_WORKER_MEAN"
+    return {"method": method, "statistics": statistics, "statistics_dtype": "f32", "inv_freq": INV_FREQ,
+            "warmup_steps": WARMUP}
+
+
+class Scaler:
+    """What Preconditioner uses of torch's GradScaler, which in some versions is there for CUDA alone."""
+
+    def __init__(self, loss_scale=1.0):
+        self._scale = loss_scale
+        self._unscaled = False
+        self._found = False
+
+    def is_enabled(self):
+        return True
+
+    def get_scale(self):
+        return self._scale
+
+    def scale(self, loss):
+        return loss * self._scale
+
+    def unscale_(self, optimizer):
+        if self._unscaled:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        self._unscaled = True
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for gradient in gradients:
+            gradient.mul_(1 / self._scale)
+        self._found = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def step(self, optimizer):
+        if not self._unscaled:
+            self.unscale_(optimizer)
+        if not self._found:
+            optimizer.step()
+
+    def update(self):
+        self._scale *= 0.5 if self._found else 1.0
+        self._unscaled = self._found = False
+
+
+def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=None, scaler=None, unscale=False,
+          overflow=(), **changes):
+    """(the losses of this rank, last weights, results of the steps).
+
+    scaler: a loss scale to begin with. unscale: this loop does it, and not Preconditioner. overflow: (rank, step) in which
+    one gradient of one layer is infinite.
+    """
+    case = CASES[case]
+    model = case.model()
+    trained = model if wrap is None else wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), case.rate, momentum=case.momentum)
+    amp = None if scaler is None else Scaler(scaler)
+    losses, results = [], []
+    with precondor.torch.Preconditioner(trained, address, session=session, optimizer=optimizer,
+                                        **{**options(case), **changes}) as pre:
+        for step in range(case.steps):
+            x, y = (part[rank::world_size].float() for part in case.batch_of(step))
+            optimizer.zero_grad()
+            parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches)))
+            total = 0.0
+            for place, (part_x, part_y) in enumerate(parts):
+                with pre.no_sync() if place + 1 < len(parts) else contextlib.nullcontext():
+                    loss = loss_of(trained(part_x), part_y) / len(parts)
+                    (loss if amp is None else amp.scale(loss)).backward()
+                total += loss.item()
+            if (rank, step) in overflow:
+                next(model.parameters()).grad.view(-1)[0] = float("inf")
+            if amp is None:
+                results.append(pre.step(total))
+                optimizer.step()
+            else:
+                if unscale:
+                    amp.unscale_(optimizer)
+                results.append(pre.step(total, scaler=amp))
+                amp.step(optimizer)
+                amp.update()
+            losses.append(total)
+    return losses, [parameter.detach() for parameter in model.parameters()], results
