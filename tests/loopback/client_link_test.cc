@@ -457,6 +457,15 @@ TEST(ClientConnectTest, NamesAServerThatIsNotThere) {
   EXPECT_THAT(std::string(client.status().message()), HasSubstr(address));
 }
 
+TEST(ClientConnectTest, NamesAServerOfAnotherRelease) {
+  ScriptedServer server(Spec());
+  server.Change([](Script& script) { script.version = "99.0.0"; });
+  const auto client = Client::Connect(Options(server));
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(client.status().message()), HasSubstr(server.address()));
+  EXPECT_THAT(std::string(client.status().message()), HasSubstr("Precondor 99.0.0"));
+}
+
 TEST(ClientConnectTest, JoinGivesUpWhenTheOthersDoNotCome) {
   ScriptedServer server(Spec());
   server.Change([](Script& script) { script.active = false; });

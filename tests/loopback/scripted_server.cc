@@ -114,18 +114,25 @@ class ScriptedServer::Shard final : public v1::PreconditionService::Service {
 
 class ScriptedServer::Admin final : public v1::AdminService::Service {
  public:
+  explicit Admin(ScriptedServer* owner) : owner_(owner) {}
+
   grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
                              v1::GetServerInfoResponse* response) override {
     response->set_role(v1::ROLE_ALL);
+    MutexLock lock(owner_->mu_);
+    response->set_version(owner_->script_.version);
     return grpc::Status::OK;
   }
+
+ private:
+  ScriptedServer* const owner_;
 };
 
 ScriptedServer::ScriptedServer(SessionSpec spec)
     : spec_(std::move(spec)),
       session_(std::make_unique<Session>(this)),
       shard_(std::make_unique<Shard>(this)),
-      admin_(std::make_unique<Admin>()) {
+      admin_(std::make_unique<Admin>(this)) {
   Start();
 }
 

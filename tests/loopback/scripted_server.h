@@ -26,6 +26,7 @@ namespace precondor {
 class ScriptedServer {
  public:
   struct Script {
+    std::string version = PRECONDOR_VERSION;
     // Streams end after that many frames of an answer, counted over all streams; each place is used once.
     std::vector<int> break_after_frames;
     // What to say instead of ACK; OK: nothing special. Called per contribution, under the server's lock.

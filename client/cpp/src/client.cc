@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 
 #include "client/cpp/src/control.h"
+#include "client/cpp/src/version.h"
 #include "client/cpp/src/worker.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/spec_codec.h"
@@ -24,6 +25,7 @@ class ClientImpl final : public Client {
   absl::Status WaitForServer() override {
     PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info,
                                control_->WaitForServer(options_.connect_timeout, canceller_));
+    PRECONDOR_RETURN_IF_ERROR(CheckVersions(PRECONDOR_VERSION, options_.coordinator, info.version()));
     if (info.role() != v1::ROLE_SHARD) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("server ", options_.coordinator, ": it is a shard; dial the coordinator"));

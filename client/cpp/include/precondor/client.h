@@ -47,7 +47,8 @@ class Client {
   static std::unique_ptr<Client> Make(ClientOptions options);
   virtual ~Client() = default;
 
-  // Unavailable, naming the address, when nobody answers in connect_timeout.
+  // Unavailable, naming the address, when nobody answers in connect_timeout. FailedPrecondition: a release that does
+  // not go with this one (the same major version does, before 1.0 the same minor), or no coordinator.
   virtual absl::Status WaitForServer() = 0;
 
   // True when this call created the session, false when it was there with the same description.
