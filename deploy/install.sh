@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what building and testing Precondor needs on Debian 12. Idempotent; quick when all is there.
-# Usage: deploy/install.sh [--test | --bench]   (--test adds what only tests and lint need, --bench a peer to compare with)
+# Usage: deploy/install.sh [--test | --bench]   (--test adds what only tests and lint need, --bench a peer to compare with and the examples' text)
 set -euo pipefail
 
 build_packages=(
@@ -17,9 +17,10 @@ test_packages=(
   etcd-server iproute2
   python3-venv python3-yaml python3-grpcio python3-protobuf python3-numpy
   python3-torch  # 570 MB with what it needs; has gloo
+  bible-kjv      # the text of an example
 )
 
-bench_packages=(python3-torch)
+bench_packages=(python3-torch bible-kjv)
 
 packages=("${build_packages[@]}")
 case "${1:-}" in
@@ -28,8 +29,8 @@ case "${1:-}" in
   --bench) packages+=("${bench_packages[@]}") ;;
   --help | -h)
     echo "Usage: deploy/install.sh [--test | --bench]"
-    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, --bench torch, which a"
-    echo "benchmark runs beside ours."
+    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, --bench torch and"
+    echo "a text, which benchmarks run beside ours and examples train on."
     exit 0 ;;
   *) echo "install: unknown argument: $1; see --help" >&2; exit 2 ;;
 esac

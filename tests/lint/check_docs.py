@@ -18,8 +18,12 @@ from lint_support import ROOT, Case, Tree, line_of, self_test
 SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "deploy/pack-server.sh", "tests/run.sh", "tests/gpu.sh",
            "tests/bench/run.sh", "tests/lint/tidy.sh",
            "tests/e2e/quickstart_test.py"]
+# Programs whose help may need packages that are not there: their flags are read in the sources of their folder.
+EXAMPLES = "client/python/examples"
+ADDED_FLAG = re.compile(r'add_argument\(\s*"(--[a-z][a-z0-9-]*)"')
 # Flags of other people's programs that our documents use.
-OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--help", "--version"}
+OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--target", "--help", "--version",
+          "--nproc"}  # torchrun's --nproc_per_node
 FLAG = re.compile(r"(?<![\w-])--(?!gtest_)[a-z][a-z0-9-]*[a-z0-9]")
 METRIC = re.compile(r"\bprecondor_[a-z0-9_]+")
 SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
@@ -107,6 +111,8 @@ def main():
             helps[name] = _help_of([path])
         if helps:
             helps.update({s: _help_of([str(ROOT / s)]) for s in SCRIPTS if (ROOT / s).is_file()})
+            helps[EXAMPLES] = {flag for path in (ROOT / EXAMPLES).glob("*.py")
+                               for flag in ADDED_FLAG.findall(path.read_text(encoding="utf-8"))}
         else:
             print("flags were not compared: no --program given")
         findings = check(Tree(), helps)

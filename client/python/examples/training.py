@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the examples share about training: command line, optimizer, preconditioner, loop and report."""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+
+import precondor
+from precondor.torch import Lamb, Preconditioner
+from in_process_mkor import InProcessMkor
+from job import ExampleError, Job, OwnServer, find_server_binary
+
+PRECONDITIONERS = ("server", "in-process", "none")
+
+
+@dataclasses.dataclass
+class Task:
+    """A model, its data, and settings that were tried.
+
+    batch: the whole batch of a step, a tuple of tensors with a row an example; each rank trains on its part.
+    loss: the mean over a batch's rows. held_out: numbers of a model on data that it was not trained on; one is "loss".
+    rates: the learning rate for each way to precondition. mkor_options: what method mkor gets unless told otherwise.
+    """
+
+    name: str
+    make_model: Callable[[], torch.nn.Module]
+    batch: Callable[[int], Tuple[torch.Tensor, ...]]
+    loss: Callable[[torch.nn.Module, Tuple[torch.Tensor, ...]], torch.Tensor]
+    held_out: Callable[[torch.nn.Module], Dict[str, float]]
+    rates: Dict[str, float]
+    mkor_options: Dict[str, Any]
+    skip: Tuple[str, ...] = ()  # names of layers that are not preconditioned
+
+
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return value
+
+
+def method_option(text):
+    """name=value as a pair; the value is a number or true or false where it reads like one."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text}")
+    if value in ("true", "false"):
+        return name, value == "true"
+    with contextlib.suppress(ValueError):
+        return name, float(value)
+    return name, value
+
+
+def add_server_arguments(parser):
+    group = parser.add_argument_group("server")
+    group.add_argument("--server", metavar="HOST:PORT", help="one that runs already; else one is started for this run")
+    group.add_argument("--server-binary", metavar="FILE",
+                       help="the precondor-server to start (the PATH's, or this checkout's in build/dev)")
+
+
+def add_method_arguments(group):
+    group.add_argument("--method", default="mkor", help="the server's: mkor, kfac, eva, kron, soap, ... (%(default)s)")
+    group.add_argument("--option", type=method_option, action="append", default=[], metavar="NAME=VALUE",
+                       help="of the method, e.g. rank=32; may be repeated")
+    group.add_argument("--gradient-dtype", choices=("f32", "bf16", "f16"), default="f32", help="on the wire (%(default)s)")
+    group.add_argument("--overlap", action="store_true",
+                       help="gradients leave during the backward pass; not under torchrun, where they are averaged first")
+
+
+def add_run_arguments(parser, steps, batch):
+    group = parser.add_argument_group("training")
+    group.add_argument("--steps", type=positive, default=steps, help="optimizer steps (%(default)s)")
+    group.add_argument("--batch", type=positive, default=batch, help="rows of a step, over all ranks (%(default)s)")
+    group.add_argument("--optimizer", choices=("adamw", "lamb", "sgd"), default="adamw")
+    group.add_argument("--learning-rate", type=float, metavar="RATE",
+                       help="at first; it falls to 0 along a line (a rate that was tried, for the example and preconditioner)")
+    group.add_argument("--weight-decay", type=float, default=0.01, help="of matrices (%(default)s)")
+    group.add_argument("--seed", type=int, default=1)
+    group.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_arguments(parser, steps, batch, preconditioners=PRECONDITIONERS):
+    """What digits, gpt and convnet have in common."""
+    group = parser.add_argument_group("preconditioner")
+    group.add_argument("--precondition", choices=preconditioners, default="server",
+                       help="by Precondor, by dense MKOR in torch in this process, or not at all (%(default)s)")
+    group.add_argument("--exchange", default="", choices=("", "DIRECT", "DELEGATE"),
+                       help="DIRECT: the server averages gradients; DELEGATE: the ranks have (DELEGATE under torchrun)")
+    group.add_argument("--session", metavar="NAME", help="the session's name on the server (one of its own)")
+    add_method_arguments(group)
+    add_run_arguments(parser, steps, batch)
+    parser.add_argument("--eval-every", type=positive, default=50, help="steps between looks at held-out data (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write settings, losses and times; - is standard output")
+    add_server_arguments(parser)
+
+
+def make_optimizer(arguments, model, rate):
+    """Weight decay for matrices, not for biases and what normalisation has."""
+    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": arguments.weight_decay},
+              {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]
+    if arguments.optimizer == "lamb":
+        return Lamb(groups, lr=rate, nvlamb=True)
+    if arguments.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=rate)
+
+
+class Trainer:
+    """A model, its optimizer and its preconditioner, one step at a time. `precondition`: one of PRECONDITIONERS."""
+
+    def __init__(self, task, arguments, job, precondition, address="", session="", exchange=""):
+        torch.manual_seed(arguments.seed)  # the same weights on every rank
+        self.task = task
+        self.job = job
+        self.model = job.wrap(task.make_model())
+        self.rate = arguments.learning_rate or task.rates[precondition]
+        self.optimizer = make_optimizer(arguments, self.model, self.rate)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: max(0.0, 1 - step / arguments.steps))
+        self.server_side = self._in_process = None
+        if precondition == "server":
+            tried = task.mkor_options if arguments.method == "mkor" else {}
+            self.server_side = Preconditioner(self.model, address, session=session, optimizer=self.optimizer,
+                                              method=precondor.Method(arguments.method, {**tried, **dict(arguments.option)}),
+                                              exchange=exchange, skip=task.skip, overlap=arguments.overlap,
+                                              gradient_dtype=arguments.gradient_dtype, seed=arguments.seed)
+        elif precondition == "in-process":
+            self._in_process = InProcessMkor(self.bare_model(), skip=task.skip)
+
+    def bare_model(self):
+        return self.model.module if self.job.world_size > 1 else self.model
+
+    def step(self, number):
+        """One optimizer step; this rank's loss."""
+        batch = self.job.part_of(self.task.batch(number))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.task.loss(self.model, batch)
+        loss.backward()
+        if self.server_side is not None:
+            self.server_side.step(loss)
+        elif self._in_process is not None:
+            self._in_process.step()
+        self.optimizer.step()
+        self._schedule.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def evaluate(self):
+        model = self.bare_model()
+        model.eval()
+        numbers = self.task.held_out(model)
+        model.train()
+        return numbers
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        """Ends the session too, unless there is an error."""
+        if self.server_side is not None:
+            self.server_side.__exit__(*error)
+
+
+class Progress:
+    """A line on standard error now and then; one line that changes where that is a terminal."""
+
+    def __init__(self, name, steps, shown):
+        self._name, self._steps, self._shown = name, steps, shown
+        self._changes = shown and sys.stderr.isatty()
+        self._begin = time.monotonic()
+
+    def show(self, done, text):
+        if self._shown:
+            spent = time.monotonic() - self._begin
+            line = f"{self._name}: step {done} of {self._steps}, {spent:.0f} s, {text}"
+            print(f"\r{line:<100}" if self._changes else line, end="" if self._changes else "\n", file=sys.stderr, flush=True)
+
+    def end(self):
+        if self._changes:
+            print(file=sys.stderr)
+
+
+def train(trainer, arguments, job):
+    """All steps. Returns losses (means over ranks), held-out numbers, and seconds of each step."""
+    losses, held_out, seconds = [], [], []
+    progress = Progress(trainer.task.name, arguments.steps, job.first and not arguments.quiet)
+    for step in range(arguments.steps):
+        begin = time.monotonic()
+        losses.append(trainer.step(step))
+        seconds.append(time.monotonic() - begin)
+        if job.first and ((step + 1) % arguments.eval_every == 0 or step + 1 == arguments.steps):
+            held_out.append({"step": step + 1, **trainer.evaluate()})
+            numbers = ", ".join(f"{name} {value:.4f}" for name, value in held_out[-1].items() if name != "step")
+            progress.show(step + 1, f"training loss {losses[-1]:.4f}, held-out {numbers}")
+    progress.end()
+    return job.mean(losses), held_out, seconds
+
+
+def write_json(place, value):
+    text = json.dumps(value, indent=1) + "\n"
+    if place == "-":
+        sys.stdout.write(text)
+    else:
+        pathlib.Path(place).write_text(text, encoding="utf-8")
+
+
+def check_arguments(parser, arguments, job):
+    if arguments.batch % job.world_size:
+        parser.error(f"--batch: expected a multiple of the {job.world_size} ranks, got {arguments.batch}")
+    if arguments.server and arguments.server_binary:
+        parser.error("--server and --server-binary: expected one of them")
+
+
+def server_address(stack, arguments, job):
+    """--server's, or that of a server that rank 0 starts, which lives as long as the stack."""
+    if arguments.server:
+        return arguments.server
+    own = stack.enter_context(OwnServer(arguments.server_binary or find_server_binary())) if job.first else None
+    return job.share(own.address if own else "")
+
+
+def report_of(task, arguments, job, trainer, results):
+    losses, held_out, seconds = results
+    server_side = trainer.server_side
+    return {
+        "example": task.name, "precondition": arguments.precondition, "method": arguments.method if server_side else None,
+        "optimizer": arguments.optimizer, "learning_rate": trainer.rate, "steps": arguments.steps, "batch": arguments.batch,
+        "world_size": job.world_size, "seed": arguments.seed,
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "preconditioned_layers": [layer.name for layer in server_side.layers] if server_side else [],
+        "losses": losses, "held_out": held_out, "median_step_seconds": statistics.median(seconds),
+        "metrics": server_side.metrics() if server_side else {},
+    }
+
+
+def run_task(parser, arguments, make_task):
+    """Trains and reports, on every rank."""
+    with contextlib.ExitStack() as stack:
+        job = Job()
+        stack.callback(job.close)
+        check_arguments(parser, arguments, job)
+        task = make_task(arguments)
+        address = server_address(stack, arguments, job) if arguments.precondition == "server" else ""
+        session = job.share(arguments.session or f"{task.name}-{os.getpid()}-{time.time_ns()}")
+        with Trainer(task, arguments, job, arguments.precondition, address, session, arguments.exchange) as trainer:
+            report = report_of(task, arguments, job, trainer, train(trainer, arguments, job))
+        if not job.first:
+            return
+        if arguments.json:
+            write_json(arguments.json, report)
+        if arguments.json != "-":
+            print(f"{task.name}: {arguments.precondition}, {arguments.optimizer} at {report['learning_rate']:g}: "
+                  f"training loss {report['losses'][-1]:.4f}, held-out loss {report['held_out'][-1]['loss']:.4f} after "
+                  f"{arguments.steps} steps of {1e3 * report['median_step_seconds']:.1f} ms")

@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of client/python/examples: each trains a little, alone and with two ranks, and fails as it should.
+
+Exits with 77 where torch is missing, and says so; without Debian's bible-kjv the GPT reads a text of the test's own.
+"""
+
+import argparse
+import collections
+import contextlib
+import importlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+
+try:
+    import torch
+except ImportError as missing:
+    print(f"examples_test.py: skipped: {missing}; deploy/install.sh --test has torch")
+    sys.exit(77)
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "client" / "python" / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+import bible_text
+import digits_data
+import in_process_mkor
+import job
+from job import ExampleError
+
+TIMEOUT_S = 120
+PROGRAMS = ("digits.py", "gpt.py", "convnet.py", "compare.py")
+SMALL_GPT = ("--dim", "32", "--layers", "1", "--context", "16")
+server_program = None
+
+
+# Debian 12's torchrun takes its own default of "nothing redirected" for None; naming a rank that is not there is the same.
+TORCHRUN = ["-m", "torch.distributed.run", "--redirects", "9:1", "--tee", "9:1", "--nproc_per_node"]
+
+
+def command(program, *arguments, ranks=1):
+    launcher = [] if ranks == 1 else [*TORCHRUN, str(ranks), "--master_port", free_port()]
+    return [sys.executable, "-B", *launcher, str(EXAMPLES / program), *map(str, arguments)]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return str(one.getsockname()[1])
+
+
+def run(program, *arguments, ranks=1):
+    return subprocess.run(command(program, *arguments, ranks=ranks), capture_output=True, text=True, timeout=TIMEOUT_S,
+                          check=False, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def run_here(program, *arguments):
+    """The same in this process: exit status, output and errors."""
+    out, errors = io.StringIO(), io.StringIO()
+    main = importlib.import_module(program.removesuffix(".py")).main
+    with unittest.mock.patch.object(sys, "argv", [program, *map(str, arguments)]), contextlib.redirect_stdout(out), \
+            contextlib.redirect_stderr(errors):
+        try:
+            job.run(main)
+        except SystemExit as end:
+            return end.code, out.getvalue(), errors.getvalue()
+    return 0, out.getvalue(), errors.getvalue()
+
+
+def reference_inverse(vectors):
+    """J of the authors' recursion in f64, from docs/methods/mkor.md, rule REFERENCE."""
+    j = np.eye(len(vectors[0]))
+    for v in vectors[1:]:
+        v = np.clip(v, -100, 100)
+        h = .95 * j + .05 * np.eye(len(v))
+        j = h - np.outer(h @ v, h @ v) / (1 + v @ h @ v)
+    return j
+
+
+class PartsTest(unittest.TestCase):
+    def test_in_process_mkor_is_the_formula(self):
+        """Two layers; statistics at steps 0, 1, 2 (warm-up), 4; a batch of sequences."""
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3, bias=False))
+        layers = [model[0], model[2]]
+        pre = in_process_mkor.InProcessMkor(model, inv_freq=4, warmup_steps=3)
+        vectors = [([], []) for _ in layers]
+        for step in range(6):
+            x, y = torch.randn(2, 5, 4) * 30, torch.randn(2, 5, 3)
+            model.zero_grad()
+            h = model[0](x).detach()
+            out = model(x)
+            (0.5 * ((out - y)**2).sum() / 10).backward()
+            # Forward and backward once more, in doubles.
+            inputs = [x.double().reshape(10, 4).numpy(), np.tanh(h.double().reshape(10, 6).numpy())]
+            d_out = ((out - y).detach().double().reshape(10, 3) / 10).numpy()
+            d_hidden = (d_out @ model[2].weight.detach().double().numpy()) * (1 - inputs[1]**2)
+            grads = [(d_hidden.T @ inputs[0], d_hidden.sum(0)), (d_out.T @ inputs[1], None)]
+            if step in (0, 1, 2, 4):
+                for (a, g), rows, dy in zip(vectors, inputs, (d_hidden, d_out)):
+                    a.append(rows.mean(0))
+                    g.append(dy.sum(0))
+            pre.step()
+            for layer, (a, g), (d, b) in zip(layers, vectors, grads):
+                j_in, j_out = reference_inverse(a), reference_inverse(g)
+                u = j_out @ d @ j_in
+                bias = j_out @ b if b is not None else np.zeros(0)
+                before = np.linalg.norm(d) + (np.linalg.norm(b) if b is not None else 0)
+                scale = before / (np.linalg.norm(u) + np.linalg.norm(bias))
+                # f32 against f64: some ten roundings of 6e-8 through three products.
+                np.testing.assert_allclose(layer.weight.grad.numpy(), scale * u, rtol=0, atol=2e-5 * np.abs(u).max() * scale)
+                if b is not None:
+                    np.testing.assert_allclose(layer.bias.grad.numpy(), scale * bias, rtol=0, atol=2e-5 * np.abs(u).max() * scale)
+            if step > 0:
+                self.assertGreater(np.linalg.norm(layers[0].weight.grad.numpy() - grads[0][0]), 0.01 * np.linalg.norm(grads[0][0]),
+                                   "it changes the gradient, so a wrong answer shows")
+
+    def test_digits_are_read_and_refused_by_line(self):
+        data = digits_data.Digits()
+        self.assertEqual((len(data.train[1]), len(data.held_out[1])), (1438, 359))
+        self.assertEqual((data.train[0].min().item(), data.train[0].max().item()), (0, 1))
+        first, again = data.batch(3, 128, 1), data.batch(3, 128, 1)
+        self.assertTrue(torch.equal(first[0], again[0]))
+        a_pass = torch.cat([data.batch(step, 128, 1)[0] for step in range(11)])
+        self.assertLessEqual(collections.Counter(map(tuple, a_pass.tolist())), collections.Counter(map(tuple, data.train[0].tolist())))
+        good = ",".join(["1"] * 64 + ["7"])
+        for bad in ("1,2", good.replace("7", "10"), good.replace("1,", "17,", 1), good.replace("1,", "-1,", 1), ""):
+            with self.subTest(bad), self.assertRaisesRegex(ExampleError, "x.csv, line 2: expected 64 pixels"):
+                digits_data.parse(f"{good}\n{bad}\n", "x.csv")
+        with self.assertRaisesRegex(ExampleError, "got none"):
+            digits_data.parse("", "x.csv")
+
+    def test_windows_are_of_the_text(self):
+        text = "abcdefghij" * 30
+        data = bible_text.Characters(text, context=8)
+        x, y = data.batch(0, 5, 1)
+        for row, after in zip(x.tolist(), y.tolist()):
+            self.assertIn(data.decode(row) + data.decode(after[-1:]), text)
+            self.assertEqual(row[1:], after[:-1])
+        self.assertEqual(len(data.held_out_batch(4)[0]), 4)
+        with self.assertRaisesRegex(ExampleError, "expected more than"):
+            bible_text.Characters(text, context=30)
+
+    @unittest.skipUnless(shutil.which("bible"), "no package bible-kjv; deploy/install.sh --test has it")
+    def test_the_king_james_text_is_whole(self):
+        text = bible_text.king_james()
+        lines = text.splitlines()
+        self.assertEqual(len(lines), 31102)  # verses
+        self.assertEqual(lines[0], "In the beginning God created the heaven and the earth.")
+        self.assertTrue(lines[-1].startswith("The grace of our Lord"))
+
+
+class ProgramsTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def train(self, program, *arguments, ranks=1):
+        """The report of a run with a server of its own."""
+        file = self.folder / "report.json"
+        done = run(program, "--server-binary", server_program, "--json", file, "--quiet", *arguments, ranks=ranks)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(file.read_text())
+
+    def text(self):
+        """What the GPT reads: nothing where it has the King James text."""
+        if shutil.which("bible"):
+            return ()
+        file = self.folder / "text.txt"
+        file.write_text("".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(2000)))
+        return ("--text", file)
+
+    def expect_learned(self, report, world_size):
+        self.assertEqual(report["world_size"], world_size)
+        self.assertEqual(len(report["losses"]), report["steps"])
+        self.assertLess(np.mean(report["losses"][-5:]), 0.8 * report["losses"][0])
+        self.assertLess(report["held_out"][-1]["loss"], report["losses"][0])
+
+    def test_help_has_examples(self):
+        for program in PROGRAMS:
+            status, out, errors = run_here(program, "--help")
+            self.assertEqual(status, 0, errors)
+            self.assertIn(f"examples:\n  {program}", out)
+
+    def test_wrong_arguments_end_with_2(self):
+        for program, arguments, message in (
+                ("digits.py", ("--steps", "0"), "at least 1"),
+                ("digits.py", ("--precondition", "magic"), "invalid choice"),
+                ("digits.py", ("--option", "rank"), "expected NAME=VALUE"),
+                ("digits.py", ("--server", "x:1", "--server-binary", "y"), "expected one of them"),
+                ("gpt.py", ("--dim", "30"), "expected a multiple of the 4 heads"),
+                ("compare.py", ("digits", "--steps", "15"), "multiple of 10"),
+        ):
+            with self.subTest(program=program, arguments=arguments):
+                status, _, errors = run_here(program, *arguments)
+                self.assertEqual(status, 2, errors)
+                self.assertIn(message, errors)
+
+    def test_failures_end_with_1_and_one_line(self):
+        for program, arguments, message in (
+                ("digits.py", ("--server-binary", "/nonexistent/server"), "cannot start /nonexistent/server"),
+                ("digits.py", ("--server-binary", shutil.which("false")), "ended with status 1 before it listened"),
+                ("digits.py", ("--data", "/nonexistent.csv"), "cannot read /nonexistent.csv"),
+                ("digits.py", ("--server-binary", server_program, "--option", "nonsense=1"), "nonsense"),
+                ("digits.py", ("--server-binary", server_program, "--steps", "2", "--json", "/nonexistent/x"), "/nonexistent/x"),
+                ("gpt.py", ("--text", "/nonexistent.txt"), "/nonexistent.txt"),
+        ):
+            with self.subTest(arguments=arguments):
+                status, _, errors = run_here(program, *arguments, "--quiet")
+                self.assertEqual(status, 1, errors)
+                self.assertRegex(errors, f"^{program}: .*{message}.*\n$")
+
+    def test_each_learns_with_one_rank(self):
+        digits = self.train("digits.py", "--steps", "40")
+        self.expect_learned(digits, 1)
+        self.assertEqual(len(digits["preconditioned_layers"]), 6)
+        self.assertGreater(digits["metrics"]["gradient_bytes"], 0)
+        convnet = self.train("convnet.py", "--steps", "12", "--batch", "64")
+        self.expect_learned(convnet, 1)
+        self.assertEqual(len(convnet["preconditioned_layers"]), 10)
+        gpt = self.train("gpt.py", *self.text(), *SMALL_GPT, "--steps", "60", "--learning-rate", "0.02")
+        self.expect_learned(gpt, 1)
+        self.assertEqual(len(gpt["preconditioned_layers"]), 4)
+
+    def test_each_learns_with_two_ranks(self):
+        self.expect_learned(self.train("digits.py", "--steps", "40", ranks=2), 2)
+        self.expect_learned(self.train("convnet.py", "--steps", "12", "--batch", "64", ranks=2), 2)
+        self.expect_learned(self.train("gpt.py", *self.text(), *SMALL_GPT, "--steps", "60", "--learning-rate", "0.02", ranks=2), 2)
+
+    def test_two_ranks_in_process_do_what_one_does(self):
+        arguments = ("--precondition", "in-process", "--steps", "20", "--optimizer", "sgd", "--learning-rate", "0.1")
+        one = self.train("digits.py", *arguments)
+        two = self.train("digits.py", *arguments, ranks=2)
+        np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-4)
+
+    def test_ctrl_c_ends_with_130_and_the_server_too(self):
+        wrapper, pid_file = self.folder / "server", self.folder / "pid"
+        wrapper.write_text(f"#!/bin/sh\necho $$ > {pid_file}.new\nmv {pid_file}.new {pid_file}\nexec {server_program} \"$@\"\n")
+        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+        process = subprocess.Popen(command("digits.py", "--server-binary", wrapper, "--steps", "1000000", "--eval-every", "10"),
+                                   stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        self.addCleanup(process.kill)
+        for line in process.stderr:
+            if "step " in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual(process.returncode, 130, rest)
+        self.assertNotIn("Traceback", rest)
+        with self.assertRaises(ProcessLookupError):
+            os.kill(int(pid_file.read_text()), 0)
+
+    def test_comparison_reports_all_three(self):
+        file = self.folder / "compare.json"
+        status, out, errors = run_here("compare.py", "gpt", *self.text(), *SMALL_GPT, "--steps", "40", "--overlap",
+                                       "--server-binary", server_program, "--json", file)
+        self.assertEqual(status, 0, errors)
+        self.assertIn("Precondor's overhead is", out)
+        self.assertIn("step 40 of 40", errors)
+        report = json.loads(file.read_text())
+        self.assertEqual(set(report["ways"]), {"none", "server", "in-process"})
+        for way in report["ways"].values():
+            self.assertEqual([len(way[name]) for name in ("training_loss", "held_out_loss", "turn_seconds")], [4, 4, 4])
+            self.assertLess(way["training_loss"][-1], way["training_loss"][0])
+            self.assertGreater(way["step_ms"]["median"], 0)
+        self.assertGreater(report["ways"]["server"]["server_cpu_ms"], 0)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--server", required=True)
+    arguments, rest = parser.parse_known_args()
+    global server_program
+    server_program = arguments.server
+    unittest.main(argv=[sys.argv[0], "-v", *rest])
+
+
+if __name__ == "__main__":
+    main()
