@@ -99,6 +99,16 @@ class ClientTest(unittest.TestCase):
         answer = worker.abstain_gradient(1, 0).result()
         self.assertEqual((answer.decision, answer.gradient), ("SKIP", None))
 
+    def test_tells_when_the_factors_are_of_a_later_step(self):
+        session = self.open(method="identity")
+        for first_step, steps, wanted in ((0, 6, None), (5, 3, None), (2, 1, 2), (2, 3, 2), (5, 1, 2)):
+            worker = self.enterContext(session.join(first_step=first_step))
+            self.assertEqual(worker.went_back_to, wanted, first_step)
+            for step in range(first_step, first_step + steps):
+                worker.precondition(step, 0, np.ones((2, 3), np.float32), 1).result()
+                worker.report_step(step, 1.0, 1, 0.1)
+            worker.close()
+
     def test_describes_itself(self):
         method = precondor.Method("mkor", {"rank": 8, "gamma": 0.9, "representation": "LOW_RANK"})
         wanted = spec(self.name, method=method, sketches=3, seed=9, inv_freq=4, warmup_steps=1, fallback={"policy": "AT_STEP", "at_step": 7})

@@ -20,6 +20,14 @@ def train(rank, ddp=False, **arguments):
     return losses, [weight.numpy() for weight in weights], [dataclasses.asdict(result) for result in results], exchange
 
 
+def resume(rank, folder, stops, end=True, **arguments):
+    """torch_training.train_with_checkpoints in parts that end before the steps of `stops`; the last ends the session."""
+    for stop in stops:
+        weights, _ = torch_training.train_with_checkpoints(rank=rank, world_size=dist.get_world_size(), folder=folder,
+                                                           steps=stop, end=end and stop == stops[-1], **arguments)
+    return weights
+
+
 def unused(rank, address, session, exchange):
     """Rank 1 does not use layer "1" in its only step."""
     torch.manual_seed(1)
@@ -50,7 +58,7 @@ def serve(rank, size, folder, pipe):
         except EOFError:
             break
         try:
-            pipe.send({"train": train, "unused": unused, "differ": differ}[name](rank, **arguments))
+            pipe.send({"train": train, "resume": resume, "unused": unused, "differ": differ}[name](rank, **arguments))
         except Exception as error:  # the test's to judge  # pylint: disable=broad-except
             pipe.send(error)
     dist.destroy_process_group()

@@ -7,6 +7,7 @@ Skips with 77, and says so, where torch or its gloo is not installed.
 
 import argparse
 import os
+import pathlib
 import sys
 import tempfile
 import unittest
@@ -103,6 +104,28 @@ class RanksTest(unittest.TestCase):
                 answers = self.run_both("unused", exchange=exchange)
                 self.assertEqual([answer["decision"] for answer in answers], [wanted] * 2)
                 self.assertEqual(answers[0]["weights"], answers[1]["weights"])
+
+    def test_a_job_goes_on_bitwise_from_its_checkpoints(self):
+        for exchange in EXCHANGES:
+            with self.subTest(exchange=exchange):
+                whole, parts = [], []
+                for answers, stops in ((whole, (12,)), (parts, (5, 8, 12))):
+                    with tempfile.TemporaryDirectory() as folder:
+                        answers += self.run_both("resume", folder=folder, stops=stops, exchange=exchange)
+                for one, other in zip(whole + parts, parts + [whole[1], whole[0]]):
+                    for got, wanted in zip(one, other):
+                        np.testing.assert_array_equal(got, wanted)
+
+    def test_a_job_that_goes_back_is_told_on_every_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_both("resume", folder=folder, stops=(4,), end=False)
+            saved = {path: path.read_bytes() for path in pathlib.Path(folder).glob("checkpoint-*.pt")}
+            self.run_both("resume", folder=folder, stops=(9,), end=False)
+            for path, content in saved.items():
+                path.write_bytes(content)
+            for answer in self.run_both("resume", folder=folder, stops=(12,)):
+                self.assertIsInstance(answer, precondor.FailedPreconditionError)
+                self.assertRegex(str(answer), "beyond step 4")
 
     def test_models_that_differ_between_ranks(self):
         for answer in self.run_both("differ"):

@@ -2,6 +2,9 @@
 """What torch_test.py trains with precondor.torch, in its own process or as a rank of several."""
 
 import contextlib
+import os
+import pathlib
+import sys
 
 import torch
 
@@ -98,3 +101,53 @@ def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=No
                 amp.update()
             losses.append(total)
     return losses, [parameter.detach() for parameter in model.parameters()], results
+
+
+def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT", die=None, before_step=lambda step: None,
+                           only_due=False, end=True, load=None, rank=0, world_size=1, **changes):
+    """The "conv" case with Adam and the default statistics, from the checkpoint in `folder` where there is one.
+
+    Saves after every step, or when checkpoint_due. die: (step, "before" or "after" pre.step), at which the process ends at
+    once. before_step: called with the step between the backward pass and pre.step. load: options of load_state_dict.
+    Returns (weights, results of the steps that this call made).
+    """
+    case = CASES["conv"]
+    model = case.model()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    path = pathlib.Path(folder) / f"checkpoint-{rank}.pt"
+    pre = precondor.torch.Preconditioner(model, address, session=session, optimizer=optimizer, exchange=exchange, seed=5,
+                                         inv_freq=2, warmup_steps=3, **changes)
+    results = []
+    try:
+        first = 0
+        if path.exists():
+            saved = torch.load(path)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            pre.load_state_dict(saved["pre"], **(load or {}))
+            first = pre.step_number
+        for step in range(first, steps):
+            x, y = (part[rank::world_size].float() for part in case.batch_of(step))
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            before_step(step)
+            if die == (step, "before"):
+                os._exit(9)
+            results.append(pre.step(loss))
+            if die == (step, "after"):
+                os._exit(9)
+            optimizer.step()
+            if pre.checkpoint_due or not only_due:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "pre": pre.state_dict()},
+                           f"{path}.tmp")
+                os.replace(f"{path}.tmp", path)
+        pre.close(end_session=end)
+    finally:
+        pre.close()
+    return [parameter.detach().numpy().copy() for parameter in model.parameters()], results
+
+
+if __name__ == "__main__":  # ADDRESS SESSION FOLDER STEPS, and a step and "before" or "after" to die at
+    torch.set_num_threads(1)
+    train_with_checkpoints(*sys.argv[1:4], int(sys.argv[4]), die=(int(sys.argv[5]), sys.argv[6]) if sys.argv[5:] else None)

@@ -119,6 +119,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   // Of this epoch alone: the job may have gone on for long since an earlier one went back.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
   PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
+  if (directive.went_back_epoch != 0) worker->went_back_to_ = directive.resume_step;
   worker->Start(as.first_step, std::move(directive));
   return std::unique_ptr<Worker>(std::move(worker));
 }

@@ -105,6 +105,12 @@ class Worker:
         """Rises whenever a process takes a rank or a layer moves."""
         return self._core.epoch()
 
+    @property
+    def went_back_to(self) -> Optional[int]:
+        """The step that the job had gone back to when this worker joined: factors stayed as they were, with updates of later
+        steps. None: it never has."""
+        return self._core.went_back_to()
+
     def mode(self, step: int) -> str:
         """"SECOND_ORDER" or "FIRST_ORDER", of a step up to the lease's end."""
         return self._core.mode_of(step)

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <pybind11/numpy.h>
 #include <string>
 
@@ -47,6 +48,7 @@ class WorkerObject {
   pybind11::dict Spec() const;
   uint32_t Rank() const { return Get()->rank(); }
   uint64_t Epoch() const { return Get()->epoch(); }
+  std::optional<uint64_t> WentBackTo() const { return Get()->went_back_to(); }
   std::string ModeOf(uint64_t step) const;
   bool NeedsStatistics(uint64_t step, int64_t layer) const;
   bool SendsGradient(int64_t layer) const;

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -113,6 +114,9 @@ class Worker {
   virtual const SessionSpec& spec() const = 0;
   virtual uint32_t rank() const = 0;
   virtual uint64_t epoch() const = 0;
+  // The step that the job had gone back to when this worker joined: factors stayed as they were, with updates of later
+  // steps. Absent: it never has.
+  virtual std::optional<uint64_t> went_back_to() const = 0;
   // Of a step up to the lease's end. A session may fall back to first order (spec().fallback): from then on nothing is
   // preconditioned, no statistics are sent, and in DELEGATE no gradients either.
   virtual Mode ModeOf(uint64_t step) const = 0;

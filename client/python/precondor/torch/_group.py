@@ -11,6 +11,11 @@ import torch.distributed as dist
 from .._errors import PrecondorError, from_status
 
 
+# Tensors of the last collectives. When the interpreter ends, torch 1.13 waits with the GIL for gloo's thread, which may want
+# the GIL to free a tensor that Python has let go of.
+_kept: List[torch.Tensor] = []
+
+
 class Group:
     """Collectives of a process group, which every rank has to call in the same order. A group of one calls nothing."""
 
@@ -21,6 +26,9 @@ class Group:
         self.rank = dist.get_rank(process_group) if there else 0
         self.size = dist.get_world_size(process_group) if there else 1
         self.device = device if there and "nccl" in str(dist.get_backend(process_group)) else torch.device("cpu")
+        self._flag = torch.zeros(1, device=self.device)
+        self._flat = torch.zeros(0, device=self.device)
+        _kept.append(self._flag)
 
     def check(self, call: Callable[[], Any]) -> Any:
         """What call() gives, once it has worked on every rank; raises on all what one of them raised."""
@@ -43,15 +51,16 @@ class Group:
             return [value]
         values: List[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._group)
+        self.all(True)  # gloo's thread is then done with the tensors of the above
         return values
 
     def all(self, flag: bool) -> bool:
         """Whether it is true on every rank."""
         if self.size == 1:
             return flag
-        wrong = torch.tensor([0.0 if flag else 1.0], device=self.device)
-        dist.all_reduce(wrong, group=self._group)
-        return wrong.item() == 0
+        self._flag[0] = 0.0 if flag else 1.0
+        dist.all_reduce(self._flag, group=self._group)
+        return self._flag.item() == 0
 
     def broadcast(self, flat: torch.Tensor, rank: int) -> None:
         """flat, on any device, becomes that of `rank`."""
@@ -68,7 +77,9 @@ class Group:
         if self.size == 1 or not parameters:
             return
         sizes = [parameter.numel() for parameter in parameters]
-        flat = torch.zeros(len(sizes) + sum(sizes), device=self.device)
+        if self._flat.numel() != len(sizes) + sum(sizes):
+            self._flat = torch.zeros(len(sizes) + sum(sizes), device=self.device)
+        flat = self._flat.zero_()
         held, values = flat[:len(sizes)], flat[len(sizes):].split(sizes)
         for place, (parameter, value) in enumerate(zip(parameters, values)):
             if parameter.grad is not None:

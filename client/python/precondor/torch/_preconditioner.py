@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import subprocess
 import time
 import warnings
+import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 import torch
@@ -17,6 +20,20 @@ from .._errors import FailedPreconditionError, InvalidArgumentError, from_status
 from .._session import Layer, Method, SessionSpec
 from . import _group, _layers
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
+from ._reporter import Reporter
+
+_FORMAT = 1  # of state_dict
+
+# What has threads: ended before the interpreter ends.
+_open: "weakref.WeakSet[Preconditioner]" = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for one in list(_open):
+        one.close()
+
+
+atexit.register(_close_all)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +82,8 @@ class Preconditioner:
     gradient in step(), and puts the answer where the gradient was. Parameters that are no layer (`left`) keep theirs.
     With torch.distributed every rank makes one, at the same place of the program, and calls step() alike.
 
-    The constructor connects and opens the session. The rank joins at the first forward pass that has a gradient, or the first
-    step(), and then waits for all other ranks. One thread trains.
+    The constructor connects and opens the session. The rank joins at the first forward pass that has a gradient, the first
+    step(), or in load_state_dict(), and then waits for all other ranks. One thread trains.
     """
 
     def __init__(
@@ -154,6 +171,8 @@ class Preconditioner:
 
         self._worker: Optional[Worker] = None
         self._exchange: Optional[Exchange] = None
+        self._reporter: Optional[Reporter] = None
+        self._address = address
         self._step = 0
         self._pairs: Dict[int, Pair] = {}
         self._wanted: Optional[frozenset] = None  # places that this step takes statistics of, once it is known
@@ -170,6 +189,7 @@ class Preconditioner:
         self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
         self._is_new = any(self._group.gather(self._session.created))
         self._watch(chosen.matrices)
+        _open.add(self)
 
     # --- what it is -----------------------------------------------------------------------------------------------------
 
@@ -196,12 +216,20 @@ class Preconditioner:
     @property
     def mode(self) -> str:
         """"SECOND_ORDER" or "FIRST_ORDER", of the step that comes next."""
-        return "SECOND_ORDER" if self._worker is None or self._closed else self._worker.mode(self._step)
+        if self._worker is None:
+            return "SECOND_ORDER"
+        self._reporter.directive_for(self._step)
+        return self._worker.mode(self._step)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """True after a step() when a snapshot of the servers goes with a checkpoint that is saved after optimizer.step()."""
+        return self._snapshot_id() != 0
 
     def metrics(self) -> Dict[str, float]:
         """Flat numbers for a logger or a progress bar: step (finished ones), second_order (1 or 0, of the next), of the last
         step preconditioned, identity, skipped (layers) and step_seconds, and Worker.metrics()' bytes and reconnects."""
-        traffic = {} if self._worker is None or self._closed else self._worker.metrics()
+        traffic = {} if self._worker is None else self._worker.metrics()
         return {"step": self._step, "second_order": float(self.mode == "SECOND_ORDER"), **self._last, **traffic}
 
     # --- a step -----------------------------------------------------------------------------------------------------------
@@ -222,9 +250,11 @@ class Preconditioner:
         Raises:
             DeadlineExceededError: the servers were gone for longer than the timeouts.
             AbortedError: the job went back, or another rank failed. After an error begin again from a checkpoint.
+            A step is reported beside the next one, which raises what comes of it.
         """
         began = time.monotonic()
         self._join()
+        self._reporter.wait()
         rate = self._learning_rate(learning_rate)
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
@@ -242,7 +272,7 @@ class Preconditioner:
             for parameter in self._model.parameters():
                 parameter.grad = None
         loss = float("nan") if loss is None else float(loss)
-        self._worker.report_step(self._step, loss, samples, rate or 0.0, finite)
+        self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
                             not finite, scale)
@@ -263,10 +293,58 @@ class Preconditioner:
             finally:
                 self._holding -= 1
 
-    # --- the end ------------------------------------------------------------------------------------------------------------
+    # --- checkpoints and the end --------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What load_state_dict needs: the step, and the number of the servers' snapshot where checkpoint_due.
+
+        Small, and the same on every rank. Take it after optimizer.step() and before the next forward pass, and save the
+        model's and the optimizer's beside it. Waits until the servers have all that was sent, so that a job killed at any
+        instant can begin with it.
+        """
+        self._flush()
+        return {"format": _FORMAT, "session": self._spec.name, "step": self._step,
+                "snapshot_id": self._snapshot_id(),
+                "layers": [dataclasses.astuple(layer) for layer in self._spec.layers]}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, snapshot_paths: Sequence[str] = (), exact: bool = True,
+                        precondorctl: str = "precondorctl") -> None:
+        """Joins at the step of a state_dict(). On every rank, before the first forward pass or step.
+
+        The servers' factors have to be those of that step. They are when the job has done no step since, or with
+        `snapshot_paths`.
+
+        Args:
+            snapshot_paths: data directories of the shards, from which rank 0 restores the snapshot that goes with the state
+                first (`precondorctl snapshot restore`). They must be copies, or of servers that do not run.
+            exact: False: go on with the factors that there are, of a later step or none.
+            precondorctl: the program.
+
+        Raises:
+            InvalidArgumentError: no state of this session's layers, or without a snapshot.
+            FailedPreconditionError: with `exact`, when the factors are not those of the step.
+        """
+        self._check_state(state, snapshot_paths)
+        step = state["step"]
+        if snapshot_paths:
+            self._group.check(lambda: self._restore(state, snapshot_paths, precondorctl))
+        elif self._is_new and step > 0 and exact:
+            raise FailedPreconditionError(
+                f"session {self._spec.name}: the servers have no factors of it", "FAILED_PRECONDITION", "UNSPECIFIED",
+                "Give snapshot_paths, or go on with fresh ones: exact=False")
+        self._join(step, resumes=True)
+        later = self._worker.went_back_to
+        if exact and not all(self._group.gather(later is None or later < step)):
+            self._leave()
+            raise FailedPreconditionError(
+                f"session {self._spec.name}: the job has been beyond step {step}, and the factors are of a later step",
+                "FAILED_PRECONDITION", "UNSPECIFIED",
+                "Give snapshot_paths of a snapshot that goes with the checkpoint, or go on with the factors as they are: "
+                "exact=False")
+
 
     def close(self, *, end_session: bool = False) -> None:
-        """Takes the hooks out and ends the connection. The session stays unless
+        """Takes the hooks out and ends the connection. The session stays, to go on with from a checkpoint, unless
         end_session, which all ranks give: then the servers forget its factors once every rank is here. The first call
         counts."""
         if self._closed:
@@ -274,14 +352,15 @@ class Preconditioner:
         self._closed = True
         for handle in self._handles:
             handle.remove()
-        if end_session:
-            self._flush()
-            self._group.gather(None)
-            if self._group.rank == 0:
-                self._session.close()
-        if self._worker is not None:
-            self._worker.close()
-        self._client.close()
+        try:
+            if end_session:
+                self._flush()
+                self._group.gather(None)
+                if self._group.rank == 0:
+                    self._session.close()
+        finally:
+            self._leave()
+            self._client.close()
 
     def __enter__(self) -> "Preconditioner":
         return self
@@ -306,6 +385,38 @@ class Preconditioner:
                     f"layer {self._spec.layers[place].name}: scaling_clip: expected a number, got {clip!r}",
                     "INVALID_ARGUMENT", "UNSPECIFIED", "A schedule of it is for clients that follow it; or scaling NORM_RESCALE")
 
+    def _check_state(self, state: Mapping[str, Any], snapshot_paths: Sequence[str]) -> None:
+        if self._worker is not None:
+            raise FailedPreconditionError("load_state_dict: this rank has joined already", "FAILED_PRECONDITION",
+                                          "UNSPECIFIED", "Call it before the first forward pass")
+        if state.get("format") != _FORMAT:
+            raise InvalidArgumentError(f"state: expected one of state_dict, of format {_FORMAT}, got format "
+                                       f"{state.get('format')}", "INVALID_ARGUMENT")
+        expected = [dataclasses.astuple(layer) for layer in self._spec.layers]
+        got = [tuple(layer) for layer in state["layers"]]
+        if state["session"] != self._spec.name or expected != got:
+            difference = next((f"layer {have[0]}: {have}, {want}" for have, want in zip(got, expected) if have != want),
+                              f"{state['session']} of {len(got)} layers, {self._spec.name} of {len(expected)}")
+            raise InvalidArgumentError(f"state: of another session or model: it has, and this has, {difference}",
+                                       "INVALID_ARGUMENT")
+        if snapshot_paths and not state["snapshot_id"]:
+            raise InvalidArgumentError(f"state: no snapshot goes with step {state['step']}", "INVALID_ARGUMENT",
+                                       "UNSPECIFIED", "Save checkpoints when checkpoint_due")
+
+    def _restore(self, state: Mapping[str, Any], snapshot_paths: Sequence[str], precondorctl: str) -> None:
+        """Rank 0 alone does anything."""
+        if self._group.rank != 0:
+            return
+        command = [str(precondorctl), f"--server={self._address}", "snapshot", "restore", self._spec.name, "--replace",
+                   f"--snapshot={state['snapshot_id']}", *(f"--snapshot-path={path}" for path in snapshot_paths)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise InvalidArgumentError(f"precondorctl: {error}", "INVALID_ARGUMENT", "UNSPECIFIED",
+                                       "Give its path in precondorctl=") from None
+        if done.returncode != 0:
+            raise FailedPreconditionError(f"{' '.join(command)}: {done.stderr.strip()}", "FAILED_PRECONDITION")
+
     def _watch(self, matrices: Mapping[nn.Module, _layers.Matrix]) -> None:
         slots: Dict[int, List[Slot]] = {}
         for slot in self._slots:
@@ -319,17 +430,18 @@ class Preconditioner:
                     self._handles.append(_after_accumulation(
                         parameter, lambda own=own, parameter=parameter: self._on_gradient(own, parameter)))
 
-    def _join(self) -> None:
+    def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._worker is not None:
             return
-        if not self._is_new:
+        if not self._is_new and not resumes:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
-                f"session {self._spec.name} is there already, with factors of another run. Choose another name, "
-                f"or begin anew with replace=True")
-        self._worker = self._session.join(self._group.rank)
+                f"session {self._spec.name} is there already, with factors of another run. Load that run's checkpoint "
+                f"(load_state_dict), choose another name, or begin anew with replace=True")
+        self._worker = self._session.join(self._group.rank, first_step)
         self._exchange = Exchange(self._worker, self._group, self._slots)
-        self._begin(0)
+        self._reporter = Reporter(self._worker)
+        self._begin(first_step)
 
     def _begin(self, step: int) -> None:
         self._step = step
@@ -342,6 +454,7 @@ class Preconditioner:
             return
         self._join()
         if self._wanted is None:
+            self._reporter.directive_for(self._step)
             self._wanted = frozenset(slot.place for slot in self._slots
                                      if self._worker.needs_statistics(self._step, slot.place))
         if slots[0].place not in self._wanted:
@@ -440,9 +553,21 @@ class Preconditioner:
                 for parameter in slot.matrix.parameters():
                     parameter.grad = None
 
+    def _leave(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._reporter.close()
+        self._worker = None
+
+    def _snapshot_id(self) -> int:
+        """Of the servers' snapshot as of the step that comes next; 0: none."""
+        directive = None if self._worker is None else self._reporter.directive_for(self._step)
+        return directive.snapshot_id if directive is not None and 0 < directive.snapshot_at == self._step else 0
+
     def _flush(self) -> None:
         if self._worker is None:
             return
+        self._reporter.wait()
         try:
             self._worker.flush()
         except InvalidArgumentError as error:  # it has counted as an abstention, and the job goes on

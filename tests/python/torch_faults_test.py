@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""precondor.torch when processes end: trainers that go on from a checkpoint, servers that are killed, Ctrl-C.
+
+"Bitwise" is compared with a run that nothing happens to. Skips with 77, and says so, where torch is not installed.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+try:
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}; deploy/install.sh --test installs torch")
+    sys.exit(77)
+import numpy as np
+
+import precondor
+from torch_training import train_with_checkpoints
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "e2e/chaos"))
+from cluster import Cluster, wait_for  # noqa: E402  pylint: disable=wrong-import-position
+
+torch.set_num_threads(1)
+DEADLINE_S = 60
+
+
+class FaultsTest(unittest.TestCase):
+    binaries = None
+    expected = None  # last weights of a run that nothing happens to
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.checkpoints = self.folder / "checkpoints"
+        self.checkpoints.mkdir()
+
+    def cluster(self, name="cluster", **options):
+        folder = self.folder / name
+        folder.mkdir()
+        return self.enterContext(Cluster(self.binaries, folder, **options))
+
+    def train(self, cluster, session="job", **options):
+        return train_with_checkpoints(cluster.coordinator.address, session, self.checkpoints, **options)
+
+    def undisturbed(self, cluster):
+        if FaultsTest.expected is None:
+            FaultsTest.expected, _ = train_with_checkpoints(cluster.coordinator.address, "undisturbed", self.folder)
+            (self.folder / "checkpoint-0.pt").unlink()
+        return FaultsTest.expected
+
+    def expect_bitwise(self, cluster, weights):
+        for one, other in zip(weights, self.undisturbed(cluster)):
+            np.testing.assert_array_equal(one, other)
+
+    def program(self, cluster, *arguments):
+        return subprocess.Popen([sys.executable, "-B", HERE / "torch_training.py", cluster.coordinator.address, "job",
+                                 self.checkpoints, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL)
+
+    # --- trainers -------------------------------------------------------------------------------------------------------
+
+    def test_a_trainer_that_is_killed_goes_on_bitwise(self):
+        cluster = self.cluster()
+        for step, place in ((5, "before"), (7, "after")):
+            self.assertEqual(self.program(cluster, 12, step, place).wait(DEADLINE_S), 9)
+            self.assertEqual(torch.load(self.checkpoints / "checkpoint-0.pt")["pre"]["step"], step)
+        self.expect_bitwise(cluster, self.train(cluster)[0])
+
+    def test_going_back_beyond_what_the_servers_keep_is_refused(self):
+        cluster = self.cluster()
+        self.train(cluster, steps=4, end=False)
+        kept = (self.checkpoints / "checkpoint-0.pt").read_bytes()
+        self.train(cluster, steps=9, end=False)
+        (self.checkpoints / "checkpoint-0.pt").write_bytes(kept)
+        for _ in range(2):  # the second time the job is at that step already
+            with self.assertRaisesRegex(precondor.FailedPreconditionError, "beyond step 4.*snapshot_paths.*exact=False"):
+                self.train(cluster)
+        self.assertEqual(len(self.train(cluster, load={"exact": False})[1]), 8)
+
+    def test_a_session_that_the_servers_have_lost(self):
+        cluster = self.cluster()
+        self.train(cluster, steps=4)  # ends the session
+        with self.assertRaisesRegex(precondor.FailedPreconditionError, "servers have no factors of it.*exact=False"):
+            self.train(cluster)
+        self.assertEqual(len(self.train(cluster, load={"exact": False})[1]), 8)
+
+    def test_a_state_of_something_else(self):
+        cluster = self.cluster()
+        self.train(cluster, steps=2, end=False)
+        with self.assertRaisesRegex(precondor.InvalidArgumentError, "another session or model.*job.*other"):
+            self.train(cluster, session="other")
+        path = self.checkpoints / "checkpoint-0.pt"
+        saved = torch.load(path)
+        name, d_out, *rest = saved["pre"]["layers"][0]
+        saved["pre"]["layers"][0] = (name, d_out + 1, *rest)
+        torch.save(saved, path)
+        with self.assertRaisesRegex(precondor.InvalidArgumentError, rf"layer 0.group0: \('0.group0', {d_out + 1}"):
+            self.train(cluster)
+        with self.assertRaisesRegex(precondor.InvalidArgumentError, "no snapshot goes with step 2.*checkpoint_due"):
+            saved["pre"]["layers"][0] = (name, d_out, *rest)
+            torch.save(saved, path)
+            self.train(cluster, load={"snapshot_paths": ["x"]})
+
+    def test_goes_back_to_a_snapshot_bitwise(self):
+        """Trainer and servers end some steps after a snapshot; new servers get its files."""
+        first = self.cluster("first", coordinator_arguments=["--lease-steps=2"])
+        program = pathlib.Path(self.binaries) / "client/cpp/tools/precondorctl"
+
+        def control(action):
+            return subprocess.run([program, f"--server={first.coordinator.address}", "snapshot", action, "job", "--json"],
+                                  capture_output=True, check=True).stdout
+
+        self.train(first, steps=9, only_due=True, end=False, before_step=lambda step: step == 3 and control("create"))
+        state = torch.load(self.checkpoints / "checkpoint-0.pt")["pre"]
+        self.assertGreater(state["snapshot_id"], 0)
+        self.assertLess(state["step"], 9)
+
+        def complete():
+            listed = json.loads(control("list"))["session_snapshots"]
+            return any(one["step"] == state["step"] and one["state"] == "complete" for one in listed)
+
+        wait_for("the snapshot to be complete", complete)
+        expected = self.undisturbed(first)
+        for server in first.servers():
+            server.kill()
+        second = self.cluster("second", shards=1)
+        load = {"snapshot_paths": [self.folder / "first" / f"shard{i}" / "data" for i in range(2)]}
+        with self.assertRaisesRegex(precondor.InvalidArgumentError, "precondorctl.*nowhere"):
+            self.train(second, load={**load, "precondorctl": "nowhere"})
+        with self.assertRaisesRegex(precondor.FailedPreconditionError, "snapshot restore job.*nothing"):
+            self.train(second, load={"snapshot_paths": [self.folder / "nothing"], "precondorctl": program})
+        weights, results = self.train(second, load={**load, "precondorctl": program})
+        self.assertEqual(results[0].step, state["step"])
+        for one, other in zip(weights, expected):
+            np.testing.assert_array_equal(one, other)
+
+    # --- servers --------------------------------------------------------------------------------------------------------
+
+    def test_servers_that_are_killed_in_a_step_and_come_back(self):
+        cluster = self.cluster()
+        restarts = []
+
+        def before_step(step):
+            for at, server in ((3, cluster.shards[0]), (5, cluster.coordinator), (6, cluster.shards[1])):
+                if step == at:
+                    server.kill()
+                    restarts.append(threading.Thread(target=server.start))
+                    restarts[-1].start()
+
+        for overlap in (False, True):
+            with self.subTest(overlap=overlap):
+                self.expect_bitwise(cluster, self.train(cluster, f"job-{overlap}", before_step=before_step,
+                                                        overlap=overlap)[0])
+                (self.checkpoints / "checkpoint-0.pt").unlink()
+        for restart in restarts:
+            restart.join()
+        self.assertEqual(len(restarts), 6)
+
+    def test_a_shard_that_is_lost_for_good(self):
+        """DEGRADE: its layers begin anew on the other shard."""
+        cluster = self.cluster(durable=False, coordinator_arguments=["--shard-loss-ms=500"])
+        lost = []
+
+        def before_step(step):
+            if step == 5:
+                cluster.shards[0].kill()
+                lost.append(step)
+
+        _, results = self.train(cluster, exchange="DELEGATE", on_shard_loss="DEGRADE", before_step=before_step)
+        self.assertEqual((lost, len(results)), ([5], 12))
+        decisions = [sorted(result.decisions.values()) for result in results]
+        self.assertIn("IDENTITY", decisions[5])
+        self.assertIn("PRECONDITIONED", decisions[5])
+        self.assertEqual(set(decisions[-1]), {"PRECONDITIONED"})
+
+    def test_servers_that_stay_away(self):
+        cluster = self.cluster()
+
+        def before_step(step):
+            if step == 3:
+                for server in cluster.servers():
+                    server.kill()
+
+        with self.assertRaisesRegex(precondor.DeadlineExceededError, "step 3"):
+            self.train(cluster, before_step=before_step, result_timeout=1.0)
+
+    # --- Ctrl-C ---------------------------------------------------------------------------------------------------------
+
+    def test_control_c_ends_a_step_that_waits(self):
+        cluster = self.cluster()
+        program = self.program(cluster, 10**6)
+        wait_for("a checkpoint", lambda: (self.checkpoints / "checkpoint-0.pt").exists())
+        cluster.shards[0].signal(signal.SIGSTOP)  # so that it waits in step
+        program.send_signal(signal.SIGINT)
+        self.assertEqual(program.wait(DEADLINE_S), -signal.SIGINT)
+        cluster.shards[0].signal(signal.SIGCONT)
+        step = torch.load(self.checkpoints / "checkpoint-0.pt")["pre"]["step"]
+        self.assertEqual(self.train(cluster, steps=step + 2)[1][0].step, step)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binaries", required=True, help="the build folder")
+    FaultsTest.binaries = parser.parse_args().binaries
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    sys.exit(not unittest.main(argv=[sys.argv[0], "-v"], exit=False).result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()
