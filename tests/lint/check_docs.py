@@ -15,8 +15,8 @@ import sys
 
 from lint_support import ROOT, Case, Tree, line_of, self_test
 
-SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "deploy/pack-server.sh", "tests/run.sh", "tests/gpu.sh",
-           "tests/bench/run.sh", "tests/lint/tidy.sh",
+SCRIPTS = ["deploy/quickstart.sh", "deploy/install.sh", "deploy/pack-server.sh", "deploy/build-wheel.sh",
+           "tests/run.sh", "tests/gpu.sh", "tests/bench/run.sh", "tests/lint/tidy.sh",
            "tests/e2e/quickstart_test.py"]
 # Programs whose help may need packages that are not there: their flags are read in the sources of their folder.
 EXAMPLES = "client/python/examples"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`pip wheel client/python` builds, and the wheel works in an environment that has nothing else of this tree.
+"""deploy/build-wheel.sh builds a wheel that brings its libraries and disturbs nobody's protobuf or gRPC.
 
 Skips, with the reason, where pip has no registry.
 """
@@ -33,15 +33,43 @@ def run(*command, **options):
 
 
 def environment(place):
-    """An interpreter of its own with what the build needs, so that its absence is told from a build that fails."""
+    """An interpreter of its own, with what users of the package may have beside it: PyPI's protobuf and grpcio."""
     python = place / "bin" / "python"
     made = run(sys.executable, "-m", "venv", place)
     if made.returncode == 0:
         made = run(python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check",
-                   "scikit-build-core>=0.10", "pybind11>=2.10", "ninja", "numpy>=1.21")
+                   "numpy>=1.21", "grpcio", "grpcio-health-checking")
     if made.returncode != 0:
         skip((made.stderr.strip().splitlines() or ["no reason given"])[-1])
     return python
+
+
+# Libraries that the wheel brings come from nowhere else, and a client of grpcio and messages of google.protobuf serve in
+# the same process, whoever was imported first.
+PROGRAM = """
+import sys
+address, first = sys.argv[1:]
+def theirs():
+    import google.protobuf.struct_pb2, grpc, grpc_health.v1.health_pb2 as pb, grpc_health.v1.health_pb2_grpc as pb_grpc
+    assert google.protobuf.struct_pb2.Struct().SerializeToString() == b""
+    with grpc.insecure_channel(address) as channel:
+        answer = pb_grpc.HealthStub(channel).Check(pb.HealthCheckRequest(), timeout=20)
+    assert answer.status == pb.HealthCheckResponse.SERVING, answer
+if first == "theirs":
+    theirs()
+import numpy as np
+import precondor as p
+with p.Client(address) as client:
+    session = client.open_session(p.SessionSpec("wheel", [p.Layer("fc", 2, 3)], "identity"))
+    with session.join() as worker:
+        theirs()
+        total = worker.precondition(0, 0, np.ones((2, 3), np.float32), 1).result().gradient.sum()
+    session.close()
+names = ("libgrpc", "libprotobuf", "libabsl", "libupb", "libgpr")
+loaded = {line.split()[-1] for line in open("/proc/self/maps") if any("/" + name in line for name in names)}
+print(p.__file__)
+print(total, *sorted(path for path in loaded if "/precondor.libs/" not in path))
+"""
 
 
 def main():
@@ -53,31 +81,34 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         python = environment(folder / "venv")
-        path = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", **os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
-        built = run(python, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--disable-pip-version-check",
-                    f"--config-settings=build-dir={arguments.build}", "-w", folder, ROOT / "client/python", env=path)
+        built = run(ROOT / "deploy/build-wheel.sh", "--python", sys.executable, "--output", folder, "--build-dir",
+                    arguments.build)
         if built.returncode != 0:
-            sys.exit(f"pip wheel failed:\n{built.stdout}{built.stderr}")
-        [wheel] = folder.glob("precondor-*.whl")
-        names = {entry for entry in zipfile.ZipFile(wheel).namelist() if not entry.startswith("precondor-")}
-        extension = names - FILES
-        if not FILES <= names or len(extension) != 1 or not extension.pop().startswith("precondor/_core."):
-            sys.exit(f"expected {sorted(FILES)} and one extension, got {sorted(names)}")
+            sys.exit(f"deploy/build-wheel.sh failed:\n{built.stdout}{built.stderr}")
+        [wheel] = folder.glob("precondor-*manylinux*.whl")
+        if built.stdout.splitlines()[-1] != str(wheel):
+            sys.exit(f"deploy/build-wheel.sh said {built.stdout!r}, not {wheel}")
+        names = {entry for entry in zipfile.ZipFile(wheel).namelist()
+                  if not entry.startswith("precondor-") and not entry.endswith("/")}
+        own = {entry for entry in names if not entry.startswith("precondor.libs/")}
+        extension = own - FILES
+        if not FILES <= own or len(extension) != 1 or not extension.pop().startswith("precondor/_core."):
+            sys.exit(f"expected {sorted(FILES)} and one extension, got {sorted(own)}")
         installed = run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
         if installed.returncode != 0:
             sys.exit(f"pip install {wheel.name} failed:\n{installed.stderr}")
         server = Server(arguments.server, folder)
         try:
-            program = ("import sys, precondor as p; c = p.Client(sys.argv[1]); "
-                       "s = c.open_session(p.SessionSpec('wheel', [p.Layer('fc', 2, 3)], 'identity')); "
-                       "import numpy as np; w = s.join(); g = np.ones((2, 3), np.float32); "
-                       "print(p.__file__, w.precondition(0, 0, g, 1).result().gradient.sum()); s.close()")
-            used = run(python, "-c", program, server.address, cwd=folder)
+            for first in ("ours", "theirs"):
+                used = run(python, "-c", PROGRAM, server.address, first, cwd=folder)
+                print(used.stdout + used.stderr)
+                where, answer = (used.stdout.splitlines() + ["", ""])[:2]
+                if used.returncode != 0 or not where.startswith(str(folder / "venv")):
+                    sys.exit(f"{first} first: the installed package does not work: {used.returncode}")
+                if answer != "6.0":
+                    sys.exit(f"{first} first: expected 6.0 and no libraries but the wheel's, got {answer}")
         finally:
             server.stop()
-        print(used.stdout + used.stderr)
-        if used.returncode != 0 or not used.stdout.startswith(str(folder / "venv")) or not used.stdout.endswith("6.0\n"):
-            sys.exit(f"the installed package does not work: {used.returncode}")
 
 
 if __name__ == "__main__":

