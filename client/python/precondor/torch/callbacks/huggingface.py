@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For transformers.Trainer; needs its event on_pre_optimizer_step (transformers 4.46 or later)."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+import torch
+import transformers
+
+from .. import Preconditioner
+
+
+class PrecondorCallback(transformers.TrainerCallback):
+    """Trainer(..., callbacks=[PrecondorCallback("127.0.0.1:7070", session="bert-run-7", method="mkor")])
+
+    Arguments are Preconditioner's but model and optimizer. Layers are preconditioned after Trainer's clipping. Losses that the
+    model itself gives in training ({"loss": ...}) are reported, the mean over accumulated batches; preconditioner.metrics() has
+    numbers for a logger. The session ends with the training; it takes no part in Trainer's checkpoints, so a resumed training
+    wants another session's name and begins with new factors.
+
+    Raises, when training begins: NotImplementedError: fp16 (use bf16), FSDP, DeepSpeed. All that Preconditioner raises.
+    """
+
+    def __init__(self, address: str, **options: Any) -> None:
+        if not hasattr(transformers.TrainerCallback, "on_pre_optimizer_step"):
+            raise NotImplementedError("PrecondorCallback: expected transformers 4.46 or later, which tell of a step before it is "
+                                      f"made, got {transformers.__version__}")
+        self._address = address
+        self._options = options
+        self._losses: List[torch.Tensor] = []
+        self._hook: Any = None
+        self.preconditioner: Optional[Preconditioner] = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None,
+                       **unused: Any) -> None:
+        if args.fp16 or args.fsdp or args.deepspeed:
+            name = "fp16" if args.fp16 else "fsdp" if args.fsdp else "deepspeed"
+            raise NotImplementedError(f"PrecondorCallback: {name} is not supported; expected f32 or bf16 and whole weights")
+        self.preconditioner = Preconditioner(model, self._address, optimizer=optimizer, **self._options)
+        self._hook = model.register_forward_hook(self._keep_loss)
+
+    def _keep_loss(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if model.training and isinstance(output, dict) and output.get("loss") is not None:
+            self._losses.append(output["loss"].detach())
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        assert self.preconditioner is not None
+        loss = torch.stack(self._losses).mean() if self._losses else None
+        self._losses.clear()
+        self.preconditioner.step(loss)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        assert self.preconditioner is not None
+        self._hook.remove()
+        self.preconditioner.close(end_session=True)
+        self.preconditioner = None
