@@ -44,6 +44,16 @@ def one_step(model, pre, optimizer, *shape):
     return pre.step(loss)
 
 
+class Rows:
+    """In the place of the statistics of a layer: its rows."""
+
+    def __init__(self):
+        self.rows = []
+
+    def add(self, a, g, samples):
+        self.rows.append((a, g))
+
+
 class TorchTest(unittest.TestCase):
     server = None
 
@@ -130,17 +140,21 @@ class TorchTest(unittest.TestCase):
     # --- layers -------------------------------------------------------------------------------------------------------
 
     def test_says_which_parameters_are_layers(self):
+        class Head(nn.Linear):
+            pass
+
         tied = nn.Linear(6, 6)
         model = nn.ModuleDict({
             "words": nn.Embedding(9, 6), "first": nn.Linear(6, 8), "norm": nn.LayerNorm(8), "head": nn.Linear(8, 2000),
             "frozen": nn.Linear(8, 8), "one": nn.Linear(8, 1), "tied": tied, "also": nn.ModuleDict({"tied": nn.Linear(6, 6)}),
             "depthwise": nn.Conv2d(4, 4, 3, groups=4), "grouped": nn.Conv2d(4, 6, 3, groups=2), "conv": nn.Conv1d(4, 6, 3),
-            "no_bias": nn.Linear(6, 6), "up": nn.ConvTranspose2d(4, 4, 2), "skipped": nn.Linear(6, 6)})
+            "no_bias": nn.Linear(6, 6), "up": nn.ConvTranspose2d(4, 4, 2), "skipped": nn.Linear(6, 6),
+            "typed": Head(6, 6)})
         model["also"]["tied"].weight = tied.weight
         model["frozen"].weight.requires_grad_(False)
         model["no_bias"].bias.requires_grad_(False)
         nn.utils.weight_norm(model["conv"])
-        pre = self.preconditioner(model, skip=["ski.*"], skip_types=[nn.ConvTranspose2d], max_dim=1000,
+        pre = self.preconditioner(model, skip=["ski.*"], skip_types=[Head], max_dim=1000,
                                   layer_methods={"first": "kfac", "gr.*": precondor.Method("mkor", {"rank": 3})})
         self.assertEqual([(layer.name, layer.d_out, layer.d_in, layer.has_bias) for layer in pre.layers],
                          [("first", 8, 7, True), ("grouped.group0", 3, 19, True), ("grouped.group1", 3, 19, True),
@@ -148,9 +162,10 @@ class TorchTest(unittest.TestCase):
         left = pre.left
         self.assertRegex(left.pop("head.weight"), "longer side of 2000")
         self.assertEqual({name: left[name] for name in ("frozen.weight", "one.weight", "tied.weight", "skipped.bias",
-                                                        "up.weight", "no_bias.bias", "norm.bias", "words.weight")},
+                                                        "up.weight", "typed.weight", "no_bias.bias", "norm.bias", "words.weight")},
                          {"frozen.weight": "frozen", "one.weight": "a side of 1", "tied.weight": "tied: several modules have it",
-                          "skipped.bias": "skip", "up.weight": "skip_types", "no_bias.bias": "a bias that is not folded in",
+                          "skipped.bias": "skip", "up.weight": "a parameter of ConvTranspose2d",
+                          "typed.weight": "skip_types", "no_bias.bias": "a bias that is not folded in",
                           "norm.bias": "a parameter of LayerNorm", "words.weight": "a parameter of Embedding"})
         self.assertRegex(left["conv.weight_g"], "made from other parameters")
         self.assertEqual([(one.method.name, tuple(one.layers)) for one in pre.spec.layer_methods],
@@ -214,7 +229,7 @@ class TorchTest(unittest.TestCase):
         taken = {}
         x = torch.randn(3, 4)
         first = model.one(x).detach()
-        pre._on_backward = lambda step, slots, *tensors: taken.update({len(taken): tensors})
+        pre._on_backward = lambda step, slots, x, grad, around: taken.update({len(taken): (x, grad)})
         model(x).sum().backward()
         self.assertEqual(len(taken), 2)
         torch.testing.assert_close(taken[0][0], torch.relu(first))
@@ -237,6 +252,69 @@ class TorchTest(unittest.TestCase):
             optimizer.step()
             sent.append(pre.metrics()["statistics_bytes"] > before)
         self.assertEqual(sent, [True, False, False, False, True, False])
+
+    def test_rows_make_the_gradient(self):
+        """Whatever the layer is: the sum of g a' over its rows is the gradient, bias and all."""
+
+        class Attend(nn.Module):
+            def __init__(self, **options):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(6, 2, **options)
+
+            def forward(self, x, memory=None, values=None):
+                memory = x if memory is None else memory
+                return self.attention(x, memory, memory if values is None else values)[0]
+
+        encoder = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        for model, shapes, names in [
+                (nn.Linear(4, 3), [(5, 2, 4)], ["Linear"]), (nn.Linear(4, 3), [(4,)], ["Linear"]),
+                (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2), [(3, 4, 7, 6)],
+                 ["Conv2d.group0", "Conv2d.group1"]),
+                (nn.Conv2d(2, 3, 3, padding="same", padding_mode="reflect"), [(2, 2, 5, 5)], ["Conv2d"]),
+                (nn.Conv2d(2, 3, 3), [(2, 5, 5)], ["Conv2d"]), (nn.Conv1d(2, 3, 3, dilation=2), [(4, 2, 9)], ["Conv1d"]),
+                (Attend(), [(5, 2, 6)], ["attention.in_proj", "attention.out_proj"]),
+                (Attend(batch_first=True), [(5, 2, 6)], ["attention.in_proj", "attention.out_proj"]),
+                (Attend(), [(5, 2, 6), (4, 2, 6)], ["attention.in_proj", "attention.out_proj"]),
+                (Attend(), [(5, 2, 6), (4, 2, 6), (4, 2, 6)], ["attention.in_proj", "attention.out_proj"]),
+                (Attend(kdim=3, vdim=4), [(5, 2, 6), (4, 2, 3), (4, 2, 4)],
+                 ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.out_proj"]),
+                (encoder, [(5, 2, 6)], ["self_attn.in_proj", "self_attn.out_proj", "linear1", "linear2"])]:
+            with self.subTest(model=model, shapes=shapes):
+                pre = self.preconditioner(model, method="identity", replace=True)
+                self.assertEqual([layer.name for layer in pre.layers], names)
+                pre._join()
+                pre._wanted = frozenset(range(len(names)))
+                pre._pairs = {slot.place: Rows() for slot in pre._slots}
+                model(*(torch.randn(*shape) for shape in shapes)).square().sum().backward()
+                for slot in pre._slots:
+                    gradient = torch.empty(slot.layer.d_out, slot.layer.d_in)
+                    slot.matrix.load(slot.group, gradient)
+                    made = sum(g.T @ nn.functional.pad(a, (0, int(slot.layer.has_bias)), value=1.0)
+                               for a, g in pre._pairs[slot.place].rows)
+                    torch.testing.assert_close(made, gradient, rtol=1e-4, atol=1e-4)
+                pre.close()
+                self.assertIs(nn.functional.linear, torch._C._nn.linear)
+
+    def test_an_attention_that_raises_leaves_nothing_behind(self):
+        attention = nn.MultiheadAttention(6, 2)
+        pre = self.preconditioner(attention)
+        for _ in range(2):
+            with self.assertRaises(Exception):
+                attention(torch.randn(5, 2, 6), torch.randn(4, 2, 7), torch.randn(4, 2, 6))
+        attention(*[torch.randn(5, 2, 6)] * 3)[0].sum().backward()
+        self.assertEqual(set(pre.step(learning_rate=0.1).decisions.values()), {"PRECONDITIONED"})
+        self.assertIs(nn.functional.linear, torch._C._nn.linear)
+
+    def test_a_weight_that_is_used_behind_its_modules_back(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        pre = self.preconditioner(model)
+        for step in range(2):
+            nn.functional.linear(model[0](torch.ones(2, 4)), model[1].weight).sum().backward()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                decisions = pre.step().decisions
+            self.assertEqual(decisions, {"0": "PRECONDITIONED", "1": "IDENTITY"})
+            self.assertEqual([str(one.message).split(":")[0] for one in caught], [] if step else ["layer 1"])
 
     def test_copies_of_the_model_have_no_hooks(self):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))

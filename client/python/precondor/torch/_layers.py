@@ -112,9 +112,11 @@ class Convolution(Matrix):
 
 @dataclasses.dataclass
 class Chosen:
-    """The modules whose output is watched, with their matrices; why each other parameter is left to the optimizer."""
+    """matrices: in the session's order, with the module whose calls are watched, None where that is an attention.
+    attentions: with the matrices that they use. left: why each other parameter is left to the optimizer."""
 
-    matrices: Dict[nn.Module, Matrix]
+    matrices: List[Tuple[Optional[nn.Module], Matrix]]
+    attentions: Dict[nn.MultiheadAttention, List[Matrix]]
     left: Dict[str, str]
 
 
@@ -132,21 +134,18 @@ class Choice:
         for pattern in self.skip:
             compile_pattern("skip", pattern)
 
-    def reason_to_leave(self, name: str, module: nn.Module) -> str:
+    def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:
+        """Why a weight is left to the optimizer, "" if nothing speaks against it so far."""
         if any(re.fullmatch(pattern, name) for pattern in self.skip):
             return "skip"
         if isinstance(module, tuple(self.skip_types)):
             return "skip_types"
-        if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
-            return f"a parameter of {type(module).__name__}"
-        weight = module._parameters.get("weight")
         if weight is None:
             return "its weight is made from other parameters"
-        if not weight.requires_grad:
-            return "frozen"
-        return ""
+        return "" if weight.requires_grad else "frozen"
 
-    def reason_of_size(self, matrix: Matrix) -> str:
+    def of_size(self, matrix: Matrix) -> str:
+        """The same of a weight as a matrix."""
         sides = sorted((matrix.d_out, matrix.d_in))
         if sides[0] < 2:
             return "a side of 1"
@@ -182,40 +181,68 @@ def refuse_sharded(model: nn.Module) -> None:
                                        "INVALID_ARGUMENT")
 
 
-def choose(model: nn.Module, choice: Choice) -> Chosen:
-    """The layers of a model, in the order of its modules."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:
+    """(what its name gets, weight, bias) of each weight of a module that could be a layer."""
+    if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+        return [("", "weight", "bias")]
+    if not isinstance(module, nn.MultiheadAttention):
+        return []
+    if module.in_proj_weight is not None:
+        return [(".in_proj", "in_proj_weight", "in_proj_bias")]
+    return [(f".{one}_proj", f"{one}_proj_weight", "") for one in "qkv"]
+
+
+def _uses(model: nn.Module) -> Dict[int, int]:
+    """In how many places a parameter is, by its id."""
     uses: Dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None:
                 uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    matrices: Dict[nn.Module, Matrix] = {}
-    left: Dict[str, str] = {}
+    return uses
+
+
+def _matrix_of(choice: Choice, name: str, module: nn.Module, weight: nn.Parameter, bias: Optional[nn.Parameter],
+               uses: Mapping[int, int]) -> Tuple[Optional[Matrix], str]:
+    """The matrix, or why there is none."""
+    if uses[id(weight)] > 1:
+        return None, "tied: several modules have it"
+    foldable = choice.fold_bias and bias is not None and bias.requires_grad and uses[id(bias)] == 1
+    folded = bias if foldable else None
+    convolves = isinstance(module, (nn.Conv1d, nn.Conv2d))
+    matrix = Convolution(name, module, folded) if convolves else Matrix(name, weight, folded)
+    reason = choice.of_size(matrix)
+    return (None if reason else matrix), reason
+
+
+def choose(model: nn.Module, choice: Choice) -> Chosen:
+    """The layers of a model, in the order of its modules."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    uses = _uses(model)
+    chosen = Chosen([], {}, {})
+    users: Dict[nn.Module, nn.MultiheadAttention] = {}  # of weights whose modules are not called
     for name, module in model.named_modules():
         own = [parameter for parameter in module._parameters.values() if parameter is not None]
-        if not own:
-            continue
-        reason = choice.reason_to_leave(name, module)
-        matrix = None
-        if not reason and uses[id(module.weight)] > 1:
-            reason = "tied: several modules have it"
-        if not reason:
-            bias = module.bias if choice.fold_bias else None
-            if bias is not None and (not bias.requires_grad or uses[id(bias)] > 1):
-                bias = None
-            kind = Matrix if isinstance(module, nn.Linear) else Convolution
-            source = module.weight if kind is Matrix else module
-            matrix = kind(name or type(module).__name__, source, bias)
-            reason = choice.reason_of_size(matrix)
-        if reason:
-            left.update({names[id(parameter)]: reason for parameter in own})
-            continue
-        matrices[module] = matrix
-        for parameter in own:
-            if all(parameter is not one for one in matrix.parameters()):
-                left[names[id(parameter)]] = "a bias that is not folded in"
-    return Chosen(matrices, left)
+        reasons = {id(parameter): f"a parameter of {type(module).__name__}" for parameter in own}
+        if isinstance(module, nn.MultiheadAttention):
+            users.update({module: module, module.out_proj: module})
+        user = users.get(module)
+        for suffix, weight_name, bias_name in _weights_of(module):
+            weight, bias = (module._parameters.get(one) for one in (weight_name, bias_name))
+            matrix, reason = None, choice.of_module(name, user or module, weight)
+            if not reason:
+                matrix, reason = _matrix_of(choice, (name or type(module).__name__) + suffix, module, weight, bias, uses)
+            for parameter in own if weight is None else (weight, bias):
+                reasons[id(parameter)] = reason or "a bias that is not folded in"
+            if matrix is None:
+                continue
+            for parameter in matrix.parameters():
+                del reasons[id(parameter)]
+            chosen.matrices.append((module if user is None else None, matrix))
+            if user is not None:
+                chosen.attentions.setdefault(user, []).append(matrix)
+        chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
+    return chosen
 
 
 def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str) -> Tuple[LayerMethod, ...]:

@@ -19,6 +19,7 @@ from .._client import Client, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, from_status
 from .._session import Layer, Method, SessionSpec
 from . import _group, _layers
+from ._attention import Tap
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
 from ._reporter import Reporter
 
@@ -155,7 +156,7 @@ class Preconditioner:
         self._overlap = overlap
         chosen = _layers.choose(self._model, _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias))
         self._left = chosen.left
-        self._slots = _slots_of(chosen.matrices)
+        self._slots = _slots_of([matrix for _, matrix in chosen.matrices])
         method = _layers.as_method(method)
         self._spec = SessionSpec(
             name=session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
@@ -179,6 +180,8 @@ class Preconditioner:
         self._holding = 0  # contexts of no_sync that are entered
         self._arrived: Set[int] = set()  # overlap: parameters whose gradient is there
         self._handles: List[Any] = []
+        self._taps: List[Tap] = []
+        self._missed: Set[int] = set()  # layers whose module is not called, that have been warned of
         self._last: Dict[str, float] = {}
         self._closed = False
         self._client: Client = self._group.check(
@@ -188,7 +191,7 @@ class Preconditioner:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(session))
         self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
         self._is_new = any(self._group.gather(self._session.created))
-        self._watch(chosen.matrices)
+        self._watch(chosen)
         _open.add(self)
 
     # --- what it is -----------------------------------------------------------------------------------------------------
@@ -352,6 +355,8 @@ class Preconditioner:
         self._closed = True
         for handle in self._handles:
             handle.remove()
+        for tap in self._taps:
+            tap.leave()
         try:
             if end_session:
                 self._flush()
@@ -417,18 +422,24 @@ class Preconditioner:
         if done.returncode != 0:
             raise FailedPreconditionError(f"{' '.join(command)}: {done.stderr.strip()}", "FAILED_PRECONDITION")
 
-    def _watch(self, matrices: Mapping[nn.Module, _layers.Matrix]) -> None:
-        slots: Dict[int, List[Slot]] = {}
+    def _watch(self, chosen: _layers.Chosen) -> None:
+        slots: Dict[_layers.Matrix, List[Slot]] = {}
         for slot in self._slots:
-            slots.setdefault(id(slot.matrix), []).append(slot)
-        for module, matrix in matrices.items():
-            own = slots[id(matrix)]
-            hook = _Hook(lambda module, inputs, output, own=own: self._on_forward(own, inputs, output))
-            self._handles.append(module.register_forward_hook(hook))
+            slots.setdefault(slot.matrix, []).append(slot)
+        for module, matrix in chosen.matrices:
+            own = slots[matrix]
+            if module is not None:
+                hook = _Hook(lambda module, inputs, output, own=own: self._on_forward(own, inputs, output))
+                self._handles.append(module.register_forward_hook(hook))
             if self._overlap:
                 for parameter in matrix.parameters():
                     self._handles.append(_after_accumulation(
                         parameter, lambda own=own, parameter=parameter: self._on_gradient(own, parameter)))
+        for attention, matrices in chosen.attentions.items():
+            tap = Tap(matrices, lambda matrix, x, output, around: self._on_call(slots[matrix], x, output, around))
+            self._taps.append(tap)
+            self._handles.append(attention.register_forward_pre_hook(_Hook(tap.enter)))
+            self._handles.append(attention.register_forward_hook(_Hook(tap.leave)))
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._worker is not None:
@@ -452,6 +463,13 @@ class Preconditioner:
     def _on_forward(self, slots: Sequence[Slot], inputs: Tuple[Any, ...], output: Any) -> None:
         if not torch.is_grad_enabled() or not isinstance(output, torch.Tensor) or output.grad_fn is None:
             return
+        if not inputs:
+            warnings.warn(f"layer {slots[0].layer.name}: its module was called with keywords alone; no statistics of it")
+            return
+        self._on_call(slots, inputs[0], output)
+
+    def _on_call(self, slots: Sequence[Slot], x: torch.Tensor, output: torch.Tensor, around: Tuple[int, int] = (0, 0)) -> None:
+        """A call with the weight, or with its rows but for some before and behind them."""
         self._join()
         if self._wanted is None:
             self._reporter.directive_for(self._step)
@@ -459,17 +477,17 @@ class Preconditioner:
                                      if self._worker.needs_statistics(self._step, slot.place))
         if slots[0].place not in self._wanted:
             return
-        if not inputs:
-            warnings.warn(f"layer {slots[0].layer.name}: its module was called with keywords alone; no statistics of it")
-            return
-        step, x = self._step, inputs[0].detach()
+        step, x = self._step, x.detach()
         # On the node and not the tensor: an operation in place after the module leaves the node as it is.
-        output.grad_fn.register_hook(lambda unused, grads: self._on_backward(step, slots, x, grads[0]))
+        output.grad_fn.register_hook(lambda unused, grads: self._on_backward(step, slots, x, grads[0], around))
 
     @torch.no_grad()
-    def _on_backward(self, step: int, slots: Sequence[Slot], x: torch.Tensor, grad: Optional[torch.Tensor]) -> None:
+    def _on_backward(self, step: int, slots: Sequence[Slot], x: torch.Tensor, grad: Optional[torch.Tensor],
+                     around: Tuple[int, int]) -> None:
         if grad is None or step != self._step:
             return
+        if any(around):
+            grad = nn.functional.pad(grad, around)  # nothing comes from outputs that are not made
         matrix = slots[0].matrix
         samples = matrix.samples(grad)
         for slot, (a, g) in zip(slots, matrix.rows(x, grad)):
@@ -492,8 +510,17 @@ class Preconditioner:
                 self._send(slot, finite=True, loss_scale=1.0, samples=1)
 
     def _send(self, slot: Slot, *, finite: bool, loss_scale: float, samples: int) -> None:
-        self._exchange.send(self._step, slot, self._pairs.get(slot.place), finite=finite, loss_scale=loss_scale,
-                            samples=samples)
+        pair = self._pairs.get(slot.place)
+        if pair is None and finite and self._worker.needs_statistics(self._step, slot.place):
+            self._miss(slot)
+        self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples)
+
+    def _miss(self, slot: Slot) -> None:
+        """Warns once of a layer that has a gradient and was not called."""
+        if slot.matrix.has_gradient() and slot.place not in self._missed and bool(slot.matrix.weight.grad.any()):
+            self._missed.add(slot.place)
+            warnings.warn(f"layer {slot.layer.name}: its weight is used by something else than its module, so there are no "
+                          f"statistics of it and its gradient stays as it is; skip= leaves it out")
 
     def _learning_rate(self, given: Optional[float]) -> Optional[float]:
         if given is None and self._optimizer is not None:
@@ -595,9 +622,9 @@ def _after_accumulation(parameter: nn.Parameter, call: Callable[[], None]) -> An
     return _Handles(node, node.register_hook(lambda *unused: call()))
 
 
-def _slots_of(matrices: Mapping[nn.Module, _layers.Matrix]) -> List[Slot]:
+def _slots_of(matrices: Sequence[_layers.Matrix]) -> List[Slot]:
     slots: List[Slot] = []
-    for matrix in matrices.values():
+    for matrix in matrices:
         for group, layer in enumerate(matrix.layers()):
             slots.append(Slot(len(slots), layer, matrix, group))
     return slots
