@@ -274,7 +274,7 @@ class Preconditioner:
         if not finite:
             for parameter in self._model.parameters():
                 parameter.grad = None
-        loss = float("nan") if loss is None else float(loss)
+        loss = float("nan") if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
