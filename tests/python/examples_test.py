@@ -38,8 +38,8 @@ sys.path.insert(0, str(EXAMPLES))
 import bible_text
 import digits_data
 import in_process_mkor
-import job
-from job import ExampleError
+import program as example_program
+from program import ExampleError
 
 TIMEOUT_S = 120
 PROGRAMS = ("digits.py", "gpt.py", "convnet.py", "compare.py")
@@ -73,7 +73,7 @@ def run_here(program, *arguments):
     with unittest.mock.patch.object(sys, "argv", [program, *map(str, arguments)]), contextlib.redirect_stdout(out), \
             contextlib.redirect_stderr(errors):
         try:
-            job.run(main)
+            example_program.run(main)
         except SystemExit as end:
             return end.code, out.getvalue(), errors.getvalue()
     return 0, out.getvalue(), errors.getvalue()

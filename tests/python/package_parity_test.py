@@ -18,47 +18,17 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import unittest
 import unittest.mock
 
+from pip_environment import environment, skip
+
 # The package subscripts a class of JAX that later versions do not let it.
 PACKAGES = ["distributed-kron==2.0.0", "jax==0.4.38", "jaxlib==0.4.38", "optax==0.2.4", "chex==0.1.88", "numpy==2.2.6"]
-SKIPPED = 77
 TOLERANCE = 2e-5
 
 cases = []
 package = None  # distributed_kron.kron
-
-
-def skip(reason):
-    print(f"package_parity_test.py: skipped: {reason}")
-    sys.exit(SKIPPED)
-
-
-def environment(venv):
-    """The interpreter of a virtual environment that has the packages."""
-    python = venv / "bin" / "python"
-    if python.exists():
-        return python
-    venv.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=venv.parent) as fresh:
-        place = pathlib.Path(fresh) / "venv"
-        for command in ([sys.executable, "-m", "venv", str(place)],
-                        [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input",
-                         "--disable-pip-version-check", *PACKAGES]):
-            try:
-                run = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                skip(f"{' '.join(command[:4])}: {error}")
-            if run.returncode != 0:
-                lines = run.stderr.strip().splitlines() or ["no reason given"]
-                skip(f"{' '.join(command[:4])}: {lines[-1]}")
-        try:
-            os.rename(place, venv)
-        except OSError:  # another run was quicker
-            pass
-    return python
 
 
 def load_package():
@@ -150,7 +120,7 @@ def main():
     parser.add_argument("--inside", action="store_true", help="this is the environment's interpreter")
     arguments = parser.parse_args()
     if not arguments.inside:
-        python = environment(arguments.venv.absolute())
+        python = environment(arguments.venv.absolute(), PACKAGES)
         sys.exit(subprocess.run([str(python), "-B", __file__, "--inside", "--answers", arguments.answers, "--venv",
                                  str(arguments.venv)], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False).returncode)
     global package

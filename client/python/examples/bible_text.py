@@ -7,7 +7,7 @@ import subprocess
 
 import torch
 
-from job import ExampleError
+from program import ExampleError
 
 RANGE = "Gen1:1-Rev22:21"
 REFERENCE = re.compile(r"^\w+\d+:\d+ ", re.MULTILINE)

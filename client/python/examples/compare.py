@@ -21,8 +21,9 @@ import time
 
 import digits
 import gpt
-import job
+import program
 import training
+from job import Job
 
 TURN = 10
 WAYS = ("none", "server", "in-process")
@@ -108,7 +109,7 @@ def compare(parser, arguments):
     if arguments.steps % TURN or arguments.steps < 4 * TURN:
         parser.error(f"--steps: expected a multiple of {TURN}, at least {4 * TURN}, got {arguments.steps}")
     with contextlib.ExitStack() as stack:
-        only = job.Job()
+        only = Job()
         stack.callback(only.close)
         if only.world_size > 1:
             parser.error(f"expected one process, got {only.world_size}")
@@ -116,7 +117,7 @@ def compare(parser, arguments):
         task = {"digits": digits, "gpt": gpt}[arguments.example].make_task(arguments)
         server = None
         if not arguments.server:
-            server = stack.enter_context(job.OwnServer(arguments.server_binary or job.find_server_binary()))
+            server = stack.enter_context(program.OwnServer(arguments.server_binary or program.find_server_binary()))
         session = f"compare-{os.getpid()}-{time.time_ns()}"
         ways = {}
         for name in WAYS:
@@ -133,7 +134,7 @@ def compare(parser, arguments):
         progress.end()
         report = report_of(arguments, ways)
     if arguments.json:
-        training.write_json(arguments.json, report)
+        program.write_json(arguments.json, report)
     if arguments.json != "-":
         print(table(report))
 
@@ -147,7 +148,7 @@ def main():
         training.add_run_arguments(one, steps, batch)
         training.add_method_arguments(one.add_argument_group("Precondor"))
         one.add_argument("--json", metavar="FILE", help="write curves and times; - is standard output")
-        training.add_server_arguments(one)
+        program.add_server_arguments(one)
     arguments = parser.parse_args()
     if arguments.example == "gpt":
         gpt.check_model_arguments(parser, arguments)
@@ -155,4 +156,4 @@ def main():
 
 
 if __name__ == "__main__":
-    job.run(main)
+    program.run(main)

@@ -15,7 +15,7 @@ import pathlib
 from torch import nn
 from torch.nn import functional
 
-import job
+import program
 import training
 from digits_data import CLASSES, FILE, PIXELS, Digits
 
@@ -69,4 +69,4 @@ def main():
 
 
 if __name__ == "__main__":
-    job.run(main)
+    program.run(main)

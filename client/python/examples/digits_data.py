@@ -3,7 +3,7 @@
 
 import torch
 
-from job import ROOT, ExampleError
+from program import ROOT, ExampleError
 
 FILE = ROOT / "client" / "cpp" / "examples" / "data" / "digits.csv"
 PIXELS = 64

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import job
+import program
 import training
 from bible_text import Characters, king_james
 
@@ -103,10 +103,10 @@ def sample(model, data, count):
 def add_model_arguments(parser):
     group = parser.add_argument_group("model")
     group.add_argument("--text", metavar="FILE", help="instead of the King James text; UTF-8")
-    group.add_argument("--context", type=training.positive, default=64, help="characters (%(default)s)")
-    group.add_argument("--dim", type=training.positive, default=128, help="(%(default)s)")
-    group.add_argument("--layers", type=training.positive, default=5, help="(%(default)s)")
-    group.add_argument("--heads", type=training.positive, default=4, help="(%(default)s)")
+    group.add_argument("--context", type=program.positive, default=64, help="characters (%(default)s)")
+    group.add_argument("--dim", type=program.positive, default=128, help="(%(default)s)")
+    group.add_argument("--layers", type=program.positive, default=5, help="(%(default)s)")
+    group.add_argument("--heads", type=program.positive, default=4, help="(%(default)s)")
     group.add_argument("--sample", type=int, default=0, metavar="N", help="print N characters at each look at held-out data")
 
 
@@ -125,4 +125,4 @@ def main():
 
 
 if __name__ == "__main__":
-    job.run(main)
+    program.run(main)

@@ -4,9 +4,7 @@
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
-import pathlib
 import statistics
 import sys
 import time
@@ -17,7 +15,8 @@ import torch
 import precondor
 from precondor.torch import Lamb, Preconditioner
 from in_process_mkor import InProcessMkor
-from job import ExampleError, Job, OwnServer, find_server_binary
+from job import Job
+from program import OwnServer, add_server_arguments, check_server_arguments, find_server_binary, positive, write_json
 
 PRECONDITIONERS = ("server", "in-process", "none")
 
@@ -41,13 +40,6 @@ class Task:
     skip: Tuple[str, ...] = ()  # names of layers that are not preconditioned
 
 
-def positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
-    return value
-
-
 def method_option(text):
     """name=value as a pair; the value is a number or true or false where it reads like one."""
     name, equals, value = text.partition("=")
@@ -58,13 +50,6 @@ def method_option(text):
     with contextlib.suppress(ValueError):
         return name, float(value)
     return name, value
-
-
-def add_server_arguments(parser):
-    group = parser.add_argument_group("server")
-    group.add_argument("--server", metavar="HOST:PORT", help="one that runs already; else one is started for this run")
-    group.add_argument("--server-binary", metavar="FILE",
-                       help="the precondor-server to start (the PATH's, or this checkout's in build/dev)")
 
 
 def add_method_arguments(group):
@@ -204,19 +189,10 @@ def train(trainer, arguments, job):
     return job.mean(losses), held_out, seconds
 
 
-def write_json(place, value):
-    text = json.dumps(value, indent=1) + "\n"
-    if place == "-":
-        sys.stdout.write(text)
-    else:
-        pathlib.Path(place).write_text(text, encoding="utf-8")
-
-
 def check_arguments(parser, arguments, job):
     if arguments.batch % job.world_size:
         parser.error(f"--batch: expected a multiple of the {job.world_size} ranks, got {arguments.batch}")
-    if arguments.server and arguments.server_binary:
-        parser.error("--server and --server-binary: expected one of them")
+    check_server_arguments(parser, arguments)
 
 
 def server_address(stack, arguments, job):

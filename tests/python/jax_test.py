@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The JAX example: its optax transformation trains as the formulas in f64 do, and the program learns.
+
+JAX and optax come from PyPI into a virtual environment in the build folder, once. Where that fails the test exits with 77,
+which CTest shows as skipped, and prints why.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from pip_environment import environment
+
+# numpy: Debian's pybind11 is from before its version 2.
+PACKAGES = ["jax==0.4.38", "jaxlib==0.4.38", "optax==0.2.4", "chex==0.1.88", "numpy==1.26.4"]
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
+TIMEOUT_S = 120
+
+server_program = None
+
+
+class JaxTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def test_trajectory_is_that_of_the_formula(self):
+        """The problem of client_training.py, which is f64 from the formulas, with optax.sgd."""
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+        import optax
+        import client_training
+        import precondor
+        from optax_precondor import gradients_and_rows, mlp, scale_by_precondor
+        from program import OwnServer
+
+        x, y, first = client_training.problem()
+        x, y = x.astype(np.float32), y.astype(np.float32)
+        weights = [jnp.asarray(w, jnp.float32) for w in first]
+        losses = []
+        with OwnServer(server_program) as server, precondor.Client(server.address) as client:
+            with client.open_session(client_training.session("jax", 1, "DIRECT")).join() as worker:
+                optimizer = optax.chain(scale_by_precondor(worker), optax.sgd(client_training.RATE))
+                state = optimizer.init(weights)
+
+                @jax.jit
+                def step(weights, state):
+                    loss, gradients, inputs, output_gradients = gradients_and_rows(
+                        mlp, lambda output, y: 0.5 * jnp.mean(jnp.sum((output - y)**2, axis=1)), weights, x, y)
+                    updates, state = optimizer.update(gradients, state, weights, loss=loss, inputs=inputs,
+                                                      output_gradients=output_gradients)
+                    return optax.apply_updates(weights, updates), state, loss
+
+                for _ in range(client_training.STEPS):
+                    weights, state, loss = step(weights, state)
+                    losses.append(float(loss))
+                traffic = worker.metrics()
+        expected_losses, expected = client_training.reference(1)
+        # As in client_test.py: some ten of f32's 6e-8 a step, for 30 steps.
+        np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=2e-5)
+        for got, wanted in zip(weights, expected):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+        self.assertGreater(traffic["statistics_bytes"], 0)
+
+    def test_a_gradient_that_is_not_finite_becomes_zero(self):
+        import jax.numpy as jnp
+        import numpy as np
+        import precondor
+        from optax_precondor import scale_by_precondor
+        from program import OwnServer
+
+        spec = precondor.SessionSpec("skip", [precondor.Layer("fc", 2, 3)], "identity")
+        with OwnServer(server_program) as server, precondor.Client(server.address) as client:
+            with client.open_session(spec).join() as worker:
+                transformation = scale_by_precondor(worker)
+                state = transformation.init(None)
+                rows = {"loss": jnp.float32(1), "inputs": [jnp.ones((4, 3))], "output_gradients": [jnp.ones((4, 2))]}
+                answers, state = transformation.update([jnp.full((2, 3), jnp.nan)], state, **rows)
+                np.testing.assert_array_equal(answers[0], np.zeros((2, 3)))
+                answers, state = transformation.update([jnp.ones((2, 3))], state, **rows)
+                np.testing.assert_array_equal(answers[0], np.ones((2, 3)))
+                self.assertEqual(int(state.step), 2)
+
+    def test_the_program_learns(self):
+        ends = {}
+        for how in ("server", "none"):
+            file = self.folder / f"{how}.json"
+            done = subprocess.run([sys.executable, "-B", str(EXAMPLES / "jax_digits.py"), "--precondition", how, "--steps", "80",
+                                   "--quiet", "--json", str(file), *(["--server-binary", server_program] if how == "server" else [])],
+                                  capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            report = json.loads(file.read_text())
+            self.assertEqual(len(report["losses"]), 80)
+            ends[how] = report["held_out"][-1]["loss"]
+        self.assertLess(ends["server"], ends["none"])
+
+    def test_failures_end_with_1_and_one_line(self):
+        done = subprocess.run([sys.executable, "-B", str(EXAMPLES / "jax_digits.py"), "--server-binary", "/nonexistent"],
+                              capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--venv", type=pathlib.Path, required=True, help="where the packages are, or go")
+    parser.add_argument("--inside", action="store_true", help="this is the environment's interpreter")
+    arguments = parser.parse_args()
+    if not arguments.inside:
+        python = environment(arguments.venv.absolute(), PACKAGES)
+        sys.exit(subprocess.run([str(python), "-B", __file__, "--inside", "--server", arguments.server, "--venv",
+                                 str(arguments.venv)], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False).returncode)
+    global server_program
+    server_program = arguments.server
+    sys.path.insert(0, str(EXAMPLES))
+    unittest.main(argv=[sys.argv[0], "-v"])
+
+
+if __name__ == "__main__":
+    main()
