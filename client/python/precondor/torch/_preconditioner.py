@@ -6,11 +6,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import subprocess
 import time
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 import torch
 from torch import nn
@@ -20,10 +19,10 @@ from .._errors import FailedPreconditionError, InvalidArgumentError, from_status
 from .._session import Layer, Method, SessionSpec
 from . import _group, _layers
 from ._attention import Tap
+from ._checkpoint import check_state, make_state, restore_snapshot
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
+from ._hooks import Hook, after_accumulation
 from ._reporter import Reporter
-
-_FORMAT = 1  # of state_dict
 
 # What has threads: ended before the interpreter ends.
 _open: "weakref.WeakSet[Preconditioner]" = weakref.WeakSet()
@@ -53,23 +52,6 @@ class StepResult:
     decisions: Dict[str, str]
     skipped: bool
     scale: float
-
-
-class _Hook:
-    """A module's hook. Copies of the module (an average of weights, a teacher) get one that does nothing."""
-
-    def __init__(self, call: Optional[Callable[..., Any]] = None) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> None:
-        if self._call is not None:
-            self._call(*arguments)
-
-    def __deepcopy__(self, memo: Dict[int, Any]) -> "_Hook":
-        return _Hook()
-
-    def __reduce__(self) -> Tuple[type, Tuple[()]]:
-        return _Hook, ()
 
 
 class Preconditioner:
@@ -306,9 +288,7 @@ class Preconditioner:
         instant can begin with it.
         """
         self._flush()
-        return {"format": _FORMAT, "session": self._spec.name, "step": self._step,
-                "snapshot_id": self._snapshot_id(),
-                "layers": [dataclasses.astuple(layer) for layer in self._spec.layers]}
+        return make_state(self._spec, self._step, self._snapshot_id())
 
     def load_state_dict(self, state: Mapping[str, Any], *, snapshot_paths: Sequence[str] = (), exact: bool = True,
                         precondorctl: str = "precondorctl") -> None:
@@ -327,11 +307,17 @@ class Preconditioner:
             InvalidArgumentError: no state of this session's layers, or without a snapshot.
             FailedPreconditionError: with `exact`, when the factors are not those of the step.
         """
-        self._check_state(state, snapshot_paths)
+        if self._worker is not None:
+            raise FailedPreconditionError("load_state_dict: this rank has joined already", "FAILED_PRECONDITION",
+                                          "UNSPECIFIED", "Call it before the first forward pass")
+        check_state(state, self._spec)
         step = state["step"]
         if snapshot_paths:
-            self._group.check(lambda: self._restore(state, snapshot_paths, precondorctl))
+            self._group.check(lambda: self._group.rank == 0 and restore_snapshot(state, snapshot_paths, self._address,
+                                                                                 precondorctl))
         elif self._is_new and step > 0 and exact:
+            # Or whoever tries again would find it, and take its factors for the run's.
+            self._group.check(lambda: self._group.rank == 0 and self._session.close())
             raise FailedPreconditionError(
                 f"session {self._spec.name}: the servers have no factors of it", "FAILED_PRECONDITION", "UNSPECIFIED",
                 "Give snapshot_paths, or go on with fresh ones: exact=False")
@@ -344,7 +330,6 @@ class Preconditioner:
                 "FAILED_PRECONDITION", "UNSPECIFIED",
                 "Give snapshot_paths of a snapshot that goes with the checkpoint, or go on with the factors as they are: "
                 "exact=False")
-
 
     def close(self, *, end_session: bool = False) -> None:
         """Takes the hooks out and ends the connection. The session stays, to go on with from a checkpoint, unless
@@ -384,43 +369,13 @@ class Preconditioner:
                 f"overlap: expected a plain model and, with several ranks, exchange DIRECT, got exchange "
                 f"{self._spec.exchange}{' and DistributedDataParallel' if self._ddp else ''}", "INVALID_ARGUMENT",
                 "UNSPECIFIED", "The gradients that leave have to be there before the job has averaged them")
-        for place, clip in clip_of(self._spec).items():
-            if not is_number(clip):
+        clips = clip_of(self._spec)
+        for place, clip in clips.items():
+            if not is_number(clip) or clip != clips[min(clips)]:
                 raise InvalidArgumentError(
-                    f"layer {self._spec.layers[place].name}: scaling_clip: expected a number, got {clip!r}",
+                    f"layer {self._spec.layers[place].name}: scaling_clip: expected a number, the same for all layers, got "
+                    f"{clip!r}",
                     "INVALID_ARGUMENT", "UNSPECIFIED", "A schedule of it is for clients that follow it; or scaling NORM_RESCALE")
-
-    def _check_state(self, state: Mapping[str, Any], snapshot_paths: Sequence[str]) -> None:
-        if self._worker is not None:
-            raise FailedPreconditionError("load_state_dict: this rank has joined already", "FAILED_PRECONDITION",
-                                          "UNSPECIFIED", "Call it before the first forward pass")
-        if state.get("format") != _FORMAT:
-            raise InvalidArgumentError(f"state: expected one of state_dict, of format {_FORMAT}, got format "
-                                       f"{state.get('format')}", "INVALID_ARGUMENT")
-        expected = [dataclasses.astuple(layer) for layer in self._spec.layers]
-        got = [tuple(layer) for layer in state["layers"]]
-        if state["session"] != self._spec.name or expected != got:
-            difference = next((f"layer {have[0]}: {have}, {want}" for have, want in zip(got, expected) if have != want),
-                              f"{state['session']} of {len(got)} layers, {self._spec.name} of {len(expected)}")
-            raise InvalidArgumentError(f"state: of another session or model: it has, and this has, {difference}",
-                                       "INVALID_ARGUMENT")
-        if snapshot_paths and not state["snapshot_id"]:
-            raise InvalidArgumentError(f"state: no snapshot goes with step {state['step']}", "INVALID_ARGUMENT",
-                                       "UNSPECIFIED", "Save checkpoints when checkpoint_due")
-
-    def _restore(self, state: Mapping[str, Any], snapshot_paths: Sequence[str], precondorctl: str) -> None:
-        """Rank 0 alone does anything."""
-        if self._group.rank != 0:
-            return
-        command = [str(precondorctl), f"--server={self._address}", "snapshot", "restore", self._spec.name, "--replace",
-                   f"--snapshot={state['snapshot_id']}", *(f"--snapshot-path={path}" for path in snapshot_paths)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise InvalidArgumentError(f"precondorctl: {error}", "INVALID_ARGUMENT", "UNSPECIFIED",
-                                       "Give its path in precondorctl=") from None
-        if done.returncode != 0:
-            raise FailedPreconditionError(f"{' '.join(command)}: {done.stderr.strip()}", "FAILED_PRECONDITION")
 
     def _watch(self, chosen: _layers.Chosen) -> None:
         slots: Dict[_layers.Matrix, List[Slot]] = {}
@@ -429,17 +384,17 @@ class Preconditioner:
         for module, matrix in chosen.matrices:
             own = slots[matrix]
             if module is not None:
-                hook = _Hook(lambda module, inputs, output, own=own: self._on_forward(own, inputs, output))
+                hook = Hook(lambda module, inputs, output, own=own: self._on_forward(own, inputs, output))
                 self._handles.append(module.register_forward_hook(hook))
             if self._overlap:
                 for parameter in matrix.parameters():
-                    self._handles.append(_after_accumulation(
+                    self._handles.append(after_accumulation(
                         parameter, lambda own=own, parameter=parameter: self._on_gradient(own, parameter)))
         for attention, matrices in chosen.attentions.items():
             tap = Tap(matrices, lambda matrix, x, output, around: self._on_call(slots[matrix], x, output, around))
             self._taps.append(tap)
-            self._handles.append(attention.register_forward_pre_hook(_Hook(tap.enter)))
-            self._handles.append(attention.register_forward_hook(_Hook(tap.leave)))
+            self._handles.append(attention.register_forward_pre_hook(Hook(tap.enter)))
+            self._handles.append(attention.register_forward_hook(Hook(tap.leave)))
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._worker is not None:
@@ -599,27 +554,6 @@ class Preconditioner:
             self._worker.flush()
         except InvalidArgumentError as error:  # it has counted as an abstention, and the job goes on
             warnings.warn(f"the server refused statistics: {error.message}")
-
-
-class _Handles:
-    """Of a hook on a node that nobody else holds."""
-
-    def __init__(self, node: Any, handle: Any) -> None:
-        self._node = node
-        self._handle = handle
-
-    def remove(self) -> None:
-        self._handle.remove()
-        self._node = None
-
-
-def _after_accumulation(parameter: nn.Parameter, call: Callable[[], None]) -> Any:
-    """Calls `call` whenever a backward pass has added to parameter.grad; a handle with remove()."""
-    if hasattr(parameter, "register_post_accumulate_grad_hook"):
-        return parameter.register_post_accumulate_grad_hook(lambda unused: call())
-    with torch.enable_grad():
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    return _Handles(node, node.register_hook(lambda *unused: call()))
 
 
 def _slots_of(matrices: Sequence[_layers.Matrix]) -> List[Slot]:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint has of a preconditioner, and the servers' side of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from typing import Any, Dict, Mapping, Sequence
+
+from .._errors import FailedPreconditionError, InvalidArgumentError
+from .._session import SessionSpec
+
+_FORMAT = 1
+
+
+def make_state(spec: SessionSpec, step: int, snapshot_id: int) -> Dict[str, Any]:
+    """snapshot_id: 0 for none. Plain values alone."""
+    return {"format": _FORMAT, "session": spec.name, "step": step, "snapshot_id": snapshot_id,
+            "layers": [dataclasses.astuple(layer) for layer in spec.layers]}
+
+
+def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
+    """InvalidArgumentError unless it is one of this session."""
+    if state.get("format") != _FORMAT:
+        raise InvalidArgumentError(f"state: expected one of state_dict, of format {_FORMAT}, got format {state.get('format')}",
+                                   "INVALID_ARGUMENT")
+    expected = [dataclasses.astuple(layer) for layer in spec.layers]
+    got = [tuple(layer) for layer in state["layers"]]
+    if state["session"] != spec.name or expected != got:
+        difference = next((f"layer {have[0]}: {have}, {want}" for have, want in zip(got, expected) if have != want),
+                          f"{state['session']} of {len(got)} layers, {spec.name} of {len(expected)}")
+        raise InvalidArgumentError(f"state: of another session or model: it has, and this has, {difference}",
+                                   "INVALID_ARGUMENT")
+
+
+def restore_snapshot(state: Mapping[str, Any], paths: Sequence[str], address: str, precondorctl: str) -> None:
+    """Has the servers take the snapshot that goes with the state from copies of its files."""
+    if not state["snapshot_id"]:
+        raise InvalidArgumentError(f"state: no snapshot goes with step {state['step']}", "INVALID_ARGUMENT", "UNSPECIFIED",
+                                   "Save checkpoints when checkpoint_due")
+    command = [str(precondorctl), f"--server={address}", "snapshot", "restore", state["session"], "--replace",
+               f"--snapshot={state['snapshot_id']}", *(f"--snapshot-path={path}" for path in paths)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise InvalidArgumentError(f"precondorctl: {error}", "INVALID_ARGUMENT", "UNSPECIFIED",
+                                   "Give its path in precondorctl=") from None
+    if done.returncode != 0:
+        raise FailedPreconditionError(f"{' '.join(command)}: {done.stderr.strip()}", "FAILED_PRECONDITION")

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of modules and parameters."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+from torch import nn
+
+
+class Hook:
+    """A module's hook. Copies of the module (an average of weights, a teacher) get one that does nothing."""
+
+    def __init__(self, call: Optional[Callable[..., Any]] = None) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._call is not None:
+            self._call(*arguments)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "Hook":
+        return Hook()
+
+    def __reduce__(self) -> Tuple[type, Tuple[()]]:
+        return Hook, ()
+
+
+class _NodeHandle:
+    """Of a hook on a node that nobody else holds."""
+
+    def __init__(self, node: Any, handle: Any) -> None:
+        self._node = node
+        self._handle = handle
+
+    def remove(self) -> None:
+        self._handle.remove()
+        self._node = None
+
+
+def after_accumulation(parameter: nn.Parameter, call: Callable[[], None]) -> Any:
+    """Calls `call` whenever a backward pass has added to parameter.grad; a handle with remove()."""
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):
+        return parameter.register_post_accumulate_grad_hook(lambda unused: call())
+    with torch.enable_grad():
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    return _NodeHandle(node, node.register_hook(lambda *unused: call()))
