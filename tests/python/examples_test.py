@@ -198,6 +198,7 @@ class ProgramsTest(unittest.TestCase):
                 ("digits.py", ("--steps", "0"), "at least 1"),
                 ("digits.py", ("--precondition", "magic"), "invalid choice"),
                 ("digits.py", ("--option", "rank"), "expected NAME=VALUE"),
+                ("digits.py", ("--learning-rate", "-1"), "expected a number above 0, got -1"),
                 ("digits.py", ("--server", "x:1", "--server-binary", "y"), "expected one of them"),
                 ("gpt.py", ("--dim", "30"), "expected a multiple of the 4 heads"),
                 ("compare.py", ("digits", "--steps", "15"), "multiple of 10"),
@@ -212,6 +213,7 @@ class ProgramsTest(unittest.TestCase):
                 ("digits.py", ("--server-binary", "/nonexistent/server"), "cannot start /nonexistent/server"),
                 ("digits.py", ("--server-binary", shutil.which("false")), "ended with status 1 before it listened"),
                 ("digits.py", ("--data", "/nonexistent.csv"), "cannot read /nonexistent.csv"),
+                ("digits.py", ("--precondition", "none", "--batch", "2000"), "--batch: expected at most the 1438 digits"),
                 ("digits.py", ("--server-binary", server_program, "--option", "nonsense=1"), "nonsense"),
                 ("digits.py", ("--server-binary", server_program, "--steps", "2", "--json", "/nonexistent/x"), "/nonexistent/x"),
                 ("gpt.py", ("--text", "/nonexistent.txt"), "/nonexistent.txt"),
@@ -220,6 +222,11 @@ class ProgramsTest(unittest.TestCase):
                 status, _, errors = run_here(program, *arguments, "--quiet")
                 self.assertEqual(status, 1, errors)
                 self.assertRegex(errors, f"^{program}: .*{message}.*\n$")
+
+    def test_a_rank_that_fails_ends_the_others(self):
+        done = run("digits.py", "--server-binary", "/nonexistent/server", ranks=2)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("digits.py: cannot start /nonexistent/server", done.stderr)
 
     def test_each_learns_with_one_rank(self):
         digits = self.train("digits.py", "--steps", "40")
@@ -275,6 +282,7 @@ class ProgramsTest(unittest.TestCase):
             self.assertLess(way["training_loss"][-1], way["training_loss"][0])
             self.assertGreater(way["step_ms"]["median"], 0)
         self.assertGreater(report["ways"]["server"]["server_cpu_ms"], 0)
+        self.assertGreater(report["ways"]["server"]["processor_ms"]["high"], 0)
 
 
 def main():

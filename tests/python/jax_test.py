@@ -8,14 +8,13 @@ which CTest shows as skipped, and prints why.
 
 import argparse
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from pip_environment import environment
+from pip_environment import run_inside
 
 # numpy: Debian's pybind11 is from before its version 2.
 PACKAGES = ["jax==0.4.38", "jaxlib==0.4.38", "optax==0.2.4", "chex==0.1.88", "numpy==1.26.4"]
@@ -114,9 +113,7 @@ def main():
     parser.add_argument("--inside", action="store_true", help="this is the environment's interpreter")
     arguments = parser.parse_args()
     if not arguments.inside:
-        python = environment(arguments.venv.absolute(), PACKAGES)
-        sys.exit(subprocess.run([str(python), "-B", __file__, "--inside", "--server", arguments.server, "--venv",
-                                 str(arguments.venv)], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False).returncode)
+        run_inside(arguments.venv, PACKAGES)
     global server_program
     server_program = arguments.server
     sys.path.insert(0, str(EXAMPLES))

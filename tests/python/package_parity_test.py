@@ -14,14 +14,13 @@ import argparse
 import importlib.util
 import json
 import math
-import os
 import pathlib
 import subprocess
 import sys
 import unittest
 import unittest.mock
 
-from pip_environment import environment, skip
+from pip_environment import run_inside, skip
 
 # The package subscripts a class of JAX that later versions do not let it.
 PACKAGES = ["distributed-kron==2.0.0", "jax==0.4.38", "jaxlib==0.4.38", "optax==0.2.4", "chex==0.1.88", "numpy==2.2.6"]
@@ -120,9 +119,7 @@ def main():
     parser.add_argument("--inside", action="store_true", help="this is the environment's interpreter")
     arguments = parser.parse_args()
     if not arguments.inside:
-        python = environment(arguments.venv.absolute(), PACKAGES)
-        sys.exit(subprocess.run([str(python), "-B", __file__, "--inside", "--answers", arguments.answers, "--venv",
-                                 str(arguments.venv)], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False).returncode)
+        run_inside(arguments.venv, PACKAGES)
     global package
     package = load_package()
     cases.extend(json.loads(subprocess.run([arguments.answers], capture_output=True, check=True).stdout))

@@ -38,3 +38,10 @@ def environment(venv, packages):
         except OSError:  # another run was quicker
             pass
     return python
+
+
+def run_inside(venv, packages):
+    """Runs this program again, with the same arguments and --inside, by that interpreter, and ends as it does."""
+    python = environment(venv.absolute(), packages)
+    sys.exit(subprocess.run([str(python), "-B", *sys.argv, "--inside"], env={**os.environ, "JAX_PLATFORMS": "cpu"},
+                            check=False).returncode)

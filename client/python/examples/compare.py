@@ -5,7 +5,8 @@
 Each way has a model of its own, from the same weights, on the same batches. They take turns of ten steps, in an order that
 rotates, so that whatever else the machine does meets all alike. Overhead is what a turn takes longer than the optimizer
 alone in the same round; the first round, in which every step has statistics, is left out of the times.
-The server is on this machine, so its work is in the times of those who wait for it.
+The server is on this machine, so its work is in the times of those who wait for it. Processor time is counted too, this
+process's and the server's: it says less of how long a step takes and depends less on what else the machine does.
 
 examples:
   compare.py digits
@@ -31,18 +32,20 @@ TITLES = {"none": "alone", "server": "Precondor", "in-process": "in process"}
 
 
 class Way:
-    """One way to train, and what came of it. Seconds are a turn's; losses are after it."""
+    """One way to train, and what came of it. Times are a turn's; losses are after it."""
 
     def __init__(self, trainer):
         self.trainer = trainer
-        self.seconds, self.server_cpu, self.training, self.held_out = [], [], [], []
+        self.seconds, self.own_cpu, self.server_cpu, self.training, self.held_out = [], [], [], [], []
 
     def turn(self, first, server):
-        before = server.cpu_seconds() if server else 0.0
-        begin = time.monotonic()
+        def now():
+            return time.monotonic(), time.process_time(), server.cpu_seconds() if server else 0.0
+
+        before = now()
         losses = [self.trainer.step(first + i) for i in range(TURN)]
-        self.seconds.append(time.monotonic() - begin)
-        self.server_cpu.append((server.cpu_seconds() if server else 0.0) - before)
+        for times, end, begin in zip((self.seconds, self.own_cpu, self.server_cpu), now(), before):
+            times.append(end - begin)
         self.training.append(statistics.mean(losses))
         self.held_out.append(self.trainer.evaluate()["loss"])
 
@@ -55,8 +58,13 @@ def spread(values):
 
 def report_of(arguments, ways):
     """What was measured, in milliseconds a step."""
-    steady = {name: [1e3 * seconds / TURN for seconds in way.seconds[1:]] for name, way in ways.items()}
-    overheads = {name: [a - b for a, b in zip(steady[name], steady["none"])] for name in WAYS[1:]}
+    def over_alone(of):
+        """of(way), a list a turn of seconds, beyond alone's in the same round."""
+        return {name: spread([1e3 * (a - b) / TURN for a, b in zip(of(ways[name])[1:], of(ways["none"])[1:])])
+                for name in WAYS[1:]}
+
+    overheads = over_alone(lambda way: way.seconds)
+    processor = over_alone(lambda way: [sum(pair) for pair in zip(way.own_cpu, way.server_cpu)])
     target = ways["none"].held_out[-1]
     report = {"example": arguments.example, "optimizer": arguments.optimizer, "steps": arguments.steps,
               "batch": arguments.batch, "seed": arguments.seed,
@@ -64,8 +72,8 @@ def report_of(arguments, ways):
     for name, way in ways.items():
         reached = next((i for i, loss in enumerate(way.held_out) if loss <= target), None)
         report["ways"][name] = {
-            "learning_rate": way.trainer.rate, "step_ms": spread(steady[name]),
-            "overhead_ms": spread(overheads[name]) if name in overheads else None,
+            "learning_rate": way.trainer.rate, "step_ms": spread([1e3 * seconds / TURN for seconds in way.seconds[1:]]),
+            "overhead_ms": overheads.get(name), "processor_ms": processor.get(name),
             "server_cpu_ms": 1e3 * statistics.mean(way.server_cpu[1:]) / TURN if name == "server" else None,
             "training_loss": way.training, "held_out_loss": way.held_out, "turn_seconds": way.seconds,
             "steps_to_alones_final": None if reached is None else TURN * (reached + 1),
@@ -97,7 +105,8 @@ def table(report):
              row("seconds to it", seconds),
              row("ms a step: median (quartiles)", lambda way: times(way["step_ms"])),
              row("overhead, ms a step", lambda way: times(way["overhead_ms"])),
-             row("server's processor time, ms a step",
+             row("the same in processor time", lambda way: times(way["processor_ms"])),
+             row("of it the server's",
                  lambda way: "-" if way["server_cpu_ms"] is None else f"{way['server_cpu_ms']:.2f}")]
     ratio = report["overhead_ratio"]
     lines.append("Precondor's overhead is " + (f"{ratio:.2f} of that in process" if ratio is not None else
@@ -109,8 +118,7 @@ def compare(parser, arguments):
     if arguments.steps % TURN or arguments.steps < 4 * TURN:
         parser.error(f"--steps: expected a multiple of {TURN}, at least {4 * TURN}, got {arguments.steps}")
     with contextlib.ExitStack() as stack:
-        only = Job()
-        stack.callback(only.close)
+        only = stack.enter_context(Job())
         if only.world_size > 1:
             parser.error(f"expected one process, got {only.world_size}")
         training.check_arguments(parser, arguments, only)

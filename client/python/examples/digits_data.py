@@ -45,6 +45,8 @@ class Digits:
 
     def batch(self, step, size, seed):
         """Rows of a step: consecutive ones of a random order of all, drawn anew for each pass; the same on every rank."""
+        if size > len(self.train[1]):
+            raise ExampleError(f"--batch: expected at most the {len(self.train[1])} digits there are, got {size}")
         per_pass = len(self.train[1]) // size
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step // per_pass)
         order = torch.randperm(len(self.train[1]), generator=generator)

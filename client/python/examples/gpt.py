@@ -22,7 +22,7 @@ import program
 import training
 from bible_text import Characters, king_james
 
-RATES = {"server": 0.008, "in-process": 0.004, "none": 0.004}
+RATES = {"server": 0.004, "in-process": 0.002, "none": 0.001}
 HELD_OUT_WINDOWS = 64
 
 
@@ -87,7 +87,7 @@ def make_task(arguments):
 
     # The head is a table over the vocabulary, as the embeddings are: those are left to the optimizer.
     return training.Task("gpt", make_model, lambda step: data.batch(step, arguments.batch, arguments.seed), loss_of, look,
-                         RATES, {"representation": "LOW_RANK", "rank": 32}, skip=("head",))
+                         RATES, {"representation": "LOW_RANK", "rank": 16}, skip=("head",))
 
 
 def sample(model, data, count):

@@ -102,7 +102,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precondition", choices=tuple(RATES), default="server", help="(%(default)s)")
     parser.add_argument("--steps", type=program.positive, default=600, help="(%(default)s)")
-    parser.add_argument("--learning-rate", type=float, metavar="RATE", help="at first; it falls to 0 along a line")
+    parser.add_argument("--learning-rate", type=program.positive_number, metavar="RATE", help="at first; it falls to 0 along a line")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--eval-every", type=program.positive, default=50, help="(%(default)s)")
     parser.add_argument("--quiet", action="store_true", help="no progress")

@@ -12,7 +12,7 @@ _kept = []
 
 
 class Job:
-    """This process's place among those that torchrun has started; a single one without torchrun."""
+    """This process's place among those that torchrun has started; a single one without torchrun. A context manager."""
 
     def __init__(self):
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -49,7 +49,11 @@ class Job:
         part = len(batch[0]) // self.world_size
         return tuple(tensor[self.rank * part:(self.rank + 1) * part] for tensor in batch)
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error, *unused):
         if self.world_size > 1:
-            torch.distributed.barrier()  # gives gloo's threads the time to let go of what came before
+            if error is None:
+                torch.distributed.barrier()  # gives gloo's threads the time to let go of what came before
             torch.distributed.destroy_process_group()

@@ -30,6 +30,13 @@ def positive(text):
     return value
 
 
+def positive_number(text):
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return value
+
+
 def add_server_arguments(parser):
     group = parser.add_argument_group("server")
     group.add_argument("--server", metavar="HOST:PORT", help="one that runs already; else one is started for this run")
@@ -58,18 +65,21 @@ def find_server_binary():
 
 
 class OwnServer:
-    """A server on 127.0.0.1, on a port that it finds free, for as long as the `with` lasts."""
+    """A server on 127.0.0.1, on a port that it finds free, for as long as the `with` lasts; SIGTERM ends it too."""
 
     def __init__(self, binary):
         self._binary = binary
         self._folder = None
         self._process = None
+        self._handler = signal.SIG_DFL
         self.address = ""
 
     def __enter__(self):
         if self._binary is None:
             raise ExampleError("no precondor-server found; build one (cmake --build --preset dev --target precondor-server), "
                                "give one with --server-binary, or the address of one that runs with --server")
+        # torchrun ends the other ranks by this signal when one has failed.
+        self._handler = signal.signal(signal.SIGTERM, lambda *unused: sys.exit(128 + signal.SIGTERM))
         # pylint: disable=consider-using-with
         self._folder = tempfile.TemporaryDirectory(prefix="precondor-")
         try:
@@ -110,16 +120,11 @@ class OwnServer:
                 self._process.kill()
                 self._process.wait()
         self._folder.cleanup()
-
-
-def end(*unused):
-    sys.exit(128 + signal.SIGTERM)
+        signal.signal(signal.SIGTERM, self._handler)
 
 
 def run(main):
     """Runs main() and exits: 0 when done, 1 with one line when something failed, 2 for wrong arguments, 130 at Ctrl-C."""
-    # torchrun ends the other ranks so when one has failed; a server that this process has started must not stay.
-    signal.signal(signal.SIGTERM, end)
     name = pathlib.Path(sys.argv[0]).name
     try:
         main()

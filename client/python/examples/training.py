@@ -16,7 +16,8 @@ import precondor
 from precondor.torch import Lamb, Preconditioner
 from in_process_mkor import InProcessMkor
 from job import Job
-from program import OwnServer, add_server_arguments, check_server_arguments, find_server_binary, positive, write_json
+from program import (OwnServer, add_server_arguments, check_server_arguments, find_server_binary, positive,
+                     positive_number, write_json)
 
 PRECONDITIONERS = ("server", "in-process", "none")
 
@@ -66,7 +67,7 @@ def add_run_arguments(parser, steps, batch):
     group.add_argument("--steps", type=positive, default=steps, help="optimizer steps (%(default)s)")
     group.add_argument("--batch", type=positive, default=batch, help="rows of a step, over all ranks (%(default)s)")
     group.add_argument("--optimizer", choices=("adamw", "lamb", "sgd"), default="adamw")
-    group.add_argument("--learning-rate", type=float, metavar="RATE",
+    group.add_argument("--learning-rate", type=positive_number, metavar="RATE",
                        help="at first; it falls to 0 along a line (a rate that was tried, for the example and preconditioner)")
     group.add_argument("--weight-decay", type=float, default=0.01, help="of matrices (%(default)s)")
     group.add_argument("--seed", type=int, default=1)
@@ -220,8 +221,7 @@ def report_of(task, arguments, job, trainer, results):
 def run_task(parser, arguments, make_task):
     """Trains and reports, on every rank."""
     with contextlib.ExitStack() as stack:
-        job = Job()
-        stack.callback(job.close)
+        job = stack.enter_context(Job())
         check_arguments(parser, arguments, job)
         task = make_task(arguments)
         address = server_address(stack, arguments, job) if arguments.precondition == "server" else ""
