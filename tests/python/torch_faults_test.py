@@ -61,9 +61,9 @@ class FaultsTest(unittest.TestCase):
         for one, other in zip(weights, self.undisturbed(cluster)):
             np.testing.assert_array_equal(one, other)
 
-    def program(self, cluster, *arguments):
+    def program(self, cluster, **options):
         return subprocess.Popen([sys.executable, "-B", HERE / "torch_training.py", cluster.coordinator.address, "job",
-                                 self.checkpoints, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                                 self.checkpoints, json.dumps(options)], stdin=subprocess.DEVNULL,
                                 stderr=subprocess.DEVNULL)
 
     # --- trainers -------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class FaultsTest(unittest.TestCase):
     def test_a_trainer_that_is_killed_goes_on_bitwise(self):
         cluster = self.cluster()
         for step, place in ((5, "before"), (7, "after")):
-            self.assertEqual(self.program(cluster, 12, step, place).wait(DEADLINE_S), 9)
+            self.assertEqual(self.program(cluster, die=[step, place]).wait(DEADLINE_S), 9)
             self.assertEqual(torch.load(self.checkpoints / "checkpoint-0.pt")["pre"]["step"], step)
         self.expect_bitwise(cluster, self.train(cluster)[0])
 
@@ -198,7 +198,7 @@ class FaultsTest(unittest.TestCase):
 
     def test_control_c_ends_a_step_that_waits(self):
         cluster = self.cluster()
-        program = self.program(cluster, 10**6)
+        program = self.program(cluster, steps=10**6)
         wait_for("a checkpoint", lambda: (self.checkpoints / "checkpoint-0.pt").exists())
         cluster.shards[0].signal(signal.SIGSTOP)  # so that it waits in step
         program.send_signal(signal.SIGINT)
@@ -206,6 +206,21 @@ class FaultsTest(unittest.TestCase):
         cluster.shards[0].signal(signal.SIGCONT)
         step = torch.load(self.checkpoints / "checkpoint-0.pt")["pre"]["step"]
         self.assertEqual(self.train(cluster, steps=step + 2)[1][0].step, step)
+
+
+    def test_control_c_leaves_no_rank_behind(self):
+        for exchange in ("DIRECT", "DELEGATE"):
+            with self.subTest(exchange=exchange):
+                cluster = self.cluster(exchange)
+                ranks = [self.program(cluster, steps=10**6, exchange=exchange, rank=rank, world_size=2) for rank in range(2)]
+                self.addCleanup(lambda ranks=ranks: [rank.kill() for rank in ranks])
+                wait_for("a checkpoint", lambda: (self.checkpoints / "checkpoint-1.pt").exists())
+                for rank in ranks:  # as a terminal does
+                    rank.send_signal(signal.SIGINT)
+                for rank in ranks:
+                    self.assertNotEqual(rank.wait(DEADLINE_S), 0)
+                for file in self.checkpoints.iterdir():
+                    file.unlink()
 
 
 def main():

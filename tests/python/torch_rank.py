@@ -3,6 +3,8 @@
 
 import dataclasses
 import multiprocessing
+import os
+import signal
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,22 @@ def resume(rank, folder, stops, end=True, **arguments):
     return weights
 
 
+def unequal(rank, address, session, exchange):
+    """Rank 0 has six of eight samples."""
+    case = torch_training.CASES["mlp"]
+    model = case.model()
+    optimizer = torch.optim.SGD(model.parameters(), case.rate)
+    mine = slice(0, 6) if rank == 0 else slice(6, 8)
+    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, method="identity") as pre:
+        for step in range(3):
+            x, y = (part[mine].float() for part in case.batch_of(step))
+            optimizer.zero_grad()
+            torch_training.loss_of(model(x), y).backward()
+            pre.step(samples=len(x))
+            optimizer.step()
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
 def unused(rank, address, session, exchange):
     """Rank 1 does not use layer "1" in its only step."""
     torch.manual_seed(1)
@@ -43,9 +61,24 @@ def unused(rank, address, session, exchange):
     return {"decision": decisions["1"], "weights": [p.tolist() for p in model.parameters()]}
 
 
+def orphan(rank, address, session, server):
+    """The server is killed in the second step of a net whose only layer is rank 0's to send."""
+    model = nn.Linear(3, 3)
+    with precondor.torch.Preconditioner(model, address, session=session, exchange="DELEGATE", result_timeout=1.0) as pre:
+        for step in range(2):
+            model(torch.ones(2, 3)).square().mean().backward()
+            dist.barrier()
+            if rank == 0 and step == 1:
+                os.kill(server, signal.SIGKILL)
+            pre.step(learning_rate=0.1)
+
+
 def differ(rank, address, session):
     """Never gets so far as to train."""
     precondor.torch.Preconditioner(nn.Linear(3, 3 + rank), address, session=session)
+
+
+FUNCTIONS = {function.__name__: function for function in (train, resume, unequal, unused, orphan, differ)}
 
 
 def serve(rank, size, folder, pipe):
@@ -58,7 +91,7 @@ def serve(rank, size, folder, pipe):
         except EOFError:
             break
         try:
-            pipe.send({"train": train, "resume": resume, "unused": unused, "differ": differ}[name](rank, **arguments))
+            pipe.send(FUNCTIONS[name](rank, **arguments))
         except Exception as error:  # the test's to judge  # pylint: disable=broad-except
             pipe.send(error)
     dist.destroy_process_group()

@@ -25,11 +25,12 @@ from interop_test import Server, TIMEOUT_S
 from torch_rank import start
 from torch_test import TOLERANCE
 
-# DIRECT and DELEGATE are tested in every way, the rest where they differ from DELEGATE.
-EXCHANGES = ("DIRECT", "DELEGATE")
+# With the nets whose method each can have.
+EXCHANGES = {"DIRECT": ("mlp", "conv", "kfac"), "DELEGATE": ("mlp", "conv", "kfac")}
 
 
 class RanksTest(unittest.TestCase):
+    program = None
     server = None
     ranks = None
 
@@ -65,7 +66,7 @@ class RanksTest(unittest.TestCase):
     def test_trajectory_is_that_of_the_formulas(self):
         for exchange in EXCHANGES:
             for ddp in (False, True):
-                for case in ("mlp", "conv", "kfac"):
+                for case in EXCHANGES[exchange]:
                     with self.subTest(exchange=exchange, ddp=ddp, case=case):
                         answers = self.train(case, exchange=exchange, ddp=ddp)
                         self.expect_reference(case, answers)
@@ -98,9 +99,25 @@ class RanksTest(unittest.TestCase):
                     for answer in answers:
                         self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
 
-    def test_a_layer_that_one_rank_does_not_use(self):
-        for exchange, wanted in (("DIRECT", "SKIP"), ("DELEGATE", "PRECONDITIONED")):
+    def test_batches_of_several_sizes_are_one_batch(self):
+        case = torch_reference.CASES["mlp"]
+        model = case.model()
+        optimizer = torch.optim.SGD(model.parameters(), case.rate)
+        for step in range(3):
+            x, y = (part.float() for part in case.batch_of(step))
+            optimizer.zero_grad()
+            torch_reference.loss_of(model(x), y).backward()
+            optimizer.step()
+        for exchange in ("DIRECT", "DELEGATE"):
             with self.subTest(exchange=exchange):
+                for weights in self.run_both("unequal", exchange=exchange):
+                    for got, wanted in zip(weights, model.parameters()):
+                        np.testing.assert_allclose(got, wanted.detach(), rtol=0, atol=1e-6)
+
+    def test_a_layer_that_one_rank_does_not_use(self):
+        for exchange in EXCHANGES:
+            with self.subTest(exchange=exchange):
+                wanted = "SKIP" if exchange == "DIRECT" else "PRECONDITIONED"
                 answers = self.run_both("unused", exchange=exchange)
                 self.assertEqual([answer["decision"] for answer in answers], [wanted] * 2)
                 self.assertEqual(answers[0]["weights"], answers[1]["weights"])
@@ -127,6 +144,18 @@ class RanksTest(unittest.TestCase):
                 self.assertIsInstance(answer, precondor.FailedPreconditionError)
                 self.assertRegex(str(answer), "beyond step 4")
 
+    def test_a_rank_whose_server_is_gone_tells_the_others(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(self.program, folder)
+            try:
+                answers = self.run_both("orphan", address=server.address, server=server.process.pid)
+            finally:
+                server.process.kill()
+                server.process.wait()
+        self.assertIsInstance(answers[0], precondor.DeadlineExceededError)
+        self.assertIsInstance(answers[1], precondor.AbortedError)
+        self.assertRegex(str(answers[1]), "rank 0 has no answers to pass on")
+
     def test_models_that_differ_between_ranks(self):
         for answer in self.run_both("differ"):
             self.assertIsInstance(answer, precondor.FailedPreconditionError)
@@ -149,6 +178,7 @@ def main():
         sys.exit(77)
     os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     with tempfile.TemporaryDirectory() as folder:
+        RanksTest.program = arguments.server
         RanksTest.server = Server(arguments.server, folder)
         processes, RanksTest.ranks = start(2, folder)
         try:

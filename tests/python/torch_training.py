@@ -2,11 +2,13 @@
 """What torch_test.py trains with precondor.torch, in its own process or as a rank of several."""
 
 import contextlib
+import json
 import os
 import pathlib
 import sys
 
 import torch
+import torch.distributed as dist
 
 import precondor
 import precondor.torch
@@ -107,7 +109,7 @@ def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT"
                            only_due=False, end=True, load=None, rank=0, world_size=1, **changes):
     """The "conv" case with Adam and the default statistics, from the checkpoint in `folder` where there is one.
 
-    Saves after every step, or when checkpoint_due. die: (step, "before" or "after" pre.step), at which the process ends at
+    Saves after every step, or when checkpoint_due. die: [step, "before" or "after" pre.step], at which the process ends at
     once. before_step: called with the step between the backward pass and pre.step. load: options of load_state_dict.
     Returns (weights, results of the steps that this call made).
     """
@@ -132,10 +134,10 @@ def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT"
             loss = loss_of(model(x), y)
             loss.backward()
             before_step(step)
-            if die == (step, "before"):
+            if die == [step, "before"]:
                 os._exit(9)
             results.append(pre.step(loss))
-            if die == (step, "after"):
+            if die == [step, "after"]:
                 os._exit(9)
             optimizer.step()
             if pre.checkpoint_due or not only_due:
@@ -148,6 +150,10 @@ def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT"
     return [parameter.detach().numpy().copy() for parameter in model.parameters()], results
 
 
-if __name__ == "__main__":  # ADDRESS SESSION FOLDER STEPS, and a step and "before" or "after" to die at
+if __name__ == "__main__":  # ADDRESS SESSION FOLDER OPTIONS: train_with_checkpoints, alone or as a rank on gloo
     torch.set_num_threads(1)
-    train_with_checkpoints(*sys.argv[1:4], int(sys.argv[4]), die=(int(sys.argv[5]), sys.argv[6]) if sys.argv[5:] else None)
+    chosen = json.loads(sys.argv[4])
+    if chosen.get("world_size", 1) > 1:
+        dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}/group", rank=chosen["rank"],
+                                world_size=chosen["world_size"])
+    train_with_checkpoints(*sys.argv[1:4], **chosen)

@@ -72,26 +72,29 @@ class Group:
         dist.broadcast(there, source, group=self._group)
         flat.copy_(there)
 
-    def average_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """.grad becomes the ranks' mean; a rank without one counts as zeros, and where nobody has one there is none."""
+    def average_gradients(self, parameters: Sequence[torch.nn.Parameter], samples: int) -> None:
+        """.grad becomes the ranks' mean, weighted by their samples; a rank without one counts as zeros, and where nobody has
+        one there is none."""
         if self.size == 1 or not parameters:
             return
-        sizes = [parameter.numel() for parameter in parameters]
-        if self._flat.numel() != len(sizes) + sum(sizes):
-            self._flat = torch.zeros(len(sizes) + sum(sizes), device=self.device)
-        flat = self._flat.zero_()
-        held, values = flat[:len(sizes)], flat[len(sizes):].split(sizes)
-        for place, (parameter, value) in enumerate(zip(parameters, values)):
+        sizes = [1] * (1 + len(parameters)) + [parameter.numel() for parameter in parameters]
+        if self._flat.numel() != sum(sizes):
+            self._flat = torch.zeros(sum(sizes), device=self.device)
+        total, *parts = self._flat.zero_().split(sizes)
+        held, values = parts[:len(parameters)], parts[len(parameters):]
+        total.fill_(samples)
+        for there, parameter, value in zip(held, parameters, values):
             if parameter.grad is not None:
-                held[place] = 1
-                value.copy_(parameter.grad.reshape(-1))
-        dist.all_reduce(flat, group=self._group)
-        for count, parameter, value in zip(held.tolist(), parameters, values):
+                there.fill_(1)
+                value.copy_(parameter.grad.reshape(-1)).mul_(samples)
+        dist.all_reduce(self._flat, group=self._group)
+        self._flat[len(held) + 1:] /= self._flat[0]
+        for count, parameter, value in zip(self._flat[1:len(held) + 1].tolist(), parameters, values):
             if count == 0:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.copy_((value / self.size).view_as(parameter))
+            parameter.grad.copy_(value.view_as(parameter))
 
 
 def of(model: torch.nn.Module, process_group: Any) -> Tuple[torch.nn.Module, Group, bool]:

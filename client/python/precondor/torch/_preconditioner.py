@@ -228,7 +228,7 @@ class Preconditioner:
 
         Args:
             loss: a number, or a tensor of one; reported for metrics and the fallback. None: not known.
-            samples: the weight of this rank's loss and, in DIRECT, of its gradients, where ranks have batches of several sizes.
+            samples: the weight of this rank's loss and, but with DDP, of its gradients, where batches differ in size.
             learning_rate: None: that of the optimizer's first group.
             scaler: AMP's GradScaler. Gradients are unscaled here, or have been by scaler.unscale_(optimizer).
 
@@ -245,7 +245,7 @@ class Preconditioner:
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")
         loss_scale, finite = self._unscale(scaler)
-        self._average(finite)
+        self._average(finite, samples)
         mode = self.mode
         for slot in reversed(self._slots):
             if not self._exchange.is_sent(slot):
@@ -502,14 +502,14 @@ class Preconditioner:
                      if parameter.grad is not None)
         return loss_scale, self._group.all(finite) if self._averages else finite
 
-    def _average(self, finite: bool) -> None:
+    def _average(self, finite: bool, samples: int) -> None:
         """What neither DDP nor the server averages."""
         if not self._averages or not finite:
             return
         by_server = {id(parameter) for slot in self._slots for parameter in slot.matrix.parameters()
                      if self._spec.exchange == "DIRECT"}
         self._group.average_gradients([parameter for parameter in self._model.parameters()
-                                       if parameter.requires_grad and id(parameter) not in by_server])
+                                       if parameter.requires_grad and id(parameter) not in by_server], samples)
 
     def _scale(self, answers: Mapping[int, Answer], rate: Optional[float]) -> float:
         clipped = [place for place in self._clips if place in answers and answers[place].decision != "SKIP"]
