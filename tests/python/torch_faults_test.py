@@ -32,6 +32,7 @@ from cluster import Cluster, wait_for  # noqa: E402  pylint: disable=wrong-impor
 
 torch.set_num_threads(1)
 DEADLINE_S = 60
+EXCHANGES = ("DIRECT",)
 
 
 class FaultsTest(unittest.TestCase):
@@ -69,11 +70,14 @@ class FaultsTest(unittest.TestCase):
     # --- trainers -------------------------------------------------------------------------------------------------------
 
     def test_a_trainer_that_is_killed_goes_on_bitwise(self):
-        cluster = self.cluster()
-        for step, place in ((5, "before"), (7, "after")):
-            self.assertEqual(self.program(cluster, die=[step, place]).wait(DEADLINE_S), 9)
-            self.assertEqual(torch.load(self.checkpoints / "checkpoint-0.pt")["pre"]["step"], step)
-        self.expect_bitwise(cluster, self.train(cluster)[0])
+        for exchange in EXCHANGES:
+            with self.subTest(exchange=exchange):
+                cluster = self.cluster(exchange)
+                for step, place in ((5, "before"), (7, "after")):
+                    self.assertEqual(self.program(cluster, die=[step, place], exchange=exchange).wait(DEADLINE_S), 9)
+                    self.assertEqual(torch.load(self.checkpoints / "checkpoint-0.pt")["pre"]["step"], step)
+                self.expect_bitwise(cluster, self.train(cluster, exchange=exchange)[0])
+                (self.checkpoints / "checkpoint-0.pt").unlink()
 
     def test_going_back_beyond_what_the_servers_keep_is_refused(self):
         cluster = self.cluster()
@@ -157,14 +161,14 @@ class FaultsTest(unittest.TestCase):
                     restarts.append(threading.Thread(target=server.start))
                     restarts[-1].start()
 
-        for overlap in (False, True):
-            with self.subTest(overlap=overlap):
-                self.expect_bitwise(cluster, self.train(cluster, f"job-{overlap}", before_step=before_step,
-                                                        overlap=overlap)[0])
+        for exchange, overlap in [("DIRECT", True), *((exchange, False) for exchange in EXCHANGES)]:
+            with self.subTest(exchange=exchange, overlap=overlap):
+                self.expect_bitwise(cluster, self.train(cluster, f"job-{exchange}-{overlap}", before_step=before_step,
+                                                        exchange=exchange, overlap=overlap)[0])
                 (self.checkpoints / "checkpoint-0.pt").unlink()
         for restart in restarts:
             restart.join()
-        self.assertEqual(len(restarts), 6)
+        self.assertEqual(len(restarts), 3 * (1 + len(EXCHANGES)))
 
     def test_a_shard_that_is_lost_for_good(self):
         """DEGRADE: its layers begin anew on the other shard."""
