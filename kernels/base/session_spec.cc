@@ -133,6 +133,25 @@ absl::Status CheckLayerMethods(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
+// Of a session whose workers keep factors.
+absl::Status CheckLocalFactors(const SessionSpec& spec) {
+  const std::string with = absl::StrCat(" with exchange ", ExchangeModeName(spec.exchange));
+  if (spec.staleness_steps != 0) return Invalid("staleness_steps", absl::StrCat("0", with), spec.staleness_steps);
+  if (spec.on_shard_loss != ShardLossPolicy::kWait) {
+    return Invalid("on_shard_loss", absl::StrCat("WAIT", with), ShardLossPolicyName(spec.on_shard_loss));
+  }
+  // Their updates are a function of O(d) statistics alone, and their answers one of the factors and the gradient.
+  const auto check = [&with](absl::string_view field, const MethodConfig& method) {
+    if (method.name == "mkor" || method.name == "eva" || method.name == "identity") return absl::OkStatus();
+    return Invalid(field, absl::StrCat("mkor, eva or identity", with), method.name);
+  };
+  PRECONDOR_RETURN_IF_ERROR(check("method", spec.method));
+  for (size_t i = 0; i < spec.layer_methods.size(); ++i) {
+    PRECONDOR_RETURN_IF_ERROR(check(absl::StrCat("layer_methods[", i, "].method"), spec.layer_methods[i].method));
+  }
+  return absl::OkStatus();
+}
+
 std::string LayerMethodsDifference(const SessionSpec& have, const SessionSpec& want) {
   for (size_t layer = 0; layer < have.layers.size(); ++layer) {
     const auto text = [layer](const SessionSpec& spec) {
@@ -163,12 +182,7 @@ absl::Status ValidateSessionSpec(const SessionSpec& spec) {
   PRECONDOR_RETURN_IF_ERROR(CheckEnum("on_shard_loss", spec.on_shard_loss, ShardLossPolicy::kDegrade));
   PRECONDOR_RETURN_IF_ERROR(CheckLayers(spec.layers));
   PRECONDOR_RETURN_IF_ERROR(CheckLayerMethods(spec));
-  if (spec.exchange == ExchangeMode::kPullFactors || spec.exchange == ExchangeMode::kReplay) {
-    return absl::UnimplementedError(absl::StrCat("exchange: expected DIRECT or DELEGATE, got ",
-                                                 ExchangeModeName(spec.exchange),
-                                                 ", which this release does not serve"));
-  }
-  return absl::OkStatus();
+  return WorkersPrecondition(spec) ? CheckLocalFactors(spec) : absl::OkStatus();
 }
 
 std::vector<int64_t> TensorDims(const LayerSpec& layer) {

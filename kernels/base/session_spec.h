@@ -18,6 +18,8 @@
 namespace precondor {
 
 enum class Mode : uint8_t { kSecondOrder = 1, kFirstOrder = 2 };
+// Who sends gradients and who has them preconditioned where; docs/protocol.md. In kPullFactors and kReplay they stay
+// with the workers, who have the factors too (WorkersPrecondition).
 enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4 };
 // kCovariance: each side as the mean of x x' over the worker's rows, or, where that is smaller, as rows themselves; for
 // methods that take them (StatisticsForm::kCovariances in kernels/methods/method.h).
@@ -95,6 +97,11 @@ std::vector<int64_t> TensorDims(const LayerSpec& layer);
 
 // The first field in which two specs differ, with both values, for messages; empty when they are equal.
 std::string DescribeDifference(const SessionSpec& have, const SessionSpec& want);
+
+// Whether workers precondition themselves, with factors of their own: REPLAY and PULL_FACTORS.
+inline bool WorkersPrecondition(const SessionSpec& spec) {
+  return spec.exchange == ExchangeMode::kReplay || spec.exchange == ExchangeMode::kPullFactors;
+}
 
 // True when workers send statistics at `step`, of the layers whose method takes any.
 bool IsStatisticStep(const SessionSpec& spec, uint64_t step);

@@ -105,6 +105,11 @@ class Method {
 
   // Exact device bytes of one layer's state at its fullest, for admission.
   virtual int64_t StateBytes(const LayerSpec& layer) const = 0;
+  // Upper bound of what LayerState::Save gives of it: besides the matrices a number a column at most, and text.
+  int64_t SavedBytes(const LayerSpec& layer) const {
+    const int64_t state = StateBytes(layer);
+    return state + state / 8 + (16 << 10);
+  }
   // Upper bound of the scratch that one Update or Precondition of the layer allocates and frees.
   virtual int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
   // The same for what TakeDeferredWork gives.

@@ -17,7 +17,9 @@
 
 namespace precondor {
 
-enum class ContributionKind : uint8_t { kStatistics = 1, kGradient = 2 };
+// kPull: where workers have factors themselves (WorkersPrecondition), what takes the gradient's place at a statistic
+// step; it carries nothing.
+enum class ContributionKind : uint8_t { kStatistics = 1, kGradient = 2, kPull = 3 };
 
 // Identity of a contribution. Two with equal keys and kind are the same one sent twice.
 struct ContributionKey {
@@ -43,20 +45,24 @@ struct ContributionHeader {
   Mode mode = Mode::kSecondOrder;
   uint64_t samples = 1;
   bool abstain = false;  // takes part without a vote; no tensors
-  // Statistics: a [q, d_in], g [q, d_out], or of COVARIANCE each packed or as rows; gradient: [d_out, d_in].
+  // Statistics: a [q, d_in], g [q, d_out], or of COVARIANCE each packed or as rows; gradient: [d_out, d_in]; pull:
+  // none.
   std::vector<TensorDesc> tensors;
 };
 
 // Host bytes that one owner fills and then gives away.
 using Payload = std::vector<uint8_t>;
 
+// The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
 struct GradientResult {
   Decision decision = Decision::kIdentity;
   uint64_t factor_version = 0;
-  double inner_product = 0;              // <D, U>, when the method needs a global scale
-  std::string reason;                    // for kIdentity and kSkip
-  TensorDesc desc;                       // [d_out, d_in] in the session's gradient dtype
-  std::shared_ptr<const Payload> bytes;  // shared by all askers; null for kSkip
+  double inner_product = 0;  // <D, U>, when the method needs a global scale
+  std::string reason;        // for kIdentity and kSkip
+  // A gradient's: [d_out, d_in] in the session's gradient dtype. A pull's: a [k, d_in] and g [k, d_out] in f32, or
+  // none, and then `bytes` are LayerState::Save's.
+  std::vector<TensorDesc> tensors;
+  std::shared_ptr<const Payload> bytes;  // shared by all askers; null for kSkip, and where a pull has nothing to tell
 };
 
 // Called exactly once, from any thread, never under a lock of core.

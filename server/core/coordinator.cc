@@ -46,11 +46,6 @@ std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& s
 }
 
 absl::Status CheckServed(const SessionSpec& spec) {
-  if (spec.exchange != ExchangeMode::kDirect && spec.exchange != ExchangeMode::kDelegate) {
-    return absl::UnimplementedError(absl::StrCat("session \"", spec.name, "\": exchange mode ",
-                                                 ExchangeModeName(spec.exchange),
-                                                 " is not served; expected DIRECT or DELEGATE"));
-  }
   // A shard may be lost when some ranks have its answer to a step; its successor would give the others another one.
   // In DELEGATE a single rank asks for each layer.
   if (spec.on_shard_loss == ShardLossPolicy::kDegrade && spec.exchange == ExchangeMode::kDirect &&

@@ -143,9 +143,7 @@ absl::Status LayerPipeline::CheckWindow(const ContributionKey& key) const {
   if (slots_.empty()) return absl::OkStatus();
   const uint64_t window = session_->shard->options.window_steps;
   const uint64_t newest = std::max(slots_.rbegin()->first, opens_from_);
-  // In DELEGATE nothing is sent in first order: the step after such a stretch may lie any distance ahead of the last.
-  const bool gaps = session_->spec.exchange == ExchangeMode::kDelegate;
-  bool blocked = !gaps && !begins && key.step > newest && key.step - newest > window;
+  bool blocked = !has_gaps() && !begins && key.step > newest && key.step - newest > window;
   size_t kept = 1;
   for (const auto& [step, slot] : slots_) {
     if (begins && step < key.step && LacksFor(*slot, key.rank, key.step, /*resumes=*/false)) continue;
@@ -201,6 +199,11 @@ bool LayerPipeline::one_answer() const { return GradientContributors(session_->s
 bool LayerPipeline::SendsGradient(uint32_t rank) const {
   const SessionSpec& spec = session_->spec;
   return spec.exchange != ExchangeMode::kDelegate || rank == static_cast<uint32_t>(DelegateRank(spec, layer_));
+}
+
+// In DELEGATE nothing is sent in first order; workers that have factors send at statistic steps alone.
+bool LayerPipeline::has_gaps() const {
+  return session_->spec.exchange == ExchangeMode::kDelegate || WorkersPrecondition(session_->spec);
 }
 
 bool LayerPipeline::HasAnswered(uint64_t step) const {
@@ -323,7 +326,9 @@ void LayerPipeline::SubmitGradient(const ContributionHeader& header, Payload pay
   Vote vote{.samples = header.samples};
   Standing standing = Standing::kAbstained;
   absl::Status refusal;
-  if (!header.abstain) {
+  if (header.kind == ContributionKind::kPull) {
+    standing = Standing::kVoted;
+  } else if (!header.abstain) {
     refusal = CheckGradient(session_->spec, header, payload);
     standing = refusal.ok() ? Standing::kVoted : Standing::kRefused;
     vote.scales[0] = header.tensors[0].scale;
@@ -343,7 +348,7 @@ void LayerPipeline::SubmitGradient(const ContributionHeader& header, Payload pay
 
 absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote,
                                         bool& work, std::vector<ResultFn>& retired) {
-  const bool is_gradient = header.kind == ContributionKind::kGradient;
+  const bool is_gradient = header.kind != ContributionKind::kStatistics;
   const ContributionKey& key = header.key;
   MutexLock lock(mu_);
   // Also when it is then refused: after steps without a frame two ranks would wait for each other.
@@ -409,7 +414,7 @@ void LayerPipeline::Settle(ContributionKind kind, const ContributionKey& key) {
 }
 
 void LayerPipeline::SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time now) {
-  const bool is_gradient = kind == ContributionKind::kGradient;
+  const bool is_gradient = kind != ContributionKind::kStatistics;
   Phase& phase = is_gradient ? slot.gradient : slot.statistics;
   phase.opened_at = std::min(phase.opened_at, now);
   SealingInput input{.members = phase.gather.count(),
@@ -507,6 +512,10 @@ uint64_t LayerPipeline::EndEpoch(uint64_t epoch, const absl::Status& why) {
     for (const auto& [step, slot] : slots_) {
       // Passed over: what a process that begins with it would need is gone.
       if (slot->gradient.state == PhaseState::kRetired) floor = std::max(floor, step + 1);
+      // Factors go one way: those from before a step that has been sealed are not to be had for long.
+      const bool sealed =
+          slot->statistics.state == PhaseState::kSealed || slot->statistics.state == PhaseState::kApplied;
+      if (WorkersPrecondition(session_->spec) && sealed) floor = std::max(floor, step);
     }
     if (epoch <= epoch_) return floor;
     epoch_ = epoch;
@@ -575,6 +584,23 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
     NoteLost(lost, absl::StrCat("rank ", key.rank, " was answered with version ", factor_version, ", here is ", known));
   }
   return status;
+}
+
+void LayerPipeline::Fetch(const ContributionKey& key, ResultFn result) {
+  absl::Status status;
+  {
+    MutexLock lock(mu_);
+    status = CheckEpoch(key);
+    if (status.ok()) status = CheckMemory(key);
+  }
+  if (!status.ok()) return result(std::move(status));
+  ShardContext& shard = *session_->shard;
+  shard.in_flight.fetch_add(1, std::memory_order_relaxed);
+  shard.executor.Post(strand_, [self = shared_from_this(), answer = std::move(result)] {
+    for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
+    answer(self->worker_.Fetch());
+    self->session_->shard->in_flight.fetch_sub(1, std::memory_order_relaxed);
+  });
 }
 
 void LayerPipeline::Close(const absl::Status& why) {

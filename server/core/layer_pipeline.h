@@ -61,6 +61,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Otherwise the epoch's errors.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
 
+  // Gives `result` the factors as they are, updates that are due from the journal included; see Shard::Fetch.
+  void Fetch(const ContributionKey& key, ResultFn result);
+
   // Takes no contribution of an epoch before `epoch` any more; waiting results get `why`. Returns the first step from
   // which on the layer keeps all. Nothing else when `epoch` is not new.
   uint64_t EndEpoch(uint64_t epoch, const absl::Status& why);
@@ -164,6 +167,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // MEMORY_LOST for ranks that have to begin again; those that have are to wait for them.
   absl::Status CheckMemory(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool SendsGradient(uint32_t rank) const;
+  // Some steps have no gradient, and so the next one that has may lie any distance ahead.
+  bool has_gaps() const;
   // One rank sends the gradients, and gets the answers.
   bool one_answer() const;
   void Await() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -52,7 +52,8 @@ void LayerPipeline::Update(Work& work) {
   journal_.BeginStep(work.began, step, worker_, aside_.empty());
   journal_.BeforeUpdate(step, work.votes, work.logged);
   const bool restored = work.logged && !work.votes.empty();
-  const LayerWorker::UpdateOutcome outcome = Apply(step, std::move(work.votes));
+  LayerWorker::UpdateOutcome outcome = Apply(step, std::move(work.votes));
+  work.slot->update = std::move(outcome.update);
   if (outcome.attempted && !outcome.status.ok() && !work.logged) journal_.AfterFailedUpdate(step);
   FinishUpdate(*work.slot, outcome, restored);
 }
@@ -62,8 +63,9 @@ void LayerPipeline::Answer(Work& work) {
   journal_.BeginStep(work.began, slot.step, worker_, aside_.empty());
   if (slot.plan.has_value() && worker_.LacksGradientsOf(*slot.plan)) slot.plan.reset();
   if (slot.plan.has_value() && slot.plan->decision == Decision::kSkip) work.skip_reason = slot.plan->reason;
-  LayerWorker::Answer answer = work.skip_reason.empty() ? worker_.Precondition(slot, std::move(work.votes))
-                                                        : worker_.Skip(slot, work.skip_reason);
+  LayerWorker::Answer answer = WorkersPrecondition(session_->spec) ? worker_.Hand(slot)
+                               : work.skip_reason.empty()          ? worker_.Precondition(slot, std::move(work.votes))
+                                                                   : worker_.Skip(slot, work.skip_reason);
   if (!slot.plan.has_value()) {
     journal_.BeforeAnswer(slot.step, slot.mode, answer.result);
   } else if (!SameAs(*slot.plan, answer.result)) {
@@ -103,6 +105,7 @@ LayerPipeline::Work LayerPipeline::NextWork() {
   }
   // Adding up needs no turn, and frees the payloads early.
   for (const auto& [step, slot] : slots_) {
+    if (WorkersPrecondition(session_->spec)) break;  // there is nothing to add up
     Phase& phase = slot->gradient;
     if (phase.state != PhaseState::kOpen || phase.gather.abstained() > 0) continue;
     if (std::optional<Vote> vote = phase.gather.TakeNext()) {

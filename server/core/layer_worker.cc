@@ -35,11 +35,13 @@ absl::Status LayerWorker::MakeFresh() {
 
 void LayerWorker::SetState(std::unique_ptr<LayerState> state) {
   state_ = std::move(state);
+  saved_ = nullptr;
   if (state_ != nullptr) PostDeferredWork();
 }
 
 absl::Status LayerWorker::Load(absl::string_view bytes) {
   absl::Status status = state_->Load(bytes);
+  saved_ = nullptr;
   if (status.ok()) PostDeferredWork();
   return status;
 }
@@ -64,7 +66,8 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
   if (!votes.empty() && state_ != nullptr) {
     outcome.attempted = true;
     const LayerState::Summary before = state_->summary();
-    outcome.status = ApplyStatistics(votes, outcome.took);
+    saved_ = nullptr;
+    outcome.status = ApplyStatistics(votes, outcome);
     const LayerState::Summary after = state_->summary();
     outcome.decomposition_failed = after.failed_decompositions > before.failed_decompositions;
     outcome.reset = after.resets > before.resets;
@@ -75,15 +78,82 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
   return outcome;
 }
 
-absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took) {
+absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, UpdateOutcome& outcome) {
   PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, session_.statistics_scratch.Acquire());
   PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
                              MergeStatistics(session_.spec, layer_, votes, session_.shard->backend, scratch));
   votes.clear();
+  SealedUpdate update;
+  if (session_.spec.exchange == ExchangeMode::kReplay) {
+    PRECONDOR_ASSIGN_OR_RETURN(update, Seal(merged));
+  }
   const absl::Time start = session_.shard->clock.Now();
   absl::Status status = state_->Update(merged);
-  took = Since(session_.shard->clock, start);
+  outcome.took = Since(session_.shard->clock, start);
+  if (status.ok() && WorkersPrecondition(session_.spec)) outcome.update = std::move(update);
   return status;
+}
+
+absl::StatusOr<SealedUpdate> LayerWorker::Seal(const LayerStatistics& merged) const {
+  SealedUpdate update;
+  Payload bytes(static_cast<size_t>(merged.a.size() + merged.g.size()) * ByteSize(DType::kF32));
+  // Heap blocks are aligned for f32, and the wire's byte order is the host's.
+  float* out = reinterpret_cast<float*>(bytes.data());
+  for (const ConstMatrixView& side : {merged.a, merged.g}) {
+    PRECONDOR_RETURN_IF_ERROR(session_.shard->backend.Download(side, MatrixView(out, side.rows, side.cols)));
+    update.tensors.push_back({.dtype = DType::kF32, .dims = {side.rows, side.cols}, .scale = 1.0f});
+    out += side.size();
+  }
+  update.bytes = std::make_shared<const Payload>(std::move(bytes));
+  return update;
+}
+
+LayerWorker::Answer LayerWorker::Hand(const StepSlot& slot) {
+  Answer answer;
+  const bool known = slot.update.has_value() && slot.update->bytes != nullptr;
+  // An update that came back with the factors, before the shard was lost: they have it, its vectors are gone.
+  const bool made =
+      slot.update.has_value() || (slot.plan.has_value() && slot.plan->decision == Decision::kPreconditioned);
+  if (made && !known) {
+    answer.result = Fetch();
+  } else if (known) {
+    answer.result.decision = Decision::kPreconditioned;
+    answer.result.tensors = slot.update->tensors;
+    answer.result.bytes = slot.update->bytes;
+  } else {
+    answer.result.reason = state_ == nullptr ? NoFactors() : "the step's statistics have changed nothing";
+  }
+  answer.state = view();
+  answer.result.factor_version = answer.state.version;
+  return answer;
+}
+
+GradientResult LayerWorker::Fetch() {
+  GradientResult result;
+  result.factor_version = view().version;
+  if (state_ == nullptr) {
+    result.reason = NoFactors();
+    return result;
+  }
+  if (saved_ == nullptr) {
+    const absl::StatusOr<std::string> saved = state_->Save();
+    if (!saved.ok()) {
+      result.reason = std::string(saved.status().message());
+      return result;
+    }
+    // The same type on both sides: from chars the library would copy byte by byte.
+    const auto* bytes = reinterpret_cast<const uint8_t*>(saved->data());
+    saved_ = std::make_shared<const Payload>(bytes, bytes + saved->size());
+  }
+  result.decision = Decision::kPreconditioned;
+  result.bytes = saved_;
+  return result;
+}
+
+std::string LayerWorker::NoFactors() const {
+  return absl::StrCat(
+      "layer \"", spec_.name, "\" ",
+      awaits_ ? "waits for its factors since its shard was lost" : "has no factors since the fallback to first order");
 }
 
 void LayerWorker::Fold(StepSlot& slot, Vote vote) {
@@ -150,11 +220,7 @@ bool LayerWorker::LacksGradientsOf(const Plan& plan) const {
 }
 
 absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient, bool taken_in) {
-  if (state_ == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" ",
-                                                      awaits_ ? "waits for its factors since its shard was lost"
-                                                              : "has no factors since the fallback to first order"));
-  }
+  if (state_ == nullptr) return absl::FailedPreconditionError(NoFactors());
   if (!state_->ready()) {
     return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
   }
@@ -190,11 +256,12 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
 LayerWorker::Answer LayerWorker::Encode(StepSlot& slot, Answer answer, absl::Span<float> values) {
   const DType dtype = session_.spec.gradient_dtype;
   GradientResult& result = answer.result;
-  result.desc = {.dtype = dtype, .dims = {spec_.d_out, spec_.d_in}, .scale = 1.0f};
+  TensorDesc tensor{.dtype = dtype, .dims = {spec_.d_out, spec_.d_in}, .scale = 1.0f};
   if (dtype != DType::kF32) {
-    if (dtype == DType::kF16) result.desc.scale = F16Scale(values);
-    EncodeElements(dtype, values, result.desc.scale, slot.result_buffer.data());
+    if (dtype == DType::kF16) tensor.scale = F16Scale(values);
+    EncodeElements(dtype, values, tensor.scale, slot.result_buffer.data());
   }
+  result.tensors = {std::move(tensor)};
   result.bytes = std::make_shared<const Payload>(std::move(slot.result_buffer));
   answer.state = view();
   result.factor_version = answer.state.version;

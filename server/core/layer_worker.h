@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,7 @@ class LayerWorker {
     bool reset = false;                 // and gave the factors up with it
     absl::Duration took;
     StateView state;
+    std::optional<SealedUpdate> update;  // one that succeeded, where workers have factors
   };
   struct Answer {
     GradientResult result;
@@ -54,6 +56,11 @@ class LayerWorker {
   void Fold(StepSlot& slot, Vote vote);
   // Answers a sealed gradient phase: the votes not yet folded, in rank order.
   Answer Precondition(StepSlot& slot, std::vector<Vote> votes);
+  // Answers a sealed phase of pulls: what the step's update has made of the factors.
+  Answer Hand(const StepSlot& slot);
+  // The factors as they are, or IDENTITY and the reason where there are none.
+  GradientResult Fetch();
+
   // The answer of a step that somebody had no gradient for; frees what has been added up.
   Answer Skip(StepSlot& slot, std::string reason);
 
@@ -77,7 +84,9 @@ class LayerWorker {
   absl::Status Load(absl::string_view bytes);
 
  private:
-  absl::Status ApplyStatistics(std::vector<Vote>& votes, absl::Duration& took);
+  absl::Status ApplyStatistics(std::vector<Vote>& votes, UpdateOutcome& outcome);
+  absl::StatusOr<SealedUpdate> Seal(const LayerStatistics& merged) const;
+  std::string NoFactors() const;
   // Has the executor do in the background what the factors have put off.
   void PostDeferredWork();
   // Of a method that takes gradients in: the factors have the slot's already, and their last answer is its.
@@ -94,6 +103,8 @@ class LayerWorker {
   const size_t cost_entry_;
   bool awaits_ = false;
   std::unique_ptr<LayerState> state_;  // null after a fallback to first order, or while it awaits one
+  // What Save said of state_, for all who ask for the same version; null before anybody has.
+  std::shared_ptr<const Payload> saved_;
 };
 
 }  // namespace precondor

@@ -30,6 +30,7 @@ struct Expected {
 
 std::vector<Expected> ExpectedTensors(const SessionSpec& spec, const ContributionHeader& header) {
   const LayerSpec& layer = spec.layers[header.key.layer];
+  if (header.kind == ContributionKind::kPull) return {};
   if (header.kind == ContributionKind::kGradient) {
     return {{"gradient", {layer.d_out, layer.d_in}, spec.gradient_dtype}};
   }
@@ -131,7 +132,8 @@ int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer) {
 
 absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes) {
   if (header.abstain) return CheckAbstention(spec, header, payload_bytes);
-  if (header.samples == 0 || header.samples > kMaxSamples) {
+  const bool weighs = header.kind != ContributionKind::kPull;
+  if (weighs && (header.samples == 0 || header.samples > kMaxSamples)) {
     return Invalid(ErrorReason::kMalformed, spec, header.key,
                    absl::StrCat("samples: expected 1 ... ", kMaxSamples, ", got ", header.samples));
   }

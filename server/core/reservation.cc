@@ -15,18 +15,32 @@ constexpr int64_t kSaturated = int64_t{1} << 62;
 int64_t Add(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
 int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSaturated : x * y; }
 
-int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
+// The gradients of one step that are on their way, and what they are added up in.
+int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
+  if (WorkersPrecondition(spec)) return 0;
   const int64_t elements = layer.d_out * layer.d_in;
   const int64_t contributors = GradientContributors(spec);
-  int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
-  if (contributors > 1) gradients = Add(gradients, Mul(elements, 8));
-  const int64_t slots = Mul(spec.world_size + contributors, Gather::kBytesPerContributor);
-  return Add(Mul(window_steps + 1, Add(statistics, slots)), Mul(window_steps, gradients));
+  const int64_t gradients = Mul(Mul(contributors, elements), static_cast<int64_t>(ByteSize(spec.gradient_dtype)));
+  return contributors > 1 ? Add(gradients, Mul(elements, 8)) : gradients;
+}
+
+int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
+  const int64_t slots = Mul(spec.world_size + GradientContributors(spec), Gather::kBytesPerContributor);
+  return Add(Mul(window_steps + 1, Add(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
+}
+
+// What workers that have factors are sent.
+int64_t HandedBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
+  if (!WorkersPrecondition(spec) || !method.needs_statistics()) return 0;
+  const int64_t state = method.SavedBytes(spec.layers[layer]);
+  const bool replayed = spec.exchange == ExchangeMode::kReplay;
+  return Add(Mul(window_steps, replayed ? Mul(StatisticsScratchElements(spec, layer), 4) : state), Mul(2, state));
 }
 
 int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
-  return StagingBytes(spec, spec.layers[layer], method.needs_statistics() ? StatisticsBytes(spec, layer) : 0,
-                      window_steps);
+  return Add(StagingBytes(spec, spec.layers[layer], method.needs_statistics() ? StatisticsBytes(spec, layer) : 0,
+                          window_steps),
+             HandedBytes(spec, method, layer, window_steps));
 }
 
 }  // namespace
@@ -74,7 +88,7 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
       const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(spec, index);
       statistics = std::max(statistics, Mul(Add(StatisticsScratchElements(spec, index), host), 4));
     }
-    gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
+    if (!WorkersPrecondition(spec)) gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
     method_scratch = std::max(method_scratch, method.ScratchBytes(layer, VectorsPerStep(spec, index)));
     deferred_scratch = std::max(deferred_scratch, method.DeferredScratchBytes(layer));
   }
@@ -92,7 +106,7 @@ Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<con
   for (uint32_t index : layers) {
     const LayerSpec& layer = spec.layers[index];
     reservation.staging = Add(reservation.staging, StagingBytes(spec, layer, /*statistics=*/0, window_steps));
-    gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
+    if (!WorkersPrecondition(spec)) gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
   }
   // D on the host where the wire's type is not f32.
   if (spec.gradient_dtype != DType::kF32) reservation.scratch = Mul(parallelism, gradient);

@@ -24,11 +24,13 @@ struct Reservation {
 
 // Of the given layers. Staging per layer: statistics of W workers as f32 for window_steps + 1 steps (a step that left
 // the window may still be waiting for its update); for window_steps steps the gradients of those who send them, which
-// is also where results go, and the f64 accumulator when more than one sends.
+// is also where results go, and the f64 accumulator when more than one sends. Where workers have factors themselves, no
+// gradients, but what pulls are answered with: for window_steps steps merged vectors as f32 in REPLAY, states in
+// PULL_FACTORS; and two more states, one that is being saved and one that is being fetched.
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism);
 
-// Of the same in first order: gradients, and what averages them.
+// Of the same in first order: gradients, and what averages them; nothing where workers have them.
 Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
                                          int parallelism);
 
@@ -40,7 +42,7 @@ int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer);
 // States and staging of one layer, for placement.
 int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps);
 
-// Ranks that send a layer's gradient: world_size, or 1 in DELEGATE.
+// Ranks that send a layer's gradient, or pull in its place: world_size, or 1 in DELEGATE.
 int64_t GradientContributors(const SessionSpec& spec);
 
 }  // namespace precondor

@@ -301,6 +301,14 @@ absl::Status Shard::Resume(const ContributionKey& key, uint64_t factor_version) 
   return session->Resume(key, factor_version);
 }
 
+void Shard::Fetch(const ContributionKey& key, ResultFn result) {
+  absl::Status status = CheckServing();
+  if (!status.ok()) return result(std::move(status));
+  absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(key.session_id);
+  if (!session.ok()) return result(session.status());
+  (*session)->Fetch(key, std::move(result));
+}
+
 void Shard::SealOverdue() {
   if (context_->options.statistics_deadline == absl::InfiniteDuration()) return;
   const absl::Time now = context_->clock.Now();

@@ -122,8 +122,9 @@ class Shard final : public ShardControl {
   // step can seal).
   void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
 
-  // The same for a gradient. `result` follows an OK `ack`, once the plan is sealed and applied; a repetition gets the
-  // same bytes. When the session ends or a new epoch drops the slot, `result` gets the status instead.
+  // The same for a gradient, or a pull in its place. `result` follows an OK `ack`, once the plan is sealed and applied;
+  // a repetition gets the same bytes. When the session ends or a new epoch drops the slot, `result` gets the status
+  // instead.
   void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
 
   // A rank that was answered by a memory which may be lost (the one before this process, or another shard's) says what
@@ -131,6 +132,11 @@ class Shard final : public ShardControl {
   // send or send again. What this memory cannot bring to an end any more holds nothing up from then on. DATA_LOSS
   // MEMORY_LOST: see ErrorReason; otherwise the errors of CheckHeader that concern the key. Repetitions do no harm.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
+
+  // Gives `result` the layer's factors as they are, for a worker that keeps some and has just begun, or lost the
+  // thread. Errors: those of CheckHeader that concern the key, InvalidArgument where the session's workers keep none,
+  // ABORTED like SubmitGradient's.
+  void Fetch(const ContributionKey& key, ResultFn result);
 
   // Seals what statistics_deadline has passed for. A server calls it every now and then.
   void SealOverdue();

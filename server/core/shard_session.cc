@@ -270,8 +270,28 @@ absl::Status ShardSession::CheckLayer(const ContributionKey& key) const {
   return absl::OkStatus();
 }
 
+absl::Status ShardSession::CheckPull(const ContributionHeader& header) const {
+  const ContributionKey& key = header.key;
+  const bool pull = header.kind == ContributionKind::kPull;
+  if (header.kind != ContributionKind::kStatistics && pull != WorkersPrecondition(spec())) {
+    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
+                   absl::StrCat("expected ", pull ? "GRADIENT" : "PULL", " with exchange ",
+                                ExchangeModeName(spec().exchange), ", got ", pull ? "PULL" : "GRADIENT"));
+  }
+  if (!pull) return absl::OkStatus();
+  if (header.abstain) {
+    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key, "nobody abstains from a PULL");
+  }
+  if (header.mode == Mode::kSecondOrder && IsStatisticStep(spec(), key.step) && TakesStatistics(spec(), key.layer)) {
+    return absl::OkStatus();
+  }
+  return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,
+                 "PULL: expected a statistic step in second order, of a layer that takes statistics");
+}
+
 absl::Status ShardSession::CheckRole(const ContributionHeader& header) const {
   const ContributionKey& key = header.key;
+  PRECONDOR_RETURN_IF_ERROR(CheckPull(header));
   if (header.kind == ContributionKind::kStatistics && header.mode == Mode::kFirstOrder) {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,
                    "steps in first order take no statistics");
@@ -301,6 +321,18 @@ absl::Status ShardSession::Resume(const ContributionKey& key, uint64_t factor_ve
   PRECONDOR_RETURN_IF_ERROR(CheckMember(*membership(), key));
   PRECONDOR_RETURN_IF_ERROR(CheckLayer(key));
   return layers_[key.layer]->Resume(key, factor_version);
+}
+
+void ShardSession::Fetch(const ContributionKey& key, ResultFn result) {
+  absl::Status status = CheckMember(*membership(), key);
+  if (status.ok()) status = CheckLayer(key);
+  if (status.ok() && !WorkersPrecondition(spec())) {
+    status = Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
+                     absl::StrCat("FETCH: expected exchange REPLAY or PULL_FACTORS, the session's is ",
+                                  ExchangeModeName(spec().exchange)));
+  }
+  if (!status.ok()) return result(std::move(status));
+  layers_[key.layer]->Fetch(key, std::move(result));
 }
 
 void ShardSession::Close(const absl::Status& why) {

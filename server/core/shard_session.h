@@ -55,6 +55,7 @@ class ShardSession {
   absl::Status Check(const ContributionHeader& header, uint64_t payload_bytes) const;
   // See Shard.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
+  void Fetch(const ContributionKey& key, ResultFn result);
   // Not null for a layer that passed Check.
   LayerPipeline* layer(uint32_t index) const { return layers_[index].get(); }
 
@@ -95,6 +96,7 @@ class ShardSession {
   absl::Status CheckMember(const Membership& members, const ContributionKey& key) const;
   absl::Status CheckLayer(const ContributionKey& key) const;
   absl::Status CheckRole(const ContributionHeader& header) const;
+  absl::Status CheckPull(const ContributionHeader& header) const;
 
   // Const after construction.
   const std::shared_ptr<SessionContext> context_;

@@ -22,6 +22,12 @@
 
 namespace precondor {
 
+// An update that was made, for workers that have the factors too: in REPLAY the merged vectors it was made of.
+struct SealedUpdate {
+  std::vector<TensorDesc> tensors;  // a [k, d_in], g [k, d_out]
+  std::shared_ptr<const Payload> bytes;
+};
+
 // OPEN takes contributions; SEALED has them all (or gave up on the rest) and waits for its turn on the layer's strand;
 // APPLIED is in the factors or answered, and kept for repetitions; RETIRED takes part in nothing any more.
 enum class PhaseState : uint8_t { kOpen, kSealed, kApplied, kRetired };
@@ -72,6 +78,7 @@ struct StepSlot {
   int64_t in_flight = 0;                            // what this slot adds to ShardContext::in_flight
   std::optional<std::vector<Vote>> restored_votes;  // that were about to be applied
   std::optional<Plan> plan;                         // that somebody may have been answered with
+  std::optional<SealedUpdate> update;               // once it was made, where workers have factors
   std::optional<WeightedSum> sum;
   absl::Status lost;      // why the average cannot be made
   Payload result_buffer;  // the first gradient's bytes: the result has exactly their size

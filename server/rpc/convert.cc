@@ -67,10 +67,13 @@ absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header) {
     case v1::FRAME_KIND_GRADIENT:
       out.kind = ContributionKind::kGradient;
       break;
+    case v1::FRAME_KIND_PULL:
+      out.kind = ContributionKind::kPull;
+      break;
     default:
       return ReasonedStatus(
           absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-          absl::StrCat("header.kind: expected STATISTICS or GRADIENT, got ", static_cast<int>(header.kind())));
+          absl::StrCat("header.kind: expected STATISTICS, GRADIENT or PULL, got ", static_cast<int>(header.kind())));
   }
   PRECONDOR_ASSIGN_OR_RETURN(out.mode, wire::DecodeMode(header.mode(), "header.mode"));
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::TensorFormat> tensors,
@@ -101,7 +104,9 @@ void EncodeResult(const GradientResult& result, v1::FrameHeader& header, v1::Out
   outcome.set_inner_product(result.inner_product);
   outcome.set_reason(wire::SafeText(result.reason));
   if (result.bytes == nullptr) return;
-  *header.add_tensors() = wire::EncodeTensorHeader({result.desc.dtype, result.desc.dims, result.desc.scale});
+  for (const TensorDesc& tensor : result.tensors) {
+    *header.add_tensors() = wire::EncodeTensorHeader({tensor.dtype, tensor.dims, tensor.scale});
+  }
   header.set_payload_bytes(result.bytes->size());
 }
 

@@ -22,7 +22,7 @@ ContributionKey DecodeKey(const v1::FrameHeader& header);
 absl::StatusOr<ContributionHeader> DecodeHeader(const v1::FrameHeader& header);
 // `header` of the contribution that is answered, with the answer's kind and without tensors.
 v1::FrameHeader AnswerHeader(const v1::FrameHeader& contribution, v1::FrameKind kind);
-// Adds the result's tensor and outcome.
+// Adds the result's tensors and outcome.
 void EncodeResult(const GradientResult& result, v1::FrameHeader& header, v1::Outcome& outcome);
 
 v1::Directive EncodeDirective(const Directive& directive);

@@ -32,12 +32,25 @@ void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplic
 void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const GradientResult& result) {
   v1::ExchangeResponse response;
   *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_RESULT);
+  if (contribution.kind() != v1::FRAME_KIND_GRADIENT) response.set_contribution(contribution.kind());
   EncodeResult(result, *response.mutable_header(), *response.mutable_outcome());
   if (result.bytes == nullptr) return queue.Push(std::move(response));
   for (const wire::Chunk& chunk : wire::PlanChunks(result.bytes->size())) {
     response.mutable_header()->set_chunk_offset(chunk.offset);
     queue.Push(response, {result.bytes->data() + chunk.offset, chunk.size, result.bytes});
   }
+}
+
+// Answers a contribution that the queue owes one to.
+ResultFn Answering(const std::shared_ptr<FrameQueue>& queue, const v1::FrameHeader& contribution) {
+  return [queue, contribution](const absl::StatusOr<GradientResult>& result) {
+    if (result.ok()) {
+      PushResult(*queue, contribution, *result);
+    } else {
+      PushError(*queue, contribution, result.status());
+    }
+    queue->Settle();
+  };
 }
 
 }  // namespace
@@ -126,6 +139,10 @@ void ExchangeStream::HandleFrame(const v1::FrameHeader& header, const wire::Rece
     const absl::Status taken = shard_.Resume(DecodeKey(header), header.factor_version());
     return taken.ok() ? PushAck(*queue_, header, /*duplicate=*/false) : PushError(*queue_, header, taken);
   }
+  if (header.kind() == v1::FRAME_KIND_FETCH) {
+    queue_->Owe();
+    return shard_.Fetch(DecodeKey(header), Answering(queue_, header));
+  }
   const auto admit = [this](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const ContributionHeader decoded, DecodeHeader(first));
     const absl::Status status = shard_.CheckHeader(decoded, first.payload_bytes());
@@ -143,7 +160,7 @@ void ExchangeStream::HandleFrame(const v1::FrameHeader& header, const wire::Rece
 void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution) {
   const absl::StatusOr<ContributionHeader> decoded = DecodeHeader(contribution.header);
   if (!decoded.ok()) return PushError(*queue_, contribution.header, decoded.status());
-  const bool gradient = decoded->kind == ContributionKind::kGradient;
+  const bool gradient = decoded->kind != ContributionKind::kStatistics;
   queue_->Owe();
   auto ack = [queue = queue_, header = contribution.header, gradient](const absl::StatusOr<bool>& duplicate) {
     if (duplicate.ok()) {
@@ -154,15 +171,8 @@ void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution) {
     if (!gradient || !duplicate.ok()) queue->Settle();
   };
   if (!gradient) return shard_.SubmitStatistics(*decoded, std::move(contribution.payload), std::move(ack));
-  auto answer = [queue = queue_, header = contribution.header](const absl::StatusOr<GradientResult>& result) {
-    if (result.ok()) {
-      PushResult(*queue, header, *result);
-    } else {
-      PushError(*queue, header, result.status());
-    }
-    queue->Settle();
-  };
-  shard_.SubmitGradient(*decoded, std::move(contribution.payload), std::move(ack), std::move(answer));
+  shard_.SubmitGradient(*decoded, std::move(contribution.payload), std::move(ack),
+                        Answering(queue_, contribution.header));
 }
 
 }  // namespace precondor::rpc

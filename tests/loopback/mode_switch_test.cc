@@ -141,8 +141,8 @@ class Job {
       answers[layer].decision = outcome->decision;
       answers[layer].factor_version = outcome->factor_version;
     }
-    // In DELEGATE it is the job that keeps its workers together: each needs the others' layers before it goes on.
-    if (spec.exchange == ExchangeMode::kDelegate) step_done.arrive_and_wait();
+    // But for DIRECT it is the job that keeps its workers together: each needs the others' layers, or gradients.
+    if (spec.exchange != ExchangeMode::kDirect) step_done.arrive_and_wait();
     return answers;
   }
   // Steps [from, to) on all ranks: [step - from][rank][layer].
@@ -364,7 +364,10 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
   EXPECT_TRUE(Await([&] { return Metric(*job.server, "precondor_last_step_number{train_job=\"job\"}") == 14; }));
 }
 
-TEST_P(ModeSwitchTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
+// Where there are gradient frames.
+using ModeConflictTest = ModeSwitchTest;
+
+TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
   Job job(GetParam(), {.policy = FallbackPolicy::kNever});
   job.Join();
   job.ForEachRank([&](uint32_t rank) {
@@ -407,8 +410,16 @@ TEST_P(ModeSwitchTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
             1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Exchange, ModeSwitchTest, ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate),
-                         [](const auto& param) { return std::string(ExchangeModeName(param.param)); });
+std::string Name(const ::testing::TestParamInfo<ExchangeMode>& test) {
+  return std::string(ExchangeModeName(test.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Exchange, ModeSwitchTest,
+                         ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay,
+                                           ExchangeMode::kPullFactors),
+                         Name);
+INSTANTIATE_TEST_SUITE_P(Exchange, ModeConflictTest, ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate),
+                         Name);
 
 }  // namespace
 }  // namespace precondor

@@ -15,7 +15,7 @@ RATE = 0.1
 GAMMA = 0.9
 DAMPING = 1.0
 INV_FREQ, WARMUP = 3, 5
-EXCHANGES = ("DIRECT", "DELEGATE")
+EXCHANGES = ("DIRECT", "DELEGATE", "REPLAY", "PULL_FACTORS")
 
 
 def problem():
@@ -82,7 +82,7 @@ def session(name, world_size, exchange):
 
 
 def train(address, name, rank, world_size, exchange, peer):
-    """One rank's losses over all rows, and last weights. `peer`: a connection to the other rank, for DELEGATE."""
+    """One rank's losses over all rows, and last weights. `peer`: a connection to the other rank, for all but DIRECT."""
     x, y, weights = problem()
     x, y = x.astype(np.float32), y.astype(np.float32)
     weights = [w.astype(np.float32) for w in weights]
@@ -99,7 +99,7 @@ def train(address, name, rank, world_size, exchange, peer):
                     worker.send_statistics(step, layer, worker.compute_statistics(step, layer, "input", inputs[layer]),
                                            worker.compute_statistics(step, layer, "output", grads[layer], count), count)
                 gradient = grads[layer].T @ inputs[layer]
-                if exchange == "DELEGATE":
+                if exchange != "DIRECT":
                     peer.send(gradient)
                     gradient = (gradient + peer.recv()) / 2
                 if worker.sends_gradient(layer):

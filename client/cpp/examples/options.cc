@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -56,11 +57,14 @@ absl::Status ParseRates(absl::string_view text, std::vector<double>* out) {
 }
 
 absl::Status ParseExchange(absl::string_view text, ExchangeMode* out) {
-  if (text != "direct" && text != "delegate") {
-    return absl::InvalidArgumentError(absl::StrCat("expected direct or delegate, got \"", text, "\""));
+  for (const ExchangeMode mode :
+       {ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay, ExchangeMode::kPullFactors}) {
+    if (absl::AsciiStrToUpper(text) != ExchangeModeName(mode)) continue;
+    *out = mode;
+    return absl::OkStatus();
   }
-  *out = text == "direct" ? ExchangeMode::kDirect : ExchangeMode::kDelegate;
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("expected direct, delegate, replay or pull_factors, got \"", text, "\""));
 }
 
 absl::Status ParseShardLoss(absl::string_view text, ShardLossPolicy* out) {
@@ -208,7 +212,8 @@ every method on the same grid; the runs that count then go through the service.
                            (each method's own: never, mkor-h loss-rate)
   --optimizers LIST        sgd, nesterov, plain (SGD without momentum), adamw, lamb, or all (adamw,lamb); kron and soap
                            always run on plain
-  --exchange MODE          direct: the shards average the gradients; delegate: the workers do, in shared memory (direct)
+  --exchange MODE          direct: the shards average the gradients; delegate: the workers do, in shared memory; replay
+                           and pull_factors: so do they, and precondition themselves (methods of mkor and eva) (direct)
   --on-shard-loss POLICY   wait: until the shard is back; degrade: its layers begin anew on the others; with
                            --exchange=delegate (wait)
   --workers N              worker processes, 1 ... 128 (4)

@@ -13,9 +13,8 @@ namespace precondor::digits {
 
 absl::StatusOr<std::unique_ptr<ServiceExchange>> ServiceExchange::Make(Worker& worker, SharedReducer* reducer) {
   const ExchangeMode exchange = worker.spec().exchange;
-  if (exchange != ExchangeMode::kDirect && (exchange != ExchangeMode::kDelegate || reducer == nullptr)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected DIRECT, or DELEGATE with a reducer; got ", ExchangeModeName(exchange)));
+  if (exchange != ExchangeMode::kDirect && reducer == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("expected DIRECT, or a reducer; got ", ExchangeModeName(exchange)));
   }
   return std::unique_ptr<ServiceExchange>(new ServiceExchange(worker, reducer));
 }
@@ -44,7 +43,7 @@ absl::Status ServiceExchange::SendStatistics(uint64_t step, const LayerTap& tap)
 absl::Status ServiceExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   samples_ = static_cast<uint64_t>(tap.inputs.rows);
   if (worker_.NeedsStatistics(step, tap.layer)) PRECONDOR_RETURN_IF_ERROR(SendStatistics(step, tap));
-  if (worker_.spec().exchange == ExchangeMode::kDelegate) {
+  if (worker_.spec().exchange != ExchangeMode::kDirect) {
     PRECONDOR_RETURN_IF_ERROR(
         reducer_->WeightedMean(static_cast<int32_t>(worker_.rank()), static_cast<double>(samples_), tap.gradient));
   }

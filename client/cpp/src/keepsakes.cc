@@ -71,7 +71,7 @@ std::optional<uint64_t> Keepsakes::FirstGradient(uint32_t layer) const {
   std::optional<uint64_t> first;
   for (const auto& [sequence, answered_at] : found->second.answered_at) {
     const ContributionId& of = items_.at(sequence)->id;
-    if (of.kind == v1::FRAME_KIND_GRADIENT) first = std::min(first.value_or(of.step), of.step);
+    if (SealsAnswer(of.kind)) first = std::min(first.value_or(of.step), of.step);
   }
   return first;
 }

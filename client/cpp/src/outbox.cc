@@ -169,7 +169,7 @@ Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
   if (entry.state != State::kSent) return nullptr;
   // Whoever has had the answer wants no other.
   if (entry.needless) return Erase(found->second);
-  if (id.kind == v1::FRAME_KIND_GRADIENT) {
+  if (HasResult(id.kind)) {
     Move(found->second, entry, State::kAcknowledged);
     return entry.item;
   }
@@ -201,6 +201,7 @@ Outbox::Item Outbox::Erase(Sequence sequence) {
 Outbox::Item Outbox::Finish(const ContributionId& id, Item kept, uint64_t factor_version) {
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) return nullptr;
+  if (!SealsAnswer(id.kind)) return Erase(found->second);
   const Sequence sequence = found->second;
   kept_.OnAnswer(id, sequence, next_sequence_);
   if (kept != nullptr && keeps_gradients()) kept_.KeepGradient(sequence, std::move(kept), next_sequence_);
@@ -214,7 +215,7 @@ Outbox::Item Outbox::Remove(const ContributionId& id) {
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) return nullptr;
   Item item = Erase(found->second);
-  if (id.kind == v1::FRAME_KIND_GRADIENT) {
+  if (SealsAnswer(id.kind)) {
     const auto kept = retained_.find(id.layer);
     if (kept != retained_.end() && kept->second->id.step <= id.step) retained_.erase(kept);
     LastAnswer& last = answered_[id.layer];

@@ -30,7 +30,8 @@ enum class Recovery : uint8_t {
 Recovery RecoveryFor(const absl::Status& refusal);
 
 // Life of an entry: queued -> being sent (one at a time, in order) -> sent -> acknowledged; statistics are then done, a
-// gradient waits for its result. One thread at a time (its link's lock).
+// gradient or pull waits for its result. A fetch has a result and no acknowledgement. One thread at a time (its link's
+// lock).
 class Outbox {
  public:
   using Item = std::shared_ptr<const Contribution>;
@@ -59,8 +60,9 @@ class Outbox {
   // Answers. Each returns the item it was about; null for one that is not waited for (a late or repeated answer).
   Item Acknowledge(const ContributionId& id);
   Item Find(const ContributionId& id) const;
-  // The result of the gradient is there: removes it. `kept`, if not null, is the same contribution for the case that it
-  // is needed again (Kept); ignored when the shard remembers nothing. `factor_version` as in the result.
+  // The result of the gradient, pull or fetch is there: removes it. `kept`, if not null, is the same contribution for
+  // the case that it is needed again (Kept); ignored when the shard remembers nothing. `factor_version` as in the
+  // result.
   Item Finish(const ContributionId& id, Item kept, uint64_t factor_version);
   // The contribution with bytes of its own and nobody who waits for its result.
   static Item Kept(const Contribution& item);

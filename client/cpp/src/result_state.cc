@@ -25,7 +25,11 @@ constexpr bool kLittleEndian = false;
 PreconditionFuture::State::State(std::string what, MatrixView out, bool payload_borrowed, bool out_aliases_gradient)
     : what_(std::move(what)), out_(out), hold_(out_aliases_gradient), borrowed_(payload_borrowed) {}
 
-absl::Status PreconditionFuture::State::Begin(const wire::TensorFormat& format, uint64_t payload_bytes) {
+absl::Status PreconditionFuture::State::Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) {
+  if (tensors.size() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(what_, ": result: expected one tensor, got ", tensors.size()));
+  }
+  const wire::TensorFormat& format = tensors.front();
   MutexLock lock(mu_);
   if (format.dims != std::vector<int64_t>{out_.rows, out_.cols}) {
     return absl::InvalidArgumentError(absl::StrCat(what_, ": result: expected a tensor [", out_.rows, ", ", out_.cols,

@@ -14,11 +14,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "client/cpp/src/answer_sink.h"
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/mutex.h"
 #include "precondor/client.h"
-#include "proto/wire/frame_codec.h"
-#include "proto/wire/tensor_codec.h"
 
 namespace precondor {
 
@@ -27,27 +26,22 @@ namespace precondor {
 // starts them over (Restart). When `out` is the gradient's own memory, chunks are kept where gRPC received them and
 // written at once at the end, so that a gradient which may have to be sent again is never half overwritten.
 // Thread-safe; calls nobody.
-class PreconditionFuture::State {
+class PreconditionFuture::State final : public AnswerSink {
  public:
   // `payload_borrowed`: gRPC reads the gradient in place; OnPayloadReleased will tell when it no longer does.
   State(std::string what, MatrixView out, bool payload_borrowed, bool out_aliases_gradient);
 
-  // First frame of a RESULT with a tensor. InvalidArgument unless format and size are those of `out`.
-  absl::Status Begin(const wire::TensorFormat& format, uint64_t payload_bytes);
-  // Bytes [offset, offset + chunk.size()). InvalidArgument unless they follow what has come. After an outcome is
-  // known: nothing, OK.
-  absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk);
-  // True when every byte that Begin announced is there.
-  bool HasAllBytes() const;
-  // Forgets what has come.
-  void Restart();
+  // InvalidArgument unless there is one tensor, of the shape and size of `out`.
+  absl::Status Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) override;
+  absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) override;
+  bool HasAllBytes() const override;
+  void Restart() override;
 
-  // The first outcome counts; false when there was one already.
-  bool Complete(Preconditioned outcome);
-  bool Fail(absl::Status status);
+  bool Complete(Preconditioned outcome) override;
+  bool Fail(absl::Status status) override;
   void OnPayloadReleased();
 
-  bool ready() const;
+  bool ready() const override;
   bool WaitFor(absl::Duration timeout) const;
   absl::StatusOr<Preconditioned> Wait() const;
 

@@ -46,6 +46,25 @@ bool IsFinal(grpc::StatusCode code) {
          code == grpc::StatusCode::UNAUTHENTICATED || code == grpc::StatusCode::PERMISSION_DENIED;
 }
 
+// What a RESULT answers; of a gradient it need not say so.
+v1::FrameKind ResultOf(const v1::ExchangeResponse& message) {
+  const v1::FrameKind kind = message.contribution();
+  return kind == v1::FRAME_KIND_UNSPECIFIED ? v1::FRAME_KIND_GRADIENT : kind;
+}
+
+absl::string_view KindName(v1::FrameKind kind) {
+  switch (kind) {
+    case v1::FRAME_KIND_GRADIENT:
+      return "gradient";
+    case v1::FRAME_KIND_PULL:
+      return "request for the step's factors";
+    case v1::FRAME_KIND_FETCH:
+      return "request for the factors";
+    default:
+      return "statistics";
+  }
+}
+
 }  // namespace
 
 class ShardLink::Channel {
@@ -158,7 +177,7 @@ absl::Time ShardLink::Tick(absl::Time now) {
   }
   bool stuck = false;
   for (Outbox::Item& item : expired) {
-    const std::shared_ptr<PreconditionFuture::State> result = item->result;
+    const std::shared_ptr<AnswerSink> result = item->result;
     if (result == nullptr) continue;
     const absl::Status late = LateError(item->id);
     item.reset();  // with it goes our hold on the gradient's memory
@@ -177,8 +196,7 @@ absl::Time ShardLink::Tick(absl::Time now) {
 absl::Status ShardLink::LateError(const ContributionId& id) const {
   return absl::DeadlineExceededError(
       absl::StrCat("shard ", options_.address, ": session ", options_.session, " step ", id.step, " layer ", id.layer,
-                   ": ", id.kind == v1::FRAME_KIND_GRADIENT ? "gradient" : "statistics", " not answered within ",
-                   absl::FormatDuration(options_.result_timeout)));
+                   ": ", KindName(id.kind), " not answered within ", absl::FormatDuration(options_.result_timeout)));
 }
 
 void ShardLink::Connect(absl::Time now) {
@@ -379,7 +397,7 @@ void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::Receive
       if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id);
       return;
     case v1::FRAME_KIND_RESULT:
-      if (const auto id = MatchKey(message.header(), v1::FRAME_KIND_GRADIENT)) OnResult(*id, message, payload);
+      if (const auto id = MatchKey(message.header(), ResultOf(message))) OnResult(*id, message, payload);
       return;
     case v1::FRAME_KIND_ERROR: {
       const absl::Status status = wire::FromErrorDetail(message.error());
@@ -419,11 +437,9 @@ void ShardLink::OnAck(const ContributionId& id) {
 absl::StatusOr<bool> ShardLink::TakeResult(const Contribution& item, const v1::FrameHeader& header,
                                            const wire::ReceivedBytes& payload) {
   if (header.chunk_offset() == 0) {
-    if (header.tensors_size() != 1) {
-      return absl::InvalidArgumentError(absl::StrCat("result: expected one tensor, got ", header.tensors_size()));
-    }
-    PRECONDOR_ASSIGN_OR_RETURN(const wire::TensorFormat format, wire::DecodeTensorHeader(header.tensors(0), "result"));
-    PRECONDOR_RETURN_IF_ERROR(item.result->Begin(format, header.payload_bytes()));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::TensorFormat> tensors,
+                               wire::DecodeTensorHeaders(header.tensors()));
+    PRECONDOR_RETURN_IF_ERROR(item.result->Begin(tensors, header.payload_bytes()));
   }
   PRECONDOR_RETURN_IF_ERROR(item.result->Append(header.chunk_offset(), payload));
   return item.result->HasAllBytes();
@@ -448,7 +464,7 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
     complete = TakeResult(*item, message.header(), payload);
   }
   if (complete.ok() && !*complete) return;
-  const std::shared_ptr<PreconditionFuture::State> result = item->result;
+  const std::shared_ptr<AnswerSink> result = item->result;
   Outbox::Item kept = keep ? Outbox::Kept(*item) : nullptr;
   {
     MutexLock lock(mu_);
@@ -495,7 +511,7 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
   if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch);
   if (recovery == Recovery::kFatal) hooks_.fatal(status);
   if (abstains || item == nullptr || item->result == nullptr) return;
-  const std::shared_ptr<PreconditionFuture::State> result = item->result;
+  const std::shared_ptr<AnswerSink> result = item->result;
   item.reset();
   result->Fail(status);
 }

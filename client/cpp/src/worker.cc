@@ -116,11 +116,23 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
   std::unique_ptr<WorkerImpl> worker(new WorkerImpl(options, std::move(control), std::move(session), std::move(spec),
                                                     as.rank, as.incarnation, joined.session_id(), joined.epoch()));
+  if (WorkersPrecondition(worker->spec_)) {
+    PRECONDOR_ASSIGN_OR_RETURN(
+        worker->factors_,
+        LocalFactors::Make(worker->spec_, options.factor_threads, absl::StrCat("session ", worker->session_),
+                           [worker = worker.get()](int64_t layer, std::shared_ptr<AnswerSink> sink) {
+                             worker->FetchFactors(layer, std::move(sink));
+                           }));
+  }
   // Of this epoch alone: the job may have gone on for long since an earlier one went back.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
   PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
   if (directive.went_back_epoch != 0) worker->went_back_to_ = directive.resume_step;
   worker->Start(as.first_step, std::move(directive));
+  if (worker->factors_ != nullptr && worker->ModeOf(as.first_step) == Mode::kSecondOrder) {
+    const int64_t layers = static_cast<int64_t>(worker->spec_.layers.size());
+    for (int64_t layer = 0; layer < layers; ++layer) worker->factors_->Need(layer);
+  }
   return std::unique_ptr<Worker>(std::move(worker));
 }
 
@@ -147,7 +159,7 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   link.epoch = epoch;
   link.connect_timeout = options_.connect_timeout;
   link.result_timeout = options_.result_timeout;
-  link.keep_gradients = spec_.exchange == ExchangeMode::kDirect && spec_.world_size > 1;
+  link.keep_gradients = spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1;
   link.may_lose_shard = MayLoseShards();
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
@@ -177,6 +189,7 @@ WorkerImpl::~WorkerImpl() {
   if (timer_.joinable()) timer_.join();
   if (refresher_.joinable()) refresher_.join();
   if (steps_ != nullptr) steps_->Stop();
+  if (factors_ != nullptr) factors_->Stop();
   routes_.Clear();
   // A caller may free its gradients as soon as the worker is gone.
   borrowed_->Wait(absl::Now() + kReleaseTimeout);
@@ -260,8 +273,7 @@ absl::Status WorkerImpl::SendStatistics(uint64_t step, int64_t layer, ConstMatri
   const auto payload = EncodeTensors(spec_.statistics_dtype, {a, g}, contribution->tensors);
   contribution->payload = *payload;
   contribution->payload_owner = payload;
-  contribution->deadline = absl::Now() + options_.result_timeout;
-  return routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
+  return SubmitStatistics(std::move(contribution), layer);
 }
 
 absl::Status WorkerImpl::AbstainStatistics(uint64_t step, int64_t layer) {
@@ -271,8 +283,33 @@ absl::Status WorkerImpl::AbstainStatistics(uint64_t step, int64_t layer) {
   contribution->id = {v1::FRAME_KIND_STATISTICS, step, static_cast<uint32_t>(layer)};
   contribution->mode = mode;
   contribution->abstain = true;
-  contribution->deadline = absl::Now() + options_.result_timeout;
-  return routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
+  return SubmitStatistics(std::move(contribution), layer);
+}
+
+absl::Status WorkerImpl::SubmitStatistics(std::shared_ptr<Contribution> statistics, int64_t layer) {
+  const uint64_t step = statistics->id.step;
+  statistics->deadline = absl::Now() + options_.result_timeout;
+  const bool pulls = factors_ != nullptr && TakesStatistics(spec_, layer);
+  if (pulls) factors_->Need(layer);
+  PRECONDOR_RETURN_IF_ERROR(routes_.Submit(static_cast<size_t>(layer), std::move(statistics)));
+  if (!pulls) return absl::OkStatus();
+  absl::Status sent = SendRequest(v1::FRAME_KIND_PULL, step, layer, factors_->Expect(layer, step));
+  if (!sent.ok()) factors_->Forget(layer, step);
+  return sent;
+}
+
+absl::Status WorkerImpl::SendRequest(v1::FrameKind kind, uint64_t step, int64_t layer,
+                                     std::shared_ptr<AnswerSink> sink) {
+  auto request = std::make_shared<Contribution>();
+  request->id = {kind, step, static_cast<uint32_t>(layer)};
+  request->result = std::move(sink);
+  request->deadline = absl::Now() + options_.result_timeout;
+  return routes_.Submit(static_cast<size_t>(layer), std::move(request));
+}
+
+void WorkerImpl::FetchFactors(int64_t layer, std::shared_ptr<AnswerSink> sink) {
+  const absl::Status sent = SendRequest(v1::FRAME_KIND_FETCH, steps_->next_step(), layer, sink);
+  if (!sent.ok()) sink->Fail(sent);
 }
 
 // An owner of the caller's memory: its end says that neither the outbox nor gRPC reads it any more.
@@ -294,7 +331,15 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   status.Update(CheckShape(what, "gradient", gradient, shape.d_out, shape.d_in));
   status.Update(CheckShape(what, "out", out, shape.d_out, shape.d_in));
   if (!status.ok()) return FailedFuture(status);
-  if (AnsweredHere(*mode)) return AnsweredFuture(what, gradient, out);
+  if (AnsweredHere(*mode)) {
+    if (factors_ != nullptr) factors_->Release(layer);
+    return AnsweredFuture(what, gradient, out);
+  }
+  if (factors_ != nullptr) {
+    auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
+    factors_->Precondition(step, layer, gradient, out, state);
+    return PreconditionFuture(std::move(state));
+  }
   auto contribution = std::make_shared<Contribution>();
   contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   contribution->mode = *mode;
@@ -302,41 +347,42 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   const absl::Span<const uint8_t> alias = wire::AliasPayload(spec_.gradient_dtype, gradient);
   const bool borrowed = !alias.empty();
   contribution->borrowed = borrowed;
-  contribution->result =
+  const auto state =
       std::make_shared<PreconditionFuture::State>(what, out, borrowed, borrowed && Overlap(gradient, out));
+  contribution->result = state;
   if (borrowed) {
     contribution->tensors.push_back(
         wire::EncodeTensorHeader({spec_.gradient_dtype, {gradient.rows, gradient.cols}, 1.0f}));
     contribution->payload = alias;
-    contribution->payload_owner = Borrow(contribution->result);
+    contribution->payload_owner = Borrow(state);
   } else {
     const auto payload = EncodeTensors(spec_.gradient_dtype, {gradient}, contribution->tensors);
     contribution->payload = *payload;
     contribution->payload_owner = payload;
   }
-  return Submit(std::move(contribution), layer);
+  return Submit(std::move(contribution), state, layer);
 }
 
 PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
   const absl::StatusOr<Mode> mode = CheckStep(step, layer);
   if (!mode.ok()) return FailedFuture(mode.status());
   if (absl::Status status = CheckGradient(layer); !status.ok()) return FailedFuture(status);
-  if (AnsweredHere(*mode)) {
-    auto state = std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false);
+  const auto state = std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false);
+  if (factors_ != nullptr || AnsweredHere(*mode)) {
     state->Complete({Decision::kSkip, 0, 0, absl::StrCat("rank ", rank_, " abstained")});
-    return PreconditionFuture(std::move(state));
+    return PreconditionFuture(state);
   }
   auto contribution = std::make_shared<Contribution>();
   contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   contribution->mode = *mode;
   contribution->abstain = true;
-  contribution->result = std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false);
-  return Submit(std::move(contribution), layer);
+  contribution->result = state;
+  return Submit(std::move(contribution), state, layer);
 }
 
-PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution, int64_t layer) {
+PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution,
+                                      const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer) {
   contribution->deadline = absl::Now() + options_.result_timeout;
-  const std::shared_ptr<PreconditionFuture::State> state = contribution->result;
   const absl::Status status = routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
   if (!status.ok()) state->Fail(status);
   return PreconditionFuture(state);
@@ -439,6 +485,7 @@ void WorkerImpl::Fail(const absl::Status& status) {
     changed_.notify_all();
   }
   if (steps_ != nullptr) steps_->Fail(status);
+  if (factors_ != nullptr) factors_->Fail(status);
   routes_.Fail(status);
 }
 

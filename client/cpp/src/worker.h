@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
+#include "client/cpp/src/local_factors.h"
 #include "client/cpp/src/shard_link.h"
 #include "client/cpp/src/shard_routes.h"
 #include "client/cpp/src/step_control.h"
@@ -81,9 +82,15 @@ class WorkerImpl final : public Worker {
   absl::Status CheckGradient(int64_t layer) const;
   std::string Describe(uint64_t step, int64_t layer) const;
 
-  PreconditionFuture Submit(std::shared_ptr<Contribution> contribution, int64_t layer);
-  // In DELEGATE nobody needs the shard in first order: the average is there already.
-  bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange == ExchangeMode::kDelegate; }
+  PreconditionFuture Submit(std::shared_ptr<Contribution> contribution,
+                            const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer);
+  // In DIRECT alone the shard is needed in first order: otherwise the average is there already.
+  bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
+  // Sends a layer's statistics or abstention and, where this worker has factors, asks what the step makes of them.
+  absl::Status SubmitStatistics(std::shared_ptr<Contribution> statistics, int64_t layer);
+  // Sends a request without payload, whose answer goes to `sink`.
+  absl::Status SendRequest(v1::FrameKind kind, uint64_t step, int64_t layer, std::shared_ptr<AnswerSink> sink);
+  void FetchFactors(int64_t layer, std::shared_ptr<AnswerSink> sink);
   std::shared_ptr<const void> Borrow(const std::shared_ptr<PreconditionFuture::State>& state);
   void CountControl(const google::protobuf::MessageLite& request, const google::protobuf::MessageLite& response);
 
@@ -122,6 +129,7 @@ class WorkerImpl final : public Worker {
   TrafficCounters traffic_;
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();
   Canceller canceller_;
+  std::unique_ptr<LocalFactors> factors_;  // constant after Make; null unless workers have some. Outlives routes_
   ShardRoutes routes_;
 
   mutable Mutex mu_;

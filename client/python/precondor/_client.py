@@ -120,7 +120,7 @@ class Worker:
         return self._core.needs_statistics(step, layer)
 
     def sends_gradient(self, layer: int) -> bool:
-        """DIRECT: always. DELEGATE: when this rank sends the layer. NotFoundError: no such layer."""
+        """DELEGATE: when this rank sends the layer; otherwise always. NotFoundError: no such layer."""
         return self._core.sends_gradient(layer)
 
     def compute_statistics(self, step: int, layer: int, side: str, rows: np.ndarray, row_scale: float = 1.0) -> np.ndarray:

@@ -101,7 +101,7 @@ _ADVICE_OF_CODE = {
     "UNAVAILABLE": "Check the address (host:port of the coordinator) and that precondor-server runs there; "
                    "connect_timeout is how long a client waits for it",
     "UNIMPLEMENTED": "What answers is no Precondor server, or one of another version: use the same version on both "
-                     "sides; of exchange modes, DIRECT and DELEGATE are there",
+                     "sides",
     "CANCELLED": "Join again to go on",
 }
 

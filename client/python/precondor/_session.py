@@ -49,8 +49,9 @@ class SessionSpec:
     layers: in an order that all ranks share; calls name a layer by its place.
     method: of all layers but those of layer_methods; a name stands for a Method of defaults.
     world_size: ranks. seed: keys every random choice.
-    exchange: "DIRECT" (every rank sends every gradient, the server averages) or "DELEGATE" (the job has averaged, rank
-        layer % world_size sends).
+    exchange: "DIRECT" (every rank sends every gradient, the server averages), "DELEGATE" (the job has averaged, rank
+        layer % world_size sends), or "REPLAY" or "PULL_FACTORS" (the job has averaged, and every rank preconditions the
+        average itself: the server returns what statistics add to the factors, or the factors).
     statistics: "SIGNED" (sketches: vectors a rank, 0 for ceil(16 / world_size)), "MEAN", "PER_WORKER_MEAN", "COVARIANCE".
     inv_freq, warmup_steps: statistics are sent at steps below warmup_steps and at multiples of inv_freq.
     staleness_steps: 0 to use a step's own statistics for it, 1 for those before it.

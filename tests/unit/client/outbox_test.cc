@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
@@ -19,6 +20,21 @@ const absl::Time kNow = absl::FromUnixSeconds(1000);
 
 ContributionId Statistics(uint64_t step, uint32_t layer) { return {v1::FRAME_KIND_STATISTICS, step, layer}; }
 ContributionId Gradient(uint64_t step, uint32_t layer) { return {v1::FRAME_KIND_GRADIENT, step, layer}; }
+ContributionId Pull(uint64_t step, uint32_t layer) { return {v1::FRAME_KIND_PULL, step, layer}; }
+ContributionId Fetch(uint64_t step, uint32_t layer) { return {v1::FRAME_KIND_FETCH, step, layer}; }
+
+char Letter(v1::FrameKind kind) {
+  switch (kind) {
+    case v1::FRAME_KIND_GRADIENT:
+      return 'G';
+    case v1::FRAME_KIND_PULL:
+      return 'P';
+    case v1::FRAME_KIND_FETCH:
+      return 'F';
+    default:
+      return 'S';
+  }
+}
 
 absl::Status Refusal(ErrorReason reason, absl::StatusCode code = absl::StatusCode::kFailedPrecondition) {
   return ReasonedStatus(code, reason, "refused");
@@ -52,9 +68,8 @@ class OutboxTest : public ::testing::Test {
                 std::to_string(frame->item->factor_version);
         continue;
       }
-      text += (id.kind == v1::FRAME_KIND_GRADIENT ? 'G' : 'S') + std::to_string(id.step) + '.' +
-              std::to_string(id.layer) + '[' + std::to_string(frame->chunk.offset) + '+' +
-              std::to_string(frame->chunk.size) + ']';
+      text += Letter(id.kind) + std::to_string(id.step) + '.' + std::to_string(id.layer) + '[' +
+              std::to_string(frame->chunk.offset) + '+' + std::to_string(frame->chunk.size) + ']';
     }
     return text;
   }
@@ -100,6 +115,26 @@ TEST_F(OutboxTest, StatisticsAreDoneWithTheAckAndGradientsWithTheResult) {
   EXPECT_NE(outbox_.Remove(Gradient(0, 0)), nullptr);
   EXPECT_EQ(outbox_.Remove(Gradient(0, 0)), nullptr);
   EXPECT_TRUE(outbox_.empty());
+}
+
+// A PULL is what a gradient is: done with its result, kept and told of; a FETCH is neither.
+TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
+  outbox_.StartStream(kCredit, 7);
+  for (const uint64_t step : {10, 20}) {
+    ASSERT_TRUE(Add(Fetch(step, 0), 0).ok());
+    ASSERT_TRUE(Add(Pull(step, 0), 0).ok());
+    EXPECT_EQ(WriteAll(), absl::StrCat("F", step, ".0[0+0] P", step, ".0[0+0]"));
+    Finish(Fetch(step, 0));
+    EXPECT_NE(outbox_.Acknowledge(Pull(step, 0)), nullptr);
+    EXPECT_EQ(outbox_.unacknowledged(), 0u);
+    Finish(Pull(step, 0));
+  }
+  EXPECT_TRUE(outbox_.empty());
+  EXPECT_EQ(outbox_.answered_through(), 20u);
+  ASSERT_TRUE(Add(Fetch(25, 0), 0).ok());
+  WriteAll();
+  outbox_.StartStream(kCredit, 8);
+  EXPECT_EQ(WriteAll(), "R20.0v200 P20.0[0+0] F25.0[0+0]");
 }
 
 TEST_F(OutboxTest, RefusesTheSameKeyTwiceUntilItIsDone) {

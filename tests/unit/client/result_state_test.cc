@@ -78,7 +78,7 @@ TEST_P(ResultStateTest, AssemblesAnyCut) {
     SCOPED_TRACE(seed);
     std::mt19937_64 rng(seed);
     State state("step 1", out(), false, false);
-    ASSERT_TRUE(state.Begin(format(), bytes.size()).ok());
+    ASSERT_TRUE(state.Begin({format()}, bytes.size()).ok());
     for (size_t at = 0; at < bytes.size();) {
       EXPECT_FALSE(state.HasAllBytes());
       const size_t size = std::min<size_t>(1 + rng() % 100, bytes.size() - at);
@@ -99,11 +99,11 @@ TEST_P(ResultStateTest, StartsOverAfterALostStream) {
   const std::vector<uint8_t> bytes = Encoded();
   std::mt19937_64 rng(1);
   State state("step 1", out(), false, false);
-  ASSERT_TRUE(state.Begin(format(), bytes.size()).ok());
+  ASSERT_TRUE(state.Begin({format()}, bytes.size()).ok());
   ASSERT_TRUE(state.Append(0, Cut(bytes, 0, 33, rng)).ok());
   state.Restart();
   EXPECT_FALSE(state.Append(33, Cut(bytes, 33, bytes.size(), rng)).ok());
-  ASSERT_TRUE(state.Begin(format(), bytes.size()).ok());
+  ASSERT_TRUE(state.Begin({format()}, bytes.size()).ok());
   ASSERT_TRUE(state.Append(0, Cut(bytes, 0, bytes.size(), rng)).ok());
   ASSERT_TRUE(state.Complete({}));
   ExpectWritten();
@@ -113,11 +113,11 @@ TEST_P(ResultStateTest, AnAliasedGradientSurvivesUntilAllIsThereAndNobodyReadsIt
   const std::vector<uint8_t> bytes = Encoded();
   std::mt19937_64 rng(1);
   State state("step 1", out(), /*payload_borrowed=*/true, /*out_aliases_gradient=*/true);
-  ASSERT_TRUE(state.Begin(format(), bytes.size()).ok());
+  ASSERT_TRUE(state.Begin({format()}, bytes.size()).ok());
   ASSERT_TRUE(state.Append(0, Cut(bytes, 0, 50, rng)).ok());
   ExpectUntouched();
   state.Restart();
-  ASSERT_TRUE(state.Begin(format(), bytes.size()).ok());
+  ASSERT_TRUE(state.Begin({format()}, bytes.size()).ok());
   ASSERT_TRUE(state.Append(0, Cut(bytes, 0, bytes.size(), rng)).ok());
   ASSERT_TRUE(state.Complete({}));
   ExpectUntouched();
@@ -138,11 +138,11 @@ TEST(ResultStateErrorTest, NamesWhatDoesNotFit) {
   const std::vector<uint8_t> bytes(100);
   State state("step 1 layer 2", MatrixView(memory.data(), 2, 3), false, false);
   const auto message = [](const absl::Status& status) { return std::string(status.message()); };
-  EXPECT_THAT(message(state.Begin({DType::kF32, {3, 2}, 1}, 24)),
+  EXPECT_THAT(message(state.Begin({{DType::kF32, {3, 2}, 1}}, 24)),
               HasSubstr("step 1 layer 2: result: expected a tensor [2, 3], got [3, 2]"));
-  EXPECT_THAT(message(state.Begin({DType::kF32, {2, 3}, 1}, 20)), HasSubstr("expected 24 bytes, got 20"));
+  EXPECT_THAT(message(state.Begin({{DType::kF32, {2, 3}, 1}}, 20)), HasSubstr("expected 24 bytes, got 20"));
   EXPECT_FALSE(state.Append(0, Cut(bytes, 0, 4, rng)).ok()) << "before Begin";
-  ASSERT_TRUE(state.Begin({DType::kF32, {2, 3}, 1}, 24).ok());
+  ASSERT_TRUE(state.Begin({{DType::kF32, {2, 3}, 1}}, 24).ok());
   EXPECT_THAT(message(state.Append(4, Cut(bytes, 0, 4, rng))), HasSubstr("expected bytes from 0"));
   EXPECT_FALSE(state.Append(0, Cut(bytes, 0, 25, rng)).ok());
   EXPECT_FALSE(state.ready());
@@ -153,7 +153,7 @@ TEST(ResultStateErrorTest, TheFirstOutcomeCountsAndNothingIsWrittenAfterIt) {
   std::mt19937_64 rng(1);
   const std::vector<uint8_t> bytes(16);
   State state("step 1", MatrixView(memory.data(), 2, 2), false, false);
-  ASSERT_TRUE(state.Begin({DType::kF32, {2, 2}, 1}, 16).ok());
+  ASSERT_TRUE(state.Begin({{DType::kF32, {2, 2}, 1}}, 16).ok());
   EXPECT_TRUE(state.Fail(absl::DeadlineExceededError("late")));
   EXPECT_TRUE(state.Append(0, Cut(bytes, 0, 16, rng)).ok());
   EXPECT_FALSE(state.Complete({}));

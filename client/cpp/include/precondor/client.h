@@ -31,6 +31,7 @@ struct ClientOptions {
   absl::Duration result_timeout = absl::Seconds(120);  // from a gradient's submission to its result
   absl::Duration join_timeout = absl::Seconds(120);    // until all ranks are in
   absl::Duration lease_timeout = absl::Minutes(10);    // that a step waits at the end of the lease; see ReportStep
+  int factor_threads = 1;  // of a worker that has factors itself (REPLAY, PULL_FACTORS), for its arithmetic
 };
 
 struct WorkerOptions {
@@ -126,9 +127,9 @@ class Worker {
   bool NeedsStatistics(uint64_t step, int64_t layer) const {
     return NeedsStatistics(step) && TakesStatistics(spec(), layer);
   }
-  // DIRECT: always. DELEGATE: when this rank sends the layer.
+  // Whether this rank calls Precondition for the layer. DELEGATE: when it sends the layer. Otherwise always.
   bool SendsGradient(int64_t layer) const {
-    return spec().exchange == ExchangeMode::kDirect || DelegateRank(spec(), layer) == static_cast<int32_t>(rank());
+    return spec().exchange != ExchangeMode::kDelegate || DelegateRank(spec(), layer) == static_cast<int32_t>(rank());
   }
 
   // Sends this rank's statistics of one layer at a statistic step: a [k, d_in] and g [k, d_out] with k =
@@ -144,9 +145,15 @@ class Worker {
   // gaps is sent from where it lies. `samples` weighs the gradient in DIRECT. A non-finite gradient is answered kSkip.
   // In first order the answer is kIdentity and the averaged gradient: in DIRECT from the shard, in DELEGATE the
   // gradient itself, at once and without a byte sent.
+  //
+  // In REPLAY and PULL_FACTORS the worker preconditions the job's averaged gradient itself, on the CPU, with factors of
+  // its own: the same on every rank, bitwise where all ranks run the same library on the same kind of processor. The
+  // shard is needed at statistic steps alone. A layer's calls come in order of steps, and at a statistic step after its
+  // statistics or abstention: FailedPrecondition otherwise.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                           uint64_t samples) = 0;
-  // This rank has no gradient: everybody's answer is kSkip.
+  // This rank has no gradient: everybody's answer is kSkip. In REPLAY and PULL_FACTORS, where all ranks have the same
+  // gradient, this rank's.
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
 
   // Waits until everything sent so far is acknowledged; the first refusal of statistics since the last Flush, if any.

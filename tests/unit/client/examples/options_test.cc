@@ -86,7 +86,7 @@ TEST(OptionsTest, SaysWhatIsWrong) {
       {{"--in-process", "--tasks=chess"}, "no task \"chess\"; there are classifier, autoencoder"},
       {{"--in-process", "--methods=magic"}, "no method \"magic\"; there are none, reference"},
       {{"--in-process", "--optimizers=magic"}, "no optimizer \"magic\""},
-      {{"--in-process", "--exchange=replay"}, "expected direct or delegate, got \"replay\""},
+      {{"--in-process", "--exchange=ring"}, "expected direct, delegate, replay or pull_factors, got \"ring\""},
       {{"--in-process", "--on-shard-loss=pray"}, "--on-shard-loss: expected wait or degrade, got \"pray\""},
       {{"--in-process", "--learning-rates=0.1,0.05"}, "expected positive rates, ascending"},
       {{"--in-process", "--fallback=soon"}, "--fallback: no fallback \"soon\"; there are never, loss-rate"},

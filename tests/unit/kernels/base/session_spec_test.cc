@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -118,13 +119,36 @@ TEST(SessionSpecTest, AcceptsWhatIsExactlyAtTheLimits) {
   EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
 }
 
-TEST(SessionSpecTest, RefusesModesThatAreNotServedByName) {
-  SessionSpec spec = GoodSpec();
+TEST(SessionSpecTest, TellsWhatWorkersWithFactorsMayHave) {
+  const struct {
+    std::function<void(SessionSpec&)> change;
+    std::string problem;
+  } cases[] = {
+      {[](SessionSpec& s) { s.staleness_steps = 1; }, "staleness_steps: expected 0 with exchange "},
+      {[](SessionSpec& s) { s.on_shard_loss = ShardLossPolicy::kDegrade; },
+       "on_shard_loss: expected WAIT with exchange "},
+      {[](SessionSpec& s) { s.method.name = "kfac"; }, "method: expected mkor, eva or identity with exchange "},
+      {[](SessionSpec& s) { s.layer_methods = {{.method = {.name = "kron", .options = {}}, .layers = {0}}}; },
+       "layer_methods[0].method: expected mkor, eva or identity with exchange "},
+  };
   for (ExchangeMode mode : {ExchangeMode::kPullFactors, ExchangeMode::kReplay}) {
+    SessionSpec spec = GoodSpec();
     spec.exchange = mode;
-    const absl::Status status = ValidateSessionSpec(spec);
-    EXPECT_TRUE(absl::IsUnimplemented(status));
-    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(ExchangeModeName(mode))));
+    EXPECT_TRUE(WorkersPrecondition(spec));
+    for (const char* method : {"mkor", "eva", "identity"}) {
+      spec.method.name = method;
+      EXPECT_TRUE(ValidateSessionSpec(spec).ok()) << ValidateSessionSpec(spec);
+    }
+    for (const auto& test : cases) {
+      SessionSpec bad = spec;
+      test.change(bad);
+      const absl::Status status = ValidateSessionSpec(bad);
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(absl::StrCat(test.problem, ExchangeModeName(mode), ", got ")));
+      bad.exchange = ExchangeMode::kDelegate;
+      EXPECT_TRUE(ValidateSessionSpec(bad).ok()) << ValidateSessionSpec(bad);
+    }
   }
 }
 

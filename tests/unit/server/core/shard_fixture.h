@@ -35,8 +35,8 @@ struct Reply {
   Decision decision() const { return (*result)->decision; }
   std::vector<float> values() const {
     const Payload& bytes = *(*result)->bytes;
-    std::vector<float> out(bytes.size() / ByteSize((*result)->desc.dtype));
-    DecodeElements((*result)->desc.dtype, bytes.data(), (*result)->desc.scale, absl::MakeSpan(out));
+    std::vector<float> out(bytes.size() / ByteSize((*result)->tensors[0].dtype));
+    DecodeElements((*result)->tensors[0].dtype, bytes.data(), (*result)->tensors[0].scale, absl::MakeSpan(out));
     return out;
   }
 };
@@ -99,7 +99,9 @@ class ShardFixture : public ::testing::Test {
                   .incarnation = Holder(rank)};
     header.kind = kind;
     const LayerSpec& shape = spec.layers[layer];
-    if (kind == ContributionKind::kGradient) {
+    if (kind == ContributionKind::kPull) {
+      header.samples = 0;
+    } else if (kind == ContributionKind::kGradient) {
       header.tensors = {{.dtype = spec.gradient_dtype, .dims = {shape.d_out, shape.d_in}, .scale = 1.0f}};
     } else {
       // One row is fewer elements than the packed triangle.
@@ -147,7 +149,7 @@ class ShardFixture : public ::testing::Test {
       EXPECT_FALSE(reply->result.has_value()) << "answered twice";
       reply->result = std::move(answer);
     };
-    if (header.kind == ContributionKind::kGradient) {
+    if (header.kind != ContributionKind::kStatistics) {
       shard->SubmitGradient(header, std::move(payload), ack, result);
     } else {
       shard->SubmitStatistics(header, std::move(payload), ack);

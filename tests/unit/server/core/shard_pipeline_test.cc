@@ -376,8 +376,8 @@ TEST_F(ShardPipelineTest, SixteenBitGradientsKeepTheirTypeAndScale) {
     Gradient(0, 0, 1);
     const auto reply = Gradient(0, 1, 2);
     ASSERT_TRUE(reply->result.has_value());
-    EXPECT_EQ((*reply->result)->desc.dtype, dtype);
-    EXPECT_THAT((*reply->result)->desc.dims, ElementsAre(2, 3));
+    EXPECT_EQ((*reply->result)->tensors[0].dtype, dtype);
+    EXPECT_THAT((*reply->result)->tensors[0].dims, ElementsAre(2, 3));
     EXPECT_EQ((*reply->result)->bytes->size(), 12u);
     EXPECT_THAT(reply->values(), Each(FloatEq(3.0f)));
   }
@@ -392,7 +392,7 @@ TEST_F(ShardPipelineTest, ScaledF32GradientIsRead) {
   const auto reply = Send(header, EncodeValues(DType::kF32, std::vector<float>(6, 2.0f)));
   ASSERT_TRUE(reply->result.has_value());
   EXPECT_THAT(reply->values(), Each(FloatEq(16.0f)));
-  EXPECT_EQ((*reply->result)->desc.scale, 1.0f);
+  EXPECT_EQ((*reply->result)->tensors[0].scale, 1.0f);
 }
 
 TEST_F(ShardPipelineTest, MethodsWithoutStatisticsIgnoreThem) {

@@ -84,7 +84,7 @@ TEST(ConvertTest, RefusesHeadersAndNamesTheField) {
     ErrorReason reason = ErrorReason::kMalformed;
   };
   const std::vector<Case> cases = {
-      {[](v1::FrameHeader& h) { h.clear_kind(); }, "header.kind: expected STATISTICS or GRADIENT, got 0"},
+      {[](v1::FrameHeader& h) { h.clear_kind(); }, "header.kind: expected STATISTICS, GRADIENT or PULL, got 0"},
       {[](v1::FrameHeader& h) { h.set_kind(v1::FRAME_KIND_RESULT); }, "header.kind"},
       {[](v1::FrameHeader& h) { h.set_kind(static_cast<v1::FrameKind>(99)); }, "got 99"},
       {[](v1::FrameHeader& h) { h.clear_mode(); }, "header.mode"},
@@ -124,7 +124,7 @@ TEST(ConvertTest, ResultCarriesItsTensorAndOutcome) {
                         .factor_version = 12,
                         .inner_product = -0.25,
                         .reason = "",
-                        .desc = {.dtype = DType::kBF16, .dims = {2, 3}, .scale = 1.0f},
+                        .tensors = {{.dtype = DType::kBF16, .dims = {2, 3}, .scale = 1.0f}},
                         .bytes = std::make_shared<const Payload>(12)};
   v1::FrameHeader header;
   v1::Outcome outcome;
@@ -143,7 +143,7 @@ TEST(ConvertTest, ASkipHasNoTensorAndItsReasonIsText) {
                               .factor_version = 1,
                               .inner_product = 0,
                               .reason = "rank 1: \xff",
-                              .desc = {.dtype = DType::kF32, .dims = {2, 3}, .scale = 1.0f},
+                              .tensors = {{.dtype = DType::kF32, .dims = {2, 3}, .scale = 1.0f}},
                               .bytes = nullptr};
   v1::FrameHeader header;
   v1::Outcome outcome;

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/handed_factors.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+
+HandedFactorsSink::HandedFactorsSink(std::string what, const Limits& limits, Done done)
+    : what_(std::move(what)), limits_(limits), done_(std::move(done)) {}
+
+absl::StatusOr<std::array<int64_t, 2>> HandedFactorsSink::RowsOf(absl::Span<const wire::TensorFormat> tensors,
+                                                                 uint64_t payload_bytes) const {
+  std::array<int64_t, 2> rows = {0, 0};
+  if (tensors.empty()) {
+    if (payload_bytes <= static_cast<uint64_t>(limits_.most_bytes)) return rows;
+    return absl::InvalidArgumentError(
+        absl::StrCat(what_, ": expected factors of at most ", limits_.most_bytes, " bytes, got ", payload_bytes));
+  }
+  if (tensors.size() != rows.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(what_, ": expected a and g, got ", tensors.size(), " tensors"));
+  }
+  uint64_t bytes = 0;
+  for (size_t side = 0; side < rows.size(); ++side) {
+    const wire::TensorFormat& tensor = tensors[side];
+    const bool fits = tensor.dtype == DType::kF32 && tensor.scale == 1.0f && tensor.dims.size() == 2 &&
+                      tensor.dims[0] <= limits_.most_rows && tensor.dims[1] == limits_.dims[side];
+    if (!fits) {
+      return absl::InvalidArgumentError(absl::StrCat(what_, ": ", side == 0 ? "a" : "g", ": expected F32 [k, ",
+                                                     limits_.dims[side], "] with k up to ", limits_.most_rows, ", got ",
+                                                     DTypeName(tensor.dtype), " [", absl::StrJoin(tensor.dims, ", "),
+                                                     "] times ", tensor.scale));
+    }
+    rows[side] = tensor.dims[0];
+    bytes += static_cast<uint64_t>(tensor.dims[0] * tensor.dims[1]) * ByteSize(DType::kF32);
+  }
+  if (payload_bytes == bytes) return rows;
+  return absl::InvalidArgumentError(absl::StrCat(what_, ": expected ", bytes, " bytes, got ", payload_bytes));
+}
+
+absl::Status HandedFactorsSink::Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) {
+  PRECONDOR_ASSIGN_OR_RETURN(const auto rows, RowsOf(tensors, payload_bytes));
+  MutexLock lock(mu_);
+  begun_ = true;
+  expected_bytes_ = payload_bytes;
+  handed_.rows = rows;
+  handed_.bytes.clear();
+  handed_.bytes.reserve(payload_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status HandedFactorsSink::Append(uint64_t offset, const wire::ReceivedBytes& chunk) {
+  MutexLock lock(mu_);
+  if (over_) return absl::OkStatus();
+  const uint64_t have = handed_.bytes.size();
+  if (!begun_ || offset != have || chunk.size() > expected_bytes_ - have) {
+    return absl::InvalidArgumentError(absl::StrCat(what_, ": expected bytes from ", have, " to at most ",
+                                                   expected_bytes_, ", got ", chunk.size(), " from ", offset));
+  }
+  for (const absl::string_view piece : chunk.pieces()) handed_.bytes.append(piece.data(), piece.size());
+  return absl::OkStatus();
+}
+
+bool HandedFactorsSink::HasAllBytes() const {
+  MutexLock lock(mu_);
+  return begun_ && handed_.bytes.size() == expected_bytes_;
+}
+
+void HandedFactorsSink::Restart() {
+  MutexLock lock(mu_);
+  if (over_) return;
+  begun_ = false;
+  handed_.bytes.clear();
+}
+
+bool HandedFactorsSink::Complete(Preconditioned outcome) {
+  HandedFactors handed;
+  {
+    MutexLock lock(mu_);
+    if (std::exchange(over_, true)) return false;
+    handed = std::move(handed_);
+  }
+  handed.decision = outcome.decision;
+  handed.factor_version = outcome.factor_version;
+  handed.reason = std::move(outcome.reason);
+  done_(std::move(handed));
+  return true;
+}
+
+bool HandedFactorsSink::Fail(absl::Status status) {
+  {
+    MutexLock lock(mu_);
+    if (std::exchange(over_, true)) return false;
+  }
+  done_(std::move(status));
+  return true;
+}
+
+bool HandedFactorsSink::ready() const {
+  MutexLock lock(mu_);
+  return over_;
+}
+
+}  // namespace precondor

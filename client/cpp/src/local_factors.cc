@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/local_factors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace precondor {
+namespace {
+
+bool IsFinite(ConstMatrixView x) {
+  for (int64_t row = 0; row < x.rows; ++row) {
+    if (!AllFinite(absl::MakeConstSpan(x.row(row), static_cast<size_t>(x.cols)))) return false;
+  }
+  return true;
+}
+
+// The shard did not get to answer: what it made of the step is not known.
+bool IsLate(const absl::Status& status) { return absl::IsDeadlineExceeded(status) || absl::IsCancelled(status); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalFactors>> LocalFactors::Make(const SessionSpec& spec, int threads, std::string what,
+                                                                 Fetch fetch) {
+  PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(spec));
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeCpuBackend({}));
+  std::unique_ptr<LocalFactors> factors(
+      new LocalFactors(spec, std::move(what), std::move(fetch), std::move(methods), std::move(backend)));
+  for (int i = 0; i < std::max(threads, 1); ++i) {
+    factors->threads_.emplace_back([factors = factors.get()] { factors->Loop(); });
+  }
+  return factors;
+}
+
+LocalFactors::LocalFactors(SessionSpec spec, std::string what, Fetch fetch, MethodSet methods,
+                           std::unique_ptr<Backend> backend)
+    : spec_(std::move(spec)),
+      what_(std::move(what)),
+      fetch_(std::move(fetch)),
+      methods_(std::move(methods)),
+      backend_(std::move(backend)),
+      layers_(spec_.layers.size()),
+      states_(spec_.layers.size()) {
+  // Methods without statistics have nothing to fetch, and no factors.
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (!TakesStatistics(spec_, static_cast<int64_t>(i))) layers_[i].standing = Standing::kKnown;
+  }
+}
+
+LocalFactors::~LocalFactors() { Stop(); }
+
+void LocalFactors::Stop() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  Fail(absl::CancelledError(absl::StrCat(what_, ": the worker was destroyed")));
+}
+
+std::string LocalFactors::Describe(int64_t layer) const { return absl::StrCat(what_, " layer ", layer); }
+
+uint64_t LocalFactors::VersionOf(int64_t layer) const {
+  MutexLock lock(mu_);
+  return layers_[static_cast<size_t>(layer)].version;
+}
+
+void LocalFactors::Wake(int64_t index) {
+  Layer& layer = layers_[static_cast<size_t>(index)];
+  if (layer.busy || layer.queued) return;
+  layer.queued = true;
+  ready_.push_back(index);
+  changed_.notify_one();
+}
+
+// --- what is handed out -------------------------------------------------------------------------------------------
+
+std::shared_ptr<AnswerSink> LocalFactors::MakeSink(int64_t layer, const std::string& what,
+                                                   HandedFactorsSink::Done done) const {
+  const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
+  HandedFactorsSink::Limits limits;
+  limits.dims = {shape.d_in, shape.d_out};
+  limits.most_rows = spec_.exchange == ExchangeMode::kReplay ? VectorsPerStep(spec_, layer) : 0;
+  limits.most_bytes = methods_.of(layer).SavedBytes(shape);
+  return std::make_shared<HandedFactorsSink>(what, limits, std::move(done));
+}
+
+void LocalFactors::StartFetch(int64_t layer) {
+  fetch_(layer, MakeSink(layer, absl::StrCat(Describe(layer), ": factors"),
+                         [this, layer](absl::StatusOr<HandedFactors> fetched) {
+                           MutexLock lock(mu_);
+                           layers_[static_cast<size_t>(layer)].fetched = std::move(fetched);
+                           Wake(layer);
+                         }));
+}
+
+void LocalFactors::Need(int64_t layer) {
+  {
+    MutexLock lock(mu_);
+    Standing& standing = layers_[static_cast<size_t>(layer)].standing;
+    layers_[static_cast<size_t>(layer)].release = false;
+    if (standing != Standing::kUnknown || !failed_.ok()) return;
+    standing = Standing::kFetching;
+  }
+  StartFetch(layer);
+}
+
+std::shared_ptr<AnswerSink> LocalFactors::Expect(int64_t layer, uint64_t step) {
+  {
+    MutexLock lock(mu_);
+    Layer& expecting = layers_[static_cast<size_t>(layer)];
+    expecting.open.insert(step);
+    expecting.last_expected = step;
+  }
+  return MakeSink(layer, absl::StrCat(Describe(layer), " step ", step, ": update"),
+                  [this, layer, step](absl::StatusOr<HandedFactors> handed) {
+                    MutexLock lock(mu_);
+                    Layer& expecting = layers_[static_cast<size_t>(layer)];
+                    if (expecting.open.contains(step)) expecting.handed.insert({step, {.factors = std::move(handed)}});
+                    Wake(layer);
+                  });
+}
+
+void LocalFactors::Forget(int64_t layer, uint64_t step) {
+  MutexLock lock(mu_);
+  layers_[static_cast<size_t>(layer)].open.erase(step);
+  Wake(layer);
+}
+
+// --- requests -----------------------------------------------------------------------------------------------------
+
+absl::Status LocalFactors::CheckStep(const Layer& layer, int64_t index, uint64_t step) const {
+  PRECONDOR_RETURN_IF_ERROR(failed_);
+  if (layer.last_expected.has_value() && *layer.last_expected > step) {
+    return absl::FailedPreconditionError(absl::StrCat(Describe(index), ": expected the gradient of step ", step,
+                                                      " before the statistics of step ", *layer.last_expected));
+  }
+  const bool due = IsStatisticStep(spec_, step) && TakesStatistics(spec_, index);
+  if (!due || layer.last_expected == step) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(Describe(index), ": expected the statistics of step ", step,
+                                                    ", or an abstention from them, before its gradient"));
+}
+
+void LocalFactors::Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+                                std::shared_ptr<PreconditionFuture::State> answer) {
+  absl::Status status;
+  {
+    MutexLock lock(mu_);
+    Layer& asked = layers_[static_cast<size_t>(layer)];
+    status = CheckStep(asked, layer, step);
+    if (status.ok()) {
+      asked.requests.push_back({step, gradient, out, answer});
+      Wake(layer);
+    }
+  }
+  if (!status.ok()) {
+    answer->Fail(status);
+    return;
+  }
+  Need(layer);
+}
+
+void LocalFactors::Release(int64_t layer) {
+  MutexLock lock(mu_);
+  layers_[static_cast<size_t>(layer)].release = true;
+  Wake(layer);
+}
+
+void LocalFactors::Fail(const absl::Status& status) {
+  std::vector<Request> failed;
+  {
+    MutexLock lock(mu_);
+    if (failed_.ok()) failed_ = status;
+    for (Layer& layer : layers_) {
+      std::move(layer.requests.begin(), layer.requests.end(), std::back_inserter(failed));
+      layer.requests.clear();
+    }
+  }
+  for (const Request& request : failed) request.answer->Fail(status);
+}
+
+void LocalFactors::GiveUp(int64_t index, uint64_t from_step, const absl::Status& why) {
+  std::vector<Request> failed;
+  {
+    MutexLock lock(mu_);
+    Layer& layer = layers_[static_cast<size_t>(index)];
+    layer.standing = Standing::kUnknown;
+    const auto first = std::find_if(layer.requests.begin(), layer.requests.end(),
+                                    [&](const Request& request) { return request.step >= from_step; });
+    std::move(first, layer.requests.end(), std::back_inserter(failed));
+    layer.requests.erase(first, layer.requests.end());
+  }
+  for (const Request& request : failed) request.answer->Fail(why);
+}
+
+// --- the threads' work --------------------------------------------------------------------------------------------
+
+void LocalFactors::Loop() {
+  while (true) {
+    int64_t index = 0;
+    {
+      MutexLock lock(mu_);
+      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !ready_.empty(); });
+      if (stopping_) return;
+      index = ready_.front();
+      ready_.pop_front();
+      layers_[static_cast<size_t>(index)].queued = false;
+      layers_[static_cast<size_t>(index)].busy = true;
+    }
+    while (WorkOn(index)) {
+    }
+  }
+}
+
+bool LocalFactors::WorkOn(int64_t index) {
+  std::optional<absl::StatusOr<HandedFactors>> fetched;
+  std::optional<std::pair<uint64_t, Handed>> handed;
+  std::optional<Request> request;
+  {
+    MutexLock lock(mu_);
+    Layer& layer = layers_[static_cast<size_t>(index)];
+    const bool known = layer.standing == Standing::kKnown;
+    const bool due = known && !layer.requests.empty();
+    if (layer.fetched.has_value()) {
+      fetched = std::exchange(layer.fetched, std::nullopt);
+    } else if (due && (layer.open.empty() || layer.requests.front().step < *layer.open.begin())) {
+      request = std::move(layer.requests.front());
+      layer.requests.pop_front();
+    } else if (known && !layer.handed.empty() && layer.handed.begin()->first == *layer.open.begin()) {
+      auto first = layer.handed.extract(layer.handed.begin());
+      handed.emplace(first.key(), std::move(first.mapped()));
+    } else if (known && layer.release && layer.open.empty() && TakesStatistics(spec_, index)) {
+      layer.standing = Standing::kUnknown;
+      layer.release = false;
+      layer.version = 0;
+    } else {
+      layer.busy = false;
+      return false;
+    }
+  }
+  if (fetched.has_value()) {
+    TakeFetched(index, *std::move(fetched));
+  } else if (handed.has_value()) {
+    TakeHanded(index, handed->first, std::move(handed->second));
+  } else if (request.has_value()) {
+    absl::StatusOr<Preconditioned> answer = Compute(index, *request);
+    answer.ok() ? request->answer->Complete(*std::move(answer)) : request->answer->Fail(answer.status());
+  } else {
+    states_[static_cast<size_t>(index)] = nullptr;
+  }
+  return true;
+}
+
+void LocalFactors::TakeFetched(int64_t index, absl::StatusOr<HandedFactors> fetched) {
+  absl::Status status = fetched.status();
+  if (status.ok() && fetched->decision == Decision::kIdentity) {
+    states_[static_cast<size_t>(index)] = nullptr;
+  } else if (status.ok()) {
+    status = LoadState(index, fetched->bytes);
+  }
+  if (!status.ok()) return GiveUp(index, 0, status);
+  const LayerState* const state = states_[static_cast<size_t>(index)].get();
+  MutexLock lock(mu_);
+  layers_[static_cast<size_t>(index)].standing = Standing::kKnown;
+  layers_[static_cast<size_t>(index)].version = state == nullptr ? 0 : state->version();
+}
+
+void LocalFactors::TakeHanded(int64_t index, uint64_t step, Handed handed) {
+  absl::Status why;
+  const Verdict verdict = Apply(index, handed, why);
+  const LayerState* const state = states_[static_cast<size_t>(index)].get();
+  {
+    MutexLock lock(mu_);
+    Layer& layer = layers_[static_cast<size_t>(index)];
+    layer.version = state == nullptr ? 0 : state->version();
+    if (verdict == Verdict::kFetch) {
+      handed.fetched_since = true;
+      layer.handed.insert({step, std::move(handed)});
+      layer.standing = Standing::kFetching;
+    } else {
+      layer.open.erase(step);
+    }
+  }
+  if (verdict == Verdict::kFetch) StartFetch(index);
+  if (verdict == Verdict::kFailed) GiveUp(index, step, why);
+}
+
+LocalFactors::Verdict LocalFactors::Apply(int64_t index, const Handed& handed, absl::Status& why) {
+  if (!handed.factors.ok()) {
+    // Refused: what it would have told is in the factors that the shard has.
+    if (handed.fetched_since) return Verdict::kOver;
+    why = handed.factors.status();
+    return IsLate(why) ? Verdict::kFailed : Verdict::kFetch;
+  }
+  const HandedFactors& factors = *handed.factors;
+  const LayerState* const state = states_[static_cast<size_t>(index)].get();
+  const uint64_t version = state == nullptr ? 0 : state->version();
+  if (factors.factor_version == version) return Verdict::kOver;
+  if (factors.decision == Decision::kPreconditioned && factors.factor_version > version) {
+    if (factors.rows[0] == 0) {
+      why = LoadState(index, factors.bytes);
+    } else if (state != nullptr && factors.factor_version == version + 1) {
+      why = Replay(index, factors);
+    } else {
+      why = absl::FailedPreconditionError("they do not follow");
+    }
+    if (why.ok()) return Verdict::kOver;
+  }
+  if (!handed.fetched_since) return Verdict::kFetch;
+  why = absl::FailedPreconditionError(absl::StrCat(
+      Describe(index), ": the step's factors are of version ", factors.factor_version, ", those fetched of version ",
+      version, ", which nothing leads from to it: go back to a checkpoint with all ranks, and join again"));
+  return Verdict::kFailed;
+}
+
+absl::Status LocalFactors::LoadState(int64_t index, const std::string& bytes) {
+  std::unique_ptr<LayerState>& state = states_[static_cast<size_t>(index)];
+  if (state == nullptr) {
+    PRECONDOR_ASSIGN_OR_RETURN(state,
+                               methods_.of(index).MakeState(spec_.layers[static_cast<size_t>(index)], *backend_));
+  }
+  return state->Load(bytes);
+}
+
+absl::Status LocalFactors::Replay(int64_t index, const HandedFactors& handed) {
+  const LayerSpec& shape = spec_.layers[static_cast<size_t>(index)];
+  const auto* next = reinterpret_cast<const uint8_t*>(handed.bytes.data());
+  const auto upload = [&](int64_t rows, int64_t d) -> absl::StatusOr<DeviceMatrix> {
+    std::vector<float> host(static_cast<size_t>(rows * d));
+    DecodeElements(DType::kF32, next, 1.0f, absl::MakeSpan(host));
+    next += host.size() * ByteSize(DType::kF32);
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend_->Allocate(rows, d));
+    PRECONDOR_RETURN_IF_ERROR(backend_->Upload(ConstMatrixView(host.data(), rows, d), vectors.view()));
+    return vectors;
+  };
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix a, upload(handed.rows[0], shape.d_in));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix g, upload(handed.rows[1], shape.d_out));
+  return states_[static_cast<size_t>(index)]->Update({.a = a.view(), .g = g.view()});
+}
+
+absl::StatusOr<Preconditioned> LocalFactors::Compute(int64_t index, const Request& request) {
+  if (!IsFinite(request.gradient)) {
+    return Preconditioned{Decision::kSkip, 0, 0, "the gradient is not finite"};
+  }
+  LayerState* const state = states_[static_cast<size_t>(index)].get();
+  Preconditioned answer;
+  if (state != nullptr) answer.factor_version = state->version();
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix d, backend_->Allocate(request.gradient.rows, request.gradient.cols));
+  PRECONDOR_RETURN_IF_ERROR(backend_->Upload(request.gradient, d.view()));
+  const auto identity = [&](std::string reason) -> absl::StatusOr<Preconditioned> {
+    answer.reason = absl::StrCat("layer \"", spec_.layers[static_cast<size_t>(index)].name, "\" ", reason);
+    PRECONDOR_RETURN_IF_ERROR(backend_->Download(d.view(), request.out));
+    return answer;
+  };
+  if (state == nullptr || !state->ready()) return identity("has no factors yet");
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_->Allocate(d.rows(), d.cols()));
+  const absl::Status status = state->Precondition(d.view(), u.view());
+  // Of this rank alone: the others may have been luckier.
+  if (absl::IsResourceExhausted(status)) return status;
+  if (!status.ok()) return identity(absl::StrCat(": ", status.message()));
+  if (methods_.of(index).needs_global_scale()) {
+    PRECONDOR_ASSIGN_OR_RETURN(answer.inner_product, backend_->Dot(d.view(), u.view()));
+  }
+  PRECONDOR_RETURN_IF_ERROR(backend_->Download(u.view(), request.out));
+  if (!IsFinite(request.out)) {
+    answer.inner_product = 0;
+    return identity(": the preconditioned gradient is not finite");
+  }
+  answer.decision = Decision::kPreconditioned;
+  return answer;
+}
+
+}  // namespace precondor

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The factors that a worker has itself (REPLAY and PULL_FACTORS): brings each layer's forward with what its shard hands
+// out at statistic steps, and preconditions with them. Without I/O; its arithmetic has threads of its own.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "client/cpp/src/answer_sink.h"
+#include "client/cpp/src/handed_factors.h"
+#include "client/cpp/src/result_state.h"
+#include "kernels/backend.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/method_set.h"
+
+namespace precondor {
+
+// Thread-safe. Invariants:
+// - A layer's factors are of version v exactly when its shard's were after the same statistic steps: what is handed out
+//   for version v + 1 is applied to v alone. Whoever finds itself at another version, or does not know, fetches.
+// - A gradient of step t is preconditioned when the layer's statistic steps up to t are over, and not before.
+// - A layer is worked on by one thread at a time. Lock order: mu_ is a leaf; hooks and arithmetic happen without it.
+class LocalFactors {
+ public:
+  // Asks for the layer's factors as they are; the answer, or why there is none, goes to `sink`.
+  using Fetch = std::function<void(int64_t layer, std::shared_ptr<AnswerSink> sink)>;
+
+  // Factors on the CPU (kernels/cpu). `what`: for messages. Errors: those of MethodSet::Make.
+  static absl::StatusOr<std::unique_ptr<LocalFactors>> Make(const SessionSpec& spec, int threads, std::string what,
+                                                            Fetch fetch);
+  ~LocalFactors();
+  // Ends the threads and answers what is left with Cancelled. Nothing calls `fetch` afterwards.
+  void Stop();
+
+  // The layer's factors will be of use: fetches them unless they are there.
+  void Need(int64_t layer);
+  // Where the answer to the layer's PULL of `step` goes. In order of steps.
+  std::shared_ptr<AnswerSink> Expect(int64_t layer, uint64_t step);
+  // Gives up on an Expect whose PULL was not sent.
+  void Forget(int64_t layer, uint64_t step);
+  // `answer` is that of the gradient, whose memory and `out` are the caller's until it is there. FailedPrecondition at
+  // a statistic step that has not been expected.
+  void Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+                    std::shared_ptr<PreconditionFuture::State> answer);
+  // In first order the layer's factors are of no use: frees them, once nothing waits for them.
+  void Release(int64_t layer);
+  // Answers everything with `status`, now and from now on.
+  void Fail(const absl::Status& status);
+
+  // Of a layer's factors, for tests; 0 while there are none.
+  uint64_t VersionOf(int64_t layer) const;
+
+ private:
+  enum class Standing : uint8_t { kUnknown, kFetching, kKnown };
+  struct Request {
+    uint64_t step = 0;
+    ConstMatrixView gradient;
+    MatrixView out;
+    std::shared_ptr<PreconditionFuture::State> answer;
+  };
+  struct Handed {
+    absl::StatusOr<HandedFactors> factors;
+    bool fetched_since = false;  // because of it
+  };
+  struct Layer {
+    Standing standing = Standing::kUnknown;
+    std::optional<uint64_t> last_expected;
+    std::set<uint64_t> open;            // steps whose PULL is not over
+    std::map<uint64_t, Handed> handed;  // of those, what has come
+    std::optional<absl::StatusOr<HandedFactors>> fetched;
+    std::deque<Request> requests;
+    bool release = false;
+    uint64_t version = 0;
+    bool busy = false;    // a thread works on it
+    bool queued = false;  // in ready_
+  };
+  // What comes of something handed out.
+  enum class Verdict : uint8_t { kOver, kFetch, kFailed };
+
+  LocalFactors(SessionSpec spec, std::string what, Fetch fetch, MethodSet methods, std::unique_ptr<Backend> backend);
+  std::string Describe(int64_t layer) const;
+  std::shared_ptr<AnswerSink> MakeSink(int64_t layer, const std::string& what, HandedFactorsSink::Done done) const;
+  void StartFetch(int64_t layer);
+  absl::Status CheckStep(const Layer& layer, int64_t index, uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Wake(int64_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  void Loop();
+  // One piece of work on the layer; false when there is none now.
+  bool WorkOn(int64_t index);
+  void TakeFetched(int64_t index, absl::StatusOr<HandedFactors> fetched);
+  void TakeHanded(int64_t index, uint64_t step, Handed handed);
+  Verdict Apply(int64_t index, const Handed& handed, absl::Status& why);
+  absl::Status LoadState(int64_t index, const std::string& bytes);
+  absl::Status Replay(int64_t index, const HandedFactors& handed);
+  // The layer's requests from that step on get `why`, and it has to fetch before it goes on.
+  void GiveUp(int64_t index, uint64_t from_step, const absl::Status& why);
+  absl::StatusOr<Preconditioned> Compute(int64_t index, const Request& request);
+
+  // Const after construction.
+  const SessionSpec spec_;
+  const std::string what_;
+  const Fetch fetch_;
+  const MethodSet methods_;
+  const std::unique_ptr<Backend> backend_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::vector<Layer> layers_ ABSL_GUARDED_BY(mu_);
+  std::deque<int64_t> ready_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  // By layer, of the thread that works on it; null: no factors.
+  std::vector<std::unique_ptr<LayerState>> states_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace precondor

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+// REPLAY and PULL_FACTORS: workers that have the factors themselves, against whole servers over TCP. What DELEGATE
+// answers is what they have to come to, bit for bit: there too the job's average is preconditioned, by the shard.
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "precondor/client.h"
+#include "precondor/statistics.h"
+#include "tests/loopback/raw_client.h"
+#include "tests/support/temp_dir.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::vector<std::pair<int64_t, int64_t>> kShapes = {{5, 7}, {40, 33}, {16, 3}, {9, 120}};
+
+// Shards with data directories, and their coordinator.
+class Cluster {
+ public:
+  explicit Cluster(int shards) {
+    ServerConfig coordinator;
+    coordinator.role = ServerRole::kCoordinator;
+    coordinator.reconcile_interval_ms = 20;
+    for (int s = 0; s < shards; ++s) {
+      shards_.push_back(std::make_unique<RawServer>(ShardConfig(s)));
+      coordinator.shards.push_back(absl::StrCat("127.0.0.1:", shards_.back()->app().port()));
+    }
+    coordinator_ = std::make_unique<RawServer>(coordinator);
+    ClientOptions options;
+    options.coordinator = absl::StrCat("127.0.0.1:", coordinator_->app().port());
+    auto connected = Client::Connect(options);
+    EXPECT_TRUE(connected.ok()) << connected.status();
+    client_ = *std::move(connected);
+  }
+  Client& client() { return *client_; }
+  // As SIGKILL and a new process over the same directory.
+  void Restart(size_t shard) {
+    ServerConfig config = ShardConfig(static_cast<int>(shard));
+    config.listen = absl::StrCat("127.0.0.1:", shards_[shard]->app().port());
+    shards_[shard] = nullptr;
+    shards_[shard] = std::make_unique<RawServer>(config);
+  }
+
+ private:
+  ServerConfig ShardConfig(int shard) const {
+    ServerConfig config;
+    config.role = ServerRole::kShard;
+    config.data_dir = absl::StrCat(data_.path(), "/", shard);
+    return config;
+  }
+
+  TempDir data_;
+  std::vector<std::unique_ptr<RawServer>> shards_;
+  std::unique_ptr<RawServer> coordinator_;
+  std::unique_ptr<Client> client_;
+};
+
+SessionSpec Spec(ExchangeMode exchange, int32_t world_size) {
+  SessionSpec spec;
+  spec.name = "test";
+  spec.seed = 5;
+  spec.world_size = world_size;
+  spec.exchange = exchange;
+  spec.sketches = 2;
+  spec.inv_freq = 3;
+  spec.warmup_steps = 3;
+  spec.method.options["rank"] = 8.0;
+  for (const auto& [d_out, d_in] : kShapes) {
+    spec.layers.push_back({absl::StrCat("layer", spec.layers.size()), d_out, d_in, false});
+  }
+  return spec;
+}
+
+std::vector<float> Normal(int64_t count, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(static_cast<size_t>(count));
+  for (float& value : out) value = normal(rng);
+  return out;
+}
+
+struct Answer {
+  std::vector<float> values;
+  Decision decision = Decision::kSkip;
+  uint64_t factor_version = 0;
+  double inner_product = 0;
+  bool operator==(const Answer&) const = default;
+};
+using Step = std::vector<Answer>;  // by layer
+
+void PrintTo(const Answer& answer, std::ostream* out) {
+  *out << std::string(DecisionName(answer.decision)) << " of version " << answer.factor_version << ", <D, U> "
+       << answer.inner_product << ", " << answer.values.size() << " values";
+}
+
+absl::Status SendStatistics(Worker& worker, uint64_t step, size_t layer) {
+  const SessionSpec& spec = worker.spec();
+  const int64_t index = static_cast<int64_t>(layer);
+  const int64_t k = VectorsPerWorker(spec, index);
+  const LayerSpec& shape = spec.layers[layer];
+  const uint64_t seed = step * 1000 + layer * 100 + worker.rank();
+  const std::vector<float> a = Normal(k * shape.d_in, seed), g = Normal(k * shape.d_out, seed + 50);
+  return worker.SendStatistics(step, index, ConstMatrixView(a.data(), k, shape.d_in),
+                               ConstMatrixView(g.data(), k, shape.d_out), 10 + worker.rank());
+}
+
+// One step of a rank: the same gradients, the job's average, on every rank.
+Step RunStep(Worker& worker, uint64_t step) {
+  const std::vector<LayerSpec>& layers = worker.spec().layers;
+  Step answers(layers.size());
+  std::vector<PreconditionFuture> futures(layers.size());
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    const int64_t index = static_cast<int64_t>(layer);
+    if (worker.NeedsStatistics(step, index)) {
+      EXPECT_TRUE(SendStatistics(worker, step, layer).ok());
+    }
+    if (!worker.SendsGradient(index)) continue;
+    answers[layer].values = Normal(layers[layer].d_out * layers[layer].d_in, step * 10 + layer);
+    const MatrixView view(answers[layer].values.data(), layers[layer].d_out, layers[layer].d_in);
+    futures[layer] = worker.Precondition(step, index, view, view, 1);
+  }
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    if (!worker.SendsGradient(static_cast<int64_t>(layer))) continue;
+    const auto outcome = futures[layer].Wait();
+    EXPECT_TRUE(outcome.ok()) << "step " << step << " layer " << layer << ": " << outcome.status();
+    if (!outcome.ok()) continue;
+    answers[layer].decision = outcome->decision;
+    answers[layer].factor_version = outcome->factor_version;
+    answers[layer].inner_product = outcome->inner_product;
+  }
+  const auto directive = worker.ReportStep(step, 1.0, 10, true, 0.1);
+  EXPECT_TRUE(directive.ok()) << directive.status();
+  return answers;
+}
+
+// What a test does at the beginning of a rank's step; it may exchange the worker for another one.
+using Hook = std::function<void(uint64_t step, std::unique_ptr<Worker>& worker)>;
+
+// Answers by rank and step.
+std::vector<std::vector<Step>> Train(Cluster& cluster, const SessionSpec& spec, uint64_t steps, const Hook& hook = {}) {
+  EXPECT_TRUE(cluster.client().OpenSession(spec).ok());
+  std::vector<std::vector<Step>> answers(static_cast<size_t>(spec.world_size));
+  std::barrier<> together(spec.world_size);  // as the job's own average keeps its ranks
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+    threads.emplace_back([&, rank] {
+      auto joined = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
+      ASSERT_TRUE(joined.ok()) << joined.status();
+      std::unique_ptr<Worker> worker = *std::move(joined);
+      for (uint64_t step = 0; step < steps; ++step) {
+        if (hook) hook(step, worker);
+        answers[rank].push_back(RunStep(*worker, step));
+        together.arrive_and_wait();
+      }
+      EXPECT_TRUE(worker->Flush().ok());
+      EXPECT_EQ(worker->traffic().gradient_bytes > 0, !WorkersPrecondition(spec));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return answers;
+}
+
+// Rank 0 ... world_size - 1 of DELEGATE put together.
+std::vector<Step> Delegated(SessionSpec spec, uint64_t steps) {
+  Cluster cluster(1);
+  spec.exchange = ExchangeMode::kDelegate;
+  const std::vector<std::vector<Step>> answers = Train(cluster, spec, steps);
+  std::vector<Step> whole(steps, Step(spec.layers.size()));
+  for (uint64_t step = 0; step < steps; ++step) {
+    for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+      whole[step][layer] = answers[layer % answers.size()][step][layer];
+    }
+  }
+  return whole;
+}
+
+void ExpectAll(const std::vector<std::vector<Step>>& answers, const std::vector<Step>& expected) {
+  for (size_t rank = 0; rank < answers.size(); ++rank) {
+    ASSERT_EQ(answers[rank].size(), expected.size());
+    for (size_t step = 0; step < expected.size(); ++step) {
+      for (size_t layer = 0; layer < expected[step].size(); ++layer) {
+        EXPECT_EQ(answers[rank][step][layer], expected[step][layer])
+            << "rank " << rank << " step " << step << " layer " << layer;
+      }
+    }
+  }
+}
+
+class WorkerFactorsTest : public ::testing::TestWithParam<ExchangeMode> {
+ protected:
+  static constexpr uint64_t kSteps = 14;
+};
+
+TEST_P(WorkerFactorsTest, AnswersAreThoseOfTheShard) {
+  std::map<std::string, MethodConfig> methods;
+  methods["low rank"] = {.name = "mkor", .options = {{"rank", 8.0}, {"representation", std::string("LOW_RANK")}}};
+  methods["dense"] = {.name = "mkor", .options = {{"representation", std::string("DENSE")}}};
+  methods["blend"] = {.name = "mkor", .options = {{"rule", std::string("BLEND")}}};
+  methods["eva"] = {.name = "eva", .options = {}};
+  methods["identity"] = {.name = "identity", .options = {}};
+  for (const auto& [name, method] : methods) {
+    for (const int32_t workers : {1, 4}) {
+      SessionSpec spec = Spec(GetParam(), workers);
+      spec.method = method;
+      const std::vector<Step> expected = Delegated(spec, kSteps);
+      for (const int shards : {1, 3}) {
+        SCOPED_TRACE(absl::StrCat(name, ", ", workers, " workers, ", shards, " shards"));
+        Cluster cluster(shards);
+        ExpectAll(Train(cluster, spec, kSteps), expected);
+      }
+    }
+  }
+}
+
+TEST_P(WorkerFactorsTest, LayersHaveTheirOwnMethods) {
+  SessionSpec spec = Spec(GetParam(), 2);
+  spec.layer_methods = {
+      {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kMean, .layers = {1}},
+      {.method = {.name = "eva", .options = {}}, .statistics = StatisticsKind::kMean, .layers = {2}}};
+  const std::vector<Step> expected = Delegated(spec, kSteps);
+  EXPECT_EQ(expected.back()[1].decision, Decision::kIdentity);
+  EXPECT_NE(expected.back()[2].inner_product, 0) << "KL_CLIP";
+  Cluster cluster(2);
+  ExpectAll(Train(cluster, spec, kSteps), expected);
+}
+
+// A statistic step's answer, or its acknowledgement, or nothing, is lost with the shard.
+TEST_P(WorkerFactorsTest, AShardThatComesBackChangesNoBit) {
+  const SessionSpec spec = Spec(GetParam(), 2);
+  const std::vector<Step> expected = Delegated(spec, 40);
+  Cluster cluster(2);
+  std::atomic<uint64_t> steps = 0;
+  std::atomic<bool> over = false;
+  int restarts = 0;
+  std::thread chaos([&] {
+    for (uint64_t seen = 0; !over; std::this_thread::yield()) {
+      if (steps < seen + 5) continue;
+      seen = steps;
+      cluster.Restart(seen % 2);
+      ++restarts;
+    }
+  });
+  const auto answers = Train(cluster, spec, 40, [&](uint64_t step, std::unique_ptr<Worker>&) { steps = step; });
+  over = true;
+  chaos.join();
+  EXPECT_GE(restarts, 4);
+  ExpectAll(answers, expected);
+}
+
+// Killed at the beginning of a step, and begun again there, at statistic steps and between them.
+TEST_P(WorkerFactorsTest, AWorkerThatBeginsAgainGoesOnWithTheFactorsOfTheOthers) {
+  const SessionSpec spec = Spec(GetParam(), 3);
+  const std::vector<Step> expected = Delegated(spec, kSteps);
+  Cluster cluster(2);
+  ExpectAll(Train(cluster, spec, kSteps,
+                  [&](uint64_t step, std::unique_ptr<Worker>& worker) {
+                    if (worker->rank() != step % 3 || step < 2) return;
+                    EXPECT_TRUE(worker->Flush().ok());
+                    const WorkerOptions as{.rank = worker->rank(), .incarnation = step + 1, .first_step = step};
+                    worker = nullptr;
+                    auto again = cluster.client().Join(spec.name, as);
+                    ASSERT_TRUE(again.ok()) << again.status();
+                    worker = *std::move(again);
+                  }),
+            expected);
+}
+
+// It had sent the step's statistics, and perhaps had its answer, when it was killed: what it sent stands.
+TEST_P(WorkerFactorsTest, AWorkerThatWasKilledWithinAStepRepeatsIt) {
+  const SessionSpec spec = Spec(GetParam(), 2);
+  const std::vector<Step> expected = Delegated(spec, kSteps);
+  Cluster cluster(2);
+  ExpectAll(Train(cluster, spec, kSteps,
+                  [&](uint64_t step, std::unique_ptr<Worker>& worker) {
+                    if (worker->rank() != 1 || step % 2 == 1) return;
+                    for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+                      if (worker->NeedsStatistics(step)) {
+                        EXPECT_TRUE(SendStatistics(*worker, step, layer).ok());
+                      }
+                    }
+                    if (step % 4 == 0) {
+                      EXPECT_TRUE(worker->Flush().ok());
+                    }
+                    const WorkerOptions as{.rank = 1, .incarnation = step + 2, .first_step = step};
+                    worker = nullptr;
+                    auto again = cluster.client().Join(spec.name, as);
+                    ASSERT_TRUE(again.ok()) << again.status();
+                    worker = *std::move(again);
+                  }),
+            expected);
+}
+
+// Ranks without vectors: the step goes on with the others', or changes nothing.
+TEST_P(WorkerFactorsTest, AbstentionsAreFollowed) {
+  const SessionSpec spec = Spec(GetParam(), 2);
+  Cluster cluster(1);
+  ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
+  std::vector<std::unique_ptr<Worker>> workers(2);
+  std::vector<std::thread> joining;
+  for (uint32_t rank : {0u, 1u}) {
+    joining.emplace_back([&, rank] { workers[rank] = *cluster.client().Join(spec.name, {.rank = rank}); });
+  }
+  for (std::thread& thread : joining) thread.join();
+  const auto version = [&](uint32_t rank, uint64_t step) {
+    std::vector<float> gradient = Normal(5 * 7, step);
+    const MatrixView view(gradient.data(), 5, 7);
+    const auto outcome = workers[rank]->Precondition(step, 0, view, view, 1).Wait();
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    return outcome.ok() ? outcome->factor_version : 99;
+  };
+  ASSERT_TRUE(SendStatistics(*workers[0], 0, 0).ok());
+  ASSERT_TRUE(workers[1]->AbstainStatistics(0, 0).ok());
+  for (uint32_t rank : {0u, 1u}) EXPECT_EQ(version(rank, 0), 1u);
+  for (uint32_t rank : {0u, 1u}) ASSERT_TRUE(workers[rank]->AbstainStatistics(1, 0).ok());
+  for (uint32_t rank : {0u, 1u}) EXPECT_EQ(version(rank, 1), 1u);
+  for (uint32_t rank : {0u, 1u}) ASSERT_TRUE(SendStatistics(*workers[rank], 2, 0).ok());
+  for (uint32_t rank : {0u, 1u}) EXPECT_EQ(version(rank, 2), 2u);
+  // This rank's own affair.
+  EXPECT_EQ(workers[1]->AbstainGradient(2, 1).Wait()->decision, Decision::kSkip);
+}
+
+TEST_P(WorkerFactorsTest, CallsOutOfOrderAreRefused) {
+  const SessionSpec spec = Spec(GetParam(), 1);
+  Cluster cluster(1);
+  ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
+  const std::unique_ptr<Worker> worker = *cluster.client().Join(spec.name, {.rank = 0});
+  std::vector<float> gradient = Normal(5 * 7, 1);
+  const MatrixView view(gradient.data(), 5, 7);
+  const auto early = worker->Precondition(0, 0, view, view, 1).Wait();
+  EXPECT_EQ(early.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(early.status().message()), HasSubstr("layer 0: expected the statistics of step 0"));
+  ASSERT_TRUE(SendStatistics(*worker, 0, 0).ok());
+  ASSERT_TRUE(SendStatistics(*worker, 1, 0).ok());
+  const auto late = worker->Precondition(0, 0, view, view, 1).Wait();
+  EXPECT_THAT(std::string(late.status().message()), HasSubstr("before the statistics of step 1"));
+  EXPECT_TRUE(worker->Precondition(1, 0, view, view, 1).Wait().ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Exchange, WorkerFactorsTest,
+                         ::testing::Values(ExchangeMode::kReplay, ExchangeMode::kPullFactors),
+                         [](const auto& info) { return std::string(ExchangeModeName(info.param)); });
+
+// Payload bytes of one statistic step, to and from the service.
+struct StepBytes {
+  int64_t sent = 0;
+  int64_t received = 0;
+};
+
+StepBytes BytesOfAStep(ExchangeMode exchange, int64_t d, int32_t workers) {
+  SessionSpec spec = Spec(exchange, workers);
+  spec.inv_freq = 1;
+  spec.layers = {{"square", d, d, false}};
+  Cluster cluster(1);
+  std::vector<int64_t> sent, received;
+  Train(cluster, spec, 12, [&](uint64_t step, std::unique_ptr<Worker>& worker) {
+    if (worker->rank() != 0) return;
+    sent.push_back(worker->traffic().statistics_bytes);
+    received.push_back(worker->traffic().result_bytes);
+  });
+  // Factors are fetched once, before the first step's answer.
+  for (size_t step = 2; step < sent.size(); ++step) {
+    EXPECT_EQ(sent[step] - sent[step - 1], sent[2] - sent[1]);
+    EXPECT_EQ(received[step] - received[step - 1], received[2] - received[1]);
+  }
+  return {sent[2] - sent[1], received[2] - received[1]};
+}
+
+TEST(WorkerFactorsTrafficTest, ReplayMovesVectorsAlone) {
+  for (const int32_t workers : {1, 4}) {
+    for (const int64_t d : {32, 64, 128, 256}) {
+      const StepBytes bytes = BytesOfAStep(ExchangeMode::kReplay, d, workers);
+      // Two sketches of each side in f16 out; the sealed ones of all ranks in f32 back.
+      EXPECT_EQ(bytes.sent, 2 * (d + d) * 2) << d;
+      EXPECT_EQ(bytes.received, workers * 2 * (d + d) * 4) << d;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace precondor

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/local_factors.h"
+
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using State = PreconditionFuture::State;
+
+constexpr int64_t kRows = 4, kCols = 3;
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+std::vector<float> Normal(int64_t count, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(static_cast<size_t>(count));
+  for (float& value : out) value = normal(rng);
+  return out;
+}
+
+// A shard's factors of the one layer, and what it hands out.
+class Shard {
+ public:
+  explicit Shard(const SessionSpec& spec)
+      : methods_(*MethodSet::Make(spec)),
+        backend_(*MakeCpuBackend({})),
+        state_(*methods_.of(0).MakeState(spec.layers[0], *backend_)) {}
+
+  std::string Saved() const { return *state_->Save(); }
+  uint64_t version() const { return state_->version(); }
+  // Applies a step's vectors, a and then g.
+  std::vector<float> Update(uint64_t step) {
+    std::vector<float> vectors = Normal(kCols + kRows, step);
+    DeviceMatrix a = *backend_->Allocate(1, kCols), g = *backend_->Allocate(1, kRows);
+    EXPECT_TRUE(backend_->Upload(ConstMatrixView(vectors.data(), 1, kCols), a.view()).ok());
+    EXPECT_TRUE(backend_->Upload(ConstMatrixView(vectors.data() + kCols, 1, kRows), g.view()).ok());
+    EXPECT_TRUE(state_->Update({.a = a.view(), .g = g.view()}).ok());
+    return vectors;
+  }
+  std::vector<float> Precondition(const std::vector<float>& gradient) {
+    DeviceMatrix d = *backend_->Allocate(kRows, kCols), u = *backend_->Allocate(kRows, kCols);
+    EXPECT_TRUE(backend_->Upload(ConstMatrixView(gradient.data(), kRows, kCols), d.view()).ok());
+    EXPECT_TRUE(state_->Precondition(d.view(), u.view()).ok());
+    std::vector<float> out(gradient.size());
+    EXPECT_TRUE(backend_->Download(u.view(), MatrixView(out.data(), kRows, kCols)).ok());
+    return out;
+  }
+
+ private:
+  const MethodSet methods_;
+  const std::unique_ptr<Backend> backend_;
+  const std::unique_ptr<LayerState> state_;
+};
+
+wire::ReceivedBytes Received(std::string bytes) {
+  const auto owner = std::make_shared<const std::string>(std::move(bytes));
+  return wire::ReceivedBytes({*owner}, owner);
+}
+
+void Deliver(AnswerSink& sink, uint64_t version, const std::vector<wire::TensorFormat>& tensors,
+             const std::string& bytes) {
+  ASSERT_TRUE(sink.Begin(tensors, bytes.size()).ok());
+  ASSERT_TRUE(sink.Append(0, Received(bytes)).ok());
+  ASSERT_TRUE(sink.HasAllBytes());
+  EXPECT_TRUE(sink.Complete({Decision::kPreconditioned, version, 0, ""}));
+}
+
+void DeliverVectors(AnswerSink& sink, uint64_t version, const std::vector<float>& vectors) {
+  const auto* bytes = reinterpret_cast<const char*>(vectors.data());
+  Deliver(sink, version, {{DType::kF32, {1, kCols}, 1}, {DType::kF32, {1, kRows}, 1}},
+          std::string(bytes, bytes + vectors.size() * sizeof(float)));
+}
+
+// Statistic steps are 0, 2, 4 ...; a test plays the shard.
+class LocalFactorsTest : public ::testing::Test {
+ protected:
+  LocalFactorsTest() {
+    spec_.name = "job";
+    spec_.exchange = ExchangeMode::kReplay;
+    spec_.statistics = StatisticsKind::kMean;
+    spec_.inv_freq = 2;
+    spec_.warmup_steps = 0;
+    spec_.layers = {{"layer", kRows, kCols, false}};
+    shard_ = std::make_unique<Shard>(spec_);
+    auto made = LocalFactors::Make(spec_, 2, "session job", [this](int64_t, std::shared_ptr<AnswerSink> sink) {
+      MutexLock lock(mu_);
+      fetches_.push_back(std::move(sink));
+      changed_.notify_all();
+    });
+    EXPECT_TRUE(made.ok()) << made.status();
+    factors_ = *std::move(made);
+  }
+
+  struct Asked {
+    std::vector<float> gradient, out;
+    std::shared_ptr<State> answer;
+  };
+  std::unique_ptr<Asked> Ask(uint64_t step) {
+    auto asked = std::make_unique<Asked>();
+    asked->gradient = Normal(kRows * kCols, 100 + step);
+    asked->out.resize(asked->gradient.size());
+    const MatrixView out(asked->out.data(), kRows, kCols);
+    asked->answer = std::make_shared<State>("gradient", out, false, false);
+    factors_->Precondition(step, 0, ConstMatrixView(asked->gradient.data(), kRows, kCols), out, asked->answer);
+    return asked;
+  }
+  // Waits for the `index`-th FETCH.
+  std::shared_ptr<AnswerSink> AwaitFetch(size_t index) {
+    MutexLock lock(mu_);
+    const bool came = changed_.wait_for(mu_, absl::ToChronoSeconds(kLong),
+                                        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return fetches_.size() > index; });
+    EXPECT_TRUE(came);
+    return came ? fetches_[index] : nullptr;
+  }
+  size_t fetches() const {
+    MutexLock lock(mu_);
+    return fetches_.size();
+  }
+  void GiveFactors(AnswerSink& sink) { Deliver(sink, shard_->version(), {}, shard_->Saved()); }
+  void ExpectAnswer(const Asked& asked) {
+    const auto outcome = asked.answer->Wait();
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->decision, Decision::kPreconditioned);
+    EXPECT_EQ(outcome->factor_version, shard_->version());
+    EXPECT_EQ(asked.out, shard_->Precondition(asked.gradient));
+  }
+  void ExpectFailure(const Asked& asked, absl::StatusCode code, const std::string& text) {
+    const auto outcome = asked.answer->Wait();
+    EXPECT_EQ(outcome.status().code(), code) << outcome.status();
+    EXPECT_THAT(std::string(outcome.status().message()), HasSubstr(text));
+  }
+
+  SessionSpec spec_;
+  std::unique_ptr<Shard> shard_;
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::vector<std::shared_ptr<AnswerSink>> fetches_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<LocalFactors> factors_;
+};
+
+TEST_F(LocalFactorsTest, GoesOnFromTheFactorsThatItFetches) {
+  shard_->Update(1000);
+  const auto between = Ask(1);
+  factors_->Need(0);
+  EXPECT_EQ(fetches(), 1u);
+  EXPECT_FALSE(between->answer->ready());
+  GiveFactors(*AwaitFetch(0));
+  ExpectAnswer(*between);
+  const auto pull = factors_->Expect(0, 2);
+  const auto at = Ask(2);
+  EXPECT_FALSE(at->answer->ready()) << "its update has not come";
+  DeliverVectors(*pull, 2, shard_->Update(2));
+  ExpectAnswer(*at);
+  EXPECT_EQ(fetches(), 1u);
+  EXPECT_EQ(factors_->VersionOf(0), 2u);
+}
+
+TEST_F(LocalFactorsTest, AGradientBeforeAnUpdateIsAnsweredWithoutIt) {
+  shard_->Update(1000);
+  const auto before = Ask(1);
+  const auto pull = factors_->Expect(0, 2);
+  DeliverVectors(*pull, 2, Normal(kCols + kRows, 2));
+  const auto after = Ask(2);
+  GiveFactors(*AwaitFetch(0));
+  ExpectAnswer(*before);
+  shard_->Update(2);
+  ExpectAnswer(*after);
+}
+
+TEST_F(LocalFactorsTest, AnUpdateThatItHasChangesNothing) {
+  // A process that begins again: the predecessor's statistics are in the factors.
+  const std::vector<float> vectors = shard_->Update(0);
+  const auto pull = factors_->Expect(0, 0);
+  const auto asked = Ask(0);
+  GiveFactors(*AwaitFetch(0));
+  DeliverVectors(*pull, 1, vectors);
+  ExpectAnswer(*asked);
+}
+
+TEST_F(LocalFactorsTest, WhoeverMissesAnUpdateFetches) {
+  factors_->Need(0);
+  GiveFactors(*AwaitFetch(0));
+  shard_->Update(0);
+  const auto pull = factors_->Expect(0, 2);
+  const auto asked = Ask(2);
+  const std::vector<float> vectors = shard_->Update(2);
+  DeliverVectors(*pull, 2, vectors);
+  GiveFactors(*AwaitFetch(1));
+  ExpectAnswer(*asked);
+  // Factors that are beyond the step's are not the others'.
+  const auto next = factors_->Expect(0, 4);
+  const auto late = Ask(4);
+  for (const uint64_t step : {4, 6, 8}) shard_->Update(step);
+  DeliverVectors(*next, 4, vectors);
+  GiveFactors(*AwaitFetch(2));
+  ExpectFailure(*late, absl::StatusCode::kFailedPrecondition, "of version 4, those fetched of version 5");
+}
+
+TEST_F(LocalFactorsTest, ARefusedPullIsMadeUpForByAFetch) {
+  factors_->Need(0);
+  GiveFactors(*AwaitFetch(0));
+  const auto pull = factors_->Expect(0, 0);
+  const auto asked = Ask(0);
+  shard_->Update(0);
+  pull->Fail(ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep, "retired"));
+  GiveFactors(*AwaitFetch(1));
+  ExpectAnswer(*asked);
+}
+
+TEST_F(LocalFactorsTest, AnAnswerThatDoesNotComeFailsTheStepAndTheNextOneFetches) {
+  shard_->Update(1000);
+  factors_->Need(0);
+  GiveFactors(*AwaitFetch(0));
+  const auto pull = factors_->Expect(0, 0);
+  const auto asked = Ask(0);
+  pull->Fail(absl::DeadlineExceededError("too late"));
+  ExpectFailure(*asked, absl::StatusCode::kDeadlineExceeded, "too late");
+  shard_->Update(0);
+  const auto next = Ask(1);
+  const auto fetch = AwaitFetch(1);
+  fetch->Fail(absl::DeadlineExceededError("still gone"));
+  ExpectFailure(*next, absl::StatusCode::kDeadlineExceeded, "still gone");
+  const auto last = Ask(1);
+  GiveFactors(*AwaitFetch(2));
+  ExpectAnswer(*last);
+}
+
+TEST_F(LocalFactorsTest, DamagedFactorsFailTheStep) {
+  shard_->Update(1000);
+  std::string damaged = shard_->Saved();
+  damaged[damaged.size() / 2] ^= 1;
+  const auto asked = Ask(1);
+  Deliver(*AwaitFetch(0), 1, {}, damaged);
+  ExpectFailure(*asked, absl::StatusCode::kDataLoss, "layer");
+}
+
+TEST_F(LocalFactorsTest, WithoutFactorsTheAnswerIsTheGradient) {
+  const auto asked = Ask(1);
+  EXPECT_TRUE(AwaitFetch(0)->Complete({Decision::kIdentity, 0, 0, "released"}));
+  const auto outcome = asked->answer->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->decision, Decision::kIdentity);
+  EXPECT_EQ(asked->out, asked->gradient);
+  auto poisoned = std::make_unique<Asked>();
+  poisoned->gradient.assign(kRows * kCols, std::numeric_limits<float>::quiet_NaN());
+  const MatrixView view(poisoned->gradient.data(), kRows, kCols);
+  poisoned->answer = std::make_shared<State>("gradient", view, false, false);
+  factors_->Precondition(1, 0, view, view, poisoned->answer);
+  EXPECT_EQ(poisoned->answer->Wait()->decision, Decision::kSkip);
+}
+
+TEST_F(LocalFactorsTest, ReleasedFactorsAreFetchedAnew) {
+  shard_->Update(1000);
+  const auto first = Ask(1);
+  GiveFactors(*AwaitFetch(0));
+  ExpectAnswer(*first);
+  factors_->Release(0);
+  // Released on a thread of its own: until then there are factors, and no need to fetch.
+  std::unique_ptr<Asked> again;
+  while (factors_->VersionOf(0) != 0) std::this_thread::yield();
+  again = Ask(9);
+  GiveFactors(*AwaitFetch(1));
+  ExpectAnswer(*again);
+}
+
+TEST_F(LocalFactorsTest, TheEndAnswersWhatIsLeft) {
+  const auto waiting = Ask(1);
+  factors_->Fail(absl::AbortedError("the job has gone back"));
+  ExpectFailure(*waiting, absl::StatusCode::kAborted, "gone back");
+  ExpectFailure(*Ask(1), absl::StatusCode::kAborted, "gone back");
+  factors_->Stop();
+  AwaitFetch(0)->Fail(absl::CancelledError(""));  // comes too late for anybody
+}
+
+TEST(HandedFactorsSinkTest, BelievesOnlyWhatCanCome) {
+  const HandedFactorsSink::Limits limits{.dims = {kCols, kRows}, .most_rows = 2, .most_bytes = 100};
+  std::vector<absl::StatusOr<HandedFactors>> done;
+  HandedFactorsSink sink("update", limits,
+                         [&](absl::StatusOr<HandedFactors> handed) { done.push_back(std::move(handed)); });
+  const auto message = [](const absl::Status& status) { return std::string(status.message()); };
+  const wire::TensorFormat a{DType::kF32, {2, kCols}, 1}, g{DType::kF32, {2, kRows}, 1};
+  EXPECT_THAT(message(sink.Begin({}, 101)), HasSubstr("at most 100 bytes, got 101"));
+  EXPECT_THAT(message(sink.Begin({a}, 24)), HasSubstr("expected a and g, got 1 tensors"));
+  EXPECT_THAT(message(sink.Begin({a, {DType::kF32, {3, kRows}, 1}}, 72)), HasSubstr("g: expected F32 [k, 4]"));
+  EXPECT_THAT(message(sink.Begin({{DType::kF16, {2, kCols}, 1}, g}, 44)), HasSubstr("a: expected F32 [k, 3]"));
+  EXPECT_THAT(message(sink.Begin({a, g}, 55)), HasSubstr("expected 56 bytes, got 55"));
+  ASSERT_TRUE(sink.Begin({a, g}, 56).ok());
+  EXPECT_THAT(message(sink.Append(8, Received("xxxx"))),
+              HasSubstr("expected bytes from 0 to at most 56, got 4 from 8"));
+  ASSERT_TRUE(sink.Append(0, Received(std::string(50, 'x'))).ok());
+  EXPECT_THAT(message(sink.Append(50, Received("1234567"))), HasSubstr("got 7 from 50"));
+  sink.Restart();
+  ASSERT_TRUE(sink.Begin({a, g}, 56).ok());
+  ASSERT_TRUE(sink.Append(0, Received(std::string(56, 'y'))).ok());
+  EXPECT_FALSE(sink.ready());
+  EXPECT_TRUE(sink.Complete({Decision::kPreconditioned, 7, 0, "why"}));
+  EXPECT_FALSE(sink.Fail(absl::CancelledError("")));
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0]->factor_version, 7u);
+  EXPECT_THAT(done[0]->rows, ElementsAre(2, 2));
+  EXPECT_EQ(done[0]->bytes, std::string(56, 'y'));
+}
+
+}  // namespace
+}  // namespace precondor
