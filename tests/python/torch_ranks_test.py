@@ -26,7 +26,8 @@ from torch_rank import start
 from torch_test import TOLERANCE
 
 # With the nets whose method each can have.
-EXCHANGES = {"DIRECT": ("mlp", "conv", "kfac"), "DELEGATE": ("mlp", "conv", "kfac")}
+EXCHANGES = {"DIRECT": ("mlp", "conv", "kfac"), "DELEGATE": ("mlp", "conv", "kfac"), "REPLAY": ("mlp", "conv"),
+             "PULL_FACTORS": ("mlp", "conv")}
 
 
 class RanksTest(unittest.TestCase):
@@ -108,7 +109,7 @@ class RanksTest(unittest.TestCase):
             optimizer.zero_grad()
             torch_reference.loss_of(model(x), y).backward()
             optimizer.step()
-        for exchange in ("DIRECT", "DELEGATE"):
+        for exchange in EXCHANGES:
             with self.subTest(exchange=exchange):
                 for weights in self.run_both("unequal", exchange=exchange):
                     for got, wanted in zip(weights, model.parameters()):

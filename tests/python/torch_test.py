@@ -342,7 +342,7 @@ class TorchTest(unittest.TestCase):
     def test_first_order_leaves_gradients_alone(self):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for exchange in ("DIRECT", "DELEGATE"):
+        for exchange in ("DIRECT", "DELEGATE", "REPLAY", "PULL_FACTORS"):
             pre = self.preconditioner(model, f"{self.name}-{exchange}", optimizer=optimizer, exchange=exchange,
                                       fallback={"policy": "AT_STEP", "at_step": 2})
             for step in range(4):
