@@ -10,9 +10,9 @@ Usage: deploy/build-wheel.sh [--python PYTHON] [--output DIR] [--build-dir DIR] 
   --output DIR     where the wheel goes; default build/wheels
   --build-dir DIR  what is kept for the next time: an environment with the tools, and the objects; default build/wheel
   --help           this text
-The wheel holds gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies. Built on Debian 12 it installs wherever glibc is 2.35 or
-later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets nobody else's protobuf or gRPC in a process. The last line
-printed is the wheel's path. What building needs: deploy/install.sh, and a package index for pip.
+The wheel holds gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies. Built on Debian 12 it installs
+wherever glibc is 2.35 or later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets nobody else's protobuf or gRPC in a
+process. The last line printed is the wheel's path. What building needs: deploy/install.sh, and a package index for pip.
 
 Example: deploy/build-wheel.sh && pip install build/wheels/precondor-*.whl
 HELP

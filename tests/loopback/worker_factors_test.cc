@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
 #include "precondor/client.h"
 #include "precondor/statistics.h"
 #include "tests/loopback/raw_client.h"
@@ -57,16 +58,22 @@ class Cluster {
     shards_[shard] = nullptr;
     shards_[shard] = std::make_unique<RawServer>(config);
   }
+  // In its place one that has an empty directory.
+  void Forget(size_t shard) {
+    ++forgotten_;
+    Restart(shard);
+  }
 
  private:
   ServerConfig ShardConfig(int shard) const {
     ServerConfig config;
     config.role = ServerRole::kShard;
-    config.data_dir = absl::StrCat(data_.path(), "/", shard);
+    config.data_dir = absl::StrCat(data_.path(), "/", shard, "-", forgotten_);
     return config;
   }
 
   TempDir data_;
+  int forgotten_ = 0;
   std::vector<std::unique_ptr<RawServer>> shards_;
   std::unique_ptr<RawServer> coordinator_;
   std::unique_ptr<Client> client_;
@@ -122,15 +129,13 @@ absl::Status SendStatistics(Worker& worker, uint64_t step, size_t layer) {
 }
 
 // One step of a rank: the same gradients, the job's average, on every rank.
-Step RunStep(Worker& worker, uint64_t step) {
+absl::StatusOr<Step> RunStep(Worker& worker, uint64_t step) {
   const std::vector<LayerSpec>& layers = worker.spec().layers;
   Step answers(layers.size());
   std::vector<PreconditionFuture> futures(layers.size());
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     const int64_t index = static_cast<int64_t>(layer);
-    if (worker.NeedsStatistics(step, index)) {
-      EXPECT_TRUE(SendStatistics(worker, step, layer).ok());
-    }
+    if (worker.NeedsStatistics(step, index)) PRECONDOR_RETURN_IF_ERROR(SendStatistics(worker, step, layer));
     if (!worker.SendsGradient(index)) continue;
     answers[layer].values = Normal(layers[layer].d_out * layers[layer].d_in, step * 10 + layer);
     const MatrixView view(answers[layer].values.data(), layers[layer].d_out, layers[layer].d_in);
@@ -138,15 +143,12 @@ Step RunStep(Worker& worker, uint64_t step) {
   }
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     if (!worker.SendsGradient(static_cast<int64_t>(layer))) continue;
-    const auto outcome = futures[layer].Wait();
-    EXPECT_TRUE(outcome.ok()) << "step " << step << " layer " << layer << ": " << outcome.status();
-    if (!outcome.ok()) continue;
-    answers[layer].decision = outcome->decision;
-    answers[layer].factor_version = outcome->factor_version;
-    answers[layer].inner_product = outcome->inner_product;
+    PRECONDOR_ASSIGN_OR_RETURN(const Preconditioned outcome, futures[layer].Wait());
+    answers[layer].decision = outcome.decision;
+    answers[layer].factor_version = outcome.factor_version;
+    answers[layer].inner_product = outcome.inner_product;
   }
-  const auto directive = worker.ReportStep(step, 1.0, 10, true, 0.1);
-  EXPECT_TRUE(directive.ok()) << directive.status();
+  PRECONDOR_RETURN_IF_ERROR(worker.ReportStep(step, 1.0, 10, true, 0.1).status());
   return answers;
 }
 
@@ -166,7 +168,9 @@ std::vector<std::vector<Step>> Train(Cluster& cluster, const SessionSpec& spec, 
       std::unique_ptr<Worker> worker = *std::move(joined);
       for (uint64_t step = 0; step < steps; ++step) {
         if (hook) hook(step, worker);
-        answers[rank].push_back(RunStep(*worker, step));
+        absl::StatusOr<Step> answered = RunStep(*worker, step);
+        EXPECT_TRUE(answered.ok()) << "rank " << rank << " step " << step << ": " << answered.status();
+        answers[rank].push_back(answered.ok() ? *std::move(answered) : Step(spec.layers.size()));
         together.arrive_and_wait();
       }
       EXPECT_TRUE(worker->Flush().ok());
@@ -305,6 +309,45 @@ TEST_P(WorkerFactorsTest, AWorkerThatWasKilledWithinAStepRepeatsIt) {
                     worker = *std::move(again);
                   }),
             expected);
+}
+
+// What the workers have is of no use to a shard that has lost it: nobody goes on alone, and all can begin again.
+TEST_P(WorkerFactorsTest, FactorsThatAShardHasLostAreLostForAll) {
+  SessionSpec spec = Spec(GetParam(), 2);
+  spec.inv_freq = 1;
+  Cluster cluster(1);
+  ASSERT_TRUE(cluster.client().OpenSession(spec).ok());
+  std::barrier<> together(2);
+  std::vector<absl::Status> ends(2);
+  std::vector<Step> after(2);
+  std::vector<std::thread> ranks;
+  for (uint32_t rank : {0u, 1u}) {
+    ranks.emplace_back([&, rank] {
+      auto worker = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      for (uint64_t step = 0; ends[rank].ok(); ++step) {
+        ends[rank] = RunStep(**worker, step).status();
+        if (step != 2) continue;
+        together.arrive_and_wait();
+        if (rank == 0) cluster.Forget(0);
+        together.arrive_and_wait();
+      }
+      worker->reset();
+      auto again = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 2, .first_step = 3});
+      ASSERT_TRUE(again.ok()) << again.status();
+      for (uint64_t step = 3; step < 6; ++step) {
+        absl::StatusOr<Step> answered = RunStep(**again, step);
+        ASSERT_TRUE(answered.ok()) << answered.status();
+        after[rank] = *std::move(answered);
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(GetErrorReason(ends[rank]), ErrorReason::kMemoryLost) << ends[rank];
+    EXPECT_EQ(after[rank], after[0]);
+    for (const Answer& answer : after[rank]) EXPECT_EQ(answer.factor_version, 3u);
+  }
 }
 
 // Ranks without vectors: the step goes on with the others', or changes nothing.

@@ -150,7 +150,7 @@ absl::Status LocalFactors::CheckStep(const Layer& layer, int64_t index, uint64_t
 }
 
 void LocalFactors::Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
-                                std::shared_ptr<PreconditionFuture::State> answer) {
+                                const std::shared_ptr<PreconditionFuture::State>& answer) {
   absl::Status status;
   {
     MutexLock lock(mu_);
@@ -355,7 +355,7 @@ absl::StatusOr<Preconditioned> LocalFactors::Compute(int64_t index, const Reques
   if (state != nullptr) answer.factor_version = state->version();
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix d, backend_->Allocate(request.gradient.rows, request.gradient.cols));
   PRECONDOR_RETURN_IF_ERROR(backend_->Upload(request.gradient, d.view()));
-  const auto identity = [&](std::string reason) -> absl::StatusOr<Preconditioned> {
+  const auto identity = [&](const std::string& reason) -> absl::StatusOr<Preconditioned> {
     answer.reason = absl::StrCat("layer \"", spec_.layers[static_cast<size_t>(index)].name, "\" ", reason);
     PRECONDOR_RETURN_IF_ERROR(backend_->Download(d.view(), request.out));
     return answer;

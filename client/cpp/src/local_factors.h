@@ -36,7 +36,7 @@ namespace precondor {
 class LocalFactors {
  public:
   // Asks for the layer's factors as they are; the answer, or why there is none, goes to `sink`.
-  using Fetch = std::function<void(int64_t layer, std::shared_ptr<AnswerSink> sink)>;
+  using Fetch = std::function<void(int64_t layer, const std::shared_ptr<AnswerSink>& sink)>;
 
   // Factors on the CPU (kernels/cpu). `what`: for messages. Errors: those of MethodSet::Make.
   static absl::StatusOr<std::unique_ptr<LocalFactors>> Make(const SessionSpec& spec, int threads, std::string what,
@@ -54,7 +54,7 @@ class LocalFactors {
   // `answer` is that of the gradient, whose memory and `out` are the caller's until it is there. FailedPrecondition at
   // a statistic step that has not been expected.
   void Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
-                    std::shared_ptr<PreconditionFuture::State> answer);
+                    const std::shared_ptr<PreconditionFuture::State>& answer);
   // In first order the layer's factors are of no use: frees them, once nothing waits for them.
   void Release(int64_t layer);
   // Answers everything with `status`, now and from now on.

@@ -120,8 +120,8 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
     PRECONDOR_ASSIGN_OR_RETURN(
         worker->factors_,
         LocalFactors::Make(worker->spec_, options.factor_threads, absl::StrCat("session ", worker->session_),
-                           [worker = worker.get()](int64_t layer, std::shared_ptr<AnswerSink> sink) {
-                             worker->FetchFactors(layer, std::move(sink));
+                           [worker = worker.get()](int64_t layer, const std::shared_ptr<AnswerSink>& sink) {
+                             worker->FetchFactors(layer, sink);
                            }));
   }
   // Of this epoch alone: the job may have gone on for long since an earlier one went back.
@@ -307,7 +307,7 @@ absl::Status WorkerImpl::SendRequest(v1::FrameKind kind, uint64_t step, int64_t 
   return routes_.Submit(static_cast<size_t>(layer), std::move(request));
 }
 
-void WorkerImpl::FetchFactors(int64_t layer, std::shared_ptr<AnswerSink> sink) {
+void WorkerImpl::FetchFactors(int64_t layer, const std::shared_ptr<AnswerSink>& sink) {
   const absl::Status sent = SendRequest(v1::FRAME_KIND_FETCH, steps_->next_step(), layer, sink);
   if (!sent.ok()) sink->Fail(sent);
 }

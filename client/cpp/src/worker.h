@@ -90,7 +90,7 @@ class WorkerImpl final : public Worker {
   absl::Status SubmitStatistics(std::shared_ptr<Contribution> statistics, int64_t layer);
   // Sends a request without payload, whose answer goes to `sink`.
   absl::Status SendRequest(v1::FrameKind kind, uint64_t step, int64_t layer, std::shared_ptr<AnswerSink> sink);
-  void FetchFactors(int64_t layer, std::shared_ptr<AnswerSink> sink);
+  void FetchFactors(int64_t layer, const std::shared_ptr<AnswerSink>& sink);
   std::shared_ptr<const void> Borrow(const std::shared_ptr<PreconditionFuture::State>& state);
   void CountControl(const google::protobuf::MessageLite& request, const google::protobuf::MessageLite& response);
 

@@ -97,9 +97,9 @@ class LocalFactorsTest : public ::testing::Test {
     spec_.warmup_steps = 0;
     spec_.layers = {{"layer", kRows, kCols, false}};
     shard_ = std::make_unique<Shard>(spec_);
-    auto made = LocalFactors::Make(spec_, 2, "session job", [this](int64_t, std::shared_ptr<AnswerSink> sink) {
+    auto made = LocalFactors::Make(spec_, 2, "session job", [this](int64_t, const std::shared_ptr<AnswerSink>& sink) {
       MutexLock lock(mu_);
-      fetches_.push_back(std::move(sink));
+      fetches_.push_back(sink);
       changed_.notify_all();
     });
     EXPECT_TRUE(made.ok()) << made.status();
