@@ -241,7 +241,8 @@ class ProgramsTest(unittest.TestCase):
         self.assertEqual(len(gpt["preconditioned_layers"]), 4)
 
     def test_each_learns_with_two_ranks(self):
-        self.expect_learned(self.train("digits.py", "--steps", "40", ranks=2), 2)
+        for exchange in ("DELEGATE", "REPLAY"):
+            self.expect_learned(self.train("digits.py", "--steps", "40", "--exchange", exchange, ranks=2), 2)
         self.expect_learned(self.train("convnet.py", "--steps", "12", "--batch", "64", ranks=2), 2)
         self.expect_learned(self.train("gpt.py", *self.text(), *SMALL_GPT, "--steps", "60", "--learning-rate", "0.02", ranks=2), 2)
 

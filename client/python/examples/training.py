@@ -57,6 +57,9 @@ def add_method_arguments(group):
     group.add_argument("--method", default="mkor", help="the server's: mkor, kfac, eva, kron, soap, ... (%(default)s)")
     group.add_argument("--option", type=method_option, action="append", default=[], metavar="NAME=VALUE",
                        help="of the method, e.g. rank=32; may be repeated")
+    group.add_argument("--exchange", default="", choices=("", "DIRECT", "DELEGATE", "REPLAY", "PULL_FACTORS"),
+                       help="DIRECT: the server averages gradients; DELEGATE: the ranks have (DELEGATE under torchrun); REPLAY, "
+                       "PULL_FACTORS: and each works out its answer itself")
     group.add_argument("--gradient-dtype", choices=("f32", "bf16", "f16"), default="f32", help="on the wire (%(default)s)")
     group.add_argument("--overlap", action="store_true",
                        help="gradients leave during the backward pass; not under torchrun, where they are averaged first")
@@ -79,8 +82,6 @@ def add_arguments(parser, steps, batch, preconditioners=PRECONDITIONERS):
     group = parser.add_argument_group("preconditioner")
     group.add_argument("--precondition", choices=preconditioners, default="server",
                        help="by Precondor, by dense MKOR in torch in this process, or not at all (%(default)s)")
-    group.add_argument("--exchange", default="", choices=("", "DIRECT", "DELEGATE"),
-                       help="DIRECT: the server averages gradients; DELEGATE: the ranks have (DELEGATE under torchrun)")
     group.add_argument("--session", metavar="NAME", help="the session's name on the server (one of its own)")
     add_method_arguments(group)
     add_run_arguments(parser, steps, batch)
@@ -103,7 +104,7 @@ def make_optimizer(arguments, model, rate):
 class Trainer:
     """A model, its optimizer and its preconditioner, one step at a time. `precondition`: one of PRECONDITIONERS."""
 
-    def __init__(self, task, arguments, job, precondition, address="", session="", exchange=""):
+    def __init__(self, task, arguments, job, precondition, address="", session=""):
         torch.manual_seed(arguments.seed)  # the same weights on every rank
         self.task = task
         self.job = job
@@ -116,7 +117,7 @@ class Trainer:
             tried = task.mkor_options if arguments.method == "mkor" else {}
             self.server_side = Preconditioner(self.model, address, session=session, optimizer=self.optimizer,
                                               method=precondor.Method(arguments.method, {**tried, **dict(arguments.option)}),
-                                              exchange=exchange, skip=task.skip, overlap=arguments.overlap,
+                                              exchange=arguments.exchange, skip=task.skip, overlap=arguments.overlap,
                                               gradient_dtype=arguments.gradient_dtype, seed=arguments.seed)
         elif precondition == "in-process":
             self._in_process = InProcessMkor(self.bare_model(), skip=task.skip)
@@ -226,7 +227,7 @@ def run_task(parser, arguments, make_task):
         task = make_task(arguments)
         address = server_address(stack, arguments, job) if arguments.precondition == "server" else ""
         session = job.share(arguments.session or f"{task.name}-{os.getpid()}-{time.time_ns()}")
-        with Trainer(task, arguments, job, arguments.precondition, address, session, arguments.exchange) as trainer:
+        with Trainer(task, arguments, job, arguments.precondition, address, session) as trainer:
             report = report_of(task, arguments, job, trainer, train(trainer, arguments, job))
         if not job.first:
             return
