@@ -145,7 +145,7 @@ void ExchangeStream::HandleFrame(const v1::FrameHeader& header, const wire::Rece
   }
   const auto admit = [this](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const ContributionHeader decoded, DecodeHeader(first));
-    const absl::Status status = shard_.CheckHeader(decoded, first.payload_bytes());
+    absl::Status status = shard_.CheckHeader(decoded, first.payload_bytes());
     if (!status.ok()) shard_.CountRefusal(decoded, status);
     return status;
   };
