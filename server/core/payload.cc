@@ -10,14 +10,13 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/reduction.h"
 
 namespace precondor {
 namespace {
 
-// Sums of samples over 65536 ranks stay far inside 64 bits, and their products inside f64.
-constexpr uint64_t kMaxSamples = uint64_t{1} << 40;
 constexpr int64_t kBlock = 1024;
 
 struct Expected {

@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/samples.h"
 #include "precondor/client.h"
 #include "tests/loopback/scripted_server.h"
 #include "tests/support/wait_until.h"
@@ -409,6 +410,7 @@ TEST(ClientLinkTest, ChecksWhatItCanBeforeSending) {
   EXPECT_EQ(reason(SendStatistics(*worker, 3, 0)), ErrorReason::kNotStatisticStep);
   EXPECT_EQ(reason(worker->AbstainStatistics(3, 0)), ErrorReason::kNotStatisticStep);
   EXPECT_EQ(reason(worker->SendStatistics(10, 0, right.view(), right.view(), 1)), ErrorReason::kShapeMismatch);
+  EXPECT_EQ(reason(worker->Precondition(0, 0, right.view(), right.view(), 0).Wait().status()), ErrorReason::kMalformed);
   EXPECT_EQ(reason(precondition(0, 3, right.view(), right.view())), ErrorReason::kUnknownLayer);
   EXPECT_EQ(reason(precondition(0, -1, right.view(), right.view())), ErrorReason::kUnknownLayer);
   EXPECT_EQ(reason(precondition(0, 0, wrong.view(), right.view())), ErrorReason::kShapeMismatch);
@@ -417,6 +419,25 @@ TEST(ClientLinkTest, ChecksWhatItCanBeforeSending) {
   EXPECT_EQ(reason(worker->AbstainGradient(0, 1).Wait().status()), ErrorReason::kNotDelegate);
   EXPECT_EQ(reason(precondition(101, 0, right.view(), right.view())), ErrorReason::kStepTooFarAhead);
   EXPECT_TRUE(server.stored().empty());
+}
+
+TEST(ClientLinkTest, SendsNoStatisticsOfNothing) {
+  SessionSpec spec = Spec();
+  spec.statistics = StatisticsKind::kCovariance;
+  ScriptedServer server(spec);
+  const auto worker = Join(Options(server));
+  const auto [d_out, d_in] = kShapes[0];
+  std::vector<float> a(static_cast<size_t>(d_in)), g(static_cast<size_t>(d_out));
+  const auto send = [&](int64_t rows, uint64_t samples) {
+    return GetErrorReason(worker->SendStatistics(0, 0, ConstMatrixView(a.data(), rows, d_in),
+                                                 ConstMatrixView(g.data(), 1, d_out), samples));
+  };
+  EXPECT_EQ(send(0, kSamples), ErrorReason::kShapeMismatch);
+  EXPECT_EQ(send(1, 0), ErrorReason::kMalformed);
+  EXPECT_EQ(send(1, kMaxSamples + 1), ErrorReason::kMalformed);
+  EXPECT_EQ(send(1, kMaxSamples), ErrorReason::kUnspecified);
+  ASSERT_TRUE(worker->Flush().ok());
+  EXPECT_EQ(server.stored().size(), 1u);
 }
 
 TEST(ClientLinkTest, StampsTheModeOfTheDirectiveAndGrowsItsLease) {

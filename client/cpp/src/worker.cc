@@ -14,6 +14,7 @@
 #include "client/cpp/src/result_state.h"
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
+#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/statistics.h"
 #include "proto/wire/spec_codec.h"
@@ -43,6 +44,12 @@ absl::Status CheckShape(const std::string& what, const char* name, ConstMatrixVi
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
                         absl::StrCat(what, ": ", name, ": expected [", rows, ", ", cols, "], got [", have.rows, ", ",
                                      have.cols, "]", have.data == nullptr ? " without memory" : ""));
+}
+
+absl::Status CheckSamples(const std::string& what, uint64_t samples) {
+  if (samples > 0 && samples <= kMaxSamples) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                        absl::StrCat(what, ": samples: expected 1 ... ", kMaxSamples, ", got ", samples));
 }
 
 // Encodes matrices one after the other; `tensors` gets their headers.
@@ -259,13 +266,14 @@ absl::Status WorkerImpl::SendStatistics(uint64_t step, int64_t layer, ConstMatri
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
   const std::string what = Describe(step, layer);
   const auto check = [&](const char* name, ConstMatrixView side, int64_t d) {
-    // A triangle stands for any number of rows.
-    const int64_t rows = side.cols == d ? side.rows : MaxRows(d) + 1;
+    // A triangle stands for any number of rows; nobody sends none.
+    const int64_t rows = side.cols == d ? std::max<int64_t>(side.rows, 1) : MaxRows(d) + 1;
     const StatisticsShape expected = ShapeOfStatistics(spec_, layer, d, rows);
     return CheckShape(what, name, side, expected.rows, expected.cols);
   };
   PRECONDOR_RETURN_IF_ERROR(check("a", a, shape.d_in));
   PRECONDOR_RETURN_IF_ERROR(check("g", g, shape.d_out));
+  PRECONDOR_RETURN_IF_ERROR(CheckSamples(what, samples));
   auto contribution = std::make_shared<Contribution>();
   contribution->id = {v1::FRAME_KIND_STATISTICS, step, static_cast<uint32_t>(layer)};
   contribution->mode = mode;
@@ -330,6 +338,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   absl::Status status = CheckGradient(layer);
   status.Update(CheckShape(what, "gradient", gradient, shape.d_out, shape.d_in));
   status.Update(CheckShape(what, "out", out, shape.d_out, shape.d_in));
+  status.Update(CheckSamples(what, samples));
   if (!status.ok()) return FailedFuture(status);
   if (AnsweredHere(*mode)) {
     if (factors_ != nullptr) factors_->Release(layer);

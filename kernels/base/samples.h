@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// What weighs a contribution in its average.
+#pragma once
+
+#include <cstdint>
+
+namespace precondor {
+
+// Samples of one contribution: sums over 65536 ranks stay far inside 64 bits, and their products inside f64.
+inline constexpr uint64_t kMaxSamples = uint64_t{1} << 40;
+
+}  // namespace precondor
