@@ -83,7 +83,8 @@ def state_bytes(kind, blocks):
             total += 4 * (tiles * (tiles + 1) // 2 * TILE * TILE + WAITING * side)
         else:
             rank = int(kind.rsplit("_", 1)[1])
-            total += 4 * (rank * side + rank * (rank + 1) // 2)
+            squares = 2 if side <= 8 * rank else 1  # S as well
+            total += 4 * (rank * side + squares * rank * (rank + 1) // 2)
     return blocks * total
 
 

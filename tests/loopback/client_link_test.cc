@@ -426,7 +426,7 @@ TEST(ClientLinkTest, SendsNoStatisticsOfNothing) {
   spec.statistics = StatisticsKind::kCovariance;
   ScriptedServer server(spec);
   const auto worker = Join(Options(server));
-  const auto [d_out, d_in] = kShapes[0];
+  const int64_t d_out = kShapes[0].first, d_in = kShapes[0].second;
   std::vector<float> a(static_cast<size_t>(d_in)), g(static_cast<size_t>(d_out));
   const auto send = [&](int64_t rows, uint64_t samples) {
     return GetErrorReason(worker->SendStatistics(0, 0, ConstMatrixView(a.data(), rows, d_in),
