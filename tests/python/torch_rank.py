@@ -14,12 +14,19 @@ import precondor.torch
 import torch_training
 
 
-def train(rank, ddp=False, **arguments):
-    """torch_training.train, as what pickles; and the session's exchange."""
-    wrap = nn.parallel.DistributedDataParallel if ddp else None
-    losses, weights, results = torch_training.train(rank=rank, world_size=dist.get_world_size(), wrap=wrap, **arguments)
+def train(rank, ddp=False, default_dtype=torch.float32, **arguments):
+    """torch_training.train, as what pickles; and the session's exchange. default_dtype: of torch, while it trains."""
+    def wrap(model):
+        torch.set_default_dtype(default_dtype)  # the model has been made
+        return nn.parallel.DistributedDataParallel(model) if ddp else model
+
+    try:
+        losses, weights, results, scale = torch_training.train(rank=rank, world_size=dist.get_world_size(), wrap=wrap,
+                                                               **arguments)
+    finally:
+        torch.set_default_dtype(torch.float32)
     exchange = arguments.get("exchange") or ("DELEGATE" if ddp else "DIRECT")
-    return losses, [weight.numpy() for weight in weights], [dataclasses.asdict(result) for result in results], exchange
+    return losses, [weight.numpy() for weight in weights], [dataclasses.asdict(result) for result in results], exchange, scale
 
 
 def resume(rank, folder, stops, end=True, **arguments):

@@ -99,6 +99,18 @@ class RanksTest(unittest.TestCase):
                     self.expect_reference("mlp", answers, skipped=[4])
                     for answer in answers:
                         self.assertEqual([result["step"] for result in answer[2] if result["skipped"]], [4])
+                        self.assertEqual(answer[4], 32.0)  # or the ranks' losses, and whatever hangs on the scale, part
+
+    def test_gradients_that_are_unscaled_before_the_ranks_agree_are_refused(self):
+        for answer in self.run_both("train", case="mlp", scaler=64.0, unscale=True):
+            self.assertIsInstance(answer, precondor.InvalidArgumentError)
+            self.assertRegex(str(answer), r"unscale_ has been called.*Leave unscale_ to step\(\)")
+        self.expect_reference("mlp", self.train("mlp", session=f"{self.name}-ddp", ddp=True, scaler=64.0, unscale=True))
+
+    def test_another_default_dtype(self):
+        for exchange in EXCHANGES:
+            with self.subTest(exchange=exchange):
+                self.expect_reference("mlp", self.train("mlp", exchange=exchange, default_dtype=torch.float64))
 
     def test_batches_of_several_sizes_are_one_batch(self):
         case = torch_reference.CASES["mlp"]

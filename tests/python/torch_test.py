@@ -2,35 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """precondor.torch against a server of its own: the trajectory of the formulas, layers, statistics and errors.
 
-Skips with 77, and says so, where torch is not installed. Several ranks are torch_ranks_test.py's.
+Skips with 77, and says so, where torch is not installed. Several ranks are torch_ranks_test.py's, uncommon ways to call
+modules torch_modules_test.py's.
 """
 
-import argparse
 import copy
-import os
 import re
 import subprocess
 import sys
-import tempfile
-import unittest
 import warnings
 
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error}; deploy/install.sh --test installs torch")
-    sys.exit(77)
+import torch_case  # before torch: it skips where there is none
 import numpy as np
+import torch
 from torch import nn
 
 import precondor
 import precondor.torch
 import torch_reference
-from interop_test import ROOT, Server, TIMEOUT_S
+from interop_test import ROOT, TIMEOUT_S
 from precondor.torch._statistics import Covariance, Vectors
-from torch_training import train
+from torch_training import make_scaler, train
 
-torch.set_num_threads(1)
 # f32 beside f64: some ten roundings of 6e-8 a step on numbers near 1, and J's condition is at most 1 + d (mkor) or a few
 # hundred (kfac), for ten steps.
 TOLERANCE = 5e-5
@@ -54,24 +47,7 @@ class Rows:
         self.rows.append((a, g))
 
 
-class TorchTest(unittest.TestCase):
-    server = None
-
-    def setUp(self):
-        torch.manual_seed(1)
-        self.name = self.id().rsplit(".", 1)[-1][:100]
-
-    def preconditioner(self, model, name="", **options):
-        pre = precondor.torch.Preconditioner(model, self.server.address, session=name or self.name, **options)
-        self.addCleanup(pre.close, end_session=True)
-        return pre
-
-    def expect(self, kind, pattern, call, *arguments, **options):
-        with self.assertRaises(kind) as caught:
-            call(*arguments, **options)
-        self.assertRegex(str(caught.exception), pattern)
-        return caught.exception
-
+class TorchTest(torch_case.ServerCase):
     def expect_close(self, got, wanted, tolerance=TOLERANCE):
         for one, other in zip(got, wanted):
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
@@ -84,7 +60,7 @@ class TorchTest(unittest.TestCase):
                 losses, weights = torch_reference.train(case)
                 self.assertLess(min(losses[1:]), losses[0])
                 for overlap in (False, True):
-                    got_losses, got, results = train(self.server.address, f"{self.name}-{name}", name, overlap=overlap)
+                    got_losses, got, results, _ = train(self.server.address, f"{self.name}-{name}", name, overlap=overlap)
                     self.expect_close([got_losses], [losses])
                     self.expect_close(got, weights)
                     self.assertEqual({d for result in results for d in result.decisions.values()}, {"PRECONDITIONED"})
@@ -112,10 +88,11 @@ class TorchTest(unittest.TestCase):
             _, weights = torch_reference.train(case, skipped=[step for _, step in overflow])
             for unscale in (False, True):
                 with self.subTest(overflow=overflow, unscale=unscale):
-                    _, got, results = train(self.server.address, self.name, "kfac", scaler=1024.0, unscale=unscale,
-                                            overflow=overflow, micro_batches=2)
+                    _, got, results, scale = train(self.server.address, self.name, "kfac", scaler=1024.0, unscale=unscale,
+                                                   overflow=overflow, micro_batches=2)
                     self.expect_close(got, weights)
                     self.assertEqual([result.step for result in results if result.skipped], [step for _, step in overflow])
+                    self.assertEqual(scale, 1024.0 / 2**len(overflow))
 
     def test_statistics_are_the_clients(self):
         spec = precondor.SessionSpec(self.name, [precondor.Layer("a", 3, 5, True)], sketches=4, seed=3)
@@ -295,16 +272,6 @@ class TorchTest(unittest.TestCase):
                 pre.close()
                 self.assertIs(nn.functional.linear, torch._C._nn.linear)
 
-    def test_an_attention_that_raises_leaves_nothing_behind(self):
-        attention = nn.MultiheadAttention(6, 2)
-        pre = self.preconditioner(attention)
-        for _ in range(2):
-            with self.assertRaises(Exception):
-                attention(torch.randn(5, 2, 6), torch.randn(4, 2, 7), torch.randn(4, 2, 6))
-        attention(*[torch.randn(5, 2, 6)] * 3)[0].sum().backward()
-        self.assertEqual(set(pre.step(learning_rate=0.1).decisions.values()), {"PRECONDITIONED"})
-        self.assertIs(nn.functional.linear, torch._C._nn.linear)
-
     def test_a_weight_that_is_used_behind_its_modules_back(self):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         pre = self.preconditioner(model)
@@ -409,6 +376,33 @@ class TorchTest(unittest.TestCase):
         self.expect(bad, "KL_CLIP needs the learning rate", pre.step, 1.0)
         self.assertEqual(pre.step(1.0, learning_rate=0.1).decisions, {"Linear": "PRECONDITIONED"})
 
+    def test_a_scaler_goes_with_the_optimizer_of_all_layers(self):
+        model = nn.ModuleDict({"words": nn.Embedding(9, 4, sparse=True), "one": nn.Linear(4, 4), "two": nn.Linear(4, 3)})
+        own = torch.optim.SGD([*model["one"].parameters(), *model["two"].parameters()], 0.1)
+        other = torch.optim.SGD(model["words"].parameters(), 0.1)
+        half = torch.optim.SGD(model["one"].parameters(), 0.1)
+        for optimizer, loss_scale in ((half, 64.0), (own, 64.0), (own, float("inf"))):
+            pre = self.preconditioner(model, optimizer=optimizer, replace=True)
+            scaler = make_scaler(loss_scale)
+            model.zero_grad(set_to_none=True)
+            output = model["two"](model["one"](model["words"](torch.tensor([1, 2]))))
+            scaler.scale(output.square().mean()).backward()
+            if optimizer is half:
+                self.expect(precondor.InvalidArgumentError, "scaler: layer two: expected its parameters in optimizer=",
+                            pre.step, 1.0, scaler=scaler)
+                continue
+            self.assertEqual(pre.step(1.0, scaler=scaler).skipped, loss_scale != 64.0)
+            self.assertEqual([one.grad is None for one in own.param_groups[0]["params"]], [loss_scale != 64.0] * 4)
+            for one in (own, other):  # the other's gradients are its own
+                scaler.step(one)
+            scaler.update()
+        everything = torch.optim.SGD(model.parameters(), 0.1)
+        pre = self.preconditioner(model, optimizer=everything, replace=True)
+        scaler = make_scaler(64.0)
+        model.zero_grad(set_to_none=True)
+        scaler.scale(model["two"](model["one"](model["words"](torch.tensor([1, 2])))).square().mean()).backward()
+        self.assertFalse(pre.step(1.0, scaler=scaler).skipped)
+
     def test_the_manuals_example_runs(self):
         block = re.search(r"^```python\n(.*?)^```$", (ROOT / "docs/pytorch.md").read_text(), re.MULTILINE | re.DOTALL)[1]
         done = subprocess.run([sys.executable, "-B", "-c", block, self.server.address], capture_output=True, text=True,
@@ -430,22 +424,5 @@ class TorchTest(unittest.TestCase):
                     self.assertTrue(value.__doc__, f"{one.__name__}.{method}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    arguments = parser.parse_args()
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    warnings.simplefilter("error", category=UserWarning)
-    with tempfile.TemporaryDirectory() as folder:
-        TorchTest.server = Server(arguments.server, folder)
-        try:
-            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
-        finally:
-            status = TorchTest.server.stop()
-    if status != 0:
-        sys.exit(f"the server ended with {status}")
-    sys.exit(not result.wasSuccessful())
-
-
 if __name__ == "__main__":
-    main()
+    torch_case.main(__doc__)

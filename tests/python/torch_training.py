@@ -29,7 +29,7 @@ def options(case):
 
 
 class Scaler:
-    """What Preconditioner uses of torch's GradScaler, which in some versions is there for CUDA alone."""
+    """What Preconditioner uses of torch's GradScaler, where that is for CUDA alone: before torch 2.3."""
 
     def __init__(self, loss_scale=1.0):
         self._scale = loss_scale
@@ -50,6 +50,7 @@ class Scaler:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         self._unscaled = True
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
         for gradient in gradients:
             gradient.mul_(1 / self._scale)
         self._found = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
@@ -65,9 +66,16 @@ class Scaler:
         self._unscaled = self._found = False
 
 
+def make_scaler(loss_scale):
+    """For the CPU."""
+    if hasattr(torch, "amp") and hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cpu", init_scale=loss_scale)
+    return Scaler(loss_scale)
+
+
 def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=None, scaler=None, unscale=False,
           overflow=(), **changes):
-    """(the losses of this rank, last weights, results of the steps).
+    """(the losses of this rank, last weights, results of the steps, the loss scale at the end).
 
     scaler: a loss scale to begin with. unscale: this loop does it, and not Preconditioner. overflow: (rank, step) in which
     one gradient of one layer is infinite.
@@ -76,7 +84,7 @@ def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=No
     model = case.model()
     trained = model if wrap is None else wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), case.rate, momentum=case.momentum)
-    amp = None if scaler is None else Scaler(scaler)
+    amp = None if scaler is None else make_scaler(scaler)
     losses, results = [], []
     with precondor.torch.Preconditioner(trained, address, session=session, optimizer=optimizer,
                                         **{**options(case), **changes}) as pre:
@@ -102,7 +110,7 @@ def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=No
                 amp.step(optimizer)
                 amp.update()
             losses.append(total)
-    return losses, [parameter.detach() for parameter in model.parameters()], results
+    return losses, [parameter.detach() for parameter in model.parameters()], results, None if amp is None else amp.get_scale()
 
 
 def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT", die=None, before_step=lambda step: None,

@@ -135,7 +135,8 @@ class Exchange:
             return there
         device = slot.matrix.weight.device
         if slot.buffer is None:
-            slot.buffer = torch.empty(slot.layer.d_out, slot.layer.d_in, pin_memory=device.type == "cuda")
+            slot.buffer = torch.empty(slot.layer.d_out, slot.layer.d_in, dtype=torch.float32, device="cpu",
+                                      pin_memory=device.type == "cuda")
         slot.matrix.load(slot.group, slot.buffer)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
@@ -150,7 +151,8 @@ class Exchange:
         for rank in range(self._group.size):
             owned = self._owned(rank)
             sizes = [slot.layer.d_out * slot.layer.d_in for slot in owned]
-            flat = torch.zeros(2 * len(owned) + sum(sizes), pin_memory=self._group.device.type == "cuda")
+            flat = torch.zeros(2 * len(owned) + sum(sizes), dtype=torch.float32, device="cpu",
+                               pin_memory=self._group.device.type == "cuda")
             values = flat[2 * len(owned):].split(sizes)
             for slot, value in zip(owned, values):
                 slot.buffer = value.view(slot.layer.d_out, slot.layer.d_in)

@@ -26,8 +26,8 @@ class Group:
         self.rank = dist.get_rank(process_group) if there else 0
         self.size = dist.get_world_size(process_group) if there else 1
         self.device = device if there and "nccl" in str(dist.get_backend(process_group)) else torch.device("cpu")
-        self._flag = torch.zeros(1, device=self.device)
-        self._flat = torch.zeros(0, device=self.device)
+        self._flag = torch.zeros(1, dtype=torch.float32, device=self.device)
+        self._flat = torch.zeros(0, dtype=torch.float32, device=self.device)
         _kept.append(self._flag)
 
     def check(self, call: Callable[[], Any]) -> Any:
@@ -79,7 +79,7 @@ class Group:
             return
         sizes = [1] * (1 + len(parameters)) + [parameter.numel() for parameter in parameters]
         if self._flat.numel() != sum(sizes):
-            self._flat = torch.zeros(sum(sizes), device=self.device)
+            self._flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self.device)
         total, *parts = self._flat.zero_().split(sizes)
         held, values = parts[:len(parameters)], parts[len(parameters):]
         total.fill_(samples)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
@@ -36,6 +37,12 @@ class _NodeHandle:
     def remove(self) -> None:
         self._handle.remove()
         self._node = None
+
+
+def after_forward(module: nn.Module, call: Callable[..., Any]) -> Any:
+    """Calls `call` when a forward pass of the module has ended, from torch 2.1 on also when it has raised; the handle."""
+    always = {"always_call": True} if "always_call" in inspect.signature(module.register_forward_hook).parameters else {}
+    return module.register_forward_hook(Hook(call), **always)
 
 
 def after_accumulation(parameter: nn.Parameter, call: Callable[[], None]) -> Any:

@@ -21,7 +21,7 @@ from . import _group, _layers
 from ._attention import Tap
 from ._checkpoint import check_state, make_state, restore_snapshot
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
-from ._hooks import Hook, after_accumulation
+from ._hooks import Hook, after_accumulation, after_forward
 from ._reporter import Reporter
 
 # What has threads: ended before the interpreter ends.
@@ -43,7 +43,7 @@ class StepResult:
     mode: "SECOND_ORDER" or "FIRST_ORDER".
     decisions: by layer, "PRECONDITIONED", "IDENTITY" (the averaged gradient as it is) or "SKIP" (it has no gradient now);
         empty where the job's own gradients are the answers, in first order but for DIRECT.
-    skipped: the whole step was, for an overflow under AMP: no parameter has a gradient now.
+    skipped: the whole step was, for an overflow under AMP: no parameter of the optimizer has a gradient now.
     scale: the factor of KL_CLIP; 1 otherwise.
     """
 
@@ -224,13 +224,14 @@ class Preconditioner:
         """Puts the preconditioned gradient in the place of every layer's. Once an optimizer step, on every rank.
 
         Call it after the last backward pass and before optimizer.step(). A layer without a usable gradient on some rank
-        (unused, infinite) has .grad None afterwards, and so do all parameters of a skipped step: optimizers leave them.
+        (unused, infinite) has .grad None afterwards, and so do all of the optimizer in a skipped step: optimizers leave them.
 
         Args:
             loss: a number, or a tensor of one; reported for metrics and the fallback. None: not known.
             samples: the weight of this rank's loss and, but with DDP, of its gradients, where batches differ in size.
             learning_rate: None: that of the optimizer's first group.
-            scaler: AMP's GradScaler. Gradients are unscaled here, or have been by scaler.unscale_(optimizer).
+            scaler: AMP's GradScaler, of a model whose layers are all the optimizer's. Gradients are unscaled here, or,
+                but with a plain model on several ranks, have been by scaler.unscale_(optimizer).
 
         Raises:
             DeadlineExceededError: the servers were gone for longer than the timeouts.
@@ -245,7 +246,7 @@ class Preconditioner:
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")
         loss_scale, finite = self._unscale(scaler)
-        self._average(finite, samples)
+        self._average(samples)
         mode = self.mode
         for slot in reversed(self._slots):
             if not self._exchange.is_sent(slot):
@@ -254,7 +255,7 @@ class Preconditioner:
         scale = self._scale(answers, rate)
         self._store(answers, scale)
         if not finite:
-            for parameter in self._model.parameters():
+            for parameter in self._optimized():
                 parameter.grad = None
         loss = float("nan") if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
@@ -394,7 +395,7 @@ class Preconditioner:
             tap = Tap(matrices, lambda matrix, x, output, around: self._on_call(slots[matrix], x, output, around))
             self._taps.append(tap)
             self._handles.append(attention.register_forward_pre_hook(Hook(tap.enter)))
-            self._handles.append(attention.register_forward_hook(Hook(tap.leave)))
+            self._handles.append(after_forward(attention, tap.leave))
 
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._worker is not None:
@@ -432,24 +433,30 @@ class Preconditioner:
                                      if self._worker.needs_statistics(self._step, slot.place))
         if slots[0].place not in self._wanted:
             return
-        step, x = self._step, x.detach()
+        step, inputs = self._step, [x.detach()]
+
+        def on_backward(unused: Any, grads: Tuple[Optional[torch.Tensor], ...]) -> None:
+            if inputs:  # a graph that is kept lets nobody count a call twice, and one that is freed keeps no input
+                self._on_backward(step, slots, inputs.pop(), grads[0], around)
+
         # On the node and not the tensor: an operation in place after the module leaves the node as it is.
-        output.grad_fn.register_hook(lambda unused, grads: self._on_backward(step, slots, x, grads[0], around))
+        output.grad_fn.register_hook(on_backward)
 
     @torch.no_grad()
     def _on_backward(self, step: int, slots: Sequence[Slot], x: torch.Tensor, grad: Optional[torch.Tensor],
                      around: Tuple[int, int]) -> None:
-        if grad is None or step != self._step:
+        if grad is None or grad.numel() == 0 or step != self._step:
             return
         if any(around):
             grad = nn.functional.pad(grad, around)  # nothing comes from outputs that are not made
         matrix = slots[0].matrix
         samples = matrix.samples(grad)
-        for slot, (a, g) in zip(slots, matrix.rows(x, grad)):
-            pair = self._pairs.get(slot.place)
-            if pair is None:
-                pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place])
-            pair.add(a, g, samples)
+        with torch.autocast(grad.device.type, enabled=False):  # a backward pass may be in it
+            for slot, (a, g) in zip(slots, matrix.rows(x, grad)):
+                pair = self._pairs.get(slot.place)
+                if pair is None:
+                    pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place])
+                pair.add(a, g, samples)
 
     def _on_gradient(self, slots: Sequence[Slot], parameter: nn.Parameter) -> None:
         if self._holding or self._worker is None:
@@ -486,25 +493,44 @@ class Preconditioner:
                                        "INVALID_ARGUMENT")
         return given
 
+    def _optimized(self) -> Set[nn.Parameter]:
+        """What the optimizer trains."""
+        return {parameter for group in self._optimizer.param_groups for parameter in group["params"]}
+
     def _unscale(self, scaler: Optional[Any]) -> Tuple[float, bool]:
         """The loss scale that statistics still have, and whether all gradients of all ranks are finite."""
         if scaler is None or not scaler.is_enabled():
             return 1.0, True
         if self._optimizer is None:
             raise InvalidArgumentError("scaler: needs optimizer= of Preconditioner", "INVALID_ARGUMENT")
+        own = self._optimized()
+        stranger = next((slot for slot in self._slots if not own >= set(slot.matrix.parameters())), None)
+        if stranger is not None:
+            raise InvalidArgumentError(
+                f"scaler: layer {stranger.layer.name}: expected its parameters in optimizer= of Preconditioner",
+                "INVALID_ARGUMENT", "UNSPECIFIED",
+                "The scaler unscales one optimizer here. Leave out layers that it does not train: skip=")
+        gradients = [one.grad._values() if one.grad.is_sparse else one.grad for one in own if one.grad is not None]
+        finite = all(bool(torch.isfinite(one).all()) for one in gradients)
+        if self._averages:
+            finite = self._group.all(finite)
+        if not finite and gradients:
+            gradients[0].fill_(float("inf"))  # or this rank's scaler would not hear of another's overflow
         loss_scale = scaler.get_scale()
         try:
             scaler.unscale_(self._optimizer)
         except RuntimeError as error:
             if "already been called" not in str(error):
                 raise
-        finite = all(bool(torch.isfinite(parameter.grad).all()) for parameter in self._model.parameters()
-                     if parameter.grad is not None)
-        return loss_scale, self._group.all(finite) if self._averages else finite
+            if self._averages:
+                raise InvalidArgumentError(
+                    "scaler: unscale_ has been called, and this rank's scaler does not know of the other ranks' overflows",
+                    "INVALID_ARGUMENT", "UNSPECIFIED", "Leave unscale_ to step(), and clip after it") from None
+        return loss_scale, finite
 
-    def _average(self, finite: bool, samples: int) -> None:
+    def _average(self, samples: int) -> None:
         """What neither DDP nor the server averages."""
-        if not self._averages or not finite:
+        if not self._averages:
             return
         by_server = {id(parameter) for slot in self._slots for parameter in slot.matrix.parameters()
                      if self._spec.exchange == "DIRECT"}

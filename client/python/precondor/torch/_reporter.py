@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import queue
 import threading
 from typing import Any, Optional, Tuple
 
 from .._client import StepDirective, Worker
+from .._errors import fork_error
 
 
 class Reporter:
@@ -22,6 +24,7 @@ class Reporter:
         self._reports: "queue.SimpleQueue[Optional[Tuple[concurrent.futures.Future, Tuple[Any, ...]]]]" = queue.SimpleQueue()
         self._last: Optional[concurrent.futures.Future] = None
         self._known: Optional[StepDirective] = None
+        self._process = os.getpid()
         # Not joined at the interpreter's end by threading itself: close() first ends what the thread waits in.
         self._thread = threading.Thread(target=self._run, name="precondor-reporter", daemon=True)
         self._thread.start()
@@ -32,7 +35,9 @@ class Reporter:
         self._reports.put((self._last, arguments))
 
     def wait(self) -> None:
-        """Until the last report is answered; raises what it did. Ctrl-C leaves it as it is."""
+        """Until the last report is answered; raises what it did. Ctrl-C leaves it as it is. ForkError in a forked child."""
+        if os.getpid() != self._process:
+            raise fork_error(self._process, os.getpid())  # nobody answers here
         if self._last is not None:
             self._known = self._last.result()
             self._last = None

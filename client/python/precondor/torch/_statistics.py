@@ -31,7 +31,7 @@ class Vectors:
         rows = rows.to(torch.float32)
         if self._signs is None:
             total = rows.sum(0, keepdim=True)
-            ones = torch.full((1, 1), float(n), device=rows.device)
+            ones = torch.full((1, 1), float(n), dtype=torch.float32, device=rows.device)
         else:
             weights = torch.from_numpy(self._signs(self.rows, n)).to(rows.device)
             total = weights @ rows
