@@ -151,6 +151,10 @@ class CallbacksTest(unittest.TestCase):
             arguments = transformers.TrainingArguments(self.folder, use_cpu=True)
             arguments.fp16 = True
             huggingface.PrecondorCallback(server.address, session="x").on_train_begin(arguments, None, None, Model(), None)
+        with self.assertRaisesRegex(NotImplementedError, "one GPU a process, got 2.*torchrun"):
+            arguments = transformers.TrainingArguments(self.folder, use_cpu=True)
+            arguments._n_gpu = 2
+            huggingface.PrecondorCallback(server.address, session="x").on_train_begin(arguments, None, None, Model(), None)
 
     @unittest.skipIf(lightning is None, missing.get("lightning", ""))
     def test_lightning_trainer(self):

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import os
 import signal
+import warnings
 import weakref
 
 import torch_case  # before torch: it skips where there is none
@@ -142,6 +143,133 @@ class ModulesTest(torch_case.ServerCase):
                 self.expect_equal(inside, outside)
                 for got, wanted in zip(outside, plain):  # some ten roundings of 2^-9
                     self.assertLess((got - wanted).norm(), 0.05 * wanted.norm())
+
+    def expect_warning(self, pattern, model, *backwards):
+        """Of a step for each of the backward passes, one; and the decisions of the last."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pre = self.preconditioner(model, replace=True)
+            for backward in backwards:
+                model.zero_grad()
+                backward()
+                decisions = pre.step(1.0).decisions
+        self.assertEqual(len(caught), 1, [str(one.message) for one in caught])
+        self.assertRegex(str(caught[0].message), pattern)
+        return decisions
+
+    def test_inputs_that_are_written_over(self):
+        class Residual(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+            def forward(self, x, in_place):
+                h = self.first(x).float()
+                branch = self.second(h)
+                if in_place:  # autograd has a copy of h in bf16
+                    h += branch
+                else:
+                    h = h + branch
+                return h
+
+        def backward(model, in_place):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = model(torch.ones(5, 4), in_place)
+            y.square().mean().backward()
+
+        model = Residual()
+        got, wanted = (self.gradients(model, lambda model, pre, in_place=in_place: backward(model, in_place))
+                       for in_place in (True, False))
+        self.expect_equal(got, wanted)
+
+        class Copying(nn.Linear):
+            def forward(self, x):
+                return super().forward(x.clone())
+
+        layer = Copying(4, 3)
+
+        def write_over():
+            x = torch.randn(5, 4)
+            y = layer(x).square().mean()
+            x.zero_()
+            y.backward()
+
+        self.assertEqual(self.expect_warning("layer Copying: the input of its module was written over", layer, write_over,
+                                             write_over), {"Copying": "IDENTITY"})
+
+    def test_modules_that_do_something_else(self):
+        class Same(nn.Conv2d):
+            def forward(self, x):
+                return super().forward(nn.functional.pad(x, (1, 1, 1, 1)))
+
+        class Pooled(nn.Linear):
+            def forward(self, x):
+                return super().forward(x).mean(0)
+
+        for module, shape in ((Same(2, 4, 3), (2, 2, 8, 8)), (Same(2, 4, 3), (2, 2, 2, 2)), (Pooled(4, 3), (5, 4))):
+            name = type(module).__name__
+            with self.subTest(module=name, shape=shape):
+                decisions = self.expect_warning(
+                    f"layer {name}: its module made .* which is not its product", module,
+                    *[lambda module=module, shape=shape: module(torch.randn(*shape)).square().mean().backward()] * 2)
+                self.assertEqual(decisions, {name: "IDENTITY"})
+
+    def test_inputs_by_keyword_are_not_seen(self):
+        layer = nn.Linear(4, 3)
+        decisions = self.expect_warning("called with keywords alone", layer,
+                                        *[lambda: layer(input=torch.randn(5, 4)).sum().backward()] * 2)
+        self.assertEqual(decisions, {"Linear": "IDENTITY"})
+
+    def test_a_weight_that_is_replaced(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+
+        def backward():
+            model(torch.randn(5, 4)).sum().backward()
+
+        def replace():
+            model[0].weight = nn.Parameter(torch.randn(4, 4))
+            backward()
+
+        self.assertEqual(self.expect_warning("layer 0: a parameter of it has been replaced", model, replace, backward),
+                         {"0": "SKIP", "1": "PRECONDITIONED"})
+
+    def test_hooks_of_others_come_later(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        model[1].register_forward_hook(lambda module, inputs, output: 10 * output)
+        pre = self.preconditioner(model)
+        seen = []
+        pre._on_backward = lambda step, slots, x, grad, around: seen.append(grad)
+        model(torch.randn(5, 4)).sum().backward()
+        torch.testing.assert_close(seen[0], torch.full((5, 3), 10.0))
+
+    def test_passes_that_are_not_the_steps(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        x, given_up, penalized = (torch.randn(n, 4, requires_grad=True) for n in (5, 7, 3))
+
+        def with_others(model, pre):
+            model(given_up).sum().backward()
+            model.zero_grad(set_to_none=True)
+            pre.discard()
+            with pre.unwatched():
+                torch.autograd.grad(model(penalized).sum(), penalized)
+            loss = model(x).square().mean()
+            with pre.unwatched():
+                torch.autograd.grad(loss, x, retain_graph=True)
+            loss.backward()
+
+        self.expect_equal(self.gradients(model, with_others),
+                          self.gradients(model, lambda model, pre: model(x).square().mean().backward()))
+        pre = self.preconditioner(model, overlap=True)
+        model(x).sum().backward()
+        self.expect(precondor.FailedPreconditionError, "discard: gradients of step 0 have left", pre.discard)
+
+    def test_closed_between_forward_and_backward(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        pre = self.preconditioner(model)
+        loss = model(torch.randn(5, 4)).sum()
+        pre.close()
+        loss.backward()
+        self.assertIsNotNone(model[0].weight.grad)
 
     # --- the process ------------------------------------------------------------------------------------------------------
 

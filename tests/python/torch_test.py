@@ -7,6 +7,8 @@ modules torch_modules_test.py's.
 """
 
 import copy
+import itertools
+import json
 import re
 import subprocess
 import sys
@@ -35,6 +37,12 @@ def one_step(model, pre, optimizer, *shape):
     loss = model(torch.randn(*shape)).square().mean()
     loss.backward()
     return pre.step(loss)
+
+
+def changed(module, **attributes):
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
 
 
 class Rows:
@@ -126,12 +134,12 @@ class TorchTest(torch_case.ServerCase):
             "frozen": nn.Linear(8, 8), "one": nn.Linear(8, 1), "tied": tied, "also": nn.ModuleDict({"tied": nn.Linear(6, 6)}),
             "depthwise": nn.Conv2d(4, 4, 3, groups=4), "grouped": nn.Conv2d(4, 6, 3, groups=2), "conv": nn.Conv1d(4, 6, 3),
             "no_bias": nn.Linear(6, 6), "up": nn.ConvTranspose2d(4, 4, 2), "skipped": nn.Linear(6, 6),
-            "typed": Head(6, 6)})
+            "typed": Head(6, 6), "complex": nn.Linear(6, 6, dtype=torch.complex64)})
         model["also"]["tied"].weight = tied.weight
         model["frozen"].weight.requires_grad_(False)
         model["no_bias"].bias.requires_grad_(False)
         nn.utils.weight_norm(model["conv"])
-        pre = self.preconditioner(model, skip=["ski.*"], skip_types=[Head], max_dim=1000,
+        pre = self.preconditioner(model, skip=["ski.*"], skip_types=Head, max_dim=1000,
                                   layer_methods={"first": "kfac", "gr.*": precondor.Method("mkor", {"rank": 3})})
         self.assertEqual([(layer.name, layer.d_out, layer.d_in, layer.has_bias) for layer in pre.layers],
                          [("first", 8, 7, True), ("grouped.group0", 3, 19, True), ("grouped.group1", 3, 19, True),
@@ -139,10 +147,12 @@ class TorchTest(torch_case.ServerCase):
         left = pre.left
         self.assertRegex(left.pop("head.weight"), "longer side of 2000")
         self.assertEqual({name: left[name] for name in ("frozen.weight", "one.weight", "tied.weight", "skipped.bias",
-                                                        "up.weight", "typed.weight", "no_bias.bias", "norm.bias", "words.weight")},
+                                                        "up.weight", "typed.weight", "no_bias.bias", "norm.bias", "words.weight",
+                                                        "complex.weight")},
                          {"frozen.weight": "frozen", "one.weight": "a side of 1", "tied.weight": "tied: several modules have it",
                           "skipped.bias": "skip", "up.weight": "a parameter of ConvTranspose2d",
-                          "typed.weight": "skip_types", "no_bias.bias": "a bias that is not folded in",
+                          "typed.weight": "skip_types", "no_bias.bias": "frozen",
+                          "complex.weight": "of torch.complex64",
                           "norm.bias": "a parameter of LayerNorm", "words.weight": "a parameter of Embedding"})
         self.assertRegex(left["conv.weight_g"], "made from other parameters")
         self.assertEqual([(one.method.name, tuple(one.layers)) for one in pre.spec.layer_methods],
@@ -151,7 +161,7 @@ class TorchTest(torch_case.ServerCase):
     def test_biases_may_be_left_and_convolutions_have_their_shape(self):
         pre = self.preconditioner(nn.Sequential(nn.Conv2d(2, 3, (4, 5)), nn.Linear(3, 3)), fold_bias=False, method="kron")
         self.assertEqual(pre.layers, (precondor.Layer("0", 3, 40, False, (3, 2, 4, 5)), precondor.Layer("1", 3, 3)))
-        self.assertEqual(sorted(pre.left), ["0.bias", "1.bias"])
+        self.assertEqual(pre.left, dict.fromkeys(["0.bias", "1.bias"], "a bias that is not folded in"))
 
     def test_unused_frozen_zero_and_infinite_layers(self):
         class Net(nn.Module):
@@ -248,6 +258,9 @@ class TorchTest(torch_case.ServerCase):
                 (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2), [(3, 4, 7, 6)],
                  ["Conv2d.group0", "Conv2d.group1"]),
                 (nn.Conv2d(2, 3, 3, padding="same", padding_mode="reflect"), [(2, 2, 5, 5)], ["Conv2d"]),
+                (changed(nn.Conv2d(2, 3, 3), padding=(2, 1), dilation=2), [(2, 2, 7, 7)], ["Conv2d"]),
+                (changed(nn.Conv1d(2, 3, 3, padding="same"), dilation=(2,)), [(2, 2, 7)], ["Conv1d"]),
+                (nn.Conv1d(2, 3, 4, padding="valid"), [(2, 2, 7)], ["Conv1d"]),
                 (nn.Conv2d(2, 3, 3), [(2, 5, 5)], ["Conv2d"]), (nn.Conv1d(2, 3, 3, dilation=2), [(4, 2, 9)], ["Conv1d"]),
                 (Attend(), [(5, 2, 6)], ["attention.in_proj", "attention.out_proj"]),
                 (Attend(batch_first=True), [(5, 2, 6)], ["attention.in_proj", "attention.out_proj"]),
@@ -309,9 +322,9 @@ class TorchTest(torch_case.ServerCase):
     def test_first_order_leaves_gradients_alone(self):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for exchange in ("DIRECT", "DELEGATE", "REPLAY", "PULL_FACTORS"):
-            pre = self.preconditioner(model, f"{self.name}-{exchange}", optimizer=optimizer, exchange=exchange,
-                                      fallback={"policy": "AT_STEP", "at_step": 2})
+        for method, exchange in itertools.product(("mkor", "eva"), ("DIRECT", "DELEGATE", "REPLAY", "PULL_FACTORS")):
+            pre = self.preconditioner(model, f"{self.name}-{method}-{exchange}", method=method, optimizer=optimizer,
+                                      exchange=exchange, fallback={"policy": "AT_STEP", "at_step": 2})
             for step in range(4):
                 self.assertEqual(pre.mode, "SECOND_ORDER" if step < 2 else "FIRST_ORDER")
                 optimizer.zero_grad()
@@ -324,6 +337,30 @@ class TorchTest(torch_case.ServerCase):
                 optimizer.step()
             self.assertEqual(pre.metrics()["second_order"], 0)
             pre.close(end_session=True)
+
+    def test_kl_clip_scales_what_is_preconditioned(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        pre = self.preconditioner(model, method="eva")
+        (100 * nn.functional.linear(model[0](torch.ones(2, 4)), model[1].weight).square().mean()).backward()
+        before = [copy.deepcopy(layer.weight.grad) for layer in model]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of layer 1, which is not called
+            result = pre.step(1.0, learning_rate=1.0)
+        self.assertEqual(result.decisions, {"0": "PRECONDITIONED", "1": "IDENTITY"})
+        self.assertLess(result.scale, 1)
+        self.assertFalse(torch.equal(model[0].weight.grad, before[0]))
+        self.assertTrue(torch.equal(model[1].weight.grad, before[1]))
+
+    def test_a_state_may_go_through_json(self):
+        model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        pre = self.preconditioner(model)
+        one_step(model, pre, optimizer, 1, 2, 5, 5)
+        state = json.loads(json.dumps(pre.state_dict()))
+        pre.close()
+        pre = self.preconditioner(model)
+        pre.load_state_dict(state)
+        self.assertEqual(one_step(model, pre, optimizer, 1, 2, 5, 5).step, 1)
 
     # --- errors ---------------------------------------------------------------------------------------------------------
 
@@ -364,6 +401,10 @@ class TorchTest(torch_case.ServerCase):
                 (precondor.UnimplementedError, "model is a DataParallel", nn.DataParallel(linear), {}),
                 (bad, "has no shape yet", nn.LazyLinear(3), {}), (bad, "no layer to precondition", nn.LayerNorm(4), {}),
                 (bad, r"skip: expected a regular expression, got '\('", linear, {"skip": ["("]}),
+                (bad, r"skip: expected several regular expressions, got the text 'head'.*\['head'\]", linear,
+                 {"skip": "head"}),
+                (bad, r"layer_methods: no layer's whole name matches 'hed.*'; there are \['Linear'\]", linear,
+                 {"layer_methods": {"hed.*": "kron"}}),
                 (bad, "exchange: expected one of", linear, {"exchange": "RING"}),
                 (bad, "scaling_clip: expected a number", linear,
                  {"method": precondor.Method("kfac", {"scaling_clip": "linear(1, 2, 3)"})})]:
@@ -375,6 +416,20 @@ class TorchTest(torch_case.ServerCase):
         linear(torch.randn(2, 4)).sum().backward()
         self.expect(bad, "KL_CLIP needs the learning rate", pre.step, 1.0)
         self.assertEqual(pre.step(1.0, learning_rate=0.1).decisions, {"Linear": "PRECONDITIONED"})
+
+    def test_a_wrong_loss_or_weight_changes_nothing(self):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        pre = self.preconditioner(model)
+        model(torch.randn(5, 4)).sum().backward()
+        before = [parameter.grad.clone() for parameter in model.parameters()]
+        for loss in (torch.ones(2), torch.ones(1, dtype=torch.complex64), "low", [1.0]):
+            self.expect(precondor.InvalidArgumentError, "loss: expected a number or a tensor of one, got", pre.step, loss)
+        for samples in (0, -1, 2.0, 1 << 41, None):
+            self.expect(precondor.InvalidArgumentError, "samples: expected a whole number of 1 ... 1099511627776, got",
+                        pre.step, 1.0, samples=samples)
+        for parameter, gradient in zip(model.parameters(), before):
+            self.assertTrue(torch.equal(parameter.grad, gradient))
+        self.assertEqual(set(pre.step(torch.ones(1, 1), samples=np.int64(3)).decisions.values()), {"PRECONDITIONED"})
 
     def test_a_scaler_goes_with_the_optimizer_of_all_layers(self):
         model = nn.ModuleDict({"words": nn.Embedding(9, 4, sparse=True), "one": nn.Linear(4, 4), "two": nn.Linear(4, 3)})

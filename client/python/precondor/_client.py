@@ -289,6 +289,6 @@ def compute_statistics(spec: SessionSpec, rows: np.ndarray, *, step: int, layer:
 
 
 def kl_clip_scale(inner_products: Union[Sequence[float], np.ndarray], learning_rate: float, clip: float) -> float:
-    """By how much the method option scaling KL_CLIP has all answers of a step multiplied:
+    """By how much the method option scaling KL_CLIP has all PRECONDITIONED answers of a step multiplied:
     min(1, sqrt(clip / (learning_rate^2 |sum of inner products|))); 1 when the sum is 0, 0 when it is no number."""
     return _core.kl_clip_scale(inner_products, learning_rate, clip)

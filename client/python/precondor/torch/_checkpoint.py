@@ -25,7 +25,7 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
         raise InvalidArgumentError(f"state: expected one of state_dict, of format {_FORMAT}, got format {state.get('format')}",
                                    "INVALID_ARGUMENT")
     expected = [dataclasses.astuple(layer) for layer in spec.layers]
-    got = [tuple(layer) for layer in state["layers"]]
+    got = [(*layer[:-1], tuple(layer[-1])) for layer in state["layers"]]  # JSON has no tuples
     if state["session"] != spec.name or expected != got:
         difference = next((f"layer {have[0]}: {have}, {want}" for have, want in zip(got, expected) if have != want),
                           f"{state['session']} of {len(got)} layers, {spec.name} of {len(expected)}")

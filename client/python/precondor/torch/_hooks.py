@@ -39,6 +39,13 @@ class _NodeHandle:
         self._node = None
 
 
+def right_after_forward(module: nn.Module, call: Callable[..., Any]) -> Any:
+    """Calls `call` before the hooks of a forward pass that are there already, which may give another output; the handle."""
+    handle = module.register_forward_hook(Hook(call))
+    module._forward_hooks.move_to_end(handle.id, last=False)  # torch 2's prepend=True
+    return handle
+
+
 def after_forward(module: nn.Module, call: Callable[..., Any]) -> Any:
     """Calls `call` when a forward pass of the module has ended, from torch 2.1 on also when it has raised; the handle."""
     always = {"always_call": True} if "always_call" in inspect.signature(module.register_forward_hook).parameters else {}

@@ -46,8 +46,10 @@ class Matrix:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def rows(self, x: torch.Tensor, grad: torch.Tensor) -> Iterator[Rows]:
-        """Of each group; x: what the module got; grad: the gradient of what it gave."""
-        yield x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        """Of each group; x: what the module got; grad: the gradient of what it gave. Nothing where the shapes are no
+        product with the weight."""
+        if x.shape == (*grad.shape[:-1], self.weight.shape[1]) and grad.shape[-1] == self.d_out:
+            yield x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
 
     def samples(self, grad: torch.Tensor) -> int:
         """Over which the loss is a mean: every row is one."""
@@ -90,21 +92,39 @@ class Convolution(Matrix):
     def __init__(self, name: str, module: nn.Module, bias: Optional[nn.Parameter]) -> None:
         super().__init__(name, module.weight, bias, module.groups)
         self._module = module
-        self._axes = len(module.kernel_size)
+        self._kernel = tuple(module.weight.shape[2:])
+        self._axes = len(self._kernel)
 
     def rows(self, x: torch.Tensor, grad: torch.Tensor) -> Iterator[Rows]:
         module = self._module
         if grad.dim() == self._axes + 1:  # without a batch dimension
             x, grad = x[None], grad[None]
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        x = nn.functional.pad(x.to(torch.float32), module._reversed_padding_repeated_twice, mode=mode)
+        x = nn.functional.pad(x.to(torch.float32), self._padding(), mode=mode)
+        dilation, stride = self._along(module.dilation), self._along(module.stride)
+        places = [(size - d * (k - 1) - 1) // s + 1 for size, k, d, s in zip(x.shape[2:], self._kernel, dilation, stride)]
+        if x.shape[1] != self.weight.shape[1] * self.groups or grad.shape != (len(x), self.weight.shape[0], *places):
+            return
         if self._axes == 1:
             x, grad = x[:, :, None], grad[:, :, None]
-        along = [(1, *value)[-2:] for value in (module.kernel_size, module.dilation, module.stride)]
+        along = [(1, *value)[-2:] for value in (self._kernel, dilation, stride)]
         patches = nn.functional.unfold(x, along[0], dilation=along[1], stride=along[2])  # [batch, columns, places]
         patches = patches.transpose(1, 2).reshape(-1, patches.shape[1])
         grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
         yield from zip(patches.chunk(self.groups, 1), grad.chunk(self.groups, 1))
+
+    def _along(self, value: Union[int, Sequence[int]]) -> Tuple[int, ...]:
+        return (value,) * self._axes if isinstance(value, int) else tuple(value)
+
+    def _padding(self) -> Sequence[int]:
+        """Of the module as it is now, for torch's pad: before and behind the last axis, and on to the first."""
+        padding = self._module.padding
+        if self._module.padding_mode != "zeros":
+            return self._module._reversed_padding_repeated_twice  # the module's own forward pass reads nothing else
+        if padding == "same":
+            rims = [d * (k - 1) for d, k in zip(self._along(self._module.dilation), self._kernel)]
+            return [one for rim in reversed(rims) for one in (rim // 2, rim - rim // 2)]
+        return [one for one in reversed(self._along(0 if padding == "valid" else padding)) for _ in range(2)]
 
     def samples(self, grad: torch.Tensor) -> int:
         return grad.shape[0] if grad.dim() == self._axes + 2 else 1
@@ -122,15 +142,18 @@ class Chosen:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """skip: regular expressions of whole module names; skip_types: classes; of a layer's longer side."""
+    """skip: regular expressions of whole module names; skip_types: a class or several; of a layer's longer side."""
 
     skip: Sequence[str]
-    skip_types: Sequence[Type[nn.Module]]
+    skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]]
     min_dim: int
     max_dim: int
     fold_bias: bool
 
     def __post_init__(self) -> None:
+        if isinstance(self.skip, str):
+            raise InvalidArgumentError(f"skip: expected several regular expressions, got the text {self.skip!r}",
+                                       "INVALID_ARGUMENT", "UNSPECIFIED", f"Write [{self.skip!r}]")
         for pattern in self.skip:
             compile_pattern("skip", pattern)
 
@@ -138,10 +161,12 @@ class Choice:
         """Why a weight is left to the optimizer, "" if nothing speaks against it so far."""
         if any(re.fullmatch(pattern, name) for pattern in self.skip):
             return "skip"
-        if isinstance(module, tuple(self.skip_types)):
+        if isinstance(module, self.skip_types if isinstance(self.skip_types, type) else tuple(self.skip_types)):
             return "skip_types"
         if weight is None:
             return "its weight is made from other parameters"
+        if not weight.is_floating_point():
+            return f"of {weight.dtype}"
         return "" if weight.requires_grad else "frozen"
 
     def of_size(self, matrix: Matrix) -> str:
@@ -233,7 +258,9 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
             if not reason:
                 matrix, reason = _matrix_of(choice, (name or type(module).__name__) + suffix, module, weight, bias, uses)
             for parameter in own if weight is None else (weight, bias):
-                reasons[id(parameter)] = reason or "a bias that is not folded in"
+                if parameter is not None:
+                    apart = "a bias that is not folded in" if parameter.requires_grad else "frozen"
+                    reasons[id(parameter)] = reason or apart
             if matrix is None:
                 continue
             for parameter in matrix.parameters():
@@ -248,11 +275,14 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
 def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str) -> Tuple[LayerMethod, ...]:
     """SessionSpec.layer_methods for the first pattern that matches the whole of a layer's name."""
     places: Dict[str, List[int]] = {pattern: [] for pattern in methods}
-    for place, layer in enumerate(layers):
-        for pattern in methods:
-            if compile_pattern("layer_methods", pattern).fullmatch(layer.name):
-                places[pattern].append(place)
-                break
+    for pattern in methods:
+        matching = compile_pattern("layer_methods", pattern).fullmatch
+        found = [place for place, layer in enumerate(layers) if matching(layer.name)]
+        if not found:
+            raise InvalidArgumentError(f"layer_methods: no layer's whole name matches {pattern!r}; there are "
+                                       f"{[layer.name for layer in layers]}", "INVALID_ARGUMENT")
+        taken = {place for others in places.values() for place in others}
+        places[pattern] = [place for place in found if place not in taken]
     return tuple(
         LayerMethod(as_method(methods[pattern]), tuple(found), statistics_of(as_method(methods[pattern]), statistics))
         for pattern, found in places.items() if found)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import operator
 import time
 import warnings
 import weakref
@@ -21,8 +22,10 @@ from . import _group, _layers
 from ._attention import Tap
 from ._checkpoint import check_state, make_state, restore_snapshot
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
-from ._hooks import Hook, after_accumulation, after_forward
+from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
+
+_MAX_SAMPLES = 1 << 40  # the servers'
 
 # What has threads: ended before the interpreter ends.
 _open: "weakref.WeakSet[Preconditioner]" = weakref.WeakSet()
@@ -81,7 +84,7 @@ class Preconditioner:
         process_group: Any = None,
         fold_bias: bool = True,
         skip: Sequence[str] = (),
-        skip_types: Sequence[Type[nn.Module]] = (),
+        skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]] = (),
         min_dim: int = 2,
         max_dim: int = 1 << 20,
         layer_methods: Optional[Mapping[str, Union[Method, str]]] = None,
@@ -116,9 +119,9 @@ class Preconditioner:
             process_group: of torch.distributed; None: DDP's, or the default one.
             fold_bias: a bias becomes its weight's last column; False: it is left to the optimizer.
             skip: regular expressions; modules whose whole name matches one are left to the optimizer.
-            skip_types: so are modules of these classes,
+            skip_types: so are modules of this class, or of these classes,
             min_dim, max_dim: and those whose longer side is not in this range.
-            layer_methods: regular expression of whole layer names -> their method; the first that matches.
+            layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
             replace: end a session of this name that is there, and begin anew.
             overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
                 touches gradients between it and step(), and each rank's gradients are its own: no DDP, and DIRECT.
@@ -163,7 +166,8 @@ class Preconditioner:
         self._arrived: Set[int] = set()  # overlap: parameters whose gradient is there
         self._handles: List[Any] = []
         self._taps: List[Tap] = []
-        self._missed: Set[int] = set()  # layers whose module is not called, that have been warned of
+        self._unwatched = 0  # contexts of unwatched that are entered
+        self._warned: Set[int] = set()  # places of layers
         self._last: Dict[str, float] = {}
         self._closed = False
         self._client: Client = self._group.check(
@@ -239,6 +243,7 @@ class Preconditioner:
             A step is reported beside the next one, which raises what comes of it.
         """
         began = time.monotonic()
+        loss, samples = _number_of(loss), _count_of(samples)
         self._join()
         self._reporter.wait()
         rate = self._learning_rate(learning_rate)
@@ -257,7 +262,6 @@ class Preconditioner:
         if not finite:
             for parameter in self._optimized():
                 parameter.grad = None
-        loss = float("nan") if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, mode,
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
@@ -278,6 +282,28 @@ class Preconditioner:
                 yield
             finally:
                 self._holding -= 1
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Around passes that are not the step's: torch.autograd.grad of a penalty or an attack, losses that only measure.
+        Neither a forward nor a backward pass in it counts in the statistics."""
+        self._unwatched += 1
+        try:
+            yield
+        finally:
+            self._unwatched -= 1
+
+    def discard(self) -> None:
+        """Forgets the statistics of the backward passes since the last step, of a batch that is given up or tried again. The
+        gradients are the caller's to zero.
+
+        Raises:
+            FailedPreconditionError: with overlap, when gradients have left already.
+        """
+        if self._exchange is not None and self._exchange.any_sent():
+            raise FailedPreconditionError(f"discard: gradients of step {self._step} have left", "FAILED_PRECONDITION",
+                                          "UNSPECIFIED", "Without overlap they leave in step() alone")
+        self._begin(self._step)
 
     # --- checkpoints and the end --------------------------------------------------------------------------------------------
 
@@ -385,8 +411,8 @@ class Preconditioner:
         for module, matrix in chosen.matrices:
             own = slots[matrix]
             if module is not None:
-                hook = Hook(lambda module, inputs, output, own=own: self._on_forward(own, inputs, output))
-                self._handles.append(module.register_forward_hook(hook))
+                self._handles.append(right_after_forward(
+                    module, lambda module, inputs, output, own=own: self._on_forward(own, inputs, output)))
             if self._overlap:
                 for parameter in matrix.parameters():
                     self._handles.append(after_accumulation(
@@ -409,6 +435,11 @@ class Preconditioner:
         self._exchange = Exchange(self._worker, self._group, self._slots)
         self._reporter = Reporter(self._worker)
         self._begin(first_step)
+        held = {id(parameter) for parameter in self._model.parameters()}
+        for slot in self._slots:
+            if any(id(parameter) not in held for parameter in slot.matrix.parameters()):
+                self._warn(slot, "a parameter of it has been replaced in the model, and nobody preconditions the new one. Make "
+                                 "Preconditioner after whatever replaces parameters")
 
     def _begin(self, step: int) -> None:
         self._step = step
@@ -420,12 +451,14 @@ class Preconditioner:
         if not torch.is_grad_enabled() or not isinstance(output, torch.Tensor) or output.grad_fn is None:
             return
         if not inputs:
-            warnings.warn(f"layer {slots[0].layer.name}: its module was called with keywords alone; no statistics of it")
+            self._warn(slots[0], "its module was called with keywords alone; no statistics of such calls")
             return
         self._on_call(slots, inputs[0], output)
 
     def _on_call(self, slots: Sequence[Slot], x: torch.Tensor, output: torch.Tensor, around: Tuple[int, int] = (0, 0)) -> None:
         """A call with the weight, or with its rows but for some before and behind them."""
+        if self._unwatched:
+            return
         self._join()
         if self._wanted is None:
             self._reporter.directive_for(self._step)
@@ -433,11 +466,19 @@ class Preconditioner:
                                      if self._worker.needs_statistics(self._step, slot.place))
         if slots[0].place not in self._wanted:
             return
-        step, inputs = self._step, [x.detach()]
+        # Under autocast the layer itself works on a copy in its own type, and its input may be written over.
+        step, x = self._step, x.detach().to(output.dtype)
+        version, inputs = x._version, [x]
 
         def on_backward(unused: Any, grads: Tuple[Optional[torch.Tensor], ...]) -> None:
-            if inputs:  # a graph that is kept lets nobody count a call twice, and one that is freed keeps no input
-                self._on_backward(step, slots, inputs.pop(), grads[0], around)
+            if not inputs or self._unwatched:  # a graph that is kept counts once
+                return
+            x = inputs.pop()
+            if x._version == version:
+                self._on_backward(step, slots, x, grads[0], around)
+            else:
+                self._warn(slots[0], "the input of its module was written over before the backward pass; no statistics of "
+                                     "such calls")
 
         # On the node and not the tensor: an operation in place after the module leaves the node as it is.
         output.grad_fn.register_hook(on_backward)
@@ -445,14 +486,18 @@ class Preconditioner:
     @torch.no_grad()
     def _on_backward(self, step: int, slots: Sequence[Slot], x: torch.Tensor, grad: Optional[torch.Tensor],
                      around: Tuple[int, int]) -> None:
-        if grad is None or grad.numel() == 0 or step != self._step:
+        if grad is None or grad.numel() == 0 or step != self._step or self._worker is None:
             return
         if any(around):
             grad = nn.functional.pad(grad, around)  # nothing comes from outputs that are not made
         matrix = slots[0].matrix
         samples = matrix.samples(grad)
         with torch.autocast(grad.device.type, enabled=False):  # a backward pass may be in it
-            for slot, (a, g) in zip(slots, matrix.rows(x, grad)):
+            rows = list(matrix.rows(x, grad))
+            if not rows:
+                self._warn(slots[0], f"its module made {list(grad.shape)} of {list(x.shape)}, which is not its product; no "
+                                     "statistics of such calls")
+            for slot, (a, g) in zip(slots, rows):
                 pair = self._pairs.get(slot.place)
                 if pair is None:
                     pair = self._pairs[slot.place] = Pair(self._worker, step, slot, self._kinds[slot.place])
@@ -478,11 +523,17 @@ class Preconditioner:
         self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples)
 
     def _miss(self, slot: Slot) -> None:
-        """Warns once of a layer that has a gradient and was not called."""
-        if slot.matrix.has_gradient() and slot.place not in self._missed and bool(slot.matrix.weight.grad.any()):
-            self._missed.add(slot.place)
-            warnings.warn(f"layer {slot.layer.name}: its weight is used by something else than its module, so there are no "
-                          f"statistics of it and its gradient stays as it is; skip= leaves it out")
+        """Warns of a layer that has a gradient and was not called."""
+        if slot.matrix.has_gradient() and slot.place not in self._warned and bool(slot.matrix.weight.grad.any()):
+            self._warn(slot, "it has a gradient, but no forward pass of its module in this step had a backward pass. There are "
+                             "no statistics of it, and its gradient stays as it is. If its weight is used by something else "
+                             "than its module, skip= leaves it out")
+
+    def _warn(self, slot: Slot, what: str) -> None:
+        """Once of a layer: the first reason mostly explains the others."""
+        if slot.place not in self._warned:
+            self._warned.add(slot.place)
+            warnings.warn(f"layer {slot.layer.name}: {what}")
 
     def _learning_rate(self, given: Optional[float]) -> Optional[float]:
         if given is None and self._optimizer is not None:
@@ -538,7 +589,7 @@ class Preconditioner:
                                        if parameter.requires_grad and id(parameter) not in by_server], samples)
 
     def _scale(self, answers: Mapping[int, Answer], rate: Optional[float]) -> float:
-        clipped = [place for place in self._clips if place in answers and answers[place].decision != "SKIP"]
+        clipped = [place for place in self._clips if place in answers and answers[place].decision == "PRECONDITIONED"]
         if not clipped:
             return 1.0
         return kl_clip_scale([answers[place].inner_product for place in clipped], rate, self._clips[clipped[0]])
@@ -550,7 +601,7 @@ class Preconditioner:
             answer = answers.get(slot.place)
             if answer is None or answer.decision == "SKIP":
                 continue
-            if slot.place in self._clips and scale != 1.0:
+            if slot.place in self._clips and scale != 1.0 and answer.decision == "PRECONDITIONED":
                 value.mul_(scale)
             if not slot.matrix.has_gradient():  # this rank has none, and got the others'
                 continue
@@ -580,6 +631,32 @@ class Preconditioner:
             self._worker.flush()
         except InvalidArgumentError as error:  # it has counted as an abstention, and the job goes on
             warnings.warn(f"the server refused statistics: {error.message}")
+
+
+def _number_of(loss: Union[float, torch.Tensor, None]) -> float:
+    """NaN for None."""
+    if loss is None:
+        return float("nan")
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() != 1 or loss.is_complex():
+            raise InvalidArgumentError(f"loss: expected a number or a tensor of one, got a {loss.dtype} tensor of shape "
+                                       f"{list(loss.shape)}", "INVALID_ARGUMENT")
+        loss = loss.detach()
+    try:
+        return float(loss)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"loss: expected a number or a tensor of one, got {loss!r}", "INVALID_ARGUMENT") from None
+
+
+def _count_of(samples: int) -> int:
+    try:
+        count = operator.index(samples)
+    except TypeError:
+        count = 0
+    if not 0 < count <= _MAX_SAMPLES:
+        raise InvalidArgumentError(f"samples: expected a whole number of 1 ... {_MAX_SAMPLES}, got {samples!r}",
+                                   "INVALID_ARGUMENT")
+    return count
 
 
 def _slots_of(matrices: Sequence[_layers.Matrix]) -> List[Slot]:

@@ -19,7 +19,8 @@ class PrecondorCallback(transformers.TrainerCallback):
     numbers for a logger. The session ends with the training; it takes no part in Trainer's checkpoints, so a resumed training
     wants another session's name and begins with new factors.
 
-    Raises, when training begins: NotImplementedError: fp16 (use bf16), FSDP, DeepSpeed. All that Preconditioner raises.
+    Raises, when training begins: NotImplementedError: fp16 (use bf16), FSDP, DeepSpeed, several GPUs in one
+    process. All that Preconditioner raises.
     """
 
     def __init__(self, address: str, **options: Any) -> None:
@@ -37,6 +38,9 @@ class PrecondorCallback(transformers.TrainerCallback):
         if args.fp16 or args.fsdp or args.deepspeed:
             name = "fp16" if args.fp16 else "fsdp" if args.fsdp else "deepspeed"
             raise NotImplementedError(f"PrecondorCallback: {name} is not supported; expected f32 or bf16 and whole weights")
+        if args.n_gpu > 1:  # Trainer wraps the model in nn.DataParallel, whose copies are what is called
+            raise NotImplementedError(f"PrecondorCallback: expected one GPU a process, got {args.n_gpu}; start the program with "
+                                      "torchrun")
         self.preconditioner = Preconditioner(model, self._address, optimizer=optimizer, **self._options)
         self._hook = model.register_forward_hook(self._keep_loss)
 
