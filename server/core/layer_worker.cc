@@ -115,7 +115,12 @@ LayerWorker::Answer LayerWorker::Hand(const StepSlot& slot) {
   const bool made =
       slot.update.has_value() || (slot.plan.has_value() && slot.plan->decision == Decision::kPreconditioned);
   if (made && !known) {
-    answer.result = Fetch();
+    absl::StatusOr<GradientResult> factors = Fetch();
+    if (factors.ok()) {
+      answer.result = *std::move(factors);
+    } else {
+      answer.result.reason = std::string(factors.status().message());
+    }
   } else if (known) {
     answer.result.decision = Decision::kPreconditioned;
     answer.result.tensors = slot.update->tensors;
@@ -128,7 +133,7 @@ LayerWorker::Answer LayerWorker::Hand(const StepSlot& slot) {
   return answer;
 }
 
-GradientResult LayerWorker::Fetch() {
+absl::StatusOr<GradientResult> LayerWorker::Fetch() {
   GradientResult result;
   result.factor_version = view().version;
   if (state_ == nullptr) {
@@ -137,10 +142,7 @@ GradientResult LayerWorker::Fetch() {
   }
   if (saved_ == nullptr) {
     const absl::StatusOr<std::string> saved = state_->Save();
-    if (!saved.ok()) {
-      result.reason = std::string(saved.status().message());
-      return result;
-    }
+    if (!saved.ok()) return absl::UnavailableError(saved.status().message());
     // The same type on both sides: from chars the library would copy byte by byte.
     const auto* bytes = reinterpret_cast<const uint8_t*>(saved->data());
     saved_ = std::make_shared<const Payload>(bytes, bytes + saved->size());

@@ -58,8 +58,8 @@ class LayerWorker {
   Answer Precondition(StepSlot& slot, std::vector<Vote> votes);
   // Answers a sealed phase of pulls: what the step's update has made of the factors.
   Answer Hand(const StepSlot& slot);
-  // The factors as they are, or IDENTITY and the reason where there are none.
-  GradientResult Fetch();
+  // The factors as they are, or IDENTITY and the reason where there are none. Unavailable when they cannot be read now.
+  absl::StatusOr<GradientResult> Fetch();
 
   // The answer of a step that somebody had no gradient for; frees what has been added up.
   Answer Skip(StepSlot& slot, std::string reason);

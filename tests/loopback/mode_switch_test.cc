@@ -130,11 +130,17 @@ class Job {
       if (!worker.SendsGradient(index)) continue;
       answers[layer].values =
           spec.exchange == ExchangeMode::kDirect ? Gradient(step, index, rank) : Average(step, index);
+      // Who has the job's average already need not ask in first order.
+      if (rank == 0 && answers[layer].mode == Mode::kFirstOrder && WorkersPrecondition(spec)) {
+        answers[layer].decision = Decision::kIdentity;
+        continue;
+      }
       const MatrixView view(answers[layer].values.data(), kOut, kIn);
       futures[layer] = worker.Precondition(step, index, view, view, 1);
     }
     for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
-      if (!worker.SendsGradient(static_cast<int64_t>(layer))) continue;
+      if (answers[layer].decision == Decision::kIdentity || !worker.SendsGradient(static_cast<int64_t>(layer)))
+        continue;
       const auto outcome = futures[layer].Wait();
       EXPECT_TRUE(outcome.ok()) << outcome.status();
       if (!outcome.ok()) continue;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -20,9 +21,6 @@ bool IsFinite(ConstMatrixView x) {
   }
   return true;
 }
-
-// The shard did not get to answer: what it made of the step is not known.
-bool IsLate(const absl::Status& status) { return absl::IsDeadlineExceeded(status) || absl::IsCancelled(status); }
 
 }  // namespace
 
@@ -102,23 +100,32 @@ void LocalFactors::StartFetch(int64_t layer) {
                          }));
 }
 
-void LocalFactors::Need(int64_t layer) {
+void LocalFactors::Need(int64_t index, uint64_t since) {
+  if (!TakesStatistics(spec_, index)) return;
   {
     MutexLock lock(mu_);
-    Standing& standing = layers_[static_cast<size_t>(layer)].standing;
-    layers_[static_cast<size_t>(layer)].release = false;
-    if (standing != Standing::kUnknown || !failed_.ok()) return;
-    standing = Standing::kFetching;
+    Layer& layer = layers_[static_cast<size_t>(index)];
+    if (!failed_.ok()) return;
+    const bool other = std::exchange(layer.since, since) != since;
+    layer.release = false;
+    if (layer.standing != Standing::kUnknown) {
+      if (other) layer.renew_from = since;
+      if (other) Wake(index);
+      return;
+    }
+    layer.renew_from.reset();
+    layer.standing = Standing::kFetching;
   }
-  StartFetch(layer);
+  StartFetch(index);
 }
 
 std::shared_ptr<AnswerSink> LocalFactors::Expect(int64_t layer, uint64_t step) {
   {
     MutexLock lock(mu_);
     Layer& expecting = layers_[static_cast<size_t>(layer)];
-    expecting.open.insert(step);
+    if (!expecting.open.insert(step).second) return nullptr;
     expecting.last_expected = step;
+    expecting.failure.reset();
   }
   return MakeSink(layer, absl::StrCat(Describe(layer), " step ", step, ": update"),
                   [this, layer, step](absl::StatusOr<HandedFactors> handed) {
@@ -132,6 +139,7 @@ std::shared_ptr<AnswerSink> LocalFactors::Expect(int64_t layer, uint64_t step) {
 void LocalFactors::Forget(int64_t layer, uint64_t step) {
   MutexLock lock(mu_);
   layers_[static_cast<size_t>(layer)].open.erase(step);
+  layers_[static_cast<size_t>(layer)].handed.erase(step);
   Wake(layer);
 }
 
@@ -149,26 +157,25 @@ absl::Status LocalFactors::CheckStep(const Layer& layer, int64_t index, uint64_t
                                                     ", or an abstention from them, before its gradient"));
 }
 
-void LocalFactors::Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+void LocalFactors::Precondition(uint64_t step, uint64_t since, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                 const std::shared_ptr<PreconditionFuture::State>& answer) {
+  Need(layer, since);
   absl::Status status;
   {
     MutexLock lock(mu_);
     Layer& asked = layers_[static_cast<size_t>(layer)];
     status = CheckStep(asked, layer, step);
+    if (asked.failure.has_value() && asked.failure->first == step) status.Update(asked.failure->second);
     if (status.ok()) {
       asked.requests.push_back({step, gradient, out, answer});
       Wake(layer);
     }
   }
-  if (!status.ok()) {
-    answer->Fail(status);
-    return;
-  }
-  Need(layer);
+  if (!status.ok()) answer->Fail(status);
 }
 
 void LocalFactors::Release(int64_t layer) {
+  if (!TakesStatistics(spec_, layer)) return;
   MutexLock lock(mu_);
   layers_[static_cast<size_t>(layer)].release = true;
   Wake(layer);
@@ -224,21 +231,25 @@ bool LocalFactors::WorkOn(int64_t index) {
   std::optional<absl::StatusOr<HandedFactors>> fetched;
   std::optional<std::pair<uint64_t, Handed>> handed;
   std::optional<Request> request;
+  bool renew = false;
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
     const bool known = layer.standing == Standing::kKnown;
-    const bool due = known && !layer.requests.empty();
+    const bool due = known && !layer.requests.empty() && !WaitsForRenewal(layer, layer.requests.front().step);
+    const bool told = known && !layer.open.empty() && !WaitsForRenewal(layer, *layer.open.begin());
     if (layer.fetched.has_value()) {
       fetched = std::exchange(layer.fetched, std::nullopt);
     } else if (due && (layer.open.empty() || layer.requests.front().step < *layer.open.begin())) {
       request = std::move(layer.requests.front());
       layer.requests.pop_front();
-    } else if (known && !layer.handed.empty() && layer.handed.begin()->first == *layer.open.begin()) {
+    } else if (told && !layer.handed.empty() && layer.handed.begin()->first == *layer.open.begin()) {
       auto first = layer.handed.extract(layer.handed.begin());
       handed.emplace(first.key(), std::move(first.mapped()));
-    } else if (known && layer.release && layer.open.empty() && TakesStatistics(spec_, index)) {
-      layer.standing = Standing::kUnknown;
+    } else if (known && (layer.release || layer.renew_from.has_value()) && !due && !told) {
+      renew = layer.renew_from.has_value();
+      layer.standing = renew ? Standing::kFetching : Standing::kUnknown;
+      layer.renew_from.reset();
       layer.release = false;
       layer.version = 0;
     } else {
@@ -255,6 +266,7 @@ bool LocalFactors::WorkOn(int64_t index) {
     answer.ok() ? request->answer->Complete(*std::move(answer)) : request->answer->Fail(answer.status());
   } else {
     states_[static_cast<size_t>(index)] = nullptr;
+    if (renew) StartFetch(index);
   }
   return true;
 }
@@ -287,6 +299,7 @@ void LocalFactors::TakeHanded(int64_t index, uint64_t step, Handed handed) {
       layer.standing = Standing::kFetching;
     } else {
       layer.open.erase(step);
+      if (verdict == Verdict::kFailed) layer.failure = {step, why};
     }
   }
   if (verdict == Verdict::kFetch) StartFetch(index);
@@ -295,10 +308,10 @@ void LocalFactors::TakeHanded(int64_t index, uint64_t step, Handed handed) {
 
 LocalFactors::Verdict LocalFactors::Apply(int64_t index, const Handed& handed, absl::Status& why) {
   if (!handed.factors.ok()) {
-    // Refused: what it would have told is in the factors that the shard has.
     if (handed.fetched_since) return Verdict::kOver;
     why = handed.factors.status();
-    return IsLate(why) ? Verdict::kFailed : Verdict::kFetch;
+    // Of a step that is over: what it would have told is in the factors that the shard has.
+    return GetErrorReason(why) == ErrorReason::kStaleStep ? Verdict::kFetch : Verdict::kFailed;
   }
   const HandedFactors& factors = *handed.factors;
   const LayerState* const state = states_[static_cast<size_t>(index)].get();

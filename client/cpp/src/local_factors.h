@@ -45,15 +45,16 @@ class LocalFactors {
   // Ends the threads and answers what is left with Cancelled. Nothing calls `fetch` afterwards.
   void Stop();
 
-  // The layer's factors will be of use: fetches them unless they are there.
-  void Need(int64_t layer);
-  // Where the answer to the layer's PULL of `step` goes. In order of steps.
+  // The layer's factors will be of use at second-order steps from `since`, which comes after first order or is 0:
+  // fetches them unless they are there. Those from before first order are gone: the shards have let go of them.
+  void Need(int64_t layer, uint64_t since);
+  // Where the answer to the layer's PULL of `step` goes; null when it is waited for already. In order of steps.
   std::shared_ptr<AnswerSink> Expect(int64_t layer, uint64_t step);
   // Gives up on an Expect whose PULL was not sent.
   void Forget(int64_t layer, uint64_t step);
   // `answer` is that of the gradient, whose memory and `out` are the caller's until it is there. FailedPrecondition at
-  // a statistic step that has not been expected.
-  void Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
+  // a statistic step that has not been expected. `since` as in Need.
+  void Precondition(uint64_t step, uint64_t since, int64_t layer, ConstMatrixView gradient, MatrixView out,
                     const std::shared_ptr<PreconditionFuture::State>& answer);
   // In first order the layer's factors are of no use: frees them, once nothing waits for them.
   void Release(int64_t layer);
@@ -82,7 +83,12 @@ class LocalFactors {
     std::map<uint64_t, Handed> handed;  // of those, what has come
     std::optional<absl::StatusOr<HandedFactors>> fetched;
     std::deque<Request> requests;
+    uint64_t since = 0;  // of the last Need
     bool release = false;
+    // Steps from here on come after first order: once the earlier ones are over, factors are fetched anew for them.
+    std::optional<uint64_t> renew_from;
+    // A statistic step that could not be learnt from, and why: its gradient is not preconditioned.
+    std::optional<std::pair<uint64_t, absl::Status>> failure;
     uint64_t version = 0;
     bool busy = false;    // a thread works on it
     bool queued = false;  // in ready_
@@ -105,6 +111,9 @@ class LocalFactors {
   Verdict Apply(int64_t index, const Handed& handed, absl::Status& why);
   absl::Status LoadState(int64_t index, const std::string& bytes);
   absl::Status Replay(int64_t index, const HandedFactors& handed);
+  static bool WaitsForRenewal(const Layer& layer, uint64_t step) {
+    return layer.renew_from.has_value() && step >= *layer.renew_from;
+  }
   // The layer's requests from that step on get `why`, and it has to fetch before it goes on.
   void GiveUp(int64_t index, uint64_t from_step, const absl::Status& why);
   absl::StatusOr<Preconditioned> Compute(int64_t index, const Request& request);

@@ -37,8 +37,9 @@ absl::Status Outbox::Add(Item item) {
   if (const Entry* old = FindEntry(id); old != nullptr && old->needless) Erase(by_id_.at(id));
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
   kept_.OnSubmit(id);
-  // The job has gone back: that answer is another history's.
-  if (const auto last = answered_.find(id.layer); last != answered_.end() && id.step <= last->second.step) {
+  // The job has gone back: that answer is another history's. A FETCH is of no step.
+  const auto last = id.kind == v1::FRAME_KIND_FETCH ? answered_.end() : answered_.find(id.layer);
+  if (last != answered_.end() && id.step <= last->second.step) {
     answered_.erase(last);
   }
   ++next_sequence_;
@@ -106,6 +107,22 @@ bool Outbox::StartStream(uint64_t credit_bytes, uint64_t memory_id) {
   open_ = true;
   credit_bytes_ = credit_bytes;
   return other_memory;
+}
+
+void Outbox::LetGoBefore(uint64_t step) {
+  std::set<uint32_t> let_go;
+  for (auto& [layer, last] : answered_) {
+    if (last.step >= step || last.factor_version == 0) continue;
+    last.factor_version = 0;
+    let_go.insert(layer);
+  }
+  if (let_go.empty()) return;
+  for (auto& [sequence, entry] : entries_) {
+    if (entry.item->id.kind != v1::FRAME_KIND_RESUME || !let_go.contains(entry.item->id.layer)) continue;
+    auto without = std::make_shared<Contribution>(*entry.item);
+    without->factor_version = 0;
+    entry.item = std::move(without);
+  }
 }
 
 void Outbox::StopStream() {

@@ -55,6 +55,8 @@ class Outbox {
   // ahead of everything a RESUME for each layer that has been answered. True when there was a stream before, and the
   // memory may be another.
   bool StartStream(uint64_t credit_bytes, uint64_t memory_id = 0);
+  // Shards have let go of what steps before this one left: no RESUME claims it.
+  void LetGoBefore(uint64_t step);
   void StopStream();
 
   // Answers. Each returns the item it was about; null for one that is not waited for (a late or repeated answer).

@@ -418,9 +418,11 @@ void ShardLink::OnProtocolError(const absl::Status& status) {
 }
 
 void ShardLink::OnCredit(uint64_t bytes, uint64_t memory_id) {
+  const uint64_t let_go_before = hooks_.let_go_before == nullptr ? 0 : hooks_.let_go_before();
   MutexLock lock(mu_);
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
+  outbox_.LetGoBefore(let_go_before);
   backoff_ = kFirstBackoff;
   if (outbox_.StartStream(bytes, memory_id)) outbox_.SettlesBy(absl::Now() + options_.result_timeout);
   Pump();

@@ -50,6 +50,7 @@ class ShardLink {
   struct Hooks {
     std::function<void()> wake;                       // Tick has something to do
     std::function<void(uint64_t epoch)> stale_epoch;  // join again
+    std::function<uint64_t()> let_go_before;          // see Outbox; null: nothing is let go of unanswered
     std::function<void()> forgotten;                  // the shard does not know the session: is there one?
     std::function<void(const absl::Status&)> fatal;   // the worker is done for
     std::function<void(const absl::Status&)> refused_statistics;

@@ -43,6 +43,8 @@ class StepControl {
   // See StepLedger.
   void Adopt(WorkerDirective directive);
   Mode ModeOf(uint64_t step) const;
+  uint64_t ModeSince(uint64_t step) const;
+  uint64_t LastFirstOrder() const;
   // The lowest step not reported yet.
   uint64_t next_step() const;
 

@@ -26,6 +26,22 @@ Mode WorkerDirective::ModeOf(uint64_t step) const {
   return mode;
 }
 
+uint64_t WorkerDirective::ModeSince(uint64_t step) const {
+  uint64_t since = 0;
+  for (const auto& [first_step, value] : modes) {
+    if (first_step <= step) since = first_step;
+  }
+  return since;
+}
+
+uint64_t WorkerDirective::LastFirstOrder() const {
+  uint64_t last = 0;
+  for (const auto& [first_step, value] : modes) {
+    if (value == Mode::kFirstOrder) last = first_step;
+  }
+  return last;
+}
+
 bool WorkerDirective::LeavesBehind(uint64_t epoch, uint64_t next_step) const {
   return went_back_epoch > epoch && resume_step < next_step;
 }

@@ -138,7 +138,8 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   worker->Start(as.first_step, std::move(directive));
   if (worker->factors_ != nullptr && worker->ModeOf(as.first_step) == Mode::kSecondOrder) {
     const int64_t layers = static_cast<int64_t>(worker->spec_.layers.size());
-    for (int64_t layer = 0; layer < layers; ++layer) worker->factors_->Need(layer);
+    const uint64_t since = worker->steps_->ModeSince(as.first_step);
+    for (int64_t layer = 0; layer < layers; ++layer) worker->factors_->Need(layer, since);
   }
   return std::unique_ptr<Worker>(std::move(worker));
 }
@@ -171,6 +172,7 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
   hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
+  if (WorkersPrecondition(spec_)) hooks.let_go_before = [this] { return steps_->LastFirstOrder(); };
   hooks.forgotten = [this] { Ask(); };
   hooks.fatal = [this](const absl::Status& status) { Fail(status); };
   hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
@@ -298,10 +300,14 @@ absl::Status WorkerImpl::SubmitStatistics(std::shared_ptr<Contribution> statisti
   const uint64_t step = statistics->id.step;
   statistics->deadline = absl::Now() + options_.result_timeout;
   const bool pulls = factors_ != nullptr && TakesStatistics(spec_, layer);
-  if (pulls) factors_->Need(layer);
-  PRECONDOR_RETURN_IF_ERROR(routes_.Submit(static_cast<size_t>(layer), std::move(statistics)));
-  if (!pulls) return absl::OkStatus();
-  absl::Status sent = SendRequest(v1::FRAME_KIND_PULL, step, layer, factors_->Expect(layer, step));
+  if (!pulls) return routes_.Submit(static_cast<size_t>(layer), std::move(statistics));
+  factors_->Need(layer, steps_->ModeSince(step));
+  std::shared_ptr<AnswerSink> update = factors_->Expect(layer, step);
+  if (update == nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat(Describe(step, layer), ": sent already and not yet answered"));
+  }
+  absl::Status sent = routes_.Submit(static_cast<size_t>(layer), std::move(statistics));
+  if (sent.ok()) sent = SendRequest(v1::FRAME_KIND_PULL, step, layer, std::move(update));
   if (!sent.ok()) factors_->Forget(layer, step);
   return sent;
 }
@@ -346,7 +352,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstM
   }
   if (factors_ != nullptr) {
     auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
-    factors_->Precondition(step, layer, gradient, out, state);
+    factors_->Precondition(step, steps_->ModeSince(step), layer, gradient, out, state);
     return PreconditionFuture(std::move(state));
   }
   auto contribution = std::make_shared<Contribution>();

@@ -8,12 +8,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
 
 namespace precondor {
 namespace {
+
+using ::testing::StartsWith;
 
 constexpr uint64_t kCredit = 1000;
 const absl::Time kNow = absl::FromUnixSeconds(1000);
@@ -131,10 +134,16 @@ TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
   }
   EXPECT_TRUE(outbox_.empty());
   EXPECT_EQ(outbox_.answered_through(), 20u);
-  ASSERT_TRUE(Add(Fetch(25, 0), 0).ok());
+  ASSERT_TRUE(Add(Fetch(20, 0), 0).ok());
   WriteAll();
   outbox_.StartStream(kCredit, 8);
-  EXPECT_EQ(WriteAll(), "R20.0v200 P20.0[0+0] F25.0[0+0]");
+  EXPECT_EQ(WriteAll(), "R20.0v200 P20.0[0+0] F20.0[0+0]");
+  outbox_.LetGoBefore(20);
+  outbox_.StartStream(kCredit, 9);
+  EXPECT_THAT(WriteAll(), StartsWith("R20.0v200"));
+  outbox_.LetGoBefore(21);
+  outbox_.StartStream(kCredit, 10);
+  EXPECT_THAT(WriteAll(), StartsWith("R20.0v0"));
 }
 
 TEST_F(OutboxTest, RefusesTheSameKeyTwiceUntilItIsDone) {
