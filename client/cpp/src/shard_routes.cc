@@ -23,8 +23,9 @@ std::shared_ptr<const ShardRoutes::Table> ShardRoutes::table() const {
 }
 
 std::vector<ShardRoutes::Link> ShardRoutes::links() const {
+  const std::shared_ptr<const Table> held = table();  // which may be replaced meanwhile
   std::vector<Link> links;
-  for (const auto& [address, link] : table()->links) links.push_back(link);
+  for (const auto& [address, link] : held->links) links.push_back(link);
   return links;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/src/shard_routes.h"
 
+#include <atomic>
 #include <gtest/gtest.h>
 #include <map>
 #include <memory>
@@ -40,6 +41,19 @@ class ShardRoutesTest : public ::testing::Test {
   ShardRoutes routes_{"session", 1,
                       [this](const std::string& address, uint64_t epoch) { return Make(address, epoch); }};
 };
+
+TEST_F(ShardRoutesTest, LinksMayBeAskedForWhileTheyAreReplaced) {
+  ASSERT_TRUE(routes_.Change(AllOn("0:1"), 1).ok());
+  std::atomic<bool> over = false;
+  std::thread asks([&] {
+    while (!over) EXPECT_EQ(routes_.links().size(), 1u);
+  });
+  for (uint64_t epoch = 2; epoch < 2000; ++epoch) {
+    EXPECT_TRUE(routes_.Change(AllOn(epoch % 2 == 0 ? "1:1" : "0:1"), epoch).ok());
+  }
+  over = true;
+  asks.join();
+}
 
 TEST_F(ShardRoutesTest, ALinkThatIsReplacedWhileItFailsEndsInClear) {
   ASSERT_TRUE(routes_.Change(AllOn("before:1"), 1).ok());
