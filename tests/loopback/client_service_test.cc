@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "precondor/client.h"
 #include "server/app.h"
 #include "tests/loopback/relay.h"
+#include "tests/support/normal_floats.h"
 
 namespace precondor {
 namespace {
@@ -70,14 +70,6 @@ SessionSpec Spec(const std::string& method, int32_t world_size, ExchangeMode exc
     spec.layers.push_back({absl::StrCat("layer", spec.layers.size()), d_out, d_in, false});
   }
   return spec;
-}
-
-std::vector<float> Normal(int64_t count, uint64_t seed) {
-  std::mt19937_64 rng(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> out(static_cast<size_t>(count));
-  for (float& value : out) value = normal(rng);
-  return out;
 }
 
 uint64_t SeedOf(uint64_t step, size_t layer, uint32_t rank) { return step * 1000 + layer * 100 + rank; }

@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,6 +22,7 @@
 #include "precondor/client.h"
 #include "precondor/statistics.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/support/normal_floats.h"
 #include "tests/support/temp_dir.h"
 
 namespace precondor {
@@ -93,14 +93,6 @@ SessionSpec Spec(ExchangeMode exchange, int32_t world_size) {
     spec.layers.push_back({absl::StrCat("layer", spec.layers.size()), d_out, d_in, false});
   }
   return spec;
-}
-
-std::vector<float> Normal(int64_t count, uint64_t seed) {
-  std::mt19937_64 rng(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> out(static_cast<size_t>(count));
-  for (float& value : out) value = normal(rng);
-  return out;
 }
 
 struct Answer {
@@ -207,6 +199,15 @@ void ExpectAll(const std::vector<std::vector<Step>>& answers, const std::vector<
   }
 }
 
+// The worker's process ends, and another one has its rank from that step on.
+void BeginAgain(Cluster& cluster, const SessionSpec& spec, uint64_t step, std::unique_ptr<Worker>& worker) {
+  const WorkerOptions as{.rank = worker->rank(), .incarnation = step + 2, .first_step = step};
+  worker = nullptr;
+  auto again = cluster.client().Join(spec.name, as);
+  ASSERT_TRUE(again.ok()) << again.status();
+  worker = *std::move(again);
+}
+
 class WorkerFactorsTest : public ::testing::TestWithParam<ExchangeMode> {
  protected:
   static constexpr uint64_t kSteps = 14;
@@ -277,11 +278,7 @@ TEST_P(WorkerFactorsTest, AWorkerThatBeginsAgainGoesOnWithTheFactorsOfTheOthers)
                   [&](uint64_t step, std::unique_ptr<Worker>& worker) {
                     if (worker->rank() != step % 3 || step < 2) return;
                     EXPECT_TRUE(worker->Flush().ok());
-                    const WorkerOptions as{.rank = worker->rank(), .incarnation = step + 1, .first_step = step};
-                    worker = nullptr;
-                    auto again = cluster.client().Join(spec.name, as);
-                    ASSERT_TRUE(again.ok()) << again.status();
-                    worker = *std::move(again);
+                    BeginAgain(cluster, spec, step, worker);
                   }),
             expected);
 }
@@ -302,11 +299,7 @@ TEST_P(WorkerFactorsTest, AWorkerThatWasKilledWithinAStepRepeatsIt) {
                     if (step % 4 == 0) {
                       EXPECT_TRUE(worker->Flush().ok());
                     }
-                    const WorkerOptions as{.rank = 1, .incarnation = step + 2, .first_step = step};
-                    worker = nullptr;
-                    auto again = cluster.client().Join(spec.name, as);
-                    ASSERT_TRUE(again.ok()) << again.status();
-                    worker = *std::move(again);
+                    BeginAgain(cluster, spec, step, worker);
                   }),
             expected);
 }

@@ -3,7 +3,6 @@
 
 #include <limits>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/support/normal_floats.h"
 
 namespace precondor {
 namespace {
@@ -24,14 +24,6 @@ using State = PreconditionFuture::State;
 
 constexpr int64_t kRows = 4, kCols = 3;
 constexpr absl::Duration kLong = absl::Seconds(60);
-
-std::vector<float> Normal(int64_t count, uint64_t seed) {
-  std::mt19937_64 rng(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> out(static_cast<size_t>(count));
-  for (float& value : out) value = normal(rng);
-  return out;
-}
 
 // A shard's factors of the one layer, and what it hands out.
 class Shard {
