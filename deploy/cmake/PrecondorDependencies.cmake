@@ -3,6 +3,12 @@
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
 find_package(OpenBLAS CONFIG REQUIRED)
+# The same OpenBLAS as an archive, and the Fortran run time that its LAPACK needs: for whatever links a copy of its own.
+list(GET OpenBLAS_LIBRARIES 0 openblas_library)
+get_filename_component(openblas_folder ${openblas_library} DIRECTORY)
+find_library(PRECONDOR_OPENBLAS_ARCHIVE NAMES libopenblas.a PATHS ${openblas_folder} NO_DEFAULT_PATH)
+find_library(PRECONDOR_FORTRAN_LIBRARY NAMES libgfortran.so.5)
+mark_as_advanced(PRECONDOR_OPENBLAS_ARCHIVE PRECONDOR_FORTRAN_LIBRARY)
 find_package(ISAL MODULE REQUIRED)  # CRC-32C of what server/store writes
 if(PRECONDOR_HIGHWAY)
   find_package(HWY CONFIG QUIET)

@@ -6,6 +6,7 @@ Programs that a test wants a process for are in client_programs.py.
 """
 
 import argparse
+import ctypes
 import multiprocessing
 import os
 import pathlib
@@ -80,6 +81,35 @@ class ClientTest(unittest.TestCase):
                 for losses, weights in [run.get(TIMEOUT_S) for run in runs]:
                     self.expect_reference(losses, weights, 2)
                 self.assertTrue(self.client.close_session(name))
+
+    def test_workers_with_factors_leave_the_process_blas_alone_and_round_as_the_server_does(self):
+        blas = ctypes.CDLL("libopenblas.so.0")  # the one of Debian's NumPy and torch
+        self.addCleanup(blas.openblas_set_num_threads, blas.openblas_get_num_threads())
+        random = np.random.default_rng(3)
+        d_out, d_in = 160, 384  # beyond what OpenBLAS leaves to one thread
+        steps = [[random.standard_normal(shape, np.float32) for shape in ((8, d_in), (8, d_out), (d_out, d_in))] for _ in range(4)]
+
+        def answers(exchange, representation):
+            session = self.client.open_session(precondor.SessionSpec(
+                f"blas-{representation}-{exchange}", [precondor.Layer("fc", d_out, d_in)],
+                precondor.Method("mkor", {"representation": representation}), exchange=exchange))
+            with session.join() as worker:
+                for step, (x, dy, gradient) in enumerate(steps):
+                    worker.send_statistics(step, 0, worker.compute_statistics(step, 0, "input", x),
+                                           worker.compute_statistics(step, 0, "output", dy), len(x))
+                    yield worker.precondition(step, 0, gradient, len(x)).result()
+                    worker.report_step(step, 0.0, len(x), 0.1)
+            session.close()
+
+        for representation in ("DENSE", "LOW_RANK"):
+            wanted = list(answers("DELEGATE", representation))
+            for exchange in ("REPLAY", "PULL_FACTORS"):
+                blas.openblas_set_num_threads(3)
+                for step, (got, served) in enumerate(zip(answers(exchange, representation), wanted)):
+                    with self.subTest(representation=representation, exchange=exchange, step=step):
+                        self.assertEqual(blas.openblas_get_num_threads(), 3)
+                        self.assertEqual(got.decision, "PRECONDITIONED")
+                        np.testing.assert_array_equal(got.gradient, served.gradient)
 
     def test_results_may_go_to_the_gradient_and_to_rows_with_gaps(self):
         worker = self.worker(method="identity")
