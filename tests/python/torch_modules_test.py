@@ -7,6 +7,8 @@ Skips with 77, and says so, where torch is not installed.
 
 import contextlib
 import copy
+import inspect
+import itertools
 import os
 import signal
 import warnings
@@ -220,18 +222,43 @@ class ModulesTest(torch_case.ServerCase):
                                         *[lambda: layer(input=torch.randn(5, 4)).sum().backward()] * 2)
         self.assertEqual(decisions, {"Linear": "IDENTITY"})
 
-    def test_a_weight_that_is_replaced(self):
+    def test_parameters_that_are_replaced(self):
+        def assign(model):
+            model[1].weight = nn.Parameter(torch.randn(3, 4))
+
+        def assign_bias(model):
+            model[1].bias = nn.Parameter(torch.randn(3))
+
+        def change_module(model):
+            model[1] = nn.Linear(4, 3)
+
+        def load(model):
+            model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+        def convert(model):
+            torch.__future__.set_overwrite_module_params_on_conversion(True)
+            self.addCleanup(torch.__future__.set_overwrite_module_params_on_conversion, False)
+            model[1].to(torch.float64)
+
+        assigns = "assign" in inspect.signature(nn.Module.load_state_dict).parameters  # from torch 2.1 on
+        for steps, replace in itertools.product((0, 1), (assign, assign_bias, change_module, convert, *[load] * assigns)):
+            with self.subTest(replace=replace.__name__, steps=steps):
+                model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+                pre = self.preconditioner(model, f"{replace.__name__}-{steps}")
+                for _ in range(steps):
+                    model(torch.randn(5, 4)).sum().backward()
+                    self.assertEqual(pre.step(1.0).decisions, {"0": "PRECONDITIONED", "1": "PRECONDITIONED"})
+                replace(model)
+                self.expect(precondor.FailedPreconditionError, "layer [01]: a parameter of it is no longer the model's.*assign=True",
+                            pre.step, 1.0)
+
+    def test_a_weight_that_is_changed_in_place_stays_a_layer(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-
-        def backward():
-            model(torch.randn(5, 4)).sum().backward()
-
-        def replace():
-            model[0].weight = nn.Parameter(torch.randn(4, 4))
-            backward()
-
-        self.assertEqual(self.expect_warning("layer 0: a parameter of it has been replaced", model, replace, backward),
-                         {"0": "SKIP", "1": "PRECONDITIONED"})
+        pre = self.preconditioner(model)
+        model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+        model.to(torch.float64)
+        model(torch.randn(5, 4, dtype=torch.float64)).sum().backward()
+        self.assertEqual(pre.step(1.0).decisions, {"0": "PRECONDITIONED", "1": "PRECONDITIONED"})
 
     def test_hooks_of_others_come_later(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))

@@ -240,11 +240,13 @@ class Preconditioner:
         Raises:
             DeadlineExceededError: the servers were gone for longer than the timeouts.
             AbortedError: the job went back, or another rank failed. After an error begin again from a checkpoint.
+            FailedPreconditionError: a layer's parameter has been replaced in the model.
             A step is reported beside the next one, which raises what comes of it.
         """
         began = time.monotonic()
         loss, samples = _number_of(loss), _count_of(samples)
         self._join()
+        self._check_parameters()
         self._reporter.wait()
         rate = self._learning_rate(learning_rate)
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
@@ -426,6 +428,7 @@ class Preconditioner:
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._worker is not None:
             return
+        self._check_parameters()
         if not self._is_new and not resumes:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
@@ -435,11 +438,16 @@ class Preconditioner:
         self._exchange = Exchange(self._worker, self._group, self._slots)
         self._reporter = Reporter(self._worker)
         self._begin(first_step)
+
+    def _check_parameters(self) -> None:
         held = {id(parameter) for parameter in self._model.parameters()}
         for slot in self._slots:
             if any(id(parameter) not in held for parameter in slot.matrix.parameters()):
-                self._warn(slot, "a parameter of it has been replaced in the model, and nobody preconditions the new one. Make "
-                                 "Preconditioner after whatever replaces parameters")
+                raise FailedPreconditionError(
+                    f"layer {slot.layer.name}: a parameter of it is no longer the model's, and has no gradient to precondition",
+                    "FAILED_PRECONDITION", "UNSPECIFIED",
+                    "Make Preconditioner after whatever replaces parameters: an assignment to a module, "
+                    "load_state_dict(assign=True), weight_norm")
 
     def _begin(self, step: int) -> None:
         self._step = step
