@@ -6,15 +6,18 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/server_posix.h>
 #include <malloc.h>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/unix_address.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
 #include "server/core/coordinator.h"
@@ -33,6 +36,7 @@
 #include "server/rpc/snapshot_service.h"
 #include "server/shard_backend.h"
 #include "server/store/posix_file_system.h"
+#include "server/unix_listener.h"
 
 namespace precondor {
 namespace {
@@ -98,7 +102,7 @@ v1::SnapshotInfo EncodeSnapshot(const recovery::SnapshotSummary& summary) {
 }
 
 // Whole or not at all, so that a reader never sees half a number.
-absl::Status WritePortFile(const std::string& path, int port) {
+absl::Status WritePortFile(const std::string& path, absl::string_view port) {
   if (path.empty()) return absl::OkStatus();
   const std::string temporary = absl::StrCat(path, ".tmp");
   std::ofstream file(temporary);
@@ -132,6 +136,7 @@ class ServerApp final : public App {
     naming_.Stop();
     settling_.Stop();
     sealing_.Stop();
+    StopListening();
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
     server_.reset();
     control_threads_.Drain();
@@ -147,12 +152,11 @@ class ServerApp final : public App {
     snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_);
     PRECONDOR_RETURN_IF_ERROR(StartServer());
     if (local_ != nullptr) {
-      local_->set_advertise_address(config_.advertise.empty() ? absl::StrCat(HostOf(config_.listen), ":", port_)
-                                                              : config_.advertise);
+      local_->set_advertise_address(config_.advertise.empty() ? addresses_.front() : config_.advertise);
     }
     if (!config_.metrics_listen.empty()) {
       PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen));
-      PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, metrics_port_));
+      PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, absl::StrCat(metrics_port_)));
     }
     // Whoever probes meanwhile hears that it is alive and not ready.
     if (shard_store_ != nullptr) PRECONDOR_RETURN_IF_ERROR(shard_store_->Restore(*shard_));
@@ -162,9 +166,10 @@ class ServerApp final : public App {
     } else {
       SetServing(true);
     }
-    PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_));
+    PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_ != 0 ? absl::StrCat(port_) : addresses_.front()));
     logger_.Log(Severity::kInfo, "serving",
                 {{"role", ServerRoleName(config_.role)},
+                 {"listen", absl::StrJoin(addresses_, ",")},
                  {"port", port_},
                  {"metrics_port", metrics_port_},
                  {"version", PRECONDOR_VERSION}});
@@ -172,6 +177,7 @@ class ServerApp final : public App {
   }
 
   int port() const override { return port_; }
+  const std::vector<std::string>& addresses() const override { return addresses_; }
   int metrics_port() const override { return metrics_port_; }
   std::string metrics_text() const override { return metrics_.Render(); }
 
@@ -205,6 +211,7 @@ class ServerApp final : public App {
     // Calls that wait for a silent shard would keep the server up, and so would streams of workers that stay: they are
     // cut when the deadline passes.
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
+    StopListening();
     server_->Shutdown(absl::ToChronoTime(std::min(until, absl::Now() + absl::Milliseconds(500))));
     logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
   }
@@ -295,7 +302,7 @@ class ServerApp final : public App {
     if (shard_ != nullptr) {
       auto local = std::make_unique<LocalShard>(*shard_);
       local_ = local.get();
-      endpoints.push_back({config_.listen, std::move(local)});
+      endpoints.push_back({DialAddress(config_), std::move(local)});
     }
     for (const std::string& address : config_.shards) {
       endpoints.push_back({address, rpc::MakeShardClient(address, absl::Milliseconds(config_.shard_timeout_ms))});
@@ -352,7 +359,15 @@ class ServerApp final : public App {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &port_);
+    std::vector<int> ports(config_.listen.size(), 0);
+    for (size_t i = 0; i < ports.size(); ++i) {
+      if (const std::optional<std::string> path = UnixPath(config_.listen[i]); path.has_value()) {
+        PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<UnixListener> listener, UnixListener::Bind(*path));
+        unix_listeners_.push_back(std::move(listener));
+      } else {
+        builder.AddListeningPort(config_.listen[i], grpc::InsecureServerCredentials(), &ports[i]);
+      }
+    }
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a second server on the port must fail, not share it
     wire::SetKeepalive(builder);
     builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes));
@@ -363,11 +378,24 @@ class ServerApp final : public App {
     builder.RegisterService(snapshot_service_.get());
     if (session_service_ != nullptr) builder.RegisterService(session_service_.get());
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port_ == 0) {
-      return absl::UnavailableError(absl::StrCat("listen: cannot bind ", config_.listen));
+    for (size_t i = 0; i < ports.size(); ++i) {
+      const std::string& address = config_.listen[i];
+      const bool is_unix = UnixPath(address).has_value();
+      if (server_ == nullptr || (!is_unix && ports[i] == 0)) {
+        return absl::UnavailableError(absl::StrCat("listen: cannot bind ", absl::StrJoin(config_.listen, ",")));
+      }
+      if (port_ == 0) port_ = ports[i];
+      addresses_.push_back(is_unix ? AbsoluteUnixAddress(address) : absl::StrCat(HostOf(address), ":", ports[i]));
     }
     SetServing(false);
+    for (const auto& listener : unix_listeners_) {
+      listener->Serve([this](int fd) { grpc::AddInsecureChannelFromFd(server_.get(), fd); });
+    }
     return absl::OkStatus();
+  }
+
+  void StopListening() {
+    for (const auto& listener : unix_listeners_) listener->Stop();
   }
 
   void StartPeriodicWork() {
@@ -426,6 +454,8 @@ class ServerApp final : public App {
   std::unique_ptr<rpc::SessionService> session_service_;
   std::unique_ptr<rpc::AdminService> admin_service_;
   std::unique_ptr<grpc::Server> server_;
+  std::vector<std::unique_ptr<UnixListener>> unix_listeners_;  // hand connections to server_
+  std::vector<std::string> addresses_;
   int port_ = 0;
   int metrics_port_ = 0;
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,12 +22,15 @@ std::unique_ptr<Logger> MakeServerLogger(const ServerConfig& config, const Clock
 // (docs/threading.md).
 class App {
  public:
-  // Serves when it returns. `logger` outlives the app. Unavailable: a port is taken, or no such device.
+  // Serves when it returns. `logger` outlives the app. Unavailable: a port is taken, or no such device; AlreadyExists:
+  // a socket's path is taken.
   static absl::StatusOr<std::unique_ptr<App>> Start(const ServerConfig& config, Logger& logger);
   // Ends at once, without a drain, if Wait has not returned.
   virtual ~App() = default;
 
-  virtual int port() const = 0;          // of gRPC
+  virtual int port() const = 0;  // the first of gRPC; 0: none
+  // Of each of the configuration's `listen`, what its processes on this host dial.
+  virtual const std::vector<std::string>& addresses() const = 0;
   virtual int metrics_port() const = 0;  // 0: none
   virtual std::string metrics_text() const = 0;
 

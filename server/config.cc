@@ -21,6 +21,7 @@
 #include "yaml-cpp/yaml.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/unix_address.h"
 
 namespace precondor {
 namespace {
@@ -132,12 +133,17 @@ const std::vector<Option>& Options() {
   using C = ServerConfig;
   static const std::vector<Option>& options = *new std::vector<Option>{
       RoleOption(),
-      TextOption("listen", &C::listen, "address of the gRPC port, host:port; port 0 takes a free one"),
-      TextOption("port_file", &C::port_file, "file to write the gRPC port to, once it accepts calls"),
+      ListOption(
+          "listen", &C::listen,
+          "where to take calls, separated by commas: host:port, port 0 takes a free one; or unix:/path/to/socket, "
+          "for this user's processes on this host"),
+      TextOption("port_file", &C::port_file,
+                 "file to write the first gRPC port to, or without one the address, once it accepts calls"),
       TextOption("advertise", &C::advertise,
-                 "address that workers dial, host:port; default: the coordinator's name for "
-                 "the shard, or `listen`"),
-      ListOption("shards", &C::shards, "coordinator: its shards, host:port, separated by commas"),
+                 "address that workers dial, host:port or unix:/path/to/socket; default: the coordinator's name for "
+                 "the shard, or the first of `listen`"),
+      ListOption("shards", &C::shards,
+                 "coordinator: its shards, host:port or unix:/path/to/socket, separated by commas"),
       ChoiceOption("backend", &C::backend, {"auto", "cpu", "cuda"},
                    "device of a shard; auto: cuda where there is one, else cpu"),
       NumberOption("cuda_device", &C::cuda_device, 0, 1023, "cuda: which of the host's devices, as CUDA counts"),
@@ -347,36 +353,62 @@ std::string OriginOf(const ServerConfig& config, const std::string& name) {
   return origin == config.origins.end() || origin->second == "default" ? name : origin->second;
 }
 
-// Others dial what is dialled: it has a port of its own.
+absl::Status AddressError(const ServerConfig& config, const std::string& name, absl::string_view expected,
+                          absl::string_view address) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(OriginOf(config, name), ": expected ", expected, ", got \"", address.substr(0, 128), "\""));
+}
+
+std::string HostAndPort(int low) { return absl::StrCat("host:port with a port in ", low, " ... 65535"); }
+
+bool IsHostAndPort(absl::string_view address, int low) {
+  const size_t colon = address.rfind(':');
+  int port = -1;
+  return colon != absl::string_view::npos && colon > 0 && absl::SimpleAtoi(address.substr(colon + 1), &port) &&
+         port >= low && port <= 65535;
+}
+
+absl::Status CheckHostAndPort(const ServerConfig& config, const std::string& name, absl::string_view address, int low) {
+  if (!UnixPath(address).has_value() && IsHostAndPort(address, low)) return absl::OkStatus();
+  return AddressError(config, name, HostAndPort(low), address);
+}
+
+// Of gRPC. Others dial what is dialled: it has a port of its own, or a path that does not depend on where they are.
 absl::Status CheckAddress(const ServerConfig& config, const std::string& name, absl::string_view address,
                           bool dialled) {
-  const size_t colon = address.rfind(':');
   const int low = dialled ? 1 : 0;
-  int port = -1;
-  if (colon != absl::string_view::npos && colon > 0 && absl::SimpleAtoi(address.substr(colon + 1), &port) &&
-      port >= low && port <= 65535) {
-    return absl::OkStatus();
+  const std::optional<std::string> path = UnixPath(address);
+  if (path.has_value() ? !path->empty() && (!dialled || path->front() == '/') : IsHostAndPort(address, low)) {
+    const absl::Status status = CheckUnixAddress(dialled ? std::string(address) : AbsoluteUnixAddress(address));
+    if (status.ok()) return status;
+    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, name), ": ", status.message()));
   }
-  return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, name), ": expected host:port with a port in ", low,
-                                                 " ... 65535, got \"", address.substr(0, 128), "\""));
+  return AddressError(config, name, absl::StrCat(HostAndPort(low), " or unix:/path/to/socket"), address);
+}
+
+absl::Status CheckAddresses(const ServerConfig& config, const std::string& name,
+                            const std::vector<std::string>& addresses, bool dialled) {
+  std::set<std::string> seen;
+  for (const std::string& address : addresses) {
+    PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, name, address, dialled));
+    if (!seen.insert(address).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(OriginOf(config, name), ": expected each address once, got \"", address, "\" twice"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckWhole(const ServerConfig& config) {
-  PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "listen", config.listen, false));
+  if (config.listen.empty()) return AddressError(config, "listen", absl::StrCat("at least one ", HostAndPort(0)), "");
+  PRECONDOR_RETURN_IF_ERROR(CheckAddresses(config, "listen", config.listen, false));
   if (!config.metrics_listen.empty()) {
-    PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "metrics_listen", config.metrics_listen, false));
+    PRECONDOR_RETURN_IF_ERROR(CheckHostAndPort(config, "metrics_listen", config.metrics_listen, 0));
   }
   if (!config.advertise.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "advertise", config.advertise, true));
-  std::set<std::string> seen;
-  for (const std::string& shard : config.shards) {
-    PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "shards", shard, true));
-    if (!seen.insert(shard).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(OriginOf(config, "shards"), ": expected each address once, got \"", shard, "\" twice"));
-    }
-  }
+  PRECONDOR_RETURN_IF_ERROR(CheckAddresses(config, "shards", config.shards, true));
   for (const std::string& endpoint : config.etcd_endpoints) {
-    PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "etcd_endpoints", endpoint, true));
+    PRECONDOR_RETURN_IF_ERROR(CheckHostAndPort(config, "etcd_endpoints", endpoint, 1));
   }
   if (!config.etcd_endpoints.empty() && config.role != ServerRole::kCoordinator) {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "etcd_endpoints"), ": expected none with role ",
@@ -410,15 +442,20 @@ absl::Status CheckWhole(const ServerConfig& config) {
                                                    ": expected at least 5 times reconcile_interval_ms, ",
                                                    5 * config.reconcile_interval_ms, ", got ", config.shard_loss_ms));
   }
-  const bool wildcard = absl::StartsWith(config.listen, "0.0.0.0:") || absl::StartsWith(config.listen, "[::]:");
+  const std::string& first = config.listen.front();
+  const bool wildcard = absl::StartsWith(first, "0.0.0.0:") || absl::StartsWith(first, "[::]:");
   if (config.role == ServerRole::kAll && wildcard && config.advertise.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "advertise: expected the address that workers dial when listening on ", config.listen, ", got none"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("advertise: expected the address that workers dial when listening on ", first, ", got none"));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+std::string DialAddress(const ServerConfig& config) {
+  return config.advertise.empty() ? AbsoluteUnixAddress(config.listen.front()) : config.advertise;
+}
 
 absl::string_view ServerRoleName(ServerRole role) {
   switch (role) {
@@ -480,6 +517,7 @@ std::string ServerHelp() {
   text +=
       "\nExamples:\n"
       "  precondor-server                                        everything in one process on 127.0.0.1:7070\n"
+      "  precondor-server --listen=unix:/run/precondor.sock      the same for processes of this host alone\n"
       "  precondor-server --role=shard --listen=0.0.0.0:7071 --memory-limit=64GiB\n"
       "  precondor-server --role=coordinator --shards=gpu0:7071,gpu1:7071 --metrics-listen=0.0.0.0:9090\n";
   return text;

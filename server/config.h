@@ -17,7 +17,7 @@ enum class ServerRole : uint8_t { kAll, kShard, kCoordinator };
 
 struct ServerConfig {
   ServerRole role = ServerRole::kAll;
-  std::string listen = "127.0.0.1:7070";
+  std::vector<std::string> listen = {"127.0.0.1:7070"};
   std::string port_file;
   std::string advertise;
   std::vector<std::string> shards;
@@ -51,6 +51,10 @@ struct ServerConfig {
   // Where each value came from: "flag --x", "environment PRECONDOR_X", "file F" or "default". By option name.
   std::map<std::string, std::string> origins;
 };
+
+// What workers of a server dial unless the coordinator knows it by another name: `advertise`, or else the first of
+// `listen`, whose port may still be 0.
+std::string DialAddress(const ServerConfig& config);
 
 absl::string_view ServerRoleName(ServerRole role);  // "all", "shard", "coordinator"
 

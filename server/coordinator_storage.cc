@@ -20,7 +20,7 @@ CoordinatorStorage::CoordinatorStorage(const ServerConfig& config, store::FileSy
   client_ = std::make_unique<etcd::EtcdClient>(options);
   etcd::ElectionOptions election;
   election.prefix = config.etcd_prefix;
-  election.identity = config.advertise.empty() ? config.listen : config.advertise;
+  election.identity = DialAddress(config);
   election.lease_ttl = absl::Milliseconds(config.etcd_lease_ms);
   election_ = std::make_unique<etcd::EtcdElection>(*client_, std::move(election), std::move(on_lost));
 }

@@ -12,6 +12,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/unix_address.h"
 #include "precondor/v1/shard.grpc.pb.h"
 #include "proto/wire/keepalive.h"
 #include "proto/wire/status_codec.h"
@@ -30,7 +31,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
   wire::SetKeepalive(arguments);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(DialTarget(address), grpc::InsecureChannelCredentials(), arguments);
 }
 
 class ShardClient final : public ShardControl {

@@ -13,7 +13,7 @@ std::string LocalService::AddressOf(const App& app) { return absl::StrCat("127.0
 absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(int shards) {
   std::unique_ptr<LocalService> service(new LocalService());
   ServerConfig config;
-  config.listen = "127.0.0.1:0";
+  config.listen = {"127.0.0.1:0"};
   config.role = ServerRole::kShard;
   ServerConfig coordinator = config;
   coordinator.role = ServerRole::kCoordinator;

@@ -2,6 +2,7 @@
 // The client against a whole server in this process, over TCP.
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "server/app.h"
 #include "tests/loopback/relay.h"
 #include "tests/support/normal_floats.h"
+#include "tests/support/temp_dir.h"
 
 namespace precondor {
 namespace {
@@ -31,9 +33,9 @@ const std::vector<std::pair<int64_t, int64_t>> kShapes = {{5, 7}, {700, 800}, {1
 
 class Server {
  public:
-  explicit Server(const std::string& advertise = "") {
+  explicit Server(const std::string& advertise = "", const std::string& listen = "127.0.0.1:0") {
     ServerConfig config;
-    config.listen = "127.0.0.1:0";
+    config.listen = {listen};
     config.advertise = advertise;
     config.threads = 2;
     auto app = App::Start(config, logger_);
@@ -41,7 +43,7 @@ class Server {
     app_ = *std::move(app);
   }
   int port() const { return app_->port(); }
-  std::string address() const { return absl::StrCat("127.0.0.1:", app_->port()); }
+  std::string address() const { return app_->addresses().front(); }
   std::unique_ptr<Client> Connect() const {
     ClientOptions options;
     options.coordinator = address();
@@ -211,6 +213,34 @@ TEST(ClientServiceFaultTest, CutConnectionsChangeNoBitOfTheResults) {
   relay.CutAfter({3'000'000, 1'000'000, 5'000'000, 777});
   EXPECT_EQ(RunAll(server, spec, kSteps), want);
   EXPECT_EQ(relay.cuts(), 4);
+}
+
+// The folder's name is one that a URI writes in another way.
+TEST(ClientServiceUnixTest, ASocketsResultsAreBitwiseThoseOfAPort) {
+  const SessionSpec spec = Spec("mkor", 2, ExchangeMode::kDirect, DType::kF32);
+  const TempDir folder;
+  const std::string odd = folder.path() + "/a b%#?";
+  ASSERT_TRUE(std::filesystem::create_directory(odd));
+  const std::vector<Results> want = RunAll(Server(), spec, 5);
+  EXPECT_EQ(RunAll(Server("", absl::StrCat("unix:", odd, "/s")), spec, 5), want);
+}
+
+TEST(ClientServiceUnixTest, AClientFindsTheNextServerOfThePath) {
+  const TempDir folder;
+  const std::string address = absl::StrCat("unix:", folder.path(), "/s");
+  auto server = std::make_unique<Server>("", address);
+  const auto client = server->Connect();
+  ASSERT_TRUE(client->OpenSession(Spec("mkor", 1, ExchangeMode::kDirect, DType::kF32)).ok());
+  server.reset();
+  server = std::make_unique<Server>("", address);
+  const auto created = client->OpenSession(Spec("mkor", 1, ExchangeMode::kDirect, DType::kF32));
+  EXPECT_TRUE(created.ok() && *created) << created.status();
+}
+
+TEST(ClientServiceUnixTest, AnAddressThatNoSocketCanHaveIsToldAtOnce) {
+  const auto client = Client::Connect({.coordinator = absl::StrCat("unix:/", std::string(107, 'a'))});
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(client.status().message()), HasSubstr("1 ... 107 bytes, got 108"));
 }
 
 TEST(ClientServiceFaultTest, ANewProcessOfARankFencesTheOld) {

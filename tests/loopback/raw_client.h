@@ -42,7 +42,7 @@ inline v1::ErrorDetail DetailOf(const grpc::Status& status) {
 class RawServer {
  public:
   explicit RawServer(ServerConfig config = {}) {
-    if (config.listen == ServerConfig().listen) config.listen = "127.0.0.1:0";
+    if (config.listen == ServerConfig().listen) config.listen = {"127.0.0.1:0"};
     config.threads = 2;
     auto app = App::Start(config, logger_);
     EXPECT_TRUE(app.ok()) << app.status();
@@ -51,8 +51,7 @@ class RawServer {
     arguments.SetMaxSendMessageSize(-1);
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", app_->port()), grpc::InsecureChannelCredentials(),
-                                         arguments);
+    channel_ = grpc::CreateCustomChannel(app_->addresses().front(), grpc::InsecureChannelCredentials(), arguments);
     sessions = v1::SessionService::NewStub(channel_);
     data = v1::PreconditionService::NewStub(channel_);
     admin = v1::AdminService::NewStub(channel_);

@@ -17,6 +17,7 @@
 #include "precondor/v1/shard.grpc.pb.h"
 #include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
 
 extern char** environ;
@@ -42,6 +43,18 @@ TEST(ServerLifecycleTest, DrainTurnsReadinessAndNotLivenessAndRefusesSessions) {
   ASSERT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
   EXPECT_TRUE(info.draining());
   EXPECT_EQ(info.role(), v1::ROLE_ALL);
+}
+
+TEST(ServerLifecycleTest, ListensOnASocketAndAPortAndWorkersDialTheFirst) {
+  const TempDir folder;
+  ServerConfig config;
+  config.listen = {absl::StrCat("unix:", folder.path(), "/s"), "127.0.0.1:0"};
+  RawServer server(config);
+  const std::string port = absl::StrCat("127.0.0.1:", server.app().port());
+  EXPECT_THAT(server.app().addresses(), ::testing::ElementsAre(config.listen.front(), port));
+  EXPECT_EQ(CheckHealth(server.channel(), ""), 1);
+  EXPECT_EQ(CheckHealth(grpc::CreateChannel(port, grpc::InsecureChannelCredentials()), ""), 1);
+  EXPECT_EQ(server.OpenAndJoin("job").shard_map().assignments(0).address(), config.listen.front());
 }
 
 // A call that waits for another rank must neither outlive its client nor keep the server from ending.
@@ -232,6 +245,34 @@ TEST(ServerProcessTest, EndsWithZeroOnSigtermWhileAStreamIsOpen) {
   EXPECT_FALSE(stream->Read(&answer));
   EXPECT_FALSE(stream->Finish().ok());
   std::filesystem::remove(port_file);
+}
+
+TEST(ServerProcessTest, ItsSocketGoesWithItAndOutlivesAKill) {
+  const TempDir folder;
+  const std::string socket = folder.path() + "/s", port_file = folder.path() + "/port";
+  const std::vector<std::string> arguments = {"--listen=unix:" + socket, "--port-file=" + port_file,
+                                              "--drain-deadline-ms=100"};
+  const auto serves = [&](Process& process) {
+    EXPECT_TRUE(WaitUntil([&] { return std::filesystem::exists(port_file) || !process.running(); }));
+    std::string address;
+    std::getline(std::ifstream(port_file), address);
+    std::filesystem::remove(port_file);
+    EXPECT_EQ(address, "unix:" + socket);
+    EXPECT_EQ(CheckHealth(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()), ""), 1);
+  };
+  {
+    Process killed(arguments);
+    serves(killed);
+    EXPECT_EQ(Process(arguments).Wait(), 1) << "the path is taken";
+    killed.Signal(SIGKILL);
+    EXPECT_EQ(killed.Wait(), -SIGKILL);
+  }
+  EXPECT_TRUE(std::filesystem::exists(socket));
+  Process next(arguments);
+  serves(next);
+  next.Signal(SIGTERM);
+  EXPECT_EQ(next.Wait(), 0);
+  EXPECT_FALSE(std::filesystem::exists(socket));
 }
 
 TEST(ServerProcessTest, EndsWithTwoOnABadFlagAndZeroOnAGoodConfiguration) {

@@ -11,6 +11,7 @@
 #include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/support/dead_port.h"
+#include "tests/support/temp_dir.h"
 
 namespace precondor {
 namespace {
@@ -19,10 +20,12 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string AddressOf(RawServer& server) { return absl::StrCat("127.0.0.1:", server.app().port()); }
+std::string AddressOf(RawServer& server) { return server.app().addresses().front(); }
 
-std::unique_ptr<RawServer> StartShard(int64_t memory_limit_bytes = int64_t{1} << 30) {
+std::unique_ptr<RawServer> StartShard(int64_t memory_limit_bytes = int64_t{1} << 30,
+                                      const std::string& listen = "127.0.0.1:0") {
   ServerConfig config;
+  config.listen = {listen};
   config.role = ServerRole::kShard;
   config.memory_limit_bytes = memory_limit_bytes;
   return std::make_unique<RawServer>(config);
@@ -132,6 +135,16 @@ TEST_F(ServerRolesTest, ASessionLivesOnBothShardsAndLeavesNothingBehind) {
     EXPECT_THAT(shard->app().metrics_text(), Not(HasSubstr("train_job=")));
   }
   EXPECT_THAT(coordinator_->app().metrics_text(), Not(HasSubstr("train_job=")));
+}
+
+TEST_F(ServerRolesTest, ShardsMayBeOnSockets) {
+  const TempDir folder;
+  for (const char* name : {"/a", "/b"}) {
+    shards_.push_back(StartShard(int64_t{1} << 30, absl::StrCat("unix:", folder.path(), name)));
+  }
+  coordinator_ = StartCoordinator({AddressOf(*shards_[0]), AddressOf(*shards_[1])});
+  const v1::JoinSessionResponse job = coordinator_->OpenAndJoin("job");
+  EXPECT_NE(OwnerOf(job, 0), OwnerOf(job, 1)) << "each under its path";
 }
 
 TEST_F(ServerRolesTest, AShardThatIsNotThereMakesOpenUnavailable) {

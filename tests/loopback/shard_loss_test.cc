@@ -167,7 +167,7 @@ class Job {
     const int port = shards[shard]->app().port();
     Kill(shard);
     ServerConfig config = ShardConfig();
-    config.listen = absl::StrCat("127.0.0.1:", port);
+    config.listen = {absl::StrCat("127.0.0.1:", port)};
     shards[shard] = std::make_unique<RawServer>(config);
   }
 

@@ -54,7 +54,7 @@ class Cluster {
   // As SIGKILL and a new process over the same directory.
   void Restart(size_t shard) {
     ServerConfig config = ShardConfig(static_cast<int>(shard));
-    config.listen = absl::StrCat("127.0.0.1:", shards_[shard]->app().port());
+    config.listen = {absl::StrCat("127.0.0.1:", shards_[shard]->app().port())};
     shards_[shard] = nullptr;
     shards_[shard] = std::make_unique<RawServer>(config);
   }

@@ -38,6 +38,7 @@ sys.path.insert(0, str(EXAMPLES))
 import bible_text
 import digits_data
 import in_process_mkor
+import precondor
 import program as example_program
 from program import ExampleError
 
@@ -251,6 +252,15 @@ class ProgramsTest(unittest.TestCase):
         one = self.train("digits.py", *arguments)
         two = self.train("digits.py", *arguments, ranks=2)
         np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-4)
+
+    def test_a_server_of_its_own_is_on_a_socket_or_where_none_can_be_on_a_port(self):
+        long_one = self.folder / ("x" * 100)
+        long_one.mkdir()
+        for folder, begin in ((self.folder, f"unix:{self.folder}/"), (long_one, "127.0.0.1:")):
+            with unittest.mock.patch.object(tempfile, "tempdir", str(folder)):
+                with example_program.OwnServer(server_program) as server:
+                    self.assertTrue(server.address.startswith(begin), server.address)
+                    precondor.Client(server.address).close()
 
     def test_ctrl_c_ends_with_130_and_the_server_too(self):
         wrapper, pid_file = self.folder / "server", self.folder / "pid"

@@ -5,6 +5,7 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "kernels/base/unix_address.h"
 #include "proto/wire/keepalive.h"
 
 namespace precondor {
@@ -19,7 +20,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);  // 30 s unless set: longer than a restart
   wire::SetKeepalive(arguments);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(DialTarget(address), grpc::InsecureChannelCredentials(), arguments);
 }
 
 }  // namespace precondor

@@ -12,6 +12,7 @@
 
 #include "client/cpp/src/channel.h"
 #include "kernels/base/error_reason.h"
+#include "kernels/base/unix_address.h"
 #include "precondor/v1/admin.grpc.pb.h"
 #include "precondor/v1/session.grpc.pb.h"
 #include "precondor/v1/snapshot.grpc.pb.h"
@@ -84,6 +85,7 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, boo
                                    const Attempt& attempt) {
   const absl::Time deadline = absl::Now() + timeout;
   const std::string what = absl::StrCat("server ", address_, ": ", name);
+  if (const absl::Status usable = CheckUnixAddress(address_); !usable.ok()) return WithContext(usable, what);
   absl::Duration pause = kFirstPause;
   absl::Status last;
   while (true) {

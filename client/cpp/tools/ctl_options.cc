@@ -46,7 +46,8 @@ absl::StatusOr<absl::Duration> ParseSeconds(absl::string_view name, absl::string
 
 absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions& options) {
   if (name == "server") {
-    if (value.empty()) return absl::InvalidArgumentError("--server: expected host:port, got nothing");
+    if (value.empty())
+      return absl::InvalidArgumentError("--server: expected host:port or unix:/path/to/socket, got nothing");
     options.server = std::string(value);
     return absl::OkStatus();
   }
@@ -189,7 +190,7 @@ Commands
   drain             stops taking new sessions, finishes what is under way, then ends the process
 
 Flags
-  --server=HOST:PORT   the server to ask (127.0.0.1:7070)
+  --server=HOST:PORT   the server to ask (127.0.0.1:7070), or unix:/path/to/socket
   --timeout=DURATION   for each answer (10s)
   --deadline=DURATION  drain: time for work in flight; without it, the server's own setting
   --snapshot-path=DIR  snapshot restore: the data directory of one of the shards that took it, or a copy; once for each

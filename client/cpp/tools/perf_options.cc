@@ -67,7 +67,7 @@ Workloads
 
 Flags
   --server-binary=FILE  a precondor-server to start on loopback and stop; its memory is read
-  --server=HOST:PORT    one that is there
+  --server=HOST:PORT    one that is there, or unix:/path/to/socket
   --workers=8  --steps=60  --warmup=40  --rank=128
   --threads=2           of the server that is started
   --data-dir=DIR        of the server that is started: what its log costs is the difference to a run without

@@ -14,7 +14,7 @@ namespace precondor {
 struct PerfOptions {
   std::string workload;       // "bert-large", "gradients", "help"
   std::string server_binary;  // started on loopback for the run
-  std::string server;         // or one that is there: host:port
+  std::string server;         // or one that is there: host:port or unix:/path
   int64_t workers = 8;
   int64_t steps = 60;   // measured, of each run
   int64_t warmup = 40;  // before: fills the windows of the low-rank factors

@@ -17,6 +17,7 @@ import precondor
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 START_LIMIT_S = 60
 STOP_LIMIT_S = 30
+MAX_SOCKET_PATH_BYTES = 107
 
 
 class ExampleError(Exception):
@@ -39,7 +40,8 @@ def positive_number(text):
 
 def add_server_arguments(parser):
     group = parser.add_argument_group("server")
-    group.add_argument("--server", metavar="HOST:PORT", help="one that runs already; else one is started for this run")
+    group.add_argument("--server", metavar="ADDRESS",
+                       help="one that runs already, host:port or unix:/path/to/socket; else one is started for this run")
     group.add_argument("--server-binary", metavar="FILE",
                        help="the precondor-server to start (the PATH's, or this checkout's in build/dev)")
 
@@ -65,7 +67,8 @@ def find_server_binary():
 
 
 class OwnServer:
-    """A server on 127.0.0.1, on a port that it finds free, for as long as the `with` lasts; SIGTERM ends it too."""
+    """A server on a socket, or where its path would be too long on a port of 127.0.0.1 that it finds free, for as long as the
+    `with` lasts; SIGTERM ends it too."""
 
     def __init__(self, binary):
         self._binary = binary
@@ -90,21 +93,23 @@ class OwnServer:
         return self
 
     def _start(self):
-        port_file = pathlib.Path(self._folder.name) / "port"
+        port_file, socket = (pathlib.Path(self._folder.name).absolute() / name for name in ("port", "socket"))
+        listen = f"unix:{socket}" if len(os.fsencode(socket)) <= MAX_SOCKET_PATH_BYTES else "127.0.0.1:0"
         try:
             # Not in our terminal's group: at Ctrl-C this process ends it, after its own calls to it have ended.
-            self._process = subprocess.Popen([self._binary, "--listen=127.0.0.1:0", f"--port-file={port_file}",
+            self._process = subprocess.Popen([self._binary, f"--listen={listen}", f"--port-file={port_file}",
                                               "--log-level=warning"], stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             raise ExampleError(f"cannot start {self._binary}: {error.strerror}") from error
         deadline = time.monotonic() + START_LIMIT_S
-        while not (port_file.exists() and port_file.read_text(encoding="ascii").strip()):
+        while not (port_file.exists() and port_file.read_text(encoding="utf-8").strip()):
             if self._process.poll() is not None:
                 raise ExampleError(f"{self._binary} ended with status {self._process.returncode} before it listened")
             if time.monotonic() > deadline:
                 raise ExampleError(f"{self._binary} did not listen within {START_LIMIT_S} s")
             time.sleep(0.02)
-        self.address = f"127.0.0.1:{port_file.read_text(encoding='ascii').strip()}"
+        port = port_file.read_text(encoding="utf-8").strip()
+        self.address = port if port.startswith("unix:") else f"127.0.0.1:{port}"
 
     def cpu_seconds(self):
         """Processor time that the server has used."""

@@ -225,7 +225,7 @@ class Session:
 
 
 class Client:
-    """Control calls of one process, to the coordinator at `address` (host:port). Thread-safe.
+    """Control calls of one process, to the coordinator at `address` (host:port, or unix:/path/to/socket). Thread-safe.
 
     Timeouts are in seconds: connect_timeout for a server's first answer, rpc_timeout of one control call, result_timeout
     from a gradient's submission to its answer, join_timeout until all ranks are in, lease_timeout that a step waits for

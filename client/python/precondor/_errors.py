@@ -98,7 +98,7 @@ _ADVICE_OF_REASON = {
 }
 
 _ADVICE_OF_CODE = {
-    "UNAVAILABLE": "Check the address (host:port of the coordinator) and that precondor-server runs there; "
+    "UNAVAILABLE": "Check the address (the coordinator's, host:port or unix:/path) and that precondor-server runs there; "
                    "connect_timeout is how long a client waits for it",
     "UNIMPLEMENTED": "What answers is no Precondor server, or one of another version: use the same version on both "
                      "sides",

@@ -43,7 +43,7 @@ std::vector<OptionCase> Cases() {
   using I = int64_t;
   return {
       Case("role", &C::role, ServerRole::kAll, "shard", ServerRole::kShard),
-      Case("listen", &C::listen, S("127.0.0.1:7070"), "127.0.0.1:0", S("127.0.0.1:0")),
+      Case("listen", &C::listen, Strings{"127.0.0.1:7070"}, "127.0.0.1:0,unix:a", Strings{"127.0.0.1:0", "unix:a"}),
       Case("port_file", &C::port_file, S(), "a/port", S("a/port")),
       Case("advertise", &C::advertise, S(), "gpu0:7071", S("gpu0:7071")),
       Case("backend", &C::backend, S("auto"), "cuda", S("cuda")),
@@ -220,10 +220,37 @@ TEST_F(ConfigTest, AddressesAreHostAndPort) {
                         HasSubstr(absl::StrCat("got \"", text, "\""))));
     }
   }
-  EXPECT_THAT(Refusal({"--listen="}), HasSubstr("flag --listen: expected host:port"));
+  EXPECT_THAT(Refusal({"--listen="}), HasSubstr("flag --listen: expected at least one host:port"));
   EXPECT_THAT(Refusal({"--advertise=gpu0:0"}), HasSubstr("a port in 1 ... 65535")) << "nobody can dial it";
   EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:1,b"}), HasSubstr("flag --shards: expected host:port"));
   EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:0"}), HasSubstr("a port in 1 ... 65535"));
+}
+
+TEST_F(ConfigTest, SocketsHaveAPath) {
+  EXPECT_THAT(Parse({"--listen=unix:a, unix:///b,:::0"}).listen, ElementsAre("unix:a", "unix:///b", ":::0"));
+  EXPECT_THAT(Parse({"--role=coordinator", "--shards=unix:/a,b:1"}).shards, ElementsAre("unix:/a", "b:1"));
+  for (const std::string name : {"listen", "advertise", "shards"}) {
+    EXPECT_THAT(Refusal({"--role=coordinator", Flag(name, "unix:")}),
+                HasSubstr("or unix:/path/to/socket, got \"unix:\""));
+    const std::string late = absl::StrCat("unix:/", std::string(107, 'a'));
+    EXPECT_THAT(
+        Refusal({"--role=coordinator", Flag(name, late)}),
+        HasSubstr(absl::StrCat("flag --", name, ": expected unix:PATH with a path of 1 ... 107 bytes, got 108")));
+  }
+  for (const std::string name : {"advertise", "shards"}) {
+    EXPECT_THAT(Refusal({"--role=coordinator", Flag(name, "unix:a")}), HasSubstr("got \"unix:a\""))
+        << "others are elsewhere";
+  }
+  EXPECT_THAT(Refusal({"--metrics-listen=unix:7070"}), HasSubstr("expected host:port with a port in 0 ... 65535, got"));
+  EXPECT_THAT(Refusal({"--listen=unix:/a,unix:/a"}), HasSubstr("each address once, got \"unix:/a\" twice"));
+}
+
+TEST_F(ConfigTest, WorkersDialWhatIsAdvertisedOrTheFirst) {
+  EXPECT_EQ(DialAddress(Parse({"--listen=unix:/a,b:1"})), "unix:/a");
+  EXPECT_EQ(DialAddress(Parse({"--listen=b:1,unix:/a"})), "b:1");
+  EXPECT_EQ(DialAddress(Parse({"--listen=b:1", "--advertise=unix:/a"})), "unix:/a");
+  EXPECT_EQ(DialAddress(Parse({"--listen=unix:a"})),
+            absl::StrCat("unix:", (std::filesystem::current_path() / "a").string()));
 }
 
 TEST_F(ConfigTest, OptionsMustFitTogether) {
@@ -236,8 +263,9 @@ TEST_F(ConfigTest, OptionsMustFitTogether) {
   for (const std::string listen : {"0.0.0.0:7070", "[::]:7070"}) {
     EXPECT_THAT(Refusal({"--listen=" + listen}),
                 AllOf(HasSubstr("advertise: expected the address that workers dial"), HasSubstr(listen)));
-    EXPECT_EQ(Parse({"--listen=" + listen, "--advertise=host:7070"}).listen, listen);
-    EXPECT_EQ(Parse({"--role=shard", "--listen=" + listen}).listen, listen);
+    EXPECT_THAT(Parse({"--listen=" + listen, "--advertise=host:7070"}).listen, ElementsAre(listen));
+    EXPECT_THAT(Parse({"--role=shard", "--listen=" + listen}).listen, ElementsAre(listen));
+    EXPECT_THAT(Parse({"--listen=unix:/a," + listen}).listen, ElementsAre("unix:/a", listen)) << "they dial the first";
   }
   EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:1", "--peer-data-dirs=/all/*"}),
               HasSubstr("--peer-data-dirs: expected none with role coordinator, got 1"));

@@ -25,7 +25,7 @@ namespace precondor {
 class Worker;
 
 struct ClientOptions {
-  std::string coordinator;                             // host:port
+  std::string coordinator;                             // host:port, or unix:/path/to/socket on its host
   absl::Duration connect_timeout = absl::Seconds(10);  // for the first answer of a server
   absl::Duration rpc_timeout = absl::Seconds(30);      // of one control call
   absl::Duration result_timeout = absl::Seconds(120);  // from a gradient's submission to its result

@@ -110,7 +110,7 @@ class Preconditioner:
 
         Args:
             model: a plain module, or DistributedDataParallel itself rather than the module in it.
-            address: host:port of the coordinator.
+            address: of the coordinator: host:port, or unix:/path/to/socket on its host.
             session: a name of this training run's own.
             optimizer: where the learning rate is read, for the report and KL_CLIP; needed under AMP.
             exchange: "DIRECT" (the server averages what every rank sends; the default of a plain model), "DELEGATE" (the

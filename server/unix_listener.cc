@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/unix_listener.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr std::chrono::milliseconds kPause(100);  // when no descriptor is free
+
+absl::Status SystemError(const std::string& path, absl::string_view what) {
+  return absl::UnavailableError(absl::StrCat("unix:", path, ": cannot ", what, ": ", std::strerror(errno)));
+}
+
+sockaddr_un AddressOf(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  return address;
+}
+
+template <typename Call>
+int WithAddress(Call call, int fd, const std::string& path) {
+  const sockaddr_un address = AddressOf(path);
+  return call(fd, reinterpret_cast<const sockaddr*>(&address), socklen_t{sizeof(address)});
+}
+
+// Excludes others that take or leave a path of the same directory. Where the directory cannot be locked nobody is
+// excluded, and of two servers that start at once on a path that a third has left both may believe to have it.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const std::string& path) {
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    fd_ = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd_ >= 0) flock(fd_, LOCK_EX);
+  }
+  ~DirectoryLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+// Removes what a server that was killed has left at `path`.
+absl::Status RemoveStale(const std::string& path) {
+  struct stat there = {};
+  if (lstat(path.c_str(), &there) != 0) return errno == ENOENT ? absl::OkStatus() : SystemError(path, "look at it");
+  if (!S_ISSOCK(there.st_mode)) {
+    return absl::AlreadyExistsError(absl::StrCat("unix:", path, ": expected a socket or nothing, got another file"));
+  }
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return SystemError(path, "make a socket");
+  const absl::Cleanup closing = [fd] { close(fd); };
+  if (WithAddress(connect, fd, path) == 0) {
+    return absl::AlreadyExistsError(absl::StrCat("unix:", path, ": another process listens there"));
+  }
+  if (errno != ECONNREFUSED) return SystemError(path, "tell whether anybody listens there");
+  return unlink(path.c_str()) == 0 ? absl::OkStatus() : SystemError(path, "remove what a server left");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Bind(const std::string& path) {
+  const DirectoryLock lock(path);
+  PRECONDOR_RETURN_IF_ERROR(RemoveStale(path));
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return SystemError(path, "make a socket");
+  absl::Cleanup closing = [fd] { close(fd); };
+  // The file gets the socket's mode: there is no moment in which it is others'.
+  if (fchmod(fd, S_IRUSR | S_IWUSR) != 0) return SystemError(path, "set its mode");
+  if (WithAddress(bind, fd, path) != 0) return SystemError(path, "bind");
+  struct stat file = {};
+  if (listen(fd, kBacklog) != 0 || lstat(path.c_str(), &file) != 0) {
+    const absl::Status status = SystemError(path, "listen");
+    unlink(path.c_str());
+    return status;
+  }
+  std::move(closing).Cancel();
+  return std::unique_ptr<UnixListener>(new UnixListener(path, fd, file.st_dev, file.st_ino));
+}
+
+void UnixListener::Serve(std::function<void(int fd)> accepted) {
+  thread_ = std::thread([this, accepted = std::move(accepted)] { AcceptLoop(accepted); });
+}
+
+void UnixListener::AcceptLoop(const std::function<void(int fd)>& accepted) {
+  for (;;) {
+    const int connection = accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const bool pause = connection < 0 && errno != EINTR && errno != ECONNABORTED;
+    if (connection >= 0) accepted(connection);
+    MutexLock lock(mu_);
+    if (pause) stop_requested_.wait_for(mu_, kPause, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_; });
+    if (stop_) return;
+  }
+}
+
+void UnixListener::Stop() {
+  if (fd_ < 0) return;
+  {
+    const DirectoryLock lock(path_);
+    struct stat there = {};
+    if (lstat(path_.c_str(), &there) == 0 && there.st_dev == device_ && there.st_ino == inode_) unlink(path_.c_str());
+  }
+  {
+    MutexLock lock(mu_);
+    stop_ = true;
+    stop_requested_.notify_all();
+  }
+  shutdown(fd_, SHUT_RDWR);  // accept4 returns
+  if (thread_.joinable()) thread_.join();
+  close(fd_);
+  fd_ = -1;
+}
+
+}  // namespace precondor

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// A socket in the file system that a server listens on. gRPC's own would take the path away from a server that runs,
+// remove at its end whatever is there then, and be open to everybody for a moment.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <sys/types.h>
+#include <thread>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/base/mutex.h"
+
+namespace precondor {
+
+// Bind, Serve and Stop by one thread.
+class UnixListener {
+ public:
+  // Connections are taken from now on and wait for Serve. Only this process' user may connect. A socket that nobody
+  // answers at, left by a process that was killed, is replaced; of several processes that bind a path at once one
+  // succeeds.
+  // Errors: AlreadyExists when a server answers there, or the path is no socket; Unavailable: the system's reason.
+  // The path is at most kMaxUnixPathBytes long.
+  static absl::StatusOr<std::unique_ptr<UnixListener>> Bind(const std::string& path);
+  ~UnixListener() { Stop(); }
+  UnixListener(const UnixListener&) = delete;
+  UnixListener& operator=(const UnixListener&) = delete;
+
+  // Calls `accepted` with each connection's descriptor, which does not block and is the callee's, on one thread.
+  void Serve(std::function<void(int fd)> accepted);
+  // No more connections. The file goes too, unless it has become somebody else's. Idempotent.
+  void Stop();
+
+ private:
+  UnixListener(std::string path, int fd, dev_t device, ino_t inode)
+      : path_(std::move(path)), fd_(fd), device_(device), inode_(inode) {}
+  void AcceptLoop(const std::function<void(int fd)>& accepted);
+
+  const std::string path_;
+  int fd_;  // -1 once stopped
+  const dev_t device_;
+  const ino_t inode_;
+  Mutex mu_;
+  CondVar stop_requested_;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace precondor
