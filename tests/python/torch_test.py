@@ -451,6 +451,7 @@ class TorchTest(torch_case.ServerCase):
             for one in (own, other):  # the other's gradients are its own
                 scaler.step(one)
             scaler.update()
+            pre.close()  # its report has to be answered before the next one replaces the session
         everything = torch.optim.SGD(model.parameters(), 0.1)
         pre = self.preconditioner(model, optimizer=everything, replace=True)
         scaler = make_scaler(64.0)
