@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
@@ -193,6 +194,11 @@ absl::Status StateReader::Matrix(absl::string_view field, Backend& backend, Matr
 absl::Status StateReader::Finish() const {
   if (bytes_.empty()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("layer state: expected its end, got ", bytes_.size(), " more bytes"));
+}
+
+uint64_t SavedChecksum(absl::string_view bytes) {
+  PRECONDOR_CHECK(bytes.size() >= sizeof(uint64_t));
+  return Get<uint64_t>(bytes.substr(bytes.size() - sizeof(uint64_t)));
 }
 
 }  // namespace precondor

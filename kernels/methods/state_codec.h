@@ -59,4 +59,7 @@ class StateReader {
   absl::string_view bytes_;
 };
 
+// The checksum in bytes that StateWriter has made. Equal for states that are, bit for bit.
+uint64_t SavedChecksum(absl::string_view bytes);
+
 }  // namespace precondor

@@ -147,10 +147,11 @@ absl::StatusOr<Step> RunStep(Worker& worker, uint64_t step) {
 // What a test does at the beginning of a rank's step; it may exchange the worker for another one.
 using Hook = std::function<void(uint64_t step, std::unique_ptr<Worker>& worker)>;
 
-// Answers by rank and step.
+// Answers by rank and step. Ranks that have factors have the same, bit for bit, after each step.
 std::vector<std::vector<Step>> Train(Cluster& cluster, const SessionSpec& spec, uint64_t steps, const Hook& hook = {}) {
   EXPECT_TRUE(cluster.client().OpenSession(spec).ok());
   std::vector<std::vector<Step>> answers(static_cast<size_t>(spec.world_size));
+  std::vector<std::vector<uint64_t>> checksums(answers.size());
   std::barrier<> together(spec.world_size);  // as the job's own average keeps its ranks
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
@@ -163,6 +164,12 @@ std::vector<std::vector<Step>> Train(Cluster& cluster, const SessionSpec& spec, 
         absl::StatusOr<Step> answered = RunStep(*worker, step);
         EXPECT_TRUE(answered.ok()) << "rank " << rank << " step " << step << ": " << answered.status();
         answers[rank].push_back(answered.ok() ? *std::move(answered) : Step(spec.layers.size()));
+        for (size_t layer = 0; layer < spec.layers.size() && WorkersPrecondition(spec); ++layer) {
+          const auto checksum = worker->FactorsChecksum(static_cast<int64_t>(layer));
+          EXPECT_TRUE(checksum.ok()) << checksum.status();
+          checksums[rank].push_back(checksum.value_or(0));
+          EXPECT_EQ(checksums[rank].back() != 0, TakesStatistics(spec, static_cast<int64_t>(layer)));
+        }
         together.arrive_and_wait();
       }
       EXPECT_TRUE(worker->Flush().ok());
@@ -170,6 +177,7 @@ std::vector<std::vector<Step>> Train(Cluster& cluster, const SessionSpec& spec, 
     });
   }
   for (std::thread& thread : threads) thread.join();
+  for (const std::vector<uint64_t>& one : checksums) EXPECT_EQ(one, checksums[0]);
   return answers;
 }
 

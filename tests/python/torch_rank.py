@@ -5,12 +5,14 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import types
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import precondor.torch
+from precondor.torch import _agreement, _group
 import torch_training
 
 
@@ -85,7 +87,32 @@ def differ(rank, address, session):
     precondor.torch.Preconditioner(nn.Linear(3, 3 + rank), address, session=session)
 
 
-FUNCTIONS = {function.__name__: function for function in (train, resume, unequal, unused, orphan, differ)}
+def agree(rank, address, session, checksums, steps, failed=None):
+    """Compares what would be each rank's factors at every second step; rank `failed` has failed."""
+    del address, session
+    layers = [precondor.Layer(str(place), 2, 2) for place in range(len(checksums[rank]))]
+    worker = types.SimpleNamespace(factors_checksum=checksums[rank].__getitem__, spec=types.SimpleNamespace(inv_freq=2))
+    agreement = _agreement.Agreement(worker, _group.Group(None, torch.device("cpu")), layers)
+    for step in range(steps):
+        agreement.check(step, rank == failed)
+
+
+def steps(rank, address, session, exchange, count):
+    """How many steps it made."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, inv_freq=1) as pre:
+        for step in range(count):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))).square().mean()
+            loss.backward()
+            pre.step(loss)
+            optimizer.step()
+    return count
+
+
+FUNCTIONS = {function.__name__: function for function in (train, resume, unequal, unused, orphan, differ, agree, steps)}
 
 
 def serve(rank, size, folder, pipe):
@@ -104,12 +131,16 @@ def serve(rank, size, folder, pipe):
     dist.destroy_process_group()
 
 
-def start(size, folder):
-    """(processes, pipes to them)."""
+def start(size, folder, environments):
+    """(processes, pipes to them). environments: what each has beside this process's."""
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(size)]
     processes = [context.Process(target=serve, args=(rank, size, folder, ends[rank][1]), daemon=True) for rank in range(size)]
-    for process, end in zip(processes, ends):
+    for process, end, additions in zip(processes, ends, environments):
+        before = dict(os.environ)
+        os.environ.update(additions)
         process.start()
+        os.environ.clear()
+        os.environ.update(before)
         end[1].close()
     return processes, [end[0] for end in ends]

@@ -6,6 +6,7 @@ Skips with 77, and says so, where torch or its gloo is not installed.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
@@ -28,6 +29,20 @@ from torch_test import TOLERANCE
 # With the nets whose method each can have.
 EXCHANGES = {"DIRECT": ("mlp", "conv", "kfac"), "DELEGATE": ("mlp", "conv", "kfac"), "REPLAY": ("mlp", "conv"),
              "PULL_FACTORS": ("mlp", "conv")}
+
+
+@contextlib.contextmanager
+def running(folder, environments):
+    """The pipes to ranks of a group, with these additions to their environments."""
+    processes, pipes = start(len(environments), folder, environments)
+    try:
+        yield pipes
+    finally:
+        for pipe, process in zip(pipes, processes):
+            pipe.close()
+            process.join(TIMEOUT_S)
+            if process.is_alive():
+                process.kill()
 
 
 class RanksTest(unittest.TestCase):
@@ -169,6 +184,35 @@ class RanksTest(unittest.TestCase):
         self.assertIsInstance(answers[1], precondor.AbortedError)
         self.assertRegex(str(answers[1]), "rank 0 has no answers to pass on")
 
+    def test_factors_that_are_not_the_same_end_the_job_on_every_rank(self):
+        same = [1 << 63, 5, (1 << 64) - 1]
+        for place, own in ((None, same), (0, [(1 << 63) + 4, 5, same[2]]), (2, [*same[:2], 0])):
+            answers = self.run_both("agree", checksums=[same, own], steps=6)
+            for answer in answers:
+                if place is None:
+                    self.assertIsNone(answer)
+                    continue
+                self.assertIsInstance(answer, precondor.DataLossError)
+                # Every second step has its turn, and a third of the layers.
+                self.assertRegex(str(answer), f"layer {place}: step {2 * place}: the ranks' factors are no longer the same")
+        failed, other = self.run_both("agree", checksums=[same, same], steps=1, failed=0)
+        self.assertIsNone(failed, "it raises what has failed")
+        self.assertIsInstance(other, precondor.AbortedError)
+        self.assertRegex(str(other), "another rank has failed")
+
+    @unittest.skipUnless("avx2" in pathlib.Path("/proc/cpuinfo").read_text(), "needs a processor that can pass for an older one")
+    def test_ranks_whose_processors_round_otherwise_end(self):
+        older = {"OPENBLAS_CORETYPE": "Nehalem", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+        with tempfile.TemporaryDirectory() as folder, running(folder, [{}, older]) as self.ranks:
+            for exchange in ("REPLAY", "PULL_FACTORS"):
+                answers = self.run_both("steps", exchange=exchange, session=f"{self.name}-{exchange}", count=20)
+                if exchange == "PULL_FACTORS":  # whose factors are the shard's bytes
+                    self.assertEqual(answers, [20, 20])
+                    continue
+                for answer in answers:
+                    self.assertIsInstance(answer, precondor.DataLossError)
+                    self.assertRegex(str(answer), "layer [02]: step .*several kinds of processors.*DELEGATE")
+
     def test_models_that_differ_between_ranks(self):
         for answer in self.run_both("differ"):
             self.assertIsInstance(answer, precondor.FailedPreconditionError)
@@ -193,15 +237,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         RanksTest.program = arguments.server
         RanksTest.server = Server(arguments.server, folder)
-        processes, RanksTest.ranks = start(2, folder)
         try:
-            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
+            with running(folder, [{}, {}]) as RanksTest.ranks:
+                result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
         finally:
-            for rank, process in zip(RanksTest.ranks, processes):
-                rank.close()
-                process.join(TIMEOUT_S)
-                if process.is_alive():
-                    process.kill()
             status = RanksTest.server.stop()
     if status != 0:
         sys.exit(f"the server ended with {status}")

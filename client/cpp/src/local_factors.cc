@@ -11,6 +11,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/methods/state_codec.h"
 
 namespace precondor {
 namespace {
@@ -69,6 +70,28 @@ std::string LocalFactors::Describe(int64_t layer) const { return absl::StrCat(wh
 uint64_t LocalFactors::VersionOf(int64_t layer) const {
   MutexLock lock(mu_);
   return layers_[static_cast<size_t>(layer)].version;
+}
+
+absl::StatusOr<uint64_t> LocalFactors::Checksum(int64_t index, absl::Time deadline) {
+  {
+    MutexLock lock(mu_);
+    Layer& layer = layers_[static_cast<size_t>(index)];
+    const bool rests = settled_.wait_until(mu_, absl::ToChronoTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      const bool waits = layer.standing == Standing::kFetching || layer.fetched.has_value() || !layer.open.empty();
+      return !failed_.ok() || (!layer.busy && !layer.queued && !waits);
+    });
+    PRECONDOR_RETURN_IF_ERROR(failed_);
+    if (!rests) return absl::DeadlineExceededError(absl::StrCat(Describe(index), ": its factors have not come"));
+    layer.busy = true;
+  }
+  const LayerState* const state = states_[static_cast<size_t>(index)].get();
+  const absl::StatusOr<std::string> saved = state == nullptr ? std::string() : state->Save();
+  MutexLock lock(mu_);
+  layers_[static_cast<size_t>(index)].busy = false;
+  settled_.notify_all();
+  Wake(index);
+  PRECONDOR_RETURN_IF_ERROR(saved.status());
+  return saved->empty() ? 0 : SavedChecksum(*saved);
 }
 
 void LocalFactors::Wake(int64_t index) {
@@ -186,6 +209,7 @@ void LocalFactors::Fail(const absl::Status& status) {
   {
     MutexLock lock(mu_);
     if (failed_.ok()) failed_ = status;
+    settled_.notify_all();
     for (Layer& layer : layers_) {
       std::move(layer.requests.begin(), layer.requests.end(), std::back_inserter(failed));
       layer.requests.clear();
@@ -254,6 +278,7 @@ bool LocalFactors::WorkOn(int64_t index) {
       layer.version = 0;
     } else {
       layer.busy = false;
+      settled_.notify_all();
       return false;
     }
   }

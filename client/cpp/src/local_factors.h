@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "client/cpp/src/answer_sink.h"
 #include "client/cpp/src/handed_factors.h"
@@ -61,6 +62,10 @@ class LocalFactors {
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
 
+  // Of the layer's factors, with every update in them that has been expected; 0 while there are none. Waits for those.
+  // DeadlineExceeded after `deadline`.
+  absl::StatusOr<uint64_t> Checksum(int64_t layer, absl::Time deadline);
+
   // Of a layer's factors, for tests; 0 while there are none.
   uint64_t VersionOf(int64_t layer) const;
 
@@ -90,7 +95,7 @@ class LocalFactors {
     // A statistic step that could not be learnt from, and why: its gradient is not preconditioned.
     std::optional<std::pair<uint64_t, absl::Status>> failure;
     uint64_t version = 0;
-    bool busy = false;    // a thread works on it
+    bool busy = false;    // a thread works on it, or reads it
     bool queued = false;  // in ready_
   };
   // What comes of something handed out.
@@ -126,7 +131,8 @@ class LocalFactors {
   const std::unique_ptr<Backend> backend_;
 
   mutable Mutex mu_;
-  CondVar changed_;
+  CondVar changed_;  // of the threads
+  CondVar settled_;  // a layer may be at rest
   std::vector<Layer> layers_ ABSL_GUARDED_BY(mu_);
   std::deque<int64_t> ready_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

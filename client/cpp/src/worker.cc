@@ -403,6 +403,19 @@ PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution
   return PreconditionFuture(state);
 }
 
+absl::StatusOr<uint64_t> WorkerImpl::FactorsChecksum(int64_t layer) {
+  const std::string what = absl::StrCat("session ", session_, " layer ", layer);
+  if (factors_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": expected exchange REPLAY or PULL_FACTORS, got ", ExchangeModeName(spec_.exchange)));
+  }
+  if (layer < 0 || layer >= static_cast<int64_t>(spec_.layers.size())) {
+    return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer,
+                          absl::StrCat(what, ": expected a layer below ", spec_.layers.size()));
+  }
+  return factors_->Checksum(layer, absl::Now() + options_.result_timeout);
+}
+
 absl::Status WorkerImpl::Flush() {
   const absl::Time deadline = absl::Now() + options_.result_timeout;
   if (const ShardRoutes::Link late = routes_.WaitAcknowledged(deadline); late != nullptr) {

@@ -61,6 +61,7 @@ class WorkerImpl final : public Worker {
   PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                   uint64_t samples) override;
   PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) override;
+  absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) override;
   absl::Status Flush() override;
   absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                            double learning_rate) override;

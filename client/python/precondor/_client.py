@@ -165,6 +165,15 @@ class Worker:
         """This rank has no gradient: everybody's answer is "SKIP"."""
         return Future(self._core.abstain_gradient(step, layer))
 
+    def factors_checksum(self, layer: int) -> int:
+        """In REPLAY and PULL_FACTORS: the same on all ranks whose factors of the layer are the same, bit for bit. Compare it
+        at the same step on all ranks; it waits for the updates of what this rank has sent.
+
+        Raises:
+            FailedPreconditionError: another exchange. NotFoundError: no such layer. DeadlineExceededError: result_timeout.
+        """
+        return self._core.factors_checksum(layer)
+
     def flush(self) -> None:
         """Waits until everything sent is acknowledged; raises the first refusal of statistics since the last flush."""
         self._core.flush()

@@ -207,6 +207,13 @@ std::unique_ptr<FutureObject> WorkerObject::AbstainGradient(uint64_t step, int64
   return std::make_unique<FutureObject>(std::move(future), py::none());
 }
 
+uint64_t WorkerObject::FactorsChecksum(int64_t layer) const {
+  const std::shared_ptr<Worker> worker = Get();
+  absl::StatusOr<uint64_t> checksum;
+  Run(*worker, [&] { checksum = worker->FactorsChecksum(layer); });
+  return ValueOrRaise(checksum);
+}
+
 void WorkerObject::Flush() {
   const std::shared_ptr<Worker> worker = Get();
   absl::Status status;

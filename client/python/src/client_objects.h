@@ -65,6 +65,7 @@ class WorkerObject {
   std::unique_ptr<FutureObject> Precondition(uint64_t step, int64_t layer, const pybind11::object& gradient,
                                              const pybind11::object& out, uint64_t samples);
   std::unique_ptr<FutureObject> AbstainGradient(uint64_t step, int64_t layer);
+  uint64_t FactorsChecksum(int64_t layer) const;
   void Flush();
   // (lease_through_step, next_mode, snapshot_at, snapshot_id)
   pybind11::tuple ReportStep(uint64_t step, double loss, uint64_t samples, bool finite, double learning_rate);

@@ -40,6 +40,7 @@ PYBIND11_MODULE(_core, m) {
       .def("abstain_statistics", &WorkerObject::AbstainStatistics)
       .def("precondition", &WorkerObject::Precondition)
       .def("abstain_gradient", &WorkerObject::AbstainGradient)
+      .def("factors_checksum", &WorkerObject::FactorsChecksum)
       .def("flush", &WorkerObject::Flush)
       .def("report_step", &WorkerObject::ReportStep)
       .def("leave", &WorkerObject::Leave)

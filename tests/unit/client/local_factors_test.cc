@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/src/local_factors.h"
 
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/methods/state_codec.h"
 #include "tests/support/normal_floats.h"
 
 namespace precondor {
@@ -325,6 +329,31 @@ TEST_F(LocalFactorsTest, TheEndAnswersWhatIsLeft) {
   ExpectFailure(*Ask(1), absl::StatusCode::kAborted, "gone back");
   factors_->Stop();
   AwaitFetch(0)->Fail(absl::CancelledError(""));  // comes too late for anybody
+}
+
+TEST_F(LocalFactorsTest, ChecksumsAreOfTheFactorsAfterWhatIsExpected) {
+  const auto checksum = [this] { return factors_->Checksum(0, absl::Now() + kLong); };
+  EXPECT_EQ(*checksum(), 0u) << "there are none";
+  shard_->Update(1000);
+  factors_->Need(0, 0);
+  GiveFactors(*AwaitFetch(0));
+  EXPECT_EQ(*checksum(), SavedChecksum(shard_->Saved()));
+  const auto pull = factors_->Expect(0, 2);
+  EXPECT_EQ(factors_->Checksum(0, absl::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
+  std::thread later([&] { DeliverVectors(*pull, 2, shard_->Update(2)); });
+  const absl::StatusOr<uint64_t> after = checksum();
+  later.join();
+  EXPECT_EQ(*after, SavedChecksum(shard_->Saved()));
+  ExpectAnswer(*Ask(3));
+  // One bit of one vector.
+  std::vector<float> other = shard_->Update(4);
+  other[0] = std::nextafter(other[0], 10.0f);
+  DeliverVectors(*factors_->Expect(0, 4), 3, other);
+  const absl::StatusOr<uint64_t> parted = checksum();
+  EXPECT_EQ(factors_->VersionOf(0), shard_->version());
+  EXPECT_NE(*parted, SavedChecksum(shard_->Saved()));
+  factors_->Fail(absl::AbortedError("gone back"));
+  EXPECT_EQ(checksum().status().code(), absl::StatusCode::kAborted);
 }
 
 TEST(HandedFactorsSinkTest, BelievesOnlyWhatCanCome) {

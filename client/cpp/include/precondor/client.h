@@ -156,6 +156,12 @@ class Worker {
   // gradient, this rank's.
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
 
+  // In REPLAY and PULL_FACTORS, of the layer's factors with the updates of every statistic step that this rank has sent
+  // something for: the same number on all ranks whose factors are the same, bit for bit. A job whose replicas must not
+  // part compares them now and then, at the same step on all ranks; nobody else does. Takes about as long as an update.
+  // FailedPrecondition in the other modes, DeadlineExceeded after result_timeout.
+  virtual absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) = 0;
+
   // Waits until everything sent so far is acknowledged; the first refusal of statistics since the last Flush, if any.
   // Call it before destroying the worker, and before writing a checkpoint of the next step: what is not acknowledged by
   // then is given up, or by a process that begins with the checkpoint never sent again.

@@ -13,6 +13,7 @@ import torch
 from .._client import Future, Worker
 from .._errors import AbortedError, PrecondorError
 from .._session import Layer, SessionSpec
+from ._agreement import Agreement
 from ._group import Group
 from ._layers import Matrix
 from ._statistics import Covariance, Vectors
@@ -72,6 +73,8 @@ class Exchange:
         self._slots = slots
         self._delegates = worker.spec.exchange == "DELEGATE" and group.size > 1
         self._flat: List[torch.Tensor] = []  # DELEGATE: of each rank decision and product of its layers, then their values
+        has_factors = worker.spec.exchange in ("REPLAY", "PULL_FACTORS")
+        self._agreement = Agreement(worker, group, [slot.layer for slot in slots]) if has_factors and group.size > 1 else None
         self._futures: Dict[int, Future] = {}
         self._sent: set = set()
         if self._delegates:
@@ -117,6 +120,8 @@ class Exchange:
         self._sent = set()
         if self._delegates and self.takes_part(step):
             answers = self._share(answers, failure)
+        if self._agreement is not None and self.takes_part(step):
+            self._agreement.check(step, failure is not None)
         if failure is not None:
             raise failure
         return answers

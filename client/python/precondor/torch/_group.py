@@ -28,6 +28,7 @@ class Group:
         self.device = device if there and "nccl" in str(dist.get_backend(process_group)) else torch.device("cpu")
         self._flag = torch.zeros(1, dtype=torch.float32, device=self.device)
         self._flat = torch.zeros(0, dtype=torch.float32, device=self.device)
+        self._range = torch.zeros(0, dtype=torch.int64, device=self.device)
         _kept.append(self._flag)
 
     def check(self, call: Callable[[], Any]) -> Any:
@@ -61,6 +62,19 @@ class Group:
         self._flag[0] = 0.0 if flag else 1.0
         dist.all_reduce(self._flag, group=self._group)
         return self._flag.item() == 0
+
+    def range_of(self, values: Sequence[int]) -> Tuple[List[int], List[int]]:
+        """Of every value, from 0 to 2^62, the least and the greatest of all ranks'."""
+        if self.size == 1:
+            return list(values), list(values)
+        if self._range.numel() < 2 * len(values):
+            self._range = torch.zeros(2 * len(values), dtype=torch.int64, device=self.device)
+            _kept.append(self._range)
+        both = self._range[:2 * len(values)]
+        both.copy_(torch.tensor([*(-value for value in values), *values], dtype=torch.int64, device="cpu"))
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+        least, greatest = both.view(2, -1).tolist()
+        return [-value for value in least], greatest
 
     def broadcast(self, flat: torch.Tensor, rank: int) -> None:
         """flat, on any device, becomes that of `rank`."""

@@ -241,6 +241,7 @@ class Preconditioner:
             DeadlineExceededError: the servers were gone for longer than the timeouts.
             AbortedError: the job went back, or another rank failed. After an error begin again from a checkpoint.
             FailedPreconditionError: a layer's parameter has been replaced in the model.
+            DataLossError: in REPLAY and PULL_FACTORS, when the ranks' factors are no longer the same.
             A step is reported beside the next one, which raises what comes of it.
         """
         began = time.monotonic()
