@@ -184,6 +184,12 @@ class ClientTest(unittest.TestCase):
         signs = np.hstack([worker.sketch_signs(2, 0, "input", *part) for part in ((0, 31), (31, 19))])
         np.testing.assert_allclose(signs @ rows / np.sqrt(50), worker.compute_statistics(2, 0, "input", rows), atol=1e-6)
         self.expect(precondor.InvalidArgumentError, "at least one row", worker.sketch_signs, 2, 0, "input", 0, 0)
+        for first, last in ((0, 31), (31, 50)):
+            sums = worker.sketch_sums(2, 0, "input", first, rows[first:last], ones=True)
+            wanted = signs[:, first:last] @ np.hstack([rows[first:last], np.ones((last - first, 1))])
+            np.testing.assert_allclose(sums, wanted, atol=1e-5)
+        self.assertEqual(worker.sketch_sums(2, 0, "input", 0, rows).shape, (3, 3))
+        self.expect(precondor.InvalidArgumentError, "at least one row", worker.sketch_sums, 2, 0, "input", 0, rows[:0])
         self.assertAlmostEqual(precondor.kl_clip_scale(np.array([3.0, 1.0]), 0.1, 0.01), 0.5)
 
     # --- errors ---------------------------------------------------------------------------------------------------------

@@ -9,16 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "client/cpp/src/signed_sums.h"
 #include "kernels/base/random.h"
 
 namespace precondor {
 namespace {
-
-// Columns and rows are worked on in blocks: the partial sums of a block stay in the first-level cache, and f32 sums
-// are short (kRowBlock terms) before they are folded into f64 totals. The order is fixed by the shape alone.
-constexpr int64_t kColumnBlock = 256;
-constexpr int64_t kRowBlock = 64;
-constexpr int64_t kUnroll = 4;
 
 // One word of random bits a row; bit j is the sign of sketch j. kMaxSketches bits are used.
 std::vector<uint32_t> SignWords(const SketchKey& key, uint64_t first_row, int64_t rows) {
@@ -31,60 +26,6 @@ std::vector<uint32_t> SignWords(const SketchKey& key, uint64_t first_row, int64_
 }
 
 float Sign(uint32_t word, int64_t sketch) { return (word >> sketch & 1u) != 0 ? -1.0f : 1.0f; }
-
-// sum[j] += s0 x0[j] + ... + s3 x3[j], left to right.
-void AddFour(const float* __restrict const* x, const float* s, int64_t n, float* __restrict sum) {
-  const float* __restrict x0 = x[0];
-  const float* __restrict x1 = x[1];
-  const float* __restrict x2 = x[2];
-  const float* __restrict x3 = x[3];
-  for (int64_t j = 0; j < n; ++j) sum[j] = (((sum[j] + s[0] * x0[j]) + s[1] * x1[j]) + s[2] * x2[j]) + s[3] * x3[j];
-}
-
-void AddOne(const float* __restrict x, float s, int64_t n, float* __restrict sum) {
-  for (int64_t j = 0; j < n; ++j) sum[j] += s * x[j];
-}
-
-// sum[j] += sum_i sign_i x_ij over rows [begin, end) and columns [column, column + n); words empty: all signs +1.
-void AddRows(ConstMatrixView rows, int64_t begin, int64_t end, int64_t column, int64_t n,
-             const std::vector<uint32_t>& words, int64_t sketch, float* sum) {
-  const auto sign = [&](int64_t i) { return words.empty() ? 1.0f : Sign(words[i], sketch); };
-  int64_t i = begin;
-  for (; i + kUnroll <= end; i += kUnroll) {
-    const float* x[kUnroll];
-    float s[kUnroll];
-    for (int64_t u = 0; u < kUnroll; ++u) {
-      x[u] = rows.row(i + u) + column;
-      s[u] = sign(i + u);
-    }
-    AddFour(x, s, n, sum);
-  }
-  for (; i < end; ++i) AddOne(rows.row(i) + column, sign(i), n, sum);
-}
-
-// out_j = scale * sum_i s_ij x_i for every row j of out.
-void SignedSums(ConstMatrixView rows, const std::vector<uint32_t>& words, double scale, MatrixView out) {
-  std::vector<double> total(static_cast<size_t>(out.rows * kColumnBlock));
-  float partial[kColumnBlock];
-  for (int64_t column = 0; column < rows.cols; column += kColumnBlock) {
-    const int64_t n = std::min(kColumnBlock, rows.cols - column);
-    std::fill(total.begin(), total.end(), 0.0);
-    for (int64_t begin = 0; begin < rows.rows; begin += kRowBlock) {
-      const int64_t end = std::min(begin + kRowBlock, rows.rows);
-      for (int64_t sketch = 0; sketch < out.rows; ++sketch) {
-        std::fill(partial, partial + n, 0.0f);
-        AddRows(rows, begin, end, column, n, words, sketch, partial);
-        double* sum = &total[sketch * kColumnBlock];
-        for (int64_t j = 0; j < n; ++j) sum[j] += partial[j];
-      }
-    }
-    for (int64_t sketch = 0; sketch < out.rows; ++sketch) {
-      const double* sum = &total[sketch * kColumnBlock];
-      float* to = out.row(sketch) + column;
-      for (int64_t j = 0; j < n; ++j) to[j] = static_cast<float>(scale * sum[j]);
-    }
-  }
-}
 
 // Lower triangle of scale * sum_i x_i x_i', packed, some rows at a time so that the triangle is passed over less often.
 void PackedMoment(ConstMatrixView rows, double scale, float* out) {
@@ -117,6 +58,23 @@ void SketchSigns(const SketchKey& key, uint64_t first_row, MatrixView out) {
   for (int64_t sketch = 0; sketch < out.rows; ++sketch) {
     for (int64_t i = 0; i < out.cols; ++i) out.at(sketch, i) = Sign(words[i], sketch);
   }
+}
+
+absl::Status SketchSums(const SketchKey& key, uint64_t first_row, ConstMatrixView rows, MatrixView out) {
+  if (rows.rows < 1 || rows.cols < 1 || out.rows < 1 || out.rows > kMaxSketches || out.cols < rows.cols ||
+      out.cols > rows.cols + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("SketchSums: expected rows [n, d] and out [q, d] or [q, d + 1], q of 1 ... ", kMaxSketches,
+                     ", got rows [", rows.rows, ", ", rows.cols, "] and out [", out.rows, ", ", out.cols, "]"));
+  }
+  const std::vector<uint32_t> words = SignWords(key, first_row, rows.rows);
+  SignedSums(rows, words, 1.0, MatrixView(out.data, out.rows, rows.cols, out.stride));
+  for (int64_t sketch = 0; sketch < out.rows && out.cols > rows.cols; ++sketch) {
+    float sum = 0;
+    for (const uint32_t word : words) sum += Sign(word, sketch);
+    out.at(sketch, rows.cols) = sum;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ComputeStatistics(const SessionSpec& spec, const SketchKey& key, ConstMatrixView rows, double row_scale,

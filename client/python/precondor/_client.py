@@ -132,6 +132,11 @@ class Worker:
         the sketches elsewhere, or a part of the rows at a time; docs/math/statistics.md has the formula."""
         return self._core.sketch_signs(step, layer, side, first_row, rows)
 
+    def sketch_sums(self, step: int, layer: int, side: str, first_row: int, rows: np.ndarray, ones: bool = False) -> np.ndarray:
+        """The sums of SIGNED before they are scaled, f32 [k, d], of a part of this rank's rows [n, d]: those from first_row on.
+        ones: each row ends in a 1 more, which it does not have yet; [k, d + 1]."""
+        return self._core.sketch_sums(step, layer, side, first_row, rows, ones)
+
     def send_statistics(self, step: int, layer: int, a: np.ndarray, g: np.ndarray, samples: int) -> None:
         """Sends the statistics of one layer's inputs and output gradients at a statistic step; copied when it returns.
 

@@ -143,19 +143,42 @@ py::array WorkerObject::Statistics(uint64_t step, int64_t layer, const std::stri
   return StatisticsOf(worker->spec(), worker->rank(), step, layer, side, rows, row_scale);
 }
 
+void WorkerObject::CheckSketches(int64_t layer, int64_t rows) const {
+  CheckLayer(layer);
+  const SessionSpec& spec = Get()->spec();
+  if (StatisticsOf(spec, layer) == StatisticsKind::kSigned && rows >= 1) return;
+  Raise(absl::InvalidArgumentError(absl::StrCat("session ", spec.name, " layer ", layer,
+                                                ": expected statistics SIGNED and at least one row, got ",
+                                                StatisticsKindName(StatisticsOf(spec, layer)), " and ", rows)));
+}
+
 py::array WorkerObject::SketchSigns(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
                                     int64_t rows) const {
-  CheckLayer(layer);
+  CheckSketches(layer, rows);
   const std::shared_ptr<Worker> worker = Get();
   const SessionSpec& spec = worker->spec();
-  if (StatisticsOf(spec, layer) != StatisticsKind::kSigned || rows < 1) {
-    Raise(absl::InvalidArgumentError(absl::StrCat("session ", spec.name, " layer ", layer,
-                                                  ": expected statistics SIGNED and at least one row, got ",
-                                                  StatisticsKindName(StatisticsOf(spec, layer)), " and ", rows)));
-  }
   const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), worker->rank()};
   py::array_t<float> out = NewMatrix(VectorsPerWorker(spec, layer), rows);
   precondor::SketchSigns(key, first_row, ViewOf(out));
+  return out;
+}
+
+py::array WorkerObject::SketchSums(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
+                                   const py::object& rows, bool ones) const {
+  const py::array readable = Readable("rows", rows);
+  CheckSketches(layer, readable.shape(0));
+  const std::shared_ptr<Worker> worker = Get();
+  const SessionSpec& spec = worker->spec();
+  const SketchKey key{spec.seed, step, static_cast<uint32_t>(layer), SideOf(side), worker->rank()};
+  py::array_t<float> out = NewMatrix(VectorsPerWorker(spec, layer), readable.shape(1) + (ones ? 1 : 0));
+  const ConstMatrixView rows_view = ViewOf(readable);
+  const MatrixView out_view = ViewOf(out);
+  absl::Status status;
+  {
+    py::gil_scoped_release released;
+    status = precondor::SketchSums(key, first_row, rows_view, out_view);
+  }
+  RaiseUnlessOk(status);
   return out;
 }
 

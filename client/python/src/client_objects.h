@@ -59,6 +59,9 @@ class WorkerObject {
   // f32 [q, rows] of +1 and -1.
   pybind11::array SketchSigns(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
                               int64_t rows) const;
+  // f32 [q, d], or with `ones` [q, d + 1].
+  pybind11::array SketchSums(uint64_t step, int64_t layer, const std::string& side, uint64_t first_row,
+                             const pybind11::object& rows, bool ones) const;
   void SendStatistics(uint64_t step, int64_t layer, const pybind11::object& a, const pybind11::object& g,
                       uint64_t samples);
   void AbstainStatistics(uint64_t step, int64_t layer);
@@ -83,6 +86,7 @@ class WorkerObject {
   // Raises after Close and in a forked child.
   std::shared_ptr<Worker> Get() const;
   void CheckLayer(int64_t layer) const;
+  void CheckSketches(int64_t layer, int64_t rows) const;
   // `call` may wait, for the lease of `step`: within the lease that is known it does not.
   void Run(Worker& worker, uint64_t step, const std::function<void()>& call) const;
   void Run(Worker& worker, const std::function<void()>& call) const;

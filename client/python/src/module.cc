@@ -36,6 +36,7 @@ PYBIND11_MODULE(_core, m) {
       .def("traffic", &WorkerObject::GetTraffic)
       .def("statistics", &WorkerObject::Statistics)
       .def("sketch_signs", &WorkerObject::SketchSigns)
+      .def("sketch_sums", &WorkerObject::SketchSums)
       .def("send_statistics", &WorkerObject::SendStatistics)
       .def("abstain_statistics", &WorkerObject::AbstainStatistics)
       .def("precondition", &WorkerObject::Precondition)

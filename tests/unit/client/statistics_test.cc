@@ -6,10 +6,13 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+
+#include "client/cpp/src/signed_sums.h"
 
 namespace precondor {
 namespace {
@@ -139,6 +142,62 @@ TEST_P(ComputeStatisticsTest, CovariancesAreTheRowsOrTheirSecondMoment) {
       EXPECT_NEAR(out[static_cast<size_t>(at)], expected, magnitude * static_cast<double>(n + 1) * 6e-8)
           << i << " " << j;
     }
+  }
+}
+
+// In parts, with the 1 of a bias: the sums of the whole.
+TEST_P(ComputeStatisticsTest, SketchSumsOfPartsAddUp) {
+  const auto [n, d] = GetParam();
+  constexpr int32_t kSketches = 11;
+  const SketchKey key{11, 5, 2, Side::kInput, 1};
+  const std::vector<std::vector<int>> signs = Signs(key, n, kSketches);
+  const std::vector<float> x = Normal(n * d, 2, 0.5);
+  std::vector<double> sums(static_cast<size_t>(kSketches * (d + 1)));
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, n / 3}, {n / 3, n}}) {
+    if (begin == end) continue;
+    std::vector<float> part(sums.size(), -77.0f);
+    const ConstMatrixView rows(x.data() + begin * d, end - begin, d);
+    const absl::Status status =
+        SketchSums(key, static_cast<uint64_t>(begin), rows, MatrixView(part.data(), kSketches, d + 1));
+    ASSERT_TRUE(status.ok()) << status;
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += part[i];
+  }
+  for (int32_t j = 0; j < kSketches; ++j) {
+    for (int64_t c = 0; c <= d; ++c) {
+      double sum = 0, magnitude = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const double value = c == d ? 1.0 : x[static_cast<size_t>(i * d + c)];
+        sum += signs[static_cast<size_t>(j)][static_cast<size_t>(i)] * value;
+        magnitude += std::abs(value);
+      }
+      EXPECT_NEAR(sums[static_cast<size_t>(j * (d + 1) + c)], sum, magnitude * kTolerance) << j << " " << c;
+    }
+  }
+}
+
+TEST_P(ComputeStatisticsTest, EveryWayToSumGivesTheSameBits) {
+  const auto [n, d] = GetParam();
+  constexpr int64_t kSketches = 13;
+  const std::vector<float> x = Normal(n * (d + 2), 3, 0.5);
+  const ConstMatrixView rows(x.data(), n, d, d + 2);
+  std::mt19937 rng(1);
+  std::vector<uint32_t> signs(static_cast<size_t>(n));
+  for (uint32_t& word : signs) word = static_cast<uint32_t>(rng());
+  const auto sums = [&](size_t way) {
+    std::vector<float> out(static_cast<size_t>(kSketches * rows.cols), -77.0f);
+    SignedSums(rows, signs, 0.7, MatrixView(out.data(), kSketches, rows.cols), way);
+    return out;
+  };
+  for (size_t way = 1; way < SignedSumsWays(); ++way) EXPECT_EQ(sums(way), sums(0)) << "way " << way;
+}
+
+TEST(SketchSumsTest, RefusesOtherShapes) {
+  std::vector<float> x(100);
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{0, 3}, {17, 3}, {2, 2}, {2, 5}}) {
+    const absl::Status status =
+        SketchSums({}, 0, ConstMatrixView(x.data(), 4, 3), MatrixView(x.data() + 12, rows, cols));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("got rows [4, 3] and out ["));
   }
 }
 

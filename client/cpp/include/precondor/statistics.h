@@ -37,6 +37,11 @@ StatisticsShape ShapeOfStatistics(const SessionSpec& spec, int64_t layer, int64_
 // are, such as on a device, or a part of the rows at a time.
 void SketchSigns(const SketchKey& key, uint64_t first_row, MatrixView out);
 
+// SIGNED's sums alone, for who has a part of the rows at a time: out_j = sum_i s_ij x_i over `rows` [n, d], which are
+// first_row, first_row + 1 ...; out [q, d], or [q, d + 1] where each row ends in the 1 of a bias that it does not have
+// yet. InvalidArgument for shapes.
+absl::Status SketchSums(const SketchKey& key, uint64_t first_row, ConstMatrixView rows, MatrixView out);
+
 // `out`, of ShapeOfStatistics, from this worker's rows [n, d], n >= 1:
 //   MEAN, PER_WORKER_MEAN: row_scale * mean of the rows;
 //   SIGNED: v_j = row_scale / sqrt(n) * sum_i s_ij x_i;

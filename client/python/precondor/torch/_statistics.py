@@ -17,18 +17,27 @@ class Vectors:
     """MEAN, PER_WORKER_MEAN and SIGNED of one side: weighted sums of the rows.
 
     signs(first_row, rows) gives [k, rows] of +1 and -1; None for the means. With `ones` each row ends in a 1 more.
+    sums(first_row, rows), where it is given, the same rows' sums by the signs, with the 1; for rows in the host's memory.
     """
 
-    def __init__(self, signs: Optional[Callable[[int, int], np.ndarray]], ones: bool) -> None:
+    def __init__(self, signs: Optional[Callable[[int, int], np.ndarray]], ones: bool,
+                 sums: Optional[Callable[[int, np.ndarray], np.ndarray]] = None) -> None:
         self._signs = signs
+        self._sums = sums
         self._ones = ones
         self._sum: Optional[torch.Tensor] = None
         self.rows = 0
 
     def add(self, rows: torch.Tensor) -> None:
         """rows: [n, d], any floating type."""
-        n = rows.shape[0]
         rows = rows.to(torch.float32)
+        in_host = self._sums is not None and rows.device.type == "cpu"
+        total = torch.from_numpy(self._sums(self.rows, rows.numpy())) if in_host else self._total(rows)
+        self._sum = total if self._sum is None else self._sum + total
+        self.rows += rows.shape[0]
+
+    def _total(self, rows: torch.Tensor) -> torch.Tensor:
+        n = rows.shape[0]
         if self._signs is None:
             total = rows.sum(0, keepdim=True)
             ones = torch.full((1, 1), float(n), dtype=torch.float32, device=rows.device)
@@ -36,10 +45,7 @@ class Vectors:
             weights = torch.from_numpy(self._signs(self.rows, n)).to(rows.device)
             total = weights @ rows
             ones = weights.sum(1, keepdim=True)
-        if self._ones:
-            total = torch.cat([total, ones], dim=1)
-        self._sum = total if self._sum is None else self._sum + total
-        self.rows += n
+        return torch.cat([total, ones], dim=1) if self._ones else total
 
     def finish(self, row_scale: float) -> np.ndarray:
         """f32 [k, d] for Worker.send_statistics. At least one row has been added."""
