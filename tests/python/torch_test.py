@@ -115,12 +115,14 @@ class TorchTest(torch_case.ServerCase):
                     for side, part, with_ones in (("input", x, True), ("output", g, False)):
                         signs = (lambda first, n, side=side: worker.sketch_signs(6, 0, side, first, n)) \
                             if kind == "SIGNED" else None
-                        sums = Covariance(with_ones) if kind == "COVARIANCE" else Vectors(signs, with_ones)
-                        for micro in part[:rows].split(7):
-                            sums.add(micro.to(torch.float64))
+                        in_host = (lambda first, rows, side=side, ones=with_ones: worker.sketch_sums(6, 0, side, first, rows, ones))
                         wanted = precondor.compute_statistics(other, ones[:rows] if with_ones else part[:rows].numpy(),
                                                               step=6, layer=0, side=side, row_scale=2.0)
-                        np.testing.assert_allclose(sums.finish(2.0), wanted, rtol=1e-5, atol=1e-5)
+                        for of_signs in (None, in_host) if kind == "SIGNED" else (None,):
+                            sums = Covariance(with_ones) if kind == "COVARIANCE" else Vectors(signs, with_ones, of_signs)
+                            for micro in part[:rows].split(7):
+                                sums.add(micro.to(torch.float64))
+                            np.testing.assert_allclose(sums.finish(2.0), wanted, rtol=1e-5, atol=1e-5)
 
     # --- layers -------------------------------------------------------------------------------------------------------
 
@@ -278,7 +280,7 @@ class TorchTest(torch_case.ServerCase):
                 model(*(torch.randn(*shape) for shape in shapes)).square().sum().backward()
                 for slot in pre._slots:
                     gradient = torch.empty(slot.layer.d_out, slot.layer.d_in)
-                    slot.matrix.load(slot.group, gradient)
+                    slot.matrix.load(slot.group, slot.matrix.split(gradient))
                     made = sum(g.T @ nn.functional.pad(a, (0, int(slot.layer.has_bias)), value=1.0)
                                for a, g in pre._pairs[slot.place].rows)
                     torch.testing.assert_close(made, gradient, rtol=1e-4, atol=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -31,7 +31,11 @@ class Slot:
     matrix: Matrix
     group: int
     buffer: Optional[torch.Tensor] = None  # f32 [d_out, d_in] in the host's memory
+    parts: Any = None  # the buffer's, of Matrix.split
     value: Optional[torch.Tensor] = None  # this step's answer
+
+    def use(self, buffer: torch.Tensor) -> None:
+        self.buffer, self.parts = buffer, self.matrix.split(buffer)
 
 
 @dataclasses.dataclass
@@ -44,15 +48,16 @@ class Pair:
     """Both sides' statistics of one layer at one step."""
 
     def __init__(self, worker: Worker, step: int, slot: Slot, kind: str) -> None:
-        def signs(side: str):
+        def side(name: str, ones: bool) -> Union[Covariance, Vectors]:
+            if kind == "COVARIANCE":
+                return Covariance(ones)
             if kind != "SIGNED":
-                return None
-            return lambda first, rows: worker.sketch_signs(step, slot.place, side, first, rows)
+                return Vectors(None, ones)
+            return Vectors(lambda first, rows: worker.sketch_signs(step, slot.place, name, first, rows), ones,
+                           lambda first, rows: worker.sketch_sums(step, slot.place, name, first, rows, ones))
 
-        bias = slot.layer.has_bias
-        covariance = kind == "COVARIANCE"
-        self._a = Covariance(bias) if covariance else Vectors(signs("input"), bias)
-        self._g = Covariance(False) if covariance else Vectors(signs("output"), False)
+        self._a = side("input", slot.layer.has_bias)
+        self._g = side("output", False)
         self._samples = 0
 
     def add(self, a: torch.Tensor, g: torch.Tensor, samples: int) -> None:
@@ -111,7 +116,8 @@ class Exchange:
         answers: Dict[int, Answer] = {}
         failure: Optional[PrecondorError] = None
         try:
-            for place, future in self._futures.items():
+            # The last one sent is mostly answered last: this thread is woken for it, and for few others.
+            for place, future in reversed(self._futures.items()):
                 result = future.result()
                 answers[place] = Answer(result.decision, result.inner_product)
         except PrecondorError as error:
@@ -140,9 +146,9 @@ class Exchange:
             return there
         device = slot.matrix.weight.device
         if slot.buffer is None:
-            slot.buffer = torch.empty(slot.layer.d_out, slot.layer.d_in, dtype=torch.float32, device="cpu",
-                                      pin_memory=device.type == "cuda")
-        slot.matrix.load(slot.group, slot.buffer)
+            slot.use(torch.empty(slot.layer.d_out, slot.layer.d_in, dtype=torch.float32, device="cpu",
+                                 pin_memory=device.type == "cuda"))
+        slot.matrix.load(slot.group, slot.parts)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         return slot.buffer
@@ -160,7 +166,7 @@ class Exchange:
                                pin_memory=self._group.device.type == "cuda")
             values = flat[2 * len(owned):].split(sizes)
             for slot, value in zip(owned, values):
-                slot.buffer = value.view(slot.layer.d_out, slot.layer.d_in)
+                slot.use(value.view(slot.layer.d_out, slot.layer.d_in))
             self._flat.append(flat)
 
     def _share(self, own: Dict[int, Answer], failure: Optional[PrecondorError]) -> Dict[int, Answer]:

@@ -65,22 +65,30 @@ class Matrix:
             return None
         return grad.detach()[self._rows_of(group)].view(self.d_out, self.d_in)
 
-    def load(self, group: int, out: torch.Tensor) -> None:
-        """The gradient to f32 out [d_out, d_in]."""
-        part = self._rows_of(group)
+    def split(self, matrix: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """The parts of matrix [d_out, d_in] that are the weight's, in the weight's shape, and the bias'."""
         columns = self.d_in - (self.bias is not None)
-        out[:, :columns].copy_(self.weight.grad[part].reshape(self.d_out, columns), non_blocking=True)
-        if self.bias is not None:
-            out[:, -1] = self.bias.grad[part] if has_gradient(self.bias) else 0
+        weight = matrix[:, :columns].view(self.d_out, *self.weight.shape[1:])
+        return weight, None if self.bias is None else matrix[:, -1]
 
-    def store(self, group: int, value: torch.Tensor) -> None:
-        """[d_out, d_in] to where the gradient came from."""
-        part = self._rows_of(group)
-        grad = self.weight.grad
-        columns = self.d_in - (self.bias is not None)
-        grad[part].copy_(value[:, :columns].reshape(grad[part].shape), non_blocking=True)
-        if self.bias is not None and has_gradient(self.bias):
-            self.bias.grad[part].copy_(value[:, -1], non_blocking=True)
+    def load(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> None:
+        """The gradient to f32 parts, of split()."""
+        weight, bias = parts
+        weight.copy_(self._of_group(self.weight.grad, group), non_blocking=True)
+        if bias is not None and has_gradient(self.bias):
+            bias.copy_(self._of_group(self.bias.grad, group), non_blocking=True)
+        elif bias is not None:
+            bias.zero_()
+
+    def store(self, group: int, parts: Tuple[torch.Tensor, Optional[torch.Tensor]]) -> None:
+        """Parts to where the gradient came from."""
+        weight, bias = parts
+        self._of_group(self.weight.grad, group).copy_(weight, non_blocking=True)
+        if bias is not None and has_gradient(self.bias):
+            self._of_group(self.bias.grad, group).copy_(bias, non_blocking=True)
+
+    def _of_group(self, grad: torch.Tensor, group: int) -> torch.Tensor:
+        return grad if self.groups == 1 else grad[self._rows_of(group)]
 
     def _rows_of(self, group: int) -> slice:
         return slice(group * self.d_out, (group + 1) * self.d_out)

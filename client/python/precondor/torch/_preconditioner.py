@@ -615,7 +615,7 @@ class Preconditioner:
             if not slot.matrix.has_gradient():  # this rank has none, and got the others'
                 continue
             if value is slot.buffer:
-                slot.matrix.store(slot.group, value)
+                slot.matrix.store(slot.group, slot.parts)
         for slot in self._slots:
             if slot.place in answers and answers[slot.place].decision == "SKIP":
                 for parameter in slot.matrix.parameters():
