@@ -24,6 +24,14 @@ std::string RankText(const SessionSpec& spec, uint32_t rank) {
   return absl::StrCat("session \"", spec.name, "\" rank ", rank, ": ");
 }
 
+// With the membership's epoch.
+void GoBack(Membership& membership, uint64_t step) {
+  membership.went_back_epoch = membership.epoch;
+  membership.resume_step = step;
+  // Whoever goes on does so from there.
+  for (uint64_t& first_step : membership.first_steps) first_step = std::min(first_step, step);
+}
+
 }  // namespace
 
 Membership CoordinatorSession::FirstMembership(const SessionSpec& spec) {
@@ -98,6 +106,10 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
   next.first_steps[rank] = first_step;
   next.incarnations[rank] = incarnation;
   next.last_holders[rank] = incarnation;
+  // Where workers have factors it needs those of its step, which the shards have let go of.
+  const bool lacks =
+      WorkersPrecondition(spec_) && !NeedsFactors() && ModeAt(promise_.schedule, first_step) == Mode::kSecondOrder;
+  if (lacks && next.epoch != membership_.epoch) GoBack(next, first_step);
   return next;
 }
 
@@ -151,10 +163,7 @@ void CoordinatorSession::WantStep(uint64_t step) {
 
 Membership CoordinatorSession::PlanGoBack(uint64_t step) const {
   Membership next = membership_;
-  next.went_back_epoch = next.epoch;
-  next.resume_step = step;
-  // Whoever goes on does so from there.
-  for (uint64_t& first_step : next.first_steps) first_step = std::min(first_step, step);
+  GoBack(next, step);
   return next;
 }
 

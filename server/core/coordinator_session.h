@@ -44,8 +44,8 @@ class CoordinatorSession {
 
   // --- members ----------------------------------------------------------------------------------------------------
   // The membership once the rank's place is taken by a worker that begins at `first_step`; nullopt: it has it already.
-  // A later holder begins a new epoch. Errors: InvalidArgument, NotFound UNKNOWN_RANK, FailedPrecondition
-  // STALE_INCARNATION.
+  // A later holder begins a new epoch, with which the job goes back where it lacks factors that have been released.
+  // Errors: InvalidArgument, NotFound UNKNOWN_RANK, FailedPrecondition STALE_INCARNATION.
   absl::StatusOr<std::optional<Membership>> PlanJoin(uint32_t rank, uint64_t incarnation, uint64_t first_step) const;
   // The same once it is given back; whoever takes it next begins a new epoch. nullopt: it was. Errors as for PlanJoin.
   absl::StatusOr<std::optional<Membership>> PlanLeave(uint32_t rank, uint64_t incarnation) const;

@@ -239,7 +239,7 @@ bool LayerPipeline::PassOver(uint32_t rank, uint64_t step, bool resumes, std::ve
 }
 
 bool LayerPipeline::NoteBegun(const ContributionKey& key, std::vector<ResultFn>& retired) {
-  if (to_begin_.erase(key.rank) == 0) return false;
+  if (to_begin_.erase(key.rank) == 0 || WorkersPrecondition(session_->spec)) return false;
   bool work = PassOver(key.rank, key.step, /*resumes=*/false, retired);
   // Statistics that its predecessor did not get through, or that are lost with a shard, will not come.
   for (const auto& [step, slot] : slots_) {
@@ -250,6 +250,43 @@ bool LayerPipeline::NoteBegun(const ContributionKey& key, std::vector<ResultFn>&
     SealIfDue(*slot, ContributionKind::kStatistics, session_->shard->clock.Now());
     work = work || phase.state == PhaseState::kSealed;
   }
+  return work;
+}
+
+bool LayerPipeline::IsAwaitedBefore(uint64_t step) const {
+  return std::any_of(coming_.begin(), coming_.end(), [step](const auto& rank) { return rank.second.step < step; });
+}
+
+bool LayerPipeline::CountWhoHasBegunLater(StepSlot& slot) {
+  const absl::Time now = session_->shard->clock.Now();
+  bool counted = false;
+  for (const auto& [rank, coming] : coming_) {
+    if (!coming.begun || slot.step >= coming.first_step) continue;
+    Phase &statistics = slot.statistics, &pulls = slot.gradient;
+    if (ExpectsStatistics(slot) && statistics.state == PhaseState::kOpen && !statistics.gather.has(rank)) {
+      statistics.gather.Put(rank, Standing::kAbstained, /*digest=*/0, {});
+      slot.incomplete = true;
+      SealIfDue(slot, ContributionKind::kStatistics, now);
+      counted = true;
+    }
+    if (pulls.state == PhaseState::kOpen && !pulls.gather.has(rank)) {
+      pulls.gather.Put(rank, Standing::kVoted, /*digest=*/0, {});
+      ++slot.in_flight;
+      session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
+      SealIfDue(slot, ContributionKind::kPull, now);
+      counted = true;
+    }
+  }
+  return counted;
+}
+
+bool LayerPipeline::NoteComing(const ContributionKey& key) {
+  const auto found = coming_.find(key.rank);
+  if (found == coming_.end()) return false;
+  Coming& coming = found->second;
+  bool work = std::exchange(coming.step, std::max(coming.step, key.step)) < key.step;
+  if (std::exchange(coming.begun, true)) return work;
+  for (const auto& [step, slot] : slots_) work = CountWhoHasBegunLater(*slot) || work;
   return work;
 }
 
@@ -274,10 +311,12 @@ StepSlot& LayerPipeline::OpenSlot(uint64_t step, Mode mode, std::vector<ResultFn
     old.statistics.Advance(PhaseEvent::kRetire);
     it = slots_.erase(it);
   }
-  return *slots_
-              .emplace(step, std::make_shared<StepSlot>(step, mode, StatisticsContributors(session_->spec),
-                                                        GradientContributorsOf(session_->spec, layer_)))
-              .first->second;
+  StepSlot& slot = *slots_
+                        .emplace(step, std::make_shared<StepSlot>(step, mode, StatisticsContributors(session_->spec),
+                                                                  GradientContributorsOf(session_->spec, layer_)))
+                        .first->second;
+  CountWhoHasBegunLater(slot);
+  return slot;
 }
 
 // --- contributions --------------------------------------------------------------------------------------------------
@@ -353,8 +392,10 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
   MutexLock lock(mu_);
   // Also when it is then refused: after steps without a frame two ranks would wait for each other.
   if (key.epoch == epoch_) {
+    heard_.insert(key.rank);
     Settle(header.kind, key);
     work = NoteBegun(key, retired);
+    work = NoteComing(key) || work;
   }
   if (ComesTooLate(header)) {
     ++stats_.duplicates;
@@ -428,7 +469,7 @@ void LayerPipeline::SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time 
   if (session_->shard->options.faults.seal_early && input.members > 1) --input.members;
   const SealingDecision decision = DecideSealing(input);
   if (decision.verdict == SealingVerdict::kWait) return;
-  phase.skip = decision.verdict == SealingVerdict::kSkip;
+  phase.skip = decision.verdict == SealingVerdict::kSkip || (!is_gradient && slot.incomplete);
   phase.sealed_at = now;
   phase.Advance(PhaseEvent::kSeal);
   if (!is_gradient) {
@@ -540,15 +581,22 @@ void LayerPipeline::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back
       floor_ = opens_from_ = *goes_back_to;
       began_ = epoch;
       to_begin_.clear();
+      coming_.clear();
       disowned_.clear();
     } else {
       for (const auto& [step, slot] : slots_) slot->Inherit(replaced);
       for (const Member& member : replaced) {
         if (member.first_step > 0) to_begin_.insert(member.rank);
+        if (WorkersPrecondition(session_->spec)) {
+          coming_[member.rank] = {.first_step = member.first_step, .step = member.first_step};
+        }
         disowned_.erase(member.rank);
       }
     }
-    work = !owed_updates_.empty();
+    // What waited for a rank's predecessor may not have to wait for it.
+    work = !owed_updates_.empty() || std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) {
+      return !slot.second->restored && slot.second->statistics.state == PhaseState::kSealed;
+    });
   }
   for (ResultFn& waiter : retired) waiter(Expired());
   if (work) Schedule();
@@ -563,8 +611,8 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
   {
     MutexLock lock(mu_);
     PRECONDOR_RETURN_IF_ERROR(CheckEpoch(key));
-    // From a stream that broke long ago.
-    if (key.step < floor_) return absl::OkStatus();
+    // From a stream that broke long ago; or others have gone on before this rank came back.
+    if (!heard_.insert(key.rank).second && key.step < floor_) return absl::OkStatus();
     known = stats_.factor_version + restored_updates_;
     // What is lost shows when the factors are there.
     if (awaits_) awaited_version_ = std::max(awaited_version_, factor_version);
@@ -575,8 +623,9 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
       floor_ = opens_from_ = 0;
     }
     to_begin_.erase(key.rank);
+    work = NoteComing(key);
     status = CheckMemory(key);
-    if (status.ok()) work = PassOver(key.rank, key.step, /*resumes=*/true, retired);
+    if (status.ok()) work = PassOver(key.rank, key.step, /*resumes=*/true, retired) || work;
   }
   for (ResultFn& waiter : retired) waiter(status.ok() ? Expired() : status);
   if (work) Schedule();
@@ -588,11 +637,15 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
 
 void LayerPipeline::Fetch(const ContributionKey& key, ResultFn result) {
   absl::Status status;
+  bool work = false;
   {
     MutexLock lock(mu_);
     status = CheckEpoch(key);
+    // Its step is where the rank begins, and no claim to have come there.
+    if (status.ok()) work = NoteComing({.step = 0, .rank = key.rank});
     if (status.ok()) status = CheckMemory(key);
   }
+  if (work) Schedule();
   if (!status.ok()) return result(std::move(status));
   ShardContext& shard = *session_->shard;
   shard.in_flight.fetch_add(1, std::memory_order_relaxed);

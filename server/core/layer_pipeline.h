@@ -164,6 +164,13 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // A rank sends its first contribution since another process took it: it has passed what lies before. True as
   // PassOver.
   bool NoteBegun(const ContributionKey& key, std::vector<ResultFn>& retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Where workers have factors: a process that begins again before `step` may still ask for those of now.
+  bool IsAwaitedBefore(uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // There too: a rank that has begun after the step sends nothing to it any more. Nobody needs what it would ask for,
+  // and in first order nothing else comes from it. True when a phase may have been sealed by it.
+  bool CountWhoHasBegunLater(StepSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The rank sends something of `step`, or asks for the factors. True when that may have made work.
+  bool NoteComing(const ContributionKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // MEMORY_LOST for ranks that have to begin again; those that have are to wait for them.
   absl::Status CheckMemory(const ContributionKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool SendsGradient(uint32_t rank) const;
@@ -243,6 +250,14 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   std::vector<std::shared_ptr<StepSlot>> owed_updates_ ABSL_GUARDED_BY(mu_);
   // Ranks that processes took over which have yet to show where they begin.
   std::set<uint32_t> to_begin_ ABSL_GUARDED_BY(mu_);
+  std::set<uint32_t> heard_ ABSL_GUARDED_BY(mu_);  // ranks that have sent something to this memory
+  // Where workers have factors: of the ranks that processes took over, where each begins and what it has come to.
+  struct Coming {
+    uint64_t first_step = 0;
+    uint64_t step = 0;
+    bool begun = false;  // it has sent something: until then it may be told to begin earlier
+  };
+  std::map<uint32_t, Coming> coming_ ABSL_GUARDED_BY(mu_);
   std::set<uint32_t> disowned_ ABSL_GUARDED_BY(mu_);  // ranks that know factors which are lost, until they begin again
   uint64_t restored_updates_ ABSL_GUARDED_BY(mu_) = 0;  // of the journal, that stats_.factor_version lacks yet
   bool held_ ABSL_GUARDED_BY(mu_) = false;              // there are factors

@@ -135,6 +135,8 @@ LayerPipeline::Turn LayerPipeline::StatisticsTurn(const std::shared_ptr<StepSlot
   if (!ExpectsStatistics(*slot)) return {};
   if (phase.state == PhaseState::kOpen) return {.work = {}, .blocked = true};
   if (phase.state != PhaseState::kSealed) return {};
+  // Its predecessor's statistics are in, and the others could go on; but factors go one way.
+  if (!slot->restored && IsAwaitedBefore(slot->step)) return {.work = {}, .blocked = true};
   Turn turn;
   turn.work = {.kind = WorkKind::kUpdate, .slot = slot};
   if (slot->restored_votes.has_value()) {

@@ -73,6 +73,9 @@ struct StepSlot {
   Phase statistics;
   Phase gradient;
   bool restored = false;  // from the journal, after the process that had it was lost
+  // Statistics of it are lost with the memory that had them, and who sent them has gone on: no update is made of the
+  // rest, which some would take in and some not.
+  bool incomplete = false;
   std::vector<ResultFn> waiters;
   std::optional<GradientResult> result;             // once the gradient phase is APPLIED
   int64_t in_flight = 0;                            // what this slot adds to ShardContext::in_flight

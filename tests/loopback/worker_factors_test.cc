@@ -261,7 +261,7 @@ TEST_P(WorkerFactorsTest, AShardThatComesBackChangesNoBit) {
   Cluster cluster(2);
   std::atomic<uint64_t> steps = 0;
   std::atomic<bool> over = false;
-  int restarts = 0;
+  std::atomic<uint64_t> restarts = 0;
   std::thread chaos([&] {
     for (uint64_t seen = 0; !over; std::this_thread::yield()) {
       if (steps < seen + 5) continue;
@@ -270,10 +270,12 @@ TEST_P(WorkerFactorsTest, AShardThatComesBackChangesNoBit) {
       ++restarts;
     }
   });
-  const auto answers = Train(cluster, spec, 40, [&](uint64_t step, std::unique_ptr<Worker>&) { steps = step; });
+  const auto answers = Train(cluster, spec, 40, [&](uint64_t step, std::unique_ptr<Worker>&) {
+    steps = step;
+    while (restarts < step / 8) std::this_thread::yield();  // the machine may have other things to do
+  });
   over = true;
   chaos.join();
-  EXPECT_GE(restarts, 4);
   ExpectAll(answers, expected);
 }
 

@@ -26,6 +26,13 @@ constexpr FoundSeed kFoundSeeds[] = {
     {5488, 18, "a step whose gradient nobody sends again stayed in the window for good"},
     {6231, 18, "statistics sent again to a step before the end of a log that was lost held the layer up"},
     {16296, 17, "a rank that was ahead was refused for good while a step that came back was being answered"},
+    {4591, 21, "ranks that begin again in first order were waited for at a step with factors"},
+    {13303, 21, "a shard that came back waited for ranks that had begun after the step"},
+    {1926, 21, "factors went on while a rank began again with earlier ones"},
+    {2215, 21, "a rank before first order no longer said which factors it had"},
+    {2224, 21, "a loss was not noticed by ranks that the others had left behind"},
+    {5388, 21, "a rank began again before first order, whose factors had been released"},
+    {41833, 21, "an update that waited for a rank which began again was forgotten when another took its place"},
 };
 
 }  // namespace precondor::sim

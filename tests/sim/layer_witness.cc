@@ -10,7 +10,10 @@ namespace precondor::sim {
 namespace {
 
 bool SameAnswer(const GradientResult& x, const GradientResult& y) {
-  const bool same_bytes = x.bytes == y.bytes || (x.bytes != nullptr && y.bytes != nullptr && *x.bytes == *y.bytes);
+  // A pull is answered with vectors, or with the factors that come of them.
+  const bool same_form = x.tensors.empty() == y.tensors.empty();
+  const bool same_bytes =
+      !same_form || x.bytes == y.bytes || (x.bytes != nullptr && y.bytes != nullptr && *x.bytes == *y.bytes);
   // Where no factors are in the answer their version is for information only.
   const bool same_version = x.decision != Decision::kPreconditioned || x.factor_version == y.factor_version;
   // A refused gradient comes back, where it is needed again, as its rank's abstention.
@@ -78,7 +81,7 @@ void LayerWitness::Lost(bool machine) {
   state_ = leaving_ = {};
   for (auto& [key, step] : steps_) {
     // Gradients are gathered anew, for the same answer; so are statistics that are not in the factors.
-    step.counted.erase(ContributionKind::kGradient);
+    step.counted.erase(AnsweredKind());
     if (inexact_ || !last_update_.has_value() || key > *last_update_) {
       // One that was skipped, as nobody had any, stays so; how many say it again does not matter.
       const Contributors& counted = step.counted[ContributionKind::kStatistics];
@@ -203,6 +206,30 @@ std::string LayerWitness::CheckBytes(uint64_t step, Mode mode, const GradientRes
   return "";
 }
 
+std::string LayerWitness::CheckHanded(uint64_t step, const GradientResult& result) const {
+  if (std::string wrong = CheckVersion(step, result.factor_version); !wrong.empty()) return wrong;
+  const uint64_t here = result.factor_version - std::min(result.factor_version, base_.version);
+  const bool made = here > 0 && applied_[here - 1].step == StepKey{generation_, step};
+  if (made != (result.decision == Decision::kPreconditioned)) return Text("I2: wrong decision", step);
+  if (!made) return result.bytes == nullptr ? "" : Text("I2: wrong bytes", step);
+  if (result.tensors.empty()) return Fetched(result);
+  const Contributors& counted = steps_.at({generation_, step}).counted.at(ContributionKind::kStatistics);
+  std::optional<Stacked> expected = oracle_.Update(step, layer_, counted);
+  if (!expected.has_value()) return Text("I2: an update out of nothing", step);
+  expected->a.insert(expected->a.end(), expected->g.begin(), expected->g.end());
+  return *result.bytes == Encode(expected->a) ? "" : Text("I2: wrong bytes", step);
+}
+
+std::string LayerWitness::Fetched(const GradientResult& result) const {
+  if (inexact_ || result.decision != Decision::kPreconditioned) return "";
+  const absl::StatusOr<MethodState> state =
+      DecodeState(absl::string_view(reinterpret_cast<const char*>(result.bytes->data()), result.bytes->size()));
+  if (!state.ok()) return "I2: layer " + std::to_string(layer_) + ": " + state.status().ToString();
+  return (state->version == 0 || Had(*state)) && state->version == result.factor_version
+             ? ""
+             : "I2: layer " + std::to_string(layer_) + " is handed out as it never was";
+}
+
 std::string LayerWitness::Answered(const ContributionKey& key, Mode mode, const GradientResult& result) {
   if (inexact_) return "";
   Step& step = steps_[{generation_, key.step}];
@@ -212,9 +239,9 @@ std::string LayerWitness::Answered(const ContributionKey& key, Mode mode, const 
                     step.answer->reason + " and " + std::to_string(result.factor_version) + " " + result.reason,
                 key.step);
   }
-  if (!step.counted.contains(ContributionKind::kGradient)) return Text("I2: answered out of nothing", key.step);
+  if (!step.counted.contains(AnsweredKind())) return Text("I2: answered out of nothing", key.step);
   step.answer = result;
-  return CheckBytes(key.step, mode, result);
+  return WorkersPrecondition(spec_) ? CheckHanded(key.step, result) : CheckBytes(key.step, mode, result);
 }
 
 }  // namespace precondor::sim

@@ -65,6 +65,13 @@ class LayerWitness {
   std::string Updated(const Stacked& update, const MethodState& after);
   // The shard answered (I2 for the bytes, I3: the same to everybody who asks in this generation).
   std::string Answered(const ContributionKey& key, Mode mode, const GradientResult& result);
+  // The factors were ever in that state.
+  bool Had(const MethodState& state) const {
+    const auto found = states_.find(state.digest);
+    return found != states_.end() && found->second == state;
+  }
+  // It gave a worker its factors (I2: some that have been).
+  std::string Fetched(const GradientResult& result) const;
 
  private:
   struct Step {
@@ -85,6 +92,11 @@ class LayerWitness {
   const MethodState& Last() const { return applied_.empty() ? base_ : applied_.back().after; }
   std::string CheckVersion(uint64_t step, uint64_t version) const;
   std::string CheckBytes(uint64_t step, Mode mode, const GradientResult& result) const;
+  // The same of what is handed out to workers that have the factors themselves.
+  std::string CheckHanded(uint64_t step, const GradientResult& result) const;
+  ContributionKind AnsweredKind() const {
+    return WorkersPrecondition(spec_) ? ContributionKind::kPull : ContributionKind::kGradient;
+  }
 
   const Oracle& oracle_;
   const SessionSpec& spec_;

@@ -120,6 +120,13 @@ void DrawTakeover(Random& random, Scenario& scenario) {
   });
 }
 
+// Workers that have the factors themselves: they can neither lag behind nor do without a shard.
+void DrawWorkersWithFactors(Random& random, Scenario& scenario) {
+  if (scenario.spec.on_shard_loss == ShardLossPolicy::kDegrade || !random.Chance(0.4)) return;
+  scenario.spec.exchange = random.Chance(0.5) ? ExchangeMode::kReplay : ExchangeMode::kPullFactors;
+  scenario.spec.staleness_steps = 0;
+}
+
 }  // namespace
 
 Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
@@ -144,6 +151,7 @@ Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
   if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
   if (kinds > FaultKinds().size() + 1) DrawMeetings(random, scenario);
   if (kinds > FaultKinds().size() + 2) DrawTakeover(random, scenario);
+  if (kinds > FaultKinds().size() + 3) DrawWorkersWithFactors(random, scenario);
   std::stable_sort(scenario.faults.begin(), scenario.faults.end(),
                    [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
   return scenario;

@@ -10,6 +10,7 @@
 #include "client/cpp/src/result_state.h"
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
+#include "proto/wire/tensor_codec.h"
 #include "tests/sim/world.h"
 
 namespace precondor::sim {
@@ -41,6 +42,22 @@ class Pipe {
   uint64_t arrived_ = 0;
   std::map<uint64_t, Event> early_;
 };
+
+ContributionKind KindOf(v1::FrameKind kind) {
+  if (kind == v1::FRAME_KIND_GRADIENT) return ContributionKind::kGradient;
+  return kind == v1::FRAME_KIND_PULL ? ContributionKind::kPull : ContributionKind::kStatistics;
+}
+
+// As from the wire, in one chunk.
+absl::Status Take(AnswerSink& sink, const GradientResult& result) {
+  std::vector<wire::TensorFormat> tensors;
+  for (const TensorDesc& tensor : result.tensors) tensors.push_back({tensor.dtype, tensor.dims, tensor.scale});
+  const auto bytes = std::make_shared<const std::string>(
+      result.bytes == nullptr ? std::string() : std::string(result.bytes->begin(), result.bytes->end()));
+  absl::Status status = sink.Begin(tensors, bytes->size());
+  if (status.ok()) status = sink.Append(0, wire::ReceivedBytes({*bytes}, bytes));
+  return status;
+}
 
 }  // namespace
 
@@ -116,7 +133,10 @@ absl::Time SimLink::Now() const { return absl::FromUnixMicros(world_.queue().now
 std::string SimLink::Describe() const {
   std::string text = open_ ? "" : " no stream to " + shard_.process().name();
   for (const Outbox::Item& item : outbox_.Items()) {
-    text += item->id.kind == v1::FRAME_KIND_GRADIENT ? " gradient " : " statistics or resume ";
+    text += item->id.kind == v1::FRAME_KIND_GRADIENT ? " gradient "
+            : item->id.kind == v1::FRAME_KIND_PULL   ? " pull "
+            : item->id.kind == v1::FRAME_KIND_FETCH  ? " fetch "
+                                                     : " statistics or resume ";
     text += std::to_string(item->id.layer) + "@" + std::to_string(item->id.step);
   }
   return text;
@@ -171,6 +191,7 @@ void SimLink::OnCredit(uint64_t memory_id) {
   if (open_) return;
   open_ = true;
   heard_us_ = world_.queue().now_us();
+  outbox_.LetGoBefore(hooks_.let_go_before());
   if (outbox_.StartStream(world_.scenario().credit_bytes, memory_id)) {
     outbox_.SettlesBy(Now() + absl::Microseconds(kSettleMicros));
   }
@@ -197,11 +218,11 @@ ContributionHeader SimLink::HeaderOf(const Contribution& item) const {
                 .layer = item.id.layer,
                 .rank = options_.rank,
                 .incarnation = options_.incarnation};
-  header.kind = gradient ? ContributionKind::kGradient : ContributionKind::kStatistics;
+  header.kind = KindOf(item.id.kind);
   header.mode = item.mode;
   header.samples = item.samples;
   header.abstain = item.abstain;
-  if (item.abstain) return header;
+  if (item.abstain || header.kind == ContributionKind::kPull) return header;
   const LayerSpec& shape = world_.spec().layers[item.id.layer];
   const int64_t q = VectorsPerWorker(world_.spec(), 0);
   if (gradient) {
@@ -223,6 +244,14 @@ void SimLink::Write(const Outbox::Frame& frame) {
       absl::StatusOr<bool> ack = false;
       if (!taken.ok()) ack = taken;
       stream->Down([epoch = key.epoch, id, ack](SimLink& link) { link.OnAck(epoch, id, ack); });
+    });
+    return;
+  }
+  if (item.id.kind == v1::FRAME_KIND_FETCH) {
+    stream_->Up([shard = &shard_, key = HeaderOf(item).key, id = item.id](const std::shared_ptr<Stream>& stream) {
+      shard->DeliverFetch(key, [stream, epoch = key.epoch, id](const absl::StatusOr<GradientResult>& result) {
+        stream->Down([epoch, id, result](SimLink& link) { link.OnResult(epoch, id, result); });
+      });
     });
     return;
   }
@@ -253,10 +282,14 @@ void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::Sta
   if (!result.ok()) return OnRefused(id, result.status());
   const Outbox::Item item = outbox_.Find(id);
   if (item == nullptr || item->result == nullptr) return;
+  const bool hands = id.kind != v1::FRAME_KIND_GRADIENT;
+  const absl::Status taken = hands ? Take(*item->result, *result) : absl::OkStatus();
   const bool keep = options_.keep_gradients && outbox_.keeps_gradients();
   outbox_.Finish(id, keep ? Outbox::Kept(*item) : nullptr, result->factor_version);
   Pump();
+  if (!taken.ok()) return hooks_.failed(taken);
   item->result->Complete({result->decision, result->factor_version, result->inner_product, result->reason});
+  if (hands) return hooks_.handed();
   hooks_.answered(id.layer, *result);
 }
 
@@ -278,6 +311,10 @@ void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
   if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch_);
   if (recovery == Recovery::kFatal) hooks_.failed(status);
   if (item == nullptr || counted) return;
+  if (id.kind == v1::FRAME_KIND_PULL || id.kind == v1::FRAME_KIND_FETCH) {
+    item->result->Fail(status);
+    return hooks_.handed();
+  }
   // Sealed without this rank: its trainer is told.
   const bool late =
       reason == ErrorReason::kStaleStep && world_.scenario().statistics_deadline < absl::InfiniteDuration();

@@ -30,7 +30,9 @@ class SimLink {
     bool may_lose_shard = false;
   };
   struct Hooks {
-    std::function<void(uint32_t layer, const GradientResult& result)> answered;
+    std::function<void(uint32_t layer, const GradientResult& result)> answered;  // a gradient
+    std::function<void()> handed;  // a pull or a fetch has its answer, or never gets one
+    std::function<uint64_t()> let_go_before;
     std::function<void(uint64_t epoch)> stale_epoch;
     std::function<void(const absl::Status&)> failed;  // an error that the rank's trainer gets
   };

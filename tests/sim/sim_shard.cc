@@ -71,6 +71,12 @@ LayerWitness& SimShard::witness(const std::string& layer) {
   return witness(static_cast<uint32_t>(found - layers.begin()));
 }
 
+bool SimShard::Had(const std::string& layer, const MethodState& state) const {
+  return std::any_of(witnesses_.begin(), witnesses_.end(), [&](const auto& witness) {
+    return world_.spec().layers[witness.first].name == layer && witness.second->Had(state);
+  });
+}
+
 void SimShard::MakeWitnesses(const SessionInstall& install) {
   // A rank may begin after a step whose statistics were lost with the shard.
   const bool patient = world_.scenario().statistics_deadline == absl::InfiniteDuration() && !world_.scenario().meets;
@@ -268,7 +274,7 @@ std::string SimShard::CheckCounted(const ContributionHeader& header, const absl:
 
 void SimShard::Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result) {
   const ContributionKey key = header.key;
-  const bool gradient = header.kind == ContributionKind::kGradient;
+  const bool gradient = header.kind != ContributionKind::kStatistics;
   const AckFn watched_ack = [this, header, ack](absl::StatusOr<bool> taken) {
     world_.trace().Note([&] {
       return process_.name() + " ack " + KeyText(header) + ": " +
@@ -285,6 +291,17 @@ void SimShard::Deliver(const ContributionHeader& header, Payload payload, const 
                              world_.Fail(witness(key.layer).Answered(key, mode, *answer));
                            result(std::move(answer));
                          });
+}
+
+void SimShard::DeliverFetch(const ContributionKey& key, const ResultFn& result) {
+  shard_->Fetch(key, [this, key, result](absl::StatusOr<GradientResult> answer) {
+    world_.trace().Note([&] {
+      return process_.name() + " gives rank " + std::to_string(key.rank) + " layer " + std::to_string(key.layer) +
+             ": " + (answer.ok() ? std::to_string(answer->factor_version) : answer.status().ToString());
+    });
+    if (answer.ok() && process_.up()) world_.Fail(witness(key.layer).Fetched(*answer));
+    result(std::move(answer));
+  });
 }
 
 absl::Status SimShard::DeliverResume(const ContributionKey& key, uint64_t factor_version) {

@@ -47,6 +47,7 @@ class SimShard {
   // As a frame arrives; `ack` and `result` see what the shard says before the network does.
   void Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result);
 
+  void DeliverFetch(const ContributionKey& key, const ResultFn& result);
   absl::Status DeliverResume(const ContributionKey& key, uint64_t factor_version);
 
   // As a call of the coordinator's arrives.
@@ -60,6 +61,9 @@ class SimShard {
   // The last epoch in which it was given the layer, since its disk was empty; 0: none. What it had then of it.
   uint64_t HadSince(uint32_t layer) const;
   LayerWitness::Estate EstateOf(uint32_t layer) const { return witnesses_.at(layer)->Leave(); }
+
+  // Whether the layer was ever in that state here.
+  bool Had(const std::string& layer, const MethodState& state) const;
 
   // What is left once every session has ended (I6), or "".
   std::string Leftovers() const;

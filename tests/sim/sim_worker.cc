@@ -2,10 +2,12 @@
 #include "tests/sim/sim_worker.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "client/cpp/src/result_state.h"
 #include "kernels/base/check.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/sim/encode.h"
 #include "tests/sim/world.h"
 
@@ -117,6 +119,7 @@ void SimWorker::OnJoined(const JoinResult& joined) {
   if (directive.LeavesBehind(known, next_step)) GoBack(directive);
   ledger_.Adopt(directive);
   ChangeEpoch(joined.shard_map);
+  if (factors_ == nullptr && WorkersPrecondition(world_.spec())) MakeFactors();
   if (first || finished_) BeginStep();
 }
 
@@ -124,6 +127,7 @@ void SimWorker::OnJoined(const JoinResult& joined) {
 void SimWorker::GoBack(const WorkerDirective& directive) {
   step_ = directive.resume_step;
   world_.trace().Note([&] { return process_.name() + " goes back to step " + std::to_string(step_); });
+  factors_.reset();
   links_.clear();
   of_layer_.clear();
   asked_.clear();
@@ -154,10 +158,14 @@ void SimWorker::ChangeEpoch(const std::vector<ShardAssignment>& shard_map) {
 std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
   const SessionSpec& spec = world_.spec();
   SimLink::Options options{.session_id = session_, .epoch = epoch_, .rank = rank_, .incarnation = incarnation_};
-  options.keep_gradients = spec.exchange == ExchangeMode::kDirect && spec.world_size > 1;
+  options.keep_gradients = spec.exchange != ExchangeMode::kDelegate && spec.world_size > 1;
   options.may_lose_shard = spec.on_shard_loss == ShardLossPolicy::kDegrade;
   SimLink::Hooks hooks;
   hooks.answered = [this](uint32_t layer, const GradientResult& result) { OnAnswer(layer, result); };
+  hooks.handed = [this] { WorkOnFactors(); };
+  hooks.let_go_before = [this]() -> uint64_t {
+    return WorkersPrecondition(world_.spec()) ? ledger_.directive().LastFirstOrder(ledger_.next_step()) : 0;
+  };
   hooks.stale_epoch = [this](uint64_t epoch) {
     if (epoch == epoch_) SendJoin();
   };
@@ -167,9 +175,9 @@ std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
 
 void SimWorker::OnError(const absl::Status& status) {
   // The others could get another answer than this rank has had; its trainer begins again, or gives up.
-  const bool direct = world_.spec().exchange == ExchangeMode::kDirect;
+  const bool shared = world_.spec().exchange != ExchangeMode::kDelegate;
   const ErrorReason reason = GetErrorReason(status);
-  if (reason == ErrorReason::kMemoryLost && world_.job().inexact() && direct) return world_.LoseJob();
+  if (reason == ErrorReason::kMemoryLost && world_.job().inexact() && shared) return world_.LoseJob();
   // Another rank has begun after the step, and cannot repeat what the shard lost with it.
   if (reason == ErrorReason::kStaleStep && world_.scenario().meets) return world_.LoseJob();
   world_.Fail("I7: " + process_.name() + " got " + status.ToString());
@@ -196,9 +204,10 @@ void SimWorker::BeginStep() {
   const bool direct = spec.exchange == ExchangeMode::kDirect;
   const bool second = mode_ == Mode::kSecondOrder;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    if (second && IsStatisticStep(spec, step_)) (void)Submit(v1::FRAME_KIND_STATISTICS, layer);
-    const bool sends = direct || (second && DelegateRank(spec, layer) == static_cast<int32_t>(rank_));
-    if (sends) asked_[layer] = {};
+    if (second && IsStatisticStep(spec, step_)) SubmitStatistics(layer);
+    if (!second && factors_ != nullptr) factors_->Release(layer);
+    const bool delegate = factors_ != nullptr || DelegateRank(spec, layer) == static_cast<int32_t>(rank_);
+    if (direct || (second && delegate)) asked_[layer] = {};
   }
   SubmitGradients();
   FinishStepIfComplete();
@@ -206,12 +215,108 @@ void SimWorker::BeginStep() {
 
 void SimWorker::SubmitGradients() {
   // The job's all-reduce ends when every rank has come to the step.
-  const bool reduced = world_.spec().exchange == ExchangeMode::kDelegate;
+  const bool reduced = world_.spec().exchange != ExchangeMode::kDirect;
   if (reduced && !world_.AllReached(generation_, step_)) return;
   for (auto& [layer, asked] : asked_) {
-    if (asked.memory == nullptr) asked.memory = Submit(v1::FRAME_KIND_GRADIENT, layer);
+    if (factors_ != nullptr) {
+      if (asked.local == nullptr) asked.local = Precondition(layer);
+    } else if (asked.memory == nullptr) {
+      asked.memory = Submit(v1::FRAME_KIND_GRADIENT, layer);
+    }
+  }
+  if (factors_ != nullptr) WorkOnFactors();
+}
+
+// As WorkerImpl::SubmitStatistics does.
+void SimWorker::SubmitStatistics(uint32_t layer) {
+  std::shared_ptr<AnswerSink> update;
+  if (factors_ != nullptr) {
+    factors_->Need(layer, ledger_.directive().ModeSince(step_));
+    update = factors_->Expect(layer, step_);
+    PRECONDOR_CHECK(update != nullptr);
+  }
+  (void)Submit(v1::FRAME_KIND_STATISTICS, layer);
+  if (update != nullptr) SendRequest(v1::FRAME_KIND_PULL, step_, layer, std::move(update));
+}
+
+void SimWorker::SendRequest(v1::FrameKind kind, uint64_t step, uint32_t layer, std::shared_ptr<AnswerSink> sink) {
+  auto request = std::make_shared<Contribution>();
+  request->id = {kind, step, layer};
+  request->result = std::move(sink);
+  of_layer_[layer]->Submit(std::move(request));
+}
+
+// --- factors --------------------------------------------------------------------------------------------------------
+
+void SimWorker::MakeFactors() {
+  const auto check = [this](const std::string& layer, const MethodState& state) {
+    world_.trace().Note([&] { return process_.name() + " has " + layer + " at " + std::to_string(state.version); });
+    if (state.version == 0 || world_.job().inexact() || world_.KnowsState(layer, state)) return;
+    world_.Fail("I2: " + process_.name() + " has factors that no shard ever had");
+  };
+  events_.updated = [check](const std::string& layer, const Stacked&, const MethodState& after) {
+    check(layer, after);
+  };
+  events_.made = [](const std::string&) {};
+  events_.loaded = check;
+  absl::StatusOr<MethodSet> methods =
+      MethodSet::Make(world_.spec(), [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+        return std::make_unique<SimMethod>(events_);
+      });
+  PRECONDOR_CHECK(methods.ok());
+  factors_ = LocalFactors::MakeWith(world_.spec(), *std::move(methods), *MakeCpuBackend({}), /*threads=*/0,
+                                    process_.name(), [this](int64_t layer, const std::shared_ptr<AnswerSink>& sink) {
+                                      SendRequest(v1::FRAME_KIND_FETCH, ledger_.next_step(),
+                                                  static_cast<uint32_t>(layer), sink);
+                                    });
+  for (uint32_t layer = 0; layer < world_.spec().layers.size(); ++layer) {
+    factors_->Need(layer, ledger_.directive().ModeSince(step_));
   }
 }
+
+std::shared_ptr<SimWorker::Local> SimWorker::Precondition(uint32_t layer) {
+  auto local = std::make_shared<Local>();
+  // The average is the same on every rank.
+  local->gradient = world_.oracle().PartOf(ContributionKind::kGradient, step_, layer, 0, 0).values;
+  for (float& value : local->gradient) value = std::isnan(value) ? 1.0f : value;
+  local->out.resize(local->gradient.size());
+  const LayerSpec& shape = world_.spec().layers[layer];
+  const MatrixView out(local->out.data(), shape.d_out, shape.d_in);
+  local->state = std::make_shared<PreconditionFuture::State>(process_.name(), out, false, false);
+  factors_->Precondition(step_, ledger_.directive().ModeSince(step_), layer,
+                         ConstMatrixView(local->gradient.data(), shape.d_out, shape.d_in), out, local->state);
+  return local;
+}
+
+void SimWorker::WorkOnFactors() {
+  work_again_ = true;
+  if (std::exchange(working_, true)) return;
+  while (std::exchange(work_again_, false)) {
+    while (factors_ != nullptr && factors_->Work()) {
+    }
+    for (auto& [layer, asked] : asked_) {
+      if (asked.local == nullptr || asked.answer.has_value() || !asked.local->state->ready()) continue;
+      const absl::StatusOr<Preconditioned> outcome = asked.local->state->Wait();
+      if (!outcome.ok()) {
+        OnError(outcome.status());
+        continue;
+      }
+      GradientResult answer;
+      answer.decision = outcome->decision;
+      answer.bytes = std::make_shared<const Payload>(Encode(asked.local->out));
+      asked.answer = DigestOf(answer);
+      world_.trace().Note([&] {
+        return process_.name() + " preconditions layer " + std::to_string(layer) + " at " +
+               std::to_string(outcome->factor_version);
+      });
+      world_.Fail(world_.job().NoteAnswer(generation_, step_, layer, *asked.answer));
+    }
+    FinishStepIfComplete();
+  }
+  working_ = false;
+}
+
+// --- contributions --------------------------------------------------------------------------------------------------
 
 std::shared_ptr<Payload> SimWorker::Submit(v1::FrameKind kind, uint32_t layer) {
   const bool gradient = kind == v1::FRAME_KIND_GRADIENT;
@@ -249,7 +354,7 @@ void SimWorker::FinishStepIfComplete() {
   }
   const SessionSpec& spec = world_.spec();
   uint64_t weights = checkpoints_.weights(step_);
-  const bool alone = mode_ == Mode::kFirstOrder && spec.exchange == ExchangeMode::kDelegate;
+  const bool alone = mode_ == Mode::kFirstOrder && spec.exchange != ExchangeMode::kDirect;
   // Without the service: the job's own all-reduce.
   if (alone && !world_.AllReached(generation_, step_)) return;
   if (alone) weights = Mix(weights);

@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "client/cpp/src/contribution.h"
+#include "client/cpp/src/local_factors.h"
 #include "client/cpp/src/step_ledger.h"
 #include "server/core/contribution.h"
 #include "server/core/coordinator.h"
 #include "tests/sim/checkpoints.h"
 #include "tests/sim/process.h"
 #include "tests/sim/sim_link.h"
+#include "tests/sim/sim_method.h"
 
 namespace precondor::sim {
 
@@ -36,9 +38,16 @@ class SimWorker {
   std::string Describe() const;  // for messages
 
  private:
+  // The job's average, which this rank preconditions.
+  struct Local {
+    std::vector<float> gradient;
+    std::vector<float> out;
+    std::shared_ptr<PreconditionFuture::State> state;
+  };
   // A gradient that the step waits for.
   struct Asked {
     std::shared_ptr<Payload> memory;  // the trainer's; null until it is submitted
+    std::shared_ptr<Local> local;     // the same where this rank preconditions it itself
     std::optional<uint64_t> answer;   // its digest
   };
 
@@ -55,7 +64,13 @@ class SimWorker {
   void SubmitGradients();
   // The trainer's memory that it is sent from.
   std::shared_ptr<Payload> Submit(v1::FrameKind kind, uint32_t layer);
+  void SubmitStatistics(uint32_t layer);
+  void SendRequest(v1::FrameKind kind, uint64_t step, uint32_t layer, std::shared_ptr<AnswerSink> sink);
   void OnAnswer(uint32_t layer, const GradientResult& result);
+  // Where workers have factors: a process's first, and all that there is to do about them.
+  void MakeFactors();
+  std::shared_ptr<Local> Precondition(uint32_t layer);
+  void WorkOnFactors();
   void OnError(const absl::Status& status);
   // All that was sent is acknowledged.
   bool Flushed() const;
@@ -80,6 +95,10 @@ class SimWorker {
   std::map<uint32_t, Asked> asked_;                        // by layer
   std::map<std::string, std::unique_ptr<SimLink>> links_;  // by address
   std::vector<SimLink*> of_layer_;
+  MethodEvents events_;
+  std::unique_ptr<LocalFactors> factors_;  // null: not joined yet, or workers have none
+  bool working_ = false;                   // on them
+  bool work_again_ = false;
 };
 
 }  // namespace precondor::sim

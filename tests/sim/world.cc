@@ -26,7 +26,9 @@ std::string KeyText(const ContributionHeader& header) {
   const ContributionKey& key = header.key;
   return "layer " + std::to_string(key.layer) + " rank " + std::to_string(key.rank) + " incarnation " +
          std::to_string(key.incarnation) + " step " + std::to_string(key.step) + " epoch " + std::to_string(key.epoch) +
-         (header.kind == ContributionKind::kGradient ? " gradient" : " statistics");
+         (header.kind == ContributionKind::kGradient ? " gradient"
+          : header.kind == ContributionKind::kPull   ? " pull"
+                                                     : " statistics");
 }
 
 World::World(Scenario scenario, size_t trace_lines)
@@ -160,6 +162,10 @@ LayerWitness::Estate World::EstateOf(uint32_t layer, uint64_t epoch) const {
     found.exact = false;  // it may still go on
   }
   return found;
+}
+
+bool World::KnowsState(const std::string& layer, const MethodState& state) const {
+  return std::any_of(shards_.begin(), shards_.end(), [&](const auto& shard) { return shard->Had(layer, state); });
 }
 
 bool World::AllDone() const {

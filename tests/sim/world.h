@@ -62,6 +62,8 @@ class World {
   // A shard is gone, and had this layer since `epoch`.
   void Leave(uint32_t layer, uint64_t epoch, LayerWitness::Estate estate);
   // What the layer's last owner before `epoch` had.
+  // Whether some shard has had the layer in that state.
+  bool KnowsState(const std::string& layer, const MethodState& state) const;
   LayerWitness::Estate EstateOf(uint32_t layer, uint64_t epoch) const;
   // Every rank has begun the step, or has come past it.
   bool AllReached(uint64_t generation, uint64_t step) const;

@@ -29,9 +29,16 @@ absl::StatusOr<std::unique_ptr<LocalFactors>> LocalFactors::Make(const SessionSp
                                                                  Fetch fetch) {
   PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(spec));
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeCpuBackend({}));
+  return MakeWith(spec, std::move(methods), std::move(backend), std::max(threads, 1), std::move(what),
+                  std::move(fetch));
+}
+
+std::unique_ptr<LocalFactors> LocalFactors::MakeWith(const SessionSpec& spec, MethodSet methods,
+                                                     std::unique_ptr<Backend> backend, int threads, std::string what,
+                                                     Fetch fetch) {
   std::unique_ptr<LocalFactors> factors(
       new LocalFactors(spec, std::move(what), std::move(fetch), std::move(methods), std::move(backend)));
-  for (int i = 0; i < std::max(threads, 1); ++i) {
+  for (int i = 0; i < threads; ++i) {
     factors->threads_.emplace_back([factors = factors.get()] { factors->Loop(); });
   }
   return factors;
@@ -236,19 +243,28 @@ void LocalFactors::GiveUp(int64_t index, uint64_t from_step, const absl::Status&
 
 void LocalFactors::Loop() {
   while (true) {
-    int64_t index = 0;
     {
       MutexLock lock(mu_);
       changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !ready_.empty(); });
       if (stopping_) return;
-      index = ready_.front();
-      ready_.pop_front();
-      layers_[static_cast<size_t>(index)].queued = false;
-      layers_[static_cast<size_t>(index)].busy = true;
     }
-    while (WorkOn(index)) {
-    }
+    Work();
   }
+}
+
+bool LocalFactors::Work() {
+  int64_t index = 0;
+  {
+    MutexLock lock(mu_);
+    if (ready_.empty()) return false;
+    index = ready_.front();
+    ready_.pop_front();
+    layers_[static_cast<size_t>(index)].queued = false;
+    layers_[static_cast<size_t>(index)].busy = true;
+  }
+  while (WorkOn(index)) {
+  }
+  return true;
 }
 
 bool LocalFactors::WorkOn(int64_t index) {

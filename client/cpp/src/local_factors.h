@@ -42,6 +42,10 @@ class LocalFactors {
   // Factors on the CPU (kernels/cpu). `what`: for messages. Errors: those of MethodSet::Make.
   static absl::StatusOr<std::unique_ptr<LocalFactors>> Make(const SessionSpec& spec, int threads, std::string what,
                                                             Fetch fetch);
+  // With this arithmetic. `threads` 0: there is none but that of who calls Work.
+  static std::unique_ptr<LocalFactors> MakeWith(const SessionSpec& spec, MethodSet methods,
+                                                std::unique_ptr<Backend> backend, int threads, std::string what,
+                                                Fetch fetch);
   ~LocalFactors();
   // Ends the threads and answers what is left with Cancelled. Nothing calls `fetch` afterwards.
   void Stop();
@@ -59,6 +63,8 @@ class LocalFactors {
                     const std::shared_ptr<PreconditionFuture::State>& answer);
   // In first order the layer's factors are of no use: frees them, once nothing waits for them.
   void Release(int64_t layer);
+  // Does all that there is to do about one layer, on this thread; false when there is nothing.
+  bool Work();
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
 

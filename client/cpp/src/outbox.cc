@@ -218,7 +218,11 @@ Outbox::Item Outbox::Erase(Sequence sequence) {
 Outbox::Item Outbox::Finish(const ContributionId& id, Item kept, uint64_t factor_version) {
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) return nullptr;
-  if (!SealsAnswer(id.kind)) return Erase(found->second);
+  if (!SealsAnswer(id.kind)) {
+    // They are those after all earlier steps, which a new memory is to know of.
+    if (id.step > 0) answered_.try_emplace(id.layer, LastAnswer{.step = id.step - 1, .factor_version = factor_version});
+    return Erase(found->second);
+  }
   const Sequence sequence = found->second;
   kept_.OnAnswer(id, sequence, next_sequence_);
   if (kept != nullptr && keeps_gradients()) kept_.KeepGradient(sequence, std::move(kept), next_sequence_);

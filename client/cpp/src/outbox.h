@@ -159,7 +159,7 @@ class Outbox {
   size_t unacknowledged_ = 0;
   // Per layer the last statistics acknowledged, until a result shows that their step was sealed.
   std::map<uint32_t, Item> retained_;
-  // Per layer the last answer to a gradient.
+  // Per layer the last answer to a gradient or pull; before the first, what a fetch has told.
   struct LastAnswer {
     uint64_t step = 0;
     uint64_t factor_version = 0;  // 0 in first order, where factors may be given up

@@ -54,7 +54,7 @@ uint64_t StepControl::ModeSince(uint64_t step) const {
 
 uint64_t StepControl::LastFirstOrder() const {
   MutexLock lock(mu_);
-  return ledger_.directive().LastFirstOrder();
+  return ledger_.directive().LastFirstOrder(ledger_.next_step());
 }
 
 uint64_t StepControl::next_step() const {

@@ -34,10 +34,10 @@ uint64_t WorkerDirective::ModeSince(uint64_t step) const {
   return since;
 }
 
-uint64_t WorkerDirective::LastFirstOrder() const {
+uint64_t WorkerDirective::LastFirstOrder(uint64_t step) const {
   uint64_t last = 0;
   for (const auto& [first_step, value] : modes) {
-    if (value == Mode::kFirstOrder) last = first_step;
+    if (value == Mode::kFirstOrder && first_step <= step) last = first_step;
   }
   return last;
 }

@@ -27,8 +27,9 @@ struct WorkerDirective {
   Mode ModeOf(uint64_t step) const;
   // The first step of the run of steps in one mode that has this one.
   uint64_t ModeSince(uint64_t step) const;
-  // Factors of earlier steps are of no use to later ones: first order begins there. 0: it never does.
-  uint64_t LastFirstOrder() const;
+  // Factors of steps before it are of no use to `step`: first order began there, and shards may have let go of them.
+  // 0: it has not.
+  uint64_t LastFirstOrder(uint64_t step) const;
   // Whether the job has gone back, after `epoch`, below what a worker has finished that begins `next_step` next.
   bool LeavesBehind(uint64_t epoch, uint64_t next_step) const;
   static absl::StatusOr<WorkerDirective> Decode(const v1::Directive& directive);

@@ -136,7 +136,8 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
   if (directive.went_back_epoch != 0) worker->went_back_to_ = directive.resume_step;
   worker->Start(as.first_step, std::move(directive));
-  if (worker->factors_ != nullptr && worker->ModeOf(as.first_step) == Mode::kSecondOrder) {
+  // In first order too: the shards learn that the rank has begun.
+  if (worker->factors_ != nullptr) {
     const int64_t layers = static_cast<int64_t>(worker->spec_.layers.size());
     const uint64_t since = worker->steps_->ModeSince(as.first_step);
     for (int64_t layer = 0; layer < layers; ++layer) worker->factors_->Need(layer, since);

@@ -120,7 +120,19 @@ TEST_F(OutboxTest, StatisticsAreDoneWithTheAckAndGradientsWithTheResult) {
   EXPECT_TRUE(outbox_.empty());
 }
 
-// A PULL is what a gradient is: done with its result, kept and told of; a FETCH is neither.
+TEST_F(OutboxTest, BeforeTheFirstPullAnotherMemoryIsToldWhatWasFetched) {
+  outbox_.StartStream(kCredit, 7);
+  for (const auto& [step, layer] : {std::pair(0, 0), std::pair(10, 1)}) {
+    ASSERT_TRUE(Add(Fetch(step, layer), 0).ok());
+    WriteAll();
+    outbox_.Finish(Fetch(step, layer), nullptr, 3);
+  }
+  outbox_.StartStream(kCredit, 8);
+  EXPECT_EQ(WriteAll(), "R10.1v3") << "layer 0 has everything before it";
+  EXPECT_EQ(outbox_.answered_through(), 9u);
+}
+
+// A PULL is what a gradient is: done with its result, kept and told of; a FETCH is not kept.
 TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
   outbox_.StartStream(kCredit, 7);
   for (const uint64_t step : {10, 20}) {

@@ -72,8 +72,10 @@ TEST(StepLedgerTest, ModesHoldFromTheirFirstStepOn) {
   directive.modes.push_back({9, Mode::kSecondOrder});
   EXPECT_EQ(directive.ModeSince(8), 4u);
   EXPECT_EQ(directive.ModeSince(30), 9u);
-  EXPECT_EQ(directive.LastFirstOrder(), 4u);
-  EXPECT_EQ(WorkerDirective().LastFirstOrder(), 0u);
+  EXPECT_EQ(directive.LastFirstOrder(30), 4u);
+  EXPECT_EQ(directive.LastFirstOrder(4), 4u);
+  EXPECT_EQ(directive.LastFirstOrder(3), 0u) << "the shards need their factors until it is there";
+  EXPECT_EQ(WorkerDirective().LastFirstOrder(30), 0u);
 }
 
 }  // namespace

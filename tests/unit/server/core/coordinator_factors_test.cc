@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When shards hold a session's factors: as long as a step needs them, and again before one is promised that does.
+#include "kernels/methods/registry.h"
 #include "tests/unit/server/core/coordinator_fixture.h"
 
 namespace precondor {
@@ -156,6 +157,28 @@ TEST_F(CoordinatorFactorsTest, AreHeldAgainWhenTheJobGoesBackToStepsInSecondOrde
   shards[0]->gone = 4;
   clock.Advance(absl::Seconds(1));
   ASSERT_TRUE(coordinator->JoinSession("job", 1, 7, 4).ok());
+  EXPECT_FALSE(Released(0));
+  EXPECT_FALSE(Released(1));
+}
+
+TEST_F(CoordinatorFactorsTest, AWorkerThatNeedsReleasedOnesItselfTakesTheJobBack) {
+  FallBackAt(12);
+  spec.exchange = ExchangeMode::kReplay;
+  spec.method.name = "identity";  // one that may be asked for
+  options.make_method = MakeMethod;
+  MakeCoordinator();
+  Begin();
+  for (uint64_t step = 0; step < 14; ++step) ReportAll(step);
+  coordinator->Reconcile();
+  ASSERT_TRUE(Released(0) && Released(1));
+  clock.Advance(absl::Seconds(1));
+  EXPECT_EQ(coordinator->JoinSession("job", 1, 6, 12)->directive.went_back_epoch, 0u) << "in first order";
+  EXPECT_TRUE(Released(0) && Released(1));
+  clock.Advance(absl::Seconds(1));
+  // The shards keep the step, and not the factors for it.
+  const auto joined = coordinator->JoinSession("job", 1, 7, 11);
+  EXPECT_EQ(joined->directive.went_back_epoch, joined->epoch);
+  EXPECT_EQ(joined->directive.resume_step, 11u);
   EXPECT_FALSE(Released(0));
   EXPECT_FALSE(Released(1));
 }

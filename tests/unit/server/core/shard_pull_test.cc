@@ -37,6 +37,16 @@ class ShardPullTest : public ShardFixture {
     EXPECT_TRUE(fetched.has_value() && fetched->ok()) << fetched->status();
     return **fetched;
   }
+  // Another process has the rank, in a new epoch.
+  void Replace(uint32_t rank, uint64_t first_step) {
+    incarnations[rank] = Holder(rank) + 1;
+    ++epoch;
+    SessionInstall install = MakeInstall(epoch);
+    install.members[rank].first_step = first_step;
+    const auto gone = shard->Fence({.session_id = kSession, .epoch = epoch, .members = install.members});
+    ASSERT_TRUE(gone.ok() && !gone->has_value()) << gone.status();
+    ASSERT_TRUE(shard->Install(install).ok());
+  }
   // Both ranks' statistics and pulls; the answer, the same for both.
   GradientResult Step(uint64_t step) {
     for (uint32_t rank : {0u, 1u}) EXPECT_TRUE(Statistics(step, rank, 1.0f + rank)->accepted());
@@ -183,6 +193,56 @@ TEST_F(ShardPullTest, AProcessThatBeginsBeforeASealedStepIsTooLate) {
     const EpochFence fence{.session_id = kSession, .epoch = 2, .members = {{0, 1, 0}, {1, 2, first_step}}};
     EXPECT_EQ(shard->Fence(fence)->has_value(), too_late) << first_step;
   }
+}
+
+// A new process of rank 1, which begins there.
+TEST_F(ShardPullTest, FactorsWaitForAProcessThatBeginsAgainBeforeTheStep) {
+  Start();
+  Step(0);
+  EXPECT_TRUE(Statistics(1, 1, 1)->accepted());
+  Replace(1, /*first_step=*/0);
+  EXPECT_TRUE(Statistics(1, 0, 2)->accepted());
+  const std::shared_ptr<Reply> ahead = Pull(1, 0);
+  // Step 1 has everybody's statistics; the new process is to repeat step 0 with the factors of then.
+  EXPECT_EQ(Fetch(1).factor_version, 1u);
+  EXPECT_EQ((*Pull(0, 1)->result)->factor_version, 1u);
+  EXPECT_EQ(Fetch(1).factor_version, 1u);
+  EXPECT_FALSE(ahead->result.has_value());
+  EXPECT_TRUE(Statistics(1, 1, 1)->duplicate());
+  EXPECT_EQ((*Pull(1, 1)->result)->factor_version, 2u);
+  EXPECT_EQ((*ahead->result)->factor_version, 2u);
+}
+
+TEST_F(ShardPullTest, NobodyWaitsForThePullOfARankThatBeginsLater) {
+  MemoryJournal journal;
+  options.journal = &journal;
+  Start();
+  Step(0);
+  Replace(1, /*first_step=*/1);
+  MakeShard();  // which does not know who had asked for step 0
+  journal.Restore(*shard);
+  ASSERT_TRUE(shard->FinishReplay().empty());
+  const std::shared_ptr<Reply> waiting = Pull(0, 0);
+  EXPECT_FALSE(waiting->result.has_value()) << "rank 1 may be told to begin earlier";
+  EXPECT_EQ(Fetch(1).factor_version, 1u);
+  ASSERT_TRUE(waiting->result.has_value());
+  EXPECT_EQ((*waiting->result)->factor_version, 1u);
+  EXPECT_EQ(Step(1).factor_version, 2u);
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
+// The first rank that comes back has opened a step so late that the window is past the other's answer.
+TEST_F(ShardPullTest, ALossIsNoticedBehindTheWindowToo) {
+  Start();
+  for (const uint64_t step : {0, 1, 2}) Step(step);
+  Start();  // with nothing
+  EXPECT_TRUE(Statistics(9, 0, 1)->accepted());
+  const ContributionKey key = PullHeader(2, 1).key;
+  EXPECT_EQ(GetErrorReason(shard->Resume(key, 3)), ErrorReason::kMemoryLost);
+  Start();
+  EXPECT_TRUE(Statistics(9, 0, 1)->accepted());
+  EXPECT_TRUE(Statistics(9, 1, 1)->accepted());
+  EXPECT_TRUE(shard->Resume(key, 3).ok()) << "from a stream that broke long ago";
 }
 
 TEST_F(ShardPullTest, RefusesWhatDoesNotBelongToTheMode) {
