@@ -51,6 +51,7 @@ OURS = [
             "server/recovery/",
             "server/store/",
             "client/cpp/src/contribution.h",
+            "client/cpp/src/local_factors.h",
             "client/cpp/src/outbox.h",
             "client/cpp/src/result_state.h",
             "client/cpp/src/step_ledger.h",

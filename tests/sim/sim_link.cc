@@ -10,7 +10,6 @@
 #include "client/cpp/src/result_state.h"
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
-#include "proto/wire/tensor_codec.h"
 #include "tests/sim/world.h"
 
 namespace precondor::sim {
