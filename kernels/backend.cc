@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/operation.h"
 
 namespace precondor {
 namespace {
@@ -93,17 +96,23 @@ DeviceMatrix& DeviceMatrix::operator=(DeviceMatrix&& other) noexcept {
 }
 
 DeviceMatrix::~DeviceMatrix() {
-  if (view_.data != nullptr) backend_->DoFree(view_.data, view_.size());
+  if (backend_ != nullptr && view_.data != nullptr) backend_->DoFree(view_.data, view_.size());
 }
 
-absl::StatusOr<DeviceMatrix> Backend::Allocate(int64_t rows, int64_t cols) {
+absl::StatusOr<DeviceMatrix> Backend::Allocate(int64_t rows, int64_t cols) { return Allocate(rows, cols, true); }
+
+absl::StatusOr<DeviceMatrix> Backend::AllocateScratch(int64_t rows, int64_t cols) {
+  return Allocate(rows, cols, false);
+}
+
+absl::StatusOr<DeviceMatrix> Backend::Allocate(int64_t rows, int64_t cols, bool zeroed) {
   constexpr int64_t kMaxElements = int64_t{1} << 40;
   if (rows < 0 || cols < 0 || (cols > 0 && rows > kMaxElements / cols)) {
     return absl::InvalidArgumentError(
         absl::StrCat("Allocate: expected non-negative extents and at most 2^40 elements, got ", Shape(rows, cols)));
   }
   if (rows * cols == 0) return DeviceMatrix(this, MatrixView(nullptr, rows, cols));
-  PRECONDOR_ASSIGN_OR_RETURN(float* data, DoAllocate(rows * cols));
+  PRECONDOR_ASSIGN_OR_RETURN(float* data, zeroed ? DoAllocate(rows * cols) : DoAllocateScratch(rows * cols));
   return DeviceMatrix(this, MatrixView(data, rows, cols));
 }
 
@@ -348,6 +357,61 @@ absl::Status Backend::FillNormal(const CounterRandom& random, MatrixView x) {
   return x.size() == 0 ? absl::OkStatus() : DoFillNormal(random, x);
 }
 
+void Backend::RunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
+  if (!operations.empty()) DoRunTogether(operations, statuses);
+}
+
+void Backend::DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
+  for (size_t i = 0; i < operations.size(); ++i) statuses[i] = RunAlone(*operations[i]);
+}
+
+absl::Status Backend::RunAlone(const Operation& operation) {
+  const auto run = [this](const auto& what) -> absl::Status {
+    using Kind = std::decay_t<decltype(what)>;
+    if constexpr (std::is_same_v<Kind, Operation::Elementwise>) {
+      return RunElementwise(what);
+    } else if constexpr (std::is_same_v<Kind, Operation::Gemm>) {
+      return DoGemm(what.alpha, what.a, what.transpose_a, what.b, what.transpose_b, what.beta, what.c);
+    } else if constexpr (std::is_same_v<Kind, Operation::SymmetricUpdateMultiply>) {
+      SymmetricMatrix m = SymmetricMatrix::Showing(what.raw, what.n, what.storage);
+      return DoSymmetricUpdateMultiply(what.scale, what.shift, what.weights, what.rows, m, what.v, what.y);
+    } else if constexpr (std::is_same_v<Kind, Operation::RowSquaredNorms>) {
+      return DoRowSquaredNorms(what.x, what.out);
+    } else if constexpr (std::is_same_v<Kind, Operation::Dot>) {
+      PRECONDOR_ASSIGN_OR_RETURN(*what.out, DoDot(what.x, what.y));
+      return absl::OkStatus();
+    } else {
+      static_assert(std::is_same_v<Kind, Operation::SpdInverse>);
+      return DoSpdInverse(what.a, what.x);
+    }
+  };
+  return std::visit(run, operation.what);
+}
+
+// A template for the sake of the header, where Operation is but a name.
+template <typename Elementwise>
+absl::Status Backend::RunElementwise(const Elementwise& e) {
+  switch (e.kind) {
+    case ElementwiseKind::kAxpby:
+      return DoAxpby(e.alpha, e.x, e.beta, e.y);
+    case ElementwiseKind::kScaleRows:
+      return DoScaleRows(e.scales, e.x, e.y);
+    case ElementwiseKind::kScaleColumns:
+      return DoScaleColumns(e.scales, e.x, e.y);
+    case ElementwiseKind::kScaleBothSides:
+      return DoScaleBothSides(e.scales, e.x, e.y);
+    case ElementwiseKind::kAddDiagonal:
+      return DoAddDiagonal(e.alpha, e.y);
+    case ElementwiseKind::kPackLower:
+      return DoPackLower(e.x, e.y);
+    case ElementwiseKind::kUnpackLower:
+      return DoUnpackLower(e.x, e.y);
+    case ElementwiseKind::kPackRow:
+      return DoPackRow(e.x, e.row, e.y);
+  }
+  return absl::InternalError("RunTogether: unknown kind of operation");
+}
+
 // With X = P D, Y = D Q' and K = P Y,
 //   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - [P'S, Y] [X - K T Q; T Q]
 //                                                         = D - [P'S, (Y - P'S K) T] [X; Q],
@@ -362,15 +426,15 @@ absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, cons
   const int64_t p = out.vectors.rows, q = in.vectors.rows;
   PRECONDOR_RETURN_IF_ERROR(scale == 1.0 ? DoCopy(d, u) : DoAxpby(scale, d, 0.0, u));
   if (p + q == 0) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix left, Allocate(d.rows, p + q));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix right, Allocate(p + q, d.cols));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix k, Allocate(p, q));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix left, AllocateScratch(d.rows, p + q));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix right, AllocateScratch(p + q, d.cols));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix k, AllocateScratch(p, q));
   const MatrixView ps = Columns(left.view(), 0, p), y = Columns(left.view(), p, q);
   const MatrixView x = right.view().RowRange(0, p), rest = right.view().RowRange(p, q);
   PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kNo, d, Transpose::kNo, 0.0, x));
   PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kYes, out.core, Transpose::kNo, 0.0, ps));
   if (d.rows < d.cols) {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix raw_y, Allocate(d.rows, q));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix raw_y, AllocateScratch(d.rows, q));
     PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, raw_y.view()));
     PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kNo, raw_y.view(), Transpose::kNo, 0.0, k.view()));
     PRECONDOR_RETURN_IF_ERROR(Gemm(-1.0, ps, Transpose::kNo, k.view(), Transpose::kNo, 1.0, raw_y.view()));
@@ -396,7 +460,7 @@ absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, cons
 
 absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision,
                                           MatrixView u) {
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, Allocate(d.rows, d.cols));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, AllocateScratch(d.rows, d.cols));
   PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, l, Transpose::kNo, d, Transpose::kNo, 0.0, half.view()));
   return Gemm(1.0, half.view(), Transpose::kNo, r, Transpose::kNo, 0.0, u);
 }

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -27,8 +28,9 @@
 namespace precondor {
 
 class Backend;
+struct Operation;  // kernels/operation.h
 
-// Device memory for one f32 matrix, zeroed at birth, freed at death. Must not outlive its backend.
+// Device memory for one f32 matrix, freed at death. Must not outlive its backend.
 class DeviceMatrix {
  public:
   DeviceMatrix() = default;
@@ -44,6 +46,7 @@ class DeviceMatrix {
 
  private:
   friend class Backend;
+  friend class SymmetricMatrix;
   DeviceMatrix(Backend* backend, MatrixView view) : backend_(backend), view_(view) {}
   Backend* backend_ = nullptr;
   MatrixView view_;
@@ -59,6 +62,14 @@ class SymmetricMatrix {
   // The memory as it is, 32 f32 a row whatever the storage: to copy and to save, not to compute with.
   MatrixView raw() { return tiles_.view(); }
   ConstMatrixView raw() const { return tiles_.view(); }
+  // One that shows the memory of another and owns nothing.
+  static SymmetricMatrix Showing(MatrixView raw, int64_t n, SymmetricStorage storage) {
+    SymmetricMatrix shown;
+    shown.tiles_.view_ = raw;
+    shown.n_ = n;
+    shown.storage_ = storage;
+    return shown;
+  }
 
  private:
   friend class Backend;
@@ -91,7 +102,10 @@ class Backend {
   virtual absl::string_view name() const = 0;  // "cpu", "cuda"
 
   // --- memory -----------------------------------------------------------------------------------------------
+  // Zeroed.
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols);
+  // The same with contents that nobody has chosen, for what is written before it is read.
+  absl::StatusOr<DeviceMatrix> AllocateScratch(int64_t rows, int64_t cols);
   // Unimplemented for a storage that the backend does not know; all know kF32. TileBytes(n, storage) bytes.
   absl::StatusOr<SymmetricMatrix> AllocateSymmetric(int64_t n, SymmetricStorage storage);
   int64_t allocated_bytes() const;
@@ -100,6 +114,30 @@ class Backend {
   absl::Status Upload(ConstMatrixView host, MatrixView device);
   absl::Status Download(ConstMatrixView device, MatrixView host);
   absl::Status Copy(ConstMatrixView from, MatrixView to);
+
+  // --- tasks ------------------------------------------------------------------------------------------------
+  // A run of operations on one thread that depend on each other and on those of no other task: a backend may put them
+  // off and run several threads' together (kernels/grouping_backend.h). Memory that they use must live until the task
+  // ends, and nobody else may use what they write. A task within a task of the same thread is part of it.
+  class Task {
+   public:
+    explicit Task(Backend& backend) : backend_(&backend) { backend.DoBeginTask(); }
+    ~Task() { (void)Finish(); }
+    Task(const Task&) = delete;
+    Task& operator=(const Task&) = delete;
+    // Ends it: all of its operations are on their way, before any that begins later. The error of one that was put off
+    // ends the backend's use. Once; later calls do nothing.
+    absl::Status Finish() {
+      Backend* const backend = std::exchange(backend_, nullptr);
+      return backend == nullptr ? absl::OkStatus() : backend->DoEndTask();
+    }
+
+   private:
+    Backend* backend_;
+  };
+  // Runs operations of one kind that do not depend on each other, in any order; statuses[i] is that of operations[i].
+  // What comes out is to the bit what each would give alone.
+  void RunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
 
   // --- primitives -------------------------------------------------------------------------------------------
   // c = alpha op(a) op(b) + beta c. c must alias neither a nor b. beta == 0 ignores what c held, NaN included.
@@ -194,9 +232,15 @@ class Backend {
 
  protected:
   virtual absl::StatusOr<float*> DoAllocate(int64_t elements) = 0;  // zeroed, 64-byte aligned
+  // Not zeroed, if that is cheaper.
+  virtual absl::StatusOr<float*> DoAllocateScratch(int64_t elements) { return DoAllocate(elements); }
   virtual void DoFree(float* data, int64_t elements) = 0;
   virtual int64_t DoAllocatedBytes() const = 0;
   virtual void DoTrim() {}  // for backends that keep nothing
+  virtual void DoBeginTask() {}
+  virtual absl::Status DoEndTask() { return absl::OkStatus(); }
+  // The default runs one after the other.
+  virtual void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
   virtual absl::Status DoDownload(ConstMatrixView device, MatrixView host) = 0;
   virtual absl::Status DoCopy(ConstMatrixView from, MatrixView to) = 0;
@@ -249,8 +293,22 @@ class Backend {
   virtual absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
   virtual absl::Status DoFillNormal(const CounterRandom& random, MatrixView x);
 
+  // For a backend that passes calls on to another one.
+  static absl::StatusOr<float*> AllocateOn(Backend& backend, int64_t elements) { return backend.DoAllocate(elements); }
+  static absl::StatusOr<float*> AllocateScratchOn(Backend& backend, int64_t elements) {
+    return backend.DoAllocateScratch(elements);
+  }
+  static bool KnowsSymmetricOn(const Backend& backend, SymmetricStorage storage) {
+    return backend.DoKnowsSymmetric(storage);
+  }
+  static void FreeOn(Backend& backend, float* data, int64_t elements) { backend.DoFree(data, elements); }
+
  private:
   friend class DeviceMatrix;
+  absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols, bool zeroed);
+  absl::Status RunAlone(const Operation& operation);
+  template <typename Elementwise>
+  absl::Status RunElementwise(const Elementwise& operation);
 };
 
 }  // namespace precondor

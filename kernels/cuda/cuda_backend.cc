@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cuda_bf16.h>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -12,8 +14,11 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/reductions.h"
+#include "kernels/cuda/spd_inverses.h"
 #include "kernels/cuda/symmetric_tiles.h"
+#include "kernels/operation.h"
 
 namespace precondor {
 namespace {
@@ -39,6 +44,10 @@ class CudaBackend final : public Backend {
     PRECONDOR_ASSIGN_OR_RETURN(void* const data, device_->Allocate(Bytes(elements), /*zeroed=*/true));
     return static_cast<float*>(data);
   }
+  absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
+    PRECONDOR_ASSIGN_OR_RETURN(void* const data, device_->Allocate(Bytes(elements), /*zeroed=*/false));
+    return static_cast<float*>(data);
+  }
   void DoFree(float* data, int64_t elements) override { device_->Free(data, Bytes(elements)); }
   int64_t DoAllocatedBytes() const override { return device_->allocated_bytes(); }
   void DoTrim() override { device_->Trim(); }
@@ -48,37 +57,105 @@ class CudaBackend final : public Backend {
   absl::Status DoDownload(ConstMatrixView device, MatrixView host) override { return device_->Download(device, host); }
   absl::Status DoCopy(ConstMatrixView from, MatrixView to) override { return device_->Copy(from, to); }
 
+  // --- operations that run together, one or many alike --------------------------------------------------------------
+  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    std::visit([&](const auto& first) { RunKind(first, operations, statuses); }, operations[0]->what);
+  }
+  template <typename Kind>
+  void RunKind(const Kind&, absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
+    std::vector<const Kind*> of_kind;
+    for (const Operation* operation : operations) of_kind.push_back(&std::get<Kind>(operation->what));
+    if constexpr (std::is_same_v<Kind, Operation::SpdInverse>) {
+      RunInverses(of_kind, statuses);
+    } else {
+      std::fill(statuses.begin(), statuses.end(), Run(of_kind));
+    }
+  }
+  absl::Status Run(absl::Span<const Operation::Elementwise* const> all) { return cuda::RunElementwise(*device_, all); }
+  absl::Status Run(absl::Span<const Operation::Gemm* const> all) { return cuda::RunProducts(*device_, all); }
+  absl::Status Run(absl::Span<const Operation::SymmetricUpdateMultiply* const> all) {
+    return cuda::RunSymmetricUpdates(*device_, all);
+  }
+  absl::Status Run(absl::Span<const Operation::RowSquaredNorms* const> all) {
+    return cuda::RunRowSquaredNorms(*device_, all);
+  }
+  absl::Status Run(absl::Span<const Operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
+  void RunInverses(absl::Span<const Operation::SpdInverse* const> all, absl::Span<absl::Status> statuses) {
+    std::vector<const Operation::SpdInverse*> small;
+    std::vector<size_t> places;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i]->a.rows > cuda::kMostRowsOfSpdInverse) {
+        statuses[i] = InvertLarge(all[i]->a, all[i]->x);
+      } else {
+        small.push_back(all[i]);
+        places.push_back(i);
+      }
+    }
+    if (small.empty()) return;
+    std::vector<absl::Status> of_small(small.size());
+    const absl::Status run = cuda::RunSpdInverses(*device_, small, absl::MakeSpan(of_small));
+    for (size_t i = 0; i < small.size(); ++i) statuses[places[i]] = run.ok() ? of_small[i] : run;
+  }
+  template <typename Kind>
+  absl::Status RunOne(const Kind& operation) {
+    const Kind* const alone = &operation;
+    return Run(absl::Span<const Kind* const>(&alone, 1));
+  }
+
   absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
                       double beta, MatrixView c) override {
-    const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
-    const int64_t inner = transpose_a == Transpose::kYes ? a.rows : a.cols;
-    return device_->RunBlas("Gemm", [&](cublasHandle_t blas) {
-      return cublasSgemm_64(blas, Blas(transpose_b), Blas(transpose_a), c.cols, c.rows, inner, &fa, b.data, b.stride,
-                            a.data, a.stride, &fb, c.data, c.stride);
-    });
+    return RunOne(Operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c});
   }
-
   absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) override {
-    return device_->Run("Axpby", [&](cudaStream_t stream) { return cuda::Axpby(stream, alpha, x, beta, y); });
+    return RunOne(Operation::Elementwise{.alpha = alpha, .beta = beta, .x = x, .y = y});
   }
-
+  absl::Status Scale(ElementwiseKind kind, absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
+    return RunOne(Operation::Elementwise{.kind = kind, .scales = {scales.begin(), scales.end()}, .x = x, .y = y});
+  }
   absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(scales));
-    return device_->Run("ScaleRows", [&](cudaStream_t stream) { return cuda::ScaleRows(stream, sent.data(), x, y); });
+    return Scale(ElementwiseKind::kScaleRows, scales, x, y);
   }
-
   absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(scales));
-    return device_->Run("ScaleColumns",
-                        [&](cudaStream_t stream) { return cuda::ScaleColumns(stream, sent.data(), x, y); });
+    return Scale(ElementwiseKind::kScaleColumns, scales, x, y);
   }
-
   absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(scales));
-    return device_->Run("ScaleBothSides",
-                        [&](cudaStream_t stream) { return cuda::ScaleBothSides(stream, sent.data(), x, y); });
+    return Scale(ElementwiseKind::kScaleBothSides, scales, x, y);
+  }
+  absl::Status DoAddDiagonal(double value, MatrixView a) override {
+    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a});
+  }
+  absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
+    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kPackLower, .x = x, .y = packed});
+  }
+  absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
+    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kUnpackLower, .x = packed, .y = x});
+  }
+  absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) override {
+    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kPackRow, .row = i, .x = x, .y = packed});
+  }
+  absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
+                                         ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
+                                         MatrixView y) override {
+    return RunOne(Operation::SymmetricUpdateMultiply{
+        scale, shift, {weights.begin(), weights.end()}, rows, m.raw(), m.n(), m.storage(), v, y});
+  }
+  absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    return RunOne(Operation::RowSquaredNorms{x, out});
+  }
+  absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
+    double out = 0;
+    PRECONDOR_RETURN_IF_ERROR(RunOne(Operation::Dot{x, y, &out}));
+    return out;
+  }
+  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
+    const Operation::SpdInverse inverse{a, x};
+    const Operation::SpdInverse* const alone = &inverse;
+    absl::Status status;
+    RunInverses({&alone, 1}, {&status, 1});
+    return status;
   }
 
+  // --- the rest, one by one -----------------------------------------------------------------------------------------
   absl::Status DoMultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
                                   MatrixView z) override {
     return device_->Run("MultiplyElements",
@@ -109,20 +186,8 @@ class CudaBackend final : public Backend {
     });
   }
 
-  absl::Status DoAddDiagonal(double value, MatrixView a) override {
-    return device_->Run("AddDiagonal", [&](cudaStream_t stream) { return cuda::AddDiagonal(stream, value, a); });
-  }
   absl::Status DoSymmetrize(MatrixView a) override {
     return device_->Run("Symmetrize", [&](cudaStream_t stream) { return cuda::Symmetrize(stream, a); });
-  }
-  absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
-    return device_->Run("PackLower", [&](cudaStream_t stream) { return cuda::PackLower(stream, x, packed); });
-  }
-  absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
-    return device_->Run("UnpackLower", [&](cudaStream_t stream) { return cuda::UnpackLower(stream, packed, x); });
-  }
-  absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) override {
-    return device_->Run("PackRow", [&](cudaStream_t stream) { return cuda::PackRow(stream, x, i, packed); });
   }
   absl::Status DoFillNormal(const CounterRandom& random, MatrixView x) override {
     return device_->Run("FillNormal", [&](cudaStream_t stream) {
@@ -146,11 +211,6 @@ class CudaBackend final : public Backend {
     return value;
   }
 
-  absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
-    return ReduceToOne("Dot", x, [&](cudaStream_t stream, double* partials, double* out) {
-      return cuda::Dot(stream, x, y, partials, out);
-    });
-  }
   absl::StatusOr<double> DoAbsoluteSum(ConstMatrixView x) override {
     return ReduceToOne("AbsoluteSum", x, [&](cudaStream_t stream, double* partials, double* out) {
       return cuda::AbsoluteSum(stream, x, partials, out);
@@ -160,17 +220,6 @@ class CudaBackend final : public Backend {
     return ReduceToOne("AbsoluteMaximum", x, [&](cudaStream_t stream, double* partials, double* out) {
       return cuda::AbsoluteMaximum(stream, x, partials, out);
     });
-  }
-  absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
-    constexpr int64_t kLongRow = 1 << 16;  // more than one warp should walk
-    if (x.cols > kLongRow && x.rows < 64) {
-      for (int64_t i = 0; i < x.rows; ++i) {
-        PRECONDOR_ASSIGN_OR_RETURN(out[i], DoDot(x.RowRange(i, 1), x.RowRange(i, 1)));
-      }
-      return absl::OkStatus();
-    }
-    return Reduce("RowSquaredNorms", 0, out,
-                  [&](cudaStream_t stream, double*, double* norms) { return cuda::RowSquaredNorms(stream, x, norms); });
   }
   absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
     return Reduce("ColumnSquaredNorms", cuda::ColumnPartials(x), out,
@@ -215,7 +264,7 @@ class CudaBackend final : public Backend {
     return info;
   }
 
-  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
+  absl::Status InvertLarge(ConstMatrixView a, MatrixView x) {
     const int n = static_cast<int>(a.rows);
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> wide, WidenLower("SpdInverse", a));
     double* const m = wide.data();
@@ -239,10 +288,7 @@ class CudaBackend final : public Backend {
                       return cusolverDnDpotri(solver, kLowerTriangle, n, m, n, work, work_size, device_info);
                     }));
     }
-    if (info != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("SpdInverse: a: expected positive definite, but leading minor ", info, " of ", n, " is not"));
-    }
+    PRECONDOR_RETURN_IF_ERROR(cuda::InverseStatus(info, n));
     return device_->Run("SpdInverse", [&](cudaStream_t stream) { return cuda::NarrowLower(stream, m, x); });
   }
 
@@ -365,30 +411,6 @@ class CudaBackend final : public Backend {
     job.weights = weights.data();
     job.rows = rows;
     return job;
-  }
-
-  absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
-                                         ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
-                                         MatrixView y) override {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(weights));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> partials,
-                               device_->Array<float>(cuda::PartialElements(m.n(), v.rows)));
-    cuda::SymmetricJob job = Job(scale, shift, sent, rows, m.raw().data, m);
-    job.v = v;
-    job.y = y;
-    job.partials = partials.data();
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<cuda::SymmetricJob> jobs,
-                               device_->Send(absl::Span<const cuda::SymmetricJob>(&job, 1)));
-    PRECONDOR_RETURN_IF_ERROR(device_->Run("SymmetricUpdateMultiply", [&](cudaStream_t stream) {
-      return cuda::SymmetricUpdateMultiply(stream, jobs.data(), 1, cuda::TileCount(m.n()));
-    }));
-    if (v.rows == 0) return absl::OkStatus();
-    const auto sum = [&](cudaStream_t stream) {
-      return cuda::SymmetricSumPartials(stream, jobs.data(), 1, TileRows(m.n()) * v.rows);
-    };
-    // m has changed: an error now must not be taken for one that left it alone.
-    return job.updates() ? device_->RunOrLose("SymmetricUpdateMultiply", sum)
-                         : device_->Run("SymmetricUpdateMultiply", sum);
   }
 
   absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,

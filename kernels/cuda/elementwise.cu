@@ -51,31 +51,103 @@ __device__ uint64_t PhiloxBits(uint32_t key0, uint32_t key1, uint64_t nonce, uin
   return (uint64_t{c1} << 32) | c0;
 }
 
+// --- operations that run together -----------------------------------------------------------------------------------
+
+constexpr unsigned kThreads = kWarp * kRowsOfBlock;
+// A block's part of a matrix, and of a single row.
+constexpr int64_t kRowsOfPart = 32;
+constexpr int64_t kColumnsOfPart = 128;
+constexpr int64_t kElementsOfPart = kRowsOfPart * kColumnsOfPart;
+
+struct Extent {
+  int64_t rows, cols;
+};
+
+// Over which elements the job runs.
+__host__ __device__ Extent ExtentOf(const ElementwiseJob& job) {
+  switch (job.kind) {
+    case ElementwiseKind::kAddDiagonal:
+      return {1, job.y.rows};
+    case ElementwiseKind::kPackLower:
+    case ElementwiseKind::kPackRow:
+      return {job.x.rows, job.x.cols};
+    default:
+      return {job.y.rows, job.y.cols};
+  }
+}
+
+__host__ __device__ constexpr int64_t Parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
+
+__device__ void Apply(const ElementwiseJob& job, int64_t i, int64_t j) {
+  const ConstMatrixView x = job.x;
+  const MatrixView y = job.y;
+  switch (job.kind) {
+    case ElementwiseKind::kAxpby: {
+      const float from_x = job.alpha != 0.0 ? static_cast<float>(job.alpha) * x.at(i, j) : 0.0f;
+      y.at(i, j) = job.beta != 0.0 ? fmaf(static_cast<float>(job.beta), y.at(i, j), from_x) : from_x;
+      return;
+    }
+    case ElementwiseKind::kScaleRows:
+      y.at(i, j) = static_cast<float>(job.scales[i]) * x.at(i, j);
+      return;
+    case ElementwiseKind::kScaleColumns:
+      y.at(i, j) = static_cast<float>(job.scales[j]) * x.at(i, j);
+      return;
+    case ElementwiseKind::kScaleBothSides:
+      y.at(i, j) = static_cast<float>(job.scales[i] * job.scales[j] * x.at(i, j));
+      return;
+    case ElementwiseKind::kAddDiagonal:
+      y.at(j, j) = static_cast<float>(y.at(j, j) + job.alpha);
+      return;
+    case ElementwiseKind::kPackLower:
+      if (j <= i) y.data[PackedIndex(i, j)] = x.at(i, j);
+      return;
+    case ElementwiseKind::kUnpackLower:
+      y.at(i, j) = x.data[j <= i ? PackedIndex(i, j) : PackedIndex(j, i)];
+      return;
+    case ElementwiseKind::kPackRow:
+      y.data[j <= job.row ? PackedIndex(job.row, j) : PackedIndex(j, job.row)] = x.data[j];
+      return;
+  }
+}
+
+template <typename Jobs>
+__global__ void __launch_bounds__(kThreads) ElementwiseKernel(Jobs jobs, int64_t blocks) {
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const ElementwiseJob job = jobs.Of(block);
+    const Extent extent = ExtentOf(job);
+    const int64_t part = block - job.first;
+    if (extent.rows == 1) {
+      const int64_t end = std::min(extent.cols, (part + 1) * kElementsOfPart);
+      for (int64_t j = part * kElementsOfPart + threadIdx.x; j < end; j += kThreads) Apply(job, 0, j);
+      continue;
+    }
+    const int64_t across = Parts(extent.cols, kColumnsOfPart);
+    const int64_t row = part / across * kRowsOfPart, column = part % across * kColumnsOfPart;
+    const int64_t last_row = std::min(extent.rows, row + kRowsOfPart),
+                  last_column = std::min(extent.cols, column + kColumnsOfPart);
+    for (int64_t i = row + threadIdx.x / kWarp; i < last_row; i += kRowsOfBlock) {
+      for (int64_t j = column + threadIdx.x % kWarp; j < last_column; j += kWarp) Apply(job, i, j);
+    }
+  }
+}
+
 }  // namespace
 
-cudaError_t Axpby(cudaStream_t stream, double alpha, ConstMatrixView x, double beta, MatrixView y) {
-  const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
-  const bool reads_x = alpha != 0.0, reads_y = beta != 0.0;
-  return ForEach(stream, y.rows, y.cols, [=] __device__(int64_t i, int64_t j) {
-    const float from_x = reads_x ? fa * x.at(i, j) : 0.0f;
-    y.at(i, j) = reads_y ? fmaf(fb, y.at(i, j), from_x) : from_x;
-  });
+int64_t ElementwiseBlocks(const ElementwiseJob& job) {
+  const Extent extent = ExtentOf(job);
+  return extent.rows == 1 ? Parts(extent.cols, kElementsOfPart)
+                          : Parts(extent.rows, kRowsOfPart) * Parts(extent.cols, kColumnsOfPart);
 }
 
-cudaError_t ScaleRows(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y) {
-  return ForEach(stream, y.rows, y.cols,
-                 [=] __device__(int64_t i, int64_t j) { y.at(i, j) = static_cast<float>(scales[i]) * x.at(i, j); });
+cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob& job) {
+  return LaunchJobs(stream, ElementwiseBlocks(job), kThreads, ElementwiseKernel<OneJob<ElementwiseJob>>,
+                    OneJob<ElementwiseJob>{job});
 }
 
-cudaError_t ScaleColumns(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y) {
-  return ForEach(stream, y.rows, y.cols,
-                 [=] __device__(int64_t i, int64_t j) { y.at(i, j) = static_cast<float>(scales[j]) * x.at(i, j); });
-}
-
-cudaError_t ScaleBothSides(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y) {
-  return ForEach(stream, y.rows, y.cols, [=] __device__(int64_t i, int64_t j) {
-    y.at(i, j) = static_cast<float>(scales[i] * scales[j] * x.at(i, j));
-  });
+cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob* jobs, int count, int64_t blocks) {
+  return LaunchJobs(stream, blocks, kThreads, ElementwiseKernel<ManyJobs<ElementwiseJob>>,
+                    ManyJobs<ElementwiseJob>{jobs, count});
 }
 
 cudaError_t MultiplyElements(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
@@ -108,34 +180,8 @@ cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* colu
   });
 }
 
-cudaError_t AddDiagonal(cudaStream_t stream, double value, MatrixView a) {
-  return ForEach(stream, 1, a.rows,
-                 [=] __device__(int64_t, int64_t i) { a.at(i, i) = static_cast<float>(a.at(i, i) + value); });
-}
-
 cudaError_t Symmetrize(cudaStream_t stream, MatrixView a) {
   return CombineTriangles(stream, a, [] __device__(float below, float above) { return 0.5f * below + 0.5f * above; });
-}
-
-cudaError_t PackLower(cudaStream_t stream, ConstMatrixView x, MatrixView packed) {
-  float* const out = packed.data;
-  return ForEach(stream, x.rows, x.cols, [=] __device__(int64_t i, int64_t j) {
-    if (j <= i) out[PackedIndex(i, j)] = x.at(i, j);
-  });
-}
-
-cudaError_t UnpackLower(cudaStream_t stream, ConstMatrixView packed, MatrixView x) {
-  const float* const in = packed.data;
-  return ForEach(stream, x.rows, x.cols, [=] __device__(int64_t i, int64_t j) {
-    x.at(i, j) = in[j <= i ? PackedIndex(i, j) : PackedIndex(j, i)];
-  });
-}
-
-cudaError_t PackRow(cudaStream_t stream, ConstMatrixView x, int64_t row, MatrixView packed) {
-  float* const out = packed.data;
-  return ForEach(stream, 1, x.cols, [=] __device__(int64_t, int64_t j) {
-    out[j <= row ? PackedIndex(row, j) : PackedIndex(j, row)] = x.data[j];
-  });
 }
 
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x) {

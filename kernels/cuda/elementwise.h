@@ -10,14 +10,27 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include "kernels/base/elementwise_kind.h"
 #include "kernels/base/matrix_view.h"
 
 namespace precondor::cuda {
 
-cudaError_t Axpby(cudaStream_t stream, double alpha, ConstMatrixView x, double beta, MatrixView y);
-cudaError_t ScaleRows(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y);
-cudaError_t ScaleColumns(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y);
-cudaError_t ScaleBothSides(cudaStream_t stream, const double* scales, ConstMatrixView x, MatrixView y);
+// One of the operations that run together, as kernels/operation.h has it.
+struct ElementwiseJob {
+  ElementwiseKind kind = ElementwiseKind::kAxpby;
+  double alpha = 0;
+  double beta = 0;
+  const double* scales = nullptr;
+  int64_t row = 0;
+  ConstMatrixView x;
+  MatrixView y;
+  int64_t first = 0;  // blocks of all jobs before this one
+};
+int64_t ElementwiseBlocks(const ElementwiseJob& job);
+// `job` is in host memory; `jobs` [count], of `blocks` blocks in all, in device memory.
+cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob& job);
+cudaError_t Elementwise(cudaStream_t stream, const ElementwiseJob* jobs, int count, int64_t blocks);
+
 cudaError_t MultiplyElements(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
                              MatrixView z);
 cudaError_t DivideByRoot(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
@@ -26,11 +39,7 @@ cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows,
                           ConstMatrixView x, MatrixView y);
 // nullptr stands for all rows or columns in their order.
 cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* columns, ConstMatrixView x, MatrixView y);
-cudaError_t AddDiagonal(cudaStream_t stream, double value, MatrixView a);
 cudaError_t Symmetrize(cudaStream_t stream, MatrixView a);
-cudaError_t PackLower(cudaStream_t stream, ConstMatrixView x, MatrixView packed);
-cudaError_t UnpackLower(cudaStream_t stream, ConstMatrixView packed, MatrixView x);
-cudaError_t PackRow(cudaStream_t stream, ConstMatrixView x, int64_t row, MatrixView packed);
 // The state of kernels/base/random.h's CounterRandom.
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x);
 

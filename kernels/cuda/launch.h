@@ -27,4 +27,34 @@ cudaError_t Launch(cudaStream_t stream, dim3 grid, dim3 block, void (*kernel)(Pa
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
 }
 
+// The last job whose `first` is not beyond `unit`: jobs are in the order of theirs, and none is empty.
+template <typename Job>
+__device__ const Job& JobOf(const Job* jobs, int count, int64_t unit) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (jobs[middle].first <= unit ? low : high) = middle;
+  }
+  return jobs[low];
+}
+
+// What a kernel takes that runs one job, which travels with the launch, or many in device memory.
+template <typename Job>
+struct OneJob {
+  Job job;
+  __device__ const Job& Of(int64_t) const { return job; }
+};
+template <typename Job>
+struct ManyJobs {
+  const Job* jobs;
+  int count;
+  __device__ const Job& Of(int64_t block) const { return JobOf(jobs, count, block); }
+};
+
+template <typename Jobs>
+cudaError_t LaunchJobs(cudaStream_t stream, int64_t blocks, unsigned threads, void (*kernel)(Jobs, int64_t),
+                       Jobs jobs) {
+  return Launch(stream, dim3(static_cast<unsigned>(std::min(blocks, kMaxBlocks))), dim3(threads), kernel, jobs, blocks);
+}
+
 }  // namespace precondor::cuda

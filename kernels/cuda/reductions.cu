@@ -6,8 +6,6 @@ namespace precondor::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr int64_t kElementsOfPiece = kThreads * 16;
-constexpr int64_t kMaxPieces = 1024;
 constexpr int64_t kRowsOfColumnPiece = 256;
 
 struct Add {
@@ -66,15 +64,42 @@ cudaError_t Reduce(cudaStream_t stream, ConstMatrixView x, Function f, Combine c
 }
 
 // One warp a row.
-__global__ void __launch_bounds__(kThreads) RowSquaredNormsKernel(ConstMatrixView x, double* out) {
+__global__ void __launch_bounds__(kThreads)
+    RowSquaredNormsKernel(const RowNormsJob* jobs, int count, int64_t rows, double* out) {
   constexpr int64_t kRows = kThreads / kWarp;
   const unsigned lane = threadIdx.x % kWarp;
-  for (int64_t i = blockIdx.x * kRows + threadIdx.x / kWarp; i < x.rows; i += gridDim.x * kRows) {
+  for (int64_t row = blockIdx.x * kRows + threadIdx.x / kWarp; row < rows; row += gridDim.x * kRows) {
+    const RowNormsJob job = JobOf(jobs, count, row);
+    const float* const x = job.x.row(row - job.first);
     double sum = 0;
-    for (int64_t j = lane; j < x.cols; j += kWarp) sum += double{x.at(i, j)} * x.at(i, j);
+    for (int64_t j = lane; j < job.x.cols; j += kWarp) sum += double{x[j]} * x[j];
     for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
-    if (lane == 0) out[i] = sum;
+    if (lane == 0) out[row] = sum;
   }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    DotPartialsKernel(const DotJob* jobs, int count, int64_t pieces, double* partials) {
+  for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
+    const DotJob job = JobOf(jobs, count, piece);
+    const int64_t size = job.x.size(), cols = job.x.cols, step = ReductionPartials(job.x) * kThreads;
+    double value = 0;
+    for (int64_t at = (piece - job.first) * kThreads + threadIdx.x; at < size; at += step) {
+      value += double{job.x.at(at / cols, at % cols)} * job.y.at(at / cols, at % cols);
+    }
+    value = CombineBlock(value, Add());
+    if (threadIdx.x == 0) partials[piece] = value;
+  }
+}
+
+// One block a job.
+__global__ void __launch_bounds__(kThreads) DotTotalsKernel(const DotJob* jobs, const double* partials, double* out) {
+  const DotJob job = jobs[blockIdx.x];
+  const int64_t pieces = ReductionPartials(job.x);
+  double value = 0;
+  for (int64_t i = threadIdx.x; i < pieces; i += kThreads) value += partials[job.first + i];
+  value = CombineBlock(value, Add());
+  if (threadIdx.x == 0) out[blockIdx.x] = value;
 }
 
 // partials[piece, j] over kRowsOfColumnPiece rows; one thread a column.
@@ -111,14 +136,11 @@ dim3 Grid(int64_t items, int64_t items_of_block) { return dim3(static_cast<unsig
 
 }  // namespace
 
-int64_t ReductionPartials(ConstMatrixView x) {
-  return std::clamp<int64_t>((x.size() + kElementsOfPiece - 1) / kElementsOfPiece, 1, kMaxPieces);
-}
-
-cudaError_t Dot(cudaStream_t stream, ConstMatrixView x, ConstMatrixView y, double* partials, double* out) {
-  return Reduce(
-      stream, x, [=] __device__(int64_t i, int64_t j) { return double{x.at(i, j)} * y.at(i, j); }, Add(), partials,
-      out);
+cudaError_t Dots(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials, double* out) {
+  const cudaError_t error =
+      Launch(stream, Grid(pieces, 1), dim3(kThreads), DotPartialsKernel, jobs, count, pieces, partials);
+  if (error != cudaSuccess) return error;
+  return Launch(stream, dim3(static_cast<unsigned>(count)), dim3(kThreads), DotTotalsKernel, jobs, partials, out);
 }
 
 cudaError_t AbsoluteSum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
@@ -137,8 +159,8 @@ cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, d
       Add(), partials, out);
 }
 
-cudaError_t RowSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* out) {
-  return Launch(stream, Grid(x.rows, kThreads / kWarp), dim3(kThreads), RowSquaredNormsKernel, x, out);
+cudaError_t RowSquaredNorms(cudaStream_t stream, const RowNormsJob* jobs, int count, int64_t rows, double* out) {
+  return Launch(stream, Grid(rows, kThreads / kWarp), dim3(kThreads), RowSquaredNormsKernel, jobs, count, rows, out);
 }
 
 int64_t ColumnPartials(ConstMatrixView x) { return ColumnPieces(x) * x.cols; }

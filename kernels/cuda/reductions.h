@@ -13,20 +13,36 @@
 
 namespace precondor::cuda {
 
-// f64 elements of `partials` for a reduction of x to one number.
-int64_t ReductionPartials(ConstMatrixView x);
+// f64 elements of `partials` for a reduction of x to one number: the pieces that it is summed by.
+constexpr int64_t ReductionPartials(ConstMatrixView x) {
+  constexpr int64_t kElementsOfPiece = 4096, kMaxPieces = 1024;
+  const int64_t pieces = (x.size() + kElementsOfPiece - 1) / kElementsOfPiece;
+  return pieces < 1 ? 1 : pieces > kMaxPieces ? kMaxPieces : pieces;
+}
+
+// Many in one: `jobs` [count] in device memory. out[i] is of job i, partials [pieces], which are all jobs' together.
+struct DotJob {
+  ConstMatrixView x;
+  ConstMatrixView y;
+  int64_t first = 0;  // pieces of all jobs before this one
+};
+cudaError_t Dots(cudaStream_t stream, const DotJob* jobs, int count, int64_t pieces, double* partials, double* out);
+// out [rows]: of all jobs' rows, one job behind the other. No matrix is without rows.
+struct RowNormsJob {
+  ConstMatrixView x;
+  int64_t first = 0;  // rows of all jobs before this one
+};
+cudaError_t RowSquaredNorms(cudaStream_t stream, const RowNormsJob* jobs, int count, int64_t rows, double* out);
 
 // out[0] = the result.
-cudaError_t Dot(cudaStream_t stream, ConstMatrixView x, ConstMatrixView y, double* partials, double* out);
 cudaError_t AbsoluteSum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
 cudaError_t AbsoluteMaximum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
 // out[0] = the number of elements that are not finite, of those on and below the diagonal if `lower`.
 cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, double* partials, double* out);
 
-// out[rows], out[cols], out[rows].
-cudaError_t RowSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* out);
 // f64 elements of `partials`.
 int64_t ColumnPartials(ConstMatrixView x);
+// out[cols], out[rows].
 cudaError_t ColumnSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
 cudaError_t Diagonal(cudaStream_t stream, ConstMatrixView a, double* out);
 

@@ -29,15 +29,6 @@ __device__ Place PlaceOf(int64_t tile) {
   return {row, tile - row * (row + 1) / 2};
 }
 
-__device__ const SymmetricJob& JobOf(const SymmetricJob* jobs, int count, int64_t tile) {
-  int low = 0, high = count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (jobs[middle].first_tile <= tile ? low : high) = middle;
-  }
-  return jobs[low];
-}
-
 // What a thread moves at once.
 template <typename T>
 struct alignas(kHeld * sizeof(T)) Four {
@@ -209,9 +200,9 @@ __global__ void __launch_bounds__(kThreads) UpdateMultiplyKernel(const Symmetric
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const SymmetricJob job = JobOf(jobs, count, tile);  // a copy: what the kernel stores cannot change it
     if (job.storage == SymmetricStorage::kF32) {
-      UpdateMultiplyTile<float>(job, tile - job.first_tile);
+      UpdateMultiplyTile<float>(job, tile - job.first);
     } else {
-      UpdateMultiplyTile<__half>(job, tile - job.first_tile);
+      UpdateMultiplyTile<__half>(job, tile - job.first);
     }
   }
 }

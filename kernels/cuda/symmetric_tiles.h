@@ -27,7 +27,7 @@ struct SymmetricJob {
   ConstMatrixView v;                // [k, n]
   MatrixView y;                     // [k, n]
   float* partials = nullptr;        // PartialElements(n, k)
-  int64_t first_tile = 0;           // tiles of all jobs before this one
+  int64_t first = 0;                // tiles of all jobs before this one
 
   constexpr bool updates() const { return scale != 1.0f || shift != 0.0 || rows.rows > 0; }
 };

@@ -106,7 +106,7 @@ void DeferredFactor::Abandon() {
 absl::StatusOr<FactorInverse> DeferredFactor::Inverse() const {
   FactorInverse out;
   out.dense = true;
-  PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.Allocate(d_, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.AllocateScratch(d_, d_));
   const MatrixView full = out.owned.view();
   PRECONDOR_RETURN_IF_ERROR(
       backend_.SymmetricExpand(scalars_.scale, scalars_.identity, scalars_.weights, Waiting(scalars_), matrix_, full));
@@ -117,8 +117,8 @@ absl::StatusOr<FactorInverse> DeferredFactor::Inverse() const {
 // J = H - sum of rank-1 terms as in LowRankFactor::ShermanMorrisonTerms, H = gamma J + (1-gamma) I.
 absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double scale) {
   const int64_t block = config_.ShermanMorrisonBlock(vectors.rows);
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.Allocate(block, d_));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(block, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.AllocateScratch(block, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.AllocateScratch(block, d_));
   for (int64_t begin = 0; begin < vectors.rows; begin += block) {
     PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(scale, vectors.RowRange(begin, block), 0.0, v.view()));
     PRECONDOR_RETURN_IF_ERROR(MultiplyStored(v.view(), aside() ? block : vectors.rows - begin, u.view()));
@@ -132,14 +132,14 @@ absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double sca
 // H - u'(I + v u')^-1 u for u = v H, with the eigenvectors of v u' as the terms' basis.
 absl::Status DeferredFactor::ShermanMorrisonBlock(ConstMatrixView v, ConstMatrixView u) {
   const int64_t k = v.rows;
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.Allocate(k, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(k, d_));
   PerVector values(k);
   if (k == 1) {
     PRECONDOR_ASSIGN_OR_RETURN(values[0], backend_.Dot(v, u));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(u, terms.view()));
   } else {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.Allocate(k, k));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.Allocate(k, k));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.AllocateScratch(k, k));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.AllocateScratch(k, k));
     PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v, Transpose::kNo, u, Transpose::kYes, 0.0, small.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(small.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricEigen(small.view(), absl::MakeSpan(values), q.view()));
@@ -155,7 +155,7 @@ absl::Status DeferredFactor::ShermanMorrisonBlock(ConstMatrixView v, ConstMatrix
 absl::Status DeferredFactor::Published(ConstMatrixView vectors) {
   const int64_t k = vectors.rows;
   const double gamma = config_.gamma;
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(k, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.AllocateScratch(k, d_));
   PRECONDOR_RETURN_IF_ERROR(MultiplyStored(vectors, aside() ? 0 : k, u.view()));
   if (*std::max_element(next_.diagonal.begin(), next_.diagonal.end()) > config_.norm_threshold) {
     Blend(config_.zeta, 1.0 - config_.zeta);
@@ -202,7 +202,7 @@ absl::Status DeferredFactor::AddTheRest(ConstMatrixView v, MatrixView u) {
   if (waiting.rows == 0) {
     return backend_.Axpby(next_.identity, v, next_.scale, u);
   }
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(v.rows, waiting.rows));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.AllocateScratch(v.rows, waiting.rows));
   const MatrixView p = products.view();
   PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v, Transpose::kNo, waiting, Transpose::kYes, 0.0, p));
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleColumns(next_.weights, p, p));

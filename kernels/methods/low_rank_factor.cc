@@ -215,7 +215,7 @@ absl::Status LowRankFactor::Multiply(double alpha, double beta, ConstMatrixView 
   const int64_t n = next.weights.size();
   PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(alpha, v, 0.0, u));
   if (n == 0) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(n, v.rows));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.AllocateScratch(n, v.rows));
   const ConstMatrixView rows = Vectors(next).RowRange(0, n);
   PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, rows, Transpose::kNo, v, Transpose::kYes, 0.0, products.view()));
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(next.weights, products.view(), products.view()));
@@ -227,12 +227,12 @@ absl::Status LowRankFactor::Multiply(double alpha, double beta, ConstMatrixView 
 absl::StatusOr<LowRankFactor::Terms> LowRankFactor::ShermanMorrisonTerms(ConstMatrixView vectors, double scale,
                                                                          Staged& next) {
   const int64_t k = vectors.rows;
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scaled, backend_.Allocate(k, d_));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.Allocate(k, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scaled, backend_.AllocateScratch(k, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.AllocateScratch(k, d_));
   PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(scale, vectors, 0.0, scaled.view()));
   PRECONDOR_RETURN_IF_ERROR(Multiply(1.0, -1.0, scaled.view(), next, u.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.Allocate(k, k));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.Allocate(k, k));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.AllocateScratch(k, k));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.AllocateScratch(k, k));
   PRECONDOR_RETURN_IF_ERROR(
       backend_.Gemm(1.0, scaled.view(), Transpose::kNo, u.view(), Transpose::kYes, 0.0, small.view()));
   PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(small.view()));
@@ -256,7 +256,7 @@ absl::Status LowRankFactor::UpdatePublished(ConstMatrixView vectors, Staged& nex
     next.identity = config_.zeta * next.identity + 1.0 - config_.zeta;
   }
   Terms terms;
-  PRECONDOR_ASSIGN_OR_RETURN(terms.rows, backend_.Allocate(k, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(terms.rows, backend_.AllocateScratch(k, d_));
   PRECONDOR_RETURN_IF_ERROR(Multiply(next.identity, 1.0, vectors, next, terms.rows.view()));
   for (int64_t i = 0; i < k; ++i) {
     PRECONDOR_ASSIGN_OR_RETURN(const double x, backend_.Dot(vectors.RowRange(i, 1), terms.rows.view().RowRange(i, 1)));
@@ -335,7 +335,7 @@ absl::Status LowRankFactor::Append(ConstMatrixView rows, absl::Span<const double
   const int64_t k = rows.rows;
   const Slots slots = FreeSlots(k, next);
   if (static_cast<int64_t>(slots.size()) < k) {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix unit, backend_.Allocate(k, d_));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix unit, backend_.AllocateScratch(k, d_));
     PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, rows, unit.view()));
     return Recompress(unit.view(), weights, next);
   }
@@ -354,7 +354,7 @@ absl::Status LowRankFactor::Place(ConstMatrixView rows, absl::Span<const double>
   const int64_t k = rows.rows, n = std::max<int64_t>(next.weights.size(), slot + k);
   const MatrixView placed = Vectors(next).RowRange(slot, k);
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, rows, placed));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.Allocate(k, n));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.AllocateScratch(k, n));
   PRECONDOR_RETURN_IF_ERROR(
       backend_.Gemm(1.0, placed, Transpose::kNo, Vectors(next).RowRange(0, n), Transpose::kYes, 0.0, products.view()));
   for (int64_t i = 0; i < k; ++i) {
@@ -413,7 +413,7 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   roots.resize(all);  // relative to the largest, so that nothing leaves f32's range
   for (int64_t i = 0; i < all; ++i) roots[i] = largest > 0 ? std::sqrt(weights[i] / largest) : 0.0;
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(roots, gram.view(), gram.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.Allocate(all, all));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.AllocateScratch(all, all));
   values.resize(all);
   PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricEigen(gram.view(), absl::MakeSpan(values), q.view()));
 
@@ -431,7 +431,7 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(0.0, gram.view(), 0.0, gram.view()));
   PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, gram.view()));
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots, gram.view(), gram.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix t, backend_.Allocate(kept, all));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix t, backend_.AllocateScratch(kept, all));
   PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, kept_q, Transpose::kNo, gram.view(), Transpose::kNo, 0.0, t.view()));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend_.Allocate(capacity, d_));
   const MatrixView kept_rows = vectors.view().RowRange(0, kept);
@@ -479,12 +479,13 @@ absl::StatusOr<FactorInverse> LowRankFactor::Inverse() const {
   if (damped && mu > 0) out.c = 1.0 / mu;
   if (published) out.c = identity_;
   if (n == 0 || (damped && !(mu > 0))) return out;
-  PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.Allocate(n, n));
   if (damped) {
+    PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.AllocateScratch(n, n));
     PRECONDOR_RETURN_IF_ERROR(MakeCore(mu, out.owned.view()));
     out.low_rank.roots = roots_;
   } else {
     // I - M, or e (I + M/e).
+    PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.Allocate(n, n));
     roots_.assign(weights_.begin(), weights_.end());
     if (published) Decay(-1.0 / identity_, roots_);
     PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, out.owned.view()));

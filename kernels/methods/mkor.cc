@@ -216,7 +216,7 @@ class MkorState final : public LayerState {
     PRECONDOR_RETURN_IF_ERROR(backend_.Download(vectors, host));
     const float clip = static_cast<float>(config_.clip);
     for (float& element : elements) element = std::clamp(element, -clip, clip);
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix clamped, backend_.Allocate(vectors.rows, vectors.cols));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix clamped, backend_.AllocateScratch(vectors.rows, vectors.cols));
     PRECONDOR_RETURN_IF_ERROR(backend_.Upload(host, clamped.view()));
     return clamped;
   }
@@ -241,7 +241,7 @@ class MkorState final : public LayerState {
       PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.matrix, in.matrix, d, u, config_.products));
       return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
     }
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.Allocate(d.rows, d.cols));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.AllocateScratch(d.rows, d.cols));
     if (out.dense) {
       PRECONDOR_RETURN_IF_ERROR(backend_.LowRankPrecondition({}, UnitForm(in, in_scale), d, half.view()));
       return backend_.Gemm(scale, out.matrix, Transpose::kNo, half.view(), Transpose::kNo, 0.0, u);

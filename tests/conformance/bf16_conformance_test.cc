@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/vector_ops.h"
 #include "tests/reference/naive_linear_algebra.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/random_dense.h"
 #include "tests/support/test_backend.h"
 
@@ -66,7 +66,7 @@ TEST(Bf16ConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
 
 TEST(Bf16ConformanceTest, ABackendWithoutItSaysSo) {
   const std::unique_ptr<Backend> inner = MakeTestBackend();
-  ForwardingBackend backend(*inner);  // has the defaults
+  FaultyBackend backend(*inner);  // has the defaults
   EXPECT_FALSE(backend.KnowsProducts(ProductPrecision::kBf16));
   DeviceMatrix l = backend.Allocate(2, 2).value(), d = backend.Allocate(2, 2).value(),
                u = backend.Allocate(2, 2).value();

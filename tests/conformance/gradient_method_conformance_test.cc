@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/methods/registry.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/gradient_stream.h"
 #include "tests/support/method_driver.h"
 
@@ -264,7 +264,7 @@ TEST(GradientMethodConformance, RefusesTheStateOfAnotherShape) {
 TEST(GradientMethodConformance, AFaultAtAnyOperationLeavesTheState) {
   ForAll([](const Method& method, const LayerSpec& layer) {
     const std::unique_ptr<Backend> cpu = MakeTestBackend();
-    ForwardingBackend backend(*cpu);
+    FaultyBackend backend(*cpu);
     for (const int steps : {0, 1, 10}) {
       Trained trained(method, layer, backend, steps);
       const std::string before = trained.driver.state().Save().value();
@@ -289,7 +289,7 @@ TEST(GradientMethodConformance, AFaultAtAnyOperationLeavesTheState) {
 TEST(GradientMethodConformance, AdmissionsNumbersHold) {
   ForAll([](const Method& method, const LayerSpec& layer) {
     const std::unique_ptr<Backend> cpu = MakeTestBackend();
-    ForwardingBackend backend(*cpu);
+    FaultyBackend backend(*cpu);
     const std::unique_ptr<LayerState> state = method.MakeState(layer, backend).value();
     EXPECT_GT(method.StepFlops(layer, 16), 0);
     const int64_t bytes = method.StateBytes(layer);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/methods/registry.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -303,7 +303,7 @@ TEST(MethodConformance, AnotherLayersOrMethodsBytesAreRefusedByName) {
 TEST(MethodConformance, AdmissionsNumbersHold) {
   ForAll([](const Method& method, const MethodConfig&, const LayerSpec& layer) {
     const std::unique_ptr<Backend> cpu = MakeTestBackend();
-    ForwardingBackend backend(*cpu);
+    FaultyBackend backend(*cpu);
     const std::unique_ptr<LayerState> state = method.MakeState(layer, backend).value();
     EXPECT_GT(method.StepFlops(layer, 16), 0);
     const int64_t vectors = 16, bytes = method.StateBytes(layer);

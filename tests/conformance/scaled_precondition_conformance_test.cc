@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tests/reference/naive_linear_algebra.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/random_dense.h"
 #include "tests/support/test_backend.h"
 
@@ -62,7 +62,7 @@ class ScaledPreconditionTest : public testing::TestWithParam<bool> {
   static constexpr double kTolerance = 2e-5;
 
   const std::unique_ptr<Backend> device_ = MakeTestBackend();
-  ForwardingBackend forwarding_;
+  FaultyBackend forwarding_;
   Backend& backend_;
 };
 

@@ -16,7 +16,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/random.h"
 #include "tests/reference/naive_linear_algebra.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/test_backend.h"
 
 namespace precondor {
@@ -41,7 +41,7 @@ std::vector<DeviceCase> Devices() {
            }},
           {"defaults", [] {
              Device device{MakeTestBackend(), nullptr};
-             device.backend = std::make_unique<ForwardingBackend>(*device.inner);
+             device.backend = std::make_unique<FaultyBackend>(*device.inner);
              return device;
            }}};
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <tuple>
 
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -127,7 +127,7 @@ TEST(DeferredFactorTest, AFailedUpdateLeavesTheNextOnesBitsAlone) {
   const int64_t d = 70;
   for (const UpdateRule rule : {UpdateRule::kReference, UpdateRule::kBlend, UpdateRule::kPublished}) {
     const std::unique_ptr<Backend> cpu = MakeTestBackend();
-    ForwardingBackend backend(*cpu);
+    FaultyBackend backend(*cpu);
     FactorDriver failing(Config(rule), d, backend), healthy(Config(rule), d, backend);
     VectorStream stream(Stream::kCorrelated, d, 31);
     for (int step = 0; step < 12; ++step) {

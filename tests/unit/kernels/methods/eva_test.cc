@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "tests/reference/eva.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -137,7 +137,7 @@ TEST(EvaTest, VectorsWithoutLengthLeaveTheGradient) {
 
 TEST(EvaTest, AFailureOfAnyOperationLeavesTheState) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method = Make();
   const LayerSpec layer{"layer", 6, 9, false};
   LayerDriver driver(*method, layer, backend);

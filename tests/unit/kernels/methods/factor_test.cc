@@ -9,7 +9,7 @@
 #include <string>
 #include <tuple>
 
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -202,7 +202,7 @@ TEST(FactorTest, AFailedUpdateChangesNothing) {
     for (Representation representation : {Representation::kDense, Representation::kLowRank}) {
       const int64_t d = 24;  // too long to keep its core: Inverse reads all
       const std::unique_ptr<Backend> cpu = MakeTestBackend();
-      ForwardingBackend backend(*cpu);
+      FaultyBackend backend(*cpu);
       FactorDriver factor(Config(rule, representation, 5), d, backend);
       VectorStream stream(Stream::kCorrelated, d, 31);
       for (int step = 0; step < 6; ++step) ASSERT_TRUE(factor.Update(stream.Next(2)).ok());
@@ -234,7 +234,7 @@ TEST(FactorTest, AShortFactorKeepsItsCoreUntilItChanges) {
     const bool keeps = d <= 20;
     const MkorConfig config = Config(UpdateRule::kExactDamped, Representation::kLowRank, 5);
     const std::unique_ptr<Backend> cpu = MakeTestBackend();
-    ForwardingBackend backend(*cpu);
+    FaultyBackend backend(*cpu);
     FactorDriver factor(config, d, backend);
     VectorStream stream(Stream::kCorrelated, d, 3);
     for (int step = 0; step < 12; ++step) {
@@ -274,7 +274,7 @@ TEST(FactorTest, HoldsWhatItSaysAndNeedsNoMoreScratch) {
         const int64_t d = 96, rank = 64;
         const MkorConfig config = Config(rule, representation, rank);
         const std::unique_ptr<Backend> cpu = MakeTestBackend();
-        ForwardingBackend backend(*cpu);
+        FaultyBackend backend(*cpu);
         const absl::StatusOr<std::unique_ptr<Factor>> factor = MakeFactor(config, d, 0, backend);
         ASSERT_TRUE(factor.ok());
         EXPECT_EQ(backend.allocated_bytes(), FactorStateBytes(config, d));
@@ -305,7 +305,7 @@ MkorConfig SlidingWindow() {
 TEST(FactorTest, AWindowSlidesInPlace) {
   const int64_t d = 96, rank = 64;
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   FactorDriver factor(SlidingWindow(), d, backend);
   reference::MkorOptions options = Options(UpdateRule::kExactDamped);
   options.gamma = 0.85;

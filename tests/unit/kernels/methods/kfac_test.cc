@@ -16,7 +16,7 @@
 
 #include "kernels/methods/kfac_config.h"
 #include "tests/reference/kfac.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -214,7 +214,7 @@ TEST(KfacTest, AFailedDecompositionKeepsTheLastGoodOne) {
       if (prediv && std::string(form) == "INVERSE") continue;
       SCOPED_TRACE(form);
       const std::unique_ptr<Backend> cpu = MakeTestBackend();
-      ForwardingBackend backend(*cpu);
+      FaultyBackend backend(*cpu);
       const std::unique_ptr<Method> method =
           Make({{"form", std::string(form)}, {"prediv", prediv}, {"inv_update_steps", std::string("4")}});
       const LayerSpec layer{"layer", 4, 6, false};
@@ -266,7 +266,7 @@ TEST(KfacTest, AFailedDecompositionKeepsTheLastGoodOne) {
 
 TEST(KfacTest, ARefusedCholeskyIsRepeatedByEigenvalues) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method = Make({{"form", std::string("INVERSE")}, {"damping", std::string("0.1")}});
   const LayerSpec layer{"layer", 5, 8, false};
   LayerDriver one(*method, layer, backend), other(*method, layer, *cpu);
@@ -340,7 +340,7 @@ TEST(KfacTest, ASavedStateGoesOnBitwiseInMidstOfAll) {
 // Failures that have been counted survive, and so does the reset that they lead to.
 TEST(KfacTest, ASavedStateRemembersItsFailures) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method = Make();
   const LayerSpec layer{"layer", 2, 3, false};
   LayerDriver driver(*method, layer, backend), other(*method, layer, backend);
@@ -359,7 +359,7 @@ TEST(KfacTest, AFailureOfAnyOperationLeavesTheState) {
   for (const Options& options : {Options{}, Options{{"form", std::string("INVERSE")}},
                                  Options{{"prediv", true}, {"pi_split", true}}, Options{{"refresh_lag", 1.0}}}) {
     const std::unique_ptr<Backend> cpu = MakeTestBackend();
-    ForwardingBackend backend(*cpu);
+    FaultyBackend backend(*cpu);
     const std::unique_ptr<Method> method = Make(options);
     const LayerSpec layer{"layer", 3, 5, false};
     LayerDriver driver(*method, layer, backend);
@@ -475,7 +475,7 @@ TEST(KfacTest, ASavedStateKeepsWhatWasPutOff) {
 // The failure counts when the result is due, and what tries again is put off as well.
 TEST(KfacTest, AFailedDeferredDecompositionKeepsTheLastGoodOne) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method = Make({{"refresh_lag", 2.0}, {"inv_update_steps", std::string("4")}});
   const LayerSpec layer{"layer", 4, 6, false};
   LayerDriver driver(*method, layer, backend);
@@ -511,7 +511,7 @@ TEST(KfacTest, AFailedDeferredDecompositionKeepsTheLastGoodOne) {
 // What had been accumulated when the factors were given up is given up with them.
 TEST(KfacTest, AResetBeginsAnewAmidAnAccumulation) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method = Make({{"refresh_lag", 1.0}, {"accumulation_steps", 2.0}});
   const LayerSpec layer{"layer", 4, 6, false};
   LayerDriver driver(*method, layer, backend), fresh(*method, layer, *cpu);
@@ -536,7 +536,7 @@ TEST(KfacTest, AResetBeginsAnewAmidAnAccumulation) {
 // A fault of the device beside the steps costs nothing: the update that needs the result makes it.
 TEST(KfacTest, DeferredWorkThatFailedIsRepeated) {
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method = Make({{"refresh_lag", 1.0}, {"prediv", true}});
   const LayerSpec layer{"layer", 4, 6, false};
   for (int64_t fault = 0, faults = 1; fault < faults; ++fault) {

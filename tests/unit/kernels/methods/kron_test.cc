@@ -12,7 +12,7 @@
 #include "kernels/base/random.h"
 #include "kernels/methods/kron_config.h"
 #include "tests/reference/kron.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/gradient_stream.h"
 #include "tests/support/method_driver.h"
 
@@ -281,7 +281,7 @@ TEST_P(KronVariants, RefusesWhatIsNotFiniteAndStaysAsItWas) {
 TEST_P(KronVariants, AFaultAtAnyOperationLeavesTheState) {
   const LayerSpec layer{"layer", 5, 6, false};
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method =
       MakeKron(Config(GetParam(), {{"block_size", 3.0}, {"balance_probability", 1.0}})).value();
   LayerDriver driver(*method, layer, backend);
@@ -326,7 +326,7 @@ TEST_P(KronVariants, RepeatsItsAnswerAndTakesNothingIn) {
 TEST_P(KronVariants, ATensorsStateIsKeptAsAMatrixs) {
   const LayerSpec layer{"layer", 6, 20, false, {3, 2, 4, 5}};
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend backend(*cpu);
+  FaultyBackend backend(*cpu);
   const std::unique_ptr<Method> method =
       MakeKron(Config(GetParam(), {{"block_size", 3.0}, {"balance_probability", 1.0}, {"merge_small_dims", false}}))
           .value();

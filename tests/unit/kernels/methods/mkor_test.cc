@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -145,7 +145,7 @@ TEST(MkorTest, KeepsTheGradientsLength) {
 TEST(MkorTest, AFailureOfOneSideLeavesBoth) {
   for (const char* representation : {"DENSE", "LOW_RANK"}) {
     const std::unique_ptr<Backend> cpu = MakeTestBackend();
-    ForwardingBackend backend(*cpu);
+    FaultyBackend backend(*cpu);
     MethodConfig config = Config("EXACT_DAMPED", representation);
     config.options["rank"] = 3.0;
     const std::unique_ptr<Method> method = MakeMkor(config).value();
@@ -178,7 +178,7 @@ TEST(MkorTest, ProductsOfBf16AreAChoiceThatAMachineMayNotHave) {
   config.options["products"] = std::string("BF16");
   const std::unique_ptr<Method> method = MakeMkor(config).value();
   const std::unique_ptr<Backend> cpu = MakeTestBackend();
-  ForwardingBackend without(*cpu);
+  FaultyBackend without(*cpu);
   const absl::Status refused = method->MakeState(layer, without).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("option products: expected F32"));

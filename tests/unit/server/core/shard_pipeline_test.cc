@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What becomes of contributions: order, staleness, decisions, repetitions, the window.
-#include "tests/support/forwarding_backend.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/unit/server/core/shard_fixture.h"
 
 namespace precondor {
@@ -169,7 +169,7 @@ TEST_F(ShardPipelineTest, NonFiniteResultBecomesIdentityWithTheAverage) {
 class ShardFaultTest : public ShardFixture {
  protected:
   ShardFaultTest() : cpu_(std::move(backend)) {
-    auto made = std::make_unique<ForwardingBackend>(*cpu_);
+    auto made = std::make_unique<FaultyBackend>(*cpu_);
     faulty = made.get();
     backend = std::move(made);
   }
@@ -177,7 +177,7 @@ class ShardFaultTest : public ShardFixture {
     shard.reset();
     backend.reset();
   }
-  ForwardingBackend* faulty;
+  FaultyBackend* faulty;
 
  private:
   const std::unique_ptr<Backend> cpu_;

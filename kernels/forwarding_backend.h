@@ -1,61 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Backend that passes every operation on to another one, remembers the peak of its memory and fails on demand.
-// Composites keep their default form, so that their scratch is seen too.
+// A Backend that passes every operation on to another one, for others to derive from. Composites keep their default
+// form, in terms of its own operations.
 #pragma once
 
-#include <algorithm>
-#include <map>
-
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
+#include "kernels/base/status_macros.h"
 
 namespace precondor {
 
-// One thread at a time. `inner` outlives it.
-class ForwardingBackend final : public Backend {
+// Thread-safe where `inner`, which outlives it, and Before are.
+class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(Backend& inner) : inner_(inner) {}
   absl::string_view name() const override { return inner_.name(); }
 
-  int64_t peak_bytes() const { return peak_bytes_; }
-  void ResetPeak() { peak_bytes_ = live_bytes_; }
-  // Counts operations that may fail (everything but Free) from here on; the n-th (from 0) fails with Internal.
-  void FailAt(int64_t n) {
-    operations_ = 0;
-    fail_at_ = n;
-  }
-  void NeverFail() { fail_at_ = -1; }
-  // From here on SpdInverse, or SymmetricEigen, finds no decomposition.
-  void RefuseInverses(bool refuse) { refuse_inverses_ = refuse; }
-  void RefuseEigen(bool refuse) { refuse_eigen_ = refuse; }
-  bool failed() const { return fail_at_ >= 0 && operations_ > fail_at_; }
-
- private:
-  absl::Status Count() { return operations_++ == fail_at_ ? absl::InternalError("injected fault") : absl::OkStatus(); }
-  template <typename Operation>
-  absl::Status Forward(Operation operation) {
-    absl::Status injected = Count();
-    return injected.ok() ? operation() : injected;
-  }
+ protected:
+  // Before an operation is passed on; an error is the operation's, which is then not.
+  virtual absl::Status Before() { return absl::OkStatus(); }
+  Backend& inner() { return inner_; }
 
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {
-    absl::Status injected = Count();
-    if (!injected.ok()) return injected;
-    absl::StatusOr<DeviceMatrix> block = inner_.Allocate(1, elements);
-    if (!block.ok()) return block.status();
-    float* data = block->view().data;
-    blocks_[data] = *std::move(block);
-    live_bytes_ += elements * static_cast<int64_t>(sizeof(float));
-    peak_bytes_ = std::max(peak_bytes_, live_bytes_);
-    return data;
+    PRECONDOR_RETURN_IF_ERROR(Before());
+    return AllocateOn(inner_, elements);
   }
-  void DoFree(float* data, int64_t elements) override {
-    blocks_.erase(data);
-    live_bytes_ -= elements * static_cast<int64_t>(sizeof(float));
+  absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
+    PRECONDOR_RETURN_IF_ERROR(Before());
+    return AllocateScratchOn(inner_, elements);
   }
-  int64_t DoAllocatedBytes() const override { return live_bytes_; }
+  void DoFree(float* data, int64_t elements) override { FreeOn(inner_, data, elements); }
+  int64_t DoAllocatedBytes() const override { return inner_.allocated_bytes(); }
   void DoTrim() override { inner_.Trim(); }
+  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    const absl::Status before = Before();
+    if (before.ok()) return inner_.RunTogether(operations, statuses);
+    for (absl::Status& status : statuses) status = before;
+  }
   absl::Status DoUpload(ConstMatrixView host, MatrixView device) override {
     return Forward([&] { return inner_.Upload(host, device); });
   }
@@ -101,8 +83,7 @@ class ForwardingBackend final : public Backend {
     return Forward([&] { return inner_.AddDiagonal(value, a); });
   }
   absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
-    absl::Status injected = Count();
-    if (!injected.ok()) return injected;
+    PRECONDOR_RETURN_IF_ERROR(Before());
     return inner_.Dot(x, y);
   }
   absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
@@ -112,13 +93,11 @@ class ForwardingBackend final : public Backend {
     return Forward([&] { return inner_.ColumnSquaredNorms(x, out); });
   }
   absl::StatusOr<double> DoAbsoluteSum(ConstMatrixView x) override {
-    absl::Status injected = Count();
-    if (!injected.ok()) return injected;
+    PRECONDOR_RETURN_IF_ERROR(Before());
     return inner_.AbsoluteSum(x);
   }
   absl::StatusOr<double> DoAbsoluteMaximum(ConstMatrixView x) override {
-    absl::Status injected = Count();
-    if (!injected.ok()) return injected;
+    PRECONDOR_RETURN_IF_ERROR(Before());
     return inner_.AbsoluteMaximum(x);
   }
   absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) override {
@@ -137,11 +116,9 @@ class ForwardingBackend final : public Backend {
     return Forward([&] { return inner_.PackRow(x, i, packed); });
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
-    if (refuse_inverses_) return absl::FailedPreconditionError("refused");
     return Forward([&] { return inner_.SpdInverse(a, x); });
   }
   absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
-    if (refuse_eigen_) return absl::FailedPreconditionError("refused");
     return Forward([&] { return inner_.SymmetricEigen(a, values, q); });
   }
   absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
@@ -154,14 +131,14 @@ class ForwardingBackend final : public Backend {
     return Forward([&] { return inner_.OrthonormalizeRows(a, q); });
   }
 
+ private:
+  template <typename Operation>
+  absl::Status Forward(Operation operation) {
+    PRECONDOR_RETURN_IF_ERROR(Before());
+    return operation();
+  }
+
   Backend& inner_;
-  std::map<float*, DeviceMatrix> blocks_;
-  int64_t live_bytes_ = 0;
-  int64_t peak_bytes_ = 0;
-  int64_t operations_ = 0;
-  int64_t fail_at_ = -1;
-  bool refuse_inverses_ = false;
-  bool refuse_eigen_ = false;
 };
 
 }  // namespace precondor

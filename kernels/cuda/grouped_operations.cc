@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/grouped_operations.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/products.h"
+#include "kernels/cuda/reductions.h"
+#include "kernels/cuda/spd_inverses.h"
+#include "kernels/cuda/symmetric_tiles.h"
+
+namespace precondor::cuda {
+namespace {
+
+// From here on a product fills the device by itself, and cuBLAS' kernels are worth a launch of their own.
+constexpr double kFlopsOfLargeProduct = 5e8;
+// More than one warp should walk.
+constexpr int64_t kLongRow = 1 << 16;
+
+// All numbers that the operations take, one operation's behind the other's, for the device.
+template <typename Operations, typename NumbersOf>
+absl::StatusOr<DeviceArray<double>> SendNumbers(Device& device, const Operations& operations, NumbersOf numbers_of) {
+  std::vector<double> numbers;
+  for (const auto* operation : operations) {
+    const Operation::Numbers& own = numbers_of(*operation);
+    numbers.insert(numbers.end(), own.begin(), own.end());
+  }
+  return device.Send(absl::MakeConstSpan(numbers));
+}
+
+template <typename Job>
+absl::StatusOr<DeviceArray<Job>> SendJobs(Device& device, const std::vector<Job>& jobs) {
+  return device.Send(absl::MakeConstSpan(jobs));
+}
+
+cublasOperation_t Blas(Transpose transpose) { return transpose == Transpose::kYes ? CUBLAS_OP_T : CUBLAS_OP_N; }
+
+int64_t InnerSize(const Operation::Gemm& gemm) {
+  return gemm.transpose_a == Transpose::kYes ? gemm.a.rows : gemm.a.cols;
+}
+
+bool IsLarge(const Operation::Gemm& gemm) {
+  return 2.0 * static_cast<double>(gemm.c.size()) * static_cast<double>(InnerSize(gemm)) >= kFlopsOfLargeProduct;
+}
+
+// Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
+absl::Status RunLargeProduct(Device& device, const Operation::Gemm& gemm) {
+  const float alpha = static_cast<float>(gemm.alpha), beta = static_cast<float>(gemm.beta);
+  return device.RunBlas("Gemm", [&](cublasHandle_t blas) {
+    return cublasSgemm_64(blas, Blas(gemm.transpose_b), Blas(gemm.transpose_a), gemm.c.cols, gemm.c.rows,
+                          InnerSize(gemm), &alpha, gemm.b.data, gemm.b.stride, gemm.a.data, gemm.a.stride, &beta,
+                          gemm.c.data, gemm.c.stride);
+  });
+}
+
+bool IsLong(ConstMatrixView x) { return x.cols > kLongRow && x.rows < 64; }
+
+absl::Status RunDotJobs(Device& device, const std::vector<DotJob>& jobs, absl::Span<double> out) {
+  const int64_t count = static_cast<int64_t>(jobs.size());
+  const int64_t pieces = jobs.back().first + ReductionPartials(jobs.back().x);
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<DotJob> sent, SendJobs(device, jobs));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(count + pieces));
+  PRECONDOR_RETURN_IF_ERROR(device.Run("Dot", [&](cudaStream_t stream) {
+    return Dots(stream, sent.data(), static_cast<int>(count), pieces, memory.data() + count, memory.data());
+  }));
+  return device.Receive(memory, out);
+}
+
+void AddDot(ConstMatrixView x, ConstMatrixView y, std::vector<DotJob>& jobs) {
+  const int64_t first = jobs.empty() ? 0 : jobs.back().first + ReductionPartials(jobs.back().x);
+  jobs.push_back({x, y, first});
+}
+
+}  // namespace
+
+absl::Status RunElementwise(Device& device, absl::Span<const Operation::Elementwise* const> operations) {
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> scales,
+                             SendNumbers(
+                                 device, operations, [](const auto& e) -> const auto& { return e.scales; }));
+  std::vector<ElementwiseJob> jobs;
+  int64_t blocks = 0, scale = 0;
+  for (const Operation::Elementwise* e : operations) {
+    jobs.push_back({e->kind, e->alpha, e->beta, scales.data() + scale, e->row, e->x, e->y, blocks});
+    blocks += ElementwiseBlocks(jobs.back());
+    scale += static_cast<int64_t>(e->scales.size());
+  }
+  if (jobs.size() == 1) {
+    return device.Run("Elementwise", [&](cudaStream_t stream) { return Elementwise(stream, jobs[0]); });
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<ElementwiseJob> sent, SendJobs(device, jobs));
+  return device.Run("Elementwise", [&](cudaStream_t stream) {
+    return Elementwise(stream, sent.data(), static_cast<int>(jobs.size()), blocks);
+  });
+}
+
+absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const> operations) {
+  std::vector<ProductJob> jobs;
+  int64_t blocks = 0;
+  for (const Operation::Gemm* gemm : operations) {
+    if (IsLarge(*gemm)) {
+      PRECONDOR_RETURN_IF_ERROR(RunLargeProduct(device, *gemm));
+      continue;
+    }
+    jobs.push_back({static_cast<float>(gemm->alpha), static_cast<float>(gemm->beta),
+                    gemm->transpose_a == Transpose::kYes, gemm->transpose_b == Transpose::kYes, gemm->a, gemm->b,
+                    gemm->c, InnerSize(*gemm), blocks});
+    blocks += ProductBlocks(gemm->c);
+  }
+  if (jobs.empty()) return absl::OkStatus();
+  if (jobs.size() == 1) {
+    return device.Run("Gemm", [&](cudaStream_t stream) { return Product(stream, jobs[0]); });
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<ProductJob> sent, SendJobs(device, jobs));
+  return device.Run("Gemm", [&](cudaStream_t stream) {
+    return Products(stream, sent.data(), static_cast<int>(jobs.size()), blocks);
+  });
+}
+
+absl::Status RunSymmetricUpdates(Device& device,
+                                 absl::Span<const Operation::SymmetricUpdateMultiply* const> operations) {
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> weights,
+                             SendNumbers(
+                                 device, operations, [](const auto& s) -> const auto& { return s.weights; }));
+  int64_t partials = 0;
+  for (const auto* s : operations) partials += PartialElements(s->n, s->v.rows);
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> memory, device.Array<float>(partials));
+  std::vector<SymmetricJob> jobs;
+  int64_t tiles = 0, weight = 0, partial = 0, segments = 0;
+  bool updates = false;
+  for (const auto* s : operations) {
+    SymmetricJob job;
+    job.tiles = s->raw.data;
+    job.n = s->n;
+    job.storage = s->storage;
+    job.scale = static_cast<float>(s->scale);
+    job.shift = s->shift;
+    job.weights = weights.data() + weight;
+    job.rows = s->rows;
+    job.v = s->v;
+    job.y = s->y;
+    job.partials = memory.data() + partial;
+    job.first = tiles;
+    jobs.push_back(job);
+    updates = updates || job.updates();
+    tiles += TileCount(s->n);
+    weight += static_cast<int64_t>(s->weights.size());
+    partial += PartialElements(s->n, s->v.rows);
+    segments = std::max(segments, TileRows(s->n) * s->v.rows);
+  }
+  const int count = static_cast<int>(jobs.size());
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<SymmetricJob> sent, SendJobs(device, jobs));
+  PRECONDOR_RETURN_IF_ERROR(device.Run("SymmetricUpdateMultiply", [&](cudaStream_t stream) {
+    return SymmetricUpdateMultiply(stream, sent.data(), count, tiles);
+  }));
+  if (segments == 0) return absl::OkStatus();
+  const auto sum = [&](cudaStream_t stream) { return SymmetricSumPartials(stream, sent.data(), count, segments); };
+  // Matrices have changed: an error now must not be taken for one that left them alone.
+  return updates ? device.RunOrLose("SymmetricUpdateMultiply", sum) : device.Run("SymmetricUpdateMultiply", sum);
+}
+
+absl::Status RunRowSquaredNorms(Device& device, absl::Span<const Operation::RowSquaredNorms* const> operations) {
+  std::vector<RowNormsJob> jobs;
+  std::vector<DotJob> long_rows;
+  int64_t rows = 0;
+  for (const auto* norms : operations) {
+    if (IsLong(norms->x)) {
+      for (int64_t i = 0; i < norms->x.rows; ++i) AddDot(norms->x.RowRange(i, 1), norms->x.RowRange(i, 1), long_rows);
+    } else {
+      jobs.push_back({norms->x, rows});
+      rows += norms->x.rows;
+    }
+  }
+  std::vector<double> of_rows(rows), of_long_rows(long_rows.size());
+  if (!long_rows.empty()) PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, long_rows, absl::MakeSpan(of_long_rows)));
+  if (!jobs.empty()) {
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<RowNormsJob> sent, SendJobs(device, jobs));
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(rows));
+    PRECONDOR_RETURN_IF_ERROR(device.Run("RowSquaredNorms", [&](cudaStream_t stream) {
+      return RowSquaredNorms(stream, sent.data(), static_cast<int>(jobs.size()), rows, memory.data());
+    }));
+    PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(of_rows)));
+  }
+  auto next = of_rows.begin(), next_long = of_long_rows.begin();
+  for (const auto* norms : operations) {
+    auto& from = IsLong(norms->x) ? next_long : next;
+    std::copy_n(from, norms->x.rows, norms->out.begin());
+    from += norms->x.rows;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> operations) {
+  std::vector<DotJob> jobs;
+  for (const Operation::Dot* dot : operations) AddDot(dot->x, dot->y, jobs);
+  std::vector<double> out(jobs.size());
+  PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, jobs, absl::MakeSpan(out)));
+  for (size_t i = 0; i < out.size(); ++i) *operations[i]->out = out[i];
+  return absl::OkStatus();
+}
+
+absl::Status InverseStatus(int info, int64_t n) {
+  if (info == 0) return absl::OkStatus();
+  if (info < 0) return absl::FailedPreconditionError("SpdInverse: a: expected finite elements");
+  return absl::FailedPreconditionError(
+      absl::StrCat("SpdInverse: a: expected positive definite, but leading minor ", info, " of ", n, " is not"));
+}
+
+absl::Status RunSpdInverses(Device& device, absl::Span<const Operation::SpdInverse* const> operations,
+                            absl::Span<absl::Status> statuses) {
+  int64_t work = 0;
+  for (const auto* inverse : operations) work += SpdInverseWork(inverse->a.rows);
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(work));
+  std::vector<SpdInverseJob> jobs;
+  work = 0;
+  for (const auto* inverse : operations) {
+    jobs.push_back({inverse->a, inverse->x, memory.data() + work});
+    work += SpdInverseWork(inverse->a.rows);
+  }
+  const int count = static_cast<int>(jobs.size());
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<SpdInverseJob> sent, SendJobs(device, jobs));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int> device_infos, device.Array<int>(count));
+  PRECONDOR_RETURN_IF_ERROR(device.Run(
+      "SpdInverse", [&](cudaStream_t stream) { return SpdInverses(stream, sent.data(), count, device_infos.data()); }));
+  std::vector<int> infos(count);
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(device_infos, absl::MakeSpan(infos)));
+  for (int i = 0; i < count; ++i) statuses[i] = InverseStatus(infos[i], operations[i]->a.rows);
+  return absl::OkStatus();
+}
+
+}  // namespace precondor::cuda

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations of kernels/operation.h on a device: those of one kind as few launches as their shapes allow, whoever they
+// come from. What each gives is to the bit what it gives alone.
+//
+// Spans are not empty. An error is that of all operations, of which some may have run.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+#include "kernels/cuda/device.h"
+#include "kernels/operation.h"
+
+namespace precondor::cuda {
+
+// In stream order.
+absl::Status RunElementwise(Device& device, absl::Span<const Operation::Elementwise* const> operations);
+absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const> operations);
+// When matrices have changed and their products did not come about, the device is lost.
+absl::Status RunSymmetricUpdates(Device& device,
+                                 absl::Span<const Operation::SymmetricUpdateMultiply* const> operations);
+// These wait for the device.
+absl::Status RunRowSquaredNorms(Device& device, absl::Span<const Operation::RowSquaredNorms* const> operations);
+absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> operations);
+// What SpdInverse says where a decomposition of n rows left this info (kernels/cuda/spd_inverses.h).
+absl::Status InverseStatus(int info, int64_t n);
+// Of matrices of at most kMostRowsOfSpdInverse rows. statuses[i]: FailedPrecondition where there is no inverse.
+absl::Status RunSpdInverses(Device& device, absl::Span<const Operation::SpdInverse* const> operations,
+                            absl::Span<absl::Status> statuses);
+
+}  // namespace precondor::cuda

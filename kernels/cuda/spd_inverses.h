@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inverses of many small symmetric positive definite matrices in one launch: a block each, in f64, by Cholesky's
+// decomposition. For sizes at which cuSOLVER's one matrix a call leaves a device idle.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+#include "kernels/base/matrix_view.h"
+
+namespace precondor::cuda {
+
+// Beyond it a matrix is too much for one block.
+constexpr int64_t kMostRowsOfSpdInverse = 256;
+
+struct SpdInverseJob {
+  ConstMatrixView a;       // lower triangle read
+  MatrixView x;            // both triangles; may be a; left alone where there is no inverse
+  double* work = nullptr;  // SpdInverseWork(a.rows) elements
+};
+constexpr int64_t SpdInverseWork(int64_t n) { return 2 * n * n; }
+
+// infos[i] of job i: 0, the leading minor that is not positive, counted from 1, or -1 where an element is not finite.
+// `jobs` [count] and infos in device memory.
+cudaError_t SpdInverses(cudaStream_t stream, const SpdInverseJob* jobs, int count, int* infos);
+
+}  // namespace precondor::cuda

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/grouping_backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/forwarding_backend.h"
+#include "kernels/operation.h"
+
+namespace precondor {
+namespace {
+
+// A thread's task and what it has put off: its thread's alone, but the leader's of a round while it waits.
+struct ThreadTask {
+  const Backend* backend = nullptr;  // null: the thread is in none
+  int depth = 0;
+  std::vector<Operation> operations;
+  std::vector<std::pair<float*, int64_t>> freed;  // memory that the operations may still use
+  size_t next = 0;
+  absl::Status status;  // of the operation that it waits for
+  bool waits = false;
+  CondVar changed;
+
+  size_t left() const { return operations.size() - next; }
+};
+
+ThreadTask& OwnTask() {
+  thread_local ThreadTask task;
+  return task;
+}
+
+class GroupingBackend final : public ForwardingBackend {
+ public:
+  GroupingBackend(std::unique_ptr<Backend> device, const GroupingOptions& options)
+      : ForwardingBackend(*device), options_(options), device_(std::move(device)) {}
+
+ private:
+  bool InTask() const { return OwnTask().backend == this; }
+
+  void DoBeginTask() override {
+    ThreadTask& task = OwnTask();
+    if (task.backend == nullptr) {
+      task.backend = this;
+      MutexLock lock(mu_);
+      ++tasks_;
+    }
+    if (InTask()) ++task.depth;
+  }
+
+  absl::Status DoEndTask() override {
+    ThreadTask& task = OwnTask();
+    if (!InTask() || --task.depth > 0) return absl::OkStatus();
+    absl::Status status = Before();
+    task.backend = nullptr;
+    MutexLock lock(mu_);
+    --tasks_;
+    WakeLeader();
+    return status;
+  }
+
+  // Everything that the thread has put off runs first.
+  absl::Status Before() override {
+    PRECONDOR_RETURN_IF_ERROR(Lost());
+    return InTask() && OwnTask().left() > 0 ? Wait(OwnTask()) : absl::OkStatus();
+  }
+
+  absl::Status PutOff(Operation operation) {
+    PRECONDOR_RETURN_IF_ERROR(Lost());
+    if (InTask()) {
+      const bool tells_host = operation.tells_host();
+      OwnTask().operations.push_back(std::move(operation));
+      return tells_host ? Wait(OwnTask()) : absl::OkStatus();
+    }
+    const Operation* const alone = &operation;
+    absl::Status status;
+    device_->RunTogether({&alone, 1}, {&status, 1});
+    return status;
+  }
+
+  // --- rounds -------------------------------------------------------------------------------------------------------
+
+  absl::Status Wait(ThreadTask& task) ABSL_LOCKS_EXCLUDED(mu_) {
+    const auto deadline = absl::ToChronoTime(absl::Now() + options_.patience);
+    MutexLock lock(mu_);
+    task.status = absl::OkStatus();
+    task.waits = true;
+    waiting_.push_back(&task);
+    while (task.waits) {
+      if (running_) {
+        task.changed.wait(mu_);
+      } else if (AllWait() || std::chrono::system_clock::now() >= deadline) {
+        Lead();
+      } else {
+        task.changed.wait_until(mu_, deadline);
+      }
+    }
+    return task.status;
+  }
+
+  bool AllWait() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return waiting_.size() == tasks_; }
+
+  // For whoever waits, to look again whether to lead.
+  void WakeLeader() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!waiting_.empty() && AllWait()) waiting_.front()->changed.notify_one();
+  }
+
+  // Runs what all that wait have put off.
+  void Lead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    running_ = true;
+    const std::vector<ThreadTask*> round = std::exchange(waiting_, {});
+    mu_.Unlock();
+    RunRound(round);
+    mu_.Lock();
+    running_ = false;
+    for (ThreadTask* const task : round) {
+      task->waits = false;
+      task->changed.notify_one();
+    }
+    for (ThreadTask* const task : waiting_) task->changed.notify_one();
+  }
+
+  void RunRound(const std::vector<ThreadTask*>& round) {
+    const auto left = [](const ThreadTask* task) { return task->left(); };
+    for (;;) {
+      const ThreadTask& longest = **std::max_element(
+          round.begin(), round.end(), [&](const auto* one, const auto* other) { return left(one) < left(other); });
+      if (longest.left() == 0 || !Lost().ok()) break;
+      RunNext(longest.operations[longest.next].kind(), round);
+    }
+    const absl::Status lost = Lost();
+    for (ThreadTask* const task : round) {
+      task->status.Update(lost);
+      task->operations.clear();
+      task->next = 0;
+      for (const auto& [data, elements] : task->freed) FreeOn(*device_, data, elements);
+      task->freed.clear();
+    }
+  }
+
+  // The next operation of every task whose next one is of this kind.
+  void RunNext(size_t kind, const std::vector<ThreadTask*>& round) {
+    std::vector<ThreadTask*> tasks;
+    std::vector<const Operation*> operations;
+    for (ThreadTask* const task : round) {
+      if (task->left() == 0 || task->operations[task->next].kind() != kind) continue;
+      tasks.push_back(task);
+      operations.push_back(&task->operations[task->next]);
+    }
+    std::vector<absl::Status> statuses(operations.size());
+    device_->RunTogether(operations, absl::MakeSpan(statuses));
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      ++tasks[i]->next;
+      if (statuses[i].ok()) continue;
+      // Who waits for it hears of it; whoever has gone on takes what is not there for granted.
+      if (operations[i]->tells_host()) {
+        tasks[i]->status = statuses[i];
+      } else {
+        Lose(statuses[i]);
+      }
+    }
+  }
+
+  absl::Status Lost() const ABSL_LOCKS_EXCLUDED(lost_mu_) {
+    MutexLock lock(lost_mu_);
+    return lost_;
+  }
+  void Lose(const absl::Status& status) ABSL_LOCKS_EXCLUDED(lost_mu_) {
+    MutexLock lock(lost_mu_);
+    if (!lost_.ok()) return;
+    lost_ = absl::InternalError(absl::StrCat(
+        name(),
+        " backend: ended by the failure of an operation that had been put off: ", std::string(status.message())));
+  }
+
+  // --- memory -------------------------------------------------------------------------------------------------------
+
+  absl::StatusOr<float*> DoAllocate(int64_t elements) override {
+    PRECONDOR_RETURN_IF_ERROR(Lost());
+    if (!InTask()) return AllocateOn(*device_, elements);
+    PRECONDOR_ASSIGN_OR_RETURN(float* const data, AllocateScratchOn(*device_, elements));
+    const MatrixView all(data, 1, elements);
+    OwnTask().operations.push_back({Operation::Elementwise{.x = all, .y = all}});  // 0 x + 0 y
+    return data;
+  }
+  absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
+    PRECONDOR_RETURN_IF_ERROR(Lost());
+    return AllocateScratchOn(*device_, elements);
+  }
+  void DoFree(float* data, int64_t elements) override {
+    if (!InTask() || OwnTask().left() == 0) return FreeOn(*device_, data, elements);
+    OwnTask().freed.emplace_back(data, elements);
+  }
+
+  // --- operations that wait for company -----------------------------------------------------------------------------
+
+  absl::Status DoCopy(ConstMatrixView from, MatrixView to) override {
+    return PutOff({Operation::Elementwise{.alpha = 1, .x = from, .y = to}});
+  }
+  absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) override {
+    return PutOff({Operation::Elementwise{.alpha = alpha, .beta = beta, .x = x, .y = y}});
+  }
+  absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    return Scale(ElementwiseKind::kScaleRows, scales, x, y);
+  }
+  absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    return Scale(ElementwiseKind::kScaleColumns, scales, x, y);
+  }
+  absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    return Scale(ElementwiseKind::kScaleBothSides, scales, x, y);
+  }
+  absl::Status Scale(ElementwiseKind kind, absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
+    return PutOff({Operation::Elementwise{
+        .kind = kind, .scales = Operation::Numbers(scales.begin(), scales.end()), .x = x, .y = y}});
+  }
+  absl::Status DoAddDiagonal(double value, MatrixView a) override {
+    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a}});
+  }
+  absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
+    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kPackLower, .x = x, .y = packed}});
+  }
+  absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
+    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kUnpackLower, .x = packed, .y = x}});
+  }
+  absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) override {
+    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kPackRow, .row = i, .x = x, .y = packed}});
+  }
+  absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
+                      double beta, MatrixView c) override {
+    return PutOff({Operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c}});
+  }
+  absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
+                                         ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
+                                         MatrixView y) override {
+    return PutOff({Operation::SymmetricUpdateMultiply{scale, shift, Operation::Numbers(weights.begin(), weights.end()),
+                                                      rows, m.raw(), m.n(), m.storage(), v, y}});
+  }
+  absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    return PutOff({Operation::RowSquaredNorms{x, out}});
+  }
+  absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
+    double out = 0;
+    PRECONDOR_RETURN_IF_ERROR(PutOff({Operation::Dot{x, y, &out}}));
+    return out;
+  }
+  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
+
+  // --- and that do not, beside those of ForwardingBackend -----------------------------------------------------------
+
+  bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
+  absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
+                                   MatrixView u) override {
+    if (precision == ProductPrecision::kF32) return Backend::DoDensePrecondition(l, r, d, precision, u);
+    PRECONDOR_RETURN_IF_ERROR(Before());
+    return device_->DensePrecondition(l, r, d, u, precision);
+  }
+  bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
+  absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
+                                 const SymmetricMatrix& m, MatrixView x) override {
+    PRECONDOR_RETURN_IF_ERROR(Before());
+    return device_->SymmetricExpand(scale, shift, weights, rows, m, x);
+  }
+  absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) override {
+    PRECONDOR_RETURN_IF_ERROR(Before());
+    return device_->SymmetricCompress(x, m);
+  }
+  absl::Status DoFillNormal(const CounterRandom& random, MatrixView x) override {
+    PRECONDOR_RETURN_IF_ERROR(Before());
+    return device_->FillNormal(random, x);
+  }
+
+  const GroupingOptions options_;
+  const std::unique_ptr<Backend> device_;
+
+  Mutex mu_;
+  size_t tasks_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<ThreadTask*> waiting_ ABSL_GUARDED_BY(mu_);
+  bool running_ ABSL_GUARDED_BY(mu_) = false;
+
+  mutable Mutex lost_mu_;
+  absl::Status lost_ ABSL_GUARDED_BY(lost_mu_);
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeGroupingBackend(std::unique_ptr<Backend> device, const GroupingOptions& options) {
+  return std::make_unique<GroupingBackend>(std::move(device), options);
+}
+
+}  // namespace precondor

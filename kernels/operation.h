@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations of a Backend as data, for several callers' to run together (Backend::RunTogether). Operands are as
+// Backend's operations of the same names take them, shapes checked; matrices belong to whoever made the operation, and
+// none is without elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "absl/types/span.h"
+
+#include "kernels/backend.h"
+#include "kernels/base/elementwise_kind.h"
+
+namespace precondor {
+
+namespace operation {
+
+using Numbers = std::vector<double>;
+
+struct Elementwise {
+  ElementwiseKind kind = ElementwiseKind::kAxpby;
+  double alpha = 0;
+  double beta = 0;
+  Numbers scales = {};
+  int64_t row = 0;  // kPackRow
+  ConstMatrixView x = {};
+  MatrixView y = {};
+};
+struct Gemm {
+  double alpha = 1;
+  ConstMatrixView a;
+  Transpose transpose_a = Transpose::kNo;
+  ConstMatrixView b;
+  Transpose transpose_b = Transpose::kNo;
+  double beta = 0;
+  MatrixView c;
+};
+struct SymmetricUpdateMultiply {
+  double scale = 1;
+  double shift = 0;
+  Numbers weights;
+  ConstMatrixView rows;
+  MatrixView raw;  // m's, which may move
+  int64_t n = 0;
+  SymmetricStorage storage = SymmetricStorage::kF32;
+  ConstMatrixView v;
+  MatrixView y;
+};
+// These have results for the host, where `out` points to.
+struct RowSquaredNorms {
+  ConstMatrixView x;
+  absl::Span<double> out;
+};
+struct Dot {
+  ConstMatrixView x;
+  ConstMatrixView y;
+  double* out = nullptr;
+};
+struct SpdInverse {
+  ConstMatrixView a;
+  MatrixView x;
+};
+
+}  // namespace operation
+
+struct Operation {
+  using Numbers = operation::Numbers;
+  using Elementwise = operation::Elementwise;
+  using Gemm = operation::Gemm;
+  using SymmetricUpdateMultiply = operation::SymmetricUpdateMultiply;
+  using RowSquaredNorms = operation::RowSquaredNorms;
+  using Dot = operation::Dot;
+  using SpdInverse = operation::SpdInverse;
+
+  std::variant<Elementwise, Gemm, SymmetricUpdateMultiply, RowSquaredNorms, Dot, SpdInverse> what;
+
+  size_t kind() const { return what.index(); }
+  // Whether its caller needs what the host learns from it: numbers, or that it is impossible.
+  bool tells_host() const { return what.index() >= 3; }
+};
+
+}  // namespace precondor

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations run together give to the bit what each gives alone, whatever they are run with; and so do methods whose
+// layers run in step (kernels/grouping_backend.h), in a number of calls that does not grow with the layers.
+#include <atomic>
+#include <barrier>
+#include <cstring>
+#include <gtest/gtest.h>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/forwarding_backend.h"
+#include "kernels/grouping_backend.h"
+#include "kernels/methods/registry.h"
+#include "kernels/operation.h"
+#include "tests/support/method_driver.h"
+#include "tests/support/test_backend.h"
+
+namespace precondor {
+namespace {
+
+bool SameBits(const std::vector<float>& x, const std::vector<float>& y) {
+  return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
+}
+
+// One operation with operands of its own, which it can be given anew.
+class Case {
+ public:
+  Case(Backend& backend, size_t kind, std::mt19937_64& random) : backend_(backend), random_(random) {
+    const int64_t m = Size(), n = Size(), inner = Size();
+    switch (kind) {
+      case 0:
+        MakeElementwise(static_cast<ElementwiseKind>(random() % 8), m, n);
+        break;
+      case 1: {
+        const bool ta = random() % 2 == 0, tb = random() % 2 == 0;
+        const MatrixView a = ta ? Add(inner, m) : Add(m, inner), b = tb ? Add(n, inner) : Add(inner, n), c = Add(m, n);
+        operation_.what = Operation::Gemm{Number(),
+                                          a,
+                                          ta ? Transpose::kYes : Transpose::kNo,
+                                          b,
+                                          tb ? Transpose::kYes : Transpose::kNo,
+                                          random() % 2 == 0 ? 0.0 : Number(),
+                                          c};
+        break;
+      }
+      case 2: {
+        const int64_t p = random() % 3, k = random() % 4;
+        symmetric_ = backend.AllocateSymmetric(n, SymmetricStorage::kF32).value();
+        const MatrixView rows = Add(p, n), v = Add(k, n), y = Add(k, n);
+        Operation::SymmetricUpdateMultiply update{0.5 + 0.1 * Number(),   0.25, {}, rows, symmetric_.raw(), n,
+                                                  SymmetricStorage::kF32, v,    y};
+        for (int64_t i = 0; i < p; ++i) update.weights.push_back(Number());
+        operation_.what = std::move(update);
+        break;
+      }
+      case 3:
+        numbers_.resize(m);
+        operation_.what = Operation::RowSquaredNorms{Add(m, n), absl::MakeSpan(numbers_)};
+        break;
+      case 4: {
+        numbers_.resize(1);
+        const MatrixView x = Add(m, n), y = Add(m, n);
+        operation_.what = Operation::Dot{x, y, numbers_.data()};
+        break;
+      }
+      default: {
+        const MatrixView x = Add(m, m), a = Add(m, m);
+        // Not every one has an inverse.
+        EXPECT_TRUE(backend.Gemm(1.0, x, Transpose::kNo, x, Transpose::kYes, 0.0, a).ok());
+        EXPECT_TRUE(backend.AddDiagonal(random() % 4 == 0 ? -1e6 : 1.0, a).ok());
+        Remember(a);
+        operation_.what = Operation::SpdInverse{a, a};
+        break;
+      }
+    }
+  }
+
+  const Operation& operation() const { return operation_; }
+
+  // Before the first run, and between two.
+  void Restore() {
+    for (size_t i = 0; i < matrices_.size(); ++i) Upload(hosts_[i], matrices_[i].view());
+    if (!symmetric_.empty()) {
+      const MatrixView raw = symmetric_.raw();
+      Upload(std::vector<float>(raw.size(), 0.0f), raw);
+    }
+    std::fill(numbers_.begin(), numbers_.end(), -1.0);
+  }
+  // All that it may have changed.
+  std::vector<float> Outcome() {
+    std::vector<float> all;
+    for (const DeviceMatrix& x : matrices_) Append(x.view(), all);
+    if (!symmetric_.empty()) Append(symmetric_.raw(), all);
+    const size_t begin = all.size();
+    all.resize(begin + 2 * numbers_.size());
+    std::memcpy(all.data() + begin, numbers_.data(), numbers_.size() * sizeof(double));
+    return all;
+  }
+
+ private:
+  void MakeElementwise(ElementwiseKind kind, int64_t m, int64_t n) {
+    Operation::Elementwise e{.kind = kind, .alpha = Number(), .beta = random_() % 2 == 0 ? 0.0 : Number()};
+    size_t scales = 0;
+    switch (kind) {
+      case ElementwiseKind::kScaleRows:
+        scales = m;
+        break;
+      case ElementwiseKind::kScaleColumns:
+        scales = n;
+        break;
+      case ElementwiseKind::kScaleBothSides:
+        scales = m = n;
+        break;
+      case ElementwiseKind::kPackRow:
+        e.row = static_cast<int64_t>(random_() % n);
+        m = 1;
+        break;
+      case ElementwiseKind::kAxpby:
+        break;
+      default:
+        m = n;
+    }
+    const int64_t packed = n * (n + 1) / 2;
+    const bool packs = kind == ElementwiseKind::kPackLower || kind == ElementwiseKind::kPackRow;
+    e.x = kind == ElementwiseKind::kUnpackLower ? Add(1, packed) : Add(m, n);
+    e.y = packs ? Add(1, packed) : Add(m, n);
+    for (size_t i = 0; i < scales; ++i) e.scales.push_back(Number());
+    operation_.what = std::move(e);
+  }
+
+  int64_t Size() { return 1 + static_cast<int64_t>(random_() % (random_() % 4 == 0 ? 150 : 20)); }
+  double Number() { return std::normal_distribution<double>()(random_); }
+  MatrixView Add(int64_t rows, int64_t cols) {
+    std::vector<float> host(rows * cols);
+    for (float& x : host) x = static_cast<float>(Number());
+    matrices_.push_back(backend_.Allocate(rows, cols).value());
+    hosts_.push_back(std::move(host));
+    Upload(hosts_.back(), matrices_.back().view());
+    return matrices_.back().view();
+  }
+  // What lies there now is what it is given anew.
+  void Remember(ConstMatrixView x) {
+    for (size_t i = 0; i < matrices_.size(); ++i) {
+      if (matrices_[i].view().data != x.data) continue;
+      hosts_[i].clear();
+      Append(x, hosts_[i]);
+    }
+  }
+  void Upload(const std::vector<float>& host, MatrixView x) {
+    EXPECT_TRUE(backend_.Upload(ConstMatrixView(host.data(), x.rows, x.cols), x).ok());
+  }
+  void Append(ConstMatrixView x, std::vector<float>& to) {
+    const size_t begin = to.size();
+    to.resize(begin + x.size());
+    EXPECT_TRUE(backend_.Download(x, MatrixView(to.data() + begin, x.rows, x.cols)).ok());
+  }
+
+  Backend& backend_;
+  std::mt19937_64& random_;
+  std::vector<DeviceMatrix> matrices_;
+  std::vector<std::vector<float>> hosts_;
+  SymmetricMatrix symmetric_;
+  std::vector<double> numbers_;
+  Operation operation_;
+};
+
+class GroupedConformanceTest : public testing::TestWithParam<size_t> {};
+
+TEST_P(GroupedConformanceTest, GiveWhatEachGivesAlone) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  std::mt19937_64 random(7 + GetParam());
+  for (const int count : {1, 2, 13}) {
+    std::vector<std::unique_ptr<Case>> cases;
+    std::vector<const Operation*> operations;
+    std::vector<std::vector<float>> alone;
+    std::vector<absl::StatusCode> codes;
+    for (int i = 0; i < count; ++i) {
+      cases.push_back(std::make_unique<Case>(*backend, GetParam(), random));
+      operations.push_back(&cases.back()->operation());
+      cases.back()->Restore();
+      absl::Status status;
+      backend->RunTogether({&operations.back(), 1}, {&status, 1});
+      codes.push_back(status.code());
+      alone.push_back(cases.back()->Outcome());
+      cases.back()->Restore();
+    }
+    std::vector<absl::Status> statuses(count);
+    backend->RunTogether(operations, absl::MakeSpan(statuses));
+    for (int i = 0; i < count; ++i) {
+      EXPECT_EQ(statuses[i].code(), codes[i]) << statuses[i];
+      EXPECT_TRUE(SameBits(cases[i]->Outcome(), alone[i])) << i << " of " << count;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 6));
+
+// --- methods
+// ----------------------------------------------------------------------------------------------------------
+
+// Counts calls of groups.
+class Counter final : public ForwardingBackend {
+ public:
+  Counter(std::unique_ptr<Backend> device, std::atomic<int>& calls)
+      : ForwardingBackend(*device), device_(std::move(device)), calls_(calls) {}
+
+ private:
+  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    ++calls_;
+    device_->RunTogether(operations, statuses);
+  }
+
+  const std::unique_ptr<Backend> device_;
+  std::atomic<int>& calls_;
+};
+
+// Layers of one method, of one shape or of as many as they are.
+class Company {
+ public:
+  Company(const MethodConfig& config, int layers, bool alike = false) : method_(MakeMethod(config).value()) {
+    // Nobody goes ahead while another task does not wait.
+    backend_ =
+        MakeGroupingBackend(std::make_unique<Counter>(MakeTestBackend(), calls_), {.patience = absl::Minutes(5)});
+    for (int i = 0; i < layers; ++i) {
+      const LayerSpec layer =
+          alike ? LayerSpec{"any", 11, 17, false} : LayerSpec{"any", 5 + 3 * i, 9 + 2 * i, i % 2 == 0};
+      layers_.push_back(std::make_unique<Layer>(layer, *method_, *backend_));
+    }
+  }
+
+  // An update and a gradient of each layer, all in tasks at the same time, or one after the other.
+  void StepTogether() {
+    std::barrier all_begun(static_cast<std::ptrdiff_t>(layers_.size()));
+    std::vector<std::thread> threads;
+    for (const auto& layer : layers_) {
+      threads.emplace_back([&] {
+        Backend::Task task(*backend_);
+        all_begun.arrive_and_wait();
+        layer->Step();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  void StepAlone() {
+    for (const auto& layer : layers_) layer->Step();
+  }
+
+  int TakeCalls() { return calls_.exchange(0); }
+  std::vector<reference::Vector> Answers() const {
+    std::vector<reference::Vector> all;
+    for (const auto& layer : layers_) all.insert(all.end(), layer->answers.begin(), layer->answers.end());
+    return all;
+  }
+  std::vector<std::string> States() {
+    std::vector<std::string> all;
+    for (const auto& layer : layers_) all.push_back(layer->driver.state().Save().value());
+    return all;
+  }
+
+ private:
+  struct Layer {
+    Layer(const LayerSpec& spec, const Method& method, Backend& backend)
+        : spec(spec),
+          statistics(method.needs_statistics()),
+          driver(method, spec, backend),
+          a(Stream::kCorrelated, spec.d_in, 1),
+          g(Stream::kHeavyTailed, spec.d_out, 2) {}
+    void Step() {
+      if (statistics) {
+        const absl::Status status = driver.Update(a.Next(2), g.Next(2));
+        EXPECT_TRUE(status.ok()) << status;
+      }
+      answers.push_back(driver.Precondition(a.Gaussian(spec.d_out * spec.d_in)).value());
+    }
+    const LayerSpec spec;
+    const bool statistics;
+    LayerDriver driver;
+    VectorStream a, g;
+    std::vector<reference::Vector> answers;
+  };
+
+  std::atomic<int> calls_ = 0;
+  const std::unique_ptr<Method> method_;
+  std::unique_ptr<Backend> backend_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+};
+
+class MethodsInCompanyTest : public testing::TestWithParam<MethodConfig> {};
+
+TEST_P(MethodsInCompanyTest, GiveTheBitsThatTheyGiveAlone) {
+  constexpr int kLayers = 4, kSteps = 8;
+  Company together(GetParam(), kLayers), alone(GetParam(), kLayers);
+  for (int step = 0; step < kSteps; ++step) {
+    together.StepTogether();
+    alone.StepAlone();
+  }
+  EXPECT_EQ(together.Answers(), alone.Answers());
+  EXPECT_EQ(together.States(), alone.States());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Methods, MethodsInCompanyTest,
+    testing::Values(MethodConfig{"mkor", {{"rank", 4.0}}}, MethodConfig{"mkor", {{"rank", 64.0}}},
+                    MethodConfig{"mkor", {{"rule", std::string("BLEND")}, {"rank", 4.0}}},
+                    MethodConfig{"mkor", {{"rule", std::string("BLEND")}, {"representation", std::string("DENSE")}}},
+                    MethodConfig{"mkor", {{"representation", std::string("DENSE")}}}, MethodConfig{"eva", {}},
+                    MethodConfig{"kfac", {{"inv_update_steps", std::string("2")}}}, MethodConfig{"kron", {}},
+                    MethodConfig{"soap", {}}));
+
+TEST(MethodsInCompany, CallsDoNotGrowWithTheLayers) {
+  const auto calls = [](int layers, bool alike) {
+    Company company({"mkor", {{"rank", 4.0}}}, layers, alike);
+    for (int step = 0; step < 3; ++step) company.StepTogether();
+    company.TakeCalls();
+    company.StepTogether();
+    return company.TakeCalls();
+  };
+  const int of_one = calls(1, true);
+  EXPECT_GT(of_one, 0);
+  EXPECT_EQ(calls(9, true), of_one);
+  // Others have other products first, recompress at other steps, or have all the columns that there are.
+  EXPECT_LE(calls(9, false), 3 * of_one);
+}
+
+}  // namespace
+}  // namespace precondor

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Backend over another one that remembers the peak of its memory and fails on demand. Composites keep their default
+// form, so that their scratch is seen too.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "kernels/forwarding_backend.h"
+
+namespace precondor {
+
+// One thread at a time. `inner` outlives it.
+class FaultyBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+
+  int64_t peak_bytes() const { return peak_bytes_; }
+  void ResetPeak() { peak_bytes_ = live_bytes_; }
+  // Counts operations that may fail (everything but Free) from here on; the n-th (from 0) fails with Internal.
+  void FailAt(int64_t n) {
+    operations_ = 0;
+    fail_at_ = n;
+  }
+  void NeverFail() { fail_at_ = -1; }
+  // From here on SpdInverse, or SymmetricEigen, finds no decomposition.
+  void RefuseInverses(bool refuse) { refuse_inverses_ = refuse; }
+  void RefuseEigen(bool refuse) { refuse_eigen_ = refuse; }
+  bool failed() const { return fail_at_ >= 0 && operations_ > fail_at_; }
+
+ private:
+  absl::Status Before() override {
+    return operations_++ == fail_at_ ? absl::InternalError("injected fault") : absl::OkStatus();
+  }
+  absl::StatusOr<float*> DoAllocate(int64_t elements) override {
+    absl::StatusOr<float*> data = ForwardingBackend::DoAllocate(elements);
+    if (!data.ok()) return data;
+    live_bytes_ += elements * static_cast<int64_t>(sizeof(float));
+    peak_bytes_ = std::max(peak_bytes_, live_bytes_);
+    return data;
+  }
+  // Spoilt, for whoever reads it before he has written.
+  absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
+    absl::StatusOr<float*> data = DoAllocate(elements);
+    if (!data.ok()) return data;
+    std::vector<float> spoilt(elements, std::numeric_limits<float>::quiet_NaN());
+    const absl::Status spoiled = inner().Upload(MatrixView(spoilt.data(), 1, elements), MatrixView(*data, 1, elements));
+    if (spoiled.ok()) return data;
+    DoFree(*data, elements);
+    return spoiled;
+  }
+  void DoFree(float* data, int64_t elements) override {
+    ForwardingBackend::DoFree(data, elements);
+    live_bytes_ -= elements * static_cast<int64_t>(sizeof(float));
+  }
+  int64_t DoAllocatedBytes() const override { return live_bytes_; }
+  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
+    if (refuse_inverses_) return absl::FailedPreconditionError("refused");
+    return ForwardingBackend::DoSpdInverse(a, x);
+  }
+  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
+    if (refuse_eigen_) return absl::FailedPreconditionError("refused");
+    return ForwardingBackend::DoSymmetricEigen(a, values, q);
+  }
+
+  int64_t live_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
+  int64_t operations_ = 0;
+  int64_t fail_at_ = -1;
+  bool refuse_inverses_ = false;
+  bool refuse_eigen_ = false;
+};
+
+}  // namespace precondor

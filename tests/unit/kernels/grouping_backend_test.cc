@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/grouping_backend.h"
+
+#include <barrier>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/mutex.h"
+#include "kernels/forwarding_backend.h"
+#include "kernels/operation.h"
+#include "tests/support/test_backend.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Ge;
+using ::testing::HasSubstr;
+using ::testing::Le;
+
+// Writes down how many operations each call had, spoils memory as it is freed, and fails on demand.
+class Recorder final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+
+  std::vector<size_t> TakeSizes() {
+    MutexLock lock(mu_);
+    return std::exchange(sizes_, {});
+  }
+  // From here on operations of this kind fail.
+  void Fail(size_t kind) {
+    MutexLock lock(mu_);
+    failing_.insert(kind);
+  }
+
+ private:
+  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    {
+      MutexLock lock(mu_);
+      sizes_.push_back(operations.size());
+      for (const Operation* operation : operations) {
+        EXPECT_EQ(operation->kind(), operations[0]->kind());
+        if (!failing_.contains(operation->kind())) continue;
+        for (absl::Status& status : statuses) status = absl::InternalError("injected fault");
+        return;
+      }
+    }
+    ForwardingBackend::DoRunTogether(operations, statuses);
+  }
+  void DoFree(float* data, int64_t elements) override {
+    std::vector<float> spoilt(elements, std::numeric_limits<float>::quiet_NaN());
+    EXPECT_TRUE(inner().Upload(MatrixView(spoilt.data(), 1, elements), MatrixView(data, 1, elements)).ok());
+    ForwardingBackend::DoFree(data, elements);
+  }
+
+  Mutex mu_;
+  std::vector<size_t> sizes_ ABSL_GUARDED_BY(mu_);
+  std::set<size_t> failing_ ABSL_GUARDED_BY(mu_);
+};
+
+class GroupingBackendTest : public testing::Test {
+ protected:
+  GroupingBackendTest() : device_(MakeTestBackend()) {
+    auto recorder = std::make_unique<Recorder>(*device_);
+    recorder_ = recorder.get();
+    // So patient that only a task that all others wait for makes them run.
+    backend_ = MakeGroupingBackend(std::move(recorder), {.patience = absl::Minutes(5)});
+  }
+
+  DeviceMatrix Matrix(int64_t rows, int64_t cols, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> host(rows * cols);
+    for (float& x : host) x = normal(random);
+    DeviceMatrix matrix = backend_->Allocate(rows, cols).value();
+    EXPECT_TRUE(backend_->Upload(MatrixView(host.data(), rows, cols), matrix.view()).ok());
+    return matrix;
+  }
+  std::vector<float> Host(ConstMatrixView x) {
+    std::vector<float> host(x.size());
+    EXPECT_TRUE(backend_->Download(x, MatrixView(host.data(), x.rows, x.cols)).ok());
+    return host;
+  }
+  // work(i) in a task, on `count` threads, all of whose tasks have begun before any works.
+  void InTasks(int count, const std::function<void(int)>& work) {
+    std::barrier all_begun(count);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < count; ++i) {
+      threads.emplace_back([&, i] {
+        Backend::Task task(*backend_);
+        all_begun.arrive_and_wait();
+        work(i);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  const std::unique_ptr<Backend> device_;
+  Recorder* recorder_ = nullptr;
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_F(GroupingBackendTest, RunsWhatTasksHaveInCommonTogether) {
+  constexpr int kTasks = 5;
+  std::vector<DeviceMatrix> a, c;
+  for (int i = 0; i < kTasks; ++i) {
+    a.push_back(Matrix(3 + i, 7, i));
+    c.push_back(Matrix(3 + i, 3 + i, 100 + i));
+  }
+  const auto work = [&](int i) {
+    ASSERT_TRUE(backend_->Axpby(2.0, a[i].view(), 0.5, a[i].view()).ok());
+    ASSERT_TRUE(backend_->Gemm(1.0, a[i].view(), Transpose::kNo, a[i].view(), Transpose::kYes, 0.0, c[i].view()).ok());
+    ASSERT_TRUE(backend_->AddDiagonal(1.0, c[i].view()).ok());
+    ASSERT_TRUE(backend_->SpdInverse(c[i].view(), c[i].view()).ok());
+    ASSERT_TRUE(backend_->Axpby(3.0, c[i].view(), 0.0, c[i].view()).ok());
+  };
+  recorder_->TakeSizes();
+  InTasks(kTasks, work);
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(5, 5, 5, 5, 5));
+  std::vector<std::vector<float>> together;
+  for (const DeviceMatrix& x : c) together.push_back(Host(x.view()));
+  for (int i = 0; i < kTasks; ++i) {
+    a[i] = Matrix(3 + i, 7, i);
+    work(i);
+    EXPECT_EQ(Host(c[i].view()), together[i]) << "task " << i;
+  }
+  EXPECT_THAT(recorder_->TakeSizes(), Each(1));
+}
+
+TEST_F(GroupingBackendTest, LinesUpTasksOfDifferentLengths) {
+  std::vector<DeviceMatrix> x;
+  for (int i = 0; i < 4; ++i) x.push_back(Matrix(2, 2, i));
+  recorder_->TakeSizes();
+  std::vector<double> dots(4);
+  InTasks(4, [&](int i) {
+    for (int n = 0; n < i; ++n) {  // zero to three products before what all do
+      DeviceMatrix y = backend_->Allocate(2, 2).value();
+      ASSERT_TRUE(backend_->Gemm(1.0, x[i].view(), Transpose::kNo, x[i].view(), Transpose::kNo, 0.0, y.view()).ok());
+      ASSERT_TRUE(backend_->Copy(y.view(), x[i].view()).ok());
+    }
+    dots[i] = backend_->Dot(x[i].view(), x[i].view()).value();
+  });
+  // Rounds of zeros, product and copy: of three tasks, of two, of one; at last all dot products.
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(3, 3, 3, 2, 2, 2, 1, 1, 1, 4));
+  for (int i = 0; i < 4; ++i) {
+    const std::vector<float> host = Host(x[i].view());
+    double sum = 0;
+    for (float element : host) sum += double{element} * element;
+    EXPECT_NEAR(dots[i], sum, 1e-12 * sum);
+  }
+}
+
+TEST_F(GroupingBackendTest, OneTaskAloneWaitsForNobody) {
+  DeviceMatrix x = Matrix(4, 4, 1);
+  Backend::Task task(*backend_);
+  EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
+  ASSERT_TRUE(backend_->Axpby(2.0, x.view(), 0.0, x.view()).ok());
+  EXPECT_TRUE(task.Finish().ok());
+}
+
+TEST_F(GroupingBackendTest, ATaskThatEndsLetsTheOthersRun) {
+  DeviceMatrix x = Matrix(4, 4, 1);
+  absl::Notification begun, end;
+  std::thread other([&] {
+    Backend::Task task(*backend_);
+    begun.Notify();
+    end.WaitForNotification();
+  });
+  begun.WaitForNotification();
+  std::thread waits([&] {
+    Backend::Task task(*backend_);
+    end.Notify();
+    EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
+  });
+  other.join();
+  waits.join();
+}
+
+TEST_F(GroupingBackendTest, LosesPatienceWithATaskThatDoesNotWait) {
+  backend_ = MakeGroupingBackend(std::make_unique<Recorder>(*device_), {.patience = absl::Milliseconds(1)});
+  DeviceMatrix x = Matrix(4, 4, 1);
+  absl::Notification done;
+  std::barrier begun(2);
+  std::thread other([&] {
+    Backend::Task task(*backend_);
+    begun.arrive_and_wait();
+    done.WaitForNotification();  // which comes only after the other's operation
+  });
+  Backend::Task task(*backend_);
+  begun.arrive_and_wait();
+  EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
+  done.Notify();
+  other.join();
+}
+
+TEST_F(GroupingBackendTest, KeepsFreedMemoryUntilWhatUsesItHasRun) {
+  DeviceMatrix sum = Matrix(2, 3, 1);
+  const std::vector<float> before = Host(sum.view());
+  {
+    Backend::Task task(*backend_);
+    for (int i = 0; i < 3; ++i) {
+      DeviceMatrix scratch = backend_->Allocate(2, 3).value();
+      ASSERT_TRUE(backend_->Axpby(1.0, sum.view(), 0.0, scratch.view()).ok());
+      ASSERT_TRUE(backend_->Axpby(1.0, scratch.view(), 1.0, sum.view()).ok());
+    }
+  }
+  const std::vector<float> after = Host(sum.view());
+  for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(after[i], 8 * before[i]);
+}
+
+TEST_F(GroupingBackendTest, GivesZerosWithinTasks) {
+  { const DeviceMatrix spoilt = Matrix(8, 8, 1); }
+  Backend::Task task(*backend_);
+  const DeviceMatrix fresh = backend_->Allocate(8, 8).value();
+  EXPECT_THAT(Host(fresh.view()), Each(0.0f));
+}
+
+TEST_F(GroupingBackendTest, TellsOfAFailureThoseAloneWhoWaitForIt) {
+  DeviceMatrix good = Matrix(3, 3, 1), bad = Matrix(3, 3, 2);
+  ASSERT_TRUE(backend_->Axpby(0.0, bad.view(), 0.0, bad.view()).ok());
+  std::vector<absl::Status> statuses(2);
+  InTasks(2, [&](int i) {
+    DeviceMatrix spd = backend_->Allocate(3, 3).value();
+    const ConstMatrixView x = i == 0 ? good.view() : bad.view();
+    ASSERT_TRUE(backend_->Gemm(1.0, x, Transpose::kNo, x, Transpose::kYes, 0.0, spd.view()).ok());
+    statuses[i] = backend_->SpdInverse(spd.view(), spd.view());
+  });
+  EXPECT_TRUE(statuses[0].ok()) << statuses[0];
+  EXPECT_TRUE(absl::IsFailedPrecondition(statuses[1])) << statuses[1];
+  EXPECT_TRUE(backend_->Dot(good.view(), good.view()).ok());
+}
+
+TEST_F(GroupingBackendTest, IsLostWithAnOperationThatWasPutOff) {
+  DeviceMatrix x = Matrix(3, 3, 1);
+  recorder_->Fail(Operation{Operation::Gemm{}}.kind());
+  {
+    Backend::Task task(*backend_);
+    DeviceMatrix y = backend_->Allocate(3, 3).value();
+    EXPECT_TRUE(backend_->Gemm(1.0, x.view(), Transpose::kNo, x.view(), Transpose::kNo, 0.0, y.view()).ok());
+    const absl::Status end = task.Finish();
+    EXPECT_TRUE(absl::IsInternal(end)) << end;
+    EXPECT_THAT(std::string(end.message()), HasSubstr("injected fault"));
+    EXPECT_TRUE(task.Finish().ok());
+  }
+  EXPECT_TRUE(absl::IsInternal(backend_->Dot(x.view(), x.view()).status()));
+  EXPECT_TRUE(absl::IsInternal(backend_->Allocate(2, 2).status()));
+  std::vector<float> host(9);
+  EXPECT_TRUE(absl::IsInternal(backend_->Download(x.view(), MatrixView(host.data(), 3, 3))));
+}
+
+TEST_F(GroupingBackendTest, TasksWithinATaskArePartOfIt) {
+  DeviceMatrix x = Matrix(3, 3, 1);
+  recorder_->TakeSizes();
+  Backend::Task outer(*backend_);
+  {
+    Backend::Task inner(*backend_);
+    ASSERT_TRUE(backend_->Axpby(2.0, x.view(), 0.0, x.view()).ok());
+  }
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre());
+  EXPECT_TRUE(outer.Finish().ok());
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1));
+}
+
+TEST_F(GroupingBackendTest, AnotherBackendsTaskIsNotOurs) {
+  const std::unique_ptr<Backend> other = MakeGroupingBackend(MakeTestBackend(), {});
+  DeviceMatrix x = Matrix(3, 3, 1);
+  recorder_->TakeSizes();
+  Backend::Task task(*other), ours(*backend_);
+  ASSERT_TRUE(backend_->Axpby(2.0, x.view(), 0.0, x.view()).ok());
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1));
+}
+
+// Any operations on any threads, now and then without a task: nothing hangs, and sums come out.
+TEST_F(GroupingBackendTest, ManyThreadsInAndOutOfTasks) {
+  backend_ = MakeGroupingBackend(std::make_unique<Recorder>(*device_), {.patience = absl::Microseconds(50)});
+  constexpr int kThreads = 8, kRuns = 200;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::mt19937_64 random(thread);
+      DeviceMatrix x = Matrix(3, 5, thread);
+      const double square = backend_->Dot(x.view(), x.view()).value();
+      for (int run = 0; run < kRuns; ++run) {
+        std::optional<Backend::Task> task;
+        if (random() % 4 != 0) task.emplace(*backend_);
+        const int64_t copies = 1 + random() % 5;
+        double sum = 0;
+        for (int64_t i = 0; i < copies; ++i) {
+          DeviceMatrix y = backend_->Allocate(3, 5).value();
+          ASSERT_TRUE(backend_->Copy(x.view(), y.view()).ok());
+          if (random() % 2 == 0) {
+            ASSERT_TRUE(backend_->Axpby(2.0, y.view(), 0.0, y.view()).ok());
+          }
+          sum += backend_->Dot(x.view(), y.view()).value() / square;
+        }
+        ASSERT_THAT(sum, AllOf(Ge(0.999 * copies), Le(2.001 * copies)));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace precondor
