@@ -224,9 +224,7 @@ class ServerApp final : public App {
  private:
   absl::Status MakeShard() {
     PRECONDOR_ASSIGN_OR_RETURN(backend_, MakeShardBackend(config_, disk_, logger_));
-    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    compute_threads_ =
-        std::make_unique<ThreadPoolExecutor>(config_.threads > 0 ? static_cast<int>(config_.threads) : cores);
+    compute_threads_ = std::make_unique<ThreadPoolExecutor>(ShardThreads(config_, *backend_));
     ShardOptions options;
     options.advertise_address = config_.advertise;
     options.capacity_bytes = config_.memory_limit_bytes;

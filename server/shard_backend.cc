@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/shard_backend.h"
 
+#include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_module.h"
+#include "kernels/grouping_backend.h"
 
 namespace precondor {
 namespace {
@@ -19,7 +22,8 @@ constexpr char kFileName[] = "BACKEND";
 absl::StatusOr<std::unique_ptr<Backend>> MakeCuda(const ServerConfig& config) {
   CudaBackendOptions options;
   options.device = static_cast<int>(config.cuda_device);
-  return LoadCudaBackend(options);
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> device, LoadCudaBackend(options));
+  return MakeGroupingBackend(std::move(device), GroupingOptions());
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> Make(const std::string& name, const ServerConfig& config) {
@@ -89,6 +93,14 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeShardBackend(const ServerConfig& co
                              config.backend == "auto" ? Find(config, logger) : Make(config.backend, config));
   PRECONDOR_RETURN_IF_ERROR(Record(config.data_dir, backend->name(), fs));
   return backend;
+}
+
+int ShardThreads(const ServerConfig& config, const Backend& backend) {
+  if (config.threads > 0) return static_cast<int>(config.threads);
+  // They wait most of the time, and what they wait with is one launch.
+  constexpr int kLayersAtOnce = 32;
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return backend.name() == "cuda" ? std::max(cores, kLayersAtOnce) : cores;
 }
 
 }  // namespace precondor

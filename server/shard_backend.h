@@ -21,4 +21,7 @@ namespace precondor {
 absl::StatusOr<std::unique_ptr<Backend>> MakeShardBackend(const ServerConfig& config, store::FileSystem& fs,
                                                           Logger& logger);
 
+// Threads for its arithmetic: config.threads, or what suits the backend and this machine.
+int ShardThreads(const ServerConfig& config, const Backend& backend);
+
 }  // namespace precondor

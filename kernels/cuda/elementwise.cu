@@ -78,7 +78,7 @@ __host__ __device__ Extent ExtentOf(const ElementwiseJob& job) {
 
 __host__ __device__ constexpr int64_t Parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-__device__ void Apply(const ElementwiseJob& job, int64_t i, int64_t j) {
+__device__ __forceinline__ void Apply(const ElementwiseJob& job, int64_t i, int64_t j) {
   const ConstMatrixView x = job.x;
   const MatrixView y = job.y;
   switch (job.kind) {
@@ -112,9 +112,9 @@ __device__ void Apply(const ElementwiseJob& job, int64_t i, int64_t j) {
 }
 
 template <typename Jobs>
-__global__ void __launch_bounds__(kThreads) ElementwiseKernel(Jobs jobs, int64_t blocks) {
+__global__ void __launch_bounds__(kThreads, 4) ElementwiseKernel(Jobs jobs, int64_t blocks) {
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const ElementwiseJob job = jobs.Of(block);
+    const ElementwiseJob& job = jobs.Of(block);
     const Extent extent = ExtentOf(job);
     const int64_t part = block - job.first;
     if (extent.rows == 1) {

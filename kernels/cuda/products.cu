@@ -33,12 +33,12 @@ __device__ void Load(ConstMatrixView x, bool along, int64_t line0, int64_t k0, S
 }
 
 template <typename Jobs>
-__global__ void __launch_bounds__(kThreads) ProductKernel(Jobs jobs, int64_t blocks) {
+__global__ void __launch_bounds__(kThreads, 4) ProductKernel(Jobs jobs, int64_t blocks) {
   __shared__ Slab a, b;
   const int row_of_thread = static_cast<int>(threadIdx.x) / kAcross * kHeld;
   const int column_of_thread = static_cast<int>(threadIdx.x) % kAcross * kHeld;
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const ProductJob job = jobs.Of(block);
+    const ProductJob& job = jobs.Of(block);
     const int64_t across = (job.c.cols + kSide - 1) / kSide, part = block - job.first;
     const int64_t row0 = part / across * kSide, column0 = part % across * kSide;
     float sums[kHeld][kHeld] = {};

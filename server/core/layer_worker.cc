@@ -80,6 +80,7 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
 
 absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, UpdateOutcome& outcome) {
   PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, session_.statistics_scratch.Acquire());
+  Backend::Task task(session_.shard->backend);
   PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
                              MergeStatistics(session_.spec, layer_, votes, session_.shard->backend, scratch));
   votes.clear();
@@ -89,6 +90,7 @@ absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, UpdateOutcom
   }
   const absl::Time start = session_.shard->clock.Now();
   absl::Status status = state_->Update(merged);
+  status.Update(task.Finish());
   outcome.took = Since(session_.shard->clock, start);
   if (status.ok() && WorkersPrecondition(session_.spec)) outcome.update = std::move(update);
   return status;
@@ -231,6 +233,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
   const MatrixView u = scratch.view(d.size(), spec_.d_out, spec_.d_in);
   const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);
+  Backend::Task task(backend);
   PRECONDOR_RETURN_IF_ERROR(backend.Upload(host, d));
   Answer answer;
   const absl::Time start = session_.shard->clock.Now();
@@ -240,6 +243,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
     PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));
   }
   absl::Status status = backend.Download(u, host);
+  status.Update(task.Finish());
   if (status.ok() && !AllFinite(gradient)) status = absl::InternalError("the preconditioned gradient is not finite");
   if (!status.ok()) {
     const absl::Status restored = backend.Download(d, host);

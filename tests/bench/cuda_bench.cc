@@ -23,6 +23,7 @@
 #include "kernels/base/random.h"
 #include "kernels/cuda/device.h"
 #include "tests/bench/bench_rows.h"
+#include "tests/bench/cuda_step.h"
 #include "tests/support/test_backend.h"
 
 namespace precondor {
@@ -158,6 +159,7 @@ class Bench {
                      "us", flops / (bf16 ? bf16_per_second_ : f32_per_second_) * 1e6});
   }
 
+  DeviceLimits limits() const { return {copied_per_second_, bf16_per_second_}; }
   const std::vector<BenchRow>& rows() const { return rows_; }
 
  private:
@@ -247,7 +249,9 @@ std::vector<BenchRow> MeasureAll(bool is_short) {
       bench.DensePrecondition(n, precision);
     }
   }
-  return bench.rows();
+  std::vector<BenchRow> rows = bench.rows();
+  for (BenchRow& row : MeasureCudaSteps(is_short, bench.limits())) rows.push_back(std::move(row));
+  return rows;
 }
 
 }  // namespace

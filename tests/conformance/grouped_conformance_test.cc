@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/forwarding_backend.h"
 #include "kernels/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "kernels/operation.h"
+#include "tests/support/counting_backend.h"
 #include "tests/support/method_driver.h"
 #include "tests/support/test_backend.h"
 
@@ -201,29 +201,13 @@ INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0
 // --- methods
 // ----------------------------------------------------------------------------------------------------------
 
-// Counts calls of groups.
-class Counter final : public ForwardingBackend {
- public:
-  Counter(std::unique_ptr<Backend> device, std::atomic<int>& calls)
-      : ForwardingBackend(*device), device_(std::move(device)), calls_(calls) {}
-
- private:
-  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
-    ++calls_;
-    device_->RunTogether(operations, statuses);
-  }
-
-  const std::unique_ptr<Backend> device_;
-  std::atomic<int>& calls_;
-};
-
 // Layers of one method, of one shape or of as many as they are.
 class Company {
  public:
   Company(const MethodConfig& config, int layers, bool alike = false) : method_(MakeMethod(config).value()) {
     // Nobody goes ahead while another task does not wait.
-    backend_ =
-        MakeGroupingBackend(std::make_unique<Counter>(MakeTestBackend(), calls_), {.patience = absl::Minutes(5)});
+    backend_ = MakeGroupingBackend(std::make_unique<CountingBackend>(MakeTestBackend(), calls_),
+                                   {.patience = absl::Minutes(5)});
     for (int i = 0; i < layers; ++i) {
       const LayerSpec layer =
           alike ? LayerSpec{"any", 11, 17, false} : LayerSpec{"any", 5 + 3 * i, 9 + 2 * i, i % 2 == 0};

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/bench/cuda_step.h"
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/random.h"
+#include "kernels/grouping_backend.h"
+#include "kernels/methods/registry.h"
+#include "tests/support/counting_backend.h"
+#include "tests/support/test_backend.h"
+
+namespace precondor {
+namespace {
+
+constexpr double kGamma = 0.95, kDamping = 1.0;
+constexpr double kFloat = sizeof(float);
+
+std::vector<LayerSpec> Layers(bool is_short) {
+  const int64_t hidden = is_short ? 48 : 1024, inner = is_short ? 80 : 4096;
+  std::vector<LayerSpec> layers;
+  for (int block = 0; block < (is_short ? 1 : 24); ++block) {
+    for (const char* name : {"query", "key", "value", "output"}) {
+      layers.push_back({absl::StrCat("block", block, ".", name), hidden, hidden, false});
+    }
+    layers.push_back({absl::StrCat("block", block, ".up"), inner, hidden, false});
+    layers.push_back({absl::StrCat("block", block, ".down"), hidden, inner, false});
+  }
+  return layers;
+}
+
+std::vector<float> ToHost(Backend& backend, ConstMatrixView x) {
+  std::vector<float> host(x.size());
+  PRECONDOR_CHECK(backend.Download(x, MatrixView(host.data(), x.rows, x.cols)).ok());
+  return host;
+}
+
+std::vector<double> Times(const std::vector<float>& matrix, const std::vector<double>& x) {
+  std::vector<double> y(matrix.size() / x.size());
+  for (size_t i = 0; i < y.size(); ++i) {
+    for (size_t j = 0; j < x.size(); ++j) y[i] += static_cast<double>(matrix[i * x.size() + j]) * x[j];
+  }
+  return y;
+}
+
+// A model's layers, a thread each.
+class Model {
+ public:
+  Model(const MethodConfig& config, std::vector<LayerSpec> specs, Backend& backend)
+      : backend_(backend), method_(MakeMethod(config).value()), begin_(specs.size() + 1), end_(specs.size() + 1) {
+    for (LayerSpec& spec : specs) {
+      auto layer = std::make_unique<Layer>();
+      layer->spec = std::move(spec);
+      layer->state = method_->MakeState(layer->spec, backend).value();
+      layer->gradient = Normal(layer->spec.d_out, layer->spec.d_in, 1);
+      layer->answer = backend.Allocate(layer->spec.d_out, layer->spec.d_in).value();
+      layers_.push_back(std::move(layer));
+    }
+    for (auto& layer : layers_) {
+      threads_.emplace_back([this, &layer = *layer] {
+        for (;;) {
+          begin_.arrive_and_wait();
+          if (ends_) return;
+          Step(layer);
+          end_.arrive_and_wait();
+        }
+      });
+    }
+  }
+  ~Model() {
+    ends_ = true;
+    begin_.arrive_and_wait();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Seconds of one step of all layers.
+  double Step() {
+    for (const auto& layer : layers_) {  // made before it is timed
+      layer->a = Normal(1, layer->spec.d_in, 100 + 2 * step_);
+      layer->g = Normal(1, layer->spec.d_out, 101 + 2 * step_);
+    }
+    ++step_;
+    (void)ToHost(backend_, layers_[0]->a.view());  // after all that came before
+    const auto begin = std::chrono::steady_clock::now();
+    begin_.arrive_and_wait();
+    end_.arrive_and_wait();
+    (void)ToHost(backend_, layers_[0]->a.view());
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  // |A_out U A_in w - D w| / |D w| of the first layer, for the A of all that it has been fed by so many steps.
+  double Error() const {
+    const Layer& layer = *layers_[0];
+    std::vector<std::vector<float>> fed_a, fed_g;
+    for (uint64_t step = 0; step < step_; ++step) {
+      fed_a.push_back(ToHost(backend_, Normal(1, layer.spec.d_in, 100 + 2 * step).view()));
+      fed_g.push_back(ToHost(backend_, Normal(1, layer.spec.d_out, 101 + 2 * step).view()));
+    }
+    const std::vector<float> probe = Gaussian(layer.spec.d_in, 5);
+    const std::vector<double> w(probe.begin(), probe.end());
+    const std::vector<double> expected = Times(ToHost(backend_, layer.gradient.view()), w);
+    const std::vector<double> got = DampedTimes(
+        fed_g, kGamma, kDamping, Times(ToHost(backend_, layer.answer.view()), DampedTimes(fed_a, kGamma, kDamping, w)));
+    double difference = 0, square = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      difference += std::pow(got[i] - expected[i], 2);
+      square += expected[i] * expected[i];
+    }
+    return std::sqrt(difference / square);
+  }
+
+ private:
+  struct Layer {
+    LayerSpec spec;
+    std::unique_ptr<LayerState> state;
+    DeviceMatrix gradient, answer, a, g;
+  };
+
+  DeviceMatrix Normal(int64_t rows, int64_t cols, uint64_t seed) const {
+    DeviceMatrix x = backend_.Allocate(rows, cols).value();
+    PRECONDOR_CHECK(backend_.FillNormal(CounterRandom({seed}), x.view()).ok());
+    return x;
+  }
+
+  void Step(Layer& layer) {
+    Backend::Task task(backend_);
+    PRECONDOR_CHECK(layer.state->Update({layer.a.view(), layer.g.view()}).ok());
+    PRECONDOR_CHECK(layer.state->Precondition(layer.gradient.view(), layer.answer.view()).ok());
+    PRECONDOR_CHECK(task.Finish().ok());
+  }
+
+  Backend& backend_;
+  const std::unique_ptr<Method> method_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::barrier<> begin_, end_;
+  std::atomic<bool> ends_ = false;
+  std::vector<std::thread> threads_;
+  uint64_t step_ = 0;
+};
+
+// The bytes that a step has to move and what it has to compute, in a low-rank form of r columns.
+double Seconds(const std::vector<LayerSpec>& layers, int64_t rank, const DeviceLimits& limits) {
+  double bytes = 0, flops = 0;
+  for (const LayerSpec& layer : layers) {
+    const double m = static_cast<double>(layer.d_out), n = static_cast<double>(layer.d_in);
+    const double r = static_cast<double>(rank);
+    bytes += kFloat * (2 * m * n + r * (m + n));  // the gradient read, the answer written, the windows read
+    flops += 8 * r * m * n;
+  }
+  return std::max(bytes / limits.bytes, flops / limits.flops);
+}
+
+}  // namespace
+
+std::vector<BenchRow> MeasureCudaSteps(bool is_short, const DeviceLimits& limits) {
+  std::vector<BenchRow> rows;
+  for (const int64_t rank : is_short ? std::vector<int64_t>{8} : std::vector<int64_t>{64, 128}) {
+    std::atomic<int> calls = 0;
+    const std::unique_ptr<Backend> backend =
+        MakeGroupingBackend(std::make_unique<CountingBackend>(MakeTestBackend(), calls), GroupingOptions());
+    const std::vector<LayerSpec> layers = Layers(is_short);
+    MethodConfig config{"mkor", {{"gamma", kGamma}, {"damping", kDamping}, {"rank", static_cast<double>(rank)}}};
+    config.options["representation"] = std::string("LOW_RANK");
+    config.options["scaling"] = std::string("NONE");
+    Model model(config, layers, *backend);
+    for (int step = 0; step < 3; ++step) model.Step();
+    PRECONDOR_CHECK(model.Error() < 1e-3);
+    // Until windows are full and slide.
+    for (int64_t step = 3; step < (is_short ? 4 : 2 * rank); ++step) model.Step();
+    std::vector<double> seconds, of_calls;
+    for (int step = 0; step < (is_short ? 1 : 20); ++step) {
+      calls = 0;
+      seconds.push_back(model.Step());
+      of_calls.push_back(calls);
+    }
+    const std::string name = absl::StrCat("step/cuda/low_rank_", rank);
+    rows.push_back({name, Median(seconds) * 1e3, "ms", Seconds(layers, rank, limits) * 1e3, 1 / 1.2});
+    rows.push_back({.name = name + "/calls", .value = Median(of_calls), .unit = "", .target = 10, .at_most = true});
+  }
+  return rows;
+}
+
+}  // namespace precondor

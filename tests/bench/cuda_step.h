@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step of BERT-Large's 144 linear layers on a device, as a shard's threads do it: an update of every layer's factors
+// by one vector a side and the precondition of every layer's gradient, in tasks that run together.
+#pragma once
+
+#include <vector>
+
+#include "tests/bench/bench_rows.h"
+
+namespace precondor {
+
+// What the device does a second: bytes of a copy, read and written, and FLOP of a product on its tensor cores.
+struct DeviceLimits {
+  double bytes = 0;
+  double flops = 0;
+};
+
+// Answers are compared with the definition in doubles first; a wrong one aborts.
+std::vector<BenchRow> MeasureCudaSteps(bool is_short, const DeviceLimits& limits);
+
+}  // namespace precondor
