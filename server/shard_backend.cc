@@ -11,7 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_module.h"
-#include "kernels/grouping_backend.h"
+#include "kernels/grouping/grouping_backend.h"
 
 namespace precondor {
 namespace {

@@ -17,7 +17,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/random.h"
-#include "kernels/grouping_backend.h"
+#include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "tests/support/counting_backend.h"
 #include "tests/support/test_backend.h"

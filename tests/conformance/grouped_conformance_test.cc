@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations run together give to the bit what each gives alone, whatever they are run with; and so do methods whose
-// layers run in step (kernels/grouping_backend.h), in a number of calls that does not grow with the layers.
+// layers run in step (kernels/grouping/grouping_backend.h), in a number of calls that does not grow with the layers.
 #include <atomic>
 #include <barrier>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/grouping_backend.h"
+#include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "kernels/operation.h"
 #include "tests/support/counting_backend.h"

@@ -6,14 +6,17 @@ import re
 
 from lint_support import Case, line_of, main, without_comments
 
-KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/collective.h"]
+KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/device_matrix.h", "kernels/operation.h", "kernels/collective.h"]
 CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
 
 # Folder or file prefix -> prefixes of ours that it may include besides itself; the first match counts.
 OURS = [
     ("kernels/base/", []),
-    ("kernels/backend", ["kernels/base/"]),
+    ("kernels/device_matrix", ["kernels/base/"]),
+    ("kernels/backend", ["kernels/base/", "kernels/device_matrix.h", "kernels/operation.h"]),
+    ("kernels/operation", ["kernels/base/", "kernels/backend.h"]),
     ("kernels/collective", ["kernels/base/", "kernels/backend.h"]),
+    ("kernels/grouping/", KERNEL_SEAM),
     ("kernels/methods/", KERNEL_SEAM),
     ("kernels/cpu/", KERNEL_SEAM),
     ("kernels/cuda/", KERNEL_SEAM),
@@ -28,7 +31,7 @@ OURS = [
     ("server/rpc/", CORE + ["server/core/", "server/store/", "proto/wire/", "precondor/v1/"]),
     ("server/recovery/", CORE + ["server/core/", "server/store/", "server/rpc/convert.h", "proto/wire/", "precondor/v1/"]),
     ("server/config", ["kernels/base/", "server/policy/"]),
-    ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "proto/wire/", "precondor/v1/"]),
+    ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "kernels/grouping/", "proto/wire/", "precondor/v1/"]),
     ("client/cpp/include/", ["kernels/base/", "precondor/"]),
     # What a user of the library sees, and no more.
     ("client/python/", ["kernels/base/", "precondor/", "client/python/"]),

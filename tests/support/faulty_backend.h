@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 
-#include "kernels/forwarding_backend.h"
+#include "kernels/grouping/forwarding_backend.h"
 
 namespace precondor {
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/grouping_backend.h"
+#include "kernels/grouping/grouping_backend.h"
 
 #include <barrier>
 #include <functional>
+#include <latch>
 #include <limits>
 #include <optional>
 #include <random>
@@ -10,12 +11,11 @@
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "kernels/base/mutex.h"
-#include "kernels/forwarding_backend.h"
+#include "kernels/grouping/forwarding_backend.h"
 #include "kernels/operation.h"
 #include "tests/support/test_backend.h"
 
@@ -171,16 +171,16 @@ TEST_F(GroupingBackendTest, OneTaskAloneWaitsForNobody) {
 
 TEST_F(GroupingBackendTest, ATaskThatEndsLetsTheOthersRun) {
   DeviceMatrix x = Matrix(4, 4, 1);
-  absl::Notification begun, end;
+  std::latch begun(1), end(1);
   std::thread other([&] {
     Backend::Task task(*backend_);
-    begun.Notify();
-    end.WaitForNotification();
+    begun.count_down();
+    end.wait();
   });
-  begun.WaitForNotification();
+  begun.wait();
   std::thread waits([&] {
     Backend::Task task(*backend_);
-    end.Notify();
+    end.count_down();
     EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
   });
   other.join();
@@ -190,17 +190,17 @@ TEST_F(GroupingBackendTest, ATaskThatEndsLetsTheOthersRun) {
 TEST_F(GroupingBackendTest, LosesPatienceWithATaskThatDoesNotWait) {
   backend_ = MakeGroupingBackend(std::make_unique<Recorder>(*device_), {.patience = absl::Milliseconds(1)});
   DeviceMatrix x = Matrix(4, 4, 1);
-  absl::Notification done;
+  std::latch done(1);
   std::barrier begun(2);
   std::thread other([&] {
     Backend::Task task(*backend_);
     begun.arrive_and_wait();
-    done.WaitForNotification();  // which comes only after the other's operation
+    done.wait();  // which comes only after the other's operation
   });
   Backend::Task task(*backend_);
   begun.arrive_and_wait();
   EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
-  done.Notify();
+  done.count_down();
   other.join();
 }
 

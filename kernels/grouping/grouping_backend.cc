@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/grouping_backend.h"
+#include "kernels/grouping/grouping_backend.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/forwarding_backend.h"
+#include "kernels/grouping/forwarding_backend.h"
 #include "kernels/operation.h"
 
 namespace precondor {
