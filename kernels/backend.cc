@@ -366,10 +366,10 @@ void Backend::DoRunTogether(absl::Span<const Operation* const> operations, absl:
 }
 
 absl::Status Backend::RunAlone(const Operation& operation) {
-  const auto run = [this](const auto& what) -> absl::Status {
+  const auto run = [&](const auto& what) -> absl::Status {
     using Kind = std::decay_t<decltype(what)>;
     if constexpr (std::is_same_v<Kind, Operation::Elementwise>) {
-      return RunElementwise(what);
+      return RunElementwise(operation);
     } else if constexpr (std::is_same_v<Kind, Operation::Gemm>) {
       return DoGemm(what.alpha, what.a, what.transpose_a, what.b, what.transpose_b, what.beta, what.c);
     } else if constexpr (std::is_same_v<Kind, Operation::SymmetricUpdateMultiply>) {
@@ -388,9 +388,8 @@ absl::Status Backend::RunAlone(const Operation& operation) {
   return std::visit(run, operation.what);
 }
 
-// A template for the sake of the header, where Operation is but a name.
-template <typename Elementwise>
-absl::Status Backend::RunElementwise(const Elementwise& e) {
+absl::Status Backend::RunElementwise(const Operation& operation) {
+  const auto& e = std::get<Operation::Elementwise>(operation.what);
   switch (e.kind) {
     case ElementwiseKind::kAxpby:
       return DoAxpby(e.alpha, e.x, e.beta, e.y);

@@ -259,8 +259,7 @@ class Backend {
   friend class DeviceMatrix;
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols, bool zeroed);
   absl::Status RunAlone(const Operation& operation);
-  template <typename Elementwise>
-  absl::Status RunElementwise(const Elementwise& operation);
+  absl::Status RunElementwise(const Operation& operation);
 };
 
 }  // namespace precondor

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations run together give to the bit what each gives alone, whatever they are run with; and so do methods whose
 // layers run in step (kernels/grouping/grouping_backend.h), in a number of calls that does not grow with the layers.
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <cstring>
@@ -10,6 +11,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "absl/base/casts.h"
 
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
@@ -94,9 +97,10 @@ class Case {
     std::vector<float> all;
     for (const DeviceMatrix& x : matrices_) Append(x.view(), all);
     if (!symmetric_.empty()) Append(symmetric_.raw(), all);
-    const size_t begin = all.size();
-    all.resize(begin + 2 * numbers_.size());
-    std::memcpy(all.data() + begin, numbers_.data(), numbers_.size() * sizeof(double));
+    for (const double number : numbers_) {
+      const auto halves = absl::bit_cast<std::array<float, 2>>(number);
+      all.insert(all.end(), halves.begin(), halves.end());
+    }
     return all;
   }
 
