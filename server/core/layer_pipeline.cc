@@ -651,7 +651,12 @@ void LayerPipeline::Fetch(const ContributionKey& key, ResultFn result) {
   shard.in_flight.fetch_add(1, std::memory_order_relaxed);
   shard.executor.Post(strand_, [self = shared_from_this(), answer = std::move(result)] {
     for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
-    answer(self->worker_.Fetch());
+    absl::StatusOr<GradientResult> fetched = self->worker_.Fetch();
+    if (fetched.ok()) {
+      const int64_t bytes = fetched->bytes == nullptr ? 0 : static_cast<int64_t>(fetched->bytes->size());
+      self->session_->shard->observer.OnFetch(self->session_->spec.name, bytes);
+    }
+    answer(std::move(fetched));
     self->session_->shard->in_flight.fetch_sub(1, std::memory_order_relaxed);
   });
 }

@@ -39,6 +39,8 @@ class Observer {
   virtual void OnUpdatesLost(absl::string_view train_job, int64_t updates) {}
   virtual void OnPrecondition(absl::string_view train_job, absl::Duration took) {}
   virtual void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {}
+  // A worker was given a layer's factors as they are (FETCH).
+  virtual void OnFetch(absl::string_view train_job, int64_t bytes) {}
   // What a session has reserved on a shard: once installed, and when its factors are released or begin anew.
   virtual void OnSessionMemory(absl::string_view train_job, int64_t reserved) {}
   virtual void OnReservedBytes(int64_t reserved, int64_t capacity) {}

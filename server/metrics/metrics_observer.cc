@@ -24,11 +24,11 @@
 namespace precondor::metrics {
 namespace {
 
-constexpr size_t kKinds = 2;
+constexpr std::array<const char*, 3> kKindLabels = {"statistics", "gradient", "pull"};
+constexpr size_t kKinds = kKindLabels.size();
 constexpr std::array<Decision, 3> kDecisions = {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip};
 
-size_t KindIndex(ContributionKind kind) { return kind == ContributionKind::kStatistics ? 0 : 1; }
-const char* KindLabel(size_t kind) { return kind == 0 ? "statistics" : "gradient"; }
+size_t KindIndex(ContributionKind kind) { return static_cast<size_t>(kind) - 1; }
 
 std::string Lower(absl::string_view name) { return absl::AsciiStrToLower(std::string(name)); }
 
@@ -56,7 +56,7 @@ class MetricsObserver::Impl {
     std::array<std::array<prometheus::Counter*, kErrorReasonCount>, kKinds> rejected;
     std::array<prometheus::Histogram*, kKinds> seal_wait;
     std::array<prometheus::Counter*, kDecisions.size()> results;
-    prometheus::Counter *updates, *update_failures, *updates_lost, *result_bytes;
+    prometheus::Counter *updates, *update_failures, *updates_lost, *result_bytes, *fetches, *fetched_bytes;
     prometheus::Histogram *update_seconds, *precondition_seconds;
     prometheus::Counter *snapshots_done, *snapshots_failed;
     std::array<prometheus::Counter*, 4> taken_over;  // by TakeoverOutcome
@@ -222,7 +222,7 @@ class MetricsObserver::Impl {
     job.lagging_rank = JobGauge(job, kLaggingRank, own);
     job.lagging_rank->Set(-1);
     for (size_t kind = 0; kind < kKinds; ++kind) {
-      Labels labels = {{"train_job", name}, {"kind", KindLabel(kind)}};
+      Labels labels = {{"train_job", name}, {"kind", kKindLabels[kind]}};
       job.contributions[kind] = JobCounter(job, kContributions, labels);
       job.bytes[kind] = JobCounter(job, kContributionBytes, labels);
       job.duplicates[kind] = JobCounter(job, kDuplicates, labels);
@@ -242,6 +242,8 @@ class MetricsObserver::Impl {
     job.update_seconds = JobHistogram(job, kUpdateSeconds, own);
     job.precondition_seconds = JobHistogram(job, kPreconditionSeconds, own);
     job.result_bytes = JobCounter(job, kResultBytes, own);
+    job.fetches = JobCounter(job, kFetches, own);
+    job.fetched_bytes = JobCounter(job, kFetchedBytes, own);
     job.reserved_bytes = JobGauge(job, kJobReservedBytes, own);
     job.log_stale = JobGauge(job, kLogStale, own);
     job.snapshots_done = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "durable"}});
@@ -352,6 +354,12 @@ void MetricsObserver::OnResult(absl::string_view train_job, Decision decision, i
       if (kDecisions[i] == decision) job.results[i]->Increment();
     }
     job.result_bytes->Increment(static_cast<double>(bytes));
+  });
+}
+void MetricsObserver::OnFetch(absl::string_view train_job, int64_t bytes) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
+    job.fetches->Increment();
+    job.fetched_bytes->Increment(static_cast<double>(bytes));
   });
 }
 void MetricsObserver::OnSessionMemory(absl::string_view train_job, int64_t reserved) {

@@ -39,6 +39,7 @@ class MetricsObserver final : public Observer {
   void OnUpdatesLost(absl::string_view train_job, int64_t updates) override;
   void OnPrecondition(absl::string_view train_job, absl::Duration took) override;
   void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) override;
+  void OnFetch(absl::string_view train_job, int64_t bytes) override;
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
   void OnReservedBytes(int64_t reserved, int64_t capacity) override;
   void OnShardSessions(int64_t sessions) override;

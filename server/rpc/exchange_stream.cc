@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/frame_codec.h"
@@ -41,14 +43,18 @@ void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const Gr
   }
 }
 
+void PushAnswer(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::StatusOr<GradientResult>& result) {
+  if (result.ok()) {
+    PushResult(queue, contribution, *result);
+  } else {
+    PushError(queue, contribution, result.status());
+  }
+}
+
 // Answers a contribution that the queue owes one to.
 ResultFn Answering(const std::shared_ptr<FrameQueue>& queue, const v1::FrameHeader& contribution) {
   return [queue, contribution](const absl::StatusOr<GradientResult>& result) {
-    if (result.ok()) {
-      PushResult(*queue, contribution, *result);
-    } else {
-      PushError(*queue, contribution, result.status());
-    }
+    PushAnswer(*queue, contribution, result);
     queue->Settle();
   };
 }
@@ -140,8 +146,7 @@ void ExchangeStream::HandleFrame(const v1::FrameHeader& header, const wire::Rece
     return taken.ok() ? PushAck(*queue_, header, /*duplicate=*/false) : PushError(*queue_, header, taken);
   }
   if (header.kind() == v1::FRAME_KIND_FETCH) {
-    queue_->Owe();
-    return shard_.Fetch(DecodeKey(header), Answering(queue_, header));
+    return Fetch(header);
   }
   const auto admit = [this](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const ContributionHeader decoded, DecodeHeader(first));
@@ -155,6 +160,23 @@ void ExchangeStream::HandleFrame(const v1::FrameHeader& header, const wire::Rece
   } else if (result->progress == wire::ChunkAssembler::Progress::kComplete) {
     Submit(*std::move(result));
   }
+}
+
+// A few bytes ask for a layer's factors: credit bounds contributions, and not this.
+void ExchangeStream::Fetch(const v1::FrameHeader& header) {
+  const ContributionKey key = DecodeKey(header);
+  const std::string name = absl::StrCat(key.session_id, "/", key.layer);
+  if (!queue_->OweOnce(name)) {
+    return PushError(*queue_, header,
+                     ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
+                                    absl::StrCat("FETCH of layer ", key.layer,
+                                                 ": expected one after the other, and answers read, but an earlier one "
+                                                 "of the layer is not answered or the stream's answers wait")));
+  }
+  shard_.Fetch(key, [queue = queue_, header, name](const absl::StatusOr<GradientResult>& result) {
+    PushAnswer(*queue, header, result);
+    queue->SettleOnce(name);
+  });
 }
 
 void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution) {

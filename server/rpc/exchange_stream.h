@@ -31,6 +31,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   absl::Status Handle(const grpc::ByteBuffer& message);
   void HandleFrame(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
+  void Fetch(const v1::FrameHeader& header);
   void Submit(wire::ChunkAssembler::Result contribution);
   void End(const absl::Status& status);
 

@@ -57,6 +57,20 @@ void FrameQueue::Settle() {
   CheckDrained();
 }
 
+bool FrameQueue::OweOnce(const std::string& name) {
+  MutexLock lock(mu_);
+  if (waiting_bytes_ > limit_bytes_ || !owed_once_.insert(name).second) return false;
+  ++owed_;
+  return true;
+}
+
+void FrameQueue::SettleOnce(const std::string& name) {
+  MutexLock lock(mu_);
+  owed_once_.erase(name);
+  --owed_;
+  CheckDrained();
+}
+
 void FrameQueue::HalfClose() {
   MutexLock lock(mu_);
   half_closed_ = true;

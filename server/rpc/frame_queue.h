@@ -7,6 +7,8 @@
 #include <deque>
 #include <functional>
 #include <grpcpp/support/byte_buffer.h>
+#include <set>
+#include <string>
 
 #include "kernels/base/mutex.h"
 #include "precondor/v1/precondition.pb.h"
@@ -47,6 +49,10 @@ class FrameQueue {
   // One more, or one less, answer is owed.
   void Owe();
   void Settle();
+  // The same for an answer that may be large and was not paid for with a contribution. False, and nothing is owed: one
+  // of that name is, or the queue is full.
+  bool OweOnce(const std::string& name);
+  void SettleOnce(const std::string& name);
   // No more contributions will come.
   void HalfClose();
   // The stream is ending: nothing will be written any more. True for the first call only.
@@ -74,6 +80,7 @@ class FrameQueue {
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool bundles_ ABSL_GUARDED_BY(mu_) = false;
   int64_t owed_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<std::string> owed_once_ ABSL_GUARDED_BY(mu_);
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };

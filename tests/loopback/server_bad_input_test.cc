@@ -301,6 +301,56 @@ TEST(ServerStreamTest, ResumeIsAcknowledgedOrRefusedByItsKey) {
   EXPECT_TRUE(server.Precondition(RawRequest(job, 7, 0), &response).ok());
 }
 
+// A few bytes ask for megabytes. Nothing of a bundle's answers is written before all of it is handled.
+TEST(ServerStreamTest, FetchesAreAnsweredAsFarAsTheStreamMayHaveWaiting) {
+  RawServer server;
+  v1::SessionSpec spec = RawServer::Spec("job");
+  spec.set_exchange(v1::EXCHANGE_MODE_REPLAY);
+  spec.mutable_method()->mutable_mkor()->set_representation("DENSE");
+  spec.mutable_layers()->DeleteSubrange(1, 1);
+  spec.mutable_layers(0)->set_d_out(1024);
+  spec.mutable_layers(0)->set_d_in(1024);
+  ASSERT_TRUE(server.Open(spec).ok());
+  v1::JoinSessionResponse job;
+  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &job).ok());
+  v1::ExchangeRequest bundle;
+  constexpr int kFetches = 3000;
+  for (int i = 0; i < kFetches; ++i) {
+    v1::FrameHeader& header = *bundle.add_bundle()->mutable_header();
+    header = RawHeader(job, v1::FRAME_KIND_FETCH, 0, 0);
+    header.clear_tensors();
+    header.clear_payload_bytes();
+  }
+  grpc::ClientContext context;
+  SetDeadline(context);
+  auto stream = server.data->Exchange(&context);
+  v1::ExchangeResponse message;
+  ASSERT_TRUE(stream->Read(&message));
+  const uint64_t credit = message.credit_bytes();
+  ASSERT_TRUE(stream->Write(bundle));
+  stream->WritesDone();
+  uint64_t bytes = 0, state = 0;
+  int results = 0, refused = 0;
+  const auto count = [&](const v1::ExchangeResponse& answer) {
+    EXPECT_EQ(answer.contribution(), v1::FRAME_KIND_FETCH);
+    bytes += answer.payload().size();
+    state = std::max<uint64_t>(state, answer.header().payload_bytes());
+    if (answer.header().kind() == v1::FRAME_KIND_RESULT && answer.header().chunk_offset() == 0) ++results;
+    if (answer.header().kind() != v1::FRAME_KIND_ERROR) return;
+    ++refused;
+    EXPECT_EQ(answer.error().reason(), v1::ERROR_REASON_CAPACITY);
+  };
+  while (stream->Read(&message)) {
+    if (message.bundle_size() == 0) count(message);
+    for (const v1::ExchangeResponse& answer : message.bundle()) count(answer);
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(results + refused, kFetches);
+  EXPECT_GE(results, 1);
+  EXPECT_EQ(bytes, static_cast<uint64_t>(results) * state);
+  EXPECT_LT(bytes, credit + 2 * state);
+}
+
 TEST(ServerStreamTest, DisconnectInTheMiddleOfAContributionLeavesNothing) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");

@@ -94,6 +94,9 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnUpdate("job", absl::Milliseconds(4), false);
   metrics.OnUpdatesLost("job", 7);
   metrics.OnPrecondition("job", absl::Seconds(20));
+  metrics.OnContribution("job", ContributionKind::kPull, 0);
+  metrics.OnFetch("job", 300);
+  metrics.OnFetch("job", 20);
   metrics.OnResult("job", Decision::kIdentity, 64);
   metrics.OnResult("job", Decision::kPreconditioned, 36);
   metrics.OnReservedBytes(11, 22);
@@ -180,6 +183,9 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
   const std::map<std::string, double> expected = {
       {R"(precondor_contributions_total{kind="statistics",train_job="job"})", 2},
       {R"(precondor_contributions_total{kind="gradient",train_job="job"})", 2},
+      {R"(precondor_contributions_total{kind="pull",train_job="job"})", 1},
+      {R"(precondor_fetches_total{train_job="job"})", 2},
+      {R"(precondor_fetched_bytes_total{train_job="job"})", 320},
       {R"(precondor_contribution_bytes_total{kind="statistics",train_job="job"})", 105},
       {R"(precondor_contribution_bytes_total{kind="gradient",train_job="job"})", 1005},
       {R"(precondor_duplicates_total{kind="gradient",train_job="job"})", 1},

@@ -105,6 +105,28 @@ TEST_F(FrameQueueTest, AClosedQueueNeitherWritesNorResumes) {
   EXPECT_EQ(written.size(), 1u);
 }
 
+TEST_F(FrameQueueTest, OwesAnAnswerOfANameOnceAndNoneWhileItIsFull) {
+  EXPECT_TRUE(queue.OweOnce("layer 1"));
+  EXPECT_FALSE(queue.OweOnce("layer 1"));
+  EXPECT_TRUE(queue.OweOnce("layer 2"));
+  PushPayload(1, 600);  // being written
+  PushPayload(2, 600);
+  queue.SettleOnce("layer 1");
+  EXPECT_TRUE(queue.OweOnce("layer 1"));
+  PushPayload(3, 600);
+  queue.SettleOnce("layer 1");
+  EXPECT_FALSE(queue.OweOnce("layer 1")) << "1200 bytes wait";
+  queue.Written();
+  EXPECT_TRUE(queue.OweOnce("layer 1"));
+  queue.HalfClose();
+  queue.Written();
+  queue.Written();
+  queue.SettleOnce("layer 1");
+  EXPECT_EQ(drained, 0);
+  queue.SettleOnce("layer 2");
+  EXPECT_EQ(drained, 1);
+}
+
 TEST_F(FrameQueueTest, IsDrainedWhenHalfClosedAnsweredAndWritten) {
   queue.Owe();
   queue.HalfClose();
