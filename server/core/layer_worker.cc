@@ -192,10 +192,11 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
   if (slot.sum.has_value()) {
     slot.sum->Finish(gradient);
     slot.sum.reset();
+    // A single gradient was looked at when it came (CheckGradient).
+    if (!AllFinite(gradient)) return Skip(slot, "the average of the gradients is not finite in f32");
   } else if (dtype != DType::kF32 || slot.result_scale != 1.0f) {
     DecodeElements(dtype, slot.result_buffer.data(), slot.result_scale, gradient);
   }
-  if (!AllFinite(gradient)) return Skip(slot, "the average of the gradients is not finite in f32");
   const bool planned = slot.plan.has_value() && slot.plan->decision == Decision::kIdentity;
   if (planned || slot.mode == Mode::kFirstOrder) {
     Answer average;
