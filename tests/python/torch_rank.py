@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of torch_ranks_test.py: a process in a gloo group that does what it is told, one function after the other."""
 
+import copy
 import dataclasses
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import types
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import precondor.torch
 from precondor.torch import _agreement, _group
@@ -112,7 +114,43 @@ def steps(rank, address, session, exchange, count):
     return count
 
 
-FUNCTIONS = {function.__name__: function for function in (train, resume, unequal, unused, orphan, differ, agree, steps)}
+def buckets(rank, address, session, gradient_as_bucket_view):
+    """Gradients of a layer and of a bias that is none: of the rank alone, of DDP with overlap, answered, of DDP afterwards."""
+    torch.manual_seed(1)
+    plain = nn.Linear(4, 3)
+    model = nn.parallel.DistributedDataParallel(copy.deepcopy(plain), gradient_as_bucket_view=gradient_as_bucket_view)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(rank))
+    plain(x).square().mean().backward()
+    options = {"exchange": "DIRECT", "method": "identity", "fold_bias": False, "overlap": True}
+    found = {"alone": (plain.weight.grad.numpy(), plain.bias.grad.numpy())}
+
+    def backward():
+        model.zero_grad()
+        model(x).square().mean().backward()
+        return model.module.weight.grad.numpy().copy(), model.module.bias.grad.numpy().copy()
+
+    def refusal(model):
+        try:
+            precondor.torch.Preconditioner(model, address, session=f"{session}-refused", replace=True, **options).close()
+        except precondor.InvalidArgumentError as error:
+            return str(error)
+
+    for _ in range(2):
+        with precondor.torch.Preconditioner(model, address, session=session, **options) as pre:
+            for _ in range(3):  # DDP makes other buckets after the first pass
+                found["layer"], found["bias"] = backward()
+                pre.step()
+                found["answer"] = model.module.weight.grad.numpy().copy()
+            found["second"] = refusal(model)
+        found["after"], _ = backward()
+    other = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+    other.register_comm_hook(None, default_hooks.allreduce_hook)
+    found["other"] = refusal(other)
+    return found
+
+
+FUNCTIONS = {function.__name__: function
+             for function in (train, resume, unequal, unused, orphan, differ, agree, steps, buckets)}
 
 
 def serve(rank, size, folder, pipe):

@@ -96,7 +96,24 @@ class RanksTest(unittest.TestCase):
             self.expect_reference("mlp", answers)
 
     def test_gradients_may_leave_during_the_backward_pass(self):
-        self.expect_reference("conv", self.train("conv", exchange="DIRECT", overlap=True, micro_batches=2))
+        for ddp in (False, True):
+            for case in EXCHANGES["DIRECT"]:
+                with self.subTest(ddp=ddp, case=case):
+                    answers = self.train(case, exchange="DIRECT", overlap=True, micro_batches=2, ddp=ddp)
+                    self.expect_reference(case, answers)
+                    self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()}, {"PRECONDITIONED"})
+
+    def test_ddp_leaves_layers_to_the_servers_until_the_end(self):
+        for view in (False, True):
+            with self.subTest(gradient_as_bucket_view=view):
+                ranks = self.run_both("buckets", gradient_as_bucket_view=view, session=f"{self.name}-{view}")
+                for own, other in (ranks, ranks[::-1]):
+                    np.testing.assert_array_equal(own["alone"][0], own["layer"], "the rank's own")
+                    np.testing.assert_allclose(own["bias"], (own["alone"][1] + other["alone"][1]) / 2, rtol=1e-6)
+                    np.testing.assert_allclose(own["answer"], (own["layer"] + other["layer"]) / 2, rtol=1e-6)
+                    np.testing.assert_allclose(own["after"], (own["alone"][0] + other["alone"][0]) / 2, rtol=1e-6)
+                    self.assertRegex(own["second"], "has another Preconditioner with overlap")
+                    self.assertRegex(own["other"], "takes no communication hook")
 
     def test_micro_batches_are_one_batch(self):
         for exchange in EXCHANGES:
@@ -220,10 +237,10 @@ class RanksTest(unittest.TestCase):
             self.assertRegex(str(answer), "d_in|d_out|layer")
 
     def test_options_that_want_the_ranks_own_gradients(self):
-        for options in ({"exchange": "DELEGATE"}, {"ddp": True, "exchange": "DIRECT"}):
+        for options in ({"exchange": "DELEGATE"}, {"exchange": "REPLAY"}, {"ddp": True}):
             for answer in self.run_both("train", case="mlp", overlap=True, **options):
                 self.assertIsInstance(answer, precondor.InvalidArgumentError)
-                self.assertRegex(str(answer), "overlap: expected a plain model")
+                self.assertRegex(str(answer), "overlap: expected exchange DIRECT.*got (DELEGATE|REPLAY)")
 
 
 def main():

@@ -72,10 +72,12 @@ class Pair:
 class Exchange:
     """Sends what a step has and takes its answers. One step at a time; send() may be called during the backward pass."""
 
-    def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot]) -> None:
+    def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True) -> None:
+        """in_place: a gradient may be sent from, and its answer written to, its own memory where its form allows it."""
         self._worker = worker
         self._group = group
         self._slots = slots
+        self._in_place = in_place
         self._delegates = worker.spec.exchange == "DELEGATE" and group.size > 1
         self._flat: List[torch.Tensor] = []  # DELEGATE: of each rank decision and product of its layers, then their values
         has_factors = worker.spec.exchange in ("REPLAY", "PULL_FACTORS")
@@ -141,7 +143,7 @@ class Exchange:
         self._worker.abstain_statistics(step, slot.place)
 
     def _load(self, slot: Slot) -> torch.Tensor:
-        there = None if self._delegates else slot.matrix.in_place(slot.group)
+        there = None if self._delegates or not self._in_place else slot.matrix.in_place(slot.group)
         if there is not None:
             return there
         device = slot.matrix.weight.device

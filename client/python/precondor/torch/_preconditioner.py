@@ -20,6 +20,7 @@ from .._errors import FailedPreconditionError, InvalidArgumentError, from_status
 from .._session import Layer, Method, SessionSpec
 from . import _group, _layers
 from ._attention import Tap
+from ._buckets import rest_of
 from ._checkpoint import check_state, make_state, restore_snapshot
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
@@ -124,7 +125,8 @@ class Preconditioner:
             layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
             replace: end a session of this name that is there, and begin anew.
             overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
-                touches gradients between it and step(), and each rank's gradients are its own: no DDP, and DIRECT.
+                touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages
+                what is no layer, by its communication hook, of which it has no other.
             statistics: "" for what the method wants: "MEAN" for eva, "SIGNED" for all others.
             The others are SessionSpec's and Client's.
 
@@ -151,6 +153,7 @@ class Preconditioner:
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics))
         self._check_options()
+        self._rest = rest_of(model) if overlap and self._ddp else None
         self._kinds = _kinds_of(self._spec)
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and self._group.size > 1
@@ -177,6 +180,8 @@ class Preconditioner:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(session))
         self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
         self._is_new = any(self._group.gather(self._session.created))
+        if self._rest is not None:
+            self._rest.begin(parameter for slot in self._slots for parameter in slot.matrix.parameters())
         self._watch(chosen)
         _open.add(self)
 
@@ -372,6 +377,8 @@ class Preconditioner:
             handle.remove()
         for tap in self._taps:
             tap.leave()
+        if self._rest is not None:
+            self._rest.end()
         try:
             if end_session:
                 self._flush()
@@ -394,11 +401,10 @@ class Preconditioner:
         if not self._slots:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
                                        "INVALID_ARGUMENT")
-        if self._overlap and (self._ddp or (self._group.size > 1 and self._spec.exchange != "DIRECT")):
+        if self._overlap and (self._ddp or self._group.size > 1) and self._spec.exchange != "DIRECT":
             raise InvalidArgumentError(
-                f"overlap: expected a plain model and, with several ranks, exchange DIRECT, got exchange "
-                f"{self._spec.exchange}{' and DistributedDataParallel' if self._ddp else ''}", "INVALID_ARGUMENT",
-                "UNSPECIFIED", "The gradients that leave have to be there before the job has averaged them")
+                f"overlap: expected exchange DIRECT with several ranks or DistributedDataParallel, got {self._spec.exchange}",
+                "INVALID_ARGUMENT", "UNSPECIFIED", "The gradients that leave have to be there before the job has averaged them")
         clips = clip_of(self._spec)
         for place, clip in clips.items():
             if not is_number(clip) or clip != clips[min(clips)]:
@@ -436,7 +442,8 @@ class Preconditioner:
                 f"session {self._spec.name} is there already, with factors of another run. Load that run's checkpoint "
                 f"(load_state_dict), choose another name, or begin anew with replace=True")
         self._worker = self._session.join(self._group.rank, first_step)
-        self._exchange = Exchange(self._worker, self._group, self._slots)
+        # DDP writes its buckets back to the gradients at the end of the backward pass, when answers may have come.
+        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None)
         self._reporter = Reporter(self._worker)
         self._begin(first_step)
 

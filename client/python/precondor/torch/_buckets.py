@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DistributedDataParallel reduces where the servers average the layers: the rest."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, Iterable, Set
+
+import torch
+import torch.distributed as dist
+
+from .._errors import InvalidArgumentError
+
+
+class Rest:
+    """DDP's communication hook for exchange DIRECT: between begin() and end() it averages every parameter but the layers',
+    whose gradients stay the rank's own; otherwise all. DDP has one hook at most and keeps it for good."""
+
+    def __init__(self, ddp: Any) -> None:
+        """InvalidArgumentError: DDP has another hook."""
+        self._group = ddp.process_group
+        self._own: Set[int] = set()
+        self._flat: Dict[int, torch.Tensor] = {}  # by bucket; kept, since gloo's thread may be at it when Python ends
+        try:
+            ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))
+        except RuntimeError as error:
+            raise InvalidArgumentError(f"overlap: DistributedDataParallel takes no communication hook: {error}",
+                                       "INVALID_ARGUMENT", "UNSPECIFIED",
+                                       "It has one at most, and with overlap that is Preconditioner's") from None
+
+    def begin(self, layers: Iterable[torch.nn.Parameter]) -> None:
+        self._own = {id(parameter) for parameter in layers}
+
+    def end(self) -> None:
+        self._own = set()
+
+    def active(self) -> bool:
+        return bool(self._own)
+
+    def _reduce(self, bucket: Any) -> Any:
+        whole = bucket.buffer()
+        rest = [gradient for parameter, gradient in zip(bucket.parameters(), bucket.gradients())
+                if id(parameter) not in self._own]
+        if not rest:
+            future = torch.futures.Future(devices=[whole.device] if whole.is_cuda else [])
+            future.set_result(whole)
+            return future
+        size = sum(gradient.numel() for gradient in rest)
+        flat = self._flat.get(bucket.index())
+        if flat is None or flat.numel() != size or flat.dtype != whole.dtype:
+            flat = self._flat[bucket.index()] = torch.empty(size, dtype=whole.dtype, device=whole.device)
+        parts = flat.split([gradient.numel() for gradient in rest])
+        for part, gradient in zip(parts, rest):
+            part.copy_(gradient.reshape(-1))
+
+        def put_back(unused: Any) -> torch.Tensor:
+            flat.div_(dist.get_world_size(self._group))
+            for part, gradient in zip(parts, rest):
+                gradient.copy_(part.view_as(gradient))
+            return whole
+
+        return dist.all_reduce(flat, group=self._group, async_op=True).get_future().then(put_back)
+
+
+_of_ddp: "weakref.WeakKeyDictionary[torch.nn.Module, Rest]" = weakref.WeakKeyDictionary()
+
+
+def rest_of(ddp: torch.nn.Module) -> Rest:
+    """DDP's, which an earlier Preconditioner may have made; InvalidArgumentError while that is not closed, and Rest's."""
+    rest = _of_ddp.get(ddp)
+    if rest is None:
+        rest = _of_ddp[ddp] = Rest(ddp)
+    if rest.active():
+        raise InvalidArgumentError("overlap: DistributedDataParallel has another Preconditioner with overlap",
+                                   "INVALID_ARGUMENT", "UNSPECIFIED", "Close it first")
+    return rest
