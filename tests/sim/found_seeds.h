@@ -32,6 +32,7 @@ constexpr FoundSeed kFoundSeeds[] = {
     {2215, 21, "a rank before first order no longer said which factors it had"},
     {2224, 21, "a loss was not noticed by ranks that the others had left behind"},
     {5388, 21, "a rank began again before first order, whose factors had been released"},
+    {46653, 21, "an update was made of what statistics a lost memory had left over, and not all ranks had it"},
     {41833, 21, "an update that waited for a rank which began again was forgotten when another took its place"},
 };
 

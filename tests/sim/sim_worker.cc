@@ -294,7 +294,8 @@ void SimWorker::WorkOnFactors() {
   while (std::exchange(work_again_, false)) {
     while (factors_ != nullptr && factors_->Work()) {
     }
-    for (auto& [layer, asked] : asked_) {
+    for (auto& [index, asked] : asked_) {
+      const uint32_t layer = index;
       if (asked.local == nullptr || asked.answer.has_value() || !asked.local->state->ready()) continue;
       const absl::StatusOr<Preconditioned> outcome = asked.local->state->Wait();
       if (!outcome.ok()) {
