@@ -325,6 +325,13 @@ absl::Status Backend::OrthonormalizeRows(ConstMatrixView a, MatrixView q) {
   return a.size() == 0 ? absl::OkStatus() : DoOrthonormalizeRows(a, q);
 }
 
+absl::Status Backend::LowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) {
+  const int64_t n = static_cast<int64_t>(roots.size());
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankCore", "gram", gram, 1, n * (n + 1) / 2));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankCore", "core", core, n, n));
+  return n == 0 ? absl::OkStatus() : DoLowRankCore(roots, gram, core);
+}
+
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                           ConstMatrixView d, MatrixView u) {
   PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
@@ -380,9 +387,11 @@ absl::Status Backend::RunAlone(const Operation& operation) {
     } else if constexpr (std::is_same_v<Kind, Operation::Dot>) {
       PRECONDOR_ASSIGN_OR_RETURN(*what.out, DoDot(what.x, what.y));
       return absl::OkStatus();
-    } else {
-      static_assert(std::is_same_v<Kind, Operation::SpdInverse>);
+    } else if constexpr (std::is_same_v<Kind, Operation::SpdInverse>) {
       return DoSpdInverse(what.a, what.x);
+    } else {
+      static_assert(std::is_same_v<Kind, Operation::LowRankCore>);
+      return DoLowRankCore(what.roots, what.gram, what.core);
     }
   };
   return std::visit(run, operation.what);
@@ -455,6 +464,14 @@ absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, cons
   PRECONDOR_ASSIGN_OR_RETURN(const double u_square, Dot(u, u));
   PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(d_square), std::sqrt(u_square)));
   return ScaleBy(scale, u);
+}
+
+absl::Status Backend::DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) {
+  PRECONDOR_RETURN_IF_ERROR(DoUnpackLower(gram, core));
+  PRECONDOR_RETURN_IF_ERROR(DoScaleBothSides(roots, core, core));
+  PRECONDOR_RETURN_IF_ERROR(DoAddDiagonal(1.0, core));
+  PRECONDOR_RETURN_IF_ERROR(DoSpdInverse(core, core));
+  return DoScaleBothSides(roots, core, core);
 }
 
 absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision,

@@ -153,6 +153,9 @@ class Backend {
   absl::Status OrthonormalizeRows(ConstMatrixView a, MatrixView q);
 
   // --- composites: a default in terms of the primitives, for a backend to fuse ---------------------------------
+  // core = s (I + s G s)^-1 s for the diagonal s of `roots` [n], >= 0, and symmetric G, packed [1, n (n + 1) / 2]; core
+  // [n, n] is symmetric to the bit. FailedPrecondition, core unspecified, where SpdInverse says so of I + s G s.
+  absl::Status LowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core);
   // u = J_out d J_in for J's of the low-rank form, d and u [m, n], never forming an m x m or n x n matrix.
   // u must not alias d. Cost: 4 (p + q) m n + O((p + q)^2 (m + min(m, n))) FLOP for ranks p, q.
   // Scratch of the default: (p + q)(m + n) + q m + p q elements.
@@ -227,6 +230,7 @@ class Backend {
   virtual absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
   virtual absl::Status DoTriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
   virtual absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) = 0;
+  virtual absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core);
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                              ConstMatrixView d, MatrixView u);
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,

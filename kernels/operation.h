@@ -63,6 +63,11 @@ struct SpdInverse {
   ConstMatrixView a;
   MatrixView x;
 };
+struct LowRankCore {
+  Numbers roots;
+  ConstMatrixView gram;
+  MatrixView core;
+};
 
 }  // namespace operation
 
@@ -74,8 +79,9 @@ struct Operation {
   using RowSquaredNorms = operation::RowSquaredNorms;
   using Dot = operation::Dot;
   using SpdInverse = operation::SpdInverse;
+  using LowRankCore = operation::LowRankCore;
 
-  std::variant<Elementwise, Gemm, SymmetricUpdateMultiply, RowSquaredNorms, Dot, SpdInverse> what;
+  std::variant<Elementwise, Gemm, SymmetricUpdateMultiply, RowSquaredNorms, Dot, SpdInverse, LowRankCore> what;
 
   size_t kind() const { return what.index(); }
   // Whether its caller needs what the host learns from it: numbers, or that it is impossible.

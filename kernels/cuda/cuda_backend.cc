@@ -65,7 +65,7 @@ class CudaBackend final : public Backend {
   void RunKind(const Kind&, absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
     std::vector<const Kind*> of_kind;
     for (const Operation* operation : operations) of_kind.push_back(&std::get<Kind>(operation->what));
-    if constexpr (std::is_same_v<Kind, Operation::SpdInverse>) {
+    if constexpr (std::is_same_v<Kind, Operation::SpdInverse> || std::is_same_v<Kind, Operation::LowRankCore>) {
       RunInverses(of_kind, statuses);
     } else {
       std::fill(statuses.begin(), statuses.end(), Run(of_kind));
@@ -80,12 +80,14 @@ class CudaBackend final : public Backend {
     return cuda::RunRowSquaredNorms(*device_, all);
   }
   absl::Status Run(absl::Span<const Operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
-  void RunInverses(absl::Span<const Operation::SpdInverse* const> all, absl::Span<absl::Status> statuses) {
-    std::vector<const Operation::SpdInverse*> small;
+  // Those of a size for one block together, the others one by one.
+  template <typename Kind>
+  void RunInverses(const std::vector<const Kind*>& all, absl::Span<absl::Status> statuses) {
+    std::vector<const Kind*> small;
     std::vector<size_t> places;
     for (size_t i = 0; i < all.size(); ++i) {
-      if (all[i]->a.rows > cuda::kMostRowsOfSpdInverse) {
-        statuses[i] = InvertLarge(all[i]->a, all[i]->x);
+      if (Result(*all[i]).rows > cuda::kMostRowsOfSpdInverse) {
+        statuses[i] = RunLarge(*all[i]);
       } else {
         small.push_back(all[i]);
         places.push_back(i);
@@ -93,8 +95,26 @@ class CudaBackend final : public Backend {
     }
     if (small.empty()) return;
     std::vector<absl::Status> of_small(small.size());
-    const absl::Status run = cuda::RunSpdInverses(*device_, small, absl::MakeSpan(of_small));
+    const absl::Status run = RunSmall(small, absl::MakeSpan(of_small));
     for (size_t i = 0; i < small.size(); ++i) statuses[places[i]] = run.ok() ? of_small[i] : run;
+  }
+  static ConstMatrixView Result(const Operation::SpdInverse& inverse) { return inverse.x; }
+  static ConstMatrixView Result(const Operation::LowRankCore& core) { return core.core; }
+  absl::Status RunLarge(const Operation::SpdInverse& inverse) { return InvertLarge(inverse.a, inverse.x); }
+  absl::Status RunLarge(const Operation::LowRankCore& core) {
+    return Backend::DoLowRankCore(core.roots, core.gram, core.core);
+  }
+  absl::Status RunSmall(const std::vector<const Operation::SpdInverse*>& all, absl::Span<absl::Status> statuses) {
+    return cuda::RunSpdInverses(*device_, all, statuses);
+  }
+  absl::Status RunSmall(const std::vector<const Operation::LowRankCore*>& all, absl::Span<absl::Status> statuses) {
+    return cuda::RunLowRankCores(*device_, all, statuses);
+  }
+  template <typename Kind>
+  absl::Status RunOneInverse(const Kind& operation) {
+    absl::Status status;
+    RunInverses(std::vector<const Kind*>{&operation}, {&status, 1});
+    return status;
   }
   template <typename Kind>
   absl::Status RunOne(const Kind& operation) {
@@ -148,11 +168,10 @@ class CudaBackend final : public Backend {
     return out;
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
-    const Operation::SpdInverse inverse{a, x};
-    const Operation::SpdInverse* const alone = &inverse;
-    absl::Status status;
-    RunInverses({&alone, 1}, {&status, 1});
-    return status;
+    return RunOneInverse(Operation::SpdInverse{a, x});
+  }
+  absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) override {
+    return RunOneInverse(Operation::LowRankCore{{roots.begin(), roots.end()}, gram, core});
   }
 
   // --- the rest, one by one -----------------------------------------------------------------------------------------

@@ -70,6 +70,26 @@ absl::Status RunDotJobs(Device& device, const std::vector<DotJob>& jobs, absl::S
   return device.Receive(memory, out);
 }
 
+absl::Status RunInverseJobs(Device& device, std::vector<SpdInverseJob>& jobs, absl::Span<absl::Status> statuses) {
+  int64_t work = 0;
+  for (const SpdInverseJob& job : jobs) work += SpdInverseWork(job.x.rows);
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(work));
+  double* next = memory.data();
+  for (SpdInverseJob& job : jobs) {
+    job.work = next;
+    next += SpdInverseWork(job.x.rows);
+  }
+  const int count = static_cast<int>(jobs.size());
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<SpdInverseJob> sent, SendJobs(device, jobs));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int> device_infos, device.Array<int>(count));
+  PRECONDOR_RETURN_IF_ERROR(device.Run(
+      "SpdInverse", [&](cudaStream_t stream) { return SpdInverses(stream, sent.data(), count, device_infos.data()); }));
+  std::vector<int> infos(count);
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(device_infos, absl::MakeSpan(infos)));
+  for (int i = 0; i < count; ++i) statuses[i] = InverseStatus(infos[i], jobs[i].x.rows);
+  return absl::OkStatus();
+}
+
 void AddDot(ConstMatrixView x, ConstMatrixView y, std::vector<DotJob>& jobs) {
   const int64_t first = jobs.empty() ? 0 : jobs.back().first + ReductionPartials(jobs.back().x);
   jobs.push_back({x, y, first});
@@ -211,24 +231,23 @@ absl::Status InverseStatus(int info, int64_t n) {
 
 absl::Status RunSpdInverses(Device& device, absl::Span<const Operation::SpdInverse* const> operations,
                             absl::Span<absl::Status> statuses) {
-  int64_t work = 0;
-  for (const auto* inverse : operations) work += SpdInverseWork(inverse->a.rows);
-  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(work));
   std::vector<SpdInverseJob> jobs;
-  work = 0;
-  for (const auto* inverse : operations) {
-    jobs.push_back({inverse->a, inverse->x, memory.data() + work});
-    work += SpdInverseWork(inverse->a.rows);
+  for (const auto* inverse : operations) jobs.push_back({.a = inverse->a, .x = inverse->x});
+  return RunInverseJobs(device, jobs, statuses);
+}
+
+absl::Status RunLowRankCores(Device& device, absl::Span<const Operation::LowRankCore* const> operations,
+                             absl::Span<absl::Status> statuses) {
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> roots,
+                             SendNumbers(
+                                 device, operations, [](const auto& c) -> const auto& { return c.roots; }));
+  std::vector<SpdInverseJob> jobs;
+  int64_t root = 0;
+  for (const auto* core : operations) {
+    jobs.push_back({.a = core->gram, .roots = roots.data() + root, .x = core->core});
+    root += static_cast<int64_t>(core->roots.size());
   }
-  const int count = static_cast<int>(jobs.size());
-  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<SpdInverseJob> sent, SendJobs(device, jobs));
-  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int> device_infos, device.Array<int>(count));
-  PRECONDOR_RETURN_IF_ERROR(device.Run(
-      "SpdInverse", [&](cudaStream_t stream) { return SpdInverses(stream, sent.data(), count, device_infos.data()); }));
-  std::vector<int> infos(count);
-  PRECONDOR_RETURN_IF_ERROR(device.Receive(device_infos, absl::MakeSpan(infos)));
-  for (int i = 0; i < count; ++i) statuses[i] = InverseStatus(infos[i], operations[i]->a.rows);
-  return absl::OkStatus();
+  return RunInverseJobs(device, jobs, statuses);
 }
 
 }  // namespace precondor::cuda

@@ -29,5 +29,7 @@ absl::Status InverseStatus(int info, int64_t n);
 // Of matrices of at most kMostRowsOfSpdInverse rows. statuses[i]: FailedPrecondition where there is no inverse.
 absl::Status RunSpdInverses(Device& device, absl::Span<const Operation::SpdInverse* const> operations,
                             absl::Span<absl::Status> statuses);
+absl::Status RunLowRankCores(Device& device, absl::Span<const Operation::LowRankCore* const> operations,
+                             absl::Span<absl::Status> statuses);
 
 }  // namespace precondor::cuda

@@ -8,16 +8,17 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kAcross = 16;  // threads of a row of the trailing matrix
 
-// The lower triangle in f64; false, in all threads, where an element is not finite.
-__device__ bool Widen(ConstMatrixView a, double* l) {
-  const int n = static_cast<int>(a.rows), thread = static_cast<int>(threadIdx.x);
+// The lower triangle of what is to be inverted; false, in all threads, where an element is not finite.
+__device__ bool Widen(const SpdInverseJob& job, double* l) {
+  const int n = static_cast<int>(job.x.rows), thread = static_cast<int>(threadIdx.x);
   __shared__ bool finite;
   if (thread == 0) finite = true;
   __syncthreads();
   for (int at = thread; at < n * n; at += kThreads) {
     const int i = at / n, j = at % n;
     if (j > i) continue;
-    l[at] = a.at(i, j);
+    l[at] = job.roots == nullptr ? job.a.at(i, j)
+                                 : (i == j ? 1.0 : 0.0) + job.roots[i] * job.roots[j] * job.a.data[i * (i + 1) / 2 + j];
     if (!isfinite(l[at])) finite = false;
   }
   __syncthreads();
@@ -56,9 +57,9 @@ __device__ void InvertTriangle(int n, const double* l, double* inverse) {
 
 __global__ void __launch_bounds__(kThreads) SpdInversesKernel(const SpdInverseJob* jobs, int* infos) {
   const SpdInverseJob job = jobs[blockIdx.x];
-  const int n = static_cast<int>(job.a.rows), thread = static_cast<int>(threadIdx.x);
+  const int n = static_cast<int>(job.x.rows), thread = static_cast<int>(threadIdx.x);
   double *const l = job.work, *const inverse = l + n * n;
-  const int info = Widen(job.a, l) ? Decompose(n, l) : -1;
+  const int info = Widen(job, l) ? Decompose(n, l) : -1;
   if (thread == 0) infos[blockIdx.x] = info;
   if (info != 0) return;
   InvertTriangle(n, l, inverse);
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(kThreads) SpdInversesKernel(const SpdInverseJo
     if (j > i) continue;
     double sum = 0;
     for (int k = i; k < n; ++k) sum += inverse[k * n + i] * inverse[k * n + j];
+    if (job.roots != nullptr) sum *= job.roots[i] * job.roots[j];
     job.x.at(i, j) = job.x.at(j, i) = static_cast<float>(sum);
   }
 }

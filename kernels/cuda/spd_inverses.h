@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inverses of many small symmetric positive definite matrices in one launch: a block each, in f64, by Cholesky's
+// Inverses of many small symmetric positive definite matrices in one launch: a block each, all in f64, by Cholesky's
 // decomposition. For sizes at which cuSOLVER's one matrix a call leaves a device idle.
 #pragma once
 
@@ -13,10 +13,12 @@ namespace precondor::cuda {
 // Beyond it a matrix is too much for one block.
 constexpr int64_t kMostRowsOfSpdInverse = 256;
 
+// x = a^-1, or, where there are roots s, x = s (I + s a s)^-1 s.
 struct SpdInverseJob {
-  ConstMatrixView a;       // lower triangle read
-  MatrixView x;            // both triangles; may be a; left alone where there is no inverse
-  double* work = nullptr;  // SpdInverseWork(a.rows) elements
+  ConstMatrixView a;              // lower triangle read; packed [1, n (n + 1) / 2] where there are roots
+  const double* roots = nullptr;  // [n]
+  MatrixView x;                   // [n, n], both triangles; may be a; left alone where there is no inverse
+  double* work = nullptr;         // SpdInverseWork(n) elements
 };
 constexpr int64_t SpdInverseWork(int64_t n) { return 2 * n * n; }
 

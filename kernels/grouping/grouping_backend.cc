@@ -250,6 +250,9 @@ class GroupingBackend final : public ForwardingBackend {
     PRECONDOR_RETURN_IF_ERROR(PutOff({Operation::Dot{x, y, &out}}));
     return out;
   }
+  absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) override {
+    return PutOff({Operation::LowRankCore{Operation::Numbers(roots.begin(), roots.end()), gram, core}});
+  }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
 
   // --- and that do not, beside those of ForwardingBackend -----------------------------------------------------------

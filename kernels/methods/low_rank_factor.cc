@@ -459,11 +459,7 @@ absl::Status LowRankFactor::MakeCore(double mu, MatrixView core) const {
   if (core_kept_) return backend_.UnpackLower(ConstMatrixView(core_.view().data, 1, PackedSize(n)), core);
   roots_.resize(n);
   for (int64_t i = 0; i < n; ++i) roots_[i] = std::sqrt(weights_[i] / (mass_ * mu));
-  PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(ConstMatrixView(gram_.view().data, 1, PackedSize(n)), core));
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(roots_, core, core));
-  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, core));
-  PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(core, core));
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBothSides(roots_, core, core));
+  PRECONDOR_RETURN_IF_ERROR(backend_.LowRankCore(roots_, ConstMatrixView(gram_.view().data, 1, PackedSize(n)), core));
   if (core_.empty()) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(backend_.PackLower(core, FirstElements(core_.view(), PackedSize(n))));
   core_kept_ = true;

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <cmath>
 #include <cstring>
 #include <gtest/gtest.h>
 #include <memory>
@@ -67,6 +68,14 @@ class Case {
         numbers_.resize(1);
         const MatrixView x = Add(m, n), y = Add(m, n);
         operation_.what = Operation::Dot{x, y, numbers_.data()};
+        break;
+      }
+      case 6: {
+        const MatrixView gram = Add(1, m * (m + 1) / 2), core = Add(m, m);
+        Operation::LowRankCore what{{}, gram, core};
+        // I + s G s is positive definite for small roots; for others mostly not.
+        for (int64_t i = 0; i < m; ++i) what.roots.push_back((random() % 8 == 0 ? 3 : .02) * std::abs(Number()));
+        operation_.what = std::move(what);
         break;
       }
       default: {
@@ -200,7 +209,7 @@ TEST_P(GroupedConformanceTest, GiveWhatEachGivesAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 6));
+INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 7));
 
 // --- methods
 // ----------------------------------------------------------------------------------------------------------
