@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouping/forwarding_backend.h"
+#include "kernels/grouping/operands.h"
 #include "kernels/operation.h"
 
 namespace precondor {
@@ -145,24 +147,29 @@ class GroupingBackend final : public ForwardingBackend {
     }
   }
 
-  // The next operation of every task whose next one is of this kind.
+  // What comes next in every task where it is of this kind: as many as do not depend on each other.
   void RunNext(size_t kind, const std::vector<ThreadTask*>& round) {
-    std::vector<ThreadTask*> tasks;
+    std::vector<ThreadTask*> tasks;  // of the operations
     std::vector<const Operation*> operations;
     for (ThreadTask* const task : round) {
-      if (task->left() == 0 || task->operations[task->next].kind() != kind) continue;
-      tasks.push_back(task);
-      operations.push_back(&task->operations[task->next]);
+      const size_t first = operations.size();
+      for (; task->left() > 0; ++task->next) {
+        const Operation& next = task->operations[task->next];
+        const bool joins = next.kind() == kind &&
+                           std::all_of(operations.begin() + static_cast<int64_t>(first), operations.end(),
+                                       [&](const Operation* operation) { return AreIndependent(*operation, next); });
+        if (!joins) break;
+        tasks.push_back(task);
+        operations.push_back(&next);
+      }
     }
     std::vector<absl::Status> statuses(operations.size());
     device_->RunTogether(operations, absl::MakeSpan(statuses));
     for (size_t i = 0; i < tasks.size(); ++i) {
-      ++tasks[i]->next;
-      if (statuses[i].ok()) continue;
       // Who waits for it hears of it; whoever has gone on takes what is not there for granted.
       if (operations[i]->tells_host()) {
-        tasks[i]->status = statuses[i];
-      } else {
+        tasks[i]->status.Update(statuses[i]);
+      } else if (!statuses[i].ok()) {
         Lose(statuses[i]);
       }
     }
@@ -252,6 +259,18 @@ class GroupingBackend final : public ForwardingBackend {
   }
   absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) override {
     return PutOff({Operation::LowRankCore{Operation::Numbers(roots.begin(), roots.end()), gram, core}});
+  }
+  using Backend::DoLowRankPrecondition;
+  // Both lengths in one.
+  absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                                     LengthRule rule, MatrixView u) override {
+    if (!InTask()) return Backend::DoLowRankPrecondition(out_side, in_side, d, rule, u);
+    PRECONDOR_RETURN_IF_ERROR(Backend::DoLowRankPrecondition(out_side, in_side, d, u));
+    double d_square = 0, u_square = 0;
+    OwnTask().operations.push_back({Operation::Dot{d, d, &d_square}});
+    PRECONDOR_RETURN_IF_ERROR(PutOff({Operation::Dot{u, u, &u_square}}));
+    PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(d_square), std::sqrt(u_square)));
+    return ScaleBy(scale, u);
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
 

@@ -3,10 +3,10 @@
 // call of the device's backend (Backend::RunTogether), so that a step of many layers costs a device few launches.
 //
 // Operations of a task are put off until it needs something from the device or ends. It then waits until all other
-// tasks wait too, or for `patience`, and the operations of all that wait run: always those of one kind which are next
-// in their tasks, first of the task that has most left. Which tasks met is a matter of timing; results are the same to
-// the bit. Outside of tasks, and for operations that kernels/operation.h does not know, calls go straight to the
-// device's backend.
+// tasks wait too, or for `patience`, and the operations of all that wait run: always those of one kind that are next in
+// their tasks and do not depend on each other, first of the task that has most left. Which tasks met is a matter of
+// timing; results are the same to the bit. Outside of tasks, and for operations that kernels/operation.h does not know,
+// calls go straight to the device's backend.
 #pragma once
 
 #include <memory>

@@ -151,8 +151,9 @@ TEST_F(GroupingBackendTest, LinesUpTasksOfDifferentLengths) {
     }
     dots[i] = backend_->Dot(x[i].view(), x[i].view()).value();
   });
-  // Rounds of zeros, product and copy: of three tasks, of two, of one; at last all dot products.
-  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(3, 3, 3, 2, 2, 2, 1, 1, 1, 4));
+  // Rounds of zeros, product and copy: of three tasks, of two, of one, with the zeros of the next beside the copies of
+  // the last; then all dot products.
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(3, 3, 5, 2, 3, 1, 1, 4));
   for (int i = 0; i < 4; ++i) {
     const std::vector<float> host = Host(x[i].view());
     double sum = 0;
