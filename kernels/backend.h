@@ -52,6 +52,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual absl::string_view name() const = 0;  // "cpu", "cuda"
+  // Whether tasks wait for each other, so that the time that one takes says little of its own work.
+  virtual bool runs_tasks_together() const { return false; }
 
   // --- memory -----------------------------------------------------------------------------------------------
   // Zeroed.

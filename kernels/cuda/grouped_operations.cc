@@ -121,22 +121,24 @@ absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const
   std::vector<ProductJob> jobs;
   int64_t blocks = 0;
   for (const Operation::Gemm* gemm : operations) {
-    if (IsLarge(*gemm)) {
-      PRECONDOR_RETURN_IF_ERROR(RunLargeProduct(device, *gemm));
-      continue;
-    }
+    if (IsLarge(*gemm)) continue;
     jobs.push_back({static_cast<float>(gemm->alpha), static_cast<float>(gemm->beta),
                     gemm->transpose_a == Transpose::kYes, gemm->transpose_b == Transpose::kYes, gemm->a, gemm->b,
                     gemm->c, InnerSize(*gemm), blocks});
     blocks += ProductBlocks(gemm->c);
   }
-  if (jobs.empty()) return absl::OkStatus();
-  if (jobs.size() == 1) {
-    return device.Run("Gemm", [&](cudaStream_t stream) { return Product(stream, jobs[0]); });
+  // Memory before the first launch.
+  DeviceArray<ProductJob> sent;
+  if (jobs.size() > 1) {
+    PRECONDOR_ASSIGN_OR_RETURN(sent, SendJobs(device, jobs));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<ProductJob> sent, SendJobs(device, jobs));
+  for (const Operation::Gemm* gemm : operations) {
+    if (IsLarge(*gemm)) PRECONDOR_RETURN_IF_ERROR(RunLargeProduct(device, *gemm));
+  }
+  if (jobs.empty()) return absl::OkStatus();
   return device.Run("Gemm", [&](cudaStream_t stream) {
-    return Products(stream, sent.data(), static_cast<int>(jobs.size()), blocks);
+    return jobs.size() == 1 ? Product(stream, jobs[0])
+                            : Products(stream, sent.data(), static_cast<int>(jobs.size()), blocks);
   });
 }
 

@@ -2,7 +2,8 @@
 // Operations of kernels/operation.h on a device: those of one kind as few launches as their shapes allow, whoever they
 // come from. What each gives is to the bit what it gives alone.
 //
-// Spans are not empty. An error is that of all operations, of which some may have run.
+// Spans are not empty. An error is that of all operations, of which some may have run, but for ResourceExhausted:
+// memory is taken before the first launch.
 #pragma once
 
 #include <cstdint>

@@ -66,8 +66,8 @@ Staging::~Staging() {
 Staging::Buffer Staging::Take() {
   const MutexLock lock(mu_);
   given_back_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !free_.empty(); });
-  const Buffer buffer = free_.back();
-  free_.pop_back();
+  const Buffer buffer = free_.front();
+  free_.pop_front();
   return buffer;
 }
 

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <cuda_runtime_api.h>
+#include <deque>
 #include <memory>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -24,8 +24,8 @@ cudaError_t CopyRowsAsync(void* to, int64_t to_pitch, const void* from, int64_t 
 // Thread-safe. A thread that finds all buffers in use waits for one. The device must be the thread's current one.
 class Staging {
  public:
-  static constexpr int kBuffers = 4;
-  static constexpr int64_t kBufferBytes = int64_t{4} << 20;
+  static constexpr int kBuffers = 16;
+  static constexpr int64_t kBufferBytes = int64_t{1} << 20;
 
   static absl::StatusOr<std::unique_ptr<Staging>> Make(cudaStream_t stream);
   ~Staging();
@@ -52,7 +52,8 @@ class Staging {
   const cudaStream_t stream_;
   Mutex mu_;
   CondVar given_back_;
-  std::vector<Buffer> free_ ABSL_GUARDED_BY(mu_);
+  std::deque<Buffer> free_
+      ABSL_GUARDED_BY(mu_);  // the one that was used first in front: it is the likeliest to be idle
 };
 
 }  // namespace precondor::cuda

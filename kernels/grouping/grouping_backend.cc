@@ -9,7 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -26,6 +26,7 @@ struct ThreadTask {
   int depth = 0;
   std::vector<Operation> operations;
   std::vector<std::pair<float*, int64_t>> freed;  // memory that the operations may still use
+  int64_t freed_bytes = 0;
   size_t next = 0;
   absl::Status status;  // of the operation that it waits for
   bool waits = false;
@@ -44,6 +45,8 @@ class GroupingBackend final : public ForwardingBackend {
   GroupingBackend(std::unique_ptr<Backend> device, const GroupingOptions& options)
       : ForwardingBackend(*device), options_(options), device_(std::move(device)) {}
 
+  bool runs_tasks_together() const override { return true; }
+
  private:
   bool InTask() const { return OwnTask().backend == this; }
 
@@ -61,6 +64,7 @@ class GroupingBackend final : public ForwardingBackend {
     ThreadTask& task = OwnTask();
     if (!InTask() || --task.depth > 0) return absl::OkStatus();
     absl::Status status = Before();
+    Clear(task);  // which a lost backend has left
     task.backend = nullptr;
     MutexLock lock(mu_);
     --tasks_;
@@ -90,7 +94,7 @@ class GroupingBackend final : public ForwardingBackend {
   // --- rounds -------------------------------------------------------------------------------------------------------
 
   absl::Status Wait(ThreadTask& task) ABSL_LOCKS_EXCLUDED(mu_) {
-    const auto deadline = absl::ToChronoTime(absl::Now() + options_.patience);
+    const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(options_.patience);
     MutexLock lock(mu_);
     task.status = absl::OkStatus();
     task.waits = true;
@@ -98,7 +102,7 @@ class GroupingBackend final : public ForwardingBackend {
     while (task.waits) {
       if (running_) {
         task.changed.wait(mu_);
-      } else if (AllWait() || std::chrono::system_clock::now() >= deadline) {
+      } else if (AllWait() || std::chrono::steady_clock::now() >= deadline) {
         Lead();
       } else {
         task.changed.wait_until(mu_, deadline);
@@ -140,11 +144,17 @@ class GroupingBackend final : public ForwardingBackend {
     const absl::Status lost = Lost();
     for (ThreadTask* const task : round) {
       task->status.Update(lost);
-      task->operations.clear();
-      task->next = 0;
-      for (const auto& [data, elements] : task->freed) FreeOn(*device_, data, elements);
-      task->freed.clear();
+      Clear(*task);
     }
+  }
+
+  // Forgets what it has put off, which has run or never will.
+  void Clear(ThreadTask& task) {
+    task.operations.clear();
+    task.next = 0;
+    for (const auto& [data, elements] : task.freed) FreeOn(*device_, data, elements);
+    task.freed.clear();
+    task.freed_bytes = 0;
   }
 
   // What comes next in every task where it is of this kind: as many as do not depend on each other.
@@ -165,6 +175,12 @@ class GroupingBackend final : public ForwardingBackend {
     }
     std::vector<absl::Status> statuses(operations.size());
     device_->RunTogether(operations, absl::MakeSpan(statuses));
+    const bool lacks_memory = absl::IsResourceExhausted(statuses[0]) && statuses[0] == statuses.back();
+    if (lacks_memory) {  // nothing has run
+      device_->Trim();
+      std::fill(statuses.begin(), statuses.end(), absl::OkStatus());
+      device_->RunTogether(operations, absl::MakeSpan(statuses));
+    }
     for (size_t i = 0; i < tasks.size(); ++i) {
       // Who waits for it hears of it; whoever has gone on takes what is not there for granted.
       if (operations[i]->tells_host()) {
@@ -192,18 +208,24 @@ class GroupingBackend final : public ForwardingBackend {
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     if (!InTask()) return AllocateOn(*device_, elements);
-    PRECONDOR_ASSIGN_OR_RETURN(float* const data, AllocateScratchOn(*device_, elements));
+    PRECONDOR_ASSIGN_OR_RETURN(float* const data, DoAllocateScratch(elements));
     const MatrixView all(data, 1, elements);
     OwnTask().operations.push_back({Operation::Elementwise{.x = all, .y = all}});  // 0 x + 0 y
     return data;
   }
   absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
     PRECONDOR_RETURN_IF_ERROR(Lost());
+    absl::StatusOr<float*> data = AllocateScratchOn(*device_, elements);
+    if (!absl::IsResourceExhausted(data.status()) || !InTask() || OwnTask().freed.empty()) return data;
+    PRECONDOR_RETURN_IF_ERROR(Before());  // which frees
     return AllocateScratchOn(*device_, elements);
   }
   void DoFree(float* data, int64_t elements) override {
     if (!InTask() || OwnTask().left() == 0) return FreeOn(*device_, data, elements);
     OwnTask().freed.emplace_back(data, elements);
+    OwnTask().freed_bytes += elements * static_cast<int64_t>(sizeof(float));
+    // An error is that of the task's next operation, or of its end: the backend is lost then.
+    if (OwnTask().freed_bytes > options_.most_freed_bytes) (void)Before();
   }
 
   // --- operations that wait for company -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 // calls go straight to the device's backend.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "absl/time/time.h"
@@ -20,10 +21,13 @@ namespace precondor {
 struct GroupingOptions {
   // How long a task waits for others that do not; no longer than a few launches would take.
   absl::Duration patience = absl::Microseconds(200);
+  // A task runs what it has put off when it has freed so much that these operations still use: scratch that it may hold
+  // beyond what methods say they need.
+  int64_t most_freed_bytes = int64_t{8} << 20;
 };
 
 // Thread-safe as Backend says. Composites have their default form. After the failure of an operation that was put off
-// every call returns it.
+// every call returns it; when it was memory that was missing, only after what the device had kept was given back.
 std::unique_ptr<Backend> MakeGroupingBackend(std::unique_ptr<Backend> device, const GroupingOptions& options);
 
 }  // namespace precondor

@@ -46,6 +46,8 @@ absl::Status LayerWorker::Load(absl::string_view bytes) {
   return status;
 }
 
+bool LayerWorker::TimesAreOwn() const { return !session_.shard->backend.runs_tasks_together(); }
+
 void LayerWorker::PostDeferredWork() {
   std::function<void()> work = state_->TakeDeferredWork();
   if (!work) return;
@@ -71,7 +73,9 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
     const LayerState::Summary after = state_->summary();
     outcome.decomposition_failed = after.failed_decompositions > before.failed_decompositions;
     outcome.reset = after.resets > before.resets;
-    if (outcome.status.ok()) session_.shard->costs.RecordUpdate(cost_entry_, absl::ToDoubleSeconds(outcome.took));
+    if (outcome.status.ok() && TimesAreOwn()) {
+      session_.shard->costs.RecordUpdate(cost_entry_, absl::ToDoubleSeconds(outcome.took));
+    }
     PostDeferredWork();
   }
   outcome.state = view();
@@ -80,7 +84,6 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
 
 absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, UpdateOutcome& outcome) {
   PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, session_.statistics_scratch.Acquire());
-  Backend::Task task(session_.shard->backend);
   PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
                              MergeStatistics(session_.spec, layer_, votes, session_.shard->backend, scratch));
   votes.clear();
@@ -89,6 +92,7 @@ absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, UpdateOutcom
     PRECONDOR_ASSIGN_OR_RETURN(update, Seal(merged));
   }
   const absl::Time start = session_.shard->clock.Now();
+  Backend::Task task(session_.shard->backend);
   absl::Status status = state_->Update(merged);
   status.Update(task.Finish());
   outcome.took = Since(session_.shard->clock, start);
@@ -234,17 +238,17 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
   const MatrixView u = scratch.view(d.size(), spec_.d_out, spec_.d_in);
   const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);
-  Backend::Task task(backend);
   PRECONDOR_RETURN_IF_ERROR(backend.Upload(host, d));
   Answer answer;
   const absl::Time start = session_.shard->clock.Now();
+  Backend::Task task(backend);
   PRECONDOR_RETURN_IF_ERROR(taken_in ? state_->Repeat(u) : state_->Precondition(d, u));
-  answer.took = Since(session_.shard->clock, start);
   if (method_.needs_global_scale()) {
     PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));
   }
+  PRECONDOR_RETURN_IF_ERROR(task.Finish());
+  answer.took = Since(session_.shard->clock, start);
   absl::Status status = backend.Download(u, host);
-  status.Update(task.Finish());
   if (status.ok() && !AllFinite(gradient)) status = absl::InternalError("the preconditioned gradient is not finite");
   if (!status.ok()) {
     const absl::Status restored = backend.Download(d, host);
@@ -254,7 +258,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
     answer.result.reason = absl::StrCat("the gradient did not come back from the device: ", restored.message());
     return answer;
   }
-  session_.shard->costs.RecordPrecondition(cost_entry_, absl::ToDoubleSeconds(answer.took));
+  if (TimesAreOwn()) session_.shard->costs.RecordPrecondition(cost_entry_, absl::ToDoubleSeconds(answer.took));
   answer.preconditioned = true;
   answer.result.decision = Decision::kPreconditioned;
   return answer;

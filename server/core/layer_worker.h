@@ -88,6 +88,8 @@ class LayerWorker {
   absl::StatusOr<SealedUpdate> Seal(const LayerStatistics& merged) const;
   std::string NoFactors() const;
   // Has the executor do in the background what the factors have put off.
+  // Whether what work takes by the clock is what placement may count with.
+  bool TimesAreOwn() const;
   void PostDeferredWork();
   // Of a method that takes gradients in: the factors have the slot's already, and their last answer is its.
   bool HasTakenIn(const StepSlot& slot) const;

@@ -95,7 +95,9 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
   // D and U on the device, and D on the host where the wire's type is not f32.
   const int64_t copies = spec.gradient_dtype == DType::kF32 ? 2 : 3;
   const int64_t method_bytes = Add(method_scratch, deferred_scratch);
-  reservation.scratch = Mul(parallelism, Add(Add(statistics, Mul(copies, gradient)), method_bytes));
+  // A layer is one thread's work at a time.
+  const int64_t at_once = std::min<int64_t>(parallelism, static_cast<int64_t>(layers.size()));
+  reservation.scratch = Mul(at_once, Add(Add(statistics, Mul(copies, gradient)), method_bytes));
   return reservation;
 }
 
@@ -109,7 +111,9 @@ Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<con
     if (!WorkersPrecondition(spec)) gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
   }
   // D on the host where the wire's type is not f32.
-  if (spec.gradient_dtype != DType::kF32) reservation.scratch = Mul(parallelism, gradient);
+  if (spec.gradient_dtype != DType::kF32) {
+    reservation.scratch = Mul(std::min<int64_t>(parallelism, static_cast<int64_t>(layers.size())), gradient);
+  }
   return reservation;
 }
 

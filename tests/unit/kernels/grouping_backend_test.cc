@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/grouping/grouping_backend.h"
 
+#include <atomic>
 #include <barrier>
 #include <functional>
 #include <latch>
@@ -43,6 +44,10 @@ class Recorder final : public ForwardingBackend {
     MutexLock lock(mu_);
     failing_.insert(kind);
   }
+  // The next call finds no memory, and Trim is what it takes.
+  void LackMemory() { lacks_memory_ = true; }
+  // No scratch beyond so much in all.
+  void Limit(int64_t bytes) { limit_bytes_ = bytes; }
 
  private:
   void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
@@ -55,8 +60,19 @@ class Recorder final : public ForwardingBackend {
         for (absl::Status& status : statuses) status = absl::InternalError("injected fault");
         return;
       }
+      if (lacks_memory_) {
+        for (absl::Status& status : statuses) status = absl::ResourceExhaustedError("injected want");
+        return;
+      }
     }
     ForwardingBackend::DoRunTogether(operations, statuses);
+  }
+  void DoTrim() override { lacks_memory_ = false; }
+  absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
+    if (allocated_bytes() + elements * static_cast<int64_t>(sizeof(float)) > limit_bytes_) {
+      return absl::ResourceExhaustedError("injected limit");
+    }
+    return ForwardingBackend::DoAllocateScratch(elements);
   }
   void DoFree(float* data, int64_t elements) override {
     std::vector<float> spoilt(elements, std::numeric_limits<float>::quiet_NaN());
@@ -67,6 +83,8 @@ class Recorder final : public ForwardingBackend {
   Mutex mu_;
   std::vector<size_t> sizes_ ABSL_GUARDED_BY(mu_);
   std::set<size_t> failing_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> lacks_memory_ = false;
+  std::atomic<int64_t> limit_bytes_ = std::numeric_limits<int64_t>::max();
 };
 
 class GroupingBackendTest : public testing::Test {
@@ -258,6 +276,60 @@ TEST_F(GroupingBackendTest, IsLostWithAnOperationThatWasPutOff) {
   EXPECT_TRUE(absl::IsInternal(backend_->Allocate(2, 2).status()));
   std::vector<float> host(9);
   EXPECT_TRUE(absl::IsInternal(backend_->Download(x.view(), MatrixView(host.data(), 3, 3))));
+}
+
+TEST_F(GroupingBackendTest, OutlivesAWantOfMemoryThatATrimEnds) {
+  DeviceMatrix x = Matrix(3, 3, 1);
+  const std::vector<float> before = Host(x.view());
+  recorder_->LackMemory();
+  Backend::Task task(*backend_);
+  ASSERT_TRUE(backend_->Axpby(2.0, x.view(), 0.0, x.view()).ok());
+  EXPECT_TRUE(task.Finish().ok());
+  const std::vector<float> after = Host(x.view());
+  for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(after[i], 2 * before[i]);
+}
+
+TEST_F(GroupingBackendTest, LeavesNoMemoryBehindWhenItIsLost) {
+  const int64_t before = backend_->allocated_bytes();
+  DeviceMatrix x = Matrix(3, 3, 1);
+  recorder_->Fail(Operation{Operation::Gemm{}}.kind());
+  InTasks(3, [&](int i) {
+    DeviceMatrix y = backend_->Allocate(3, 3).value(), z = backend_->Allocate(3, 3).value();
+    (void)backend_->Copy(x.view(), y.view());
+    if (i == 0) (void)backend_->Gemm(1.0, x.view(), Transpose::kNo, x.view(), Transpose::kNo, 0.0, z.view());
+    if (i == 1) (void)backend_->Dot(x.view(), y.view());  // the third ends without having waited
+  });
+  x = DeviceMatrix();
+  EXPECT_EQ(backend_->allocated_bytes(), before);
+  // Nor operations that the next task of this thread would run.
+  const std::unique_ptr<Backend> other = MakeGroupingBackend(std::make_unique<Recorder>(*device_), {});
+  Backend::Task task(*other);
+  EXPECT_TRUE(task.Finish().ok());
+}
+
+TEST_F(GroupingBackendTest, HoldsLittleOfWhatATaskHasFreed) {
+  constexpr int64_t kBlock = 64 * 64 * sizeof(float);
+  backend_ = MakeGroupingBackend(std::make_unique<Recorder>(*device_), {.most_freed_bytes = 2 * kBlock});
+  DeviceMatrix x = Matrix(64, 64, 1);
+  const int64_t before = backend_->allocated_bytes();
+  Backend::Task task(*backend_);
+  for (int i = 0; i < 20; ++i) {
+    DeviceMatrix scratch = backend_->AllocateScratch(64, 64).value();
+    ASSERT_TRUE(backend_->Copy(x.view(), scratch.view()).ok());
+    ASSERT_LE(backend_->allocated_bytes() - before, 4 * kBlock);
+  }
+}
+
+TEST_F(GroupingBackendTest, GivesBackWhatATaskHasFreedBeforeItRunsOutOfMemory) {
+  DeviceMatrix x = Matrix(64, 64, 1);
+  recorder_->Limit(backend_->allocated_bytes() + 3 * 64 * 64 * static_cast<int64_t>(sizeof(float)) / 2);
+  Backend::Task task(*backend_);
+  for (int i = 0; i < 5; ++i) {
+    absl::StatusOr<DeviceMatrix> scratch = backend_->Allocate(64, 64);
+    ASSERT_TRUE(scratch.ok()) << scratch.status();
+    ASSERT_TRUE(backend_->Copy(x.view(), scratch->view()).ok());
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(backend_->Allocate(128, 128).status()));
 }
 
 TEST_F(GroupingBackendTest, TasksWithinATaskArePartOfIt) {

@@ -281,12 +281,12 @@ TEST_F(ShardPullTest, ReservesNoGradients) {
   const auto reserved = [&](ExchangeMode exchange) {
     SessionSpec with = spec;
     with.exchange = exchange;
-    return ComputeReservation(with, methods, {0, 1}, /*window_steps=*/2, /*parallelism=*/3);
+    return ComputeReservation(with, methods, {0, 1}, /*window_steps=*/2, /*parallelism=*/2);
   };
   const Reservation direct = reserved(ExchangeMode::kDirect), replay = reserved(ExchangeMode::kReplay);
   EXPECT_EQ(replay.states, direct.states);
   // D and U of 6 elements on the device, for each thread.
-  EXPECT_EQ(direct.scratch - replay.scratch, 3 * 2 * 6 * 4);
+  EXPECT_EQ(direct.scratch - replay.scratch, 2 * 2 * 6 * 4);
   // Per layer: two ranks' gradients and an f64 sum for two steps go; two steps' vectors of two ranks, and two saved
   // states of 5 floats, come.
   const int64_t saved = 20 + 20 / 8 + (16 << 10);
