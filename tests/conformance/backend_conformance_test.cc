@@ -388,42 +388,6 @@ TEST_F(BackendConformanceTest, SpdInverseInverts) {
   }
 }
 
-TEST_F(BackendConformanceTest, LowRankCoreIsItsDefinition) {
-  for (const int64_t n : {1, 2, 17, 64, 129, 260}) {
-    const Dense gram = SpdMatrix(n, 4, 9);
-    Dense packed(1, n * (n + 1) / 2, 0), expected(n, n, 0);
-    std::vector<double> roots(n);
-    for (int64_t i = 0; i < n; ++i) {
-      roots[i] =
-          i % 5 == 4 ? 0.0 : .5 + .1 * static_cast<double>(i % 7);  // a column without weight has none in the core
-      for (int64_t j = 0; j <= i; ++j) packed.at(0, i * (i + 1) / 2 + j) = gram.at(i, j);
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j < n; ++j) expected.at(i, j) = roots[i] * gram.at(i, j) * roots[j] + (i == j ? 1.0 : 0.0);
-    }
-    const double norm = reference::FrobeniusNorm(expected);
-    expected = reference::SpdInverse(expected);
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j < n; ++j) expected.at(i, j) *= roots[i] * roots[j];
-    }
-    Guarded dgram = Put(packed), core = Put(Dense(n, n, NAN));
-    ASSERT_TRUE(backend_->LowRankCore(roots, dgram.view(), core.view()).ok()) << n;
-    const Dense got = core.Read();
-    // I + s G s is rounded to f32 on some backends; its eigenvalues are 1 or more, so that its inverse is as far off.
-    EXPECT_LE(Distance(got, expected), 4 * kEpsilon * norm) << n;
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j < i; ++j) ASSERT_EQ(got.at(i, j), got.at(j, i));
-    }
-    EXPECT_EQ(dgram.Read().data, packed.data);
-  }
-  // -I is not what can be inverted, nor NaN.
-  const std::vector<double> root = {1.0};
-  Guarded bad = Put(Dense(1, 1, -2.0)), nan = Put(Dense(1, 1, NAN)), core = Put(Dense(1, 1, 0));
-  EXPECT_TRUE(absl::IsFailedPrecondition(backend_->LowRankCore(root, bad.view(), core.view())));
-  EXPECT_TRUE(absl::IsFailedPrecondition(backend_->LowRankCore(root, nan.view(), core.view())));
-  EXPECT_TRUE(absl::IsInvalidArgument(backend_->LowRankCore(root, bad.view(), MatrixView(core.view().data, 1, 0))));
-}
-
 // E A E for a well-conditioned A and powers of two E has the condition |E|^4 and an inverse known element by element.
 TEST_F(BackendConformanceTest, SpdInverseKeepsEveryElementAtConditionOneEPlus8) {
   for (int64_t n : {2, 17, 65}) {

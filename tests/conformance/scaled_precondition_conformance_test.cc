@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LowRankPrecondition with a length rule, by the CPU's own form and by the default one, against naive f64.
+// LowRankPrecondition with a length rule, and the cores that it takes, by the backend's own form and by the default
+// one, against naive f64.
 #include <cmath>
 #include <gtest/gtest.h>
 #include <vector>
@@ -153,6 +154,51 @@ TEST_P(ScaledPreconditionTest, PassesTheRulesErrorsOn) {
               absl::InvalidArgumentError("no"));
     EXPECT_EQ(std::isfinite(seen), std::isfinite(element));
   }
+}
+
+TEST_P(ScaledPreconditionTest, CoresAreTheirDefinition) {
+  for (const int64_t n : {1, 2, 17, 64, 129, 260}) {  // the last is beyond what CUDA fuses
+    const Dense rows = RandomDense(n, n + 3, 7);
+    Dense gram = Product(rows, Transposed(rows)), packed(1, n * (n + 1) / 2), damped(n, n);
+    gram = reference::Combination(1 / static_cast<double>(n), gram, 0, gram);
+    std::vector<double> roots(n);
+    for (int64_t i = 0; i < n; ++i) {
+      roots[i] = i % 5 == 4 ? 0.0 : .5 + .1 * static_cast<double>(i % 7);  // a row without weight has none in the core
+      for (int64_t j = 0; j <= i; ++j) packed.at(0, i * (i + 1) / 2 + j) = gram.at(i, j);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) damped.at(i, j) = roots[i] * gram.at(i, j) * roots[j] + (i == j ? 1.0 : 0.0);
+    }
+    Dense expected = reference::SpdInverse(damped);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) expected.at(i, j) *= roots[i] * roots[j];
+    }
+    const DeviceMatrix device_gram = Put(backend_, packed);
+    DeviceMatrix core = Put(backend_, Dense(n, n, NAN));
+    ASSERT_TRUE(backend_.LowRankCore(roots, device_gram.view(), core.view()).ok()) << n;
+    std::vector<float> got(n * n);
+    ASSERT_TRUE(backend_.Download(core.view(), MatrixView(got.data(), n, n)).ok());
+    // I + s G s may be rounded to f32; its eigenvalues are 1 or more, so that its inverse is as far off.
+    const double tolerance = 4 * 6e-8 * reference::FrobeniusNorm(damped);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        ASSERT_NEAR(got[i * n + j], expected.at(i, j), tolerance) << n << ": " << i << ", " << j;
+        ASSERT_EQ(got[i * n + j], got[j * n + i]);
+      }
+    }
+  }
+}
+
+TEST_P(ScaledPreconditionTest, RefusesCoresThatAreNone) {
+  const std::vector<double> root = {1.0};
+  DeviceMatrix core = Put(backend_, Dense(1, 1));
+  for (const double bad : {-2.0, static_cast<double>(NAN)}) {
+    const DeviceMatrix gram = Put(backend_, Dense(1, 1, bad));
+    EXPECT_TRUE(absl::IsFailedPrecondition(backend_.LowRankCore(root, gram.view(), core.view()))) << bad;
+  }
+  const absl::Status shape = backend_.LowRankCore({1.0, 2.0}, core.view(), core.view());
+  EXPECT_TRUE(absl::IsInvalidArgument(shape)) << shape;
+  EXPECT_NE(shape.message().find("LowRankCore: gram: expected [1, 3], got [1, 1]"), std::string::npos) << shape;
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, ScaledPreconditionTest, testing::Bool(),
