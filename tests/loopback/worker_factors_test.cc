@@ -336,6 +336,7 @@ TEST_P(WorkerFactorsTest, FactorsThatAShardHasLostAreLostForAll) {
         together.arrive_and_wait();
       }
       worker->reset();
+      together.arrive_and_wait();  // one that has the lost answers would tell the new ones that they are lost
       auto again = cluster.client().Join(spec.name, {.rank = rank, .incarnation = 2, .first_step = 3});
       ASSERT_TRUE(again.ok()) << again.status();
       for (uint64_t step = 3; step < 6; ++step) {
