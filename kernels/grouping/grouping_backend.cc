@@ -175,8 +175,9 @@ class GroupingBackend final : public ForwardingBackend {
     }
     std::vector<absl::Status> statuses(operations.size());
     device_->RunTogether(operations, absl::MakeSpan(statuses));
-    const bool lacks_memory = absl::IsResourceExhausted(statuses[0]) && statuses[0] == statuses.back();
-    if (lacks_memory) {  // nothing has run
+    const bool none_has_run = std::all_of(statuses.begin(), statuses.end(),
+                                          [](const absl::Status& status) { return absl::IsResourceExhausted(status); });
+    if (none_has_run) {  // what has run may have changed its own operands, and must not run again
       device_->Trim();
       std::fill(statuses.begin(), statuses.end(), absl::OkStatus());
       device_->RunTogether(operations, absl::MakeSpan(statuses));

@@ -44,8 +44,9 @@ class Recorder final : public ForwardingBackend {
     MutexLock lock(mu_);
     failing_.insert(kind);
   }
-  // The next call finds no memory, and Trim is what it takes.
+  // The next call finds no memory, or none for its first and last operation, and Trim is what it takes.
   void LackMemory() { lacks_memory_ = true; }
+  void LackMemoryAtEnds() { lacks_memory_at_ends_ = true; }
   // No scratch beyond so much in all.
   void Limit(int64_t bytes) { limit_bytes_ = bytes; }
 
@@ -65,9 +66,14 @@ class Recorder final : public ForwardingBackend {
         return;
       }
     }
+    if (lacks_memory_at_ends_) {
+      statuses.front() = statuses.back() = absl::ResourceExhaustedError("injected want");
+      operations = operations.subspan(1, operations.size() - 2);
+      statuses = statuses.subspan(1, statuses.size() - 2);
+    }
     ForwardingBackend::DoRunTogether(operations, statuses);
   }
-  void DoTrim() override { lacks_memory_ = false; }
+  void DoTrim() override { lacks_memory_ = lacks_memory_at_ends_ = false; }
   absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
     if (allocated_bytes() + elements * static_cast<int64_t>(sizeof(float)) > limit_bytes_) {
       return absl::ResourceExhaustedError("injected limit");
@@ -84,6 +90,7 @@ class Recorder final : public ForwardingBackend {
   std::vector<size_t> sizes_ ABSL_GUARDED_BY(mu_);
   std::set<size_t> failing_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> lacks_memory_ = false;
+  std::atomic<bool> lacks_memory_at_ends_ = false;
   std::atomic<int64_t> limit_bytes_ = std::numeric_limits<int64_t>::max();
 };
 
@@ -287,6 +294,23 @@ TEST_F(GroupingBackendTest, OutlivesAWantOfMemoryThatATrimEnds) {
   EXPECT_TRUE(task.Finish().ok());
   const std::vector<float> after = Host(x.view());
   for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(after[i], 2 * before[i]);
+}
+
+TEST_F(GroupingBackendTest, RunsNothingTwiceThatChangesItsOperand) {
+  std::vector<DeviceMatrix> x;
+  for (int i = 0; i < 3; ++i) {
+    x.push_back(backend_->Allocate(1, 1).value());
+    ASSERT_TRUE(backend_->AddDiagonal(4.0, x.back().view()).ok());
+  }
+  recorder_->TakeSizes();
+  recorder_->LackMemoryAtEnds();
+  std::vector<absl::Status> statuses(3);
+  InTasks(3, [&](int i) { statuses[i] = backend_->SpdInverse(x[i].view(), x[i].view()); });
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(3));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(statuses[i].ok() || absl::IsResourceExhausted(statuses[i])) << statuses[i];
+    EXPECT_EQ(Host(x[i].view())[0], statuses[i].ok() ? 0.25f : 4.0f);
+  }
 }
 
 TEST_F(GroupingBackendTest, LeavesNoMemoryBehindWhenItIsLost) {
