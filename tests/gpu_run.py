@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs what tests/gpu.sh has built: CTest's label gpu, parts of it under compute-sanitizer, the benchmark.
+"""Runs what tests/gpu.sh has built: CTest's label gpu, parts of it under compute-sanitizer, the benchmark, and beside
+that the same step in torch where torch finds the device.
 
 A suite that finds no device ends as skipped, with its reason; so does compute-sanitizer where it is not found or
 refuses the device. What each program printed lies in BUILD/gpu-logs.
@@ -12,11 +13,17 @@ import os
 import pathlib
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 
+from bench import step_rows
+
 SKIPPED = 77  # exit status of programs without a device
 BENCH = "cuda_bench"
+TORCH = "torch"
+STEP = "step/cuda/"
+TORCH_TARGET = 10  # times a step in torch
 # (tool, suite, --gtest_filter): every kernel of ours once, and not the libraries' for long.
 SANITIZED = [
     ("memcheck", "backend_conformance_test_cuda", "-*GivesTheSameBits*:*ConditionOneE*"),
@@ -128,6 +135,30 @@ class Runner:
             print(text)
         return {"name": BENCH, "status": verdict["status"], "reason": verdict["reason"]}, []
 
+    def run_torch(self, rows):
+        """The step of cuda_bench's rows in torch on the same device, and how many times as long it takes."""
+        if not rows:
+            return {"name": TORCH, "status": "skipped", "reason": f"no rows of {BENCH}"}, []
+        steps = {row["name"].removeprefix(STEP): row["value"] for row in rows
+                 if row["name"].startswith(STEP) and row["unit"] == "ms"}
+        try:
+            child, said = step_rows.start_torch(sys.executable, device="cuda")
+            if child is None:
+                print(f"skipped  {TORCH}: {said}")
+                return {"name": TORCH, "status": "skipped", "reason": said}, []
+            child.ask("make", 1 if self.short else step_rows.BLOCKS)
+            child.ask("step", 1)  # warms up
+            seconds = statistics.median(float(child.ask("step", 1)) for _ in range(1 if self.short else 9))
+            child.close()
+        except SystemExit as error:
+            print(f"failed   {TORCH}: {error}")
+            return {"name": TORCH, "status": "failed", "reason": str(error)}, []
+        found = step_rows.Rows()
+        found.add(f"{STEP}torch", seconds * 1e3, "ms")
+        for name, milliseconds in steps.items() if not self.short else ():  # shorter layers than torch's
+            found.add(f"{STEP}torch_to_{name}", seconds * 1e3 / milliseconds, "x", TORCH_TARGET)
+        return {"name": TORCH, "status": "passed", "version": said}, found.rows
+
 
 def describe_device():
     """The first device that nvidia-smi lists."""
@@ -157,7 +188,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build-dir", type=pathlib.Path, required=True)
     parser.add_argument("--json", type=pathlib.Path, help="the report")
-    parser.add_argument("--short", action="store_true", help="no compute-sanitizer, the benchmark in short")
+    parser.add_argument("--short", action="store_true", help="no compute-sanitizer, the benchmarks in short")
     parser.add_argument("--list", action="store_true", help="print the programs to build, and stop")
     arguments = parser.parse_args()
     runner = Runner(arguments.build_dir, arguments.short)
@@ -171,6 +202,8 @@ def main():
     on_device = any(s["status"] != "skipped" for s in suites)
     sanitizers = runner.run_sanitizers() if on_device and not arguments.short else []
     bench, rows = runner.run_bench()
+    torch, torch_rows = runner.run_torch(rows)
+    rows += torch_rows
     report = {
         "device": describe_device() if on_device else None,
         "cuda": cuda_version(arguments.build_dir),
@@ -178,6 +211,7 @@ def main():
         "suites": suites,
         "sanitizers": sanitizers,
         "bench": bench,
+        "torch": torch,
         "rows": rows,
     }
     if arguments.json:
@@ -187,7 +221,7 @@ def main():
         ratio = "" if row["ratio"] is None else f", {row['ratio']:.3g} of the limit"
         missed = "" if row["pass"] else f"; misses {row['target']:g}"
         print(f"{row['name']}: {row['value']:.4g} {row['unit']}{ratio}{missed}")
-    results = suites + sanitizers + [bench]
+    results = suites + sanitizers + [bench, torch]
     failed = [r["name"] for r in results if r["status"] == "failed"]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

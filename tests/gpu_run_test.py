@@ -62,15 +62,16 @@ class ReportTest(unittest.TestCase):
     def bench(self, script):
         self.program(f"tests/bench/{gpu_run.BENCH}", script)
 
-    def run_main(self, *scripts, seconds=20):
-        """The exit status, the last line and the report of a short run over suites that are `scripts`."""
+    def run_main(self, *scripts, seconds=20, torch=(None, "no torch"), short=True):
+        """The exit status, the last line and the report of a run over suites that are `scripts`."""
         suites = {f"suite{i}": (["sh", "-c", script], seconds) for i, script in enumerate(scripts)}
         report = self.build / "report.json"
-        arguments = ["gpu_run.py", "--build-dir", str(self.build), "--short", "--json", str(report)]
+        arguments = ["gpu_run.py", "--build-dir", str(self.build), "--json", str(report)] + ["--short"] * short
         out = io.StringIO()
         status = 0
         with mock.patch.object(gpu_run, "gpu_suites", return_value=suites), mock.patch.object(sys, "argv", arguments), \
-                contextlib.redirect_stdout(out):
+                mock.patch.object(gpu_run.step_rows, "start_torch", return_value=torch), \
+                mock.patch.object(gpu_run.shutil, "which", return_value=None), contextlib.redirect_stdout(out):
             try:
                 gpu_run.main()
             except SystemExit as end:
@@ -93,6 +94,27 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(report["cuda"], "13.0.88")
         self.assertEqual(report["suites"][0]["passed"], 3)
         self.assertEqual(report["rows"], [ROW])
+
+    def test_a_step_in_torch_is_held_against_each_of_ours(self):
+        ours = {**ROW, "name": "step/cuda/low_rank_64", "value": 2.0, "unit": "ms"}
+        self.bench(f"echo '{json.dumps({'rows': [ROW, ours, {**ours, 'name': ours['name'] + '/calls', 'unit': ''}]})}' "
+                   ">\"${1#--json=}\"")
+        child = mock.Mock()
+        child.ask.side_effect = lambda command, _: {"make": "1", "step": ".03"}[command]
+        status, last, report = self.run_main(f"echo '{PASSED}'", torch=(child, "2.9.0"), short=False)
+        self.assertEqual((status, report["torch"]["version"]), (0, "2.9.0"), last)
+        rows = {row["name"]: row for row in report["rows"][3:]}
+        self.assertEqual(list(rows), ["step/cuda/torch", "step/cuda/torch_to_low_rank_64"])
+        self.assertAlmostEqual(rows["step/cuda/torch"]["value"], 30)
+        self.assertAlmostEqual(rows["step/cuda/torch_to_low_rank_64"]["value"], 15)
+        self.assertTrue(rows["step/cuda/torch_to_low_rank_64"]["pass"])
+
+    def test_torch_that_ends_is_a_failure(self):
+        self.bench(f"echo '{json.dumps({'rows': [ROW]})}' >\"${{1#--json=}}\"")
+        child = mock.Mock()
+        child.ask.side_effect = SystemExit("python3 ended with -9")
+        status, _, report = self.run_main(f"echo '{PASSED}'", torch=(child, "2.9.0"))
+        self.assertEqual((status, report["torch"]["reason"]), ("failed: torch", "python3 ended with -9"))
 
     def test_one_failure_is_one_of_the_whole(self):
         status, _, report = self.run_main(f"echo '{PASSED}'", f"echo '{MIXED}'; exit 1")

@@ -51,19 +51,17 @@ class Child:
         self.process.wait()
 
 
-def start_torch(python):
-    """A Child, or None where there is no torch."""
+def start_torch(python, device="cpu"):
+    """A Child and torch's version, or None and why there is none."""
     try:
-        child = Child([python, "-B", str(pathlib.Path(__file__).with_name("step_torch.py"))])
+        child = Child([python, "-B", str(pathlib.Path(__file__).with_name("step_torch.py")), "--device", device])
     except OSError as error:
-        print(f"step_rows.py: torch is left out: {error}")
-        return None
+        return None, str(error)
     first = child.read()
-    if first.startswith("ready"):
-        return child
-    print(f"step_rows.py: torch is left out: {first.removeprefix('no ')}; deploy/install.sh --bench has it")
+    if first.startswith("ready "):
+        return child, first.removeprefix("ready ")
     child.close()
-    return None
+    return None, first.removeprefix("no ")
 
 
 def available_bytes():
@@ -150,7 +148,9 @@ def main():
     parser.add_argument("--short", action="store_true", help="one block, one turn")
     arguments = parser.parse_args()
 
-    torch = start_torch(arguments.torch_python)
+    torch, said = start_torch(arguments.torch_python)
+    if torch is None:
+        print(f"step_rows.py: torch is left out: {said}; deploy/install.sh --bench has it")
     block_bytes = BLOCK_BYTES + (TORCH_BLOCK_BYTES if torch else 0)
     blocks = 1 if arguments.short else min(BLOCKS, max(1, (available_bytes() - SPARE_BYTES) // block_bytes))
     if not arguments.short and blocks < BLOCKS:

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A step of method mkor in torch operations on the CPU: what a package without kernels of its own does.
+"""A step of method mkor in torch operations: what a package without kernels of its own does.
 
 Per layer and side J is a dense f32 matrix: J <- .95 J + .05 I, u = J v, J <- J - u u' / (1 + v'u) (docs/methods/mkor.md,
 REFERENCE), then a look at max |J|; the gradient becomes J_out D J_in, rescaled to |D|. All of it works in place where
-torch can. tests/bench/step_rows.py runs it by lines on the standard input:
+torch can. tests/bench/step_rows.py and tests/gpu_run.py run it by lines on the standard input:
 
     make BLOCKS   factors and gradients of that many of BERT-Large's 24 blocks; answered by the factors' bytes
-    step THREADS  answered by the seconds of one step: of processor time for one thread, by the clock for several
+    step THREADS  answered by the seconds of one step: of processor time for one thread of the CPU, else by the clock
 
 The first line of output is "ready" with torch's version, after the recursion was compared with one in doubles, or "no"
 and why there is none.
 """
 
+import argparse
 import ctypes
 import ctypes.util
 import sys
@@ -37,20 +38,22 @@ def precondition(out_inverse, gradient, in_inverse):
     return answer.mul_(float(gradient.norm()) / float(answer.norm()))
 
 
-def check():
+def check(device):
     """The same in doubles, from the definition, by numpy."""
     side_out, side_in = 48, 80
     random = numpy.random.default_rng(1)
-    expected, factors = [numpy.eye(side_out), numpy.eye(side_in)], [torch.eye(side_out), torch.eye(side_in)]
+    expected = [numpy.eye(side_out), numpy.eye(side_in)]
+    factors = [torch.eye(side_out, device=device), torch.eye(side_in, device=device)]
     for _ in range(20):
         for side, inverse in enumerate(factors):
             vector = random.standard_normal(len(inverse))
-            update(inverse, torch.tensor(vector, dtype=torch.float32))
+            update(inverse, torch.tensor(vector, dtype=torch.float32, device=device))
             blended = GAMMA * expected[side] + (1 - GAMMA) * numpy.eye(len(inverse))
             product = blended @ vector
             expected[side] = blended - numpy.outer(product, product) / (1 + vector @ product)
     gradient = random.standard_normal((side_out, side_in))
-    got = precondition(factors[0], torch.tensor(gradient, dtype=torch.float32), factors[1]).double().numpy()
+    tensor = torch.tensor(gradient, dtype=torch.float32, device=device)
+    got = precondition(factors[0], tensor, factors[1]).double().cpu().numpy()
     want = expected[0] @ gradient @ expected[1]
     want *= numpy.linalg.norm(gradient) / numpy.linalg.norm(want)
     error = numpy.linalg.norm(got - want) / numpy.linalg.norm(want)
@@ -67,20 +70,27 @@ def set_threads(count):
 
 
 class Model:
-    def __init__(self, blocks):
+    def __init__(self, blocks, device):
         torch.manual_seed(1)
-        self.vectors = torch.randn(VECTORS, 4096)
+        self.device = device
+        self.vectors = torch.randn(VECTORS, 4096, device=device)
         self.layers = []
         for d_out, d_in in BLOCK * blocks:
-            self.layers.append((torch.eye(d_out), torch.randn(d_out, d_in), torch.eye(d_in)))
+            gradient = torch.randn(d_out, d_in, device=device)
+            self.layers.append((torch.eye(d_out, device=device), gradient, torch.eye(d_in, device=device)))
         self.steps = 0
 
     def factor_bytes(self):
         return sum(4 * (out_inverse.numel() + in_inverse.numel()) for out_inverse, _, in_inverse in self.layers)
 
+    def wait(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
     def step(self, threads):
         set_threads(threads)
-        clock = time.thread_time if threads == 1 else time.monotonic
+        clock = time.thread_time if threads == 1 and self.device == "cpu" else time.monotonic
+        self.wait()
         begin = clock()
         for i, (out_inverse, gradient, in_inverse) in enumerate(self.layers):
             row = self.steps + 7 * i
@@ -88,28 +98,35 @@ class Model:
             update(out_inverse, self.vectors[(row + 3) % VECTORS, :len(out_inverse)])
             precondition(out_inverse, gradient, in_inverse)
         self.steps += 1
+        self.wait()
         return clock() - begin
 
 
-def main():
+def main(device):
     model = None
     print("ready", torch.__version__, flush=True)
     for line in sys.stdin:
         command, argument = line.split()
         if command == "make":
-            model = Model(int(argument))
+            model = Model(int(argument), device)
             print(model.factor_bytes(), flush=True)
         else:
             print(model.step(int(argument)), flush=True)
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    where = parser.parse_args().device
     try:
         import numpy
         import torch
     except ImportError as error:
         print(f"no {error}", flush=True)
         sys.exit(0)
+    if where == "cuda" and not torch.cuda.is_available():
+        print(f"no device that torch {torch.__version__} can use", flush=True)
+        sys.exit(0)
     torch.set_grad_enabled(False)
-    check()
-    main()
+    check(where)
+    main(where)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Backend that counts the calls of Backend::RunTogether that reach the one it passes everything on to.
+// A Backend that counts the calls that have the one it passes everything on to work for several layers at once, or for
+// one in a way of its own: RunTogether, and composites that it may fuse.
 #pragma once
 
 #include <atomic>
@@ -20,6 +21,18 @@ class CountingBackend final : public ForwardingBackend {
   void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
     ++calls_;
     device_->RunTogether(operations, statuses);
+  }
+  bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
+  absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
+                                   MatrixView u) override {
+    ++calls_;
+    return device_->DensePrecondition(l, r, d, u, precision);
+  }
+  bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
+  absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
+                                 const SymmetricMatrix& m, MatrixView x) override {
+    ++calls_;
+    return device_->SymmetricExpand(scale, shift, weights, rows, m, x);
   }
 
   const std::unique_ptr<Backend> device_;
