@@ -126,6 +126,12 @@ absl::Status Backend::Upload(ConstMatrixView host, MatrixView device) {
   return host.size() == 0 ? absl::OkStatus() : DoUpload(host, device);
 }
 
+absl::Status Backend::UploadToIdle(ConstMatrixView host, MatrixView device) {
+  PRECONDOR_RETURN_IF_ERROR(CheckView("UploadToIdle", "host", host));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("UploadToIdle", "device", device, host.rows, host.cols));
+  return host.size() == 0 ? absl::OkStatus() : DoUploadToIdle(host, device);
+}
+
 absl::Status Backend::Download(ConstMatrixView device, MatrixView host) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("Download", "device", device));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Download", "host", host, device.rows, device.cols));

@@ -66,6 +66,8 @@ class Backend {
   // Gives back what freed matrices left for the next to use.
   void Trim();
   absl::Status Upload(ConstMatrixView host, MatrixView device);
+  // The same into memory that no operation under way reads or writes: it may be copied while those run.
+  absl::Status UploadToIdle(ConstMatrixView host, MatrixView device);
   absl::Status Download(ConstMatrixView device, MatrixView host);
   absl::Status Copy(ConstMatrixView from, MatrixView to);
 
@@ -199,6 +201,7 @@ class Backend {
   // The default runs one after the other.
   virtual void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
+  virtual absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) { return DoUpload(host, device); }
   virtual absl::Status DoDownload(ConstMatrixView device, MatrixView host) = 0;
   virtual absl::Status DoCopy(ConstMatrixView from, MatrixView to) = 0;
   // Do* never see an output without elements, nor DoGemm an inner dimension of 0.

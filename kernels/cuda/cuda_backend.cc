@@ -54,6 +54,9 @@ class CudaBackend final : public Backend {
   static int64_t Bytes(int64_t elements) { return elements * static_cast<int64_t>(sizeof(float)); }
 
   absl::Status DoUpload(ConstMatrixView host, MatrixView device) override { return device_->Upload(host, device); }
+  absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) override {
+    return device_->UploadToIdle(host, device);
+  }
   absl::Status DoDownload(ConstMatrixView device, MatrixView host) override { return device_->Download(device, host); }
   absl::Status DoCopy(ConstMatrixView from, MatrixView to) override { return device_->Copy(from, to); }
 

@@ -187,6 +187,12 @@ absl::Status Device::Upload(ConstMatrixView host, MatrixView device) {
                  staging_->Upload(host.data, Pitch(host), Width(host), host.rows, device.data, Pitch(device)));
 }
 
+absl::Status Device::UploadToIdle(ConstMatrixView host, MatrixView device) {
+  PRECONDOR_RETURN_IF_ERROR(Enter());
+  return Checked("Upload",
+                 staging_->UploadToIdle(host.data, Pitch(host), Width(host), host.rows, device.data, Pitch(device)));
+}
+
 absl::Status Device::Download(ConstMatrixView device, MatrixView host) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
   return Checked("Download",

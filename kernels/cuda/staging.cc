@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 
 namespace precondor::cuda {
@@ -43,6 +45,9 @@ cudaError_t CopyRowsAsync(void* to, int64_t to_pitch, const void* from, int64_t 
 
 absl::StatusOr<std::unique_ptr<Staging>> Staging::Make(cudaStream_t stream) {
   std::unique_ptr<Staging> staging(new Staging(stream));
+  for (cudaStream_t* const own : {&staging->upload_stream_, &staging->download_stream_}) {
+    PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA stream", cudaStreamCreateWithFlags(own, cudaStreamNonBlocking)));
+  }
   const MutexLock lock(staging->mu_);
   for (int i = 0; i < kBuffers; ++i) {
     Buffer& buffer = staging->free_.emplace_back();
@@ -56,6 +61,11 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Make(cudaStream_t stream) {
 }
 
 Staging::~Staging() {
+  for (const cudaStream_t own : {upload_stream_, download_stream_}) {
+    if (own == nullptr) continue;
+    cudaStreamSynchronize(own);
+    cudaStreamDestroy(own);
+  }
   const MutexLock lock(mu_);
   for (const Buffer& buffer : free_) {
     if (buffer.idle != nullptr) cudaEventDestroy(buffer.idle);
@@ -71,16 +81,26 @@ Staging::Buffer Staging::Take() {
   return buffer;
 }
 
+std::optional<Staging::Buffer> Staging::TryTake() {
+  const MutexLock lock(mu_);
+  if (free_.empty()) return std::nullopt;
+  const Buffer buffer = free_.front();
+  free_.pop_front();
+  return buffer;
+}
+
 void Staging::GiveBack(Buffer buffer, cudaError_t error) {
   // A copy may be on its way without an event that tells of its end.
-  if (error != cudaSuccess) (void)cudaStreamSynchronize(stream_);
+  if (error != cudaSuccess) {
+    for (const cudaStream_t stream : {stream_, upload_stream_, download_stream_}) (void)cudaStreamSynchronize(stream);
+  }
   const MutexLock lock(mu_);
   free_.push_back(buffer);
   given_back_.notify_one();
 }
 
-cudaError_t Staging::Upload(const void* host, int64_t host_pitch, int64_t width, int64_t rows, void* device,
-                            int64_t device_pitch) {
+cudaError_t Staging::UploadOn(cudaStream_t stream, const void* host, int64_t host_pitch, int64_t width, int64_t rows,
+                              void* device, int64_t device_pitch) {
   return ForEachPiece(width, rows, [&](int64_t row, int64_t count, int64_t begin, int64_t bytes) {
     const Buffer buffer = Take();
     cudaError_t error = cudaEventSynchronize(buffer.idle);
@@ -88,9 +108,12 @@ cudaError_t Staging::Upload(const void* host, int64_t host_pitch, int64_t width,
       const char* from = static_cast<const char*>(host) + row * host_pitch + begin;
       CopyRows(from, host_pitch, bytes, count, buffer.data, bytes);
       char* to = static_cast<char*>(device) + row * device_pitch + begin;
-      error = CopyRowsAsync(to, device_pitch, buffer.data, bytes, bytes, count, cudaMemcpyHostToDevice, stream_);
+      error = CopyRowsAsync(to, device_pitch, buffer.data, bytes, bytes, count, cudaMemcpyHostToDevice, stream);
     }
-    if (error == cudaSuccess) error = cudaEventRecord(buffer.idle, stream_);
+    if (error == cudaSuccess) error = cudaEventRecord(buffer.idle, stream);
+    // With the last piece, when the others are there already or soon: what others launch meanwhile waits for none.
+    const bool last = row + count == rows && begin + bytes == width;
+    if (error == cudaSuccess && last && stream != stream_) error = cudaStreamWaitEvent(stream_, buffer.idle, 0);
     GiveBack(buffer, error);
     return error;
   });
@@ -98,19 +121,46 @@ cudaError_t Staging::Upload(const void* host, int64_t host_pitch, int64_t width,
 
 cudaError_t Staging::Download(const void* device, int64_t device_pitch, int64_t width, int64_t rows, void* host,
                               int64_t host_pitch) {
-  return ForEachPiece(width, rows, [&](int64_t row, int64_t count, int64_t begin, int64_t bytes) {
-    const Buffer buffer = Take();
-    const char* from = static_cast<const char*>(device) + row * device_pitch + begin;
-    cudaError_t error =
-        CopyRowsAsync(buffer.data, bytes, from, device_pitch, bytes, count, cudaMemcpyDeviceToHost, stream_);
-    if (error == cudaSuccess) error = cudaEventRecord(buffer.idle, stream_);
-    if (error == cudaSuccess) error = cudaEventSynchronize(buffer.idle);
-    if (error == cudaSuccess) {
-      CopyRows(buffer.data, bytes, bytes, count, static_cast<char*>(host) + row * host_pitch + begin, host_pitch);
+  const cudaStream_t stream = width * rows < kLongBytes ? stream_ : download_stream_;
+  std::optional<Landing> on_its_way;
+  const auto land = [&] { return on_its_way ? Land(*std::exchange(on_its_way, std::nullopt)) : cudaSuccess; };
+  cudaError_t error = ForEachPiece(width, rows, [&](int64_t row, int64_t count, int64_t begin, int64_t bytes) {
+    // Two buffers, so that one is written while the other is read; but nobody who has one waits for another.
+    std::optional<Buffer> buffer;
+    if (on_its_way) buffer = TryTake();
+    if (!buffer) {
+      if (const cudaError_t error = land(); error != cudaSuccess) return error;
+      buffer = Take();
     }
-    GiveBack(buffer, error);
+    cudaError_t error = cudaSuccess;
+    if (row == 0 && begin == 0 && stream != stream_) {
+      error = cudaEventRecord(buffer->idle, stream_);
+      if (error == cudaSuccess) error = cudaStreamWaitEvent(stream, buffer->idle, 0);
+    }
+    const char* from = static_cast<const char*>(device) + row * device_pitch + begin;
+    if (error == cudaSuccess) {
+      error = CopyRowsAsync(buffer->data, bytes, from, device_pitch, bytes, count, cudaMemcpyDeviceToHost, stream);
+    }
+    if (error == cudaSuccess) error = cudaEventRecord(buffer->idle, stream);
+    if (error != cudaSuccess) {
+      GiveBack(*buffer, error);
+      return error;
+    }
+    error = land();
+    on_its_way = Landing{*buffer, static_cast<char*>(host) + row * host_pitch + begin, host_pitch, bytes, count};
     return error;
   });
+  const cudaError_t landed = land();
+  return error == cudaSuccess ? landed : error;
+}
+
+cudaError_t Staging::Land(const Landing& landing) {
+  const cudaError_t error = cudaEventSynchronize(landing.buffer.idle);
+  if (error == cudaSuccess) {
+    CopyRows(landing.buffer.data, landing.width, landing.width, landing.rows, landing.host, landing.host_pitch);
+  }
+  GiveBack(landing.buffer, error);
+  return error;
 }
 
 }  // namespace precondor::cuda

@@ -41,6 +41,9 @@ class ForwardingBackend : public Backend {
   absl::Status DoUpload(ConstMatrixView host, MatrixView device) override {
     return Forward([&] { return inner_.Upload(host, device); });
   }
+  absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) override {
+    return Forward([&] { return inner_.UploadToIdle(host, device); });
+  }
   absl::Status DoDownload(ConstMatrixView device, MatrixView host) override {
     return Forward([&] { return inner_.Download(device, host); });
   }

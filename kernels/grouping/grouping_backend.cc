@@ -299,6 +299,10 @@ class GroupingBackend final : public ForwardingBackend {
 
   // --- and that do not, beside those of ForwardingBackend -----------------------------------------------------------
 
+  absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) override {
+    PRECONDOR_RETURN_IF_ERROR(Lost());  // what has been put off does not use it either
+    return device_->UploadToIdle(host, device);
+  }
   bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
   absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
                                    MatrixView u) override {

@@ -238,7 +238,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
   const MatrixView u = scratch.view(d.size(), spec_.d_out, spec_.d_in);
   const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);
-  PRECONDOR_RETURN_IF_ERROR(backend.Upload(host, d));
+  PRECONDOR_RETURN_IF_ERROR(scratch.Upload(host, d));
   Answer answer;
   const absl::Time start = session_.shard->clock.Now();
   Backend::Task task(backend);
@@ -249,6 +249,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   PRECONDOR_RETURN_IF_ERROR(task.Finish());
   answer.took = Since(session_.shard->clock, start);
   absl::Status status = backend.Download(u, host);
+  if (status.ok()) scratch.NoteIdle();
   if (status.ok() && !AllFinite(gradient)) status = absl::InternalError("the preconditioned gradient is not finite");
   if (!status.ok()) {
     const absl::Status restored = backend.Download(d, host);

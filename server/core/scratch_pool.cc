@@ -13,32 +13,32 @@ absl::StatusOr<ScratchPool::Lease> ScratchPool::Acquire() {
     MutexLock lock(mu_);
     elements = block_elements_;
     if (!free_.empty()) {
-      DeviceMatrix block = std::move(free_.back());
+      Block block = std::move(free_.back());
       free_.pop_back();
-      return Lease(this, std::move(block));
+      return Lease(this, std::move(block.memory), block.idle);
     }
   }
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix block, backend_.Allocate(1, elements));
-  return Lease(this, std::move(block));
+  return Lease(this, std::move(block), /*idle=*/false);
 }
 
 void ScratchPool::Trim() {
-  std::vector<DeviceMatrix> blocks;
+  std::vector<Block> blocks;
   MutexLock lock(mu_);
   blocks.swap(free_);
 }
 
 void ScratchPool::Grow(int64_t block_elements) {
-  std::vector<DeviceMatrix> outgrown;
+  std::vector<Block> outgrown;
   MutexLock lock(mu_);
   if (block_elements <= block_elements_) return;
   block_elements_ = block_elements;
   outgrown.swap(free_);
 }
 
-void ScratchPool::Return(DeviceMatrix block) {
+void ScratchPool::Return(Block block) {
   MutexLock lock(mu_);
-  if (block.view().size() >= block_elements_) free_.push_back(std::move(block));
+  if (block.memory.view().size() >= block_elements_) free_.push_back(std::move(block));
 }
 
 }  // namespace precondor

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
@@ -19,20 +21,28 @@ class ScratchPool {
  public:
   class Lease {
    public:
-    Lease(ScratchPool* pool, DeviceMatrix block) : pool_(pool), block_(std::move(block)) {}
+    Lease(ScratchPool* pool, DeviceMatrix block, bool idle) : pool_(pool), block_(std::move(block)), idle_(idle) {}
     Lease(Lease&& other) noexcept = default;
     Lease& operator=(Lease&& other) = delete;
     ~Lease() {
-      if (!block_.empty()) pool_->Return(std::move(block_));
+      if (!block_.empty()) pool_->Return({std::move(block_), idle_});
     }
     // A [rows, cols] matrix that begins `offset` elements into the block; it holds what the last user left.
     MatrixView view(int64_t offset, int64_t rows, int64_t cols) {
       return MatrixView(block_.view().data + offset, rows, cols);
     }
+    // To a view of the block, beside the operations under way where none of them uses the block.
+    absl::Status Upload(ConstMatrixView host, MatrixView view) {
+      return std::exchange(idle_, false) ? pool_->backend_.UploadToIdle(host, view)
+                                         : pool_->backend_.Upload(host, view);
+    }
+    // Every operation that uses the block has ended, as a Download of what came last shows.
+    void NoteIdle() { idle_ = true; }
 
    private:
     ScratchPool* pool_;
     DeviceMatrix block_;
+    bool idle_;
   };
 
   ScratchPool(Backend& backend, int64_t block_elements) : backend_(backend), block_elements_(block_elements) {}
@@ -44,12 +54,16 @@ class ScratchPool {
   void Trim();
 
  private:
-  void Return(DeviceMatrix block);
+  struct Block {
+    DeviceMatrix memory;
+    bool idle = false;
+  };
+  void Return(Block block);
 
   Backend& backend_;
   Mutex mu_;
   int64_t block_elements_ ABSL_GUARDED_BY(mu_);
-  std::vector<DeviceMatrix> free_ ABSL_GUARDED_BY(mu_);
+  std::vector<Block> free_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace precondor

@@ -219,6 +219,19 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return cudaSuccess;
 }
 
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  RETURN_IF_FAILED();
+  const precondor::MutexLock lock(event->state->mu);
+  if (event->state->stream == nullptr) return cudaSuccess;  // never recorded
+  host::Enqueue(stream, [state = event->state, on = event->state->stream, record = event->state->records] {
+    host::Drain(on, [&] {
+      const precondor::MutexLock lock(state->mu);
+      return state->passed >= record;
+    });
+  });
+  return cudaSuccess;
+}
+
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   RETURN_IF_FAILED();
   *data = host::NewMemory(bytes);

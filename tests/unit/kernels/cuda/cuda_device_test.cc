@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CUDA backend makes of a device that is missing, full or failing, on the host's imitation of one.
+#include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,6 +13,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/device.h"
 #include "tests/support/cuda_host/stream.h"
 
 namespace precondor {
@@ -27,7 +30,8 @@ class CudaDeviceTest : public testing::Test {
   }
 };
 
-// A step of every kind of work: uploads, products, kernels with and without sums, a decomposition, downloads.
+// A step of every kind of work: uploads, products, kernels with and without sums, a decomposition, downloads, short and
+// on streams of their own.
 absl::Status Work(Backend& backend) {
   constexpr int64_t kN = 5;
   std::vector<float> host(kN * kN, 0.0f);
@@ -45,6 +49,13 @@ absl::Status Work(Backend& backend) {
                                                             b.view().RowRange(0, 2), a.view().RowRange(0, 2)));
   PRECONDOR_RETURN_IF_ERROR(backend.TriangularSolve(From::kLeft, b.view(), Transpose::kNo, a.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Dot(a.view(), b.view()).status());
+  std::vector<float> long_host(300000, 3.0f);  // two pinned buffers
+  const MatrixView long_view(long_host.data(), 1, static_cast<int64_t>(long_host.size()));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix c, backend.Allocate(1, long_view.cols));
+  PRECONDOR_RETURN_IF_ERROR(backend.UploadToIdle(long_view, c.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.Axpby(2.0, c.view(), 0.0, c.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.Download(c.view(), long_view));
+  if (long_host.front() != 6.0f || long_host.back() != 6.0f) return absl::DataLossError("expected 6 throughout");
   return backend.Download(a.view(), view);
 }
 
@@ -181,12 +192,41 @@ TEST_F(CudaDeviceTest, MovesWhatNoPinnedBufferHolds) {
     std::vector<float> host(rows * (cols + 1)), back(rows * cols);
     for (size_t i = 0; i < host.size(); ++i) host[i] = static_cast<float>(i % 65521);
     DeviceMatrix device = backend->Allocate(rows, cols).value();
-    ASSERT_TRUE(backend->Upload(ConstMatrixView(host.data(), rows, cols, cols + 1), device.view()).ok());
-    ASSERT_TRUE(backend->Download(device.view(), MatrixView(back.data(), rows, cols)).ok());
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < cols; ++j) ASSERT_EQ(back[i * cols + j], host[i * (cols + 1) + j]);
+    const ConstMatrixView view(host.data(), rows, cols, cols + 1);
+    for (const bool idle : {false, true}) {
+      ASSERT_TRUE((idle ? backend->UploadToIdle(view, device.view()) : backend->Upload(view, device.view())).ok());
+      std::fill(back.begin(), back.end(), -1.0f);
+      ASSERT_TRUE(backend->Download(device.view(), MatrixView(back.data(), rows, cols)).ok());
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t j = 0; j < cols; ++j) ASSERT_EQ(back[i * cols + j], host[i * (cols + 1) + j]);
+      }
     }
   }
+}
+
+// More than all pinned buffers hold, so that an upload in the stream's order would have to wait for what is under way.
+TEST_F(CudaDeviceTest, CopiesIntoIdleMemoryBesideWhatIsUnderWay) {
+  const std::unique_ptr<cuda::Device> device = cuda::Device::Make(0, std::numeric_limits<int64_t>::max()).value();
+  const int64_t elements = (cuda::Staging::kBuffers + 1) * cuda::Staging::kBufferBytes / 4;
+  std::vector<float> host(elements, 1.0f), back(elements);
+  const auto array = device->Array<float>(elements).value();
+  const MatrixView memory(array.data(), 1, elements);
+  std::vector<std::string> ran;
+  const auto run = [&](std::string what) {
+    return device->Run("work", [&](cudaStream_t stream) {
+      cuda_host::Enqueue(stream,
+                         [&, what, memory] { ran.push_back(what + (memory.data[elements - 1] == 1 ? "1" : "?")); });
+      return cudaSuccess;
+    });
+  };
+  ASSERT_TRUE(run("before").ok());
+  ASSERT_TRUE(device->UploadToIdle(MatrixView(host.data(), 1, elements), memory).ok());
+  EXPECT_TRUE(ran.empty());
+  ASSERT_TRUE(run("after").ok());
+  ASSERT_TRUE(device->Download(memory, MatrixView(back.data(), 1, elements)).ok());
+  EXPECT_EQ(back, host);
+  ASSERT_EQ(ran.size(), 2);
+  EXPECT_EQ(ran[1], "after1");
 }
 
 }  // namespace
