@@ -85,7 +85,8 @@ class Device {
 
   // In the stream's order. The host's memory may be reused on return.
   absl::Status Upload(ConstMatrixView host, MatrixView device);
-  // The same into memory that nothing under way uses: copied beside what was launched before, ahead of what comes after.
+  // The same into memory that nothing under way uses: copied beside what was launched before, ahead of what comes
+  // after.
   absl::Status UploadToIdle(ConstMatrixView host, MatrixView device);
   // Waits for what was launched before, and not for what is launched meanwhile.
   absl::Status Download(ConstMatrixView device, MatrixView host);
