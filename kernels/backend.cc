@@ -75,15 +75,6 @@ absl::Status CheckIndices(absl::string_view operand, absl::Span<const int64_t> i
   return absl::OkStatus();
 }
 
-MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
-  return MatrixView(x.data + begin, x.rows, count, x.stride);
-}
-
-LowRankInverse WithShapes(const LowRankInverse& j, int64_t d) {
-  if (j.vectors.rows > 0) return j;
-  return {j.c, ConstMatrixView(nullptr, 0, d), ConstMatrixView(nullptr, 0, 0), {}};
-}
-
 }  // namespace
 
 DeviceMatrix::DeviceMatrix(DeviceMatrix&& other) noexcept
@@ -331,23 +322,42 @@ absl::Status Backend::OrthonormalizeRows(ConstMatrixView a, MatrixView q) {
   return a.size() == 0 ? absl::OkStatus() : DoOrthonormalizeRows(a, q);
 }
 
-absl::Status Backend::LowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) {
+absl::Status Backend::LowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
+                                  MatrixView packed) {
   const int64_t n = static_cast<int64_t>(roots.size());
   PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankCore", "gram", gram, 1, n * (n + 1) / 2));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankCore", "core", core, n, n));
-  return n == 0 ? absl::OkStatus() : DoLowRankCore(roots, gram, core);
+  if (packed.size() > 0) PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankCore", "packed", packed, 1, n * (n + 1) / 2));
+  return n == 0 ? absl::OkStatus() : DoLowRankCore(roots, gram, core, packed);
+}
+
+absl::Status Backend::LowRankAppend(absl::Span<const double> scales, ConstMatrixView rows,
+                                    absl::Span<const int64_t> slots, MatrixView vectors, MatrixView gram) {
+  const int64_t n = vectors.rows;
+  PRECONDOR_RETURN_IF_ERROR(CheckView("LowRankAppend", "rows", rows));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankAppend", "vectors", vectors, n, rows.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankAppend", "gram", gram, 1, n * (n + 1) / 2));
+  PRECONDOR_RETURN_IF_ERROR(CheckLength("LowRankAppend", "scales", rows.rows, static_cast<int64_t>(scales.size())));
+  PRECONDOR_RETURN_IF_ERROR(CheckLength("LowRankAppend", "slots", rows.rows, static_cast<int64_t>(slots.size())));
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const int64_t least = i == 0 ? 0 : slots[i - 1] + 1;
+    if (slots[i] >= least && slots[i] < n) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("LowRankAppend: slots: expected ascending rows in [", least, ", ", n, "), got ", slots[i]));
+  }
+  return rows.rows == 0 ? absl::OkStatus() : DoLowRankAppend(scales, rows, slots, vectors, gram);
 }
 
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                           ConstMatrixView d, MatrixView u) {
   PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
-  return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, u);
+  return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, {}, u);
 }
 
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                           ConstMatrixView d, LengthRule rule, MatrixView u) {
   PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
-  return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, rule, u);
+  return d.size() == 0 ? absl::OkStatus() : DoScaledLowRankPrecondition(out_side, in_side, d, rule, u);
 }
 
 bool Backend::KnowsProducts(ProductPrecision precision) const { return DoKnowsProducts(precision); }
@@ -395,9 +405,13 @@ absl::Status Backend::RunAlone(const Operation& operation) {
       return absl::OkStatus();
     } else if constexpr (std::is_same_v<Kind, Operation::SpdInverse>) {
       return DoSpdInverse(what.a, what.x);
+    } else if constexpr (std::is_same_v<Kind, Operation::LowRankCore>) {
+      return DoLowRankCore(what.roots, what.gram, what.core, what.packed);
+    } else if constexpr (std::is_same_v<Kind, Operation::LowRankAppend>) {
+      return DoLowRankAppend(what.scales, what.rows, what.slots, what.vectors, what.gram);
     } else {
-      static_assert(std::is_same_v<Kind, Operation::LowRankCore>);
-      return DoLowRankCore(what.roots, what.gram, what.core);
+      static_assert(std::is_same_v<Kind, Operation::LowRankPrecondition>);
+      return DoLowRankPrecondition(what.out_side, what.in_side, what.d, what.squares, what.u);
     }
   };
   return std::visit(run, operation.what);
@@ -424,60 +438,6 @@ absl::Status Backend::RunElementwise(const Operation& operation) {
       return DoPackRow(e.x, e.row, e.y);
   }
   return absl::InternalError("RunTogether: unknown kind of operation");
-}
-
-// With X = P D, Y = D Q' and K = P Y,
-//   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - [P'S, Y] [X - K T Q; T Q]
-//                                                         = D - [P'S, (Y - P'S K) T] [X; Q],
-// so that two products make X and Y and one of inner size p + q makes u. Of the two forms the one whose small products
-// have the shorter side of D is taken. Each product is in the orientation in which BLAS is fastest: Q D' for Y, say,
-// takes up to twice as long.
-absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                            ConstMatrixView d, MatrixView u) {
-  const double scale = out_side.c * in_side.c;
-  // Views of the right shape also where a side has no vectors.
-  const LowRankInverse out = WithShapes(out_side, d.rows), in = WithShapes(in_side, d.cols);
-  const int64_t p = out.vectors.rows, q = in.vectors.rows;
-  PRECONDOR_RETURN_IF_ERROR(scale == 1.0 ? DoCopy(d, u) : DoAxpby(scale, d, 0.0, u));
-  if (p + q == 0) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix left, AllocateScratch(d.rows, p + q));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix right, AllocateScratch(p + q, d.cols));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix k, AllocateScratch(p, q));
-  const MatrixView ps = Columns(left.view(), 0, p), y = Columns(left.view(), p, q);
-  const MatrixView x = right.view().RowRange(0, p), rest = right.view().RowRange(p, q);
-  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kNo, d, Transpose::kNo, 0.0, x));
-  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kYes, out.core, Transpose::kNo, 0.0, ps));
-  if (d.rows < d.cols) {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix raw_y, AllocateScratch(d.rows, q));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, raw_y.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kNo, raw_y.view(), Transpose::kNo, 0.0, k.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(-1.0, ps, Transpose::kNo, k.view(), Transpose::kNo, 1.0, raw_y.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, raw_y.view(), Transpose::kNo, in.core, Transpose::kNo, 0.0, y));
-    PRECONDOR_RETURN_IF_ERROR(Copy(in.vectors, rest));
-  } else {
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, y));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, in.core, Transpose::kNo, in.vectors, Transpose::kNo, 0.0, rest));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, x, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, k.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(-1.0, k.view(), Transpose::kNo, rest, Transpose::kNo, 1.0, x));
-  }
-  return Gemm(-scale, left.view(), Transpose::kNo, right.view(), Transpose::kNo, 1.0, u);
-}
-
-absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                            ConstMatrixView d, LengthRule rule, MatrixView u) {
-  PRECONDOR_RETURN_IF_ERROR(DoLowRankPrecondition(out_side, in_side, d, u));
-  PRECONDOR_ASSIGN_OR_RETURN(const double d_square, Dot(d, d));
-  PRECONDOR_ASSIGN_OR_RETURN(const double u_square, Dot(u, u));
-  PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(d_square), std::sqrt(u_square)));
-  return ScaleBy(scale, u);
-}
-
-absl::Status Backend::DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) {
-  PRECONDOR_RETURN_IF_ERROR(DoUnpackLower(gram, core));
-  PRECONDOR_RETURN_IF_ERROR(DoScaleBothSides(roots, core, core));
-  PRECONDOR_RETURN_IF_ERROR(DoAddDiagonal(1.0, core));
-  PRECONDOR_RETURN_IF_ERROR(DoSpdInverse(core, core));
-  return DoScaleBothSides(roots, core, core);
 }
 
 absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision,

@@ -25,6 +25,7 @@
 #include "kernels/base/random.h"
 #include "kernels/base/symmetric_tiles.h"
 #include "kernels/device_matrix.h"
+#include "kernels/low_rank_inverse.h"
 
 namespace precondor {
 
@@ -36,14 +37,6 @@ enum class From : bool { kLeft = false, kRight = true };
 
 // What the factors of a product are rounded to before it; its sums are f32.
 enum class ProductPrecision : uint8_t { kF32, kBf16 };
-
-// One side of J = c (I - P' S P) with P [n, d] (vectors as rows) and S symmetric [n, n]; n == 0 means J = c I.
-struct LowRankInverse {
-  double c = 1.0;
-  ConstMatrixView vectors;           // P
-  ConstMatrixView core;              // S
-  absl::Span<const double> roots{};  // s, where S = s (I + s P P' s)^-1 s for a diagonal s >= 0; empty otherwise
-};
 
 // The factor by which an answer is scaled, from |d| and the length that it has without; 0 or more.
 using LengthRule = absl::FunctionRef<absl::StatusOr<double>(double d_length, double u_length)>;
@@ -86,6 +79,24 @@ class Backend {
     absl::Status Finish() {
       Backend* const backend = std::exchange(backend_, nullptr);
       return backend == nullptr ? absl::OkStatus() : backend->DoEndTask();
+    }
+
+   private:
+    Backend* backend_;
+  };
+  // Operations whose results the host waits for, asked for together: until Finish, RowSquaredNorms, SpdInverse and
+  // LowRankCore of this thread may return before they have run. What they write for the host is there when Finish has
+  // returned, whose error is the first of theirs; until then it must live. Not within another one of the same thread.
+  class Batch {
+   public:
+    explicit Batch(Backend& backend) : backend_(&backend) { backend.DoBeginBatch(); }
+    ~Batch() { (void)Finish(); }
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+    // Once; later calls do nothing.
+    absl::Status Finish() {
+      Backend* const backend = std::exchange(backend_, nullptr);
+      return backend == nullptr ? absl::OkStatus() : backend->DoEndBatch();
     }
 
    private:
@@ -158,8 +169,15 @@ class Backend {
 
   // --- composites: a default in terms of the primitives, for a backend to fuse ---------------------------------
   // core = s (I + s G s)^-1 s for the diagonal s of `roots` [n], >= 0, and symmetric G, packed [1, n (n + 1) / 2]; core
-  // [n, n] is symmetric to the bit. FailedPrecondition, core unspecified, where SpdInverse says so of I + s G s.
-  absl::Status LowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core);
+  // [n, n] is symmetric to the bit; `packed`, unless it is without elements, becomes core's lower triangle as PackLower
+  // has it. FailedPrecondition, core and `packed` unspecified, where SpdInverse says so of I + s G s.
+  absl::Status LowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
+                           MatrixView packed = {});
+  // Row slots[i] of `vectors` [n, d] becomes scales[i] rows_i, for all i, and row and column slots[i] of gram, packed
+  // [1, n (n + 1) / 2], that row's products with all rows of `vectors`; other elements stay. Slots ascend. rows [k, d]
+  // must not alias `vectors`. Scratch of the default: k n elements.
+  absl::Status LowRankAppend(absl::Span<const double> scales, ConstMatrixView rows, absl::Span<const int64_t> slots,
+                             MatrixView vectors, MatrixView gram);
   // u = J_out d J_in for J's of the low-rank form, d and u [m, n], never forming an m x m or n x n matrix.
   // u must not alias d. Cost: 4 (p + q) m n + O((p + q)^2 (m + min(m, n))) FLOP for ranks p, q.
   // Scratch of the default: (p + q)(m + n) + q m + p q elements.
@@ -198,6 +216,8 @@ class Backend {
   virtual void DoTrim() {}  // for backends that keep nothing
   virtual void DoBeginTask() {}
   virtual absl::Status DoEndTask() { return absl::OkStatus(); }
+  virtual void DoBeginBatch() {}
+  virtual absl::Status DoEndBatch() { return absl::OkStatus(); }
   // The default runs one after the other.
   virtual void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
@@ -235,11 +255,15 @@ class Backend {
   virtual absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
   virtual absl::Status DoTriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
   virtual absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) = 0;
-  virtual absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core);
+  virtual absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
+                                     MatrixView packed);
+  virtual absl::Status DoLowRankAppend(absl::Span<const double> scales, ConstMatrixView rows,
+                                       absl::Span<const int64_t> slots, MatrixView vectors, MatrixView gram);
+  // squares, where it is not empty, becomes |d|^2 and |u|^2.
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                             ConstMatrixView d, MatrixView u);
-  virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                             ConstMatrixView d, LengthRule rule, MatrixView u);
+                                             ConstMatrixView d, absl::Span<double> squares, MatrixView u);
+  virtual absl::Status DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
+                                                   ConstMatrixView d, LengthRule rule, MatrixView u);
   // The default knows kF32 alone.
   virtual bool DoKnowsProducts(ProductPrecision precision) const { return precision == ProductPrecision::kF32; }
   virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d,
@@ -269,6 +293,8 @@ class Backend {
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols, bool zeroed);
   absl::Status RunAlone(const Operation& operation);
   absl::Status RunElementwise(const Operation& operation);
+  absl::Status ProductOfLowRank(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                                MatrixView u);
 };
 
 }  // namespace precondor

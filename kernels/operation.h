@@ -67,6 +67,21 @@ struct LowRankCore {
   Numbers roots;
   ConstMatrixView gram;
   MatrixView core;
+  MatrixView packed = {};
+};
+struct LowRankAppend {
+  Numbers scales;
+  ConstMatrixView rows;
+  std::vector<int64_t> slots;
+  MatrixView vectors;
+  MatrixView gram;
+};
+struct LowRankPrecondition {
+  LowRankInverse out_side;
+  LowRankInverse in_side;
+  ConstMatrixView d;
+  MatrixView u;
+  absl::Span<double> squares = {};  // |d|^2 and |u|^2, for the host; empty where it does not ask
 };
 
 }  // namespace operation
@@ -80,12 +95,20 @@ struct Operation {
   using Dot = operation::Dot;
   using SpdInverse = operation::SpdInverse;
   using LowRankCore = operation::LowRankCore;
+  using LowRankAppend = operation::LowRankAppend;
+  using LowRankPrecondition = operation::LowRankPrecondition;
 
-  std::variant<Elementwise, Gemm, SymmetricUpdateMultiply, RowSquaredNorms, Dot, SpdInverse, LowRankCore> what;
+  std::variant<Elementwise, Gemm, SymmetricUpdateMultiply, RowSquaredNorms, Dot, SpdInverse, LowRankCore, LowRankAppend,
+               LowRankPrecondition>
+      what;
 
   size_t kind() const { return what.index(); }
   // Whether its caller needs what the host learns from it: numbers, or that it is impossible.
-  bool tells_host() const { return what.index() >= 3; }
+  bool tells_host() const {
+    if (const auto* product = std::get_if<LowRankPrecondition>(&what)) return !product->squares.empty();
+    return std::holds_alternative<RowSquaredNorms>(what) || std::holds_alternative<Dot>(what) ||
+           std::holds_alternative<SpdInverse>(what) || std::holds_alternative<LowRankCore>(what);
+  }
 };
 
 }  // namespace precondor

@@ -97,7 +97,7 @@ class ReportTest(unittest.TestCase):
 
     def test_a_step_in_torch_is_held_against_each_of_ours(self):
         ours = {**ROW, "name": "step/cuda/low_rank_64", "value": 2.0, "unit": "ms"}
-        self.bench(f"echo '{json.dumps({'rows': [ROW, ours, {**ours, 'name': ours['name'] + '/calls', 'unit': ''}]})}' "
+        self.bench(f"echo '{json.dumps({'rows': [ROW, ours, {**ours, 'name': ours['name'] + '/launches', 'unit': ''}]})}' "
                    ">\"${1#--json=}\"")
         child = mock.Mock()
         child.ask.side_effect = lambda command, _: {"make": "1", "step": ".03"}[command]

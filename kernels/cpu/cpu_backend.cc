@@ -393,11 +393,15 @@ class CpuBackend final : public Backend {
   }
 
   absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     MatrixView u) override {
-    return LowRank(out_side, in_side, d, nullptr, u);
+                                     absl::Span<double> squares, MatrixView u) override {
+    PRECONDOR_RETURN_IF_ERROR(LowRank(out_side, in_side, d, nullptr, u));
+    if (squares.empty()) return absl::OkStatus();
+    PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
+    PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
+    return absl::OkStatus();
   }
-  absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     LengthRule rule, MatrixView u) override {
+  absl::Status DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
+                                           ConstMatrixView d, LengthRule rule, MatrixView u) override {
     return LowRank(out_side, in_side, d, &rule, u);
   }
   absl::Status LowRank(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,

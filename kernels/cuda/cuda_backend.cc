@@ -15,6 +15,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/grouped_operations.h"
+#include "kernels/cuda/low_rank.h"
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/spd_inverses.h"
 #include "kernels/cuda/symmetric_tiles.h"
@@ -83,6 +84,12 @@ class CudaBackend final : public Backend {
     return cuda::RunRowSquaredNorms(*device_, all);
   }
   absl::Status Run(absl::Span<const Operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
+  absl::Status Run(absl::Span<const Operation::LowRankAppend* const> all) {
+    return cuda::RunLowRankAppends(*device_, all);
+  }
+  absl::Status Run(absl::Span<const Operation::LowRankPrecondition* const> all) {
+    return cuda::RunLowRankPreconditions(*device_, all);
+  }
   // Those of a size for one block together, the others one by one.
   template <typename Kind>
   void RunInverses(const std::vector<const Kind*>& all, absl::Span<absl::Status> statuses) {
@@ -105,7 +112,7 @@ class CudaBackend final : public Backend {
   static ConstMatrixView Result(const Operation::LowRankCore& core) { return core.core; }
   absl::Status RunLarge(const Operation::SpdInverse& inverse) { return InvertLarge(inverse.a, inverse.x); }
   absl::Status RunLarge(const Operation::LowRankCore& core) {
-    return Backend::DoLowRankCore(core.roots, core.gram, core.core);
+    return Backend::DoLowRankCore(core.roots, core.gram, core.core, core.packed);
   }
   absl::Status RunSmall(const std::vector<const Operation::SpdInverse*>& all, absl::Span<absl::Status> statuses) {
     return cuda::RunSpdInverses(*device_, all, statuses);
@@ -173,8 +180,18 @@ class CudaBackend final : public Backend {
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
     return RunOneInverse(Operation::SpdInverse{a, x});
   }
-  absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) override {
-    return RunOneInverse(Operation::LowRankCore{{roots.begin(), roots.end()}, gram, core});
+  absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
+                             MatrixView packed) override {
+    return RunOneInverse(Operation::LowRankCore{{roots.begin(), roots.end()}, gram, core, packed});
+  }
+  absl::Status DoLowRankAppend(absl::Span<const double> scales, ConstMatrixView rows, absl::Span<const int64_t> slots,
+                               MatrixView vectors, MatrixView gram) override {
+    return RunOne(
+        Operation::LowRankAppend{{scales.begin(), scales.end()}, rows, {slots.begin(), slots.end()}, vectors, gram});
+  }
+  absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
+                                     absl::Span<double> squares, MatrixView u) override {
+    return RunOne(Operation::LowRankPrecondition{out_side, in_side, d, u, squares});
   }
 
   // --- the rest, one by one -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
+#include "kernels/cuda/launch_count.h"
 
 namespace precondor::cuda {
 namespace {
@@ -128,12 +129,14 @@ absl::Status Device::RunOrLose(absl::string_view what, absl::FunctionRef<cudaErr
 absl::Status Device::RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
   MutexLock lock(blas_mu_);
+  ++launch_count;
   return ToStatus(what, call(blas_));
 }
 
 absl::Status Device::RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
   MutexLock lock(solver_mu_);
+  ++launch_count;
   return ToStatus(what, call(solver_));
 }
 

@@ -105,6 +105,11 @@ class Device {
     PRECONDOR_RETURN_IF_ERROR(UploadBytes(host.data(), static_cast<int64_t>(host.size() * sizeof(T)), array.data()));
     return array;
   }
+  // The host's elements into an array of as many.
+  template <typename T>
+  absl::Status Fill(const DeviceArray<T>& array, absl::Span<const T> host) {
+    return UploadBytes(host.data(), static_cast<int64_t>(host.size() * sizeof(T)), array.data());
+  }
   // The first elements of an array; waits for what was launched before.
   template <typename T>
   absl::Status Receive(const DeviceArray<T>& array, absl::Span<T> host) {

@@ -122,10 +122,19 @@ absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const
   int64_t blocks = 0;
   for (const Operation::Gemm* gemm : operations) {
     if (IsLarge(*gemm)) continue;
-    jobs.push_back({static_cast<float>(gemm->alpha), static_cast<float>(gemm->beta),
-                    gemm->transpose_a == Transpose::kYes, gemm->transpose_b == Transpose::kYes, gemm->a, gemm->b,
-                    gemm->c, InnerSize(*gemm), blocks});
-    blocks += ProductBlocks(gemm->c);
+    ProductJob job;
+    job.alpha = static_cast<float>(gemm->alpha);
+    job.beta = static_cast<float>(gemm->beta);
+    job.transpose_a = gemm->transpose_a == Transpose::kYes;
+    job.transpose_b = gemm->transpose_b == Transpose::kYes;
+    job.a = gemm->a;
+    job.b = gemm->b;
+    job.c = gemm->c;
+    job.source = gemm->c;
+    job.inner = InnerSize(*gemm);
+    job.first = blocks;
+    jobs.push_back(job);
+    blocks += ProductBlocks(job);
   }
   // Memory before the first launch.
   DeviceArray<ProductJob> sent;
@@ -246,7 +255,7 @@ absl::Status RunLowRankCores(Device& device, absl::Span<const Operation::LowRank
   std::vector<SpdInverseJob> jobs;
   int64_t root = 0;
   for (const auto* core : operations) {
-    jobs.push_back({.a = core->gram, .roots = roots.data() + root, .x = core->core});
+    jobs.push_back({.a = core->gram, .roots = roots.data() + root, .x = core->core, .packed = core->packed.data});
     root += static_cast<int64_t>(core->roots.size());
   }
   return RunInverseJobs(device, jobs, statuses);

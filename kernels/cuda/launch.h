@@ -7,6 +7,8 @@
 #include <cuda_runtime.h>
 #include <utility>
 
+#include "kernels/cuda/launch_count.h"
+
 namespace precondor::cuda {
 
 constexpr unsigned kWarp = 32;
@@ -20,6 +22,7 @@ constexpr int64_t Blocks(int64_t items, int64_t items_per_block) {
 // The launch's own error; what the kernel does wrong shows at a later call on the stream.
 template <typename... Params, typename... Args>
 cudaError_t Launch(cudaStream_t stream, dim3 grid, dim3 block, void (*kernel)(Params...), Args&&... args) {
+  ++launch_count;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;

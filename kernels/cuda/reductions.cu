@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/reductions.h"
 
@@ -8,29 +9,10 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr int64_t kRowsOfColumnPiece = 256;
 
-struct Add {
-  __device__ double operator()(double a, double b) const { return a + b; }
-};
 // NaN wins.
 struct Greater {
   __device__ double operator()(double a, double b) const { return b > a || b != b ? b : a; }
 };
-
-// Of all threads' values, in thread 0. All threads of the block take part.
-template <typename Combine>
-__device__ double CombineBlock(double value, Combine combine) {
-  __shared__ double of_warp[kThreads / kWarp];
-  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
-    value = combine(value, __shfl_down_sync(0xffffffffu, value, offset));
-  }
-  __syncthreads();  // whoever still reads of_warp of an earlier call
-  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (unsigned warp = 1; warp < kThreads / kWarp; ++warp) value = combine(value, of_warp[warp]);
-  }
-  return value;
-}
 
 // partials[piece] of f(i, j) over every pieces-th run of kThreads elements, from run `piece` on.
 template <typename Function, typename Combine>
@@ -41,7 +23,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < size; at += int64_t{gridDim.x} * kThreads) {
     value = combine(value, f(at / cols, at % cols));
   }
-  value = CombineBlock(value, combine);
+  value = CombineBlock<kThreads>(value, combine);
   if (threadIdx.x == 0) partials[blockIdx.x] = value;
 }
 
@@ -50,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     TotalKernel(int64_t count, Combine combine, const double* partials, double* out) {
   double value = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) value = combine(value, partials[i]);
-  value = CombineBlock(value, combine);
+  value = CombineBlock<kThreads>(value, combine);
   if (threadIdx.x == 0) *out = value;
 }
 
@@ -87,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t at = (piece - job.first) * kThreads + threadIdx.x; at < size; at += step) {
       value += double{job.x.at(at / cols, at % cols)} * job.y.at(at / cols, at % cols);
     }
-    value = CombineBlock(value, Add());
+    value = CombineBlock<kThreads>(value, Add());
     if (threadIdx.x == 0) partials[piece] = value;
   }
 }
@@ -98,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) DotTotalsKernel(const DotJob* jobs, 
   const int64_t pieces = ReductionPartials(job.x);
   double value = 0;
   for (int64_t i = threadIdx.x; i < pieces; i += kThreads) value += partials[job.first + i];
-  value = CombineBlock(value, Add());
+  value = CombineBlock<kThreads>(value, Add());
   if (threadIdx.x == 0) out[blockIdx.x] = value;
 }
 

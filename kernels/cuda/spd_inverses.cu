@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kThreads) SpdInversesKernel(const SpdInverseJo
     for (int k = i; k < n; ++k) sum += inverse[k * n + i] * inverse[k * n + j];
     if (job.roots != nullptr) sum *= job.roots[i] * job.roots[j];
     job.x.at(i, j) = job.x.at(j, i) = static_cast<float>(sum);
+    if (job.packed != nullptr) job.packed[i * (i + 1) / 2 + j] = static_cast<float>(sum);
   }
 }
 

@@ -18,6 +18,7 @@ struct SpdInverseJob {
   ConstMatrixView a;              // lower triangle read; packed [1, n (n + 1) / 2] where there are roots
   const double* roots = nullptr;  // [n]
   MatrixView x;                   // [n, n], both triangles; may be a; left alone where there is no inverse
+  float* packed = nullptr;        // unless null, x's lower triangle too, row after row
   double* work = nullptr;         // SpdInverseWork(n) elements
 };
 constexpr int64_t SpdInverseWork(int64_t n) { return 2 * n * n; }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -30,6 +29,8 @@ struct ThreadTask {
   size_t next = 0;
   absl::Status status;  // of the operation that it waits for
   bool waits = false;
+  bool in_batch = false;
+  absl::Status batch_status;  // the first error of what the batch has asked for
   CondVar changed;
 
   size_t left() const { return operations.size() - next; }
@@ -78,17 +79,36 @@ class GroupingBackend final : public ForwardingBackend {
     return InTask() && OwnTask().left() > 0 ? Wait(OwnTask()) : absl::OkStatus();
   }
 
+  // Until somebody waits: its caller when it is to know something of it, unless a batch asks for more.
   absl::Status PutOff(Operation operation) {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     if (InTask()) {
-      const bool tells_host = operation.tells_host();
+      const bool waits = operation.tells_host() && !OwnTask().in_batch;
       OwnTask().operations.push_back(std::move(operation));
-      return tells_host ? Wait(OwnTask()) : absl::OkStatus();
+      return waits ? Wait(OwnTask()) : absl::OkStatus();
     }
     const Operation* const alone = &operation;
     absl::Status status;
     device_->RunTogether({&alone, 1}, {&status, 1});
     return status;
+  }
+  // The same, with what it tells there on return.
+  absl::Status RunNow(Operation operation) {
+    PRECONDOR_RETURN_IF_ERROR(PutOff(std::move(operation)));
+    return Before();
+  }
+
+  void DoBeginBatch() override {
+    if (InTask()) OwnTask().in_batch = true;
+  }
+  absl::Status DoEndBatch() override {
+    if (!InTask()) return absl::OkStatus();
+    ThreadTask& task = OwnTask();
+    const absl::Status ran = Before();
+    task.in_batch = false;
+    absl::Status first = std::exchange(task.batch_status, absl::OkStatus());
+    first.Update(ran);
+    return first;
   }
 
   // --- rounds -------------------------------------------------------------------------------------------------------
@@ -108,6 +128,7 @@ class GroupingBackend final : public ForwardingBackend {
         task.changed.wait_until(mu_, deadline);
       }
     }
+    if (task.in_batch) task.batch_status.Update(task.status);
     return task.status;
   }
 
@@ -277,23 +298,22 @@ class GroupingBackend final : public ForwardingBackend {
   }
   absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
     double out = 0;
-    PRECONDOR_RETURN_IF_ERROR(PutOff({Operation::Dot{x, y, &out}}));
+    PRECONDOR_RETURN_IF_ERROR(RunNow({Operation::Dot{x, y, &out}}));
     return out;
   }
-  absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core) override {
-    return PutOff({Operation::LowRankCore{Operation::Numbers(roots.begin(), roots.end()), gram, core}});
+  absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
+                             MatrixView packed) override {
+    return PutOff({Operation::LowRankCore{Operation::Numbers(roots.begin(), roots.end()), gram, core, packed}});
   }
-  using Backend::DoLowRankPrecondition;
-  // Both lengths in one.
+  absl::Status DoLowRankAppend(absl::Span<const double> scales, ConstMatrixView rows, absl::Span<const int64_t> slots,
+                               MatrixView vectors, MatrixView gram) override {
+    return PutOff({Operation::LowRankAppend{
+        Operation::Numbers(scales.begin(), scales.end()), rows, {slots.begin(), slots.end()}, vectors, gram}});
+  }
   absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     LengthRule rule, MatrixView u) override {
-    if (!InTask()) return Backend::DoLowRankPrecondition(out_side, in_side, d, rule, u);
-    PRECONDOR_RETURN_IF_ERROR(Backend::DoLowRankPrecondition(out_side, in_side, d, u));
-    double d_square = 0, u_square = 0;
-    OwnTask().operations.push_back({Operation::Dot{d, d, &d_square}});
-    PRECONDOR_RETURN_IF_ERROR(PutOff({Operation::Dot{u, u, &u_square}}));
-    PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(d_square), std::sqrt(u_square)));
-    return ScaleBy(scale, u);
+                                     absl::Span<double> squares, MatrixView u) override {
+    const Operation product = {Operation::LowRankPrecondition{out_side, in_side, d, u, squares}};
+    return squares.empty() ? PutOff(product) : RunNow(product);
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
 

@@ -10,7 +10,7 @@
 namespace precondor {
 namespace {
 
-using Views = absl::InlinedVector<ConstMatrixView, 3>;
+using Views = absl::InlinedVector<ConstMatrixView, 5>;
 
 struct Operands {
   Views read;
@@ -23,7 +23,11 @@ Operands Of(const operation::SymmetricUpdateMultiply& s) { return {{s.rows, s.v}
 Operands Of(const operation::RowSquaredNorms& n) { return {{n.x}, {}}; }
 Operands Of(const operation::Dot& d) { return {{d.x, d.y}, {}}; }
 Operands Of(const operation::SpdInverse& s) { return {{s.a}, {s.x}}; }
-Operands Of(const operation::LowRankCore& c) { return {{c.gram}, {c.core}}; }
+Operands Of(const operation::LowRankCore& c) { return {{c.gram}, {c.core, c.packed}}; }
+Operands Of(const operation::LowRankAppend& a) { return {{a.rows}, {a.vectors, a.gram}}; }
+Operands Of(const operation::LowRankPrecondition& p) {
+  return {{p.d, p.out_side.vectors, p.out_side.core, p.in_side.vectors, p.in_side.core}, {p.u}};
+}
 
 bool Overlap(ConstMatrixView x, ConstMatrixView y) {
   if (x.size() == 0 || y.size() == 0) return false;

@@ -65,7 +65,7 @@ absl::Status DeferredFactor::AllocateAside() {
   return absl::OkStatus();
 }
 
-absl::Status DeferredFactor::Prepare(ConstMatrixView vectors) {
+absl::Status DeferredFactor::Prepare(ConstMatrixView vectors, absl::Span<const double>) {
   next_ = scalars_;
   next_.discard_next = false;
   if (scalars_.discard_next) return absl::OkStatus();

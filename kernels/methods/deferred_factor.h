@@ -22,7 +22,8 @@ class DeferredFactor final : public Factor {
   static int64_t StateBytes(const MkorConfig& config, int64_t d);
   static int64_t ScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
 
-  absl::Status Prepare(ConstMatrixView vectors) override;
+  using Factor::Prepare;
+  absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) override;
   void Commit() override;
   // Terms that Prepare has moved into M stay there: the J of this factor is the same, and so are the bits of what the
   // next Prepare of as many vectors computes.

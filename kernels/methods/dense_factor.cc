@@ -32,7 +32,7 @@ double DenseFactor::damping() const {
 
 // L = gamma L + (1-gamma)/k sum v v', kept as scale * covariance_ with scale the mean eigenvalue, so that neither very
 // small nor very large statistics leave f32's range.
-absl::Status DenseFactor::Prepare(ConstMatrixView vectors) {
+absl::Status DenseFactor::Prepare(ConstMatrixView vectors, absl::Span<const double>) {
   next_ = scalars_;
   PerVector squares(vectors.rows);
   PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));

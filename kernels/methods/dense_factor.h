@@ -16,7 +16,8 @@ class DenseFactor final : public Factor {
   static int64_t StateBytes(int64_t d);
   static int64_t ScratchBytes(int64_t d, int64_t k);
 
-  absl::Status Prepare(ConstMatrixView vectors) override;
+  using Factor::Prepare;
+  absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) override;
   void Commit() override;
   void Abandon() override;
   absl::Status Save(StateWriter& out) const override;

@@ -30,8 +30,9 @@ struct FactorInverse {
 class Factor {
  public:
   virtual ~Factor() = default;
-  // vectors [k, d] on the device, all finite.
-  virtual absl::Status Prepare(ConstMatrixView vectors) = 0;
+  // vectors [k, d] on the device, all finite; squares: |v|^2 of each, or empty where nobody has asked for them yet.
+  virtual absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) = 0;
+  absl::Status Prepare(ConstMatrixView vectors) { return Prepare(vectors, {}); }
   virtual void Commit() = 0;
   // Frees what a Prepare that nobody commits has made.
   virtual void Abandon() = 0;
@@ -39,8 +40,10 @@ class Factor {
   virtual absl::Status Save(StateWriter& out) const = 0;
   // A Prepare that stages what Save wrote for a factor of the same kind and dimension. Errors: those of StateReader.
   virtual absl::Status PrepareLoad(StateReader& in) = 0;
-  // Views stay valid until the next Prepare or Inverse.
+  // Views stay valid until the next Prepare or Inverse. In a Backend::Batch whose Finish fails there is none, and the
+  // factor must be told.
   virtual absl::StatusOr<FactorInverse> Inverse() const = 0;
+  virtual void ForgetInverse() {}
   virtual bool low_rank() const = 0;
   virtual int64_t rank() const = 0;    // columns in use; 0 when dense
   virtual double damping() const = 0;  // in units of the factor's eigenvalues; 0 for rules without

@@ -94,7 +94,7 @@ void LowRankFactor::Abandon() {
   staged_.gram = DeviceMatrix();
 }
 
-absl::Status LowRankFactor::Prepare(ConstMatrixView vectors) {
+absl::Status LowRankFactor::Prepare(ConstMatrixView vectors, absl::Span<const double> squares) {
   Abandon();
   Staged& next = staged_;
   next.mass = mass_;
@@ -105,13 +105,18 @@ absl::Status LowRankFactor::Prepare(ConstMatrixView vectors) {
   next.discard_next = false;
   next.recompressed = recompressed_;
   if (discard_next_) return absl::OkStatus();  // the package throws its first vector away, blend included
+  PerVector of_vectors(squares.begin(), squares.end());
+  const bool needs_squares = config_.rule == UpdateRule::kExactDamped || config_.rule == UpdateRule::kBlend;
+  if (of_vectors.empty() && needs_squares) {
+    PRECONDOR_ASSIGN_OR_RETURN(of_vectors, SquaresOf(vectors));
+  }
   switch (config_.rule) {
     case UpdateRule::kExactDamped:
-      PRECONDOR_RETURN_IF_ERROR(UpdateExact(vectors, next));
+      PRECONDOR_RETURN_IF_ERROR(UpdateExact(vectors, std::move(of_vectors), next));
       break;
     case UpdateRule::kReference:
     case UpdateRule::kBlend:
-      PRECONDOR_RETURN_IF_ERROR(UpdateShermanMorrison(vectors, next));
+      PRECONDOR_RETURN_IF_ERROR(UpdateShermanMorrison(vectors, of_vectors, next));
       break;
     case UpdateRule::kPublished:
       PRECONDOR_RETURN_IF_ERROR(UpdatePublished(vectors, next));
@@ -183,20 +188,18 @@ absl::Status LowRankFactor::PrepareLoad(StateReader& in) {
   return absl::OkStatus();
 }
 
-absl::Status LowRankFactor::UpdateExact(ConstMatrixView vectors, Staged& next) {
+absl::Status LowRankFactor::UpdateExact(ConstMatrixView vectors, PerVector squares, Staged& next) {
   const int64_t k = vectors.rows;
   Decay(config_.gamma, next.weights);
   next.tail *= config_.gamma;
   next.mass = 1.0 - config_.gamma * (1.0 - mass_);
-  return Add(vectors, PerVector(k, (1.0 - config_.gamma) / static_cast<double>(k)), next);
+  return Add(vectors, std::move(squares), PerVector(k, (1.0 - config_.gamma) / static_cast<double>(k)), next);
 }
 
-absl::Status LowRankFactor::UpdateShermanMorrison(ConstMatrixView vectors, Staged& next) {
+absl::Status LowRankFactor::UpdateShermanMorrison(ConstMatrixView vectors, const PerVector& squares, Staged& next) {
   const int64_t k = vectors.rows, chunk = config_.ShermanMorrisonBlock(std::min(k, vectors_.rows()));
   double scale = 1.0 / std::sqrt(static_cast<double>(k));
   if (config_.rule == UpdateRule::kBlend) {
-    PerVector squares(k);
-    PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
     next.mass = 1.0 - config_.gamma * (1.0 - mass_);
     next.mean_square = config_.gamma * mean_square_ + (1.0 - config_.gamma) * Sum(squares) / static_cast<double>(k);
     const double mean_square = next.mean_square / next.mass;
@@ -206,7 +209,8 @@ absl::Status LowRankFactor::UpdateShermanMorrison(ConstMatrixView vectors, Stage
   for (int64_t begin = 0; begin < k; begin += chunk) {
     const ConstMatrixView some = vectors.RowRange(begin, std::min(chunk, k - begin));
     PRECONDOR_ASSIGN_OR_RETURN(Terms terms, ShermanMorrisonTerms(some, scale, next));
-    PRECONDOR_RETURN_IF_ERROR(Add(terms.rows.view(), std::move(terms.weights), next));
+    PRECONDOR_ASSIGN_OR_RETURN(PerVector of_terms, SquaresOf(terms.rows.view()));
+    PRECONDOR_RETURN_IF_ERROR(Add(terms.rows.view(), std::move(of_terms), std::move(terms.weights), next));
   }
   return absl::OkStatus();
 }
@@ -264,7 +268,8 @@ absl::Status LowRankFactor::UpdatePublished(ConstMatrixView vectors, Staged& nex
   }
   Decay(gamma, next.weights);
   next.identity = std::max(gamma * next.identity, kSmallestIdentity);
-  PRECONDOR_RETURN_IF_ERROR(Add(terms.rows.view(), std::move(terms.weights), next));
+  PRECONDOR_ASSIGN_OR_RETURN(PerVector squares, SquaresOf(terms.rows.view()));
+  PRECONDOR_RETURN_IF_ERROR(Add(terms.rows.view(), std::move(squares), std::move(terms.weights), next));
   PRECONDOR_ASSIGN_OR_RETURN(const double after, LargestDiagonal(next.identity, next.weights, next));
   if (after > config_.clip) {
     Decay(config_.clip / after, next.weights);
@@ -288,10 +293,15 @@ absl::StatusOr<double> LowRankFactor::LargestDiagonal(double identity, const std
   return absl::FailedPreconditionError("factor: expected a finite diagonal after the update");
 }
 
+absl::StatusOr<PerVector> LowRankFactor::SquaresOf(ConstMatrixView rows) const {
+  PerVector squares(rows.rows);
+  PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(rows, absl::MakeSpan(squares)));
+  return squares;
+}
+
 // Moves each row's length into its weight (a zero row keeps weight 0) and appends unit vectors.
-absl::Status LowRankFactor::Add(ConstMatrixView rows, PerVector weights, Staged& next) {
-  PerVector scales(weights.size());
-  PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(rows, absl::MakeSpan(scales)));
+absl::Status LowRankFactor::Add(ConstMatrixView rows, PerVector squares, PerVector weights, Staged& next) {
+  PerVector& scales = squares;  // which take their place
   for (size_t i = 0; i < scales.size(); ++i) {
     if (!std::isfinite(scales[i])) {
       return absl::InvalidArgumentError("statistics: expected finite vectors, got a norm that is not");
@@ -339,29 +349,10 @@ absl::Status LowRankFactor::Append(ConstMatrixView rows, absl::Span<const double
     PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, rows, unit.view()));
     return Recompress(unit.view(), weights, next);
   }
-  if (slots.back() - slots.front() + 1 != k) {  // one by one: together they need their products in one piece
-    for (int64_t i = 0; i < k; ++i) {
-      PRECONDOR_RETURN_IF_ERROR(
-          Place(rows.RowRange(i, 1), scales.subspan(i, 1), weights.subspan(i, 1), slots[i], next));
-    }
-    return absl::OkStatus();
-  }
-  return Place(rows, scales, weights, slots.front(), next);
-}
-
-absl::Status LowRankFactor::Place(ConstMatrixView rows, absl::Span<const double> scales,
-                                  absl::Span<const double> weights, int64_t slot, Staged& next) {
-  const int64_t k = rows.rows, n = std::max<int64_t>(next.weights.size(), slot + k);
-  const MatrixView placed = Vectors(next).RowRange(slot, k);
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(scales, rows, placed));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.AllocateScratch(k, n));
-  PRECONDOR_RETURN_IF_ERROR(
-      backend_.Gemm(1.0, placed, Transpose::kNo, Vectors(next).RowRange(0, n), Transpose::kYes, 0.0, products.view()));
-  for (int64_t i = 0; i < k; ++i) {
-    PRECONDOR_RETURN_IF_ERROR(backend_.PackRow(products.view().RowRange(i, 1), slot + i, Gram(next, n)));
-  }
+  const int64_t n = std::max<int64_t>(next.weights.size(), slots.back() + 1);
+  PRECONDOR_RETURN_IF_ERROR(backend_.LowRankAppend(scales, rows, slots, Vectors(next).RowRange(0, n), Gram(next, n)));
   next.weights.resize(n);
-  std::copy(weights.begin(), weights.end(), next.weights.begin() + slot);
+  for (int64_t i = 0; i < k; ++i) next.weights[slots[i]] = weights[i];
   return absl::OkStatus();
 }
 
@@ -459,10 +450,10 @@ absl::Status LowRankFactor::MakeCore(double mu, MatrixView core) const {
   if (core_kept_) return backend_.UnpackLower(ConstMatrixView(core_.view().data, 1, PackedSize(n)), core);
   roots_.resize(n);
   for (int64_t i = 0; i < n; ++i) roots_[i] = std::sqrt(weights_[i] / (mass_ * mu));
-  PRECONDOR_RETURN_IF_ERROR(backend_.LowRankCore(roots_, ConstMatrixView(gram_.view().data, 1, PackedSize(n)), core));
-  if (core_.empty()) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(backend_.PackLower(core, FirstElements(core_.view(), PackedSize(n))));
-  core_kept_ = true;
+  const MatrixView kept = core_.empty() ? MatrixView() : FirstElements(core_.view(), PackedSize(n));
+  PRECONDOR_RETURN_IF_ERROR(
+      backend_.LowRankCore(roots_, ConstMatrixView(gram_.view().data, 1, PackedSize(n)), core, kept));
+  core_kept_ = !core_.empty();
   return absl::OkStatus();
 }
 

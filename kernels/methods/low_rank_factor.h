@@ -23,12 +23,14 @@ class LowRankFactor final : public Factor {
   static int64_t StateBytes(const MkorConfig& config, int64_t d);
   static int64_t ScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
 
-  absl::Status Prepare(ConstMatrixView vectors) override;
+  using Factor::Prepare;
+  absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) override;
   void Commit() override;
   void Abandon() override;
   absl::Status Save(StateWriter& out) const override;
   absl::Status PrepareLoad(StateReader& in) override;
   absl::StatusOr<FactorInverse> Inverse() const override;
+  void ForgetInverse() override { core_kept_ = false; }
   bool low_rank() const override { return true; }
   int64_t rank() const override { return static_cast<int64_t>(weights_.size()); }
   double damping() const override;
@@ -58,20 +60,18 @@ class LowRankFactor final : public Factor {
   LowRankFactor(const MkorConfig& config, int64_t d, uint64_t phase, Backend& backend)
       : config_(config), d_(d), phase_(phase), backend_(backend) {}
   int64_t RetainedRank(int64_t k, const Staged& next) const;
-  absl::Status UpdateExact(ConstMatrixView vectors, Staged& next);
-  absl::Status UpdateShermanMorrison(ConstMatrixView vectors, Staged& next);
+  absl::Status UpdateExact(ConstMatrixView vectors, PerVector squares, Staged& next);
+  absl::Status UpdateShermanMorrison(ConstMatrixView vectors, const PerVector& squares, Staged& next);
   absl::Status UpdatePublished(ConstMatrixView vectors, Staged& next);
   absl::StatusOr<Terms> ShermanMorrisonTerms(ConstMatrixView vectors, double scale, Staged& next);
   absl::StatusOr<double> LargestDiagonal(double identity, const std::vector<double>& weights, Staged& next);
   // u = alpha v + beta v M for the M that `next` describes.
   absl::Status Multiply(double alpha, double beta, ConstMatrixView v, Staged& next, MatrixView u);
-  // Adds the terms to M, at most a capacity's worth at a time.
-  absl::Status Add(ConstMatrixView rows, PerVector weights, Staged& next);
+  // Adds the terms to M, at most a capacity's worth at a time, given |row|^2 of each.
+  absl::Status Add(ConstMatrixView rows, PerVector squares, PerVector weights, Staged& next);
+  absl::StatusOr<PerVector> SquaresOf(ConstMatrixView rows) const;
   absl::Status Append(ConstMatrixView rows, absl::Span<const double> scales, absl::Span<const double> weights,
                       Staged& next);
-  // The rows times their scales, at `slot` and behind it.
-  absl::Status Place(ConstMatrixView rows, absl::Span<const double> scales, absl::Span<const double> weights,
-                     int64_t slot, Staged& next);
   Slots FreeSlots(int64_t k, const Staged& next) const;
   void RetireNegligible(int64_t k, Staged& next) const;
   absl::Status Recompress(ConstMatrixView rows, absl::Span<const double> weights, Staged& next);

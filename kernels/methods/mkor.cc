@@ -84,8 +84,9 @@ class MkorState final : public LayerState {
 
   absl::Status Update(const LayerStatistics& statistics) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectVectors(layer_, statistics));
-    absl::Status prepared = PrepareSide(statistics.a, layer_.d_in, "a", in_);
-    if (prepared.ok()) prepared = PrepareSide(statistics.g, layer_.d_out, "g", out_);
+    PRECONDOR_ASSIGN_OR_RETURN(const SquaredNorms squares, FiniteSquaredNorms(layer_, statistics, backend_));
+    absl::Status prepared = PrepareSide(statistics.a, squares.a, in_);
+    if (prepared.ok()) prepared = PrepareSide(statistics.g, squares.g, out_);
     for (std::vector<Block>* side : {&in_, &out_}) {
       for (Block& block : *side) prepared.ok() ? block.factor->Commit() : block.factor->Abandon();
     }
@@ -97,8 +98,8 @@ class MkorState final : public LayerState {
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectGradient(layer_, d));
     if (!ready()) return backend_.Copy(d, u);
-    PRECONDOR_ASSIGN_OR_RETURN(const Inverses in, InvertSide(in_));
-    PRECONDOR_ASSIGN_OR_RETURN(const Inverses out, InvertSide(out_));
+    Inverses in, out;
+    PRECONDOR_RETURN_IF_ERROR(InvertSides(in, out));
     // Scalars are taken out so that the products stay in f32's range; scaling.h puts their effect back.
     const double in_scale = LargestScale(in), out_scale = LargestScale(out);
     if (out_.size() == 1 && in_.size() == 1 && !out[0].dense && !in[0].dense && HasJointNorm(config_.scaling, layer_)) {
@@ -192,12 +193,12 @@ class MkorState final : public LayerState {
     return CounterRandom(words).Bits(static_cast<uint64_t>(begin));
   }
 
-  absl::Status PrepareSide(ConstMatrixView vectors, int64_t d, absl::string_view name, std::vector<Block>& side) {
-    PRECONDOR_ASSIGN_OR_RETURN(const PerVector squares, FiniteSquaredNorms(layer_, name, vectors, d, backend_));
+  absl::Status PrepareSide(ConstMatrixView vectors, const PerVector& squares, std::vector<Block>& side) {
     bool clamp = false;
     for (double square : squares) {
       clamp = clamp || (config_.rule == UpdateRule::kReference && square > config_.clip * config_.clip);
     }
+    if (side.size() == 1 && !clamp) return side[0].factor->Prepare(vectors, squares);
     DeviceMatrix clamped;
     if (clamp) {
       PRECONDOR_ASSIGN_OR_RETURN(clamped, Clamp(vectors));
@@ -221,13 +222,24 @@ class MkorState final : public LayerState {
     return clamped;
   }
 
-  static absl::StatusOr<Inverses> InvertSide(const std::vector<Block>& side) {
-    Inverses inverses;
+  absl::Status InvertSides(Inverses& in, Inverses& out) {
+    Backend::Batch both(backend_);
+    absl::Status inverted = InvertSide(in_, in);
+    if (inverted.ok()) inverted = InvertSide(out_, out);
+    inverted.Update(both.Finish());
+    if (inverted.ok()) return absl::OkStatus();
+    for (std::vector<Block>* side : {&in_, &out_}) {
+      for (Block& block : *side) block.factor->ForgetInverse();
+    }
+    return inverted;
+  }
+
+  static absl::Status InvertSide(const std::vector<Block>& side, Inverses& inverses) {
     for (const Block& block : side) {
       PRECONDOR_ASSIGN_OR_RETURN(FactorInverse inverse, block.factor->Inverse());
       inverses.push_back(std::move(inverse));
     }
-    return inverses;
+    return absl::OkStatus();
   }
 
   // u = J_out d J_in / (out_scale in_scale) in whatever pair of forms the two factors have.

@@ -9,6 +9,24 @@
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
+namespace {
+
+absl::Status ExpectLength(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors, int64_t d) {
+  if (vectors.cols == d) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": statistics ", side, ": expected vectors of ",
+                                                 d, " elements, got ", vectors.cols));
+}
+
+absl::Status ExpectFinite(const LayerSpec& layer, absl::string_view side, const PerVector& squares) {
+  for (double square : squares) {
+    if (std::isfinite(square)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer.name, ": statistics ", side, ": expected finite vectors, got NaN or infinity"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status ExpectVectors(const LayerSpec& layer, const LayerStatistics& statistics) {
   const int64_t covariances = statistics.a_covariance.rows + statistics.g_covariance.rows;
@@ -35,17 +53,24 @@ absl::Status CheckEitherForm(const LayerSpec& layer, absl::string_view side, Con
 
 absl::StatusOr<PerVector> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors,
                                              int64_t d, Backend& backend) {
-  if (vectors.cols != d) {
-    return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": statistics ", side,
-                                                   ": expected vectors of ", d, " elements, got ", vectors.cols));
-  }
+  PRECONDOR_RETURN_IF_ERROR(ExpectLength(layer, side, vectors, d));
   PerVector squares(vectors.rows);
   PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
-  for (double square : squares) {
-    if (std::isfinite(square)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer ", layer.name, ": statistics ", side, ": expected finite vectors, got NaN or infinity"));
-  }
+  PRECONDOR_RETURN_IF_ERROR(ExpectFinite(layer, side, squares));
+  return squares;
+}
+
+absl::StatusOr<SquaredNorms> FiniteSquaredNorms(const LayerSpec& layer, const LayerStatistics& statistics,
+                                                Backend& backend) {
+  PRECONDOR_RETURN_IF_ERROR(ExpectLength(layer, "a", statistics.a, layer.d_in));
+  PRECONDOR_RETURN_IF_ERROR(ExpectLength(layer, "g", statistics.g, layer.d_out));
+  SquaredNorms squares{PerVector(statistics.a.rows), PerVector(statistics.g.rows)};
+  Backend::Batch both(backend);
+  PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(statistics.a, absl::MakeSpan(squares.a)));
+  PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(statistics.g, absl::MakeSpan(squares.g)));
+  PRECONDOR_RETURN_IF_ERROR(both.Finish());
+  PRECONDOR_RETURN_IF_ERROR(ExpectFinite(layer, "a", squares.a));
+  PRECONDOR_RETURN_IF_ERROR(ExpectFinite(layer, "g", squares.g));
   return squares;
 }
 

@@ -28,5 +28,11 @@ absl::Status CheckEitherForm(const LayerSpec& layer, absl::string_view side, Con
 // side where it is not, and where a vector is not finite. Errors of the backend.
 absl::StatusOr<PerVector> FiniteSquaredNorms(const LayerSpec& layer, absl::string_view side, ConstMatrixView vectors,
                                              int64_t d, Backend& backend);
+// The same of both sides' vectors, which the backend is asked for together.
+struct SquaredNorms {
+  PerVector a, g;
+};
+absl::StatusOr<SquaredNorms> FiniteSquaredNorms(const LayerSpec& layer, const LayerStatistics& statistics,
+                                                Backend& backend);
 
 }  // namespace precondor

@@ -73,9 +73,38 @@ class Case {
       case 6: {
         const MatrixView gram = Add(1, m * (m + 1) / 2), core = Add(m, m);
         Operation::LowRankCore what{{}, gram, core};
+        if (random() % 2 == 0) what.packed = Add(1, m * (m + 1) / 2);
         // I + s G s is positive definite for small roots; for others mostly not.
         for (int64_t i = 0; i < m; ++i) what.roots.push_back((random() % 8 == 0 ? 3 : .02) * std::abs(Number()));
         operation_.what = std::move(what);
+        break;
+      }
+      case 7: {
+        const int64_t d = inner,
+                      k = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(std::min<int64_t>(n, 9)));
+        const MatrixView rows = Add(k, d), vectors = Add(n, d), gram = Add(1, n * (n + 1) / 2);
+        Operation::LowRankAppend append{{}, rows, {}, vectors, gram};
+        for (int64_t slot = 0; slot < n; ++slot) {  // k of n
+          const int64_t wanted = k - static_cast<int64_t>(append.slots.size());
+          if (static_cast<int64_t>(random() % static_cast<uint64_t>(n - slot)) < wanted) append.slots.push_back(slot);
+        }
+        for (int64_t i = 0; i < k; ++i) append.scales.push_back(Number());
+        operation_.what = std::move(append);
+        break;
+      }
+      case 8: {
+        // Long enough, now and then, for products in several parts.
+        const int64_t rows = random() % 4 == 0 ? 300 + m : m, p = static_cast<int64_t>(random() % 3) * n / 4;
+        const int64_t q = static_cast<int64_t>(random() % 3) * 5;
+        Operation::LowRankPrecondition product{{Number(), Add(p, rows), Add(p, p)},
+                                               {Number(), Add(q, inner), Add(q, q)},
+                                               Add(rows, inner),
+                                               Add(rows, inner)};
+        if (random() % 3 != 0) {
+          numbers_.resize(2);
+          product.squares = absl::MakeSpan(numbers_);
+        }
+        operation_.what = product;
         break;
       }
       default: {
@@ -209,7 +238,7 @@ TEST_P(GroupedConformanceTest, GiveWhatEachGivesAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 7));
+INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 9));
 
 // --- methods
 // ----------------------------------------------------------------------------------------------------------
@@ -308,18 +337,23 @@ INSTANTIATE_TEST_SUITE_P(
                     MethodConfig{"soap", {}}));
 
 TEST(MethodsInCompany, CallsDoNotGrowWithTheLayers) {
-  const auto calls = [](int layers, bool alike) {
-    Company company({"mkor", {{"rank", 4.0}}}, layers, alike);
+  const auto calls = [](double rank, int layers, bool alike) {
+    Company company({"mkor", {{"representation", std::string("LOW_RANK")}, {"rank", rank}}}, layers, alike);
     for (int step = 0; step < 3; ++step) company.StepTogether();
     company.TakeCalls();
     company.StepTogether();
     return company.TakeCalls();
   };
-  const int of_one = calls(1, true);
-  EXPECT_GT(of_one, 0);
-  EXPECT_EQ(calls(9, true), of_one);
-  // Others have other products first, recompress at other steps, or have all the columns that there are.
-  EXPECT_LE(calls(9, false), 3 * of_one);
+  // A steady step: both sides' lengths, their new columns, cores, products, scale; and three that make room for what
+  // the test puts there.
+  EXPECT_EQ(calls(64, 1, true), 5 + 3);
+  EXPECT_EQ(calls(64, 9, true), 5 + 3);
+  // One that recompresses.
+  const int of_one = calls(4, 1, true);
+  EXPECT_GT(of_one, 5 + 3);
+  EXPECT_EQ(calls(4, 9, true), of_one);
+  // Others recompress at other steps, or have all the columns that there are.
+  EXPECT_LE(calls(4, 9, false), 3 * of_one);
 }
 
 }  // namespace

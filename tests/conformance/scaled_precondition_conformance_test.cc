@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// LowRankPrecondition with a length rule, and the cores that it takes, by the backend's own form and by the default
-// one, against naive f64.
+// LowRankPrecondition with a length rule, the cores that it takes and the columns' joining, by the backend's own form
+// and by the default one, against naive f64.
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/reference/naive_linear_algebra.h"
@@ -68,8 +71,9 @@ class ScaledPreconditionTest : public testing::TestWithParam<bool> {
 };
 
 TEST_P(ScaledPreconditionTest, TheRuleSeesBothLengthsAndItsFactorIsInTheAnswer) {
-  const int64_t sizes[][4] = {{40, 70, 8, 16}, {70, 40, 16, 8}, {64, 64, 24, 24}, {33, 65, 0, 4},   {65, 33, 0, 5},
-                              {33, 65, 7, 0},  {65, 33, 6, 0},  {12, 5, 0, 0},    {150, 20, 9, 12}, {1, 1, 1, 1}};
+  const int64_t sizes[][4] = {{40, 70, 8, 16},  {70, 40, 16, 8}, {64, 64, 24, 24}, {33, 65, 0, 4},   {65, 33, 0, 5},
+                              {33, 65, 7, 0},   {65, 33, 6, 0},  {12, 5, 0, 0},    {150, 20, 9, 12}, {1, 1, 1, 1},
+                              {30, 300, 5, 70}, {280, 40, 9, 3}};  // of inner sizes that go in parts
   for (const auto& [m, n, p, q] : sizes) {
     for (const bool with_roots : {true, false}) {
       Side out(backend_, 0.5, p, m, 3.0, 1), in(backend_, 0.25, q, n, 2.0, 2);
@@ -175,18 +179,77 @@ TEST_P(ScaledPreconditionTest, CoresAreTheirDefinition) {
     }
     const DeviceMatrix device_gram = Put(backend_, packed);
     DeviceMatrix core = Put(backend_, Dense(n, n, NAN));
-    ASSERT_TRUE(backend_.LowRankCore(roots, device_gram.view(), core.view()).ok()) << n;
-    std::vector<float> got(n * n);
+    DeviceMatrix kept = Put(backend_, Dense(1, n * (n + 1) / 2, NAN));
+    ASSERT_TRUE(backend_.LowRankCore(roots, device_gram.view(), core.view(), kept.view()).ok()) << n;
+    std::vector<float> got(n * n), half(kept.view().size());
     ASSERT_TRUE(backend_.Download(core.view(), MatrixView(got.data(), n, n)).ok());
+    ASSERT_TRUE(backend_.Download(kept.view(), MatrixView(half.data(), 1, kept.cols())).ok());
     // I + s G s may be rounded to f32; its eigenvalues are 1 or more, so that its inverse is as far off.
     const double tolerance = 4 * 6e-8 * reference::FrobeniusNorm(damped);
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         ASSERT_NEAR(got[i * n + j], expected.at(i, j), tolerance) << n << ": " << i << ", " << j;
         ASSERT_EQ(got[i * n + j], got[j * n + i]);
+        ASSERT_EQ(half[std::max(i, j) * (std::max(i, j) + 1) / 2 + std::min(i, j)], got[i * n + j]);
       }
     }
   }
+}
+
+TEST_P(ScaledPreconditionTest, AppendedRowsAndTheirGramMatrixAreTheirDefinition) {
+  const std::tuple<int64_t, int64_t, std::vector<int64_t>> cases[] = {
+      {1, 1, {0}}, {5, 7, {4}}, {6, 300, {2, 3}}, {9, 33, {0, 4, 8}}, {64, 129, {57, 58, 59, 60, 61, 62, 63}}};
+  for (const auto& [n, d, slots] : cases) {
+    const int64_t k = static_cast<int64_t>(slots.size());
+    const Dense rows = RandomDense(k, d, 3), before = RandomDense(1, n * (n + 1) / 2, 5);
+    Dense vectors = RandomDense(n, d, 4), poisoned = vectors;
+    std::vector<double> scales(k);
+    for (int64_t i = 0; i < k; ++i) {
+      scales[i] = i == 1 ? 0.0 : 0.25 * static_cast<double>(1 + i);
+      for (int64_t j = 0; j < d; ++j) {
+        vectors.at(slots[i], j) = static_cast<float>(scales[i]) * static_cast<float>(rows.at(i, j));
+        poisoned.at(slots[i], j) = NAN;
+      }
+    }
+    Dense gram = before;
+    for (int64_t i = 0; i < n * (n + 1) / 2; ++i) gram.data[i] = static_cast<float>(before.data[i]);
+    const Dense products = Product(vectors, Transposed(vectors));
+    Dense poisoned_gram = gram;
+    for (const int64_t slot : slots) {
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t at = std::max(slot, j) * (std::max(slot, j) + 1) / 2 + std::min(slot, j);
+        gram.data[at] = products.at(slot, j);
+        poisoned_gram.data[at] = NAN;
+      }
+    }
+    const DeviceMatrix device_rows = Put(backend_, rows);
+    DeviceMatrix device_vectors = Put(backend_, poisoned), device_gram = Put(backend_, poisoned_gram);
+    ASSERT_TRUE(
+        backend_.LowRankAppend(scales, device_rows.view(), slots, device_vectors.view(), device_gram.view()).ok());
+    std::vector<float> got(n * d), got_gram(gram.data.size());
+    ASSERT_TRUE(backend_.Download(device_vectors.view(), MatrixView(got.data(), n, d)).ok());
+    ASSERT_TRUE(backend_.Download(device_gram.view(), MatrixView(got_gram.data(), 1, device_gram.cols())).ok());
+    for (int64_t i = 0; i < n * d; ++i) ASSERT_EQ(got[i], static_cast<float>(vectors.data[i])) << n << ": " << i;
+    for (size_t i = 0; i < got_gram.size(); ++i) {
+      ASSERT_NEAR(got_gram[i], gram.data[i], 6e-8 * static_cast<double>(d * d)) << n << ": " << i;
+    }
+  }
+}
+
+TEST_P(ScaledPreconditionTest, RefusesSlotsThatAreNone) {
+  DeviceMatrix rows = Put(backend_, Dense(2, 3)), vectors = Put(backend_, Dense(4, 3)),
+               gram = Put(backend_, Dense(1, 10));
+  const std::vector<double> scales(2, 1.0);
+  for (const std::vector<int64_t>& slots : {std::vector<int64_t>{1, 1}, {2, 1}, {-1, 2}, {3, 4}}) {
+    const absl::Status status = backend_.LowRankAppend(scales, rows.view(), slots, vectors.view(), gram.view());
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_NE(status.message().find("LowRankAppend: slots: expected ascending rows in ["), std::string::npos) << status;
+  }
+  const std::vector<int64_t> slots = {0, 2};
+  EXPECT_TRUE(absl::IsInvalidArgument(backend_.LowRankAppend({1.0}, rows.view(), slots, vectors.view(), gram.view())));
+  EXPECT_TRUE(absl::IsInvalidArgument(backend_.LowRankAppend(scales, rows.view(), {0}, vectors.view(), gram.view())));
+  EXPECT_TRUE(absl::IsInvalidArgument(backend_.LowRankAppend(scales, rows.view(), slots, vectors.view(), rows.view())));
+  EXPECT_TRUE(absl::IsInvalidArgument(backend_.LowRankAppend(scales, gram.view(), slots, vectors.view(), gram.view())));
 }
 
 TEST_P(ScaledPreconditionTest, RefusesCoresThatAreNone) {

@@ -26,4 +26,18 @@
 #define __shfl_xor_sync(mask, value, offset) \
   ::precondor::cuda_host::ShuffleXor(mask, value, static_cast<unsigned>(offset), __FILE__, __LINE__)
 // NOLINTEND(bugprone-reserved-identifier)
+
+// Blocks run one after the other here, so that what one has written is there for the next.
+// NOLINTBEGIN(bugprone-reserved-identifier)
+inline void __threadfence() {}
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+// NOLINTEND(bugprone-reserved-identifier)
+inline unsigned atomicAdd(unsigned* address, unsigned value) {
+  const unsigned old = *address;
+  *address += value;
+  return old;
+}
 #define cudaLaunchKernelEx ::precondor::cuda_host::LaunchKernel

@@ -267,6 +267,56 @@ TEST_F(GroupingBackendTest, TellsOfAFailureThoseAloneWhoWaitForIt) {
   EXPECT_TRUE(backend_->Dot(good.view(), good.view()).ok());
 }
 
+TEST_F(GroupingBackendTest, AsksForWhatABatchHoldsTogether) {
+  DeviceMatrix x = Matrix(3, 4, 1), y = Matrix(2, 5, 2), spd = backend_->Allocate(3, 3).value();
+  std::vector<double> of_x(3, -1), of_y(2, -1), expected_x(3), expected_y(2);
+  ASSERT_TRUE(backend_->RowSquaredNorms(x.view(), absl::MakeSpan(expected_x)).ok());
+  ASSERT_TRUE(backend_->RowSquaredNorms(y.view(), absl::MakeSpan(expected_y)).ok());
+  Backend::Task task(*backend_);
+  recorder_->TakeSizes();
+  {
+    Backend::Batch batch(*backend_);
+    ASSERT_TRUE(backend_->RowSquaredNorms(x.view(), absl::MakeSpan(of_x)).ok());
+    ASSERT_TRUE(backend_->RowSquaredNorms(y.view(), absl::MakeSpan(of_y)).ok());
+    EXPECT_THAT(recorder_->TakeSizes(), ElementsAre());
+    ASSERT_TRUE(batch.Finish().ok());
+    EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(2));
+    EXPECT_EQ(of_x, expected_x);
+    EXPECT_EQ(of_y, expected_y);
+    EXPECT_TRUE(batch.Finish().ok());
+  }
+  {  // what a caller is given in its hand is there at once
+    Backend::Batch batch(*backend_);
+    EXPECT_NEAR(backend_->Dot(y.view(), y.view()).value(), expected_y[0] + expected_y[1], 1e-12);
+  }
+  {  // the first error, though others asked since
+    Backend::Batch batch(*backend_);
+    ASSERT_TRUE(backend_->Axpby(0.0, spd.view(), 0.0, spd.view()).ok());
+    ASSERT_TRUE(backend_->SpdInverse(spd.view(), spd.view()).ok());
+    ASSERT_TRUE(backend_->RowSquaredNorms(x.view(), absl::MakeSpan(of_x)).ok());
+    (void)backend_->Dot(y.view(), y.view());
+    ASSERT_TRUE(backend_->RowSquaredNorms(y.view(), absl::MakeSpan(of_y)).ok());
+    const absl::Status status = batch.Finish();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_EQ(of_x, expected_x);
+  }
+  recorder_->TakeSizes();
+  ASSERT_TRUE(backend_->RowSquaredNorms(x.view(), absl::MakeSpan(of_x)).ok());
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1)) << "a batch ends";
+  EXPECT_TRUE(task.Finish().ok());
+}
+
+TEST_F(GroupingBackendTest, ABatchWithoutATaskWaitsForNothing) {
+  DeviceMatrix x = Matrix(3, 4, 1);
+  std::vector<double> squares(3);
+  recorder_->TakeSizes();
+  Backend::Batch batch(*backend_);
+  ASSERT_TRUE(backend_->RowSquaredNorms(x.view(), absl::MakeSpan(squares)).ok());
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1));
+  EXPECT_GT(squares[0], 0);
+  EXPECT_TRUE(batch.Finish().ok());
+}
+
 TEST_F(GroupingBackendTest, IsLostWithAnOperationThatWasPutOff) {
   DeviceMatrix x = Matrix(3, 3, 1);
   recorder_->Fail(Operation{Operation::Gemm{}}.kind());

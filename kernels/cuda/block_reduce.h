@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums over the threads of a block, and over blocks that end in any order, to the same bits at every run. For .cu files
+// alone.
+#pragma once
+
+#include "kernels/cuda/launch.h"
+
+namespace precondor::cuda {
+
+// Of all threads' values, in thread 0. All kThreads threads of the block take part.
+template <unsigned kThreads, typename Combine>
+__device__ double CombineBlock(double value, Combine combine) {
+  __shared__ double of_warp[kThreads / kWarp];
+  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
+    value = combine(value, __shfl_down_sync(0xffffffffu, value, offset));
+  }
+  __syncthreads();  // whoever still reads of_warp of an earlier call
+  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (unsigned warp = 1; warp < kThreads / kWarp; ++warp) value = combine(value, of_warp[warp]);
+  }
+  return value;
+}
+
+struct Add {
+  __device__ double operator()(double a, double b) const { return a + b; }
+};
+
+// Whether this block is the last of `blocks` that come here, and then sees what the others have written before. All
+// threads of each take part. *arrived is 0 before the first.
+__device__ inline bool IsLastBlock(unsigned* arrived, unsigned blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(arrived, 1u) == blocks - 1;
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+}  // namespace precondor::cuda

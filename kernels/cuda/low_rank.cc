@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// With V = S P, W = T Q, X = P D, Y = D Q',
+//   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - V' X - (Y - V' K) W,  K = P Y,
+//                                                         = D - V' (X - K W) - Y W,   K = X Q':
+// four products of D and the vectors; K, along D's shorter side; what K takes away; and one product of inner size p + q
+// that reads D once more, writes the answer and sums up both lengths on its way.
+#include "kernels/cuda/low_rank.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/low_rank_appends.h"
+#include "kernels/cuda/parcel.h"
+#include "kernels/cuda/products.h"
+
+namespace precondor::cuda {
+namespace {
+
+constexpr size_t kStages = 4;
+
+MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
+  return MatrixView(x.data + begin, x.rows, count, x.stride);
+}
+
+// Of one operation: d is [m, n], the ranks are p and q.
+struct Extents {
+  explicit Extents(const Operation::LowRankPrecondition& operation)
+      : m(operation.d.rows),
+        n(operation.d.cols),
+        p(operation.out_side.vectors.rows),
+        q(operation.in_side.vectors.rows) {}
+  int64_t m, n, p, q;
+
+  bool both() const { return p > 0 && q > 0; }
+  size_t jobs() const { return (p > 0 ? 2 : 0) + (q > 0 ? 2 : 0) + (both() ? 2 : 0) + 1; }
+  // X, Y and K.
+  std::array<ConstMatrixView, 3> sums() const {
+    return {ConstMatrixView(nullptr, p, n), ConstMatrixView(nullptr, m, q), ConstMatrixView(nullptr, p, q)};
+  }
+  std::array<int64_t, 3> inner_of_sums() const { return {m, n, std::min(m, n)}; }
+  int64_t floats() const {
+    int64_t count = (p + q) * (m + n) + p * q;
+    for (size_t i = 0; i < 3; ++i) count += ProductPartials(sums()[i], inner_of_sums()[i]);
+    return count;
+  }
+  int64_t counters() const {
+    int64_t count = 1;
+    for (const ConstMatrixView& sum : sums()) count += ProductTiles(sum);
+    return count;
+  }
+};
+
+template <typename T>
+T* Take(T*& next, int64_t count) {
+  T* const taken = next;
+  next += count;
+  return taken;
+}
+
+// The products of all operations, stage by stage.
+class Plan {
+ public:
+  // Memory for what the operations' Extents say; tile_squares [2] for each tile of an answer whose lengths are asked
+  // for.
+  Plan(float* floats, double* tile_squares, unsigned* counters)
+      : floats_(floats), tile_squares_(tile_squares), counters_(counters) {}
+
+  // squares [2], or null.
+  void Add(const Operation::LowRankPrecondition& operation, double* squares) {
+    const LowRankInverse &out = operation.out_side, &in = operation.in_side;
+    const ConstMatrixView d = operation.d;
+    const Extents extents(operation);
+    const int64_t m = extents.m, n = extents.n, p = extents.p, q = extents.q;
+    const MatrixView left(Take(floats_, m * (p + q)), m, p + q), right(Take(floats_, (p + q) * n), p + q, n);
+    const MatrixView v = Columns(left, 0, p), y = Columns(left, p, q), k(Take(floats_, p * q), p, q);
+    const MatrixView x = right.RowRange(0, p), w = right.RowRange(p, q);
+    constexpr Transpose kNo = Transpose::kNo, kYes = Transpose::kYes;
+    if (p > 0) {
+      Put(0, Product(1, out.vectors, kYes, out.core, kNo, v));
+      Put(0, InParts(Product(1, out.vectors, kNo, d, kNo, x)));
+    }
+    if (q > 0) {
+      Put(0, Product(1, in.core, kNo, in.vectors, kNo, w));
+      Put(0, InParts(Product(1, d, kNo, in.vectors, kYes, y)));
+    }
+    if (extents.both()) {
+      Put(1, InParts(m < n ? Product(1, out.vectors, kNo, y, kNo, k) : Product(1, x, kNo, in.vectors, kYes, k)));
+      ProductJob rest = m < n ? Product(-1, v, kNo, k, kNo, y) : Product(-1, k, kNo, w, kNo, x);
+      rest.beta = 1;
+      Put(2, rest);
+    }
+    const float scale = static_cast<float>(out.c * in.c);
+    ProductJob last = Product(-scale, left, kNo, right, kNo, operation.u);
+    last.beta = scale;
+    last.source = d;
+    if (squares != nullptr) {
+      last.squares = squares;
+      last.tile_squares = Take(tile_squares_, 2 * ProductTiles(d));
+      last.squares_arrived = Take(counters_, 1);
+    }
+    Put(3, last);
+  }
+
+  const std::array<std::vector<ProductJob>, kStages>& stages() const { return stages_; }
+  const std::array<int64_t, kStages>& blocks() const { return blocks_; }
+
+ private:
+  static ProductJob Product(float alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
+                            Transpose transpose_b, MatrixView c) {
+    ProductJob job;
+    job.alpha = alpha;
+    job.transpose_a = transpose_a == Transpose::kYes;
+    job.transpose_b = transpose_b == Transpose::kYes;
+    job.a = a;
+    job.b = b;
+    job.c = c;
+    job.source = c;
+    job.inner = job.transpose_a ? a.rows : a.cols;
+    return job;
+  }
+
+  ProductJob InParts(ProductJob job) {
+    job.parts = ProductParts(job.c, job.inner);
+    job.partials = Take(floats_, ProductPartials(job.c, job.inner));
+    job.arrived = Take(counters_, ProductTiles(job.c));
+    return job;
+  }
+
+  void Put(size_t stage, ProductJob job) {
+    job.first = blocks_[stage];
+    blocks_[stage] += ProductBlocks(job);
+    stages_[stage].push_back(job);
+  }
+
+  float* floats_;
+  double* tile_squares_;
+  unsigned* counters_;
+  std::array<std::vector<ProductJob>, kStages> stages_;
+  std::array<int64_t, kStages> blocks_ = {};
+};
+
+}  // namespace
+
+absl::Status RunLowRankAppends(Device& device, absl::Span<const Operation::LowRankAppend* const> operations) {
+  size_t rows = 0;
+  for (const auto* append : operations) rows += append->slots.size();
+  Parcel parcel;
+  const auto jobs = parcel.Add<LowRankAppendJob>(operations.size());
+  const auto scales = parcel.Add<double>(rows);
+  const auto slots = parcel.Add<int64_t>(rows);
+  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  int64_t blocks = 0;
+  size_t row = 0;
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const Operation::LowRankAppend& append = *operations[i];
+    std::copy(append.scales.begin(), append.scales.end(), parcel.OnHost(scales).begin() + row);
+    std::copy(append.slots.begin(), append.slots.end(), parcel.OnHost(slots).begin() + row);
+    LowRankAppendJob& job = parcel.OnHost(jobs)[i];
+    job = {append.rows, parcel.OnDevice(scales) + row, parcel.OnDevice(slots) + row, append.vectors, append.gram.data,
+           blocks};
+    blocks += LowRankAppendBlocks(job);
+    row += append.slots.size();
+  }
+  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  return device.Run("LowRankAppend", [&](cudaStream_t stream) {
+    return LowRankAppends(stream, parcel.OnDevice(jobs), static_cast<int>(operations.size()), blocks);
+  });
+}
+
+absl::Status RunLowRankPreconditions(Device& device,
+                                     absl::Span<const Operation::LowRankPrecondition* const> operations) {
+  size_t job_count = 0, asked = 0;
+  int64_t float_count = 0, counter_count = 0, tiles = 0;
+  for (const auto* operation : operations) {
+    const Extents extents(*operation);
+    job_count += extents.jobs();
+    float_count += extents.floats();
+    counter_count += extents.counters();
+    if (operation->squares.empty()) continue;
+    ++asked;
+    tiles += ProductTiles(operation->d);
+  }
+  Parcel parcel;
+  const auto jobs = parcel.Add<ProductJob>(job_count);
+  const auto counters = parcel.Add<unsigned>(static_cast<size_t>(counter_count));
+  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> floats, device.Array<float>(float_count));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> squares,
+                             device.Array<double>(2 * (static_cast<int64_t>(asked) + tiles)));
+  Plan plan(floats.data(), squares.data() + 2 * asked, parcel.OnDevice(counters));
+  double* next = squares.data();
+  for (const auto* operation : operations) plan.Add(*operation, operation->squares.empty() ? nullptr : Take(next, 2));
+  auto to = parcel.OnHost(jobs).begin();
+  for (const auto& stage : plan.stages()) to = std::copy(stage.begin(), stage.end(), to);
+  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  const ProductJob* from = parcel.OnDevice(jobs);
+  for (size_t stage = 0; stage < kStages; ++stage) {
+    const int count = static_cast<int>(plan.stages()[stage].size());
+    if (count == 0) continue;
+    PRECONDOR_RETURN_IF_ERROR(device.Run("LowRankPrecondition", [&](cudaStream_t stream) {
+      return Products(stream, from, count, plan.blocks()[stage]);
+    }));
+    from += count;
+  }
+  if (asked == 0) return absl::OkStatus();
+  std::vector<double> known(2 * asked);
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(squares, absl::MakeSpan(known)));
+  auto pair = known.begin();
+  for (const auto* operation : operations) {
+    if (operation->squares.empty()) continue;
+    std::copy_n(pair, 2, operation->squares.begin());
+    pair += 2;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace precondor::cuda

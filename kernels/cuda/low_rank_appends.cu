@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/low_rank_appends.h"
+
+namespace precondor::cuda {
+namespace {
+
+constexpr unsigned kThreads = 256;
+
+// Which new row belongs at row `slot` of the vectors; -1: none.
+__device__ int64_t NewRowAt(const LowRankAppendJob& job, int64_t slot) {
+  int64_t low = 0, high = job.rows.rows;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (job.slots[middle] < slot) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < job.rows.rows && job.slots[low] == slot ? low : -1;
+}
+
+// A block takes one row of the vectors, as it is to be, and some new rows. It makes these anew from what they come
+// from: the block that places them may not have come to it.
+template <typename Jobs>
+__global__ void __launch_bounds__(kThreads, 4) LowRankAppendKernel(Jobs jobs, int64_t blocks) {
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const LowRankAppendJob& job = jobs.Of(block);
+    const int64_t n = job.vectors.rows, row = (block - job.first) % n, d = job.vectors.cols;
+    const int64_t begin = (block - job.first) / n * kAppendedTogether;
+    const int64_t left = job.rows.rows - begin, count = left < kAppendedTogether ? left : kAppendedTogether;
+    const int64_t new_row = NewRowAt(job, row);
+    const float* const old = job.vectors.row(row);
+    const float* const source = new_row < 0 ? old : job.rows.row(new_row);
+    const float scale = new_row < 0 ? 1.0f : static_cast<float>(job.scales[new_row]);
+    float scales[kAppendedTogether];
+    double sums[kAppendedTogether] = {};
+    for (int64_t i = 0; i < kAppendedTogether; ++i) {
+      scales[i] = i < count ? static_cast<float>(job.scales[begin + i]) : 0.0f;
+    }
+    for (int64_t j = threadIdx.x; j < d; j += kThreads) {
+      const float x = scale * source[j];
+      if (new_row >= 0 && begin == 0) job.vectors.at(row, j) = x;
+      for (int64_t i = 0; i < kAppendedTogether; ++i) {
+        if (i < count) sums[i] += double{x} * (scales[i] * job.rows.at(begin + i, j));
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const double sum = CombineBlock<kThreads>(sums[i], Add());
+      const int64_t slot = job.slots[begin + i];
+      // What two new rows have in common is written by the block of the upper one.
+      if (threadIdx.x != 0 || (new_row >= 0 && row > slot)) continue;
+      const int64_t lower = std::max(row, slot), column = std::min(row, slot);
+      job.gram[lower * (lower + 1) / 2 + column] = static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t LowRankAppends(cudaStream_t stream, const LowRankAppendJob* jobs, int count, int64_t blocks) {
+  return LaunchJobs(stream, blocks, kThreads, LowRankAppendKernel<ManyJobs<LowRankAppendJob>>,
+                    ManyJobs<LowRankAppendJob>{jobs, count});
+}
+
+}  // namespace precondor::cuda

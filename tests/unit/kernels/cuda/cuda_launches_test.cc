@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many kernels a step takes, on the host's imitation of a device.
+#include <barrier>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/launch_count.h"
+#include "kernels/grouping/grouping_backend.h"
+#include "kernels/methods/registry.h"
+#include "tests/support/method_driver.h"
+
+namespace precondor {
+namespace {
+
+// Launches of a step of mkor in low rank, of so many layers at once, whose factors have room for its columns.
+int64_t LaunchesOfAStep(int layers) {
+  const std::unique_ptr<Backend> backend =
+      MakeGroupingBackend(MakeCudaBackend({}).value(), {.patience = absl::Minutes(5)});
+  const std::unique_ptr<Method> method =
+      MakeMethod({"mkor", {{"representation", std::string("LOW_RANK")}, {"rank", 64.0}}}).value();
+  std::vector<LayerSpec> specs;
+  std::vector<std::unique_ptr<LayerState>> states;
+  std::vector<DeviceMatrix> a, g, d, u;
+  VectorStream stream(Stream::kCorrelated, 40, 1);
+  for (int i = 0; i < layers; ++i) {
+    specs.push_back({"any", 13 + 5 * i, 40 - 3 * i, false});
+    states.push_back(method->MakeState(specs[i], *backend).value());
+    d.push_back(ToDevice(*backend, {stream.Gaussian(specs[i].d_out * specs[i].d_in)}));
+    u.push_back(backend->Allocate(specs[i].d_out, specs[i].d_in).value());
+  }
+  int64_t launches = 0;
+  for (int step = 0; step < 3; ++step) {
+    a.clear();
+    g.clear();
+    for (const LayerSpec& spec : specs) {
+      a.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_in), stream.Gaussian(spec.d_in)}));
+      g.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_out), stream.Gaussian(spec.d_out)}));
+    }
+    launches = cuda::launch_count;
+    std::barrier all_begun(layers);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < layers; ++i) {
+      threads.emplace_back([&, i] {
+        Backend::Task task(*backend);
+        all_begun.arrive_and_wait();
+        EXPECT_TRUE(states[i]->Update({a[i].view(), g[i].view()}).ok());
+        const ConstMatrixView gradient(d[i].view().data, specs[i].d_out, specs[i].d_in);
+        EXPECT_TRUE(states[i]->Precondition(gradient, u[i].view()).ok());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    launches = cuda::launch_count - launches;
+  }
+  return launches;
+}
+
+// Norms, columns, cores, four rounds of products, the scale.
+TEST(CudaLaunchesTest, AStepTakesEightWhateverTheLayers) {
+  EXPECT_EQ(LaunchesOfAStep(1), 8);
+  EXPECT_EQ(LaunchesOfAStep(6), 8);
+}
+
+}  // namespace
+}  // namespace precondor
