@@ -143,7 +143,7 @@ class ServerApp final : public App {
     // What it hands to the journal's thread ends on the arithmetic's.
     if (peer_stores_ != nullptr) peer_stores_->Stop();
     if (shard_store_ != nullptr) shard_store_->snapshots().WaitIdle();
-    if (compute_threads_ != nullptr) compute_threads_->Drain();
+    for (const auto& threads : compute_threads_) threads->Drain();
   }
 
   absl::Status Init() {
@@ -223,8 +223,12 @@ class ServerApp final : public App {
 
  private:
   absl::Status MakeShard() {
-    PRECONDOR_ASSIGN_OR_RETURN(backend_, MakeShardBackend(config_, disk_, logger_));
-    compute_threads_ = std::make_unique<ThreadPoolExecutor>(ShardThreads(config_, *backend_));
+    PRECONDOR_ASSIGN_OR_RETURN(backends_, MakeShardBackends(config_, disk_, logger_));
+    std::vector<ShardDevice> devices;
+    for (const DeviceBackend& device : backends_) {
+      compute_threads_.push_back(std::make_unique<ThreadPoolExecutor>(DeviceThreads(config_, backends_)));
+      devices.push_back({.name = device.name, .backend = *device.backend, .executor = *compute_threads_.back()});
+    }
     ShardOptions options;
     options.advertise_address = config_.advertise;
     options.capacity_bytes = config_.memory_limit_bytes;
@@ -247,8 +251,7 @@ class ServerApp final : public App {
     }
     options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
-    shard_ = std::make_unique<Shard>(options, *backend_, *compute_threads_, clock_, logger_, metrics_);
-    metrics_.OnReservedBytes(0, config_.memory_limit_bytes);
+    shard_ = std::make_unique<Shard>(options, std::move(devices), clock_, logger_, metrics_);
     uploads_ = std::make_unique<recovery::LayerUploads>(static_cast<uint64_t>(config_.memory_limit_bytes));
     if (shard_store_ != nullptr) shard_->AwaitReplay();
     const uint64_t memory_id = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
@@ -346,8 +349,7 @@ class ServerApp final : public App {
     rpc::AdminSubject subject;
     subject.version = PRECONDOR_VERSION;
     subject.role = EncodeRole(config_.role);
-    subject.backend = backend_ == nullptr ? "" : std::string(backend_->name());
-    subject.capacity_bytes = config_.memory_limit_bytes;
+    subject.backend = backends_.empty() ? "" : std::string(backends_.front().backend->name());
     subject.shard = shard_.get();
     subject.coordinator = coordinator_.get();
     subject.draining = [this] { return draining(); };
@@ -438,10 +440,10 @@ class ServerApp final : public App {
   std::unique_ptr<recovery::ShardStore> shard_store_;  // null without a data directory
   std::unique_ptr<recovery::PeerStores> peer_stores_;  // null without data directories of others
   std::unique_ptr<recovery::LayerUploads> uploads_;    // of a shard
-  std::unique_ptr<Backend> backend_;
+  std::vector<DeviceBackend> backends_;
   ThreadPoolExecutor control_threads_;
   rpc::ControlRunner runner_;
-  std::unique_ptr<ThreadPoolExecutor> compute_threads_;
+  std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // of each device
   std::unique_ptr<Shard> shard_;
   LocalShard* local_ = nullptr;  // owned by coordinator_
   std::unique_ptr<CoordinatorStorage> storage_;

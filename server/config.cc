@@ -27,6 +27,7 @@ namespace precondor {
 namespace {
 
 constexpr absl::string_view kVariablePrefix = "PRECONDOR_";
+constexpr int kMostDevice = 1023;
 constexpr size_t kSlip = 2;  // letters by which a variable's name misses an option's when it was meant to be that
 
 struct Option {
@@ -128,6 +129,29 @@ Option ListOption(const char* name, std::vector<std::string> ServerConfig::*fiel
           [field](const ServerConfig& config) { return absl::StrJoin(config.*field, ","); }, true};
 }
 
+Option CudaDevicesOption() {
+  Option option = ListOption("cuda_devices", &ServerConfig::cuda_devices,
+                             "cuda: several of them that the shard spreads its layers over, numbers separated by "
+                             "commas, or all; empty: cuda_device alone");
+  option.set = [set = option.set](ServerConfig& config, absl::string_view text) {
+    ServerConfig parsed;
+    PRECONDOR_RETURN_IF_ERROR(set(parsed, text));
+    std::set<int> seen;
+    bool numbers = true;
+    for (const std::string& device : parsed.cuda_devices) {
+      int number = -1;
+      numbers = numbers && absl::SimpleAtoi(device, &number) && number >= 0 && number <= kMostDevice &&
+                absl::StrCat(number) == device && seen.insert(number).second;
+    }
+    if (!numbers && parsed.cuda_devices != std::vector<std::string>{"all"}) {
+      return Expected(absl::StrCat("all, or numbers in 0 ... ", kMostDevice, " separated by commas, each once"));
+    }
+    config.cuda_devices = std::move(parsed.cuda_devices);
+    return absl::OkStatus();
+  };
+  return option;
+}
+
 const std::vector<Option>& Options() {
   constexpr int64_t kAnyBytes = int64_t{1} << 50, kHour = 3600 * 1000;
   using C = ServerConfig;
@@ -146,11 +170,14 @@ const std::vector<Option>& Options() {
                  "coordinator: its shards, host:port or unix:/path/to/socket, separated by commas"),
       ChoiceOption("backend", &C::backend, {"auto", "cpu", "cuda"},
                    "device of a shard; auto: cuda where there is one, else cpu"),
-      NumberOption("cuda_device", &C::cuda_device, 0, 1023, "cuda: which of the host's devices, as CUDA counts"),
-      NumberOption("threads", &C::threads, 0, 1024,
-                   "threads for a shard's arithmetic; 0: one a core, with cuda at least 32, which wait for each other"),
+      NumberOption("cuda_device", &C::cuda_device, 0, kMostDevice, "cuda: which of the host's devices, as CUDA counts"),
+      CudaDevicesOption(),
+      NumberOption(
+          "threads", &C::threads, 0, 1024,
+          "threads for the arithmetic of each of a shard's devices; 0: their share of the cores, with cuda at least "
+          "32, which wait for each other"),
       NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
-                   "bytes that sessions may reserve on a shard", true),
+                   "bytes that sessions may reserve on each of a shard's devices", true),
       NumberOption("window_steps", &C::window_steps, 2, 64, "steps of a layer that may be open at once"),
       NumberOption("statistics_deadline_ms", &C::statistics_deadline_ms, 0, kHour,
                    "wait for statistics once a step's gradients are in, then skip the layer's update; 0: no end"),

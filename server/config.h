@@ -23,6 +23,8 @@ struct ServerConfig {
   std::vector<std::string> shards;
   std::string backend = "auto";
   int64_t cuda_device = 0;
+  std::vector<std::string> cuda_devices;  // numbers, each once, or "all" alone; empty: cuda_device
+  int64_t cpu_devices = 1;  // devices that the CPU acts as, to test shards with several; no option sets it
   int64_t threads = 0;
   int64_t memory_limit_bytes = int64_t{8} << 30;
   int64_t window_steps = 2;

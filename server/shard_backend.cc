@@ -2,11 +2,14 @@
 #include "server/shard_backend.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -19,27 +22,58 @@ namespace {
 // In the data directory: the backend whose numbers its log and snapshots go on from.
 constexpr char kFileName[] = "BACKEND";
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeCuda(const ServerConfig& config) {
-  CudaBackendOptions options;
-  options.device = static_cast<int>(config.cuda_device);
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> device, LoadCudaBackend(options));
-  return MakeGroupingBackend(std::move(device), GroupingOptions());
+absl::StatusOr<std::vector<int>> CudaDevices(const ServerConfig& config) {
+  std::vector<int> devices;
+  if (config.cuda_devices == std::vector<std::string>{"all"}) {
+    PRECONDOR_ASSIGN_OR_RETURN(const int count, CountLoadedCudaDevices());
+    devices.resize(static_cast<size_t>(count));
+    std::iota(devices.begin(), devices.end(), 0);
+    return devices;
+  }
+  for (const std::string& text : config.cuda_devices) {
+    if (!absl::SimpleAtoi(text, &devices.emplace_back())) {
+      return absl::InvalidArgumentError(absl::StrCat("cuda_devices: expected numbers, got ", text));
+    }
+  }
+  if (devices.empty()) devices.push_back(static_cast<int>(config.cuda_device));
+  return devices;
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> Make(const std::string& name, const ServerConfig& config) {
+absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<int> devices, CudaDevices(config));
+  std::vector<DeviceBackend> backends;
+  for (const int device : devices) {
+    CudaBackendOptions options;
+    options.device = device;
+    PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, LoadCudaBackend(options));
+    backends.push_back({absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), GroupingOptions())});
+  }
+  return backends;
+}
+
+absl::StatusOr<std::vector<DeviceBackend>> Make(const std::string& name, const ServerConfig& config) {
   if (name == "cuda") return MakeCuda(config);
-  return MakeCpuBackend(CpuBackendOptions());
+  std::vector<DeviceBackend> backends;
+  for (int64_t i = 0; i < config.cpu_devices; ++i) {
+    PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeCpuBackend(CpuBackendOptions()));
+    backends.push_back({config.cpu_devices == 1 ? "cpu" : absl::StrCat("cpu:", i), std::move(backend)});
+  }
+  return backends;
+}
+
+std::string Names(const std::vector<DeviceBackend>& devices) {
+  return absl::StrJoin(devices, ",", [](std::string* out, const DeviceBackend& device) { out->append(device.name); });
 }
 
 // Asks for the driver first: without one, CUDA's libraries need not be loaded to learn that there is no device. With
 // one, no backend is news to somebody.
-absl::StatusOr<std::unique_ptr<Backend>> Find(const ServerConfig& config, Logger& logger) {
+absl::StatusOr<std::vector<DeviceBackend>> Find(const ServerConfig& config, Logger& logger) {
   absl::Status why = FindCudaDriver();
   const Severity severity = why.ok() ? Severity::kWarning : Severity::kInfo;
   if (why.ok()) {
-    absl::StatusOr<std::unique_ptr<Backend>> cuda = MakeCuda(config);
+    absl::StatusOr<std::vector<DeviceBackend>> cuda = MakeCuda(config);
     if (cuda.ok()) {
-      logger.Log(Severity::kInfo, "backend", {{"backend", "cuda"}, {"device", config.cuda_device}});
+      logger.Log(Severity::kInfo, "backend", {{"backend", "cuda"}, {"devices", Names(*cuda)}});
       return cuda;
     }
     why = cuda.status();
@@ -74,8 +108,8 @@ absl::Status Record(const std::string& data_dir, absl::string_view name, store::
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeShardBackend(const ServerConfig& config, store::FileSystem& fs,
-                                                          Logger& logger) {
+absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig& config, store::FileSystem& fs,
+                                                             Logger& logger) {
   if (config.data_dir.empty()) {
     return config.backend == "auto" ? Find(config, logger) : Make(config.backend, config);
   }
@@ -89,18 +123,19 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeShardBackend(const ServerConfig& co
     }
     return Make(recorded, config);
   }
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+  PRECONDOR_ASSIGN_OR_RETURN(std::vector<DeviceBackend> devices,
                              config.backend == "auto" ? Find(config, logger) : Make(config.backend, config));
-  PRECONDOR_RETURN_IF_ERROR(Record(config.data_dir, backend->name(), fs));
-  return backend;
+  PRECONDOR_RETURN_IF_ERROR(Record(config.data_dir, devices.front().backend->name(), fs));
+  return devices;
 }
 
-int ShardThreads(const ServerConfig& config, const Backend& backend) {
+int DeviceThreads(const ServerConfig& config, const std::vector<DeviceBackend>& devices) {
   if (config.threads > 0) return static_cast<int>(config.threads);
   // They wait most of the time, and what they wait with is one launch.
   constexpr int kLayersAtOnce = 32;
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return backend.name() == "cuda" ? std::max(cores, kLayersAtOnce) : cores;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int share = std::max(1, cores / static_cast<int>(devices.size()));
+  return devices.front().backend->name() == "cuda" ? std::max(share, kLayersAtOnce) : share;
 }
 
 }  // namespace precondor

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which device a shard computes on.
+// Which devices a shard computes on.
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -13,15 +15,21 @@
 
 namespace precondor {
 
-// What config.backend asks for. With "auto" a CUDA device where one can be used, else the CPU, and the log says why.
+struct DeviceBackend {
+  std::string name;  // "cuda:0"
+  std::unique_ptr<Backend> backend;
+};
+
+// What config.backend asks for, one a device: at least one, all of a kind. With "auto" CUDA devices where those asked
+// for can be used, else the CPU, and the log says why.
 // With "cuda" no device is an error: Unavailable, with CUDA's reason.
 // A data directory remembers its backend, since what is replayed must give the numbers that were answered with: "auto"
 // is that one from then on, or an error while there is no device for it; another one is FailedPrecondition. `fs` is
 // where it lies.
-absl::StatusOr<std::unique_ptr<Backend>> MakeShardBackend(const ServerConfig& config, store::FileSystem& fs,
-                                                          Logger& logger);
+absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig& config, store::FileSystem& fs,
+                                                             Logger& logger);
 
-// Threads for its arithmetic: config.threads, or what suits the backend and this machine.
-int ShardThreads(const ServerConfig& config, const Backend& backend);
+// Threads for the arithmetic of each: config.threads, or what suits the backends and this machine.
+int DeviceThreads(const ServerConfig& config, const std::vector<DeviceBackend>& devices);
 
 }  // namespace precondor

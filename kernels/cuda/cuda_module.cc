@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/cuda/module_entry.h"
 
 namespace precondor {
@@ -19,6 +20,18 @@ std::string LastError() {
   return error == nullptr ? "unknown error" : error;
 }
 
+absl::StatusOr<const CudaModuleEntry*> LoadEntry() {
+  // Never closed: a backend's code must outlive it, and CUDA is not made to be unloaded.
+  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return absl::UnavailableError(absl::StrCat("no CUDA backend: ", LastError()));
+  auto* const entry = static_cast<const CudaModuleEntry*>(dlsym(library, kCudaModuleSymbol));
+  if (entry == nullptr || absl::string_view(entry->version) != PRECONDOR_VERSION) {
+    return absl::FailedPreconditionError(absl::StrCat(kLibrary, ": expected version ", PRECONDOR_VERSION, ", got ",
+                                                      entry == nullptr ? "a library of another make" : entry->version));
+  }
+  return entry;
+}
+
 }  // namespace
 
 absl::Status FindCudaDriver() {
@@ -29,15 +42,13 @@ absl::Status FindCudaDriver() {
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> LoadCudaBackend(const CudaBackendOptions& options) {
-  // Never closed: a backend's code must outlive it, and CUDA is not made to be unloaded.
-  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return absl::UnavailableError(absl::StrCat("no CUDA backend: ", LastError()));
-  auto* const entry = static_cast<const CudaModuleEntry*>(dlsym(library, kCudaModuleSymbol));
-  if (entry == nullptr || absl::string_view(entry->version) != PRECONDOR_VERSION) {
-    return absl::FailedPreconditionError(absl::StrCat(kLibrary, ": expected version ", PRECONDOR_VERSION, ", got ",
-                                                      entry == nullptr ? "a library of another make" : entry->version));
-  }
+  PRECONDOR_ASSIGN_OR_RETURN(const CudaModuleEntry* const entry, LoadEntry());
   return entry->make(options);
+}
+
+absl::StatusOr<int> CountLoadedCudaDevices() {
+  PRECONDOR_ASSIGN_OR_RETURN(const CudaModuleEntry* const entry, LoadEntry());
+  return entry->count();
 }
 
 }  // namespace precondor

@@ -21,4 +21,7 @@ absl::Status FindCudaDriver();
 // Unavailable when it, or a device, is not there; FailedPrecondition when it belongs to another version. Thread-safe.
 absl::StatusOr<std::unique_ptr<Backend>> LoadCudaBackend(const CudaBackendOptions& options);
 
+// CountCudaDevices out of the library; the same errors.
+absl::StatusOr<int> CountLoadedCudaDevices();
+
 }  // namespace precondor

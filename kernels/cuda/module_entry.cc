@@ -4,6 +4,7 @@
 // The name is a symbol's: NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 extern __attribute__((visibility("default"))) const precondor::CudaModuleEntry precondor_cuda_module;
-const precondor::CudaModuleEntry precondor_cuda_module = {PRECONDOR_VERSION, &precondor::MakeCudaBackend};
+const precondor::CudaModuleEntry precondor_cuda_module = {PRECONDOR_VERSION, &precondor::MakeCudaBackend,
+                                                          &precondor::CountCudaDevices};
 }
 // NOLINTEND(readability-identifier-naming)

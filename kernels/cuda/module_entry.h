@@ -14,6 +14,7 @@ namespace precondor {
 struct CudaModuleEntry {
   const char* version;
   absl::StatusOr<std::unique_ptr<Backend>> (*make)(const CudaBackendOptions&);
+  absl::StatusOr<int> (*count)();
 };
 
 constexpr char kCudaModuleSymbol[] = "precondor_cuda_module";

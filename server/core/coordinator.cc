@@ -331,7 +331,8 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
   for (const auto& [method, warning] : Warnings(spec, methods)) {
     logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
   }
-  std::vector<PlacementShard> room;
+  std::vector<PlacementShard> rooms;
+  std::vector<size_t> shard_of_room;
   std::vector<PlacedLayers> plan;
   std::vector<MeasuredCost> costs;
   for (const ShardEndpoint& shard : shards_) {
@@ -340,19 +341,22 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
       return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
     }
     RemoveOrphans(shard, *description);
-    room.push_back({.free_bytes = description->capacity_bytes - description->reserved_bytes});
+    for (const PlacementShard& room : DeviceRooms(*description, /*load=*/0)) {
+      rooms.push_back(room);
+      shard_of_room.push_back(plan.size());
+    }
     plan.push_back({.shard = shard.address,
                     .address = description->advertise_address.empty() ? shard.address : description->advertise_address,
                     .layers = {}});
     costs.insert(costs.end(), description->costs.begin(), description->costs.end());
   }
-  const Placement placement = PlaceLayers(EstimateLayers(spec, methods, costs), room);
+  const Placement placement = PlaceLayers(EstimateLayers(spec, methods, costs), rooms);
   if (!placement.feasible) {
     return ReasonedStatus(StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                           absl::StrCat("session \"", spec.name, "\": ", placement.reason));
   }
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    plan[placement.shard_of_layer[layer]].layers.push_back(layer);
+    plan[shard_of_room[placement.shard_of_layer[layer]]].layers.push_back(layer);
   }
   logger_.Log(Severity::kInfo, "layers placed", {{"session", spec.name}, {"reason", placement.reason}});
   return plan;

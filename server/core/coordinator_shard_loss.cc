@@ -82,20 +82,22 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
   std::vector<PlacementLayer> moved;
   moved.reserve(layers.size());
   for (const uint32_t layer : layers) moved.push_back(estimates[layer]);
-  std::vector<size_t> survivors;
-  std::vector<PlacementShard> room;
+  std::vector<size_t> shard_of_room;
+  std::vector<PlacementShard> free_rooms;
   for (size_t s = 0; s < shards_.size(); ++s) {
     if (!rooms[s].has_value()) continue;
-    survivors.push_back(s);
     double load = 0;
     for (const uint32_t layer : placement[s].layers) load += estimates[layer].cost;
-    room.push_back({.free_bytes = rooms[s]->capacity_bytes - rooms[s]->reserved_bytes, .load = load});
+    for (const PlacementShard& room : DeviceRooms(*rooms[s], load)) {
+      free_rooms.push_back(room);
+      shard_of_room.push_back(s);
+    }
   }
-  const Placement chosen = PlaceLayers(moved, room);
+  const Placement chosen = PlaceLayers(moved, free_rooms);
   if (!chosen.feasible)
     return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity, chosen.reason);
   for (size_t i = 0; i < layers.size(); ++i) {
-    const size_t s = survivors[chosen.shard_of_layer[i]];
+    const size_t s = shard_of_room[chosen.shard_of_layer[i]];
     placement[s].layers.push_back(layers[i]);
     placement[s].address = rooms[s]->advertise_address.empty() ? shards_[s].address : rooms[s]->advertise_address;
   }

@@ -27,20 +27,27 @@ FactorTakeover::FactorTakeover(std::shared_ptr<SessionContext> session, std::vec
 }
 
 FactorTakeover::~FactorTakeover() {
-  if (extra_bytes_ > 0) session_->shard->memory.Release(extra_bytes_);
+  if (!extra_bytes_.none()) session_->shard->memory.Release(extra_bytes_);
 }
 
-int64_t FactorTakeover::ExtraBytes() const {
-  std::vector<uint32_t> layers;
-  int64_t aside = 0, state = 0;
-  for (const auto& [layer, heir] : heirs_) {
-    layers.push_back(layer);
-    aside += static_cast<int64_t>(AsideUpdates::Most(session_->spec, layer)) * StatisticsBytes(session_->spec, layer);
-    state = std::max(state, session_->methods.of(layer).StateBytes(heir.layer->spec()));
+DeviceBytes FactorTakeover::ExtraBytes() const {
+  const SessionSpec& spec = session_->spec;
+  const size_t devices = session_->devices.size();
+  DeviceBytes extra{std::vector<int64_t>(devices)};
+  for (size_t device = 0; device < devices; ++device) {
+    std::vector<uint32_t> layers;
+    int64_t aside = 0, state = 0;
+    for (const auto& [layer, heir] : heirs_) {
+      if (session_->DeviceOf(layer).place != device) continue;
+      layers.push_back(layer);
+      aside += static_cast<int64_t>(AsideUpdates::Most(spec, layer)) * StatisticsBytes(spec, layer);
+      state = std::max(state, session_->methods.of(layer).StateBytes(spec.layers[layer]));
+    }
+    const int window = session_->shard->options.window_steps;
+    extra.of[device] =
+        aside + state + ComputeReservation(spec, session_->methods, layers, window, /*parallelism=*/1).scratch;
   }
-  const int window = session_->shard->options.window_steps;
-  return aside + state +
-         ComputeReservation(session_->spec, session_->methods, layers, window, /*parallelism=*/1).scratch;
+  return extra;
 }
 
 void FactorTakeover::Start(std::shared_ptr<SessionContext> session, std::vector<Heir> heirs) {
@@ -48,7 +55,7 @@ void FactorTakeover::Start(std::shared_ptr<SessionContext> session, std::vector<
   const std::shared_ptr<FactorTakeover> self(new FactorTakeover(std::move(session), std::move(heirs)));
   absl::Status possible = absl::OkStatus();
   if (self->peers_ == nullptr) possible = absl::NotFoundError("no data directories of other shards are known");
-  const int64_t extra = self->ExtraBytes();
+  const DeviceBytes extra = self->ExtraBytes();
   if (possible.ok()) possible = self->session_->shard->memory.Reserve(self->session_->spec.name, extra);
   if (possible.ok()) {
     self->extra_bytes_ = extra;
@@ -170,8 +177,7 @@ void FactorTakeover::GiveUp(const std::set<uint32_t>& layers, TakeoverOutcome ou
   for (const uint32_t layer : layers) {
     const auto heir = heirs_.extract(layer);
     LayerPipeline& pipeline = *heir.mapped().layer;
-    absl::StatusOr<std::unique_ptr<LayerState>> fresh =
-        session_->methods.of(layer).MakeState(pipeline.spec(), shard.backend);
+    absl::StatusOr<std::unique_ptr<LayerState>> fresh = session_->MakeState(layer);
     // Without any the layer goes on answering with averages.
     if (fresh.ok()) pipeline.TakeOver(heir.mapped().ticket, {.state = *std::move(fresh)}, 0);
   }

@@ -37,8 +37,7 @@ absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared
                                                                      Beginning beginning) {
   std::unique_ptr<LayerState> state;
   if (beginning == Beginning::kFresh) {
-    PRECONDOR_ASSIGN_OR_RETURN(
-        state, session->methods.of(layer).MakeState(session->spec.layers[layer], session->shard->backend));
+    PRECONDOR_ASSIGN_OR_RETURN(state, session->MakeState(layer));
   }
   return std::shared_ptr<LayerPipeline>(
       new LayerPipeline(std::move(session), layer, install, std::move(state), beginning));
@@ -48,7 +47,8 @@ LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t l
                              std::unique_ptr<LayerState> state, Beginning beginning)
     : session_(std::move(session)),
       layer_(layer),
-      strand_(session_->shard->executor.NewStrand()),
+      executor_(session_->DeviceOf(layer).executor),
+      strand_(executor_.NewStrand()),
       worker_(*session_, layer, std::move(state)),
       journal_(*session_, layer, install.went_back_epoch),
       epoch_(install.epoch),
@@ -57,6 +57,7 @@ LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t l
   MutexLock lock(mu_);
   stats_.layer = layer;
   stats_.name = session_->spec.layers[layer].name;
+  stats_.device = session_->DeviceOf(layer).place;
   Show(view);
   if (beginning != Beginning::kAwaits) return;
   Await();
@@ -649,7 +650,7 @@ void LayerPipeline::Fetch(const ContributionKey& key, ResultFn result) {
   if (!status.ok()) return result(std::move(status));
   ShardContext& shard = *session_->shard;
   shard.in_flight.fetch_add(1, std::memory_order_relaxed);
-  shard.executor.Post(strand_, [self = shared_from_this(), answer = std::move(result)] {
+  executor_.Post(strand_, [self = shared_from_this(), answer = std::move(result)] {
     for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
     absl::StatusOr<GradientResult> fetched = self->worker_.Fetch();
     if (fetched.ok()) {

@@ -231,6 +231,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Const after construction.
   const std::shared_ptr<SessionContext> session_;
   const uint32_t layer_;
+  Executor& executor_;  // of the layer's device
   const uint64_t strand_;
 
   // Used on the strand alone.

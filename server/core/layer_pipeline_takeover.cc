@@ -19,7 +19,7 @@ bool LayerPipeline::awaits() const {
 }
 
 void LayerPipeline::BeginAwaiting() {
-  session_->shard->executor.Post(strand_, [self = shared_from_this()] {
+  executor_.Post(strand_, [self = shared_from_this()] {
     self->journal_.FactorsChanged(/*held=*/false, kAwaitedRelease);
     self->Run();
   });
@@ -74,7 +74,7 @@ void LayerPipeline::NoteLost(uint64_t updates, absl::string_view why) const {
 void LayerPipeline::TakeOver(uint64_t ticket, PeerFactorState factors, uint64_t release) {
   // Tasks have to be copyable.
   auto next = std::make_shared<PeerFactorState>(std::move(factors));
-  session_->shard->executor.Post(strand_, [self = shared_from_this(), next, ticket, release] {
+  executor_.Post(strand_, [self = shared_from_this(), next, ticket, release] {
     if (!self->Wants(ticket)) return;
     for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
     const uint64_t version = next->state->version();

@@ -22,7 +22,7 @@ void LayerPipeline::Schedule() {
     if (scheduled_) return;
     scheduled_ = true;
   }
-  session_->shard->executor.Post(strand_, [self = shared_from_this()] { self->Run(); });
+  executor_.Post(strand_, [self = shared_from_this()] { self->Run(); });
 }
 
 void LayerPipeline::Run() {
@@ -187,14 +187,14 @@ std::vector<LayerPipeline::Work> LayerPipeline::TakeRestoredUpdates() {
 void LayerPipeline::SetState(std::unique_ptr<LayerState> state, uint64_t release) {
   // Tasks have to be copyable.
   auto next = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
-  session_->shard->executor.Post(strand_, [self = shared_from_this(), next, release] {
+  executor_.Post(strand_, [self = shared_from_this(), next, release] {
     for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
     self->ReplaceState(std::move(*next), release);
   });
 }
 
 void LayerPipeline::ReleaseState(uint64_t release, ReleasedFn done) {
-  session_->shard->executor.Post(strand_, [self = shared_from_this(), release, done = std::move(done)] {
+  executor_.Post(strand_, [self = shared_from_this(), release, done = std::move(done)] {
     for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
     if (!self->worker_.has_factors()) {
       self->StopTakeover();
@@ -217,7 +217,7 @@ void LayerPipeline::ReplaceState(std::unique_ptr<LayerState> state, uint64_t rel
 
 void LayerPipeline::Restore(std::unique_ptr<LayerState> state, uint64_t step) {
   auto next = std::make_shared<std::unique_ptr<LayerState>>(std::move(state));
-  session_->shard->executor.Post(strand_, [self = shared_from_this(), next, step] {
+  executor_.Post(strand_, [self = shared_from_this(), next, step] {
     self->worker_.SetState(std::move(*next));
     self->journal_.BeginAt(step, self->worker_);
     const LayerWorker::StateView view = self->worker_.view();

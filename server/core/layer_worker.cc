@@ -21,6 +21,7 @@ absl::Duration Since(const Clock& clock, absl::Time start) { return clock.Now() 
 
 LayerWorker::LayerWorker(SessionContext& session, uint32_t layer, std::unique_ptr<LayerState> state)
     : session_(session),
+      device_(session.DeviceOf(layer)),
       spec_(session.spec.layers[layer]),
       single_(GradientContributors(session.spec) == 1),
       layer_(layer),
@@ -29,7 +30,7 @@ LayerWorker::LayerWorker(SessionContext& session, uint32_t layer, std::unique_pt
       state_(std::move(state)) {}
 
 absl::Status LayerWorker::MakeFresh() {
-  PRECONDOR_ASSIGN_OR_RETURN(state_, method_.MakeState(spec_, session_.shard->backend));
+  PRECONDOR_ASSIGN_OR_RETURN(state_, session_.MakeState(layer_));
   return absl::OkStatus();
 }
 
@@ -46,12 +47,12 @@ absl::Status LayerWorker::Load(absl::string_view bytes) {
   return status;
 }
 
-bool LayerWorker::TimesAreOwn() const { return !session_.shard->backend.runs_tasks_together(); }
+bool LayerWorker::TimesAreOwn() const { return !device_.backend.runs_tasks_together(); }
 
 void LayerWorker::PostDeferredWork() {
   std::function<void()> work = state_->TakeDeferredWork();
   if (!work) return;
-  session_.shard->executor.PostBackground([work = std::move(work), shard = session_.shard, entry = cost_entry_] {
+  device_.executor.PostBackground([work = std::move(work), shard = session_.shard, entry = cost_entry_] {
     const absl::Time start = shard->clock.Now();
     work();
     shard->costs.RecordDeferred(entry, absl::ToDoubleSeconds(Since(shard->clock, start)));
@@ -83,16 +84,16 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
 }
 
 absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, UpdateOutcome& outcome) {
-  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, session_.statistics_scratch.Acquire());
+  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, device_.statistics_scratch.Acquire());
   PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
-                             MergeStatistics(session_.spec, layer_, votes, session_.shard->backend, scratch));
+                             MergeStatistics(session_.spec, layer_, votes, device_.backend, scratch));
   votes.clear();
   SealedUpdate update;
   if (session_.spec.exchange == ExchangeMode::kReplay) {
     PRECONDOR_ASSIGN_OR_RETURN(update, Seal(merged));
   }
   const absl::Time start = session_.shard->clock.Now();
-  Backend::Task task(session_.shard->backend);
+  Backend::Task task(device_.backend);
   absl::Status status = state_->Update(merged);
   status.Update(task.Finish());
   outcome.took = Since(session_.shard->clock, start);
@@ -106,7 +107,7 @@ absl::StatusOr<SealedUpdate> LayerWorker::Seal(const LayerStatistics& merged) co
   // Heap blocks are aligned for f32, and the wire's byte order is the host's.
   float* out = reinterpret_cast<float*>(bytes.data());
   for (const ConstMatrixView& side : {merged.a, merged.g}) {
-    PRECONDOR_RETURN_IF_ERROR(session_.shard->backend.Download(side, MatrixView(out, side.rows, side.cols)));
+    PRECONDOR_RETURN_IF_ERROR(device_.backend.Download(side, MatrixView(out, side.rows, side.cols)));
     update.tensors.push_back({.dtype = DType::kF32, .dims = {side.rows, side.cols}, .scale = 1.0f});
     out += side.size();
   }
@@ -233,8 +234,8 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   if (!state_->ready()) {
     return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
   }
-  Backend& backend = session_.shard->backend;
-  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, session_.gradient_scratch.Acquire());
+  Backend& backend = device_.backend;
+  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, device_.gradient_scratch.Acquire());
   const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
   const MatrixView u = scratch.view(d.size(), spec_.d_out, spec_.d_in);
   const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);

@@ -98,6 +98,7 @@ class LayerWorker {
   Answer Encode(StepSlot& slot, Answer answer, absl::Span<float> values);
 
   SessionContext& session_;
+  SessionDevice& device_;
   const LayerSpec& spec_;
   const bool single_;  // one rank sends the gradient: nothing to add up
   const uint32_t layer_;

@@ -43,7 +43,9 @@ class Observer {
   virtual void OnFetch(absl::string_view train_job, int64_t bytes) {}
   // What a session has reserved on a shard: once installed, and when its factors are released or begin anew.
   virtual void OnSessionMemory(absl::string_view train_job, int64_t reserved) {}
+  // On all devices of a shard together, and on each, by its name.
   virtual void OnReservedBytes(int64_t reserved, int64_t capacity) {}
+  virtual void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) {}
   virtual void OnShardSessions(int64_t sessions) {}
   // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
   virtual void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}

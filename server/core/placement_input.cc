@@ -69,4 +69,16 @@ std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const Method
   return layers;
 }
 
+std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, double load) {
+  if (shard.devices.empty()) {
+    return {{.free_bytes = shard.capacity_bytes - shard.reserved_bytes, .load = load}};
+  }
+  std::vector<PlacementShard> rooms;
+  for (const DeviceUse& device : shard.devices) {
+    rooms.push_back({.free_bytes = device.capacity_bytes - device.reserved_bytes,
+                     .load = load / static_cast<double>(shard.devices.size())});
+  }
+  return rooms;
+}
+
 }  // namespace precondor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What placement knows of a session's layers.
+// What placement knows of a session's layers and of shards.
 #pragma once
 
 #include <vector>
@@ -18,5 +18,8 @@ namespace precondor {
 // of any method's. With nothing measured, costs are FLOPs.
 std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods,
                                            absl::Span<const MeasuredCost> costs);
+
+// The devices of one shard, which bears `load` so far: placement fills these, since a layer is on one of them.
+std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, double load);
 
 }  // namespace precondor

@@ -70,35 +70,41 @@ int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer
   return Add(method.StateBytes(spec.layers[layer]), StagingBytes(spec, method, layer, window_steps));
 }
 
+ReservationSum::ReservationSum(const SessionSpec& spec, const MethodSet& methods, int window_steps, int parallelism)
+    : spec_(&spec), methods_(&methods), window_steps_(window_steps), parallelism_(parallelism) {}
+
+void ReservationSum::Include(uint32_t index) {
+  const LayerSpec& layer = spec_->layers[index];
+  const Method& method = methods_->of(index);
+  ++layers_;
+  states_ = Add(states_, method.StateBytes(layer));
+  staging_ = Add(staging_, StagingBytes(*spec_, method, index, window_steps_));
+  if (method.needs_statistics()) {
+    // What is on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
+    const bool mean = StatisticsOf(*spec_, index) == StatisticsKind::kMean;
+    const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(*spec_, index);
+    statistics_ = std::max(statistics_, Mul(Add(StatisticsScratchElements(*spec_, index), host), 4));
+  }
+  if (!WorkersPrecondition(*spec_)) gradient_ = std::max(gradient_, Mul(layer.d_out * layer.d_in, 4));
+  method_scratch_ = std::max(method_scratch_, method.ScratchBytes(layer, VectorsPerStep(*spec_, index)));
+  deferred_scratch_ = std::max(deferred_scratch_, method.DeferredScratchBytes(layer));
+}
+
+Reservation ReservationSum::reservation() const {
+  // D and U on the device, and D on the host where the wire's type is not f32.
+  const int64_t copies = spec_->gradient_dtype == DType::kF32 ? 2 : 3;
+  const int64_t method_bytes = Add(method_scratch_, deferred_scratch_);
+  // A layer is one thread's work at a time.
+  const int64_t at_once = std::min<int64_t>(parallelism_, layers_);
+  const int64_t of_one = Add(Add(statistics_, Mul(copies, gradient_)), method_bytes);
+  return {.states = states_, .scratch = Mul(at_once, of_one), .staging = staging_};
+}
+
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism) {
-  Reservation reservation;
-  int64_t statistics = 0;
-  int64_t gradient = 0;
-  int64_t method_scratch = 0;
-  int64_t deferred_scratch = 0;
-  for (uint32_t index : layers) {
-    const LayerSpec& layer = spec.layers[index];
-    const Method& method = methods.of(index);
-    reservation.states = Add(reservation.states, method.StateBytes(layer));
-    reservation.staging = Add(reservation.staging, StagingBytes(spec, method, index, window_steps));
-    if (method.needs_statistics()) {
-      // What is on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
-      const bool mean = StatisticsOf(spec, index) == StatisticsKind::kMean;
-      const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(spec, index);
-      statistics = std::max(statistics, Mul(Add(StatisticsScratchElements(spec, index), host), 4));
-    }
-    if (!WorkersPrecondition(spec)) gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
-    method_scratch = std::max(method_scratch, method.ScratchBytes(layer, VectorsPerStep(spec, index)));
-    deferred_scratch = std::max(deferred_scratch, method.DeferredScratchBytes(layer));
-  }
-  // D and U on the device, and D on the host where the wire's type is not f32.
-  const int64_t copies = spec.gradient_dtype == DType::kF32 ? 2 : 3;
-  const int64_t method_bytes = Add(method_scratch, deferred_scratch);
-  // A layer is one thread's work at a time.
-  const int64_t at_once = std::min<int64_t>(parallelism, static_cast<int64_t>(layers.size()));
-  reservation.scratch = Mul(at_once, Add(Add(statistics, Mul(copies, gradient)), method_bytes));
-  return reservation;
+  ReservationSum sum(spec, methods, window_steps, parallelism);
+  for (const uint32_t layer : layers) sum.Include(layer);
+  return sum.reservation();
 }
 
 Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,

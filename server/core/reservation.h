@@ -22,11 +22,28 @@ struct Reservation {
   int64_t total() const;
 };
 
-// Of the given layers. Staging per layer: statistics of W workers as f32 for window_steps + 1 steps (a step that left
-// the window may still be waiting for its update); for window_steps steps the gradients of those who send them, which
-// is also where results go, and the f64 accumulator when more than one sends. Where workers have factors themselves, no
-// gradients, but what pulls are answered with: for window_steps steps merged vectors as f32 in REPLAY, states in
-// PULL_FACTORS; and two more states, one that is being saved and one that is being fetched.
+// The bound for layers of one device, one after the other; ComputeReservation says what of. Borrows its arguments.
+class ReservationSum {
+ public:
+  ReservationSum(const SessionSpec& spec, const MethodSet& methods, int window_steps, int parallelism);
+  void Include(uint32_t layer);
+  Reservation reservation() const;
+
+ private:
+  const SessionSpec* spec_;
+  const MethodSet* methods_;
+  int window_steps_;
+  int parallelism_;
+  int64_t layers_ = 0, states_ = 0, staging_ = 0;
+  int64_t statistics_ = 0, gradient_ = 0, method_scratch_ = 0, deferred_scratch_ = 0;  // of the widest
+};
+
+// Of the given layers on one device, whose executor runs `parallelism` of them at once. Staging per layer: statistics
+// of W workers as f32 for window_steps + 1 steps (a step that left the window may still be waiting for its update); for
+// window_steps steps the gradients of those who send them, which is also where results go, and the f64 accumulator when
+// more than one sends. Where workers have factors themselves, no gradients, but what pulls are answered with: for
+// window_steps steps merged vectors as f32 in REPLAY, states in PULL_FACTORS; and two more states, one that is being
+// saved and one that is being fetched.
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism);
 

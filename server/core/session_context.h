@@ -6,8 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
+#include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/session_spec.h"
@@ -25,8 +29,7 @@ namespace precondor {
 // One per shard. The references outlive the executor's last task.
 struct ShardContext {
   ShardOptions options;
-  Backend& backend;
-  Executor& executor;
+  std::vector<ShardDevice> devices;  // const
   const Clock& clock;
   Logger& logger;
   Observer& observer;
@@ -34,6 +37,32 @@ struct ShardContext {
   MemoryAccount memory;
   ShardLeaseHolder lease = {};
   std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
+};
+
+// One of the shard's devices, and what a session has there that its layers share.
+struct SessionDevice {
+  size_t place = 0;  // among the shard's
+  Backend& backend;
+  Executor& executor;
+  ScratchPool statistics_scratch;  // StatisticsScratchElements of the widest layer
+  ScratchPool gradient_scratch;    // D, then U, of the largest layer
+};
+
+// Where the layers of a session are. Thread-safe.
+class DeviceOfLayer {
+ public:
+  explicit DeviceOfLayer(size_t layers) : places_(layers) {}
+  // False, and nothing has changed: the layer is on another device for good.
+  bool Set(uint32_t layer, size_t device) {
+    uint32_t none = 0;
+    const auto place = static_cast<uint32_t>(device) + 1;
+    return places_[layer].compare_exchange_strong(none, place) || none == place;
+  }
+  // -1: on none so far.
+  int Of(uint32_t layer) const { return static_cast<int>(places_[layer].load()) - 1; }
+
+ private:
+  std::vector<std::atomic<uint32_t>> places_;  // plus one
 };
 
 // One per session. Const after construction but for the pools, which lock, and the atomics.
@@ -44,12 +73,23 @@ struct SessionContext {
     }
   }
 
+  // Of a layer that has been given one.
+  SessionDevice& DeviceOf(uint32_t layer) const {
+    const int place = device_of_layer.Of(layer);
+    PRECONDOR_CHECK(place >= 0);
+    return *devices[static_cast<size_t>(place)];
+  }
+  // Fresh factors, on the layer's device. Errors: those of Method::MakeState.
+  absl::StatusOr<std::unique_ptr<LayerState>> MakeState(uint32_t layer) const {
+    return methods.of(layer).MakeState(spec.layers[layer], DeviceOf(layer).backend);
+  }
+
   std::shared_ptr<ShardContext> shard;
   uint64_t session_id = 0;
   SessionSpec spec;
   MethodSet methods;
-  ScratchPool statistics_scratch;         // StatisticsScratchElements of the widest layer
-  ScratchPool gradient_scratch;           // D, then U, of the largest layer
+  std::vector<std::unique_ptr<SessionDevice>> devices;  // as the shard has them
+  DeviceOfLayer device_of_layer;
   std::atomic<int64_t> installed_ns = 0;  // last, by the coordinator, on the monotonic clock; 0: not since the start
   std::atomic<uint64_t> last_step = 0;
   std::atomic<uint64_t> snapshot_at = 0;             // a cut that somebody asked for, besides the regular ones

@@ -39,7 +39,7 @@ bool SessionFactors::HandOver(const Standing& expected) {
   const Standing now{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
   if (closed_ || holding_ || letting_go_ || now != expected) return false;
   closed_ = true;
-  reserved_ = 0;
+  reserved_ = NoBytes();
   return true;
 }
 
@@ -50,13 +50,13 @@ bool SessionFactors::held() const {
 
 int64_t SessionFactors::reserved_bytes() const {
   MutexLock lock(mu_);
-  return reserved_;
+  return reserved_.total();
 }
 
-int64_t SessionFactors::Close() {
+DeviceBytes SessionFactors::Close() {
   MutexLock lock(mu_);
   closed_ = true;
-  return std::exchange(reserved_, 0);
+  return std::exchange(reserved_, NoBytes());
 }
 
 void SessionFactors::Tell(int64_t reserved_bytes) const {
@@ -69,8 +69,7 @@ absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerPipeline
   ShardContext& shard = *context_->shard;
   const uint64_t release = layer.release();
   Returned returned{.layer = &layer, .state = nullptr, .release = 0};
-  PRECONDOR_ASSIGN_OR_RETURN(returned.state,
-                             context_->methods.of(layer.index()).MakeState(layer.spec(), shard.backend));
+  PRECONDOR_ASSIGN_OR_RETURN(returned.state, context_->MakeState(layer.index()));
   if (release == 0 || shard.options.journal == nullptr) return returned;
   absl::StatusOr<std::string> kept = shard.options.journal->ReadFactors(context_->session_id, release, layer.index());
   const absl::Status status = kept.ok() ? returned.state->Load(*kept) : kept.status();
@@ -83,8 +82,7 @@ absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerPipeline
                     {"layer", layer.spec().name},
                     {"reason", absl::string_view(status.message())}});
   // Half of it may have been loaded.
-  PRECONDOR_ASSIGN_OR_RETURN(returned.state,
-                             context_->methods.of(layer.index()).MakeState(layer.spec(), shard.backend));
+  PRECONDOR_ASSIGN_OR_RETURN(returned.state, context_->MakeState(layer.index()));
   return returned;
 }
 
@@ -124,7 +122,7 @@ void SessionFactors::Give(std::vector<Returned> states) const {
 }
 
 absl::Status SessionFactors::Hold(uint64_t version) {
-  int64_t more = 0;
+  DeviceBytes more;
   {
     MutexLock lock(mu_);
     if (closed_ || version <= version_) return absl::OkStatus();
@@ -138,7 +136,7 @@ absl::Status SessionFactors::Hold(uint64_t version) {
     }
     holding_ = true;
     // What has not been given back yet is used again.
-    more = writing_ != 0 ? 0 : factor_bytes();
+    more = writing_ != 0 ? NoBytes() : factor_bytes();
   }
   const auto done = absl::MakeCleanup([this] {
     MutexLock lock(mu_);
@@ -156,7 +154,7 @@ absl::Status SessionFactors::Hold(uint64_t version) {
       version_ = version;
       held_ = true;
       writing_ = 0;
-      reserved = reserved_ += more;
+      reserved = (reserved_ += more).total();
     }
   }
   if (!wanted) {
@@ -249,22 +247,24 @@ void SessionFactors::Settle() {
 }
 
 void SessionFactors::FinishRelease() {
-  context_->statistics_scratch.Trim();
-  context_->gradient_scratch.Trim();
+  for (const std::unique_ptr<SessionDevice>& device : context_->devices) {
+    device->statistics_scratch.Trim();
+    device->gradient_scratch.Trim();
+  }
   int64_t reserved = 0;
   {
     MutexLock lock(mu_);
     if (closed_) return;
-    reserved = reserved_ -= factor_bytes();
+    reserved = (reserved_ -= factor_bytes()).total();
   }
   ShardContext& shard = *context_->shard;
-  shard.backend.Trim();
+  for (const std::unique_ptr<SessionDevice>& device : context_->devices) device->backend.Trim();
   shard.memory.Release(factor_bytes());
   Tell(reserved);
   if (shard.options.trim_memory) shard.options.trim_memory();
   shard.logger.Log(
       Severity::kInfo, "factors released",
-      {{"session", context_->spec.name}, {"released_bytes", factor_bytes()}, {"reserved_bytes", reserved}});
+      {{"session", context_->spec.name}, {"released_bytes", factor_bytes().total()}, {"reserved_bytes", reserved}});
 }
 
 // --- coming back ----------------------------------------------------------------------------------------------------

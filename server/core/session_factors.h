@@ -23,13 +23,13 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
  public:
   // Bytes that have been reserved, or are to be: with factors and without.
   struct Sizes {
-    int64_t held = 0;
-    int64_t released = 0;
+    DeviceBytes held;
+    DeviceBytes released;
   };
   // How it stands, for another set of layers to go on from.
   struct Standing {
     bool held = false;
-    int64_t reserved = 0;
+    DeviceBytes reserved = {};
     uint64_t version = 0;
     uint64_t writing = 0;  // the release that is not durable yet; its memory counts as if it were held
     bool operator==(const Standing&) const = default;
@@ -61,9 +61,9 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   void TakeOver() const;
 
   bool held() const;
-  int64_t reserved_bytes() const;
+  int64_t reserved_bytes() const;  // on all devices
   // The session ends: returns what is still reserved, for the caller to release.
-  int64_t Close();
+  DeviceBytes Close();
 
  private:
   // What the layers let go of, as it comes.
@@ -92,7 +92,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   uint64_t KeepReplayed();
   // Gives factors to the layers that have none. False: they cannot be made.
   bool CompleteReplay();
-  int64_t factor_bytes() const { return sizes_.held - sizes_.released; }
+  DeviceBytes NoBytes() const { return {std::vector<int64_t>(sizes_.held.of.size())}; }
+  DeviceBytes factor_bytes() const { return sizes_.held - sizes_.released; }
   void Tell(int64_t reserved_bytes) const;
 
   const std::shared_ptr<SessionContext> context_;
@@ -101,7 +102,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
 
   mutable Mutex mu_;
   bool held_ ABSL_GUARDED_BY(mu_);
-  int64_t reserved_ ABSL_GUARDED_BY(mu_);  // what is being released counts until it is gone
+  DeviceBytes reserved_ ABSL_GUARDED_BY(mu_);  // what is being released counts until it is gone
   uint64_t version_ ABSL_GUARDED_BY(mu_);
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
   bool letting_go_ ABSL_GUARDED_BY(mu_) = false;  // layers have yet to, and there is a journal

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/payload.h"
@@ -36,6 +37,21 @@ absl::Status CheckInstall(const SessionInstall& install) {
   return absl::OkStatus();
 }
 
+std::shared_ptr<ShardContext> MakeContext(const ShardOptions& options, std::vector<ShardDevice> devices,
+                                          const Clock& clock, Logger& logger, Observer& observer) {
+  PRECONDOR_CHECK(!devices.empty());
+  std::vector<std::string> names;
+  for (const ShardDevice& device : devices) names.push_back(device.name);
+  return std::shared_ptr<ShardContext>(
+      new ShardContext{.options = options,
+                       .devices = std::move(devices),
+                       .clock = clock,
+                       .logger = logger,
+                       .observer = observer,
+                       .costs = {},
+                       .memory = MemoryAccount(std::move(names), options.capacity_bytes, observer)});
+}
+
 // UNAVAILABLE NOT_ACTIVE: the session's layers may be another shard's by now.
 absl::Status CheckLease(const SessionContext& session) {
   if (session.spec.on_shard_loss != ShardLossPolicy::kDegrade) return absl::OkStatus();
@@ -51,16 +67,14 @@ absl::Status CheckLease(const SessionContext& session) {
 
 }  // namespace
 
+Shard::Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
+             Observer& observer)
+    : context_(MakeContext(options, std::move(devices), clock, logger, observer)) {}
+
 Shard::Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
              Observer& observer)
-    : context_(new ShardContext{.options = options,
-                                .backend = backend,
-                                .executor = executor,
-                                .clock = clock,
-                                .logger = logger,
-                                .observer = observer,
-                                .costs = {},
-                                .memory = MemoryAccount(options.capacity_bytes, observer)}) {}
+    : Shard(options, {ShardDevice{.name = std::string(backend.name()), .backend = backend, .executor = executor}},
+            clock, logger, observer) {}
 
 Shard::~Shard() {
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
@@ -73,10 +87,15 @@ Shard::~Shard() {
 absl::StatusOr<ShardDescription> Shard::Describe() {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
   ShardDescription description{.advertise_address = context_->options.advertise_address,
-                               .capacity_bytes = context_->options.capacity_bytes,
-                               .reserved_bytes = reserved_bytes(),
+                               .capacity_bytes = 0,
+                               .reserved_bytes = 0,
+                               .devices = devices(),
                                .costs = context_->costs.Snapshot(),
                                .sessions = {}};
+  for (const DeviceUse& device : description.devices) {
+    description.capacity_bytes += device.capacity_bytes;
+    description.reserved_bytes += device.reserved_bytes;
+  }
   for (const ShardSessionSummary& session : ListSessions()) {
     description.sessions.push_back({.session_id = session.session_id,
                                     .name = session.spec.name,
@@ -134,23 +153,22 @@ void Shard::Record(const ShardRecord& record) {
 absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool record) {
   PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(install.spec, context_->options.make_method));
   PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install, record));
-  const SessionFactors::Sizes sizes = FactorSizes(*context_, install, methods);
-  const int64_t bytes = install.factors_released ? sizes.released : sizes.held;
   PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(install.spec.name));
-  PRECONDOR_RETURN_IF_ERROR(context_->memory.Reserve(install.spec.name, bytes));
-  const auto [statistics, gradient] = ScratchElements(install);
+  PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room,
+                             MakeRoom(install, methods, nullptr, !install.factors_released, context_->memory.none()));
   std::shared_ptr<SessionContext> session_context(
       new SessionContext{.shard = context_,
                          .session_id = install.session_id,
                          .spec = install.spec,
                          .methods = std::move(methods),
-                         .statistics_scratch = ScratchPool(context_->backend, statistics),
-                         .gradient_scratch = ScratchPool(context_->backend, gradient)});
+                         .devices = MakeSessionDevices(*context_),
+                         .device_of_layer = DeviceOfLayer(install.spec.layers.size())});
+  PRECONDOR_CHECK(GiveDevices(*session_context, room.layers));
   const bool takes_over = record && TakesOver(*context_, install);
   absl::StatusOr<std::shared_ptr<ShardSession>> session =
-      ShardSession::Create(std::move(session_context), install, sizes, takes_over);
+      ShardSession::Create(std::move(session_context), install, room.sizes, takes_over);
   if (!session.ok()) {
-    context_->memory.Release(bytes);
+    context_->memory.Release(room.bytes);
     return session.status();
   }
   if (record) Record(InstallRecord{install});
@@ -168,8 +186,8 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
     return InstallRecorded(install, record);
   }
   (*session)->BeginTakeover();
-  NoteLayers(install, bytes, "session installed");
-  return bytes;
+  NoteLayers(install, room, "session installed");
+  return room.bytes.total();
 }
 
 absl::Status Shard::ReplaceNamesake(const SessionInstall& install, bool record) {
@@ -351,7 +369,18 @@ absl::StatusOr<std::vector<LayerStats>> Shard::GetLayerStats(absl::string_view s
                         absl::StrCat("session \"", session_name, "\": not on this shard"));
 }
 
-int64_t Shard::reserved_bytes() const { return context_->memory.reserved(); }
+int64_t Shard::reserved_bytes() const { return context_->memory.reserved().total(); }
+
+std::vector<DeviceUse> Shard::devices() const {
+  const DeviceBytes reserved = context_->memory.reserved();
+  std::vector<DeviceUse> uses;
+  for (size_t i = 0; i < reserved.of.size(); ++i) {
+    uses.push_back({.name = context_->devices[i].name,
+                    .capacity_bytes = context_->memory.capacity(),
+                    .reserved_bytes = reserved.of[i]});
+  }
+  return uses;
+}
 
 int64_t Shard::in_flight() const { return context_->in_flight.load(std::memory_order_relaxed); }
 

@@ -25,7 +25,9 @@
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/contribution.h"
+#include "server/core/device_assignment.h"
 #include "server/core/executor.h"
+#include "server/core/memory_account.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
 #include "server/core/shard_journal.h"
@@ -36,12 +38,15 @@ namespace precondor {
 class LayerPipeline;
 class PeerFactors;
 class ShardSession;
+struct LayerRoom;
+struct SessionContext;
 struct ShardContext;
 
 // Counters and factor state of one layer, for AdminService.GetLayerStats.
 struct LayerStats {
   uint32_t layer = 0;
   std::string name;
+  size_t device = 0;  // its place among the shard's
   uint64_t factor_version = 0;
   std::string input_representation, output_representation;
   int64_t input_rank = 0, output_rank = 0;
@@ -67,9 +72,10 @@ struct ShardSessionSummary {
 
 struct ShardOptions {
   std::string advertise_address;
-  int64_t capacity_bytes = int64_t{8} << 30;  // that sessions may reserve: states, scratch and staging
-  int window_steps = 2;                       // steps of one layer that may be open or kept for repetitions
-  double max_norm_per_sqrt_element = 1e4;     // statistic vectors with |v| > this * sqrt(d) are OVER_NORM
+  // That sessions may reserve on each device: states, scratch and staging.
+  int64_t capacity_bytes = int64_t{8} << 30;
+  int window_steps = 2;                    // steps of one layer that may be open or kept for repetitions
+  double max_norm_per_sqrt_element = 1e4;  // statistic vectors with |v| > this * sqrt(d) are OVER_NORM
   MethodFactory make_method = MakeMethod;
   // Statistics still missing this long after their step's gradient was complete are given up by SealOverdue: with
   // `quorum` of the ranks in, the update is made from those, otherwise it is skipped. The default waits.
@@ -88,11 +94,23 @@ struct ShardOptions {
   TestFaults faults = {};
 };
 
+// What some of a shard's layers are computed on. Each has its own memory and threads; what is made on one is used on it
+// alone.
+struct ShardDevice {
+  std::string name;  // for people: "cuda:0"
+  Backend& backend;
+  Executor& executor;
+};
+
 // Thread-safe. One mutex guards the table of sessions; each session and layer has its own. Callbacks run on the
 // caller's thread or an executor thread, never under a lock.
 class Shard final : public ShardControl {
  public:
-  // All references outlive the shard. `executor` runs the arithmetic; per layer the order is kept.
+  // All references outlive the shard, which has at least one device; they are alike, so that any gives a layer the same
+  // bits. A layer is on one of them for as long as its session is here. Executors run the arithmetic; per layer the
+  // order is kept.
+  Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
+        Observer& observer);
   Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
         Observer& observer);
   ~Shard() override;
@@ -173,6 +191,7 @@ class Shard final : public ShardControl {
   std::vector<ShardSessionSummary> ListSessions() const;
   absl::StatusOr<std::vector<LayerStats>> GetLayerStats(absl::string_view session_name) const;
   int64_t reserved_bytes() const;
+  std::vector<DeviceUse> devices() const;
   int64_t in_flight() const;  // gradients taken in and not yet answered, plus updates under way
 
  private:
@@ -183,10 +202,16 @@ class Shard final : public ShardControl {
                                                                uint64_t payload_bytes) const;
   void Reject(const ContributionHeader& header, const absl::Status& status, const AckFn& ack);
   absl::StatusOr<int64_t> InstallRecorded(const SessionInstall& install, bool record);
+  // Gives the install's layers devices and reserves there what the session has not reserved yet, `reserved` being what
+  // it has. `known`: the session, null when it is new here. `held`: it has its factors. Errors: MemoryAccount's.
+  absl::StatusOr<LayerRoom> MakeRoom(const SessionInstall& install, const MethodSet& methods,
+                                     const SessionContext* known, bool held, const DeviceBytes& reserved);
+  LayersOfDevices Assign(const SessionInstall& install, const MethodSet& methods, const SessionContext* known,
+                         const DeviceBytes& taken) const;
   // A new session: admission, reservation, states.
   absl::StatusOr<int64_t> InstallNew(const SessionInstall& install, bool record);
   // What the session now reserves, to observer and log.
-  void NoteLayers(const SessionInstall& install, int64_t bytes, absl::string_view event);
+  void NoteLayers(const SessionInstall& install, const LayerRoom& room, absl::string_view event);
   // The session goes on with other layers, in a later epoch: those that stay keep their factors, those that come begin
   // with fresh ones.
   absl::StatusOr<int64_t> ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,

@@ -30,10 +30,17 @@ struct HeldSession {
   uint32_t joined = 0;  // ranks that the shard knows the holders of
 };
 
-struct ShardDescription {
-  std::string advertise_address;  // what workers dial; empty: the address under which the coordinator knows it
+struct DeviceUse {
+  std::string name;  // for people: "cuda:0"
   int64_t capacity_bytes = 0;
   int64_t reserved_bytes = 0;
+};
+
+struct ShardDescription {
+  std::string advertise_address;  // what workers dial; empty: the address under which the coordinator knows it
+  int64_t capacity_bytes = 0;     // of all devices, as is the next
+  int64_t reserved_bytes = 0;
+  std::vector<DeviceUse> devices;  // empty: one, of these bytes
   std::vector<MeasuredCost> costs;
   std::vector<HeldSession> sessions;
   absl::Time shard_time = absl::InfinitePast();  // by the shard's monotonic clock; see ShardLease

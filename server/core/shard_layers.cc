@@ -7,17 +7,64 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "server/core/placement_input.h"
 #include "server/core/reservation.h"
 #include "server/core/shard.h"
 #include "server/core/shard_session.h"
 
 namespace precondor {
 
-SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionInstall& install, const MethodSet& methods) {
+namespace {
+
+SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionSpec& spec, const MethodSet& methods,
+                                  const LayersOfDevices& layers) {
   const int window = shard.options.window_steps;
-  const int parallelism = shard.executor.parallelism();
-  return {.held = ComputeReservation(install.spec, methods, install.layers, window, parallelism).total(),
-          .released = ComputeFirstOrderReservation(install.spec, install.layers, window, parallelism).total()};
+  SessionFactors::Sizes sizes;
+  for (size_t device = 0; device < layers.size(); ++device) {
+    const int parallelism = shard.devices[device].executor.parallelism();
+    sizes.held.of.push_back(ComputeReservation(spec, methods, layers[device], window, parallelism).total());
+    sizes.released.of.push_back(ComputeFirstOrderReservation(spec, layers[device], window, parallelism).total());
+  }
+  return sizes;
+}
+
+// Adds the cost of the session's layers to their devices' loads.
+void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
+             std::vector<AssignmentDevice>& devices) {
+  const SessionContext& context = session.context();
+  const std::vector<PlacementLayer> estimates = EstimateLayers(context.spec, context.methods, costs);
+  for (uint32_t layer = 0; layer < estimates.size(); ++layer) {
+    if (session.layer(layer) != nullptr) devices[context.DeviceOf(layer).place].load += estimates[layer].cost;
+  }
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContext& shard) {
+  std::vector<std::unique_ptr<SessionDevice>> devices;
+  for (const ShardDevice& device : shard.devices) {
+    devices.emplace_back(new SessionDevice{.place = devices.size(),
+                                           .backend = device.backend,
+                                           .executor = device.executor,
+                                           .statistics_scratch = ScratchPool(device.backend, 0),
+                                           .gradient_scratch = ScratchPool(device.backend, 0)});
+  }
+  return devices;
+}
+
+bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
+  bool given = true;
+  for (size_t device = 0; device < layers.size(); ++device) {
+    int64_t statistics = 0, gradient = 0;
+    for (const uint32_t layer : layers[device]) {
+      given = session.device_of_layer.Set(layer, device) && given;
+      statistics = std::max(statistics, StatisticsScratchElements(session.spec, layer));
+      gradient = std::max(gradient, 2 * session.spec.layers[layer].d_out * session.spec.layers[layer].d_in);
+    }
+    session.devices[device]->statistics_scratch.Grow(statistics);
+    session.devices[device]->gradient_scratch.Grow(gradient);
+  }
+  return given;
 }
 
 bool TakesOver(const ShardContext& shard, const SessionInstall& install) {
@@ -28,43 +75,74 @@ bool TakesOver(const ShardContext& shard, const SessionInstall& install) {
          install.spec.on_shard_loss == ShardLossPolicy::kDegrade;
 }
 
-std::pair<int64_t, int64_t> ScratchElements(const SessionInstall& install) {
-  int64_t statistics = 0;
-  int64_t gradient = 0;
-  for (uint32_t index : install.layers) {
-    const LayerSpec& layer = install.spec.layers[index];
-    statistics = std::max(statistics, StatisticsScratchElements(install.spec, index));
-    gradient = std::max(gradient, 2 * layer.d_out * layer.d_in);
+LayersOfDevices Shard::Assign(const SessionInstall& install, const MethodSet& methods, const SessionContext* known,
+                              const DeviceBytes& taken) const {
+  const std::vector<MeasuredCost> costs = context_->costs.Snapshot();
+  std::vector<AssignmentDevice> devices;
+  for (size_t i = 0; i < taken.of.size(); ++i) {
+    devices.push_back({.free_bytes = context_->memory.capacity() - taken.of[i],
+                       .parallelism = context_->devices[i].executor.parallelism()});
   }
-  return {statistics, gradient};
+  if (devices.size() > 1) {
+    for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
+      if (session->id() != install.session_id) AddLoad(*session, costs, devices);
+    }
+  }
+  std::vector<int> fixed(install.spec.layers.size(), -1);
+  for (uint32_t layer = 0; known != nullptr && layer < fixed.size(); ++layer) {
+    fixed[layer] = known->device_of_layer.Of(layer);
+  }
+  return AssignDevices(install.spec, methods, install.layers, fixed, costs, context_->options.window_steps, devices);
 }
 
-void Shard::NoteLayers(const SessionInstall& install, int64_t bytes, absl::string_view event) {
-  context_->observer.OnSessionMemory(install.spec.name, bytes);
+absl::StatusOr<LayerRoom> Shard::MakeRoom(const SessionInstall& install, const MethodSet& methods,
+                                          const SessionContext* known, bool held, const DeviceBytes& reserved) {
+  for (;;) {
+    const DeviceBytes before = context_->memory.reserved();
+    LayerRoom room;
+    room.layers = Assign(install, methods, known, before - reserved);
+    room.sizes = FactorSizes(*context_, install.spec, methods, room.layers);
+    room.bytes = held ? room.sizes.held : room.sizes.released;
+    room.more = Excess(room.bytes, reserved);
+    const absl::Status status = context_->memory.Reserve(install.spec.name, room.more);
+    if (status.ok()) return room;
+    // Another session may have taken this room, and left some on other devices.
+    if (context_->devices.size() == 1 || context_->memory.reserved() == before) return status;
+  }
+}
+
+void Shard::NoteLayers(const SessionInstall& install, const LayerRoom& room, absl::string_view event) {
+  context_->observer.OnSessionMemory(install.spec.name, room.bytes.total());
   context_->logger.Log(Severity::kInfo, event,
                        {{"session", install.spec.name},
                         {"session_id", install.session_id},
                         {"epoch", install.epoch},
                         {"layers", static_cast<uint64_t>(install.layers.size())},
-                        {"reserved_bytes", bytes}});
+                        {"reserved_bytes", room.bytes.total()}});
+  for (size_t device = 0; device < room.layers.size() && room.layers.size() > 1; ++device) {
+    context_->logger.Log(Severity::kInfo, "session on device",
+                         {{"session", install.spec.name},
+                          {"device", context_->devices[device].name},
+                          {"layers", static_cast<uint64_t>(room.layers[device].size())},
+                          {"reserved_bytes", room.bytes.of[device]}});
+  }
 }
 
 absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
                                             bool record) {
   SessionContext& context = session->context();
-  const SessionFactors::Sizes sizes = FactorSizes(*context_, install, context.methods);
   PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::Standing standing, session->factors().standing());
-  const int64_t bytes = standing.held || standing.writing != 0 ? sizes.held : sizes.released;
   // What is to go is freed when the new layers are there: until then both count.
-  const int64_t more = std::max<int64_t>(bytes - standing.reserved, 0);
-  PRECONDOR_RETURN_IF_ERROR(context_->memory.Reserve(install.spec.name, more));
-  const auto [statistics, gradient] = ScratchElements(install);
-  context.statistics_scratch.Grow(statistics);
-  context.gradient_scratch.Grow(gradient);
-  absl::StatusOr<std::shared_ptr<ShardSession>> next =
-      session->WithLayers(install, standing, sizes, record && TakesOver(*context_, install));
+  PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room, MakeRoom(install, context.methods, &context,
+                                                            standing.held || standing.writing != 0, standing.reserved));
+  const absl::Status busy = absl::UnavailableError(
+      absl::StrCat("session \"", install.spec.name, "\": it is being changed already; try again"));
+  absl::StatusOr<std::shared_ptr<ShardSession>> next = busy;
+  if (GiveDevices(context, room.layers)) {
+    next = session->WithLayers(install, standing, room.sizes, record && TakesOver(*context_, install));
+  }
   if (!next.ok()) {
-    context_->memory.Release(more);
+    context_->memory.Release(room.more);
     return next.status();
   }
   // Before the layers' records of the new epoch. Should something come between, it is written again.
@@ -77,15 +155,14 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
     if (swapped) found->second = *next;
   }
   if (!swapped) {
-    context_->memory.Release(more);
-    return absl::UnavailableError(
-        absl::StrCat("session \"", install.spec.name, "\": it is being changed already; try again"));
+    context_->memory.Release(room.more);
+    return busy;
   }
   (*next)->Succeed(*session, install);
   (*next)->BeginTakeover();
-  context_->memory.Release(standing.reserved + more - bytes);
-  NoteLayers(install, bytes, "session goes on with other layers");
-  return bytes;
+  context_->memory.Release(standing.reserved + room.more - room.bytes);
+  NoteLayers(install, room, "session goes on with other layers");
+  return room.bytes.total();
 }
 
 }  // namespace precondor

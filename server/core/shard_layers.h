@@ -1,24 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a set of layers takes on a shard.
+// What a set of layers takes on a shard, device by device.
 #pragma once
 
 #include <cstdint>
-#include <utility>
+#include <memory>
+#include <vector>
 
-#include "kernels/methods/method.h"
+#include "kernels/methods/method_set.h"
+#include "server/core/device_assignment.h"
+#include "server/core/memory_account.h"
 #include "server/core/session_context.h"
 #include "server/core/session_factors.h"
 #include "server/core/shard_control.h"
 
 namespace precondor {
 
-// Bytes to be reserved.
-SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionInstall& install, const MethodSet& methods);
+// Where a session's layers are, and what is reserved for them.
+struct LayerRoom {
+  LayersOfDevices layers;
+  SessionFactors::Sizes sizes;
+  DeviceBytes bytes;  // of these, what applies
+  DeviceBytes more;   // of that, what has been reserved with this room
+};
+
+std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContext& shard);
+
+// The session's layers are where `layers` says, and their scratch is large enough. False: some are elsewhere for good.
+bool GiveDevices(SessionContext& session, const LayersOfDevices& layers);
 
 // Whether layers that are new here, in this install, go on from what another shard has written down of them.
 bool TakesOver(const ShardContext& shard, const SessionInstall& install);
-
-// Floats of the largest statistics and gradient scratch that one operation needs.
-std::pair<int64_t, int64_t> ScratchElements(const SessionInstall& install);
 
 }  // namespace precondor

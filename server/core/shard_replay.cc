@@ -109,8 +109,7 @@ absl::Status Shard::RestoreLayer(const LayerImage& image) {
         "session \"", spec.name, "\" layer \"", layer->spec().name, "\": cannot be restored, ",
         summary.joined > 0 ? "the session is in use" : "the session is in first order and holds no factors"));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state,
-                             session->context().methods.of(layer->index()).MakeState(layer->spec(), context_->backend));
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, session->context().MakeState(layer->index()));
   if (image.held) {
     if (const absl::Status loaded = state->Load(image.state); !loaded.ok()) {
       return absl::Status(loaded.code(), absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name,

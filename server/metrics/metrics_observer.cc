@@ -369,6 +369,11 @@ void MetricsObserver::OnReservedBytes(int64_t reserved, int64_t capacity) {
   impl_->plain(kReservedBytes).Set(static_cast<double>(reserved));
   impl_->plain(kCapacityBytes).Set(static_cast<double>(capacity));
 }
+void MetricsObserver::OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) {
+  const Labels labels = {{"device", std::string(device)}};
+  impl_->AddGauge(kDeviceReservedBytes, labels).Set(static_cast<double>(reserved));
+  impl_->AddGauge(kDeviceCapacityBytes, labels).Set(static_cast<double>(capacity));
+}
 void MetricsObserver::OnShardSessions(int64_t sessions) {
   impl_->plain(kShardSessions).Set(static_cast<double>(sessions));
 }

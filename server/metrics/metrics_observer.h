@@ -42,6 +42,7 @@ class MetricsObserver final : public Observer {
   void OnFetch(absl::string_view train_job, int64_t bytes) override;
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
   void OnReservedBytes(int64_t reserved, int64_t capacity) override;
+  void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override;
   void OnShardSessions(int64_t sessions) override;
   void OnLogAppend(int64_t bytes, bool ok) override;
   void OnLogStale(absl::string_view train_job, bool stale) override;

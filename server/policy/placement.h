@@ -15,6 +15,7 @@ struct PlacementLayer {
   int64_t bytes = 0;  // memory of the owner
 };
 
+// A shard, or one of its devices.
 struct PlacementShard {
   int64_t free_bytes = 0;
   double load = 0;  // cost of what it has already

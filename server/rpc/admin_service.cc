@@ -27,8 +27,14 @@ grpc::ServerUnaryReactor* AdminService::GetServerInfo(grpc::CallbackServerContex
     response->set_draining(subject_.draining());
     if (subject_.shard != nullptr) {
       response->set_backend(subject_.backend);
-      response->set_capacity_bytes(static_cast<uint64_t>(subject_.capacity_bytes));
-      response->set_reserved_bytes(static_cast<uint64_t>(subject_.shard->reserved_bytes()));
+      int64_t capacity = 0, reserved = 0;
+      for (const DeviceUse& device : subject_.shard->devices()) {
+        EncodeDevice(device, *response->add_devices());
+        capacity += device.capacity_bytes;
+        reserved += device.reserved_bytes;
+      }
+      response->set_capacity_bytes(static_cast<uint64_t>(capacity));
+      response->set_reserved_bytes(static_cast<uint64_t>(reserved));
       response->set_sessions(static_cast<uint32_t>(subject_.shard->ListSessions().size()));
     }
     if (subject_.coordinator != nullptr) {

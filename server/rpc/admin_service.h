@@ -17,7 +17,6 @@ struct AdminSubject {
   std::string version;
   v1::Role role = v1::ROLE_UNSPECIFIED;
   std::string backend;
-  int64_t capacity_bytes = 0;
   Shard* shard = nullptr;
   Coordinator* coordinator = nullptr;
   std::function<bool()> draining;

@@ -219,11 +219,18 @@ ShardLease DecodeLease(const v1::DescribeShardRequest& request) {
           .duration = absl::Milliseconds(Bytes(request.lease_ms()))};
 }
 
+void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out) {
+  out.set_name(wire::SafeText(device.name));
+  out.set_capacity_bytes(static_cast<uint64_t>(device.capacity_bytes));
+  out.set_reserved_bytes(static_cast<uint64_t>(device.reserved_bytes));
+}
+
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description) {
   v1::DescribeShardResponse out;
   out.set_advertise_address(wire::SafeText(description.advertise_address));
   out.set_capacity_bytes(description.capacity_bytes);
   out.set_reserved_bytes(description.reserved_bytes);
+  for (const DeviceUse& device : description.devices) EncodeDevice(device, *out.add_devices());
   if (description.shard_time != absl::InfinitePast()) out.set_clock_ns(absl::ToUnixNanos(description.shard_time));
   for (const MeasuredCost& cost : description.costs) {
     v1::MeasuredCost* measured = out.add_costs();
@@ -249,6 +256,9 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   out.advertise_address = response.advertise_address();
   out.capacity_bytes = Bytes(response.capacity_bytes());
   out.reserved_bytes = Bytes(response.reserved_bytes());
+  for (const v1::DeviceMemory& device : response.devices()) {
+    out.devices.push_back({device.name(), Bytes(device.capacity_bytes()), Bytes(device.reserved_bytes())});
+  }
   if (response.clock_ns() != 0) out.shard_time = absl::FromUnixNanos(response.clock_ns());
   for (const v1::MeasuredCost& cost : response.costs()) {
     if (!std::isfinite(cost.seconds_per_step())) continue;

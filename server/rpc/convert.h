@@ -34,6 +34,7 @@ v1::FenceSessionRequest EncodeFence(const EpochFence& fence);
 absl::StatusOr<EpochFence> DecodeFence(const v1::FenceSessionRequest& request);
 v1::DescribeShardRequest EncodeLease(const ShardLease& lease);
 ShardLease DecodeLease(const v1::DescribeShardRequest& request);
+void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out);
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description);
 // Costs that are not finite are left out.
 ShardDescription DecodeDescription(const v1::DescribeShardResponse& response);

@@ -26,6 +26,8 @@ class FaultyBackend final : public ForwardingBackend {
     fail_at_ = n;
   }
   void NeverFail() { fail_at_ = -1; }
+  // From here on each of them does.
+  void FailAlways() { fail_always_ = true; }
   // From here on SpdInverse, or SymmetricEigen, finds no decomposition.
   void RefuseInverses(bool refuse) { refuse_inverses_ = refuse; }
   void RefuseEigen(bool refuse) { refuse_eigen_ = refuse; }
@@ -33,7 +35,7 @@ class FaultyBackend final : public ForwardingBackend {
 
  private:
   absl::Status Before() override {
-    return operations_++ == fail_at_ ? absl::InternalError("injected fault") : absl::OkStatus();
+    return fail_always_ || operations_++ == fail_at_ ? absl::InternalError("injected fault") : absl::OkStatus();
   }
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {
     absl::StatusOr<float*> data = ForwardingBackend::DoAllocate(elements);
@@ -70,6 +72,7 @@ class FaultyBackend final : public ForwardingBackend {
   int64_t peak_bytes_ = 0;
   int64_t operations_ = 0;
   int64_t fail_at_ = -1;
+  bool fail_always_ = false;
   bool refuse_inverses_ = false;
   bool refuse_eigen_ = false;
 };

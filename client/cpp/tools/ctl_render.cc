@@ -91,6 +91,12 @@ json StatusJson(const std::vector<ServerStatus>& servers) {
       continue;
     }
     const v1::GetServerInfoResponse& info = server.info;
+    json devices = json::array();
+    for (const v1::DeviceMemory& device : info.devices()) {
+      devices.push_back({{"name", device.name()},
+                         {"capacity_bytes", device.capacity_bytes()},
+                         {"reserved_bytes", device.reserved_bytes()}});
+    }
     list.push_back({{"address", server.address},
                     {"version", info.version()},
                     {"role", RoleName(info.role())},
@@ -98,6 +104,7 @@ json StatusJson(const std::vector<ServerStatus>& servers) {
                     {"backend", info.backend()},
                     {"capacity_bytes", info.capacity_bytes()},
                     {"reserved_bytes", info.reserved_bytes()},
+                    {"devices", devices},
                     {"sessions", info.sessions()},
                     {"draining", info.draining()},
                     {"shards", std::vector<std::string>(info.shards().begin(), info.shards().end())}});
@@ -120,6 +127,12 @@ std::string StatusTable(const std::vector<ServerStatus>& servers) {
                     has_memory ? FormatBytes(info.reserved_bytes()) : "-",
                     has_memory ? FormatBytes(info.capacity_bytes()) : "-", absl::StrCat(info.sessions()),
                     info.draining() ? "draining" : "serving"});
+    // A row for each where the line above sums them up.
+    for (int i = 0; info.devices_size() > 1 && i < info.devices_size(); ++i) {
+      const v1::DeviceMemory& device = info.devices(i);
+      rows.push_back({"", "", "", "", device.name(), FormatBytes(device.reserved_bytes()),
+                      FormatBytes(device.capacity_bytes()), "", ""});
+    }
   }
   return FormatTable(rows);
 }

@@ -100,6 +100,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnResult("job", Decision::kIdentity, 64);
   metrics.OnResult("job", Decision::kPreconditioned, 36);
   metrics.OnReservedBytes(11, 22);
+  metrics.OnDeviceMemory("cuda:1", 5, 9);
   metrics.OnShardSessions(3);
   metrics.OnCoordinatorSessions(4);
   metrics.OnStepReported("job", 41, 1.0, Mode::kSecondOrder);
@@ -207,6 +208,8 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_result_bytes_total{train_job="job"})", 100},
       {"precondor_reserved_bytes", 11},
       {"precondor_capacity_bytes", 22},
+      {R"(precondor_device_reserved_bytes{device="cuda:1"})", 5},
+      {R"(precondor_device_capacity_bytes{device="cuda:1"})", 9},
       {"precondor_shard_sessions", 3},
       {"precondor_coordinator_sessions", 4},
       {R"(precondor_steps_total{train_job="job"})", 2},

@@ -36,17 +36,17 @@ ServerConfig Config(const std::string& backend, int64_t device = 0) {
 TEST(ShardBackendTest, CpuIsTheCpu) {
   TextLogger logger;
   store::PosixFileSystem disk;
-  EXPECT_EQ(MakeShardBackend(Config("cpu"), disk, logger).value()->name(), "cpu");
+  EXPECT_EQ(MakeShardBackends(Config("cpu"), disk, logger).value().front().backend->name(), "cpu");
   EXPECT_EQ(logger.text, "");
 }
 
 TEST(ShardBackendTest, AutoSaysWhatItTookAndWhy) {
   TextLogger logger;
   store::PosixFileSystem disk;
-  const std::unique_ptr<Backend> backend = MakeShardBackend(Config("auto"), disk, logger).value();
-  EXPECT_THAT(logger.text, HasSubstr("backend=" + std::string(backend->name())));
+  const std::vector<DeviceBackend> devices = MakeShardBackends(Config("auto"), disk, logger).value();
+  EXPECT_THAT(logger.text, HasSubstr("backend=" + std::string(devices.front().backend->name())));
   if (FindCudaDriver().ok()) GTEST_SKIP() << "this host has a CUDA driver";
-  EXPECT_EQ(backend->name(), "cpu");
+  EXPECT_EQ(devices.front().name, "cpu");
   EXPECT_THAT(logger.text, HasSubstr("reason=no CUDA driver: libcuda.so.1"));
 }
 
@@ -56,11 +56,11 @@ TEST(ShardBackendTest, ADataDirectoryKeepsItsBackend) {
   store::PosixFileSystem disk;
   ServerConfig config = Config("cpu");
   config.data_dir = directory.path() + "/data";
-  ASSERT_TRUE(MakeShardBackend(config, disk, logger).ok());
+  ASSERT_TRUE(MakeShardBackends(config, disk, logger).ok());
   config.backend = "auto";
-  EXPECT_EQ(MakeShardBackend(config, disk, logger).value()->name(), "cpu");
+  EXPECT_EQ(MakeShardBackends(config, disk, logger).value().front().backend->name(), "cpu");
   config.backend = "cuda";
-  const absl::Status refused = MakeShardBackend(config, disk, logger).status();
+  const absl::Status refused = MakeShardBackends(config, disk, logger).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("goes on from backend cpu, got cuda"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("write cuda into " + config.data_dir + "/BACKEND"));
@@ -73,9 +73,9 @@ TEST(ShardBackendTest, ADirectoryWithoutARecordIsTheCpus) {
   ASSERT_TRUE(disk.MakeDir(directory.path() + "/shard").ok());
   ServerConfig config = Config("cuda");
   config.data_dir = directory.path();
-  EXPECT_TRUE(absl::IsFailedPrecondition(MakeShardBackend(config, disk, logger).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(MakeShardBackends(config, disk, logger).status()));
   config.backend = "auto";
-  EXPECT_EQ(MakeShardBackend(config, disk, logger).value()->name(), "cpu");
+  EXPECT_EQ(MakeShardBackends(config, disk, logger).value().front().backend->name(), "cpu");
 }
 
 TEST(ShardBackendTest, ARecordThatSaysNothingIsAnError) {
@@ -85,7 +85,7 @@ TEST(ShardBackendTest, ARecordThatSaysNothingIsAnError) {
   ASSERT_TRUE(disk.Create(directory.path() + "/BACKEND").ok());
   ServerConfig config = Config("auto");
   config.data_dir = directory.path();
-  EXPECT_TRUE(absl::IsDataLoss(MakeShardBackend(config, disk, logger).status()));
+  EXPECT_TRUE(absl::IsDataLoss(MakeShardBackends(config, disk, logger).status()));
 }
 
 #ifdef PRECONDOR_CUDA_ON_HOST
@@ -95,17 +95,20 @@ TEST(ShardBackendTest, AutoStaysWithTheDeviceOfItsDirectory) {
   store::PosixFileSystem disk;
   ServerConfig config = Config("cuda");
   config.data_dir = directory.path();
-  ASSERT_TRUE(MakeShardBackend(config, disk, logger).ok());
+  ASSERT_TRUE(MakeShardBackends(config, disk, logger).ok());
   config.backend = "auto";
-  EXPECT_EQ(MakeShardBackend(config, disk, logger).value()->name(), "cuda");
+  EXPECT_EQ(MakeShardBackends(config, disk, logger).value().front().backend->name(), "cuda");
   config.cuda_device = 5;  // which is not there: an error, and not the CPU
-  EXPECT_TRUE(absl::IsUnavailable(MakeShardBackend(config, disk, logger).status()));
+  EXPECT_TRUE(absl::IsUnavailable(MakeShardBackends(config, disk, logger).status()));
 }
 
 TEST(ShardBackendTest, CudaComesOutOfItsLibrary) {
   TextLogger logger;
   store::PosixFileSystem disk;
-  const std::unique_ptr<Backend> backend = MakeShardBackend(Config("cuda"), disk, logger).value();
+  const std::vector<DeviceBackend> devices = MakeShardBackends(Config("cuda"), disk, logger).value();
+  ASSERT_EQ(devices.size(), 1u);
+  EXPECT_EQ(devices[0].name, "cuda:0");
+  Backend* const backend = devices[0].backend.get();
   EXPECT_EQ(backend->name(), "cuda");
   DeviceMatrix x = backend->Allocate(2, 2).value();
   EXPECT_TRUE(backend->AddDiagonal(3.0, x.view()).ok());
@@ -115,7 +118,7 @@ TEST(ShardBackendTest, CudaComesOutOfItsLibrary) {
 TEST(ShardBackendTest, ADeviceThatIsNotThereIsAnError) {
   TextLogger logger;
   store::PosixFileSystem disk;
-  const absl::Status status = MakeShardBackend(Config("cuda", 5), disk, logger).status();
+  const absl::Status status = MakeShardBackends(Config("cuda", 5), disk, logger).status();
   EXPECT_TRUE(absl::IsUnavailable(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device: expected 0 ... 0, got 5"));
 }
@@ -123,7 +126,7 @@ TEST(ShardBackendTest, ADeviceThatIsNotThereIsAnError) {
 TEST(ShardBackendTest, CudaWithoutItsLibraryIsAnError) {
   TextLogger logger;
   store::PosixFileSystem disk;
-  const absl::StatusOr<std::unique_ptr<Backend>> backend = MakeShardBackend(Config("cuda"), disk, logger);
+  const absl::StatusOr<std::vector<DeviceBackend>> backend = MakeShardBackends(Config("cuda"), disk, logger);
   if (backend.ok()) GTEST_SKIP() << "this build and this host have CUDA";
   EXPECT_TRUE(absl::IsUnavailable(backend.status())) << backend.status();
 }

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard with several devices: where layers go, what is reserved, and that the numbers are those of one device.
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/methods/registry.h"
+#include "server/core/device_assignment.h"
+#include "server/core/placement_input.h"
+#include "server/core/reservation.h"
+#include "tests/support/faulty_backend.h"
+#include "tests/support/memory_journal.h"
+#include "tests/support/memory_peers.h"
+#include "tests/unit/server/core/shard_fixture.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct MemoryObserver final : Observer {
+  void OnReservedBytes(int64_t reserved, int64_t capacity) override { whole = {reserved, capacity}; }
+  void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override {
+    devices[std::string(device)] = {reserved, capacity};
+  }
+  std::pair<int64_t, int64_t> whole;
+  std::map<std::string, std::pair<int64_t, int64_t>> devices;
+};
+
+class ShardDevicesTest : public ShardFixture {
+ protected:
+  ~ShardDevicesTest() override { shard = nullptr; }
+
+  ShardDevicesTest() {
+    options.make_method = MakeMethod;
+    spec.method = {.name = "mkor", .options = {}};
+    spec.layers.clear();
+    // No two cost the same.
+    for (int64_t i = 0; i < 5; ++i) {
+      spec.layers.push_back(
+          {.name = std::string(1, static_cast<char>('a' + i)), .d_out = 12 + 3 * i, .d_in = 40 - i, .has_bias = false});
+    }
+  }
+
+  Shard& Make(size_t count) {
+    shard = nullptr;
+    devices_.clear();
+    std::vector<ShardDevice> devices;
+    for (size_t i = 0; i < count; ++i) {
+      auto& device = *devices_.emplace_back(std::make_unique<TestDevice>());
+      device.cpu = MakeCpuBackend({}).value();
+      device.backend = std::make_unique<FaultyBackend>(*device.cpu);
+      devices.push_back({.name = absl::StrCat("test:", i), .backend = *device.backend, .executor = device.executor});
+    }
+    shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, seen);
+    return *shard;
+  }
+  SessionInstall Of(std::vector<uint32_t> layers, uint64_t at_epoch = 1) const {
+    SessionInstall install = MakeInstall(at_epoch);
+    install.layers = std::move(layers);
+    return install;
+  }
+  // Layers by device, as the shard says.
+  std::vector<std::vector<uint32_t>> Where() const {
+    std::vector<std::vector<uint32_t>> where(devices_.size());
+    const auto layers = shard->GetLayerStats("job").value();
+    for (const LayerStats& layer : layers) where[layer.device].push_back(layer.layer);
+    return where;
+  }
+  int64_t BytesOf(const std::vector<uint32_t>& layers, int parallelism = 1) const {
+    const MethodSet methods = MethodSet::Make(spec, options.make_method).value();
+    return ComputeReservation(spec, methods, layers, options.window_steps, parallelism).total();
+  }
+  std::vector<int64_t> Reserved() const {
+    std::vector<int64_t> bytes;
+    for (const DeviceUse& device : shard->devices()) bytes.push_back(device.reserved_bytes);
+    return bytes;
+  }
+  // The layers' answers to one step of all ranks.
+  std::map<uint32_t, std::shared_ptr<Reply>> Step(uint64_t step) {
+    std::map<uint32_t, std::shared_ptr<Reply>> replies;
+    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+      for (const ContributionKind kind : {ContributionKind::kStatistics, ContributionKind::kGradient}) {
+        if (kind == ContributionKind::kStatistics && !TakesStatistics(spec, layer)) continue;
+        for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+          const ContributionHeader header = Header(kind, step, rank, layer);
+          replies[layer] = Send(header, Distinct(header));
+          EXPECT_TRUE(replies[layer]->accepted()) << replies[layer]->ack->status();
+        }
+      }
+    }
+    return replies;
+  }
+  std::vector<Payload> Answers(uint64_t step) {
+    std::vector<Payload> answers;
+    for (const auto& [layer, reply] : Step(step)) {
+      EXPECT_EQ(reply->decision(), Decision::kPreconditioned) << layer << ": " << (*reply->result)->reason;
+      answers.push_back(*(*reply->result)->bytes);
+    }
+    return answers;
+  }
+
+  struct TestDevice {
+    std::unique_ptr<Backend> cpu;
+    std::unique_ptr<FaultyBackend> backend;
+    InlineExecutor executor;
+  };
+  std::vector<std::unique_ptr<TestDevice>> devices_;
+  MemoryObserver seen;
+};
+
+TEST_F(ShardDevicesTest, LayersGoToTheLeastLoadedDevice) {
+  // By FLOP, nothing being measured: e > d > c > b > a, and a device bears what it has.
+  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
+  const std::vector<PlacementLayer> costs =
+      EstimateLayers(spec, MethodSet::Make(spec, options.make_method).value(), {});
+  double load[2] = {0, 0};
+  std::vector<std::vector<uint32_t>> expected(2);
+  for (const uint32_t layer : {4u, 3u, 2u, 1u, 0u}) {
+    ASSERT_TRUE(layer == 4 || costs[layer + 1].cost > costs[layer].cost);
+    const size_t device = load[1] < load[0] ? 1 : 0;
+    load[device] += costs[layer].cost;
+    expected[device].insert(expected[device].begin(), layer);
+  }
+  EXPECT_EQ(Where(), expected);
+}
+
+TEST_F(ShardDevicesTest, AnotherSessionGoesWhereThereIsRoomAndLittleToDo) {
+  spec.layers.resize(1);
+  ASSERT_TRUE(Make(3).Install(MakeInstall()).ok());
+  for (uint64_t other = 1; other <= 2; ++other) {
+    SessionInstall install = MakeInstall();
+    install.session_id = kSession + other;
+    install.spec.name = absl::StrCat("other", other);
+    ASSERT_TRUE(shard->Install(install).ok());
+  }
+  EXPECT_THAT(Reserved(), ElementsAre(BytesOf({0}), BytesOf({0}), BytesOf({0})));
+}
+
+TEST_F(ShardDevicesTest, ReservesExactlyOnEachDevice) {
+  Make(2);
+  EXPECT_EQ(seen.whole, std::make_pair(int64_t{0}, 2 * options.capacity_bytes));
+  const int64_t bytes = shard->Install(MakeInstall()).value();
+  const auto where = Where();
+  EXPECT_THAT(Reserved(), ElementsAre(BytesOf(where[0]), BytesOf(where[1])));
+  EXPECT_EQ(bytes, BytesOf(where[0]) + BytesOf(where[1]));
+  EXPECT_EQ(shard->reserved_bytes(), bytes);
+  const ShardDescription description = shard->Describe().value();
+  EXPECT_EQ(description.capacity_bytes, 2 * options.capacity_bytes);
+  EXPECT_EQ(description.reserved_bytes, bytes);
+  ASSERT_EQ(description.devices.size(), 2u);
+  EXPECT_EQ(description.devices[1].name, "test:1");
+  EXPECT_EQ(description.devices[1].reserved_bytes, BytesOf(where[1]));
+  EXPECT_EQ(seen.devices["test:0"], std::make_pair(BytesOf(where[0]), options.capacity_bytes));
+  EXPECT_EQ(seen.whole, std::make_pair(bytes, 2 * options.capacity_bytes));
+  for (uint64_t step = 0; step < 6; ++step) Answers(step);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_GT(devices_[i]->backend->peak_bytes(), 0);
+    EXPECT_LE(devices_[i]->backend->peak_bytes(), Reserved()[i]);
+  }
+  ASSERT_TRUE(*shard->Remove(kSession));
+  EXPECT_THAT(Reserved(), ElementsAre(0, 0));
+  for (const auto& device : devices_) EXPECT_EQ(device->backend->allocated_bytes(), 0);
+}
+
+// What fits on two devices together and on neither alone; and what does not fit anywhere, refused with all numbers.
+TEST_F(ShardDevicesTest, AdmitsWhatItsDevicesHoldAndRefusesWithTheNumbersOfEach) {
+  for (LayerSpec& layer : spec.layers) layer.d_out = layer.d_in = 30;
+  spec.layers.resize(3);
+  options.capacity_bytes = BytesOf({0, 1});
+  ASSERT_GT(BytesOf({0, 1, 2}), options.capacity_bytes);
+  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
+  ASSERT_TRUE(*shard->Remove(kSession));
+
+  spec.layers.insert(spec.layers.end(), 2, spec.layers[0]);
+  for (size_t i = 0; i < 5; ++i) spec.layers[i].name = absl::StrCat("layer", i);
+  const absl::Status refused = Make(2).Install(MakeInstall()).status();
+  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr(absl::StrCat("test:0 does not fit: needed ", BytesOf({0, 1, 2}), " bytes, reserved 0 of ",
+                                           "capacity ", options.capacity_bytes)),
+                    HasSubstr(absl::StrCat("test:1 fits: needed ", BytesOf({0, 1})))));
+  EXPECT_THAT(Reserved(), ElementsAre(0, 0));
+  for (const auto& device : devices_) EXPECT_EQ(device->backend->allocated_bytes(), 0);
+}
+
+TEST_F(ShardDevicesTest, RoomComesBeforeBalance) {
+  const MethodSet methods = MethodSet::Make(spec, options.make_method).value();
+  // By cost the most expensive one would go where there is most room, and the others would lack it.
+  const std::vector<uint32_t> all = {0, 1, 2, 3, 4};
+  const std::vector<int> none(5, -1);
+  std::vector<AssignmentDevice> devices = {{.free_bytes = BytesOf({0, 1, 2, 3})}, {.free_bytes = BytesOf({4})}};
+  const LayersOfDevices found = AssignDevices(spec, methods, all, none, {}, options.window_steps, devices);
+  EXPECT_THAT(found, ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4)));
+  // Fixed layers stay, whatever they cost.
+  const LayersOfDevices fixed = AssignDevices(spec, methods, all, {1, 1, 1, 1, -1}, {}, options.window_steps,
+                                              std::vector<AssignmentDevice>(2, {.free_bytes = 1 << 30}));
+  EXPECT_THAT(fixed, ElementsAre(ElementsAre(4), ElementsAre(0, 1, 2, 3)));
+  // A device with much to do gets nothing that another can take.
+  devices = {{.free_bytes = 1 << 30, .load = 1e18}, {.free_bytes = 1 << 30}, {.free_bytes = 1 << 30}};
+  EXPECT_THAT(AssignDevices(spec, methods, all, none, {}, options.window_steps, devices)[0], IsEmpty());
+}
+
+// Methods with one rank and many, mean and sketches, and with background work, on threads.
+TEST_F(ShardDevicesTest, AnswersAreThoseOfOneDevice) {
+  for (const char* method : {"mkor", "eva", "kfac", "kron"}) {
+    SCOPED_TRACE(method);
+    spec.method = {.name = method, .options = {}};
+    if (spec.method.name == "kfac") spec.method.options["refresh_lag"] = 2.0;
+    std::vector<std::vector<Payload>> expected;
+    for (const size_t count : {1, 2, 3}) {
+      ASSERT_TRUE(Make(count).Install(MakeInstall()).ok());
+      std::vector<std::vector<Payload>> answers;
+      for (uint64_t step = 0; step < 12; ++step) answers.push_back(Answers(step));
+      if (count == 1) expected = answers;
+      EXPECT_EQ(answers, expected) << count << " devices";
+      std::set<size_t> used;
+      for (size_t i = 0; i < count; ++i) {
+        if (devices_[i]->backend->peak_bytes() > 0) used.insert(i);
+      }
+      EXPECT_EQ(used.size(), count);
+    }
+  }
+}
+
+// The journal of a shard with three devices brings its session back on one with two, to the bit.
+TEST_F(ShardDevicesTest, ComesBackOnAnotherNumberOfDevices) {
+  std::vector<Payload> expected;
+  {
+    ASSERT_TRUE(Make(1).Install(MakeInstall()).ok());
+    for (uint64_t step = 0; step < 8; ++step) Answers(step);
+    expected = Answers(8);
+  }
+  MemoryJournal journal;
+  options.journal = &journal;
+  options.snapshot_interval_steps = 4;
+  ASSERT_TRUE(Make(3).Install(MakeInstall()).ok());
+  for (uint64_t step = 0; step < 8; ++step) Answers(step);
+  ASSERT_GT(journal.snapshots(), 0);
+  Make(2).AwaitReplay();
+  journal.Restore(*shard);
+  ASSERT_THAT(shard->FinishReplay(), IsEmpty());
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  EXPECT_FALSE(Where()[0].empty());
+  EXPECT_FALSE(Where()[1].empty());
+  EXPECT_EQ(Answers(8), expected);
+}
+
+TEST_F(ShardDevicesTest, LayersThatStayKeepTheirDevice) {
+  ASSERT_TRUE(Make(2).Install(Of({0, 1})).ok());
+  EXPECT_THAT(Where(), ElementsAre(ElementsAre(1), ElementsAre(0)));
+  ASSERT_TRUE(shard->Install(Of({0, 1, 2, 3, 4}, 2)).ok());
+  const auto where = Where();
+  EXPECT_THAT(Reserved(), ElementsAre(BytesOf(where[0]), BytesOf(where[1])));
+  EXPECT_NE(std::find(where[1].begin(), where[1].end(), 0u), where[1].end());
+  EXPECT_NE(std::find(where[0].begin(), where[0].end(), 1u), where[0].end());
+  ASSERT_TRUE(shard->Install(Of({1}, 3)).ok());
+  EXPECT_THAT(Reserved(), ElementsAre(BytesOf({1}), 0));
+}
+
+TEST_F(ShardDevicesTest, ReleasedFactorsGiveBackTheMemoryOfEveryDevice) {
+  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
+  const auto where = Where();
+  const std::vector<int64_t> held = Reserved();
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(Reserved()[i],
+              ComputeFirstOrderReservation(spec, where[i], options.window_steps, /*parallelism=*/1).total());
+    EXPECT_EQ(devices_[i]->backend->allocated_bytes(), 0);
+  }
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
+  EXPECT_EQ(Reserved(), held);
+  EXPECT_EQ(Where(), where);
+  Answers(0);
+}
+
+// One device does not work any more: its layers answer IDENTITY, the other's go on.
+TEST_F(ShardDevicesTest, ADeviceThatFailsTakesItsOwnLayersAlone) {
+  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
+  Answers(0);
+  const auto where = Where();
+  devices_[1]->backend->FailAlways();
+  for (const auto& [layer, reply] : Step(1)) {
+    const bool of_the_failed = std::find(where[1].begin(), where[1].end(), layer) != where[1].end();
+    EXPECT_EQ(reply->decision(), of_the_failed ? Decision::kIdentity : Decision::kPreconditioned) << layer;
+    EXPECT_EQ((*reply->result)->factor_version, of_the_failed ? 1u : 2u);
+  }
+}
+
+// Layers of a lost shard with one device go on, spread over this one's.
+TEST_F(ShardDevicesTest, TakesOverOntoItsDevices) {
+  spec.world_size = 1;
+  spec.on_shard_loss = ShardLossPolicy::kDegrade;
+  const auto live = [this] { shard->Probe({.from = clock.Monotonic(), .duration = absl::Hours(1)}).IgnoreError(); };
+  std::vector<Payload> expected;
+  const auto lost = std::make_shared<MemoryJournal>();
+  MemoryJournal own;
+  options.journal = lost.get();
+  Make(1);
+  live();
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  for (uint64_t step = 0; step < 4; ++step) Answers(step);
+  {
+    // What comes next had the shard not been lost.
+    options.journal = nullptr;
+    Make(1);
+    live();
+    ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+    for (uint64_t step = 0; step < 4; ++step) Answers(step);
+    expected = Answers(4);
+  }
+  MemoryPeers peers;
+  peers.Add(lost);
+  options.journal = &own;
+  options.peers = &peers;
+  Make(2);
+  live();
+  epoch = 2;
+  ASSERT_TRUE(shard->Install(MakeInstall(2)).ok());
+  peers.WorkAll();
+  EXPECT_FALSE(Where()[0].empty());
+  EXPECT_FALSE(Where()[1].empty());
+  EXPECT_EQ(Answers(4), expected);
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(Reserved()[i], BytesOf(Where()[i])) << "what came besides is given back";
+}
+
+}  // namespace
+}  // namespace precondor
