@@ -13,9 +13,11 @@
 #include "tests/support/cuda_host/stream.h"
 
 struct cublasContext {
+  const int device = precondor::cuda_host::CurrentDevice();
   cudaStream_t stream = nullptr;
 };
 struct cusolverDnContext {
+  const int device = precondor::cuda_host::CurrentDevice();
   cudaStream_t stream = nullptr;
 };
 
@@ -29,12 +31,20 @@ CBLAS_SIDE Blas(cublasSideMode_t side) { return side == CUBLAS_SIDE_LEFT ? Cblas
 CBLAS_DIAG Blas(cublasDiagType_t diag) { return diag == CUBLAS_DIAG_UNIT ? CblasUnit : CblasNonUnit; }
 const char* Lapack(cublasFillMode_t uplo) { return uplo == CUBLAS_FILL_MODE_LOWER ? "L" : "U"; }
 
+// A handle belongs to the device that was current when it was made, and works on that alone.
+template <typename Handle>
+bool OnItsDevice(Handle handle) {
+  return handle->device == host::CurrentDevice() && handle->device == host::DeviceOf(handle->stream);
+}
+
 cublasStatus_t Put(cublasHandle_t handle, std::function<void()> work) {
+  if (!OnItsDevice(handle)) return CUBLAS_STATUS_INVALID_VALUE;
   if (host::CountCall() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   host::Enqueue(handle->stream, std::move(work));
   return CUBLAS_STATUS_SUCCESS;
 }
 cusolverStatus_t Put(cusolverDnHandle_t handle, std::function<void()> work) {
+  if (!OnItsDevice(handle)) return CUSOLVER_STATUS_INVALID_VALUE;
   if (host::CountCall() != cudaSuccess) return CUSOLVER_STATUS_EXECUTION_FAILED;
   host::Enqueue(handle->stream, std::move(work));
   return CUSOLVER_STATUS_SUCCESS;

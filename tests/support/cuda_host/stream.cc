@@ -9,19 +9,23 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <set>
 
 #include "kernels/base/mutex.h"
+#include "tests/support/cuda_host/devices.h"
 
 struct CUstream_st {
   struct Item {
     std::function<void()> work;
     bool even_when_lost = false;
   };
+  const int device = precondor::cuda_host::CurrentDevice();
   precondor::Mutex queue_mu;
   std::deque<Item> queue;
   precondor::Mutex running_mu;  // work runs one at a time, whoever waits
 };
 struct CUevent_st {
+  const int device = precondor::cuda_host::CurrentDevice();
   struct State {
     precondor::Mutex mu;
     cudaStream_t stream = nullptr;  // where it was recorded last
@@ -29,7 +33,9 @@ struct CUevent_st {
   };
   const std::shared_ptr<State> state = std::make_shared<State>();  // what is on the stream may outlive the event
 };
-struct CUmemPoolHandle_st {};
+struct CUmemPoolHandle_st {
+  int device = 0;
+};
 
 namespace precondor::cuda_host {
 namespace {
@@ -38,13 +44,12 @@ Mutex mu;  // guards what follows
 int64_t calls = 0;
 int64_t failing_call = -1;
 cudaError_t failure = cudaSuccess;
-bool lost = false;
-std::atomic<int> device_count{1};
+std::set<int> lost;  // devices
 std::atomic<int64_t> live_objects{0};
 
-bool Lost() {
+bool Lost(int device) {
   const MutexLock lock(mu);
-  return lost;
+  return lost.contains(device);
 }
 
 void Put(cudaStream_t stream, std::function<void()> work, bool even_when_lost) {
@@ -53,6 +58,7 @@ void Put(cudaStream_t stream, std::function<void()> work, bool even_when_lost) {
 }
 
 void Drain(cudaStream_t stream, const std::function<bool()>& done) {
+  const WorkScope work(stream->device);
   const MutexLock run(stream->running_mu);
   while (!done()) {
     CUstream_st::Item item;
@@ -62,7 +68,7 @@ void Drain(cudaStream_t stream, const std::function<bool()>& done) {
       item = std::move(stream->queue.front());
       stream->queue.pop_front();
     }
-    if (item.even_when_lost || !Lost()) item.work();
+    if (item.even_when_lost || !Lost(stream->device)) item.work();
   }
 }
 
@@ -70,20 +76,6 @@ void CopyRows(void* to, size_t to_pitch, const void* from, size_t from_pitch, si
   for (size_t i = 0; i < rows; ++i) {
     std::memcpy(static_cast<char*>(to) + i * to_pitch, static_cast<const char*>(from) + i * from_pitch, width);
   }
-}
-
-// NaN in every f32 and f64 of the first MiB, so that nobody takes memory for zeroed.
-void* NewMemory(size_t bytes) {
-  void* data = nullptr;
-  if (posix_memalign(&data, 256, bytes) != 0) return nullptr;
-  std::memset(data, 0xff, std::min(bytes, size_t{1} << 20));
-  ++live_objects;
-  return data;
-}
-
-void FreeMemory(void* data) {
-  std::free(data);
-  --live_objects;
 }
 
 }  // namespace
@@ -94,9 +86,9 @@ void Enqueue(cudaStream_t stream, std::function<void()> work) {
 
 cudaError_t CountCall() {
   const MutexLock lock(mu);
-  if (lost) return failure;
+  if (lost.contains(CurrentDevice())) return failure;
   if (calls++ != failing_call) return cudaSuccess;
-  lost = failure == cudaErrorIllegalAddress || failure == cudaErrorECCUncorrectable;
+  if (failure == cudaErrorIllegalAddress || failure == cudaErrorECCUncorrectable) lost.insert(CurrentDevice());
   return failure;
 }
 
@@ -112,9 +104,9 @@ void FailCall(int64_t after, cudaError_t error) {
 void Recover() {
   const MutexLock lock(mu);
   failing_call = -1;
-  lost = false;
+  lost.clear();
 }
-void SetDeviceCount(int count) { device_count = count; }
+int DeviceOf(cudaStream_t stream) { return stream->device; }
 int64_t LiveObjects() { return live_objects; }
 void AddLiveObjects(int64_t count) { live_objects += count; }
 
@@ -128,12 +120,16 @@ namespace host = precondor::cuda_host;
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  if (host::device_count < 0) return cudaErrorInsufficientDriver;  // leaves *count alone, as the real one does
-  if (host::device_count == 0) return cudaErrorNoDevice;
-  *count = host::device_count;
+  if (host::DeviceCount() < 0) return cudaErrorInsufficientDriver;  // leaves *count alone, as the real one does
+  if (host::DeviceCount() == 0) return cudaErrorNoDevice;
+  *count = host::DeviceCount();
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device < host::device_count ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaSetDevice(int device) { return host::SetCurrentDevice(device) ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDevice(int* device) {
+  *device = host::CurrentDevice();
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = 1;
   return cudaSuccess;
@@ -151,6 +147,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorIllegalAddress";
     case cudaErrorInvalidConfiguration:
       return "cudaErrorInvalidConfiguration";
+    case cudaErrorInvalidResourceHandle:
+      return "cudaErrorInvalidResourceHandle";
     default:
       return "another error";
   }
@@ -194,6 +192,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   RETURN_IF_FAILED();
+  if (event->device != stream->device) return cudaErrorInvalidResourceHandle;
   const precondor::MutexLock lock(event->state->mu);
   event->state->stream = stream;
   host::Enqueue(stream, [state = event->state, record = ++event->state->records] {
@@ -232,19 +231,23 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
+// Every device reaches it.
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   RETURN_IF_FAILED();
-  *data = host::NewMemory(bytes);
-  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  if (posix_memalign(data, 256, bytes) != 0) return cudaErrorMemoryAllocation;
+  std::memset(*data, 0xff, std::min(bytes, size_t{1} << 20));
+  host::AddLiveObjects(1);
+  return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
-  host::FreeMemory(data);
+  std::free(data);
+  host::AddLiveObjects(-1);
   return cudaSuccess;
 }
 
-cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
   RETURN_IF_FAILED();
-  *pool = new CUmemPoolHandle_st;
+  *pool = new CUmemPoolHandle_st{.device = properties->location.id};
   host::AddLiveObjects(1);
   return cudaSuccess;
 }
@@ -255,15 +258,15 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return host::CountCall(); }
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return host::CountCall(); }
-cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t, cudaStream_t) {
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool, cudaStream_t) {
   RETURN_IF_FAILED();
-  *data = host::NewMemory(bytes);
+  *data = host::NewDeviceMemory(bytes, pool->device);
   return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 // Freeing counts as no call: nothing that fails may keep memory.
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   host::Put(
-      stream, [data] { host::FreeMemory(data); }, /*even_when_lost=*/true);
+      stream, [data] { host::FreeDeviceMemory(data); }, /*even_when_lost=*/true);
   return cudaSuccess;
 }
 

@@ -8,12 +8,16 @@
 #include <tuple>
 #include <utility>
 
+#include "tests/support/cuda_host/devices.h"
 #include "tests/support/cuda_host/grid.h"
 
 namespace precondor::cuda_host {
 
 // Puts work behind what is on the stream. It runs when somebody waits for it, unless the device is lost by then.
 void Enqueue(cudaStream_t stream, std::function<void()> work);
+
+// That a stream belongs to.
+int DeviceOf(cudaStream_t stream);
 
 // Counts a call of the CUDA runtime, and is its result: cudaSuccess, or what FailCall asked for.
 cudaError_t CountCall();
@@ -24,7 +28,7 @@ int64_t Calls();
 // ends a device's use, until Recover.
 void FailCall(int64_t calls, cudaError_t error);
 void Recover();
-// Devices that there are; -1: no driver.
+// Devices that there are; -1: no driver. Not while memory is held.
 void SetDeviceCount(int count);
 // Memory, streams, events, pools and handles that have been made and not yet freed.
 int64_t LiveObjects();
@@ -34,6 +38,7 @@ template <typename... Params, typename... Args>
 cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
   const cudaError_t error = CountCall();
   if (error != cudaSuccess) return error;
+  if (DeviceOf(config->stream) != CurrentDevice()) return cudaErrorInvalidResourceHandle;
   const dim3 grid = config->gridDim, block = config->blockDim;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
       block.x * block.y * block.z == 0 || block.x * block.y * block.z > 1024) {

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which device a shard takes. Where the toolkit's headers are, the library on LD_LIBRARY_PATH is the host's imitation.
+// Which device a shard takes. Where the toolkit's headers are, the library on LD_LIBRARY_PATH is the host's imitation,
+// with two devices.
 #include "server/shard_backend.h"
 
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -115,12 +119,38 @@ TEST(ShardBackendTest, CudaComesOutOfItsLibrary) {
   EXPECT_EQ(backend->AbsoluteSum(x.view()).value(), 6.0);
 }
 
+TEST(ShardBackendTest, SeveralDevicesOrAll) {
+  TextLogger logger;
+  store::PosixFileSystem disk;
+  for (const auto& [asked, expected] : std::map<std::string, std::vector<std::string>>{
+           {"all", {"cuda:0", "cuda:1"}}, {"1", {"cuda:1"}}, {"1,0", {"cuda:1", "cuda:0"}}}) {
+    ServerConfig config = Config("cuda", 7);  // which counts for nothing then
+    config.cuda_devices = absl::StrSplit(asked, ',');
+    const std::vector<DeviceBackend> devices = MakeShardBackends(config, disk, logger).value();
+    std::vector<std::string> names;
+    for (const DeviceBackend& device : devices) {
+      names.push_back(device.name);
+      DeviceMatrix x = device.backend->Allocate(2, 2).value();
+      ASSERT_TRUE(device.backend->AddDiagonal(3.0, x.view()).ok());
+      EXPECT_EQ(device.backend->AbsoluteSum(x.view()).value(), 6.0);
+    }
+    EXPECT_EQ(names, expected);
+    config.threads = 0;
+    EXPECT_GE(DeviceThreads(config, devices), 32);
+    config.threads = 3;
+    EXPECT_EQ(DeviceThreads(config, devices), 3);
+  }
+  ServerConfig config = Config("cuda");
+  config.cuda_devices = {"0", "2"};
+  EXPECT_TRUE(absl::IsUnavailable(MakeShardBackends(config, disk, logger).status()));
+}
+
 TEST(ShardBackendTest, ADeviceThatIsNotThereIsAnError) {
   TextLogger logger;
   store::PosixFileSystem disk;
   const absl::Status status = MakeShardBackends(Config("cuda", 5), disk, logger).status();
   EXPECT_TRUE(absl::IsUnavailable(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device: expected 0 ... 0, got 5"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device: expected 0 ... 1, got 5"));
 }
 #else
 TEST(ShardBackendTest, CudaWithoutItsLibraryIsAnError) {
