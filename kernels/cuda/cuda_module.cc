@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/module_entry.h"
 
@@ -49,6 +48,11 @@ absl::StatusOr<std::unique_ptr<Backend>> LoadCudaBackend(const CudaBackendOption
 absl::StatusOr<int> CountLoadedCudaDevices() {
   PRECONDOR_ASSIGN_OR_RETURN(const CudaModuleEntry* const entry, LoadEntry());
   return entry->count();
+}
+
+absl::StatusOr<std::unique_ptr<DevicePlane>> LoadCudaPlane(int device) {
+  PRECONDOR_ASSIGN_OR_RETURN(const CudaModuleEntry* const entry, LoadEntry());
+  return entry->make_plane(device);
 }
 
 }  // namespace precondor

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/module_entry.h"
 
+#include "kernels/cuda/cuda_plane.h"
+
 // The name is a symbol's: NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 extern __attribute__((visibility("default"))) const precondor::CudaModuleEntry precondor_cuda_module;
 const precondor::CudaModuleEntry precondor_cuda_module = {PRECONDOR_VERSION, &precondor::MakeCudaBackend,
-                                                          &precondor::CountCudaDevices};
+                                                          &precondor::CountCudaDevices, &precondor::MakeCudaPlane};
 }
 // NOLINTEND(readability-identifier-naming)

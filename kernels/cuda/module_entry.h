@@ -8,6 +8,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/device_plane.h"
 
 namespace precondor {
 
@@ -15,6 +16,7 @@ struct CudaModuleEntry {
   const char* version;
   absl::StatusOr<std::unique_ptr<Backend>> (*make)(const CudaBackendOptions&);
   absl::StatusOr<int> (*count)();
+  absl::StatusOr<std::unique_ptr<DevicePlane>> (*make_plane)(int device);
 };
 
 constexpr char kCudaModuleSymbol[] = "precondor_cuda_module";

@@ -6,7 +6,8 @@ import re
 
 from lint_support import Case, line_of, main, without_comments
 
-KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/device_matrix.h", "kernels/low_rank_inverse.h",
+KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/device_matrix.h", "kernels/device_plane.h",
+               "kernels/low_rank_inverse.h",
                "kernels/operation.h", "kernels/collective.h"]
 CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
 
@@ -14,6 +15,7 @@ CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
 OURS = [
     ("kernels/base/", []),
     ("kernels/device_matrix", ["kernels/base/"]),
+    ("kernels/device_plane", ["kernels/base/"]),
     ("kernels/low_rank_inverse", ["kernels/base/"]),
     ("kernels/backend", ["kernels/base/", "kernels/device_matrix.h", "kernels/low_rank_inverse.h",
                          "kernels/operation.h"]),
@@ -42,8 +44,8 @@ OURS = [
     ("client/cpp/tools/ctl_restore", ["kernels/base/", "proto/wire/", "precondor/", "client/cpp/", "server/recovery/",
                                       "server/store/"]),
     # Tools and examples also precondition locally, to compare with.
-    ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "proto/wire/", "precondor/",
-                                   "client/cpp/"]),
+    ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "kernels/cuda/cuda_module.h",
+                                   "proto/wire/", "precondor/", "client/cpp/"]),
     # Expected values must not come from what is tested.
     ("tests/reference/", ["kernels/base/"]),
     ("tests/unit/kernels/", ["kernels/", "tests/reference/", "tests/support/"]),

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <set>
 
@@ -47,17 +48,29 @@ cudaError_t failure = cudaSuccess;
 std::set<int> lost;  // devices
 std::atomic<int64_t> live_objects{0};
 
+// What calls mean that name no stream: one of the current device.
+cudaStream_t Named(cudaStream_t stream) {
+  static auto& defaults = *new std::map<int, std::unique_ptr<CUstream_st>>;
+  if (stream != nullptr) return stream;
+  const MutexLock lock(mu);
+  std::unique_ptr<CUstream_st>& of_device = defaults[CurrentDevice()];
+  if (of_device == nullptr) of_device = std::make_unique<CUstream_st>();
+  return of_device.get();
+}
+
 bool Lost(int device) {
   const MutexLock lock(mu);
   return lost.contains(device);
 }
 
 void Put(cudaStream_t stream, std::function<void()> work, bool even_when_lost) {
+  stream = Named(stream);
   const MutexLock lock(stream->queue_mu);
   stream->queue.push_back({std::move(work), even_when_lost});
 }
 
 void Drain(cudaStream_t stream, const std::function<bool()>& done) {
+  stream = Named(stream);
   const WorkScope work(stream->device);
   const MutexLock run(stream->running_mu);
   while (!done()) {
@@ -130,6 +143,14 @@ cudaError_t cudaGetDevice(int* device) {
   *device = host::CurrentDevice();
   return cudaSuccess;
 }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  RETURN_IF_FAILED();
+  if (device < 0 || device >= host::DeviceCount()) return cudaErrorInvalidDevice;
+  *properties = {};
+  std::memcpy(properties->uuid.bytes, "cuda on the host", sizeof(properties->uuid.bytes));
+  properties->uuid.bytes[15] = static_cast<char>('a' + device);
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = 1;
   return cudaSuccess;
@@ -192,6 +213,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   RETURN_IF_FAILED();
+  stream = host::Named(stream);
   if (event->device != stream->device) return cudaErrorInvalidResourceHandle;
   const precondor::MutexLock lock(event->state->mu);
   event->state->stream = stream;

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// A digest of f32 elements that is the same wherever and in whatever order it is made: by a shard of bytes that came
+// over a socket, and by a device of what lies in its memory. Not for adversaries.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace precondor {
+
+// What element number `index`, of these bits, adds to the digest; the sum is modulo 2^64.
+constexpr uint64_t PayloadTerm(uint64_t index, uint32_t bits) {
+  uint64_t h = (index + 1) * 0x9e3779b97f4a7c15u ^ bits;
+  h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
+  h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
+  return h ^ h >> 32;
+}
+
+// Of little-endian f32 elements on the host, aligned or not.
+inline uint64_t PayloadDigest(const uint8_t* bytes, int64_t elements) {
+  uint64_t digest = 0;
+  for (int64_t i = 0; i < elements; ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, bytes + i * 4, 4);
+    digest += PayloadTerm(static_cast<uint64_t>(i), bits);
+  }
+  return digest;
+}
+
+}  // namespace precondor

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/cuda_plane.h"
+
+#include <cstring>
+#include <cuda_runtime_api.h>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/payload_facts.h"
+#include "kernels/cuda/staging.h"
+
+namespace precondor {
+namespace {
+
+using cuda::PayloadSums;
+using cuda::Staging;
+using cuda::ToStatus;
+
+int64_t Pitch(ConstMatrixView x) { return x.stride * static_cast<int64_t>(sizeof(float)); }
+int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(float)); }
+
+absl::Status Checked(absl::string_view what, cudaError_t error) {
+  if (error != cudaSuccess) (void)cudaGetLastError();  // or somebody else's next call would report it
+  return ToStatus(absl::StrCat("device plane: ", what), error);
+}
+
+// The device is the thread's current one until the end. Threads are the caller's, and so is what they had.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    status_ = Checked("cudaGetDevice", cudaGetDevice(&before_));
+    if (status_.ok() && before_ != device) {
+      status_ = Checked("cudaSetDevice", cudaSetDevice(device));
+      changed_ = status_.ok();
+    }
+  }
+  ~OnDevice() {
+    if (changed_) (void)cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  const absl::Status& status() const { return status_; }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+  absl::Status status_;
+};
+
+class ExportedRing final : public SharedRing {
+ public:
+  ExportedRing(int device, void* data, int64_t bytes, std::string handle)
+      : SharedRing(static_cast<float*>(data), bytes, std::move(handle)), device_(device) {}
+  ~ExportedRing() override {
+    const OnDevice current(device_);
+    (void)Checked("cudaFree", cudaFree(data()));
+  }
+
+ private:
+  const int device_;
+};
+
+class MappedRing final : public SharedRing {
+ public:
+  MappedRing(int device, void* data, int64_t bytes)
+      : SharedRing(static_cast<float*>(data), bytes, ""), device_(device) {}
+  ~MappedRing() override {
+    const OnDevice current(device_);
+    (void)Checked("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(data()));
+  }
+
+ private:
+  const int device_;
+};
+
+class CudaPlane final : public DevicePlane {
+ public:
+  explicit CudaPlane(int index) : index_(index) {}
+  ~CudaPlane() override {
+    const OnDevice current(index_);
+    if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+    staging_.reset();
+    if (sums_ != nullptr) cudaFree(sums_);
+    const MutexLock lock(mu_);
+    for (cudaEvent_t event : events_) cudaEventDestroy(event);
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  absl::Status Open() {
+    int count = 0;
+    PRECONDOR_RETURN_IF_ERROR(Checked("CUDA devices", cudaGetDeviceCount(&count)));
+    if (index_ < 0 || index_ >= count) {
+      return absl::UnavailableError(absl::StrCat("CUDA device: expected 0 ... ", count - 1, ", got ", index_));
+    }
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    cudaDeviceProp properties = {};
+    PRECONDOR_RETURN_IF_ERROR(Checked("properties", cudaGetDeviceProperties(&properties, index_)));
+    device_.assign(properties.uuid.bytes, sizeof(properties.uuid.bytes));
+    PRECONDOR_RETURN_IF_ERROR(Checked("stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
+    void* sums = nullptr;
+    PRECONDOR_RETURN_IF_ERROR(Checked("memory", cudaMalloc(&sums, cuda::kMaxPayloadPieces * sizeof(PayloadSums))));
+    sums_ = static_cast<PayloadSums*>(sums);
+    return absl::OkStatus();
+  }
+
+  const std::string& device() const override { return device_; }
+
+  absl::StatusOr<std::unique_ptr<SharedRing>> Export(int64_t bytes) override {
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    bytes = (bytes + kRingGranularity - 1) / kRingGranularity * kRingGranularity;
+    void* data = nullptr;
+    PRECONDOR_RETURN_IF_ERROR(Checked(absl::StrCat("ring of ", bytes, " bytes"), cudaMalloc(&data, bytes)));
+    cudaIpcMemHandle_t handle = {};
+    const absl::Status status = Checked("cudaIpcGetMemHandle", cudaIpcGetMemHandle(&handle, data));
+    if (!status.ok()) {
+      (void)cudaFree(data);
+      return status;
+    }
+    return std::make_unique<ExportedRing>(index_, data, bytes, std::string(handle.reserved, sizeof(handle.reserved)));
+  }
+
+  absl::StatusOr<std::unique_ptr<SharedRing>> Map(absl::string_view handle, int64_t bytes) override {
+    cudaIpcMemHandle_t opaque = {};
+    if (handle.size() != sizeof(opaque.reserved)) {
+      return absl::UnavailableError(absl::StrCat("device plane: expected a memory handle of ", sizeof(opaque.reserved),
+                                                 " bytes, got ", handle.size()));
+    }
+    std::memcpy(opaque.reserved, handle.data(), handle.size());
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    void* data = nullptr;
+    const absl::Status status =
+        Checked("cudaIpcOpenMemHandle", cudaIpcOpenMemHandle(&data, opaque, cudaIpcMemLazyEnablePeerAccess));
+    if (!status.ok()) return absl::UnavailableError(status.message());
+    return std::make_unique<MappedRing>(index_, data, bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Mark>> Record(void* stream) override {
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    PRECONDOR_ASSIGN_OR_RETURN(const cudaEvent_t event, TakeEvent());
+    auto mark = std::make_unique<EventMark>(*this, event);
+    PRECONDOR_RETURN_IF_ERROR(Checked("cudaEventRecord", cudaEventRecord(event, static_cast<cudaStream_t>(stream))));
+    return mark;
+  }
+
+  absl::Status Await(const Mark& mark) override {
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    return Checked("the caller's stream", cudaEventSynchronize(static_cast<const EventMark&>(mark).event()));
+  }
+
+  absl::Status Copy(ConstMatrixView from, MatrixView to) override {
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    PRECONDOR_RETURN_IF_ERROR(
+        Checked("copy", cuda::CopyRowsAsync(to.data, Pitch(to), from.data, Pitch(from), Width(from), from.rows,
+                                            cudaMemcpyDeviceToDevice, stream_)));
+    return Checked("copy", cudaStreamSynchronize(stream_));
+  }
+
+  absl::Status Upload(ConstMatrixView host, MatrixView device) override {
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    PRECONDOR_ASSIGN_OR_RETURN(Staging* const staging, OwnStaging());
+    PRECONDOR_RETURN_IF_ERROR(
+        Checked("upload", staging->Upload(host.data, Pitch(host), Width(host), host.rows, device.data, Pitch(device))));
+    return Checked("upload", cudaStreamSynchronize(stream_));
+  }
+
+  absl::Status Download(ConstMatrixView device, MatrixView host) override {
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    PRECONDOR_ASSIGN_OR_RETURN(Staging* const staging, OwnStaging());
+    return Checked("download",
+                   staging->Download(device.data, Pitch(device), Width(device), device.rows, host.data, Pitch(host)));
+  }
+
+  absl::StatusOr<PayloadFacts> Inspect(ConstMatrixView x) override {
+    const OnDevice current(index_);
+    PRECONDOR_RETURN_IF_ERROR(current.status());
+    PRECONDOR_ASSIGN_OR_RETURN(Staging* const staging, OwnStaging());
+    std::vector<PayloadSums> sums(static_cast<size_t>(cuda::PayloadPieces(x)));
+    const int64_t bytes = static_cast<int64_t>(sums.size() * sizeof(PayloadSums));
+    {
+      const MutexLock lock(sums_mu_);
+      PRECONDOR_RETURN_IF_ERROR(Checked("digest", cuda::SumPayload(stream_, x, sums_)));
+      PRECONDOR_RETURN_IF_ERROR(Checked("digest", staging->Download(sums_, bytes, bytes, 1, sums.data(), bytes)));
+    }
+    PayloadFacts facts{.digest = 0, .finite = true};
+    for (const PayloadSums& piece : sums) {
+      facts.digest += piece.digest;
+      facts.finite = facts.finite && piece.not_finite == 0;
+    }
+    return facts;
+  }
+
+ private:
+  class EventMark final : public Mark {
+   public:
+    EventMark(CudaPlane& plane, cudaEvent_t event) : plane_(plane), event_(event) {}
+    ~EventMark() override {
+      const MutexLock lock(plane_.mu_);
+      plane_.events_.push_back(event_);
+    }
+    cudaEvent_t event() const { return event_; }
+
+   private:
+    CudaPlane& plane_;
+    const cudaEvent_t event_;
+  };
+
+  absl::StatusOr<cudaEvent_t> TakeEvent() {
+    {
+      const MutexLock lock(mu_);
+      if (!events_.empty()) {
+        const cudaEvent_t event = events_.back();
+        events_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    PRECONDOR_RETURN_IF_ERROR(
+        Checked("event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync)));
+    return event;
+  }
+
+  absl::StatusOr<Staging*> OwnStaging() {
+    const MutexLock lock(mu_);
+    if (staging_ == nullptr) {
+      PRECONDOR_ASSIGN_OR_RETURN(staging_, Staging::Make(stream_));
+    }
+    return staging_.get();
+  }
+
+  const int index_;
+  // Constant after Open.
+  std::string device_;
+  cudaStream_t stream_ = nullptr;
+  PayloadSums* sums_ = nullptr;
+
+  Mutex sums_mu_;  // one use of sums_ at a time; its holder waits for the device
+  Mutex mu_;
+  std::unique_ptr<Staging> staging_;                      // made once, under mu_
+  std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);  // not in use
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DevicePlane>> MakeCudaPlane(int device) {
+  auto plane = std::make_unique<CudaPlane>(device);
+  PRECONDOR_RETURN_IF_ERROR(plane->Open());
+  return plane;
+}
+
+}  // namespace precondor

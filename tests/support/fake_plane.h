@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device plane whose device is the host's memory.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/payload_digest.h"
+#include "kernels/device_plane.h"
+
+namespace precondor {
+
+class FakePlane final : public DevicePlane {
+ public:
+  const std::string& device() const override { return device_; }
+
+  absl::StatusOr<std::unique_ptr<SharedRing>> Export(int64_t bytes) override {
+    if (refuses) return absl::ResourceExhaustedError("told to refuse");
+    return std::make_unique<Ring>(*this, std::make_unique<std::vector<float>>(bytes / 4));
+  }
+  absl::StatusOr<std::unique_ptr<SharedRing>> Map(absl::string_view, int64_t) override {
+    return absl::UnavailableError("no other process");
+  }
+  absl::StatusOr<std::unique_ptr<Mark>> Record(void*) override { return std::make_unique<Mark>(); }
+  absl::Status Await(const Mark&) override { return absl::OkStatus(); }
+  absl::Status Copy(ConstMatrixView from, MatrixView to) override {
+    for (int64_t i = 0; i < from.rows; ++i) std::memmove(to.row(i), from.row(i), from.cols * sizeof(float));
+    return absl::OkStatus();
+  }
+  absl::Status Upload(ConstMatrixView host, MatrixView device) override { return Copy(host, device); }
+  absl::Status Download(ConstMatrixView device, MatrixView host) override { return Copy(device, host); }
+  absl::StatusOr<PayloadFacts> Inspect(ConstMatrixView x) override {
+    if (refuses) return absl::InternalError("told to refuse");
+    std::vector<float> values;
+    for (int64_t i = 0; i < x.rows; ++i) values.insert(values.end(), x.row(i), x.row(i) + x.cols);
+    PayloadFacts facts;
+    facts.digest = PayloadDigest(reinterpret_cast<const uint8_t*>(values.data()), x.size());
+    facts.finite = true;
+    for (const float value : values) facts.finite = facts.finite && std::isfinite(value);
+    return facts;
+  }
+
+  bool refuses = false;
+  int rings = 0;  // that there are
+
+ private:
+  class Ring final : public SharedRing {
+   public:
+    Ring(FakePlane& plane, std::unique_ptr<std::vector<float>> memory)
+        : SharedRing(memory->data(), static_cast<int64_t>(memory->size()) * 4, "handle"),
+          plane_(plane),
+          memory_(std::move(memory)) {
+      ++plane_.rings;
+    }
+    ~Ring() override { --plane_.rings; }
+
+   private:
+    FakePlane& plane_;
+    const std::unique_ptr<std::vector<float>> memory_;
+  };
+  const std::string device_ = "a device of tests";
+};
+
+}  // namespace precondor

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device plane over CUDA's sources as the host runs them, between processes too.
+#include "kernels/cuda/cuda_plane.h"
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <functional>
+#include <gtest/gtest.h>
+#include <limits>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include "tests/support/cuda_host/stream.h"
+
+namespace precondor {
+namespace {
+
+std::unique_ptr<DevicePlane> MakePlane(int device = 0) {
+  absl::StatusOr<std::unique_ptr<DevicePlane>> plane = MakeCudaPlane(device);
+  EXPECT_TRUE(plane.ok()) << plane.status();
+  return *std::move(plane);
+}
+
+std::vector<float> Values(size_t count) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = std::sin(static_cast<float>(i)) * 3;
+  return values;
+}
+
+// The formula of kernels/base/payload_digest.h, from its text.
+uint64_t NaiveDigest(const std::vector<float>& values) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &values[i], 4);
+    uint64_t h = (static_cast<uint64_t>(i) + 1) * 11400714819323198485u;
+    h ^= bits;
+    for (int round = 0; round < 2; ++round) {
+      h ^= h >> 32;
+      h *= 0xd6e8feb86659fd93u;
+    }
+    sum += h ^ (h >> 32);
+  }
+  return sum;
+}
+
+// Runs `child` in another process; its exit status.
+int InAnotherProcess(const std::function<bool()>& child) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(child() ? 0 : 1);
+  int status = -1;
+  EXPECT_EQ(waitpid(pid, &status, 0), pid);
+  return status;
+}
+
+TEST(CudaPlaneTest, TellsDigestAndFinitenessOfAnyShape) {
+  const auto plane = MakePlane();
+  for (const int64_t count : {1, 31, 4096, 4097, 300000}) {
+    std::vector<float> values = Values(static_cast<size_t>(count));
+    absl::StatusOr<PayloadFacts> facts = plane->Inspect(ConstMatrixView(values.data(), 1, count));
+    ASSERT_TRUE(facts.ok()) << facts.status();
+    EXPECT_EQ(facts->digest, NaiveDigest(values));
+    EXPECT_TRUE(facts->finite);
+    const uint64_t before = facts->digest;
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      values.back() = bad;
+      facts = plane->Inspect(ConstMatrixView(values.data(), 1, count));
+      ASSERT_TRUE(facts.ok()) << facts.status();
+      EXPECT_FALSE(facts->finite);
+      EXPECT_NE(facts->digest, before);
+    }
+  }
+}
+
+TEST(CudaPlaneTest, LooksAtRowsAndNotBetweenThem) {
+  const auto plane = MakePlane();
+  const std::vector<float> wide = {1, 2, 3, NAN, 4, 5, 6, NAN};
+  const absl::StatusOr<PayloadFacts> facts = plane->Inspect(ConstMatrixView(wide.data(), 2, 3, 4));
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_TRUE(facts->finite);
+  EXPECT_EQ(facts->digest, NaiveDigest({1, 2, 3, 4, 5, 6}));
+}
+
+TEST(CudaPlaneTest, CopiesBothWaysWithStrides) {
+  const auto plane = MakePlane();
+  const std::vector<float> host = {1, 2, -1, 3, 4, -1};
+  std::vector<float> device(4), other(6, 9), back(4);
+  ASSERT_TRUE(plane->Upload(ConstMatrixView(host.data(), 2, 2, 3), MatrixView(device.data(), 2, 2)).ok());
+  ASSERT_TRUE(plane->Copy(ConstMatrixView(device.data(), 2, 2), MatrixView(other.data(), 2, 2, 3)).ok());
+  ASSERT_TRUE(plane->Download(ConstMatrixView(other.data(), 2, 2, 3), MatrixView(back.data(), 2, 2)).ok());
+  EXPECT_EQ(other, (std::vector<float>{1, 2, 9, 3, 4, 9}));
+  EXPECT_EQ(back, (std::vector<float>{1, 2, 3, 4}));
+}
+
+TEST(CudaPlaneTest, AMarkIsReachedOnceItsStreamHasComeThere) {
+  const auto plane = MakePlane();
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  for (cudaStream_t of : {stream, cudaStream_t{nullptr}}) {
+    int value = 0;
+    ASSERT_EQ(cudaMemsetAsync(&value, 0xff, sizeof(value), of), cudaSuccess);
+    const auto mark = plane->Record(of);
+    ASSERT_TRUE(mark.ok()) << mark.status();
+    EXPECT_EQ(value, 0);
+    EXPECT_TRUE(plane->Await(**mark).ok());
+    EXPECT_EQ(value, -1);
+  }
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST(CudaPlaneTest, LeavesTheCallersDeviceAsItIs) {
+  cuda_host::SetDeviceCount(2);
+  {
+    const auto plane = MakePlane(1), first = MakePlane(0);
+    EXPECT_NE(plane->device(), first->device());
+    EXPECT_EQ(plane->device().size(), 16u);
+    const float value = 1;
+    ASSERT_TRUE(plane->Inspect(ConstMatrixView(&value, 1, 1)).ok());
+    int device = -1;
+    ASSERT_EQ(cudaGetDevice(&device), cudaSuccess);
+    EXPECT_EQ(device, 0);
+  }
+  cuda_host::SetDeviceCount(1);
+}
+
+TEST(CudaPlaneTest, TwoProcessesUseOneRing) {
+  const auto plane = MakePlane();
+  auto ring = plane->Export(1000);
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  EXPECT_EQ((*ring)->bytes(), 2 << 20);  // nothing of others' lies beside it
+  const std::vector<float> sent = Values(100), answer = Values(50);
+  ASSERT_TRUE(plane->Upload(ConstMatrixView(answer.data(), 1, 50), MatrixView((*ring)->data() + 200, 1, 50)).ok());
+  EXPECT_EQ(InAnotherProcess([&] {
+              const auto theirs = MakePlane();
+              const auto mapped = theirs->Map((*ring)->handle(), (*ring)->bytes());
+              if (!mapped.ok() || (*mapped)->data() == (*ring)->data()) return false;
+              std::vector<float> got(50);
+              float* const data = (*mapped)->data();
+              return theirs->Download(ConstMatrixView(data + 200, 1, 50), MatrixView(got.data(), 1, 50)).ok() &&
+                     got == answer &&
+                     theirs->Upload(ConstMatrixView(sent.data(), 1, 100), MatrixView(data, 1, 100)).ok();
+            }),
+            0);
+  const absl::StatusOr<PayloadFacts> facts = plane->Inspect(ConstMatrixView((*ring)->data(), 1, 100));
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_EQ(facts->digest, NaiveDigest(sent));
+}
+
+TEST(CudaPlaneTest, MapsNothingThatIsNotThere) {
+  const auto plane = MakePlane();
+  const auto ring = plane->Export(1);
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  // Its own, as CUDA has it.
+  EXPECT_EQ(plane->Map((*ring)->handle(), (*ring)->bytes()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(plane->Map("short", 1).status().code(), absl::StatusCode::kUnavailable);
+  // Of a process that has been killed.
+  int pipes[2];
+  ASSERT_EQ(pipe(pipes), 0);
+  const int status = InAnotherProcess([&] {
+    const auto theirs = MakePlane();
+    const auto exported = theirs->Export(1);
+    if (!exported.ok()) return false;
+    if (write(pipes[1], (*exported)->handle().data(), 64) != 64) return false;
+    return raise(SIGKILL) == 0;
+  });
+  ASSERT_TRUE(WIFSIGNALED(status));
+  std::string handle(64, '\0');
+  ASSERT_EQ(read(pipes[0], handle.data(), handle.size()), 64);
+  EXPECT_EQ(plane->Map(handle, 1).status().code(), absl::StatusCode::kUnavailable);
+  close(pipes[0]);
+  close(pipes[1]);
+}
+
+// Everything that a plane does; the first error.
+int64_t calls_before_its_end = 0;
+absl::Status UseAll() {
+  absl::StatusOr<std::unique_ptr<DevicePlane>> plane = MakeCudaPlane(0);
+  if (!plane.ok()) return plane.status();
+  std::vector<float> host(8, 1), other(8);
+  const ConstMatrixView from(host.data(), 2, 4);
+  const MatrixView to(other.data(), 2, 4);
+  absl::Status status = (*plane)->Upload(from, to);
+  status.Update((*plane)->Copy(from, to));
+  status.Update((*plane)->Download(from, to));
+  status.Update((*plane)->Inspect(from).status());
+  status.Update((*plane)->Export(1).status());
+  const auto mark = (*plane)->Record(nullptr);
+  status.Update(mark.status());
+  if (mark.ok()) status.Update((*plane)->Await(**mark));
+  calls_before_its_end = cuda_host::Calls();
+  return status;
+}
+
+TEST(CudaPlaneTest, TellsOfEveryCallThatFailsAndKeepsNothing) {
+  const int64_t live = cuda_host::LiveObjects();
+  const int64_t before = cuda_host::Calls();
+  ASSERT_TRUE(UseAll().ok());
+  const int64_t calls = calls_before_its_end - before;
+  ASSERT_GT(calls, 20);
+  for (int64_t failing = 0; failing < calls; ++failing) {
+    cuda_host::FailCall(failing, cudaErrorMemoryAllocation);
+    EXPECT_EQ(UseAll().code(), absl::StatusCode::kResourceExhausted) << "call " << failing;
+    cuda_host::Recover();
+    EXPECT_EQ(cuda_host::LiveObjects(), live) << "call " << failing;
+  }
+}
+
+TEST(CudaPlaneTest, NeedsADevice) {
+  const absl::Status status = MakeCudaPlane(7).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(status.message(), "CUDA device: expected 0 ... 0, got 7");
+}
+
+}  // namespace
+}  // namespace precondor
