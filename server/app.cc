@@ -9,15 +9,19 @@
 #include <grpcpp/server_posix.h>
 #include <malloc.h>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
+#include "kernels/cuda/cuda_module.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
 #include "server/core/coordinator.h"
@@ -29,6 +33,7 @@
 #include "server/recovery/peer_stores.h"
 #include "server/recovery/shard_store.h"
 #include "server/rpc/admin_service.h"
+#include "server/rpc/device_rings.h"
 #include "server/rpc/precondition_service.h"
 #include "server/rpc/session_service.h"
 #include "server/rpc/shard_client.h"
@@ -133,6 +138,7 @@ class ServerApp final : public App {
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     probing_.clear();
     reconciling_.Stop();
+    collecting_.Stop();
     naming_.Stop();
     settling_.Stop();
     sealing_.Stop();
@@ -251,13 +257,41 @@ class ServerApp final : public App {
     }
     options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
+    PRECONDOR_RETURN_IF_ERROR(MakeDevicePlane());
+    options.device_plane = device_plane_ != nullptr;
     shard_ = std::make_unique<Shard>(options, std::move(devices), clock_, logger_, metrics_);
+    if (device_plane_ != nullptr) {
+      rings_ = std::make_unique<rpc::DeviceRings>(*device_plane_, shard_->memory(), config_.device_plane_bytes, clock_,
+                                                  logger_);
+    }
     uploads_ = std::make_unique<recovery::LayerUploads>(static_cast<uint64_t>(config_.memory_limit_bytes));
     if (shard_store_ != nullptr) shard_->AwaitReplay();
     const uint64_t memory_id = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
-        *shard_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_);
+        *shard_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_, rings_.get());
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeDevicePlane() {
+    if (config_.device_plane_bytes == 0) return absl::OkStatus();
+    const auto is_unix = [](const std::string& address) { return UnixPath(address).has_value(); };
+    if (std::none_of(config_.listen.begin(), config_.listen.end(), is_unix)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("device_plane_bytes: expected a unix: address to listen on, got listen=",
+                       absl::StrJoin(config_.listen, ",")));
+    }
+    if (backends_.front().backend->name() != "cuda") {
+      logger_.Log(Severity::kWarning, "no device plane", {{"backend", backends_.front().backend->name()}});
+      return absl::OkStatus();
+    }
+    int device = 0;
+    absl::string_view name = backends_.front().name;
+    if (backends_.size() > 1 || !absl::ConsumePrefix(&name, "cuda:") || !absl::SimpleAtoi(name, &device)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("device_plane_bytes: expected one CUDA device, got ", backends_.size()));
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(device_plane_, LoadCudaPlane(device));
     return absl::OkStatus();
   }
 
@@ -389,9 +423,17 @@ class ServerApp final : public App {
     }
     SetServing(false);
     for (const auto& listener : unix_listeners_) {
-      listener->Serve([this](int fd) { grpc::AddInsecureChannelFromFd(server_.get(), fd); });
+      listener->Serve([this](int fd) { Accept(fd); });
     }
     return absl::OkStatus();
+  }
+
+  // Memory of the device goes to this user's processes alone, whatever else a socket lets in.
+  void Accept(int fd) {
+    const absl::Status peer = rings_ == nullptr ? absl::OkStatus() : CheckPeerUser(fd, geteuid());
+    if (peer.ok()) return grpc::AddInsecureChannelFromFd(server_.get(), fd);
+    logger_.Log(Severity::kWarning, "connection refused", {{"reason", absl::string_view(peer.message())}});
+    close(fd);
   }
 
   void StopListening() {
@@ -410,6 +452,9 @@ class ServerApp final : public App {
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
       naming_.Start(absl::Milliseconds(pause), [this] { shard_->NameLaggards(); });
+    }
+    if (rings_ != nullptr) {
+      collecting_.Start(absl::Seconds(1), [this] { rings_->Collect(); });
     }
     if (coordinator_ != nullptr && !storage_->stands_by()) StartReconciling();
   }
@@ -441,6 +486,8 @@ class ServerApp final : public App {
   std::unique_ptr<recovery::PeerStores> peer_stores_;  // null without data directories of others
   std::unique_ptr<recovery::LayerUploads> uploads_;    // of a shard
   std::vector<DeviceBackend> backends_;
+  std::unique_ptr<DevicePlane> device_plane_;  // null unless asked for
+  std::unique_ptr<rpc::DeviceRings> rings_;    // with it; outlives the shard's work
   ThreadPoolExecutor control_threads_;
   rpc::ControlRunner runner_;
   std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // of each device
@@ -463,7 +510,7 @@ class ServerApp final : public App {
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
-  Periodic sealing_, settling_, naming_, reconciling_;
+  Periodic collecting_, sealing_, settling_, naming_, reconciling_;
   std::vector<std::unique_ptr<Periodic>> probing_;  // by shard
   std::thread standing_by_;                         // of a candidate
 };

@@ -173,6 +173,11 @@ const std::vector<Option>& Options() {
       NumberOption("cuda_device", &C::cuda_device, 0, kMostDevice, "cuda: which of the host's devices, as CUDA counts"),
       CudaDevicesOption(),
       NumberOption(
+          "device_plane_bytes", &C::device_plane_bytes, 0, kAnyBytes,
+          "cuda: most bytes of the ring in the device's memory that a stream of a worker on this host, which dials "
+          "a unix: address, may have, out of memory_limit; 0: none",
+          true),
+      NumberOption(
           "threads", &C::threads, 0, 1024,
           "threads for the arithmetic of each of a shard's devices; 0: their share of the cores, with cuda at least "
           "32, which wait for each other"),

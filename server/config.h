@@ -25,6 +25,7 @@ struct ServerConfig {
   int64_t cuda_device = 0;
   std::vector<std::string> cuda_devices;  // numbers, each once, or "all" alone; empty: cuda_device
   int64_t cpu_devices = 1;  // devices that the CPU acts as, to test shards with several; no option sets it
+  int64_t device_plane_bytes = 0;
   int64_t threads = 0;
   int64_t memory_limit_bytes = int64_t{8} << 30;
   int64_t window_steps = 2;

@@ -79,6 +79,17 @@ absl::Status RemoveStale(const std::string& path) {
 
 }  // namespace
 
+absl::Status CheckPeerUser(int fd, uid_t user) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return absl::UnavailableError(absl::StrCat("a socket's peer: ", std::strerror(errno)));
+  }
+  if (peer.uid == user) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("a socket's peer: expected a process of user ", user, ", got one of ", peer.uid));
+}
+
 absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Bind(const std::string& path) {
   const DirectoryLock lock(path);
   PRECONDOR_RETURN_IF_ERROR(RemoveStale(path));

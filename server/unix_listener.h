@@ -15,6 +15,10 @@
 
 namespace precondor {
 
+// OK when the process at the other end of a connected socket runs as `user`; PermissionDenied with both where not. A
+// socket's mode does not keep root out.
+absl::Status CheckPeerUser(int fd, uid_t user);
+
 // Bind, Serve and Stop by one thread.
 class UnixListener {
  public:

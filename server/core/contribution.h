@@ -14,6 +14,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/session_spec.h"
+#include "server/core/device_payload.h"
 
 namespace precondor {
 
@@ -48,10 +49,9 @@ struct ContributionHeader {
   // Statistics: a [q, d_in], g [q, d_out], or of COVARIANCE each packed or as rows; gradient: [d_out, d_in]; pull:
   // none.
   std::vector<TensorDesc> tensors;
+  // A gradient that lies on the backend's device: its payload has no bytes.
+  std::shared_ptr<const DevicePayload> on_device = {};
 };
-
-// Host bytes that one owner fills and then gives away.
-using Payload = std::vector<uint8_t>;
 
 // The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
 struct GradientResult {
@@ -63,7 +63,15 @@ struct GradientResult {
   // none, and then `bytes` are LayerState::Save's.
   std::vector<TensorDesc> tensors;
   std::shared_ptr<const Payload> bytes;  // shared by all askers; null for kSkip, and where a pull has nothing to tell
+  // In the place of `bytes`: a gradient's answer that is on the device, [d_out, d_in] in f32.
+  std::shared_ptr<const DeviceAnswer> on_device = {};
+  int64_t payload_bytes() const {
+    if (on_device != nullptr) return on_device->bytes();
+    return bytes == nullptr ? 0 : static_cast<int64_t>(bytes->size());
+  }
 };
+// The result with `bytes` where it is on the device. Errors: those of DeviceAnswer::Download.
+absl::StatusOr<GradientResult> OnHost(GradientResult result);
 
 // Called exactly once, from any thread, never under a lock of core.
 // Ack: true when it was a repetition that was not counted again.

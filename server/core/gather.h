@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,9 +18,10 @@ namespace precondor {
 // What a contributor's slot holds until it is reduced: the payload as it came, a fraction of what it takes decoded.
 struct Vote {
   uint64_t samples = 0;
-  Payload bytes = {};                    // statistics: a, then g; or a gradient
-  std::array<float, 2> scales = {1, 1};  // of a and g; or of the gradient
-  std::array<int64_t, 2> rows = {0, 0};  // of a and g as COVARIANCE has them; 0: packed
+  Payload bytes = {};                                   // statistics: a, then g; or a gradient
+  std::array<float, 2> scales = {1, 1};                 // of a and g; or of the gradient
+  std::array<int64_t, 2> rows = {0, 0};                 // of a and g as COVARIANCE has them; 0: packed
+  std::shared_ptr<const DevicePayload> on_device = {};  // a gradient's, in the place of `bytes`
 };
 
 // kRefused: the payload was not finite or over-norm; counts as an abstention.

@@ -338,7 +338,7 @@ void LayerPipeline::Acknowledge(ContributionKind kind, int64_t bytes, absl::Stat
 }
 
 void LayerPipeline::SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack) {
-  const uint64_t digest = Digest(header, payload);
+  const uint64_t digest = Digest(header, payload, /*device_plane=*/false);
   const int64_t bytes = static_cast<int64_t>(payload.size());
   Vote vote{.samples = header.samples};
   Standing standing = Standing::kAbstained;
@@ -361,8 +361,8 @@ void LayerPipeline::SubmitStatistics(const ContributionHeader& header, Payload p
 
 void LayerPipeline::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack,
                                    ResultFn result) {
-  const uint64_t digest = Digest(header, payload);
-  const int64_t bytes = static_cast<int64_t>(payload.size());
+  const uint64_t digest = Digest(header, payload, session_->shard->options.device_plane);
+  const int64_t bytes = header.on_device == nullptr ? static_cast<int64_t>(payload.size()) : header.on_device->bytes();
   Vote vote{.samples = header.samples};
   Standing standing = Standing::kAbstained;
   absl::Status refusal;
@@ -373,6 +373,7 @@ void LayerPipeline::SubmitGradient(const ContributionHeader& header, Payload pay
     standing = refusal.ok() ? Standing::kVoted : Standing::kRefused;
     vote.scales[0] = header.tensors[0].scale;
     if (refusal.ok()) vote.bytes = std::move(payload);
+    if (refusal.ok()) vote.on_device = header.on_device;
   }
   bool work = false;
   std::vector<ResultFn> retired;
@@ -521,8 +522,7 @@ void LayerPipeline::AwaitResult(const ContributionKey& key, ResultFn result) {
     }
   }
   if (answer.ok()) {
-    session_->shard->observer.OnResult(session_->spec.name, answer->decision,
-                                       answer->bytes == nullptr ? 0 : answer->bytes->size());
+    session_->shard->observer.OnResult(session_->spec.name, answer->decision, answer->payload_bytes());
   }
   result(std::move(answer));
 }

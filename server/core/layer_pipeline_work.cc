@@ -310,7 +310,7 @@ void LayerPipeline::FinishGradient(StepSlot& slot, LayerWorker::Answer answer) {
         Severity::kWarning, "step skipped",
         {{"session", spec.name}, {"step", slot.step}, {"layer", spec.layers[layer_].name}, {"reason", result.reason}});
   }
-  const int64_t bytes = result.bytes == nullptr ? 0 : static_cast<int64_t>(result.bytes->size());
+  const int64_t bytes = result.payload_bytes();
   for (ResultFn& waiter : waiters) {
     shard.observer.OnResult(spec.name, result.decision, bytes);
     waiter(result);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/layer_worker.h"
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -180,11 +181,13 @@ void LayerWorker::Fold(StepSlot& slot, Vote vote) {
     slot.sum->Add(vote.samples, session_.spec.gradient_dtype, vote.bytes.data(), vote.scales[0]);
   }
   if (slot.result_buffer.empty()) slot.result_buffer = std::move(vote.bytes);
+  slot.on_device = std::move(vote.on_device);  // such a gradient is the only one
 }
 
 LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> votes) {
   for (Vote& vote : votes) Fold(slot, std::move(vote));
   votes.clear();
+  if (slot.on_device != nullptr) return PreconditionOnDevice(slot);
   const DType dtype = session_.spec.gradient_dtype;
   const int64_t elements = spec_.d_out * spec_.d_in;
   // f32 values live in the buffer that becomes the result: heap blocks are aligned for them, and the wire's byte order
@@ -229,11 +232,30 @@ bool LayerWorker::LacksGradientsOf(const Plan& plan) const {
          plan.factor_version > view().version + 1;
 }
 
-absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient, bool taken_in) {
+absl::Status LayerWorker::CheckReady() const {
   if (state_ == nullptr) return absl::FailedPreconditionError(NoFactors());
-  if (!state_->ready()) {
-    return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
+  if (state_->ready()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
+}
+
+absl::Status LayerWorker::Compute(ConstMatrixView d, bool taken_in, MatrixView u, Answer& answer, double* u_squared) {
+  Backend& backend = device_.backend;
+  const absl::Time start = session_.shard->clock.Now();
+  Backend::Task task(backend);
+  PRECONDOR_RETURN_IF_ERROR(taken_in ? state_->Repeat(u) : state_->Precondition(d, u));
+  if (method_.needs_global_scale()) {
+    PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));
   }
+  if (u_squared != nullptr) {
+    PRECONDOR_ASSIGN_OR_RETURN(*u_squared, backend.Dot(u, u));
+  }
+  PRECONDOR_RETURN_IF_ERROR(task.Finish());
+  answer.took = Since(session_.shard->clock, start);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient, bool taken_in) {
+  PRECONDOR_RETURN_IF_ERROR(CheckReady());
   Backend& backend = device_.backend;
   PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, device_.gradient_scratch.Acquire());
   const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
@@ -241,14 +263,7 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
   const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);
   PRECONDOR_RETURN_IF_ERROR(scratch.Upload(host, d));
   Answer answer;
-  const absl::Time start = session_.shard->clock.Now();
-  Backend::Task task(backend);
-  PRECONDOR_RETURN_IF_ERROR(taken_in ? state_->Repeat(u) : state_->Precondition(d, u));
-  if (method_.needs_global_scale()) {
-    PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));
-  }
-  PRECONDOR_RETURN_IF_ERROR(task.Finish());
-  answer.took = Since(session_.shard->clock, start);
+  PRECONDOR_RETURN_IF_ERROR(Compute(d, taken_in, u, answer, /*u_squared=*/nullptr));
   absl::Status status = backend.Download(u, host);
   if (status.ok()) scratch.NoteIdle();
   if (status.ok() && !AllFinite(gradient)) status = absl::InternalError("the preconditioned gradient is not finite");
@@ -260,9 +275,70 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gra
     answer.result.reason = absl::StrCat("the gradient did not come back from the device: ", restored.message());
     return answer;
   }
+  NotePreconditioned(answer);
+  return answer;
+}
+
+void LayerWorker::NotePreconditioned(Answer& answer) const {
   if (TimesAreOwn()) session_.shard->costs.RecordPrecondition(cost_entry_, absl::ToDoubleSeconds(answer.took));
   answer.preconditioned = true;
   answer.result.decision = Decision::kPreconditioned;
+}
+
+LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepSlot& slot) {
+  const std::shared_ptr<const DevicePayload> payload = std::move(slot.on_device);
+  const ConstMatrixView gradient = payload->values;
+  Backend& backend = device_.backend;
+  // Kept for as long as it may be asked for; the gradient's place is the worker's again then.
+  absl::StatusOr<DeviceMatrix> kept = backend.AllocateScratch(gradient.rows, gradient.cols);
+  if (!kept.ok()) return Skip(slot, std::string(kept.status().message()));
+  Answer answer;
+  const bool planned = slot.plan.has_value() && slot.plan->decision == Decision::kIdentity;
+  absl::Status status = absl::FailedPreconditionError(planned ? slot.plan->reason : "first order");
+  if (!planned && slot.mode != Mode::kFirstOrder) {
+    absl::StatusOr<Answer> made = RunMethodOnDevice(gradient, HasTakenIn(slot), kept->view());
+    status = made.status();
+    if (made.ok()) answer = *std::move(made);
+  }
+  if (!status.ok()) {
+    answer.result.decision = Decision::kIdentity;
+    answer.result.reason = std::string(status.message());
+    const absl::Status copied = backend.Copy(gradient, kept->view());
+    // The sum is there once the copy is.
+    const absl::StatusOr<double> squared = copied.ok() ? backend.Dot(kept->view(), kept->view()) : copied;
+    if (!squared.ok()) {
+      return Skip(slot, absl::StrCat("the gradient cannot be had from the device: ", squared.status().message()));
+    }
+    if (!std::isfinite(*squared)) return Skip(slot, "the gradient has become other than finite since it came");
+  }
+  answer.result.tensors = {{.dtype = DType::kF32, .dims = {gradient.rows, gradient.cols}, .scale = 1.0f}};
+  answer.result.on_device = std::make_shared<DeviceAnswer>(backend, *std::move(kept));
+  answer.state = view();
+  answer.result.factor_version = answer.state.version;
+  return answer;
+}
+
+absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethodOnDevice(ConstMatrixView gradient, bool taken_in,
+                                                                   MatrixView u) {
+  PRECONDOR_RETURN_IF_ERROR(CheckReady());
+  Backend& backend = device_.backend;
+  ConstMatrixView d = gradient;
+  std::optional<ScratchPool::Lease> scratch;
+  if (!method_.needs_statistics()) {
+    // It becomes part of the factors: looked at once more where nobody else can write.
+    PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease lease, device_.gradient_scratch.Acquire());
+    scratch.emplace(std::move(lease));
+    const MatrixView own = scratch->view(0, gradient.rows, gradient.cols);
+    PRECONDOR_RETURN_IF_ERROR(backend.Copy(gradient, own));
+    PRECONDOR_ASSIGN_OR_RETURN(const double squared, backend.Dot(own, own));
+    if (!std::isfinite(squared)) return absl::InternalError("the gradient is not finite");
+    d = own;
+  }
+  Answer answer;
+  double squared = 0;
+  PRECONDOR_RETURN_IF_ERROR(Compute(d, taken_in, u, answer, &squared));
+  if (!std::isfinite(squared)) return absl::InternalError("the preconditioned gradient is not finite");
+  NotePreconditioned(answer);
   return answer;
 }
 
@@ -284,6 +360,7 @@ LayerWorker::Answer LayerWorker::Encode(StepSlot& slot, Answer answer, absl::Spa
 LayerWorker::Answer LayerWorker::Skip(StepSlot& slot, std::string reason) {
   slot.sum.reset();
   slot.result_buffer = Payload();
+  slot.on_device = nullptr;
   Answer answer;
   answer.result.decision = Decision::kSkip;
   answer.result.reason = std::move(reason);

@@ -93,8 +93,16 @@ class LayerWorker {
   void PostDeferredWork();
   // Of a method that takes gradients in: the factors have the slot's already, and their last answer is its.
   bool HasTakenIn(const StepSlot& slot) const;
+  // OK where the method can be asked.
+  absl::Status CheckReady() const;
+  // The method's answer to d in u, both on the device. `u_squared`: |u|^2, if not null, and then u is complete.
+  absl::Status Compute(ConstMatrixView d, bool taken_in, MatrixView u, Answer& answer, double* u_squared);
   // An error leaves `gradient` as it was. SKIP: it is lost.
   absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient, bool taken_in);
+  // The same for a gradient that lies on the device, and stays there as it is.
+  void NotePreconditioned(Answer& answer) const;
+  Answer PreconditionOnDevice(StepSlot& slot);
+  absl::StatusOr<Answer> RunMethodOnDevice(ConstMatrixView gradient, bool taken_in, MatrixView u);
   Answer Encode(StepSlot& slot, Answer answer, absl::Span<float> values);
 
   SessionContext& session_;

@@ -10,9 +10,11 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/payload_digest.h"
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/reduction.h"
+#include "server/core/reservation.h"
 
 namespace precondor {
 namespace {
@@ -93,6 +95,15 @@ absl::Status CheckAbstention(const SessionSpec& spec, const ContributionHeader& 
   return absl::OkStatus();
 }
 
+// What may lie on the device: the answer takes its place, and nothing is added up there.
+absl::Status CheckOnDevice(const SessionSpec& spec, const ContributionHeader& header) {
+  const bool fits = header.kind == ContributionKind::kGradient && !header.abstain && GradientContributors(spec) == 1 &&
+                    spec.gradient_dtype == DType::kF32 && header.tensors[0].scale == 1.0f;
+  if (fits) return absl::OkStatus();
+  return Invalid(ErrorReason::kMalformed, spec, header.key,
+                 "in a ring: expected a gradient in F32 with scale 1 that one rank alone sends");
+}
+
 // What the limit of norms is held against: |v|^2 of a row, or the trace of a packed covariance; NaN or infinity when
 // any element is.
 double SquaredSize(const TensorDesc& tensor, const uint8_t* in, bool packed) {
@@ -130,7 +141,10 @@ int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer) {
 }
 
 absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes) {
-  if (header.abstain) return CheckAbstention(spec, header, payload_bytes);
+  if (header.abstain) {
+    PRECONDOR_RETURN_IF_ERROR(CheckAbstention(spec, header, payload_bytes));
+    return header.on_device == nullptr ? absl::OkStatus() : CheckOnDevice(spec, header);
+  }
   const bool weighs = header.kind != ContributionKind::kPull;
   if (weighs && (header.samples == 0 || header.samples > kMaxSamples)) {
     return Invalid(ErrorReason::kMalformed, spec, header.key,
@@ -151,12 +165,27 @@ absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& hea
     return Invalid(ErrorReason::kSizeMismatch, spec, header.key,
                    absl::StrCat("expected a payload of ", bytes, " bytes, got ", payload_bytes));
   }
-  return absl::OkStatus();
+  return header.on_device == nullptr ? absl::OkStatus() : CheckOnDevice(spec, header);
 }
 
-uint64_t Digest(const ContributionHeader& header, const Payload& payload) {
-  uint64_t digest = absl::HashOf(header.abstain, header.abstain ? 0 : header.samples,
-                                 absl::string_view(reinterpret_cast<const char*>(payload.data()), payload.size()));
+absl::StatusOr<GradientResult> OnHost(GradientResult result) {
+  if (result.on_device == nullptr) return result;
+  PRECONDOR_ASSIGN_OR_RETURN(result.bytes, result.on_device->Download());
+  result.on_device = nullptr;
+  return result;
+}
+
+uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool device_plane) {
+  uint64_t content = 0;
+  if (header.on_device != nullptr) {
+    content = header.on_device->facts.digest;
+  } else if (device_plane && header.kind == ContributionKind::kGradient && !header.abstain &&
+             header.tensors[0].dtype == DType::kF32) {
+    content = PayloadDigest(payload.data(), static_cast<int64_t>(payload.size() / sizeof(float)));
+  } else {
+    content = absl::HashOf(absl::string_view(reinterpret_cast<const char*>(payload.data()), payload.size()));
+  }
+  uint64_t digest = absl::HashOf(header.abstain, header.abstain ? 0 : header.samples, content);
   for (const TensorDesc& tensor : header.tensors) digest = absl::HashOf(digest, tensor.scale, tensor.dims);
   return digest;
 }
@@ -215,6 +244,10 @@ void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const Vote& vote,
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload) {
   const TensorDesc& tensor = header.tensors[0];
   const int64_t elements = tensor.dims[0] * tensor.dims[1];
+  if (header.on_device != nullptr && !header.on_device->facts.finite) {
+    return Invalid(ErrorReason::kNonFinite, spec, header.key, "the gradient holds a value that is not finite");
+  }
+  if (header.on_device != nullptr) return absl::OkStatus();
   float block[kBlock];
   for (int64_t begin = 0; begin < elements; begin += kBlock) {
     const absl::Span<float> values = absl::MakeSpan(block, std::min(kBlock, elements - begin));

@@ -26,7 +26,9 @@ int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer);
 absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes);
 
 // 64 bits over everything in a contribution that must be equal in a repetition. Not stable between processes.
-uint64_t Digest(const ContributionHeader& header, const Payload& payload);
+// `device_plane`: a gradient in f32 gives the same whether it comes as bytes or on the device, which takes a few times
+// as long.
+uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool device_plane);
 
 // InvalidArgument: NON_FINITE or OVER_NORM (some row's |v| > max_norm_per_sqrt_element * sqrt(d), for a packed
 // covariance the root of its trace), naming the tensor and row. The header has passed CheckTensors.

@@ -52,6 +52,10 @@ std::shared_ptr<ShardContext> MakeContext(const ShardOptions& options, std::vect
                        .memory = MemoryAccount(std::move(names), options.capacity_bytes, observer)});
 }
 
+uint64_t PayloadBytes(const ContributionHeader& header, const Payload& payload) {
+  return header.on_device == nullptr ? payload.size() : static_cast<uint64_t>(header.on_device->bytes());
+}
+
 // UNAVAILABLE NOT_ACTIVE: the session's layers may be another shard's by now.
 absl::Status CheckLease(const SessionContext& session) {
   if (session.spec.on_shard_loss != ShardLossPolicy::kDegrade) return absl::OkStatus();
@@ -298,7 +302,7 @@ void Shard::SubmitStatistics(const ContributionHeader& header, Payload payload, 
 }
 
 void Shard::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result) {
-  absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, payload.size());
+  absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, PayloadBytes(header, payload));
   if (!session.ok()) return Reject(header, session.status(), ack);
   if ((*session)->spec().on_shard_loss == ShardLossPolicy::kDegrade) {
     // What was computed while the shard was stopped may have been answered elsewhere.
@@ -381,6 +385,8 @@ std::vector<DeviceUse> Shard::devices() const {
   }
   return uses;
 }
+
+std::shared_ptr<MemoryAccount> Shard::memory() const { return {context_, &context_->memory}; }
 
 int64_t Shard::in_flight() const { return context_->in_flight.load(std::memory_order_relaxed); }
 

@@ -89,6 +89,7 @@ struct ShardOptions {
   uint64_t snapshot_interval_steps = 0;  // between two cuts; 0: none but those asked for
   // Gives freed memory back to the system; called when a session's factors are gone. May be empty.
   std::function<void()> trim_memory;
+  bool device_plane = false;  // gradients may come in memory of the backend's device
   // Workers that a step has been waiting for so long are named by NameLaggards.
   absl::Duration slow_worker = absl::InfiniteDuration();
   TestFaults faults = {};
@@ -192,6 +193,8 @@ class Shard final : public ShardControl {
   absl::StatusOr<std::vector<LayerStats>> GetLayerStats(absl::string_view session_name) const;
   int64_t reserved_bytes() const;
   std::vector<DeviceUse> devices() const;
+  // For what is not a session's and takes of the same memory; may outlive the shard.
+  std::shared_ptr<MemoryAccount> memory() const;
   int64_t in_flight() const;  // gradients taken in and not yet answered, plus updates under way
 
  private:

@@ -86,6 +86,7 @@ struct StepSlot {
   absl::Status lost;      // why the average cannot be made
   Payload result_buffer;  // the first gradient's bytes: the result has exactly their size
   float result_scale = 1.0f;
+  std::shared_ptr<const DevicePayload> on_device;  // the only gradient, where it lies there
 };
 
 }  // namespace precondor

@@ -103,11 +103,11 @@ void EncodeResult(const GradientResult& result, v1::FrameHeader& header, v1::Out
   outcome.set_factor_version(result.factor_version);
   outcome.set_inner_product(result.inner_product);
   outcome.set_reason(wire::SafeText(result.reason));
-  if (result.bytes == nullptr) return;
+  if (result.bytes == nullptr && result.on_device == nullptr) return;
   for (const TensorDesc& tensor : result.tensors) {
     *header.add_tensors() = wire::EncodeTensorHeader({tensor.dtype, tensor.dims, tensor.scale});
   }
-  header.set_payload_bytes(result.bytes->size());
+  header.set_payload_bytes(static_cast<uint64_t>(result.payload_bytes()));
 }
 
 v1::Directive EncodeDirective(const Directive& directive) {

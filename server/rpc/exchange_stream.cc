@@ -31,11 +31,16 @@ void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplic
   queue.Push(std::move(response));
 }
 
-void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const GradientResult& result) {
+v1::ExchangeResponse ResultFrame(const v1::FrameHeader& contribution, const GradientResult& result) {
   v1::ExchangeResponse response;
   *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_RESULT);
   if (contribution.kind() != v1::FRAME_KIND_GRADIENT) response.set_contribution(contribution.kind());
   EncodeResult(result, *response.mutable_header(), *response.mutable_outcome());
+  return response;
+}
+
+void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const GradientResult& result) {
+  v1::ExchangeResponse response = ResultFrame(contribution, result);
   if (result.bytes == nullptr) return queue.Push(std::move(response));
   for (const wire::Chunk& chunk : wire::PlanChunks(result.bytes->size())) {
     response.mutable_header()->set_chunk_offset(chunk.offset);
@@ -44,10 +49,12 @@ void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const Gr
 }
 
 void PushAnswer(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::StatusOr<GradientResult>& result) {
-  if (result.ok()) {
-    PushResult(queue, contribution, *result);
+  // What came by a ring that is not there any more is answered with bytes.
+  const absl::StatusOr<GradientResult> host = result.ok() ? OnHost(*result) : result;
+  if (host.ok()) {
+    PushResult(queue, contribution, *host);
   } else {
-    PushError(queue, contribution, result.status());
+    PushError(queue, contribution, host.status());
   }
 }
 
@@ -59,11 +66,30 @@ ResultFn Answering(const std::shared_ptr<FrameQueue>& queue, const v1::FrameHead
   };
 }
 
+// The same for one whose payload lies in a ring, and whose answer is to lie there.
+ResultFn AnsweringInRing(const std::shared_ptr<FrameQueue>& queue, const std::shared_ptr<StreamRing>& ring,
+                         const v1::FrameHeader& contribution) {
+  return [queue, ring, contribution](const absl::StatusOr<GradientResult>& result) {
+    const bool written = result.ok() && result->on_device != nullptr &&
+                         ring->Write(contribution.ring_offset(), result->on_device->view()).ok();
+    ring->GiveBack(contribution.ring_offset());
+    if (written) {
+      v1::ExchangeResponse response = ResultFrame(contribution, *result);
+      response.mutable_header()->set_ring_offset(contribution.ring_offset());
+      queue->Push(std::move(response));
+    } else {
+      PushAnswer(*queue, contribution, result);
+    }
+    queue->Settle();
+  };
+}
+
 }  // namespace
 
-ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, const Clock& clock,
-                               RpcRecorder recorder)
+ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, DeviceRings* rings,
+                               const Clock& clock, RpcRecorder recorder)
     : shard_(shard),
+      rings_(rings),
       clock_(clock),
       recorder_(std::move(recorder)),
       start_(clock.Now()),
@@ -87,6 +113,7 @@ ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t mem
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(credit_bytes);
   credit.set_memory_id(memory_id);
+  if (rings_ != nullptr) *credit.add_ring_offers() = rings_->Offer();
   queue_->Push(std::move(credit));
   StartRead(&incoming_);
 }
@@ -104,10 +131,18 @@ void ExchangeStream::OnWriteDone(bool ok) {
   End(absl::CancelledError("the peer is gone"));
 }
 
-void ExchangeStream::OnCancel() { End(absl::CancelledError("the peer is gone")); }
+void ExchangeStream::OnCancel() {
+  cancelled_.store(true, std::memory_order_relaxed);
+  End(absl::CancelledError("the peer is gone"));
+}
 
 void ExchangeStream::OnDone() {
   queue_->Close();
+  // Whoever ends a stream in order has unmapped its ring. One that is gone ends reading all the same, and is then said
+  // to have cancelled.
+  if (ring_ != nullptr && code_ == absl::StatusCode::kOk && !cancelled_.load(std::memory_order_relaxed)) {
+    ring_->NoteUnmapped();
+  }
   recorder_("PreconditionService/Exchange", code_, clock_.Now() - start_);
   delete this;
 }
@@ -121,7 +156,7 @@ void ExchangeStream::End(const absl::Status& status) {
 absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
   PRECONDOR_ASSIGN_OR_RETURN(wire::Received<v1::ExchangeRequest> frame, wire::DecodeRequest(buffer));
   if (frame.message.bundle_size() == 0) {
-    HandleFrame(frame.message.header(), frame.payload);
+    HandleFrame(frame.message, frame.payload);
     return absl::OkStatus();
   }
   bool plain = !frame.message.has_header() && frame.payload.size() == 0;
@@ -134,13 +169,16 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
   queue_->Hold();
   const auto message = std::make_shared<const v1::ExchangeRequest>(std::move(frame.message));
   for (const v1::ExchangeRequest& part : message->bundle()) {
-    HandleFrame(part.header(), wire::ReceivedBytes({part.payload()}, message));
+    HandleFrame(part, wire::ReceivedBytes({part.payload()}, message));
   }
   queue_->Release();
   return absl::OkStatus();
 }
 
-void ExchangeStream::HandleFrame(const v1::FrameHeader& header, const wire::ReceivedBytes& payload) {
+void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload) {
+  const v1::FrameHeader& header = message.header();
+  if (header.kind() == v1::FRAME_KIND_RING) return OpenRing(message);
+  if (header.has_ring_offset()) return SubmitInRing(header, payload);
   if (header.kind() == v1::FRAME_KIND_RESUME) {
     const absl::Status taken = shard_.Resume(DecodeKey(header), header.factor_version());
     return taken.ok() ? PushAck(*queue_, header, /*duplicate=*/false) : PushError(*queue_, header, taken);
@@ -177,6 +215,59 @@ void ExchangeStream::Fetch(const v1::FrameHeader& header) {
     PushAnswer(*queue, header, result);
     queue->SettleOnce(name);
   });
+}
+
+void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
+  const auto open = [&]() -> absl::StatusOr<std::shared_ptr<StreamRing>> {
+    if (rings_ != nullptr && ring_ == nullptr) return rings_->Open(request.ring());
+    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kMalformed,
+                          rings_ == nullptr ? "ring: expected none, since none was offered"
+                                            : "ring: expected one a stream, got another request");
+  };
+  absl::StatusOr<std::shared_ptr<StreamRing>> ring = open();
+  if (!ring.ok()) return PushError(*queue_, request.header(), ring.status());
+  ring_ = *std::move(ring);
+  v1::ExchangeResponse response;
+  *response.mutable_header() = AnswerHeader(request.header(), v1::FRAME_KIND_RING);
+  *response.mutable_ring() = request.ring();
+  response.mutable_ring()->set_bytes(static_cast<uint64_t>(ring_->memory().bytes()));
+  response.mutable_ring()->set_handle(ring_->memory().handle());
+  queue_->Push(std::move(response));
+}
+
+absl::StatusOr<ContributionHeader> ExchangeStream::TakeFromRing(const v1::FrameHeader& header,
+                                                                const wire::ReceivedBytes& payload) {
+  PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(header));
+  // Whether it does, not yet what: the header has to be right before anything is looked at.
+  decoded.on_device = std::make_shared<DevicePayload>();
+  absl::Status status = shard_.CheckHeader(decoded, header.payload_bytes());
+  if (status.ok() && (ring_ == nullptr || payload.size() > 0 || header.chunk_offset() > 0)) {
+    status = ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                            ring_ == nullptr ? "header.ring_offset: expected none on a stream without a ring"
+                                             : "header.ring_offset: expected a frame without payload, got one with");
+  }
+  if (status.ok()) {
+    const std::vector<int64_t>& dims = decoded.tensors[0].dims;
+    absl::StatusOr<std::shared_ptr<const DevicePayload>> taken = ring_->Take(header.ring_offset(), dims[0], dims[1]);
+    status = taken.status();
+    if (taken.ok()) decoded.on_device = *std::move(taken);
+  }
+  if (status.ok()) return decoded;
+  shard_.CountRefusal(decoded, status);
+  return status;
+}
+
+void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload) {
+  const absl::StatusOr<ContributionHeader> contribution = TakeFromRing(header, payload);
+  if (!contribution.ok()) return PushError(*queue_, header, contribution.status());
+  queue_->Owe();
+  auto ack = [queue = queue_, ring = ring_, header](const absl::StatusOr<bool>& duplicate) {
+    if (duplicate.ok()) return PushAck(*queue, header, *duplicate);
+    ring->GiveBack(header.ring_offset());
+    PushError(*queue, header, duplicate.status());
+    queue->Settle();
+  };
+  shard_.SubmitGradient(*contribution, {}, std::move(ack), AnsweringInRing(queue_, ring_, header));
 }
 
 void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution) {

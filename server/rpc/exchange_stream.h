@@ -2,6 +2,7 @@
 // One Exchange stream: frames in, answers out.
 #pragma once
 
+#include <atomic>
 #include <grpcpp/grpcpp.h>
 #include <memory>
 
@@ -11,6 +12,7 @@
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
 #include "server/core/shard.h"
+#include "server/rpc/device_rings.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/unary.h"
 
@@ -21,7 +23,9 @@ namespace precondor::rpc {
 // be decoded ends the stream with InvalidArgument.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, const Clock& clock, RpcRecorder recorder);
+  // `rings`: where the peer may have one; null: it may not.
+  ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, DeviceRings* rings, const Clock& clock,
+                 RpcRecorder recorder);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -30,18 +34,25 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
  private:
   absl::Status Handle(const grpc::ByteBuffer& message);
-  void HandleFrame(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
+  void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload);
   void Fetch(const v1::FrameHeader& header);
+  void OpenRing(const v1::ExchangeRequest& request);
+  // A frame whose payload lies in the ring.
+  void SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
+  absl::StatusOr<ContributionHeader> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
   void Submit(wire::ChunkAssembler::Result contribution);
   void End(const absl::Status& status);
 
   Shard& shard_;
+  DeviceRings* const rings_;
   const Clock& clock_;
   const RpcRecorder recorder_;
   const absl::Time start_;
+  std::atomic<bool> cancelled_ = false;
   absl::StatusCode code_ = absl::StatusCode::kOk;  // written before Finish, read in OnDone
   wire::ChunkAssembler assembler_;
   grpc::ByteBuffer incoming_;
+  std::shared_ptr<StreamRing> ring_;  // from a RING frame on
   const std::shared_ptr<FrameQueue> queue_;
 };
 

@@ -69,6 +69,10 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
                             kind == ContributionKind::kGradient ? "gradient: expected a header of kind GRADIENT"
                                                                 : "statistics: expected a header of kind STATISTICS");
     }
+    if (header.has_ring_offset()) {
+      return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                            "header.ring_offset: expected the payload in the request; rings are for streams");
+    }
     const absl::Status status = shard_.CheckHeader(decoded, payload.size());
     if (status.ok()) return decoded;
     shard_.CountRefusal(decoded, status);
@@ -90,7 +94,9 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
         [self = shared_from_this()](const absl::StatusOr<GradientResult>& result) { self->Answer(result); });
   }
 
-  void Answer(const absl::StatusOr<GradientResult>& result) {
+  void Answer(const absl::StatusOr<GradientResult>& answer) {
+    // A repetition of what came by a ring may have its answer on the device.
+    const absl::StatusOr<GradientResult> result = answer.ok() ? OnHost(*answer) : answer;
     if (!result.ok()) return Finish(result.status());
     {
       MutexLock lock(mu_);
@@ -136,8 +142,9 @@ class UnaryReactor final : public grpc::ServerUnaryReactor {
 }  // namespace
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService::Exchange(
-    grpc::CallbackServerContext*) {
-  return new ExchangeStream(shard_, credit_bytes_, memory_id_, runner_.clock(), runner_.recorder());
+    grpc::CallbackServerContext* context) {
+  DeviceRings* const rings = rings_ != nullptr && DeviceRings::IsOnThisHost(context->peer()) ? rings_ : nullptr;
+  return new ExchangeStream(shard_, credit_bytes_, memory_id_, rings, runner_.clock(), runner_.recorder());
 }
 
 grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext*,

@@ -4,6 +4,7 @@
 
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard.h"
+#include "server/rpc/device_rings.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -14,8 +15,10 @@ class PreconditionService final
           v1::PreconditionService::WithCallbackMethod_Precondition<v1::PreconditionService::Service>> {
  public:
   // `memory_id` is what streams begin with: another one for every process that comes back from a disk, 0 without one.
-  PreconditionService(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, ControlRunner& runner)
-      : shard_(shard), credit_bytes_(credit_bytes), memory_id_(memory_id), runner_(runner) {}
+  // `rings`: for streams of this host; null: none.
+  PreconditionService(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, ControlRunner& runner,
+                      DeviceRings* rings)
+      : shard_(shard), credit_bytes_(credit_bytes), memory_id_(memory_id), runner_(runner), rings_(rings) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Precondition(grpc::CallbackServerContext* context, const v1::PreconditionRequest* request,
@@ -26,6 +29,7 @@ class PreconditionService final
   const uint64_t credit_bytes_;
   const uint64_t memory_id_;
   ControlRunner& runner_;
+  DeviceRings* const rings_;
 };
 
 }  // namespace precondor::rpc

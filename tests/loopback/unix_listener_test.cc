@@ -75,6 +75,18 @@ TEST_F(UnixListenerTest, HandsConnectionsOverAndRemovesItsFile) {
   (*listener)->Stop();
 }
 
+TEST_F(UnixListenerTest, APeersUserIsKnown) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  EXPECT_TRUE(CheckPeerUser(ends[0], geteuid()).ok());
+  const absl::Status other = CheckPeerUser(ends[0], geteuid() + 1);
+  EXPECT_EQ(other.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("expected a process of user"));
+  close(ends[0]);
+  close(ends[1]);
+  EXPECT_EQ(CheckPeerUser(ends[0], geteuid()).code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(UnixListenerTest, OnlyItsUserMayConnectWhateverTheMask) {
   const mode_t mask = umask(0);
   const auto listener = UnixListener::Bind(path_);

@@ -25,6 +25,10 @@ class AnswerSink {
   virtual absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) = 0;
   // True when every byte that Begin announced is there.
   virtual bool HasAllBytes() const = 0;
+  // All of a RESULT that lies in the ring that the contribution was in, [d_out, d_in]. Waits for the device.
+  virtual absl::Status TakeFromRing(const float* values) {
+    return absl::InvalidArgumentError("result: expected bytes, got one in a ring");
+  }
   // Forgets what has come.
   virtual void Restart() = 0;
 

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
@@ -16,6 +18,8 @@
 #include "precondor/v1/precondition.pb.h"
 
 namespace precondor {
+
+class RingSlots;
 
 // A contribution within its worker; with session, epoch, rank and incarnation it is the key on the wire.
 struct ContributionId {
@@ -48,6 +52,12 @@ struct Contribution {
   std::shared_ptr<AnswerSink> result;            // of what has a RESULT
   absl::Time deadline = absl::InfiniteFuture();  // for its answer
   uint64_t factor_version = 0;                   // of a RESUME
+  // A gradient that lies in a ring, whose slot is its own until it is answered; it has no `payload`. `on_host` gives
+  // the same with one, for when the ring is gone; it waits for the device.
+  std::shared_ptr<RingSlots> ring;
+  uint64_t ring_offset = 0;
+  uint64_t ring_bytes = 0;
+  std::function<absl::StatusOr<std::shared_ptr<const Contribution>>()> on_host;
 };
 
 }  // namespace precondor

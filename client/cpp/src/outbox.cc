@@ -248,6 +248,11 @@ Outbox::Item Outbox::Remove(const ContributionId& id) {
   return item;
 }
 
+void Outbox::Replace(const ContributionId& id, Item item) {
+  Entry* entry = FindEntry(id);
+  if (entry != nullptr) entry->item = std::move(item);
+}
+
 bool Outbox::CountsAsAbstention(const ContributionId& id, const absl::Status& refusal) const {
   const Entry* entry = FindEntry(id);
   const ErrorReason reason = GetErrorReason(refusal);

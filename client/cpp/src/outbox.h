@@ -73,6 +73,9 @@ class Outbox {
   // kept.
   bool keeps_gradients() const { return memory_id_ != 0 || may_lose_shard_; }
   Item Remove(const ContributionId& id);
+  // Sends `item`, which has the same id and means the same, in its place. Between streams; nothing when it is not
+  // there.
+  void Replace(const ContributionId& id, Item item);
   // True when `refusal` is about the values, which counts as this rank's abstention until the shard loses its memory.
   bool CountsAsAbstention(const ContributionId& id, const absl::Status& refusal) const;
   // Then: sends an abstention in its place, which is acknowledged, answered and kept as anything else. A rank that went

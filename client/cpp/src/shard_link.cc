@@ -136,6 +136,7 @@ ShardLink::~ShardLink() {
     MutexLock lock(mu_);
     closing_ = true;
     if (state_ == StreamState::kOpen && outbox_.empty() && !writing_) {
+      ring_ = nullptr;  // unmapped before the shard hears of the end
       stream_->HalfClose();
       changed_.wait_until(mu_, absl::ToChronoTime(absl::Now() + kCloseTimeout),
                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
@@ -151,6 +152,7 @@ ShardLink::~ShardLink() {
 absl::Status ShardLink::Submit(Outbox::Item item) {
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(failed_);
+  if (item->ring != nullptr && item->ring != ring_) return absl::UnavailableError("the ring is gone");
   PRECONDOR_RETURN_IF_ERROR(outbox_.Add(std::move(item)));
   Pump();
   return absl::OkStatus();
@@ -293,6 +295,7 @@ std::optional<Outbox::Frame> ShardLink::NextFrame(absl::Time now) {
 
 void ShardLink::Pump() {
   if (state_ != StreamState::kOpen || writing_) return;
+  if (ring_state_ == RingState::kToAsk) return WriteRingRequest();
   const absl::Time now = absl::Now();
   std::optional<Outbox::Frame> frame = NextFrame(now);
   if (!frame.has_value()) return;
@@ -341,6 +344,18 @@ void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more)
   stream_->Write(*std::move(buffer), more);
 }
 
+void ShardLink::WriteRingRequest() {
+  v1::ExchangeRequest request;
+  request.mutable_header()->set_session_id(options_.session_id);
+  request.mutable_header()->set_kind(v1::FRAME_KIND_RING);
+  *request.mutable_ring() = ring_request_;
+  absl::StatusOr<grpc::ByteBuffer> buffer = wire::EncodeFrame(request, {});
+  PRECONDOR_CHECK(buffer.ok());
+  ring_state_ = RingState::kAsked;
+  writing_ = true;
+  stream_->Write(*std::move(buffer), /*more=*/false);
+}
+
 v1::FrameHeader ShardLink::MakeHeader(const Outbox::Frame& frame) const {
   const Contribution& item = *frame.item;
   v1::FrameHeader header;
@@ -356,7 +371,8 @@ v1::FrameHeader ShardLink::MakeHeader(const Outbox::Frame& frame) const {
   header.set_abstain(item.abstain);
   for (const v1::TensorHeader& tensor : item.tensors) *header.add_tensors() = tensor;
   header.set_chunk_offset(frame.chunk.offset);
-  header.set_payload_bytes(item.payload.size());
+  header.set_payload_bytes(item.ring == nullptr ? item.payload.size() : item.ring_bytes);
+  if (item.ring != nullptr) header.set_ring_offset(item.ring_offset);
   header.set_factor_version(item.factor_version);
   return header;
 }
@@ -391,7 +407,10 @@ void ShardLink::OnRead(const grpc::ByteBuffer& buffer) {
 void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload) {
   switch (message.header().kind()) {
     case v1::FRAME_KIND_CREDIT:
-      OnCredit(message.credit_bytes(), message.memory_id());
+      OnCredit(message);
+      return;
+    case v1::FRAME_KIND_RING:
+      OnRing(message.ring());
       return;
     case v1::FRAME_KIND_ACK:
       if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id);
@@ -401,6 +420,7 @@ void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::Receive
       return;
     case v1::FRAME_KIND_ERROR: {
       const absl::Status status = wire::FromErrorDetail(message.error());
+      if (message.contribution() == v1::FRAME_KIND_RING) return OnRingRefused(status);
       if (const auto id = MatchKey(message.header(), message.contribution())) {
         OnRefused(*id, status);
       } else if (message.header().session_id() != options_.session_id) {
@@ -417,14 +437,17 @@ void ShardLink::OnProtocolError(const absl::Status& status) {
   hooks_.fatal(absl::Status(status.code(), absl::StrCat("shard ", options_.address, ": ", status.message())));
 }
 
-void ShardLink::OnCredit(uint64_t bytes, uint64_t memory_id) {
+void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
   const uint64_t let_go_before = hooks_.let_go_before == nullptr ? 0 : hooks_.let_go_before();
   MutexLock lock(mu_);
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
+  ring_offers_.assign(credit.ring_offers().begin(), credit.ring_offers().end());
+  changed_.notify_all();
   outbox_.LetGoBefore(let_go_before);
   backoff_ = kFirstBackoff;
-  if (outbox_.StartStream(bytes, memory_id)) outbox_.SettlesBy(absl::Now() + options_.result_timeout);
+  if (outbox_.StartStream(credit.credit_bytes(), credit.memory_id()))
+    outbox_.SettlesBy(absl::Now() + options_.result_timeout);
   Pump();
 }
 
@@ -438,6 +461,13 @@ void ShardLink::OnAck(const ContributionId& id) {
 
 absl::StatusOr<bool> ShardLink::TakeResult(const Contribution& item, const v1::FrameHeader& header,
                                            const wire::ReceivedBytes& payload) {
+  if (header.has_ring_offset()) {
+    const bool expected = item.ring != nullptr && header.ring_offset() == item.ring_offset &&
+                          header.payload_bytes() == item.ring_bytes && payload.size() == 0;
+    if (!expected) return absl::InternalError("result: expected it where its gradient lay, got another place");
+    PRECONDOR_RETURN_IF_ERROR(item.result->TakeFromRing(item.ring->at(item.ring_offset)));
+    return true;
+  }
   if (header.chunk_offset() == 0) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::TensorFormat> tensors,
                                wire::DecodeTensorHeaders(header.tensors()));
@@ -471,6 +501,7 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   {
     MutexLock lock(mu_);
     outbox_.Finish(id, std::move(kept), outcome.factor_version());
+    if (item->ring != nullptr) item->ring->GiveBack(id.layer);
     NotifyIfAcknowledged();
     Pump();
   }
@@ -504,6 +535,7 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
       item = outbox_.Remove(id);
       if (item->result == nullptr && !counted) hooks_.refused_statistics(status);
     }
+    if (item != nullptr && item->ring != nullptr) item->ring->GiveBack(id.layer);
     NotifyIfAcknowledged();
     Pump();
   }
@@ -538,6 +570,7 @@ void ShardLink::OnStreamDone(const grpc::Status& status) {
     backoff_ = std::min(backoff_ * 2, kLastBackoff);
     if (!closing_ && failed_.ok()) traffic_.reconnects.fetch_add(1, std::memory_order_relaxed);
   }
+  MoveOutOfRing();
   if (IsFinal(status.error_code())) OnProtocolError(wire::FromGrpcStatus(status));
   // Last, and wake under the lock, since the destructor waits for it.
   MutexLock lock(mu_);

@@ -14,14 +14,18 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
 #include "client/cpp/src/outbox.h"
+#include "client/cpp/src/ring_slots.h"
 #include "client/cpp/src/traffic.h"
 #include "kernels/base/mutex.h"
+#include "kernels/device_plane.h"
 #include "proto/wire/frame_codec.h"
 
 namespace grpc {
@@ -63,7 +67,19 @@ class ShardLink {
 
   const std::string& address() const { return options_.address; }
 
-  // AlreadyExists for a key not yet answered; after Fail, its status.
+  // A place in the current stream's ring for a layer's gradient of `bytes`: asks for a ring of `wanted()` bytes on the
+  // plane's device where there is none yet, and waits for it at most connect_timeout. `wanted` must not call back.
+  // Unavailable, with the reason, where the gradient has to go as bytes.
+  struct RingPlace {
+    std::shared_ptr<RingSlots> ring;
+    uint64_t offset = 0;
+  };
+  absl::StatusOr<RingPlace> TakeRingPlace(const std::shared_ptr<DevicePlane>& plane,
+                                          absl::FunctionRef<uint64_t()> wanted, uint32_t layer, uint64_t bytes);
+  // From now on that waits for nothing.
+  void StopWaitingForRings();
+
+  // AlreadyExists for a key not yet answered; Unavailable for one in a ring that is gone; after Fail, its status.
   absl::Status Submit(Outbox::Item item);
   // Connects when due, gives up what is past its deadline; returns when to be called again at the latest.
   absl::Time Tick(absl::Time now);
@@ -93,7 +109,9 @@ class ShardLink {
   void OnBroken();
   void OnStreamDone(const grpc::Status& status);
 
-  void OnCredit(uint64_t bytes, uint64_t memory_id);
+  void OnCredit(const v1::ExchangeResponse& credit);
+  void OnRing(const v1::Ring& granted);
+  void OnRingRefused(const absl::Status& status);
   void OnAck(const ContributionId& id);
   void OnResult(const ContributionId& id, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   void OnRefused(const ContributionId& id, const absl::Status& status);
@@ -104,6 +122,9 @@ class ShardLink {
   absl::StatusOr<bool> TakeResult(const Contribution& item, const v1::FrameHeader& header,
                                   const wire::ReceivedBytes& payload);
 
+  // The ring is gone: what lies in it goes as bytes. Before the next stream may begin.
+  void MoveOutOfRing();
+  void AskForRing(const std::shared_ptr<DevicePlane>& plane, uint64_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status LateError(const ContributionId& id) const;
   void Connect(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -113,6 +134,7 @@ class ShardLink {
   static size_t BundledBytes(const Outbox::Frame& frame);
   // One message: the frame, or a bundle of several.
   void WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteRingRequest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   v1::FrameHeader MakeHeader(const Outbox::Frame& frame) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NotifyIfAcknowledged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -137,6 +159,16 @@ class ShardLink {
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   Outbox outbox_ ABSL_GUARDED_BY(mu_);
+
+  // The stream's ring: kNone -> kToAsk -> kAsked -> kOpen or kRefused.
+  enum class RingState : uint8_t { kNone, kToAsk, kAsked, kOpen, kRefused };
+  RingState ring_state_ ABSL_GUARDED_BY(mu_) = RingState::kNone;
+  bool waits_for_rings_ ABSL_GUARDED_BY(mu_) = true;
+  std::vector<v1::Ring> ring_offers_ ABSL_GUARDED_BY(mu_);
+  v1::Ring ring_request_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<DevicePlane> ring_plane_ ABSL_GUARDED_BY(mu_);  // that maps it
+  std::shared_ptr<RingSlots> ring_ ABSL_GUARDED_BY(mu_);          // kOpen
+  absl::Status ring_refusal_ ABSL_GUARDED_BY(mu_);                // kRefused
 };
 
 }  // namespace precondor

@@ -34,6 +34,8 @@ class ShardRoutes {
   absl::Status Change(const v1::ShardMap& map, uint64_t epoch);
   // The highest step whose gradient has been answered, in any layer; nullopt: none.
   std::optional<uint64_t> answered_through() const;
+  // The layer's link, now.
+  Link of_layer(size_t layer) const { return table()->of_layer[layer]; }
   // To the layer's link; see ShardLink::Submit.
   absl::Status Submit(size_t layer, Outbox::Item item);
   // Waits until every link's contributions are acknowledged; the first that has any left at `deadline`, or null.

@@ -5,16 +5,15 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 #include "client/cpp/src/result_state.h"
+#include "client/cpp/src/worker_input.h"
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
-#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/statistics.h"
 #include "proto/wire/spec_codec.h"
@@ -35,45 +34,6 @@ bool Overlap(ConstMatrixView x, ConstMatrixView y) {
   const float* x_end = x.row(x.rows - 1) + x.cols;
   const float* y_end = y.row(y.rows - 1) + y.cols;
   return std::less<>()(x.data, y_end) && std::less<>()(y.data, x_end);
-}
-
-absl::Status CheckShape(const std::string& what, const char* name, ConstMatrixView have, int64_t rows, int64_t cols) {
-  if (have.data != nullptr && have.rows == rows && have.cols == cols && (rows == 1 || have.stride >= cols)) {
-    return absl::OkStatus();
-  }
-  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kShapeMismatch,
-                        absl::StrCat(what, ": ", name, ": expected [", rows, ", ", cols, "], got [", have.rows, ", ",
-                                     have.cols, "]", have.data == nullptr ? " without memory" : ""));
-}
-
-absl::Status CheckSamples(const std::string& what, uint64_t samples) {
-  if (samples > 0 && samples <= kMaxSamples) return absl::OkStatus();
-  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                        absl::StrCat(what, ": samples: expected 1 ... ", kMaxSamples, ", got ", samples));
-}
-
-// Encodes matrices one after the other; `tensors` gets their headers.
-std::shared_ptr<const std::vector<uint8_t>> EncodeTensors(DType dtype, std::initializer_list<ConstMatrixView> matrices,
-                                                          std::vector<v1::TensorHeader>& tensors) {
-  size_t bytes = 0;
-  for (const ConstMatrixView& m : matrices) bytes += static_cast<size_t>(m.size()) * ByteSize(dtype);
-  auto payload = std::make_shared<std::vector<uint8_t>>(bytes);
-  size_t offset = 0;
-  for (const ConstMatrixView& m : matrices) {
-    const float scale = wire::TensorScale(dtype, m);
-    const size_t size = static_cast<size_t>(m.size()) * ByteSize(dtype);
-    const absl::Status status = wire::EncodeMatrix(dtype, scale, m, absl::MakeSpan(*payload).subspan(offset, size));
-    PRECONDOR_CHECK(status.ok());  // the span was made for it
-    offset += size;
-    tensors.push_back(wire::EncodeTensorHeader({dtype, {m.rows, m.cols}, scale}));
-  }
-  return payload;
-}
-
-PreconditionFuture FailedFuture(const absl::Status& status) {
-  auto state = std::make_shared<PreconditionFuture::State>("", MatrixView(), false, false);
-  state->Fail(status);
-  return PreconditionFuture(std::move(state));
 }
 
 // The answer of a step in first order whose gradient is the job's average: that gradient, if it can be used.
@@ -200,6 +160,8 @@ WorkerImpl::~WorkerImpl() {
   if (refresher_.joinable()) refresher_.join();
   if (steps_ != nullptr) steps_->Stop();
   if (factors_ != nullptr) factors_->Stop();
+  for (const ShardRoutes::Link& link : routes_.links()) link->StopWaitingForRings();
+  courier_.Stop();
   routes_.Clear();
   // A caller may free its gradients as soon as the worker is gone.
   borrowed_->Wait(absl::Now() + kReleaseTimeout);
@@ -419,6 +381,11 @@ absl::StatusOr<uint64_t> WorkerImpl::FactorsChecksum(int64_t layer) {
 
 absl::Status WorkerImpl::Flush() {
   const absl::Time deadline = absl::Now() + options_.result_timeout;
+  if (!courier_.WaitIdle(deadline)) {
+    return absl::DeadlineExceededError(absl::StrCat("session ", session_,
+                                                    ": gradients in device memory not computed within ",
+                                                    absl::FormatDuration(options_.result_timeout)));
+  }
   if (const ShardRoutes::Link late = routes_.WaitAcknowledged(deadline); late != nullptr) {
     return absl::DeadlineExceededError(
         absl::StrCat("session ", session_, ": ", late->unacknowledged(), " contributions to shard ", late->address(),

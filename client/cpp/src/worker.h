@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
+#include "client/cpp/src/device_courier.h"
 #include "client/cpp/src/local_factors.h"
 #include "client/cpp/src/shard_link.h"
 #include "client/cpp/src/shard_routes.h"
@@ -60,6 +61,9 @@ class WorkerImpl final : public Worker {
   absl::Status AbstainStatistics(uint64_t step, int64_t layer) override;
   PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                   uint64_t samples) override;
+  PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient, const DeviceTensor& out,
+                                  uint64_t samples) override;
+  DevicePlaneUse device_plane() const override;
   PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) override;
   absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) override;
   absl::Status Flush() override;
@@ -87,6 +91,13 @@ class WorkerImpl final : public Worker {
                             const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer);
   // In DIRECT alone the shard is needed in first order: otherwise the average is there already.
   bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
+  // Of a gradient in device memory, on the courier's thread once it is computed.
+  struct DeviceGradient;
+  void Deliver(const std::shared_ptr<const DeviceGradient>& gradient);
+  void AnswerOnDevice(const DeviceGradient& gradient);
+  absl::Status SendInRing(const DeviceGradient& gradient);
+  absl::Status SendThroughHost(const DeviceGradient& gradient);
+  static absl::StatusOr<std::shared_ptr<const Contribution>> ContributionOnHost(const DeviceGradient& gradient);
   // Sends a layer's statistics or abstention and, where this worker has factors, asks what the step makes of them.
   absl::Status SubmitStatistics(std::shared_ptr<Contribution> statistics, int64_t layer);
   // Sends a request without payload, whose answer goes to `sink`.
@@ -133,8 +144,11 @@ class WorkerImpl final : public Worker {
   std::unique_ptr<LocalFactors> factors_;  // constant after Make; null unless workers have some. Outlives routes_
   ShardRoutes routes_;
 
+  DeviceCourier courier_;  // its jobs use routes_
+
   mutable Mutex mu_;
   CondVar changed_;
+  DevicePlaneUse device_plane_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool wake_ ABSL_GUARDED_BY(mu_) = false;
   bool refresh_ ABSL_GUARDED_BY(mu_) = false;

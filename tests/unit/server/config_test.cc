@@ -49,6 +49,7 @@ std::vector<OptionCase> Cases() {
       Case("backend", &C::backend, S("auto"), "cuda", S("cuda")),
       Case("cuda_device", &C::cuda_device, I{0}, "3", I{3}),
       Case("cuda_devices", &C::cuda_devices, Strings{}, "3,0", Strings{"3", "0"}),
+      Case("device_plane_bytes", &C::device_plane_bytes, I{0}, "2GiB", I{2147483648}),
       Case("threads", &C::threads, I{0}, "3", I{3}),
       Case("memory_limit", &C::memory_limit_bytes, I{8589934592}, "512MiB", I{536870912}),
       Case("window_steps", &C::window_steps, I{2}, "5", I{5}),

@@ -72,6 +72,23 @@ struct Preconditioned {
   std::string reason;
 };
 
+// An f32 matrix in the memory of a CUDA device, row-major.
+struct DeviceTensor {
+  float* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;      // elements from row to row, at least cols
+  int device = 0;          // as CUDA counts in this process
+  void* stream = nullptr;  // the cudaStream_t whose work makes it, or still uses it; null: the default stream
+};
+
+// How gradients in device memory have gone so far.
+struct DevicePlaneUse {
+  int64_t in_ring = 0;      // handed over in the device's memory
+  int64_t over_socket = 0;  // copied to the host and sent
+  std::string reason;       // why the last of these
+};
+
 // The answer to one gradient. Copyable handle; thread-safe.
 class PreconditionFuture {
  public:
@@ -152,6 +169,14 @@ class Worker {
   // statistics or abstention: FailedPrecondition otherwise.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                           uint64_t samples) = 0;
+  // The same for matrices in device memory, both on one device; libprecondor-cuda.so has to be found
+  // (docs/cuda.md). Waits for nothing: what `stream` has been given so far makes the gradient, and has done with `out`.
+  // Once the future is ready `out` can be read on any stream. To a shard on the same host and device, dialled at a
+  // unix: address, the gradient does not leave the device where one rank sends it in F32; otherwise it goes through the
+  // host. FailedPrecondition in REPLAY and PULL_FACTORS; Unavailable without the library or the device.
+  virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient,
+                                          const DeviceTensor& out, uint64_t samples) = 0;
+  virtual DevicePlaneUse device_plane() const = 0;
   // This rank has no gradient: everybody's answer is kSkip. In REPLAY and PULL_FACTORS, where all ranks have the same
   // gradient, this rank's.
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;

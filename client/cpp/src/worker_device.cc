@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker's gradients in device memory: into a ring of the shard's where there is one, else through the host.
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "client/cpp/src/device_answer.h"
+#include "client/cpp/src/worker.h"
+#include "client/cpp/src/worker_input.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/tensor_codec.h"
+
+namespace precondor {
+
+struct WorkerImpl::DeviceGradient {
+  std::string what;
+  std::shared_ptr<DevicePlane> plane;
+  // When the caller's streams have come there, the gradient is computed and `out` may be written.
+  std::vector<std::shared_ptr<const DevicePlane::Mark>> marks;
+  ConstMatrixView values;
+  MatrixView out;
+  DType dtype = DType::kF32;
+  std::shared_ptr<PreconditionFuture::State> future;
+  Contribution contribution;  // without payload
+};
+
+namespace {
+
+MatrixView ViewOf(const DeviceTensor& tensor) { return {tensor.data, tensor.rows, tensor.cols, tensor.stride}; }
+
+}  // namespace
+
+PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient,
+                                            const DeviceTensor& out, uint64_t samples) {
+  const absl::StatusOr<Mode> mode = CheckStep(step, layer);
+  if (!mode.ok()) return FailedFuture(mode.status());
+  const std::string what = Describe(step, layer);
+  const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
+  absl::Status status = CheckGradient(layer);
+  status.Update(CheckShape(what, "gradient", ViewOf(gradient), shape.d_out, shape.d_in));
+  status.Update(CheckShape(what, "out", ViewOf(out), shape.d_out, shape.d_in));
+  status.Update(CheckSamples(what, samples));
+  if (status.ok() && gradient.device != out.device) {
+    status = absl::InvalidArgumentError(absl::StrCat(what, ": expected gradient and out on one device, got devices ",
+                                                     gradient.device, " and ", out.device));
+  }
+  if (status.ok() && factors_ != nullptr) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat(what, ": expected a gradient in the host's memory, where exchange ",
+                     ExchangeModeName(spec_.exchange), " preconditions, got one on a device"));
+  }
+  if (!status.ok()) return FailedFuture(status);
+  auto sent = std::make_shared<DeviceGradient>();
+  absl::StatusOr<std::shared_ptr<DevicePlane>> plane = courier_.PlaneOf(gradient.device);
+  if (!plane.ok()) return FailedFuture(plane.status());
+  for (void* stream : {gradient.stream, out.stream}) {
+    if (!sent->marks.empty() && out.stream == gradient.stream) break;
+    absl::StatusOr<std::unique_ptr<DevicePlane::Mark>> mark = (*plane)->Record(stream);
+    if (!mark.ok()) return FailedFuture(mark.status());
+    // The plane outlives its marks.
+    sent->marks.emplace_back((*mark).release(), [plane = *plane](const DevicePlane::Mark* ended) { delete ended; });
+  }
+  sent->what = what;
+  sent->plane = *std::move(plane);
+  sent->values = ViewOf(gradient);
+  sent->out = ViewOf(out);
+  sent->dtype = spec_.gradient_dtype;
+  sent->future = std::make_shared<PreconditionFuture::State>(what, MatrixView(), false, false);
+  sent->contribution.id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
+  sent->contribution.mode = *mode;
+  sent->contribution.samples = samples;
+  sent->contribution.deadline = absl::Now() + options_.result_timeout;
+  sent->contribution.result = std::make_shared<DeviceAnswer>(what, sent->plane, sent->out, sent->future);
+  PreconditionFuture future(sent->future);
+  courier_.Post([this, sent = std::shared_ptr<const DeviceGradient>(std::move(sent))] { Deliver(sent); });
+  return future;
+}
+
+DevicePlaneUse WorkerImpl::device_plane() const {
+  MutexLock lock(mu_);
+  return device_plane_;
+}
+
+void WorkerImpl::Deliver(const std::shared_ptr<const DeviceGradient>& gradient) {
+  absl::Status status;
+  for (const auto& mark : gradient->marks) status.Update(gradient->plane->Await(*mark));
+  if (!status.ok()) {
+    gradient->future->Fail(status);
+    return;
+  }
+  if (AnsweredHere(gradient->contribution.mode)) return AnswerOnDevice(*gradient);
+  const absl::Status in_ring = SendInRing(*gradient);
+  if (!in_ring.ok()) {
+    const absl::Status sent = SendThroughHost(*gradient);
+    if (!sent.ok()) gradient->future->Fail(sent);
+  }
+  MutexLock lock(mu_);
+  ++(in_ring.ok() ? device_plane_.in_ring : device_plane_.over_socket);
+  if (!in_ring.ok()) device_plane_.reason = std::string(in_ring.message());
+}
+
+// As AnsweredFuture does on the host.
+void WorkerImpl::AnswerOnDevice(const DeviceGradient& gradient) {
+  const absl::StatusOr<PayloadFacts> facts = gradient.plane->Inspect(gradient.values);
+  absl::Status status = facts.status();
+  if (facts.ok() && !facts->finite) {
+    gradient.future->Complete({Decision::kSkip, 0, 0, "the gradient is not finite"});
+    return;
+  }
+  const bool apart = gradient.values.data != gradient.out.data;
+  if (status.ok() && apart) status = gradient.plane->Copy(gradient.values, gradient.out);
+  if (status.ok()) {
+    gradient.future->Complete({Decision::kIdentity, 0, 0, "first order"});
+  } else {
+    gradient.future->Fail(status);
+  }
+}
+
+absl::Status WorkerImpl::SendInRing(const DeviceGradient& gradient) {
+  if (spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1) {
+    return absl::UnavailableError("exchange DIRECT of several ranks: the shard adds their gradients up");
+  }
+  if (spec_.gradient_dtype != DType::kF32) {
+    return absl::UnavailableError(absl::StrCat("gradient_dtype: expected F32, got ", DTypeName(spec_.gradient_dtype)));
+  }
+  const size_t layer = gradient.contribution.id.layer;
+  const ShardRoutes::Link link = routes_.of_layer(layer);
+  if (link == nullptr) return absl::UnavailableError("the layer has no shard");
+  const auto wanted = [&] {
+    uint64_t bytes = 0;
+    for (size_t other = 0; other < spec_.layers.size(); ++other) {
+      const LayerSpec& shape = spec_.layers[other];
+      const bool sends = SendsGradient(static_cast<int64_t>(other)) && routes_.of_layer(other) == link;
+      if (sends) bytes += RingSlots::SlotBytes(static_cast<uint64_t>(shape.d_out * shape.d_in) * sizeof(float));
+    }
+    return bytes;
+  };
+  auto contribution = std::make_shared<Contribution>(gradient.contribution);
+  const int64_t rows = gradient.values.rows, cols = gradient.values.cols;
+  contribution->ring_bytes = static_cast<uint64_t>(rows * cols) * sizeof(float);
+  PRECONDOR_ASSIGN_OR_RETURN(
+      const ShardLink::RingPlace place,
+      link->TakeRingPlace(gradient.plane, wanted, contribution->id.layer, contribution->ring_bytes));
+  contribution->ring = place.ring;
+  contribution->ring_offset = place.offset;
+  contribution->tensors.push_back(wire::EncodeTensorHeader({DType::kF32, {rows, cols}, 1.0f}));
+  contribution->on_host = [gradient] { return ContributionOnHost(gradient); };
+  absl::Status status = gradient.plane->Copy(gradient.values, MatrixView(place.ring->at(place.offset), rows, cols));
+  if (status.ok()) status = routes_.Submit(layer, std::move(contribution));
+  if (!status.ok()) place.ring->GiveBack(gradient.contribution.id.layer);
+  return status;
+}
+
+absl::Status WorkerImpl::SendThroughHost(const DeviceGradient& gradient) {
+  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<const Contribution> contribution, ContributionOnHost(gradient));
+  return routes_.Submit(gradient.contribution.id.layer, std::move(contribution));
+}
+
+absl::StatusOr<std::shared_ptr<const Contribution>> WorkerImpl::ContributionOnHost(const DeviceGradient& gradient) {
+  const int64_t rows = gradient.values.rows, cols = gradient.values.cols;
+  auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(rows * cols));
+  const MatrixView host(values->data(), rows, cols);
+  PRECONDOR_RETURN_IF_ERROR(gradient.plane->Download(gradient.values, host));
+  auto contribution = std::make_shared<Contribution>(gradient.contribution);
+  const absl::Span<const uint8_t> alias = wire::AliasPayload(gradient.dtype, host);
+  if (alias.empty()) {
+    const auto payload = EncodeTensors(gradient.dtype, {host}, contribution->tensors);
+    contribution->payload = *payload;
+    contribution->payload_owner = payload;
+  } else {
+    contribution->tensors.push_back(wire::EncodeTensorHeader({gradient.dtype, {rows, cols}, 1.0f}));
+    contribution->payload = alias;
+    contribution->payload_owner = values;
+  }
+  return contribution;
+}
+
+}  // namespace precondor

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/device_rings.h"
+
+#include <cstring>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "server/core/observer.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/fake_plane.h"
+
+namespace precondor::rpc {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kBlock = DevicePlane::kRingGranularity;
+
+class DeviceRingsTest : public ::testing::Test {
+ protected:
+  v1::Ring Request(uint64_t bytes) const {
+    v1::Ring request = rings_.Offer();
+    request.set_bytes(bytes);
+    return request;
+  }
+  std::shared_ptr<StreamRing> Open(uint64_t bytes) {
+    auto ring = rings_.Open(Request(bytes));
+    EXPECT_TRUE(ring.ok()) << ring.status();
+    return *std::move(ring);
+  }
+
+  FakePlane plane_;
+  Observer observer_;
+  FakeClock clock_;
+  NullLogger logger_;
+  const std::shared_ptr<MemoryAccount> account_ =
+      std::make_shared<MemoryAccount>(std::vector<std::string>{"cuda:0"}, 8 * kBlock, observer_);
+  DeviceRings rings_{plane_, account_, 4 * kBlock, clock_, logger_};
+};
+
+TEST_F(DeviceRingsTest, OffersWhatItGives) {
+  EXPECT_EQ(rings_.Offer().kind(), v1::RING_KIND_CUDA);
+  EXPECT_EQ(rings_.Offer().device(), plane_.device());
+  EXPECT_EQ(rings_.Offer().bytes(), 4u * kBlock);
+  const auto ring = Open(1);
+  EXPECT_EQ(ring->memory().bytes(), kBlock);
+  EXPECT_EQ(Open(100 * kBlock)->memory().bytes(), 4 * kBlock);
+}
+
+TEST_F(DeviceRingsTest, RefusesWhatWasNotOffered) {
+  for (int wrong = 0; wrong < 3; ++wrong) {
+    v1::Ring request = Request(wrong == 0 ? 0 : 1);
+    if (wrong == 1) request.set_kind(v1::RING_KIND_UNSPECIFIED);
+    if (wrong == 2) request.set_device("another");
+    EXPECT_EQ(GetErrorReason(rings_.Open(request).status()), ErrorReason::kMalformed) << wrong;
+  }
+  EXPECT_EQ(account_->reserved().total(), 0);
+}
+
+TEST_F(DeviceRingsTest, TakesItsMemoryFromWhatSessionsMayReserve) {
+  ASSERT_TRUE(account_->Reserve("job", {{5 * kBlock}}).ok());
+  const auto ring = Open(3 * kBlock);
+  const absl::Status refused = rings_.Open(Request(1)).status();
+  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kCapacity);
+  EXPECT_EQ(plane_.rings, 1);
+  account_->Release({{5 * kBlock}});
+  plane_.refuses = true;
+  EXPECT_EQ(rings_.Open(Request(1)).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(account_->reserved().total(), 3 * kBlock) << "what the device refused is not reserved";
+}
+
+TEST_F(DeviceRingsTest, FreesARingAtOnceWhenItsWorkerHasUnmappedIt) {
+  Open(1)->NoteUnmapped();
+  rings_.Collect();
+  EXPECT_EQ(plane_.rings, 0);
+  EXPECT_EQ(account_->reserved().total(), 0);
+}
+
+TEST_F(DeviceRingsTest, LeavesABrokenStreamsRingToAWorkerThatHasYetToNotice) {
+  Open(1);
+  rings_.Collect();
+  EXPECT_EQ(plane_.rings, 1);
+  clock_.Advance(DeviceRings::kLinger);
+  rings_.Collect();
+  EXPECT_EQ(plane_.rings, 0);
+  EXPECT_EQ(account_->reserved().total(), 0);
+}
+
+TEST_F(DeviceRingsTest, KeepsARingForGradientsThatLieInIt) {
+  std::shared_ptr<const DevicePayload> payload;
+  {
+    const auto ring = Open(1);
+    ring->NoteUnmapped();
+    const auto taken = ring->Take(0, 2, 3);
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    payload = *taken;
+  }
+  rings_.Collect();
+  EXPECT_EQ(plane_.rings, 1);
+  payload = nullptr;
+  rings_.Collect();
+  EXPECT_EQ(plane_.rings, 0);
+}
+
+TEST_F(DeviceRingsTest, TakesWhatLiesThereAndWritesTheAnswerThere) {
+  const auto ring = Open(1);
+  const std::vector<float> gradient = {1, 2, 3, 4, 5, 6}, answer = {6, 5, 4, 3, 2, 1};
+  float* const slot = ring->memory().data() + 64;
+  std::memcpy(slot, gradient.data(), 24);
+  const auto taken = ring->Take(256, 2, 3);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ((*taken)->values.data, slot);
+  EXPECT_EQ((*taken)->values.rows, 2);
+  EXPECT_TRUE((*taken)->facts.finite);
+  EXPECT_EQ((*taken)->facts.digest, PayloadDigest(reinterpret_cast<const uint8_t*>(gradient.data()), 6));
+  ASSERT_TRUE(ring->Write(256, ConstMatrixView(answer.data(), 2, 3)).ok());
+  EXPECT_EQ(std::vector<float>(slot, slot + 6), answer);
+}
+
+TEST_F(DeviceRingsTest, RefusesRangesThatAreNotTheWorkers) {
+  const auto ring = Open(1);
+  const auto refused = [&](uint64_t offset, int64_t rows, int64_t cols) {
+    const absl::Status status = ring->Take(offset, rows, cols).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return GetErrorReason(status) == ErrorReason::kMalformed;
+  };
+  EXPECT_TRUE(refused(4, 1, 1)) << "not aligned";
+  EXPECT_TRUE(refused(kBlock, 1, 1)) << "behind the end";
+  EXPECT_TRUE(refused(kBlock - 256, 1, 65)) << "over the end";
+  EXPECT_TRUE(refused(~uint64_t{255}, 64, 2)) << "around";
+  EXPECT_TRUE(refused(0, kBlock, 1));
+  ASSERT_TRUE(ring->Take(512, 1, 128).ok());  // 512 bytes
+  EXPECT_TRUE(refused(512, 1, 1)) << "the same";
+  EXPECT_TRUE(refused(768, 1, 1)) << "in it";
+  EXPECT_TRUE(refused(256, 1, 65)) << "into it";
+  EXPECT_TRUE(refused(0, 1, 1024)) << "around it";
+  EXPECT_TRUE(ring->Take(256, 1, 64).ok());
+  EXPECT_TRUE(ring->Take(1024, 1, 1).ok());
+  EXPECT_TRUE(ring->Take(kBlock - 256, 1, 64).ok());
+  ring->GiveBack(512);
+  EXPECT_TRUE(ring->Take(512, 1, 1).ok());
+}
+
+TEST_F(DeviceRingsTest, GivesARangeBackThatCannotBeLookedAt) {
+  const auto ring = Open(1);
+  plane_.refuses = true;
+  EXPECT_EQ(ring->Take(0, 1, 1).status().code(), absl::StatusCode::kInternal);
+  plane_.refuses = false;
+  EXPECT_TRUE(ring->Take(0, 1, 1).ok());
+}
+
+TEST(IsOnThisHostTest, KnowsOneKindOfPeer) {
+  EXPECT_TRUE(DeviceRings::IsOnThisHost("fd:17"));
+  for (const char* peer : {"", "ipv4:127.0.0.1:5", "ipv6:%5B::1%5D:7", "unix:/tmp/s", "unix:fd:1"}) {
+    EXPECT_FALSE(DeviceRings::IsOnThisHost(peer)) << peer;
+  }
+}
+
+}  // namespace
+}  // namespace precondor::rpc
