@@ -10,6 +10,7 @@
 #include "server/core/device_assignment.h"
 #include "server/core/placement_input.h"
 #include "server/core/reservation.h"
+#include "server/core/thread_pool.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/memory_journal.h"
 #include "tests/support/memory_peers.h"
@@ -206,7 +207,6 @@ TEST_F(ShardDevicesTest, RoomComesBeforeBalance) {
   EXPECT_THAT(AssignDevices(spec, methods, all, none, {}, options.window_steps, devices)[0], IsEmpty());
 }
 
-// Methods with one rank and many, mean and sketches, and with background work, on threads.
 TEST_F(ShardDevicesTest, AnswersAreThoseOfOneDevice) {
   for (const char* method : {"mkor", "eva", "kfac", "kron"}) {
     SCOPED_TRACE(method);
@@ -226,6 +226,46 @@ TEST_F(ShardDevicesTest, AnswersAreThoseOfOneDevice) {
       EXPECT_EQ(used.size(), count);
     }
   }
+}
+
+// The same on threads of each device, with decompositions in the background.
+TEST_F(ShardDevicesTest, ThreadsOfSeveralDevicesChangeNoAnswer) {
+  spec.method = {.name = "kfac", .options = {{"refresh_lag", 2.0}}};
+  std::vector<std::vector<Payload>> expected;
+  ASSERT_TRUE(Make(1).Install(MakeInstall()).ok());
+  for (uint64_t step = 0; step < 12; ++step) expected.push_back(Answers(step));
+  shard = nullptr;
+  std::vector<std::unique_ptr<Backend>> backends;
+  std::vector<std::unique_ptr<ThreadPoolExecutor>> threads;
+  std::vector<ShardDevice> devices;
+  for (int i = 0; i < 3; ++i) {
+    backends.push_back(MakeCpuBackend({}).value());
+    threads.push_back(std::make_unique<ThreadPoolExecutor>(2));
+    devices.push_back({.name = absl::StrCat("test:", i), .backend = *backends[i], .executor = *threads[i]});
+  }
+  shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, seen);
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  for (uint64_t step = 0; step < 12; ++step) {
+    std::vector<absl::StatusOr<GradientResult>> results(spec.layers.size());
+    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+        const auto taken = [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); };
+        const ContributionHeader statistics = Header(ContributionKind::kStatistics, step, rank, layer);
+        shard->SubmitStatistics(statistics, Distinct(statistics), taken);
+        const ContributionHeader gradient = Header(ContributionKind::kGradient, step, rank, layer);
+        shard->SubmitGradient(
+            gradient, Distinct(gradient), taken,
+            [&results, layer](absl::StatusOr<GradientResult> result) { results[layer] = std::move(result); });
+      }
+    }
+    for (const auto& pool : threads) pool->Drain();
+    for (size_t layer = 0; layer < results.size(); ++layer) {
+      ASSERT_TRUE(results[layer].ok()) << results[layer].status();
+      EXPECT_EQ(*results[layer]->bytes, expected[step][layer]) << "step " << step << " layer " << layer;
+    }
+  }
+  shard = nullptr;
+  threads.clear();  // before the backends
 }
 
 // The journal of a shard with three devices brings its session back on one with two, to the bit.

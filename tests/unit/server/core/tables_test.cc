@@ -126,5 +126,24 @@ TEST(PlacementInputTest, EachLayerCostsWhatItsOwnMethodDoes) {
   EXPECT_DOUBLE_EQ(measured[2].cost, 200 * (0.02 + 0.06) / 2) << "all methods' mean seconds per FLOP";
 }
 
+TEST(DeviceRoomsTest, AreThoseOfTheDevicesOrOfTheWholeShard) {
+  ShardDescription shard;
+  shard.capacity_bytes = 100;
+  shard.reserved_bytes = 30;
+  std::vector<PlacementShard> rooms = DeviceRooms(shard, 6.0);
+  ASSERT_EQ(rooms.size(), 1u);
+  EXPECT_EQ(rooms[0].free_bytes, 70);
+  EXPECT_EQ(rooms[0].load, 6.0);
+  shard.devices = {{.name = "a", .capacity_bytes = 50, .reserved_bytes = 30},
+                   {.name = "b", .capacity_bytes = 50, .reserved_bytes = 0}};
+  rooms = DeviceRooms(shard, 6.0);
+  ASSERT_EQ(rooms.size(), 2u);
+  EXPECT_EQ(rooms[0].free_bytes, 20);
+  EXPECT_EQ(rooms[1].free_bytes, 50);
+  EXPECT_EQ(rooms[0].load + rooms[1].load, 6.0);
+  // Neither takes what only both together have room for.
+  EXPECT_FALSE(PlaceLayers({{.cost = 1, .bytes = 60}}, rooms).feasible);
+}
+
 }  // namespace
 }  // namespace precondor
