@@ -238,6 +238,34 @@ TEST_F(DevicePlaneTest, AServerThatIsKilledAndComesBackGetsWhatWasNotAnswered) {
   EXPECT_EQ(open, expected);
 }
 
+TEST_F(DevicePlaneTest, WhatAKilledWorkerHasHandedOverCountsForTheNext) {
+  const auto server = StartServer({"--device-plane-bytes=64MiB"});
+  const SessionSpec spec = Spec("device");
+  const auto [rows, cols] = kShapes[1];
+  {
+    const auto opener = Client::Make({.coordinator = Address(), .connect_timeout = absl::Seconds(60)});
+    ASSERT_TRUE(opener->WaitForServer().ok());
+    ASSERT_TRUE(opener->OpenSession(spec).ok());
+    ChildProcess killed({PRECONDOR_DEVICE_WORKER, Address(), spec.name, "1", absl::StrCat(rows), absl::StrCat(cols)});
+    EXPECT_EQ(killed.ReadLine(), "in ring");
+    killed.Signal(SIGKILL);
+  }
+  // The same gradient is answered as it lies there, and others under its key are not taken for it.
+  const auto worker = Join(spec);
+  SendStatistics(*worker, 0);
+  std::vector<float> values(static_cast<size_t>(rows * cols), 0.25f);
+  const DeviceTensor tensor{.data = values.data(), .rows = rows, .cols = cols, .stride = cols};
+  const auto result = worker->Precondition(0, 1, tensor, tensor, 10).Wait();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->decision, Decision::kPreconditioned);
+  const auto undisturbed = Join(Spec("host"));
+  SendStatistics(*undisturbed, 0);
+  std::vector<float> expected(values.size(), 0.5f);
+  const MatrixView view(expected.data(), rows, cols);
+  ASSERT_TRUE(undisturbed->Precondition(0, 1, view, view, 10).Wait().ok());
+  EXPECT_EQ(values, expected);
+}
+
 TEST_F(DevicePlaneTest, WorkersFollowEachOtherInLittleMemory) {
   // Room for one ring beside the session.
   const auto server = StartServer({"--device-plane-bytes=2MiB", "--memory-limit=10MiB"});
