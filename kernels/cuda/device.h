@@ -25,6 +25,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/library_status.h"
 #include "kernels/cuda/staging.h"
 
 namespace precondor::cuda {

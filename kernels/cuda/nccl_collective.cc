@@ -13,6 +13,7 @@
 
 #include "kernels/base/deadline.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
 
 namespace precondor {
 namespace {
@@ -20,10 +21,7 @@ namespace {
 // For what comes after the last operation, when nobody waits for a result.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(10);
 
-absl::Status ToStatus(absl::string_view what, cudaError_t error) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
-}
+using cuda::ToStatus;
 
 // ncclInProgress counts as OK: whoever cares asks whether the communicator is ready.
 absl::Status ToStatus(absl::string_view what, ncclResult_t result, ncclComm_t comm) {

@@ -52,6 +52,8 @@ std::map<int, std::shared_ptr<Job>> jobs;
 int next_id = 0;
 std::atomic<int> live_communicators = 0;
 std::atomic<ncclResult_t> async_error = ncclSuccess;
+std::atomic<int64_t> allocations = 0;
+std::atomic<bool> no_memory = false;
 
 DType TypeOf(ncclDataType_t type) {
   return type == ncclFloat32 ? DType::kF32 : type == ncclFloat16 ? DType::kF16 : DType::kBF16;
@@ -104,6 +106,8 @@ void ComputeWhatAllHavePosted(Job& job) {
 
 int FakeNcclCommunicators() { return live_communicators; }
 void FakeNcclFailWith(ncclResult_t error) { async_error = error; }
+int64_t FakeCudaAllocations() { return allocations; }
+void FakeCudaFailAllocations(bool fail) { no_memory = fail; }
 
 }  // namespace precondor
 
@@ -304,11 +308,14 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  if (precondor::no_memory) return cudaErrorMemoryAllocation;
   *memory = std::malloc(bytes);
+  ++precondor::allocations;
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
   std::free(memory);
+  --precondor::allocations;
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -316,6 +323,10 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   std::memset(to, value, bytes);
   return cudaSuccess;

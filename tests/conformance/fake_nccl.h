@@ -2,6 +2,7 @@
 // What tests ask of, and do to, the NCCL of fake_nccl.cc.
 #pragma once
 
+#include <cstdint>
 #include <nccl.h>
 
 namespace precondor {
@@ -10,5 +11,8 @@ namespace precondor {
 int FakeNcclCommunicators();
 // What every communicator's asynchronous error is from now on; ncclSuccess ends that.
 void FakeNcclFailWith(ncclResult_t error);
+// Blocks of device memory that have been taken and not yet freed; whether there is none left.
+int64_t FakeCudaAllocations();
+void FakeCudaFailAllocations(bool fail);
 
 }  // namespace precondor
