@@ -166,6 +166,24 @@ class Worker:
         """
         return Future(self._core.precondition(step, layer, gradient, out, samples))
 
+    def precondition_on_device(self, step: int, layer: int, gradient: Any, samples: int, *, device: int = 0,
+                               stream: int = 0) -> Future:
+        """The same for a matrix in the memory of a CUDA device, which the preconditioned one replaces.
+
+        gradient: f32 [d_out, d_in] with `__cuda_array_interface__`, as torch's and CuPy's have; `device` as CUDA counts,
+        `stream` the cudaStream_t whose work makes it (`torch.cuda.current_stream().cuda_stream`). Needs
+        libprecondor-cuda.so (docs/cuda.md). To a shard on the same host and device it need not leave the device.
+
+        Raises:
+            InvalidArgumentError: no such matrix.
+            All else is the future's to raise.
+        """
+        return Future(self._core.precondition_on_device(step, layer, gradient, samples, device, stream))
+
+    def device_plane(self) -> Dict[str, Any]:
+        """How many such gradients stayed on the device ("in_ring"), or went "over_socket", and the last one's "reason"."""
+        return self._core.device_plane()
+
     def abstain_gradient(self, step: int, layer: int) -> Future:
         """This rank has no gradient: everybody's answer is "SKIP"."""
         return Future(self._core.abstain_gradient(step, layer))

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/python/src/arrays.h"
 
+#include <pybind11/stl.h>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -64,6 +67,29 @@ MatrixView Writable(const char* what, const py::object& value) {
     Refuse(what, "a writable float32 array of two dimensions with rows without gaps", value);
   }
   return MatrixView(static_cast<float*>(array.mutable_data()), array.shape(0), array.shape(1), StrideOf(array));
+}
+
+DeviceTensor OnDevice(const char* what, const py::object& array, int device, uintptr_t stream) {
+  constexpr char kExpected[] = "a writable float32 matrix with __cuda_array_interface__ and rows without gaps";
+  if (!py::hasattr(array, "__cuda_array_interface__")) Refuse(what, kExpected, array);
+  const py::dict interface = array.attr("__cuda_array_interface__");
+  const auto shape = interface["shape"].cast<std::vector<int64_t>>();
+  const auto [address, read_only] = interface["data"].cast<std::pair<uintptr_t, bool>>();
+  if (shape.size() != 2 || interface["typestr"].cast<std::string>() != "<f4" || read_only)
+    Refuse(what, kExpected, array);
+  DeviceTensor tensor{.data = reinterpret_cast<float*>(address),
+                      .rows = shape[0],
+                      .cols = shape[1],
+                      .stride = shape[1],
+                      .device = device,
+                      .stream = reinterpret_cast<void*>(stream)};
+  if (interface.contains("strides") && !interface["strides"].is_none()) {
+    const auto strides = interface["strides"].cast<std::vector<int64_t>>();
+    const bool rows_fit = shape[0] <= 1 || (strides[0] >= shape[1] * kElement && strides[0] % kElement == 0);
+    if (!rows_fit || (shape[1] > 1 && strides[1] != kElement)) Refuse(what, kExpected, array);
+    if (shape[0] > 1) tensor.stride = strides[0] / kElement;
+  }
+  return tensor;
 }
 
 py::array_t<float> NewMatrix(int64_t rows, int64_t cols) {

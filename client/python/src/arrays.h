@@ -6,6 +6,7 @@
 #include <pybind11/numpy.h>
 
 #include "kernels/base/matrix_view.h"
+#include "precondor/client.h"
 
 namespace precondor::python {
 
@@ -16,6 +17,11 @@ ConstMatrixView ViewOf(const pybind11::array& readable);
 
 // A matrix to write to in place: raises precondor.InvalidArgumentError where Readable would copy, or it is read-only.
 MatrixView Writable(const char* what, const pybind11::object& array);
+
+// What `__cuda_array_interface__` tells of a matrix in device memory, to write to in place; its device and stream are
+// not in it. Raises precondor.InvalidArgumentError, naming `what`, unless it is a writable f32 matrix with rows that
+// lie without gaps between elements.
+DeviceTensor OnDevice(const char* what, const pybind11::object& array, int device, uintptr_t stream);
 
 // New, not initialised.
 pybind11::array_t<float> NewMatrix(int64_t rows, int64_t cols);

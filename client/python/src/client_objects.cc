@@ -223,6 +223,29 @@ std::unique_ptr<FutureObject> WorkerObject::Precondition(uint64_t step, int64_t 
   return std::make_unique<FutureObject>(std::move(future), std::move(answer));
 }
 
+std::unique_ptr<FutureObject> WorkerObject::PreconditionOnDevice(uint64_t step, int64_t layer,
+                                                                 const py::object& gradient, uint64_t samples,
+                                                                 int device, uintptr_t stream) {
+  const std::shared_ptr<Worker> worker = Get();
+  ForgetAnswered();
+  const DeviceTensor tensor = OnDevice("gradient", gradient, device, stream);
+  const auto under_way = std::make_shared<Sent>(Sent{PreconditionFuture(), gradient, gradient});
+  sent_.push_back(under_way);
+  PreconditionFuture future;
+  Run(*worker, step, [&] { future = worker->Precondition(step, layer, tensor, tensor, samples); });
+  under_way->future = future;
+  return std::make_unique<FutureObject>(std::move(future), gradient);
+}
+
+py::dict WorkerObject::GetDevicePlane() const {
+  const DevicePlaneUse use = Get()->device_plane();
+  py::dict dict;
+  dict["in_ring"] = use.in_ring;
+  dict["over_socket"] = use.over_socket;
+  dict["reason"] = Text(use.reason);
+  return dict;
+}
+
 std::unique_ptr<FutureObject> WorkerObject::AbstainGradient(uint64_t step, int64_t layer) {
   const std::shared_ptr<Worker> worker = Get();
   PreconditionFuture future;

@@ -67,6 +67,10 @@ class WorkerObject {
   void AbstainStatistics(uint64_t step, int64_t layer);
   std::unique_ptr<FutureObject> Precondition(uint64_t step, int64_t layer, const pybind11::object& gradient,
                                              const pybind11::object& out, uint64_t samples);
+  // In place, of a matrix in device memory.
+  std::unique_ptr<FutureObject> PreconditionOnDevice(uint64_t step, int64_t layer, const pybind11::object& gradient,
+                                                     uint64_t samples, int device, uintptr_t stream);
+  pybind11::dict GetDevicePlane() const;
   std::unique_ptr<FutureObject> AbstainGradient(uint64_t step, int64_t layer);
   uint64_t FactorsChecksum(int64_t layer) const;
   void Flush();

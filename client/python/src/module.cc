@@ -40,6 +40,8 @@ PYBIND11_MODULE(_core, m) {
       .def("send_statistics", &WorkerObject::SendStatistics)
       .def("abstain_statistics", &WorkerObject::AbstainStatistics)
       .def("precondition", &WorkerObject::Precondition)
+      .def("precondition_on_device", &WorkerObject::PreconditionOnDevice)
+      .def("device_plane", &WorkerObject::GetDevicePlane)
       .def("abstain_gradient", &WorkerObject::AbstainGradient)
       .def("factors_checksum", &WorkerObject::FactorsChecksum)
       .def("flush", &WorkerObject::Flush)
