@@ -349,15 +349,16 @@ absl::Status Backend::LowRankAppend(absl::Span<const double> scales, ConstMatrix
 }
 
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                          ConstMatrixView d, MatrixView u) {
+                                          ConstMatrixView d, MatrixView u, ProductPrecision precision) {
   PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
-  return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, {}, u);
+  return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, precision, {}, u);
 }
 
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                          ConstMatrixView d, LengthRule rule, MatrixView u) {
+                                          ConstMatrixView d, LengthRule rule, MatrixView u,
+                                          ProductPrecision precision) {
   PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
-  return d.size() == 0 ? absl::OkStatus() : DoScaledLowRankPrecondition(out_side, in_side, d, rule, u);
+  return d.size() == 0 ? absl::OkStatus() : DoScaledLowRankPrecondition(out_side, in_side, d, precision, rule, u);
 }
 
 bool Backend::KnowsProducts(ProductPrecision precision) const { return DoKnowsProducts(precision); }
@@ -411,7 +412,7 @@ absl::Status Backend::RunAlone(const Operation& operation) {
       return DoLowRankAppend(what.scales, what.rows, what.slots, what.vectors, what.gram);
     } else {
       static_assert(std::is_same_v<Kind, Operation::LowRankPrecondition>);
-      return DoLowRankPrecondition(what.out_side, what.in_side, what.d, what.squares, what.u);
+      return DoLowRankPrecondition(what.out_side, what.in_side, what.d, what.precision, what.squares, what.u);
     }
   };
   return std::visit(run, operation.what);

@@ -22,6 +22,7 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/product_precision.h"
 #include "kernels/base/random.h"
 #include "kernels/base/symmetric_tiles.h"
 #include "kernels/device_matrix.h"
@@ -34,9 +35,6 @@ struct Operation;  // kernels/operation.h
 enum class Transpose : bool { kNo = false, kYes = true };
 // The side of a product that a triangular matrix comes from.
 enum class From : bool { kLeft = false, kRight = true };
-
-// What the factors of a product are rounded to before it; its sums are f32.
-enum class ProductPrecision : uint8_t { kF32, kBf16 };
 
 // The factor by which an answer is scaled, from |d| and the length that it has without; 0 or more.
 using LengthRule = absl::FunctionRef<absl::StatusOr<double>(double d_length, double u_length)>;
@@ -180,18 +178,19 @@ class Backend {
                              MatrixView vectors, MatrixView gram);
   // u = J_out d J_in for J's of the low-rank form, d and u [m, n], never forming an m x m or n x n matrix.
   // u must not alias d. Cost: 4 (p + q) m n + O((p + q)^2 (m + min(m, n))) FLOP for ranks p, q.
-  // Scratch of the default: (p + q)(m + n) + q m + p q elements.
+  // Scratch of the default: (p + q)(m + n) + q m + p q elements. A precision is for backends with a form of their own
+  // in it; others take f32.
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                   MatrixView u);
+                                   MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
   // The same, times rule(|d|, |J_out d J_in|): a backend that knows this length before it has u scales in its last
   // product. The rule's errors are passed on; u is unspecified then.
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                   LengthRule rule, MatrixView u);
+                                   LengthRule rule, MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
   // u = l d r for dense symmetric l [m, m], r [n, n]. u must not alias. Unimplemented where !KnowsProducts(precision).
   // kBf16 rounds l, r, d and what becomes of d on the way: each may be off by 2^-9 of its elements.
   absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u,
                                  ProductPrecision precision = ProductPrecision::kF32);
-  // All backends know kF32.
+  // All backends know kF32 and kBf16x3.
   bool KnowsProducts(ProductPrecision precision) const;
   // x_ij = number i cols + j of `random`'s standard normals.
   absl::Status FillNormal(const CounterRandom& random, MatrixView x);
@@ -261,11 +260,12 @@ class Backend {
                                        absl::Span<const int64_t> slots, MatrixView vectors, MatrixView gram);
   // squares, where it is not empty, becomes |d|^2 and |u|^2.
   virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                             ConstMatrixView d, absl::Span<double> squares, MatrixView u);
+                                             ConstMatrixView d, ProductPrecision precision, absl::Span<double> squares,
+                                             MatrixView u);
   virtual absl::Status DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                                   ConstMatrixView d, LengthRule rule, MatrixView u);
-  // The default knows kF32 alone.
-  virtual bool DoKnowsProducts(ProductPrecision precision) const { return precision == ProductPrecision::kF32; }
+                                                   ConstMatrixView d, ProductPrecision precision, LengthRule rule,
+                                                   MatrixView u);
+  virtual bool DoKnowsProducts(ProductPrecision precision) const { return precision != ProductPrecision::kBf16; }
   virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d,
                                            ProductPrecision precision, MatrixView u);
   // The three defaults go tile by tile through the primitives; they know f32 storage alone.

@@ -22,7 +22,8 @@ LowRankInverse WithShapes(const LowRankInverse& j, int64_t d) {
 }  // namespace
 
 absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                            ConstMatrixView d, absl::Span<double> squares, MatrixView u) {
+                                            ConstMatrixView d, ProductPrecision, absl::Span<double> squares,
+                                            MatrixView u) {
   PRECONDOR_RETURN_IF_ERROR(ProductOfLowRank(out_side, in_side, d, u));
   if (squares.empty()) return absl::OkStatus();
   PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
@@ -68,9 +69,10 @@ absl::Status Backend::ProductOfLowRank(const LowRankInverse& out_side, const Low
 }
 
 absl::Status Backend::DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                                  ConstMatrixView d, LengthRule rule, MatrixView u) {
+                                                  ConstMatrixView d, ProductPrecision precision, LengthRule rule,
+                                                  MatrixView u) {
   std::array<double, 2> squares = {};
-  PRECONDOR_RETURN_IF_ERROR(DoLowRankPrecondition(out_side, in_side, d, absl::MakeSpan(squares), u));
+  PRECONDOR_RETURN_IF_ERROR(DoLowRankPrecondition(out_side, in_side, d, precision, absl::MakeSpan(squares), u));
   PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(squares[0]), std::sqrt(squares[1])));
   return ScaleBy(scale, u);
 }

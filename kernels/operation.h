@@ -81,6 +81,7 @@ struct LowRankPrecondition {
   LowRankInverse in_side;
   ConstMatrixView d;
   MatrixView u;
+  ProductPrecision precision = ProductPrecision::kF32;
   absl::Span<double> squares = {};  // |d|^2 and |u|^2, for the host; empty where it does not ask
 };
 

@@ -393,7 +393,7 @@ class CpuBackend final : public Backend {
   }
 
   absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     absl::Span<double> squares, MatrixView u) override {
+                                     ProductPrecision, absl::Span<double> squares, MatrixView u) override {
     PRECONDOR_RETURN_IF_ERROR(LowRank(out_side, in_side, d, nullptr, u));
     if (squares.empty()) return absl::OkStatus();
     PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
@@ -401,7 +401,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
   absl::Status DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                           ConstMatrixView d, LengthRule rule, MatrixView u) override {
+                                           ConstMatrixView d, ProductPrecision, LengthRule rule,
+                                           MatrixView u) override {
     return LowRank(out_side, in_side, d, &rule, u);
   }
   absl::Status LowRank(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
@@ -413,7 +414,7 @@ class CpuBackend final : public Backend {
   }
 
   bool DoKnowsProducts(ProductPrecision precision) const override {
-    return precision == ProductPrecision::kF32 || cpu::KnowsBf16();
+    return precision != ProductPrecision::kBf16 || cpu::KnowsBf16();
   }
   absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
                                    MatrixView u) override {

@@ -190,8 +190,8 @@ class CudaBackend final : public Backend {
         Operation::LowRankAppend{{scales.begin(), scales.end()}, rows, {slots.begin(), slots.end()}, vectors, gram});
   }
   absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     absl::Span<double> squares, MatrixView u) override {
-    return RunOne(Operation::LowRankPrecondition{out_side, in_side, d, u, squares});
+                                     ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
+    return RunOne(Operation::LowRankPrecondition{out_side, in_side, d, u, precision, squares});
   }
 
   // --- the rest, one by one -----------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ class CudaBackend final : public Backend {
   bool DoKnowsProducts(ProductPrecision) const override { return true; }
   absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
                                    MatrixView u) override {
-    if (precision == ProductPrecision::kF32) return Backend::DoDensePrecondition(l, r, d, precision, u);
+    if (precision != ProductPrecision::kBf16) return Backend::DoDensePrecondition(l, r, d, precision, u);
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<__nv_bfloat16> left, Rounded(l));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<__nv_bfloat16> right, Rounded(r));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<__nv_bfloat16> middle, Rounded(d));

@@ -20,6 +20,8 @@ namespace precondor::cuda {
 namespace {
 
 constexpr size_t kStages = 4;
+// Of each stage, those in f32 and those on tensor cores.
+constexpr size_t kLaunches = 2 * kStages;
 
 MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
   return MatrixView(x.data + begin, x.rows, count, x.stride);
@@ -73,6 +75,7 @@ class Plan {
     const LowRankInverse &out = operation.out_side, &in = operation.in_side;
     const ConstMatrixView d = operation.d;
     const Extents extents(operation);
+    precision_ = operation.precision;
     const int64_t m = extents.m, n = extents.n, p = extents.p, q = extents.q;
     const MatrixView left(Take(floats_, m * (p + q)), m, p + q), right(Take(floats_, (p + q) * n), p + q, n);
     const MatrixView v = Columns(left, 0, p), y = Columns(left, p, q), k(Take(floats_, p * q), p, q);
@@ -104,8 +107,10 @@ class Plan {
     Put(3, last);
   }
 
-  const std::array<std::vector<ProductJob>, kStages>& stages() const { return stages_; }
-  const std::array<int64_t, kStages>& blocks() const { return blocks_; }
+  // In the order in which they are to run.
+  const std::array<std::vector<ProductJob>, kLaunches>& launches() const { return launches_; }
+  const std::array<int64_t, kLaunches>& blocks() const { return blocks_; }
+  static bool OnTensorCores(size_t launch) { return launch % 2 == 1; }
 
  private:
   static ProductJob Product(float alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
@@ -130,16 +135,19 @@ class Plan {
   }
 
   void Put(size_t stage, ProductJob job) {
-    job.first = blocks_[stage];
-    blocks_[stage] += ProductBlocks(job);
-    stages_[stage].push_back(job);
+    const size_t launch = 2 * stage + (precision_ == ProductPrecision::kF32 ? 0 : 1);
+    job.in_two_terms = precision_ == ProductPrecision::kBf16x3;
+    job.first = blocks_[launch];
+    blocks_[launch] += ProductBlocks(job);
+    launches_[launch].push_back(job);
   }
 
   float* floats_;
   double* tile_squares_;
   unsigned* counters_;
-  std::array<std::vector<ProductJob>, kStages> stages_;
-  std::array<int64_t, kStages> blocks_ = {};
+  ProductPrecision precision_ = ProductPrecision::kF32;  // of the operation that is being added
+  std::array<std::vector<ProductJob>, kLaunches> launches_;
+  std::array<int64_t, kLaunches> blocks_ = {};
 };
 
 }  // namespace
@@ -194,14 +202,14 @@ absl::Status RunLowRankPreconditions(Device& device,
   double* next = squares.data();
   for (const auto* operation : operations) plan.Add(*operation, operation->squares.empty() ? nullptr : Take(next, 2));
   auto to = parcel.OnHost(jobs).begin();
-  for (const auto& stage : plan.stages()) to = std::copy(stage.begin(), stage.end(), to);
+  for (const auto& launch : plan.launches()) to = std::copy(launch.begin(), launch.end(), to);
   PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
   const ProductJob* from = parcel.OnDevice(jobs);
-  for (size_t stage = 0; stage < kStages; ++stage) {
-    const int count = static_cast<int>(plan.stages()[stage].size());
+  for (size_t launch = 0; launch < kLaunches; ++launch) {
+    const int count = static_cast<int>(plan.launches()[launch].size());
     if (count == 0) continue;
     PRECONDOR_RETURN_IF_ERROR(device.Run("LowRankPrecondition", [&](cudaStream_t stream) {
-      return Products(stream, from, count, plan.blocks()[stage]);
+      return (Plan::OnTensorCores(launch) ? TensorProducts : Products)(stream, from, count, plan.blocks()[launch]);
     }));
     from += count;
   }

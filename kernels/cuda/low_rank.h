@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The low-rank form's operations of kernels/operation.h on a device: an update of all factors in one launch, the
-// products of all layers in four at most. As in kernels/cuda/grouped_operations.h.
+// products of all layers in four at most, or eight where some are f32's and some on tensor cores. As in
+// kernels/cuda/grouped_operations.h.
 #pragma once
 
 #include "absl/status/status.h"

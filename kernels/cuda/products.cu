@@ -2,18 +2,21 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/product_tile.h"
 #include "kernels/cuda/products.h"
 
 namespace precondor::cuda {
 namespace {
 
-// 16 x 16 threads; each makes 4 x 4 elements of the block's 64 x 64.
-constexpr unsigned kThreads = 256;
-constexpr int kAcross = 16;
-constexpr int kHeld = 4;
-constexpr int kSide = kAcross * kHeld;
+using product::Finish;
+using product::kAcross;
+using product::kHeld;
+using product::kSide;
+using product::kThreads;
+using product::Place;
+using product::PlaceOf;
+
 constexpr int kDepth = 16;  // of the inner dimension at once
 constexpr int kLoads = kSide * kDepth / static_cast<int>(kThreads);
 
@@ -35,60 +38,6 @@ __device__ void Load(ConstMatrixView x, bool along, int64_t line0, int64_t k0, S
     const int k = along ? thread % kDepth : thread / kSide + load * kHeld;
     const bool inside = line < lines && k < inner;
     slab.at[k][line] = inside ? from[along ? line * x.stride + k : k * x.stride + line] : 0.0f;
-  }
-}
-
-// What a block works at: rows and columns from row0 and column0 on, inner indices [begin, end).
-struct Place {
-  unsigned tile, part;
-  int64_t row0, column0, begin, end;
-};
-
-__device__ Place PlaceOf(const ProductJob& job, int64_t block) {
-  const unsigned parts = static_cast<unsigned>(job.parts), number = static_cast<unsigned>(block);
-  const unsigned across = static_cast<unsigned>((job.c.cols + kSide - 1) / kSide);
-  const unsigned tile = number / parts, part = number % parts;
-  const int64_t slabs = (job.inner + kDepth - 1) / kDepth, deep = (slabs + parts - 1) / parts * kDepth;
-  const int64_t row0 = int64_t{tile / across} * kSide, column0 = int64_t{tile % across} * kSide;
-  return {tile, part, row0, column0, part * deep, std::min(job.inner, (part + 1) * deep)};
-}
-
-// Of all parts in their order, in the last block of the tile's; false in all others, which are done.
-__device__ bool SumParts(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld]) {
-  float* const tile = job.partials + int64_t{place.tile} * job.parts * kSide * kSide + threadIdx.x;
-  for (int i = 0; i < kHeld * kHeld; ++i) {
-    tile[(place.part * kHeld * kHeld + i) * kThreads] = sums[i / kHeld][i % kHeld];
-  }
-  if (!IsLastBlock(job.arrived + place.tile, static_cast<unsigned>(job.parts))) return false;
-  for (int i = 0; i < kHeld * kHeld; ++i) {
-    float sum = 0;
-    for (int part = 0; part < job.parts; ++part) sum += __ldcg(tile + (part * kHeld * kHeld + i) * kThreads);
-    sums[i / kHeld][i % kHeld] = sum;
-  }
-  return true;
-}
-
-// |source|^2 and |c|^2 from what each thread has of them; the last block of the product adds the tiles' up.
-__device__ void SumSquares(const ProductJob& job, const Place& place, double of_source, double of_c) {
-  double* const of_tiles = job.tile_squares;
-  const int64_t tiles = (job.c.rows + kSide - 1) / kSide * ((job.c.cols + kSide - 1) / kSide);
-  of_source = CombineBlock<kThreads>(of_source, Add());
-  of_c = CombineBlock<kThreads>(of_c, Add());
-  if (threadIdx.x == 0) {
-    of_tiles[2 * place.tile] = of_source;
-    of_tiles[2 * place.tile + 1] = of_c;
-  }
-  if (!IsLastBlock(job.squares_arrived, static_cast<unsigned>(tiles))) return;
-  of_source = of_c = 0;
-  for (int64_t tile = threadIdx.x; tile < tiles; tile += kThreads) {
-    of_source += __ldcg(of_tiles + 2 * tile);
-    of_c += __ldcg(of_tiles + 2 * tile + 1);
-  }
-  of_source = CombineBlock<kThreads>(of_source, Add());
-  of_c = CombineBlock<kThreads>(of_c, Add());
-  if (threadIdx.x == 0) {
-    job.squares[0] = of_source;
-    job.squares[1] = of_c;
   }
 }
 
@@ -116,23 +65,7 @@ __global__ void __launch_bounds__(kThreads, 4) ProductKernel(Jobs jobs, int64_t 
         }
       }
     }
-    if (kInParts && job.parts > 1 && !SumParts(job, place, sums)) continue;
-    double of_source = 0, of_c = 0;
-    for (int i = 0; i < kHeld; ++i) {
-      for (int j = 0; j < kHeld; ++j) {
-        const int64_t row = place.row0 + row_of_thread + i, column = place.column0 + column_of_thread + j;
-        if (row >= job.c.rows || column >= job.c.cols) continue;
-        float c = job.alpha * sums[i][j];
-        if (job.beta != 0.0f || (kInParts && job.squares != nullptr)) {
-          const float source = job.source.at(row, column);
-          if (job.beta != 0.0f) c = fmaf(job.beta, source, c);
-          of_source += double{source} * source;
-        }
-        job.c.at(row, column) = c;
-        of_c += double{c} * c;
-      }
-    }
-    if (kInParts && job.squares != nullptr) SumSquares(job, place, of_source, of_c);
+    Finish<kInParts>(job, place, sums);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of many callers in one launch, in f32.
+// Products of many callers in one launch, in f32 or on tensor cores.
 //
 // A block makes 64 x 64 elements of one product and adds them up over the inner dimension in its order, or over a part
 // of it; the last block of an element's parts adds these up in theirs. So a product's bits depend on its own shape
@@ -32,7 +32,8 @@ struct ProductJob {
   double* squares = nullptr;
   double* tile_squares = nullptr;
   unsigned* squares_arrived = nullptr;
-  int64_t first = 0;  // blocks of all jobs before this one
+  bool in_two_terms = false;  // on tensor cores: a and b as sums of two bf16 numbers, not one
+  int64_t first = 0;          // blocks of all jobs before this one
 };
 int64_t ProductTiles(ConstMatrixView c);
 // Parts for a product of few tiles and a long inner dimension, so that it occupies more of a device; 1 for others. They
@@ -45,5 +46,7 @@ inline int64_t ProductBlocks(const ProductJob& job) { return ProductTiles(job.c)
 // memory.
 cudaError_t Product(cudaStream_t stream, const ProductJob& job);
 cudaError_t Products(cudaStream_t stream, const ProductJob* jobs, int count, int64_t blocks);
+// The same with a and b rounded to bf16, kBf16 or kBf16x3 of kernels/base/product_precision.h.
+cudaError_t TensorProducts(cudaStream_t stream, const ProductJob* jobs, int count, int64_t blocks);
 
 }  // namespace precondor::cuda

@@ -311,8 +311,8 @@ class GroupingBackend final : public ForwardingBackend {
         Operation::Numbers(scales.begin(), scales.end()), rows, {slots.begin(), slots.end()}, vectors, gram}});
   }
   absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     absl::Span<double> squares, MatrixView u) override {
-    const Operation product = {Operation::LowRankPrecondition{out_side, in_side, d, u, squares}};
+                                     ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
+    const Operation product = {Operation::LowRankPrecondition{out_side, in_side, d, u, precision, squares}};
     return squares.empty() ? PutOff(product) : RunNow(product);
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
@@ -326,7 +326,7 @@ class GroupingBackend final : public ForwardingBackend {
   bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
   absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
                                    MatrixView u) override {
-    if (precision == ProductPrecision::kF32) return Backend::DoDensePrecondition(l, r, d, precision, u);
+    if (precision != ProductPrecision::kBf16) return Backend::DoDensePrecondition(l, r, d, precision, u);
     PRECONDOR_RETURN_IF_ERROR(Before());
     return device_->DensePrecondition(l, r, d, u, precision);
   }

@@ -106,7 +106,8 @@ class MkorState final : public LayerState {
       const auto rule = [&](double d_length, double u_length) {
         return ScaleOf(config_.scaling, layer_, out_scale * in_scale, u.size(), d_length, u_length);
       };
-      return backend_.LowRankPrecondition(UnitForm(out[0], out_scale), UnitForm(in[0], in_scale), d, rule, u);
+      return backend_.LowRankPrecondition(UnitForm(out[0], out_scale), UnitForm(in[0], in_scale), d, rule, u,
+                                          config_.products);
     }
     for (size_t i = 0; i < out_.size(); ++i) {
       for (size_t j = 0; j < in_.size(); ++j) {
@@ -246,7 +247,7 @@ class MkorState final : public LayerState {
   absl::Status PreconditionTile(const FactorInverse& out, double out_scale, const FactorInverse& in, double in_scale,
                                 ConstMatrixView d, MatrixView u) {
     if (!out.dense && !in.dense) {
-      return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u);
+      return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u, config_.products);
     }
     const double scale = (out.dense ? out.c / out_scale : 1.0) * (in.dense ? in.c / in_scale : 1.0);
     if (out.dense && in.dense) {
@@ -255,10 +256,12 @@ class MkorState final : public LayerState {
     }
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.AllocateScratch(d.rows, d.cols));
     if (out.dense) {
-      PRECONDOR_RETURN_IF_ERROR(backend_.LowRankPrecondition({}, UnitForm(in, in_scale), d, half.view()));
+      PRECONDOR_RETURN_IF_ERROR(
+          backend_.LowRankPrecondition({}, UnitForm(in, in_scale), d, half.view(), config_.products));
       return backend_.Gemm(scale, out.matrix, Transpose::kNo, half.view(), Transpose::kNo, 0.0, u);
     }
-    PRECONDOR_RETURN_IF_ERROR(backend_.LowRankPrecondition(UnitForm(out, out_scale), {}, d, half.view()));
+    PRECONDOR_RETURN_IF_ERROR(
+        backend_.LowRankPrecondition(UnitForm(out, out_scale), {}, d, half.view(), config_.products));
     return backend_.Gemm(scale, half.view(), Transpose::kNo, in.matrix, Transpose::kNo, 0.0, u);
   }
 

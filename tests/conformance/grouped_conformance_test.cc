@@ -100,6 +100,7 @@ class Case {
                                                {Number(), Add(q, inner), Add(q, q)},
                                                Add(rows, inner),
                                                Add(rows, inner)};
+        product.precision = static_cast<ProductPrecision>(random() % 3);
         if (random() % 3 != 0) {
           numbers_.resize(2);
           product.squares = absl::MakeSpan(numbers_);

@@ -100,6 +100,40 @@ TEST_P(ScaledPreconditionTest, TheRuleSeesBothLengthsAndItsFactorIsInTheAnswer) 
   }
 }
 
+// Each of the factors of V, W, X, Y, K, what K takes away and u is off by 2^-9 of it at most, or in two terms by 2^-16;
+// with unit vectors nothing on the way is much longer than D.
+TEST_P(ScaledPreconditionTest, PrecisionsAreOffByTheirRoundingAlone) {
+  const int64_t sizes[][4] = {{40, 70, 8, 16}, {70, 40, 16, 8}, {33, 65, 0, 4},  {65, 33, 7, 0},
+                              {12, 5, 0, 0},   {1, 1, 1, 1},    {30, 300, 5, 70}};
+  for (const auto& [m, n, p, q] : sizes) {
+    const Side out(backend_, 0.5, p, m, 3.0, 1), in(backend_, 0.25, q, n, 2.0, 2);
+    const Dense d = RandomDense(m, n, 3), expected = Product(Product(out.j, d), in.j);
+    const DeviceMatrix device_d = Put(backend_, d);
+    for (const ProductPrecision precision : {ProductPrecision::kBf16, ProductPrecision::kBf16x3}) {
+      const double tolerance = precision == ProductPrecision::kBf16 ? 0x1p-7 : 0x1p-14;
+      DeviceMatrix u = Put(backend_, Dense(m, n, NAN));
+      double u_length = 0;
+      const auto rule = [&](double, double given) {
+        u_length = given;
+        return absl::StatusOr<double>(1.0);
+      };
+      ASSERT_TRUE(backend_.LowRankPrecondition(out.form, in.form, device_d.view(), rule, u.view(), precision).ok());
+      std::vector<float> got(m * n);
+      ASSERT_TRUE(backend_.Download(u.view(), MatrixView(got.data(), m, n)).ok());
+      double off = 0, square = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        off += std::pow(got[i] - expected.data[i], 2);
+        square += double{got[i]} * got[i];
+      }
+      EXPECT_LE(std::sqrt(off), tolerance * 0.125 * FrobeniusNorm(d)) << m << "x" << n << ", " << p << ", " << q;
+      EXPECT_NEAR(u_length / std::sqrt(square), 1, 1e-5);
+      if (precision == ProductPrecision::kBf16 && backend_.name() == "cuda" && GetParam() && p + q > 8) {
+        EXPECT_GT(std::sqrt(off), 1e-5 * FrobeniusNorm(d)) << "of f32, where it is not asked for";
+      }
+    }
+  }
+}
+
 // D in the span of both sides' strongest vectors: little is left of it, and a sum that subtracts would not know how
 // much.
 TEST_P(ScaledPreconditionTest, KnowsTheLengthOfWhatIsNearlyGone) {

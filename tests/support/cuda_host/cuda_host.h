@@ -13,6 +13,7 @@
 
 #include "tests/support/cuda_host/grid.h"
 #include "tests/support/cuda_host/stream.h"
+#include "tests/support/cuda_host/wmma.h"
 
 // The language's names: NOLINTBEGIN(bugprone-reserved-identifier)
 #undef __shared__

@@ -51,6 +51,7 @@ TEST(MkorConfigTest, RefusalsNameTheOptionWhatWasExpectedAndWhatCame) {
       {"representation", true, "AUTO, DENSE, LOW_RANK", "true"},
       {"scaling", std::string("norm_rescale"), "NORM_RESCALE", "\"norm_rescale\""},
       {"storage", std::string("BF16"), "F32", "BF16"},
+      {"products", std::string("F16"), "F32, BF16, BF16X3", "F16"},
       {"storage", std::string("F16"), "F32 with the rules EXACT_DAMPED and PUBLISHED", "F16"},
       {"rank", 0.0, "[1, 1024]", "0"},
       {"rank", 1025.0, "[1, 1024]", "1025"},

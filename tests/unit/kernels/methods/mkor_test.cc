@@ -196,6 +196,25 @@ TEST(MkorTest, ProductsOfBf16AreAChoiceThatAMachineMayNotHave) {
   EXPECT_GE(difference, 1e-4);
 }
 
+TEST(MkorTest, ProductsInTwoTermsNeedNothingOfAMachine) {
+  const LayerSpec layer{"layer", 40, 70, false};
+  for (const char* representation : {"LOW_RANK", "DENSE"}) {
+    MethodConfig config = Config("EXACT_DAMPED", representation);
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    LayerDriver exact(*MakeMkor(config).value(), layer, *backend);
+    config.options["products"] = std::string("BF16X3");
+    LayerDriver split(*MakeMkor(config).value(), layer, *backend);
+    VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
+    for (int step = 0; step < 5; ++step) {
+      const reference::Vectors va = a.Next(2), vg = g.Next(2);
+      ASSERT_TRUE(exact.Update(va, vg).ok());
+      ASSERT_TRUE(split.Update(va, vg).ok());
+    }
+    const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
+    EXPECT_LE(RelativeDifference(*split.Precondition(d), *exact.Precondition(d)), 1e-4);
+  }
+}
+
 // What admission counts on, with the backend's own kernels and not a backend that counts: with not a byte more they do.
 TEST(MkorTest, StateAndScratchAreAllThatALayerTakes) {
   const bool bf16 = MakeTestBackend()->KnowsProducts(ProductPrecision::kBf16);
