@@ -28,6 +28,9 @@ enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3
 // happened. kDegrade: its layers begin anew on other shards, without their factors; the job waits until the loss is
 // noticed.
 enum class ShardLossPolicy : uint8_t { kWait = 1, kDegrade = 2 };
+// Which way gradients and answers take. kCollective: the ranks and each shard sum and send them as ranks of one
+// communicator, as long as there is one; docs/collective.md. Everything else goes over gRPC all the same.
+enum class DataPlane : uint8_t { kGrpc = 1, kCollective = 2 };
 // What a sealed plan says of one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
 // non-finite), so nobody gets one and every replica skips the step.
 enum class Decision : uint8_t { kPreconditioned = 1, kIdentity = 2, kSkip = 3 };
@@ -78,6 +81,7 @@ struct SessionSpec {
   ShardLossPolicy on_shard_loss = ShardLossPolicy::kWait;
   std::vector<LayerSpec> layers;
   std::vector<LayerMethod> layer_methods = {};  // exceptions to `method` and `statistics`; each layer in one at most
+  DataPlane data_plane = DataPlane::kGrpc;
   bool operator==(const SessionSpec&) const = default;
 };
 
@@ -87,6 +91,7 @@ inline constexpr int64_t kMaxLayers = 1 << 16;
 inline constexpr int64_t kMaxTensorDims = 8;
 inline constexpr int32_t kMaxWorldSize = 1 << 16;
 inline constexpr int32_t kMaxSketches = 16;
+inline constexpr int32_t kMaxCollectiveWorkers = 255;  // of a session with data_plane COLLECTIVE
 
 // InvalidArgument that names the field (for a layer its index and name), what was expected and what came.
 // Checks everything but the method's options, which the registry checks.
@@ -138,6 +143,7 @@ absl::string_view ModeName(Mode mode);
 absl::string_view ExchangeModeName(ExchangeMode exchange);
 absl::string_view StatisticsKindName(StatisticsKind kind);
 absl::string_view ShardLossPolicyName(ShardLossPolicy policy);
+absl::string_view DataPlaneName(DataPlane plane);
 absl::string_view DecisionName(Decision decision);
 
 }  // namespace precondor

@@ -34,7 +34,7 @@ auto Fields(store::Is<SessionRecord> auto& value) {
   auto& [session_id, spec, placement, membership, promise] = value;
   return std::tuple_cat(
       std::tie(session_id, spec, placement, membership, promise, spec.on_shard_loss, spec.layer_methods),
-      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}));
+      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}), std::tie(spec.data_plane));
 }
 
 auto Fields(store::Is<MembershipRecord> auto& value) {
@@ -73,11 +73,11 @@ namespace store {
 namespace {
 
 // 2: a SessionRecord ends with what becomes of the session when a shard is lost. 3: and then with the layers that have
-// a method of their own. 4: and then with the shapes of layers.
-constexpr uint8_t kVersion = 4;
+// a method of their own. 4: and then with the shapes of layers. 5: and then with the way that gradients take.
+constexpr uint8_t kVersion = 5;
 
-// The record as this version has it. Sessions of version 1 wait; before version 3 all layers have one method, and
-// before version 4 no shape.
+// The record as this version has it. Sessions of version 1 wait; before version 3 all layers have one method, before
+// version 4 no shape, and before version 5 all gradients go over gRPC.
 template <typename Record>
 std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);
@@ -85,6 +85,7 @@ std::string FromVersion(uint8_t version, absl::string_view bytes) {
     if (version < 2) Put(next, ShardLossPolicy::kWait);
     if (version < 3) Put(next, std::vector<LayerMethod>());
     if (version < 4) Put(next, std::map<uint32_t, std::vector<int64_t>>());
+    if (version < 5) Put(next, DataPlane::kGrpc);
   }
   return next;
 }

@@ -49,6 +49,7 @@ constexpr Mode LastEnumerator(Mode) { return Mode::kFirstOrder; }
 constexpr ExchangeMode LastEnumerator(ExchangeMode) { return ExchangeMode::kReplay; }
 constexpr StatisticsKind LastEnumerator(StatisticsKind) { return StatisticsKind::kCovariance; }
 constexpr ShardLossPolicy LastEnumerator(ShardLossPolicy) { return ShardLossPolicy::kDegrade; }
+constexpr DataPlane LastEnumerator(DataPlane) { return DataPlane::kCollective; }
 constexpr Decision LastEnumerator(Decision) { return Decision::kSkip; }
 constexpr DType LastEnumerator(DType) { return DType::kBF16; }
 constexpr FallbackPolicy LastEnumerator(FallbackPolicy) { return FallbackPolicy::kAtStep; }
@@ -79,10 +80,11 @@ auto Fields(store::Is<LayerMethod> auto& value) {
   return std::tie(method, statistics, layers);
 }
 
-// on_shard_loss, layer_methods and the layers' shapes are at the end of the record: earlier versions end before them.
+// on_shard_loss, layer_methods, the layers' shapes and data_plane are at the end of the record: earlier versions end
+// before them.
 auto Fields(store::Is<SessionSpec> auto& value) {
   auto& [name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
-         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods] = value;
+         statistics_dtype, gradient_dtype, method, fallback, on_shard_loss, layers, layer_methods, data_plane] = value;
   return std::tie(name, seed, world_size, exchange, statistics, sketches, inv_freq, warmup_steps, staleness_steps,
                   statistics_dtype, gradient_dtype, method, fallback, layers);
 }

@@ -198,6 +198,17 @@ TEST(GoldenTest, TheShardLossPolicyDecodesToTheSameValue) {
   EXPECT_EQ(spec->on_shard_loss, ShardLossPolicy::kDegrade);
 }
 
+TEST(GoldenTest, TheDataPlaneDecodesToTheSameValue) {
+  const std::vector<Golden> goldens = Load();
+  const Golden* golden = Find(goldens, "v0.1.0/open_session_request_collective");
+  ASSERT_NE(golden, nullptr);
+  v1::OpenSessionRequest request;
+  ASSERT_TRUE(request.ParseFromString(golden->bytes));
+  const absl::StatusOr<SessionSpec> spec = DecodeSessionSpec(request.spec());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data_plane, DataPlane::kCollective);
+}
+
 TEST(GoldenTest, TheFallbackDecodesToTheSameValues) {
   const std::vector<Golden> goldens = Load();
   const Golden* golden = Find(goldens, "v0.1.0/open_session_request_fallback");

@@ -58,6 +58,8 @@ class SessionSpec:
     statistics_dtype, gradient_dtype: on the wire; "f32", "f16", "bf16".
     fallback: options of the fallback to first order, e.g. {"policy": "LOSS_RATE"}; docs/methods/mkor_h.md.
     on_shard_loss: "WAIT" or "DEGRADE".
+    data_plane: "GRPC", or "COLLECTIVE" to have gradients summed on their way (docs/collective.md): in exchange DIRECT,
+        for gradients in f32, with all ranks and shards on one host.
     """
 
     name: str
@@ -76,6 +78,7 @@ class SessionSpec:
     fallback: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_shard_loss: str = "WAIT"
     layer_methods: Sequence[LayerMethod] = ()
+    data_plane: str = "GRPC"
 
 
 def _method_dict(method: Union[Method, str]) -> Dict[str, Any]:

@@ -70,19 +70,24 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   const std::string placement =
       u64(2) + text("shard0") + text("host-one:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
 
-  EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(4) + u64(258));
-  EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(4) + u64(8) + membership);
-  EXPECT_EQ(EncodeCoordinatorRecord(PromiseRecord{9, SamplePromise()}), u8(4) + u64(9) + promise);
+  EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(5) + u64(258));
+  EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(5) + u64(8) + membership);
+  EXPECT_EQ(EncodeCoordinatorRecord(PromiseRecord{9, SamplePromise()}), u8(5) + u64(9) + promise);
   const std::string session = u64(7) + spec + placement + membership + promise;
   const std::string layer_methods = u64(1) + text("identity") + u64(0) + u8(4) + u64(1) + u32(1);
   const std::string shapes = u64(1) + u32(1) + u64(3) + u64(64) + u64(128) + u64(128);
-  EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)), u8(4) + session + u8(2) + layer_methods + shapes);
+  EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)), u8(5) + session + u8(2) + layer_methods + shapes + u8(2));
   for (const std::string& bad : {u64(1) + u32(2) + u64(1) + u64(1), u64(1) + u32(0) + u64(0)}) {
-    EXPECT_EQ(DecodeCoordinatorRecord(kSessionRecord, u8(4) + session + u8(2) + layer_methods + bad).status().code(),
-              absl::StatusCode::kDataLoss);
+    EXPECT_EQ(
+        DecodeCoordinatorRecord(kSessionRecord, u8(5) + session + u8(2) + layer_methods + bad + u8(2)).status().code(),
+        absl::StatusCode::kDataLoss);
   }
 
   SessionRecord alike = SampleSession(7);
+  alike.spec.data_plane = DataPlane::kGrpc;
+  const auto of_version_4 = DecodeCoordinatorRecord(kSessionRecord, u8(4) + session + u8(2) + layer_methods + shapes);
+  ASSERT_TRUE(of_version_4.ok()) << of_version_4.status();
+  EXPECT_TRUE(Same(*of_version_4, alike));
   alike.spec.layers[1].shape.clear();
   const auto of_version_3 = DecodeCoordinatorRecord(kSessionRecord, u8(3) + session + u8(2) + layer_methods);
   ASSERT_TRUE(of_version_3.ok()) << of_version_3.status();
@@ -134,10 +139,10 @@ TEST(CoordinatorEncodingTest, NoBytesAreTakenForAValueThatDoesNotExist) {
 
 TEST(CoordinatorEncodingTest, NewerVersionsAndKindsAreNamed) {
   std::string bytes = EncodeCoordinatorRecord(CloseRecord{1});
-  bytes[0] = 5;
+  bytes[0] = 6;
   const absl::Status version = DecodeCoordinatorRecord(kCloseRecord, bytes).status();
   EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(version.message()), HasSubstr("version 5"));
+  EXPECT_THAT(std::string(version.message()), HasSubstr("version 6"));
   const absl::Status kind = DecodeCoordinatorRecord(6, bytes).status();
   EXPECT_EQ(kind.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 6"));
