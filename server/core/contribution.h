@@ -53,6 +53,22 @@ struct ContributionHeader {
   std::shared_ptr<const DevicePayload> on_device = {};
 };
 
+// One step's gradient of a layer as a communicator has added it up (docs/collective.md): the contributions of all ranks
+// at once, and their average.
+struct ReducedGradient {
+  uint64_t session_id = 0;
+  uint64_t epoch = 0;
+  uint64_t step = 0;
+  uint32_t layer = 0;
+  Mode mode = Mode::kSecondOrder;
+  struct Share {
+    uint64_t samples = 0;  // 0: no gradient of this rank is in the average
+    bool refused = false;  // because it was not finite
+  };
+  std::vector<Share> shares;  // by rank
+  Payload average;            // [d_out, d_in] in f32; of no meaning when a share is missing
+};
+
 // The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
 struct GradientResult {
   Decision decision = Decision::kIdentity;

@@ -21,6 +21,17 @@ PutOutcome Gather::Put(uint32_t rank, Standing standing, uint64_t digest, Vote v
   return PutOutcome::kConflict;
 }
 
+void Gather::PutAll(absl::Span<const Standing> standings, Vote average) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].standing = standings[i];
+    slots_[i].inherited = true;
+    ++(standings[i] == Standing::kVoted ? voted_ : abstained_);
+  }
+  if (abstained_ > 0) return;
+  next_ = slots_.size() - 1;
+  slots_.back().vote = std::move(average);
+}
+
 void Gather::Inherit(uint32_t rank, bool repeats) {
   if (rank < first_rank_ || rank - first_rank_ >= slots_.size()) return;
   Slot& slot = slots_[rank - first_rank_];

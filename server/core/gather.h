@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "server/core/contribution.h"
 
@@ -22,6 +23,7 @@ struct Vote {
   std::array<float, 2> scales = {1, 1};                 // of a and g; or of the gradient
   std::array<int64_t, 2> rows = {0, 0};                 // of a and g as COVARIANCE has them; 0: packed
   std::shared_ptr<const DevicePayload> on_device = {};  // a gradient's, in the place of `bytes`
+  bool whole = false;                                   // a gradient in f32 that is the average already
 };
 
 // kRefused: the payload was not finite or over-norm; counts as an abstention.
@@ -34,7 +36,7 @@ enum class PutOutcome : uint8_t { kTaken, kDuplicate, kConflict };
 class Gather {
   struct Slot {
     Standing standing = Standing::kMissing;
-    bool inherited = false;  // from an earlier holder of the rank
+    bool inherited = false;  // from an earlier holder of the rank, or by way of PutAll
     bool owed = false;       // its present holder is still to be answered
     uint64_t digest = 0;
     Vote vote;
@@ -50,6 +52,10 @@ class Gather {
   // payload is followed by the abstention that it counts as, or when the slot is inherited; kConflict for anything
   // else. `rank` is a contributor.
   PutOutcome Put(uint32_t rank, Standing standing, uint64_t digest, Vote vote);
+
+  // All contributors at once, who have put `average` together elsewhere: it is the only vote, and everything that one
+  // of them sends is a repetition. Not unless empty().
+  void PutAll(absl::Span<const Standing> standings, Vote average);
 
   // TestFaults::count_repetitions: a repetition counts like another vote.
   void CountAgain() { ++voted_; }

@@ -24,12 +24,6 @@ Gather GradientContributorsOf(const SessionSpec& spec, uint32_t layer) {
   return Gather(0, spec.world_size);
 }
 
-void RaiseTo(std::atomic<uint64_t>& highest, uint64_t value) {
-  uint64_t seen = highest.load(std::memory_order_relaxed);
-  while (seen < value && !highest.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared_ptr<SessionContext> session,

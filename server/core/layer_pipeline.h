@@ -54,6 +54,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // The header has passed every check that needs no payload. `ack` and `result` as in Shard.
   void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
   void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
+  // See Shard.
+  absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
 
   // A rank has come from another memory, which answered it with factors of `factor_version`, and sends no gradient of
   // steps before `key.step` again: those that this memory does not know are over. Where updates are missing here and
@@ -199,6 +201,8 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // `retired` get what Expired says.
   absl::StatusOr<bool> Put(const ContributionHeader& header, Standing standing, uint64_t digest, Vote vote, bool& work,
                            std::vector<ResultFn>& retired);
+  // The same for what SubmitReduced has.
+  absl::Status PutReduced(ReducedGradient& gradient, bool& work, std::vector<ResultFn>& retired);
   // What the rank now sends shows which answers it has.
   void Settle(ContributionKind kind, const ContributionKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -106,6 +106,8 @@ LayerPipeline::Work LayerPipeline::NextWork() {
   // Adding up needs no turn, and frees the payloads early.
   for (const auto& [step, slot] : slots_) {
     if (WorkersPrecondition(session_->spec)) break;  // there is nothing to add up
+    // The weights of the sum are not known before all are in (LayerWorker::Precondition).
+    if (session_->spec.data_plane == DataPlane::kCollective) break;
     Phase& phase = slot->gradient;
     if (phase.state != PhaseState::kOpen || phase.gather.abstained() > 0) continue;
     if (std::optional<Vote> vote = phase.gather.TakeNext()) {

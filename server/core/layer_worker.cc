@@ -8,13 +8,44 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/host_buffer.h"
+#include "server/core/reduction.h"
 #include "server/core/reservation.h"
 #include "server/core/statistics_merge.h"
 
 namespace precondor {
 namespace {
+
+constexpr absl::string_view kNotFinite = "the average of the gradients is not finite in f32";
+
+// Heap blocks are aligned for f32, and the wire's byte order is the host's.
+absl::Span<float> FloatsIn(Payload& bytes) {
+  return absl::MakeSpan(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+}
+
+// Leaves one vote, the average as the session's communicator makes it of the same gradients where that adds in rank
+// order: of shares in f32, one rank after the other, and the shard's own zero at the end. So whoever has had an answer
+// by one way has the one that the others get by the other.
+void Average(std::vector<Vote>& votes) {
+  uint64_t total = 0;
+  for (const Vote& vote : votes) total += vote.samples;
+  const absl::Span<float> sum = FloatsIn(votes[0].bytes);
+  for (size_t i = 0; i < votes.size(); ++i) {
+    const absl::Span<float> term = FloatsIn(votes[i].bytes);
+    ScaleInPlace(static_cast<double>(votes[i].scales[0]), term);
+    ScaleInPlace(static_cast<double>(ShareOf(votes[i].samples, total)), term);
+    if (i == 0) continue;
+    for (size_t k = 0; k < sum.size(); ++k) sum[k] += term[k];
+    votes[i].bytes = Payload();
+  }
+  for (float& value : sum) value += 0.0f;
+  votes[0].samples = total;
+  votes[0].scales = {1, 1};
+  votes[0].whole = true;
+  votes.resize(1);
+}
 
 absl::Duration Since(const Clock& clock, absl::Time start) { return clock.Now() - start; }
 
@@ -169,7 +200,8 @@ std::string LayerWorker::NoFactors() const {
 void LayerWorker::Fold(StepSlot& slot, Vote vote) {
   if (!slot.lost.ok()) return;
   if (slot.result_buffer.empty()) slot.result_scale = vote.scales[0];
-  if (!single_) {
+  if (vote.whole && !AllFinite(FloatsIn(vote.bytes))) slot.lost = absl::InternalError(kNotFinite);
+  if (!single_ && !vote.whole) {
     if (!slot.sum.has_value()) {
       absl::StatusOr<WeightedSum> sum = WeightedSum::Make(spec_.d_out * spec_.d_in);
       if (!sum.ok()) {
@@ -185,6 +217,7 @@ void LayerWorker::Fold(StepSlot& slot, Vote vote) {
 }
 
 LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> votes) {
+  if (votes.size() > 1 && session_.spec.data_plane == DataPlane::kCollective) Average(votes);
   for (Vote& vote : votes) Fold(slot, std::move(vote));
   votes.clear();
   if (slot.on_device != nullptr) return PreconditionOnDevice(slot);
@@ -201,7 +234,7 @@ LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> 
     slot.sum->Finish(gradient);
     slot.sum.reset();
     // A single gradient was looked at when it came (CheckGradient).
-    if (!AllFinite(gradient)) return Skip(slot, "the average of the gradients is not finite in f32");
+    if (!AllFinite(gradient)) return Skip(slot, std::string(kNotFinite));
   } else if (dtype != DType::kF32 || slot.result_scale != 1.0f) {
     DecodeElements(dtype, slot.result_buffer.data(), slot.result_scale, gradient);
   }

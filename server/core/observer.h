@@ -60,6 +60,10 @@ class Observer {
   virtual void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) {}
   // Layers whose shard was lost have factors on this one.
   virtual void OnLayersTakenOver(absl::string_view train_job, TakeoverOutcome outcome, int64_t layers) {}
+  // A session's ranks and this shard have a communicator for its gradients, or none any more; one has ended before its
+  // epoch, and no rank had left.
+  virtual void OnDataPlane(absl::string_view train_job, bool joined) {}
+  virtual void OnDataPlaneFailure(absl::string_view train_job) {}
   // Coordinator.
   virtual void OnSessionOpened(absl::string_view train_job) {}
   virtual void OnSessionClosed(absl::string_view train_job) {}

@@ -39,6 +39,13 @@ struct ShardContext {
   std::atomic<int64_t> in_flight = 0;  // unanswered gradients and unfinished updates
 };
 
+// highest = the greater of the two.
+inline void RaiseTo(std::atomic<uint64_t>& highest, uint64_t value) {
+  uint64_t seen = highest.load();
+  while (seen < value && !highest.compare_exchange_weak(seen, value)) {
+  }
+}
+
 // One of the shard's devices, and what a session has there that its layers share.
 struct SessionDevice {
   size_t place = 0;  // among the shard's
@@ -67,11 +74,7 @@ class DeviceOfLayer {
 
 // One per session. Const after construction but for the pools, which lock, and the atomics.
 struct SessionContext {
-  void NoteRelease(uint64_t release) {
-    uint64_t last = last_release.load();
-    while (last < release && !last_release.compare_exchange_weak(last, release)) {
-    }
-  }
+  void NoteRelease(uint64_t release) { RaiseTo(last_release, release); }
 
   // Of a layer that has been given one.
   SessionDevice& DeviceOf(uint32_t layer) const {

@@ -316,6 +316,24 @@ void Shard::SubmitGradient(const ContributionHeader& header, Payload payload, co
   (*session)->layer(header.key.layer)->SubmitGradient(header, std::move(payload), ack, std::move(result));
 }
 
+absl::Status Shard::SubmitReduced(ReducedGradient gradient, ResultFn result) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(gradient.session_id));
+  return session->SubmitReduced(std::move(gradient), std::move(result));
+}
+
+absl::StatusOr<Shard::SessionPart> Shard::PartOf(const ContributionKey& key) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(key.session_id));
+  PRECONDOR_RETURN_IF_ERROR(session->CheckRank(key));
+  return SessionPart{session->spec(), session->owned()};
+}
+
+bool Shard::IsInEpoch(uint64_t session_id, uint64_t epoch) const {
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(session_id);
+  return session.ok() && (*session)->epoch() == epoch;
+}
+
 absl::Status Shard::Resume(const ContributionKey& key, uint64_t factor_version) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(key.session_id));

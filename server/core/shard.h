@@ -146,6 +146,22 @@ class Shard final : public ShardControl {
   // instead.
   void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
 
+  // Takes in what a communicator has made of a step's gradients of one layer. OK: `result` gets the answer, like
+  // SubmitGradient's. Whatever a rank then sends of it over gRPC is a repetition, with the same answer. Otherwise
+  // nothing has changed, and the step waits for gradients over gRPC: the errors of CheckHeader; Aborted when some of
+  // these have come already; InvalidArgument where the session's data plane is gRPC.
+  absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
+
+  // What one of a session's ranks has to know to take part in that. The errors of CheckHeader that concern session,
+  // epoch, rank and incarnation.
+  struct SessionPart {
+    SessionSpec spec;
+    std::vector<uint32_t> layers;  // that this shard has, ascending
+  };
+  absl::StatusOr<SessionPart> PartOf(const ContributionKey& key) const;
+  // Whether the session is here, and in this epoch.
+  bool IsInEpoch(uint64_t session_id, uint64_t epoch) const;
+
   // A rank that was answered by a memory which may be lost (the one before this process, or another shard's) says what
   // it has: factors of `factor_version` in its last answer of `key.layer`, and the first step whose gradient it will
   // send or send again. What this memory cannot bring to an end any more holds nothing up from then on. DATA_LOSS

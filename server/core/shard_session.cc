@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/payload.h"
 
@@ -333,6 +334,30 @@ void ShardSession::Fetch(const ContributionKey& key, ResultFn result) {
   }
   if (!status.ok()) return result(std::move(status));
   layers_[key.layer]->Fetch(key, std::move(result));
+}
+
+absl::Status ShardSession::SubmitReduced(ReducedGradient gradient, ResultFn result) {
+  ContributionKey key = {.session_id = id(), .epoch = gradient.epoch, .step = gradient.step, .layer = gradient.layer};
+  const std::shared_ptr<const Membership> members = membership();
+  const size_t ranks = members->incarnations.size();
+  key.incarnation = members->incarnations[0];  // another holder of a rank would be another epoch
+  PRECONDOR_RETURN_IF_ERROR(CheckMember(*members, key));
+  PRECONDOR_RETURN_IF_ERROR(CheckLayer(key));
+  const LayerSpec& layer = spec().layers[key.layer];
+  const uint64_t bytes = static_cast<uint64_t>(layer.d_out * layer.d_in) * sizeof(float);
+  if (spec().data_plane != DataPlane::kCollective || gradient.shares.size() != ranks ||
+      gradient.average.size() != bytes) {
+    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
+                   absl::StrCat("expected ", ranks, " shares and ", bytes, " bytes with data_plane COLLECTIVE, got ",
+                                gradient.shares.size(), " and ", gradient.average.size(), " with ",
+                                DataPlaneName(spec().data_plane)));
+  }
+  for (const ReducedGradient::Share& share : gradient.shares) {
+    if (share.samples <= kMaxSamples) continue;
+    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
+                   absl::StrCat("samples: expected at most ", kMaxSamples, ", got ", share.samples));
+  }
+  return layers_[key.layer]->SubmitReduced(std::move(gradient), std::move(result));
 }
 
 void ShardSession::Close(const absl::Status& why) {

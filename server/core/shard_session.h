@@ -56,6 +56,10 @@ class ShardSession {
   // See Shard.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
   void Fetch(const ContributionKey& key, ResultFn result);
+  // The errors of Check that concern session, epoch, rank and incarnation.
+  absl::Status CheckRank(const ContributionKey& key) const { return CheckMember(*membership(), key); }
+  absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
+  const std::vector<uint32_t>& owned() const { return owned_; }
   // Not null for a layer that passed Check.
   LayerPipeline* layer(uint32_t index) const { return layers_[index].get(); }
 
@@ -72,6 +76,7 @@ class ShardSession {
 
   const SessionSpec& spec() const { return context_->spec; }
   uint64_t id() const { return context_->session_id; }
+  uint64_t epoch() const { return membership()->epoch; }
   SessionContext& context() const { return *context_; }
   std::shared_ptr<SessionContext> shared_context() const { return context_; }
   SessionFactors& factors() const { return *factors_; }

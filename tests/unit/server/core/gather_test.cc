@@ -56,6 +56,26 @@ TEST(GatherTest, VotesLeaveInRankOrderAsFarAsTheOrderIsSettled) {
   EXPECT_EQ(rest[0].samples, 40u);
 }
 
+TEST(GatherTest, AllAtOnceLeaveOneVoteAndEverythingElseIsARepetition) {
+  Gather gather(0, 3);
+  gather.PutAll({Standing::kVoted, Standing::kVoted, Standing::kVoted}, Of(12));
+  EXPECT_EQ(gather.voted(), 3);
+  EXPECT_EQ(gather.Put(1, Standing::kVoted, 5, Of(5)), PutOutcome::kDuplicate);
+  EXPECT_EQ(gather.Put(2, Standing::kAbstained, 6, {}), PutOutcome::kDuplicate);
+  EXPECT_EQ(gather.owing(), std::nullopt);
+  EXPECT_EQ(gather.TakeNext()->samples, 12u);
+  EXPECT_FALSE(gather.TakeNext().has_value());
+  EXPECT_TRUE(gather.TakeRest().empty());
+}
+
+TEST(GatherTest, AllAtOnceWithAnAbstentionLeaveNoVote) {
+  Gather gather(0, 3);
+  gather.PutAll({Standing::kVoted, Standing::kRefused, Standing::kAbstained}, Of(12));
+  EXPECT_EQ(gather.voted(), 1);
+  EXPECT_EQ(gather.abstained(), 2);
+  EXPECT_EQ(gather.Culprit(), "rank 1 sent a payload that was not finite");
+}
+
 TEST(GatherTest, CulpritIsTheLowestRankWhateverCameFirst) {
   Gather gather(0, 4);
   EXPECT_EQ(gather.Culprit(), "");
