@@ -225,7 +225,8 @@ absl::Status LocalCollective::BroadcastFrom(const CollectiveCall& call) {
     if (peer != rank()) transfers_[peer].send = absl::string_view(static_cast<const char*>(call.in), bytes);
   }
   PRECONDOR_RETURN_IF_ERROR(Exchange());
-  if (bytes > 0) std::memmove(call.out, call.in, bytes);
+  // In place nothing is written: others may be reading it.
+  if (bytes > 0 && call.out != call.in) std::memmove(call.out, call.in, bytes);
   return absl::OkStatus();
 }
 
@@ -242,14 +243,16 @@ void LocalCollective::Sum(DType dtype, const char* mine, int64_t count, char* ou
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Collective>> MakeLocalCollective(absl::string_view unique_id, int rank, int size,
-                                                                absl::Duration timeout) {
+                                                                absl::Duration timeout,
+                                                                const std::atomic<bool>* give_up) {
   PRECONDOR_RETURN_IF_ERROR(CheckCommunicator(rank, size, timeout));
   if (size > kMaxLocalRanks) {
     return absl::InvalidArgumentError(
         absl::StrCat("communicator: expected at most ", kMaxLocalRanks, " ranks on a host, got ", size));
   }
   PRECONDOR_ASSIGN_OR_RETURN(const LocalAddress address, ParseLocalId(unique_id));
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LocalMesh> mesh, LocalMesh::Join(address, rank, size, Deadline(timeout)));
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LocalMesh> mesh,
+                             LocalMesh::Join(address, rank, size, Deadline(timeout, give_up)));
   return std::unique_ptr<Collective>(new LocalCollective(rank, size, std::move(mesh)));
 }
 

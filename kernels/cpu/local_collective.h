@@ -5,6 +5,7 @@
 //   scratch stays small (size x 128 KiB and a little).
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -19,8 +20,9 @@ namespace precondor {
 // Waits until all ranks have come to the LocalRendezvous of `unique_id`. size <= kMaxLocalRanks. Errors:
 // InvalidArgument for an id that is none, a rank outside of size, ranks that disagree on the size or come twice;
 // DeadlineExceeded or Unavailable naming the ranks that did not come or left; FailedPrecondition when all have come
-// before.
+// before. Once `*give_up` is true the time-out has passed.
 absl::StatusOr<std::unique_ptr<Collective>> MakeLocalCollective(absl::string_view unique_id, int rank, int size,
-                                                                absl::Duration timeout);
+                                                                absl::Duration timeout,
+                                                                const std::atomic<bool>* give_up = nullptr);
 
 }  // namespace precondor
