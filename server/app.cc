@@ -21,6 +21,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
+#include "kernels/cpu/local_collective.h"
 #include "kernels/cuda/cuda_module.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
@@ -29,6 +30,7 @@
 #include "server/core/thread_pool.h"
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
+#include "server/plane/shard_planes.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/peer_stores.h"
 #include "server/recovery/shard_store.h"
@@ -119,6 +121,17 @@ absl::Status WritePortFile(const std::string& path, absl::string_view port) {
   return absl::OkStatus();
 }
 
+// For ranks on this host.
+PlaneTransport LocalTransport() {
+  return {.name = "local",
+          .open = []() -> absl::StatusOr<PlaneTransport::Meeting> {
+            PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LocalRendezvous> rendezvous, LocalRendezvous::Start());
+            const std::string unique_id = rendezvous->unique_id();
+            return PlaneTransport::Meeting{unique_id, std::shared_ptr<LocalRendezvous>(std::move(rendezvous))};
+          },
+          .join = &MakeLocalCollective};
+}
+
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
 class ServerApp final : public App {
@@ -142,6 +155,8 @@ class ServerApp final : public App {
     naming_.Stop();
     settling_.Stop();
     sealing_.Stop();
+    sweeping_.Stop();
+    if (planes_ != nullptr) planes_->Stop();
     StopListening();
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
     server_.reset();
@@ -217,6 +232,7 @@ class ServerApp final : public App {
     // Calls that wait for a silent shard would keep the server up, and so would streams of workers that stay: they are
     // cut when the deadline passes.
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
+    if (planes_ != nullptr) planes_->Stop();
     StopListening();
     server_->Shutdown(absl::ToChronoTime(std::min(until, absl::Now() + absl::Milliseconds(500))));
     logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
@@ -267,8 +283,10 @@ class ServerApp final : public App {
     uploads_ = std::make_unique<recovery::LayerUploads>(static_cast<uint64_t>(config_.memory_limit_bytes));
     if (shard_store_ != nullptr) shard_->AwaitReplay();
     const uint64_t memory_id = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+    planes_ = std::make_unique<ShardPlanes>(*shard_, logger_, metrics_, LocalTransport(),
+                                            absl::Milliseconds(config_.plane_timeout_ms));
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
-        *shard_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_, rings_.get());
+        *shard_, *planes_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_, rings_.get());
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();
   }
@@ -449,6 +467,7 @@ class ServerApp final : public App {
     if (shard_store_ != nullptr) {
       settling_.Start(absl::Milliseconds(500), [this] { shard_->SettleFactors(); });
     }
+    if (planes_ != nullptr) sweeping_.Start(absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
       naming_.Start(absl::Milliseconds(pause), [this] { shard_->NameLaggards(); });
@@ -492,7 +511,8 @@ class ServerApp final : public App {
   rpc::ControlRunner runner_;
   std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // of each device
   std::unique_ptr<Shard> shard_;
-  LocalShard* local_ = nullptr;  // owned by coordinator_
+  std::unique_ptr<ShardPlanes> planes_;  // of a shard
+  LocalShard* local_ = nullptr;          // owned by coordinator_
   std::unique_ptr<CoordinatorStorage> storage_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<rpc::PreconditionService> precondition_service_;
@@ -510,7 +530,7 @@ class ServerApp final : public App {
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
-  Periodic collecting_, sealing_, settling_, naming_, reconciling_;
+  Periodic collecting_, sealing_, settling_, naming_, sweeping_, reconciling_;
   std::vector<std::unique_ptr<Periodic>> probing_;  // by shard
   std::thread standing_by_;                         // of a candidate
 };

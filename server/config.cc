@@ -190,6 +190,10 @@ const std::vector<Option>& Options() {
                      "fraction of the workers whose statistics suffice for the update at that deadline"),
       NumberOption("slow_worker_ms", &C::slow_worker_ms, 0, kHour,
                    "name the workers that a step has been waiting for so long; 0: never"),
+      NumberOption(
+          "plane_timeout_ms", &C::plane_timeout_ms, 100, kHour,
+          "how long ranks of a session with data_plane COLLECTIVE wait for each other in its communicator before "
+          "gradients go over gRPC"),
       TextOption("data_dir", &C::data_dir,
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       ListOption("peer_data_dirs", &C::peer_data_dirs,

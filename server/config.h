@@ -32,6 +32,7 @@ struct ServerConfig {
   int64_t statistics_deadline_ms = 0;
   double quorum = 1.0;
   int64_t slow_worker_ms = 30000;
+  int64_t plane_timeout_ms = 60000;
   std::string data_dir;
   std::vector<std::string> peer_data_dirs;
   int64_t snapshot_interval_steps = 1000;

@@ -56,12 +56,13 @@ class MetricsObserver::Impl {
     std::array<std::array<prometheus::Counter*, kErrorReasonCount>, kKinds> rejected;
     std::array<prometheus::Histogram*, kKinds> seal_wait;
     std::array<prometheus::Counter*, kDecisions.size()> results;
-    prometheus::Counter *updates, *update_failures, *updates_lost, *result_bytes, *fetches, *fetched_bytes;
+    prometheus::Counter *updates, *update_failures, *updates_lost, *result_bytes, *fetches, *fetched_bytes,
+        *data_plane_failures;
     prometheus::Histogram *update_seconds, *precondition_seconds;
     prometheus::Counter *snapshots_done, *snapshots_failed;
     std::array<prometheus::Counter*, 4> taken_over;  // by TakeoverOutcome
     prometheus::Counter *factors_kept, *factors_not_kept, *layers_kept, *layers_fresh;
-    prometheus::Gauge *reserved_bytes, *log_stale;
+    prometheus::Gauge *reserved_bytes, *log_stale, *data_plane;
     prometheus::Gauge *lagging_workers, *lagging_rank;
   };
   struct CoordinatorJob : Job {
@@ -246,6 +247,8 @@ class MetricsObserver::Impl {
     job.fetched_bytes = JobCounter(job, kFetchedBytes, own);
     job.reserved_bytes = JobGauge(job, kJobReservedBytes, own);
     job.log_stale = JobGauge(job, kLogStale, own);
+    job.data_plane = JobGauge(job, kDataPlane, own);
+    job.data_plane_failures = JobCounter(job, kDataPlaneFailures, own);
     job.snapshots_done = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "durable"}});
     job.snapshots_failed = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "given_up"}});
     job.factors_kept = JobCounter(job, kReleases, {{"train_job", name}, {"outcome", "durable"}});
@@ -382,6 +385,12 @@ void MetricsObserver::OnLogAppend(int64_t bytes, bool ok) {
 }
 void MetricsObserver::OnLogStale(absl::string_view train_job, bool stale) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.log_stale->Set(stale ? 1 : 0); });
+}
+void MetricsObserver::OnDataPlane(absl::string_view train_job, bool joined) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.data_plane->Set(joined ? 1 : 0); });
+}
+void MetricsObserver::OnDataPlaneFailure(absl::string_view train_job) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.data_plane_failures->Increment(); });
 }
 void MetricsObserver::OnSnapshot(absl::string_view train_job, bool ok) {
   impl_->WithShardJob(train_job,

@@ -46,6 +46,8 @@ class MetricsObserver final : public Observer {
   void OnShardSessions(int64_t sessions) override;
   void OnLogAppend(int64_t bytes, bool ok) override;
   void OnLogStale(absl::string_view train_job, bool stale) override;
+  void OnDataPlane(absl::string_view train_job, bool joined) override;
+  void OnDataPlaneFailure(absl::string_view train_job) override;
   void OnSnapshot(absl::string_view train_job, bool ok) override;
   void OnFactorsKept(absl::string_view train_job, bool ok) override;
   void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) override;

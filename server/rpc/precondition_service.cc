@@ -153,4 +153,24 @@ grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServer
   return new UnaryReactor(*request, *response, shard_, runner_);
 }
 
+grpc::ServerUnaryReactor* PreconditionService::JoinPlane(grpc::CallbackServerContext* context,
+                                                         const v1::JoinPlaneRequest* request,
+                                                         v1::JoinPlaneResponse* response) {
+  return runner_.Run(context, "PreconditionService/JoinPlane", [this, request, response]() -> absl::Status {
+    const ContributionKey key = {.session_id = request->session_id(),
+                                 .epoch = request->epoch(),
+                                 .rank = request->rank(),
+                                 .incarnation = request->incarnation()};
+    if (!request->declined().empty()) return planes_.Decline(key, request->declined());
+    PRECONDOR_ASSIGN_OR_RETURN(const PlaneInvitation invitation, planes_.Join(key));
+    response->set_transport(invitation.transport);
+    response->set_unique_id(invitation.unique_id);
+    response->set_timeout_ms(absl::ToInt64Milliseconds(invitation.timeout));
+    for (const std::vector<uint32_t>& layers : invitation.buckets) {
+      response->add_buckets()->mutable_layers()->Add(layers.begin(), layers.end());
+    }
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace precondor::rpc

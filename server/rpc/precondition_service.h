@@ -4,6 +4,7 @@
 
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard.h"
+#include "server/plane/shard_planes.h"
 #include "server/rpc/device_rings.h"
 #include "server/rpc/unary.h"
 
@@ -12,20 +13,29 @@ namespace precondor::rpc {
 // Thread-safe. All references outlive the service.
 class PreconditionService final
     : public v1::PreconditionService::WithRawCallbackMethod_Exchange<
-          v1::PreconditionService::WithCallbackMethod_Precondition<v1::PreconditionService::Service>> {
+          v1::PreconditionService::WithCallbackMethod_Precondition<
+              v1::PreconditionService::WithCallbackMethod_JoinPlane<v1::PreconditionService::Service>>> {
  public:
   // `memory_id` is what streams begin with: another one for every process that comes back from a disk, 0 without one.
   // `rings`: for streams of this host; null: none.
-  PreconditionService(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, ControlRunner& runner,
-                      DeviceRings* rings)
-      : shard_(shard), credit_bytes_(credit_bytes), memory_id_(memory_id), runner_(runner), rings_(rings) {}
+  PreconditionService(Shard& shard, ShardPlanes& planes, uint64_t credit_bytes, uint64_t memory_id,
+                      ControlRunner& runner, DeviceRings* rings)
+      : shard_(shard),
+        planes_(planes),
+        credit_bytes_(credit_bytes),
+        memory_id_(memory_id),
+        runner_(runner),
+        rings_(rings) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Precondition(grpc::CallbackServerContext* context, const v1::PreconditionRequest* request,
                                          v1::PreconditionResponse* response) override;
+  grpc::ServerUnaryReactor* JoinPlane(grpc::CallbackServerContext* context, const v1::JoinPlaneRequest* request,
+                                      v1::JoinPlaneResponse* response) override;
 
  private:
   Shard& shard_;
+  ShardPlanes& planes_;
   const uint64_t credit_bytes_;
   const uint64_t memory_id_;
   ControlRunner& runner_;

@@ -33,7 +33,8 @@ OURS = [
     ("server/store/", ["kernels/base/", "server/policy/", "server/core/coordinator_journal.h"]),
     ("server/etcd/", ["kernels/base/", "server/policy/", "server/core/coordinator_journal.h", "server/store/",
                       "proto/wire/"]),
-    ("server/rpc/", CORE + ["server/core/", "server/store/", "proto/wire/", "precondor/v1/"]),
+    ("server/plane/", CORE + ["server/core/", "proto/wire/plane_codec.h"]),
+    ("server/rpc/", CORE + ["server/core/", "server/plane/", "server/store/", "proto/wire/", "precondor/v1/"]),
     ("server/recovery/", CORE + ["server/core/", "server/store/", "server/rpc/convert.h", "proto/wire/", "precondor/v1/"]),
     ("server/config", ["kernels/base/", "server/policy/"]),
     ("server/", CORE + ["server/", "kernels/cpu/", "kernels/cuda/", "kernels/grouping/", "proto/wire/", "precondor/v1/"]),
@@ -44,8 +45,8 @@ OURS = [
     ("client/cpp/tools/ctl_restore", ["kernels/base/", "proto/wire/", "precondor/", "client/cpp/", "server/recovery/",
                                       "server/store/"]),
     # Tools and examples also precondition locally, to compare with.
-    ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "kernels/cuda/cuda_module.h",
-                                   "proto/wire/", "precondor/", "client/cpp/"]),
+    ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "kernels/cpu/local_collective.h",
+                                   "kernels/cuda/cuda_module.h", "proto/wire/", "precondor/", "client/cpp/"]),
     # Expected values must not come from what is tested.
     ("tests/reference/", ["kernels/base/"]),
     ("tests/unit/kernels/", ["kernels/", "tests/reference/", "tests/support/"]),
@@ -132,8 +133,9 @@ LINKS = {
     "metrics": ["absl::*", "prometheus-cpp::*", "precondor::core"] + CORE_TARGETS,
     "wire": ["absl::*", "precondor::base", "precondor::proto", "gRPC::*", "protobuf::*"],
     "convert": ["absl::*", "precondor::core", "precondor::wire"] + CORE_TARGETS,
-    "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::convert", "precondor::core", "precondor::store",
-            "precondor::wire", "precondor::proto"] + CORE_TARGETS,
+    "rpc": ["absl::*", "gRPC::*", "protobuf::*", "precondor::convert", "precondor::core", "precondor::plane",
+            "precondor::store", "precondor::wire", "precondor::proto"] + CORE_TARGETS,
+    "plane": ["absl::*", "Threads::Threads", "precondor::core", "precondor::wire"] + CORE_TARGETS,
     "client_state": ["absl::*", "precondor::client_math", "precondor::proto", "precondor::wire"],
     "recovery": ["absl::*", "precondor::convert", "precondor::core", "precondor::store"] + CORE_TARGETS,
 }

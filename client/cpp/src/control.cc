@@ -14,6 +14,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/admin.grpc.pb.h"
+#include "precondor/v1/precondition.grpc.pb.h"
 #include "precondor/v1/session.grpc.pb.h"
 #include "precondor/v1/snapshot.grpc.pb.h"
 #include "proto/wire/status_codec.h"
@@ -69,11 +70,13 @@ struct ControlClient::Stubs {
       : channel(MakeChannel(address)),
         session(v1::SessionService::NewStub(channel)),
         admin(v1::AdminService::NewStub(channel)),
-        snapshot(v1::SnapshotService::NewStub(channel)) {}
+        snapshot(v1::SnapshotService::NewStub(channel)),
+        precondition(v1::PreconditionService::NewStub(channel)) {}
   const std::shared_ptr<grpc::Channel> channel;
   const std::unique_ptr<v1::SessionService::Stub> session;
   const std::unique_ptr<v1::AdminService::Stub> admin;
   const std::unique_ptr<v1::SnapshotService::Stub> snapshot;
+  const std::unique_ptr<v1::PreconditionService::Stub> precondition;
 };
 
 ControlClient::ControlClient(std::string address, absl::Duration rpc_timeout)
@@ -139,6 +142,7 @@ PRECONDOR_CONTROL_CALL(JoinSession, session)
 PRECONDOR_CONTROL_CALL(ReportStep, session)
 PRECONDOR_CONTROL_CALL(LeaveSession, session)
 PRECONDOR_CONTROL_CALL(CloseSession, session)
+PRECONDOR_CONTROL_CALL(JoinPlane, precondition)
 PRECONDOR_CONTROL_CALL(GetServerInfo, admin)
 PRECONDOR_CONTROL_CALL(ListSessions, admin)
 PRECONDOR_CONTROL_CALL(GetLayerStats, admin)

@@ -15,6 +15,7 @@
 
 #include "kernels/base/mutex.h"
 #include "precondor/v1/admin.pb.h"
+#include "precondor/v1/precondition.pb.h"
 #include "precondor/v1/session.pb.h"
 #include "precondor/v1/snapshot.pb.h"
 
@@ -59,6 +60,8 @@ class ControlClient {
   absl::StatusOr<v1::ReportStepResponse> ReportStep(const v1::ReportStepRequest& request, Canceller& canceller);
   absl::StatusOr<v1::LeaveSessionResponse> LeaveSession(const v1::LeaveSessionRequest& request, Canceller& canceller);
   absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request, Canceller& canceller);
+
+  absl::StatusOr<v1::JoinPlaneResponse> JoinPlane(const v1::JoinPlaneRequest& request, Canceller& canceller);
 
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const v1::GetServerInfoRequest& request,
                                                           Canceller& canceller);

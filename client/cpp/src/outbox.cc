@@ -32,7 +32,7 @@ Recovery RecoveryFor(const absl::Status& refusal) {
   }
 }
 
-absl::Status Outbox::Add(Item item) {
+absl::Status Outbox::Add(Item item, bool elsewhere) {
   const ContributionId id = item->id;
   if (const Entry* old = FindEntry(id); old != nullptr && old->needless) Erase(by_id_.at(id));
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
@@ -42,8 +42,14 @@ absl::Status Outbox::Add(Item item) {
   if (last != answered_.end() && id.step <= last->second.step) {
     answered_.erase(last);
   }
+  if (elsewhere) Move(next_sequence_, entries_.at(next_sequence_), State::kElsewhere);
   ++next_sequence_;
   return absl::OkStatus();
+}
+
+void Outbox::ToStream(const ContributionId& id) {
+  Entry* entry = FindEntry(id);
+  if (entry != nullptr && entry->state == State::kElsewhere) Move(by_id_.at(id), *entry, State::kQueued);
 }
 
 absl::Status Outbox::AddAt(Sequence sequence, Item item) {
@@ -128,6 +134,7 @@ void Outbox::LetGoBefore(uint64_t step) {
 void Outbox::StopStream() {
   open_ = false;
   for (auto& [sequence, entry] : entries_) {
+    if (entry.state == State::kElsewhere) continue;
     if (entry.state == State::kSent || entry.state == State::kAcknowledged) entry.sent_before = true;
     if (entry.state != State::kQueued) Move(sequence, entry, State::kQueued);
   }
@@ -368,7 +375,9 @@ std::optional<uint64_t> Outbox::answered_through() const {
 
 std::vector<Outbox::Item> Outbox::Items() const {
   std::vector<Item> items;
-  for (const auto& [sequence, entry] : entries_) items.push_back(entry.item);
+  for (const auto& [sequence, entry] : entries_) {
+    if (entry.state != State::kElsewhere) items.push_back(entry.item);
+  }
   return items;
 }
 

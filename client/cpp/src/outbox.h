@@ -30,8 +30,8 @@ enum class Recovery : uint8_t {
 Recovery RecoveryFor(const absl::Status& refusal);
 
 // Life of an entry: queued -> being sent (one at a time, in order) -> sent -> acknowledged; statistics are then done, a
-// gradient or pull waits for its result. A fetch has a result and no acknowledgement. One thread at a time (its link's
-// lock).
+// gradient or pull waits for its result. A fetch has a result and no acknowledgement. A gradient that goes elsewhere
+// has none of this, and is done with its result too. One thread at a time (its link's lock).
 class Outbox {
  public:
   using Item = std::shared_ptr<const Contribution>;
@@ -39,8 +39,11 @@ class Outbox {
   // `may_lose_shard`: what may be needed again is kept whatever the shard remembers, for another shard.
   explicit Outbox(bool may_lose_shard = false) : may_lose_shard_(may_lose_shard) {}
 
-  // Takes it in at the end of the queue. AlreadyExists when one with this id is not yet done.
-  absl::Status Add(Item item);
+  // Takes it in at the end of the queue. AlreadyExists when one with this id is not yet done. `elsewhere`: it goes
+  // another way than the stream, and has its place in the queue for ToStream.
+  absl::Status Add(Item item, bool elsewhere = false);
+  // Sends one that was to go elsewhere; nothing for any other.
+  void ToStream(const ContributionId& id);
 
   // One frame to write: `chunk` of the item's payload.
   struct Frame {
@@ -69,9 +72,9 @@ class Outbox {
   // The contribution with bytes of its own and nobody who waits for its result.
   static Item Kept(const Contribution& item);
   // Whether the shard comes back with what it knew, or another takes its place, so that gradients are worth their
-  // memory: without the factors they were answered with, others cannot get the same answers. Statistics are always
-  // kept.
-  bool keeps_gradients() const { return memory_id_ != 0 || may_lose_shard_; }
+  // memory: without the factors they were answered with, others cannot get the same answers. Before the first stream
+  // nobody knows. Statistics are always kept.
+  bool keeps_gradients() const { return memory_id_ != 0 || may_lose_shard_ || !started_before_; }
   Item Remove(const ContributionId& id);
   // Sends `item`, which has the same id and means the same, in its place. Between streams; nothing when it is not
   // there.
@@ -106,7 +109,7 @@ class Outbox {
   // The highest step whose gradient has been answered, in any layer; nullopt: none.
   std::optional<uint64_t> answered_through() const;
 
-  // All that are in it, in their order.
+  // All that go by the stream, in their order.
   std::vector<Item> Items() const;
   std::vector<Item> TakeExpired(absl::Time now);
   std::vector<Item> TakeAll();
@@ -117,7 +120,7 @@ class Outbox {
   bool empty() const { return entries_.empty(); }
 
  private:
-  enum class State : uint8_t { kQueued, kSending, kSent, kParked, kAcknowledged };
+  enum class State : uint8_t { kQueued, kSending, kSent, kParked, kAcknowledged, kElsewhere };
   struct Entry {
     Item item;
     State state = State::kQueued;

@@ -129,9 +129,21 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
       outbox_(options_.may_lose_shard) {
   // Of a job that has gone on before: what others send again may hold old steps open.
   if (epoch_ > 1) outbox_.SettlesBy(absl::Now() + options_.result_timeout);
+  if (!options_.plane.has_value()) return;
+  WorkerPlane::Hooks hooks_of_plane;
+  hooks_of_plane.ask = hooks_.ask_plane;
+  hooks_of_plane.decline = hooks_.decline_plane;
+  hooks_of_plane.answered = [this](Outbox::Item item, const wire::PlaneAnswer& answer,
+                                   const wire::ReceivedBytes& values) {
+    OnPlaneAnswer(std::move(item), answer, values);
+  };
+  hooks_of_plane.give_back = [this](const std::vector<ContributionId>& ids) { ToStream(ids); };
+  plane_ = std::make_unique<WorkerPlane>(*options_.plane, std::move(hooks_of_plane));
+  plane_->BeginEpoch(epoch_);
 }
 
 ShardLink::~ShardLink() {
+  plane_.reset();
   {
     MutexLock lock(mu_);
     closing_ = true;
@@ -153,7 +165,9 @@ absl::Status ShardLink::Submit(Outbox::Item item) {
   MutexLock lock(mu_);
   PRECONDOR_RETURN_IF_ERROR(failed_);
   if (item->ring != nullptr && item->ring != ring_) return absl::UnavailableError("the ring is gone");
-  PRECONDOR_RETURN_IF_ERROR(outbox_.Add(std::move(item)));
+  const bool by_plane = plane_ != nullptr && item->id.kind == v1::FRAME_KIND_GRADIENT;
+  PRECONDOR_RETURN_IF_ERROR(outbox_.Add(item, by_plane));
+  if (by_plane && !plane_->Offer(item)) outbox_.ToStream(item->id);
   Pump();
   return absl::OkStatus();
 }
@@ -223,6 +237,9 @@ void ShardLink::ChangeEpoch(uint64_t epoch) {
     MutexLock lock(mu_);
     if (epoch != epoch_) outbox_.Reopen();
     epoch_ = epoch;
+    if (plane_ != nullptr) {
+      for (const ContributionId& id : plane_->BeginEpoch(epoch)) outbox_.ToStream(id);
+    }
     backoff_ = kFirstBackoff;
     CancelStream();
   }
@@ -266,6 +283,7 @@ void ShardLink::Fail(const absl::Status& status) {
     CancelStream();
     changed_.notify_all();
   }
+  if (plane_ != nullptr) plane_->Leave();
   for (const Outbox::Item& item : items) {
     if (item->result != nullptr) item->result->Fail(status);
   }
@@ -480,11 +498,9 @@ absl::StatusOr<bool> ShardLink::TakeResult(const Contribution& item, const v1::F
 void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& message,
                          const wire::ReceivedBytes& payload) {
   Outbox::Item item;
-  bool keep = false;
   {
     MutexLock lock(mu_);
     item = outbox_.Find(id);
-    keep = options_.keep_gradients && outbox_.keeps_gradients();
   }
   if (item == nullptr || item->result == nullptr) return;
   const v1::Outcome& outcome = message.outcome();
@@ -496,21 +512,53 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
     complete = TakeResult(*item, message.header(), payload);
   }
   if (complete.ok() && !*complete) return;
+  Answer(std::move(item), complete.status(),
+         {decision.value_or(Decision::kSkip), outcome.factor_version(), outcome.inner_product(), outcome.reason()});
+}
+
+void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Preconditioned outcome) {
   const std::shared_ptr<AnswerSink> result = item->result;
+  bool keep = false;
+  {
+    MutexLock lock(mu_);
+    keep = options_.keep_gradients && outbox_.keeps_gradients();
+  }
   Outbox::Item kept = keep ? Outbox::Kept(*item) : nullptr;
   {
     MutexLock lock(mu_);
-    outbox_.Finish(id, std::move(kept), outcome.factor_version());
-    if (item->ring != nullptr) item->ring->GiveBack(id.layer);
+    outbox_.Finish(item->id, std::move(kept), outcome.factor_version);
+    if (item->ring != nullptr) item->ring->GiveBack(item->id.layer);
     NotifyIfAcknowledged();
     Pump();
   }
   item.reset();  // the gradient's memory is released before the result is written over it
   if (complete.ok()) {
-    result->Complete({*decision, outcome.factor_version(), outcome.inner_product(), outcome.reason()});
+    result->Complete(std::move(outcome));
   } else {
-    result->Fail(absl::InternalError(absl::StrCat("shard ", options_.address, ": ", complete.status().message())));
+    result->Fail(absl::InternalError(absl::StrCat("shard ", options_.address, ": ", complete.message())));
   }
+}
+
+void ShardLink::OnPlaneAnswer(Outbox::Item item, const wire::PlaneAnswer& answer, const wire::ReceivedBytes& values) {
+  const auto sent = static_cast<int64_t>(item->payload.size());
+  const auto received = static_cast<int64_t>(values.size());
+  traffic_.gradient_bytes.fetch_add(sent, std::memory_order_relaxed);
+  traffic_.result_bytes.fetch_add(received, std::memory_order_relaxed);
+  traffic_.plane_bytes.fetch_add(sent + received, std::memory_order_relaxed);
+  absl::Status complete;
+  if (answer.decision != Decision::kSkip) {
+    const wire::TensorFormat format = {.dtype = DType::kF32,
+                                       .dims = {item->tensors[0].dims().begin(), item->tensors[0].dims().end()}};
+    complete = item->result->Begin({format}, values.size());
+    if (complete.ok()) complete = item->result->Append(0, values);
+  }
+  Answer(std::move(item), complete, {answer.decision, answer.factor_version, answer.inner_product, answer.reason});
+}
+
+void ShardLink::ToStream(const std::vector<ContributionId>& ids) {
+  MutexLock lock(mu_);
+  for (const ContributionId& id : ids) outbox_.ToStream(id);
+  Pump();
 }
 
 void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {

@@ -24,6 +24,7 @@
 #include "client/cpp/src/outbox.h"
 #include "client/cpp/src/ring_slots.h"
 #include "client/cpp/src/traffic.h"
+#include "client/cpp/src/worker_plane.h"
 #include "kernels/base/mutex.h"
 #include "kernels/device_plane.h"
 #include "proto/wire/frame_codec.h"
@@ -50,6 +51,8 @@ class ShardLink {
     absl::Duration result_timeout;   // that contributions' deadlines were made with, for messages
     bool keep_gradients = false;     // other ranks may need this one's again when the shard is lost
     bool may_lose_shard = false;     // its layers may go to other shards
+    // Of a session with data_plane COLLECTIVE: gradients go over a communicator as far as there is one.
+    std::optional<WorkerPlane::Options> plane;
   };
   struct Hooks {
     std::function<void()> wake;                       // Tick has something to do
@@ -58,6 +61,9 @@ class ShardLink {
     std::function<void()> forgotten;                  // the shard does not know the session: is there one?
     std::function<void(const absl::Status&)> fatal;   // the worker is done for
     std::function<void(const absl::Status&)> refused_statistics;
+    // See WorkerPlane; on a thread of the link.
+    std::function<absl::StatusOr<PlaneMeeting>(uint64_t epoch)> ask_plane;
+    std::function<void(uint64_t epoch, const absl::Status& why)> decline_plane;
   };
 
   // `traffic` outlives the link.
@@ -94,6 +100,8 @@ class ShardLink {
   std::optional<uint64_t> answered_through() const;
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
+  // See WorkerPlane; OK without one.
+  absl::Status plane_status() const { return plane_ == nullptr ? absl::OkStatus() : plane_->status(); }
   // False when something was still unacknowledged at the deadline.
   bool WaitAcknowledged(absl::Time deadline);
   size_t unacknowledged() const;
@@ -101,6 +109,10 @@ class ShardLink {
  private:
   class Stream;
   enum class StreamState : uint8_t { kNone, kOpening, kOpen, kClosing };
+
+  // From the communicator.
+  void OnPlaneAnswer(Outbox::Item item, const wire::PlaneAnswer& answer, const wire::ReceivedBytes& values);
+  void ToStream(const std::vector<ContributionId>& ids);
 
   // From the stream.
   void OnRead(const grpc::ByteBuffer& buffer);
@@ -125,6 +137,8 @@ class ShardLink {
   // The ring is gone: what lies in it goes as bytes. Before the next stream may begin.
   void MoveOutOfRing();
   void AskForRing(const std::shared_ptr<DevicePlane>& plane, uint64_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // One gradient, pull or fetch has its whole answer; or an error, that of `complete`.
+  void Answer(Outbox::Item item, const absl::Status& complete, Preconditioned outcome);
   absl::Status LateError(const ContributionId& id) const;
   void Connect(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -169,6 +183,8 @@ class ShardLink {
   std::shared_ptr<DevicePlane> ring_plane_ ABSL_GUARDED_BY(mu_);  // that maps it
   std::shared_ptr<RingSlots> ring_ ABSL_GUARDED_BY(mu_);          // kOpen
   absl::Status ring_refusal_ ABSL_GUARDED_BY(mu_);                // kRefused
+
+  std::unique_ptr<WorkerPlane> plane_;  // last, constant; null without one. Its lock comes after mu_
 };
 
 }  // namespace precondor

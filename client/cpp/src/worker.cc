@@ -26,6 +26,8 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(200);
 // Without an answered report, between two questions whether layers have gone to other shards.
 constexpr absl::Duration kAskInterval = absl::Seconds(1);
+// Between two questions to a shard that does not know yet of all ranks.
+constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
 // For gRPC to let go of borrowed memory once its connection is closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
 
@@ -130,12 +132,21 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   link.result_timeout = options_.result_timeout;
   link.keep_gradients = spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1;
   link.may_lose_shard = MayLoseShards();
+  if (spec_.data_plane == DataPlane::kCollective) {
+    link.plane = {.what = absl::StrCat("session ", session_, ": shard ", address, ": communicator"),
+                  .rank = static_cast<int>(rank_),
+                  .world_size = spec_.world_size,
+                  .layers = spec_.layers,
+                  .longest = options_.result_timeout / 2};
+  }
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
   hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
   if (WorkersPrecondition(spec_)) hooks.let_go_before = [this] { return steps_->LastFirstOrder(); };
   hooks.forgotten = [this] { Ask(); };
   hooks.fatal = [this](const absl::Status& status) { Fail(status); };
+  hooks.ask_plane = [this, address](uint64_t of) { return AskForPlane(address, of); };
+  hooks.decline_plane = [this, address](uint64_t of, const absl::Status& why) { DeclinePlane(address, of, why); };
   hooks.refused_statistics = [this](const absl::Status& status) { OnRefusedStatistics(status); };
   return std::make_shared<ShardLink>(std::move(link), std::move(hooks), traffic_);
 }
@@ -582,6 +593,49 @@ absl::Status WorkerImpl::Refresh() {
     changed_.notify_all();
   }
   return routes_.Change(joined.shard_map(), joined.epoch());
+}
+
+v1::JoinPlaneRequest WorkerImpl::PlaneRequest(uint64_t epoch) const {
+  v1::JoinPlaneRequest request;
+  request.set_session_id(session_id_);
+  request.set_epoch(epoch);
+  request.set_rank(rank_);
+  request.set_incarnation(incarnation_);
+  return request;
+}
+
+void WorkerImpl::DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why) {
+  v1::JoinPlaneRequest request = PlaneRequest(epoch);
+  request.set_declined(std::string(why.message()));
+  // Whoever cannot be told waits for the meeting's end.
+  ControlClient(address, options_.connect_timeout).JoinPlane(request, canceller_).IgnoreError();
+}
+
+absl::StatusOr<PlaneMeeting> WorkerImpl::AskForPlane(const std::string& address, uint64_t epoch) {
+  ControlClient shard(address, options_.rpc_timeout);
+  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  const v1::JoinPlaneRequest request = PlaneRequest(epoch);
+  while (true) {
+    const absl::StatusOr<v1::JoinPlaneResponse> response = shard.JoinPlane(request, canceller_);
+    if (response.ok()) {
+      CountControl(request, *response);
+      PlaneMeeting meeting{.transport = response->transport(),
+                           .unique_id = response->unique_id(),
+                           .timeout = absl::Milliseconds(response->timeout_ms()),
+                           .buckets = {}};
+      for (const v1::PlaneBucket& bucket : response->buckets()) {
+        meeting.buckets.emplace_back(bucket.layers().begin(), bucket.layers().end());
+      }
+      return meeting;
+    }
+    const bool again = RecoveryFor(response.status()) == Recovery::kRetryLater && absl::Now() < deadline;
+    if (!again || !canceller_.Pause(kAskAgain)) return response.status();
+  }
+}
+
+absl::Status WorkerImpl::DataPlaneStatus() const {
+  for (const ShardRoutes::Link& link : routes_.links()) PRECONDOR_RETURN_IF_ERROR(link->plane_status());
+  return absl::OkStatus();
 }
 
 bool WorkerImpl::AwaitEpochAfter(uint64_t stale) {

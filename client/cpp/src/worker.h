@@ -70,6 +70,7 @@ class WorkerImpl final : public Worker {
   absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                            double learning_rate) override;
   Traffic traffic() const override { return traffic_.Read(); }
+  absl::Status DataPlaneStatus() const override;
   void Cancel() override;
   absl::Status Leave() override;
 
@@ -116,6 +117,10 @@ class WorkerImpl final : public Worker {
   void OnRefusedStatistics(const absl::Status& status);
   void Fail(const absl::Status& status);
 
+  // Where the ranks and the shard meet in `epoch`; waits until the shard knows all ranks, at most for connect_timeout.
+  absl::StatusOr<PlaneMeeting> AskForPlane(const std::string& address, uint64_t epoch);
+  void DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why);
+  v1::JoinPlaneRequest PlaneRequest(uint64_t epoch) const;
   // One attempt of the step control to report, under the current epoch.
   absl::StatusOr<WorkerDirective> SendReport(const OwnReport& report);
   void TimerLoop();

@@ -212,7 +212,8 @@ class Worker:
 
     def metrics(self) -> Dict[str, int]:
         """Payload and frame bytes since the worker joined: statistics_bytes and gradient_bytes out, result_bytes in,
-        overhead_bytes (headers, acknowledgements, control) both ways; reconnects."""
+        overhead_bytes (headers, acknowledgements, control) both ways; plane_bytes, the part of gradient_bytes and
+        result_bytes that went over communicators (SessionSpec.data_plane); reconnects."""
         return self._core.traffic()
 
     def leave(self) -> None:

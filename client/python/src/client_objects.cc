@@ -134,6 +134,7 @@ py::dict WorkerObject::GetTraffic() const {
   dict["result_bytes"] = traffic.result_bytes;
   dict["overhead_bytes"] = traffic.overhead_bytes;
   dict["reconnects"] = traffic.reconnects;
+  dict["plane_bytes"] = traffic.plane_bytes;
   return dict;
 }
 

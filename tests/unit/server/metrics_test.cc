@@ -117,6 +117,9 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnLogAppend(77, true);
   metrics.OnLogAppend(0, false);
   metrics.OnLogStale("job", true);
+  metrics.OnDataPlane("job", true);
+  metrics.OnDataPlaneFailure("job");
+  metrics.OnDataPlaneFailure("job");
   metrics.OnSnapshot("job", true);
   metrics.OnSnapshot("job", true);
   metrics.OnSnapshot("job", false);
@@ -230,6 +233,8 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_lagging_workers{train_job="job"})", 2},
       {R"(precondor_lagging_rank_number{train_job="job"})", 3},
       {R"(precondor_log_stale_status{train_job="job"})", 1},
+      {R"(precondor_data_plane_status{train_job="job"})", 1},
+      {R"(precondor_data_plane_failures_total{train_job="job"})", 2},
       {R"(precondor_snapshots_total{outcome="durable",train_job="job"})", 2},
       {R"(precondor_snapshots_total{outcome="given_up",train_job="job"})", 1},
       {R"(precondor_factor_releases_total{outcome="durable",train_job="job"})", 1},

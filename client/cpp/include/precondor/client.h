@@ -122,6 +122,7 @@ struct Traffic {
   int64_t result_bytes = 0;      // payload in
   int64_t overhead_bytes = 0;    // headers, acknowledgements, control
   int64_t reconnects = 0;
+  int64_t plane_bytes = 0;  // of gradient_bytes and result_bytes, what went over communicators
 };
 
 // One rank of one session. Thread-safe; steps may overlap as far as the lease and the server's window allow.
@@ -160,6 +161,8 @@ class Worker {
   // Sends gradient [d_out, d_in] and has the preconditioned one written to `out`, which may be the gradient's own
   // memory. Both must stay valid and unread until the future is ready or the worker destroyed: an f32 gradient without
   // gaps is sent from where it lies. `samples` weighs the gradient in DIRECT. A non-finite gradient is answered kSkip.
+  // With data_plane COLLECTIVE gradients go in an order of their own: send those of all layers of a step before waiting
+  // for the first answer. A rank that does not holds the others up until they go over gRPC.
   // In first order the answer is kIdentity and the averaged gradient: in DIRECT from the shard, in DELEGATE the
   // gradient itself, at once and without a byte sent.
   //
@@ -201,6 +204,9 @@ class Worker {
   virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                                    double learning_rate) = 0;
   virtual Traffic traffic() const = 0;
+  // OK while gradients go the way of spec().data_plane, or wait for it. Otherwise, with COLLECTIVE, why those of some
+  // shard go over gRPC until the next epoch.
+  virtual absl::Status DataPlaneStatus() const = 0;
   // Ends the calls that wait, on whatever threads, all unanswered futures and all later calls with Cancelled. The rank
   // is not given back: who joins with it again takes its place.
   virtual void Cancel() = 0;

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/cpp/src/worker_plane.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/samples.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cpu/local_collective.h"
+
+namespace precondor {
+namespace {
+
+constexpr uint64_t kAllSteps = std::numeric_limits<uint64_t>::max();
+
+// A caller's matrix, or a heap block: either is aligned for f32.
+absl::Span<const float> FloatsOf(const Contribution& item) {
+  return absl::MakeConstSpan(reinterpret_cast<const float*>(item.payload.data()), item.payload.size() / sizeof(float));
+}
+
+// out = share * the gradient; nothing for 0, whatever the gradient.
+void Weigh(float share, absl::Span<const float> gradient, absl::Span<float> out) {
+  if (share == 0.0f) {
+    std::fill(out.begin(), out.end(), 0.0f);
+  } else {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = share * gradient[i];
+  }
+}
+
+}  // namespace
+
+WorkerPlane::WorkerPlane(Options options, Hooks hooks)
+    : options_(std::move(options)), hooks_(std::move(hooks)), thread_([this] { Run(); }) {}
+
+WorkerPlane::~WorkerPlane() {
+  Leave();
+  thread_.join();
+}
+
+int64_t WorkerPlane::ElementsOf(uint32_t layer) const {
+  return options_.layers[layer].d_out * options_.layers[layer].d_in;
+}
+
+// --- what comes in ------------------------------------------------------------------------------------------------
+
+std::vector<ContributionId> WorkerPlane::TakePending(uint64_t end, std::vector<Item>& freed) {
+  std::vector<ContributionId> ids;
+  while (!pending_.empty() && pending_.begin()->first < end) {
+    next_grpc_ = std::max(next_grpc_, pending_.begin()->first + 1);
+    for (auto& [layer, item] : pending_.begin()->second) {
+      ids.push_back(item->id);
+      freed.push_back(std::move(item));
+    }
+    pending_.erase(pending_.begin());
+  }
+  return ids;
+}
+
+std::vector<ContributionId> WorkerPlane::BeginEpoch(uint64_t epoch) {
+  std::shared_ptr<Collective> former;
+  std::vector<Item> freed;
+  std::vector<ContributionId> ids;
+  {
+    MutexLock lock(mu_);
+    if (epoch == epoch_ || leaving_) return {};
+    epoch_ = epoch;
+    phase_ = Phase::kHolding;
+    status_ = absl::OkStatus();
+    give_up_ = true;
+    former = std::exchange(collective_, nullptr);
+    ids = TakePending(kAllSteps, freed);
+    changed_.notify_all();
+  }
+  if (former != nullptr) former->Abort(absl::StrCat("epoch ", epoch, " has begun"));
+  return ids;
+}
+
+bool WorkerPlane::Offer(const Item& item) {
+  MutexLock lock(mu_);
+  const ContributionId& id = item->id;
+  bool takes = !leaving_ && phase_ != Phase::kOff && id.step >= next_grpc_;
+  if (phase_ == Phase::kOn) takes = takes && id.step >= first_;
+  if (!takes) {
+    next_grpc_ = std::max(next_grpc_, id.step + 1);
+    return false;
+  }
+  pending_[id.step][id.layer] = item;
+  last_offer_ = absl::Now();
+  changed_.notify_all();
+  return true;
+}
+
+void WorkerPlane::Leave() {
+  std::shared_ptr<Collective> collective;
+  std::vector<Item> freed;
+  {
+    MutexLock lock(mu_);
+    leaving_ = true;
+    phase_ = Phase::kOff;
+    if (status_.ok()) status_ = absl::CancelledError(absl::StrCat(options_.what, ": the worker leaves"));
+    give_up_ = true;
+    collective = collective_;
+    TakePending(kAllSteps, freed);
+    changed_.notify_all();
+  }
+  if (collective != nullptr) collective->Abort("the worker leaves");
+}
+
+absl::Status WorkerPlane::status() const {
+  MutexLock lock(mu_);
+  return status_;
+}
+
+// --- the thread ---------------------------------------------------------------------------------------------------
+
+void WorkerPlane::Run() {
+  uint64_t served = 0;
+  while (true) {
+    {
+      MutexLock lock(mu_);
+      changed_.wait(mu_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return leaving_ || epoch_ != served; });
+      if (leaving_) return;
+      served = epoch_;
+      give_up_ = false;
+    }
+    Finish(served, Serve(served));
+    group_.reset();
+  }
+}
+
+void WorkerPlane::Finish(uint64_t epoch, const absl::Status& why) {
+  std::shared_ptr<Collective> ended;
+  std::vector<Item> freed;
+  std::vector<ContributionId> ids;
+  {
+    MutexLock lock(mu_);
+    if (epoch_ == epoch && !leaving_) {
+      phase_ = Phase::kOff;
+      status_ = absl::Status(why.code(), absl::StrCat(options_.what, ": ", why.message()));
+      ended = std::exchange(collective_, nullptr);
+      ids = TakePending(kAllSteps, freed);
+    }
+  }
+  freed.clear();
+  hooks_.give_back(ids);
+  if (ended == nullptr || !ended->status().ok()) return;
+  // This rank is the first to give up.
+  hooks_.decline(epoch, why);
+  ended->Abort(why.message());
+}
+
+absl::Status WorkerPlane::Serve(uint64_t epoch) {
+  PRECONDOR_RETURN_IF_ERROR(Join(epoch));
+  PRECONDOR_RETURN_IF_ERROR(AgreeOnFirstStep());
+  while (true) PRECONDOR_RETURN_IF_ERROR(ServeStep());
+}
+
+absl::Status WorkerPlane::CheckMeeting(const PlaneMeeting& meeting) const {
+  if (meeting.transport != "local") {
+    return absl::UnimplementedError(
+        absl::StrCat("expected a communicator of kind \"local\", got \"", meeting.transport, "\""));
+  }
+  if (meeting.timeout <= absl::ZeroDuration()) return absl::InvalidArgumentError("expected a positive time-out");
+  std::vector<bool> taken(options_.layers.size());
+  if (meeting.buckets.empty()) return absl::InvalidArgumentError("expected buckets, got none");
+  for (const std::vector<uint32_t>& layers : meeting.buckets) {
+    if (layers.empty()) return absl::InvalidArgumentError("expected buckets of layers, got an empty one");
+    for (const uint32_t layer : layers) {
+      if (layer >= taken.size() || taken[layer]) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("expected buckets of different layers below ", taken.size(), ", got layer ", layer));
+      }
+      taken[layer] = true;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WorkerPlane::Join(uint64_t epoch) {
+  PRECONDOR_ASSIGN_OR_RETURN(const PlaneMeeting meeting, hooks_.ask(epoch));
+  absl::StatusOr<std::shared_ptr<Collective>> collective = Meet(meeting);
+  if (!collective.ok()) {
+    hooks_.decline(epoch, collective.status());
+    return collective.status();
+  }
+  MutexLock lock(mu_);
+  if (leaving_ || epoch_ != epoch) return absl::AbortedError("another epoch has begun");
+  group_ = collective_ = *std::move(collective);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Collective>> WorkerPlane::Meet(const PlaneMeeting& meeting) {
+  PRECONDOR_RETURN_IF_ERROR(CheckMeeting(meeting));
+  timeout_ = std::min(meeting.timeout, options_.longest);
+  buckets_.clear();
+  int64_t widest = 0;
+  for (const std::vector<uint32_t>& layers : meeting.buckets) {
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.layers = layers;
+    for (const uint32_t layer : layers) bucket.elements += ElementsOf(layer);
+    widest = std::max(widest, bucket.elements);
+  }
+  staging_.resize(static_cast<size_t>(widest));
+  return MakeLocalCollective(meeting.unique_id, options_.rank, options_.world_size + 1, timeout_, &give_up_);
+}
+
+absl::Status WorkerPlane::AgreeOnFirstStep() {
+  const size_t width = static_cast<size_t>(wire::PlaneElements(wire::kPlaneHelloBytes));
+  std::vector<float> mine(width), all(width * static_cast<size_t>(options_.world_size + 1));
+  {
+    MutexLock lock(mu_);
+    wire::ToPlaneElements(wire::EncodePlaneHello(next_grpc_), absl::MakeSpan(mine));
+  }
+  PRECONDOR_RETURN_IF_ERROR(
+      group_->AllGather(DType::kF32, mine.data(), all.data(), static_cast<int64_t>(width), timeout_));
+  uint64_t first = 0;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    const absl::Span<const float> row = absl::MakeConstSpan(all).subspan(static_cast<size_t>(rank) * width, width);
+    PRECONDOR_ASSIGN_OR_RETURN(const uint64_t theirs,
+                               wire::DecodePlaneHello(wire::FromPlaneElements(row, wire::kPlaneHelloBytes)));
+    first = std::max(first, theirs);
+  }
+  std::vector<Item> freed;
+  std::vector<ContributionId> ids;
+  {
+    MutexLock lock(mu_);
+    if (phase_ == Phase::kHolding) phase_ = Phase::kOn;
+    first_ = first;
+    ids = TakePending(first, freed);
+  }
+  freed.clear();
+  hooks_.give_back(ids);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerPlane::ServeStep() {
+  std::optional<uint64_t> step;
+  for (uint32_t index = 0; index < buckets_.size(); ++index) {
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<Item> items, AwaitBucket(buckets_[index], step));
+    PRECONDOR_RETURN_IF_ERROR(Reduce(index, items));
+  }
+  for (uint32_t index = 0; index < buckets_.size(); ++index) PRECONDOR_RETURN_IF_ERROR(Receive(index, *step));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<WorkerPlane::Item>> WorkerPlane::AwaitBucket(const Bucket& bucket,
+                                                                        std::optional<uint64_t>& step) {
+  MutexLock lock(mu_);
+  while (true) {
+    if (phase_ != Phase::kOn || collective_ != group_) return absl::AbortedError("the epoch is over");
+    if (!step.has_value() && !pending_.empty()) step = pending_.begin()->first;
+    const auto found = step.has_value() ? pending_.find(*step) : pending_.end();
+    if (found != pending_.end()) {
+      std::vector<Item> items;
+      for (const uint32_t layer : bucket.layers) {
+        const auto item = found->second.find(layer);
+        if (item != found->second.end()) items.push_back(item->second);
+      }
+      if (items.size() == bucket.layers.size()) return items;
+    }
+    if (pending_.empty()) {
+      changed_.wait(mu_);  // the job may rest between two steps
+      continue;
+    }
+    // Somebody may be waiting for the answer of what is held, and not send the rest before it is there.
+    const absl::Time until = last_offer_ + timeout_;
+    if (absl::Now() >= until) {
+      return absl::DeadlineExceededError(absl::StrCat("step ", *step, ": not all of this rank's gradients came within ",
+                                                      absl::FormatDuration(timeout_), " of each other"));
+    }
+    changed_.wait_until(mu_, absl::ToChronoTime(until));
+  }
+}
+
+// The samples of each layer over all ranks; 0 when one of them has none.
+absl::StatusOr<std::vector<uint64_t>> WorkerPlane::ExchangeOffers(const wire::PlaneOffer& offer) {
+  const size_t layers = offer.parts.size();
+  const size_t bytes = wire::PlaneOfferBytes(layers);
+  const size_t width = static_cast<size_t>(wire::PlaneElements(bytes));
+  std::vector<float> mine(width), all(width * static_cast<size_t>(options_.world_size + 1));
+  wire::ToPlaneElements(wire::EncodePlaneOffer(offer), absl::MakeSpan(mine));
+  PRECONDOR_RETURN_IF_ERROR(
+      group_->AllGather(DType::kF32, mine.data(), all.data(), static_cast<int64_t>(width), timeout_));
+  std::vector<uint64_t> totals(layers);
+  std::vector<bool> complete(layers, true);
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    const absl::Span<const float> row = absl::MakeConstSpan(all).subspan(static_cast<size_t>(rank) * width, width);
+    PRECONDOR_ASSIGN_OR_RETURN(const wire::PlaneOffer theirs,
+                               wire::DecodePlaneOffer(wire::FromPlaneElements(row, bytes), layers));
+    if (theirs.step != offer.step || theirs.bucket != offer.bucket || theirs.mode != offer.mode) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", options_.rank, " has step ", offer.step, " in ",
+                                                     ModeName(offer.mode), ", rank ", rank, " has step ", theirs.step,
+                                                     " in ", ModeName(theirs.mode)));
+    }
+    for (size_t i = 0; i < layers; ++i) {
+      totals[i] += theirs.parts[i].samples;
+      complete[i] = complete[i] && theirs.parts[i].samples > 0;
+    }
+  }
+  for (size_t i = 0; i < layers; ++i) {
+    if (!complete[i]) totals[i] = 0;
+  }
+  return totals;
+}
+
+absl::Status WorkerPlane::Reduce(uint32_t index, const std::vector<Item>& items) {
+  wire::PlaneOffer offer{.step = items[0]->id.step, .bucket = index, .mode = items[0]->mode, .parts = {}};
+  for (const Item& item : items) {
+    const bool refused = !item->abstain && !AllFinite(FloatsOf(*item));
+    offer.parts.push_back({.samples = item->abstain || refused ? 0 : item->samples, .refused = refused});
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> totals, ExchangeOffers(offer));
+  std::vector<CollectiveCall> calls;
+  size_t begin = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const int64_t elements = ElementsOf(items[i]->id.layer);
+    const absl::Span<float> share = absl::MakeSpan(staging_).subspan(begin, static_cast<size_t>(elements));
+    Weigh(totals[i] == 0 ? 0.0f : ShareOf(items[i]->samples, totals[i]), FloatsOf(*items[i]), share);
+    calls.push_back({.kind = CollectiveKind::kReduce,
+                     .dtype = DType::kF32,
+                     .in = share.data(),
+                     .out = nullptr,
+                     .count = elements,
+                     .root = options_.world_size});
+    begin += static_cast<size_t>(elements);
+  }
+  return group_->Run(calls, timeout_);
+}
+
+absl::Status WorkerPlane::Receive(uint32_t index, uint64_t step) {
+  Bucket& bucket = buckets_[index];
+  if (bucket.answers == nullptr || bucket.answers.use_count() > 1) {
+    bucket.answers = std::make_shared<std::vector<float>>(static_cast<size_t>(bucket.elements));
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);  // after what the last reader has read
+  std::vector<float> outcomes(static_cast<size_t>(wire::PlaneElements(bucket.layers.size() * wire::kPlaneAnswerBytes)));
+  std::vector<CollectiveCall> calls;
+  const auto receive = [&](float* out, int64_t count) {
+    calls.push_back({.kind = CollectiveKind::kBroadcast,
+                     .dtype = DType::kF32,
+                     .in = nullptr,
+                     .out = out,
+                     .count = count,
+                     .root = options_.world_size});
+  };
+  receive(outcomes.data(), static_cast<int64_t>(outcomes.size()));
+  float* out = bucket.answers->data();
+  for (const uint32_t layer : bucket.layers) {
+    receive(out, ElementsOf(layer));
+    out += ElementsOf(layer);
+  }
+  PRECONDOR_RETURN_IF_ERROR(group_->Run(calls, timeout_));
+  for (size_t i = 0; i < bucket.layers.size(); ++i) {
+    const absl::Span<const float> entry =
+        absl::MakeConstSpan(outcomes).subspan(i * wire::kPlaneAnswerBytes / sizeof(float));
+    PRECONDOR_ASSIGN_OR_RETURN(const wire::PlaneAnswer answer,
+                               wire::DecodePlaneAnswer(wire::FromPlaneElements(entry, wire::kPlaneAnswerBytes)));
+    Item item;
+    {
+      MutexLock lock(mu_);
+      const auto found = pending_.find(step);
+      if (collective_ != group_ || found == pending_.end()) return absl::AbortedError("the epoch is over");
+      item = std::move(found->second[bucket.layers[i]]);
+      found->second.erase(bucket.layers[i]);
+      if (found->second.empty()) pending_.erase(found);
+    }
+    wire::ReceivedBytes values;
+    if (answer.decision != Decision::kSkip) {
+      const char* data = reinterpret_cast<const char*>(static_cast<const float*>(calls[i + 1].out));
+      const size_t bytes = static_cast<size_t>(calls[i + 1].count) * sizeof(float);
+      values = wire::ReceivedBytes({absl::string_view(data, bytes)}, bucket.answers);
+    }
+    hooks_.answered(std::move(item), answer, values);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace precondor

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/plane/shard_planes.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+
+absl::StatusOr<PlaneInvitation> ShardPlanes::Join(const ContributionKey& key) {
+  PRECONDOR_ASSIGN_OR_RETURN(Shard::SessionPart part, shard_.PartOf(key));
+  const std::string what = absl::StrCat("session \"", part.spec.name, "\" epoch ", key.epoch);
+  if (part.spec.data_plane != DataPlane::kCollective) {
+    return absl::FailedPreconditionError(absl::StrCat(what, ": the session's data_plane is GRPC"));
+  }
+  std::unique_ptr<EpochPlane> former;  // its thread is waited for without the lock
+  MutexLock lock(mu_);
+  if (stopped_) return absl::UnavailableError(absl::StrCat(what, ": the shard is shutting down"));
+  if (const auto known = planes_.find(key.session_id); known != planes_.end() && known->second->epoch() == key.epoch) {
+    const absl::Status status = known->second->status();
+    if (status.ok()) return known->second->invitation();
+    return absl::FailedPreconditionError(absl::StrCat(what, ": the communicator has ended: ", status.message()));
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport::Meeting meeting, transport_.open());
+  std::unique_ptr<EpochPlane>& plane = planes_[key.session_id];
+  former = std::exchange(plane, std::make_unique<EpochPlane>(shard_, logger_, observer_, transport_, std::move(meeting),
+                                                             key.session_id, key.epoch, std::move(part), timeout_));
+  if (former != nullptr) former->End(absl::StrCat("epoch ", key.epoch, " has begun"));
+  return plane->invitation();
+}
+
+absl::Status ShardPlanes::Decline(const ContributionKey& key, absl::string_view why) {
+  PRECONDOR_RETURN_IF_ERROR(Join(key).status());  // it may be the first
+  MutexLock lock(mu_);
+  const auto plane = planes_.find(key.session_id);
+  if (plane == planes_.end() || plane->second->epoch() != key.epoch) return absl::OkStatus();
+  plane->second->End(absl::StrCat("rank ", key.rank, " cannot take part: ", why), /*in_order=*/false);
+  return absl::OkStatus();
+}
+
+void ShardPlanes::Sweep() {
+  std::vector<std::unique_ptr<EpochPlane>> over;
+  {
+    MutexLock lock(mu_);
+    for (auto plane = planes_.begin(); plane != planes_.end();) {
+      const auto next = std::next(plane);
+      if (!shard_.IsInEpoch(plane->first, plane->second->epoch())) {
+        over.push_back(std::move(plane->second));
+        planes_.erase(plane);
+      }
+      plane = next;
+    }
+  }
+  for (const auto& plane : over) plane->End("the epoch is over");
+}
+
+void ShardPlanes::Stop() {
+  Planes ended;
+  {
+    MutexLock lock(mu_);
+    stopped_ = true;
+    ended.swap(planes_);
+  }
+  for (const auto& [session, plane] : ended) plane->End("the shard is shutting down");
+}
+
+}  // namespace precondor

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communicators that a shard has part in: one for each session with data_plane COLLECTIVE, for its present epoch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/log.h"
+#include "kernels/base/mutex.h"
+#include "server/core/shard.h"
+#include "server/plane/epoch_plane.h"
+#include "server/plane/plane_transport.h"
+
+namespace precondor {
+
+// Thread-safe.
+class ShardPlanes {
+ public:
+  // The references outlive it. `timeout`: of the meeting, and of every operation.
+  ShardPlanes(Shard& shard, Logger& logger, Observer& observer, PlaneTransport transport, absl::Duration timeout)
+      : shard_(shard), logger_(logger), observer_(observer), transport_(std::move(transport)), timeout_(timeout) {}
+  ~ShardPlanes() { Stop(); }
+
+  // Where the ranks of the key's session and epoch meet: the same for all of them. The first call opens the meeting.
+  // The errors of Shard::PartOf; FailedPrecondition: the session's data plane is gRPC, or the communicator of this
+  // epoch has ended, with the reason. Unavailable: after Stop, or no meeting can be opened.
+  absl::StatusOr<PlaneInvitation> Join(const ContributionKey& key);
+  // Ends the communicator of the key's session and epoch for all, since the key's rank cannot take part. The errors of
+  // Join.
+  absl::Status Decline(const ContributionKey& key, absl::string_view why);
+  // Ends the communicators of epochs and sessions that are over. A server calls it every now and then.
+  void Sweep();
+  // Ends all, for good.
+  void Stop();
+
+ private:
+  using Planes = absl::flat_hash_map<uint64_t, std::unique_ptr<EpochPlane>>;  // by session
+
+  Shard& shard_;
+  Logger& logger_;
+  Observer& observer_;
+  const PlaneTransport transport_;
+  const absl::Duration timeout_;
+
+  Mutex mu_;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  Planes planes_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace precondor
