@@ -76,6 +76,7 @@ absl::StatusOr<std::vector<DeviceBackend>> Find(const ServerConfig& config, Logg
       logger.Log(Severity::kInfo, "backend", {{"backend", "cuda"}, {"devices", Names(*cuda)}});
       return cuda;
     }
+    if (!config.cuda_devices.empty()) return cuda.status();  // somebody has named them
     why = cuda.status();
   }
   logger.Log(severity, "backend", {{"backend", "cpu"}, {"reason", why.message()}});

@@ -132,8 +132,9 @@ cudaError_t Staging::Download(const void* device, int64_t device_pitch, int64_t 
       if (const cudaError_t error = land(); error != cudaSuccess) return error;
       buffer = Take();
     }
-    cudaError_t error = cudaSuccess;
-    if (row == 0 && begin == 0 && stream != stream_) {
+    // An upload, on whatever stream, may still be reading what lies there.
+    cudaError_t error = cudaStreamWaitEvent(stream, buffer->idle, 0);
+    if (error == cudaSuccess && row == 0 && begin == 0 && stream != stream_) {
       error = cudaEventRecord(buffer->idle, stream_);
       if (error == cudaSuccess) error = cudaStreamWaitEvent(stream, buffer->idle, 0);
     }

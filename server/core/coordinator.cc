@@ -340,7 +340,12 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
     if (!description.ok()) {
       return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
     }
-    RemoveOrphans(shard, *description);
+    if (RemoveOrphans(shard, *description)) {  // what each of its devices has left is another matter then
+      description = shard.control->Describe();
+      if (!description.ok()) {
+        return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
+      }
+    }
     for (const PlacementShard& room : DeviceRooms(*description, /*load=*/0)) {
       rooms.push_back(room);
       shard_of_room.push_back(plan.size());

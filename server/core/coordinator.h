@@ -168,8 +168,8 @@ class Coordinator {
   // One entry a shard.
   absl::StatusOr<std::vector<PlacedLayers>> MakePlan(const SessionSpec& spec);
   // Has sessions removed from the shard that this coordinator does not know: left behind by one that was restarted, or
-  // by an Install that was given up on and came through later. Takes what that frees off the description.
-  void RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description);
+  // by an Install that was given up on and came through later. True when one was: the description is of before.
+  bool RemoveOrphans(const ShardEndpoint& shard, const ShardDescription& description);
   // The same of what it holds of sessions that have no layers there any more.
   void RemoveLeftovers(size_t shard, const ShardDescription& description);
   // Asks a shard what it holds, grants it its lease and notes that it is there.

@@ -11,14 +11,15 @@
 
 namespace precondor {
 
-void Coordinator::RemoveOrphans(const ShardEndpoint& shard, ShardDescription& description) {
+bool Coordinator::RemoveOrphans(const ShardEndpoint& shard, const ShardDescription& description) {
+  bool any = false;
   for (const HeldSession& held : description.sessions) {
     {
       MutexLock lock(mu_);
       if (by_id_.contains(held.session_id) || opening_.contains(held.session_id)) continue;
     }
     const absl::Status removed = shard.control->Remove(held.session_id).status();
-    if (removed.ok()) description.reserved_bytes -= held.reserved_bytes;
+    any = any || removed.ok();
     logger_.Log(
         Severity::kWarning, removed.ok() ? "orphaned session removed" : "orphaned session stays",
         {{"session", held.name},
@@ -27,6 +28,7 @@ void Coordinator::RemoveOrphans(const ShardEndpoint& shard, ShardDescription& de
          {"reserved_bytes", held.reserved_bytes},
          {"reason", removed.ok() ? "this coordinator does not know it" : absl::string_view(removed.message())}});
   }
+  return any;
 }
 
 void Coordinator::RemoveLeftovers(size_t shard, const ShardDescription& description) {

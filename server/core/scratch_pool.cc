@@ -19,7 +19,7 @@ absl::StatusOr<ScratchPool::Lease> ScratchPool::Acquire() {
     }
   }
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix block, backend_.Allocate(1, elements));
-  return Lease(this, std::move(block), /*idle=*/false);
+  return Lease(this, std::move(block), /*was_idle=*/false);
 }
 
 void ScratchPool::Trim() {

@@ -21,28 +21,31 @@ class ScratchPool {
  public:
   class Lease {
    public:
-    Lease(ScratchPool* pool, DeviceMatrix block, bool idle) : pool_(pool), block_(std::move(block)), idle_(idle) {}
+    Lease(ScratchPool* pool, DeviceMatrix block, bool was_idle)
+        : pool_(pool), block_(std::move(block)), was_idle_(was_idle) {}
     Lease(Lease&& other) noexcept = default;
     Lease& operator=(Lease&& other) = delete;
     ~Lease() {
-      if (!block_.empty()) pool_->Return({std::move(block_), idle_});
+      if (!block_.empty()) pool_->Return({std::move(block_), is_idle_});
     }
     // A [rows, cols] matrix that begins `offset` elements into the block; it holds what the last user left.
     MatrixView view(int64_t offset, int64_t rows, int64_t cols) {
       return MatrixView(block_.view().data + offset, rows, cols);
     }
-    // To a view of the block, beside the operations under way where none of them uses the block.
+    // To a view of the block. The first, before anything else uses the lease, may run beside the operations under way:
+    // where whoever had the block before has noted that none of them uses it.
     absl::Status Upload(ConstMatrixView host, MatrixView view) {
-      return std::exchange(idle_, false) ? pool_->backend_.UploadToIdle(host, view)
-                                         : pool_->backend_.Upload(host, view);
+      return std::exchange(was_idle_, false) ? pool_->backend_.UploadToIdle(host, view)
+                                             : pool_->backend_.Upload(host, view);
     }
     // Every operation that uses the block has ended, as a Download of what came last shows.
-    void NoteIdle() { idle_ = true; }
+    void NoteIdle() { is_idle_ = true; }
 
    private:
     ScratchPool* pool_;
     DeviceMatrix block_;
-    bool idle_;
+    bool was_idle_;
+    bool is_idle_ = false;
   };
 
   ScratchPool(Backend& backend, int64_t block_elements) : backend_(backend), block_elements_(block_elements) {}

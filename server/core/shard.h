@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -187,11 +188,15 @@ class Shard final : public ShardControl {
   absl::Status CheckServing() const;
   // The session's membership and layers are those of `record`, as Install says; a removed one is gone. Records come in
   // the order in which they were written, those of sessions that are not here are passed over, and an older install
-  // changes nothing. A session that cannot come back exactly is given up: logged and removed.
+  // changes nothing. A session that cannot come back exactly is given up, logged and removed; one that
+  // there is no room for is neither here nor removed.
   void Replay(ShardRecord record);
   // What a snapshot has of a session that Replay has installed, before any other record of it.
   void Replay(const LayerImage& image);
-  // Steps may go on. Returns the sessions that were given up.
+  // ResourceExhausted CAPACITY: there is no room for a session that has to come back. Its records have to stay as they
+  // are: with more memory or devices it comes back from them.
+  absl::Status replay_status() const;
+  // Steps may go on: not unless replay_status() is OK. Returns the sessions that were given up.
   std::vector<uint64_t> FinishReplay();
 
   // Has the session's layers give images for a snapshot as of `step`. NotFound; FailedPrecondition without a journal;
@@ -239,6 +244,7 @@ class Shard final : public ShardControl {
   void Record(const ShardRecord& record);
   bool IsGivenUp(uint64_t session_id) const;
   void GiveUp(uint64_t session_id, const absl::Status& why);
+  void LeaveAlone(uint64_t session_id, const absl::Status& why);
   void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerPipeline&)> apply);
   absl::Status ReplaceNamesake(const SessionInstall& install, bool record);
   absl::Status CheckNotDraining(absl::string_view name) const;
@@ -250,7 +256,8 @@ class Shard final : public ShardControl {
   mutable Mutex mu_;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
-  absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);  // while replaying
+  absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);    // while replaying
+  std::map<uint64_t, absl::Status> no_room_ ABSL_GUARDED_BY(mu_);  // likewise, by session
 };
 
 }  // namespace precondor

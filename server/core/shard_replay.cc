@@ -20,6 +20,17 @@ void Shard::GiveUp(uint64_t session_id, const absl::Status& why) {
   given_up_.insert(session_id);
 }
 
+void Shard::LeaveAlone(uint64_t session_id, const absl::Status& why) {
+  MutexLock lock(mu_);
+  given_up_.insert(session_id);
+  no_room_[session_id] = why;
+}
+
+absl::Status Shard::replay_status() const {
+  MutexLock lock(mu_);
+  return no_room_.empty() ? absl::OkStatus() : no_room_.begin()->second;
+}
+
 bool Shard::IsGivenUp(uint64_t session_id) const {
   MutexLock lock(mu_);
   return given_up_.contains(session_id);
@@ -31,13 +42,16 @@ void Shard::Replay(ShardRecord record) {
     const bool known = Find(install->install.session_id).ok();
     const absl::Status status = InstallRecorded(install->install, false).status();
     // Of a known session an older install is no news, and one that was refused then is refused again.
-    if (!status.ok() && !known) GiveUp(install->install.session_id, status);
+    if (status.ok() || known) return;
+    if (absl::IsResourceExhausted(status)) return LeaveAlone(install->install.session_id, status);
+    GiveUp(install->install.session_id, status);
     return;
   }
   if (const auto* removal = std::get_if<RemoveRecord>(&record)) {
     (void)RemoveRecorded(removal->session_id, false).ok();
     MutexLock lock(mu_);
     given_up_.erase(removal->session_id);
+    no_room_.erase(removal->session_id);
     return;
   }
   std::visit(

@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "kernels/base/status_macros.h"
 
 namespace precondor::recovery {
@@ -39,6 +41,11 @@ absl::Status ShardStore::Restore(Shard& shard) {
       restore, [this](const SessionSnapshot& snapshot, uint64_t sequence) { OnDurable(snapshot, sequence); },
       [this](const SessionSnapshot& snapshot) { return Check(snapshot); }));
   PRECONDOR_RETURN_IF_ERROR(log_.Open([&shard](ShardRecord record) { shard.Replay(std::move(record)); }));
+  if (const absl::Status replayed = shard.replay_status(); !replayed.ok()) {
+    return absl::Status(replayed.code(),
+                        absl::StrCat("sessions stored in ", dir_, " do not all fit: ", replayed.message(),
+                                     "; nothing of them was changed: start with more memory or devices"));
+  }
   // Sessions that a record after their snapshot removed; those that FinishReplay gives up remove themselves.
   for (const ShardSessionSummary& session : shard.ListSessions()) held.erase(session.session_id);
   for (const uint64_t gone : held) {

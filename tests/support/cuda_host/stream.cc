@@ -243,12 +243,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   RETURN_IF_FAILED();
   const precondor::MutexLock lock(event->state->mu);
-  if (event->state->stream == nullptr) return cudaSuccess;  // never recorded
-  host::Enqueue(stream, [state = event->state, on = event->state->stream, record = event->state->records] {
-    host::Drain(on, [&] {
+  const cudaStream_t on = event->state->stream;
+  if (on == nullptr || on == stream) return cudaSuccess;  // never recorded; in order anyway
+  host::Enqueue(stream, [state = event->state, on, record = event->state->records] {
+    const auto passed = [&] {
       const precondor::MutexLock lock(state->mu);
       return state->passed >= record;
-    });
+    };
+    if (!passed()) host::Drain(on, passed);
   });
   return cudaSuccess;
 }

@@ -51,7 +51,7 @@ absl::Status Work(Backend& backend) {
   PRECONDOR_RETURN_IF_ERROR(backend.Dot(a.view(), b.view()).status());
   std::vector<float> long_host(300000, 3.0f);  // two pinned buffers
   const MatrixView long_view(long_host.data(), 1, static_cast<int64_t>(long_host.size()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix c, backend.Allocate(1, long_view.cols));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix c, backend.AllocateScratch(1, long_view.cols));
   PRECONDOR_RETURN_IF_ERROR(backend.UploadToIdle(long_view, c.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Axpby(2.0, c.view(), 0.0, c.view()));
   PRECONDOR_RETURN_IF_ERROR(backend.Download(c.view(), long_view));

@@ -58,6 +58,16 @@ TEST_F(ScratchPoolTest, OnlyTheFirstUploadIntoWhatWasLeftIdleIsBesideTheRest) {
   EXPECT_EQ(backend_.in_order, 7);
 }
 
+TEST_F(ScratchPoolTest, WhoUsesABlockWithoutSayingSoLeavesItBusy) {
+  Use(true);
+  {
+    ScratchPool::Lease lease = pool_.Acquire().value();
+    ASSERT_TRUE(backend_.Axpby(2.0, lease.view(0, 1, 3), 0.0, lease.view(3, 1, 3)).ok());
+  }
+  Use(true);
+  EXPECT_EQ(backend_.to_idle, 0);
+}
+
 TEST_F(ScratchPoolTest, ABlockOfANewSizeIsNotIdle) {
   Use(true);
   pool_.Grow(8);

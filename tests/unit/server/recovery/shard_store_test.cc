@@ -131,6 +131,25 @@ TEST_F(ShardStoreTest, ComesBackAfterEveryStepAsIfNothingHadBeen) {
   EXPECT_LT(Files("/log/").size(), 8u);
 }
 
+TEST_F(ShardStoreTest, ASessionWithoutRoomStopsTheStartAndLosesNothing) {
+  Open();
+  std::vector<std::vector<float>> expected;
+  for (uint64_t step = 0; step < 10; ++step) expected.push_back(Step(step));
+  ASSERT_TRUE(*shard->Remove(kSession));
+  Open();
+  for (uint64_t step = 0; step < 6; ++step) EXPECT_EQ(Step(step), expected[step]) << step;
+  store->snapshots().WaitIdle();
+  const int64_t capacity = std::exchange(options.capacity_bytes, shard->reserved_bytes() - 1);
+  for (int start = 0; start < 2; ++start) {
+    const absl::Status status = Reopen();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("do not all fit: session \"run\""));
+  }
+  options.capacity_bytes = capacity;
+  Open();
+  for (uint64_t step = 5; step < 10; ++step) EXPECT_EQ(Step(step), expected[step]) << step;
+}
+
 TEST_F(ShardStoreTest, ADamagedSnapshotIsReplacedByTheOneBefore) {
   Open();
   std::vector<float> expected;
