@@ -72,8 +72,8 @@ class DevicePlane {
   // What the caller has put on `stream`, a cudaStream_t of this device (null: the default stream), up to now. Does not
   // wait. The mark must not outlive the plane.
   virtual absl::StatusOr<std::unique_ptr<Mark>> Record(void* stream) = 0;
-  // Waits until the device has come there.
-  virtual absl::Status Await(const Mark& mark) = 0;
+  // Whether the device has come there. Does not wait: a caller's stream may never come.
+  virtual absl::StatusOr<bool> Reached(const Mark& mark) = 0;
 
   virtual absl::Status Copy(ConstMatrixView from, MatrixView to) = 0;
   virtual absl::Status Upload(ConstMatrixView host, MatrixView device) = 0;

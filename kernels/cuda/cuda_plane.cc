@@ -151,10 +151,16 @@ class CudaPlane final : public DevicePlane {
     return mark;
   }
 
-  absl::Status Await(const Mark& mark) override {
+  absl::StatusOr<bool> Reached(const Mark& mark) override {
     const OnDevice current(index_);
     PRECONDOR_RETURN_IF_ERROR(current.status());
-    return Checked("the caller's stream", cudaEventSynchronize(static_cast<const EventMark&>(mark).event()));
+    const cudaError_t error = cudaEventQuery(static_cast<const EventMark&>(mark).event());
+    if (error != cudaErrorNotReady) {
+      PRECONDOR_RETURN_IF_ERROR(Checked("the caller's stream", error));
+      return true;
+    }
+    (void)cudaGetLastError();
+    return false;
   }
 
   absl::Status Copy(ConstMatrixView from, MatrixView to) override {
@@ -227,8 +233,7 @@ class CudaPlane final : public DevicePlane {
       }
     }
     cudaEvent_t event = nullptr;
-    PRECONDOR_RETURN_IF_ERROR(
-        Checked("event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync)));
+    PRECONDOR_RETURN_IF_ERROR(Checked("event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming)));
     return event;
   }
 

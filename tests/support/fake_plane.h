@@ -2,6 +2,7 @@
 // A device plane whose device is the host's memory.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -26,7 +27,7 @@ class FakePlane final : public DevicePlane {
     return absl::UnavailableError("no other process");
   }
   absl::StatusOr<std::unique_ptr<Mark>> Record(void*) override { return std::make_unique<Mark>(); }
-  absl::Status Await(const Mark&) override { return absl::OkStatus(); }
+  absl::StatusOr<bool> Reached(const Mark&) override { return !hangs; }
   absl::Status Copy(ConstMatrixView from, MatrixView to) override {
     for (int64_t i = 0; i < from.rows; ++i) std::memmove(to.row(i), from.row(i), from.cols * sizeof(float));
     return absl::OkStatus();
@@ -45,6 +46,7 @@ class FakePlane final : public DevicePlane {
   }
 
   bool refuses = false;
+  std::atomic<bool> hangs = false;  // no mark is reached
   int rings = 0;  // that there are
 
  private:

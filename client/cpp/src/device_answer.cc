@@ -37,11 +37,26 @@ void DeviceAnswer::Restart() {
   host_ = nullptr;
 }
 
+absl::Status DeviceAnswer::WithMemory(absl::FunctionRef<absl::Status()> use) {
+  MutexLock lock(memory_mu_);
+  if (future_->ready()) return absl::CancelledError(what_ + ": there is an outcome already");
+  return use();
+}
+
 absl::Status DeviceAnswer::TakeFromRing(const float* values) {
+  MutexLock lock(memory_mu_);
+  if (future_->ready()) return absl::OkStatus();
   return plane_->Copy(ConstMatrixView(values, out_.rows, out_.cols), out_);
 }
 
+bool DeviceAnswer::Fail(absl::Status status) {
+  MutexLock lock(memory_mu_);
+  return future_->Fail(std::move(status));
+}
+
 bool DeviceAnswer::Complete(Preconditioned outcome) {
+  MutexLock lock(memory_mu_);
+  if (future_->ready()) return false;
   const std::shared_ptr<Host> host = this->host();
   if (host != nullptr) {
     host->state->Complete(outcome);

@@ -6,13 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+
 #include "client/cpp/src/result_state.h"
 #include "kernels/base/mutex.h"
 #include "kernels/device_plane.h"
 
 namespace precondor {
 
-// Writes to `out`, on the plane's device, before it tells `future`.
+// Writes to `out`, on the plane's device, before it tells `future`; and uses the caller's memory no more once it has,
+// whoever made it: Fail waits for a use under way.
 class DeviceAnswer final : public AnswerSink {
  public:
   DeviceAnswer(std::string what, std::shared_ptr<DevicePlane> plane, MatrixView out,
@@ -25,8 +28,12 @@ class DeviceAnswer final : public AnswerSink {
   void Restart() override;
   absl::Status TakeFromRing(const float* values) override;
   bool Complete(Preconditioned outcome) override;
-  bool Fail(absl::Status status) override { return future_->Fail(std::move(status)); }
+  bool Fail(absl::Status status) override;
   bool ready() const override { return future_->ready(); }
+
+  // Calls `use`, which may use the caller's memory until it returns, and must not call back. Cancelled, and no call,
+  // when there is an outcome.
+  absl::Status WithMemory(absl::FunctionRef<absl::Status()> use);
 
  private:
   // One that comes as bytes, on its way through the host.
@@ -40,6 +47,7 @@ class DeviceAnswer final : public AnswerSink {
   const std::shared_ptr<DevicePlane> plane_;
   const MatrixView out_;
   const std::shared_ptr<PreconditionFuture::State> future_;
+  Mutex memory_mu_;  // whose holder uses the caller's memory, or ends that; waits for the device. Before mu_
   mutable Mutex mu_;
   std::shared_ptr<Host> host_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/src/device_courier.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_module.h"
 
 namespace precondor {
+namespace {
+
+// Between two looks at a stream.
+constexpr absl::Duration kFirstPause = absl::Microseconds(10);
+constexpr absl::Duration kLastPause = absl::Microseconds(200);
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<DevicePlane>> DeviceCourier::PlaneOf(int device) {
   MutexLock lock(mu_);
@@ -17,20 +28,61 @@ absl::StatusOr<std::shared_ptr<DevicePlane>> DeviceCourier::PlaneOf(int device) 
   return plane;
 }
 
-void DeviceCourier::Post(std::function<void()> job) {
-  MutexLock lock(mu_);
-  jobs_.push_back(std::move(job));
-  if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
-  changed_.notify_all();
+void DeviceCourier::Post(std::shared_ptr<const Parcel> parcel) {
+  absl::Status failed;
+  {
+    MutexLock lock(mu_);
+    failed = failed_;
+    if (failed.ok()) {
+      queue_.push_back(std::move(parcel));
+      if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
+      changed_.notify_all();
+      return;
+    }
+  }
+  parcel->answer->Fail(failed);
+}
+
+absl::Time DeviceCourier::Tick(absl::Time now) {
+  std::vector<Item> late;
+  absl::Time next = absl::InfiniteFuture();
+  {
+    MutexLock lock(mu_);
+    std::deque<Item> left;
+    for (Item& item : queue_) {
+      if (item->deadline > now) next = std::min(next, item->deadline);
+      (item->deadline > now ? left.emplace_back() : late.emplace_back()) = std::move(item);
+    }
+    queue_ = std::move(left);
+    if (current_ != nullptr && current_->deadline > now) next = std::min(next, current_->deadline);
+    if (current_ != nullptr && current_->deadline <= now) late.push_back(current_);
+    if (!late.empty()) changed_.notify_all();
+  }
+  for (const Item& item : late) item->answer->Fail(LateError(*item));
+  return next;
+}
+
+void DeviceCourier::Fail(const absl::Status& status) {
+  std::deque<Item> failing;
+  {
+    MutexLock lock(mu_);
+    if (failed_.ok()) failed_ = status;
+    failing.swap(queue_);
+    if (current_ != nullptr) failing.push_front(current_);
+    changed_.notify_all();
+  }
+  for (const Item& item : failing) item->answer->Fail(status);
 }
 
 bool DeviceCourier::WaitIdle(absl::Time deadline) {
   MutexLock lock(mu_);
-  return changed_.wait_until(mu_, absl::ToChronoTime(deadline),
-                             [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return jobs_.empty() && !busy_; });
+  return changed_.wait_until(mu_, absl::ToChronoTime(deadline), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return queue_.empty() && current_ == nullptr;
+  });
 }
 
 void DeviceCourier::Stop() {
+  Fail(absl::CancelledError("the worker was destroyed"));
   std::thread ending;
   {
     MutexLock lock(mu_);
@@ -43,19 +95,46 @@ void DeviceCourier::Stop() {
 
 void DeviceCourier::Loop() {
   while (true) {
-    std::function<void()> job;
+    Item parcel;
+    Item done;  // freed after the lock
     {
       MutexLock lock(mu_);
-      busy_ = false;
+      done = std::exchange(current_, nullptr);
       changed_.notify_all();
-      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
-      busy_ = true;
+      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      parcel = current_ = std::move(queue_.front());
+      queue_.pop_front();
     }
-    job();
+    done = nullptr;
+    const absl::Status status = AwaitMarks(*parcel);
+    if (!status.ok()) {
+      parcel->answer->Fail(status);
+    } else if (!parcel->answer->ready()) {
+      parcel->deliver();
+    }
   }
+}
+
+absl::Status DeviceCourier::AwaitMarks(const Parcel& parcel) {
+  absl::Duration pause = kFirstPause;
+  for (const auto& mark : parcel.marks) {
+    while (true) {
+      PRECONDOR_ASSIGN_OR_RETURN(const bool reached, parcel.plane->Reached(*mark));
+      if (absl::Now() >= parcel.deadline) return LateError(parcel);
+      if (reached) break;
+      MutexLock lock(mu_);
+      PRECONDOR_RETURN_IF_ERROR(failed_);
+      changed_.wait_for(mu_, absl::ToChronoNanoseconds(pause));
+      pause = std::min(2 * pause, kLastPause);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceCourier::LateError(const Parcel& parcel) {
+  return absl::DeadlineExceededError(
+      absl::StrCat(parcel.what, ": gradient in device memory not computed and handed over within result_timeout"));
 }
 
 }  // namespace precondor

@@ -172,6 +172,7 @@ WorkerImpl::~WorkerImpl() {
   if (steps_ != nullptr) steps_->Stop();
   if (factors_ != nullptr) factors_->Stop();
   for (const ShardRoutes::Link& link : routes_.links()) link->StopWaitingForRings();
+  courier_.Fail(absl::CancelledError(absl::StrCat("session ", session_, ": the worker was destroyed")));
   courier_.Stop();
   routes_.Clear();
   // A caller may free its gradients as soon as the worker is gone.
@@ -493,6 +494,7 @@ void WorkerImpl::Fail(const absl::Status& status) {
   }
   if (steps_ != nullptr) steps_->Fail(status);
   if (factors_ != nullptr) factors_->Fail(status);
+  courier_.Fail(status);
   routes_.Fail(status);
 }
 
@@ -500,7 +502,7 @@ void WorkerImpl::TimerLoop() {
   absl::Time ask_at = absl::InfinitePast();
   while (true) {
     const absl::Time now = absl::Now();
-    absl::Time next = now + kTick;
+    absl::Time next = std::min(now + kTick, courier_.Tick(now));
     for (const ShardRoutes::Link& link : routes_.links()) next = std::min(next, link->Tick(now));
     MutexLock lock(mu_);
     if (MayLoseShards() && epoch_known_at_ + kAskInterval <= now && ask_at <= now) {

@@ -94,7 +94,7 @@ class WorkerImpl final : public Worker {
   bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
   // Of a gradient in device memory, on the courier's thread once it is computed.
   struct DeviceGradient;
-  void Deliver(const std::shared_ptr<const DeviceGradient>& gradient);
+  void Deliver(const DeviceGradient& gradient);
   void AnswerOnDevice(const DeviceGradient& gradient);
   absl::Status SendInRing(const DeviceGradient& gradient);
   absl::Status SendThroughHost(const DeviceGradient& gradient);
@@ -149,7 +149,7 @@ class WorkerImpl final : public Worker {
   std::unique_ptr<LocalFactors> factors_;  // constant after Make; null unless workers have some. Outlives routes_
   ShardRoutes routes_;
 
-  DeviceCourier courier_;  // its jobs use routes_
+  DeviceCourier courier_;  // what it delivers goes to routes_
 
   mutable Mutex mu_;
   CondVar changed_;

@@ -16,14 +16,11 @@
 namespace precondor {
 
 struct WorkerImpl::DeviceGradient {
-  std::string what;
   std::shared_ptr<DevicePlane> plane;
-  // When the caller's streams have come there, the gradient is computed and `out` may be written.
-  std::vector<std::shared_ptr<const DevicePlane::Mark>> marks;
   ConstMatrixView values;
   MatrixView out;
   DType dtype = DType::kF32;
-  std::shared_ptr<PreconditionFuture::State> future;
+  std::shared_ptr<DeviceAnswer> answer;
   Contribution contribution;  // without payload
 };
 
@@ -53,30 +50,35 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
                      ExchangeModeName(spec_.exchange), " preconditions, got one on a device"));
   }
   if (!status.ok()) return FailedFuture(status);
-  auto sent = std::make_shared<DeviceGradient>();
+  auto parcel = std::make_shared<DeviceCourier::Parcel>();
   absl::StatusOr<std::shared_ptr<DevicePlane>> plane = courier_.PlaneOf(gradient.device);
   if (!plane.ok()) return FailedFuture(plane.status());
   for (void* stream : {gradient.stream, out.stream}) {
-    if (!sent->marks.empty() && out.stream == gradient.stream) break;
+    if (!parcel->marks.empty() && out.stream == gradient.stream) break;
     absl::StatusOr<std::unique_ptr<DevicePlane::Mark>> mark = (*plane)->Record(stream);
     if (!mark.ok()) return FailedFuture(mark.status());
     // The plane outlives its marks.
-    sent->marks.emplace_back((*mark).release(), [plane = *plane](const DevicePlane::Mark* ended) { delete ended; });
+    parcel->marks.emplace_back((*mark).release(), [plane = *plane](const DevicePlane::Mark* ended) { delete ended; });
   }
-  sent->what = what;
+  const auto state = std::make_shared<PreconditionFuture::State>(what, MatrixView(), false, false);
+  auto sent = std::make_shared<DeviceGradient>();
   sent->plane = *std::move(plane);
   sent->values = ViewOf(gradient);
   sent->out = ViewOf(out);
   sent->dtype = spec_.gradient_dtype;
-  sent->future = std::make_shared<PreconditionFuture::State>(what, MatrixView(), false, false);
   sent->contribution.id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   sent->contribution.mode = *mode;
   sent->contribution.samples = samples;
   sent->contribution.deadline = absl::Now() + options_.result_timeout;
-  sent->contribution.result = std::make_shared<DeviceAnswer>(what, sent->plane, sent->out, sent->future);
-  PreconditionFuture future(sent->future);
-  courier_.Post([this, sent = std::shared_ptr<const DeviceGradient>(std::move(sent))] { Deliver(sent); });
-  return future;
+  sent->answer = std::make_shared<DeviceAnswer>(what, sent->plane, sent->out, state);
+  sent->contribution.result = sent->answer;
+  parcel->what = what;
+  parcel->plane = sent->plane;
+  parcel->answer = sent->answer;
+  parcel->deadline = sent->contribution.deadline;
+  parcel->deliver = [this, sent = std::shared_ptr<const DeviceGradient>(std::move(sent))] { Deliver(*sent); };
+  courier_.Post(std::move(parcel));
+  return PreconditionFuture(state);
 }
 
 DevicePlaneUse WorkerImpl::device_plane() const {
@@ -84,18 +86,13 @@ DevicePlaneUse WorkerImpl::device_plane() const {
   return device_plane_;
 }
 
-void WorkerImpl::Deliver(const std::shared_ptr<const DeviceGradient>& gradient) {
-  absl::Status status;
-  for (const auto& mark : gradient->marks) status.Update(gradient->plane->Await(*mark));
-  if (!status.ok()) {
-    gradient->future->Fail(status);
-    return;
-  }
-  if (AnsweredHere(gradient->contribution.mode)) return AnswerOnDevice(*gradient);
-  const absl::Status in_ring = SendInRing(*gradient);
+void WorkerImpl::Deliver(const DeviceGradient& gradient) {
+  if (AnsweredHere(gradient.contribution.mode)) return AnswerOnDevice(gradient);
+  const absl::Status in_ring = SendInRing(gradient);
   if (!in_ring.ok()) {
-    const absl::Status sent = SendThroughHost(*gradient);
-    if (!sent.ok()) gradient->future->Fail(sent);
+    if (gradient.answer->ready()) return;  // it was late, or the worker has failed
+    const absl::Status sent = SendThroughHost(gradient);
+    if (!sent.ok()) gradient.answer->Fail(sent);
   }
   MutexLock lock(mu_);
   ++(in_ring.ok() ? device_plane_.in_ring : device_plane_.over_socket);
@@ -104,18 +101,17 @@ void WorkerImpl::Deliver(const std::shared_ptr<const DeviceGradient>& gradient) 
 
 // As AnsweredFuture does on the host.
 void WorkerImpl::AnswerOnDevice(const DeviceGradient& gradient) {
-  const absl::StatusOr<PayloadFacts> facts = gradient.plane->Inspect(gradient.values);
-  absl::Status status = facts.status();
-  if (facts.ok() && !facts->finite) {
-    gradient.future->Complete({Decision::kSkip, 0, 0, "the gradient is not finite"});
-    return;
-  }
-  const bool apart = gradient.values.data != gradient.out.data;
-  if (status.ok() && apart) status = gradient.plane->Copy(gradient.values, gradient.out);
+  Preconditioned outcome{Decision::kIdentity, 0, 0, "first order"};
+  absl::Status status = gradient.answer->WithMemory([&]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const PayloadFacts facts, gradient.plane->Inspect(gradient.values));
+    if (!facts.finite) outcome = {Decision::kSkip, 0, 0, "the gradient is not finite"};
+    if (!facts.finite || gradient.values.data == gradient.out.data) return absl::OkStatus();
+    return gradient.plane->Copy(gradient.values, gradient.out);
+  });
   if (status.ok()) {
-    gradient.future->Complete({Decision::kIdentity, 0, 0, "first order"});
+    gradient.answer->Complete(std::move(outcome));
   } else {
-    gradient.future->Fail(status);
+    gradient.answer->Fail(std::move(status));
   }
 }
 
@@ -151,7 +147,8 @@ absl::Status WorkerImpl::SendInRing(const DeviceGradient& gradient) {
   contribution->ring_offset = place.offset;
   contribution->tensors.push_back(wire::EncodeTensorHeader({DType::kF32, {rows, cols}, 1.0f}));
   contribution->on_host = [gradient] { return ContributionOnHost(gradient); };
-  absl::Status status = gradient.plane->Copy(gradient.values, MatrixView(place.ring->at(place.offset), rows, cols));
+  absl::Status status = gradient.answer->WithMemory(
+      [&] { return gradient.plane->Copy(gradient.values, MatrixView(place.ring->at(place.offset), rows, cols)); });
   if (status.ok()) status = routes_.Submit(layer, std::move(contribution));
   if (!status.ok()) place.ring->GiveBack(gradient.contribution.id.layer);
   return status;
@@ -166,7 +163,8 @@ absl::StatusOr<std::shared_ptr<const Contribution>> WorkerImpl::ContributionOnHo
   const int64_t rows = gradient.values.rows, cols = gradient.values.cols;
   auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(rows * cols));
   const MatrixView host(values->data(), rows, cols);
-  PRECONDOR_RETURN_IF_ERROR(gradient.plane->Download(gradient.values, host));
+  PRECONDOR_RETURN_IF_ERROR(
+      gradient.answer->WithMemory([&] { return gradient.plane->Download(gradient.values, host); }));
   auto contribution = std::make_shared<Contribution>(gradient.contribution);
   const absl::Span<const uint8_t> alias = wire::AliasPayload(gradient.dtype, host);
   if (alias.empty()) {

@@ -223,6 +223,23 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   });
   return cudaSuccess;
 }
+// The stream goes there, as it would by itself, and says so when it is asked again.
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  RETURN_IF_FAILED();
+  cudaStream_t stream;
+  uint64_t record;
+  {
+    const precondor::MutexLock lock(event->state->mu);
+    stream = event->state->stream;
+    record = event->state->records;
+    if (stream == nullptr || event->state->passed >= record) return cudaSuccess;
+  }
+  host::Drain(stream, [state = event->state, record] {
+    const precondor::MutexLock lock(state->mu);
+    return state->passed >= record;
+  });
+  return cudaErrorNotReady;
+}
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   RETURN_IF_FAILED();
   cudaStream_t stream;

@@ -104,7 +104,13 @@ TEST(CudaPlaneTest, AMarkIsReachedOnceItsStreamHasComeThere) {
     const auto mark = plane->Record(of);
     ASSERT_TRUE(mark.ok()) << mark.status();
     EXPECT_EQ(value, 0);
-    EXPECT_TRUE(plane->Await(**mark).ok());
+    // The device of these tests goes on while it is asked.
+    const auto at_once = plane->Reached(**mark);
+    ASSERT_TRUE(at_once.ok()) << at_once.status();
+    EXPECT_FALSE(*at_once);
+    const auto then = plane->Reached(**mark);
+    ASSERT_TRUE(then.ok()) << then.status();
+    EXPECT_TRUE(*then);
     EXPECT_EQ(value, -1);
   }
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
@@ -188,7 +194,7 @@ absl::Status UseAll() {
   status.Update((*plane)->Export(1).status());
   const auto mark = (*plane)->Record(nullptr);
   status.Update(mark.status());
-  if (mark.ok()) status.Update((*plane)->Await(**mark));
+  if (mark.ok()) status.Update((*plane)->Reached(**mark).status());
   calls_before_its_end = cuda_host::Calls();
   return status;
 }

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients in device memory whose streams are slow, hang, or come when nobody waits any more.
+#include "client/cpp/src/device_courier.h"
+
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "client/cpp/src/device_answer.h"
+#include "tests/support/fake_plane.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kAmple = absl::Minutes(1);
+
+// One [1, 2] gradient: where its answer goes, and what waits for it.
+struct Sent {
+  explicit Sent(const std::shared_ptr<DevicePlane>& plane)
+      : state(std::make_shared<PreconditionFuture::State>("layer 0", MatrixView(), false, false)),
+        answer(std::make_shared<DeviceAnswer>("layer 0", plane, MatrixView(out.data(), 1, 2), state)) {}
+  std::vector<float> out = {7, 7};
+  std::shared_ptr<PreconditionFuture::State> state;
+  std::shared_ptr<DeviceAnswer> answer;
+};
+
+class DeviceCourierTest : public ::testing::Test {
+ protected:
+  void Post(const Sent& sent, absl::Time deadline, int name) {
+    auto parcel = std::make_shared<DeviceCourier::Parcel>();
+    parcel->what = "layer 0";
+    parcel->plane = plane_;
+    parcel->marks.push_back(*plane_->Record(nullptr));
+    parcel->answer = sent.answer;
+    parcel->deadline = deadline;
+    parcel->deliver = [this, name] { delivered_.push_back(name); };
+    courier_.Post(std::move(parcel));
+  }
+
+  const std::shared_ptr<FakePlane> plane_ = std::make_shared<FakePlane>();
+  std::vector<int> delivered_;  // read while the courier is idle
+  const Sent first_{plane_}, second_{plane_};
+  DeviceCourier courier_;
+};
+
+TEST_F(DeviceCourierTest, DeliversInOrderWhatItsStreamHasMade) {
+  plane_->hangs = true;
+  Post(first_, absl::InfiniteFuture(), 1);
+  Post(second_, absl::InfiniteFuture(), 2);
+  EXPECT_FALSE(courier_.WaitIdle(absl::Now()));
+  plane_->hangs = false;
+  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  EXPECT_THAT(delivered_, ElementsAre(1, 2));
+}
+
+TEST_F(DeviceCourierTest, AStreamThatHangsHoldsUpNoDeadline) {
+  plane_->hangs = true;
+  const absl::Time now = absl::Now();
+  Post(first_, now + kAmple, 1);
+  Post(second_, now + 2 * kAmple, 2);
+  EXPECT_EQ(courier_.Tick(now), now + kAmple);
+  EXPECT_FALSE(first_.state->ready());
+  // Whether it is the thread's current one or still waits for its turn.
+  EXPECT_EQ(courier_.Tick(now + 2 * kAmple), absl::InfiniteFuture());
+  for (const Sent* sent : {&first_, &second_}) {
+    ASSERT_TRUE(sent->state->ready());
+    const absl::Status late = sent->state->Wait().status();
+    EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(late.message()), HasSubstr("layer 0"));
+  }
+}
+
+TEST_F(DeviceCourierTest, ItsThreadGoesOnAtTheDeadlineOfWhatHangs) {
+  plane_->hangs = true;
+  Post(first_, absl::Now() + absl::Milliseconds(5), 1);
+  EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  plane_->hangs = false;
+  Post(second_, absl::InfiniteFuture(), 2);
+  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  EXPECT_THAT(delivered_, ElementsAre(2));
+}
+
+TEST_F(DeviceCourierTest, WhatIsLateInTheQueueIsNotDelivered) {
+  Post(first_, absl::Now() - absl::Seconds(1), 1);
+  EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  EXPECT_TRUE(delivered_.empty());
+}
+
+TEST_F(DeviceCourierTest, AFailureEndsAllThatWaitAndAllToCome) {
+  plane_->hangs = true;
+  Post(first_, absl::InfiniteFuture(), 1);
+  courier_.Fail(absl::AbortedError("told to"));
+  Post(second_, absl::InfiniteFuture(), 2);
+  EXPECT_EQ(first_.state->Wait().status(), absl::AbortedError("told to"));
+  EXPECT_EQ(second_.state->Wait().status(), absl::AbortedError("told to"));
+  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  EXPECT_TRUE(delivered_.empty());
+}
+
+TEST_F(DeviceCourierTest, EndsWhileAStreamHangs) {
+  plane_->hangs = true;
+  Post(first_, absl::InfiniteFuture(), 1);
+  Post(second_, absl::InfiniteFuture(), 2);
+  courier_.Stop();
+  EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(second_.state->Wait().status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(DeviceCourierTest, AfterAnOutcomeTheCallersMemoryIsItsOwn) {
+  const std::vector<float> late = {1, 2};
+  ASSERT_TRUE(first_.answer->Fail(absl::DeadlineExceededError("late")));
+  EXPECT_TRUE(first_.answer->TakeFromRing(late.data()).ok());
+  EXPECT_EQ(first_.answer
+                ->WithMemory([]() -> absl::Status {
+                  ADD_FAILURE();
+                  return absl::OkStatus();
+                })
+                .code(),
+            absl::StatusCode::kCancelled);
+  // One that has come as bytes meanwhile.
+  ASSERT_TRUE(second_.answer->Begin({{.dtype = DType::kF32, .dims = {1, 2}}}, 8).ok());
+  ASSERT_TRUE(second_.answer->Fail(absl::DeadlineExceededError("late")));
+  for (const Sent* sent : {&first_, &second_}) {
+    EXPECT_FALSE(sent->answer->Complete({Decision::kPreconditioned, 1, 0, ""}));
+    EXPECT_THAT(sent->out, ElementsAre(7, 7));
+  }
+}
+
+TEST_F(DeviceCourierTest, NobodyHearsOfAFailureWhileTheCallersMemoryIsUsed) {
+  std::thread failing;
+  EXPECT_TRUE(first_.answer
+                  ->WithMemory([&] {
+                    failing = std::thread([&] { first_.answer->Fail(absl::DeadlineExceededError("late")); });
+                    EXPECT_FALSE(first_.state->WaitFor(absl::Milliseconds(50)));
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
+  failing.join();
+}
+
+}  // namespace
+}  // namespace precondor
