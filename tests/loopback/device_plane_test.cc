@@ -59,8 +59,7 @@ class DevicePlaneTest : public ::testing::Test {
   }
   std::string Address(const std::string& name = "s") const { return "unix:" + folder_.path() + "/" + name; }
 
-  std::unique_ptr<Worker> Join(const SessionSpec& spec, const std::string& name = "s") {
-    ClientOptions options;
+  std::unique_ptr<Worker> Join(const SessionSpec& spec, const std::string& name = "s", ClientOptions options = {}) {
     options.coordinator = Address(name);
     options.connect_timeout = absl::Seconds(60);
     auto client = Client::Connect(options);
@@ -264,6 +263,32 @@ TEST_F(DevicePlaneTest, WhatAKilledWorkerHasHandedOverCountsForTheNext) {
   const MatrixView view(expected.data(), rows, cols);
   ASSERT_TRUE(undisturbed->Precondition(0, 1, view, view, 10).Wait().ok());
   EXPECT_EQ(values, expected);
+}
+
+TEST_F(DevicePlaneTest, TheSlotOfAGradientThatIsAnsweredTooLateIsUsedAgain) {
+  const auto server = StartServer({"--device-plane-bytes=64MiB"});
+  ClientOptions options;
+  options.result_timeout = absl::Seconds(3);
+  const auto worker = Join(Spec("device"), "s", options);
+  const auto [rows, cols] = kShapes[0];
+  std::vector<float> values = Gradient(0, 0);
+  const std::vector<float> sent = values;
+  const DeviceTensor tensor{.data = values.data(), .rows = rows, .cols = cols, .stride = cols};
+  // Not answered before the step's statistics are in, which come when nobody waits any more.
+  const absl::Status late = worker->Precondition(0, 0, tensor, tensor, 10).Wait().status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
+  EXPECT_EQ(worker->device_plane().in_ring, 1);
+  SendStatistics(*worker, 0);
+  const auto again = worker->Precondition(0, 0, tensor, tensor, 10).Wait();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_NE(values, sent);
+  // The answers of both have come, in their order.
+  ASSERT_TRUE(worker->ReportStep(0, 1.0, 10, true, 0.1).ok());
+  const int64_t before = worker->device_plane().in_ring;
+  SendStatistics(*worker, 1);
+  values = Gradient(1, 0);
+  ASSERT_TRUE(worker->Precondition(1, 0, tensor, tensor, 10).Wait().ok());
+  EXPECT_EQ(worker->device_plane().in_ring, before + 1) << worker->device_plane().reason;
 }
 
 TEST_F(DevicePlaneTest, WorkersFollowEachOtherInLittleMemory) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings by their frames alone: what a server does with requests and ranges that the client library would never send.
+// Rings by their frames alone: what a server does with requests and ranges that the client library would never send,
+// and when a link of the library asks.
 #include <memory>
 #include <string>
 #include <utility>
@@ -8,7 +9,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "client/cpp/src/shard_link.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/support/fake_plane.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
 
@@ -191,6 +194,54 @@ TEST_F(RingFramesTest, MemoryComesBackWithTheStreamsEnd) {
   const absl::Time since = absl::Now();
   EXPECT_TRUE(WaitUntil([&] { return Metric(server_, kReserved) == before; }));
   EXPECT_GE(absl::Now() - since, absl::Seconds(5));
+}
+
+class RingLinkTest : public RingFramesTest {
+ protected:
+  // Connected by its Tick. Waits for an open stream as long as it is let.
+  std::unique_ptr<ShardLink> LinkTo(const std::string& address) {
+    ShardLink::Options options;
+    options.address = address;
+    options.session = "job";
+    options.session_id = job_.session_id();
+    options.incarnation = kRawIncarnation;
+    options.epoch = job_.epoch();
+    options.connect_timeout = absl::Hours(1);
+    options.result_timeout = absl::Hours(1);
+    ShardLink::Hooks hooks;
+    hooks.wake = [] {};
+    hooks.fatal = [](const absl::Status& status) { ADD_FAILURE() << status; };
+    return std::make_unique<ShardLink>(std::move(options), std::move(hooks), traffic_);
+  }
+  static absl::StatusOr<ShardLink::RingPlace> Take(ShardLink& link, const std::shared_ptr<DevicePlane>& plane,
+                                                   absl::Time deadline = absl::InfiniteFuture()) {
+    return link.TakeRingPlace(
+        plane, [] { return uint64_t{48}; }, 0, 48, deadline);
+  }
+
+  TrafficCounters traffic_;
+};
+
+TEST_F(RingLinkTest, AGradientOfAnotherDeviceLeavesTheRingToOthers) {
+  const auto here = std::make_shared<FakePlane>(Stream(*server_.data).credit.ring_offers(0).device());
+  here->maps = true;
+  const auto link = LinkTo(server_.app().addresses()[0]);
+  link->Tick(absl::Now());
+  const absl::Status refused = Take(*link, std::make_shared<FakePlane>("another")).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("another device than the gradient's"));
+  const auto place = Take(*link, here);
+  EXPECT_TRUE(place.ok()) << place.status();
+}
+
+TEST_F(RingLinkTest, AShardThatIsDownIsWaitedForOnce) {
+  const auto plane = std::make_shared<FakePlane>();
+  const auto link = LinkTo("unix:" + folder_.path() + "/nobody");
+  // The gradient's deadline is sooner than connect_timeout.
+  const absl::Status first = Take(*link, plane, absl::Now() + absl::Milliseconds(10)).status();
+  EXPECT_EQ(first.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(first.message()), HasSubstr("no stream"));
+  EXPECT_EQ(Take(*link, plane).status(), first);
 }
 
 TEST(RingConfigTest, NeedsASocketAndADevice) {

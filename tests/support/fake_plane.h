@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/payload_digest.h"
@@ -17,13 +18,16 @@ namespace precondor {
 
 class FakePlane final : public DevicePlane {
  public:
+  explicit FakePlane(std::string device = "a device of tests") : device_(std::move(device)) {}
+
   const std::string& device() const override { return device_; }
 
   absl::StatusOr<std::unique_ptr<SharedRing>> Export(int64_t bytes) override {
     if (refuses) return absl::ResourceExhaustedError("told to refuse");
     return std::make_unique<Ring>(*this, std::make_unique<std::vector<float>>(bytes / 4));
   }
-  absl::StatusOr<std::unique_ptr<SharedRing>> Map(absl::string_view, int64_t) override {
+  absl::StatusOr<std::unique_ptr<SharedRing>> Map(absl::string_view, int64_t bytes) override {
+    if (maps) return Export(bytes);
     return absl::UnavailableError("no other process");
   }
   absl::StatusOr<std::unique_ptr<Mark>> Record(void*) override { return std::make_unique<Mark>(); }
@@ -46,8 +50,9 @@ class FakePlane final : public DevicePlane {
   }
 
   bool refuses = false;
+  bool maps = false;                // what is not there, as memory of its own
   std::atomic<bool> hangs = false;  // no mark is reached
-  int rings = 0;  // that there are
+  int rings = 0;                    // that there are
 
  private:
   class Ring final : public SharedRing {
@@ -64,7 +69,7 @@ class FakePlane final : public DevicePlane {
     FakePlane& plane_;
     const std::unique_ptr<std::vector<float>> memory_;
   };
-  const std::string device_ = "a device of tests";
+  const std::string device_;
 };
 
 }  // namespace precondor

@@ -255,9 +255,9 @@ Outbox::Item Outbox::Remove(const ContributionId& id) {
   return item;
 }
 
-void Outbox::Replace(const ContributionId& id, Item item) {
-  Entry* entry = FindEntry(id);
-  if (entry != nullptr) entry->item = std::move(item);
+void Outbox::Replace(const Item& seen, Item item) {
+  Entry* entry = FindEntry(seen->id);
+  if (entry != nullptr && entry->item == seen) entry->item = std::move(item);
 }
 
 bool Outbox::CountsAsAbstention(const ContributionId& id, const absl::Status& refusal) const {

@@ -76,9 +76,11 @@ class Outbox {
   // nobody knows. Statistics are always kept.
   bool keeps_gradients() const { return memory_id_ != 0 || may_lose_shard_ || !started_before_; }
   Item Remove(const ContributionId& id);
-  // Sends `item`, which has the same id and means the same, in its place. Between streams; nothing when it is not
-  // there.
-  void Replace(const ContributionId& id, Item item);
+  // Whether it is still there, and not another of its id that came after it.
+  bool Holds(const Item& item) const { return Find(item->id) == item; }
+  // Sends `item`, which has the id of `seen` and means the same, in its place. Between streams; nothing unless it
+  // holds `seen`.
+  void Replace(const Item& seen, Item item);
   // True when `refusal` is about the values, which counts as this rank's abstention until the shard loses its memory.
   bool CountsAsAbstention(const ContributionId& id, const absl::Status& refusal) const;
   // Then: sends an abstention in its place, which is acknowledged, answered and kept as anything else. A rank that went

@@ -149,6 +149,7 @@ ShardLink::~ShardLink() {
     closing_ = true;
     if (state_ == StreamState::kOpen && outbox_.empty() && !writing_) {
       ring_ = nullptr;  // unmapped before the shard hears of the end
+      expired_in_ring_.clear();
       stream_->HalfClose();
       changed_.wait_until(mu_, absl::ToChronoTime(absl::Now() + kCloseTimeout),
                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
@@ -180,6 +181,7 @@ absl::Time ShardLink::Tick(absl::Time now) {
     expired = outbox_.TakeExpired(now);
     for (const Outbox::Item& item : expired) {
       if (item->result == nullptr) hooks_.refused_statistics(LateError(item->id));
+      if (item->ring != nullptr && item->ring == ring_) expired_in_ring_[item->id] = item->ring;
     }
     NotifyIfAcknowledged();
     if (state_ == StreamState::kNone) stream_.reset();  // a call that has ended may still hold what it did not send
@@ -460,6 +462,7 @@ void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
   MutexLock lock(mu_);
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
+  ring_overdue_ = false;
   ring_offers_.assign(credit.ring_offers().begin(), credit.ring_offers().end());
   changed_.notify_all();
   outbox_.LetGoBefore(let_go_before);
@@ -501,6 +504,7 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   {
     MutexLock lock(mu_);
     item = outbox_.Find(id);
+    if (OnAnswerOfExpired(id, item, message.header().has_ring_offset())) return;
   }
   if (item == nullptr || item->result == nullptr) return;
   const v1::Outcome& outcome = message.outcome();
@@ -526,8 +530,9 @@ void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Precondi
   Outbox::Item kept = keep ? Outbox::Kept(*item) : nullptr;
   {
     MutexLock lock(mu_);
-    outbox_.Finish(item->id, std::move(kept), outcome.factor_version);
-    if (item->ring != nullptr) item->ring->GiveBack(item->id.layer);
+    // It may have expired meanwhile, and another have come.
+    if (outbox_.Holds(item)) outbox_.Finish(item->id, std::move(kept), outcome.factor_version);
+    GiveSlotBack(*item);
     NotifyIfAcknowledged();
     Pump();
   }
@@ -569,7 +574,11 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
   bool abstains = false;
   {
     MutexLock lock(mu_);
-    if (outbox_.Find(id) == nullptr) return;
+    const Outbox::Item waiting = outbox_.Find(id);
+    if (waiting == nullptr) {
+      OnAnswerOfExpired(id, waiting, false);
+      return;
+    }
     epoch = epoch_;
     recovery = outbox_.RecoveryOf(status, now);
     if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, now + kRetryPause);
@@ -583,7 +592,7 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
       item = outbox_.Remove(id);
       if (item->result == nullptr && !counted) hooks_.refused_statistics(status);
     }
-    if (item != nullptr && item->ring != nullptr) item->ring->GiveBack(id.layer);
+    if (item != nullptr) GiveSlotBack(*item);
     NotifyIfAcknowledged();
     Pump();
   }

@@ -74,14 +74,16 @@ class ShardLink {
   const std::string& address() const { return options_.address; }
 
   // A place in the current stream's ring for a layer's gradient of `bytes`: asks for a ring of `wanted()` bytes on the
-  // plane's device where there is none yet, and waits for it at most connect_timeout. `wanted` must not call back.
-  // Unavailable, with the reason, where the gradient has to go as bytes.
+  // plane's device where there is none yet, and waits for it until `deadline`, at most connect_timeout; once a wait was
+  // in vain, no other does before the shard says something. `wanted` must not call back. Unavailable, with the reason,
+  // where the gradient has to go as bytes.
   struct RingPlace {
     std::shared_ptr<RingSlots> ring;
     uint64_t offset = 0;
   };
   absl::StatusOr<RingPlace> TakeRingPlace(const std::shared_ptr<DevicePlane>& plane,
-                                          absl::FunctionRef<uint64_t()> wanted, uint32_t layer, uint64_t bytes);
+                                          absl::FunctionRef<uint64_t()> wanted, uint32_t layer, uint64_t bytes,
+                                          absl::Time deadline);
   // From now on that waits for nothing.
   void StopWaitingForRings();
 
@@ -136,7 +138,14 @@ class ShardLink {
 
   // The ring is gone: what lies in it goes as bytes. Before the next stream may begin.
   void MoveOutOfRing();
-  void AskForRing(const std::shared_ptr<DevicePlane>& plane, uint64_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AskForRing(const std::shared_ptr<DevicePlane>& plane, absl::FunctionRef<uint64_t()> wanted)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The shard is done with the item's range, if it has one.
+  void GiveSlotBack(const Contribution& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The shard has answered `id`, of which `waiting`, if any, is not answered yet. True when that was one in the ring
+  // that has expired, whose slot it gives back.
+  bool OnAnswerOfExpired(const ContributionId& id, const Outbox::Item& waiting, bool in_ring)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One gradient, pull or fetch has its whole answer; or an error, that of `complete`.
   void Answer(Outbox::Item item, const absl::Status& complete, Preconditioned outcome);
   absl::Status LateError(const ContributionId& id) const;
@@ -183,6 +192,9 @@ class ShardLink {
   std::shared_ptr<DevicePlane> ring_plane_ ABSL_GUARDED_BY(mu_);  // that maps it
   std::shared_ptr<RingSlots> ring_ ABSL_GUARDED_BY(mu_);          // kOpen
   absl::Status ring_refusal_ ABSL_GUARDED_BY(mu_);                // kRefused
+  bool ring_overdue_ ABSL_GUARDED_BY(mu_) = false;                // a wait for stream or ring was in vain
+  // Nobody waits for their answers any more; their slots are the shard's until these come, or the stream ends.
+  absl::flat_hash_map<ContributionId, std::shared_ptr<RingSlots>> expired_in_ring_ ABSL_GUARDED_BY(mu_);
 
   std::unique_ptr<WorkerPlane> plane_;  // last, constant; null without one. Its lock comes after mu_
 };

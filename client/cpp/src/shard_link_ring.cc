@@ -8,25 +8,31 @@
 #include "absl/time/clock.h"
 
 #include "client/cpp/src/shard_link.h"
+#include "kernels/base/status_macros.h"
 
 namespace precondor {
 
 absl::StatusOr<ShardLink::RingPlace> ShardLink::TakeRingPlace(const std::shared_ptr<DevicePlane>& plane,
                                                               absl::FunctionRef<uint64_t()> wanted, uint32_t layer,
-                                                              uint64_t bytes) {
-  const auto deadline = absl::ToChronoTime(absl::Now() + options_.connect_timeout);
+                                                              uint64_t bytes, absl::Time deadline) {
+  const auto until = absl::ToChronoTime(std::min(deadline, absl::Now() + options_.connect_timeout));
   MutexLock lock(mu_);
   const auto given_up = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !failed_.ok() || !waits_for_rings_; };
-  changed_.wait_until(mu_, deadline,
-                      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return given_up() || state_ == StreamState::kOpen; });
+  // Others wait behind this gradient, which may be for shards that are there: one wait says enough.
+  if (!ring_overdue_) {
+    ring_overdue_ = !changed_.wait_until(
+        mu_, until, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return given_up() || state_ == StreamState::kOpen; });
+  }
   if (given_up() || state_ != StreamState::kOpen) {
     return absl::UnavailableError(absl::StrCat("shard ", options_.address, ": no stream"));
   }
-  if (ring_state_ == RingState::kNone) AskForRing(plane, wanted());
-  changed_.wait_until(mu_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const bool asking = ring_state_ == RingState::kToAsk || ring_state_ == RingState::kAsked;
-    return given_up() || state_ != StreamState::kOpen || !asking;
-  });
+  if (ring_state_ == RingState::kNone) PRECONDOR_RETURN_IF_ERROR(AskForRing(plane, wanted));
+  if (!ring_overdue_) {
+    ring_overdue_ = !changed_.wait_until(mu_, until, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      const bool asking = ring_state_ == RingState::kToAsk || ring_state_ == RingState::kAsked;
+      return given_up() || state_ != StreamState::kOpen || !asking;
+    });
+  }
   if (ring_state_ == RingState::kRefused) return ring_refusal_;
   if (ring_state_ != RingState::kOpen || ring_ == nullptr || ring_plane_ != plane) {
     return absl::UnavailableError(absl::StrCat("shard ", options_.address, ": no ring of this device"));
@@ -42,24 +48,28 @@ void ShardLink::StopWaitingForRings() {
   changed_.notify_all();
 }
 
-void ShardLink::AskForRing(const std::shared_ptr<DevicePlane>& plane, uint64_t wanted) {
+absl::Status ShardLink::AskForRing(const std::shared_ptr<DevicePlane>& plane, absl::FunctionRef<uint64_t()> wanted) {
   const v1::Ring* offer = nullptr;
   for (const v1::Ring& each : ring_offers_) {
     if (each.kind() == v1::RING_KIND_CUDA) offer = &each;
   }
-  if (offer == nullptr || offer->device() != plane->device()) {
+  if (offer == nullptr) {
     ring_state_ = RingState::kRefused;
-    ring_refusal_ = absl::UnavailableError(
-        absl::StrCat("shard ", options_.address,
-                     offer == nullptr ? ": offers no ring: it gives one at a unix: address with --device-plane-bytes"
-                                      : ": computes on another device than the gradient's"));
-    return;
+    ring_refusal_ = absl::UnavailableError(absl::StrCat(
+        "shard ", options_.address, ": offers no ring: it gives one at a unix: address with --device-plane-bytes"));
+    return ring_refusal_;
+  }
+  // The next gradient's device may be another.
+  if (offer->device() != plane->device()) {
+    return absl::UnavailableError(
+        absl::StrCat("shard ", options_.address, ": computes on another device than the gradient's"));
   }
   ring_plane_ = plane;
   ring_request_ = *offer;
-  ring_request_.set_bytes(std::min(wanted, offer->bytes()));
+  ring_request_.set_bytes(std::min(wanted(), offer->bytes()));
   ring_state_ = RingState::kToAsk;
   Pump();
+  return absl::OkStatus();
 }
 
 void ShardLink::OnRing(const v1::Ring& granted) {
@@ -77,14 +87,30 @@ void ShardLink::OnRing(const v1::Ring& granted) {
   if (closing_) return;
   ring_ = std::move(slots);
   ring_state_ = RingState::kOpen;
+  ring_overdue_ = false;
   changed_.notify_all();
 }
 
 void ShardLink::OnRingRefused(const absl::Status& status) {
   MutexLock lock(mu_);
   ring_state_ = RingState::kRefused;
+  ring_overdue_ = false;
   ring_refusal_ = absl::UnavailableError(absl::StrCat("shard ", options_.address, ": ", status.message()));
   changed_.notify_all();
+}
+
+void ShardLink::GiveSlotBack(const Contribution& item) {
+  if (item.ring == nullptr) return;
+  item.ring->GiveBack(item.id.layer);
+  expired_in_ring_.erase(item.id);
+}
+
+bool ShardLink::OnAnswerOfExpired(const ContributionId& id, const Outbox::Item& waiting, bool in_ring) {
+  const auto expired = expired_in_ring_.find(id);
+  if (expired == expired_in_ring_.end() || (waiting != nullptr && !in_ring)) return false;
+  expired->second->GiveBack(id.layer);
+  expired_in_ring_.erase(expired);
+  return true;
 }
 
 void ShardLink::MoveOutOfRing() {
@@ -95,6 +121,7 @@ void ShardLink::MoveOutOfRing() {
     ring = std::move(ring_);
     ring_state_ = RingState::kNone;
     ring_offers_.clear();
+    expired_in_ring_.clear();
     items = outbox_.Items();
     changed_.notify_all();
   }
@@ -104,10 +131,10 @@ void ShardLink::MoveOutOfRing() {
     {
       MutexLock lock(mu_);
       if (on_host.ok()) {
-        outbox_.Replace(item->id, *std::move(on_host));
+        outbox_.Replace(item, *std::move(on_host));
         continue;
       }
-      outbox_.Remove(item->id);
+      if (outbox_.Holds(item)) outbox_.Remove(item->id);
     }
     item->result->Fail(on_host.status());
   }

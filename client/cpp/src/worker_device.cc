@@ -140,9 +140,9 @@ absl::Status WorkerImpl::SendInRing(const DeviceGradient& gradient) {
   auto contribution = std::make_shared<Contribution>(gradient.contribution);
   const int64_t rows = gradient.values.rows, cols = gradient.values.cols;
   contribution->ring_bytes = static_cast<uint64_t>(rows * cols) * sizeof(float);
-  PRECONDOR_ASSIGN_OR_RETURN(
-      const ShardLink::RingPlace place,
-      link->TakeRingPlace(gradient.plane, wanted, contribution->id.layer, contribution->ring_bytes));
+  PRECONDOR_ASSIGN_OR_RETURN(const ShardLink::RingPlace place,
+                             link->TakeRingPlace(gradient.plane, wanted, contribution->id.layer,
+                                                 contribution->ring_bytes, contribution->deadline));
   contribution->ring = place.ring;
   contribution->ring_offset = place.offset;
   contribution->tensors.push_back(wire::EncodeTensorHeader({DType::kF32, {rows, cols}, 1.0f}));

@@ -620,6 +620,21 @@ TEST_F(OutboxTest, WhatIsRefusedForItsValuesGoesAgainAsAnAbstentionAndIsKept) {
   EXPECT_TRUE(outbox_.Find(Gradient(0, 0))->abstain);
 }
 
+TEST_F(OutboxTest, OnlyWhatWasSeenIsReplaced) {
+  ASSERT_TRUE(Add(Gradient(0, 0), 10, kNow).ok());
+  const Outbox::Item expired = outbox_.Find(Gradient(0, 0));
+  const auto other = std::make_shared<Contribution>(*expired);
+  EXPECT_TRUE(outbox_.Holds(expired));
+  ASSERT_EQ(outbox_.TakeExpired(kNow).size(), 1u);
+  ASSERT_TRUE(Add(Gradient(0, 0), 10).ok());
+  const Outbox::Item newer = outbox_.Find(Gradient(0, 0));
+  EXPECT_FALSE(outbox_.Holds(expired));
+  outbox_.Replace(expired, other);
+  EXPECT_EQ(outbox_.Find(Gradient(0, 0)), newer);
+  outbox_.Replace(newer, other);
+  EXPECT_EQ(outbox_.Find(Gradient(0, 0)), other);
+}
+
 TEST_F(OutboxTest, ARefusalForItsValuesGivesTheCreditBack) {
   outbox_.StartStream(20);
   ASSERT_TRUE(Add(Gradient(0, 0), 15).ok());
