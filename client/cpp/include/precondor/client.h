@@ -174,7 +174,9 @@ class Worker {
                                           uint64_t samples) = 0;
   // The same for matrices in device memory, both on one device; libprecondor-cuda.so has to be found
   // (docs/cuda.md). Waits for nothing: what `stream` has been given so far makes the gradient, and has done with `out`.
-  // Once the future is ready `out` can be read on any stream. To a shard on the same host and device, dialled at a
+  // Once the future is ready `out` can be read on any stream, after result_timeout at the latest, whatever
+  // `stream` does. The answer of a step has to be ready before anything of a later one is sent for the layer: gradients
+  // wait in a queue for their streams, which statistics do not. To a shard on the same host and device, dialled at a
   // unix: address, the gradient does not leave the device where one rank sends it in F32; otherwise it goes through the
   // host. FailedPrecondition in REPLAY and PULL_FACTORS; Unavailable without the library or the device.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient,
