@@ -21,7 +21,6 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
-#include "kernels/cpu/local_collective.h"
 #include "kernels/cuda/cuda_module.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
@@ -31,6 +30,7 @@
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
 #include "server/plane/shard_planes.h"
+#include "server/plane_transports.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/peer_stores.h"
 #include "server/recovery/shard_store.h"
@@ -119,17 +119,6 @@ absl::Status WritePortFile(const std::string& path, absl::string_view port) {
     return absl::UnavailableError(absl::StrCat("port file: cannot write ", path));
   }
   return absl::OkStatus();
-}
-
-// For ranks on this host.
-PlaneTransport LocalTransport() {
-  return {.name = "local",
-          .open = []() -> absl::StatusOr<PlaneTransport::Meeting> {
-            PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LocalRendezvous> rendezvous, LocalRendezvous::Start());
-            const std::string unique_id = rendezvous->unique_id();
-            return PlaneTransport::Meeting{unique_id, std::shared_ptr<LocalRendezvous>(std::move(rendezvous))};
-          },
-          .join = &MakeLocalCollective};
 }
 
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
@@ -283,7 +272,8 @@ class ServerApp final : public App {
     uploads_ = std::make_unique<recovery::LayerUploads>(static_cast<uint64_t>(config_.memory_limit_bytes));
     if (shard_store_ != nullptr) shard_->AwaitReplay();
     const uint64_t memory_id = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
-    planes_ = std::make_unique<ShardPlanes>(*shard_, logger_, metrics_, LocalTransport(),
+    PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport transport, MakePlaneTransport(config_));
+    planes_ = std::make_unique<ShardPlanes>(*shard_, logger_, metrics_, std::move(transport),
                                             absl::Milliseconds(config_.plane_timeout_ms));
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
         *shard_, *planes_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_, rings_.get());

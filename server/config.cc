@@ -194,6 +194,10 @@ const std::vector<Option>& Options() {
           "plane_timeout_ms", &C::plane_timeout_ms, 100, kHour,
           "how long ranks of a session with data_plane COLLECTIVE wait for each other in its communicator before "
           "gradients go over gRPC"),
+      ChoiceOption("plane_transport", &C::plane_transport, {"local", "nccl"},
+                   "what such a communicator is: local, between processes of this host; or nccl, between CUDA devices, "
+                   "one of each rank's own"),
+      NumberOption("plane_device", &C::plane_device, 0, 1 << 10, "the shard's CUDA device in an nccl communicator"),
       TextOption("data_dir", &C::data_dir,
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       ListOption("peer_data_dirs", &C::peer_data_dirs,

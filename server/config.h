@@ -33,6 +33,8 @@ struct ServerConfig {
   double quorum = 1.0;
   int64_t slow_worker_ms = 30000;
   int64_t plane_timeout_ms = 60000;
+  std::string plane_transport = "local";
+  int64_t plane_device = 0;
   std::string data_dir;
   std::vector<std::string> peer_data_dirs;
   int64_t snapshot_interval_steps = 1000;

@@ -103,7 +103,7 @@ class NcclCollective final : public Collective {
 };
 
 absl::Status NcclCollective::Open(const ncclUniqueId& id, absl::Duration timeout) {
-  const Deadline deadline(timeout);
+  const Deadline deadline(timeout, options_.give_up);
   int devices = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
     return absl::UnavailableError(absl::StrCat("NCCL: no CUDA device: ", cudaGetErrorString(error)));

@@ -7,6 +7,7 @@
 //   Abort. docs/collective.md has what NCCL promises beyond that.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -25,6 +26,8 @@ struct NcclOptions {
   // Operations start after what has been launched on it. It must outlive the collective. Null: one of its own, and then
   // what operations read must have been written before the call.
   CUstream_st* stream = nullptr;
+  // Joining ends as if its time-out had passed once *give_up is true, within a tenth of a second. Null: never.
+  const std::atomic<bool>* give_up = nullptr;
 };
 
 // An id for one communicator. Its first communicator's ranks must reach this process and host by TCP, as NCCL sees fit.

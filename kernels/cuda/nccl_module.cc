@@ -14,6 +14,8 @@ absl::StatusOr<const NcclModuleEntry*> Load() {
 
 }  // namespace
 
+absl::Status FindNccl() { return Load().status(); }
+
 absl::StatusOr<std::string> LoadNewNcclId() {
   PRECONDOR_ASSIGN_OR_RETURN(const NcclModuleEntry* const entry, Load());
   return entry->new_id();

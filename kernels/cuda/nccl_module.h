@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -15,6 +16,8 @@
 
 namespace precondor {
 
+// OK where the library and NCCL are there.
+absl::Status FindNccl();
 // NewNcclId and MakeHostNcclCollective out of the library; Unavailable when it, or NCCL, is not there,
 // FailedPrecondition when it belongs to another version. Thread-safe.
 absl::StatusOr<std::string> LoadNewNcclId();

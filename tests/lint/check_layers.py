@@ -46,7 +46,7 @@ OURS = [
                                       "server/store/"]),
     # Tools and examples also precondition locally, to compare with.
     ("client/cpp/", KERNEL_SEAM + ["kernels/methods/", "kernels/cpu/cpu_backend.h", "kernels/cpu/local_collective.h",
-                                   "kernels/cuda/cuda_module.h", "proto/wire/", "precondor/", "client/cpp/"]),
+                                   "kernels/cuda/cuda_module.h", "kernels/cuda/nccl_module.h", "proto/wire/", "precondor/", "client/cpp/"]),
     # Expected values must not come from what is tested.
     ("tests/reference/", ["kernels/base/"]),
     ("tests/unit/kernels/", ["kernels/", "tests/reference/", "tests/support/"]),

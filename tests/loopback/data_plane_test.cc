@@ -18,7 +18,9 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/cuda/nccl_module.h"
 #include "precondor/client.h"
+#include "server/plane_transports.h"
 #include "tests/loopback/plane_steps.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/support/child_process.h"
@@ -58,6 +60,7 @@ class DataPlaneTest : public ::testing::Test {
   }
   ServerConfig ShardConfig(int shard) const {
     ServerConfig config;
+    config.plane_transport = plane_transport_;
     config.role = ServerRole::kShard;
     config.data_dir = absl::StrCat(data_.path(), "/", shard);
     config.plane_timeout_ms = plane_timeout_ms_;
@@ -114,6 +117,7 @@ class DataPlaneTest : public ::testing::Test {
 
   TempDir data_;
   int64_t plane_timeout_ms_ = 0;
+  std::string plane_transport_ = "local";
   std::vector<std::unique_ptr<RawServer>> shards_;
   std::unique_ptr<RawServer> coordinator_;
   std::unique_ptr<Client> client_;
@@ -471,6 +475,32 @@ TEST_F(DataPlaneProcessTest, AKilledShardComesBackAndTheJobGoesOnOverGrpc) {
 }
 
 // The shard's part when it is asked what it cannot give.
+// Without a device of its own no rank can come to a communicator of NCCL's.
+TEST_F(DataPlaneTest, RanksThatNcclDoesNotTakeGoOverGrpc) {
+  if (const absl::Status found = FindNccl(); !found.ok()) GTEST_SKIP() << found;
+  plane_transport_ = "nccl";
+  Start(1);
+  const SessionSpec spec = PlaneSpec(2);
+  const Answers answers = Train(spec, 3, [](Worker& worker, uint64_t) {
+    const absl::Status status = worker.DataPlaneStatus();
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), HasSubstr("communicator"));
+    EXPECT_EQ(worker.traffic().plane_bytes, 0);
+  });
+  for (size_t step = 0; step < 3; ++step) {
+    EXPECT_EQ(PlaneChecksum(answers[0][step]), PlaneChecksum(answers[1][step])) << step;
+  }
+}
+
+TEST(PlaneTransportTest, AServerWithoutNcclSaysSoAtTheStart) {
+  if (FindNccl().ok()) GTEST_SKIP() << "NCCL is there";
+  ServerConfig config;
+  config.plane_transport = "nccl";
+  const absl::Status status = MakePlaneTransport(config).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no NCCL: libprecondor-nccl.so"));
+}
+
 TEST_F(DataPlaneTest, JoinPlaneTellsWhyNot) {
   Start(1);
   SessionSpec spec = PlaneSpec(2);

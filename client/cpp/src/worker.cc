@@ -136,6 +136,7 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
     link.plane = {.what = absl::StrCat("session ", session_, ": shard ", address, ": communicator"),
                   .rank = static_cast<int>(rank_),
                   .world_size = spec_.world_size,
+                  .device = options_.plane_device,
                   .layers = spec_.layers,
                   .longest = options_.result_timeout / 2};
   }

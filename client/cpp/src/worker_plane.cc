@@ -6,17 +6,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/local_collective.h"
+#include "kernels/cuda/nccl_module.h"
 
 namespace precondor {
 namespace {
 
 constexpr uint64_t kAllSteps = std::numeric_limits<uint64_t>::max();
+constexpr absl::string_view kNccl = "nccl";
 
 // A caller's matrix, or a heap block: either is aligned for f32.
 absl::Span<const float> FloatsOf(const Contribution& item) {
@@ -161,9 +164,9 @@ absl::Status WorkerPlane::Serve(uint64_t epoch) {
 }
 
 absl::Status WorkerPlane::CheckMeeting(const PlaneMeeting& meeting) const {
-  if (meeting.transport != "local") {
+  if (meeting.transport != "local" && meeting.transport != kNccl) {
     return absl::UnimplementedError(
-        absl::StrCat("expected a communicator of kind \"local\", got \"", meeting.transport, "\""));
+        absl::StrCat("expected a communicator of kind \"local\" or \"nccl\", got \"", meeting.transport, "\""));
   }
   if (meeting.timeout <= absl::ZeroDuration()) return absl::InvalidArgumentError("expected a positive time-out");
   std::vector<bool> taken(options_.layers.size());
@@ -206,7 +209,12 @@ absl::StatusOr<std::shared_ptr<Collective>> WorkerPlane::Meet(const PlaneMeeting
     widest = std::max(widest, bucket.elements);
   }
   staging_.resize(static_cast<size_t>(widest));
-  return MakeLocalCollective(meeting.unique_id, options_.rank, options_.world_size + 1, timeout_, &give_up_);
+  const int size = options_.world_size + 1;
+  if (meeting.transport == kNccl) {
+    const NcclOptions as{.device = options_.device, .give_up = &give_up_};
+    return LoadHostNcclCollective(meeting.unique_id, options_.rank, size, as, timeout_);
+  }
+  return MakeLocalCollective(meeting.unique_id, options_.rank, size, timeout_, &give_up_);
 }
 
 absl::Status WorkerPlane::AgreeOnFirstStep() {

@@ -47,6 +47,7 @@ class WorkerPlane {
     std::string what;  // for messages
     int rank = 0;
     int world_size = 1;
+    int device = 0;                 // ClientOptions::plane_device
     std::vector<LayerSpec> layers;  // of the session
     absl::Duration longest;         // that it waits for others, whatever the meeting says
   };

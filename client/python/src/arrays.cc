@@ -77,11 +77,11 @@ DeviceTensor OnDevice(const char* what, const py::object& array, int device, uin
   const auto [address, read_only] = interface["data"].cast<std::pair<uintptr_t, bool>>();
   if (shape.size() != 2 || interface["typestr"].cast<std::string>() != "<f4" || read_only)
     Refuse(what, kExpected, array);
-  DeviceTensor tensor{.data = reinterpret_cast<float*>(address),
+  DeviceTensor tensor{.device = device,
+                      .data = reinterpret_cast<float*>(address),
                       .rows = shape[0],
                       .cols = shape[1],
                       .stride = shape[1],
-                      .device = device,
                       .stream = reinterpret_cast<void*>(stream)};
   if (interface.contains("strides") && !interface["strides"].is_none()) {
     const auto strides = interface["strides"].cast<std::vector<int64_t>>();

@@ -211,7 +211,8 @@ TEST_F(WorkerPlaneTest, RanksAtDifferentStepsEndIt) {
 TEST_F(WorkerPlaneTest, ANewEpochGivesBackWhatIsHeldAndBeginsAfterIt) {
   first_.meeting.transport = "carrier pigeon";
   first_.plane().BeginEpoch(1);
-  EXPECT_THAT(first_.Next(), HasSubstr("declined: expected a communicator of kind \"local\", got \"carrier pigeon\""));
+  EXPECT_THAT(first_.Next(),
+              HasSubstr("declined: expected a communicator of kind \"local\" or \"nccl\", got \"carrier pigeon\""));
   Begin(2);
   StartShard(1);
   EXPECT_TRUE(first_.OfferAll(7, 4.0f, 1));

@@ -31,6 +31,8 @@ struct ClientOptions {
   absl::Duration result_timeout = absl::Seconds(120);  // from a gradient's submission to its result
   absl::Duration join_timeout = absl::Seconds(120);    // until all ranks are in
   absl::Duration lease_timeout = absl::Minutes(10);    // that a step waits at the end of the lease; see ReportStep
+  // The CUDA device of its own that this worker has in communicators of NCCL (docs/collective.md).
+  int plane_device = 0;
   int factor_threads = 1;  // of a worker that has factors itself (REPLAY, PULL_FACTORS), for its arithmetic
 };
 
@@ -74,11 +76,12 @@ struct Preconditioned {
 
 // An f32 matrix in the memory of a CUDA device, row-major.
 struct DeviceTensor {
+  // First, so that {data, rows, cols} always means a matrix in the host's memory.
+  int device = 0;  // as CUDA counts in this process
   float* data = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t stride = 0;      // elements from row to row, at least cols
-  int device = 0;          // as CUDA counts in this process
   void* stream = nullptr;  // the cudaStream_t whose work makes it, or still uses it; null: the default stream
 };
 

@@ -143,7 +143,7 @@ TEST_F(ShardStoreTest, ASessionWithoutRoomStopsTheStartAndLosesNothing) {
   for (int start = 0; start < 2; ++start) {
     const absl::Status status = Reopen();
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("do not all fit: session \"run\""));
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("do not all fit: session \"job\""));
   }
   options.capacity_bytes = capacity;
   Open();
