@@ -24,6 +24,9 @@ absl::StatusOr<PlaneInvitation> ShardPlanes::Join(const ContributionKey& key) {
     if (status.ok()) return known->second->invitation();
     return absl::FailedPreconditionError(absl::StrCat(what, ": the communicator has ended: ", status.message()));
   }
+  if (const auto known = planes_.find(key.session_id); known != planes_.end() && known->second->epoch() > key.epoch) {
+    return absl::FailedPreconditionError(absl::StrCat(what, ": epoch ", known->second->epoch(), " has begun"));
+  }
   PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport::Meeting meeting, transport_.open());
   std::unique_ptr<EpochPlane>& plane = planes_[key.session_id];
   former = std::exchange(plane, std::make_unique<EpochPlane>(shard_, logger_, observer_, transport_, std::move(meeting),

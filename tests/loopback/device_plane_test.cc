@@ -286,7 +286,8 @@ TEST_F(DevicePlaneTest, TheSlotOfAGradientThatIsAnsweredTooLateIsUsedAgain) {
   ASSERT_TRUE(worker->ReportStep(0, 1.0, 10, true, 0.1).ok());
   const int64_t before = worker->device_plane().in_ring;
   SendStatistics(*worker, 1);
-  values = Gradient(1, 0);
+  const std::vector<float> next = Gradient(1, 0);  // where the tensor looks
+  std::copy(next.begin(), next.end(), values.begin());
   ASSERT_TRUE(worker->Precondition(1, 0, tensor, tensor, 10).Wait().ok());
   EXPECT_EQ(worker->device_plane().in_ring, before + 1) << worker->device_plane().reason;
 }

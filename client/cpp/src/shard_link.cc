@@ -551,7 +551,9 @@ void ShardLink::OnPlaneAnswer(Outbox::Item item, const wire::PlaneAnswer& answer
   traffic_.result_bytes.fetch_add(received, std::memory_order_relaxed);
   traffic_.plane_bytes.fetch_add(sent + received, std::memory_order_relaxed);
   absl::Status complete;
-  if (answer.decision != Decision::kSkip) {
+  if (answer.decision != Decision::kSkip && item->tensors.size() != 1) {
+    complete = absl::InternalError("expected SKIP for an abstention, got an answer");
+  } else if (answer.decision != Decision::kSkip) {
     const wire::TensorFormat format = {.dtype = DType::kF32,
                                        .dims = {item->tensors[0].dims().begin(), item->tensors[0].dims().end()}};
     complete = item->result->Begin({format}, values.size());

@@ -92,7 +92,10 @@ bool WorkerPlane::Offer(const Item& item) {
     next_grpc_ = std::max(next_grpc_, id.step + 1);
     return false;
   }
-  pending_[id.step][id.layer] = item;
+  if (!pending_[id.step].try_emplace(id.layer, item).second) {  // one that was given up is still on its way
+    next_grpc_ = std::max(next_grpc_, id.step + 1);
+    return false;
+  }
   last_offer_ = absl::Now();
   changed_.notify_all();
   return true;
@@ -222,7 +225,7 @@ absl::Status WorkerPlane::AgreeOnFirstStep() {
   std::vector<float> mine(width), all(width * static_cast<size_t>(options_.world_size + 1));
   {
     MutexLock lock(mu_);
-    wire::ToPlaneElements(wire::EncodePlaneHello(next_grpc_), absl::MakeSpan(mine));
+    wire::ToPlaneElements(wire::EncodePlaneHello(std::max(next_grpc_, after_answered_)), absl::MakeSpan(mine));
   }
   PRECONDOR_RETURN_IF_ERROR(
       group_->AllGather(DType::kF32, mine.data(), all.data(), static_cast<int64_t>(width), timeout_));
@@ -237,7 +240,8 @@ absl::Status WorkerPlane::AgreeOnFirstStep() {
   std::vector<ContributionId> ids;
   {
     MutexLock lock(mu_);
-    if (phase_ == Phase::kHolding) phase_ = Phase::kOn;
+    if (phase_ != Phase::kHolding || collective_ != group_) return absl::AbortedError("the epoch is over");
+    phase_ = Phase::kOn;
     first_ = first;
     ids = TakePending(first, freed);
   }
@@ -373,6 +377,7 @@ absl::Status WorkerPlane::Receive(uint32_t index, uint64_t step) {
       MutexLock lock(mu_);
       const auto found = pending_.find(step);
       if (collective_ != group_ || found == pending_.end()) return absl::AbortedError("the epoch is over");
+      after_answered_ = std::max(after_answered_, step + 1);
       item = std::move(found->second[bucket.layers[i]]);
       found->second.erase(bucket.layers[i]);
       if (found->second.empty()) pending_.erase(found);

@@ -120,7 +120,9 @@ class WorkerPlane {
   std::shared_ptr<Collective> collective_ ABSL_GUARDED_BY(mu_);  // null until all have come
   uint64_t first_ ABSL_GUARDED_BY(mu_) = 0;                      // no step below it goes over the communicator
   uint64_t next_grpc_ ABSL_GUARDED_BY(mu_) = 0;                  // no step from it on has gone over gRPC
-  std::map<uint64_t, Step> pending_ ABSL_GUARDED_BY(mu_);        // offered and not answered
+  // Who comes back to a step before it gets the kept answer over gRPC.
+  uint64_t after_answered_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<uint64_t, Step> pending_ ABSL_GUARDED_BY(mu_);  // offered and not answered
   absl::Time last_offer_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;  // last: it uses all of the above
 };
