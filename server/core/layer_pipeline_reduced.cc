@@ -32,7 +32,7 @@ absl::Status LayerPipeline::SubmitReduced(ReducedGradient gradient, ResultFn res
   bool work = false;
   std::vector<ResultFn> retired;
   const int64_t bytes = static_cast<int64_t>(gradient.average.size());
-  const absl::Status status = PutReduced(gradient, work, retired);
+  absl::Status status = PutReduced(gradient, work, retired);
   for (ResultFn& waiter : retired) waiter(Expired());
   if (status.ok()) {
     for (const ReducedGradient::Share& share : gradient.shares) {

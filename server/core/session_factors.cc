@@ -16,7 +16,7 @@
 namespace precondor {
 
 SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
-                               std::vector<std::shared_ptr<LayerPipeline>> layers, Sizes sizes,
+                               std::vector<std::shared_ptr<LayerPipeline>> layers, const Sizes& sizes,
                                const Standing& standing)
     : context_(std::move(context)),
       layers_(std::move(layers)),

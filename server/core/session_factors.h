@@ -37,7 +37,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   // `layers`: all that the session has here. Those hold their states when `standing` says so. That size has been
   // reserved, or the greater one while a release is being written; `standing.reserved` is not looked at.
   SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerPipeline>> layers,
-                 Sizes sizes, const Standing& standing);
+                 const Sizes& sizes, const Standing& standing);
 
   // The greatest version is the one that counts: one that is not greater than any before changes nothing. Errors of
   // Hold, and nothing has changed: ResourceExhausted CAPACITY, those of Method::MakeState, Unavailable while another
