@@ -42,7 +42,8 @@ LayerPipeline::Beginning BeginningOf(const SessionContext& session, uint32_t lay
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
                                                                    const SessionInstall& install,
-                                                                   SessionFactors::Sizes sizes, bool takes_over) {
+                                                                   const SessionFactors::Sizes& sizes,
+                                                                   bool takes_over) {
   std::vector<uint32_t> to_await;
   std::vector<std::shared_ptr<LayerPipeline>> layers(install.spec.layers.size());
   std::vector<std::shared_ptr<LayerPipeline>> owned;
@@ -149,7 +150,7 @@ absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) 
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const SessionInstall& install,
                                                                        const SessionFactors::Standing& standing,
-                                                                       SessionFactors::Sizes sizes,
+                                                                       const SessionFactors::Sizes& sizes,
                                                                        bool takes_over) const {
   std::vector<uint32_t> to_await;
   std::vector<std::shared_ptr<LayerPipeline>> layers(layers_.size());

@@ -28,7 +28,7 @@ class ShardSession {
   // layers begin without, and await those of the shard that had them before. Errors: those of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<ShardSession>> Create(std::shared_ptr<SessionContext> context,
                                                               const SessionInstall& install,
-                                                              SessionFactors::Sizes sizes, bool takes_over);
+                                                              const SessionFactors::Sizes& sizes, bool takes_over);
 
   // A later Install of the session (see ShardControl). FailedPrecondition: SPEC_MISMATCH, STALE_EPOCH, or
   // STALE_INCARNATION when a rank has another holder in the same epoch.
@@ -43,7 +43,7 @@ class ShardSession {
   // Method::MakeState.
   absl::StatusOr<std::shared_ptr<ShardSession>> WithLayers(const SessionInstall& install,
                                                            const SessionFactors::Standing& standing,
-                                                           SessionFactors::Sizes sizes, bool takes_over) const;
+                                                           const SessionFactors::Sizes& sizes, bool takes_over) const;
   // The session can be reached, and the journal has its install: layers that are new and take over may begin.
   void BeginTakeover();
   // Goes on in the place of `previous`, which made it: kept layers begin the epoch, those that left end.
