@@ -3,6 +3,7 @@
 // each world into a program of its own.
 #pragma once
 
+#include <cstring>
 #include <functional>
 #include <gtest/gtest.h>
 #include <memory>
@@ -35,6 +36,20 @@ class CollectiveWorld {
   // What only some implementations promise: sums in rank order in f32; ranks named in errors, also where calls differ.
   virtual bool sums_in_rank_order() const = 0;
   virtual bool names_ranks() const = 0;
+};
+
+// One whose ranks' memory is the host's.
+class HostMemoryWorld : public CollectiveWorld {
+ public:
+  std::string Lacks(int size) const override { return {}; }
+  void* Allocate(int rank, size_t bytes) override { return ::operator new(bytes); }
+  void Free(int rank, void* memory) override { ::operator delete(memory); }
+  void Upload(int rank, const std::string& host, void* memory) override {
+    std::memcpy(memory, host.data(), host.size());
+  }
+  void Download(int rank, const void* memory, std::string& host) override {
+    std::memcpy(host.data(), memory, host.size());
+  }
 };
 
 // The world that this program tests.

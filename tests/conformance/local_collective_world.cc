@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contract over LocalCollective between threads; collective_process_test.cc has it between processes.
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -12,9 +11,8 @@
 namespace precondor {
 namespace {
 
-class LocalWorld final : public CollectiveWorld {
+class LocalWorld final : public HostMemoryWorld {
  public:
-  std::string Lacks(int size) const override { return {}; }
   absl::StatusOr<std::string> NewId() override {
     PRECONDOR_ASSIGN_OR_RETURN(rendezvous_, LocalRendezvous::Start());
     return rendezvous_->unique_id();
@@ -22,14 +20,6 @@ class LocalWorld final : public CollectiveWorld {
   absl::StatusOr<std::unique_ptr<Collective>> Join(const std::string& id, int rank, int size,
                                                    absl::Duration timeout) override {
     return MakeLocalCollective(id, rank, size, timeout);
-  }
-  void* Allocate(int rank, size_t bytes) override { return ::operator new(bytes); }
-  void Free(int rank, void* memory) override { ::operator delete(memory); }
-  void Upload(int rank, const std::string& host, void* memory) override {
-    std::memcpy(memory, host.data(), host.size());
-  }
-  void Download(int rank, const void* memory, std::string& host) override {
-    std::memcpy(host.data(), memory, host.size());
   }
   bool sums_in_rank_order() const override { return true; }
   bool names_ranks() const override { return true; }

@@ -20,7 +20,6 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/cuda/nccl_module.h"
 #include "precondor/client.h"
-#include "server/plane_transports.h"
 #include "tests/loopback/plane_steps.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/support/child_process.h"
@@ -490,15 +489,6 @@ TEST_F(DataPlaneTest, RanksThatNcclDoesNotTakeGoOverGrpc) {
   for (size_t step = 0; step < 3; ++step) {
     EXPECT_EQ(PlaneChecksum(answers[0][step]), PlaneChecksum(answers[1][step])) << step;
   }
-}
-
-TEST(PlaneTransportTest, AServerWithoutNcclSaysSoAtTheStart) {
-  if (FindNccl().ok()) GTEST_SKIP() << "NCCL is there";
-  ServerConfig config;
-  config.plane_transport = "nccl";
-  const absl::Status status = MakePlaneTransport(config).status();
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("no NCCL: libprecondor-nccl.so"));
 }
 
 TEST_F(DataPlaneTest, JoinPlaneTellsWhyNot) {

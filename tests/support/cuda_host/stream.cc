@@ -31,6 +31,10 @@ struct CUevent_st {
     precondor::Mutex mu;
     cudaStream_t stream = nullptr;  // where it was recorded last
     uint64_t records = 0, passed = 0;
+    bool HasPassed(uint64_t record) {
+      const precondor::MutexLock lock(mu);
+      return passed >= record;
+    }
   };
   const std::shared_ptr<State> state = std::make_shared<State>();  // what is on the stream may outlive the event
 };
@@ -234,10 +238,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     record = event->state->records;
     if (stream == nullptr || event->state->passed >= record) return cudaSuccess;
   }
-  host::Drain(stream, [state = event->state, record] {
-    const precondor::MutexLock lock(state->mu);
-    return state->passed >= record;
-  });
+  host::Drain(stream, [state = event->state, record] { return state->HasPassed(record); });
   return cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -250,10 +251,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     record = event->state->records;
   }
   if (stream == nullptr) return cudaSuccess;  // never recorded
-  host::Drain(stream, [state = event->state, record] {
-    const precondor::MutexLock lock(state->mu);
-    return state->passed >= record;
-  });
+  host::Drain(stream, [state = event->state, record] { return state->HasPassed(record); });
   return cudaSuccess;
 }
 
@@ -263,11 +261,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   const cudaStream_t on = event->state->stream;
   if (on == nullptr || on == stream) return cudaSuccess;  // never recorded; in order anyway
   host::Enqueue(stream, [state = event->state, on, record = event->state->records] {
-    const auto passed = [&] {
-      const precondor::MutexLock lock(state->mu);
-      return state->passed >= record;
-    };
-    if (!passed()) host::Drain(on, passed);
+    if (!state->HasPassed(record)) host::Drain(on, [&] { return state->HasPassed(record); });
   });
   return cudaSuccess;
 }
