@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <memory>
 #include <numeric>
-#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "kernels/base/sanitizers.h"
 #if PRECONDOR_HAS_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -26,12 +26,30 @@ namespace {
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr unsigned kLanes = 32;
 
+// AddressSanitizer must be told of each change of stack. `fake_stack` is where it keeps that of the one left.
+#if PRECONDOR_HAS_ASAN
+void BeginSwitch(void** fake_stack, const void* stack, size_t bytes) {
+  __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
+}
+void EndSwitch(void* fake_stack, const void** stack, size_t* bytes) {
+  __sanitizer_finish_switch_fiber(fake_stack, stack, bytes);
+}
+// What whoever ran on it before had marked.
+void CleanStack(void* stack) { ASAN_UNPOISON_MEMORY_REGION(stack, kStackBytes); }
+#define PRECONDOR_SWITCHES_STACKS __attribute__((noinline, no_sanitize("address")))
+#else
+void BeginSwitch(void**, const void*, size_t) {}
+void EndSwitch(void*, const void**, size_t*) {}
+void CleanStack(void*) {}
+#define PRECONDOR_SWITCHES_STACKS __attribute__((noinline))
+#endif
+
 enum class State { kRuns, kAtBlock, kAtWarp, kDone };
 
 // A stack on which threads run one after the other; one that waits keeps it, and the others go on with the next.
 struct Fiber {
   ucontext_t context;
-  jmp_buf point;
+  void* point[5];        // what __builtin_setjmp keeps
   bool entered = false;  // so that `point` is where to go on
   void* stack = nullptr;
   void* fake_stack = nullptr;  // AddressSanitizer's
@@ -48,8 +66,7 @@ struct Thread {
 };
 
 struct Block {
-  ucontext_t context;  // RunBlock's, as are these
-  jmp_buf point;
+  void* point[5];  // RunBlock's, as are these
   void* fake_stack = nullptr;
   const void* stack = nullptr;
   size_t stack_bytes = 0;
@@ -63,7 +80,10 @@ struct Block {
   std::vector<unsigned char> slots;
 
   ~Block() {
-    for (const auto& fiber : fibers) munmap(fiber->stack, kStackBytes);
+    for (const auto& fiber : fibers) {
+      CleanStack(fiber->stack);  // for who is given its place
+      munmap(fiber->stack, kStackBytes);
+    }
   }
 };
 
@@ -71,38 +91,26 @@ thread_local Block running;
 
 unsigned ThreadNumber() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
-// Until the fiber leaves. Both ways by setjmp, which asks nothing of the kernel; AddressSanitizer must be told of each
-// and takes longjmp for the end of what is on the stack.
-#if PRECONDOR_HAS_ASAN
-void EnterFiber(Fiber& fiber) {
+// Until the fiber leaves. Both ways by the compiler's own setjmp, which asks nothing of the kernel and of which
+// AddressSanitizer does not hear: it takes longjmp for the end of what is on the stack.
+PRECONDOR_SWITCHES_STACKS void EnterFiber(Fiber& fiber) {
   running.current = &fiber;
-  __sanitizer_start_switch_fiber(&running.fake_stack, fiber.stack, kStackBytes);
-  swapcontext(&running.context, &fiber.context);
-  __sanitizer_finish_switch_fiber(running.fake_stack, nullptr, nullptr);
+  BeginSwitch(&running.fake_stack, fiber.stack, kStackBytes);
+  if (__builtin_setjmp(running.point) == 0) {
+    if (!std::exchange(fiber.entered, true)) setcontext(&fiber.context);
+    __builtin_longjmp(fiber.point, 1);
+  }
+  EndSwitch(running.fake_stack, nullptr, nullptr);
 }
 
-void LeaveFiber(Fiber& fiber, bool for_good) {
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &fiber.fake_stack, running.stack, running.stack_bytes);
-  swapcontext(&fiber.context, &running.context);
-  __sanitizer_finish_switch_fiber(fiber.fake_stack, &running.stack, &running.stack_bytes);
+PRECONDOR_SWITCHES_STACKS void LeaveFiber(Fiber& fiber, bool for_good) {
+  BeginSwitch(for_good ? nullptr : &fiber.fake_stack, running.stack, running.stack_bytes);
+  if (__builtin_setjmp(fiber.point) == 0) __builtin_longjmp(running.point, 1);
+  EndSwitch(fiber.fake_stack, &running.stack, &running.stack_bytes);
 }
-#else
-void EnterFiber(Fiber& fiber) {
-  running.current = &fiber;
-  if (_setjmp(running.point) != 0) return;
-  if (!std::exchange(fiber.entered, true)) setcontext(&fiber.context);
-  _longjmp(fiber.point, 1);
-}
-
-void LeaveFiber(Fiber& fiber, bool) {
-  if (_setjmp(fiber.point) == 0) _longjmp(running.point, 1);
-}
-#endif
 
 void FiberMain() {
-#if PRECONDOR_HAS_ASAN
-  __sanitizer_finish_switch_fiber(nullptr, &running.stack, &running.stack_bytes);
-#endif
+  EndSwitch(nullptr, &running.stack, &running.stack_bytes);
   Fiber& fiber = *running.current;
   while (running.started < running.order.size()) {
     fiber.thread = running.order[running.started++];
@@ -155,6 +163,7 @@ Fiber& IdleFiber() {
   }
   Fiber& fiber = *running.idle.back();
   running.idle.pop_back();
+  CleanStack(fiber.stack);
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack;
   fiber.context.uc_stack.ss_size = kStackBytes;
