@@ -100,6 +100,12 @@ class Backend {
    private:
     Backend* backend_;
   };
+  // Operations of this thread so far are on their way to the device: those launched from now on, by whomever, come
+  // after them on its stream. The error of one that was put off.
+  absl::Status Settle() { return DoSettle(); }
+  // The stream (CUstream_st*) on which a collective over the device's memory has to follow the operations; null where
+  // these have run when their calls return.
+  virtual void* stream() const { return nullptr; }
   // Runs operations of one kind that do not depend on each other, in any order; statuses[i] is that of operations[i].
   // What comes out is to the bit what each would give alone.
   void RunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
@@ -217,6 +223,7 @@ class Backend {
   virtual absl::Status DoEndTask() { return absl::OkStatus(); }
   virtual void DoBeginBatch() {}
   virtual absl::Status DoEndBatch() { return absl::OkStatus(); }
+  virtual absl::Status DoSettle() { return absl::OkStatus(); }  // for backends that put nothing off
   // The default runs one after the other.
   virtual void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;

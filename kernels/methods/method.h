@@ -15,6 +15,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/device_group.h"
 
 namespace precondor {
 
@@ -126,6 +127,26 @@ class Method {
 
   // `backend` must outlive the state.
   virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const = 0;
+
+  // --- factors by rows over the devices of one process, where it has several ----------------------------------------
+  // Whether this layer's factors are to be: it asks for so much that one device need not have to hold it.
+  virtual bool Splits(const LayerSpec& layer) const { return false; }
+  // Device bytes with the state, or scratch, of one layer: on the device whose backend takes statistics and gradients,
+  // and on each of the others at most.
+  struct SplitBytes {
+    int64_t primary = 0;
+    int64_t other = 0;
+  };
+  // StateBytes and ScratchBytes of MakeSplitState's states.
+  virtual SplitBytes SplitStateBytes(const LayerSpec& layer, int ranks) const { return {StateBytes(layer), 0}; }
+  virtual SplitBytes SplitScratchBytes(const LayerSpec& layer, int64_t vectors_per_step, int ranks) const {
+    return {ScratchBytes(layer, vectors_per_step), 0};
+  }
+  // Where Splits. Statistics, gradients and answers are on group.backend(primary), as for a state of that backend; both
+  // states load what the other has saved, and are equal up to rounding, which depends on the number of ranks. `group`
+  // must outlive the state.
+  virtual absl::StatusOr<std::unique_ptr<LayerState>> MakeSplitState(const LayerSpec& layer, DeviceGroup& group,
+                                                                     int primary) const;
 };
 
 }  // namespace precondor
