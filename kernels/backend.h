@@ -285,18 +285,9 @@ class Backend {
   virtual absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
   virtual absl::Status DoFillNormal(const CounterRandom& random, MatrixView x);
 
-  // For a backend that passes calls on to another one.
-  static absl::StatusOr<float*> AllocateOn(Backend& backend, int64_t elements) { return backend.DoAllocate(elements); }
-  static absl::StatusOr<float*> AllocateScratchOn(Backend& backend, int64_t elements) {
-    return backend.DoAllocateScratch(elements);
-  }
-  static bool KnowsSymmetricOn(const Backend& backend, SymmetricStorage storage) {
-    return backend.DoKnowsSymmetric(storage);
-  }
-  static void FreeOn(Backend& backend, float* data, int64_t elements) { backend.DoFree(data, elements); }
-
  private:
   friend class DeviceMatrix;
+  friend class ForwardingBackend;  // kernels/grouping/forwarding_backend.h
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols, bool zeroed);
   absl::Status RunAlone(const Operation& operation);
   absl::Status RunElementwise(const Operation& operation);

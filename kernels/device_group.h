@@ -8,9 +8,9 @@
 // Threads: Run from any; one at a time, in the order in which they come, others wait.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -38,7 +38,7 @@ class DeviceGroup {
   };
 
   // `connect` is called by the first Run, and by one that follows a failure. The backends, of one kind, must outlive
-  // the group. InvalidArgument for fewer than two.
+  // the group. InvalidArgument for fewer than two; ResourceExhausted where their threads cannot be.
   static absl::StatusOr<std::unique_ptr<DeviceGroup>> Make(std::vector<Backend*> backends, Connect connect,
                                                            absl::Duration timeout);
   ~DeviceGroup();
@@ -57,13 +57,25 @@ class DeviceGroup {
   // What waits for its thread's next work; kernels/device_group.cc.
   struct Helper;
   DeviceGroup(std::vector<Backend*> backends, Connect connect, absl::Duration timeout);
+  void TakeTurn();
+  void PassTurn();
+  absl::Status EnsureConnected();
+  absl::Status RunConnected(int mine, absl::FunctionRef<absl::Status(const Rank&)> work);
 
   const std::vector<Backend*> backends_;
   const Connect connect_;
   const absl::Duration timeout_;
+  std::vector<std::unique_ptr<Helper>> helpers_;          // one a rank
+  std::vector<std::unique_ptr<Collective>> collectives_;  // whose turn it is; none where they must be made
   Mutex mu_;
-  std::vector<std::unique_ptr<Collective>> collectives_ ABSL_GUARDED_BY(mu_);  // none where they must be made
-  std::vector<std::unique_ptr<Helper>> helpers_;
+  CondVar turn_changed_;
+  uint64_t next_turn_ ABSL_GUARDED_BY(mu_) = 0;  // of the next that comes
+  uint64_t turn_ ABSL_GUARDED_BY(mu_) = 0;       // of whoever runs
 };
+
+// For a Connect: make(rank) of all ranks at once, each on a thread of its own, as they wait for each other. Where one
+// fails the others' are ended; the error of the lowest rank.
+absl::StatusOr<std::vector<std::unique_ptr<Collective>>> JoinTogether(
+    int ranks, absl::FunctionRef<absl::StatusOr<std::unique_ptr<Collective>>(int rank)> make);
 
 }  // namespace precondor

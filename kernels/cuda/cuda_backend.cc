@@ -39,6 +39,7 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(std::unique_ptr<Device> device) : device_(std::move(device)) {}
 
   absl::string_view name() const override { return "cuda"; }
+  void* stream() const override { return device_->stream(); }
 
  private:
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {

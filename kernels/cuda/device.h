@@ -68,6 +68,7 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
+  cudaStream_t stream() const { return stream_; }
   // Launches through `launch`, on stream(). The launch's error, named after `what`.
   absl::Status Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
   // The same for the end of an operation that has changed what the caller keeps: its error, whatever it is, ends the

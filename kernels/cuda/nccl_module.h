@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -13,6 +14,7 @@
 
 #include "kernels/collective.h"
 #include "kernels/cuda/nccl_collective.h"
+#include "kernels/device_group.h"
 
 namespace precondor {
 
@@ -23,5 +25,8 @@ absl::Status FindNccl();
 absl::StatusOr<std::string> LoadNewNcclId();
 absl::StatusOr<std::unique_ptr<Collective>> LoadHostNcclCollective(absl::string_view unique_id, int rank, int size,
                                                                    const NcclOptions& options, absl::Duration timeout);
+// For DeviceGroup, of backends on these CUDA devices in their order, with communicators that follow the backends'
+// streams. `timeout` is for joining. Errors as above, and those of MakeNcclCollective.
+DeviceGroup::Connect ConnectByNccl(std::vector<int> devices, absl::Duration timeout);
 
 }  // namespace precondor

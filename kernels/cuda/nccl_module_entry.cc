@@ -6,7 +6,7 @@
 // The name is a symbol's: NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 extern __attribute__((visibility("default"))) const precondor::NcclModuleEntry precondor_nccl_module;
-const precondor::NcclModuleEntry precondor_nccl_module = {PRECONDOR_VERSION, &precondor::NewNcclId,
-                                                          &precondor::MakeHostNcclCollective};
+const precondor::NcclModuleEntry precondor_nccl_module = {
+    PRECONDOR_VERSION, &precondor::NewNcclId, &precondor::MakeNcclCollective, &precondor::MakeHostNcclCollective};
 }
 // NOLINTEND(readability-identifier-naming)

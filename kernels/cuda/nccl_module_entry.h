@@ -18,6 +18,8 @@ struct NcclModuleEntry {
   const char* version;
   absl::StatusOr<std::string> (*new_id)();
   absl::StatusOr<std::unique_ptr<Collective>> (*make)(absl::string_view, int, int, const NcclOptions&, absl::Duration);
+  absl::StatusOr<std::unique_ptr<Collective>> (*make_for_host)(absl::string_view, int, int, const NcclOptions&,
+                                                               absl::Duration);
 };
 
 constexpr char kNcclModuleSymbol[] = "precondor_nccl_module";

@@ -16,11 +16,22 @@ class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(Backend& inner) : inner_(inner) {}
   absl::string_view name() const override { return inner_.name(); }
+  void* stream() const override { return inner_.stream(); }
 
  protected:
   // Before an operation is passed on; an error is the operation's, which is then not.
   virtual absl::Status Before() { return absl::OkStatus(); }
   Backend& inner() { return inner_; }
+
+  // What Backend keeps from everybody else, for those who derive from this one.
+  static absl::StatusOr<float*> AllocateOn(Backend& backend, int64_t elements) { return backend.DoAllocate(elements); }
+  static absl::StatusOr<float*> AllocateScratchOn(Backend& backend, int64_t elements) {
+    return backend.DoAllocateScratch(elements);
+  }
+  static void FreeOn(Backend& backend, float* data, int64_t elements) { backend.DoFree(data, elements); }
+  static bool KnowsSymmetricOn(const Backend& backend, SymmetricStorage storage) {
+    return backend.DoKnowsSymmetric(storage);
+  }
 
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {
     PRECONDOR_RETURN_IF_ERROR(Before());
@@ -33,6 +44,9 @@ class ForwardingBackend : public Backend {
   void DoFree(float* data, int64_t elements) override { FreeOn(inner_, data, elements); }
   int64_t DoAllocatedBytes() const override { return inner_.allocated_bytes(); }
   void DoTrim() override { inner_.Trim(); }
+  absl::Status DoSettle() override {
+    return Forward([&] { return inner_.Settle(); });
+  }
   void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
     const absl::Status before = Before();
     if (before.ok()) return inner_.RunTogether(operations, statuses);

@@ -8,7 +8,7 @@ from lint_support import Case, line_of, main, without_comments
 
 KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/device_matrix.h", "kernels/device_plane.h",
                "kernels/low_rank_inverse.h",
-               "kernels/operation.h", "kernels/collective.h"]
+               "kernels/operation.h", "kernels/collective.h", "kernels/device_group.h"]
 CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
 
 # Folder or file prefix -> prefixes of ours that it may include besides itself; the first match counts.
@@ -21,6 +21,7 @@ OURS = [
                          "kernels/operation.h"]),
     ("kernels/operation", ["kernels/base/", "kernels/backend.h"]),
     ("kernels/collective", ["kernels/base/", "kernels/backend.h"]),
+    ("kernels/device_group", ["kernels/base/", "kernels/backend.h", "kernels/collective.h"]),
     ("kernels/grouping/", KERNEL_SEAM),
     ("kernels/methods/", KERNEL_SEAM),
     ("kernels/cpu/", KERNEL_SEAM),
@@ -116,12 +117,13 @@ CORE_WORDS = [
 ]
 
 # Link rule: library -> what its DEPS and PRIVATE_DEPS may name. Others are not restricted.
-SEAM_TARGETS = ["precondor::base", "precondor::backend", "precondor::collective"]
+SEAM_TARGETS = ["precondor::base", "precondor::backend", "precondor::collective", "precondor::device_group"]
 CORE_TARGETS = SEAM_TARGETS + ["precondor::methods", "precondor::policy"]
 LINKS = {
     "base": ["absl::*", "Threads::Threads"],
     "backend": ["absl::*", "precondor::base"],
     "collective": ["absl::*", "precondor::base"],
+    "device_group": ["absl::*", "precondor::backend", "precondor::collective"],
     "local_collective": ["absl::*", "Threads::Threads", "precondor::collective"],
     "methods": ["absl::*"] + SEAM_TARGETS,
     "cpu": ["absl::*", "Threads::Threads", "OpenBLAS::*", "DNNL::*", "*"],

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/device_group.h"
+
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+namespace {
+
+// Found by all ranks alike, before they send anything: nobody waits for the one that has it.
+bool AllFindIt(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
+}
+
+// The ranks of one Run: what failed first, which ends the collective operations of the others.
+class Outcome {
+ public:
+  explicit Outcome(absl::Span<const std::unique_ptr<Collective>> collectives) : collectives_(collectives) {}
+
+  void Note(int rank, const absl::Status& status) {
+    if (status.ok()) return;
+    {
+      MutexLock lock(mu_);
+      if (first_.ok()) first_ = status;
+    }
+    if (AllFindIt(status)) return;
+    for (const auto& collective : collectives_) {
+      collective->Abort(absl::StrCat("rank ", rank, " failed: ", status.message()));
+    }
+  }
+  absl::Status first() const {
+    MutexLock lock(mu_);
+    return first_;
+  }
+
+ private:
+  const absl::Span<const std::unique_ptr<Collective>> collectives_;
+  mutable Mutex mu_;
+  absl::Status first_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+struct DeviceGroup::Helper {
+  Helper() : thread([this] { Loop(); }) {}
+  ~Helper() {
+    {
+      MutexLock lock(mu);
+      ends = true;
+    }
+    changed.notify_all();
+    thread.join();
+  }
+  void Start(std::function<void()> next) {
+    {
+      MutexLock lock(mu);
+      work = std::move(next);
+    }
+    changed.notify_all();
+  }
+  void Wait() {
+    MutexLock lock(mu);
+    while (work != nullptr) changed.wait(mu);
+  }
+
+ private:
+  void Loop() {
+    mu.Lock();
+    for (;;) {
+      while (work == nullptr && !ends) changed.wait(mu);
+      if (work == nullptr) break;
+      mu.Unlock();
+      work();  // which nobody changes until it is done
+      mu.Lock();
+      work = nullptr;
+      changed.notify_all();
+    }
+    mu.Unlock();
+  }
+
+  Mutex mu;
+  CondVar changed;
+  std::function<void()> work;
+  bool ends ABSL_GUARDED_BY(mu) = false;
+  std::thread thread;
+};
+
+absl::StatusOr<std::unique_ptr<DeviceGroup>> DeviceGroup::Make(std::vector<Backend*> backends, Connect connect,
+                                                               absl::Duration timeout) {
+  if (backends.size() < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group of devices: expected two backends or more, got ", backends.size()));
+  }
+  std::unique_ptr<DeviceGroup> group(new DeviceGroup(std::move(backends), std::move(connect), timeout));
+  try {
+    for (int rank = 0; rank < group->size(); ++rank) group->helpers_.push_back(std::make_unique<Helper>());
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("group of devices: threads: ", error.what()));
+  }
+  return group;
+}
+
+DeviceGroup::DeviceGroup(std::vector<Backend*> backends, Connect connect, absl::Duration timeout)
+    : backends_(std::move(backends)), connect_(std::move(connect)), timeout_(timeout) {}
+
+// All at once: some communicators' ends wait for each other.
+DeviceGroup::~DeviceGroup() {
+  for (size_t rank = 0; rank < collectives_.size(); ++rank) {
+    helpers_[rank]->Start([this, rank] { collectives_[rank].reset(); });
+  }
+  for (const auto& helper : helpers_) helper->Wait();
+}
+
+absl::Status DeviceGroup::Run(int mine, absl::FunctionRef<absl::Status(const Rank&)> work) {
+  PRECONDOR_CHECK(mine >= 0 && mine < size());
+  TakeTurn();
+  absl::Status status = EnsureConnected();
+  if (status.ok()) status = RunConnected(mine, work);
+  PassTurn();
+  return status;
+}
+
+void DeviceGroup::TakeTurn() {
+  MutexLock lock(mu_);
+  const uint64_t turn = next_turn_++;
+  while (turn_ != turn) turn_changed_.wait(mu_);
+}
+
+void DeviceGroup::PassTurn() {
+  {
+    MutexLock lock(mu_);
+    ++turn_;
+  }
+  turn_changed_.notify_all();
+}
+
+absl::Status DeviceGroup::EnsureConnected() {
+  if (!collectives_.empty()) return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Collective>> made, connect_(backends_));
+  PRECONDOR_CHECK(made.size() == backends_.size());
+  collectives_ = std::move(made);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceGroup::RunConnected(int mine, absl::FunctionRef<absl::Status(const Rank&)> work) {
+  Outcome outcome(collectives_);
+  const auto run = [&](int rank) {
+    outcome.Note(rank, work(Rank{rank, *backends_[rank], *collectives_[rank], timeout_}));
+  };
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != mine) helpers_[rank]->Start([&run, rank] { run(rank); });
+  }
+  run(mine);
+  for (const auto& helper : helpers_) helper->Wait();
+  bool ended = false;
+  for (const auto& collective : collectives_) ended = ended || !collective->status().ok();
+  if (ended) {
+    for (const auto& collective : collectives_) collective->Abort("another rank's communicator has ended");
+    collectives_.clear();
+  }
+  return outcome.first();
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<Collective>>> JoinTogether(
+    int ranks, absl::FunctionRef<absl::StatusOr<std::unique_ptr<Collective>>(int rank)> make) {
+  std::vector<absl::StatusOr<std::unique_ptr<Collective>>> joined(ranks);
+  std::vector<std::thread> threads;
+  absl::Status status;
+  try {
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&joined, &make, rank] { joined[rank] = make(rank); });
+    }
+  } catch (const std::system_error& error) {
+    status = absl::ResourceExhaustedError(absl::StrCat("group of devices: threads: ", error.what()));
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& each : joined) status.Update(each.status());
+  std::vector<std::unique_ptr<Collective>> collectives;
+  for (auto& each : joined) {
+    if (!each.ok()) continue;
+    if (!status.ok()) (*each)->Abort("another rank has not come");
+    collectives.push_back(*std::move(each));
+  }
+  if (!status.ok()) return status;
+  return collectives;
+}
+
+}  // namespace precondor
