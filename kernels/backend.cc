@@ -406,6 +406,8 @@ absl::Status Backend::RunAlone(const Operation& operation) {
       return absl::OkStatus();
     } else if constexpr (std::is_same_v<Kind, Operation::SpdInverse>) {
       return DoSpdInverse(what.a, what.x);
+    } else if constexpr (std::is_same_v<Kind, Operation::SymmetricEigen>) {
+      return DoSymmetricEigen(what.a, what.values, what.q);
     } else if constexpr (std::is_same_v<Kind, Operation::LowRankCore>) {
       return DoLowRankCore(what.roots, what.gram, what.core, what.packed);
     } else if constexpr (std::is_same_v<Kind, Operation::LowRankAppend>) {

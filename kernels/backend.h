@@ -82,9 +82,10 @@ class Backend {
    private:
     Backend* backend_;
   };
-  // Operations whose results the host waits for, asked for together: until Finish, RowSquaredNorms, SpdInverse and
-  // LowRankCore of this thread may return before they have run. What they write for the host is there when Finish has
-  // returned, whose error is the first of theirs; until then it must live. Not within another one of the same thread.
+  // Operations whose results the host waits for, asked for together: until Finish, RowSquaredNorms, SpdInverse,
+  // SymmetricEigen and LowRankCore of this thread may return before they have run. What they write for the host is
+  // there when Finish has returned, whose error is the first of theirs; until then it must live. Not within another one
+  // of the same thread.
   class Batch {
    public:
     explicit Batch(Backend& backend) : backend_(&backend) { backend.DoBeginBatch(); }

@@ -49,7 +49,7 @@ struct SymmetricUpdateMultiply {
   ConstMatrixView v;
   MatrixView y;
 };
-// These have results for the host, where `out` points to.
+// These have results for the host, where `out` points to, or can turn out impossible.
 struct RowSquaredNorms {
   ConstMatrixView x;
   absl::Span<double> out;
@@ -62,6 +62,11 @@ struct Dot {
 struct SpdInverse {
   ConstMatrixView a;
   MatrixView x;
+};
+struct SymmetricEigen {
+  ConstMatrixView a;
+  absl::Span<double> values;
+  MatrixView q;
 };
 struct LowRankCore {
   Numbers roots;
@@ -95,12 +100,13 @@ struct Operation {
   using RowSquaredNorms = operation::RowSquaredNorms;
   using Dot = operation::Dot;
   using SpdInverse = operation::SpdInverse;
+  using SymmetricEigen = operation::SymmetricEigen;
   using LowRankCore = operation::LowRankCore;
   using LowRankAppend = operation::LowRankAppend;
   using LowRankPrecondition = operation::LowRankPrecondition;
 
   std::variant<Elementwise, Gemm, SymmetricUpdateMultiply, RowSquaredNorms, Dot, SpdInverse, LowRankCore, LowRankAppend,
-               LowRankPrecondition>
+               LowRankPrecondition, SymmetricEigen>
       what;
 
   size_t kind() const { return what.index(); }
@@ -108,7 +114,8 @@ struct Operation {
   bool tells_host() const {
     if (const auto* product = std::get_if<LowRankPrecondition>(&what)) return !product->squares.empty();
     return std::holds_alternative<RowSquaredNorms>(what) || std::holds_alternative<Dot>(what) ||
-           std::holds_alternative<SpdInverse>(what) || std::holds_alternative<LowRankCore>(what);
+           std::holds_alternative<SpdInverse>(what) || std::holds_alternative<LowRankCore>(what) ||
+           std::holds_alternative<SymmetricEigen>(what);
   }
 };
 

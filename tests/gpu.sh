@@ -14,7 +14,7 @@ Usage: tests/gpu.sh [--json FILE] [--short] [--arch LIST] [--jobs N]
   --pack        on Debian 12 with what deploy/install.sh installs: writes build/gpu-deps.tar.xz
   --help        this text
 
-A machine with a GPU needs: CUDA toolkit 12.8 or later with cuBLAS and cuSOLVER (12.3 with --arch), g++ 11, CMake 3.25, make
+A machine with a GPU needs: CUDA toolkit 12.8 or later with cuBLAS and cuSOLVER, g++ 11, CMake 3.25, make
 or ninja, Python 3, and glibc 2.34. Abseil, GoogleTest, OpenBLAS, Highway and the like come from build/gpu-deps.tar.xz where
 that file lies in the tree, otherwise from the system.
 

@@ -25,7 +25,7 @@ if(NOT TARGET DNNL::dnnl OR NOT PRECONDOR_OPENMP_LIBRARY)
   message(STATUS "No oneDNN (libdnnl-dev, ocl-icd-opencl-dev): all products go through OpenBLAS, slower, and none in bf16")
 endif()
 # The toolkit's headers are enough to run kernels/cuda on the host, as tests do; nvcc makes the backend.
-find_package(CUDAToolkit 12.3 QUIET)
+find_package(CUDAToolkit 12.8 QUIET)
 set(PRECONDOR_HAVE_CUDA OFF)
 if(PRECONDOR_CUDA AND CUDAToolkit_NVCC_EXECUTABLE)
   if(NOT CMAKE_CUDA_COMPILER)

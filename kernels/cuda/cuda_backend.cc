@@ -13,11 +13,13 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/eigen.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/low_rank.h"
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/spd_inverses.h"
+#include "kernels/cuda/symmetric_eigens.h"
 #include "kernels/cuda/symmetric_tiles.h"
 #include "kernels/operation.h"
 
@@ -70,8 +72,9 @@ class CudaBackend final : public Backend {
   void RunKind(const Kind&, absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
     std::vector<const Kind*> of_kind;
     for (const Operation* operation : operations) of_kind.push_back(&std::get<Kind>(operation->what));
-    if constexpr (std::is_same_v<Kind, Operation::SpdInverse> || std::is_same_v<Kind, Operation::LowRankCore>) {
-      RunInverses(of_kind, statuses);
+    if constexpr (std::is_same_v<Kind, Operation::SpdInverse> || std::is_same_v<Kind, Operation::SymmetricEigen> ||
+                  std::is_same_v<Kind, Operation::LowRankCore>) {
+      RunDecompositions(of_kind, statuses);
     } else {
       std::fill(statuses.begin(), statuses.end(), Run(of_kind));
     }
@@ -91,13 +94,13 @@ class CudaBackend final : public Backend {
   absl::Status Run(absl::Span<const Operation::LowRankPrecondition* const> all) {
     return cuda::RunLowRankPreconditions(*device_, all);
   }
-  // Those of a size for one block together, the others one by one.
+  // Small ones together, the others one by one.
   template <typename Kind>
-  void RunInverses(const std::vector<const Kind*>& all, absl::Span<absl::Status> statuses) {
+  void RunDecompositions(const std::vector<const Kind*>& all, absl::Span<absl::Status> statuses) {
     std::vector<const Kind*> small;
     std::vector<size_t> places;
     for (size_t i = 0; i < all.size(); ++i) {
-      if (Result(*all[i]).rows > cuda::kMostRowsOfSpdInverse) {
+      if (!IsSmall(*all[i])) {
         statuses[i] = RunLarge(*all[i]);
       } else {
         small.push_back(all[i]);
@@ -109,22 +112,31 @@ class CudaBackend final : public Backend {
     const absl::Status run = RunSmall(small, absl::MakeSpan(of_small));
     for (size_t i = 0; i < small.size(); ++i) statuses[places[i]] = run.ok() ? of_small[i] : run;
   }
-  static ConstMatrixView Result(const Operation::SpdInverse& inverse) { return inverse.x; }
-  static ConstMatrixView Result(const Operation::LowRankCore& core) { return core.core; }
+  static bool IsSmall(const Operation::SpdInverse& inverse) { return inverse.x.rows <= cuda::kMostRowsOfSpdInverse; }
+  static bool IsSmall(const Operation::LowRankCore& core) { return core.core.rows <= cuda::kMostRowsOfSpdInverse; }
+  static bool IsSmall(const Operation::SymmetricEigen& eigen) {
+    return eigen.q.rows <= cuda::kMostRowsOfSymmetricEigens;
+  }
   absl::Status RunLarge(const Operation::SpdInverse& inverse) { return InvertLarge(inverse.a, inverse.x); }
+  absl::Status RunLarge(const Operation::SymmetricEigen& eigen) {
+    return DecomposeLarge(eigen.a, eigen.values, eigen.q);
+  }
   absl::Status RunLarge(const Operation::LowRankCore& core) {
     return Backend::DoLowRankCore(core.roots, core.gram, core.core, core.packed);
   }
   absl::Status RunSmall(const std::vector<const Operation::SpdInverse*>& all, absl::Span<absl::Status> statuses) {
     return cuda::RunSpdInverses(*device_, all, statuses);
   }
+  absl::Status RunSmall(const std::vector<const Operation::SymmetricEigen*>& all, absl::Span<absl::Status> statuses) {
+    return cuda::RunSymmetricEigens(*device_, all, statuses);
+  }
   absl::Status RunSmall(const std::vector<const Operation::LowRankCore*>& all, absl::Span<absl::Status> statuses) {
     return cuda::RunLowRankCores(*device_, all, statuses);
   }
   template <typename Kind>
-  absl::Status RunOneInverse(const Kind& operation) {
+  absl::Status RunOneDecomposition(const Kind& operation) {
     absl::Status status;
-    RunInverses(std::vector<const Kind*>{&operation}, {&status, 1});
+    RunDecompositions(std::vector<const Kind*>{&operation}, {&status, 1});
     return status;
   }
   template <typename Kind>
@@ -179,11 +191,14 @@ class CudaBackend final : public Backend {
     return out;
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
-    return RunOneInverse(Operation::SpdInverse{a, x});
+    return RunOneDecomposition(Operation::SpdInverse{a, x});
+  }
+  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
+    return RunOneDecomposition(Operation::SymmetricEigen{a, values, q});
   }
   absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
                              MatrixView packed) override {
-    return RunOneInverse(Operation::LowRankCore{{roots.begin(), roots.end()}, gram, core, packed});
+    return RunOneDecomposition(Operation::LowRankCore{{roots.begin(), roots.end()}, gram, core, packed});
   }
   absl::Status DoLowRankAppend(absl::Span<const double> scales, ConstMatrixView rows, absl::Span<const int64_t> slots,
                                MatrixView vectors, MatrixView gram) override {
@@ -295,7 +310,7 @@ class CudaBackend final : public Backend {
       absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t, double* work, int work_size, int* info)> routine) {
     int work_size = 0, info = 0;
     PRECONDOR_RETURN_IF_ERROR(
-        device_->RunSolver(what, [&](cusolverDnHandle_t solver) { return size(solver, &work_size); }));
+        device_->AskSolver(what, [&](cusolverDnHandle_t solver) { return size(solver, &work_size); }));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> work, device_->Array<double>(std::max(work_size, 1)));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int> device_info, device_->Array<int>(1));
     PRECONDOR_RETURN_IF_ERROR(device_->RunSolver(
@@ -332,7 +347,7 @@ class CudaBackend final : public Backend {
     return device_->Run("SpdInverse", [&](cudaStream_t stream) { return cuda::NarrowLower(stream, m, x); });
   }
 
-  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
+  absl::Status DecomposeLarge(ConstMatrixView a, absl::Span<double> values, MatrixView q) {
     const int n = static_cast<int>(a.rows);
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> wide, WidenLower("SymmetricEigen", a));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> eigenvalues, device_->Array<double>(n));
@@ -348,9 +363,7 @@ class CudaBackend final : public Backend {
                                      return cusolverDnDsyevd(solver, CUSOLVER_EIG_MODE_VECTOR, kLowerTriangle, n, m, n,
                                                              w, work, work_size, device_info);
                                    }));
-    if (info != 0) {
-      return absl::FailedPreconditionError(absl::StrCat("SymmetricEigen: no convergence, cuSOLVER says ", info));
-    }
+    PRECONDOR_RETURN_IF_ERROR(cuda::EigenStatus(info));
     PRECONDOR_RETURN_IF_ERROR(device_->Receive(eigenvalues, values));
     return device_->Run("SymmetricEigen", [&](cudaStream_t stream) { return cuda::Narrow(stream, m, q); });
   }

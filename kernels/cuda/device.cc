@@ -134,9 +134,13 @@ absl::Status Device::RunBlas(absl::string_view what, absl::FunctionRef<cublasSta
 }
 
 absl::Status Device::RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
+  ++launch_count;
+  return AskSolver(what, call);
+}
+
+absl::Status Device::AskSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
   MutexLock lock(solver_mu_);
-  ++launch_count;
   return ToStatus(what, call(solver_));
 }
 

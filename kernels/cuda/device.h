@@ -77,6 +77,8 @@ class Device {
   // Calls a library with its handle, one thread at a time.
   absl::Status RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call);
   absl::Status RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
+  // The same for a call that launches nothing.
+  absl::Status AskSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
 
   // 256-byte aligned. ResourceExhausted names the numbers.
   absl::StatusOr<void*> Allocate(int64_t bytes, bool zeroed);

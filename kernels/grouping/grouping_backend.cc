@@ -316,6 +316,9 @@ class GroupingBackend final : public ForwardingBackend {
     return squares.empty() ? PutOff(product) : RunNow(product);
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
+  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
+    return PutOff({Operation::SymmetricEigen{a, values, q}});
+  }
 
   // --- and that do not, beside those of ForwardingBackend -----------------------------------------------------------
 

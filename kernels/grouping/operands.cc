@@ -23,6 +23,7 @@ Operands Of(const operation::SymmetricUpdateMultiply& s) { return {{s.rows, s.v}
 Operands Of(const operation::RowSquaredNorms& n) { return {{n.x}, {}}; }
 Operands Of(const operation::Dot& d) { return {{d.x, d.y}, {}}; }
 Operands Of(const operation::SpdInverse& s) { return {{s.a}, {s.x}}; }
+Operands Of(const operation::SymmetricEigen& e) { return {{e.a}, {e.q}}; }
 Operands Of(const operation::LowRankCore& c) { return {{c.gram}, {c.core, c.packed}}; }
 Operands Of(const operation::LowRankAppend& a) { return {{a.rows}, {a.vectors, a.gram}}; }
 Operands Of(const operation::LowRankPrecondition& p) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/decomposition_scratch.h"
 
 namespace precondor {
 namespace {
@@ -73,8 +74,9 @@ int64_t LowRankFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t
   // Terms and clamped vectors, then the worst of their making and of a recompression, which may follow another one in
   // the same step.
   const int64_t terms = 2 * k * d, making = chunk * (d + r + 2 * chunk);
-  const int64_t recompression = 4 * n * n + 2 * (r * d + PackedSize(r));
-  return std::max(terms + std::max(making, recompression), r * r) * static_cast<int64_t>(sizeof(float));
+  const int64_t recompression = 3 * n * n + 2 * (r * d + PackedSize(r));
+  return std::max(terms + std::max(making, recompression), r * r) * static_cast<int64_t>(sizeof(float)) +
+         SymmetricEigenScratchBytes(n);
 }
 
 int64_t LowRankFactor::bytes() const { return StateBytes(config_, d_); }
@@ -393,7 +395,7 @@ int64_t LowRankFactor::RetainedRank(int64_t k, const Staged& next) const {
 absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<const double> new_weights, Staged& next) {
   const int64_t n = next.weights.size(), k = new_rows.rows, all = n + k, capacity = vectors_.rows();
   const ConstMatrixView old_rows = Vectors(next).RowRange(0, n);
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gram, backend_.Allocate(all, all));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gram, backend_.AllocateScratch(all, all));  // no more than its lower triangle
   PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(Gram(next, n), gram.view().Corner(n, n)));
   PRECONDOR_RETURN_IF_ERROR(GramRows(old_rows, new_rows, gram.view().RowRange(n, k)));
 
@@ -419,14 +421,10 @@ absl::Status LowRankFactor::Recompress(ConstMatrixView new_rows, absl::Span<cons
   // c_new = T c with T = diag(value^-1/2) Q diag(roots): orthonormal up to rounding, so that the new Gram matrix is I.
   const MatrixView kept_q = q.view().RowRange(all - kept, kept);
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(kept_scales_, kept_q, kept_q));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(0.0, gram.view(), 0.0, gram.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, gram.view()));
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots, gram.view(), gram.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix t, backend_.AllocateScratch(kept, all));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, kept_q, Transpose::kNo, gram.view(), Transpose::kNo, 0.0, t.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleColumns(roots, kept_q, kept_q));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix vectors, backend_.Allocate(capacity, d_));
   const MatrixView kept_rows = vectors.view().RowRange(0, kept);
-  const ConstMatrixView of_old(t.view().data, kept, n, all), of_new(t.view().data + n, kept, k, all);
+  const ConstMatrixView of_old(kept_q.data, kept, n, all), of_new(kept_q.data + n, kept, k, all);
   PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, of_old, Transpose::kNo, old_rows, Transpose::kNo, 0.0, kept_rows));
   PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, of_new, Transpose::kNo, new_rows, Transpose::kNo, 1.0, kept_rows));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix identity, backend_.Allocate(kept, kept));

@@ -108,6 +108,18 @@ class Case {
         operation_.what = product;
         break;
       }
+      case 9: {
+        // Of a few sizes, so that some are alike, and one that is none of a batch's; not every one is finite.
+        const std::array<int64_t, 4> sizes = {1, 7, 33, 515};
+        const int64_t of_large = random() % 8 == 0 ? 4 : 3, size = sizes[random() % static_cast<uint64_t>(of_large)];
+        const MatrixView a = Add(size, size), q = Add(size, size);
+        numbers_.resize(size);
+        if (random() % 5 == 0) {
+          hosts_[0][random() % 2 == 0 ? 0 : hosts_[0].size() - 1] = random() % 2 == 0 ? NAN : INFINITY;
+        }
+        operation_.what = Operation::SymmetricEigen{a, absl::MakeSpan(numbers_), q};
+        break;
+      }
       default: {
         const MatrixView x = Add(m, m), a = Add(m, m);
         // Not every one has an inverse.
@@ -239,7 +251,7 @@ TEST_P(GroupedConformanceTest, GiveWhatEachGivesAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 9));
+INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 10));
 
 // --- methods
 // ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cblas.h>
 #include <cstdint>
+#include <cstring>
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cusolverDn.h>
@@ -20,6 +21,7 @@ struct cusolverDnContext {
   const int device = precondor::cuda_host::CurrentDevice();
   cudaStream_t stream = nullptr;
 };
+struct cusolverDnParams {};
 
 namespace {
 
@@ -54,6 +56,16 @@ cusolverStatus_t Size(int elements, int* size) {
   *size = elements;
   return CUSOLVER_STATUS_SUCCESS;
 }
+
+// Eigenvectors take the place of a.
+int Eigenvectors(const char* uplo, int n, double* a, int lda, double* w, double* work, int work_size) {
+  const int iwork_size = 3 + 5 * n;
+  std::vector<int> iwork(static_cast<size_t>(iwork_size));
+  int info = 0;
+  dsyevd_("V", uplo, &n, a, &lda, w, work, &work_size, iwork.data(), &iwork_size, &info);
+  return info;
+}
+int EigenvectorsWork(int n) { return 1 + 6 * n + 2 * n * n; }
 
 std::vector<float> ToF32(const void* data, int64_t rows, int64_t cols, int64_t stride) {
   const auto* in = static_cast<const __nv_bfloat16*>(data);
@@ -174,14 +186,50 @@ cusolverStatus_t cusolverDnDpotri(cusolverDnHandle_t handle, cublasFillMode_t up
 
 cusolverStatus_t cusolverDnDsyevd_bufferSize(cusolverDnHandle_t, cusolverEigMode_t, cublasFillMode_t, int n,
                                              const double*, int, const double*, int* size) {
-  return Size(1 + 6 * n + 2 * n * n, size);
+  return Size(EigenvectorsWork(n), size);
 }
 cusolverStatus_t cusolverDnDsyevd(cusolverDnHandle_t handle, cusolverEigMode_t, cublasFillMode_t uplo, int n, double* a,
                                   int lda, double* w, double* work, int work_size, int* info) {
+  return Put(handle, [=] { *info = Eigenvectors(Lapack(uplo), n, a, lda, w, work, work_size); });
+}
+cusolverStatus_t cusolverDnCreateParams(cusolverDnParams_t* params) {
+  if (host::CountCall() != cudaSuccess) return CUSOLVER_STATUS_ALLOC_FAILED;
+  *params = new cusolverDnParams;
+  host::AddLiveObjects(1);
+  return CUSOLVER_STATUS_SUCCESS;
+}
+cusolverStatus_t cusolverDnDestroyParams(cusolverDnParams_t params) {
+  delete params;
+  host::AddLiveObjects(-1);
+  return CUSOLVER_STATUS_SUCCESS;
+}
+cusolverStatus_t cusolverDnXsyevBatched_bufferSize(cusolverDnHandle_t, cusolverDnParams_t, cusolverEigMode_t,
+                                                   cublasFillMode_t, int64_t n, cudaDataType, const void*, int64_t,
+                                                   cudaDataType, const void*, cudaDataType, size_t* on_device,
+                                                   size_t* on_host, int64_t count) {
+  *on_device = sizeof(double) * static_cast<size_t>(EigenvectorsWork(static_cast<int>(n)) * count);
+  *on_host = static_cast<size_t>(count);
+  return CUSOLVER_STATUS_SUCCESS;
+}
+// One matrix after the other; of f64 alone.
+cusolverStatus_t cusolverDnXsyevBatched(cusolverDnHandle_t handle, cusolverDnParams_t, cusolverEigMode_t mode,
+                                        cublasFillMode_t uplo, int64_t n, cudaDataType a_type, void* a, int64_t lda,
+                                        cudaDataType w_type, void* w, cudaDataType compute_type, void* on_device,
+                                        size_t device_bytes, void* on_host, size_t host_bytes, int* info,
+                                        int64_t count) {
+  const int rows = static_cast<int>(n), work_size = EigenvectorsWork(rows);
+  if (mode != CUSOLVER_EIG_MODE_VECTOR || a_type != CUDA_R_64F || w_type != CUDA_R_64F || compute_type != CUDA_R_64F ||
+      device_bytes < sizeof(double) * static_cast<size_t>(work_size * count) ||
+      host_bytes < static_cast<size_t>(count)) {
+    return CUSOLVER_STATUS_INVALID_VALUE;
+  }
+  std::memset(on_host, 0xff, host_bytes);  // which is the routine's
   return Put(handle, [=] {
-    std::vector<int> iwork(static_cast<size_t>(3 + 5 * n));
-    const int iwork_size = 3 + 5 * n;
-    dsyevd_("V", Lapack(uplo), &n, a, &lda, w, work, &work_size, iwork.data(), &iwork_size, info);
+    for (int64_t i = 0; i < count; ++i) {
+      info[i] =
+          Eigenvectors(Lapack(uplo), rows, static_cast<double*>(a) + i * lda * n, static_cast<int>(lda),
+                       static_cast<double*>(w) + i * n, static_cast<double*>(on_device) + i * work_size, work_size);
+    }
   });
 }
 

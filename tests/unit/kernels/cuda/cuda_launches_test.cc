@@ -17,31 +17,30 @@
 namespace precondor {
 namespace {
 
-// Launches of a step of mkor in low rank, of so many layers at once, whose factors have room for its columns.
-int64_t LaunchesOfAStep(int layers) {
+// Launches of each step of mkor, of so many layers at once.
+std::vector<int64_t> LaunchesOfSteps(const MethodConfig& config, int layers, int steps) {
   const std::unique_ptr<Backend> backend =
       MakeGroupingBackend(MakeCudaBackend({}).value(), {.patience = absl::Minutes(5)});
-  const std::unique_ptr<Method> method =
-      MakeMethod({"mkor", {{"representation", std::string("LOW_RANK")}, {"rank", 64.0}}}).value();
+  const std::unique_ptr<Method> method = MakeMethod(config).value();
   std::vector<LayerSpec> specs;
   std::vector<std::unique_ptr<LayerState>> states;
   std::vector<DeviceMatrix> a, g, d, u;
-  VectorStream stream(Stream::kCorrelated, 40, 1);
+  VectorStream stream(Stream::kCorrelated, 140, 1);
   for (int i = 0; i < layers; ++i) {
-    specs.push_back({"any", 13 + 5 * i, 40 - 3 * i, false});
+    specs.push_back({"any", 13 + 5 * i, 40 + 3 * i, false});
     states.push_back(method->MakeState(specs[i], *backend).value());
     d.push_back(ToDevice(*backend, {stream.Gaussian(specs[i].d_out * specs[i].d_in)}));
     u.push_back(backend->Allocate(specs[i].d_out, specs[i].d_in).value());
   }
-  int64_t launches = 0;
-  for (int step = 0; step < 3; ++step) {
+  std::vector<int64_t> launches;
+  for (int step = 0; step < steps; ++step) {
     a.clear();
     g.clear();
     for (const LayerSpec& spec : specs) {
       a.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_in), stream.Gaussian(spec.d_in)}));
       g.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_out), stream.Gaussian(spec.d_out)}));
     }
-    launches = cuda::launch_count;
+    const int64_t before = cuda::launch_count;
     std::barrier all_begun(layers);
     std::vector<std::thread> threads;
     for (int i = 0; i < layers; ++i) {
@@ -54,15 +53,24 @@ int64_t LaunchesOfAStep(int layers) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    launches = cuda::launch_count - launches;
+    launches.push_back(cuda::launch_count - before);
   }
   return launches;
 }
 
+MethodConfig InLowRank(double rank) { return {"mkor", {{"representation", std::string("LOW_RANK")}, {"rank", rank}}}; }
+
 // Norms, columns, cores, four rounds of products, the scale.
 TEST(CudaLaunchesTest, AStepTakesEightWhateverTheLayers) {
-  EXPECT_EQ(LaunchesOfAStep(1), 8);
-  EXPECT_EQ(LaunchesOfAStep(6), 8);
+  EXPECT_EQ(LaunchesOfSteps(InLowRank(64), 1, 3).back(), 8);
+  EXPECT_EQ(LaunchesOfSteps(InLowRank(64), 6, 3).back(), 8);
+}
+
+// Rank 4 and two vectors a side: from the third step on both factors of each layer are recompressed.
+TEST(CudaLaunchesTest, RecompressionsOfOneRankTakeAsManyWhateverTheLayers) {
+  const std::vector<int64_t> of_one = LaunchesOfSteps(InLowRank(4), 1, 5);
+  EXPECT_EQ(LaunchesOfSteps(InLowRank(4), 6, 5), of_one);
+  EXPECT_LE(of_one.back(), 32);
 }
 
 }  // namespace

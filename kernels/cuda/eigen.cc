@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/eigen.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/parcel.h"
+#include "kernels/cuda/symmetric_eigens.h"
+
+namespace precondor::cuda {
+namespace {
+
+// Matrices of a call: what it works on stays below 2^31 bytes at any size that comes here.
+constexpr size_t kMostOfACall = 1000;
+
+// Matrices of one size, whose f64 copies and eigenvalues lie behind each other.
+struct Batch {
+  int64_t n = 0;
+  size_t first = 0;
+  size_t count = 0;
+  double* wide = nullptr;
+  double* values = nullptr;
+  size_t device_bytes = 0, host_bytes = 0;  // cuSOLVER's work space
+};
+
+class SolverParameters {
+ public:
+  SolverParameters() = default;
+  SolverParameters(const SolverParameters&) = delete;
+  SolverParameters& operator=(const SolverParameters&) = delete;
+  ~SolverParameters() {
+    if (params_ != nullptr) cusolverDnDestroyParams(params_);
+  }
+  cusolverStatus_t Open() { return cusolverDnCreateParams(&params_); }
+  cusolverDnParams_t get() const { return params_; }
+
+ private:
+  cusolverDnParams_t params_ = nullptr;
+};
+
+// `sizes` ascend.
+std::vector<Batch> BatchesOf(const std::vector<int64_t>& sizes, double* values, double* wide) {
+  std::vector<Batch> batches;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (batches.empty() || batches.back().n != sizes[i] || batches.back().count == kMostOfACall) {
+      batches.push_back({.n = sizes[i], .first = i, .wide = wide, .values = values});
+    }
+    ++batches.back().count;
+    values += sizes[i];
+    wide += sizes[i] * sizes[i];
+  }
+  return batches;
+}
+
+// Row-major lower triangles are column-major upper ones; both are there.
+constexpr cublasFillMode_t kTriangle = CUBLAS_FILL_MODE_UPPER;
+
+absl::Status AskForWorkspace(Device& device, const SolverParameters& parameters, Batch& batch) {
+  return device.AskSolver("SymmetricEigen", [&](cusolverDnHandle_t solver) {
+    return cusolverDnXsyevBatched_bufferSize(solver, parameters.get(), CUSOLVER_EIG_MODE_VECTOR, kTriangle, batch.n,
+                                             CUDA_R_64F, batch.wide, batch.n, CUDA_R_64F, batch.values, CUDA_R_64F,
+                                             &batch.device_bytes, &batch.host_bytes, static_cast<int64_t>(batch.count));
+  });
+}
+
+absl::Status Decompose(Device& device, const SolverParameters& parameters, const Batch& batch, void* on_device,
+                       void* on_host, int* infos) {
+  return device.RunSolver("SymmetricEigen", [&](cusolverDnHandle_t solver) {
+    return cusolverDnXsyevBatched(solver, parameters.get(), CUSOLVER_EIG_MODE_VECTOR, kTriangle, batch.n, CUDA_R_64F,
+                                  batch.wide, batch.n, CUDA_R_64F, batch.values, CUDA_R_64F, on_device,
+                                  batch.device_bytes, on_host, batch.host_bytes, infos + batch.first,
+                                  static_cast<int64_t>(batch.count));
+  });
+}
+
+}  // namespace
+
+absl::Status EigenStatus(int info) {
+  if (info == 0) return absl::OkStatus();
+  if (info < 0) return absl::FailedPreconditionError("SymmetricEigen: a: expected finite elements");
+  return absl::FailedPreconditionError(absl::StrCat("SymmetricEigen: no convergence, cuSOLVER says ", info));
+}
+
+absl::Status RunSymmetricEigens(Device& device, absl::Span<const Operation::SymmetricEigen* const> operations,
+                                absl::Span<absl::Status> statuses) {
+  const size_t count = operations.size();
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t i, size_t j) { return operations[i]->a.rows < operations[j]->a.rows; });
+  std::vector<int64_t> sizes;
+  int64_t rows = 0, elements = 0;
+  for (const size_t i : order) {
+    sizes.push_back(operations[i]->a.rows);
+    rows += sizes.back();
+    elements += sizes.back() * sizes.back();
+  }
+  // What the host learns, all eigenvalues and outcomes, and behind it the matrices.
+  const int64_t learnt = rows + static_cast<int64_t>(count);
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(learnt + elements));
+  std::vector<Batch> batches = BatchesOf(sizes, memory.data(), memory.data() + learnt);
+
+  SolverParameters parameters;
+  PRECONDOR_RETURN_IF_ERROR(device.AskSolver("SymmetricEigen", [&](cusolverDnHandle_t) { return parameters.Open(); }));
+  size_t device_bytes = 0, host_bytes = 0;
+  for (Batch& batch : batches) {
+    PRECONDOR_RETURN_IF_ERROR(AskForWorkspace(device, parameters, batch));
+    device_bytes = std::max(device_bytes, batch.device_bytes);
+    host_bytes += batch.host_bytes;
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<char> on_device, device.Array<char>(static_cast<int64_t>(device_bytes)));
+  std::vector<char> on_host(host_bytes);  // each has its own, until all are done
+
+  Parcel parcel;
+  const auto jobs = parcel.Add<SymmetricEigenJob>(count);
+  const auto infos = parcel.Add<int>(count);
+  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  double* wide = memory.data() + learnt;
+  for (size_t i = 0; i < count; ++i) {
+    const Operation::SymmetricEigen& eigen = *operations[order[i]];
+    parcel.OnHost(jobs)[i] = {eigen.a, wide, parcel.OnDevice(infos) + i, memory.data() + rows + i, eigen.q};
+    wide += sizes[i] * sizes[i];
+  }
+  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  const SymmetricEigenJob* const sent = parcel.OnDevice(jobs);
+  PRECONDOR_RETURN_IF_ERROR(device.Run(
+      "SymmetricEigen", [&](cudaStream_t stream) { return WidenSymmetric(stream, sent, static_cast<int>(count)); }));
+  char* host = on_host.data();
+  for (const Batch& batch : batches) {
+    PRECONDOR_RETURN_IF_ERROR(Decompose(device, parameters, batch, on_device.data(), host, parcel.OnDevice(infos)));
+    host += batch.host_bytes;
+  }
+  PRECONDOR_RETURN_IF_ERROR(device.Run("SymmetricEigen", [&](cudaStream_t stream) {
+    return NarrowEigenvectors(stream, sent, static_cast<int>(count));
+  }));
+  std::vector<double> known(static_cast<size_t>(learnt));
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(known)));
+  auto values = known.begin();
+  for (size_t i = 0; i < count; ++i) {
+    absl::Status& status = statuses[order[i]] = EigenStatus(static_cast<int>(known[rows + i]));
+    if (status.ok()) std::copy_n(values, sizes[i], operations[order[i]]->values.begin());
+    values += sizes[i];
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace precondor::cuda
