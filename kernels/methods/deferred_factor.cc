@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -69,24 +68,14 @@ absl::Status DeferredFactor::Prepare(ConstMatrixView vectors, absl::Span<const d
   next_ = scalars_;
   next_.discard_next = false;
   if (scalars_.discard_next) return absl::OkStatus();
-  PerVector squares(vectors.rows);
-  PRECONDOR_RETURN_IF_ERROR(backend_.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
-  const double k = static_cast<double>(vectors.rows);
-  const double mean_square = std::accumulate(squares.begin(), squares.end(), 0.0) / k;
-  if (!std::isfinite(mean_square)) {
-    return absl::InvalidArgumentError("statistics: expected finite vectors, got a norm that is not");
-  }
+  PRECONDOR_ASSIGN_OR_RETURN(const double mean_square, MeanSquare(vectors, backend_));
   if (vectors.rows > kDeferred) {
     PRECONDOR_RETURN_IF_ERROR(AllocateAside());
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(matrix_.raw(), next_matrix_.raw()));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(rows_.view(), next_rows_.view()));
   }
   if (config_.rule == UpdateRule::kPublished) return Published(vectors);
-  if (config_.rule == UpdateRule::kReference) return ShermanMorrison(vectors, 1.0 / std::sqrt(k));
-  next_.mass = 1.0 - config_.gamma * (1.0 - scalars_.mass);
-  next_.mean_square = config_.gamma * scalars_.mean_square + (1.0 - config_.gamma) * mean_square;
-  const double variance = config_.damping * next_.mean_square / next_.mass / static_cast<double>(d_);
-  return ShermanMorrison(vectors, variance > 0 ? 1.0 / std::sqrt(k * variance) : 0.0);
+  return ShermanMorrison(vectors, VectorScale(config_, d_, vectors.rows, mean_square, next_));
 }
 
 void DeferredFactor::Commit() {
@@ -119,35 +108,16 @@ absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double sca
   const int64_t block = config_.ShermanMorrisonBlock(vectors.rows);
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.AllocateScratch(block, d_));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.AllocateScratch(block, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(block, d_));
   for (int64_t begin = 0; begin < vectors.rows; begin += block) {
     PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(scale, vectors.RowRange(begin, block), 0.0, v.view()));
     PRECONDOR_RETURN_IF_ERROR(MultiplyStored(v.view(), aside() ? block : vectors.rows - begin, u.view()));
     if (begin == 0) Blend(config_.gamma, 1.0 - config_.gamma);
     PRECONDOR_RETURN_IF_ERROR(AddTheRest(v.view(), u.view()));
-    PRECONDOR_RETURN_IF_ERROR(ShermanMorrisonBlock(v.view(), u.view()));
+    PRECONDOR_RETURN_IF_ERROR(ShermanMorrisonTerms(v.view(), u.view(), backend_, terms.view()));
+    PRECONDOR_RETURN_IF_ERROR(Append(-1.0, terms.view()));
   }
-  return CheckDiagonal();
-}
-
-// H - u'(I + v u')^-1 u for u = v H, with the eigenvectors of v u' as the terms' basis.
-absl::Status DeferredFactor::ShermanMorrisonBlock(ConstMatrixView v, ConstMatrixView u) {
-  const int64_t k = v.rows;
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(k, d_));
-  PerVector values(k);
-  if (k == 1) {
-    PRECONDOR_ASSIGN_OR_RETURN(values[0], backend_.Dot(v, u));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(u, terms.view()));
-  } else {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.AllocateScratch(k, k));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend_.AllocateScratch(k, k));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v, Transpose::kNo, u, Transpose::kYes, 0.0, small.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(small.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricEigen(small.view(), absl::MakeSpan(values), q.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, q.view(), Transpose::kNo, u, Transpose::kNo, 0.0, terms.view()));
-  }
-  for (double& value : values) value = 1.0 / std::sqrt(1.0 + std::max(value, 0.0));
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(values, terms.view(), terms.view()));
-  return Append(-1.0, terms.view());
+  return CheckDiagonal(next_.diagonal);
 }
 
 // Algorithm 1 of the paper, lines 5-10; several vectors of a step enter with the mean of their terms. Capping the
@@ -169,7 +139,7 @@ absl::Status DeferredFactor::Published(ConstMatrixView vectors) {
   PRECONDOR_RETURN_IF_ERROR(backend_.ScaleRows(roots, u.view(), u.view()));
   Blend(gamma, 0.0);
   PRECONDOR_RETURN_IF_ERROR(Append(1.0, u.view()));
-  PRECONDOR_RETURN_IF_ERROR(CheckDiagonal());
+  PRECONDOR_RETURN_IF_ERROR(CheckDiagonal(next_.diagonal));
   const double largest = *std::max_element(next_.diagonal.begin(), next_.diagonal.end());
   if (largest > config_.clip) Blend(config_.clip / largest, 0.0);
   return absl::OkStatus();
@@ -234,19 +204,10 @@ absl::Status DeferredFactor::Append(double sign, ConstMatrixView terms) {
   return absl::OkStatus();
 }
 
-absl::Status DeferredFactor::CheckDiagonal() const {
-  int wrong = 0;  // a sum of outcomes becomes vectors, a branch or a maximum does not
-  for (const double value : next_.diagonal) wrong += value >= 0 && value <= std::numeric_limits<double>::max() ? 0 : 1;
-  if (wrong == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError("factor: expected a finite positive diagonal after the update");
-}
-
 absl::Status DeferredFactor::Save(StateWriter& out) const {
   out.Text("tiles");
   out.Integer(static_cast<uint64_t>(d_));
-  out.Number(scalars_.mass);
-  out.Number(scalars_.mean_square);
-  out.Integer(scalars_.discard_next ? 1 : 0);
+  scalars_.Write(out);
   out.Number(scalars_.identity);
   out.Number(scalars_.scale);
   out.Numbers(scalars_.weights);
@@ -254,6 +215,21 @@ absl::Status DeferredFactor::Save(StateWriter& out) const {
   PRECONDOR_RETURN_IF_ERROR(
       out.Matrix(backend_, rows_.view().RowRange(0, static_cast<int64_t>(scalars_.weights.size()))));
   return out.Matrix(backend_, matrix_.raw());
+}
+
+absl::StatusOr<DeferredFactor::Scalars> DeferredFactor::ReadScalars(StateReader& in, int64_t d) {
+  Scalars out;
+  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d)));
+  PRECONDOR_RETURN_IF_ERROR(out.Read(in));
+  PRECONDOR_ASSIGN_OR_RETURN(out.identity, in.Number("identity"));
+  PRECONDOR_ASSIGN_OR_RETURN(out.scale, in.Number("scale"));
+  PRECONDOR_ASSIGN_OR_RETURN(out.weights, in.Numbers("weights"));
+  PRECONDOR_ASSIGN_OR_RETURN(out.diagonal, in.Numbers("diagonal"));
+  if (static_cast<int64_t>(out.weights.size()) > kDeferred || static_cast<int64_t>(out.diagonal.size()) != d) {
+    return absl::DataLossError(absl::StrCat("layer state: expected at most ", kDeferred, " weights and a diagonal of ",
+                                            d, ", got ", out.weights.size(), " and ", out.diagonal.size()));
+  }
+  return out;
 }
 
 absl::Status DeferredFactor::PrepareLoad(StateReader& in) {
@@ -264,32 +240,17 @@ absl::Status DeferredFactor::PrepareLoad(StateReader& in) {
     return absl::FailedPreconditionError(
         absl::StrCat("layer state: representation: expected \"tiles\", got \"", representation, "\""));
   }
-  PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
-  PRECONDOR_ASSIGN_OR_RETURN(next_.mass, in.Number("mass"));
-  PRECONDOR_ASSIGN_OR_RETURN(next_.mean_square, in.Number("mean square"));
-  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t discard_next, in.Integer("discard next"));
-  next_.discard_next = discard_next != 0;
-  PRECONDOR_ASSIGN_OR_RETURN(next_.identity, in.Number("identity"));
-  PRECONDOR_ASSIGN_OR_RETURN(next_.scale, in.Number("scale"));
-  PRECONDOR_ASSIGN_OR_RETURN(next_.weights, in.Numbers("weights"));
-  PRECONDOR_ASSIGN_OR_RETURN(next_.diagonal, in.Numbers("diagonal"));
-  if (static_cast<int64_t>(next_.weights.size()) > kDeferred || static_cast<int64_t>(next_.diagonal.size()) != d_) {
-    return absl::DataLossError(absl::StrCat("layer state: expected at most ", kDeferred, " weights and a diagonal of ",
-                                            d_, ", got ", next_.weights.size(), " and ", next_.diagonal.size()));
-  }
+  PRECONDOR_ASSIGN_OR_RETURN(next_, ReadScalars(in, d_));
   const int64_t waiting = static_cast<int64_t>(next_.weights.size());
   PRECONDOR_RETURN_IF_ERROR(in.Matrix("terms", backend_, rows().RowRange(0, waiting)));
   return in.Matrix("matrix", backend_, next_matrix_.raw());
 }
 
-// What was saved before M lay in tiles: J itself.
+// What was saved before M lay in tiles, and what a factor split over devices saves: J itself.
 absl::Status DeferredFactor::LoadFull(StateReader& in) {
   PRECONDOR_RETURN_IF_ERROR(in.ExpectInteger("dimension", static_cast<uint64_t>(d_)));
   PRECONDOR_RETURN_IF_ERROR(in.Number("scale").status());
-  PRECONDOR_ASSIGN_OR_RETURN(next_.mass, in.Number("mass"));
-  PRECONDOR_ASSIGN_OR_RETURN(next_.mean_square, in.Number("mean square"));
-  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t discard_next, in.Integer("discard next"));
-  next_.discard_next = discard_next != 0;
+  PRECONDOR_RETURN_IF_ERROR(next_.Read(in));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix full, backend_.Allocate(d_, d_));
   PRECONDOR_RETURN_IF_ERROR(in.Matrix("inverse", backend_, full.view()));
   next_.identity = 1.0;

@@ -11,16 +11,24 @@
 #include <vector>
 
 #include "kernels/methods/factor.h"
+#include "kernels/methods/sherman_morrison.h"
 
 namespace precondor {
 
 class DeferredFactor final : public Factor {
  public:
   static constexpr int64_t kDeferred = 16;
+  struct Scalars : RuleScalars {
+    double identity = 1;  // e
+    double scale = 1;     // s
+    std::vector<double> weights;
+  };
 
   static absl::StatusOr<std::unique_ptr<Factor>> Make(const MkorConfig& config, int64_t d, Backend& backend);
   static int64_t StateBytes(const MkorConfig& config, int64_t d);
   static int64_t ScratchBytes(const MkorConfig& config, int64_t d, int64_t k);
+  // Of what Save wrote after "tiles"; the terms that wait and M follow. Errors: those of StateReader.
+  static absl::StatusOr<Scalars> ReadScalars(StateReader& in, int64_t d);
 
   using Factor::Prepare;
   absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) override;
@@ -37,15 +45,6 @@ class DeferredFactor final : public Factor {
   int64_t bytes() const override { return StateBytes(config_, d_); }
 
  private:
-  struct Scalars {
-    double mass = 0;         // BLEND: 1 - gamma^t
-    double mean_square = 0;  // BLEND: EMA of |v|^2
-    double identity = 1;     // e
-    double scale = 1;        // s
-    std::vector<double> weights;
-    std::vector<double> diagonal;  // of J
-    bool discard_next = false;
-  };
   DeferredFactor(const MkorConfig& config, int64_t d, Backend& backend);
   // Longer steps than kDeferred vectors cannot wait beside M; they change a copy of it.
   bool aside() const { return !next_matrix_.empty(); }
@@ -54,7 +53,6 @@ class DeferredFactor final : public Factor {
   ConstMatrixView Waiting(const Scalars& scalars) const;
   absl::Status AllocateAside();
   absl::Status ShermanMorrison(ConstMatrixView vectors, double scale);
-  absl::Status ShermanMorrisonBlock(ConstMatrixView v, ConstMatrixView u);
   absl::Status Published(ConstMatrixView vectors);
   // u = v M, after moving what waits into M where less than `room` is left beside it.
   absl::Status MultiplyStored(ConstMatrixView v, int64_t room, MatrixView u);
@@ -64,7 +62,6 @@ class DeferredFactor final : public Factor {
   void Blend(double decay, double shift);
   // J <- J + sign sum_i terms_i terms_i'.
   absl::Status Append(double sign, ConstMatrixView terms);
-  absl::Status CheckDiagonal() const;
   absl::Status LoadFull(StateReader& in);
 
   const MkorConfig config_;

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/methods/sherman_morrison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/methods/statistics.h"
+
+namespace precondor {
+
+void RuleScalars::Write(StateWriter& out) const {
+  out.Number(mass);
+  out.Number(mean_square);
+  out.Integer(discard_next ? 1 : 0);
+}
+
+absl::Status RuleScalars::Read(StateReader& in) {
+  PRECONDOR_ASSIGN_OR_RETURN(mass, in.Number("mass"));
+  PRECONDOR_ASSIGN_OR_RETURN(mean_square, in.Number("mean square"));
+  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t discard, in.Integer("discard next"));
+  discard_next = discard != 0;
+  return absl::OkStatus();
+}
+
+absl::Status CheckDiagonal(const std::vector<double>& diagonal) {
+  int wrong = 0;  // a sum of outcomes becomes vectors, a branch or a maximum does not
+  for (const double value : diagonal) wrong += value >= 0 && value <= std::numeric_limits<double>::max() ? 0 : 1;
+  if (wrong == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError("factor: expected a finite positive diagonal after the update");
+}
+
+absl::StatusOr<double> MeanSquare(ConstMatrixView vectors, Backend& backend) {
+  PerVector squares(vectors.rows);
+  PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
+  const double mean = std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(vectors.rows);
+  if (std::isfinite(mean)) return mean;
+  return absl::InvalidArgumentError("statistics: expected finite vectors, got a norm that is not");
+}
+
+double VectorScale(const MkorConfig& config, int64_t d, int64_t k, double mean_square, RuleScalars& scalars) {
+  const double count = static_cast<double>(k);
+  if (config.rule == UpdateRule::kReference) return 1.0 / std::sqrt(count);
+  scalars.mass = 1.0 - config.gamma * (1.0 - scalars.mass);
+  scalars.mean_square = config.gamma * scalars.mean_square + (1.0 - config.gamma) * mean_square;
+  const double variance = config.damping * scalars.mean_square / scalars.mass / static_cast<double>(d);
+  return variance > 0 ? 1.0 / std::sqrt(count * variance) : 0.0;
+}
+
+absl::Status ShermanMorrisonTerms(ConstMatrixView v, ConstMatrixView u, Backend& backend, MatrixView terms) {
+  const int64_t k = v.rows;
+  PerVector values(k);
+  if (k == 1) {
+    PRECONDOR_ASSIGN_OR_RETURN(values[0], backend.Dot(v, u));
+    if (!std::isfinite(values[0])) {
+      return absl::FailedPreconditionError("factor: expected a finite product of the statistics with it");
+    }
+    PRECONDOR_RETURN_IF_ERROR(backend.Copy(u, terms));
+  } else {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend.AllocateScratch(k, k));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend.AllocateScratch(k, k));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, v, Transpose::kNo, u, Transpose::kYes, 0.0, small.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(small.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(small.view(), absl::MakeSpan(values), q.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, q.view(), Transpose::kNo, u, Transpose::kNo, 0.0, terms));
+  }
+  for (double& value : values) value = 1.0 / std::sqrt(1.0 + std::max(value, 0.0));
+  return backend.ScaleRows(values, terms, terms);
+}
+
+}  // namespace precondor
