@@ -48,47 +48,47 @@ class Outcome {
 }  // namespace
 
 struct DeviceGroup::Helper {
-  Helper() : thread([this] { Loop(); }) {}
+  Helper() : thread_([this] { Loop(); }) {}
   ~Helper() {
     {
-      MutexLock lock(mu);
-      ends = true;
+      MutexLock lock(mu_);
+      ends_ = true;
     }
-    changed.notify_all();
-    thread.join();
+    changed_.notify_all();
+    thread_.join();
   }
   void Start(std::function<void()> next) {
     {
-      MutexLock lock(mu);
-      work = std::move(next);
+      MutexLock lock(mu_);
+      work_ = std::move(next);
     }
-    changed.notify_all();
+    changed_.notify_all();
   }
   void Wait() {
-    MutexLock lock(mu);
-    while (work != nullptr) changed.wait(mu);
+    MutexLock lock(mu_);
+    while (work_ != nullptr) changed_.wait(mu_);
   }
 
  private:
   void Loop() {
-    mu.Lock();
+    mu_.Lock();
     for (;;) {
-      while (work == nullptr && !ends) changed.wait(mu);
-      if (work == nullptr) break;
-      mu.Unlock();
-      work();  // which nobody changes until it is done
-      mu.Lock();
-      work = nullptr;
-      changed.notify_all();
+      while (work_ == nullptr && !ends_) changed_.wait(mu_);
+      if (work_ == nullptr) break;
+      mu_.Unlock();
+      work_();  // which nobody changes until it is done
+      mu_.Lock();
+      work_ = nullptr;
+      changed_.notify_all();
     }
-    mu.Unlock();
+    mu_.Unlock();
   }
 
-  Mutex mu;
-  CondVar changed;
-  std::function<void()> work;
-  bool ends ABSL_GUARDED_BY(mu) = false;
-  std::thread thread;
+  Mutex mu_;
+  CondVar changed_;
+  std::function<void()> work_;
+  bool ends_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
 };
 
 absl::StatusOr<std::unique_ptr<DeviceGroup>> DeviceGroup::Make(std::vector<Backend*> backends, Connect connect,

@@ -15,14 +15,17 @@
 
 namespace precondor {
 
+class SplitFactor;  // kernels/methods/split_factor.h
+
 // J = c * unit, as Precondition uses it: the scalar apart, because one policy needs it and another cancels it, and
 // because 1/eigenvalue can leave the range of f32. `unit` is dense, or of the low-rank form with its c == 1.
 struct FactorInverse {
   double c = 1.0;
   bool dense = false;
-  ConstMatrixView matrix;   // when dense
-  LowRankInverse low_rank;  // otherwise
-  DeviceMatrix owned;       // what matrix or low_rank.core shows, where the factor does not keep it
+  ConstMatrixView matrix;              // when dense on this device
+  const SplitFactor* split = nullptr;  // when dense on several
+  LowRankInverse low_rank;             // otherwise
+  DeviceMatrix owned;                  // what matrix or low_rank.core shows, where the factor does not keep it
 };
 
 // One thread at a time. Two-phase, so that both factors of a layer change or neither: Prepare computes aside and may

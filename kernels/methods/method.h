@@ -77,7 +77,7 @@ class LayerState {
   // name the field. On error the state is as before.
   virtual absl::Status Load(absl::string_view bytes) = 0;
 
-  // Device bytes held, never more than Method::StateBytes for the shape.
+  // Device bytes held, never more than Method::StateBytes for the shape; of a split state on all devices together.
   virtual int64_t bytes() const = 0;
 
   // For GetLayerStats and tests: "dense", "low_rank", "triangular" or "diagonal" per side, the current rank, damping,
@@ -107,7 +107,7 @@ class Method {
   // Exact device bytes of one layer's state at its fullest, for admission.
   virtual int64_t StateBytes(const LayerSpec& layer) const = 0;
   // Upper bound of what LayerState::Save gives of it: besides the matrices a number a column at most, and text.
-  int64_t SavedBytes(const LayerSpec& layer) const {
+  virtual int64_t SavedBytes(const LayerSpec& layer) const {
     const int64_t state = StateBytes(layer);
     return state + state / 8 + (16 << 10);
   }

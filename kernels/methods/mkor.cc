@@ -16,6 +16,7 @@
 #include "kernels/methods/gradient.h"
 #include "kernels/methods/mkor_config.h"
 #include "kernels/methods/scaling.h"
+#include "kernels/methods/split_factor.h"
 #include "kernels/methods/state_codec.h"
 #include "kernels/methods/statistics.h"
 
@@ -77,9 +78,10 @@ class MkorState final : public LayerState {
   MkorState(const MkorConfig& config, const LayerSpec& layer, Backend& backend)
       : config_(config), layer_(layer), backend_(backend) {}
 
-  absl::Status Init() {
-    PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, in_));
-    return InitSide(layer_.d_out, out_);
+  // With a group, the backend is that of its rank `primary`.
+  absl::Status Init(DeviceGroup* group = nullptr, int primary = 0) {
+    PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, group, primary, in_));
+    return InitSide(layer_.d_out, group, primary, out_);
   }
 
   absl::Status Update(const LayerStatistics& statistics) override {
@@ -164,11 +166,13 @@ class MkorState final : public LayerState {
   }
 
  private:
-  absl::Status InitSide(int64_t d, std::vector<Block>& side) {
+  absl::Status InitSide(int64_t d, DeviceGroup* group, int primary, std::vector<Block>& side) {
     int64_t begin = 0;
     for (int64_t size : BlockSizes(d, config_.max_factor_dim)) {
+      const bool splits = group != nullptr && config_.Splits(size);
       PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Factor> factor,
-                                 MakeFactor(config_, size, Phase(side, begin), backend_));
+                                 splits ? SplitFactor::Make(config_, size, *group, primary)
+                                        : MakeFactor(config_, size, Phase(side, begin), backend_));
       side.push_back({begin, size, std::move(factor)});
       begin += size;
     }
@@ -250,19 +254,33 @@ class MkorState final : public LayerState {
       return backend_.LowRankPrecondition(UnitForm(out, out_scale), UnitForm(in, in_scale), d, u, config_.products);
     }
     const double scale = (out.dense ? out.c / out_scale : 1.0) * (in.dense ? in.c / in_scale : 1.0);
-    if (out.dense && in.dense) {
-      PRECONDOR_RETURN_IF_ERROR(backend_.DensePrecondition(out.matrix, in.matrix, d, u, config_.products));
+    if (out.dense && in.dense && (out.split == nullptr) == (in.split == nullptr)) {
+      PRECONDOR_RETURN_IF_ERROR(out.split == nullptr
+                                    ? backend_.DensePrecondition(out.matrix, in.matrix, d, u, config_.products)
+                                    : SplitFactor::Precondition(out.split, in.split, d, u));
       return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
     }
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.AllocateScratch(d.rows, d.cols));
     if (out.dense) {
-      PRECONDOR_RETURN_IF_ERROR(
-          backend_.LowRankPrecondition({}, UnitForm(in, in_scale), d, half.view(), config_.products));
-      return backend_.Gemm(scale, out.matrix, Transpose::kNo, half.view(), Transpose::kNo, 0.0, u);
+      PRECONDOR_RETURN_IF_ERROR(MultiplyRight(in, in_scale, 1.0, d, half.view()));
+      return MultiplyLeft(out, out_scale, scale, half.view(), u);
     }
-    PRECONDOR_RETURN_IF_ERROR(
-        backend_.LowRankPrecondition(UnitForm(out, out_scale), {}, d, half.view(), config_.products));
-    return backend_.Gemm(scale, half.view(), Transpose::kNo, in.matrix, Transpose::kNo, 0.0, u);
+    PRECONDOR_RETURN_IF_ERROR(MultiplyLeft(out, out_scale, 1.0, d, half.view()));
+    return MultiplyRight(in, in_scale, scale, half.view(), u);
+  }
+
+  // u = J_out d / shared in the low-rank form; scale times J_out's matrix with d in the dense one.
+  absl::Status MultiplyLeft(const FactorInverse& out, double shared, double scale, ConstMatrixView d, MatrixView u) {
+    if (!out.dense) return backend_.LowRankPrecondition(UnitForm(out, shared), {}, d, u, config_.products);
+    if (out.split == nullptr) return backend_.Gemm(scale, out.matrix, Transpose::kNo, d, Transpose::kNo, 0.0, u);
+    PRECONDOR_RETURN_IF_ERROR(SplitFactor::Precondition(out.split, nullptr, d, u));
+    return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
+  }
+  absl::Status MultiplyRight(const FactorInverse& in, double shared, double scale, ConstMatrixView d, MatrixView u) {
+    if (!in.dense) return backend_.LowRankPrecondition({}, UnitForm(in, shared), d, u, config_.products);
+    if (in.split == nullptr) return backend_.Gemm(scale, d, Transpose::kNo, in.matrix, Transpose::kNo, 0.0, u);
+    PRECONDOR_RETURN_IF_ERROR(SplitFactor::Precondition(nullptr, in.split, d, u));
+    return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
   }
 
   const MkorConfig config_;
@@ -286,15 +304,50 @@ class Mkor final : public Method {
     return bytes;
   }
 
+  int64_t SavedBytes(const LayerSpec& layer) const override {
+    int64_t full = 0;  // of factors over several devices
+    for (int64_t d : AllBlocks(layer)) full += config_.Splits(d) ? d * d * static_cast<int64_t>(sizeof(float)) : 0;
+    return Method::SavedBytes(layer) + full;
+  }
+
   // An update holds what every block of both sides has prepared; a precondition the cores of all blocks and a few
   // matrices of a tile's size.
   int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const override {
     int64_t update = 0;
     for (int64_t d : AllBlocks(layer)) update += FactorScratchBytes(config_, d, vectors_per_step);
-    const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
-    const int64_t tile = layer.d_out * layer.d_in + 4 * rank * (layer.d_out + layer.d_in) + 6 * rank * rank;
-    const int64_t rounded = config_.products == ProductPrecision::kBf16 ? RoundedElements(layer) : 0;
-    return update + (tile + rounded) * static_cast<int64_t>(sizeof(float));
+    return update + TileBytesOf(layer);
+  }
+
+  bool Splits(const LayerSpec& layer) const override {
+    const std::vector<int64_t> blocks = AllBlocks(layer);
+    return std::any_of(blocks.begin(), blocks.end(), [this](int64_t d) { return config_.Splits(d); });
+  }
+
+  SplitBytes SplitStateBytes(const LayerSpec& layer, int ranks) const override {
+    SplitBytes bytes;
+    for (int64_t d : AllBlocks(layer)) {
+      if (config_.Splits(d)) {
+        bytes.other += SplitFactor::StateBytes(d, ranks);
+      } else {
+        bytes.primary += FactorStateBytes(config_, d);
+      }
+    }
+    bytes.primary += bytes.other;
+    return bytes;
+  }
+
+  SplitBytes SplitScratchBytes(const LayerSpec& layer, int64_t vectors_per_step, int ranks) const override {
+    SplitBytes bytes;
+    for (int64_t d : AllBlocks(layer)) {
+      if (config_.Splits(d)) {
+        bytes.other += SplitFactor::ScratchBytes(config_, d, vectors_per_step, ranks);
+      } else {
+        bytes.primary += FactorScratchBytes(config_, d, vectors_per_step);
+      }
+    }
+    bytes.other += SplitFactor::PreconditionScratchBytes(layer.d_out, layer.d_in, ranks);
+    bytes.primary += bytes.other + TileBytesOf(layer);
+    return bytes;
   }
 
   double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const override {
@@ -322,17 +375,34 @@ class Mkor final : public Method {
   }
 
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
+    return MakeState(layer, backend, nullptr, 0);
+  }
+  absl::StatusOr<std::unique_ptr<LayerState>> MakeSplitState(const LayerSpec& layer, DeviceGroup& group,
+                                                             int primary) const override {
+    return MakeState(layer, group.backend(primary), &group, primary);
+  }
+
+ private:
+  absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend, DeviceGroup* group,
+                                                        int primary) const {
     if (!backend.KnowsProducts(config_.products)) {
       return absl::UnimplementedError(
           absl::StrCat("method mkor: option products: expected F32, as this machine's ", backend.name(),
                        " backend has no products of bf16 (docs/methods/mkor.md), got BF16"));
     }
     auto state = std::make_unique<MkorState>(config_, layer, backend);
-    PRECONDOR_RETURN_IF_ERROR(state->Init());
+    PRECONDOR_RETURN_IF_ERROR(state->Init(group, primary));
     return std::unique_ptr<LayerState>(std::move(state));
   }
 
- private:
+  // What a precondition takes beside the factors' inverses.
+  int64_t TileBytesOf(const LayerSpec& layer) const {
+    const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
+    const int64_t tile = layer.d_out * layer.d_in + 4 * rank * (layer.d_out + layer.d_in) + 6 * rank * rank;
+    const int64_t rounded = config_.products == ProductPrecision::kBf16 ? RoundedElements(layer) : 0;
+    return (tile + rounded) * static_cast<int64_t>(sizeof(float));
+  }
+
   // What both factors and two matrices of a tile's size take in 16 bits, filled up to whole blocks, in floats.
   static int64_t RoundedElements(const LayerSpec& layer) {
     constexpr int64_t kFill = 64;

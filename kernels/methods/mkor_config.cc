@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/methods/mkor_config.h"
 
+#include "absl/strings/str_cat.h"
+
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/options.h"
 
@@ -28,12 +30,23 @@ absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
   out.zeta = reader.OpenNumber("zeta", out.zeta, 0, 1);
   out.norm_threshold = reader.OpenNumber("norm_threshold", out.norm_threshold, 0, kHuge);
   out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 1, kMaxDimension);
+  out.split_dim = reader.Integer("split_dim", out.split_dim, 0, kMaxDimension);
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());
   if (out.storage == SymmetricStorage::kF16 &&
       (out.rule == UpdateRule::kExactDamped || out.rule == UpdateRule::kPublished)) {
     return absl::InvalidArgumentError(
         "method mkor: option storage: expected F32 with the rules EXACT_DAMPED and PUBLISHED, got F16");
   }
+  const auto refuse_split = [&](absl::string_view with) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("method mkor: option split_dim: expected 0 with ", with, ", got ", out.split_dim));
+  };
+  if (out.split_dim == 0) return out;
+  if (out.rule != UpdateRule::kReference && out.rule != UpdateRule::kBlend) {
+    return refuse_split("the rules EXACT_DAMPED and PUBLISHED");
+  }
+  if (out.storage == SymmetricStorage::kF16) return refuse_split("storage F16");
+  if (out.products == ProductPrecision::kBf16) return refuse_split("products BF16");
   return out;
 }
 

@@ -28,9 +28,12 @@ struct MkorConfig {
   double zeta = 0.95;             // PUBLISHED: weight of J in the blend with I
   double norm_threshold = 10;     // PUBLISHED: blend when max |J| exceeds it
   int64_t max_factor_dim = 8192;  // longer sides are split block-diagonally
+  int64_t split_dim = 0;  // dense factors from this dimension on lie over several devices, if there are; 0: none
 
   // True when a factor of dimension d is kept in the low-rank form.
   bool UsesLowRank(int64_t d) const;
+  // True when it is dense and lies over several devices where a process has them.
+  bool Splits(int64_t d) const { return split_dim > 0 && d >= split_dim && !UsesLowRank(d); }
   // True when a dense factor's updates are a few rank-1 terms, which may wait.
   bool UsesDeferred() const { return rule != UpdateRule::kExactDamped; }
   // Vectors that Sherman-Morrison takes in at once, of k: BLEND bounds their length, so that all may come together;

@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/sherman_morrison.h"
 
 namespace precondor {
 namespace {
@@ -15,34 +17,23 @@ int64_t BlockOf(int64_t d, int size) { return (d + size - 1) / size; }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSplitFactor>> RowSplitFactor::Make(int64_t d, absl::Duration timeout,
-                                                                     Backend& backend, Collective& ranks) {
+absl::StatusOr<std::unique_ptr<RowSplitFactor>> RowSplitFactor::Make(int64_t d, int rank, int size, Backend& backend) {
+  PRECONDOR_CHECK(rank >= 0 && rank < size);
   if (d < 1) return absl::InvalidArgumentError(absl::StrCat("row-split factor: expected d >= 1, got ", d));
-  if (ranks.backend_name() != backend.name()) {
-    return absl::InvalidArgumentError(absl::StrCat("row-split factor: expected a collective for backend ",
-                                                   backend.name(), ", got ", ranks.name(), ", which is for ",
-                                                   ranks.backend_name()));
-  }
-  if (backend.name() == "cuda") {
-    return absl::UnimplementedError(
-        "row-split factor: expected a backend whose work is done when its calls return, got cuda: its collective does "
-        "not "
-        "follow its stream yet");
-  }
-  std::unique_ptr<RowSplitFactor> factor(new RowSplitFactor(d, timeout, backend, ranks));
+  std::unique_ptr<RowSplitFactor> factor(new RowSplitFactor(d, rank, size, backend));
   const int64_t count = std::min(factor->block_, d - factor->begin_);
   PRECONDOR_ASSIGN_OR_RETURN(factor->rows_, backend.Allocate(count, d));
   PRECONDOR_RETURN_IF_ERROR(backend.AddDiagonal(1.0, factor->OwnColumns(factor->rows_.view())));
   return factor;
 }
 
-RowSplitFactor::RowSplitFactor(int64_t d, absl::Duration timeout, Backend& backend, Collective& ranks)
+RowSplitFactor::RowSplitFactor(int64_t d, int rank, int size, Backend& backend)
     : d_(d),
-      timeout_(timeout),
+      rank_(rank),
+      size_(size),
       backend_(backend),
-      ranks_(ranks),
-      block_(BlockOf(d, ranks.size())),
-      begin_(std::min(d, block_ * ranks.rank())) {}
+      block_(BlockOf(d, size)),
+      begin_(std::min(d, block_ * rank)) {}
 
 int64_t RowSplitFactor::StateBytes(int64_t d, int size) {
   return BlockOf(d, size) * d * static_cast<int64_t>(sizeof(float));
@@ -54,83 +45,93 @@ absl::Status RowSplitFactor::CheckShape(const char* what, ConstMatrixView x, int
                                                  cols, "], got [", x.rows, ", ", x.cols, "]"));
 }
 
-absl::StatusOr<DeviceMatrix> RowSplitFactor::Product(ConstMatrixView v) {
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix product, backend_.Allocate(v.rows, padded()));
+absl::Status RowSplitFactor::CheckRank(const Rank& rank) const {
+  PRECONDOR_CHECK(rank.rank == rank_ && rank.ranks.size() == size_ && &rank.backend == &backend_);
+  if (rank.ranks.backend_name() == backend_.name()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("row-split factor: expected a collective for backend ",
+                                                 backend_.name(), ", got ", rank.ranks.name(), ", which is for ",
+                                                 rank.ranks.backend_name()));
+}
+
+absl::StatusOr<DeviceMatrix> RowSplitFactor::Product(const Rank& rank, ConstMatrixView v) {
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix product, backend_.AllocateScratch(v.rows, padded()));
   const MatrixView y = product.view();
   PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v, Transpose::kNo, rows_.view(), Transpose::kYes, 0.0, OwnColumns(y)));
   std::vector<CollectiveCall> gather(v.rows);
   for (int64_t i = 0; i < v.rows; ++i) {
-    const float* mine = y.row(i) + block_ * ranks_.rank();
-    gather[i] = {CollectiveKind::kAllGather, DType::kF32, mine, y.row(i), block_};
+    gather[i] = {CollectiveKind::kAllGather, DType::kF32, y.row(i) + block_ * rank_, y.row(i), block_};
   }
-  PRECONDOR_RETURN_IF_ERROR(ranks_.Run(gather, timeout_));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Settle());
+  PRECONDOR_RETURN_IF_ERROR(rank.ranks.Run(gather, rank.timeout));
   return product;
 }
 
-absl::Status RowSplitFactor::Multiply(ConstMatrixView v, MatrixView y) {
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("v", v, v.rows, d_));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("y", y, v.rows, d_));
-  if (v.rows == 0) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(const DeviceMatrix product, Product(v));
-  return backend_.Copy(product.view().Corner(v.rows, d_), y);
+absl::StatusOr<DeviceMatrix> RowSplitFactor::Terms(const Rank& rank, double decay, double shift, ConstMatrixView v,
+                                                   int64_t block) {
+  PRECONDOR_RETURN_IF_ERROR(CheckRank(rank));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("vectors", v, v.rows, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(v.rows, d_));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix product, Product(rank, v));
+  const MatrixView all = product.view().Corner(v.rows, d_);
+  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(shift, v, decay, all));
+  for (int64_t begin = 0; begin < v.rows; begin += block) {
+    const int64_t count = std::min(block, v.rows - begin);
+    const ConstMatrixView some = v.RowRange(begin, count);
+    const MatrixView u = all.RowRange(begin, count);
+    if (begin > 0) {  // what those before subtract from H
+      const ConstMatrixView before = terms.view().RowRange(0, begin);
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix shares, backend_.AllocateScratch(count, begin));
+      PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, some, Transpose::kNo, before, Transpose::kYes, 0.0, shares.view()));
+      PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(-1.0, shares.view(), Transpose::kNo, before, Transpose::kNo, 1.0, u));
+    }
+    PRECONDOR_RETURN_IF_ERROR(ShermanMorrisonTerms(some, u, backend_, terms.view().RowRange(begin, count)));
+  }
+  return terms;
 }
 
-absl::Status RowSplitFactor::Update(double decay, double shift, double weight, ConstMatrixView v) {
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("vectors", v, v.rows, d_));
+absl::Status RowSplitFactor::Apply(double decay, double shift, ConstMatrixView left, ConstMatrixView right) {
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("left terms", left, left.rows, d_));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("right terms", right, left.rows, d_));
   const MatrixView rows = rows_.view();
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(weight, OwnColumns(v), Transpose::kYes, v, Transpose::kNo, decay, rows));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(-1.0, OwnColumns(left), Transpose::kYes, right, Transpose::kNo, decay, rows));
   return backend_.AddDiagonal(shift, OwnColumns(rows));
 }
 
-// H - U'(I + V U')^-1 U for U = V H.
-absl::Status RowSplitFactor::ShermanMorrison(double decay, double shift, ConstMatrixView v) {
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("vectors", v, v.rows, d_));
-  const int64_t k = v.rows;
-  if (k == 0) return Update(decay, shift, 0.0, v);
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix product, Product(v));
-  const MatrixView u = product.view().Corner(k, d_);
-  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(shift, v, decay, u));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend_.Allocate(k, k));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix solved, backend_.Allocate(k, d_));
-  const MatrixView s = small.view();
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v, Transpose::kNo, u, Transpose::kYes, 0.0, s));
-  PRECONDOR_RETURN_IF_ERROR(backend_.AddDiagonal(1.0, s));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Symmetrize(s));
-  PRECONDOR_RETURN_IF_ERROR(backend_.SpdInverse(s, s));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, s, Transpose::kNo, u, Transpose::kNo, 0.0, solved.view()));
-  const MatrixView rows = rows_.view();
-  PRECONDOR_RETURN_IF_ERROR(
-      backend_.Gemm(-1.0, OwnColumns(u), Transpose::kYes, solved.view(), Transpose::kNo, decay, rows));
-  return backend_.AddDiagonal(shift, OwnColumns(rows));
+absl::Status RowSplitFactor::Upload(int64_t first, ConstMatrixView host) {
+  return backend_.Upload(host, rows_.view().RowRange(first, host.rows));
 }
 
-absl::Status RowSplitFactor::Precondition(ConstMatrixView g, ConstMatrixView r, MatrixView u) {
-  const int64_t n = g.cols;
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("gradient", g, d_, n));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("right factor", r, n, n));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("result", u, d_, n));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, backend_.Allocate(count(), n));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gathered, backend_.Allocate(padded(), n));
-  const MatrixView mine = gathered.view().RowRange(block_ * ranks_.rank(), block_);
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, rows_.view(), Transpose::kNo, g, Transpose::kNo, 0.0, half.view()));
+absl::StatusOr<DeviceMatrix> RowSplitFactor::Left(const Rank& rank, ConstMatrixView g) {
+  PRECONDOR_RETURN_IF_ERROR(CheckRank(rank));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("gradient", g, d_, g.cols));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gathered, backend_.AllocateScratch(padded(), g.cols));
+  const MatrixView mine = gathered.view().RowRange(block_ * rank_, block_);
   PRECONDOR_RETURN_IF_ERROR(
-      backend_.Gemm(1.0, half.view(), Transpose::kNo, r, Transpose::kNo, 0.0, mine.RowRange(0, count())));
-  PRECONDOR_RETURN_IF_ERROR(ranks_.AllGather(DType::kF32, mine.data, gathered.view().data, block_ * n, timeout_));
-  return backend_.Copy(gathered.view().RowRange(0, d_), u);
+      backend_.Gemm(1.0, rows_.view(), Transpose::kNo, g, Transpose::kNo, 0.0, mine.RowRange(0, count())));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Settle());
+  PRECONDOR_RETURN_IF_ERROR(
+      rank.ranks.AllGather(DType::kF32, mine.data, gathered.view().data, mine.size(), rank.timeout));
+  return gathered;
 }
 
-absl::Status RowSplitFactor::PreconditionRows(ConstMatrixView g, ConstMatrixView r, MatrixView u) {
-  const int64_t n = g.cols;
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("rows of the gradient", g, count(), n));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("right factor", r, n, n));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("rows of the result", u, count(), n));
-  // M is symmetric, so that this rank's rows are its columns: what its rows of g give to all rows of M g.
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix part, backend_.Allocate(padded(), n));
+absl::Status RowSplitFactor::Right(const Rank& rank, ConstMatrixView g, MatrixView u) {
+  PRECONDOR_RETURN_IF_ERROR(CheckRank(rank));
+  PRECONDOR_RETURN_IF_ERROR(CheckShape("gradient", g, g.rows, d_));
+  if (u.size() > 0) PRECONDOR_RETURN_IF_ERROR(CheckShape("result", u, g.rows, d_));
+  // Rank after rank its columns [m, block].
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix gathered, backend_.AllocateScratch(size_ * g.rows, block_));
+  const MatrixView all = gathered.view(), mine = all.RowRange(rank_ * g.rows, g.rows);
   PRECONDOR_RETURN_IF_ERROR(
-      backend_.Gemm(1.0, rows_.view(), Transpose::kYes, g, Transpose::kNo, 0.0, part.view().RowRange(0, d_)));
-  const MatrixView mine = part.view().RowRange(block_ * ranks_.rank(), block_);
-  PRECONDOR_RETURN_IF_ERROR(ranks_.ReduceScatter(DType::kF32, part.view().data, mine.data, block_ * n, timeout_));
-  return backend_.Gemm(1.0, mine.RowRange(0, count()), Transpose::kNo, r, Transpose::kNo, 0.0, u);
+      backend_.Gemm(1.0, g, Transpose::kNo, rows_.view(), Transpose::kYes, 0.0, mine.Corner(g.rows, count())));
+  PRECONDOR_RETURN_IF_ERROR(backend_.Settle());
+  PRECONDOR_RETURN_IF_ERROR(rank.ranks.AllGather(DType::kF32, mine.data, all.data, mine.size(), rank.timeout));
+  for (int64_t begin = 0; u.size() > 0 && begin < d_; begin += block_) {
+    const int64_t columns = std::min(block_, d_ - begin);
+    const MatrixView part(u.data + begin, u.rows, columns, u.stride);
+    const ConstMatrixView from = all.RowRange(begin / block_ * g.rows, g.rows);
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(from.Corner(g.rows, columns), part));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace precondor

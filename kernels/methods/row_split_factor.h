@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dense symmetric factor M [d, d] too large for one device: each rank of a Collective holds some of its rows, in f32.
+// A dense symmetric factor M [d, d] too large for one device: each rank of a DeviceGroup holds some of its rows, in
+// f32.
 //   Rank r holds rows [r block, (r + 1) block) as far as they are there, block = ceil(d / size): the last rank with
-//   rows may have fewer, and ranks after it none. Statistic vectors and results are the same on all ranks, bit for bit,
-//   so that only O(k d) elements travel for k vectors, and those of a gradient for a gradient.
+//   rows may have fewer, and ranks after it none. Statistic vectors and terms are on all ranks, so that only O(k d)
+//   elements travel for k vectors, and those of a gradient for a gradient. M is symmetric up to rounding: a rank's rows
+//   stand for its columns too.
 //
-// Collective: Multiply, ShermanMorrison and the two Preconditions are calls that all ranks make together, in the same
-//   order, with the same shapes and numbers. A rank whose backend fails in one leaves the others to the time-out.
-// Errors: InvalidArgument for shapes, before anything is sent; those of Backend and Collective, after which results are
-//   unspecified, and M too where they come from the last step of Update or ShermanMorrison, which changes it.
-// Symmetry: of M as all ranks hold it, up to rounding.
+// Collective: calls that take a Rank, this factor's own, are made by all ranks together, in the same order, with the
+//   same shapes and numbers; what they read may be on its way to the backend's device still.
+// Errors: InvalidArgument for shapes, before anything is sent; those of Backend and Collective, which leave M alone,
+//   but for Apply's and Upload's.
 // Threads: one at a time.
 #pragma once
 
@@ -17,20 +18,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 
 #include "kernels/backend.h"
-#include "kernels/collective.h"
+#include "kernels/device_group.h"
 
 namespace precondor {
 
 class RowSplitFactor {
  public:
-  // M = I. InvalidArgument when d < 1, or when the collective moves another backend's memory; Unimplemented on cuda,
-  // whose collective would not wait for the backend's stream. Both must outlive it. `timeout` is for each collective
-  // operation.
-  static absl::StatusOr<std::unique_ptr<RowSplitFactor>> Make(int64_t d, absl::Duration timeout, Backend& backend,
-                                                              Collective& ranks);
+  using Rank = DeviceGroup::Rank;
+  // M = I. InvalidArgument when d < 1. `backend` must outlive it.
+  static absl::StatusOr<std::unique_ptr<RowSplitFactor>> Make(int64_t d, int rank, int size, Backend& backend);
   // On the rank with most rows.
   static int64_t StateBytes(int64_t d, int size);
 
@@ -39,36 +37,37 @@ class RowSplitFactor {
   int64_t count() const { return rows_.rows(); }
   ConstMatrixView rows() const { return rows_.view(); }
 
-  // y = v M for v, y [k, d]. y may be v. Cost: 2 k d^2 / size FLOP, an all-gather of k d elements.
-  absl::Status Multiply(ConstMatrixView v, MatrixView y);
-  // M = decay M + shift I + weight sum_i v_i v_i' for v [k, d]. Nothing travels.
-  absl::Status Update(double decay, double shift, double weight, ConstMatrixView v);
-  // M = (H^-1 + sum_i v_i v_i')^-1 with H = decay M + shift I, for v [k, d] and k at most some dozens: BLEND and
-  // REFERENCE of docs/methods/mkor.md. FailedPrecondition when v is not finite or H not positive.
-  absl::Status ShermanMorrison(double decay, double shift, ConstMatrixView v);
-  // u = M g r for a gradient g [d, n] and dense r [n, n] that all ranks have; so is u [d, n], which may be g. Every
-  // rank computes its rows, which are gathered.
-  absl::Status Precondition(ConstMatrixView g, ConstMatrixView r, MatrixView u);
-  // The same where each rank has, and gets, its rows of g and u [count(), n] alone: products with M's columns are
-  // summed and scattered. u may be g.
-  absl::Status PreconditionRows(ConstMatrixView g, ConstMatrixView r, MatrixView u);
+  // The terms [k, d] of kernels/methods/sherman_morrison.h for v [k, d], `block` vectors at a time, where H is
+  // decay M + shift I. FailedPrecondition when v is not finite. Cost: 2 k d^2 / size FLOP and an all-gather of k d
+  // elements. Scratch: (2 k + block) (d + size) elements.
+  absl::StatusOr<DeviceMatrix> Terms(const Rank& rank, double decay, double shift, ConstMatrixView v, int64_t block);
+  // M = decay M + shift I - left' right for left, right [k, d]. Nothing travels, and the device needs no memory for it.
+  absl::Status Apply(double decay, double shift, ConstMatrixView left, ConstMatrixView right);
+  // Rows [begin() + first, ...) of M become those of the host.
+  absl::Status Upload(int64_t first, ConstMatrixView host);
+
+  // M g for g [d, n], in the first d rows of what comes back: every rank computes its rows, which are gathered.
+  absl::StatusOr<DeviceMatrix> Left(const Rank& rank, ConstMatrixView g);
+  // u = g M for g, u [m, d], likewise by columns. A rank that passes a u without elements only helps.
+  absl::Status Right(const Rank& rank, ConstMatrixView g, MatrixView u);
 
  private:
-  RowSplitFactor(int64_t d, absl::Duration timeout, Backend& backend, Collective& ranks);
+  RowSplitFactor(int64_t d, int rank, int size, Backend& backend);
   absl::Status CheckShape(const char* what, ConstMatrixView x, int64_t rows, int64_t cols) const;
+  absl::Status CheckRank(const Rank& rank) const;
   // Columns [begin(), begin() + count()).
   template <typename View>
   View OwnColumns(View x) const {
     return View(x.size() == 0 ? nullptr : x.data + begin_, x.rows, count(), x.stride);
   }
-  // With its columns gathered from all ranks, [k, padded()], of which the first d count.
-  absl::StatusOr<DeviceMatrix> Product(ConstMatrixView v);
-  int64_t padded() const { return block_ * ranks_.size(); }
+  // v M, with its columns gathered from all ranks, [k, padded()], of which the first d count.
+  absl::StatusOr<DeviceMatrix> Product(const Rank& rank, ConstMatrixView v);
+  int64_t padded() const { return block_ * size_; }
 
   const int64_t d_;
-  const absl::Duration timeout_;
+  const int rank_;
+  const int size_;
   Backend& backend_;
-  Collective& ranks_;
   const int64_t block_;
   const int64_t begin_;
   DeviceMatrix rows_;

@@ -93,8 +93,16 @@ void StateWriter::Numbers(const std::vector<double>& values) {
 }
 
 absl::Status StateWriter::Matrix(Backend& backend, ConstMatrixView matrix) {
-  Integer(static_cast<uint64_t>(matrix.rows));
-  Integer(static_cast<uint64_t>(matrix.cols));
+  BeginMatrix(matrix.rows, matrix.cols);
+  return Rows(backend, matrix);
+}
+
+void StateWriter::BeginMatrix(int64_t rows, int64_t cols) {
+  Integer(static_cast<uint64_t>(rows));
+  Integer(static_cast<uint64_t>(cols));
+}
+
+absl::Status StateWriter::Rows(Backend& backend, ConstMatrixView matrix) {
   if (matrix.size() == 0) return absl::OkStatus();
   const int64_t most = std::max<int64_t>(kPartElements / matrix.cols, 1);
   part_.resize(std::max(part_.size(), static_cast<size_t>(std::min(most, matrix.rows) * matrix.cols)));
@@ -181,14 +189,17 @@ absl::Status StateReader::ExpectText(absl::string_view field, absl::string_view 
 }
 
 absl::Status StateReader::Matrix(absl::string_view field, Backend& backend, MatrixView out) {
-  PRECONDOR_RETURN_IF_ERROR(ExpectInteger(absl::StrCat(field, " rows"), static_cast<uint64_t>(out.rows)));
-  PRECONDOR_RETURN_IF_ERROR(ExpectInteger(absl::StrCat(field, " columns"), static_cast<uint64_t>(out.cols)));
-  const size_t elements = static_cast<size_t>(out.size());
-  PRECONDOR_ASSIGN_OR_RETURN(const absl::string_view bytes, Take(field, elements * sizeof(float)));
-  if (elements == 0) return absl::OkStatus();
-  std::vector<float> aligned(elements);
+  PRECONDOR_ASSIGN_OR_RETURN(const absl::string_view bytes, MatrixBytes(field, out.rows, out.cols));
+  if (bytes.empty()) return absl::OkStatus();
+  std::vector<float> aligned(static_cast<size_t>(out.size()));
   std::memcpy(aligned.data(), bytes.data(), bytes.size());
   return backend.Upload(ConstMatrixView(aligned.data(), out.rows, out.cols), out);
+}
+
+absl::StatusOr<absl::string_view> StateReader::MatrixBytes(absl::string_view field, int64_t rows, int64_t cols) {
+  PRECONDOR_RETURN_IF_ERROR(ExpectInteger(absl::StrCat(field, " rows"), static_cast<uint64_t>(rows)));
+  PRECONDOR_RETURN_IF_ERROR(ExpectInteger(absl::StrCat(field, " columns"), static_cast<uint64_t>(cols)));
+  return Take(field, static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * sizeof(float));
 }
 
 absl::Status StateReader::Finish() const {

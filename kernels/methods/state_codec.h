@@ -27,6 +27,9 @@ class StateWriter {
   void Numbers(const std::vector<double>& values);
   // Downloads it, in parts that stay in a core's cache until they are taken over. Errors: the backend's.
   absl::Status Matrix(Backend& backend, ConstMatrixView matrix);
+  // The same of a matrix whose rows are in several places, one after the other.
+  void BeginMatrix(int64_t rows, int64_t cols);
+  absl::Status Rows(Backend& backend, ConstMatrixView rows);
   // The bytes, with their checksum; the writer is empty afterwards.
   std::string Finish();
 
@@ -50,6 +53,8 @@ class StateReader {
   absl::Status ExpectText(absl::string_view field, absl::string_view expected);
   // Uploads to `out`, whose shape it has to have.
   absl::Status Matrix(absl::string_view field, Backend& backend, MatrixView out);
+  // Its floats as they lie, aligned to nothing.
+  absl::StatusOr<absl::string_view> MatrixBytes(absl::string_view field, int64_t rows, int64_t cols);
   // Last of all: nothing is left over.
   absl::Status Finish() const;
 

@@ -164,7 +164,10 @@ class FactorDriver {
 class LayerDriver {
  public:
   LayerDriver(const Method& method, const LayerSpec& layer, Backend& backend)
-      : layer_(layer), backend_(backend), state_(method.MakeState(layer, backend).value()) {}
+      : LayerDriver(layer, backend, method.MakeState(layer, backend).value()) {}
+  // Of a state whose statistics and gradients are on `backend`.
+  LayerDriver(const LayerSpec& layer, Backend& backend, std::unique_ptr<LayerState> state)
+      : layer_(layer), backend_(backend), state_(std::move(state)) {}
 
   absl::Status Update(const reference::Vectors& a, const reference::Vectors& g) {
     const DeviceMatrix device_a = ToDevice(backend_, a), device_g = ToDevice(backend_, g);

@@ -9,6 +9,7 @@
 
 namespace precondor {
 
-std::unique_ptr<Backend> MakeTestBackend();
+// Backends of distinct devices, as far as there are so many.
+std::unique_ptr<Backend> MakeTestBackend(int device = 0);
 
 }  // namespace precondor

@@ -9,9 +9,11 @@
 
 namespace precondor {
 
-std::unique_ptr<Backend> MakeTestBackend() {
+std::unique_ptr<Backend> MakeTestBackend(int device) {
   constexpr int kSkipped = 77;  // CTest's SKIP_RETURN_CODE of these programs
-  absl::StatusOr<std::unique_ptr<Backend>> backend = MakeCudaBackend(CudaBackendOptions());
+  const absl::StatusOr<int> devices = CountCudaDevices();
+  absl::StatusOr<std::unique_ptr<Backend>> backend =
+      MakeCudaBackend({.device = devices.ok() && *devices > 0 ? device % *devices : 0});
   if (!backend.ok()) {
     std::printf("skipped: %s\n", backend.status().ToString().c_str());
     std::fflush(stdout);

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/local_collective.h"
 #include "tests/reference/naive_linear_algebra.h"
@@ -67,6 +68,13 @@ struct Rank {
   Collective& ranks;
   Backend& backend;
   RowSplitFactor& factor;
+
+  DeviceGroup::Rank here() const { return {ranks.rank(), backend, ranks, kAmple}; }
+  // M = (H^-1 + sum_i v_i v_i')^-1 with H = decay M + shift I.
+  absl::Status ShermanMorrison(double decay, double shift, ConstMatrixView v, int64_t block) const {
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceMatrix terms, factor.Terms(here(), decay, shift, v, block));
+    return factor.Apply(decay, shift, terms.view(), terms.view());
+  }
 };
 
 void OnEachRank(int size, int64_t d, const std::function<void(Rank)>& body) {
@@ -79,7 +87,7 @@ void OnEachRank(int size, int64_t d, const std::function<void(Rank)>& body) {
       ASSERT_TRUE(ranks.ok()) << ranks.status();
       const auto backend = MakeCpuBackend({});
       ASSERT_TRUE(backend.ok());
-      const auto factor = RowSplitFactor::Make(d, kAmple, **backend, **ranks);
+      const auto factor = RowSplitFactor::Make(d, rank, size, **backend);
       ASSERT_TRUE(factor.ok()) << factor.status();
       SCOPED_TRACE(absl::StrCat("rank ", rank, " of ", size, ", d ", d));
       body({**ranks, **backend, **factor});
@@ -112,57 +120,63 @@ TEST_P(RowSplitFactorTest, CoversAllRowsOnceAndStartsAsTheIdentity) {
   EXPECT_EQ(next, n);
 }
 
-// A few updates of each kind, then products from both sides.
+// A few updates, with vectors all at once and in blocks, then products from both sides.
 TEST_P(RowSplitFactorTest, AgreesWithADenseFactor) {
   constexpr double kDecay = 0.9, kShift = 0.1;
   const int64_t n = d(), columns = 5;
   Dense m = Identity(n);
-  for (const int64_t k : {1, 3}) {
-    const Dense v = RandomDense(k, n, 7 + k);
-    m = Combination(kDecay, m, 0.5 / static_cast<double>(k), Product(Transposed(v), v));
-    m = Combination(1.0, m, 0.25, Identity(n));
-  }
-  for (const int64_t k : {2, 1, 4}) {
+  for (const int64_t k : {2, 1, 5}) {
     const Dense v = RandomDense(k, n, 20 + k);
     const Dense h = Combination(kDecay, m, kShift, Identity(n));
     m = SpdInverse(Combination(1.0, SpdInverse(h), 1.0, Product(Transposed(v), v)));
   }
-  const Dense v = RandomDense(3, n, 40), g = RandomDense(n, columns, 41), r = RandomDense(columns, columns, 42);
-  const Dense u = Product(Product(m, g), r);
+  const Dense g = RandomDense(n, columns, 41);
+  const Dense left = Product(m, g), right = Product(Transposed(g), m);
   const double tolerance = Tolerance(n);
-  std::vector<std::vector<double>> products(size()), answers(size());
-  OnEachRank(size(), n, [&](Rank rank) {
-    RowSplitFactor& factor = rank.factor;
-    Backend& backend = rank.backend;
-    for (const int64_t k : {1, 3}) {
-      const DeviceMatrix vectors = Uploaded(RandomDense(k, n, 7 + k), backend);
-      ASSERT_EQ(factor.Update(kDecay, 0.25, 0.5 / static_cast<double>(k), vectors.view()), absl::OkStatus());
-    }
-    for (const int64_t k : {2, 1, 4}) {
-      const DeviceMatrix vectors = Uploaded(RandomDense(k, n, 20 + k), backend);
-      ASSERT_EQ(factor.ShermanMorrison(kDecay, kShift, vectors.view()), absl::OkStatus());
-    }
-    EXPECT_LT(Error(Downloaded(factor.rows(), backend), Rows(m, factor.begin(), factor.count())), tolerance);
+  for (const int64_t block : {1, 2, 5}) {
+    std::vector<std::vector<double>> products(size());
+    OnEachRank(size(), n, [&](Rank rank) {
+      RowSplitFactor& factor = rank.factor;
+      Backend& backend = rank.backend;
+      for (const int64_t k : {2, 1, 5}) {
+        const DeviceMatrix vectors = Uploaded(RandomDense(k, n, 20 + k), backend);
+        ASSERT_EQ(rank.ShermanMorrison(kDecay, kShift, vectors.view(), block), absl::OkStatus());
+      }
+      EXPECT_LT(Error(Downloaded(factor.rows(), backend), Rows(m, factor.begin(), factor.count())), tolerance);
 
-    DeviceMatrix product = Uploaded(v, backend);
-    ASSERT_EQ(factor.Multiply(product.view(), product.view()), absl::OkStatus());
-    products[rank.ranks.rank()] = Downloaded(product.view(), backend).data;
-    EXPECT_LT(Error(Downloaded(product.view(), backend), Product(v, m)), tolerance);
+      const DeviceMatrix gradient = Uploaded(g, backend), turned = Uploaded(Transposed(g), backend);
+      const absl::StatusOr<DeviceMatrix> product = factor.Left(rank.here(), gradient.view());
+      ASSERT_TRUE(product.ok()) << product.status();
+      products[rank.ranks.rank()] = Downloaded(product->view().RowRange(0, n), backend).data;
+      EXPECT_LT(Error(Downloaded(product->view().RowRange(0, n), backend), left), tolerance);
 
-    const DeviceMatrix right = Uploaded(r, backend), gradient = Uploaded(g, backend);
-    DeviceMatrix answer = *backend.Allocate(n, columns);
-    ASSERT_EQ(factor.Precondition(gradient.view(), right.view(), answer.view()), absl::OkStatus());
-    answers[rank.ranks.rank()] = Downloaded(answer.view(), backend).data;
-    EXPECT_LT(Error(Downloaded(answer.view(), backend), u), tolerance);
-
-    DeviceMatrix own = Uploaded(Rows(g, factor.begin(), factor.count()), backend);
-    ASSERT_EQ(factor.PreconditionRows(own.view(), right.view(), own.view()), absl::OkStatus());
-    EXPECT_LT(Error(Downloaded(own.view(), backend), Rows(u, factor.begin(), factor.count())), 10 * tolerance);
-  });
-  for (int rank = 1; rank < size(); ++rank) {
-    EXPECT_EQ(products[rank], products[0]) << "the same bits on all ranks";
-    EXPECT_EQ(answers[rank], answers[0]) << "the same bits on all ranks";
+      // For one rank alone, into the columns of a wider matrix.
+      const bool asks = rank.ranks.rank() == rank.ranks.size() - 1;
+      DeviceMatrix wide = *backend.Allocate(columns, n + 2);
+      const MatrixView u = asks ? MatrixView(wide.view().data + 1, columns, n, n + 2) : MatrixView();
+      ASSERT_EQ(factor.Right(rank.here(), turned.view(), u), absl::OkStatus());
+      if (!asks) return;
+      EXPECT_LT(Error(Downloaded(u, backend), right), tolerance);
+      for (int64_t i = 0; i < columns; ++i) {
+        EXPECT_EQ(Downloaded(wide.view(), backend).at(i, 0), 0);
+        EXPECT_EQ(Downloaded(wide.view(), backend).at(i, n + 1), 0);
+      }
+    });
+    for (int rank = 1; rank < size(); ++rank) EXPECT_EQ(products[rank], products[0]) << "the same bits on all ranks";
   }
+}
+
+TEST_P(RowSplitFactorTest, TakesRowsOfTheHost) {
+  const int64_t n = d();
+  const Dense m = RandomDense(n, n, 5);
+  OnEachRank(size(), n, [&](Rank rank) {
+    const Dense own = Rows(m, rank.factor.begin(), rank.factor.count());
+    const std::vector<float> host(own.data.begin(), own.data.end());
+    for (int64_t i = 0; i < own.rows; ++i) {
+      ASSERT_EQ(rank.factor.Upload(i, ConstMatrixView(host.data() + i * n, 1, n)), absl::OkStatus());
+    }
+    EXPECT_EQ(Downloaded(rank.factor.rows(), rank.backend).data, own.data);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(SizesAndDimensions, RowSplitFactorTest,
@@ -171,21 +185,21 @@ INSTANTIATE_TEST_SUITE_P(SizesAndDimensions, RowSplitFactorTest,
 TEST(RowSplitFactorErrorsTest, RefusesBadShapesBeforeAnythingIsSent) {
   using testing::HasSubstr;
   OnEachRank(2, 5, [](Rank rank) {
-    const DeviceMatrix wide = Uploaded(RandomDense(2, 6, 1), rank.backend), right = Uploaded(Identity(3), rank.backend);
+    const DeviceMatrix wide = Uploaded(RandomDense(2, 6, 1), rank.backend);
     DeviceMatrix out = *rank.backend.Allocate(5, 3);
     const auto expect_invalid = [](const absl::Status& status, const std::string& part) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
       EXPECT_THAT(std::string(status.message()), HasSubstr("row-split factor of 5: " + part));
     };
-    expect_invalid(rank.factor.Update(1, 0, 1, wide.view()), "vectors: expected [2, 5], got [2, 6]");
-    expect_invalid(rank.factor.ShermanMorrison(1, 0, wide.view()), "vectors: expected [2, 5], got [2, 6]");
-    expect_invalid(rank.factor.Multiply(wide.view(), out.view()), "v: expected [2, 5], got [2, 6]");
-    expect_invalid(rank.factor.Precondition(wide.view(), right.view(), out.view()), "gradient: expected [5, 6]");
-    expect_invalid(rank.factor.PreconditionRows(out.view(), right.view(), out.view()),
-                   "rows of the gradient: expected");
+    const DeviceGroup::Rank here = rank.here();
+    expect_invalid(rank.factor.Terms(here, 1, 0, wide.view(), 2).status(), "vectors: expected [2, 5], got [2, 6]");
+    expect_invalid(rank.factor.Apply(1, 0, wide.view(), wide.view()), "left terms: expected [2, 5], got [2, 6]");
+    expect_invalid(rank.factor.Left(here, wide.view()).status(), "gradient: expected [5, 6], got [2, 6]");
+    expect_invalid(rank.factor.Right(here, wide.view(), out.view()), "gradient: expected [2, 5], got [2, 6]");
+    expect_invalid(rank.factor.Right(here, ConstMatrixView(out.view().data, 3, 5), out.view()),
+                   "result: expected [3, 5], got [5, 3]");
     EXPECT_EQ(rank.ranks.Barrier(kAmple), absl::OkStatus());
-    EXPECT_EQ(RowSplitFactor::Make(0, kAmple, rank.backend, rank.ranks).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(RowSplitFactor::Make(0, 0, 1, rank.backend).status().code(), absl::StatusCode::kInvalidArgument);
   });
 }
 
@@ -193,9 +207,7 @@ TEST_P(RowSplitFactorTest, OnlyDecaysAndShiftsWithoutVectors) {
   const int64_t n = d();
   OnEachRank(size(), n, [n](Rank rank) {
     DeviceMatrix none = *rank.backend.Allocate(0, n);
-    ASSERT_EQ(rank.factor.Multiply(none.view(), none.view()), absl::OkStatus());
-    ASSERT_EQ(rank.factor.Update(0.5, 0.25, 1.0, none.view()), absl::OkStatus());      // 0.75 I
-    ASSERT_EQ(rank.factor.ShermanMorrison(2.0, -0.5, none.view()), absl::OkStatus());  // I
+    ASSERT_EQ(rank.ShermanMorrison(2.0, -1.0, none.view(), 1), absl::OkStatus());
     EXPECT_EQ(Downloaded(rank.factor.rows(), rank.backend).data,
               Rows(Identity(n), rank.factor.begin(), rank.factor.count()).data);
   });
@@ -206,7 +218,9 @@ TEST(RowSplitFactorErrorsTest, LeavesTheFactorAloneForVectorsThatAreNotFinite) {
     Dense v = RandomDense(2, 5, 3);
     v.at(1, 2) = std::numeric_limits<double>::quiet_NaN();
     const DeviceMatrix vectors = Uploaded(v, rank.backend);
-    EXPECT_EQ(rank.factor.ShermanMorrison(0.9, 0.1, vectors.view()).code(), absl::StatusCode::kFailedPrecondition);
+    for (const int64_t block : {1, 2}) {
+      EXPECT_EQ(rank.ShermanMorrison(0.9, 0.1, vectors.view(), block).code(), absl::StatusCode::kFailedPrecondition);
+    }
     EXPECT_EQ(Downloaded(rank.factor.rows(), rank.backend).data,
               Rows(Identity(5), rank.factor.begin(), rank.factor.count()).data);
     EXPECT_EQ(rank.ranks.status(), absl::OkStatus()) << "all ranks find the same, and go on";
@@ -217,7 +231,7 @@ TEST(RowSplitFactorErrorsTest, PassesOnThatARankIsLost) {
   OnEachRank(3, 7, [](Rank rank) {
     if (rank.ranks.rank() == 1) return rank.ranks.Abort("gone");
     const DeviceMatrix v = Uploaded(RandomDense(1, 7, 3), rank.backend);
-    EXPECT_EQ(rank.factor.ShermanMorrison(0.9, 0.1, v.view()), absl::AbortedError("rank 1 aborted: gone"));
+    EXPECT_EQ(rank.ShermanMorrison(0.9, 0.1, v.view(), 1), absl::AbortedError("rank 1 aborted: gone"));
     EXPECT_EQ(Downloaded(rank.factor.rows(), rank.backend).data,
               Rows(Identity(7), rank.factor.begin(), rank.factor.count()).data);
   });
