@@ -163,6 +163,18 @@ TEST_F(GroupingBackendTest, RunsWhatTasksHaveInCommonTogether) {
   EXPECT_THAT(recorder_->TakeSizes(), Each(1));
 }
 
+TEST_F(GroupingBackendTest, SettleRunsWhatTheThreadHasPutOff) {
+  DeviceMatrix x = Matrix(2, 3, 1);
+  recorder_->TakeSizes();
+  Backend::Task task(*backend_);
+  ASSERT_TRUE(backend_->Axpby(2.0, x.view(), 0.5, x.view()).ok());
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre());
+  EXPECT_EQ(backend_->Settle(), absl::OkStatus());
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1));
+  EXPECT_EQ(backend_->Settle(), absl::OkStatus());
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre());
+}
+
 TEST_F(GroupingBackendTest, LinesUpTasksOfDifferentLengths) {
   std::vector<DeviceMatrix> x;
   for (int i = 0; i < 4; ++i) x.push_back(Matrix(2, 2, i));
