@@ -363,19 +363,6 @@ absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const 
 
 bool Backend::KnowsProducts(ProductPrecision precision) const { return DoKnowsProducts(precision); }
 
-absl::Status Backend::DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u,
-                                        ProductPrecision precision) {
-  PRECONDOR_RETURN_IF_ERROR(CheckView("DensePrecondition", "d", d));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("DensePrecondition", "l", l, d.rows, d.rows));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("DensePrecondition", "r", r, d.cols, d.cols));
-  PRECONDOR_RETURN_IF_ERROR(CheckShape("DensePrecondition", "u", u, d.rows, d.cols));
-  if (!KnowsProducts(precision)) {
-    return absl::UnimplementedError(
-        absl::StrCat("DensePrecondition: precision: expected F32, all that this ", name(), " backend knows, got BF16"));
-  }
-  return d.size() == 0 ? absl::OkStatus() : DoDensePrecondition(l, r, d, precision, u);
-}
-
 absl::Status Backend::FillNormal(const CounterRandom& random, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("FillNormal", "x", x));
   return x.size() == 0 ? absl::OkStatus() : DoFillNormal(random, x);
@@ -408,6 +395,10 @@ absl::Status Backend::RunAlone(const Operation& operation) {
       return DoSpdInverse(what.a, what.x);
     } else if constexpr (std::is_same_v<Kind, Operation::SymmetricEigen>) {
       return DoSymmetricEigen(what.a, what.values, what.q);
+    } else if constexpr (std::is_same_v<Kind, Operation::ColumnSquaredNorms>) {
+      return DoColumnSquaredNorms(what.x, what.out);
+    } else if constexpr (std::is_same_v<Kind, Operation::DensePrecondition>) {
+      return DoDensePrecondition(what.left(), what.right(), what.d, what.precision, what.squares, what.u);
     } else if constexpr (std::is_same_v<Kind, Operation::LowRankCore>) {
       return DoLowRankCore(what.roots, what.gram, what.core, what.packed);
     } else if constexpr (std::is_same_v<Kind, Operation::LowRankAppend>) {
@@ -439,15 +430,10 @@ absl::Status Backend::RunElementwise(const Operation& operation) {
       return DoUnpackLower(e.x, e.y);
     case ElementwiseKind::kPackRow:
       return DoPackRow(e.x, e.row, e.y);
+    case ElementwiseKind::kSymmetrize:
+      return DoSymmetrize(e.y);
   }
   return absl::InternalError("RunTogether: unknown kind of operation");
-}
-
-absl::Status Backend::DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision,
-                                          MatrixView u) {
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, AllocateScratch(d.rows, d.cols));
-  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, l, Transpose::kNo, d, Transpose::kNo, 0.0, half.view()));
-  return Gemm(1.0, half.view(), Transpose::kNo, r, Transpose::kNo, 0.0, u);
 }
 
 // By way of the host, in parts that stay in a core's cache.

@@ -27,6 +27,7 @@
 #include "kernels/base/symmetric_tiles.h"
 #include "kernels/device_matrix.h"
 #include "kernels/low_rank_inverse.h"
+#include "kernels/symmetric_form.h"
 
 namespace precondor {
 
@@ -82,10 +83,9 @@ class Backend {
    private:
     Backend* backend_;
   };
-  // Operations whose results the host waits for, asked for together: until Finish, RowSquaredNorms, SpdInverse,
-  // SymmetricEigen and LowRankCore of this thread may return before they have run. What they write for the host is
-  // there when Finish has returned, whose error is the first of theirs; until then it must live. Not within another one
-  // of the same thread.
+  // Operations whose results the host waits for, asked for together: until Finish, squared norms of rows and columns,
+  // decompositions and cores of this thread may return before they have run. What they write for the host is there when
+  // Finish has returned, whose error is the first of theirs; until then it must live. Not within another of the thread.
   class Batch {
    public:
     explicit Batch(Backend& backend) : backend_(&backend) { backend.DoBeginBatch(); }
@@ -193,10 +193,12 @@ class Backend {
   // product. The rule's errors are passed on; u is unspecified then.
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                    LengthRule rule, MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
-  // u = l d r for dense symmetric l [m, m], r [n, n]. u must not alias. Unimplemented where !KnowsProducts(precision).
-  // kBf16 rounds l, r, d and what becomes of d on the way: each may be off by 2^-9 of its elements.
-  absl::Status DensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, MatrixView u,
+  // u = l d r for dense symmetric l [m, m], r [n, n], times the rule's factor. u must not alias. Unimplemented where
+  // !KnowsProducts(precision). kBf16 may round l, r, d, l d and l d r, each by 2^-9 of its elements.
+  absl::Status DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, MatrixView u,
                                  ProductPrecision precision = ProductPrecision::kF32);
+  absl::Status DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, LengthRule rule,
+                                 MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
   // All backends know kF32 and kBf16x3.
   bool KnowsProducts(ProductPrecision precision) const;
   // x_ij = number i cols + j of `random`'s standard normals.
@@ -274,8 +276,8 @@ class Backend {
                                                    ConstMatrixView d, ProductPrecision precision, LengthRule rule,
                                                    MatrixView u);
   virtual bool DoKnowsProducts(ProductPrecision precision) const { return precision != ProductPrecision::kBf16; }
-  virtual absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d,
-                                           ProductPrecision precision, MatrixView u);
+  virtual absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
+                                           ProductPrecision precision, absl::Span<double> squares, MatrixView u);
   // The three defaults go tile by tile through the primitives; they know f32 storage alone.
   virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
   virtual absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
@@ -292,8 +294,6 @@ class Backend {
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols, bool zeroed);
   absl::Status RunAlone(const Operation& operation);
   absl::Status RunElementwise(const Operation& operation);
-  absl::Status ProductOfLowRank(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                MatrixView u);
 };
 
 }  // namespace precondor

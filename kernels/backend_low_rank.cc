@@ -19,53 +19,54 @@ LowRankInverse WithShapes(const LowRankInverse& j, int64_t d) {
   return {j.c, ConstMatrixView(nullptr, 0, d), ConstMatrixView(nullptr, 0, 0), {}};
 }
 
-}  // namespace
-
-absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                            ConstMatrixView d, ProductPrecision, absl::Span<double> squares,
-                                            MatrixView u) {
-  PRECONDOR_RETURN_IF_ERROR(ProductOfLowRank(out_side, in_side, d, u));
-  if (squares.empty()) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
-  PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
-  return absl::OkStatus();
-}
-
 // With X = P D, Y = D Q' and K = P Y,
 //   J_out D J_in / (c_out c_in) = (I - P'SP) D (I - Q'TQ) = D - [P'S, Y] [X - K T Q; T Q]
 //                                                         = D - [P'S, (Y - P'S K) T] [X; Q],
 // so that two products make X and Y and one of inner size p + q makes u. Of the two forms the one whose small products
 // have the shorter side of D is taken. Each product is in the orientation in which BLAS is fastest: Q D' for Y, say,
 // takes up to twice as long.
-absl::Status Backend::ProductOfLowRank(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                       MatrixView u) {
+absl::Status ProductOfLowRank(Backend& backend, const LowRankInverse& out_side, const LowRankInverse& in_side,
+                              ConstMatrixView d, MatrixView u) {
   const double scale = out_side.c * in_side.c;
   // Views of the right shape also where a side has no vectors.
   const LowRankInverse out = WithShapes(out_side, d.rows), in = WithShapes(in_side, d.cols);
   const int64_t p = out.vectors.rows, q = in.vectors.rows;
-  PRECONDOR_RETURN_IF_ERROR(scale == 1.0 ? DoCopy(d, u) : DoAxpby(scale, d, 0.0, u));
+  PRECONDOR_RETURN_IF_ERROR(scale == 1.0 ? backend.Copy(d, u) : backend.Axpby(scale, d, 0.0, u));
   if (p + q == 0) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix left, AllocateScratch(d.rows, p + q));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix right, AllocateScratch(p + q, d.cols));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix k, AllocateScratch(p, q));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix left, backend.AllocateScratch(d.rows, p + q));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix right, backend.AllocateScratch(p + q, d.cols));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix k, backend.AllocateScratch(p, q));
   const MatrixView ps = Columns(left.view(), 0, p), y = Columns(left.view(), p, q);
   const MatrixView x = right.view().RowRange(0, p), rest = right.view().RowRange(p, q);
-  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kNo, d, Transpose::kNo, 0.0, x));
-  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kYes, out.core, Transpose::kNo, 0.0, ps));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, out.vectors, Transpose::kNo, d, Transpose::kNo, 0.0, x));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, out.vectors, Transpose::kYes, out.core, Transpose::kNo, 0.0, ps));
   if (d.rows < d.cols) {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix raw_y, AllocateScratch(d.rows, q));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, raw_y.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, out.vectors, Transpose::kNo, raw_y.view(), Transpose::kNo, 0.0, k.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(-1.0, ps, Transpose::kNo, k.view(), Transpose::kNo, 1.0, raw_y.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, raw_y.view(), Transpose::kNo, in.core, Transpose::kNo, 0.0, y));
-    PRECONDOR_RETURN_IF_ERROR(Copy(in.vectors, rest));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix raw_y, backend.AllocateScratch(d.rows, q));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, raw_y.view()));
+    PRECONDOR_RETURN_IF_ERROR(
+        backend.Gemm(1.0, out.vectors, Transpose::kNo, raw_y.view(), Transpose::kNo, 0.0, k.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(-1.0, ps, Transpose::kNo, k.view(), Transpose::kNo, 1.0, raw_y.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, raw_y.view(), Transpose::kNo, in.core, Transpose::kNo, 0.0, y));
+    PRECONDOR_RETURN_IF_ERROR(backend.Copy(in.vectors, rest));
   } else {
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, y));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, in.core, Transpose::kNo, in.vectors, Transpose::kNo, 0.0, rest));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, x, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, k.view()));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(-1.0, k.view(), Transpose::kNo, rest, Transpose::kNo, 1.0, x));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, d, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, y));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, in.core, Transpose::kNo, in.vectors, Transpose::kNo, 0.0, rest));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, x, Transpose::kNo, in.vectors, Transpose::kYes, 0.0, k.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(-1.0, k.view(), Transpose::kNo, rest, Transpose::kNo, 1.0, x));
   }
-  return Gemm(-scale, left.view(), Transpose::kNo, right.view(), Transpose::kNo, 1.0, u);
+  return backend.Gemm(-scale, left.view(), Transpose::kNo, right.view(), Transpose::kNo, 1.0, u);
+}
+
+}  // namespace
+
+absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
+                                            ConstMatrixView d, ProductPrecision, absl::Span<double> squares,
+                                            MatrixView u) {
+  PRECONDOR_RETURN_IF_ERROR(ProductOfLowRank(*this, out_side, in_side, d, u));
+  if (squares.empty()) return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
+  PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
+  return absl::OkStatus();
 }
 
 absl::Status Backend::DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,

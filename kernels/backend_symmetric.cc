@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Symmetric matrices in tiles: the checks of their operations, and the defaults, which take each tile as the small
-// matrix that it is.
+// matrix that it is; and products with dense symmetric matrices.
+#include <array>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -76,7 +77,37 @@ absl::Status UpdateTile(Backend& backend, double scale, double shift, const Term
   return shift == 0.0 ? absl::OkStatus() : backend.AddDiagonal(shift, to);
 }
 
+absl::Status CheckForm(absl::string_view operand, const SymmetricForm& form, int64_t n) {
+  constexpr absl::string_view kOp = "DensePrecondition";
+  if (form.is_there()) return Check(kOp, operand, form.matrix, n, n);
+  PRECONDOR_RETURN_IF_ERROR(CheckTerms(kOp, form.weights.size(), form.rows, form.n));
+  if (form.n == n) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(kOp, ": ", operand, ": expected [", n, ", ", n, "], got [", form.n, ", ", form.n, "]"));
+}
+
+absl::Status CheckDensePrecondition(const Backend& backend, const SymmetricForm& l, const SymmetricForm& r,
+                                    ConstMatrixView d, ConstMatrixView u, ProductPrecision precision) {
+  PRECONDOR_RETURN_IF_ERROR(Check("DensePrecondition", "d", d, d.rows, d.cols));
+  PRECONDOR_RETURN_IF_ERROR(CheckForm("l", l, d.rows));
+  PRECONDOR_RETURN_IF_ERROR(CheckForm("r", r, d.cols));
+  PRECONDOR_RETURN_IF_ERROR(Check("DensePrecondition", "u", u, d.rows, d.cols));
+  if (backend.KnowsProducts(precision)) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("DensePrecondition: precision: expected F32, all that this ",
+                                               backend.name(), " backend knows, got BF16"));
+}
+
 }  // namespace
+
+absl::StatusOr<ConstMatrixView> Expanded(Backend& backend, const SymmetricForm& form, DeviceMatrix& made) {
+  if (form.is_there()) return form.matrix;
+  PRECONDOR_ASSIGN_OR_RETURN(made, backend.AllocateScratch(form.n, form.n));
+  // It is only read; but a matrix that shows memory can be written.
+  const MatrixView raw(const_cast<float*>(form.raw.data), form.raw.rows, form.raw.cols, form.raw.stride);
+  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricExpand(form.scale, form.shift, form.weights, form.rows,
+                                                    SymmetricMatrix::Showing(raw, form.n, form.storage), made.view()));
+  return ConstMatrixView(made.view());
+}
 
 absl::StatusOr<SymmetricMatrix> Backend::AllocateSymmetric(int64_t n, SymmetricStorage storage) {
   constexpr int64_t kMaxDimension = int64_t{1} << 20;
@@ -177,6 +208,36 @@ absl::Status Backend::DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m)
     PRECONDOR_RETURN_IF_ERROR(PackLower(Columns(x.RowRange(i * kTileSide, tile.rows), i), packed.view()));
     PRECONDOR_RETURN_IF_ERROR(UnpackLower(packed.view(), tile));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Backend::DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, MatrixView u,
+                                        ProductPrecision precision) {
+  PRECONDOR_RETURN_IF_ERROR(CheckDensePrecondition(*this, l, r, d, u, precision));
+  return d.size() == 0 ? absl::OkStatus() : DoDensePrecondition(l, r, d, precision, {}, u);
+}
+
+absl::Status Backend::DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
+                                        LengthRule rule, MatrixView u, ProductPrecision precision) {
+  PRECONDOR_RETURN_IF_ERROR(CheckDensePrecondition(*this, l, r, d, u, precision));
+  if (d.size() == 0) return absl::OkStatus();
+  std::array<double, 2> squares = {};
+  PRECONDOR_RETURN_IF_ERROR(DoDensePrecondition(l, r, d, precision, absl::MakeSpan(squares), u));
+  PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(squares[0]), std::sqrt(squares[1])));
+  return ScaleBy(scale, u);
+}
+
+absl::Status Backend::DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
+                                          ProductPrecision, absl::Span<double> squares, MatrixView u) {
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, AllocateScratch(d.rows, d.cols));
+  DeviceMatrix made_l, made_r;
+  PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView left, Expanded(*this, l, made_l));
+  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, left, Transpose::kNo, d, Transpose::kNo, 0.0, half.view()));
+  PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView right, Expanded(*this, r, made_r));
+  PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, half.view(), Transpose::kNo, right, Transpose::kNo, 0.0, u));
+  if (squares.empty()) return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
+  PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
   return absl::OkStatus();
 }
 

@@ -63,6 +63,10 @@ struct SpdInverse {
   ConstMatrixView a;
   MatrixView x;
 };
+struct ColumnSquaredNorms {
+  ConstMatrixView x;
+  absl::Span<double> out;
+};
 struct SymmetricEigen {
   ConstMatrixView a;
   absl::Span<double> values;
@@ -90,6 +94,24 @@ struct LowRankPrecondition {
   absl::Span<double> squares = {};  // |d|^2 and |u|^2, for the host; empty where it does not ask
 };
 
+struct DensePrecondition {
+  SymmetricForm l;  // whose weights are those below
+  SymmetricForm r;
+  Numbers l_weights;
+  Numbers r_weights;
+  ConstMatrixView d;
+  MatrixView u;
+  ProductPrecision precision = ProductPrecision::kF32;
+  absl::Span<double> squares = {};  // as above
+
+  SymmetricForm left() const { return With(l, l_weights); }
+  SymmetricForm right() const { return With(r, r_weights); }
+  static SymmetricForm With(SymmetricForm form, const Numbers& weights) {
+    form.weights = weights;
+    return form;
+  }
+};
+
 }  // namespace operation
 
 struct Operation {
@@ -100,22 +122,25 @@ struct Operation {
   using RowSquaredNorms = operation::RowSquaredNorms;
   using Dot = operation::Dot;
   using SpdInverse = operation::SpdInverse;
+  using ColumnSquaredNorms = operation::ColumnSquaredNorms;
   using SymmetricEigen = operation::SymmetricEigen;
   using LowRankCore = operation::LowRankCore;
   using LowRankAppend = operation::LowRankAppend;
   using LowRankPrecondition = operation::LowRankPrecondition;
+  using DensePrecondition = operation::DensePrecondition;
 
   std::variant<Elementwise, Gemm, SymmetricUpdateMultiply, RowSquaredNorms, Dot, SpdInverse, LowRankCore, LowRankAppend,
-               LowRankPrecondition, SymmetricEigen>
+               LowRankPrecondition, SymmetricEigen, ColumnSquaredNorms, DensePrecondition>
       what;
 
   size_t kind() const { return what.index(); }
   // Whether its caller needs what the host learns from it: numbers, or that it is impossible.
   bool tells_host() const {
     if (const auto* product = std::get_if<LowRankPrecondition>(&what)) return !product->squares.empty();
+    if (const auto* product = std::get_if<DensePrecondition>(&what)) return !product->squares.empty();
     return std::holds_alternative<RowSquaredNorms>(what) || std::holds_alternative<Dot>(what) ||
            std::holds_alternative<SpdInverse>(what) || std::holds_alternative<LowRankCore>(what) ||
-           std::holds_alternative<SymmetricEigen>(what);
+           std::holds_alternative<SymmetricEigen>(what) || std::holds_alternative<ColumnSquaredNorms>(what);
   }
 };
 

@@ -16,6 +16,7 @@ enum class ElementwiseKind : uint8_t {
   kPackLower,
   kUnpackLower,
   kPackRow,
+  kSymmetrize,  // y
 };
 
 }  // namespace precondor

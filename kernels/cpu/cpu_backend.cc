@@ -416,8 +416,19 @@ class CpuBackend final : public Backend {
   bool DoKnowsProducts(ProductPrecision precision) const override {
     return precision != ProductPrecision::kBf16 || cpu::KnowsBf16();
   }
-  absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
-                                   MatrixView u) override {
+  absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
+                                   ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
+    DeviceMatrix made_l, made_r;
+    PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView left, Expanded(*this, l, made_l));
+    PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView right, Expanded(*this, r, made_r));
+    PRECONDOR_RETURN_IF_ERROR(DenseProduct(left, right, d, precision, u));
+    if (squares.empty()) return absl::OkStatus();
+    PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
+    PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
+    return absl::OkStatus();
+  }
+  absl::Status DenseProduct(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
+                            MatrixView u) {
     const bool bf16 = precision == ProductPrecision::kBf16;
     const int64_t elements = bf16 ? cpu::Bf16Scratch(d.rows, d.cols) : d.size();
     PRECONDOR_ASSIGN_OR_RETURN(Work scratch, Work::Floats(memory_, elements));

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cuda_bf16.h>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -12,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/dense_products.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/eigen.h"
 #include "kernels/cuda/elementwise.h"
@@ -86,6 +86,12 @@ class CudaBackend final : public Backend {
   }
   absl::Status Run(absl::Span<const Operation::RowSquaredNorms* const> all) {
     return cuda::RunRowSquaredNorms(*device_, all);
+  }
+  absl::Status Run(absl::Span<const Operation::ColumnSquaredNorms* const> all) {
+    return cuda::RunColumnSquaredNorms(*device_, all);
+  }
+  absl::Status Run(absl::Span<const Operation::DensePrecondition* const> all) {
+    return cuda::RunDensePreconditions(*device_, all);
   }
   absl::Status Run(absl::Span<const Operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
   absl::Status Run(absl::Span<const Operation::LowRankAppend* const> all) {
@@ -167,6 +173,9 @@ class CudaBackend final : public Backend {
   absl::Status DoAddDiagonal(double value, MatrixView a) override {
     return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a});
   }
+  absl::Status DoSymmetrize(MatrixView a) override {
+    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kSymmetrize, .x = a, .y = a});
+  }
   absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
     return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kPackLower, .x = x, .y = packed});
   }
@@ -184,6 +193,9 @@ class CudaBackend final : public Backend {
   }
   absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
     return RunOne(Operation::RowSquaredNorms{x, out});
+  }
+  absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    return RunOne(Operation::ColumnSquaredNorms{x, out});
   }
   absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
     double out = 0;
@@ -204,6 +216,11 @@ class CudaBackend final : public Backend {
                                MatrixView vectors, MatrixView gram) override {
     return RunOne(
         Operation::LowRankAppend{{scales.begin(), scales.end()}, rows, {slots.begin(), slots.end()}, vectors, gram});
+  }
+  absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
+                                   ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
+    return RunOne(Operation::DensePrecondition{
+        l, r, {l.weights.begin(), l.weights.end()}, {r.weights.begin(), r.weights.end()}, d, u, precision, squares});
   }
   absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                      ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
@@ -241,9 +258,6 @@ class CudaBackend final : public Backend {
     });
   }
 
-  absl::Status DoSymmetrize(MatrixView a) override {
-    return device_->Run("Symmetrize", [&](cudaStream_t stream) { return cuda::Symmetrize(stream, a); });
-  }
   absl::Status DoFillNormal(const CounterRandom& random, MatrixView x) override {
     return device_->Run("FillNormal", [&](cudaStream_t stream) {
       return cuda::FillNormal(stream, random.key()[0], random.key()[1], random.nonce(), x);
@@ -275,12 +289,6 @@ class CudaBackend final : public Backend {
     return ReduceToOne("AbsoluteMaximum", x, [&](cudaStream_t stream, double* partials, double* out) {
       return cuda::AbsoluteMaximum(stream, x, partials, out);
     });
-  }
-  absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
-    return Reduce("ColumnSquaredNorms", cuda::ColumnPartials(x), out,
-                  [&](cudaStream_t stream, double* partials, double* norms) {
-                    return cuda::ColumnSquaredNorms(stream, x, partials, norms);
-                  });
   }
   absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) override {
     return Reduce("Diagonal", 0, out,
@@ -423,55 +431,17 @@ class CudaBackend final : public Backend {
   }
 
   bool DoKnowsProducts(ProductPrecision) const override { return true; }
-  absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
-                                   MatrixView u) override {
-    if (precision != ProductPrecision::kBf16) return Backend::DoDensePrecondition(l, r, d, precision, u);
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<__nv_bfloat16> left, Rounded(l));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<__nv_bfloat16> right, Rounded(r));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<__nv_bfloat16> middle, Rounded(d));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<__nv_bfloat16> half, device_->Array<__nv_bfloat16>(d.size()));
-    PRECONDOR_RETURN_IF_ERROR(
-        Bf16Product(left.data(), middle.data(), d.rows, d.cols, d.rows, half.data(), CUDA_R_16BF, d.cols));
-    return Bf16Product(half.data(), right.data(), d.rows, d.cols, d.cols, u.data, CUDA_R_32F, u.stride);
-  }
-  absl::StatusOr<DeviceArray<__nv_bfloat16>> Rounded(ConstMatrixView x) {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceArray<__nv_bfloat16> out, device_->Array<__nv_bfloat16>(x.size()));
-    PRECONDOR_RETURN_IF_ERROR(device_->Run(
-        "DensePrecondition", [&](cudaStream_t stream) { return cuda::RoundToBf16(stream, x, out.data()); }));
-    return out;
-  }
-  // c [m, n] = a [m, inner] b [inner, n], summed in f32.
-  absl::Status Bf16Product(const __nv_bfloat16* a, const __nv_bfloat16* b, int64_t m, int64_t n, int64_t inner, void* c,
-                           cudaDataType_t type, int64_t stride) {
-    const float one = 1.0f, zero = 0.0f;
-    return device_->RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
-      return cublasGemmEx_64(blas, CUBLAS_OP_N, CUBLAS_OP_N, n, m, inner, &one, b, CUDA_R_16BF, n, a, CUDA_R_16BF,
-                             inner, &zero, c, type, stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    });
-  }
 
   // --- symmetric matrices in tiles --------------------------------------------------------------------------------
   bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }
 
-  static cuda::SymmetricJob Job(double scale, double shift, const DeviceArray<double>& weights, ConstMatrixView rows,
-                                void* tiles, const SymmetricMatrix& m) {
-    cuda::SymmetricJob job;
-    job.tiles = tiles;
-    job.n = m.n();
-    job.storage = m.storage();
-    job.scale = static_cast<float>(scale);
-    job.shift = shift;
-    job.weights = weights.data();
-    job.rows = rows;
-    return job;
-  }
-
   absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
                                  const SymmetricMatrix& m, MatrixView x) override {
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(weights));
-    // The kernel only reads; the job's type is that of an update.
-    const cuda::SymmetricJob job = Job(scale, shift, sent, rows, const_cast<float*>(m.raw().data), m);
-    return device_->Run("SymmetricExpand", [&](cudaStream_t stream) { return cuda::SymmetricExpand(stream, job, x); });
+    const cuda::ExpandJob job = {.m = cuda::JobOfForm(SymmetricForm(scale, shift, weights, rows, m), sent.data()),
+                                 .x = x.data,
+                                 .stride = x.stride};
+    return device_->Run("SymmetricExpand", [&](cudaStream_t stream) { return cuda::SymmetricExpand(stream, job); });
   }
 
   absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) override {

@@ -23,14 +23,6 @@ cudaError_t ForEach(cudaStream_t stream, int64_t rows, int64_t cols, Function f)
   return Launch(stream, grid, dim3(kWarp, kRowsOfBlock), ForEachKernel<Function>, rows, cols, f);
 }
 
-// a_ij and a_ji become combine(a_ij, a_ji) for j < i: the thread of the element below writes both.
-template <typename Combine>
-cudaError_t CombineTriangles(cudaStream_t stream, MatrixView a, Combine combine) {
-  return ForEach(stream, a.rows, a.cols, [a, combine] __device__(int64_t i, int64_t j) {
-    if (j < i) a.at(i, j) = a.at(j, i) = combine(a.at(i, j), a.at(j, i));
-  });
-}
-
 __host__ __device__ constexpr int64_t PackedIndex(int64_t i, int64_t j) { return i * (i + 1) / 2 + j; }
 
 // The first 64 bits of Philox4x32-10, as kernels/base/random.cc computes them.
@@ -108,6 +100,9 @@ __device__ __forceinline__ void Apply(const ElementwiseJob& job, int64_t i, int6
     case ElementwiseKind::kPackRow:
       y.data[j <= job.row ? PackedIndex(job.row, j) : PackedIndex(j, job.row)] = x.data[j];
       return;
+    case ElementwiseKind::kSymmetrize:  // the thread of the element below writes both
+      if (j < i) y.at(i, j) = y.at(j, i) = 0.5f * y.at(i, j) + 0.5f * y.at(j, i);
+      return;
   }
 }
 
@@ -180,10 +175,6 @@ cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* colu
   });
 }
 
-cudaError_t Symmetrize(cudaStream_t stream, MatrixView a) {
-  return CombineTriangles(stream, a, [] __device__(float below, float above) { return 0.5f * below + 0.5f * above; });
-}
-
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x) {
   const int64_t cols = x.cols;
   return ForEach(stream, x.rows, x.cols, [=] __device__(int64_t i, int64_t j) {
@@ -221,11 +212,6 @@ cudaError_t NarrowLower(cudaStream_t stream, const double* in, MatrixView out) {
   return ForEach(stream, out.rows, out.cols, [=] __device__(int64_t i, int64_t j) {
     out.at(i, j) = static_cast<float>(j <= i ? in[i * out.cols + j] : in[j * out.cols + i]);
   });
-}
-
-cudaError_t RoundToBf16(cudaStream_t stream, ConstMatrixView x, __nv_bfloat16* out) {
-  return ForEach(stream, x.rows, x.cols,
-                 [=] __device__(int64_t i, int64_t j) { out[i * x.cols + j] = __float2bfloat16_rn(x.at(i, j)); });
 }
 
 }  // namespace precondor::cuda

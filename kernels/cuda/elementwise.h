@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include "kernels/base/elementwise_kind.h"
@@ -39,7 +38,6 @@ cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows,
                           ConstMatrixView x, MatrixView y);
 // nullptr stands for all rows or columns in their order.
 cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* columns, ConstMatrixView x, MatrixView y);
-cudaError_t Symmetrize(cudaStream_t stream, MatrixView a);
 // The state of kernels/base/random.h's CounterRandom.
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x);
 
@@ -52,7 +50,5 @@ cudaError_t Narrow(cudaStream_t stream, const double* in, MatrixView out);
 cudaError_t NarrowWithSigns(cudaStream_t stream, const double* in, const double* signs, int64_t step, MatrixView out);
 // Both triangles from in[i, j], j <= i.
 cudaError_t NarrowLower(cudaStream_t stream, const double* in, MatrixView out);
-// out [rows, cols] contiguous.
-cudaError_t RoundToBf16(cudaStream_t stream, ConstMatrixView x, __nv_bfloat16* out);
 
 }  // namespace precondor::cuda

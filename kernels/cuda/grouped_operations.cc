@@ -43,10 +43,6 @@ int64_t InnerSize(const Operation::Gemm& gemm) {
   return gemm.transpose_a == Transpose::kYes ? gemm.a.rows : gemm.a.cols;
 }
 
-bool IsLarge(const Operation::Gemm& gemm) {
-  return 2.0 * static_cast<double>(gemm.c.size()) * static_cast<double>(InnerSize(gemm)) >= kFlopsOfLargeProduct;
-}
-
 // Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
 absl::Status RunLargeProduct(Device& device, const Operation::Gemm& gemm) {
   const float alpha = static_cast<float>(gemm.alpha), beta = static_cast<float>(gemm.beta);
@@ -115,6 +111,10 @@ absl::Status RunElementwise(Device& device, absl::Span<const Operation::Elementw
   return device.Run("Elementwise", [&](cudaStream_t stream) {
     return Elementwise(stream, sent.data(), static_cast<int>(jobs.size()), blocks);
   });
+}
+
+bool IsLarge(const Operation::Gemm& gemm) {
+  return 2.0 * static_cast<double>(gemm.c.size()) * static_cast<double>(InnerSize(gemm)) >= kFlopsOfLargeProduct;
 }
 
 absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const> operations) {
@@ -220,6 +220,40 @@ absl::Status RunRowSquaredNorms(Device& device, absl::Span<const Operation::RowS
     auto& from = IsLong(norms->x) ? next_long : next;
     std::copy_n(from, norms->x.rows, norms->out.begin());
     from += norms->x.rows;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const Operation::ColumnSquaredNorms* const> operations) {
+  std::vector<ColumnNormsJob> jobs;
+  int64_t partials = 0, columns = 0, blocks = 0;
+  for (const auto* norms : operations) partials += ColumnPartials(norms->x);
+  for (const auto* norms : operations) columns += norms->x.cols;
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(columns + partials));
+  double *out = memory.data(), *next = memory.data() + columns;
+  bool in_pieces = false;
+  for (const auto* norms : operations) {
+    jobs.push_back({norms->x, next, out, blocks});
+    blocks += ColumnNormsBlocks(norms->x);
+    next += ColumnPartials(norms->x);
+    out += norms->x.cols;
+    in_pieces = in_pieces || ColumnPartials(norms->x) > 0;
+  }
+  const int count = static_cast<int>(jobs.size());
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<ColumnNormsJob> sent, SendJobs(device, jobs));
+  PRECONDOR_RETURN_IF_ERROR(device.Run("ColumnSquaredNorms", [&](cudaStream_t stream) {
+    return ColumnSquaredNorms(stream, sent.data(), count, blocks);
+  }));
+  if (in_pieces) {
+    PRECONDOR_RETURN_IF_ERROR(device.Run(
+        "ColumnSquaredNorms", [&](cudaStream_t stream) { return ColumnSumPartials(stream, sent.data(), count); }));
+  }
+  std::vector<double> known(columns);
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(known)));
+  auto from = known.begin();
+  for (const auto* norms : operations) {
+    std::copy_n(from, norms->x.cols, norms->out.begin());
+    from += norms->x.cols;
   }
   return absl::OkStatus();
 }

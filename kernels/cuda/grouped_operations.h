@@ -18,12 +18,15 @@ namespace precondor::cuda {
 
 // In stream order.
 absl::Status RunElementwise(Device& device, absl::Span<const Operation::Elementwise* const> operations);
+// Whether it is worth a launch of cuBLAS' kernels.
+bool IsLarge(const Operation::Gemm& gemm);
 absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const> operations);
 // When matrices have changed and their products did not come about, the device is lost.
 absl::Status RunSymmetricUpdates(Device& device,
                                  absl::Span<const Operation::SymmetricUpdateMultiply* const> operations);
 // These wait for the device.
 absl::Status RunRowSquaredNorms(Device& device, absl::Span<const Operation::RowSquaredNorms* const> operations);
+absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const Operation::ColumnSquaredNorms* const> operations);
 absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> operations);
 // What SpdInverse says where a decomposition of n rows left this info (kernels/cuda/spd_inverses.h).
 absl::Status InverseStatus(int info, int64_t n);

@@ -84,25 +84,35 @@ __global__ void __launch_bounds__(kThreads) DotTotalsKernel(const DotJob* jobs, 
   if (threadIdx.x == 0) out[blockIdx.x] = value;
 }
 
-// partials[piece, j] over kRowsOfColumnPiece rows; one thread a column.
-__global__ void __launch_bounds__(kThreads) ColumnPartialsKernel(ConstMatrixView x, int64_t pieces, double* partials) {
-  for (int64_t piece = blockIdx.y; piece < pieces; piece += gridDim.y) {
+__host__ __device__ constexpr int64_t ColumnPieces(ConstMatrixView x) {
+  return x.rows <= kRowsOfColumnPiece ? 1 : (x.rows + kRowsOfColumnPiece - 1) / kRowsOfColumnPiece;
+}
+__host__ __device__ constexpr int64_t ColumnBlocks(ConstMatrixView x) { return (x.cols + kThreads - 1) / kThreads; }
+
+// partials[piece, j] over kRowsOfColumnPiece rows, or out[j] over all; one thread a column.
+__global__ void __launch_bounds__(kThreads) ColumnNormsKernel(ManyJobs<ColumnNormsJob> jobs, int64_t blocks) {
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const ColumnNormsJob job = jobs.Of(block);
+    const int64_t across = ColumnBlocks(job.x), piece = (block - job.first) / across;
+    const int64_t j = (block - job.first) % across * kThreads + threadIdx.x;
+    if (j >= job.x.cols) continue;
     const int64_t begin = piece * kRowsOfColumnPiece;
-    const int64_t end = begin + kRowsOfColumnPiece < x.rows ? begin + kRowsOfColumnPiece : x.rows;
-    for (int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x; j < x.cols; j += int64_t{gridDim.x} * kThreads) {
-      double sum = 0;
-      for (int64_t i = begin; i < end; ++i) sum += double{x.at(i, j)} * x.at(i, j);
-      partials[piece * x.cols + j] = sum;
-    }
+    const int64_t end = begin + kRowsOfColumnPiece < job.x.rows ? begin + kRowsOfColumnPiece : job.x.rows;
+    double sum = 0;
+    for (int64_t i = begin; i < end; ++i) sum += double{job.x.at(i, j)} * job.x.at(i, j);
+    (ColumnPieces(job.x) > 1 ? job.partials[piece * job.x.cols + j] : job.out[j]) = sum;
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    ColumnTotalsKernel(const double* partials, int64_t pieces, int64_t cols, double* out) {
+// A block's y is its job.
+__global__ void __launch_bounds__(kThreads) ColumnTotalsKernel(const ColumnNormsJob* jobs) {
+  const ColumnNormsJob job = jobs[blockIdx.y];
+  const int64_t pieces = ColumnPieces(job.x), cols = job.x.cols;
+  if (pieces <= 1) return;
   for (int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x; j < cols; j += int64_t{gridDim.x} * kThreads) {
     double sum = 0;
-    for (int64_t piece = 0; piece < pieces; ++piece) sum += partials[piece * cols + j];
-    out[j] = sum;
+    for (int64_t piece = 0; piece < pieces; ++piece) sum += job.partials[piece * cols + j];
+    job.out[j] = sum;
   }
 }
 
@@ -111,8 +121,6 @@ __global__ void __launch_bounds__(kThreads) DiagonalKernel(ConstMatrixView a, do
     out[i] = a.at(i, i);
   }
 }
-
-int64_t ColumnPieces(ConstMatrixView x) { return (x.rows + kRowsOfColumnPiece - 1) / kRowsOfColumnPiece; }
 
 dim3 Grid(int64_t items, int64_t items_of_block) { return dim3(static_cast<unsigned>(Blocks(items, items_of_block))); }
 
@@ -145,16 +153,17 @@ cudaError_t RowSquaredNorms(cudaStream_t stream, const RowNormsJob* jobs, int co
   return Launch(stream, Grid(rows, kThreads / kWarp), dim3(kThreads), RowSquaredNormsKernel, jobs, count, rows, out);
 }
 
-int64_t ColumnPartials(ConstMatrixView x) { return ColumnPieces(x) * x.cols; }
+int64_t ColumnPartials(ConstMatrixView x) { return ColumnPieces(x) > 1 ? ColumnPieces(x) * x.cols : 0; }
 
-cudaError_t ColumnSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
-  constexpr int64_t kMaxGridY = 65535;
-  const int64_t pieces = ColumnPieces(x);
-  dim3 grid = Grid(x.cols, kThreads);
-  grid.y = static_cast<unsigned>(std::min(std::max<int64_t>(pieces, 1), kMaxGridY));
-  const cudaError_t error = Launch(stream, grid, dim3(kThreads), ColumnPartialsKernel, x, pieces, partials);
-  if (error != cudaSuccess) return error;
-  return Launch(stream, Grid(x.cols, kThreads), dim3(kThreads), ColumnTotalsKernel, partials, pieces, x.cols, out);
+int64_t ColumnNormsBlocks(ConstMatrixView x) { return ColumnPieces(x) * ColumnBlocks(x); }
+
+cudaError_t ColumnSquaredNorms(cudaStream_t stream, const ColumnNormsJob* jobs, int count, int64_t blocks) {
+  return LaunchJobs(stream, blocks, kThreads, ColumnNormsKernel, ManyJobs<ColumnNormsJob>{jobs, count});
+}
+
+cudaError_t ColumnSumPartials(cudaStream_t stream, const ColumnNormsJob* jobs, int count) {
+  constexpr unsigned kBlocksOfJob = 64;
+  return Launch(stream, dim3(kBlocksOfJob, static_cast<unsigned>(count)), dim3(kThreads), ColumnTotalsKernel, jobs);
 }
 
 cudaError_t Diagonal(cudaStream_t stream, ConstMatrixView a, double* out) {

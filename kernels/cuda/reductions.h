@@ -40,10 +40,20 @@ cudaError_t AbsoluteMaximum(cudaStream_t stream, ConstMatrixView x, double* part
 // out[0] = the number of elements that are not finite, of those on and below the diagonal if `lower`.
 cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, double* partials, double* out);
 
-// f64 elements of `partials`.
+// Many in one: `jobs` [count] in device memory, of `blocks` blocks in all. The second launch is for those with
+// partials.
+struct ColumnNormsJob {
+  ConstMatrixView x;
+  double* partials = nullptr;  // ColumnPartials(x)
+  double* out = nullptr;       // [x.cols]
+  int64_t first = 0;           // blocks of all jobs before this one
+};
+// 0 for a matrix that is summed in one piece.
 int64_t ColumnPartials(ConstMatrixView x);
-// out[cols], out[rows].
-cudaError_t ColumnSquaredNorms(cudaStream_t stream, ConstMatrixView x, double* partials, double* out);
+int64_t ColumnNormsBlocks(ConstMatrixView x);
+cudaError_t ColumnSquaredNorms(cudaStream_t stream, const ColumnNormsJob* jobs, int count, int64_t blocks);
+cudaError_t ColumnSumPartials(cudaStream_t stream, const ColumnNormsJob* jobs, int count);
+// out[rows].
 cudaError_t Diagonal(cudaStream_t stream, ConstMatrixView a, double* out);
 
 }  // namespace precondor::cuda

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/launch.h"
@@ -47,6 +48,7 @@ __device__ float ToFloat(float value) { return value; }
 __device__ float ToFloat(__half value) { return __half2float(value); }
 __device__ void Round(float value, float& to) { to = value; }
 __device__ void Round(float value, __half& to) { to = __float2half_rn(value); }
+__device__ void Round(float value, __nv_bfloat16& to) { to = __float2bfloat16_rn(value); }
 
 template <typename T>
 __device__ void LoadFour(const T* from, float* to) {
@@ -227,22 +229,39 @@ __global__ void __launch_bounds__(kSide) SumPartialsKernel(const SymmetricJob* j
   }
 }
 
+// x's tile at `place`, and its mirror image.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) ExpandKernel(SymmetricJob job, MatrixView x) {
-  for (int64_t tile = blockIdx.x; tile < TileCount(job.n); tile += gridDim.x) {
-    const Place place = PlaceOf(tile);
-    const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
+__device__ void StoreExpanded(const ExpandJob& job, Place place, const Held& held) {
+  T* const x = static_cast<T*>(job.x);
+  const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
+  for (int r = 0; r < kHeld; ++r) {
+    for (int c = 0; c < kHeld; ++c) {
+      const int64_t i = row0 + HeldRow(r), j = column0 + HeldColumn() + c;
+      if (i >= job.m.n || j >= job.m.n) continue;
+      Round(held.at[r][c], x[i * job.stride + j]);
+      if (place.row != place.column) Round(held.at[r][c], x[j * job.stride + i]);
+    }
+  }
+}
+
+template <typename Jobs>
+__global__ void __launch_bounds__(kThreads, 4) ExpandKernel(Jobs jobs, int64_t tiles) {
+  for (int64_t at = blockIdx.x; at < tiles; at += gridDim.x) {
+    const ExpandJob& job = jobs.Of(at);
+    const Place place = PlaceOf(at - job.first);
+    const int height = static_cast<int>(TileHeight(job.m.n, place.row));
+    const int64_t offset = TileOffset(job.m.n, place.row, place.column);
     Held held;
-    LoadTile(static_cast<const T*>(job.tiles) + TileOffset(job.n, place.row, place.column),
-             static_cast<int>(TileHeight(job.n, place.row)), held);
-    UpdateTile(job, place, held);
-    for (int r = 0; r < kHeld; ++r) {
-      for (int c = 0; c < kHeld; ++c) {
-        const int64_t i = row0 + HeldRow(r), j = column0 + HeldColumn() + c;
-        if (i >= job.n || j >= job.n) continue;
-        x.at(i, j) = held.at[r][c];
-        if (place.row != place.column) x.at(j, i) = held.at[r][c];
-      }
+    if (job.m.storage == SymmetricStorage::kF32) {
+      LoadTile(static_cast<const float*>(job.m.tiles) + offset, height, held);
+    } else {
+      LoadTile(static_cast<const __half*>(job.m.tiles) + offset, height, held);
+    }
+    UpdateTile(job.m, place, held);
+    if (job.in_bf16) {
+      StoreExpanded<__nv_bfloat16>(job, place, held);
+    } else {
+      StoreExpanded<float>(job, place, held);
     }
   }
 }
@@ -277,9 +296,12 @@ cudaError_t SymmetricSumPartials(cudaStream_t stream, const SymmetricJob* jobs, 
   return Launch(stream, grid, dim3(kSide), SumPartialsKernel, jobs, segments);
 }
 
-cudaError_t SymmetricExpand(cudaStream_t stream, const SymmetricJob& job, MatrixView x) {
-  const auto kernel = job.storage == SymmetricStorage::kF32 ? ExpandKernel<float> : ExpandKernel<__half>;
-  return Launch(stream, GridOfTiles(TileCount(job.n)), dim3(kThreads), kernel, job, x);
+cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob& job) {
+  return LaunchJobs(stream, TileCount(job.m.n), kThreads, ExpandKernel<OneJob<ExpandJob>>, OneJob<ExpandJob>{job});
+}
+
+cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob* jobs, int count, int64_t tiles) {
+  return LaunchJobs(stream, tiles, kThreads, ExpandKernel<ManyJobs<ExpandJob>>, ManyJobs<ExpandJob>{jobs, count});
 }
 
 cudaError_t SymmetricCompress(cudaStream_t stream, ConstMatrixView x, void* tiles, SymmetricStorage storage) {

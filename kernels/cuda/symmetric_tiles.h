@@ -39,9 +39,17 @@ constexpr int64_t PartialElements(int64_t n, int64_t vectors) { return TileCount
 // vectors each.
 cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t tiles);
 cudaError_t SymmetricSumPartials(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t segments);
-// x [n, n] = what the job would make of m, which stays; both triangles. job is in host memory; its v, y and partials
-// do not count.
-cudaError_t SymmetricExpand(cudaStream_t stream, const SymmetricJob& job, MatrixView x);
+// x [n, n] = what m would become, which stays; both triangles.
+struct ExpandJob {
+  SymmetricJob m;  // but for its v, y and partials
+  void* x = nullptr;
+  int64_t stride = 0;
+  bool in_bf16 = false;  // what x is made of; otherwise f32
+  int64_t first = 0;     // tiles of all jobs before this one
+};
+// `job` is in host memory; `jobs` [count], of `tiles` tiles in all, in device memory.
+cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob& job);
+cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob* jobs, int count, int64_t tiles);
 // m = x, lower triangle read.
 cudaError_t SymmetricCompress(cudaStream_t stream, ConstMatrixView x, void* tiles, SymmetricStorage storage);
 

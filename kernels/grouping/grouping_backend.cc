@@ -274,6 +274,9 @@ class GroupingBackend final : public ForwardingBackend {
   absl::Status DoAddDiagonal(double value, MatrixView a) override {
     return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a}});
   }
+  absl::Status DoSymmetrize(MatrixView a) override {
+    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kSymmetrize, .x = a, .y = a}});
+  }
   absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
     return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kPackLower, .x = x, .y = packed}});
   }
@@ -296,6 +299,9 @@ class GroupingBackend final : public ForwardingBackend {
   absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
     return PutOff({Operation::RowSquaredNorms{x, out}});
   }
+  absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+    return PutOff({Operation::ColumnSquaredNorms{x, out}});
+  }
   absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
     double out = 0;
     PRECONDOR_RETURN_IF_ERROR(RunNow({Operation::Dot{x, y, &out}}));
@@ -315,6 +321,12 @@ class GroupingBackend final : public ForwardingBackend {
     const Operation product = {Operation::LowRankPrecondition{out_side, in_side, d, u, precision, squares}};
     return squares.empty() ? PutOff(product) : RunNow(product);
   }
+  absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
+                                   ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
+    const Operation product = {Operation::DensePrecondition{
+        l, r, {l.weights.begin(), l.weights.end()}, {r.weights.begin(), r.weights.end()}, d, u, precision, squares}};
+    return squares.empty() ? PutOff(product) : RunNow(product);
+  }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
   absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
     return PutOff({Operation::SymmetricEigen{a, values, q}});
@@ -327,12 +339,6 @@ class GroupingBackend final : public ForwardingBackend {
     return device_->UploadToIdle(host, device);
   }
   bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
-  absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
-                                   MatrixView u) override {
-    if (precision != ProductPrecision::kBf16) return Backend::DoDensePrecondition(l, r, d, precision, u);
-    PRECONDOR_RETURN_IF_ERROR(Before());
-    return device_->DensePrecondition(l, r, d, u, precision);
-  }
   bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
   absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
                                  const SymmetricMatrix& m, MatrixView x) override {

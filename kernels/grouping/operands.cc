@@ -10,7 +10,7 @@
 namespace precondor {
 namespace {
 
-using Views = absl::InlinedVector<ConstMatrixView, 5>;
+using Views = absl::InlinedVector<ConstMatrixView, 7>;
 
 struct Operands {
   Views read;
@@ -23,11 +23,15 @@ Operands Of(const operation::SymmetricUpdateMultiply& s) { return {{s.rows, s.v}
 Operands Of(const operation::RowSquaredNorms& n) { return {{n.x}, {}}; }
 Operands Of(const operation::Dot& d) { return {{d.x, d.y}, {}}; }
 Operands Of(const operation::SpdInverse& s) { return {{s.a}, {s.x}}; }
+Operands Of(const operation::ColumnSquaredNorms& n) { return {{n.x}, {}}; }
 Operands Of(const operation::SymmetricEigen& e) { return {{e.a}, {e.q}}; }
 Operands Of(const operation::LowRankCore& c) { return {{c.gram}, {c.core, c.packed}}; }
 Operands Of(const operation::LowRankAppend& a) { return {{a.rows}, {a.vectors, a.gram}}; }
 Operands Of(const operation::LowRankPrecondition& p) {
   return {{p.d, p.out_side.vectors, p.out_side.core, p.in_side.vectors, p.in_side.core}, {p.u}};
+}
+Operands Of(const operation::DensePrecondition& p) {
+  return {{p.d, p.l.matrix, p.l.raw, p.l.rows, p.r.matrix, p.r.raw, p.r.rows}, {p.u}};
 }
 
 bool Overlap(ConstMatrixView x, ConstMatrixView y) {

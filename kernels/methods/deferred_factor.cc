@@ -64,11 +64,11 @@ absl::Status DeferredFactor::AllocateAside() {
   return absl::OkStatus();
 }
 
-absl::Status DeferredFactor::Prepare(ConstMatrixView vectors, absl::Span<const double>) {
+absl::Status DeferredFactor::Prepare(ConstMatrixView vectors, absl::Span<const double> squares) {
   next_ = scalars_;
   next_.discard_next = false;
   if (scalars_.discard_next) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(const double mean_square, MeanSquare(vectors, backend_));
+  PRECONDOR_ASSIGN_OR_RETURN(const double mean_square, MeanSquare(vectors, squares, backend_));
   if (vectors.rows > kDeferred) {
     PRECONDOR_RETURN_IF_ERROR(AllocateAside());
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(matrix_.raw(), next_matrix_.raw()));
@@ -95,11 +95,7 @@ void DeferredFactor::Abandon() {
 absl::StatusOr<FactorInverse> DeferredFactor::Inverse() const {
   FactorInverse out;
   out.dense = true;
-  PRECONDOR_ASSIGN_OR_RETURN(out.owned, backend_.AllocateScratch(d_, d_));
-  const MatrixView full = out.owned.view();
-  PRECONDOR_RETURN_IF_ERROR(
-      backend_.SymmetricExpand(scalars_.scale, scalars_.identity, scalars_.weights, Waiting(scalars_), matrix_, full));
-  out.matrix = full;
+  out.form = SymmetricForm(scalars_.scale, scalars_.identity, scalars_.weights, Waiting(scalars_), matrix_);
   return out;
 }
 

@@ -100,7 +100,7 @@ absl::Status DenseFactor::PrepareLoad(StateReader& in) {
 absl::StatusOr<FactorInverse> DenseFactor::Inverse() const {
   FactorInverse out;
   out.dense = true;
-  out.matrix = inverse_.view();
+  out.form = inverse_.view();
   if (scalars_.scale > 0) out.c = 1.0 / scalars_.scale;
   return out;
 }

@@ -22,10 +22,10 @@ class SplitFactor;  // kernels/methods/split_factor.h
 struct FactorInverse {
   double c = 1.0;
   bool dense = false;
-  ConstMatrixView matrix;              // when dense on this device
+  SymmetricForm form;                  // when dense on this device
   const SplitFactor* split = nullptr;  // when dense on several
   LowRankInverse low_rank;             // otherwise
-  DeviceMatrix owned;                  // what matrix or low_rank.core shows, where the factor does not keep it
+  DeviceMatrix owned;                  // what low_rank.core shows, where the factor does not keep it
 };
 
 // One thread at a time. Two-phase, so that both factors of a layer change or neither: Prepare computes aside and may

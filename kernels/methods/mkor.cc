@@ -104,10 +104,13 @@ class MkorState final : public LayerState {
     PRECONDOR_RETURN_IF_ERROR(InvertSides(in, out));
     // Scalars are taken out so that the products stay in f32's range; scaling.h puts their effect back.
     const double in_scale = LargestScale(in), out_scale = LargestScale(out);
-    if (out_.size() == 1 && in_.size() == 1 && !out[0].dense && !in[0].dense && HasJointNorm(config_.scaling, layer_)) {
+    const bool alike = out_.size() == 1 && in_.size() == 1 && out[0].dense == in[0].dense && out[0].split == nullptr &&
+                       in[0].split == nullptr;
+    if (alike && HasJointNorm(config_.scaling, layer_)) {
       const auto rule = [&](double d_length, double u_length) {
         return ScaleOf(config_.scaling, layer_, out_scale * in_scale, u.size(), d_length, u_length);
       };
+      if (out[0].dense) return backend_.DensePrecondition(out[0].form, in[0].form, d, rule, u, config_.products);
       return backend_.LowRankPrecondition(UnitForm(out[0], out_scale), UnitForm(in[0], in_scale), d, rule, u,
                                           config_.products);
     }
@@ -256,7 +259,7 @@ class MkorState final : public LayerState {
     const double scale = (out.dense ? out.c / out_scale : 1.0) * (in.dense ? in.c / in_scale : 1.0);
     if (out.dense && in.dense && (out.split == nullptr) == (in.split == nullptr)) {
       PRECONDOR_RETURN_IF_ERROR(out.split == nullptr
-                                    ? backend_.DensePrecondition(out.matrix, in.matrix, d, u, config_.products)
+                                    ? backend_.DensePrecondition(out.form, in.form, d, u, config_.products)
                                     : SplitFactor::Precondition(out.split, in.split, d, u));
       return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
     }
@@ -272,13 +275,21 @@ class MkorState final : public LayerState {
   // u = J_out d / shared in the low-rank form; scale times J_out's matrix with d in the dense one.
   absl::Status MultiplyLeft(const FactorInverse& out, double shared, double scale, ConstMatrixView d, MatrixView u) {
     if (!out.dense) return backend_.LowRankPrecondition(UnitForm(out, shared), {}, d, u, config_.products);
-    if (out.split == nullptr) return backend_.Gemm(scale, out.matrix, Transpose::kNo, d, Transpose::kNo, 0.0, u);
+    if (out.split == nullptr) {
+      DeviceMatrix made;
+      PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, out.form, made));
+      return backend_.Gemm(scale, matrix, Transpose::kNo, d, Transpose::kNo, 0.0, u);
+    }
     PRECONDOR_RETURN_IF_ERROR(SplitFactor::Precondition(out.split, nullptr, d, u));
     return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
   }
   absl::Status MultiplyRight(const FactorInverse& in, double shared, double scale, ConstMatrixView d, MatrixView u) {
     if (!in.dense) return backend_.LowRankPrecondition({}, UnitForm(in, shared), d, u, config_.products);
-    if (in.split == nullptr) return backend_.Gemm(scale, d, Transpose::kNo, in.matrix, Transpose::kNo, 0.0, u);
+    if (in.split == nullptr) {
+      DeviceMatrix made;
+      PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView matrix, Expanded(backend_, in.form, made));
+      return backend_.Gemm(scale, d, Transpose::kNo, matrix, Transpose::kNo, 0.0, u);
+    }
     PRECONDOR_RETURN_IF_ERROR(SplitFactor::Precondition(nullptr, in.split, d, u));
     return scale == 1.0 ? absl::OkStatus() : backend_.Axpby(scale, u, 0.0, u);
   }

@@ -32,10 +32,13 @@ absl::Status CheckDiagonal(const std::vector<double>& diagonal) {
   return absl::FailedPreconditionError("factor: expected a finite positive diagonal after the update");
 }
 
-absl::StatusOr<double> MeanSquare(ConstMatrixView vectors, Backend& backend) {
-  PerVector squares(vectors.rows);
-  PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(vectors, absl::MakeSpan(squares)));
-  const double mean = std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(vectors.rows);
+absl::StatusOr<double> MeanSquare(ConstMatrixView vectors, absl::Span<const double> squares, Backend& backend) {
+  PerVector all(squares.begin(), squares.end());
+  if (all.empty()) {
+    all.resize(vectors.rows);
+    PRECONDOR_RETURN_IF_ERROR(backend.RowSquaredNorms(vectors, absl::MakeSpan(all)));
+  }
+  const double mean = std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(vectors.rows);
   if (std::isfinite(mean)) return mean;
   return absl::InvalidArgumentError("statistics: expected finite vectors, got a norm that is not");
 }
@@ -57,7 +60,6 @@ absl::Status ShermanMorrisonTerms(ConstMatrixView v, ConstMatrixView u, Backend&
     if (!std::isfinite(values[0])) {
       return absl::FailedPreconditionError("factor: expected a finite product of the statistics with it");
     }
-    PRECONDOR_RETURN_IF_ERROR(backend.Copy(u, terms));
   } else {
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend.AllocateScratch(k, k));
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend.AllocateScratch(k, k));
@@ -67,7 +69,7 @@ absl::Status ShermanMorrisonTerms(ConstMatrixView v, ConstMatrixView u, Backend&
     PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, q.view(), Transpose::kNo, u, Transpose::kNo, 0.0, terms));
   }
   for (double& value : values) value = 1.0 / std::sqrt(1.0 + std::max(value, 0.0));
-  return backend.ScaleRows(values, terms, terms);
+  return backend.ScaleRows(values, k == 1 ? u : terms, terms);
 }
 
 }  // namespace precondor

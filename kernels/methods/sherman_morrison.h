@@ -29,8 +29,8 @@ struct RuleScalars {
 // FailedPrecondition unless all elements are finite and not below zero.
 absl::Status CheckDiagonal(const std::vector<double>& diagonal);
 
-// The mean of |v|^2; InvalidArgument where it is not finite.
-absl::StatusOr<double> MeanSquare(ConstMatrixView vectors, Backend& backend);
+// The mean of |v|^2, which are `squares` unless nobody has asked for them; InvalidArgument where it is not finite.
+absl::StatusOr<double> MeanSquare(ConstMatrixView vectors, absl::Span<const double> squares, Backend& backend);
 
 // By what the rule multiplies each of k vectors of this mean square; BLEND's averages advance by it.
 double VectorScale(const MkorConfig& config, int64_t d, int64_t k, double mean_square, RuleScalars& scalars);

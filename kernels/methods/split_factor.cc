@@ -67,7 +67,7 @@ absl::Status SplitFactor::Prepare(ConstMatrixView vectors, absl::Span<const doub
   next_.discard_next = false;
   if (scalars_.discard_next) return absl::OkStatus();
   Backend& backend = group_.backend(primary_);
-  PRECONDOR_ASSIGN_OR_RETURN(const double mean_square, MeanSquare(vectors, backend));
+  PRECONDOR_ASSIGN_OR_RETURN(const double mean_square, MeanSquare(vectors, {}, backend));
   const int64_t k = vectors.rows;
   const double scale = VectorScale(config_, d_, k, mean_square, next_);
   const double decay = config_.gamma, shift = 1.0 - config_.gamma;

@@ -70,8 +70,9 @@ double RelativeError(int64_t d, SymmetricStorage storage, Backend& backend) {
     const std::vector<double> expected = recursion.Times(std::vector<double>(g.begin(), g.end()));
     const DeviceMatrix row = OneRow(backend, g);
     DeviceMatrix product = backend.Allocate(1, d).value();
-    PRECONDOR_CHECK(
-        backend.Gemm(1, row.view(), Transpose::kNo, inverse.matrix, Transpose::kNo, 0, product.view()).ok());
+    DeviceMatrix made;
+    const ConstMatrixView matrix = Expanded(backend, inverse.form, made).value();
+    PRECONDOR_CHECK(backend.Gemm(1, row.view(), Transpose::kNo, matrix, Transpose::kNo, 0, product.view()).ok());
     std::vector<float> got(d);
     PRECONDOR_CHECK(backend.Download(product.view(), MatrixView(got.data(), 1, d)).ok());
     for (int64_t i = 0; i < d; ++i) {

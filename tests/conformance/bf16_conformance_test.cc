@@ -35,8 +35,8 @@ MatrixView Narrow(DeviceMatrix& x, int64_t gap) {
   return MatrixView(x.view().data, x.rows(), x.cols() - gap, x.cols());
 }
 
-// Rounding changes each element of l, d, l d and r by 2^-9 of it at most, so that no norm changes by more, and
-// |l d r| <= |l| |d| |r| in Frobenius' norm: 4 * 2^-9 of that, and a little for f32's sums.
+// Rounding changes each element of l, d, l d, r and l d r by 2^-9 of it at most, so that no norm changes by more, and
+// |l d r| <= |l| |d| |r| in Frobenius' norm: 5 * 2^-9 of that, and a little for f32's sums.
 TEST(Bf16ConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   if (!backend->KnowsProducts(ProductPrecision::kBf16)) GTEST_SKIP() << "no oneDNN, or no AVX512_BF16";
@@ -58,7 +58,7 @@ TEST(Bf16ConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
       for (int64_t j = 0; j < n; ++j) square += std::pow(got[i * (n + kGap) + j] - expected.at(i, j), 2);
       for (int64_t j = n; j < n + kGap; ++j) EXPECT_EQ(got[i * (n + kGap) + j], 1e30f) << "beyond a row";
     }
-    const double bound = 4.1 / 512 * FrobeniusNorm(l) * FrobeniusNorm(d) * FrobeniusNorm(r);
+    const double bound = 5.1 / 512 * FrobeniusNorm(l) * FrobeniusNorm(d) * FrobeniusNorm(r);
     EXPECT_LE(std::sqrt(square), bound) << m << " x " << n;
     EXPECT_LE(std::sqrt(square), 0.01 * FrobeniusNorm(expected)) << m << " x " << n;  // roundings are independent
   }

@@ -36,7 +36,7 @@ class Case {
     const int64_t m = Size(), n = Size(), inner = Size();
     switch (kind) {
       case 0:
-        MakeElementwise(static_cast<ElementwiseKind>(random() % 8), m, n);
+        MakeElementwise(static_cast<ElementwiseKind>(random() % 9), m, n);
         break;
       case 1: {
         const bool ta = random() % 2 == 0, tb = random() % 2 == 0;
@@ -120,6 +120,28 @@ class Case {
         operation_.what = Operation::SymmetricEigen{a, absl::MakeSpan(numbers_), q};
         break;
       }
+      case 10: {
+        const int64_t rows = random() % 4 == 0 ? 600 + m : m;  // in several pieces
+        numbers_.resize(n);
+        operation_.what = Operation::ColumnSquaredNorms{Add(rows, n), absl::MakeSpan(numbers_)};
+        break;
+      }
+      case 11: {
+        Operation::DensePrecondition product;
+        product.l = Form(m, left_, product.l_weights);
+        product.r = Form(n, right_, product.r_weights);
+        product.d = Add(m, n);
+        product.u = Add(m, n);
+        if (random() % 2 == 0 && backend.KnowsProducts(ProductPrecision::kBf16)) {
+          product.precision = ProductPrecision::kBf16;
+        }
+        if (random() % 3 != 0) {
+          numbers_.resize(2);
+          product.squares = absl::MakeSpan(numbers_);
+        }
+        operation_.what = std::move(product);
+        break;
+      }
       default: {
         const MatrixView x = Add(m, m), a = Add(m, m);
         // Not every one has an inverse.
@@ -186,6 +208,16 @@ class Case {
     operation_.what = std::move(e);
   }
 
+  // One that is there, or zeros in tiles with a shift and terms.
+  SymmetricForm Form(int64_t n, SymmetricMatrix& tiles, Operation::Numbers& weights) {
+    if (random_() % 2 == 0) return Add(n, n);
+    const SymmetricStorage storage =
+        backend_.AllocateSymmetric(n, SymmetricStorage::kF16).ok() ? SymmetricStorage::kF16 : SymmetricStorage::kF32;
+    tiles = backend_.AllocateSymmetric(n, storage).value();
+    const MatrixView rows = Add(static_cast<int64_t>(random_() % 4), n);
+    for (int64_t i = 0; i < rows.rows; ++i) weights.push_back(Number());
+    return SymmetricForm(Number(), Number(), weights, rows, tiles);
+  }
   int64_t Size() { return 1 + static_cast<int64_t>(random_() % (random_() % 4 == 0 ? 150 : 20)); }
   double Number() { return std::normal_distribution<double>()(random_); }
   MatrixView Add(int64_t rows, int64_t cols) {
@@ -217,7 +249,7 @@ class Case {
   std::mt19937_64& random_;
   std::vector<DeviceMatrix> matrices_;
   std::vector<std::vector<float>> hosts_;
-  SymmetricMatrix symmetric_;
+  SymmetricMatrix symmetric_, left_, right_;
   std::vector<double> numbers_;
   Operation operation_;
 };
@@ -251,7 +283,7 @@ TEST_P(GroupedConformanceTest, GiveWhatEachGivesAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 10));
+INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0, 12));
 
 // --- methods
 // ----------------------------------------------------------------------------------------------------------

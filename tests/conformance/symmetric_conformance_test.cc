@@ -278,6 +278,41 @@ TEST_P(SymmetricConformanceTest, RawMemoryMovesAMatrix) {
   }
 }
 
+// Products with what is still to be expanded, and the lengths that their rule sees. bf16 rounds five times by 2^-9 of
+// an element at most; f16 keeps elements to 2^-11.
+TEST_P(SymmetricConformanceTest, MultipliesByFormsAsByTheirMatrices) {
+  const std::vector<double> weights = {-0.5, 0.375, -2.0};
+  for (const SymmetricStorage storage : Storages()) {
+    for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {65, 17}, {64, 130}, {200, 70}}) {
+      SymmetricMatrix tiles = Compressed(RandomSymmetric(m, 3), storage);
+      Guarded rows = Put(Random(3, m, 4)), full = Put(RandomSymmetric(n, 5)), d = Put(Random(m, n, 6));
+      DeviceMatrix made;
+      const SymmetricForm l(0.75, 0.125, weights, rows.view(), tiles);
+      const ConstMatrixView there = precondor::Expanded(backend(), l, made).value();
+      Guarded left = Put(Dense(m, m));
+      ASSERT_TRUE(backend().Copy(there, left.view()).ok());
+      const Dense of_d = Read(d), expected = reference::Product(reference::Product(Read(left), of_d), Read(full));
+      for (const ProductPrecision precision : {ProductPrecision::kF32, ProductPrecision::kBf16}) {
+        if (!backend().KnowsProducts(precision)) continue;
+        Guarded u = Put(Dense(m, n, kNaN));
+        double d_length = 0, u_length = 0;
+        const auto rule = [&](double of_gradient, double of_answer) {
+          d_length = of_gradient;
+          u_length = of_answer;
+          return absl::StatusOr<double>(0.5);
+        };
+        ASSERT_TRUE(backend().DensePrecondition(l, full.view(), d.view(), rule, u.view(), precision).ok());
+        const Dense got = Read(u);
+        const double most = FrobeniusNorm(Read(left)) * FrobeniusNorm(of_d) * FrobeniusNorm(Read(full));
+        const double tolerance = precision == ProductPrecision::kBf16 ? 5.1 / 512 : 1e-6;
+        EXPECT_LE(FrobeniusNorm(reference::Combination(2, got, -1, expected)), tolerance * most) << m << " x " << n;
+        EXPECT_NEAR(d_length, FrobeniusNorm(of_d), 1e-6 * d_length);
+        EXPECT_NEAR(u_length, 2 * FrobeniusNorm(got), 1e-5 * u_length);
+      }
+    }
+  }
+}
+
 TEST_P(SymmetricConformanceTest, RefusesWrongShapesByName) {
   SymmetricMatrix m = backend().AllocateSymmetric(5, SymmetricStorage::kF32).value();
   Guarded five = Put(Dense(5, 5)), row = Put(Dense(1, 5)), wrong = Put(Dense(1, 4)), none = Put(Dense(0, 5));
@@ -298,6 +333,11 @@ TEST_P(SymmetricConformanceTest, RefusesWrongShapesByName) {
   EXPECT_THAT(message(backend().SymmetricExpand(1, 0, {}, none.view(), m, row.view())),
               HasSubstr("x: expected [5, 5]"));
   EXPECT_THAT(message(backend().SymmetricCompress(wrong.view(), m)), HasSubstr("x: expected [5, 5]"));
+  const SymmetricForm form(1, 0, {}, none.view(), m), wrong_terms(1, 0, one, none.view(), m);
+  EXPECT_THAT(message(backend().DensePrecondition(form, five.view(), wrong.view(), wrong.view())),
+              HasSubstr("DensePrecondition: l: expected [1, 1], got [5, 5]"));
+  EXPECT_THAT(message(backend().DensePrecondition(five.view(), wrong_terms, five.view(), five.view())),
+              HasSubstr("DensePrecondition: rows: expected [1, 5], got [0, 5]"));
   EXPECT_THAT(message(backend().AllocateSymmetric(-1, SymmetricStorage::kF32).status()), HasSubstr("got -1"));
 }
 

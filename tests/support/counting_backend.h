@@ -23,11 +23,6 @@ class CountingBackend final : public ForwardingBackend {
     device_->RunTogether(operations, statuses);
   }
   bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
-  absl::Status DoDensePrecondition(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
-                                   MatrixView u) override {
-    ++calls_;
-    return device_->DensePrecondition(l, r, d, u, precision);
-  }
   bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
   absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
                                  const SymmetricMatrix& m, MatrixView x) override {

@@ -124,7 +124,9 @@ class FactorDriver {
     DeviceMatrix out = backend_.Allocate(in.rows(), d_).value();
     absl::Status status;
     if (inverse.dense) {
-      status = backend_.Gemm(1.0, in.view(), Transpose::kNo, inverse.matrix, Transpose::kNo, 0.0, out.view());
+      DeviceMatrix made;
+      const ConstMatrixView matrix = Expanded(backend_, inverse.form, made).value();
+      status = backend_.Gemm(1.0, in.view(), Transpose::kNo, matrix, Transpose::kNo, 0.0, out.view());
     } else {
       LowRankInverse form = inverse.low_rank;
       form.c = 1.0;

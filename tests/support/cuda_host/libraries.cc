@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <cblas.h>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cusolverDn.h>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/lapack.h"
@@ -76,6 +79,32 @@ std::vector<float> ToF32(const void* data, int64_t rows, int64_t cols, int64_t s
   return out;
 }
 
+// c = alpha a b for a and b in bf16, summed in f32.
+void ProductOfBf16(int64_t m, int64_t n, int64_t k, float alpha, const void* a, int64_t lda, const void* b, int64_t ldb,
+                   void* c, cudaDataType c_type, int64_t ldc) {
+  const std::vector<float> left = ToF32(a, m, k, lda), right = ToF32(b, k, n, ldb);
+  std::vector<float> product(static_cast<size_t>(m * n));
+  cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, m, n, k, alpha, left.data(), m, right.data(), k, 0.0f,
+              product.data(), m);
+  for (int64_t j = 0; j < n; ++j) {
+    for (int64_t i = 0; i < m; ++i) {
+      const float value = product[static_cast<size_t>(j * m + i)];
+      if (c_type == CUDA_R_32F) {
+        static_cast<float*>(c)[j * ldc + i] = value;
+      } else {
+        static_cast<__nv_bfloat16*>(c)[j * ldc + i] = __float2bfloat16_rn(value);
+      }
+    }
+  }
+}
+
+// What cuBLAS asks of matrices of 16 bits in groups.
+void ExpectAligned(const void* data) {
+  if (reinterpret_cast<uintptr_t>(data) % 16 == 0) return;
+  std::fprintf(stderr, "grouped products: expected a matrix at a multiple of 16 bytes, got %p\n", data);
+  std::abort();
+}
+
 }  // namespace
 
 extern "C" {
@@ -118,18 +147,46 @@ cublasStatus_t cublasGemmEx_64(cublasHandle_t handle, cublasOperation_t op_a, cu
   }
   const float fa = *static_cast<const float*>(alpha), fb = *static_cast<const float*>(beta);
   if (fb != 0.0f) return CUBLAS_STATUS_NOT_SUPPORTED;
-  return Put(handle, [=] {
-    const std::vector<float> left = ToF32(a, m, k, lda), right = ToF32(b, k, n, ldb);
-    std::vector<float> product(static_cast<size_t>(m * n));
-    cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, m, n, k, fa, left.data(), m, right.data(), k, 0.0f,
-                product.data(), m);
-    for (int64_t j = 0; j < n; ++j) {
-      for (int64_t i = 0; i < m; ++i) {
-        const float value = product[static_cast<size_t>(j * m + i)];
-        if (c_type == CUDA_R_32F) {
-          static_cast<float*>(c)[j * ldc + i] = value;
+  return Put(handle, [=] { ProductOfBf16(m, n, k, fa, a, lda, b, ldb, c, c_type, ldc); });
+}
+
+// One product after the other; of one type for all three matrices, as cuBLAS has them in groups. The arrays of pointers
+// are the device's, all others the host's until this returns.
+cublasStatus_t cublasGemmGroupedBatchedEx_64(cublasHandle_t handle, const cublasOperation_t op_a[],
+                                             const cublasOperation_t op_b[], const int64_t m[], const int64_t n[],
+                                             const int64_t k[], const void* alpha, const void* const a[],
+                                             cudaDataType a_type, const int64_t lda[], const void* const b[],
+                                             cudaDataType b_type, const int64_t ldb[], const void* beta,
+                                             void* const c[], cudaDataType c_type, const int64_t ldc[], int64_t groups,
+                                             const int64_t sizes[], cublasComputeType_t compute) {
+  if (a_type != b_type || a_type != c_type || (a_type != CUDA_R_32F && a_type != CUDA_R_16BF) ||
+      compute != CUBLAS_COMPUTE_32F) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  struct Group {
+    int64_t m, n, k, lda, ldb, ldc, size;
+    float alpha;
+  };
+  std::vector<Group> all;
+  for (int64_t i = 0; i < groups; ++i) {
+    if (op_a[i] != CUBLAS_OP_N || op_b[i] != CUBLAS_OP_N || static_cast<const float*>(beta)[i] != 0.0f) {
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (lda[i] < m[i] || ldb[i] < k[i] || ldc[i] < m[i]) return CUBLAS_STATUS_INVALID_VALUE;
+    all.push_back({m[i], n[i], k[i], lda[i], ldb[i], ldc[i], sizes[i], static_cast<const float*>(alpha)[i]});
+  }
+  return Put(handle, [=, all = std::move(all)] {
+    int64_t at = 0;
+    for (const Group& group : all) {
+      for (const int64_t end = at + group.size; at < end; ++at) {
+        if (a_type == CUDA_R_32F) {
+          cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, group.m, group.n, group.k, group.alpha,
+                      static_cast<const float*>(a[at]), group.lda, static_cast<const float*>(b[at]), group.ldb, 0.0f,
+                      static_cast<float*>(c[at]), group.ldc);
         } else {
-          static_cast<__nv_bfloat16*>(c)[j * ldc + i] = __float2bfloat16_rn(value);
+          for (const void* matrix : {a[at], b[at], static_cast<const void*>(c[at])}) ExpectAligned(matrix);
+          ProductOfBf16(group.m, group.n, group.k, group.alpha, a[at], group.lda, b[at], group.ldb, c[at], c_type,
+                        group.ldc);
         }
       }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many kernels a step takes, on the host's imitation of a device.
+#include <algorithm>
 #include <barrier>
 #include <memory>
 #include <string>
@@ -17,8 +18,8 @@
 namespace precondor {
 namespace {
 
-// Launches of each step of mkor, of so many layers at once.
-std::vector<int64_t> LaunchesOfSteps(const MethodConfig& config, int layers, int steps) {
+// Launches of each step of mkor, of so many layers at once and so many vectors a side.
+std::vector<int64_t> LaunchesOfSteps(const MethodConfig& config, int layers, int steps, int vectors = 2) {
   const std::unique_ptr<Backend> backend =
       MakeGroupingBackend(MakeCudaBackend({}).value(), {.patience = absl::Minutes(5)});
   const std::unique_ptr<Method> method = MakeMethod(config).value();
@@ -37,8 +38,13 @@ std::vector<int64_t> LaunchesOfSteps(const MethodConfig& config, int layers, int
     a.clear();
     g.clear();
     for (const LayerSpec& spec : specs) {
-      a.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_in), stream.Gaussian(spec.d_in)}));
-      g.push_back(ToDevice(*backend, {stream.Gaussian(spec.d_out), stream.Gaussian(spec.d_out)}));
+      reference::Vectors of_a, of_g;
+      for (int vector = 0; vector < vectors; ++vector) {
+        of_a.push_back(stream.Gaussian(spec.d_in));
+        of_g.push_back(stream.Gaussian(spec.d_out));
+      }
+      a.push_back(ToDevice(*backend, of_a));
+      g.push_back(ToDevice(*backend, of_g));
     }
     const int64_t before = cuda::launch_count;
     std::barrier all_begun(layers);
@@ -71,6 +77,52 @@ TEST(CudaLaunchesTest, RecompressionsOfOneRankTakeAsManyWhateverTheLayers) {
   const std::vector<int64_t> of_one = LaunchesOfSteps(InLowRank(4), 1, 5);
   EXPECT_EQ(LaunchesOfSteps(InLowRank(4), 6, 5), of_one);
   EXPECT_LE(of_one.back(), 32);
+}
+
+// One vector a side, as in training; the waiting terms move into the matrices once in 16 steps.
+TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayers) {
+  for (const char* products : {"BF16", "F32"}) {
+    const MethodConfig config = {"mkor",
+                                 {{"representation", std::string("DENSE")},
+                                  {"rule", std::string("BLEND")},
+                                  {"products", std::string(products)}}};
+    std::vector<int64_t> of_two = LaunchesOfSteps(config, 2, 18, 1);
+    EXPECT_LE(*std::max_element(of_two.begin(), of_two.end()), 30) << products;
+    of_two.resize(3);
+    EXPECT_EQ(LaunchesOfSteps(config, 20, 3, 1), of_two) << products;
+    EXPECT_EQ(LaunchesOfSteps(config, 6, 2), LaunchesOfSteps(config, 1, 2)) << products;
+  }
+}
+
+// A backend without room for more than what is reserved.
+TEST(CudaLaunchesTest, DenseStepsTakeNoMoreMemoryThanIsReserved) {
+  for (const char* products : {"BF16", "F32"}) {
+    for (const char* rule : {"BLEND", "EXACT_DAMPED"}) {
+      const std::unique_ptr<Method> method = MakeMethod({"mkor",
+                                                         {{"representation", std::string("DENSE")},
+                                                          {"rule", std::string(rule)},
+                                                          {"products", std::string(products)}}})
+                                                 .value();
+      const LayerSpec layer{"any", 97, 201, false};
+      const int64_t of_steps = 4 * (2 * layer.d_in * layer.d_out + layer.d_in + layer.d_out);
+      const std::unique_ptr<Backend> backend =
+          MakeCudaBackend({.memory_limit_bytes = method->StateBytes(layer) + method->ScratchBytes(layer, 1) + of_steps})
+              .value();
+      const std::unique_ptr<LayerState> state = method->MakeState(layer, *backend).value();
+      VectorStream stream(Stream::kCorrelated, layer.d_in, 1);
+      const DeviceMatrix a = ToDevice(*backend, {stream.Gaussian(layer.d_in)});
+      const DeviceMatrix g = ToDevice(*backend, {stream.Gaussian(layer.d_out)});
+      const DeviceMatrix d = ToDevice(*backend, {stream.Gaussian(layer.d_out * layer.d_in)});
+      DeviceMatrix u = backend->Allocate(layer.d_out, layer.d_in).value();
+      for (int step = 0; step < 18; ++step) {
+        const absl::Status updated = state->Update({a.view(), g.view()});
+        ASSERT_TRUE(updated.ok()) << products << " " << rule << ": " << updated;
+        const ConstMatrixView gradient(d.view().data, layer.d_out, layer.d_in);
+        const absl::Status answered = state->Precondition(gradient, u.view());
+        ASSERT_TRUE(answered.ok()) << products << " " << rule << ": " << answered;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/dense_products.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/grouped_operations.h"
+#include "kernels/cuda/parcel.h"
+#include "kernels/cuda/rounding.h"
+#include "kernels/cuda/symmetric_tiles.h"
+
+namespace precondor::cuda {
+namespace {
+
+using Operations = std::vector<const Operation::DensePrecondition*>;
+using Bf16 = __nv_bfloat16;
+
+template <typename T>
+T* Take(T*& next, int64_t count) {
+  return std::exchange(next, next + count);
+}
+
+template <typename Kind>
+std::vector<const Kind*> AllOf(const std::vector<Kind>& operations) {
+  std::vector<const Kind*> all;
+  all.reserve(operations.size());
+  for (const Kind& operation : operations) all.push_back(&operation);
+  return all;
+}
+
+// Rows that begin at multiples of 16 bytes: cuBLAS demands it of a matrix, and is the faster for it in each row.
+constexpr int64_t Padded(int64_t cols) { return (cols + 7) / 8 * 8; }
+
+// c [rows, cols] = a b, row-major, elements of one type.
+struct Factors {
+  const void *a, *b;
+  void* c;
+  int64_t rows, cols, inner, stride_a, stride_b, stride_c;
+};
+
+// Where all of them are in device memory.
+struct Pointers {
+  const void* const* a;
+  const void* const* b;
+  void* const* c;
+};
+
+// Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
+absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, cudaDataType_t type, Pointers pointers) {
+  const size_t count = all.size();
+  std::vector<int64_t> m, n, k, of_a, of_b, of_c;
+  for (const Factors& product : all) {
+    m.push_back(product.cols);
+    n.push_back(product.rows);
+    k.push_back(product.inner);
+    of_a.push_back(product.stride_a);
+    of_b.push_back(product.stride_b);
+    of_c.push_back(product.stride_c);
+  }
+  const std::vector<int64_t> sizes(count, 1);
+  const std::vector<float> ones(count, 1.0f), zeros(count, 0.0f);
+  const std::vector<cublasOperation_t> as_it_is(count, CUBLAS_OP_N);
+  return device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
+    return cublasGemmGroupedBatchedEx_64(blas, as_it_is.data(), as_it_is.data(), m.data(), n.data(), k.data(),
+                                         ones.data(), pointers.b, type, of_b.data(), pointers.a, type, of_a.data(),
+                                         zeros.data(), pointers.c, type, of_c.data(), static_cast<int64_t>(count),
+                                         sizes.data(), CUBLAS_COMPUTE_32F);
+  });
+}
+
+// Both products of each operation, one call for the first ones and one for the second.
+class ProductPair {
+ public:
+  void Ask(Parcel& parcel, size_t count) {
+    for (auto& part : inputs_) part = parcel.Add<const void*>(count);
+    for (auto& part : outputs_) part = parcel.Add<void*>(count);
+  }
+  // half = l d, u = half r.
+  void Add(const Factors& first, const Factors& second) {
+    products_[0].push_back(first);
+    products_[1].push_back(second);
+  }
+  void Fill(Parcel& parcel) const {
+    for (size_t which = 0; which < 2; ++which) {
+      for (size_t i = 0; i < products_[which].size(); ++i) {
+        parcel.OnHost(inputs_[2 * which])[i] = products_[which][i].a;
+        parcel.OnHost(inputs_[2 * which + 1])[i] = products_[which][i].b;
+        parcel.OnHost(outputs_[which])[i] = products_[which][i].c;
+      }
+    }
+  }
+  absl::Status Run(Device& device, const Parcel& parcel, cudaDataType_t type) const {
+    if (products_[0].empty()) return absl::OkStatus();
+    for (size_t which = 0; which < 2; ++which) {
+      const Pointers pointers{parcel.OnDevice(inputs_[2 * which]), parcel.OnDevice(inputs_[2 * which + 1]),
+                              parcel.OnDevice(outputs_[which])};
+      PRECONDOR_RETURN_IF_ERROR(GroupedProducts(device, products_[which], type, pointers));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::array<Parcel::Part<const void*>, 4> inputs_;
+  std::array<Parcel::Part<void*>, 2> outputs_;
+  std::array<std::vector<Factors>, 2> products_;
+};
+
+// What is not there yet of all operations' l and r, made in one launch.
+class Expansions {
+ public:
+  void Ask(Parcel& parcel, const Operations& operations) {
+    size_t count = 0, weights = 0;
+    for (const auto* operation : operations) {
+      for (const SymmetricForm* form : {&operation->l, &operation->r}) {
+        count += form->is_there() ? 0 : 1;
+        weights += form->is_there() ? 0 : form->rows.rows;
+      }
+    }
+    jobs_ = parcel.Add<ExpandJob>(count);
+    weights_ = parcel.Add<double>(weights);
+  }
+  // x [n, n], of rows of `stride` elements, f32 or bf16.
+  void Add(Parcel& parcel, const SymmetricForm& form, absl::Span<const double> weights, void* x, int64_t stride,
+           bool in_bf16) {
+    std::copy(weights.begin(), weights.end(), parcel.OnHost(weights_).begin() + weight_);
+    ExpandJob job;
+    job.m = JobOfForm(form, parcel.OnDevice(weights_) + weight_);
+    job.x = x;
+    job.stride = stride;
+    job.in_bf16 = in_bf16;
+    job.first = tiles_;
+    parcel.OnHost(jobs_)[count_++] = job;
+    weight_ += weights.size();
+    tiles_ += TileCount(form.n);
+  }
+  absl::Status Run(Device& device, const Parcel& parcel) const {
+    if (count_ == 0) return absl::OkStatus();
+    return device.Run("SymmetricExpand", [&](cudaStream_t stream) {
+      return SymmetricExpand(stream, parcel.OnDevice(jobs_), static_cast<int>(count_), tiles_);
+    });
+  }
+
+ private:
+  Parcel::Part<ExpandJob> jobs_;
+  Parcel::Part<double> weights_;
+  size_t count_ = 0, weight_ = 0;
+  int64_t tiles_ = 0;
+};
+
+absl::Status ReceiveSquares(Device& device, const DeviceArray<double>& squares, const Operations& operations) {
+  size_t asked = 0;
+  for (const auto* operation : operations) asked += operation->squares.empty() ? 0 : 1;
+  if (asked == 0) return absl::OkStatus();
+  std::vector<double> known(2 * asked);
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(squares, absl::MakeSpan(known)));
+  auto pair = known.begin();
+  for (const auto* operation : operations) {
+    if (operation->squares.empty()) continue;
+    std::copy_n(pair, 2, operation->squares.begin());
+    pair += 2;
+  }
+  return absl::OkStatus();
+}
+
+// Operations in bf16: expansions, roundings, two calls of cuBLAS, and what makes f32 of the answers and knows their
+// lengths.
+class Bf16Plan {
+ public:
+  explicit Bf16Plan(const Operations& operations) : operations_(operations) {}
+
+  absl::Status Open(Device& device) {
+    int64_t elements = 0, parts = 0;
+    size_t there = 0, asked = 0;
+    for (const auto* operation : operations_) {
+      elements += RoundedElements(*operation);
+      there += (operation->l.is_there() ? 1 : 0) + (operation->r.is_there() ? 1 : 0);
+      if (operation->squares.empty()) continue;
+      ++asked;
+      parts += RoundingBlocks(operation->d);
+    }
+    PRECONDOR_ASSIGN_OR_RETURN(memory_, device.Array<Bf16>(elements));
+    PRECONDOR_ASSIGN_OR_RETURN(squares_, device.Array<double>(2 * (static_cast<int64_t>(asked) + parts)));
+    expansions_.Ask(parcel_, operations_);
+    products_.Ask(parcel_, operations_.size());
+    jobs_ = parcel_.Add<RoundingJob>(operations_.size() + there);
+    const auto counters = parcel_.Add<unsigned>(asked);
+    PRECONDOR_RETURN_IF_ERROR(parcel_.Open(device));
+    next_ = memory_.data();
+    next_squares_ = squares_.data();
+    next_partials_ = squares_.data() + 2 * asked;
+    next_counter_ = parcel_.OnDevice(counters);
+    for (const auto* operation : operations_) Add(*operation);
+    products_.Fill(parcel_);
+    answer_blocks_ = Put(answers_, 0, 0);
+    blocks_ = Put(factors_, answers_.size(), answer_blocks_);
+    return parcel_.Send(device);
+  }
+
+  absl::Status Run(Device& device) const {
+    const RoundingJob* const jobs = parcel_.OnDevice(jobs_);
+    const int answers = static_cast<int>(answers_.size()), all = answers + static_cast<int>(factors_.size());
+    PRECONDOR_RETURN_IF_ERROR(expansions_.Run(device, parcel_));
+    PRECONDOR_RETURN_IF_ERROR(
+        device.Run("DensePrecondition", [&](cudaStream_t stream) { return RoundToBf16(stream, jobs, all, blocks_); }));
+    PRECONDOR_RETURN_IF_ERROR(products_.Run(device, parcel_, CUDA_R_16BF));
+    PRECONDOR_RETURN_IF_ERROR(device.Run("DensePrecondition", [&](cudaStream_t stream) {
+      return WidenFromBf16(stream, jobs, answers, answer_blocks_);
+    }));
+    return ReceiveSquares(device, squares_, operations_);
+  }
+
+ private:
+  // l, r and d in bf16, and l d, which is as large as d; the answer takes d's place.
+  static int64_t RoundedElements(const Operation::DensePrecondition& operation) {
+    const int64_t m = operation.d.rows, n = operation.d.cols;
+    return m * Padded(m) + n * Padded(n) + 2 * m * Padded(n);
+  }
+
+  void Add(const Operation::DensePrecondition& operation) {
+    const int64_t m = operation.d.rows, n = operation.d.cols, stride = Padded(n);
+    const Bf16* const l = Factor(operation.l, operation.l_weights, m);
+    const Bf16* const r = Factor(operation.r, operation.r_weights, n);
+    Bf16 *const d = Take(next_, m * stride), *const half = Take(next_, m * stride);
+    RoundingJob job{.from = operation.d, .rounded = d, .stride = stride, .to = operation.u, .answer = d};
+    if (!operation.squares.empty()) {
+      job.squares = Take(next_squares_, 2);
+      job.partials = Take(next_partials_, 2 * RoundingBlocks(operation.d));
+      job.arrived = Take(next_counter_, 1);
+    }
+    answers_.push_back(job);
+    products_.Add({l, d, half, m, n, m, Padded(m), stride, stride}, {half, r, d, m, n, n, stride, stride, stride});
+  }
+
+  const Bf16* Factor(const SymmetricForm& form, absl::Span<const double> weights, int64_t n) {
+    Bf16* const x = Take(next_, n * Padded(n));
+    if (form.is_there()) {
+      factors_.push_back({.from = form.matrix, .rounded = x, .stride = Padded(n)});
+    } else {
+      expansions_.Add(parcel_, form, weights, x, Padded(n), /*in_bf16=*/true);
+    }
+    return x;
+  }
+
+  // Returns the blocks up to and with these.
+  int64_t Put(const std::vector<RoundingJob>& some, size_t place, int64_t blocks) {
+    for (RoundingJob job : some) {
+      job.first = blocks;
+      blocks += RoundingBlocks(job.from);
+      parcel_.OnHost(jobs_)[place++] = job;
+    }
+    return blocks;
+  }
+
+  const Operations& operations_;
+  DeviceArray<Bf16> memory_;
+  DeviceArray<double> squares_;
+  Parcel parcel_;
+  Expansions expansions_;
+  ProductPair products_;
+  Parcel::Part<RoundingJob> jobs_;
+  std::vector<RoundingJob> answers_, factors_;  // of d's, which become answers, and of l's and r's that are there
+  int64_t answer_blocks_ = 0, blocks_ = 0;
+  Bf16* next_ = nullptr;
+  double *next_squares_ = nullptr, *next_partials_ = nullptr;
+  unsigned* next_counter_ = nullptr;
+};
+
+absl::Status RunInBf16(Device& device, const Operations& operations) {
+  Bf16Plan plan(operations);
+  PRECONDOR_RETURN_IF_ERROR(plan.Open(device));
+  return plan.Run(device);
+}
+
+// Large products by cuBLAS, small ones by our own kernel, which gives each what it gives alone.
+absl::Status RunInF32(Device& device, const Operations& operations) {
+  Parcel parcel;
+  Expansions expansions;
+  expansions.Ask(parcel, operations);
+  ProductPair large;
+  large.Ask(parcel, operations.size());
+  int64_t elements = 0;
+  for (const auto* operation : operations) {
+    elements += operation->d.size();
+    for (const SymmetricForm* form : {&operation->l, &operation->r}) elements += form->n * form->n;
+  }
+  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> memory, device.Array<float>(elements));
+  float* next = memory.data();
+  const auto factor = [&](const SymmetricForm& form, absl::Span<const double> weights) {
+    if (form.is_there()) return form.matrix;
+    float* const x = Take(next, form.n * form.n);
+    expansions.Add(parcel, form, weights, x, form.n, /*in_bf16=*/false);
+    return ConstMatrixView(x, form.n, form.n);
+  };
+  std::array<std::vector<Operation::Gemm>, 2> small;
+  std::vector<Operation::Dot> dots;
+  for (const auto* operation : operations) {
+    const ConstMatrixView l = factor(operation->l, operation->l_weights), d = operation->d;
+    const ConstMatrixView r = factor(operation->r, operation->r_weights);
+    const MatrixView half(Take(next, d.size()), d.rows, d.cols), u = operation->u;
+    const Operation::Gemm first{.a = l, .b = d, .c = half}, second{.a = half, .b = r, .c = u};
+    if (IsLarge(first) || IsLarge(second)) {
+      large.Add({l.data, d.data, half.data, d.rows, d.cols, d.rows, l.stride, d.stride, half.stride},
+                {half.data, r.data, u.data, d.rows, d.cols, d.cols, half.stride, r.stride, u.stride});
+    } else {
+      small[0].push_back(first);
+      small[1].push_back(second);
+    }
+    if (operation->squares.empty()) continue;
+    dots.push_back({d, d, &operation->squares[0]});
+    dots.push_back({u, u, &operation->squares[1]});
+  }
+  large.Fill(parcel);
+  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  PRECONDOR_RETURN_IF_ERROR(expansions.Run(device, parcel));
+  PRECONDOR_RETURN_IF_ERROR(large.Run(device, parcel, CUDA_R_32F));
+  for (const std::vector<Operation::Gemm>& some : small) {
+    if (!some.empty()) PRECONDOR_RETURN_IF_ERROR(RunProducts(device, AllOf(some)));
+  }
+  return dots.empty() ? absl::OkStatus() : RunDots(device, AllOf(dots));
+}
+
+}  // namespace
+
+SymmetricJob JobOfForm(const SymmetricForm& form, const double* weights) {
+  SymmetricJob job;
+  job.tiles = const_cast<float*>(form.raw.data);  // only read; the job's type is that of an update
+  job.n = form.n;
+  job.storage = form.storage;
+  job.scale = static_cast<float>(form.scale);
+  job.shift = form.shift;
+  job.weights = weights;
+  job.rows = form.rows;
+  return job;
+}
+
+absl::Status RunDensePreconditions(Device& device, absl::Span<const Operation::DensePrecondition* const> operations) {
+  Operations in_bf16, in_f32;
+  for (const auto* operation : operations) {
+    (operation->precision == ProductPrecision::kBf16 ? in_bf16 : in_f32).push_back(operation);
+  }
+  if (!in_bf16.empty()) PRECONDOR_RETURN_IF_ERROR(RunInBf16(device, in_bf16));
+  return in_f32.empty() ? absl::OkStatus() : RunInF32(device, in_f32);
+}
+
+}  // namespace precondor::cuda
