@@ -121,7 +121,11 @@ class DevicePlaneTest : public ::testing::Test {
 TEST_F(DevicePlaneTest, GradientsStayInTheDevicesMemory) {
   const auto server = StartServer({"--device-plane-bytes=64MiB"});
   const auto on_device = Join(Spec("device"));
+  EXPECT_TRUE(on_device->DevicePlaneStatus(0, 0).ok()) << "nothing speaks against it so far";
   const auto results = Run(*on_device, 0, kSteps, true);
+  EXPECT_TRUE(on_device->DevicePlaneStatus(0, 0).ok()) << on_device->DevicePlaneStatus(0, 0);
+  EXPECT_EQ(on_device->DevicePlaneStatus(0, 99).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(on_device->DevicePlaneStatus(3, 0).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(on_device->device_plane().in_ring, static_cast<int64_t>(kSteps * kShapes.size()));
   EXPECT_EQ(on_device->device_plane().over_socket, 0) << on_device->device_plane().reason;
   EXPECT_EQ(on_device->traffic().gradient_bytes, 0);
@@ -139,6 +143,7 @@ TEST_F(DevicePlaneTest, WithoutARingTheyGoThroughTheHostAndTheWorkerKnowsWhy) {
   EXPECT_EQ(on_device->device_plane().in_ring, 0);
   EXPECT_EQ(on_device->device_plane().over_socket, static_cast<int64_t>(2 * kShapes.size()));
   EXPECT_THAT(on_device->device_plane().reason, HasSubstr("offers no ring"));
+  EXPECT_THAT(std::string(on_device->DevicePlaneStatus(0, 0).message()), HasSubstr("offers no ring"));
   const auto on_host = Join(Spec("host"));
   EXPECT_EQ(results, Run(*on_host, 0, 2, false));
 }
@@ -151,6 +156,13 @@ TEST_F(DevicePlaneTest, WhatARingCannotTakeGoesThroughTheHost) {
   Run(*in_bf16, 0, 1, true);
   EXPECT_EQ(in_bf16->device_plane().in_ring, 0);
   EXPECT_THAT(in_bf16->device_plane().reason, HasSubstr("gradient_dtype: expected F32"));
+  EXPECT_EQ(in_bf16->DevicePlaneStatus(0, 0).message(), in_bf16->device_plane().reason);
+}
+
+TEST_F(DevicePlaneTest, AtOtherAddressesItIsKnownBeforehand) {
+  const auto server = StartServer({"--device-plane-bytes=64MiB", "--advertise=127.0.0.1:1"});
+  const auto worker = Join(Spec("tcp"));
+  EXPECT_THAT(std::string(worker->DevicePlaneStatus(0, 0).message()), HasSubstr("shard 127.0.0.1:1: offers no ring"));
 }
 
 TEST_F(DevicePlaneTest, ARingThatIsTooSmallTakesWhatFits) {
@@ -317,6 +329,7 @@ TEST_F(DevicePlaneTest, ASessionWhoseWorkersHaveFactorsRefusesThem) {
   const absl::Status refused = worker->Precondition(0, 0, tensor, tensor, 1).Wait().status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("REPLAY"));
+  EXPECT_THAT(std::string(worker->DevicePlaneStatus(0, 0).message()), HasSubstr("REPLAY"));
   DeviceTensor elsewhere = tensor;
   elsewhere.device = 1;
   EXPECT_EQ(worker->Precondition(0, 0, tensor, elsewhere, 1).Wait().status().code(),

@@ -6,6 +6,7 @@ Programs that a test wants a process for are in client_programs.py.
 """
 
 import argparse
+import concurrent.futures
 import ctypes
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -28,6 +30,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 def spec(name, **changes):
     return precondor.SessionSpec(**{"name": name, "layers": [precondor.Layer("fc", 2, 3)], **changes})
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("it does not come about")
+        time.sleep(0.01)
 
 
 def run_program(name, *arguments, python=sys.executable):
@@ -81,6 +91,29 @@ class ClientTest(unittest.TestCase):
                 for losses, weights in [run.get(TIMEOUT_S) for run in runs]:
                     self.expect_reference(losses, weights, 2)
                 self.assertTrue(self.client.close_session(name))
+
+    def test_communicators_take_gradients_and_say_when_they_do_not(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(self.server_program, folder, "--plane-timeout-ms=500")
+            self.addCleanup(server.stop)
+            client = self.enterContext(precondor.Client(server.address, plane_device=1))  # which is for NCCL alone
+            for world_size in (1, 2):
+                session = client.open_session(spec(f"job{world_size}", data_plane="COLLECTIVE", world_size=world_size,
+                                                   method="identity"))
+                with concurrent.futures.ThreadPoolExecutor() as pool:
+                    workers = list(pool.map(session.join, range(world_size)))
+                answer = workers[0].precondition(0, 0, np.ones((2, 3)), 1)
+                if world_size == 1:
+                    np.testing.assert_array_equal(answer.result().gradient, np.ones((2, 3)))
+                    self.assertEqual(workers[0].data_plane_status(), "")
+                    self.assertGreater(workers[0].metrics()["plane_bytes"], 0)
+                else:  # rank 1 does not come
+                    wait_until(lambda: workers[0].data_plane_status() != "")
+                    workers[1].precondition(0, 0, np.ones((2, 3)), 1)
+                    np.testing.assert_array_equal(answer.result().gradient, np.ones((2, 3)))
+                    self.assertIn("communicator", workers[0].data_plane_status())
+                for worker in workers:
+                    worker.close()
 
     def test_workers_with_factors_leave_the_process_blas_alone_and_round_as_the_server_does(self):
         blas = ctypes.CDLL("libopenblas.so.0")  # the one of Debian's NumPy and torch

@@ -62,6 +62,10 @@ class DeviceTest(unittest.TestCase):
             np.testing.assert_array_equal(wide, before)  # no statistics, no change
             worker.flush()
             self.assertEqual(worker.device_plane(), {"in_ring": 1, "over_socket": 0, "reason": ""})
+            self.assertEqual(worker.device_plane_status(0), "")
+            self.assertNotEqual(worker.device_plane_status(0, device=5), "")
+            with self.assertRaises(precondor.NotFoundError):
+                worker.device_plane_status(1)
 
         self.run_with(["--device-plane-bytes=2MiB"], body)
 
@@ -73,6 +77,7 @@ class DeviceTest(unittest.TestCase):
             worker.flush()
             self.assertEqual(worker.device_plane()["over_socket"], 1)
             self.assertIn("offers no ring", worker.device_plane()["reason"])
+            self.assertIn("offers no ring", worker.device_plane_status(0))
 
         self.run_with([], body)
 

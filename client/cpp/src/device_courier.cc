@@ -23,9 +23,7 @@ absl::StatusOr<std::shared_ptr<DevicePlane>> DeviceCourier::PlaneOf(int device) 
   MutexLock lock(mu_);
   const auto found = planes_.find(device);
   if (found != planes_.end()) return found->second;
-  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<DevicePlane> plane, LoadCudaPlane(device));
-  planes_[device] = plane;
-  return plane;
+  return planes_.emplace(device, LoadCudaPlane(device)).first->second;
 }
 
 void DeviceCourier::Post(std::shared_ptr<const Parcel> parcel) {

@@ -36,7 +36,8 @@ class DeviceCourier {
 
   ~DeviceCourier() { Stop(); }
 
-  // The plane of a device as CUDA counts in this process; made when it is first asked for. Errors: LoadCudaPlane's.
+  // The plane of a device as CUDA counts in this process; made, or found wanting for good, when it is first asked for.
+  // Errors: LoadCudaPlane's.
   absl::StatusOr<std::shared_ptr<DevicePlane>> PlaneOf(int device);
   void Post(std::shared_ptr<const Parcel> parcel);
   // Fails what is past its deadline, be its stream where it may; the next deadline.
@@ -58,7 +59,7 @@ class DeviceCourier {
 
   Mutex mu_;
   CondVar changed_;
-  std::map<int, std::shared_ptr<DevicePlane>> planes_ ABSL_GUARDED_BY(mu_);
+  std::map<int, absl::StatusOr<std::shared_ptr<DevicePlane>>> planes_ ABSL_GUARDED_BY(mu_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mu_);
   Item current_ ABSL_GUARDED_BY(mu_);  // that the thread is at
   absl::Status failed_ ABSL_GUARDED_BY(mu_);

@@ -84,6 +84,9 @@ class ShardLink {
   absl::StatusOr<RingPlace> TakeRingPlace(const std::shared_ptr<DevicePlane>& plane,
                                           absl::FunctionRef<uint64_t()> wanted, uint32_t layer, uint64_t bytes,
                                           absl::Time deadline);
+  // OK while a gradient on the plane's device may get such a place, or until that is known; otherwise why none does on
+  // this stream. Null: on any device.
+  absl::Status RingStatus(const DevicePlane* plane) const;
   // From now on that waits for nothing.
   void StopWaitingForRings();
 
@@ -138,6 +141,8 @@ class ShardLink {
 
   // The ring is gone: what lies in it goes as bytes. Before the next stream may begin.
   void MoveOutOfRing();
+  // The ring that the current stream offers; why there is none on the plane's device (null: on any).
+  absl::StatusOr<const v1::Ring*> OfferedRing(const DevicePlane* plane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AskForRing(const std::shared_ptr<DevicePlane>& plane, absl::FunctionRef<uint64_t()> wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The shard is done with the item's range, if it has one.

@@ -9,6 +9,7 @@
 
 #include "client/cpp/src/shard_link.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/unix_address.h"
 
 namespace precondor {
 
@@ -48,22 +49,33 @@ void ShardLink::StopWaitingForRings() {
   changed_.notify_all();
 }
 
-absl::Status ShardLink::AskForRing(const std::shared_ptr<DevicePlane>& plane, absl::FunctionRef<uint64_t()> wanted) {
+absl::Status ShardLink::RingStatus(const DevicePlane* plane) const {
+  MutexLock lock(mu_);
+  // Peers at other addresses are offered none, and that need not be found out.
+  if (!UnixPath(options_.address).has_value()) return OfferedRing(plane).status();
+  if (state_ != StreamState::kOpen) return absl::OkStatus();
+  if (ring_state_ == RingState::kRefused) return ring_refusal_;
+  return OfferedRing(plane).status();
+}
+
+absl::StatusOr<const v1::Ring*> ShardLink::OfferedRing(const DevicePlane* plane) const {
   const v1::Ring* offer = nullptr;
   for (const v1::Ring& each : ring_offers_) {
     if (each.kind() == v1::RING_KIND_CUDA) offer = &each;
   }
   if (offer == nullptr) {
-    ring_state_ = RingState::kRefused;
-    ring_refusal_ = absl::UnavailableError(absl::StrCat(
+    return absl::UnavailableError(absl::StrCat(
         "shard ", options_.address, ": offers no ring: it gives one at a unix: address with --device-plane-bytes"));
-    return ring_refusal_;
   }
-  // The next gradient's device may be another.
-  if (offer->device() != plane->device()) {
+  if (plane != nullptr && offer->device() != plane->device()) {
     return absl::UnavailableError(
         absl::StrCat("shard ", options_.address, ": computes on another device than the gradient's"));
   }
+  return offer;
+}
+
+absl::Status ShardLink::AskForRing(const std::shared_ptr<DevicePlane>& plane, absl::FunctionRef<uint64_t()> wanted) {
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::Ring* const offer, OfferedRing(plane.get()));
   ring_plane_ = plane;
   ring_request_ = *offer;
   ring_request_.set_bytes(std::min(wanted(), offer->bytes()));

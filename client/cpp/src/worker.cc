@@ -199,11 +199,15 @@ absl::Status WorkerImpl::CheckResume(const WorkerDirective& directive, uint64_t 
                                      directive.resume_step, " and join again with it as first_step"));
 }
 
+absl::Status WorkerImpl::CheckLayer(int64_t layer) const {
+  if (layer >= 0 && layer < static_cast<int64_t>(spec_.layers.size())) return absl::OkStatus();
+  return ReasonedStatus(
+      absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer,
+      absl::StrCat("session ", session_, ": expected a layer below ", spec_.layers.size(), ", got ", layer));
+}
+
 absl::StatusOr<Mode> WorkerImpl::CheckStep(uint64_t step, int64_t layer) const {
-  if (layer < 0 || layer >= static_cast<int64_t>(spec_.layers.size())) {
-    return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer,
-                          absl::StrCat(Describe(step, layer), ": expected a layer below ", spec_.layers.size()));
-  }
+  PRECONDOR_RETURN_IF_ERROR(CheckLayer(layer));
   {
     MutexLock lock(mu_);
     PRECONDOR_RETURN_IF_ERROR(failed_);
@@ -380,15 +384,12 @@ PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution
 }
 
 absl::StatusOr<uint64_t> WorkerImpl::FactorsChecksum(int64_t layer) {
-  const std::string what = absl::StrCat("session ", session_, " layer ", layer);
   if (factors_ == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(what, ": expected exchange REPLAY or PULL_FACTORS, got ", ExchangeModeName(spec_.exchange)));
+    return absl::FailedPreconditionError(absl::StrCat("session ", session_, " layer ", layer,
+                                                      ": expected exchange REPLAY or PULL_FACTORS, got ",
+                                                      ExchangeModeName(spec_.exchange)));
   }
-  if (layer < 0 || layer >= static_cast<int64_t>(spec_.layers.size())) {
-    return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownLayer,
-                          absl::StrCat(what, ": expected a layer below ", spec_.layers.size()));
-  }
+  PRECONDOR_RETURN_IF_ERROR(CheckLayer(layer));
   return factors_->Checksum(layer, absl::Now() + options_.result_timeout);
 }
 

@@ -64,6 +64,7 @@ class WorkerImpl final : public Worker {
   PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient, const DeviceTensor& out,
                                   uint64_t samples) override;
   DevicePlaneUse device_plane() const override;
+  absl::Status DevicePlaneStatus(int64_t layer, int device) override;
   PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) override;
   absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) override;
   absl::Status Flush() override;
@@ -86,6 +87,7 @@ class WorkerImpl final : public Worker {
   absl::StatusOr<Mode> CheckStep(uint64_t step, int64_t layer) const;
   absl::Status CheckStatistics(uint64_t step, int64_t layer) const;
   absl::Status CheckGradient(int64_t layer) const;
+  absl::Status CheckLayer(int64_t layer) const;
   std::string Describe(uint64_t step, int64_t layer) const;
 
   PreconditionFuture Submit(std::shared_ptr<Contribution> contribution,
@@ -94,6 +96,8 @@ class WorkerImpl final : public Worker {
   bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
   // Of a gradient in device memory, on the courier's thread once it is computed.
   struct DeviceGradient;
+  // OK where a ring can take the session's gradients.
+  absl::Status CheckRings() const;
   void Deliver(const DeviceGradient& gradient);
   void AnswerOnDevice(const DeviceGradient& gradient);
   absl::Status SendInRing(const DeviceGradient& gradient);

@@ -45,9 +45,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
                                                      gradient.device, " and ", out.device));
   }
   if (status.ok() && factors_ != nullptr) {
-    status = absl::FailedPreconditionError(
-        absl::StrCat(what, ": expected a gradient in the host's memory, where exchange ",
-                     ExchangeModeName(spec_.exchange), " preconditions, got one on a device"));
+    status = absl::FailedPreconditionError(absl::StrCat(what, ": ", CheckRings().message()));
   }
   if (!status.ok()) return FailedFuture(status);
   auto parcel = std::make_shared<DeviceCourier::Parcel>();
@@ -86,6 +84,17 @@ DevicePlaneUse WorkerImpl::device_plane() const {
   return device_plane_;
 }
 
+absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLayer(layer));
+  PRECONDOR_RETURN_IF_ERROR(CheckGradient(layer));
+  PRECONDOR_RETURN_IF_ERROR(CheckRings());
+  const ShardRoutes::Link link = routes_.of_layer(static_cast<size_t>(layer));
+  if (link == nullptr) return absl::OkStatus();
+  PRECONDOR_RETURN_IF_ERROR(link->RingStatus(nullptr));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<DevicePlane> plane, courier_.PlaneOf(device));
+  return link->RingStatus(plane.get());
+}
+
 void WorkerImpl::Deliver(const DeviceGradient& gradient) {
   if (AnsweredHere(gradient.contribution.mode)) return AnswerOnDevice(gradient);
   const absl::Status in_ring = SendInRing(gradient);
@@ -115,7 +124,12 @@ void WorkerImpl::AnswerOnDevice(const DeviceGradient& gradient) {
   }
 }
 
-absl::Status WorkerImpl::SendInRing(const DeviceGradient& gradient) {
+absl::Status WorkerImpl::CheckRings() const {
+  if (factors_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("expected a gradient in the host's memory, where exchange ",
+                                                      ExchangeModeName(spec_.exchange),
+                                                      " preconditions, got one on a device"));
+  }
   if (spec_.exchange != ExchangeMode::kDelegate && spec_.world_size > 1) {
     return absl::UnavailableError("exchange DIRECT of several ranks: the shard adds their gradients up");
   }
@@ -125,6 +139,11 @@ absl::Status WorkerImpl::SendInRing(const DeviceGradient& gradient) {
   if (spec_.gradient_dtype != DType::kF32) {
     return absl::UnavailableError(absl::StrCat("gradient_dtype: expected F32, got ", DTypeName(spec_.gradient_dtype)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status WorkerImpl::SendInRing(const DeviceGradient& gradient) {
+  PRECONDOR_RETURN_IF_ERROR(CheckRings());
   const size_t layer = gradient.contribution.id.layer;
   const ShardRoutes::Link link = routes_.of_layer(layer);
   if (link == nullptr) return absl::UnavailableError("the layer has no shard");

@@ -184,6 +184,16 @@ class Worker:
         """How many such gradients stayed on the device ("in_ring"), or went "over_socket", and the last one's "reason"."""
         return self._core.device_plane()
 
+    def device_plane_status(self, layer: int, device: int = 0) -> str:
+        """Empty while the layer's gradients in this device's memory may stay there, or until that is known; otherwise why they
+        go through the host, for as long as the connection to the shard lasts. NotFoundError: no such layer."""
+        return self._core.device_plane_status(layer, device)
+
+    def data_plane_status(self) -> str:
+        """Empty while gradients go the way of spec.data_plane, or wait for it. Otherwise, with "COLLECTIVE", why those of some
+        shard go over gRPC until the next epoch."""
+        return self._core.data_plane_status()
+
     def abstain_gradient(self, step: int, layer: int) -> Future:
         """This rank has no gradient: everybody's answer is "SKIP"."""
         return Future(self._core.abstain_gradient(step, layer))
@@ -262,7 +272,8 @@ class Client:
 
     Timeouts are in seconds: connect_timeout for a server's first answer, rpc_timeout of one control call, result_timeout
     from a gradient's submission to its answer, join_timeout until all ranks are in, lease_timeout that a step waits for
-    a coordinator at the end of its lease.
+    a coordinator at the end of its lease. plane_device is the CUDA device of its own that a worker of this client has in
+    communicators of NCCL (docs/collective.md).
 
     Ctrl-C in a call that waits ends the client. Unusable in a forked child, as is any new one there (ForkError).
 
@@ -272,8 +283,10 @@ class Client:
     """
 
     def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
-                 result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0) -> None:
-        self._core = _core.Client(address, connect_timeout, rpc_timeout, result_timeout, join_timeout, lease_timeout)
+                 result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0,
+                 plane_device: int = 0) -> None:
+        self._core = _core.Client(address, connect_timeout, rpc_timeout, result_timeout, join_timeout, lease_timeout,
+                                  plane_device)
         _open.add(self)
         self._core.wait_for_server()
 

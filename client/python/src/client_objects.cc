@@ -37,6 +37,9 @@ Side SideOf(const std::string& side) {
   Raise(absl::InvalidArgumentError(absl::StrCat("side: expected input or output, got ", side)));
 }
 
+// What is wrong, "" for nothing.
+py::str ReasonOf(const absl::Status& status) { return Text(status.ok() ? "" : status.message()); }
+
 absl::Status Closed(absl::string_view what) {
   return absl::FailedPreconditionError(absl::StrCat("the ", what, " has been closed"));
 }
@@ -246,6 +249,19 @@ py::dict WorkerObject::GetDevicePlane() const {
   dict["reason"] = Text(use.reason);
   return dict;
 }
+
+py::str WorkerObject::DevicePlaneStatus(int64_t layer, int device) const {
+  CheckLayer(layer);
+  const std::shared_ptr<Worker> worker = Get();
+  absl::Status status;
+  {
+    py::gil_scoped_release released;  // it may load a library
+    status = worker->DevicePlaneStatus(layer, device);
+  }
+  return ReasonOf(status);
+}
+
+py::str WorkerObject::DataPlaneStatus() const { return ReasonOf(Get()->DataPlaneStatus()); }
 
 std::unique_ptr<FutureObject> WorkerObject::AbstainGradient(uint64_t step, int64_t layer) {
   const std::shared_ptr<Worker> worker = Get();

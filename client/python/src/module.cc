@@ -42,6 +42,8 @@ PYBIND11_MODULE(_core, m) {
       .def("precondition", &WorkerObject::Precondition)
       .def("precondition_on_device", &WorkerObject::PreconditionOnDevice)
       .def("device_plane", &WorkerObject::GetDevicePlane)
+      .def("device_plane_status", &WorkerObject::DevicePlaneStatus)
+      .def("data_plane_status", &WorkerObject::DataPlaneStatus)
       .def("abstain_gradient", &WorkerObject::AbstainGradient)
       .def("factors_checksum", &WorkerObject::FactorsChecksum)
       .def("flush", &WorkerObject::Flush)
@@ -50,15 +52,16 @@ PYBIND11_MODULE(_core, m) {
       .def("close", &WorkerObject::Close);
 
   py::class_<ClientObject>(m, "Client")
-      .def(py::init(
-          [](std::string coordinator, double connect_s, double rpc_s, double result_s, double join_s, double lease_s) {
-            return std::make_unique<ClientObject>(precondor::ClientOptions{.coordinator = std::move(coordinator),
-                                                                           .connect_timeout = absl::Seconds(connect_s),
-                                                                           .rpc_timeout = absl::Seconds(rpc_s),
-                                                                           .result_timeout = absl::Seconds(result_s),
-                                                                           .join_timeout = absl::Seconds(join_s),
-                                                                           .lease_timeout = absl::Seconds(lease_s)});
-          }))
+      .def(py::init([](std::string coordinator, double connect_s, double rpc_s, double result_s, double join_s,
+                       double lease_s, int plane_device) {
+        return std::make_unique<ClientObject>(precondor::ClientOptions{.coordinator = std::move(coordinator),
+                                                                       .connect_timeout = absl::Seconds(connect_s),
+                                                                       .rpc_timeout = absl::Seconds(rpc_s),
+                                                                       .result_timeout = absl::Seconds(result_s),
+                                                                       .join_timeout = absl::Seconds(join_s),
+                                                                       .lease_timeout = absl::Seconds(lease_s),
+                                                                       .plane_device = plane_device});
+      }))
       .def("wait_for_server", &ClientObject::WaitForServer)
       .def("open_session", &ClientObject::OpenSession)
       .def("join", &ClientObject::Join)

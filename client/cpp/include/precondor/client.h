@@ -185,6 +185,10 @@ class Worker {
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, const DeviceTensor& gradient,
                                           const DeviceTensor& out, uint64_t samples) = 0;
   virtual DevicePlaneUse device_plane() const = 0;
+  // OK while the layer's gradients in this device's memory may stay there, or until that is known; otherwise why they
+  // go through the host for as long as the shard's stream lasts. Waits for nothing; the first call for a device loads
+  // the library.
+  virtual absl::Status DevicePlaneStatus(int64_t layer, int device) = 0;
   // This rank has no gradient: everybody's answer is kSkip. In REPLAY and PULL_FACTORS, where all ranks have the same
   // gradient, this rank's.
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
