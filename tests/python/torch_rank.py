@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of torch_ranks_test.py: a process in a gloo group that does what it is told, one function after the other."""
 
+import contextlib
 import copy
 import dataclasses
 import multiprocessing
@@ -14,6 +15,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import precondor.torch
+from host_as_device import host_as_device
+from interop_test import TIMEOUT_S
 from precondor.torch import _agreement, _group
 import torch_training
 
@@ -31,6 +34,14 @@ def train(rank, ddp=False, default_dtype=torch.float32, **arguments):
         torch.set_default_dtype(torch.float32)
     exchange = arguments.get("exchange") or ("DELEGATE" if ddp else "DIRECT")
     return losses, [weight.numpy() for weight in weights], [dataclasses.asdict(result) for result in results], exchange, scale
+
+
+def train_on_device(rank, devices, **arguments):
+    """Last weights, and Preconditioner.device_plane. devices: of each rank, which its memory stands for; None: the host."""
+    planes = []
+    with host_as_device(lambda tensor: devices[rank]):
+        weights = train(rank, at_end=lambda pre: planes.append(pre.device_plane()), **arguments)[1]
+    return weights, planes[0]
 
 
 def resume(rank, folder, stops, end=True, **arguments):
@@ -150,7 +161,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, resume, unequal, unused, orphan, differ, agree, steps, buckets)}
+             for function in (train, train_on_device, resume, unequal, unused, orphan, differ, agree, steps, buckets)}
 
 
 def serve(rank, size, folder, pipe):
@@ -182,3 +193,17 @@ def start(size, folder, environments):
         os.environ.update(before)
         end[1].close()
     return processes, [end[0] for end in ends]
+
+
+@contextlib.contextmanager
+def running(folder, environments):
+    """The pipes to ranks of a group, with these additions to their environments."""
+    processes, pipes = start(len(environments), folder, environments)
+    try:
+        yield pipes
+    finally:
+        for pipe, process in zip(pipes, processes):
+            pipe.close()
+            process.join(TIMEOUT_S)
+            if process.is_alive():
+                process.kill()

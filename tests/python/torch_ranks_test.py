@@ -6,7 +6,6 @@ Skips with 77, and says so, where torch or its gloo is not installed.
 """
 
 import argparse
-import contextlib
 import os
 import pathlib
 import sys
@@ -23,26 +22,12 @@ import numpy as np
 import precondor
 import torch_reference
 from interop_test import Server, TIMEOUT_S
-from torch_rank import start
+from torch_rank import running
 from torch_test import TOLERANCE
 
 # With the nets whose method each can have.
 EXCHANGES = {"DIRECT": ("mlp", "conv", "kfac"), "DELEGATE": ("mlp", "conv", "kfac"), "REPLAY": ("mlp", "conv"),
              "PULL_FACTORS": ("mlp", "conv")}
-
-
-@contextlib.contextmanager
-def running(folder, environments):
-    """The pipes to ranks of a group, with these additions to their environments."""
-    processes, pipes = start(len(environments), folder, environments)
-    try:
-        yield pipes
-    finally:
-        for pipe, process in zip(pipes, processes):
-            pipe.close()
-            process.join(TIMEOUT_S)
-            if process.is_alive():
-                process.kill()
 
 
 class RanksTest(unittest.TestCase):

@@ -74,11 +74,11 @@ def make_scaler(loss_scale):
 
 
 def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=None, scaler=None, unscale=False,
-          overflow=(), **changes):
+          overflow=(), at_end=lambda pre: None, **changes):
     """(the losses of this rank, last weights, results of the steps, the loss scale at the end).
 
     scaler: a loss scale to begin with. unscale: this loop does it, and not Preconditioner. overflow: (rank, step) in which
-    one gradient of one layer is infinite.
+    one gradient of one layer is infinite. at_end: called with the preconditioner after the last step.
     """
     case = CASES[case]
     model = case.model()
@@ -110,6 +110,7 @@ def train(address, session, case, rank=0, world_size=1, micro_batches=1, wrap=No
                 amp.step(optimizer)
                 amp.update()
             losses.append(total)
+        at_end(pre)
     return losses, [parameter.detach() for parameter in model.parameters()], results, None if amp is None else amp.get_scale()
 
 

@@ -13,6 +13,7 @@ import torch
 from .._client import Future, Worker
 from .._errors import AbortedError, PrecondorError
 from .._session import Layer, SessionSpec
+from . import _device
 from ._agreement import Agreement
 from ._group import Group
 from ._layers import Matrix
@@ -30,12 +31,13 @@ class Slot:
     layer: Layer
     matrix: Matrix
     group: int
-    buffer: Optional[torch.Tensor] = None  # f32 [d_out, d_in] in the host's memory
+    buffer: Optional[torch.Tensor] = None  # f32 [d_out, d_in]
+    on_device: bool = False  # it is in the memory of the weight's CUDA device, and not in the host's
     parts: Any = None  # the buffer's, of Matrix.split
     value: Optional[torch.Tensor] = None  # this step's answer
 
-    def use(self, buffer: torch.Tensor) -> None:
-        self.buffer, self.parts = buffer, self.matrix.split(buffer)
+    def use(self, buffer: torch.Tensor, on_device: bool) -> None:
+        self.buffer, self.on_device, self.parts = buffer, on_device, self.matrix.split(buffer)
 
 
 @dataclasses.dataclass
@@ -80,12 +82,14 @@ class Exchange:
         self._in_place = in_place
         self._delegates = worker.spec.exchange == "DELEGATE" and group.size > 1
         self._flat: List[torch.Tensor] = []  # DELEGATE: of each rank decision and product of its layers, then their values
+        self._why_host = ""  # the last gradient on a device that did not stay there was copied to the host here
         has_factors = worker.spec.exchange in ("REPLAY", "PULL_FACTORS")
         self._agreement = Agreement(worker, group, [slot.layer for slot in slots]) if has_factors and group.size > 1 else None
         self._futures: Dict[int, Future] = {}
         self._sent: set = set()
+        self._placed = False  # this step's flat
         if self._delegates:
-            self._make_flat()
+            self._make_flat(None)
 
     def is_sent(self, slot: Slot) -> bool:
         return slot.place in self._sent
@@ -96,6 +100,11 @@ class Exchange:
     def takes_part(self, step: int) -> bool:
         """False when the gradients as they are, which the job has averaged, are the answers."""
         return self._worker.mode(step) == "SECOND_ORDER" or self._worker.spec.exchange == "DIRECT"
+
+    def device_plane(self) -> Dict[str, Any]:
+        """Worker.device_plane, or why gradients are copied to the host here before they are sent."""
+        use = self._worker.device_plane()
+        return {**use, "reason": self._why_host or use["reason"]}
 
     def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int) -> None:
         """The slot's statistics, where the step takes any, and its gradient, where this rank sends it."""
@@ -109,9 +118,15 @@ class Exchange:
             slot.value = None
             self._futures[slot.place] = worker.abstain_gradient(step, slot.place)
             return
-        slot.value = self._load(slot)
-        array = slot.value.numpy()
-        self._futures[slot.place] = worker.precondition(step, slot.place, array, samples, out=array)
+        if not self._stays_on_device(slot):
+            slot.value = self._load(slot, False)
+            array = slot.value.numpy()
+            self._futures[slot.place] = worker.precondition(step, slot.place, array, samples, out=array)
+            return
+        slot.value = self._load(slot, True)
+        weight = slot.matrix.weight
+        self._futures[slot.place] = worker.precondition_on_device(
+            step, slot.place, _device.matrix(slot.value), samples, device=_device.ordinal(weight), stream=_device.stream(weight))
 
     def receive(self, step: int) -> Dict[int, Answer]:
         """By place, once all have come, with slot.value where one is to be stored. Raises on every rank when one fails."""
@@ -126,6 +141,7 @@ class Exchange:
             failure = error
         self._futures = {}
         self._sent = set()
+        self._placed = False
         if self._delegates and self.takes_part(step):
             answers = self._share(answers, failure)
         if self._agreement is not None and self.takes_part(step):
@@ -142,17 +158,32 @@ class Exchange:
                 return
         self._worker.abstain_statistics(step, slot.place)
 
-    def _load(self, slot: Slot) -> torch.Tensor:
-        there = None if self._delegates or not self._in_place else slot.matrix.in_place(slot.group)
-        if there is not None:
-            return there
-        device = slot.matrix.weight.device
-        if slot.buffer is None:
-            slot.use(torch.empty(slot.layer.d_out, slot.layer.d_in, dtype=torch.float32, device="cpu",
-                                 pin_memory=device.type == "cuda"))
+    def _stays_on_device(self, slot: Slot) -> bool:
+        """Whether the worker takes the gradient from a CUDA device's memory."""
+        if self._delegates:
+            self._place_flat()
+            return slot.on_device
+        device = _device.ordinal(slot.matrix.weight)
+        return device is not None and self._takes_from(slot, device)
+
+    def _takes_from(self, slot: Slot, device: int) -> bool:
+        why_not = self._worker.device_plane_status(slot.place, device)
+        self._why_host = why_not or self._why_host
+        return not why_not
+
+    def _load(self, slot: Slot, on_device: bool) -> torch.Tensor:
+        weight = slot.matrix.weight
+        cuda = _device.ordinal(weight) is not None
+        if not self._delegates and self._in_place and (on_device or (not cuda and weight.device.type == "cpu")):
+            there = slot.matrix.in_place(slot.group)
+            if there is not None:
+                return there
+        if slot.buffer is None or slot.on_device != on_device:
+            buffer = _buffer(slot.layer.d_out * slot.layer.d_in, weight.device if on_device else None, cuda)
+            slot.use(buffer.view(slot.layer.d_out, slot.layer.d_in), on_device)
         slot.matrix.load(slot.group, slot.parts)
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+        if cuda and not on_device:
+            _device.synchronize(weight)
         return slot.buffer
 
     # --- DELEGATE -----------------------------------------------------------------------------------------------------
@@ -160,15 +191,28 @@ class Exchange:
     def _owned(self, rank: int) -> List[Slot]:
         return [slot for slot in self._slots if slot.place % self._group.size == rank]
 
-    def _make_flat(self) -> None:
+    def _place_flat(self) -> None:
+        """Before the step's first gradient is loaded: on the device where the worker takes all of this rank's from it."""
+        if self._placed:
+            return
+        self._placed = True
+        devices = {_device.ordinal(slot.matrix.weight) for slot in self._slots}
+        device = devices.pop()
+        on_device = not devices and device is not None and all(
+            self._takes_from(slot, device) for slot in self._owned(self._group.rank))
+        if on_device != self._slots[0].on_device:
+            self._make_flat(self._slots[0].matrix.weight.device if on_device else None)
+
+    def _make_flat(self, device: Optional[torch.device]) -> None:
+        """device: in whose memory; None: the host's."""
+        self._flat = []
         for rank in range(self._group.size):
             owned = self._owned(rank)
             sizes = [slot.layer.d_out * slot.layer.d_in for slot in owned]
-            flat = torch.zeros(2 * len(owned) + sum(sizes), dtype=torch.float32, device="cpu",
-                               pin_memory=self._group.device.type == "cuda")
+            flat = _buffer(2 * len(owned) + sum(sizes), device, self._group.device.type == "cuda").zero_()
             values = flat[2 * len(owned):].split(sizes)
             for slot, value in zip(owned, values):
-                slot.use(value.view(slot.layer.d_out, slot.layer.d_in))
+                slot.use(value.view(slot.layer.d_out, slot.layer.d_in), device is not None)
             self._flat.append(flat)
 
     def _share(self, own: Dict[int, Answer], failure: Optional[PrecondorError]) -> Dict[int, Answer]:
@@ -177,14 +221,15 @@ class Exchange:
         failed: Optional[int] = None
         for rank, flat in enumerate(self._flat):
             owned = self._owned(rank)
-            header = flat[:2 * len(owned)].view(-1, 2)
-            if rank == self._group.rank:
-                for line, slot in zip(header, owned):
-                    answer = own.get(slot.place)
-                    line[0] = _FAILED if failure is not None else float(_DECISIONS.index(answer.decision))
-                    line[1] = 0.0 if answer is None else answer.inner_product
             if not owned:
                 continue
+            header = flat[:2 * len(owned)].view(-1, 2)
+            if rank == self._group.rank:
+                lines = [(_FAILED, 0.0)] * len(owned)
+                if failure is None:
+                    answered = [own[slot.place] for slot in owned]
+                    lines = [(float(_DECISIONS.index(answer.decision)), answer.inner_product) for answer in answered]
+                header.copy_(torch.tensor(lines, dtype=torch.float32, device="cpu"))
             self._group.broadcast(flat, rank)
             for (decision, product), slot in zip(header.tolist(), owned):
                 if decision == _FAILED:
@@ -196,6 +241,13 @@ class Exchange:
             raise AbortedError(f"rank {failed} has no answers to pass on", "ABORTED", "UNSPECIFIED",
                                "Its own exception says why; all ranks go back to one checkpoint")
         return answers
+
+
+def _buffer(size: int, device: Optional[torch.device], pinned: bool) -> torch.Tensor:
+    """f32 on the device; None: in the host's memory."""
+    if device is None and pinned:
+        return _device.pinned(size)
+    return torch.empty(size, dtype=torch.float32, device=device or "cpu")
 
 
 def clip_of(spec: SessionSpec) -> Dict[int, str]:

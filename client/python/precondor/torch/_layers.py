@@ -59,9 +59,9 @@ class Matrix:
         return has_gradient(self.weight)
 
     def in_place(self, group: int) -> Optional[torch.Tensor]:
-        """The gradient's own memory [d_out, d_in], where it can be sent from and written to as it is."""
+        """The gradient's own memory [d_out, d_in], where its form is that of an answer."""
         grad = self.weight.grad
-        if self.bias is not None or grad.device.type != "cpu" or grad.dtype != torch.float32 or not grad.is_contiguous():
+        if self.bias is not None or grad.dtype != torch.float32 or not grad.is_contiguous():
             return None
         return grad.detach()[self._rows_of(group)].view(self.d_out, self.d_in)
 

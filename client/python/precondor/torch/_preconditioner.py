@@ -226,6 +226,11 @@ class Preconditioner:
         traffic = {} if self._worker is None else self._worker.metrics()
         return {"step": self._step, "second_order": float(self.mode == "SECOND_ORDER"), **self._last, **traffic}
 
+    def device_plane(self) -> Dict[str, Any]:
+        """How many gradients stayed on their CUDA device ("in_ring") or were copied from it by the client ("over_socket"), and
+        the "reason" why the last one that did not stay went through the host (docs/cuda.md)."""
+        return {"in_ring": 0, "over_socket": 0, "reason": ""} if self._exchange is None else self._exchange.device_plane()
+
     # --- a step -----------------------------------------------------------------------------------------------------------
 
     def step(self, loss: Union[float, torch.Tensor, None] = None, *, samples: int = 1,

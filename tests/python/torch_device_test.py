@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""precondor.torch with gradients in device memory, and a server whose CUDA backend runs on the host, whose memory stands
+for the device's.
+
+"The same" is to the bit, and as gradients of the host are answered. Skips with 77, and says so, where torch is not
+installed.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}; deploy/install.sh --test installs torch")
+    sys.exit(77)
+import numpy as np
+from torch import nn
+
+import precondor
+import precondor.torch
+from host_as_device import host_as_device
+from torch_rank import running
+from torch_training import CASES, train
+
+torch.set_num_threads(1)
+TIMEOUT_S = 60
+RING = "--device-plane-bytes=16MiB"
+PROGRAM = ""
+
+
+class TorchDeviceTest(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(1)
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.plane = None
+
+    def start(self, *flags, name="s"):
+        """(process, address)."""
+        address = f"unix:{self.folder}/{name}"
+        server = subprocess.Popen([PROGRAM, f"--listen={address}", "--backend=cuda", "--threads=2", "--log-level=warning", *flags])
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        return server, address
+
+    def train(self, address, session, case="mlp", **options):
+        """Weights; self.plane is the preconditioner's at the end."""
+        def at_end(pre):
+            self.plane = {**pre.device_plane(), **pre.metrics()}
+
+        _, weights, self.results, _ = train(address, session, case, at_end=at_end, connect_timeout=TIMEOUT_S, **options)
+        return weights
+
+    def expect_same(self, got, wanted):
+        for one, other in zip(got, wanted):
+            np.testing.assert_array_equal(one, other)
+
+    def test_gradients_stay_on_their_device(self):
+        _, address = self.start(RING)
+        for case, options in (("mlp", {}), ("conv", {"overlap": True, "micro_batches": 2}), ("kfac", {"exchange": "DELEGATE"})):
+            with self.subTest(case=case):
+                wanted = self.train(address, "host", case, **options)
+                self.assertEqual((self.plane["in_ring"], self.plane["over_socket"]), (0, 0))
+                self.assertGreater(self.plane["gradient_bytes"], 0)
+                with host_as_device() as calls:
+                    self.expect_same(self.train(address, "device", case, **options), wanted)
+                sent = CASES[case].steps * len(self.results[0].decisions)
+                self.assertEqual((self.plane["in_ring"], self.plane["over_socket"], self.plane["reason"]), (sent, 0, ""))
+                self.assertEqual((self.plane["gradient_bytes"], self.plane["result_bytes"]), (0, 0))
+                self.assertEqual(calls, {"stream": sent, "synchronize": 0, "pinned": 0})
+
+    def test_what_the_plane_does_not_take_is_copied_to_the_host_here(self):
+        _, address = self.start(RING)
+        _, without = self.start(name="without")
+        for name, at, options, device, reason in (
+                ("bf16", address, {"gradient_dtype": "bf16"}, 0, "gradient_dtype: expected F32, got bf16"),
+                ("replay", address, {"exchange": "REPLAY"}, 0, "exchange REPLAY preconditions"),
+                ("device", address, {}, 5, "device"),
+                ("no-ring", without, {}, 0, "offers no ring")):
+            with self.subTest(name):
+                wanted = self.train(at, f"{name}-host", **options)
+                with host_as_device(lambda tensor, device=device: device) as calls:
+                    self.expect_same(self.train(at, f"{name}-device", **options), wanted)
+                self.assertRegex(self.plane["reason"], reason)
+                self.assertEqual(self.plane["in_ring"], 0)
+                sent = CASES["mlp"].steps * len(self.results[0].decisions)
+                # Of a stream that is not open yet nobody knows whether it has a ring: the first ones may go by the client.
+                first = self.plane["over_socket"]
+                self.assertLessEqual(first, len(self.results[0].decisions) if name == "no-ring" else 0)
+                self.assertEqual(calls["synchronize"], sent - first)
+
+    def test_layers_of_the_host_and_of_the_device(self):
+        _, address = self.start(RING)
+        wanted = self.train(address, "host")
+        bias_free = (6, 7)  # the mlp's second layer
+        with host_as_device(lambda tensor: 0 if tuple(tensor.shape) == bias_free else None):
+            self.expect_same(self.train(address, "device"), wanted)
+        self.assertEqual(self.plane["in_ring"], CASES["mlp"].steps)
+        self.assertGreater(self.plane["gradient_bytes"], 0)
+
+    def test_gradients_of_other_forms(self):
+        """Not contiguous; f64; none."""
+        _, address = self.start(RING)
+
+        def answers(session):
+            torch.manual_seed(1)
+            model = nn.ModuleList([nn.Linear(3, 4, bias=False), nn.Linear(4, 3).double(), nn.Linear(3, 3)])
+            with precondor.torch.Preconditioner(model, address, session=session, connect_timeout=TIMEOUT_S) as pre:
+                loss = model[1](model[0](torch.ones(2, 3)).double()).square().mean()
+                loss.backward()
+                model[0].weight.grad = model[0].weight.grad.t().contiguous().t()
+                decisions = pre.step(loss).decisions
+                use = pre.device_plane()
+            return [None if one.grad is None else one.grad.clone() for one in model.parameters()], decisions, use
+
+        wanted, decisions, _ = answers("host")
+        self.assertEqual([decisions[name] for name in "012"], ["PRECONDITIONED"] * 2 + ["SKIP"])
+        with host_as_device():
+            got, _, use = answers("device")
+        self.assertEqual(use, {"in_ring": 2, "over_socket": 0, "reason": ""})
+        self.assertEqual([one is None for one in got], [one is None for one in wanted])
+        self.expect_same([one for one in got if one is not None], [one for one in wanted if one is not None])
+
+    def test_an_overflow_skips_a_step(self):
+        _, address = self.start(RING)
+        options = {"case": "kfac", "scaler": 1024.0, "overflow": ((0, 3),)}
+        wanted = self.train(address, "host", **options)
+        with host_as_device():
+            self.expect_same(self.train(address, "device", **options), wanted)
+        self.assertEqual([result.step for result in self.results if result.skipped], [3])
+        self.assertEqual(self.plane["in_ring"], (CASES["kfac"].steps - 1) * len(self.results[0].decisions))
+
+    def test_a_gradient_that_is_not_finite_is_skipped(self):
+        _, address = self.start(RING)
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+        with host_as_device(), precondor.torch.Preconditioner(model, address, session="job", connect_timeout=TIMEOUT_S) as pre:
+            model(torch.ones(2, 3)).square().mean().backward()
+            model[0].weight.grad[1, 1] = float("nan")
+            self.assertEqual(pre.step().decisions, {"0": "SKIP", "1": "PRECONDITIONED"})
+            self.assertIsNone(model[0].weight.grad)
+
+    def test_a_server_that_is_lost_in_a_step(self):
+        """And comes back; and stays away."""
+        flags = [RING, f"--data-dir={self.folder}/data"]
+        server, address = self.start(*flags)
+        _, other = self.start(name="other")
+        lost = []
+
+        def run(address, device, lose=None, **options):
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(5, 6, bias=False), nn.Tanh(), nn.Linear(6, 3))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            pre = precondor.torch.Preconditioner(model, address, session="job", inv_freq=1, connect_timeout=TIMEOUT_S, **options)
+            try:
+                for step in range(5):
+                    optimizer.zero_grad()
+                    model(torch.randn(4, 5, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+                    if lose == step:
+                        server.kill()
+                        server.wait()
+                        lost.append(step if device is None else self.start(*flags))
+                    pre.step()
+                    optimizer.step()
+                return [parameter.detach().clone() for parameter in model.parameters()], pre.device_plane()
+            finally:
+                pre.close()
+
+        wanted, _ = run(other, None)
+        with host_as_device():
+            got, use = run(address, 0, lose=2)
+            self.expect_same(got, wanted)
+            self.assertEqual(use["in_ring"] + use["over_socket"], 10)
+            self.assertGreaterEqual(use["in_ring"], 6)  # before it was lost and after it had come back
+            server = lost[0][0]
+            with self.assertRaisesRegex(precondor.DeadlineExceededError, "step 2"):
+                run(address, None, lose=2, result_timeout=1.0, replace=True)
+
+    def test_several_ranks(self):
+        """DELEGATE: each sends its layers from its device, and passes the answers on. DIRECT: the server adds up."""
+        _, address = self.start(RING)
+        with running(self.folder, [{}, {}]) as ranks:
+            def train_both(**arguments):
+                for rank in ranks:
+                    rank.send(("train_on_device", {"address": address, "case": "mlp", **arguments}))
+                answers = []
+                for rank in ranks:
+                    self.assertTrue(rank.poll(TIMEOUT_S), "a rank does not answer")
+                    answers.append(rank.recv())
+                    if isinstance(answers[-1], Exception):
+                        raise answers[-1]
+                return answers
+
+            steps = CASES["mlp"].steps
+            for ddp in (False, True):
+                for exchange, in_ring in (("DELEGATE", [2 * steps, steps]), ("DIRECT", [0, 0])):
+                    with self.subTest(exchange=exchange, ddp=ddp):
+                        options = {"exchange": exchange, "ddp": ddp}
+                        wanted = train_both(session=f"host-{exchange}-{ddp}", devices=[None, None], **options)
+                        # One rank's device is not known to the server.
+                        apart = train_both(session=f"one-{exchange}-{ddp}", devices=[0, 5], **options)
+                        got = train_both(session=f"device-{exchange}-{ddp}", devices=[0, 0], **options)
+                        for weights, _ in (*got, *apart):
+                            self.expect_same(weights, wanted[0][0])
+                        self.assertEqual([plane["in_ring"] for _, plane in got], in_ring)
+                        self.assertEqual([plane["in_ring"] for _, plane in apart], [in_ring[0], 0])
+                        for _, plane in got if exchange == "DIRECT" else ():
+                            self.assertRegex(plane["reason"], "DIRECT of several ranks")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--server", required=True)
+    arguments, rest = parser.parse_known_args()
+    PROGRAM = arguments.server
+    unittest.main(argv=[sys.argv[0], *rest])
