@@ -8,9 +8,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "kernels/base/mutex.h"
 #include "tests/support/cuda_host/devices.h"
@@ -49,6 +51,8 @@ Mutex mu;  // guards what follows
 int64_t calls = 0;
 int64_t failing_call = -1;
 cudaError_t failure = cudaSuccess;
+int64_t interrupted_call = -1;
+std::function<void()> interruption;
 std::set<int> lost;  // devices
 std::atomic<int64_t> live_objects{0};
 
@@ -101,8 +105,26 @@ void Enqueue(cudaStream_t stream, std::function<void()> work) {
   Put(stream, std::move(work), /*even_when_lost=*/false);
 }
 
+// $CUDA_HOST_LOST_DEVICE, for programs that load the imitation as a server does: a file, and once it is there the
+// device whose number it holds is lost.
+bool LostByFile() {
+  static const char* const path = std::getenv("CUDA_HOST_LOST_DEVICE");
+  if (path == nullptr) return false;
+  std::ifstream file(path);
+  int device = -1;
+  return file >> device && device == CurrentDevice();
+}
+
 cudaError_t CountCall() {
+  const bool by_file = LostByFile();
+  std::function<void()> first;
+  {
+    const MutexLock lock(mu);
+    if (calls == interrupted_call) first = std::exchange(interruption, nullptr);
+  }
+  if (first) first();
   const MutexLock lock(mu);
+  if (by_file && lost.insert(CurrentDevice()).second) failure = cudaErrorECCUncorrectable;
   if (lost.contains(CurrentDevice())) return failure;
   if (calls++ != failing_call) return cudaSuccess;
   if (failure == cudaErrorIllegalAddress || failure == cudaErrorECCUncorrectable) lost.insert(CurrentDevice());
@@ -117,6 +139,11 @@ void FailCall(int64_t after, cudaError_t error) {
   const MutexLock lock(mu);
   failing_call = calls + after;
   failure = error;
+}
+void RunBefore(int64_t after, std::function<void()> what) {
+  const MutexLock lock(mu);
+  interrupted_call = calls + after;
+  interruption = std::move(what);
 }
 void Recover() {
   const MutexLock lock(mu);
