@@ -214,7 +214,7 @@ class ServerApp final : public App {
       drain_requested_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return draining_; });
       until = drain_until_;
     }
-    while (shard_ != nullptr && shard_->in_flight() > 0 && absl::Now() < until) {
+    while (shard_ != nullptr && (shard_->in_flight() > 0 || planes_->busy()) && absl::Now() < until) {
       absl::SleepFor(absl::Milliseconds(5));
     }
     const int64_t abandoned = shard_ == nullptr ? 0 : shard_->in_flight();

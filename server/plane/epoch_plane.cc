@@ -146,6 +146,7 @@ absl::Status EpochPlane::Step() {
   for (uint32_t bucket = 0; bucket < invitation_.buckets.size(); ++bucket) {
     PRECONDOR_RETURN_IF_ERROR(Give(bucket, first[bucket], *answers));
   }
+  busy_ = false;
   return absl::OkStatus();
 }
 
@@ -174,6 +175,7 @@ absl::StatusOr<std::vector<wire::PlaneOffer>> EpochPlane::GatherOffers(uint32_t 
 
 absl::Status EpochPlane::Take(uint32_t bucket, size_t first, const std::shared_ptr<Answers>& answers) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::PlaneOffer> offers, GatherOffers(bucket));
+  busy_ = true;
   const std::vector<uint32_t>& layers = invitation_.buckets[bucket];
   std::vector<ReducedGradient> gradients;
   std::vector<CollectiveCall> calls;
@@ -277,6 +279,7 @@ void EpochPlane::Finish(const absl::Status& why) {
     ended_in_order = ended_in_order_;
     collective = std::exchange(collective_, nullptr);
     awaited_ = nullptr;
+    busy_ = false;
     reason = end_reason_;
   }
   // A rank that leaves says so, and so does this shard.

@@ -52,6 +52,8 @@ class EpochPlane {
   const PlaneInvitation& invitation() const { return invitation_; }
   // OK until it has ended.
   absl::Status status() const;
+  // A step's gradients have begun to come, and its answers have not all gone.
+  bool busy() const { return busy_; }
   // `in_order`: nothing has gone wrong.
   void End(absl::string_view reason, bool in_order = true);
 
@@ -88,6 +90,7 @@ class EpochPlane {
   const int ranks_;  // of the session; the shard's own comes after them
   const PlaneInvitation invitation_;
   std::atomic<bool> give_up_ = false;
+  std::atomic<bool> busy_ = false;
 
   // The thread's.
   std::shared_ptr<void> place_;

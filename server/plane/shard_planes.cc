@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/plane/shard_planes.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,11 @@ void ShardPlanes::Sweep() {
     }
   }
   for (const auto& plane : over) plane->End("the epoch is over");
+}
+
+bool ShardPlanes::busy() const {
+  MutexLock lock(mu_);
+  return std::any_of(planes_.begin(), planes_.end(), [](const auto& plane) { return plane.second->busy(); });
 }
 
 void ShardPlanes::Stop() {

@@ -35,6 +35,8 @@ class ShardPlanes {
   absl::Status Decline(const ContributionKey& key, absl::string_view why);
   // Ends the communicators of epochs and sessions that are over. A server calls it every now and then.
   void Sweep();
+  // Whether any is in the middle of a step.
+  bool busy() const;
   // Ends all, for good.
   void Stop();
 
@@ -47,7 +49,7 @@ class ShardPlanes {
   const PlaneTransport transport_;
   const absl::Duration timeout_;
 
-  Mutex mu_;
+  mutable Mutex mu_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   Planes planes_ ABSL_GUARDED_BY(mu_);
 };

@@ -4,6 +4,7 @@
 #include <barrier>
 #include <csignal>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
@@ -471,6 +473,36 @@ TEST_F(DataPlaneProcessTest, AKilledShardComesBackAndTheJobGoesOnOverGrpc) {
   EXPECT_EQ(PlaneChecksum(*answers), PlaneChecksum(Averages(spec, 1)));
   EXPECT_EQ(process->ReadLine(), Line(1, "gRPC"));
   EXPECT_EQ(TakeStep(*process, *worker, 2).second, Line(2, "gRPC"));
+}
+
+// The shard is told to end when it has answered a part of a step and the other one is still to come.
+TEST_F(DataPlaneTest, ADrainFinishesTheStepUnderWay) {
+  Start(1);
+  SessionSpec spec = PlaneSpec(2);
+  spec.layers = {{"large", 2048, 1100, false}, {"other", 2048, 1100, false}};  // a bucket each, the last one first
+  ASSERT_TRUE(client_->OpenSession(spec).ok());
+  std::future<std::unique_ptr<Worker>> joining = std::async([this] { return Join(1); });
+  const std::unique_ptr<Worker> one = Join(0), other = joining.get();
+  PlaneStep first(*one, 0), second(*other, 0);
+  ASSERT_TRUE(first.SendAll().ok());
+  ASSERT_TRUE(second.Send(1).ok());
+  ASSERT_TRUE(WaitUntil([this] {
+    return absl::StrContains(shards_[0]->app().metrics_text(),
+                             "precondor_results_total{decision=\"identity\",train_job=\"job\"} 1");
+  }));
+  shards_[0]->app().RequestDrain(absl::Seconds(60));
+  std::thread ending([this] { shards_[0]->app().Wait(); });
+  EXPECT_TRUE(second.Send(0).ok());
+  const std::vector<PlaneAnswer> expected = Averages(spec, 0);
+  for (PlaneStep* step : {&first, &second}) {
+    const absl::StatusOr<std::vector<PlaneAnswer>> answers = step->Finish();
+    ASSERT_TRUE(answers.ok()) << answers.status();
+    EXPECT_EQ(PlaneChecksum(*answers), PlaneChecksum(expected));
+  }
+  for (Worker* worker : {one.get(), other.get()}) {
+    EXPECT_EQ(worker->traffic().plane_bytes, worker->traffic().gradient_bytes + worker->traffic().result_bytes);
+  }
+  ending.join();
 }
 
 // The shard's part when it is asked what it cannot give.
