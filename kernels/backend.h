@@ -46,6 +46,8 @@ class Backend {
   virtual absl::string_view name() const = 0;  // "cpu", "cuda"
   // Whether tasks wait for each other, so that the time that one takes says little of its own work.
   virtual bool runs_tasks_together() const { return false; }
+  // OK until a fault has ended the backend's use: that fault, which operations return from then on. Asks no device.
+  virtual absl::Status fault() const { return absl::OkStatus(); }
 
   // --- memory -----------------------------------------------------------------------------------------------
   // Zeroed.
@@ -139,9 +141,8 @@ class Backend {
   absl::Status AddDiagonal(double value, MatrixView a);
   // sum_ij x_ij y_ij, accumulated in f64.
   absl::StatusOr<double> Dot(ConstMatrixView x, ConstMatrixView y);
-  // out[i] = |x_i|^2, accumulated in f64.
+  // out[i] = |x_i|^2; out[j] = sum_i x_ij^2. Accumulated in f64.
   absl::Status RowSquaredNorms(ConstMatrixView x, absl::Span<double> out);
-  // out[j] = sum_i x_ij^2, accumulated in f64.
   absl::Status ColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out);
   // sum_ij |x_ij|, accumulated in f64, and max_ij |x_ij|; NaN where an element is NaN, 0 where there is none.
   absl::StatusOr<double> AbsoluteSum(ConstMatrixView x);

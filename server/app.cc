@@ -8,11 +8,13 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server_posix.h>
 #include <malloc.h>
+#include <optional>
 #include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -140,6 +142,7 @@ class ServerApp final : public App {
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     probing_.clear();
     reconciling_.Stop();
+    checking_.Stop();
     collecting_.Stop();
     naming_.Stop();
     settling_.Stop();
@@ -174,7 +177,7 @@ class ServerApp final : public App {
     if (storage_ != nullptr && storage_->stands_by()) {
       standing_by_ = std::thread([this] { StandBy(); });
     } else {
-      SetServing(true);
+      ChangeHealth([](Health& health) { health.begun = true; });
     }
     PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_ != 0 ? absl::StrCat(port_) : addresses_.front()));
     logger_.Log(Severity::kInfo, "serving",
@@ -202,7 +205,7 @@ class ServerApp final : public App {
     }
     logger_.Log(Severity::kInfo, "draining", {{"deadline_ms", absl::ToInt64Milliseconds(deadline)}});
     metrics_.OnDrain();
-    SetServing(false);
+    ChangeHealth([](Health& health) { health.draining = true; });
     if (coordinator_ != nullptr) coordinator_->BeginDrain();
     if (shard_ != nullptr) shard_->BeginDrain();
   }
@@ -383,8 +386,7 @@ class ServerApp final : public App {
     }
     logger_.Log(Severity::kInfo, "leading", {{"etcd_prefix", config_.etcd_prefix}});
     StartReconciling();
-    MutexLock lock(mu_);
-    if (!draining_) SetServing(true);
+    ChangeHealth([](Health& health) { health.begun = true; });
   }
 
   absl::Status StartServer() {
@@ -429,7 +431,7 @@ class ServerApp final : public App {
       if (port_ == 0) port_ = ports[i];
       addresses_.push_back(is_unix ? AbsoluteUnixAddress(address) : absl::StrCat(HostOf(address), ":", ports[i]));
     }
-    SetServing(false);
+    ChangeHealth([](Health&) {});
     for (const auto& listener : unix_listeners_) {
       listener->Serve([this](int fd) { Accept(fd); });
     }
@@ -462,6 +464,7 @@ class ServerApp final : public App {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
       naming_.Start(absl::Milliseconds(pause), [this] { shard_->NameLaggards(); });
     }
+    if (shard_ != nullptr) checking_.Start(absl::Seconds(1), [this] { CheckDevices(); });
     if (rings_ != nullptr) {
       collecting_.Start(absl::Seconds(1), [this] { rings_->Collect(); });
     }
@@ -478,12 +481,30 @@ class ServerApp final : public App {
     }
   }
 
-  void SetServing(bool serving) {
-    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-    if (health == nullptr) return;
+  // What health says follows from.
+  struct Health {
+    bool begun = false;
+    bool draining = false;
+    size_t lost_devices = 0;  // of a shard
+  };
+
+  void ChangeHealth(absl::FunctionRef<void(Health&)> change) {
+    grpc::HealthCheckServiceInterface* const service = server_->GetHealthCheckService();
+    MutexLock lock(health_mu_);
+    change(health_);
+    if (service == nullptr) return;
+    const bool ready = health_.begun && !health_.draining && health_.lost_devices == 0;
+    // A restart helps where nothing can be computed any more, but not a process that is finishing its work.
+    const bool alive = health_.draining || backends_.empty() || health_.lost_devices < backends_.size();
+    if (std::exchange(health_told_, std::pair(ready, alive)) == std::pair(ready, alive)) return;  // to those who watch
     // Not SetServingStatus(bool): it speaks for every service, so that liveness would flip for a moment.
-    health->SetServingStatus("", serving);
-    health->SetServingStatus(kLivenessService, true);
+    service->SetServingStatus("", ready);
+    service->SetServingStatus(kLivenessService, alive);
+  }
+
+  void CheckDevices() {
+    const size_t lost = shard_->CountLostDevices();
+    ChangeHealth([lost](Health& health) { health.lost_devices = lost; });
   }
 
   const ServerConfig config_;
@@ -516,11 +537,14 @@ class ServerApp final : public App {
   int port_ = 0;
   int metrics_port_ = 0;
 
+  Mutex health_mu_;  // what is told last is what is true
+  Health health_ ABSL_GUARDED_BY(health_mu_);
+  std::optional<std::pair<bool, bool>> health_told_ ABSL_GUARDED_BY(health_mu_);  // readiness, liveness
   mutable Mutex mu_;
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
-  Periodic collecting_, sealing_, settling_, naming_, sweeping_, reconciling_;
+  Periodic checking_, collecting_, sealing_, settling_, naming_, sweeping_, reconciling_;
   std::vector<std::unique_ptr<Periodic>> probing_;  // by shard
   std::thread standing_by_;                         // of a candidate
 };

@@ -92,11 +92,13 @@ Device::~Device() {
   PRECONDOR_CHECK(allocated_bytes() == 0);
 }
 
+absl::Status Device::fault() const {
+  MutexLock lock(mu_);
+  return fault_;
+}
+
 absl::Status Device::Enter() {
-  {
-    MutexLock lock(mu_);
-    PRECONDOR_RETURN_IF_ERROR(fault_);
-  }
+  PRECONDOR_RETURN_IF_ERROR(fault());
   return Checked("cudaSetDevice", cudaSetDevice(index_));
 }
 

@@ -84,6 +84,8 @@ class Device {
   absl::StatusOr<void*> Allocate(int64_t bytes, bool zeroed);
   void Free(void* data, int64_t bytes);
   int64_t allocated_bytes() const;
+  // Backend::fault.
+  absl::Status fault() const;
   // Gives the driver back what is free in the pool.
   void Trim();
 

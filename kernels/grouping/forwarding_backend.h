@@ -17,6 +17,7 @@ class ForwardingBackend : public Backend {
   explicit ForwardingBackend(Backend& inner) : inner_(inner) {}
   absl::string_view name() const override { return inner_.name(); }
   void* stream() const override { return inner_.stream(); }
+  absl::Status fault() const override { return inner_.fault(); }
 
  protected:
   // Before an operation is passed on; an error is the operation's, which is then not.

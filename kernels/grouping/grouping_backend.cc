@@ -47,6 +47,10 @@ class GroupingBackend final : public ForwardingBackend {
       : ForwardingBackend(*device), options_(options), device_(std::move(device)) {}
 
   bool runs_tasks_together() const override { return true; }
+  absl::Status fault() const override {
+    PRECONDOR_RETURN_IF_ERROR(Lost());
+    return device_->fault();
+  }
 
  private:
   bool InTask() const { return OwnTask().backend == this; }

@@ -46,6 +46,8 @@ class Observer {
   // On all devices of a shard together, and on each, by its name.
   virtual void OnReservedBytes(int64_t reserved, int64_t capacity) {}
   virtual void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) {}
+  // A shard has the device; later, not: a fault has ended its use.
+  virtual void OnDevice(absl::string_view device, bool usable) {}
   virtual void OnShardSessions(int64_t sessions) {}
   // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
   virtual void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}

@@ -41,6 +41,7 @@ std::shared_ptr<ShardContext> MakeContext(const ShardOptions& options, std::vect
                                           const Clock& clock, Logger& logger, Observer& observer) {
   PRECONDOR_CHECK(!devices.empty());
   std::vector<std::string> names;
+  names.reserve(devices.size());
   for (const ShardDevice& device : devices) names.push_back(device.name);
   return std::shared_ptr<ShardContext>(
       new ShardContext{.options = options,
@@ -73,7 +74,9 @@ absl::Status CheckLease(const SessionContext& session) {
 
 Shard::Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
              Observer& observer)
-    : context_(MakeContext(options, std::move(devices), clock, logger, observer)) {}
+    : context_(MakeContext(options, std::move(devices), clock, logger, observer)) {
+  for (const ShardDevice& device : context_->devices) observer.OnDevice(device.name, true);
+}
 
 Shard::Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
              Observer& observer)
@@ -359,6 +362,21 @@ void Shard::SettleFactors() {
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->factors().Settle();
 }
 
+size_t Shard::CountLostDevices() {
+  size_t count = 0;
+  for (const DeviceUse& device : devices()) {
+    if (device.fault.empty()) continue;
+    ++count;
+    {
+      MutexLock lock(mu_);
+      if (!lost_devices_.insert(device.name).second) continue;
+    }
+    context_->observer.OnDevice(device.name, false);
+    context_->logger.Log(Severity::kError, "device lost", {{"device", device.name}, {"reason", device.fault}});
+  }
+  return count;
+}
+
 void Shard::NameLaggards() {
   if (context_->options.slow_worker == absl::InfiniteDuration()) return;
   const absl::Time since = context_->clock.Now() - context_->options.slow_worker;
@@ -399,7 +417,8 @@ std::vector<DeviceUse> Shard::devices() const {
   for (size_t i = 0; i < reserved.of.size(); ++i) {
     uses.push_back({.name = context_->devices[i].name,
                     .capacity_bytes = context_->memory.capacity(),
-                    .reserved_bytes = reserved.of[i]});
+                    .reserved_bytes = reserved.of[i],
+                    .fault = std::string(context_->devices[i].backend.fault().message())});
   }
   return uses;
 }

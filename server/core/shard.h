@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -180,6 +181,9 @@ class Shard final : public ShardControl {
   void SettleFactors();
   // Logs and reports which workers hold the others up, when that has changed. The same.
   void NameLaggards();
+  // Devices that faults have ended the use of; of each, observer and log hear once. Layers on one are answered IDENTITY
+  // or with errors. A server calls it every now and then.
+  size_t CountLostDevices();
 
   // --- coming back: before anything else is called, on one thread; server/recovery has the records -----------------
 
@@ -256,6 +260,7 @@ class Shard final : public ShardControl {
   mutable Mutex mu_;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  std::set<std::string> lost_devices_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);    // while replaying
   std::map<uint64_t, absl::Status> no_room_ ABSL_GUARDED_BY(mu_);  // likewise, by session
 };

@@ -34,6 +34,7 @@ struct DeviceUse {
   std::string name;  // for people: "cuda:0"
   int64_t capacity_bytes = 0;
   int64_t reserved_bytes = 0;
+  std::string fault = {};  // that has ended its use; empty: none
 };
 
 struct ShardDescription {

@@ -377,6 +377,9 @@ void MetricsObserver::OnDeviceMemory(absl::string_view device, int64_t reserved,
   impl_->AddGauge(kDeviceReservedBytes, labels).Set(static_cast<double>(reserved));
   impl_->AddGauge(kDeviceCapacityBytes, labels).Set(static_cast<double>(capacity));
 }
+void MetricsObserver::OnDevice(absl::string_view device, bool usable) {
+  impl_->AddGauge(kDeviceStatus, {{"device", std::string(device)}}).Set(usable ? 1 : 0);
+}
 void MetricsObserver::OnShardSessions(int64_t sessions) {
   impl_->plain(kShardSessions).Set(static_cast<double>(sessions));
 }

@@ -223,6 +223,7 @@ void EncodeDevice(const DeviceUse& device, v1::DeviceMemory& out) {
   out.set_name(wire::SafeText(device.name));
   out.set_capacity_bytes(static_cast<uint64_t>(device.capacity_bytes));
   out.set_reserved_bytes(static_cast<uint64_t>(device.reserved_bytes));
+  out.set_fault(wire::SafeText(device.fault));
 }
 
 v1::DescribeShardResponse EncodeDescription(const ShardDescription& description) {
@@ -257,7 +258,8 @@ ShardDescription DecodeDescription(const v1::DescribeShardResponse& response) {
   out.capacity_bytes = Bytes(response.capacity_bytes());
   out.reserved_bytes = Bytes(response.reserved_bytes());
   for (const v1::DeviceMemory& device : response.devices()) {
-    out.devices.push_back({device.name(), Bytes(device.capacity_bytes()), Bytes(device.reserved_bytes())});
+    out.devices.push_back(
+        {device.name(), Bytes(device.capacity_bytes()), Bytes(device.reserved_bytes()), device.fault()});
   }
   if (response.clock_ns() != 0) out.shard_time = absl::FromUnixNanos(response.clock_ns());
   for (const v1::MeasuredCost& cost : response.costs()) {

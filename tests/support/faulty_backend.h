@@ -31,12 +31,12 @@ class FaultyBackend final : public ForwardingBackend {
   // From here on SpdInverse, or SymmetricEigen, finds no decomposition.
   void RefuseInverses(bool refuse) { refuse_inverses_ = refuse; }
   void RefuseEigen(bool refuse) { refuse_eigen_ = refuse; }
+  absl::Status fault() const override { return fail_always_ ? Injected() : ForwardingBackend::fault(); }
   bool failed() const { return fail_at_ >= 0 && operations_ > fail_at_; }
 
  private:
-  absl::Status Before() override {
-    return fail_always_ || operations_++ == fail_at_ ? absl::InternalError("injected fault") : absl::OkStatus();
-  }
+  static absl::Status Injected() { return absl::InternalError("injected fault"); }
+  absl::Status Before() override { return fail_always_ || operations_++ == fail_at_ ? Injected() : absl::OkStatus(); }
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {
     absl::StatusOr<float*> data = ForwardingBackend::DoAllocate(elements);
     if (!data.ok()) return data;

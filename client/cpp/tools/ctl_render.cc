@@ -95,7 +95,8 @@ json StatusJson(const std::vector<ServerStatus>& servers) {
     for (const v1::DeviceMemory& device : info.devices()) {
       devices.push_back({{"name", device.name()},
                          {"capacity_bytes", device.capacity_bytes()},
-                         {"reserved_bytes", device.reserved_bytes()}});
+                         {"reserved_bytes", device.reserved_bytes()},
+                         {"fault", device.fault()}});
     }
     list.push_back({{"address", server.address},
                     {"version", info.version()},
@@ -122,16 +123,20 @@ std::string StatusTable(const std::vector<ServerStatus>& servers) {
     }
     const v1::GetServerInfoResponse& info = server.info;
     const bool has_memory = info.capacity_bytes() > 0;
+    const bool any_lost = std::any_of(info.devices().begin(), info.devices().end(),
+                                      [](const v1::DeviceMemory& device) { return !device.fault().empty(); });
     rows.push_back({server.address, RoleName(info.role()), info.version(), Uptime(info.uptime_seconds()),
                     info.backend().empty() ? "-" : info.backend(),
                     has_memory ? FormatBytes(info.reserved_bytes()) : "-",
                     has_memory ? FormatBytes(info.capacity_bytes()) : "-", absl::StrCat(info.sessions()),
-                    info.draining() ? "draining" : "serving"});
+                    info.draining() ? "draining"
+                    : any_lost      ? "device lost"
+                                    : "serving"});
     // A row for each where the line above sums them up.
     for (int i = 0; info.devices_size() > 1 && i < info.devices_size(); ++i) {
       const v1::DeviceMemory& device = info.devices(i);
       rows.push_back({"", "", "", "", device.name(), FormatBytes(device.reserved_bytes()),
-                      FormatBytes(device.capacity_bytes()), "", ""});
+                      FormatBytes(device.capacity_bytes()), "", device.fault().empty() ? "" : "lost"});
     }
   }
   return FormatTable(rows);

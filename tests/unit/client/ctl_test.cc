@@ -118,6 +118,11 @@ TEST(CtlRenderTest, ShowsEachOfSeveralDevices) {
   const std::string table = StatusTable({{"a:1", info, ""}});
   EXPECT_THAT(table, HasSubstr("cuda:5   3.0 MiB   2.0 GiB"));
   EXPECT_EQ(StatusJson({{"a:1", info, ""}})["servers"][0]["devices"][1]["reserved_bytes"], 3 << 20);
+  EXPECT_THAT(table, testing::Not(HasSubstr("lost")));
+  info.mutable_devices(1)->set_fault("an illegal address");
+  const std::string lost = StatusTable({{"a:1", info, ""}});
+  EXPECT_THAT(lost, testing::ContainsRegex("0 +device lost\n.*cuda:0 .*2.0 GiB *\n.*cuda:5 .*2.0 GiB *lost\n"));
+  EXPECT_EQ(StatusJson({{"a:1", info, ""}})["servers"][0]["devices"][1]["fault"], "an illegal address");
   info.mutable_devices()->RemoveLast();
   EXPECT_THAT(StatusTable({{"a:1", info, ""}}), testing::Not(HasSubstr("cuda:0")));
 }

@@ -101,6 +101,9 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnResult("job", Decision::kPreconditioned, 36);
   metrics.OnReservedBytes(11, 22);
   metrics.OnDeviceMemory("cuda:1", 5, 9);
+  metrics.OnDevice("cuda:0", true);
+  metrics.OnDevice("cuda:1", true);
+  metrics.OnDevice("cuda:1", false);
   metrics.OnShardSessions(3);
   metrics.OnCoordinatorSessions(4);
   metrics.OnStepReported("job", 41, 1.0, Mode::kSecondOrder);
@@ -213,6 +216,8 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {"precondor_capacity_bytes", 22},
       {R"(precondor_device_reserved_bytes{device="cuda:1"})", 5},
       {R"(precondor_device_capacity_bytes{device="cuda:1"})", 9},
+      {R"(precondor_device_status{device="cuda:0"})", 1},
+      {R"(precondor_device_status{device="cuda:1"})", 0},
       {"precondor_shard_sessions", 3},
       {"precondor_coordinator_sessions", 4},
       {R"(precondor_steps_total{train_job="job"})", 2},

@@ -162,6 +162,7 @@ TEST_F(CudaDeviceTest, AFailedUpdateIsNeverHalfDone) {
 
 TEST_F(CudaDeviceTest, ALostDeviceSaysSoAtOnce) {
   const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
+  EXPECT_TRUE(backend->fault().ok());
   cuda_host::FailCall(5, cudaErrorIllegalAddress);
   EXPECT_FALSE(Work(*backend).ok());
   cuda_host::Recover();  // the driver would go on failing; the backend does not ask it any more
@@ -170,6 +171,7 @@ TEST_F(CudaDeviceTest, ALostDeviceSaysSoAtOnce) {
   EXPECT_TRUE(absl::IsInternal(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device 0 is lost since this fault"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("cudaErrorIllegalAddress"));
+  EXPECT_EQ(backend->fault(), status);
   EXPECT_EQ(cuda_host::Calls(), calls);
 }
 

@@ -29,8 +29,10 @@ struct MemoryObserver final : Observer {
   void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override {
     devices[std::string(device)] = {reserved, capacity};
   }
+  void OnDevice(absl::string_view device, bool usable) override { usables.emplace_back(device, usable); }
   std::pair<int64_t, int64_t> whole;
   std::map<std::string, std::pair<int64_t, int64_t>> devices;
+  std::vector<std::pair<std::string, bool>> usables;  // in the order in which it heard
 };
 
 class ShardDevicesTest : public ShardFixture {
@@ -330,6 +332,19 @@ TEST_F(ShardDevicesTest, ADeviceThatFailsTakesItsOwnLayersAlone) {
     EXPECT_EQ(reply->decision(), of_the_failed ? Decision::kIdentity : Decision::kPreconditioned) << layer;
     EXPECT_EQ((*reply->result)->factor_version, of_the_failed ? 1u : 2u);
   }
+}
+
+TEST_F(ShardDevicesTest, SaysOnceWhichDeviceIsLost) {
+  Make(2);
+  EXPECT_EQ(shard->CountLostDevices(), 0u);
+  EXPECT_THAT(seen.usables, ElementsAre(std::pair("test:0", true), std::pair("test:1", true)));
+  devices_[1]->backend->FailAlways();
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(shard->CountLostDevices(), 1u);
+  EXPECT_EQ(seen.usables.size(), 3u);
+  EXPECT_EQ(seen.usables.back(), std::pair(std::string("test:1"), false));
+  const ShardDescription description = shard->Describe().value();
+  EXPECT_EQ(description.devices[0].fault, "");
+  EXPECT_EQ(description.devices[1].fault, "injected fault");
 }
 
 // Layers of a lost shard with one device go on, spread over this one's.

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a server says of CUDA devices that are lost, with the CUDA backend as the host runs it.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "gmock/gmock.h"
+
+#include "tests/loopback/generic_call.h"
+#include "tests/loopback/raw_client.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/wait_until.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::GetServerInfoResponse InfoOf(RawServer& server) {
+  v1::GetServerInfoResponse info;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
+  return info;
+}
+
+// Readiness goes with the first, liveness with the last: a restart gives up the factors of devices that work.
+TEST(DeviceLossTest, HealthTellsOfLostDevices) {
+  const TempDir folder;
+  const std::string file = folder.path() + "/lost";
+  // Before the backend is loaded, which looks for them.
+  setenv("CUDA_HOST_DEVICES", "2", 1);
+  setenv("CUDA_HOST_LOST_DEVICE", file.c_str(), 1);
+  const auto lose = [&file](int device) {
+    std::ofstream(file + ".new") << device << "\n";
+    std::filesystem::rename(file + ".new", file);
+  };
+  ServerConfig config;
+  config.backend = "cuda";
+  config.cuda_devices = {"0", "1"};
+  RawServer server(config);
+  const auto health = [&server] {
+    return std::pair(CheckHealth(server.channel(), ""), CheckHealth(server.channel(), "liveness"));
+  };
+  constexpr int kServing = 1, kNotServing = 2;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  const auto step = [&](uint64_t step) {
+    std::vector<v1::Decision> decisions;
+    for (int layer = 0; layer < 2; ++layer) {
+      v1::PreconditionResponse response;
+      const grpc::Status status = server.Precondition(RawRequest(job, step, layer), &response);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      decisions.push_back(response.outcome().decision());
+    }
+    return decisions;
+  };
+  using ::testing::UnorderedElementsAre;
+  EXPECT_THAT(step(0), UnorderedElementsAre(v1::DECISION_PRECONDITIONED, v1::DECISION_PRECONDITIONED));
+  EXPECT_EQ(health(), std::pair(kServing, kServing));
+  EXPECT_EQ(Metric(server, "precondor_device_status{device=\"cuda:1\"}"), 1);
+
+  lose(1);
+  EXPECT_THAT(step(1), UnorderedElementsAre(v1::DECISION_PRECONDITIONED, v1::DECISION_IDENTITY));
+  EXPECT_TRUE(WaitUntil([&] { return health() == std::pair(kNotServing, kServing); }));
+  EXPECT_EQ(Metric(server, "precondor_device_status{device=\"cuda:0\"}"), 1);
+  EXPECT_EQ(Metric(server, "precondor_device_status{device=\"cuda:1\"}"), 0);
+  const v1::GetServerInfoResponse info = InfoOf(server);
+  EXPECT_EQ(info.devices(0).fault(), "");
+  EXPECT_THAT(info.devices(1).fault(), HasSubstr("CUDA device 1 is lost since this fault"));
+
+  lose(0);
+  EXPECT_THAT(step(2), UnorderedElementsAre(v1::DECISION_IDENTITY, v1::DECISION_IDENTITY));
+  EXPECT_TRUE(WaitUntil([&] { return health() == std::pair(kNotServing, kNotServing); }));
+  // A process that is told to end is not to be killed for it.
+  server.app().RequestDrain(absl::Seconds(30));
+  EXPECT_EQ(health(), std::pair(kNotServing, kServing));
+}
+
+}  // namespace
+}  // namespace precondor
