@@ -2,6 +2,7 @@
 #include "server/core/coordinator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -332,7 +333,6 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
     logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
   }
   std::vector<PlacementShard> rooms;
-  std::vector<size_t> shard_of_room;
   std::vector<PlacedLayers> plan;
   std::vector<MeasuredCost> costs;
   for (const ShardEndpoint& shard : shards_) {
@@ -346,10 +346,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
         return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
       }
     }
-    for (const PlacementShard& room : DeviceRooms(*description, /*load=*/0)) {
-      rooms.push_back(room);
-      shard_of_room.push_back(plan.size());
-    }
+    absl::c_copy(DeviceRooms(*description, /*load=*/0, plan.size()), std::back_inserter(rooms));
     plan.push_back({.shard = shard.address,
                     .address = description->advertise_address.empty() ? shard.address : description->advertise_address,
                     .layers = {}});
@@ -361,7 +358,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
                           absl::StrCat("session \"", spec.name, "\": ", placement.reason));
   }
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    plan[shard_of_room[placement.shard_of_layer[layer]]].layers.push_back(layer);
+    plan[rooms[placement.shard_of_layer[layer]].shard].layers.push_back(layer);
   }
   logger_.Log(Severity::kInfo, "layers placed", {{"session", spec.name}, {"reason", placement.reason}});
   return plan;

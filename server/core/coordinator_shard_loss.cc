@@ -2,6 +2,7 @@
 // What becomes of sessions that degrade when a shard is lost: its layers begin anew on the shards that are left, in a
 // new epoch. They are not moved back. A session that waits is left as it is.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -82,22 +83,18 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakeMove(
   std::vector<PlacementLayer> moved;
   moved.reserve(layers.size());
   for (const uint32_t layer : layers) moved.push_back(estimates[layer]);
-  std::vector<size_t> shard_of_room;
   std::vector<PlacementShard> free_rooms;
   for (size_t s = 0; s < shards_.size(); ++s) {
     if (!rooms[s].has_value()) continue;
     double load = 0;
     for (const uint32_t layer : placement[s].layers) load += estimates[layer].cost;
-    for (const PlacementShard& room : DeviceRooms(*rooms[s], load)) {
-      free_rooms.push_back(room);
-      shard_of_room.push_back(s);
-    }
+    absl::c_copy(DeviceRooms(*rooms[s], load, s), std::back_inserter(free_rooms));
   }
   const Placement chosen = PlaceLayers(moved, free_rooms);
   if (!chosen.feasible)
     return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity, chosen.reason);
   for (size_t i = 0; i < layers.size(); ++i) {
-    const size_t s = shard_of_room[chosen.shard_of_layer[i]];
+    const size_t s = free_rooms[chosen.shard_of_layer[i]].shard;
     placement[s].layers.push_back(layers[i]);
     placement[s].address = rooms[s]->advertise_address.empty() ? shards_[s].address : rooms[s]->advertise_address;
   }

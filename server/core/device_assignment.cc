@@ -15,17 +15,19 @@ enum class Order : uint8_t { kByCost, kBySize, kUnbounded };
 class Assigner {
  public:
   Assigner(const SessionSpec& spec, const MethodSet& methods, int window_steps,
-           absl::Span<const AssignmentDevice> devices)
-      : devices_(devices), layers_(devices.size()) {
-    for (const AssignmentDevice& device : devices) {
-      sums_.emplace_back(spec, methods, window_steps, device.parallelism);
-      loads_.push_back(device.load);
-    }
+           absl::Span<const AssignmentDevice> devices, int ranks)
+      : spec_(spec),
+        methods_(methods),
+        devices_(devices),
+        ranks_(ranks),
+        sums_(spec, methods, window_steps, Parallelism(devices), ranks),
+        layers_(devices.size()) {
+    for (const AssignmentDevice& device : devices) loads_.push_back(device.load);
   }
 
   void Put(size_t device, uint32_t layer, double cost) {
-    sums_[device].Include(layer);
-    loads_[device] += cost;
+    sums_.Include(device, layer);
+    if (!Splits(layer)) loads_[device] += cost;  // else it is the same to all
     layers_[device].push_back(layer);
   }
 
@@ -34,12 +36,18 @@ class Assigner {
     std::optional<size_t> best;
     int64_t best_room = 0;
     for (size_t device = 0; device < devices_.size(); ++device) {
-      ReservationSum with = sums_[device];
-      with.Include(layer);
-      const int64_t room = devices_[device].free_bytes - with.reservation().total();
-      if (room < 0 && order != Order::kUnbounded) continue;
+      ReservationSums with = sums_;
+      with.Include(device, layer);
+      const int64_t room = RoomLeft(with, device);
+      if (order != Order::kUnbounded) {
+        bool fits = room >= 0;
+        for (size_t other = 0; fits && Splits(layer) && other < devices_.size(); ++other) {
+          fits = RoomLeft(with, other) >= 0;
+        }
+        if (!fits) continue;
+      }
       if (best.has_value()) {
-        const bool by_load = order != Order::kBySize && loads_[device] != loads_[*best];
+        const bool by_load = order != Order::kBySize && !Splits(layer) && loads_[device] != loads_[*best];
         const bool better = order == Order::kBySize ? room < best_room : room > best_room;
         if (by_load ? loads_[device] > loads_[*best] : !better) continue;
       }
@@ -55,8 +63,22 @@ class Assigner {
   }
 
  private:
+  static std::vector<int> Parallelism(absl::Span<const AssignmentDevice> devices) {
+    std::vector<int> parallelism;
+    parallelism.reserve(devices.size());
+    for (const AssignmentDevice& device : devices) parallelism.push_back(device.parallelism);
+    return parallelism;
+  }
+  bool Splits(uint32_t layer) const { return IsSplit(methods_.of(layer), spec_.layers[layer], ranks_); }
+  int64_t RoomLeft(const ReservationSums& sums, size_t device) const {
+    return devices_[device].free_bytes - sums.reservation(device).total();
+  }
+
+  const SessionSpec& spec_;
+  const MethodSet& methods_;
   const absl::Span<const AssignmentDevice> devices_;
-  std::vector<ReservationSum> sums_;
+  const int ranks_;
+  ReservationSums sums_;
   std::vector<double> loads_;
   LayersOfDevices layers_;
 };
@@ -65,10 +87,10 @@ class Assigner {
 
 LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                               absl::Span<const int> fixed, absl::Span<const MeasuredCost> costs, int window_steps,
-                              absl::Span<const AssignmentDevice> devices) {
+                              absl::Span<const AssignmentDevice> devices, int ranks) {
   if (devices.size() == 1) return {std::vector<uint32_t>(layers.begin(), layers.end())};
   const std::vector<PlacementLayer> estimates = EstimateLayers(spec, methods, costs);
-  Assigner with_fixed(spec, methods, window_steps, devices);
+  Assigner with_fixed(spec, methods, window_steps, devices, ranks);
   std::vector<uint32_t> open;
   for (const uint32_t layer : layers) {
     if (fixed[layer] < 0) {

@@ -27,9 +27,11 @@ using LayersOfDevices = std::vector<std::vector<uint32_t>>;
 // device that has room for all that the session then reserves there. Where one finds none, layers by descending size go
 // to the device that they fill best. Where that does not do either, as if there were no bound: MemoryAccount refuses
 // that with each device's numbers. `fixed` has the device of layers that have one, by layer, and -1 for others. Ties go
-// to the device with more room, then to the lower layer and device: equal inputs give equal assignments.
+// to the device with more room, then to the lower layer and device: equal inputs give equal assignments. `ranks` is
+// that of ReservationSums: a layer that is split needs room for its parts on all devices, is work for all alike, and
+// goes to the one with most room.
 LayersOfDevices AssignDevices(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                               absl::Span<const int> fixed, absl::Span<const MeasuredCost> costs, int window_steps,
-                              absl::Span<const AssignmentDevice> devices);
+                              absl::Span<const AssignmentDevice> devices, int ranks);
 
 }  // namespace precondor

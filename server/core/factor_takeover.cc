@@ -32,20 +32,23 @@ FactorTakeover::~FactorTakeover() {
 
 DeviceBytes FactorTakeover::ExtraBytes() const {
   const SessionSpec& spec = session_->spec;
+  const int ranks = session_->shard->ranks();
   const size_t devices = session_->devices.size();
   DeviceBytes extra{std::vector<int64_t>(devices)};
-  for (size_t device = 0; device < devices; ++device) {
-    std::vector<uint32_t> layers;
-    int64_t aside = 0, state = 0;
-    for (const auto& [layer, heir] : heirs_) {
-      if (session_->DeviceOf(layer).place != device) continue;
-      layers.push_back(layer);
-      aside += static_cast<int64_t>(AsideUpdates::Most(spec, layer)) * StatisticsBytes(spec, layer);
-      state = std::max(state, session_->methods.of(layer).StateBytes(spec.layers[layer]));
+  std::vector<int64_t> state(devices);
+  ReservationSums sums(spec, session_->methods, session_->shard->options.window_steps, std::vector<int>(devices, 1),
+                       ranks);
+  for (const auto& [layer, heir] : heirs_) {
+    const size_t primary = session_->DeviceOf(layer).place;
+    sums.Include(primary, layer);
+    extra.of[primary] += static_cast<int64_t>(AsideUpdates::Most(spec, layer)) * StatisticsBytes(spec, layer);
+    const Method::SplitBytes bytes = StateBytes(session_->methods.of(layer), spec.layers[layer], ranks);
+    for (size_t device = 0; device < devices; ++device) {
+      state[device] = std::max(state[device], device == primary ? bytes.primary : bytes.other);
     }
-    const int window = session_->shard->options.window_steps;
-    extra.of[device] =
-        aside + state + ComputeReservation(spec, session_->methods, layers, window, /*parallelism=*/1).scratch;
+  }
+  for (size_t device = 0; device < devices; ++device) {
+    extra.of[device] += state[device] + sums.reservation(device).scratch;
   }
   return extra;
 }

@@ -24,8 +24,8 @@ namespace precondor {
 // which builds the states of all layers that a journal knows in one pass; then for each layer making its factors
 // durable here, so that the shard's own journal can refer to them, and handing them to the layer. Layers that are left
 // get fresh ones. It ends by itself when layers have no use for it any more. Memory: the states take the place of those
-// that the layers do not have. What comes besides is reserved on top, on each device that has such layers, while it
-// runs: scratch of one more operation, the bytes of one state, and what the layers put aside.
+// that the layers do not have. What comes besides is reserved on top, on each device that has such layers, or
+// parts of them, while it runs: scratch of one more operation, the bytes of one state, and what the layers put aside.
 class FactorTakeover : public std::enable_shared_from_this<FactorTakeover> {
  public:
   struct Heir {

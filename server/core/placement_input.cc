@@ -64,19 +64,28 @@ std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const Method
       const double unit = own != seconds_per_flop.end() ? own->second.value() : any.count > 0 ? any.value() : 1.0;
       cost = unit * methods.of(layer).StepFlops(shape, VectorsPerStep(spec, layer));
     }
-    layers.push_back({.cost = cost, .bytes = LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps)});
+    const auto bytes = [&spec, &methods, layer](int ranks) {
+      return LayerBytes(spec, methods.of(layer), layer, kDefaultWindowSteps, ranks);
+    };
+    layers.push_back({.cost = cost, .bytes = bytes(1).primary});
+    if (!methods.of(layer).Splits(shape)) continue;
+    layers.back().parts = [bytes](int devices) {
+      const Method::SplitBytes parts = bytes(devices);
+      return PlacementLayer::Parts{.own = parts.primary, .other = parts.other};
+    };
   }
   return layers;
 }
 
-std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, double load) {
+std::vector<PlacementShard> DeviceRooms(const ShardDescription& shard, double load, size_t place) {
   if (shard.devices.empty()) {
-    return {{.free_bytes = shard.capacity_bytes - shard.reserved_bytes, .load = load}};
+    return {{.free_bytes = shard.capacity_bytes - shard.reserved_bytes, .load = load, .shard = place}};
   }
   std::vector<PlacementShard> rooms;
   for (const DeviceUse& device : shard.devices) {
     rooms.push_back({.free_bytes = device.capacity_bytes - device.reserved_bytes,
-                     .load = load / static_cast<double>(shard.devices.size())});
+                     .load = load / static_cast<double>(shard.devices.size()),
+                     .shard = place});
   }
   return rooms;
 }

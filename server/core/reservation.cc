@@ -2,6 +2,7 @@
 #include "server/core/reservation.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "server/core/gather.h"
 #include "server/core/payload.h"
@@ -29,6 +30,11 @@ int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
 int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
   const int64_t slots = Mul(spec.world_size + GradientContributors(spec), Gather::kBytesPerContributor);
   return Add(Mul(window_steps + 1, Add(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
+}
+
+Method::SplitBytes ScratchBytes(const Method& method, const LayerSpec& layer, int64_t vectors_per_step, int ranks) {
+  if (IsSplit(method, layer, ranks)) return method.SplitScratchBytes(layer, vectors_per_step, ranks);
+  return {.primary = method.ScratchBytes(layer, vectors_per_step), .other = 0};
 }
 
 // What workers that have factors are sent.
@@ -68,45 +74,72 @@ int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer) {
   return Add(StatisticsElements(spec, layer), Add(PackedElements(widest), Mul(2, Mul(widest, widest))));
 }
 
-int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps) {
-  return Add(method.StateBytes(spec.layers[layer]), StagingBytes(spec, method, layer, window_steps));
+Method::SplitBytes StateBytes(const Method& method, const LayerSpec& layer, int ranks) {
+  if (IsSplit(method, layer, ranks)) return method.SplitStateBytes(layer, ranks);
+  return {.primary = method.StateBytes(layer), .other = 0};
 }
 
-ReservationSum::ReservationSum(const SessionSpec& spec, const MethodSet& methods, int window_steps, int parallelism)
-    : spec_(&spec), methods_(&methods), window_steps_(window_steps), parallelism_(parallelism) {}
+Method::SplitBytes LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer, int window_steps,
+                              int ranks) {
+  Method::SplitBytes bytes = StateBytes(method, spec.layers[layer], ranks);
+  bytes.primary = Add(bytes.primary, StagingBytes(spec, method, layer, window_steps));
+  return bytes;
+}
 
-void ReservationSum::Include(uint32_t index) {
+ReservationSums::ReservationSums(const SessionSpec& spec, const MethodSet& methods, int window_steps,
+                                 std::vector<int> parallelism, int ranks)
+    : spec_(&spec), methods_(&methods), window_steps_(window_steps), ranks_(ranks), sums_(parallelism.size()) {
+  for (size_t device = 0; device < sums_.size(); ++device) sums_[device].parallelism = parallelism[device];
+}
+
+void ReservationSums::Include(size_t device, uint32_t index) {
+  Sum& sum = sums_[device];
   const LayerSpec& layer = spec_->layers[index];
   const Method& method = methods_->of(index);
-  ++layers_;
-  states_ = Add(states_, method.StateBytes(layer));
-  staging_ = Add(staging_, StagingBytes(*spec_, method, index, window_steps_));
+  const Method::SplitBytes states = StateBytes(method, layer, ranks_);
+  const Method::SplitBytes scratch = ScratchBytes(method, layer, VectorsPerStep(*spec_, index), ranks_);
+  ++sum.layers;
+  sum.states = Add(sum.states, states.primary);
+  sum.staging = Add(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
   if (method.needs_statistics()) {
     // What is on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
     const bool mean = StatisticsOf(*spec_, index) == StatisticsKind::kMean;
     const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(*spec_, index);
-    statistics_ = std::max(statistics_, Mul(Add(StatisticsScratchElements(*spec_, index), host), 4));
+    sum.statistics = std::max(sum.statistics, Mul(Add(StatisticsScratchElements(*spec_, index), host), 4));
   }
-  if (!WorkersPrecondition(*spec_)) gradient_ = std::max(gradient_, Mul(layer.d_out * layer.d_in, 4));
-  method_scratch_ = std::max(method_scratch_, method.ScratchBytes(layer, VectorsPerStep(*spec_, index)));
-  deferred_scratch_ = std::max(deferred_scratch_, method.DeferredScratchBytes(layer));
+  if (!WorkersPrecondition(*spec_)) sum.gradient = std::max(sum.gradient, Mul(layer.d_out * layer.d_in, 4));
+  sum.method_scratch = std::max(sum.method_scratch, scratch.primary);
+  sum.deferred_scratch = std::max(sum.deferred_scratch, method.DeferredScratchBytes(layer));
+  if (!IsSplit(method, layer, ranks_)) return;
+  ++sum.split_layers;
+  sum.other_states = Add(sum.other_states, states.other);
+  sum.other_scratch = std::max(sum.other_scratch, scratch.other);
 }
 
-Reservation ReservationSum::reservation() const {
+Reservation ReservationSums::reservation(size_t device) const {
+  const Sum& sum = sums_[device];
   // D and U on the device, and D on the host where the wire's type is not f32.
   const int64_t copies = spec_->gradient_dtype == DType::kF32 ? 2 : 3;
-  const int64_t method_bytes = Add(method_scratch_, deferred_scratch_);
+  const int64_t method_bytes = Add(sum.method_scratch, sum.deferred_scratch);
   // A layer is one thread's work at a time.
-  const int64_t at_once = std::min<int64_t>(parallelism_, layers_);
-  const int64_t of_one = Add(Add(statistics_, Mul(copies, gradient_)), method_bytes);
-  return {.states = states_, .scratch = Mul(at_once, of_one), .staging = staging_};
+  const int64_t at_once = std::min<int64_t>(sum.parallelism, sum.layers);
+  const int64_t of_one = Add(Add(sum.statistics, Mul(copies, sum.gradient)), method_bytes);
+  Reservation reservation{.states = sum.states, .scratch = Mul(at_once, of_one), .staging = sum.staging};
+  for (size_t primary = 0; primary < sums_.size(); ++primary) {
+    if (primary == device) continue;
+    const Sum& of = sums_[primary];
+    const int64_t parts_at_once = std::min<int64_t>(of.parallelism, of.split_layers);
+    reservation.states = Add(reservation.states, of.other_states);
+    reservation.scratch = Add(reservation.scratch, Mul(parts_at_once, of.other_scratch));
+  }
+  return reservation;
 }
 
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
                                int window_steps, int parallelism) {
-  ReservationSum sum(spec, methods, window_steps, parallelism);
-  for (const uint32_t layer : layers) sum.Include(layer);
-  return sum.reservation();
+  ReservationSums sum(spec, methods, window_steps, {parallelism}, /*ranks=*/1);
+  for (const uint32_t layer : layers) sum.Include(0, layer);
+  return sum.reservation(0);
 }
 
 Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,

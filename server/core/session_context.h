@@ -20,6 +20,7 @@
 #include "server/core/executor.h"
 #include "server/core/memory_account.h"
 #include "server/core/observer.h"
+#include "server/core/reservation.h"
 #include "server/core/scratch_pool.h"
 #include "server/core/shard.h"
 #include "server/core/shard_lease.h"
@@ -28,6 +29,9 @@ namespace precondor {
 
 // One per shard. The references outlive the executor's last task.
 struct ShardContext {
+  // Devices that have a layer together which is split.
+  int ranks() const { return options.group == nullptr ? 1 : options.group->size(); }
+
   ShardOptions options;
   std::vector<ShardDevice> devices;  // const
   const Clock& clock;
@@ -82,9 +86,15 @@ struct SessionContext {
     PRECONDOR_CHECK(place >= 0);
     return *devices[static_cast<size_t>(place)];
   }
-  // Fresh factors, on the layer's device. Errors: those of Method::MakeState.
+  // Fresh factors, on the layer's device or, of a layer that is split, on all. Errors: those of Method::MakeState.
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(uint32_t layer) const {
-    return methods.of(layer).MakeState(spec.layers[layer], DeviceOf(layer).backend);
+    const Method& method = methods.of(layer);
+    const SessionDevice& device = DeviceOf(layer);
+    if (!IsSplit(layer)) return method.MakeState(spec.layers[layer], device.backend);
+    return method.MakeSplitState(spec.layers[layer], *shard->options.group, static_cast<int>(device.place));
+  }
+  bool IsSplit(uint32_t layer) const {
+    return precondor::IsSplit(methods.of(layer), spec.layers[layer], shard->ranks());
   }
 
   std::shared_ptr<ShardContext> shard;

@@ -25,6 +25,7 @@
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/device_group.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/contribution.h"
 #include "server/core/device_assignment.h"
@@ -89,6 +90,9 @@ struct ShardOptions {
   // such layers begin with fresh factors.
   PeerFactors* peers = nullptr;
   uint64_t snapshot_interval_steps = 0;  // between two cuts; 0: none but those asked for
+  // All of the shard's devices, in their order, where there are several: they have the layers together for which
+  // Method::Splits. Borrowed, outlives the executors' last task. Null: each layer is on one device.
+  DeviceGroup* group = nullptr;
   // Gives freed memory back to the system; called when a session's factors are gone. May be empty.
   std::function<void()> trim_memory;
   bool device_plane = false;  // gradients may come in memory of the backend's device
@@ -98,7 +102,7 @@ struct ShardOptions {
 };
 
 // What some of a shard's layers are computed on. Each has its own memory and threads; what is made on one is used on it
-// alone.
+// alone, but for the parts of a layer that is split (ShardOptions::group).
 struct ShardDevice {
   std::string name;  // for people: "cuda:0"
   Backend& backend;
@@ -110,8 +114,8 @@ struct ShardDevice {
 class Shard final : public ShardControl {
  public:
   // All references outlive the shard, which has at least one device; they are alike, so that any gives a layer the same
-  // bits. A layer is on one of them for as long as its session is here. Executors run the arithmetic; per layer the
-  // order is kept.
+  // bits. A layer is on one of them for as long as its session is here; one that is split is answered from there, and
+  // has parts on all. Executors run the arithmetic; per layer the order is kept.
   Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
         Observer& observer);
   Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,

@@ -19,22 +19,29 @@ namespace {
 SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionSpec& spec, const MethodSet& methods,
                                   const LayersOfDevices& layers) {
   const int window = shard.options.window_steps;
+  std::vector<int> parallelism;
+  for (const ShardDevice& device : shard.devices) parallelism.push_back(device.executor.parallelism());
+  ReservationSums held(spec, methods, window, parallelism, shard.ranks());
+  for (size_t device = 0; device < layers.size(); ++device) {
+    for (const uint32_t layer : layers[device]) held.Include(device, layer);
+  }
   SessionFactors::Sizes sizes;
   for (size_t device = 0; device < layers.size(); ++device) {
-    const int parallelism = shard.devices[device].executor.parallelism();
-    sizes.held.of.push_back(ComputeReservation(spec, methods, layers[device], window, parallelism).total());
-    sizes.released.of.push_back(ComputeFirstOrderReservation(spec, layers[device], window, parallelism).total());
+    sizes.held.of.push_back(held.reservation(device).total());
+    sizes.released.of.push_back(
+        ComputeFirstOrderReservation(spec, layers[device], window, parallelism[device]).total());
   }
   return sizes;
 }
 
-// Adds the cost of the session's layers to their devices' loads.
+// Adds the cost of the session's layers to their devices' loads; those that are split are the same to all.
 void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
              std::vector<AssignmentDevice>& devices) {
   const SessionContext& context = session.context();
   const std::vector<PlacementLayer> estimates = EstimateLayers(context.spec, context.methods, costs);
   for (uint32_t layer = 0; layer < estimates.size(); ++layer) {
-    if (session.layer(layer) != nullptr) devices[context.DeviceOf(layer).place].load += estimates[layer].cost;
+    if (session.layer(layer) == nullptr || context.IsSplit(layer)) continue;
+    devices[context.DeviceOf(layer).place].load += estimates[layer].cost;
   }
 }
 
@@ -92,7 +99,8 @@ LayersOfDevices Shard::Assign(const SessionInstall& install, const MethodSet& me
   for (uint32_t layer = 0; known != nullptr && layer < fixed.size(); ++layer) {
     fixed[layer] = known->device_of_layer.Of(layer);
   }
-  return AssignDevices(install.spec, methods, install.layers, fixed, costs, context_->options.window_steps, devices);
+  return AssignDevices(install.spec, methods, install.layers, fixed, costs, context_->options.window_steps, devices,
+                       context_->ranks());
 }
 
 absl::StatusOr<LayerRoom> Shard::MakeRoom(const SessionInstall& install, const MethodSet& methods,

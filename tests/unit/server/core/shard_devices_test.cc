@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A shard with several devices: where layers go, what is reserved, and that the numbers are those of one device.
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "kernels/methods/registry.h"
-#include "server/core/device_assignment.h"
 #include "server/core/placement_input.h"
-#include "server/core/reservation.h"
 #include "server/core/thread_pool.h"
-#include "tests/support/faulty_backend.h"
 #include "tests/support/memory_journal.h"
 #include "tests/support/memory_peers.h"
-#include "tests/unit/server/core/shard_fixture.h"
+#include "tests/unit/server/core/shard_devices_fixture.h"
 
 namespace precondor {
 namespace {
@@ -24,98 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-struct MemoryObserver final : Observer {
-  void OnReservedBytes(int64_t reserved, int64_t capacity) override { whole = {reserved, capacity}; }
-  void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override {
-    devices[std::string(device)] = {reserved, capacity};
-  }
-  void OnDevice(absl::string_view device, bool usable) override { usables.emplace_back(device, usable); }
-  std::pair<int64_t, int64_t> whole;
-  std::map<std::string, std::pair<int64_t, int64_t>> devices;
-  std::vector<std::pair<std::string, bool>> usables;  // in the order in which it heard
-};
-
-class ShardDevicesTest : public ShardFixture {
- protected:
-  ~ShardDevicesTest() override { shard = nullptr; }
-
-  ShardDevicesTest() {
-    options.make_method = MakeMethod;
-    spec.method = {.name = "mkor", .options = {}};
-    spec.layers.clear();
-    // No two cost the same.
-    for (int64_t i = 0; i < 5; ++i) {
-      spec.layers.push_back(
-          {.name = std::string(1, static_cast<char>('a' + i)), .d_out = 12 + 3 * i, .d_in = 40 - i, .has_bias = false});
-    }
-  }
-
-  Shard& Make(size_t count) {
-    shard = nullptr;
-    devices_.clear();
-    std::vector<ShardDevice> devices;
-    for (size_t i = 0; i < count; ++i) {
-      auto& device = *devices_.emplace_back(std::make_unique<TestDevice>());
-      device.cpu = MakeCpuBackend({}).value();
-      device.backend = std::make_unique<FaultyBackend>(*device.cpu);
-      devices.push_back({.name = absl::StrCat("test:", i), .backend = *device.backend, .executor = device.executor});
-    }
-    shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, seen);
-    return *shard;
-  }
-  SessionInstall Of(std::vector<uint32_t> layers, uint64_t at_epoch = 1) const {
-    SessionInstall install = MakeInstall(at_epoch);
-    install.layers = std::move(layers);
-    return install;
-  }
-  // Layers by device, as the shard says.
-  std::vector<std::vector<uint32_t>> Where() const {
-    std::vector<std::vector<uint32_t>> where(devices_.size());
-    const auto layers = shard->GetLayerStats("job").value();
-    for (const LayerStats& layer : layers) where[layer.device].push_back(layer.layer);
-    return where;
-  }
-  int64_t BytesOf(const std::vector<uint32_t>& layers, int parallelism = 1) const {
-    const MethodSet methods = MethodSet::Make(spec, options.make_method).value();
-    return ComputeReservation(spec, methods, layers, options.window_steps, parallelism).total();
-  }
-  std::vector<int64_t> Reserved() const {
-    std::vector<int64_t> bytes;
-    for (const DeviceUse& device : shard->devices()) bytes.push_back(device.reserved_bytes);
-    return bytes;
-  }
-  // The layers' answers to one step of all ranks.
-  std::map<uint32_t, std::shared_ptr<Reply>> Step(uint64_t step) {
-    std::map<uint32_t, std::shared_ptr<Reply>> replies;
-    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-      for (const ContributionKind kind : {ContributionKind::kStatistics, ContributionKind::kGradient}) {
-        if (kind == ContributionKind::kStatistics && !TakesStatistics(spec, layer)) continue;
-        for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
-          const ContributionHeader header = Header(kind, step, rank, layer);
-          replies[layer] = Send(header, Distinct(header));
-          EXPECT_TRUE(replies[layer]->accepted()) << replies[layer]->ack->status();
-        }
-      }
-    }
-    return replies;
-  }
-  std::vector<Payload> Answers(uint64_t step) {
-    std::vector<Payload> answers;
-    for (const auto& [layer, reply] : Step(step)) {
-      EXPECT_EQ(reply->decision(), Decision::kPreconditioned) << layer << ": " << (*reply->result)->reason;
-      answers.push_back(*(*reply->result)->bytes);
-    }
-    return answers;
-  }
-
-  struct TestDevice {
-    std::unique_ptr<Backend> cpu;
-    std::unique_ptr<FaultyBackend> backend;
-    InlineExecutor executor;
-  };
-  std::vector<std::unique_ptr<TestDevice>> devices_;
-  MemoryObserver seen;
-};
+using ShardDevicesTest = ShardDevicesFixture;
 
 TEST_F(ShardDevicesTest, LayersGoToTheLeastLoadedDevice) {
   // By FLOP, nothing being measured: e > d > c > b > a, and a device bears what it has.
@@ -198,15 +102,15 @@ TEST_F(ShardDevicesTest, RoomComesBeforeBalance) {
   const std::vector<uint32_t> all = {0, 1, 2, 3, 4};
   const std::vector<int> none(5, -1);
   std::vector<AssignmentDevice> devices = {{.free_bytes = BytesOf({0, 1, 2, 3})}, {.free_bytes = BytesOf({4})}};
-  const LayersOfDevices found = AssignDevices(spec, methods, all, none, {}, options.window_steps, devices);
+  const LayersOfDevices found = AssignDevices(spec, methods, all, none, {}, options.window_steps, devices, /*ranks=*/1);
   EXPECT_THAT(found, ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4)));
   // Fixed layers stay, whatever they cost.
   const LayersOfDevices fixed = AssignDevices(spec, methods, all, {1, 1, 1, 1, -1}, {}, options.window_steps,
-                                              std::vector<AssignmentDevice>(2, {.free_bytes = 1 << 30}));
+                                              std::vector<AssignmentDevice>(2, {.free_bytes = 1 << 30}), /*ranks=*/1);
   EXPECT_THAT(fixed, ElementsAre(ElementsAre(4), ElementsAre(0, 1, 2, 3)));
   // A device with much to do gets nothing that another can take.
   devices = {{.free_bytes = 1 << 30, .load = 1e18}, {.free_bytes = 1 << 30}, {.free_bytes = 1 << 30}};
-  EXPECT_THAT(AssignDevices(spec, methods, all, none, {}, options.window_steps, devices)[0], IsEmpty());
+  EXPECT_THAT(AssignDevices(spec, methods, all, none, {}, options.window_steps, devices, /*ranks=*/1)[0], IsEmpty());
 }
 
 TEST_F(ShardDevicesTest, AnswersAreThoseOfOneDevice) {
