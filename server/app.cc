@@ -15,10 +15,8 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -238,12 +236,14 @@ class ServerApp final : public App {
  private:
   absl::Status MakeShard() {
     PRECONDOR_ASSIGN_OR_RETURN(backends_, MakeShardBackends(config_, disk_, logger_));
+    PRECONDOR_ASSIGN_OR_RETURN(group_, MakeDeviceGroup(backends_, logger_));
     std::vector<ShardDevice> devices;
     for (const DeviceBackend& device : backends_) {
       compute_threads_.push_back(std::make_unique<ThreadPoolExecutor>(DeviceThreads(config_, backends_)));
       devices.push_back({.name = device.name, .backend = *device.backend, .executor = *compute_threads_.back()});
     }
     ShardOptions options;
+    options.group = group_.get();
     options.advertise_address = config_.advertise;
     options.capacity_bytes = config_.memory_limit_bytes;
     options.window_steps = static_cast<int>(config_.window_steps);
@@ -296,13 +296,11 @@ class ServerApp final : public App {
       logger_.Log(Severity::kWarning, "no device plane", {{"backend", backends_.front().backend->name()}});
       return absl::OkStatus();
     }
-    int device = 0;
-    absl::string_view name = backends_.front().name;
-    if (backends_.size() > 1 || !absl::ConsumePrefix(&name, "cuda:") || !absl::SimpleAtoi(name, &device)) {
+    if (backends_.size() > 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("device_plane_bytes: expected one CUDA device, got ", backends_.size()));
     }
-    PRECONDOR_ASSIGN_OR_RETURN(device_plane_, LoadCudaPlane(device));
+    PRECONDOR_ASSIGN_OR_RETURN(device_plane_, LoadCudaPlane(backends_.front().cuda_device));
     return absl::OkStatus();
   }
 
@@ -516,6 +514,7 @@ class ServerApp final : public App {
   std::unique_ptr<recovery::PeerStores> peer_stores_;  // null without data directories of others
   std::unique_ptr<recovery::LayerUploads> uploads_;    // of a shard
   std::vector<DeviceBackend> backends_;
+  std::unique_ptr<DeviceGroup> group_;         // of several backends; outlives the shard's work
   std::unique_ptr<DevicePlane> device_plane_;  // null unless asked for
   std::unique_ptr<rpc::DeviceRings> rings_;    // with it; outlives the shard's work
   ThreadPoolExecutor control_threads_;

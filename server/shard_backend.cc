@@ -13,7 +13,9 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/staged_collective.h"
 #include "kernels/cuda/cuda_module.h"
+#include "kernels/cuda/nccl_module.h"
 #include "kernels/grouping/grouping_backend.h"
 
 namespace precondor {
@@ -46,7 +48,8 @@ absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) 
     CudaBackendOptions options;
     options.device = device;
     PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, LoadCudaBackend(options));
-    backends.push_back({absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), GroupingOptions())});
+    backends.push_back(
+        {absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), GroupingOptions()), device});
   }
   return backends;
 }
@@ -56,7 +59,7 @@ absl::StatusOr<std::vector<DeviceBackend>> Make(const std::string& name, const S
   std::vector<DeviceBackend> backends;
   for (int64_t i = 0; i < config.cpu_devices; ++i) {
     PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeCpuBackend(CpuBackendOptions()));
-    backends.push_back({config.cpu_devices == 1 ? "cpu" : absl::StrCat("cpu:", i), std::move(backend)});
+    backends.push_back({config.cpu_devices == 1 ? "cpu" : absl::StrCat("cpu:", i), std::move(backend), -1});
   }
   return backends;
 }
@@ -107,7 +110,46 @@ absl::Status Record(const std::string& data_dir, absl::string_view name, store::
   return fs.SyncDir(data_dir);
 }
 
+// How long devices wait for each other: for what is on its way to one of them, never for a worker. Half of what a
+// worker waits for its answer by default, so that it has one when a device hangs.
+constexpr absl::Duration kGroupTimeout = absl::Minutes(1);
+
+// NCCL until it does not connect them: it may be there and not work, in a container without shared memory, say. Trying
+// it again at every step would cost each its time-out when a device is lost.
+DeviceGroup::Connect ConnectByNcclFirst(std::vector<int> devices, Logger& logger) {
+  return [by_nccl = ConnectByNccl(std::move(devices), kGroupTimeout), locally = ConnectLocally(kGroupTimeout), &logger,
+          works = std::make_shared<bool>(true)](const std::vector<Backend*>& backends) {
+    if (*works) {
+      absl::StatusOr<std::vector<std::unique_ptr<Collective>>> made = by_nccl(backends);
+      if (made.ok()) return made;
+      *works = false;
+      logger.Log(Severity::kWarning, "NCCL does not connect the devices; from now on they go through the host's memory",
+                 {{"reason", absl::string_view(made.status().message())}});
+    }
+    return locally(backends);
+  };
+}
+
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceGroup>> MakeDeviceGroup(const std::vector<DeviceBackend>& devices,
+                                                             Logger& logger) {
+  if (devices.size() == 1) return nullptr;
+  std::vector<Backend*> backends;
+  std::vector<int> cuda_devices;
+  for (const DeviceBackend& device : devices) {
+    backends.push_back(device.backend.get());
+    if (device.cuda_device >= 0) cuda_devices.push_back(device.cuda_device);
+  }
+  const bool cuda = cuda_devices.size() == devices.size();
+  const absl::Status nccl = cuda ? FindNccl() : absl::OkStatus();
+  const bool by_nccl = cuda && nccl.ok();
+  logger.Log(Severity::kInfo, "devices share layers that split",
+             {{"devices", Names(devices)}, {"by", by_nccl ? "nccl" : "local"}, {"reason", nccl.message()}});
+  return DeviceGroup::Make(
+      std::move(backends),
+      by_nccl ? ConnectByNcclFirst(std::move(cuda_devices), logger) : ConnectLocally(kGroupTimeout), kGroupTimeout);
+}
 
 absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig& config, store::FileSystem& fs,
                                                              Logger& logger) {

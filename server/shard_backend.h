@@ -10,6 +10,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/log.h"
+#include "kernels/device_group.h"
 #include "server/config.h"
 #include "server/store/file_system.h"
 
@@ -18,6 +19,7 @@ namespace precondor {
 struct DeviceBackend {
   std::string name;  // "cuda:0"
   std::unique_ptr<Backend> backend;
+  int cuda_device = -1;  // as CUDA counts; -1: it is none
 };
 
 // What config.backend asks for, one a device: at least one, all of a kind. With "auto" CUDA devices where those asked
@@ -28,6 +30,11 @@ struct DeviceBackend {
 // where it lies.
 absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig& config, store::FileSystem& fs,
                                                              Logger& logger);
+
+// What the devices have layers together by that split; null where there is one device. CUDA devices are connected by
+// NCCL where it is there, and through the host's memory where it is not, or once it has failed to connect them; the log
+// says which. The backends and `logger` have to outlive it.
+absl::StatusOr<std::unique_ptr<DeviceGroup>> MakeDeviceGroup(const std::vector<DeviceBackend>& devices, Logger& logger);
 
 // Threads for the arithmetic of each: config.threads, or what suits the backends and this machine.
 int DeviceThreads(const ServerConfig& config, const std::vector<DeviceBackend>& devices);
