@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/staged_collective.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/device_group.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "server/core/thread_pool.h"
@@ -17,7 +19,9 @@
 namespace precondor {
 namespace {
 
+using ::testing::FloatNear;
 using ::testing::HasSubstr;
+using ::testing::Pointwise;
 
 class ShardCudaDevicesTest : public ShardFixture {
  protected:
@@ -31,23 +35,32 @@ class ShardCudaDevicesTest : public ShardFixture {
     }
   }
   ~ShardCudaDevicesTest() override {
-    shard = nullptr;
-    devices_.clear();
+    Clear();
     cuda_host::Recover();
     EXPECT_EQ(cuda_host::LiveObjects(), 0);
     cuda_host::SetDeviceCount(1);
   }
 
-  Shard& Make(int count) {
+  void Clear() {
     shard = nullptr;
+    for (const auto& device : devices_) device->threads = nullptr;
+    group_ = nullptr;
     devices_.clear();
+  }
+  Shard& Make(int count) {
+    Clear();
     std::vector<ShardDevice> devices;
+    std::vector<Backend*> backends;
     for (int device = 0; device < count; ++device) {
       TestDevice& made = *devices_.emplace_back(std::make_unique<TestDevice>());
       made.backend = MakeGroupingBackend(MakeCudaBackend({.device = device}).value(), GroupingOptions());
       made.threads = std::make_unique<ThreadPoolExecutor>(3);
       devices.push_back({.name = absl::StrCat("cuda:", device), .backend = *made.backend, .executor = *made.threads});
+      backends.push_back(made.backend.get());
     }
+    const absl::Duration patience = absl::Minutes(5);
+    if (count > 1) group_ = DeviceGroup::Make(std::move(backends), ConnectLocally(patience), patience).value();
+    options.group = group_.get();
     shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, observer);
     return *shard;
   }
@@ -90,6 +103,7 @@ class ShardCudaDevicesTest : public ShardFixture {
     std::unique_ptr<ThreadPoolExecutor> threads;
   };
   std::vector<std::unique_ptr<TestDevice>> devices_;
+  std::unique_ptr<DeviceGroup> group_;  // without layers that split nobody uses it
 };
 
 TEST_F(ShardCudaDevicesTest, TwoDevicesGiveTheBitsOfOneAndMixNothing) {
@@ -126,9 +140,54 @@ TEST_F(ShardCudaDevicesTest, ComesBackOnTheOtherNumberOfDevices) {
     ASSERT_TRUE(shard->FinishReplay().empty());
     ASSERT_TRUE(shard->Install(MakeInstall()).ok());
     EXPECT_EQ(Answers(5), expected);
-    shard = nullptr;
-    devices_.clear();
+    Clear();
     options.journal = nullptr;
+  }
+}
+
+// Factors of the wider two of four layers lie on both devices, beside the others' own, which go on in step.
+TEST_F(ShardCudaDevicesTest, LayersThatSplitAgreeWithOneDevice) {
+  spec.method = {.name = "mkor", .options = {{"rule", "BLEND"}, {"representation", "DENSE"}, {"split_dim", 23.0}}};
+  std::vector<std::vector<std::vector<float>>> expected;
+  for (const int count : {1, 2}) {
+    ASSERT_TRUE(Make(count).Install(MakeInstall()).ok());
+    for (uint64_t step = 0; step < 4; ++step) {
+      std::vector<std::vector<float>> answers;
+      for (GradientResult& result : Step(step)) {
+        ASSERT_EQ(result.decision, Decision::kPreconditioned) << result.reason;
+        answers.push_back(Reply{.ack = true, .result = std::move(result)}.values());
+      }
+      if (count == 1) {
+        expected.push_back(answers);
+        continue;
+      }
+      for (size_t layer = 0; layer < answers.size(); ++layer) {
+        EXPECT_THAT(answers[layer], Pointwise(FloatNear(1e-4f), expected[step][layer])) << step << " " << layer;
+      }
+    }
+  }
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    EXPECT_LE(devices_[i]->backend->allocated_bytes(), shard->devices()[i].reserved_bytes) << i;
+  }
+}
+
+TEST_F(ShardCudaDevicesTest, ALostDeviceTakesTheLayersThatSplitWithIt) {
+  spec.method = {.name = "mkor", .options = {{"rule", "BLEND"}, {"representation", "DENSE"}, {"split_dim", 23.0}}};
+  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
+  Answers(0);
+  std::set<uint32_t> lost = {0, 1};  // those that split
+  const auto layers = shard->GetLayerStats("job").value();
+  for (const LayerStats& layer : layers) {
+    if (layer.device == 1) lost.insert(layer.layer);
+  }
+  cuda_host::FailCall(0, cudaErrorECCUncorrectable);
+  EXPECT_FALSE(devices_[1]->backend->Allocate(1, 1).ok());
+  for (uint64_t step = 1; step < 3; ++step) {
+    const std::vector<GradientResult> answers = Step(step);
+    for (uint32_t layer = 0; layer < answers.size(); ++layer) {
+      EXPECT_EQ(answers[layer].decision, lost.contains(layer) ? Decision::kIdentity : Decision::kPreconditioned);
+      EXPECT_THAT(answers[layer].reason, HasSubstr(lost.contains(layer) ? "CUDA device 1 is lost" : "")) << layer;
+    }
   }
 }
 

@@ -418,5 +418,121 @@ TEST_F(ShardSplitTest, TakesOverOntoAllDevices) {
   shard = nullptr;
 }
 
+// --- the same with mkor's own factors -----------------------------------------------------------------------------
+
+class ShardSplitMkorTest : public ShardDevicesFixture {
+ protected:
+  // Three of the five layers have an input side that splits, the first two of different widths on each device.
+  ShardSplitMkorTest() {
+    grouped = true;
+    spec.method.options = {{"rule", "BLEND"}, {"representation", "DENSE"}, {"split_dim", 38.0}};
+  }
+  std::vector<std::vector<float>> ValuesOf(uint64_t step) {
+    std::vector<std::vector<float>> values;
+    for (const auto& [layer, reply] : Step(step)) {
+      EXPECT_EQ(reply->decision(), Decision::kPreconditioned) << layer << ": " << (*reply->result)->reason;
+      values.push_back(reply->values());
+    }
+    return values;
+  }
+  std::vector<std::vector<std::vector<float>>> OfOneDevice(uint64_t steps) {
+    std::vector<std::vector<std::vector<float>>> expected;
+    EXPECT_TRUE(Make(1).Install(MakeInstall()).ok());
+    for (uint64_t step = 0; step < steps; ++step) expected.push_back(ValuesOf(step));
+    return expected;
+  }
+  static void ExpectClose(const std::vector<std::vector<float>>& got, const std::vector<std::vector<float>>& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t layer = 0; layer < got.size(); ++layer) {
+      double largest = 0;
+      for (const float value : expected[layer]) largest = std::max(largest, std::abs(static_cast<double>(value)));
+      for (size_t i = 0; i < got[layer].size(); ++i) {
+        ASSERT_NEAR(got[layer][i], expected[layer][i], 2e-5 * largest) << "layer " << layer << " at " << i;
+      }
+    }
+  }
+};
+
+TEST_F(ShardSplitMkorTest, AnswersAreThoseOfOneDeviceToRounding) {
+  const auto expected = OfOneDevice(8);
+  for (const size_t count : {2, 3}) {
+    SCOPED_TRACE(count);
+    ASSERT_TRUE(Make(count).Install(MakeInstall()).ok());
+    const MethodSet methods = MethodSet::Make(spec, options.make_method).value();
+    int64_t parts = 0;  // of states on devices that the layers are not on
+    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+      if (!methods.of(layer).Splits(spec.layers[layer])) continue;
+      parts += methods.of(layer).SplitStateBytes(spec.layers[layer], static_cast<int>(count)).other;
+    }
+    EXPECT_GT(parts, 0);
+    for (uint64_t step = 0; step < 8; ++step) ExpectClose(ValuesOf(step), expected[step]);
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_LE(devices_[i]->backend->peak_bytes(), Reserved()[i]) << i;
+      EXPECT_GE(devices_[i]->backend->allocated_bytes(), parts / static_cast<int64_t>(count)) << i;
+    }
+    ASSERT_TRUE(*shard->Remove(kSession));
+    EXPECT_THAT(Reserved(), Each(0));
+    for (const auto& device : devices_) EXPECT_EQ(device->backend->allocated_bytes(), 0);
+  }
+}
+
+TEST_F(ShardSplitMkorTest, ReleasedFactorsComeBackAsTheyWere) {
+  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
+  for (uint64_t step = 0; step < 4; ++step) ValuesOf(step);
+  const auto expected = ValuesOf(4);
+  MemoryJournal journal;
+  options.journal = &journal;
+  ASSERT_TRUE(Make(2).Install(MakeInstall()).ok());
+  for (uint64_t step = 0; step < 4; ++step) ValuesOf(step);
+  const std::vector<int64_t> held = Reserved();
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
+  for (const auto& device : devices_) EXPECT_EQ(device->backend->allocated_bytes(), 0);
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
+  EXPECT_EQ(Reserved(), held);
+  EXPECT_EQ(ValuesOf(4), expected) << "to the bit";
+  shard = nullptr;
+}
+
+TEST_F(ShardSplitMkorTest, ComesBackOnAnyNumberOfDevices) {
+  const auto expected = OfOneDevice(8);
+  options.snapshot_interval_steps = 3;
+  for (const size_t before : {1, 2, 3}) {
+    for (const size_t after : {1, 2, 3}) {
+      SCOPED_TRACE(absl::StrCat(before, " to ", after));
+      MemoryJournal journal;
+      options.journal = &journal;
+      ASSERT_TRUE(Make(before).Install(MakeInstall()).ok());
+      for (uint64_t step = 0; step < 7; ++step) ValuesOf(step);
+      ASSERT_GT(journal.snapshots(), 0);
+      Make(after).AwaitReplay();
+      journal.Restore(*shard);
+      ASSERT_THAT(shard->FinishReplay(), IsEmpty());
+      ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+      ExpectClose(ValuesOf(7), expected[7]);
+      shard = nullptr;
+    }
+  }
+}
+
+// Answers of layers that a failing device has no part of are as before; the others' are IDENTITY, with its status.
+TEST_F(ShardSplitMkorTest, ADeviceThatFailsTakesTheSplitLayersWithIt) {
+  const auto expected = OfOneDevice(3);
+  ASSERT_TRUE(Make(3).Install(MakeInstall()).ok());
+  ExpectClose(ValuesOf(0), expected[0]);
+  const auto where = Where();
+  devices_[2]->backend->FailAlways();
+  for (uint64_t step = 1; step < 3; ++step) {
+    for (const auto& [layer, reply] : Step(step)) {
+      const bool split = spec.layers[layer].d_in >= 38;
+      const bool lost = split || std::find(where[2].begin(), where[2].end(), layer) != where[2].end();
+      EXPECT_EQ(reply->decision(), lost ? Decision::kIdentity : Decision::kPreconditioned) << layer;
+      if (lost) {
+        EXPECT_THAT((*reply->result)->reason, HasSubstr("injected fault"));
+      }
+    }
+  }
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
 }  // namespace
 }  // namespace precondor
