@@ -29,7 +29,8 @@ class Outcome {
       MutexLock lock(mu_);
       if (first_.ok()) first_ = status;
     }
-    if (AllFindIt(status)) return;
+    // A communicator's own error may have the same code.
+    if (AllFindIt(status) && collectives_[rank]->status().ok()) return;
     for (const auto& collective : collectives_) {
       collective->Abort(absl::StrCat("rank ", rank, " failed: ", status.message()));
     }
@@ -168,27 +169,33 @@ absl::Status DeviceGroup::RunConnected(int mine, absl::FunctionRef<absl::Status(
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Collective>>> JoinTogether(
-    int ranks, absl::FunctionRef<absl::StatusOr<std::unique_ptr<Collective>>(int rank)> make) {
-  std::vector<absl::StatusOr<std::unique_ptr<Collective>>> joined(ranks);
+    int ranks,
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<Collective>>(int rank, const std::atomic<bool>* give_up)> make) {
+  std::vector<std::unique_ptr<Collective>> joined(ranks);
+  std::atomic<bool> give_up = false;
+  Mutex mu;
+  absl::Status first;  // under it
+  const auto fail = [&](const absl::Status& why) {
+    MutexLock lock(mu);
+    first.Update(why);
+    give_up = true;
+  };
+  const auto join = [&](int rank) {
+    absl::StatusOr<std::unique_ptr<Collective>> made = make(rank, &give_up);
+    made.ok() ? void(joined[rank] = *std::move(made)) : fail(made.status());
+  };
   std::vector<std::thread> threads;
-  absl::Status status;
   try {
-    for (int rank = 0; rank < ranks; ++rank) {
-      threads.emplace_back([&joined, &make, rank] { joined[rank] = make(rank); });
-    }
+    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(join, rank);
   } catch (const std::system_error& error) {
-    status = absl::ResourceExhaustedError(absl::StrCat("group of devices: threads: ", error.what()));
+    fail(absl::ResourceExhaustedError(absl::StrCat("group of devices: threads: ", error.what())));
   }
   for (std::thread& thread : threads) thread.join();
-  for (const auto& each : joined) status.Update(each.status());
-  std::vector<std::unique_ptr<Collective>> collectives;
-  for (auto& each : joined) {
-    if (!each.ok()) continue;
-    if (!status.ok()) (*each)->Abort("another rank has not come");
-    collectives.push_back(*std::move(each));
+  if (first.ok()) return joined;
+  for (const auto& collective : joined) {
+    if (collective != nullptr) collective->Abort("another rank has not come");
   }
-  if (!status.ok()) return status;
-  return collectives;
+  return first;
 }
 
 }  // namespace precondor

@@ -8,6 +8,7 @@
 // Threads: Run from any; one at a time, in the order in which they come, others wait.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -73,9 +74,10 @@ class DeviceGroup {
   uint64_t turn_ ABSL_GUARDED_BY(mu_) = 0;       // of whoever runs
 };
 
-// For a Connect: make(rank) of all ranks at once, each on a thread of its own, as they wait for each other. Where one
-// fails the others' are ended; the error of the lowest rank.
+// For a Connect: make(rank, give_up) of all ranks at once, each on a thread of its own, as they wait for each other
+// until *give_up. Where one fails the others give up; the error of the one that failed first.
 absl::StatusOr<std::vector<std::unique_ptr<Collective>>> JoinTogether(
-    int ranks, absl::FunctionRef<absl::StatusOr<std::unique_ptr<Collective>>(int rank)> make);
+    int ranks,
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<Collective>>(int rank, const std::atomic<bool>* give_up)> make);
 
 }  // namespace precondor

@@ -47,6 +47,7 @@ absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) 
   for (const int device : devices) {
     CudaBackendOptions options;
     options.device = device;
+    if (devices.size() > 1) options.peers = devices;
     PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, LoadCudaBackend(options));
     backends.push_back(
         {absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), GroupingOptions()), device});

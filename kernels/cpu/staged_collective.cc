@@ -30,12 +30,17 @@ class Staged {
     device_ = reinterpret_cast<float*>(begin - skipped_);  // NOLINT(performance-no-int-to-ptr): the word's beginning
   }
   void* data() { return words_.empty() ? nullptr : reinterpret_cast<char*>(words_.data()) + skipped_; }
-  // Whether words hold something that is not the buffer's, and has to stay.
-  bool shares_words() const { return words_.size() * kWord != static_cast<size_t>(bytes_); }
   absl::Status Download(Backend& backend) {
     return backend.Download(ConstMatrixView(device_, 1, size()), MatrixView(words_.data(), 1, size()));
   }
+  // What else its words hold stays.
   absl::Status Upload(Backend& backend) {
+    const auto bytes = static_cast<size_t>(bytes_);
+    if (words_.size() * kWord != bytes) {
+      const std::vector<char> own(static_cast<char*>(data()), static_cast<char*>(data()) + bytes);
+      PRECONDOR_RETURN_IF_ERROR(Download(backend));
+      std::memcpy(data(), own.data(), bytes);
+    }
     return backend.Upload(ConstMatrixView(words_.data(), 1, size()), MatrixView(device_, 1, size()));
   }
 
@@ -69,7 +74,6 @@ class StagedCollective final : public Collective {
       }
       if (call.kind != CollectiveKind::kReduce || call.root == rank()) {
         outs[i] = Staged(call.out, row * (call.kind == CollectiveKind::kAllGather ? size() : 1));
-        if (outs[i].shares_words()) PRECONDOR_RETURN_IF_ERROR(outs[i].Download(backend_));
       }
       call.in = ins[i].data();
       call.out = outs[i].data();
@@ -80,7 +84,7 @@ class StagedCollective final : public Collective {
           absl::StrCat(CollectiveGroupText(group.size(), group[0]), ": copying to the host took its whole time-out"));
     }
     PRECONDOR_RETURN_IF_ERROR(ranks_->Run(calls, left));
-    for (Staged& out : outs) PRECONDOR_RETURN_IF_ERROR(out.Upload(backend_));
+    for (Staged& out : outs) PRECONDOR_RETURN_IF_ERROR(out.Upload(backend_));  // one by one: they may share a word
     return absl::OkStatus();
   }
   void DoFail(const absl::Status& why) override {
@@ -102,12 +106,13 @@ DeviceGroup::Connect ConnectLocally(absl::Duration timeout) {
   return [timeout](const std::vector<Backend*>& backends) -> absl::StatusOr<std::vector<std::unique_ptr<Collective>>> {
     PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<LocalRendezvous> rendezvous, LocalRendezvous::Start());
     const int size = static_cast<int>(backends.size());
-    return JoinTogether(size, [&](int rank) -> absl::StatusOr<std::unique_ptr<Collective>> {
+    const auto join = [&](int rank, const std::atomic<bool>* give_up) -> absl::StatusOr<std::unique_ptr<Collective>> {
       PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Collective> ranks,
-                                 MakeLocalCollective(rendezvous->unique_id(), rank, size, timeout));
+                                 MakeLocalCollective(rendezvous->unique_id(), rank, size, timeout, give_up));
       if (backends[rank]->name() == ranks->backend_name()) return ranks;
       return MakeStagedCollective(std::move(ranks), *backends[rank]);
-    });
+    };
+    return JoinTogether(size, join);
   };
 }
 

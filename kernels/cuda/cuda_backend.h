@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -16,6 +17,9 @@ namespace precondor {
 struct CudaBackendOptions {
   int device = 0;                                                    // as CUDA counts
   int64_t memory_limit_bytes = std::numeric_limits<int64_t>::max();  // of live matrices and scratch
+  // Devices of this process whose collectives with this one may reach into its memory, as NCCL's do where one device
+  // can reach another; what these want for themselves is then left out of the limit.
+  std::vector<int> peers = {};
 };
 
 // The number of devices that this process can use, or why there are none: Unavailable, with CUDA's reason.

@@ -15,6 +15,8 @@ namespace {
 
 // What cuBLAS asks for on Hopper; a workspace of its own keeps products the same from call to call.
 constexpr int64_t kBlasWorkspaceBytes = int64_t{32} << 20;
+// NCCL takes its buffers from what is free when the first collective connects; so much is ample for eight devices.
+constexpr int64_t kMostForCommunicators = int64_t{1} << 30;
 
 int64_t Pitch(ConstMatrixView x) { return x.stride * static_cast<int64_t>(sizeof(float)); }
 int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(float)); }
@@ -23,18 +25,38 @@ int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(f
 
 Device::Device(int index, int64_t memory_limit_bytes) : index_(index), memory_limit_bytes_(memory_limit_bytes) {}
 
-absl::StatusOr<std::unique_ptr<Device>> Device::Make(int index, int64_t memory_limit_bytes) {
+absl::StatusOr<std::unique_ptr<Device>> Device::Make(int index, int64_t memory_limit_bytes,
+                                                     const std::vector<int>& peers) {
   int count = 0;
   PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA devices", cudaGetDeviceCount(&count)));
-  if (index < 0 || index >= count) {
-    return absl::UnavailableError(absl::StrCat("CUDA device: expected 0 ... ", count - 1, ", got ", index));
+  std::vector<int> all = {index};
+  all.insert(all.end(), peers.begin(), peers.end());
+  for (const int each : all) {
+    if (each >= 0 && each < count) continue;
+    return absl::UnavailableError(absl::StrCat("CUDA device: expected 0 ... ", count - 1, ", got ", each));
   }
   std::unique_ptr<Device> device(new Device(index, memory_limit_bytes));
-  PRECONDOR_RETURN_IF_ERROR(device->Open());
+  PRECONDOR_RETURN_IF_ERROR(device->Open(peers));
   return device;
 }
 
-absl::Status Device::Open() {
+// By default no other device reaches a pool's memory, whatever cudaDeviceEnablePeerAccess says.
+absl::Status Device::LetReach(const std::vector<int>& peers) {
+  for (const int peer : peers) {
+    if (peer == index_) continue;
+    int reaches = 0;
+    PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA peers", cudaDeviceCanAccessPeer(&reaches, peer, index_)));
+    if (reaches == 0) continue;  // then collectives go another way
+    cudaMemAccessDesc access = {};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA memory pool", cudaMemPoolSetAccess(pool_, &access, 1)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Device::Open(const std::vector<int>& peers) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
   int pools = 0;
   PRECONDOR_RETURN_IF_ERROR(
@@ -44,7 +66,9 @@ absl::Status Device::Open() {
   }
   size_t free_bytes = 0, total_bytes = 0;
   PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA memory", cudaMemGetInfo(&free_bytes, &total_bytes)));
-  memory_limit_bytes_ = std::min(memory_limit_bytes_, static_cast<int64_t>(free_bytes));
+  const int64_t there = static_cast<int64_t>(free_bytes);
+  const int64_t communicators = peers.empty() ? 0 : std::min(kMostForCommunicators, there / 8);
+  memory_limit_bytes_ = std::min(memory_limit_bytes_, there - communicators);
   PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
   cudaMemPoolProps properties = {};
   properties.allocType = cudaMemAllocationTypePinned;
@@ -54,6 +78,7 @@ absl::Status Device::Open() {
   uint64_t keep_all = std::numeric_limits<uint64_t>::max();
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("CUDA memory pool", cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all)));
+  PRECONDOR_RETURN_IF_ERROR(LetReach(peers));
   PRECONDOR_ASSIGN_OR_RETURN(staging_, Staging::Make(stream_));
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("cuBLAS workspace", cudaMallocFromPoolAsync(&blas_workspace_, kBlasWorkspaceBytes, pool_, stream_)));

@@ -13,6 +13,7 @@
 #include <cusolverDn.h>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -62,8 +63,9 @@ class DeviceArray {
 class Device {
  public:
   // Unavailable when there is no such device. Bounds what Allocate has handed out at a time: memory_limit_bytes, and
-  // what the device has free now.
-  static absl::StatusOr<std::unique_ptr<Device>> Make(int index, int64_t memory_limit_bytes);
+  // what the device has free now, less what communicators with `peers` may want of it. Those reach what it hands out.
+  static absl::StatusOr<std::unique_ptr<Device>> Make(int index, int64_t memory_limit_bytes,
+                                                      const std::vector<int>& peers = {});
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -124,7 +126,8 @@ class Device {
 
  private:
   explicit Device(int index, int64_t memory_limit_bytes);
-  absl::Status Open();
+  absl::Status Open(const std::vector<int>& peers);
+  absl::Status LetReach(const std::vector<int>& peers);
   // Makes the device current; its fault if it had one.
   absl::Status Enter();
   absl::Status Checked(absl::string_view what, cudaError_t error);

@@ -132,15 +132,22 @@ absl::Status RunSymmetricEigens(Device& device, absl::Span<const Operation::Symm
   PRECONDOR_RETURN_IF_ERROR(device.Run(
       "SymmetricEigen", [&](cudaStream_t stream) { return WidenSymmetric(stream, sent, static_cast<int>(count)); }));
   char* host = on_host.data();
+  absl::Status decomposed;
   for (const Batch& batch : batches) {
-    PRECONDOR_RETURN_IF_ERROR(Decompose(device, parameters, batch, on_device.data(), host, parcel.OnDevice(infos)));
+    if (decomposed.ok())
+      decomposed = Decompose(device, parameters, batch, on_device.data(), host, parcel.OnDevice(infos));
     host += batch.host_bytes;
   }
-  PRECONDOR_RETURN_IF_ERROR(device.Run("SymmetricEigen", [&](cudaStream_t stream) {
-    return NarrowEigenvectors(stream, sent, static_cast<int>(count));
-  }));
+  if (decomposed.ok()) {
+    decomposed = device.Run("SymmetricEigen", [&](cudaStream_t stream) {
+      return NarrowEigenvectors(stream, sent, static_cast<int>(count));
+    });
+  }
   std::vector<double> known(static_cast<size_t>(learnt));
-  PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(known)));
+  // Also after a failure: until the stream has come here, batches before it may use what lies on the host.
+  const absl::Status received = device.Receive(memory, absl::MakeSpan(known));
+  PRECONDOR_RETURN_IF_ERROR(decomposed);
+  PRECONDOR_RETURN_IF_ERROR(received);
   auto values = known.begin();
   for (size_t i = 0; i < count; ++i) {
     absl::Status& status = statuses[order[i]] = EigenStatus(static_cast<int>(known[rows + i]));

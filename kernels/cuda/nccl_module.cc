@@ -40,9 +40,9 @@ DeviceGroup::Connect ConnectByNccl(std::vector<int> devices, absl::Duration time
     }
     PRECONDOR_ASSIGN_OR_RETURN(const NcclModuleEntry* const entry, Load());
     PRECONDOR_ASSIGN_OR_RETURN(const std::string unique_id, entry->new_id());
-    return JoinTogether(static_cast<int>(backends.size()), [&](int rank) {
-      const NcclOptions options = {.device = devices[rank],
-                                   .stream = static_cast<CUstream_st*>(backends[rank]->stream())};
+    return JoinTogether(static_cast<int>(backends.size()), [&](int rank, const std::atomic<bool>* give_up) {
+      const NcclOptions options = {
+          .device = devices[rank], .stream = static_cast<CUstream_st*>(backends[rank]->stream()), .give_up = give_up};
       return entry->make(unique_id, rank, static_cast<int>(backends.size()), options, timeout);
     });
   };

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/decomposition_scratch.h"
 
 namespace precondor {
 namespace {
@@ -41,14 +42,14 @@ int64_t DeferredFactor::StateBytes(const MkorConfig& config, int64_t d) {
 }
 
 int64_t DeferredFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
-  // An update: v, u and the terms, small products, what a backend lays out anew (rows and vectors padded, twice), and
-  // the copy of the state that a long step or a backend without kernels makes. An inverse: the full matrix, and as much
-  // beside it as a tile.
+  // An update: v, u and the terms, small products and their decomposition, what a backend lays out anew (rows and
+  // vectors padded, twice), and the copy of the state that a long step or a backend without kernels makes. An inverse:
+  // the full matrix, and as much beside it as a tile.
   const int64_t padded = TileRows(d) * kTileSide, float_bytes = static_cast<int64_t>(sizeof(float));
   const int64_t wide = std::max(k, kDeferred);
   const int64_t update =
       (3 * k * d + 2 * k * k + wide * k + 2 * (wide + k) * padded + k * kTileSide * 16) * float_bytes +
-      (k > kDeferred ? 2 : 1) * StateBytes(config, d);
+      SymmetricEigenScratchBytes(config.ShermanMorrisonBlock(k)) + (k > kDeferred ? 2 : 1) * StateBytes(config, d);
   const int64_t inverse = (d * d + 2 * kDeferred * padded + kTileSide * kTileSide) * float_bytes;
   return std::max(update, inverse);
 }

@@ -179,7 +179,7 @@ absl::Status SplitFactor::LoadTiles(StateReader& in) {
   const int64_t waiting = static_cast<int64_t>(saved.weights.size());
   PRECONDOR_ASSIGN_OR_RETURN(const absl::string_view rows, in.MatrixBytes("terms", waiting, d_));
   std::vector<float> host(waiting * d_);
-  std::memcpy(host.data(), rows.data(), rows.size());
+  if (waiting > 0) std::memcpy(host.data(), rows.data(), rows.size());
   for (double& weight : saved.weights) weight = -weight;
   std::vector<DeviceMatrix> left(factors_.size()), right(factors_.size());
   for (size_t rank = 0; rank < factors_.size(); ++rank) {

@@ -164,6 +164,27 @@ TEST_P(CollectiveTest, RunsAGroupOfDifferentOperations) {
   });
 }
 
+// What one operation of a group writes may begin in the middle of a word where that of another ends.
+TEST_P(CollectiveTest, OperandsOfAGroupMayShareAWord) {
+  OnEachRank([](Collective& ranks) {
+    const int me = ranks.rank(), size = ranks.size();
+    const DeviceBytes in(me, Encoded(DType::kF16, WholeNumbers(me, 6)));
+    const DeviceBytes out(me, Encoded(DType::kF16, std::vector<float>(8, 3.0f)));
+    const auto part = [](const DeviceBytes& bytes, int64_t first) {
+      return static_cast<char*>(bytes.data()) + first * ByteSize(DType::kF16);
+    };
+    const std::vector<CollectiveCall> group = {
+        {CollectiveKind::kAllReduce, DType::kF16, part(in, 0), part(out, 0), 3},
+        {CollectiveKind::kAllReduce, DType::kF16, part(in, 3), part(out, 3), 2},
+        {CollectiveKind::kAllReduce, DType::kF16, part(in, 5), part(out, 5), 1},
+    };
+    ASSERT_EQ(ranks.Run(group, kAmple), absl::OkStatus());
+    std::vector<float> expected = SumOfRanks(size, 6);
+    expected.resize(8, 3.0f);
+    EXPECT_EQ(Decoded(DType::kF16, out.Read()), expected);
+  });
+}
+
 // Rounded sums: the same bits everywhere, and near the sum in f64.
 TEST_P(CollectiveTest, GivesAllRanksTheSameBits) {
   const int size = GetParam();

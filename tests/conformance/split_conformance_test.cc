@@ -192,6 +192,23 @@ TEST(SplitConformanceTest, SavedStatesMoveBetweenOneDeviceAndSeveral) {
   }
 }
 
+// As one device saves it after REFERENCE's first statistics, which count for nothing.
+TEST(SplitConformanceTest, StatesWithoutTermsThatWaitMoveToSeveral) {
+  const LayerSpec layer{"layer", 12, 9, false};
+  const std::unique_ptr<Method> method = MakeMkor(Config("REFERENCE", 9)).value();
+  Devices three(3);
+  LayerDriver alone(*method, layer, *three.faulty[0]);
+  VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
+  ASSERT_TRUE(alone.Update(a.Next(1), g.Next(1)).ok());
+  LayerDriver split = Split(*method, layer, *three.group, 2);
+  const absl::Status loaded = split.state().Load(Saved(alone));
+  ASSERT_TRUE(loaded.ok()) << loaded;
+  const reference::Vectors va = a.Next(1), vg = g.Next(1);
+  const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
+  for (LayerDriver* driver : {&alone, &split}) ASSERT_TRUE(driver->Update(va, vg).ok());
+  EXPECT_LE(RelativeDifference(split.Precondition(d).value(), alone.Precondition(d).value()), 1e-5);
+}
+
 // At each operation of each device: an update that fails changes nothing, a device that fails while a change is taken
 // in ends the factor. Nobody waits for the time-out.
 TEST(SplitConformanceTest, AFailingDeviceGivesAStatusAndLeavesAllOrNothing) {

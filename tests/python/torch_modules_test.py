@@ -155,6 +155,7 @@ class ModulesTest(torch_case.ServerCase):
                 model.zero_grad()
                 backward()
                 decisions = pre.step(1.0).decisions
+        pre.close(end_session=True)  # its report has to be answered before the next one replaces the session
         self.assertEqual(len(caught), 1, [str(one.message) for one in caught])
         self.assertRegex(str(caught[0].message), pattern)
         return decisions

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 #include <functional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -35,6 +36,8 @@ void SetDeviceCount(int count);
 // Memory, streams, events, pools and handles that have been made and not yet freed.
 int64_t LiveObjects();
 void AddLiveObjects(int64_t count);
+// The other devices that may reach the pools of this one.
+std::set<int> PeersOf(int device);
 
 template <typename... Params, typename... Args>
 cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {

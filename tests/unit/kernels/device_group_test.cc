@@ -163,16 +163,14 @@ TEST_F(DeviceGroupTest, NeedsTwoBackends) {
   EXPECT_EQ(refused, absl::InvalidArgumentError("group of devices: expected two backends or more, got 1"));
 }
 
-TEST(JoinTogetherTest, EndsThoseWhoCameWhenOneDoesNot) {
-  std::atomic<int> came = 0;
-  const absl::Status status = JoinTogether(3, [&](int rank) -> absl::StatusOr<std::unique_ptr<Collective>> {
-                                ++came;
-                                if (rank > 0) return absl::UnavailableError(absl::StrCat("rank ", rank));
-                                PRECONDOR_ASSIGN_OR_RETURN(const auto alone, LocalRendezvous::Start());
-                                return MakeLocalCollective(alone->unique_id(), 0, 1, kAmple);
-                              }).status();
-  EXPECT_EQ(status, absl::UnavailableError("rank 1"));
-  EXPECT_EQ(came, 3);
+TEST(JoinTogetherTest, EndsThoseWhoWaitForOneThatDoesNotCome) {
+  const auto rendezvous = LocalRendezvous::Start().value();
+  const absl::Status status =
+      JoinTogether(3, [&](int rank, const std::atomic<bool>* give_up) -> absl::StatusOr<std::unique_ptr<Collective>> {
+        if (rank == 1) return absl::UnavailableError("device 1 is lost");
+        return MakeLocalCollective(rendezvous->unique_id(), rank, 3, kAmple, give_up);
+      }).status();
+  EXPECT_EQ(status, absl::UnavailableError("device 1 is lost"));
 }
 
 }  // namespace
