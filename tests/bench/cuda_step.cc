@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cuda_runtime_api.h>
 #include <functional>
 #include <memory>
 #include <string>
@@ -198,6 +199,12 @@ class Model {
   uint64_t step_ = 0;
 };
 
+double FreeMiB() {
+  size_t free_bytes = 0, total_bytes = 0;
+  PRECONDOR_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess);
+  return static_cast<double>(free_bytes) / (1 << 20);
+}
+
 // What a step has to take: its bytes, or its FLOP.
 double Seconds(const std::vector<LayerSpec>& layers, int64_t rank, const DeviceLimits& limits) {
   double bytes = 0, flops = 0;
@@ -232,6 +239,7 @@ std::vector<BenchRow> MeasureCudaSteps(bool is_short, const DeviceLimits& limits
                     (kind.products == "F32" ? 1e-3 : 2e-2));  // bf16's four roundings, each 2^-9 at most
     // Until windows are full and slide, or terms that waited have moved in.
     for (int64_t step = 3; step < (is_short ? 4 : std::max<int64_t>(2 * rank, 32)); ++step) model.Step();
+    const double free_before = FreeMiB();
     std::vector<double> seconds, launches;
     for (int step = 0; step < (is_short ? 1 : 20); ++step) {
       const auto cost = model.Step();
@@ -241,6 +249,9 @@ std::vector<BenchRow> MeasureCudaSteps(bool is_short, const DeviceLimits& limits
     const std::string name = absl::StrCat("step/cuda/", NameOf(kind));
     rows.push_back({name, Median(seconds) * 1e3, "ms", Seconds(layers, rank, limits) * 1e3, 1 / 1.2});
     rows.push_back({.name = name + "/launches", .value = Median(launches), .unit = "", .target = 10, .at_most = true});
+    // What steady steps take of the device beyond what its pool has; less than any piece that a pool grows by.
+    rows.push_back(
+        {.name = name + "/growth", .value = free_before - FreeMiB(), .unit = "MiB", .target = 1, .at_most = true});
   }
   return rows;
 }
