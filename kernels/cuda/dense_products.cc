@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/answer_lengths.h"
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/parcel.h"
 #include "kernels/cuda/rounding.h"
@@ -152,21 +153,6 @@ class Expansions {
   size_t count_ = 0, weight_ = 0;
   int64_t tiles_ = 0;
 };
-
-absl::Status ReceiveSquares(Device& device, const DeviceArray<double>& squares, const Operations& operations) {
-  size_t asked = 0;
-  for (const auto* operation : operations) asked += operation->squares.empty() ? 0 : 1;
-  if (asked == 0) return absl::OkStatus();
-  std::vector<double> known(2 * asked);
-  PRECONDOR_RETURN_IF_ERROR(device.Receive(squares, absl::MakeSpan(known)));
-  auto pair = known.begin();
-  for (const auto* operation : operations) {
-    if (operation->squares.empty()) continue;
-    std::copy_n(pair, 2, operation->squares.begin());
-    pair += 2;
-  }
-  return absl::OkStatus();
-}
 
 // Operations in bf16: expansions, roundings, two calls of cuBLAS, and what makes f32 of the answers and knows their
 // lengths.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/answer_lengths.h"
 #include "kernels/cuda/low_rank_appends.h"
 #include "kernels/cuda/parcel.h"
 #include "kernels/cuda/products.h"
@@ -213,16 +214,7 @@ absl::Status RunLowRankPreconditions(Device& device,
     }));
     from += count;
   }
-  if (asked == 0) return absl::OkStatus();
-  std::vector<double> known(2 * asked);
-  PRECONDOR_RETURN_IF_ERROR(device.Receive(squares, absl::MakeSpan(known)));
-  auto pair = known.begin();
-  for (const auto* operation : operations) {
-    if (operation->squares.empty()) continue;
-    std::copy_n(pair, 2, operation->squares.begin());
-    pair += 2;
-  }
-  return absl::OkStatus();
+  return ReceiveSquares(device, squares, operations);
 }
 
 }  // namespace precondor::cuda

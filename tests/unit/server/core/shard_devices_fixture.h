@@ -14,6 +14,7 @@
 #include "kernels/methods/registry.h"
 #include "server/core/device_assignment.h"
 #include "server/core/reservation.h"
+#include "server/core/thread_pool.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/unit/server/core/shard_fixture.h"
 
@@ -102,6 +103,24 @@ class ShardDevicesFixture : public ShardFixture {
       }
     }
     return replies;
+  }
+  // The same where the devices work on threads.
+  std::vector<absl::StatusOr<GradientResult>> StepOn(const std::vector<std::unique_ptr<ThreadPoolExecutor>>& threads,
+                                                     uint64_t step) {
+    std::vector<absl::StatusOr<GradientResult>> results(spec.layers.size());
+    const auto taken = [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); };
+    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+        const ContributionHeader statistics = Header(ContributionKind::kStatistics, step, rank, layer);
+        shard->SubmitStatistics(statistics, Distinct(statistics), taken);
+        const ContributionHeader gradient = Header(ContributionKind::kGradient, step, rank, layer);
+        shard->SubmitGradient(
+            gradient, Distinct(gradient), taken,
+            [&results, layer](absl::StatusOr<GradientResult> result) { results[layer] = std::move(result); });
+      }
+    }
+    for (const auto& pool : threads) pool->Drain();
+    return results;
   }
   std::vector<Payload> Answers(uint64_t step) {
     std::vector<Payload> answers;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "server/core/placement_input.h"
-#include "server/core/thread_pool.h"
 #include "tests/support/memory_journal.h"
 #include "tests/support/memory_peers.h"
 #include "tests/unit/server/core/shard_devices_fixture.h"
@@ -152,19 +151,7 @@ TEST_F(ShardDevicesTest, ThreadsOfSeveralDevicesChangeNoAnswer) {
   shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, seen);
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   for (uint64_t step = 0; step < 12; ++step) {
-    std::vector<absl::StatusOr<GradientResult>> results(spec.layers.size());
-    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
-        const auto taken = [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); };
-        const ContributionHeader statistics = Header(ContributionKind::kStatistics, step, rank, layer);
-        shard->SubmitStatistics(statistics, Distinct(statistics), taken);
-        const ContributionHeader gradient = Header(ContributionKind::kGradient, step, rank, layer);
-        shard->SubmitGradient(
-            gradient, Distinct(gradient), taken,
-            [&results, layer](absl::StatusOr<GradientResult> result) { results[layer] = std::move(result); });
-      }
-    }
-    for (const auto& pool : threads) pool->Drain();
+    const std::vector<absl::StatusOr<GradientResult>> results = StepOn(threads, step);
     for (size_t layer = 0; layer < results.size(); ++layer) {
       ASSERT_TRUE(results[layer].ok()) << results[layer].status();
       EXPECT_EQ(*results[layer]->bytes, expected[step][layer]) << "step " << step << " layer " << layer;

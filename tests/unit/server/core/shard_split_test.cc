@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "server/core/thread_pool.h"
 #include "tests/support/memory_journal.h"
 #include "tests/support/memory_peers.h"
 #include "tests/support/split_method.h"
@@ -219,19 +218,7 @@ TEST_F(ShardSplitTest, ThreadsOfAllDevicesMeetInTheGroup) {
   shard = std::make_unique<Shard>(options, std::move(devices), clock, logger, seen);
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   for (uint64_t step = 0; step < 6; ++step) {
-    std::vector<absl::StatusOr<GradientResult>> results(spec.layers.size());
-    const auto taken = [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); };
-    for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
-        const ContributionHeader statistics = Header(ContributionKind::kStatistics, step, rank, layer);
-        shard->SubmitStatistics(statistics, Distinct(statistics), taken);
-        const ContributionHeader gradient = Header(ContributionKind::kGradient, step, rank, layer);
-        shard->SubmitGradient(
-            gradient, Distinct(gradient), taken,
-            [&results, layer](absl::StatusOr<GradientResult> result) { results[layer] = std::move(result); });
-      }
-    }
-    for (const auto& pool : threads) pool->Drain();
+    std::vector<absl::StatusOr<GradientResult>> results = StepOn(threads, step);
     for (uint32_t layer = 0; layer < results.size(); ++layer) {
       ASSERT_TRUE(results[layer].ok()) << results[layer].status();
       ASSERT_EQ(results[layer]->decision, Decision::kPreconditioned) << results[layer]->reason;
