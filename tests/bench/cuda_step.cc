@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <cuda_runtime_api.h>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,6 +18,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/random.h"
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/launch_count.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
