@@ -79,7 +79,7 @@ class MkorState final : public LayerState {
       : config_(config), layer_(layer), backend_(backend) {}
 
   // With a group, the backend is that of its rank `primary`.
-  absl::Status Init(DeviceGroup* group = nullptr, int primary = 0) {
+  absl::Status Init(DeviceGroup* group, int primary) {
     PRECONDOR_RETURN_IF_ERROR(InitSide(layer_.d_in, group, primary, in_));
     return InitSide(layer_.d_out, group, primary, out_);
   }

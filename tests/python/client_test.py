@@ -32,14 +32,6 @@ def spec(name, **changes):
     return precondor.SessionSpec(**{"name": name, "layers": [precondor.Layer("fc", 2, 3)], **changes})
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError("it does not come about")
-        time.sleep(0.01)
-
-
 def run_program(name, *arguments, python=sys.executable):
     """One of client_programs.py, in a process that has to end by itself."""
     return subprocess.run([python, "-B", HERE / "client_programs.py", name, *map(str, arguments)], capture_output=True,
@@ -108,7 +100,10 @@ class ClientTest(unittest.TestCase):
                     self.assertEqual(workers[0].data_plane_status(), "")
                     self.assertGreater(workers[0].metrics()["plane_bytes"], 0)
                 else:  # rank 1 does not come
-                    wait_until(lambda: workers[0].data_plane_status() != "")
+                    deadline = time.monotonic() + TIMEOUT_S
+                    while workers[0].data_plane_status() == "":
+                        self.assertFalse(answer.wait(0.01))
+                        self.assertLess(time.monotonic(), deadline)
                     workers[1].precondition(0, 0, np.ones((2, 3)), 1)
                     np.testing.assert_array_equal(answer.result().gradient, np.ones((2, 3)))
                     self.assertIn("communicator", workers[0].data_plane_status())

@@ -63,13 +63,17 @@ class ChaosTest(FaultTest):
         self.expect_undisturbed_weights(row)
 
     def test_terminated_shards(self):
+        """The job goes on until a drain cuts its streams, half a second and more: hundreds of steps for each fault."""
+        steps = f"--steps={self.steps() + 400 * self.kills}"
         with self.cluster() as cluster:
             def disturb(_):
                 shard = self.random.choice(cluster.shards)
                 self.assertEqual(shard.terminate(), 0)
+                before = cluster.step()
                 shard.start()
-            row = self.train(cluster, disturb)
-        self.expect_undisturbed_weights(row)
+                self.await_progress(cluster, before)
+            row = self.train(cluster, disturb, steps)
+        self.expect_undisturbed_weights(row, steps)
 
     def test_terminated_shards_in_the_middle_of_a_step(self):
         """A step that lacks a worker cannot be finished: the drain's deadline ends it, and the next process begins it anew."""
