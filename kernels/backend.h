@@ -195,12 +195,12 @@ class Backend {
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                    LengthRule rule, MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
   // u = l d r for dense symmetric l [m, m], r [n, n], times the rule's factor. u must not alias. Unimplemented where
-  // !KnowsProducts(precision). kBf16 may round l, r, d, l d and l d r, each by 2^-9 of its elements.
+  // !KnowsProducts(precision). May round: kBf16 l, r, d, l d, l d r by 2^-9 of elements, kTf32 all but l d r by 2^-10.
   absl::Status DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, MatrixView u,
                                  ProductPrecision precision = ProductPrecision::kF32);
   absl::Status DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, LengthRule rule,
                                  MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
-  // All backends know kF32 and kBf16x3.
+  // All backends know all but kBf16.
   bool KnowsProducts(ProductPrecision precision) const;
   // x_ij = number i cols + j of `random`'s standard normals.
   absl::Status FillNormal(const CounterRandom& random, MatrixView x);

@@ -38,6 +38,19 @@ std::vector<const Kind*> AllOf(const std::vector<Kind>& operations) {
 // Rows that begin at multiples of 16 bytes: cuBLAS demands it of a matrix, and is the faster for it in each row.
 constexpr int64_t Padded(int64_t cols) { return (cols + 7) / 8 * 8; }
 
+// The same of f32, which cuBLAS demands in TF32 alone.
+constexpr int64_t PaddedInF32(int64_t cols) { return (cols + 3) / 4 * 4; }
+bool IsAligned(ConstMatrixView x) {
+  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride == PaddedInF32(x.stride);
+}
+
+// What cuBLAS is told of elements, and of the products that it makes of them.
+struct Arithmetic {
+  cudaDataType_t type;
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+};
+constexpr Arithmetic kInBf16{CUDA_R_16BF}, kInF32{CUDA_R_32F}, kInTf32{CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
+
 // c [rows, cols] = a b, row-major, elements of one type.
 struct Factors {
   const void *a, *b;
@@ -53,7 +66,7 @@ struct Pointers {
 };
 
 // Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
-absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, cudaDataType_t type, Pointers pointers) {
+absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, const Arithmetic& in, Pointers pointers) {
   const size_t count = all.size();
   std::vector<int64_t> m, n, k, of_a, of_b, of_c;
   for (const Factors& product : all) {
@@ -69,9 +82,9 @@ absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, cu
   const std::vector<cublasOperation_t> as_it_is(count, CUBLAS_OP_N);
   return device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
     return cublasGemmGroupedBatchedEx_64(blas, as_it_is.data(), as_it_is.data(), m.data(), n.data(), k.data(),
-                                         ones.data(), pointers.b, type, of_b.data(), pointers.a, type, of_a.data(),
-                                         zeros.data(), pointers.c, type, of_c.data(), static_cast<int64_t>(count),
-                                         sizes.data(), CUBLAS_COMPUTE_32F);
+                                         ones.data(), pointers.b, in.type, of_b.data(), pointers.a, in.type,
+                                         of_a.data(), zeros.data(), pointers.c, in.type, of_c.data(),
+                                         static_cast<int64_t>(count), sizes.data(), in.compute);
   });
 }
 
@@ -96,12 +109,12 @@ class ProductPair {
       }
     }
   }
-  absl::Status Run(Device& device, const Parcel& parcel, cudaDataType_t type) const {
+  absl::Status Run(Device& device, const Parcel& parcel, const Arithmetic& in) const {
     if (products_[0].empty()) return absl::OkStatus();
     for (size_t which = 0; which < 2; ++which) {
       const Pointers pointers{parcel.OnDevice(inputs_[2 * which]), parcel.OnDevice(inputs_[2 * which + 1]),
                               parcel.OnDevice(outputs_[which])};
-      PRECONDOR_RETURN_IF_ERROR(GroupedProducts(device, products_[which], type, pointers));
+      PRECONDOR_RETURN_IF_ERROR(GroupedProducts(device, products_[which], in, pointers));
     }
     return absl::OkStatus();
   }
@@ -194,7 +207,7 @@ class Bf16Plan {
     PRECONDOR_RETURN_IF_ERROR(expansions_.Run(device, parcel_));
     PRECONDOR_RETURN_IF_ERROR(
         device.Run("DensePrecondition", [&](cudaStream_t stream) { return RoundToBf16(stream, jobs, all, blocks_); }));
-    PRECONDOR_RETURN_IF_ERROR(products_.Run(device, parcel_, CUDA_R_16BF));
+    PRECONDOR_RETURN_IF_ERROR(products_.Run(device, parcel_, kInBf16));
     PRECONDOR_RETURN_IF_ERROR(device.Run("DensePrecondition", [&](cudaStream_t stream) {
       return WidenFromBf16(stream, jobs, answers, answer_blocks_);
     }));
@@ -263,49 +276,94 @@ absl::Status RunInBf16(Device& device, const Operations& operations) {
   return plan.Run(device);
 }
 
-// Large products by cuBLAS, small ones by our own kernel, which gives each what it gives alone.
-absl::Status RunInF32(Device& device, const Operations& operations) {
+// In TF32 cuBLAS gets what does not begin, or go on, at multiples of 16 bytes as copies of `d`, `l` and `r` that do,
+// and gives `u` as one.
+class AlignedCopies {
+ public:
+  static int64_t Elements(ConstMatrixView x) { return IsAligned(x) ? 0 : x.rows * PaddedInF32(x.cols); }
+
+  ConstMatrixView Of(ConstMatrixView x, float*& next) {
+    if (IsAligned(x)) return x;
+    const MatrixView copy = Taken(x, next);
+    before_.push_back({.alpha = 1, .x = x, .y = copy});
+    return copy;
+  }
+  MatrixView Of(MatrixView u, float*& next) {
+    if (IsAligned(u)) return u;
+    const MatrixView copy = Taken(u, next);
+    after_.push_back({.alpha = 1, .x = copy, .y = u});
+    return copy;
+  }
+  absl::Status RunBefore(Device& device) const { return Run(device, before_); }
+  absl::Status RunAfter(Device& device) const { return Run(device, after_); }
+
+ private:
+  static MatrixView Taken(ConstMatrixView x, float*& next) {
+    const int64_t stride = PaddedInF32(x.cols);
+    return MatrixView(Take(next, x.rows * stride), x.rows, x.cols, stride);
+  }
+  static absl::Status Run(Device& device, const std::vector<Operation::Elementwise>& copies) {
+    return copies.empty() ? absl::OkStatus() : RunElementwise(device, AllOf(copies));
+  }
+
+  std::vector<Operation::Elementwise> before_, after_;
+};
+
+// Of matrices in f32. In F32 large products are cuBLAS', small ones our own kernel's, which gives each what it gives
+// alone; in TF32 all of them are cuBLAS'.
+absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32) {
   Parcel parcel;
   Expansions expansions;
   expansions.Ask(parcel, operations);
-  ProductPair large;
-  large.Ask(parcel, operations.size());
+  ProductPair of_cublas;
+  of_cublas.Ask(parcel, operations.size());
+  const auto stride_of = [in_tf32](int64_t cols) { return in_tf32 ? PaddedInF32(cols) : cols; };
+  const auto copied = [in_tf32](ConstMatrixView x) { return in_tf32 ? AlignedCopies::Elements(x) : 0; };
   int64_t elements = 0;
   for (const auto* operation : operations) {
-    elements += operation->d.size();
-    for (const SymmetricForm* form : {&operation->l, &operation->r}) elements += form->n * form->n;
+    elements += operation->d.rows * stride_of(operation->d.cols) + copied(operation->d) + copied(operation->u);
+    for (const SymmetricForm* form : {&operation->l, &operation->r}) {
+      elements += form->is_there() ? copied(form->matrix) : form->n * stride_of(form->n);
+    }
   }
   PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> memory, device.Array<float>(elements));
   float* next = memory.data();
+  AlignedCopies copies;
   const auto factor = [&](const SymmetricForm& form, absl::Span<const double> weights) {
-    if (form.is_there()) return form.matrix;
-    float* const x = Take(next, form.n * form.n);
-    expansions.Add(parcel, form, weights, x, form.n, /*in_bf16=*/false);
-    return ConstMatrixView(x, form.n, form.n);
+    if (form.is_there()) return in_tf32 ? copies.Of(form.matrix, next) : form.matrix;
+    const int64_t stride = stride_of(form.n);
+    float* const x = Take(next, form.n * stride);
+    expansions.Add(parcel, form, weights, x, stride, /*in_bf16=*/false);
+    return ConstMatrixView(x, form.n, form.n, stride);
   };
   std::array<std::vector<Operation::Gemm>, 2> small;
   std::vector<Operation::Dot> dots;
   for (const auto* operation : operations) {
-    const ConstMatrixView l = factor(operation->l, operation->l_weights), d = operation->d;
+    const ConstMatrixView l = factor(operation->l, operation->l_weights);
     const ConstMatrixView r = factor(operation->r, operation->r_weights);
-    const MatrixView half(Take(next, d.size()), d.rows, d.cols), u = operation->u;
+    const ConstMatrixView d = in_tf32 ? copies.Of(operation->d, next) : operation->d;
+    const MatrixView u = in_tf32 ? copies.Of(operation->u, next) : operation->u;
+    const int64_t stride = stride_of(d.cols);
+    const MatrixView half(Take(next, d.rows * stride), d.rows, d.cols, stride);
     const Operation::Gemm first{.a = l, .b = d, .c = half}, second{.a = half, .b = r, .c = u};
-    if (IsLarge(first) || IsLarge(second)) {
-      large.Add({l.data, d.data, half.data, d.rows, d.cols, d.rows, l.stride, d.stride, half.stride},
-                {half.data, r.data, u.data, d.rows, d.cols, d.cols, half.stride, r.stride, u.stride});
+    if (in_tf32 || IsLarge(first) || IsLarge(second)) {
+      of_cublas.Add({l.data, d.data, half.data, d.rows, d.cols, d.rows, l.stride, d.stride, half.stride},
+                    {half.data, r.data, u.data, d.rows, d.cols, d.cols, half.stride, r.stride, u.stride});
     } else {
       small[0].push_back(first);
       small[1].push_back(second);
     }
     if (operation->squares.empty()) continue;
-    dots.push_back({d, d, &operation->squares[0]});
-    dots.push_back({u, u, &operation->squares[1]});
+    dots.push_back({operation->d, operation->d, &operation->squares[0]});
+    dots.push_back({operation->u, operation->u, &operation->squares[1]});
   }
-  large.Fill(parcel);
+  of_cublas.Fill(parcel);
   PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  PRECONDOR_RETURN_IF_ERROR(copies.RunBefore(device));
   PRECONDOR_RETURN_IF_ERROR(expansions.Run(device, parcel));
-  PRECONDOR_RETURN_IF_ERROR(large.Run(device, parcel, CUDA_R_32F));
+  PRECONDOR_RETURN_IF_ERROR(of_cublas.Run(device, parcel, in_tf32 ? kInTf32 : kInF32));
+  PRECONDOR_RETURN_IF_ERROR(copies.RunAfter(device));
   for (const std::vector<Operation::Gemm>& some : small) {
     if (!some.empty()) PRECONDOR_RETURN_IF_ERROR(RunProducts(device, AllOf(some)));
   }
@@ -327,12 +385,15 @@ SymmetricJob JobOfForm(const SymmetricForm& form, const double* weights) {
 }
 
 absl::Status RunDensePreconditions(Device& device, absl::Span<const Operation::DensePrecondition* const> operations) {
-  Operations in_bf16, in_f32;
+  Operations in_bf16, in_tf32, in_f32;
   for (const auto* operation : operations) {
-    (operation->precision == ProductPrecision::kBf16 ? in_bf16 : in_f32).push_back(operation);
+    const bool bf16 = operation->precision == ProductPrecision::kBf16;
+    const bool tf32 = operation->precision == ProductPrecision::kTf32;
+    (bf16 ? in_bf16 : tf32 ? in_tf32 : in_f32).push_back(operation);
   }
   if (!in_bf16.empty()) PRECONDOR_RETURN_IF_ERROR(RunInBf16(device, in_bf16));
-  return in_f32.empty() ? absl::OkStatus() : RunInF32(device, in_f32);
+  if (!in_tf32.empty()) PRECONDOR_RETURN_IF_ERROR(RunInF32(device, in_tf32, /*in_tf32=*/true));
+  return in_f32.empty() ? absl::OkStatus() : RunInF32(device, in_f32, /*in_tf32=*/false);
 }
 
 }  // namespace precondor::cuda

@@ -136,8 +136,9 @@ class Plan {
   }
 
   void Put(size_t stage, ProductJob job) {
-    const size_t launch = 2 * stage + (precision_ == ProductPrecision::kF32 ? 0 : 1);
     job.in_two_terms = precision_ == ProductPrecision::kBf16x3;
+    const bool tensor_cores = job.in_two_terms || precision_ == ProductPrecision::kBf16;
+    const size_t launch = 2 * stage + (tensor_cores ? 1 : 0);
     job.first = blocks_[launch];
     blocks_[launch] += ProductBlocks(job);
     launches_[launch].push_back(job);

@@ -410,15 +410,16 @@ class Mkor final : public Method {
   int64_t TileBytesOf(const LayerSpec& layer) const {
     const int64_t rank = std::min(config_.rank, std::max(layer.d_out, layer.d_in));
     const int64_t tile = layer.d_out * layer.d_in + 4 * rank * (layer.d_out + layer.d_in) + 6 * rank * rank;
-    const int64_t rounded = config_.products == ProductPrecision::kBf16 ? RoundedElements(layer) : 0;
-    return (tile + rounded) * static_cast<int64_t>(sizeof(float));
+    return (tile + CopiedElements(layer)) * static_cast<int64_t>(sizeof(float));
   }
 
-  // What both factors and two matrices of a tile's size take in 16 bits, filled up to whole blocks, in floats.
-  static int64_t RoundedElements(const LayerSpec& layer) {
-    constexpr int64_t kFill = 64;
-    const int64_t m = layer.d_out + kFill, n = layer.d_in + kFill;
-    return (m * m + 2 * m * n + n * n) / 2;
+  // What both factors and two matrices of a tile's size take, in floats: in 16 bits, filled up to whole blocks, or in
+  // f32 with rows filled up.
+  int64_t CopiedElements(const LayerSpec& layer) const {
+    const bool bf16 = config_.products == ProductPrecision::kBf16;
+    if (!bf16 && config_.products != ProductPrecision::kTf32) return 0;
+    const int64_t fill = bf16 ? 64 : 4, m = layer.d_out + fill, n = layer.d_in + fill;
+    return (m * m + 2 * m * n + n * n) / (bf16 ? 2 : 1);
   }
 
   std::vector<int64_t> AllBlocks(const LayerSpec& layer) const {

@@ -100,7 +100,7 @@ class Case {
                                                {Number(), Add(q, inner), Add(q, q)},
                                                Add(rows, inner),
                                                Add(rows, inner)};
-        product.precision = static_cast<ProductPrecision>(random() % 3);
+        product.precision = static_cast<ProductPrecision>(random() % 4);
         if (random() % 3 != 0) {
           numbers_.resize(2);
           product.squares = absl::MakeSpan(numbers_);
@@ -132,9 +132,8 @@ class Case {
         product.r = Form(n, right_, product.r_weights);
         product.d = Add(m, n);
         product.u = Add(m, n);
-        if (random() % 2 == 0 && backend.KnowsProducts(ProductPrecision::kBf16)) {
-          product.precision = ProductPrecision::kBf16;
-        }
+        const ProductPrecision precision = static_cast<ProductPrecision>(random() % 4);
+        if (backend.KnowsProducts(precision)) product.precision = precision;
         if (random() % 3 != 0) {
           numbers_.resize(2);
           product.squares = absl::MakeSpan(numbers_);

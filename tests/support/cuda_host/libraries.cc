@@ -3,6 +3,7 @@
 // that arguments mean the same. They run in their stream's order.
 #include <algorithm>
 #include <cblas.h>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -98,7 +99,39 @@ void ProductOfBf16(int64_t m, int64_t n, int64_t k, float alpha, const void* a, 
   }
 }
 
-// What cuBLAS asks of matrices of 16 bits in groups.
+// x in TF32, whose mantissa has 10 bits, to the nearest; in f32 again.
+float RoundedToTf32(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  if (std::isfinite(x)) bits += uint32_t{1} << 12;  // halves away from zero
+  bits &= ~uint32_t{0x1fff};
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+std::vector<float> RoundedToTf32(const void* data, int64_t rows, int64_t cols, int64_t stride) {
+  const auto* in = static_cast<const float*>(data);
+  std::vector<float> out(static_cast<size_t>(rows * cols));
+  for (int64_t j = 0; j < cols; ++j) {
+    for (int64_t i = 0; i < rows; ++i) out[static_cast<size_t>(j * rows + i)] = RoundedToTf32(in[j * stride + i]);
+  }
+  return out;
+}
+
+// What cuBLAS has in groups: bf16 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32 besides. What it
+// would only refuse is an error of ours.
+void ExpectInGroups(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute) {
+  const bool plain = compute == CUBLAS_COMPUTE_32F && (a == CUDA_R_32F || a == CUDA_R_16BF);
+  const bool tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a == CUDA_R_32F;
+  if (a == b && a == c && (plain || tf32)) return;
+  std::fprintf(stderr,
+               "grouped products: expected bf16 or f32 in CUBLAS_COMPUTE_32F or f32 in its FAST_TF32, got types "
+               "%d, %d, %d in %d\n",
+               a, b, c, compute);
+  std::abort();
+}
+
+// What cuBLAS asks of matrices in groups where they have 16 bits, or where f32 is rounded.
 void ExpectAligned(const void* data) {
   if (reinterpret_cast<uintptr_t>(data) % 16 == 0) return;
   std::fprintf(stderr, "grouped products: expected a matrix at a multiple of 16 bytes, got %p\n", data);
@@ -159,10 +192,7 @@ cublasStatus_t cublasGemmGroupedBatchedEx_64(cublasHandle_t handle, const cublas
                                              cudaDataType b_type, const int64_t ldb[], const void* beta,
                                              void* const c[], cudaDataType c_type, const int64_t ldc[], int64_t groups,
                                              const int64_t sizes[], cublasComputeType_t compute) {
-  if (a_type != b_type || a_type != c_type || (a_type != CUDA_R_32F && a_type != CUDA_R_16BF) ||
-      compute != CUBLAS_COMPUTE_32F) {
-    return CUBLAS_STATUS_NOT_SUPPORTED;
-  }
+  ExpectInGroups(a_type, b_type, c_type, compute);
   struct Group {
     int64_t m, n, k, lda, ldb, ldc, size;
     float alpha;
@@ -179,12 +209,19 @@ cublasStatus_t cublasGemmGroupedBatchedEx_64(cublasHandle_t handle, const cublas
     int64_t at = 0;
     for (const Group& group : all) {
       for (const int64_t end = at + group.size; at < end; ++at) {
-        if (a_type == CUDA_R_32F) {
+        if (compute == CUBLAS_COMPUTE_32F_FAST_TF32 || a_type == CUDA_R_16BF) {
+          for (const void* matrix : {a[at], b[at], static_cast<const void*>(c[at])}) ExpectAligned(matrix);
+        }
+        if (compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
+          const std::vector<float> left = RoundedToTf32(a[at], group.m, group.k, group.lda);
+          const std::vector<float> right = RoundedToTf32(b[at], group.k, group.n, group.ldb);
+          cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, group.m, group.n, group.k, group.alpha, left.data(),
+                      group.m, right.data(), group.k, 0.0f, static_cast<float*>(c[at]), group.ldc);
+        } else if (a_type == CUDA_R_32F) {
           cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, group.m, group.n, group.k, group.alpha,
                       static_cast<const float*>(a[at]), group.lda, static_cast<const float*>(b[at]), group.ldb, 0.0f,
                       static_cast<float*>(c[at]), group.ldc);
         } else {
-          for (const void* matrix : {a[at], b[at], static_cast<const void*>(c[at])}) ExpectAligned(matrix);
           ProductOfBf16(group.m, group.n, group.k, group.alpha, a[at], group.lda, b[at], group.ldb, c[at], c_type,
                         group.ldc);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What mkor's option `products` costs its answers in low rank, on the host's imitation of a device: against F32's. The
-// numbers that docs/methods/mkor.md gives are these.
+// What mkor's option `products` costs its answers, on the host's imitation of a device: against F32's. The numbers that
+// docs/methods/mkor.md gives are these.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -15,10 +15,11 @@ namespace precondor {
 namespace {
 
 // After 10 updates by two vectors a side; where they stay close to the first ones, columns are nearly parallel.
-reference::Vector Answer(Stream kind, double damping, bool parallel, const std::string& products) {
+reference::Vector Answer(Stream kind, double damping, bool parallel, const std::string& products,
+                         const std::string& representation) {
   const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
   MethodConfig config{"mkor", {{"rank", 64.0}, {"damping", damping}}};
-  config.options["representation"] = std::string("LOW_RANK");
+  config.options["representation"] = representation;
   config.options["products"] = products;
   const std::unique_ptr<Method> method = MakeMethod(config).value();
   const LayerSpec layer{"any", 40, 70, false};
@@ -40,12 +41,12 @@ reference::Vector Answer(Stream kind, double damping, bool parallel, const std::
   return driver.Precondition(VectorStream(kind, layer.d_in, 9).Gaussian(layer.d_out * layer.d_in)).value();
 }
 
-double Worst(double damping, const std::string& products) {
+double Worst(double damping, const std::string& products, const std::string& representation = "LOW_RANK") {
   double worst = 0;
   for (const Stream kind : {Stream::kCorrelated, Stream::kSubspace}) {
     for (const bool parallel : {false, true}) {
-      worst = std::max(
-          worst, RelativeDifference(Answer(kind, damping, parallel, products), Answer(kind, damping, parallel, "F32")));
+      const auto answer = [&](const std::string& by) { return Answer(kind, damping, parallel, by, representation); };
+      worst = std::max(worst, RelativeDifference(answer(products), answer("F32")));
     }
   }
   return worst;
@@ -59,6 +60,15 @@ TEST(CudaPrecisionTest, LowRankAnswersAreAsFarOffAsTheDocsSay) {
   EXPECT_GE(two_terms, 1e-6) << "it is another product";
   EXPECT_LE(Worst(.01, "BF16X3"), 3e-3);
   EXPECT_LE(Worst(.01, "BF16"), 0.6);
+  EXPECT_EQ(Worst(1, "TF32"), 0) << "F32 in low rank";
+}
+
+TEST(CudaPrecisionTest, DenseAnswersAreAsFarOffAsTheDocsSay) {
+  const double bf16 = Worst(1, "BF16", "DENSE"), tf32 = Worst(1, "TF32", "DENSE");
+  EXPECT_LE(bf16, 5e-3);
+  EXPECT_GE(bf16, 1e-3) << "it is another product";
+  EXPECT_LE(tf32, 5e-4);
+  EXPECT_GE(tf32, 1e-4) << "it is another product";
 }
 
 }  // namespace

@@ -196,22 +196,27 @@ TEST(MkorTest, ProductsOfBf16AreAChoiceThatAMachineMayNotHave) {
   EXPECT_GE(difference, 1e-4);
 }
 
-TEST(MkorTest, ProductsInTwoTermsNeedNothingOfAMachine) {
+TEST(MkorTest, ProductsInTwoTermsOrInTf32NeedNothingOfAMachine) {
   const LayerSpec layer{"layer", 40, 70, false};
-  for (const char* representation : {"LOW_RANK", "DENSE"}) {
+  for (const auto& [representation, products] :
+       {std::pair("LOW_RANK", "BF16X3"), {"DENSE", "BF16X3"}, {"LOW_RANK", "TF32"}, {"DENSE", "TF32"}}) {
     MethodConfig config = Config("EXACT_DAMPED", representation);
     const std::unique_ptr<Backend> backend = MakeTestBackend();
+    FaultyBackend defaults(*backend);
     LayerDriver exact(*MakeMkor(config).value(), layer, *backend);
-    config.options["products"] = std::string("BF16X3");
-    LayerDriver split(*MakeMkor(config).value(), layer, *backend);
+    config.options["products"] = std::string(products);
+    LayerDriver rounded(*MakeMkor(config).value(), layer, *backend);
+    LayerDriver by_defaults(*MakeMkor(config).value(), layer, defaults);
     VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
     for (int step = 0; step < 5; ++step) {
       const reference::Vectors va = a.Next(2), vg = g.Next(2);
       ASSERT_TRUE(exact.Update(va, vg).ok());
-      ASSERT_TRUE(split.Update(va, vg).ok());
+      ASSERT_TRUE(rounded.Update(va, vg).ok());
+      ASSERT_TRUE(by_defaults.Update(va, vg).ok());
     }
-    const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
-    EXPECT_LE(RelativeDifference(*split.Precondition(d), *exact.Precondition(d)), 1e-4);
+    const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in), expected = exact.Precondition(d).value();
+    EXPECT_LE(RelativeDifference(*rounded.Precondition(d), expected), 1e-4) << representation << " " << products;
+    EXPECT_LE(RelativeDifference(*by_defaults.Precondition(d), expected), 1e-4) << representation << " " << products;
   }
 }
 

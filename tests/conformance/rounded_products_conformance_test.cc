@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// DensePrecondition with products of numbers rounded to bf16 or TF32 against naive f64.
+#include <cmath>
+#include <cstring>
+#include <gtest/gtest.h>
+#include <vector>
+
+#include "kernels/cpu/vector_ops.h"
+#include "tests/reference/naive_linear_algebra.h"
+#include "tests/support/faulty_backend.h"
+#include "tests/support/random_dense.h"
+#include "tests/support/test_backend.h"
+
+namespace precondor {
+namespace {
+
+using reference::Dense;
+
+Dense Symmetric(int64_t n, uint64_t seed) {
+  const Dense x = RandomDense(n, n, seed);
+  return reference::Combination(0.5, x, 0.5, reference::Transposed(x));
+}
+
+// x in a matrix of guards: from column `lead` on, so that rows may begin anywhere, and 3 more behind each row.
+class InGuards {
+ public:
+  InGuards(Backend& backend, const Dense& x, int64_t lead)
+      : backend_(backend), lead_(lead), rows_(x.rows), cols_(x.cols), width_(lead + x.cols + 3) {
+    std::vector<float> host(rows_ * width_, kGuard);
+    for (int64_t i = 0; i < rows_; ++i) {
+      for (int64_t j = 0; j < cols_; ++j) host[i * width_ + lead_ + j] = static_cast<float>(x.at(i, j));
+    }
+    device_ = backend.Allocate(rows_, width_).value();
+    EXPECT_TRUE(backend.Upload(ConstMatrixView(host.data(), rows_, width_), device_.view()).ok());
+  }
+  MatrixView view() { return MatrixView(device_.view().data + lead_, rows_, cols_, width_); }
+
+  Dense Read() const {
+    std::vector<float> host(rows_ * width_);
+    EXPECT_TRUE(backend_.Download(device_.view(), MatrixView(host.data(), rows_, width_)).ok());
+    Dense x(rows_, cols_);
+    for (int64_t i = 0; i < rows_; ++i) {
+      for (int64_t j = 0; j < width_; ++j) {
+        const float value = host[i * width_ + j];
+        if (j < lead_ || j >= lead_ + cols_) {
+          EXPECT_EQ(value, kGuard) << "beyond a row";
+        } else {
+          x.at(i, j - lead_) = value;
+        }
+      }
+    }
+    return x;
+  }
+
+ private:
+  static constexpr float kGuard = 1e30f;
+  Backend& backend_;
+  const int64_t lead_, rows_, cols_, width_;
+  DeviceMatrix device_;
+};
+
+// Rounding changes each element of what is rounded by 2^-9 or 2^-10 of it at most, so that no norm changes by more, and
+// |l d r| <= |l| |d| |r| in Frobenius' norm: five or four times that, and a little for f32's sums.
+struct Rounding {
+  ProductPrecision precision;
+  double bound, usual;  // of |l| |d| |r|; of |l d r|, as roundings are independent
+};
+constexpr Rounding kRoundings[] = {{ProductPrecision::kBf16, 5.1 / 512, 0.01},
+                                   {ProductPrecision::kTf32, 4.1 / 1024, 0.003}};
+
+TEST(RoundedProductsConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const Rounding& rounding : kRoundings) {
+    if (!backend->KnowsProducts(rounding.precision)) continue;
+    for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 1}, {3, 70}, {70, 3}, {33, 65}, {64, 64}, {31, 64}, {130, 200}, {257, 129}, {96, 1100}}) {
+      const Dense l = Symmetric(m, 1), r = Symmetric(n, 2), d = RandomDense(m, n, 3);
+      const Dense expected = reference::Product(reference::Product(l, d), r);
+      for (const int64_t lead : {0, 1}) {
+        SCOPED_TRACE(testing::Message() << m << " x " << n << " behind " << lead);
+        InGuards of_l(*backend, l, lead), of_r(*backend, r, lead), of_d(*backend, d, lead);
+        InGuards of_u(*backend, Dense(m, n, NAN), lead);
+        ASSERT_TRUE(
+            backend->DensePrecondition(of_l.view(), of_r.view(), of_d.view(), of_u.view(), rounding.precision).ok());
+        const double off = FrobeniusNorm(reference::Combination(1, of_u.Read(), -1, expected));
+        EXPECT_LE(off, rounding.bound * FrobeniusNorm(l) * FrobeniusNorm(d) * FrobeniusNorm(r));
+        EXPECT_LE(off, rounding.usual * FrobeniusNorm(expected));
+        for (const InGuards* input : {&of_l, &of_r, &of_d}) input->Read();
+      }
+    }
+  }
+  if (!backend->KnowsProducts(ProductPrecision::kBf16)) GTEST_SKIP() << "bf16: no oneDNN, or no AVX512_BF16";
+}
+
+// The path is taken where there is one: F32's answer would be nearer. Elsewhere it is F32's to the bit.
+TEST(RoundedProductsConformanceTest, Tf32IsCudasAlone) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  constexpr int64_t kRows = 33, kCols = 66;
+  const Dense l = Symmetric(kRows, 1), r = Symmetric(kCols, 2), d = RandomDense(kRows, kCols, 3);
+  InGuards of_l(*backend, l, 0), of_r(*backend, r, 0), of_d(*backend, d, 0), u(*backend, Dense(kRows, kCols, NAN), 0);
+  const auto answer = [&](ProductPrecision precision) {
+    EXPECT_TRUE(backend->DensePrecondition(of_l.view(), of_r.view(), of_d.view(), u.view(), precision).ok());
+    return u.Read();
+  };
+  const Dense exact = answer(ProductPrecision::kF32), rounded = answer(ProductPrecision::kTf32);
+  if (backend->name() == "cuda") {
+    EXPECT_GE(FrobeniusNorm(reference::Combination(1, rounded, -1, exact)), 1e-4 * FrobeniusNorm(exact));
+  } else {
+    EXPECT_EQ(rounded.data, exact.data);
+  }
+}
+
+// Lengths are those of the gradient and the answer themselves, wherever copies of them went.
+TEST(RoundedProductsConformanceTest, LengthsAreTheGradientsAndTheAnswers) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const Dense l = Symmetric(21, 1), r = Symmetric(34, 2), d = RandomDense(21, 34, 3);
+  for (const Rounding& rounding : kRoundings) {
+    if (!backend->KnowsProducts(rounding.precision)) continue;
+    InGuards of_l(*backend, l, 1), of_r(*backend, r, 0), of_d(*backend, d, 2), u(*backend, Dense(21, 34, NAN), 3);
+    double d_length = 0, u_length = 0;
+    const auto rule = [&](double of_gradient, double of_answer) {
+      d_length = of_gradient;
+      u_length = of_answer;
+      return absl::StatusOr<double>(0.5);
+    };
+    ASSERT_TRUE(
+        backend->DensePrecondition(of_l.view(), of_r.view(), of_d.view(), rule, u.view(), rounding.precision).ok());
+    EXPECT_NEAR(d_length, FrobeniusNorm(d), 1e-5 * d_length);
+    EXPECT_NEAR(u_length, 2 * FrobeniusNorm(u.Read()), 1e-5 * u_length);
+  }
+}
+
+TEST(RoundedProductsConformanceTest, ABackendWithoutBf16SaysSo) {
+  const std::unique_ptr<Backend> inner = MakeTestBackend();
+  FaultyBackend backend(*inner);  // has the defaults
+  EXPECT_FALSE(backend.KnowsProducts(ProductPrecision::kBf16));
+  EXPECT_TRUE(backend.KnowsProducts(ProductPrecision::kTf32));
+  DeviceMatrix l = backend.Allocate(2, 2).value(), d = backend.Allocate(2, 2).value(),
+               u = backend.Allocate(2, 2).value();
+  const absl::Status status =
+      backend.DensePrecondition(l.view(), l.view(), d.view(), u.view(), ProductPrecision::kBf16);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(status.message().find("expected F32"), absl::string_view::npos) << status;
+}
+
+// Nearest, and the even one of two that are as near: from the definition, by trying both neighbours.
+TEST(RoundedProductsConformanceTest, RoundsToTheNearestEven) {
+  std::vector<float> values = {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, -1.00390625f, 3.0e38f, 1e-40f, -1e-38f};
+  for (int i = 0; i < 60; ++i) values.push_back(static_cast<float>(std::sin(i) * std::pow(2.0, i - 30)));
+  std::vector<uint16_t> rounded(values.size());
+  std::vector<uint32_t> pairs(values.size()), lone(values.size());
+  cpu::RoundToBf16(values.data(), static_cast<int64_t>(values.size()), rounded.data());
+  std::vector<float> reversed(values.rbegin(), values.rend());
+  cpu::PairAsBf16(values.data(), reversed.data(), static_cast<int64_t>(values.size()), pairs.data());
+  cpu::PairAsBf16(values.data(), nullptr, static_cast<int64_t>(values.size()), lone.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, &values[i], sizeof(bits));
+    const auto number = [](uint32_t upper) {
+      const uint32_t whole = upper << 16;
+      float value;
+      std::memcpy(&value, &whole, sizeof(value));
+      return static_cast<double>(value);
+    };
+    const uint32_t below = bits >> 16, above = below + 1;
+    const double to_below = std::fabs(values[i] - number(below)), to_above = std::fabs(number(above) - values[i]);
+    const uint32_t expected = to_below != to_above ? (to_below < to_above ? below : above)
+                              : below % 2 == 0     ? below
+                                                   : above;
+    EXPECT_EQ(rounded[i], expected) << values[i];
+    EXPECT_EQ(pairs[i] & 0xffff, rounded[i]);
+    EXPECT_EQ(pairs[values.size() - 1 - i] >> 16, rounded[i]);
+    EXPECT_EQ(lone[i], rounded[i]);
+  }
+}
+
+}  // namespace
+}  // namespace precondor
