@@ -399,6 +399,8 @@ absl::Status Backend::RunAlone(const Operation& operation) {
       return DoColumnSquaredNorms(what.x, what.out);
     } else if constexpr (std::is_same_v<Kind, Operation::DensePrecondition>) {
       return DoDensePrecondition(what.left(), what.right(), what.d, what.precision, what.squares, what.u);
+    } else if constexpr (std::is_same_v<Kind, Operation::ShermanMorrisonTerms>) {
+      return DoShermanMorrisonTerms(what.form(), what.factor, what.v, what.y, what.terms, what.squares);
     } else if constexpr (std::is_same_v<Kind, Operation::LowRankCore>) {
       return DoLowRankCore(what.roots, what.gram, what.core, what.packed);
     } else if constexpr (std::is_same_v<Kind, Operation::LowRankAppend>) {

@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -24,6 +23,7 @@
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/product_precision.h"
 #include "kernels/base/random.h"
+#include "kernels/base/scope.h"
 #include "kernels/base/symmetric_tiles.h"
 #include "kernels/device_matrix.h"
 #include "kernels/low_rank_inverse.h"
@@ -69,40 +69,14 @@ class Backend {
   // A run of operations on one thread that depend on each other and on those of no other task: a backend may put them
   // off and run several threads' together (kernels/grouping/grouping_backend.h). Memory that they use must live until
   // the task ends, and nobody else may use what they write. A task within a task of the same thread is part of it.
-  class Task {
-   public:
-    explicit Task(Backend& backend) : backend_(&backend) { backend.DoBeginTask(); }
-    ~Task() { (void)Finish(); }
-    Task(const Task&) = delete;
-    Task& operator=(const Task&) = delete;
-    // Ends it: all of its operations are on their way, before any that begins later. The error of one that was put off
-    // ends the backend's use. Once; later calls do nothing.
-    absl::Status Finish() {
-      Backend* const backend = std::exchange(backend_, nullptr);
-      return backend == nullptr ? absl::OkStatus() : backend->DoEndTask();
-    }
-
-   private:
-    Backend* backend_;
-  };
+  // After Finish all of them are on their way, before any that begins later; the error of one that was put off ends the
+  // backend's use.
+  class Task;
   // Operations whose results the host waits for, asked for together: until Finish, squared norms of rows and columns,
-  // decompositions and cores of this thread may return before they have run. What they write for the host is there when
-  // Finish has returned, whose error is the first of theirs; until then it must live. Not within another of the thread.
-  class Batch {
-   public:
-    explicit Batch(Backend& backend) : backend_(&backend) { backend.DoBeginBatch(); }
-    ~Batch() { (void)Finish(); }
-    Batch(const Batch&) = delete;
-    Batch& operator=(const Batch&) = delete;
-    // Once; later calls do nothing.
-    absl::Status Finish() {
-      Backend* const backend = std::exchange(backend_, nullptr);
-      return backend == nullptr ? absl::OkStatus() : backend->DoEndBatch();
-    }
-
-   private:
-    Backend* backend_;
-  };
+  // decompositions, cores and Sherman-Morrison terms of this thread may return before they have run. What they write
+  // for the host is there when Finish has returned, whose error is the first of theirs; until then it must live. Not
+  // within another of the thread.
+  class Batch;
   // Operations of this thread so far are on their way to the device: those launched from now on, by whomever, come
   // after them on its stream. The error of one that was put off.
   absl::Status Settle() { return DoSettle(); }
@@ -202,6 +176,13 @@ class Backend {
                                  MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
   // All backends know all but kBf16.
   bool KnowsProducts(ProductPrecision precision) const;
+  // terms [k, n], sum_i terms_i' terms_i = U'(I + V U')^-1 U for V = factor v, U = V h, by which a Sherman-Morrison
+  // step lessens h = scale m + shift I + sum_i weights[i] rows_i rows_i'. y is v m before, and unspecified after; m is
+  // not looked at. squares[j] = sum_i terms_ij^2, where not empty. terms must not alias what h shows.
+  // FailedPrecondition where V U' is not finite. Scratch of the default: k (n + p + 2 k) elements, and SymmetricEigen's
+  // of k rows.
+  absl::Status ShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
+                                    MatrixView terms, absl::Span<double> squares);
   // x_ij = number i cols + j of `random`'s standard normals.
   absl::Status FillNormal(const CounterRandom& random, MatrixView x);
   // m = scale m + shift I + sum_i weights[i] rows_i rows_i', for rows [p, n]; then y = v m for v, y [k, n], of the m
@@ -287,6 +268,8 @@ class Backend {
   virtual absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights,
                                          ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x);
   virtual absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
+  virtual absl::Status DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
+                                              MatrixView terms, absl::Span<double> squares);
   virtual absl::Status DoFillNormal(const CounterRandom& random, MatrixView x);
 
  private:
@@ -295,6 +278,15 @@ class Backend {
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols, bool zeroed);
   absl::Status RunAlone(const Operation& operation);
   absl::Status RunElementwise(const Operation& operation);
+};
+
+class Backend::Task : public Scope<Backend, &Backend::DoBeginTask, &Backend::DoEndTask> {
+ public:
+  using Scope::Scope;
+};
+class Backend::Batch : public Scope<Backend, &Backend::DoBeginBatch, &Backend::DoEndBatch> {
+ public:
+  using Scope::Scope;
 };
 
 }  // namespace precondor

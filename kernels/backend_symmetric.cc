@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Symmetric matrices in tiles: the checks of their operations, and the defaults, which take each tile as the small
-// matrix that it is; and products with dense symmetric matrices.
+// matrix that it is; products with dense symmetric matrices, and Sherman-Morrison steps of them.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
@@ -239,6 +240,65 @@ absl::Status Backend::DoDensePrecondition(const SymmetricForm& l, const Symmetri
   PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
   PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
   return absl::OkStatus();
+}
+
+absl::Status AddTheRest(Backend& backend, const SymmetricForm& form, double scale, ConstMatrixView v, MatrixView y) {
+  if (form.rows.rows == 0) {
+    return scale == 1.0 && form.shift == 0.0 ? absl::OkStatus() : backend.Axpby(form.shift, v, scale, y);
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend.AllocateScratch(v.rows, form.rows.rows));
+  const MatrixView p = products.view();
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, v, Transpose::kNo, form.rows, Transpose::kYes, 0.0, p));
+  PRECONDOR_RETURN_IF_ERROR(backend.ScaleColumns(form.weights, p, p));
+  PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, p, Transpose::kNo, form.rows, Transpose::kNo, scale, y));
+  return form.shift == 0.0 ? absl::OkStatus() : backend.Axpby(form.shift, v, 1.0, y);
+}
+
+absl::Status Backend::ShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
+                                           MatrixView terms, absl::Span<double> squares) {
+  constexpr absl::string_view kOp = "ShermanMorrisonTerms";
+  PRECONDOR_RETURN_IF_ERROR(Check(kOp, "v", v, v.rows, v.cols));
+  PRECONDOR_RETURN_IF_ERROR(Check(kOp, "y", y, v.rows, v.cols));
+  PRECONDOR_RETURN_IF_ERROR(Check(kOp, "terms", terms, v.rows, v.cols));
+  const int64_t terms_of_h = static_cast<int64_t>(h.weights.size());
+  PRECONDOR_RETURN_IF_ERROR(Check(kOp, "rows", h.rows, terms_of_h, terms_of_h == 0 ? h.rows.cols : v.cols));
+  if (!squares.empty() && static_cast<int64_t>(squares.size()) != v.cols) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kOp, ": squares: expected ", v.cols, " or none, got ", squares.size()));
+  }
+  if (v.size() > 0) return DoShermanMorrisonTerms(h, factor, v, y, terms, squares);
+  std::fill(squares.begin(), squares.end(), 0.0);
+  return absl::OkStatus();
+}
+
+// With the eigenpairs (x_i, q_i) of V U' they are q_i U / sqrt(1 + x_i).
+absl::Status Backend::DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
+                                             MatrixView terms, absl::Span<double> squares) {
+  const int64_t k = v.rows;
+  DeviceMatrix scaled;
+  if (factor != 1.0) {
+    PRECONDOR_ASSIGN_OR_RETURN(scaled, AllocateScratch(k, v.cols));
+    PRECONDOR_RETURN_IF_ERROR(Axpby(factor, v, 0.0, scaled.view()));
+    v = scaled.view();
+  }
+  PRECONDOR_RETURN_IF_ERROR(AddTheRest(*this, h, factor * h.scale, v, y));
+  std::vector<double> values(k);
+  if (k == 1) {
+    PRECONDOR_ASSIGN_OR_RETURN(values[0], Dot(v, y));
+    if (!std::isfinite(values[0])) {
+      return absl::FailedPreconditionError("ShermanMorrisonTerms: v: expected a finite product with the matrix");
+    }
+  } else {
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, AllocateScratch(k, k));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, AllocateScratch(k, k));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, v, Transpose::kNo, y, Transpose::kYes, 0.0, small.view()));
+    PRECONDOR_RETURN_IF_ERROR(Symmetrize(small.view()));
+    PRECONDOR_RETURN_IF_ERROR(SymmetricEigen(small.view(), absl::MakeSpan(values), q.view()));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, q.view(), Transpose::kNo, y, Transpose::kNo, 0.0, terms));
+  }
+  for (double& value : values) value = 1.0 / std::sqrt(1.0 + std::max(value, 0.0));
+  PRECONDOR_RETURN_IF_ERROR(ScaleRows(values, k == 1 ? y : terms, terms));
+  return squares.empty() ? absl::OkStatus() : ColumnSquaredNorms(terms, squares);
 }
 
 }  // namespace precondor

@@ -20,6 +20,11 @@ namespace operation {
 
 using Numbers = std::vector<double>;
 
+inline SymmetricForm WithWeights(SymmetricForm form, const Numbers& weights) {
+  form.weights = weights;
+  return form;
+}
+
 struct Elementwise {
   ElementwiseKind kind = ElementwiseKind::kAxpby;
   double alpha = 0;
@@ -94,6 +99,17 @@ struct LowRankPrecondition {
   absl::Span<double> squares = {};  // |d|^2 and |u|^2, for the host; empty where it does not ask
 };
 
+struct ShermanMorrisonTerms {
+  SymmetricForm h;  // whose weights are those below
+  Numbers weights;
+  double factor = 1;
+  ConstMatrixView v;
+  MatrixView y;
+  MatrixView terms;
+  absl::Span<double> squares = {};
+
+  SymmetricForm form() const { return WithWeights(h, weights); }
+};
 struct DensePrecondition {
   SymmetricForm l;  // whose weights are those below
   SymmetricForm r;
@@ -104,12 +120,8 @@ struct DensePrecondition {
   ProductPrecision precision = ProductPrecision::kF32;
   absl::Span<double> squares = {};  // as above
 
-  SymmetricForm left() const { return With(l, l_weights); }
-  SymmetricForm right() const { return With(r, r_weights); }
-  static SymmetricForm With(SymmetricForm form, const Numbers& weights) {
-    form.weights = weights;
-    return form;
-  }
+  SymmetricForm left() const { return WithWeights(l, l_weights); }
+  SymmetricForm right() const { return WithWeights(r, r_weights); }
 };
 
 }  // namespace operation
@@ -128,9 +140,10 @@ struct Operation {
   using LowRankAppend = operation::LowRankAppend;
   using LowRankPrecondition = operation::LowRankPrecondition;
   using DensePrecondition = operation::DensePrecondition;
+  using ShermanMorrisonTerms = operation::ShermanMorrisonTerms;
 
   std::variant<Elementwise, Gemm, SymmetricUpdateMultiply, RowSquaredNorms, Dot, SpdInverse, LowRankCore, LowRankAppend,
-               LowRankPrecondition, SymmetricEigen, ColumnSquaredNorms, DensePrecondition>
+               LowRankPrecondition, SymmetricEigen, ColumnSquaredNorms, DensePrecondition, ShermanMorrisonTerms>
       what;
 
   size_t kind() const { return what.index(); }
@@ -140,7 +153,8 @@ struct Operation {
     if (const auto* product = std::get_if<DensePrecondition>(&what)) return !product->squares.empty();
     return std::holds_alternative<RowSquaredNorms>(what) || std::holds_alternative<Dot>(what) ||
            std::holds_alternative<SpdInverse>(what) || std::holds_alternative<LowRankCore>(what) ||
-           std::holds_alternative<SymmetricEigen>(what) || std::holds_alternative<ColumnSquaredNorms>(what);
+           std::holds_alternative<SymmetricEigen>(what) || std::holds_alternative<ColumnSquaredNorms>(what) ||
+           std::holds_alternative<ShermanMorrisonTerms>(what);
   }
 };
 

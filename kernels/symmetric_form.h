@@ -22,7 +22,14 @@ struct SymmetricForm {
   // scale m + shift I + sum_i weights[i] rows_i rows_i'.
   SymmetricForm(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
                 const SymmetricMatrix& m)
-      : raw(m.raw()), n(m.n()), storage(m.storage()), scale(scale), shift(shift), weights(weights), rows(rows) {}
+      : SymmetricForm(scale, shift, weights, rows) {
+    raw = m.raw();
+    n = m.n();
+    storage = m.storage();
+  }
+  // Of an m that lies elsewhere, for those who do not look at it.
+  SymmetricForm(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows)
+      : scale(scale), shift(shift), weights(weights), rows(rows) {}
 
   bool is_there() const { return raw.data == nullptr; }
 
@@ -39,5 +46,8 @@ struct SymmetricForm {
 // The form's matrix, in memory that `made` then owns where it is not there. Scratch: n^2 elements, and
 // SymmetricExpand's.
 absl::StatusOr<ConstMatrixView> Expanded(Backend& backend, const SymmetricForm& form, DeviceMatrix& made);
+// y = scale y + shift v + sum_i weights[i] (v rows_i') rows_i, of a form that is not there: v times the form, where y
+// was v m and `scale` is the form's. Scratch: v.rows rows.rows elements.
+absl::Status AddTheRest(Backend& backend, const SymmetricForm& form, double scale, ConstMatrixView v, MatrixView y);
 
 }  // namespace precondor

@@ -18,6 +18,7 @@
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/low_rank.h"
 #include "kernels/cuda/reductions.h"
+#include "kernels/cuda/sherman_morrison.h"
 #include "kernels/cuda/spd_inverses.h"
 #include "kernels/cuda/symmetric_eigens.h"
 #include "kernels/cuda/symmetric_tiles.h"
@@ -74,7 +75,8 @@ class CudaBackend final : public Backend {
     std::vector<const Kind*> of_kind;
     for (const Operation* operation : operations) of_kind.push_back(&std::get<Kind>(operation->what));
     if constexpr (std::is_same_v<Kind, Operation::SpdInverse> || std::is_same_v<Kind, Operation::SymmetricEigen> ||
-                  std::is_same_v<Kind, Operation::LowRankCore>) {
+                  std::is_same_v<Kind, Operation::LowRankCore> ||
+                  std::is_same_v<Kind, Operation::ShermanMorrisonTerms>) {
       RunDecompositions(of_kind, statuses);
     } else {
       std::fill(statuses.begin(), statuses.end(), Run(of_kind));
@@ -101,7 +103,7 @@ class CudaBackend final : public Backend {
   absl::Status Run(absl::Span<const Operation::LowRankPrecondition* const> all) {
     return cuda::RunLowRankPreconditions(*device_, all);
   }
-  // Small ones together, the others one by one.
+  // Of what may turn out impossible: small ones together, the others one by one.
   template <typename Kind>
   void RunDecompositions(const std::vector<const Kind*>& all, absl::Span<absl::Status> statuses) {
     std::vector<const Kind*> small;
@@ -124,9 +126,15 @@ class CudaBackend final : public Backend {
   static bool IsSmall(const Operation::SymmetricEigen& eigen) {
     return eigen.q.rows <= cuda::kMostRowsOfSymmetricEigens;
   }
+  static bool IsSmall(const Operation::ShermanMorrisonTerms& terms) {
+    return terms.v.rows <= cuda::kMostVectorsOfTerms && terms.h.rows.rows <= cuda::kMostRowsOfTerms;
+  }
   absl::Status RunLarge(const Operation::SpdInverse& inverse) { return InvertLarge(inverse.a, inverse.x); }
   absl::Status RunLarge(const Operation::SymmetricEigen& eigen) {
     return DecomposeLarge(eigen.a, eigen.values, eigen.q);
+  }
+  absl::Status RunLarge(const Operation::ShermanMorrisonTerms& terms) {
+    return Backend::DoShermanMorrisonTerms(terms.form(), terms.factor, terms.v, terms.y, terms.terms, terms.squares);
   }
   absl::Status RunLarge(const Operation::LowRankCore& core) {
     return Backend::DoLowRankCore(core.roots, core.gram, core.core, core.packed);
@@ -136,6 +144,10 @@ class CudaBackend final : public Backend {
   }
   absl::Status RunSmall(const std::vector<const Operation::SymmetricEigen*>& all, absl::Span<absl::Status> statuses) {
     return cuda::RunSymmetricEigens(*device_, all, statuses);
+  }
+  absl::Status RunSmall(const std::vector<const Operation::ShermanMorrisonTerms*>& all,
+                        absl::Span<absl::Status> statuses) {
+    return cuda::RunShermanMorrisonTerms(*device_, all, statuses);
   }
   absl::Status RunSmall(const std::vector<const Operation::LowRankCore*>& all, absl::Span<absl::Status> statuses) {
     return cuda::RunLowRankCores(*device_, all, statuses);
@@ -217,6 +229,11 @@ class CudaBackend final : public Backend {
                                MatrixView vectors, MatrixView gram) override {
     return RunOne(
         Operation::LowRankAppend{{scales.begin(), scales.end()}, rows, {slots.begin(), slots.end()}, vectors, gram});
+  }
+  absl::Status DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
+                                      MatrixView terms, absl::Span<double> squares) override {
+    return RunOneDecomposition(
+        Operation::ShermanMorrisonTerms{h, {h.weights.begin(), h.weights.end()}, factor, v, y, terms, squares});
   }
   absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
                                    ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {

@@ -8,8 +8,10 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/parcel.h"
 #include "kernels/cuda/products.h"
 #include "kernels/cuda/reductions.h"
+#include "kernels/cuda/sherman_morrison.h"
 #include "kernels/cuda/spd_inverses.h"
 #include "kernels/cuda/symmetric_tiles.h"
 
@@ -264,6 +266,58 @@ absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> ope
   std::vector<double> out(jobs.size());
   PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, jobs, absl::MakeSpan(out)));
   for (size_t i = 0; i < out.size(); ++i) *operations[i]->out = out[i];
+  return absl::OkStatus();
+}
+
+absl::Status RunShermanMorrisonTerms(Device& device,
+                                     absl::Span<const Operation::ShermanMorrisonTerms* const> operations,
+                                     absl::Span<absl::Status> statuses) {
+  const size_t count = operations.size();
+  size_t weights = 0, asked = 0;
+  for (const auto* terms : operations) {
+    weights += terms->weights.size();
+    asked += terms->squares.size();
+  }
+  Parcel parcel;
+  const auto jobs = parcel.Add<ShermanMorrisonJob>(count);
+  const auto all_weights = parcel.Add<double>(weights);
+  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  // Every number that the host learns, in one piece: squares, then whether products are infinite.
+  PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory,
+                             device.Array<double>(static_cast<int64_t>(asked + count)));
+  size_t weight = 0, square = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Operation::ShermanMorrisonTerms& terms = *operations[i];
+    std::copy(terms.weights.begin(), terms.weights.end(), parcel.OnHost(all_weights).begin() + weight);
+    ShermanMorrisonJob& job = parcel.OnHost(jobs)[i];
+    job.scale = terms.h.scale;
+    job.shift = terms.h.shift;
+    job.factor = terms.factor;
+    job.weights = parcel.OnDevice(all_weights) + weight;
+    job.rows = terms.h.rows;
+    job.v = terms.v;
+    job.y = terms.y;
+    job.terms = terms.terms;
+    job.squares = terms.squares.empty() ? nullptr : memory.data() + square;
+    job.infinite = memory.data() + asked + i;
+    weight += terms.weights.size();
+    square += terms.squares.size();
+  }
+  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  PRECONDOR_RETURN_IF_ERROR(device.Run("ShermanMorrisonTerms", [&](cudaStream_t stream) {
+    return ShermanMorrisonTerms(stream, parcel.OnDevice(jobs), static_cast<int>(count));
+  }));
+  std::vector<double> known(asked + count);
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(known)));
+  auto next = known.begin();
+  for (const auto* terms : operations) {
+    std::copy_n(next, terms->squares.size(), terms->squares.begin());
+    next += static_cast<int64_t>(terms->squares.size());
+  }
+  for (absl::Status& status : statuses) {
+    if (*next++ == 0) continue;
+    status = absl::FailedPreconditionError("ShermanMorrisonTerms: v: expected a finite product with the matrix");
+  }
   return absl::OkStatus();
 }
 

@@ -28,6 +28,11 @@ absl::Status RunSymmetricUpdates(Device& device,
 absl::Status RunRowSquaredNorms(Device& device, absl::Span<const Operation::RowSquaredNorms* const> operations);
 absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const Operation::ColumnSquaredNorms* const> operations);
 absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> operations);
+// Of at most kMostVectorsOfTerms vectors and kMostRowsOfTerms rows. statuses[i]: FailedPrecondition where a product is
+// not finite.
+absl::Status RunShermanMorrisonTerms(Device& device,
+                                     absl::Span<const Operation::ShermanMorrisonTerms* const> operations,
+                                     absl::Span<absl::Status> statuses);
 // What SpdInverse says where a decomposition of n rows left this info (kernels/cuda/spd_inverses.h).
 absl::Status InverseStatus(int info, int64_t n);
 // Of matrices of at most kMostRowsOfSpdInverse rows. statuses[i]: FailedPrecondition where there is no inverse.

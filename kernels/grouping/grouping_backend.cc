@@ -19,6 +19,9 @@
 namespace precondor {
 namespace {
 
+// Operations of a task among which one may be passed over: what looking for them costs grows with their square.
+constexpr int64_t kLookahead = 16;
+
 // A thread's task and what it has put off: its thread's alone, but the leader's of a round while it waits.
 struct ThreadTask {
   const Backend* backend = nullptr;  // null: the thread is in none
@@ -26,14 +29,13 @@ struct ThreadTask {
   std::vector<Operation> operations;
   std::vector<std::pair<float*, int64_t>> freed;  // memory that the operations may still use
   int64_t freed_bytes = 0;
-  size_t next = 0;
+  // Of a round: what has not run yet, in its order.
+  std::vector<const Operation*> open;
   absl::Status status;  // of the operation that it waits for
   bool waits = false;
   bool in_batch = false;
   absl::Status batch_status;  // the first error of what the batch has asked for
   CondVar changed;
-
-  size_t left() const { return operations.size() - next; }
 };
 
 ThreadTask& OwnTask() {
@@ -80,7 +82,7 @@ class GroupingBackend final : public ForwardingBackend {
   // Everything that the thread has put off runs first.
   absl::Status Before() override {
     PRECONDOR_RETURN_IF_ERROR(Lost());
-    return InTask() && OwnTask().left() > 0 ? Wait(OwnTask()) : absl::OkStatus();
+    return InTask() && !OwnTask().operations.empty() ? Wait(OwnTask()) : absl::OkStatus();
   }
 
   // Until somebody waits: its caller when it is to know something of it, unless a batch asks for more.
@@ -159,12 +161,16 @@ class GroupingBackend final : public ForwardingBackend {
   }
 
   void RunRound(const std::vector<ThreadTask*>& round) {
-    const auto left = [](const ThreadTask* task) { return task->left(); };
+    for (ThreadTask* const task : round) {
+      task->open.clear();
+      for (const Operation& operation : task->operations) task->open.push_back(&operation);
+    }
     for (;;) {
       const ThreadTask& longest = **std::max_element(
-          round.begin(), round.end(), [&](const auto* one, const auto* other) { return left(one) < left(other); });
-      if (longest.left() == 0 || !Lost().ok()) break;
-      RunNext(longest.operations[longest.next].kind(), round);
+          round.begin(), round.end(),
+          [](const ThreadTask* one, const ThreadTask* other) { return one->open.size() < other->open.size(); });
+      if (longest.open.empty() || !Lost().ok()) break;
+      RunNext(longest.open.front()->kind(), round);
     }
     const absl::Status lost = Lost();
     for (ThreadTask* const task : round) {
@@ -175,27 +181,29 @@ class GroupingBackend final : public ForwardingBackend {
 
   // Forgets what it has put off, which has run or never will.
   void Clear(ThreadTask& task) {
+    task.open.clear();
     task.operations.clear();
-    task.next = 0;
     for (const auto& [data, elements] : task.freed) FreeOn(*device_, data, elements);
     task.freed.clear();
     task.freed_bytes = 0;
   }
 
-  // What comes next in every task where it is of this kind: as many as do not depend on each other.
+  // What every task has of this kind, of what comes next, that depends on nothing which has not run.
   void RunNext(size_t kind, const std::vector<ThreadTask*>& round) {
     std::vector<ThreadTask*> tasks;  // of the operations
     std::vector<const Operation*> operations;
     for (ThreadTask* const task : round) {
-      const size_t first = operations.size();
-      for (; task->left() > 0; ++task->next) {
-        const Operation& next = task->operations[task->next];
-        const bool joins = next.kind() == kind &&
-                           std::all_of(operations.begin() + static_cast<int64_t>(first), operations.end(),
-                                       [&](const Operation* operation) { return AreIndependent(*operation, next); });
-        if (!joins) break;
-        tasks.push_back(task);
-        operations.push_back(&next);
+      const std::vector<const Operation*> open = std::exchange(task->open, {});
+      for (auto next = open.begin(); next != open.end(); ++next) {
+        const auto independent = [&](const Operation* before) { return AreIndependent(*before, **next); };
+        const bool joins =
+            (*next)->kind() == kind && next - open.begin() < kLookahead && std::all_of(open.begin(), next, independent);
+        if (joins) {
+          tasks.push_back(task);
+          operations.push_back(*next);
+        } else {
+          task->open.push_back(*next);
+        }
       }
     }
     std::vector<absl::Status> statuses(operations.size());
@@ -247,7 +255,7 @@ class GroupingBackend final : public ForwardingBackend {
     return AllocateScratchOn(*device_, elements);
   }
   void DoFree(float* data, int64_t elements) override {
-    if (!InTask() || OwnTask().left() == 0) return FreeOn(*device_, data, elements);
+    if (!InTask() || OwnTask().operations.empty()) return FreeOn(*device_, data, elements);
     OwnTask().freed.emplace_back(data, elements);
     OwnTask().freed_bytes += elements * static_cast<int64_t>(sizeof(float));
     // An error is that of the task's next operation, or of its end: the backend is lost then.
@@ -330,6 +338,15 @@ class GroupingBackend final : public ForwardingBackend {
     const Operation product = {Operation::DensePrecondition{
         l, r, {l.weights.begin(), l.weights.end()}, {r.weights.begin(), r.weights.end()}, d, u, precision, squares}};
     return squares.empty() ? PutOff(product) : RunNow(product);
+  }
+  absl::Status DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
+                                      MatrixView terms, absl::Span<double> squares) override {
+    constexpr int64_t kMostVectors = 16;  // that a device may take in one; of more, the primitives have company
+    if (v.rows > kMostVectors && !(InTask() && OwnTask().in_batch)) {
+      return Backend::DoShermanMorrisonTerms(h, factor, v, y, terms, squares);
+    }
+    return PutOff(
+        {Operation::ShermanMorrisonTerms{h, {h.weights.begin(), h.weights.end()}, factor, v, y, terms, squares}});
   }
   absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
   absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {

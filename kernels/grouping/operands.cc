@@ -33,6 +33,7 @@ Operands Of(const operation::LowRankPrecondition& p) {
 Operands Of(const operation::DensePrecondition& p) {
   return {{p.d, p.l.matrix, p.l.raw, p.l.rows, p.r.matrix, p.r.raw, p.r.rows}, {p.u}};
 }
+Operands Of(const operation::ShermanMorrisonTerms& t) { return {{t.h.rows, t.v}, {t.y, t.terms}}; }
 
 bool Overlap(ConstMatrixView x, ConstMatrixView y) {
   if (x.size() == 0 || y.size() == 0) return false;

@@ -68,6 +68,7 @@ absl::Status DeferredFactor::AllocateAside() {
 absl::Status DeferredFactor::Prepare(ConstMatrixView vectors, absl::Span<const double> squares) {
   next_ = scalars_;
   next_.discard_next = false;
+  concluded_ = true;
   if (scalars_.discard_next) return absl::OkStatus();
   PRECONDOR_ASSIGN_OR_RETURN(const double mean_square, MeanSquare(vectors, squares, backend_));
   if (vectors.rows > kDeferred) {
@@ -77,6 +78,17 @@ absl::Status DeferredFactor::Prepare(ConstMatrixView vectors, absl::Span<const d
   }
   if (config_.rule == UpdateRule::kPublished) return Published(vectors);
   return ShermanMorrison(vectors, VectorScale(config_, d_, vectors.rows, mean_square, next_));
+}
+
+// One product with J, whose terms can wait beside M: nothing that it asks decides how it goes on.
+bool DeferredFactor::PreparesInBatch(int64_t k) const {
+  return config_.rule != UpdateRule::kPublished && k <= kDeferred && config_.ShermanMorrisonBlock(k) == k;
+}
+
+absl::Status DeferredFactor::Conclude() {
+  if (std::exchange(concluded_, true)) return absl::OkStatus();
+  for (int64_t j = 0; j < d_; ++j) next_.diagonal[j] -= squares_[j];
+  return CheckDiagonal(next_.diagonal);
 }
 
 void DeferredFactor::Commit() {
@@ -91,6 +103,7 @@ void DeferredFactor::Commit() {
 void DeferredFactor::Abandon() {
   next_matrix_ = SymmetricMatrix();
   next_rows_ = DeviceMatrix();
+  concluded_ = true;
 }
 
 absl::StatusOr<FactorInverse> DeferredFactor::Inverse() const {
@@ -100,21 +113,33 @@ absl::StatusOr<FactorInverse> DeferredFactor::Inverse() const {
   return out;
 }
 
-// J = H - sum of rank-1 terms as in LowRankFactor::ShermanMorrisonTerms, H = gamma J + (1-gamma) I.
+SymmetricForm DeferredFactor::Form() const {
+  return SymmetricForm(next_.scale, next_.identity, next_.weights, Waiting(next_));
+}
+
+// J = H - sum of rank-1 terms, H = gamma J + (1-gamma) I.
 absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double scale) {
   const int64_t block = config_.ShermanMorrisonBlock(vectors.rows);
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, backend_.AllocateScratch(block, d_));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.AllocateScratch(block, d_));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(block, d_));
   for (int64_t begin = 0; begin < vectors.rows; begin += block) {
-    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(scale, vectors.RowRange(begin, block), 0.0, v.view()));
-    PRECONDOR_RETURN_IF_ERROR(MultiplyStored(v.view(), aside() ? block : vectors.rows - begin, u.view()));
+    const ConstMatrixView some = vectors.RowRange(begin, block);
+    PRECONDOR_RETURN_IF_ERROR(Conclude());
+    PRECONDOR_RETURN_IF_ERROR(MultiplyStored(some, aside() ? block : vectors.rows - begin, u.view()));
     if (begin == 0) Blend(config_.gamma, 1.0 - config_.gamma);
-    PRECONDOR_RETURN_IF_ERROR(AddTheRest(v.view(), u.view()));
-    PRECONDOR_RETURN_IF_ERROR(ShermanMorrisonTerms(v.view(), u.view(), backend_, terms.view()));
-    PRECONDOR_RETURN_IF_ERROR(Append(-1.0, terms.view()));
+    if (block > kDeferred) {
+      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(block, d_));
+      PRECONDOR_RETURN_IF_ERROR(backend_.ShermanMorrisonTerms(Form(), scale, some, u.view(), terms.view(), {}));
+      PRECONDOR_RETURN_IF_ERROR(Append(-1.0, terms.view()));
+      continue;
+    }
+    // Where they are to wait: MultiplyStored has made room.
+    const int64_t used = static_cast<int64_t>(next_.weights.size());
+    PRECONDOR_RETURN_IF_ERROR(backend_.ShermanMorrisonTerms(Form(), scale, some, u.view(), rows().RowRange(used, block),
+                                                            absl::MakeSpan(squares_)));
+    next_.weights.insert(next_.weights.end(), block, -1.0);
+    concluded_ = false;
   }
-  return CheckDiagonal(next_.diagonal);
+  return absl::OkStatus();
 }
 
 // Algorithm 1 of the paper, lines 5-10; several vectors of a step enter with the mean of their terms. Capping the
@@ -127,7 +152,7 @@ absl::Status DeferredFactor::Published(ConstMatrixView vectors) {
   if (*std::max_element(next_.diagonal.begin(), next_.diagonal.end()) > config_.norm_threshold) {
     Blend(config_.zeta, 1.0 - config_.zeta);
   }
-  PRECONDOR_RETURN_IF_ERROR(AddTheRest(vectors, u.view()));
+  PRECONDOR_RETURN_IF_ERROR(AddTheRest(backend_, Form(), next_.scale, vectors, u.view()));
   PerVector roots(k);
   for (int64_t i = 0; i < k; ++i) {
     PRECONDOR_ASSIGN_OR_RETURN(const double x, backend_.Dot(vectors.RowRange(i, 1), u.view().RowRange(i, 1)));
@@ -162,19 +187,6 @@ absl::Status DeferredFactor::MultiplyStored(ConstMatrixView v, int64_t room, Mat
     scalars->weights.clear();
   }
   return absl::OkStatus();
-}
-
-absl::Status DeferredFactor::AddTheRest(ConstMatrixView v, MatrixView u) {
-  const ConstMatrixView waiting = Waiting(next_);
-  if (waiting.rows == 0) {
-    return backend_.Axpby(next_.identity, v, next_.scale, u);
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, backend_.AllocateScratch(v.rows, waiting.rows));
-  const MatrixView p = products.view();
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, v, Transpose::kNo, waiting, Transpose::kYes, 0.0, p));
-  PRECONDOR_RETURN_IF_ERROR(backend_.ScaleColumns(next_.weights, p, p));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, p, Transpose::kNo, waiting, Transpose::kNo, next_.scale, u));
-  return backend_.Axpby(next_.identity, v, 1.0, u);
 }
 
 void DeferredFactor::Blend(double decay, double shift) {

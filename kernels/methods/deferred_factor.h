@@ -32,6 +32,8 @@ class DeferredFactor final : public Factor {
 
   using Factor::Prepare;
   absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) override;
+  bool PreparesInBatch(int64_t k) const override;
+  absl::Status Conclude() override;
   void Commit() override;
   // Terms that Prepare has moved into M stay there: the J of this factor is the same, and so are the bits of what the
   // next Prepare of as many vectors computes.
@@ -56,10 +58,10 @@ class DeferredFactor final : public Factor {
   absl::Status Published(ConstMatrixView vectors);
   // u = v M, after moving what waits into M where less than `room` is left beside it.
   absl::Status MultiplyStored(ConstMatrixView v, int64_t room, MatrixView u);
-  // u = v J for the u that MultiplyStored gave.
-  absl::Status AddTheRest(ConstMatrixView v, MatrixView u);
   // J <- decay J + shift I.
   void Blend(double decay, double shift);
+  // J as next_ has it, for AddTheRest and Backend::ShermanMorrisonTerms.
+  SymmetricForm Form() const;
   // J <- J + sign sum_i terms_i terms_i'.
   absl::Status Append(double sign, ConstMatrixView terms);
   absl::Status LoadFull(StateReader& in);
@@ -75,7 +77,8 @@ class DeferredFactor final : public Factor {
   Scalars next_;
   SymmetricMatrix next_matrix_;  // when aside
   DeviceMatrix next_rows_;
-  std::vector<double> squares_;  // work of Append, [d]
+  std::vector<double> squares_;  // of the columns of terms that are appended, [d]
+  bool concluded_ = true;        // whether squares_ are in next_.diagonal
 };
 
 }  // namespace precondor

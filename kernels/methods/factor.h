@@ -28,20 +28,24 @@ struct FactorInverse {
   DeviceMatrix owned;                  // what low_rank.core shows, where the factor does not keep it
 };
 
-// One thread at a time. Two-phase, so that both factors of a layer change or neither: Prepare computes aside and may
-// fail and leave J as it was, Commit adopts what the last Prepare made and cannot fail.
+// One thread at a time. In phases, so that both factors of a layer change or neither: Prepare and then Conclude compute
+// aside and may fail and leave J as it was, Commit adopts what they made and cannot fail.
 class Factor {
  public:
   virtual ~Factor() = default;
   // vectors [k, d] on the device, all finite; squares: |v|^2 of each, or empty where nobody has asked for them yet.
   virtual absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) = 0;
   absl::Status Prepare(ConstMatrixView vectors) { return Prepare(vectors, {}); }
+  // Whether a Prepare of k vectors with their squares may run in a Backend::Batch, which ends before Conclude.
+  virtual bool PreparesInBatch(int64_t) const { return false; }
+  // Looks at what the device has said to Prepare. After each Prepare that is to be committed.
+  virtual absl::Status Conclude() { return absl::OkStatus(); }
   virtual void Commit() = 0;
-  // Frees what a Prepare that nobody commits has made.
+  // Frees what a Prepare that nobody commits has made, in whichever phase it is.
   virtual void Abandon() = 0;
   // All that the next Prepare and Inverse depend on.
   virtual absl::Status Save(StateWriter& out) const = 0;
-  // A Prepare that stages what Save wrote for a factor of the same kind and dimension. Errors: those of StateReader.
+  // A Prepare, with nothing to conclude, that stages what Save wrote for a factor of the same kind and dimension. Errors: those of StateReader.
   virtual absl::Status PrepareLoad(StateReader& in) = 0;
   // Views stay valid until the next Prepare or Inverse. In a Backend::Batch whose Finish fails there is none, and the
   // factor must be told.

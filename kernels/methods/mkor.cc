@@ -87,8 +87,7 @@ class MkorState final : public LayerState {
   absl::Status Update(const LayerStatistics& statistics) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectVectors(layer_, statistics));
     PRECONDOR_ASSIGN_OR_RETURN(const SquaredNorms squares, FiniteSquaredNorms(layer_, statistics, backend_));
-    absl::Status prepared = PrepareSide(statistics.a, squares.a, in_);
-    if (prepared.ok()) prepared = PrepareSide(statistics.g, squares.g, out_);
+    const absl::Status prepared = PrepareSides(statistics, squares);
     for (std::vector<Block>* side : {&in_, &out_}) {
       for (Block& block : *side) prepared.ok() ? block.factor->Commit() : block.factor->Abandon();
     }
@@ -201,14 +200,40 @@ class MkorState final : public LayerState {
     return CounterRandom(words).Bits(static_cast<uint64_t>(begin));
   }
 
-  absl::Status PrepareSide(ConstMatrixView vectors, const PerVector& squares, std::vector<Block>& side) {
-    bool clamp = false;
-    for (double square : squares) {
-      clamp = clamp || (config_.rule == UpdateRule::kReference && square > config_.clip * config_.clip);
+  absl::Status PrepareSides(const LayerStatistics& statistics, const SquaredNorms& squares) {
+    if (PreparesInBatch(statistics.a, squares.a, in_) && PreparesInBatch(statistics.g, squares.g, out_)) {
+      Backend::Batch both(backend_);
+      PRECONDOR_RETURN_IF_ERROR(PrepareSide(statistics.a, squares.a, in_));
+      PRECONDOR_RETURN_IF_ERROR(PrepareSide(statistics.g, squares.g, out_));
+      PRECONDOR_RETURN_IF_ERROR(both.Finish());
+    } else {
+      PRECONDOR_RETURN_IF_ERROR(PrepareSide(statistics.a, squares.a, in_));
+      PRECONDOR_RETURN_IF_ERROR(PrepareSide(statistics.g, squares.g, out_));
     }
-    if (side.size() == 1 && !clamp) return side[0].factor->Prepare(vectors, squares);
+    for (std::vector<Block>* side : {&in_, &out_}) {
+      for (Block& block : *side) PRECONDOR_RETURN_IF_ERROR(block.factor->Conclude());
+    }
+    return absl::OkStatus();
+  }
+
+  // Whether the side is one factor, which gets the vectors as they came.
+  bool PreparesWhole(const PerVector& squares, const std::vector<Block>& side) const {
+    return side.size() == 1 && !Clamps(squares);
+  }
+  bool PreparesInBatch(ConstMatrixView vectors, const PerVector& squares, const std::vector<Block>& side) const {
+    return PreparesWhole(squares, side) && side[0].factor->PreparesInBatch(vectors.rows);
+  }
+
+  bool Clamps(const PerVector& squares) const {
+    return config_.rule == UpdateRule::kReference && std::any_of(squares.begin(), squares.end(), [this](double square) {
+             return square > config_.clip * config_.clip;
+           });
+  }
+
+  absl::Status PrepareSide(ConstMatrixView vectors, const PerVector& squares, std::vector<Block>& side) {
+    if (PreparesWhole(squares, side)) return side[0].factor->Prepare(vectors, squares);
     DeviceMatrix clamped;
-    if (clamp) {
+    if (Clamps(squares)) {
       PRECONDOR_ASSIGN_OR_RETURN(clamped, Clamp(vectors));
       vectors = clamped.view();
     }

@@ -8,7 +8,6 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/sherman_morrison.h"
 
 namespace precondor {
 namespace {
@@ -73,18 +72,13 @@ absl::StatusOr<DeviceMatrix> RowSplitFactor::Terms(const Rank& rank, double deca
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(v.rows, d_));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix product, Product(rank, v));
   const MatrixView all = product.view().Corner(v.rows, d_);
-  PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(shift, v, decay, all));
+  const std::vector<double> weights(v.rows, -1.0);
   for (int64_t begin = 0; begin < v.rows; begin += block) {
     const int64_t count = std::min(block, v.rows - begin);
-    const ConstMatrixView some = v.RowRange(begin, count);
-    const MatrixView u = all.RowRange(begin, count);
-    if (begin > 0) {  // what those before subtract from H
-      const ConstMatrixView before = terms.view().RowRange(0, begin);
-      PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix shares, backend_.AllocateScratch(count, begin));
-      PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, some, Transpose::kNo, before, Transpose::kYes, 0.0, shares.view()));
-      PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(-1.0, shares.view(), Transpose::kNo, before, Transpose::kNo, 1.0, u));
-    }
-    PRECONDOR_RETURN_IF_ERROR(ShermanMorrisonTerms(some, u, backend_, terms.view().RowRange(begin, count)));
+    // What is left of H when the terms before are taken away.
+    const SymmetricForm h(decay, shift, absl::MakeConstSpan(weights).first(begin), terms.view().RowRange(0, begin));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ShermanMorrisonTerms(
+        h, 1.0, v.RowRange(begin, count), all.RowRange(begin, count), terms.view().RowRange(begin, count), {}));
   }
   return terms;
 }

@@ -37,7 +37,7 @@ class RowSplitFactor {
   int64_t count() const { return rows_.rows(); }
   ConstMatrixView rows() const { return rows_.view(); }
 
-  // The terms [k, d] of kernels/methods/sherman_morrison.h for v [k, d], `block` vectors at a time, where H is
+  // The terms [k, d] of Backend::ShermanMorrisonTerms for v [k, d], `block` vectors at a time, where h is
   // decay M + shift I. FailedPrecondition when v is not finite. Cost: 2 k d^2 / size FLOP and an all-gather of k d
   // elements. Scratch: (2 k + block) (d + size) elements.
   absl::StatusOr<DeviceMatrix> Terms(const Rank& rank, double decay, double shift, ConstMatrixView v, int64_t block);

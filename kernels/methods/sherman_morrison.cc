@@ -52,24 +52,4 @@ double VectorScale(const MkorConfig& config, int64_t d, int64_t k, double mean_s
   return variance > 0 ? 1.0 / std::sqrt(count * variance) : 0.0;
 }
 
-absl::Status ShermanMorrisonTerms(ConstMatrixView v, ConstMatrixView u, Backend& backend, MatrixView terms) {
-  const int64_t k = v.rows;
-  PerVector values(k);
-  if (k == 1) {
-    PRECONDOR_ASSIGN_OR_RETURN(values[0], backend.Dot(v, u));
-    if (!std::isfinite(values[0])) {
-      return absl::FailedPreconditionError("factor: expected a finite product of the statistics with it");
-    }
-  } else {
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix small, backend.AllocateScratch(k, k));
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix q, backend.AllocateScratch(k, k));
-    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, v, Transpose::kNo, u, Transpose::kYes, 0.0, small.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend.Symmetrize(small.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend.SymmetricEigen(small.view(), absl::MakeSpan(values), q.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend.Gemm(1.0, q.view(), Transpose::kNo, u, Transpose::kNo, 0.0, terms));
-  }
-  for (double& value : values) value = 1.0 / std::sqrt(1.0 + std::max(value, 0.0));
-  return backend.ScaleRows(values, k == 1 ? u : terms, terms);
-}
-
 }  // namespace precondor

@@ -35,9 +35,4 @@ absl::StatusOr<double> MeanSquare(ConstMatrixView vectors, absl::Span<const doub
 // By what the rule multiplies each of k vectors of this mean square; BLEND's averages advance by it.
 double VectorScale(const MkorConfig& config, int64_t d, int64_t k, double mean_square, RuleScalars& scalars);
 
-// The terms of v, scaled, from u = v H; all [k, d]. They are q_i u / sqrt(1 + x_i) for the eigenpairs (x_i, q_i) of
-// v u': H - u'(I + v u')^-1 u = H - sum_i r_i r_i'. FailedPrecondition where v u' is not finite. `terms` must not
-// alias.
-absl::Status ShermanMorrisonTerms(ConstMatrixView v, ConstMatrixView u, Backend& backend, MatrixView terms);
-
 }  // namespace precondor

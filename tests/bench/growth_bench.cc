@@ -61,7 +61,7 @@ class Size {
 
  private:
   static void Update(Factor& factor, ConstMatrixView vector) {
-    PRECONDOR_CHECK(factor.Prepare(vector).ok());
+    PRECONDOR_CHECK(factor.Prepare(vector).ok() && factor.Conclude().ok());
     factor.Commit();
   }
   void Step() {

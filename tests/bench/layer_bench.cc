@@ -76,7 +76,7 @@ class Spectrum {
 };
 
 void UpdateOnce(Factor& factor, ConstMatrixView vector) {
-  PRECONDOR_CHECK(factor.Prepare(vector).ok());
+  PRECONDOR_CHECK(factor.Prepare(vector).ok() && factor.Conclude().ok());
   factor.Commit();
 }
 

@@ -50,7 +50,7 @@ DeviceMatrix OneRow(Backend& backend, const std::vector<float>& elements) {
 }
 
 void UpdateOnce(Factor& factor, ConstMatrixView vector) {
-  PRECONDOR_CHECK(factor.Prepare(vector).ok());
+  PRECONDOR_CHECK(factor.Prepare(vector).ok() && factor.Conclude().ok());
   factor.Commit();
 }
 

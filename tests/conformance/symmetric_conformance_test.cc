@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Symmetric matrices in tiles on every backend, and with the defaults that a backend without kernels of its own has,
 // against loops over doubles.
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -316,6 +317,63 @@ TEST_P(SymmetricConformanceTest, MultipliesByFormsAsByTheirMatrices) {
   }
 }
 
+// sum_i terms_i' terms_i = U'(I + V U')^-1 U, with no U, V or h as the backend has them.
+TEST_P(SymmetricConformanceTest, ShermanMorrisonTermsAreWhatAStepTakesAway) {
+  for (const auto& [n, k, p] : {std::array<int64_t, 3>{1, 1, 0},
+                                {7, 1, 3},
+                                {64, 2, 1},
+                                {65, 5, 16},
+                                {300, 1, 16},
+                                {131, 16, 2},
+                                {40, 17, 3},
+                                {33, 3, 33},
+                                {1030, 2, 7}}) {
+    const Dense m = RandomSymmetric(n, 3), rows = Random(p, n, 4), v = Random(k, n, 5), y = reference::Product(v, m);
+    std::vector<double> weights;
+    for (int64_t i = 0; i < p; ++i) weights.push_back(0.5 + static_cast<double>(i % 3));
+    // Diagonally dominant, so that h is positive definite, and not far from it that its parts count.
+    const double scale = 0.75, shift = static_cast<double>(n), factor = 0.3 / std::sqrt(shift);
+    Dense weighted = rows;
+    for (int64_t i = 0; i < p; ++i) {
+      for (int64_t j = 0; j < n; ++j) weighted.at(i, j) *= weights[i];
+    }
+    const Dense of_rows = p == 0 ? Dense(n, n) : reference::Product(reference::Transposed(rows), weighted);
+    const Dense h =
+        reference::Combination(1, reference::Combination(scale, m, 1, of_rows), shift, reference::Identity(n));
+    const Dense scaled = reference::Combination(factor, v, 0, v), u = reference::Product(scaled, h);
+    const Dense core = reference::SpdInverse(
+        reference::Combination(1, reference::Product(scaled, reference::Transposed(u)), 1, reference::Identity(k)));
+    const Dense expected = reference::Product(reference::Transposed(u), reference::Product(core, u));
+
+    Guarded device_rows = Put(rows), device_v = Put(v), work = Put(y), terms = Put(Dense(k, n, kNaN));
+    std::vector<double> squares(n, kNaN);
+    const SymmetricForm form(scale, shift, weights, device_rows.view());
+    const absl::Status made = backend().ShermanMorrisonTerms(form, factor, device_v.view(), work.view(), terms.view(),
+                                                             absl::MakeSpan(squares));
+    ASSERT_TRUE(made.ok()) << made;
+    EXPECT_EQ(Read(device_v).data, v.data);
+    const Dense got = Read(terms), product = reference::Product(reference::Transposed(got), got);
+    EXPECT_LE(FrobeniusNorm(reference::Combination(1, product, -1, expected)), 2e-5 * FrobeniusNorm(expected))
+        << n << " " << k << " " << p;
+    for (int64_t j = 0; j < n; ++j) ASSERT_NEAR(squares[j], product.at(j, j), 1e-6 * product.at(j, j) + 1e-12) << j;
+    // Without squares, and the same.
+    Guarded again = Put(y), others = Put(Dense(k, n, kNaN));
+    ASSERT_TRUE(backend().ShermanMorrisonTerms(form, factor, device_v.view(), again.view(), others.view(), {}).ok());
+    EXPECT_EQ(Read(others).data, got.data);
+  }
+}
+
+TEST_P(SymmetricConformanceTest, RefusesShermanMorrisonTermsOfWhatIsNotFinite) {
+  for (const int64_t k : {1, 3, 17}) {
+    Dense v = Random(k, 40, 5);
+    v.at(k - 1, 39) = std::numeric_limits<double>::infinity();
+    Guarded device_v = Put(v), y = Put(Random(k, 40, 6)), terms = Put(Dense(k, 40));
+    const SymmetricForm form(1.0, 1.0, {}, ConstMatrixView(nullptr, 0, 40));
+    const absl::Status status = backend().ShermanMorrisonTerms(form, 1.0, device_v.view(), y.view(), terms.view(), {});
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << k << ": " << status;
+  }
+}
+
 TEST_P(SymmetricConformanceTest, RefusesWrongShapesByName) {
   SymmetricMatrix m = backend().AllocateSymmetric(5, SymmetricStorage::kF32).value();
   Guarded five = Put(Dense(5, 5)), row = Put(Dense(1, 5)), wrong = Put(Dense(1, 4)), none = Put(Dense(0, 5));
@@ -341,6 +399,19 @@ TEST_P(SymmetricConformanceTest, RefusesWrongShapesByName) {
               HasSubstr("DensePrecondition: l: expected [1, 1], got [5, 5]"));
   EXPECT_THAT(message(backend().DensePrecondition(five.view(), wrong_terms, five.view(), five.view())),
               HasSubstr("DensePrecondition: rows: expected [1, 5], got [0, 5]"));
+  const SymmetricForm apart(1, 0, one, row.view()), too_narrow(1, 0, one, wrong.view());
+  const auto terms = [&](const SymmetricForm& h, MatrixView v, MatrixView y, MatrixView out,
+                         absl::Span<double> squares) {
+    return message(backend().ShermanMorrisonTerms(h, 1.0, v, y, out, squares));
+  };
+  Guarded y = Put(Dense(1, 5)), out = Put(Dense(1, 5));
+  std::vector<double> four(4);
+  EXPECT_THAT(terms(too_narrow, row.view(), y.view(), out.view(), {}),
+              HasSubstr("ShermanMorrisonTerms: rows: expected [1, 5], got [1, 4]"));
+  EXPECT_THAT(terms(apart, row.view(), wrong.view(), out.view(), {}), HasSubstr("y: expected [1, 5], got [1, 4]"));
+  EXPECT_THAT(terms(apart, row.view(), y.view(), wrong.view(), {}), HasSubstr("terms: expected [1, 5], got [1, 4]"));
+  EXPECT_THAT(terms(apart, row.view(), y.view(), out.view(), absl::MakeSpan(four)),
+              HasSubstr("squares: expected 5 or none, got 4"));
   EXPECT_THAT(message(backend().AllocateSymmetric(-1, SymmetricStorage::kF32).status()), HasSubstr("got -1"));
 }
 

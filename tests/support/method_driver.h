@@ -113,6 +113,7 @@ class FactorDriver {
   absl::Status Update(const reference::Vectors& vectors) {
     const DeviceMatrix device = ToDevice(backend_, vectors);
     absl::Status status = factor_->Prepare(device.view());
+    if (status.ok()) status = factor_->Conclude();
     if (status.ok()) factor_->Commit();
     return status;
   }

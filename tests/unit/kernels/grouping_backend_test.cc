@@ -188,15 +188,41 @@ TEST_F(GroupingBackendTest, LinesUpTasksOfDifferentLengths) {
     }
     dots[i] = backend_->Dot(x[i].view(), x[i].view()).value();
   });
-  // Rounds of zeros, product and copy: of three tasks, of two, of one, with the zeros of the next beside the copies of
-  // the last; then all dot products.
-  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(3, 3, 5, 2, 3, 1, 1, 4));
+  // All zeros, on which nothing depends that has not run; rounds of product and copy, of three tasks, of two, of one;
+  // then all dot products.
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(6, 3, 3, 2, 2, 1, 1, 4));
   for (int i = 0; i < 4; ++i) {
     const std::vector<float> host = Host(x[i].view());
     double sum = 0;
     for (float element : host) sum += double{element} * element;
     EXPECT_NEAR(dots[i], sum, 1e-12 * sum);
   }
+}
+
+// Two chains of a task, one behind the other: what they do at the same place runs together, and each in its order.
+TEST_F(GroupingBackendTest, ChainsOfOneTaskRunBesideEachOther) {
+  std::vector<DeviceMatrix> x, y;
+  for (int i = 0; i < 2; ++i) x.push_back(Matrix(3, 3, i));
+  for (int i = 0; i < 2; ++i) y.push_back(Matrix(3, 3, 7));
+  std::vector<std::vector<float>> alone;
+  const auto chain = [&](int i) {
+    const MatrixView of_x = x[i].view(), of_y = y[i].view();
+    ASSERT_TRUE(backend_->Gemm(1.0, of_x, Transpose::kNo, of_x, Transpose::kNo, 0.0, of_y).ok());
+    ASSERT_TRUE(backend_->Axpby(1.0, of_y, 0.5, of_x).ok());
+    ASSERT_TRUE(backend_->Gemm(1.0, of_x, Transpose::kNo, of_y, Transpose::kYes, 1.0, of_y).ok());
+  };
+  const std::vector<float> before[] = {Host(x[0].view()), Host(x[1].view())};
+  for (int i = 0; i < 2; ++i) {
+    chain(i);
+    alone.push_back(Host(y[i].view()));
+    ASSERT_TRUE(backend_->Upload(ConstMatrixView(before[i].data(), 3, 3), x[i].view()).ok());
+  }
+  recorder_->TakeSizes();
+  Backend::Task task(*backend_);
+  for (int i = 0; i < 2; ++i) chain(i);
+  ASSERT_TRUE(task.Finish().ok());
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(2, 2, 2));
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(Host(y[i].view()), alone[i]) << i;
 }
 
 TEST_F(GroupingBackendTest, OneTaskAloneWaitsForNobody) {

@@ -25,6 +25,33 @@ TEST(OperandsTest, ReadersOfOneMatrixAreIndependent) {
   EXPECT_TRUE(AreIndependent(Axpby(MatrixView(nullptr, 0, 4), y), Axpby(MatrixView(nullptr, 0, 4), z)));
 }
 
+// Of two sides of a layer, one waits for nothing that the other does.
+TEST(OperandsTest, TermsFollowTheProductThatTheyAreMadeOf) {
+  std::vector<float> memory(640);
+  const MatrixView rows(memory.data(), 4, 8), v(memory.data() + 32, 1, 8), y(memory.data() + 40, 1, 8);
+  const MatrixView tiles(memory.data() + 64, 8, 8), other_v(memory.data() + 512, 1, 8),
+      other_y(memory.data() + 520, 1, 8);
+  Operation::SymmetricUpdateMultiply of_tiles;
+  of_tiles.rows = rows.RowRange(0, 2);
+  of_tiles.raw = tiles;
+  of_tiles.v = v;
+  of_tiles.y = y;
+  const Operation product{of_tiles};
+  const auto terms = [&](ConstMatrixView of, MatrixView work, int64_t row) {
+    Operation::ShermanMorrisonTerms out;
+    out.h.rows = rows.RowRange(0, 2);
+    out.v = of;
+    out.y = work;
+    out.terms = rows.RowRange(row, 1);
+    return Operation{out};
+  };
+  EXPECT_FALSE(AreIndependent(product, terms(v, y, 2)));
+  EXPECT_FALSE(AreIndependent(product, terms(other_v, other_y, 1))) << "a row that the product reads";
+  EXPECT_TRUE(AreIndependent(product, terms(other_v, other_y, 2)));
+  EXPECT_FALSE(AreIndependent(terms(v, y, 2), terms(v, other_y, 2)));
+  EXPECT_TRUE(AreIndependent(terms(v, y, 2), terms(v, other_y, 3)));
+}
+
 // Against the elements themselves.
 TEST(OperandsTest, FindsViewsThatShareElements) {
   std::mt19937_64 random(3);

@@ -76,12 +76,12 @@ TEST(CudaLaunchesTest, AStepTakesEightWhateverTheLayers) {
 TEST(CudaLaunchesTest, RecompressionsOfOneRankTakeAsManyWhateverTheLayers) {
   const std::vector<int64_t> of_one = LaunchesOfSteps(InLowRank(4), 1, 5);
   EXPECT_EQ(LaunchesOfSteps(InLowRank(4), 6, 5), of_one);
-  EXPECT_LE(of_one.back(), 32);
+  EXPECT_LE(of_one.back(), 26);
 }
 
-// One vector a side, as in training; the waiting terms move into the matrices once in 16 steps. TF32 takes two more
-// where any layer's gradient has to be copied, to rows that begin at multiples of 16 bytes: here all layers' but the
-// first's.
+// Norms, two for products with what is stored, terms, six for the answers. The waiting terms move into the matrices
+// once in 16 steps. TF32 takes two more where any layer's gradient has to be copied, to rows that begin at multiples of
+// 16 bytes: here all layers' but the first's.
 TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayers) {
   for (const char* products : {"BF16", "TF32", "F32"}) {
     const MethodConfig config = {"mkor",
@@ -90,10 +90,10 @@ TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayers) {
                                   {"products", std::string(products)}}};
     std::vector<int64_t> of_two = LaunchesOfSteps(config, 2, 18, 1);
     const bool tf32 = products == std::string("TF32");
-    EXPECT_LE(*std::max_element(of_two.begin(), of_two.end()), tf32 ? 32 : 30) << products;
+    EXPECT_LE(*std::max_element(of_two.begin(), of_two.end()), tf32 ? 12 : 10) << products;
     of_two.resize(3);
     EXPECT_EQ(LaunchesOfSteps(config, 20, 3, 1), of_two) << products;
-    EXPECT_EQ(LaunchesOfSteps(config, 6, 2), LaunchesOfSteps(config, tf32 ? 2 : 1, 2)) << products;
+    EXPECT_EQ(LaunchesOfSteps(config, 6, 3), of_two) << products << ", two vectors a side";
   }
 }
 

@@ -143,6 +143,7 @@ TEST(DeferredFactorTest, AFailedUpdateLeavesTheNextOnesBitsAlone) {
         failing.factor().Abandon();
         ASSERT_EQ(failing.Inverse().data, before.data) << fault;
       }
+      ASSERT_TRUE(failing.factor().Conclude().ok());
       failing.factor().Commit();
       ASSERT_EQ(Saved(failing.factor()), Saved(healthy.factor())) << step;
     }

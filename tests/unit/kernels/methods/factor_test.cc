@@ -285,6 +285,7 @@ TEST(FactorTest, HoldsWhatItSaysAndNeedsNoMoreScratch) {
           backend.ResetPeak();
           ASSERT_TRUE((*factor)->Prepare(vectors.view()).ok());
           EXPECT_LE(backend.peak_bytes(), FactorStateBytes(config, d) + FactorScratchBytes(config, d, k));
+          ASSERT_TRUE((*factor)->Conclude().ok());
           (*factor)->Commit();
           EXPECT_EQ(backend.allocated_bytes(), FactorStateBytes(config, d));
         }
@@ -378,6 +379,7 @@ TEST(FactorTest, FactorsOfDifferentPhaseRecompressAtDifferentSteps) {
     for (int step = 0; step < 48; ++step) {
       const int64_t before = factor->rank();
       ASSERT_TRUE(factor->Prepare(ToDevice(*backend, stream.Next(k)).view()).ok());
+      ASSERT_TRUE(factor->Conclude().ok());
       factor->Commit();
       if (factor->rank() <= before) ++recompressions[step];
     }

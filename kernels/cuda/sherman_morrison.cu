@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/sherman_morrison.h"
+
+namespace precondor::cuda {
+namespace {
+
+constexpr unsigned kThreads = 256;
+constexpr unsigned kWarps = kThreads / kWarp;
+constexpr int64_t kMostDots = kMostRowsOfTerms + kMostVectorsOfTerms;
+
+// x'y of n elements, in the warp's first thread; all of its threads take part.
+__device__ double DotOfWarp(const float* x, const float* y, int64_t n) {
+  double sum = 0;
+  for (int64_t j = threadIdx.x % kWarp; j < n; j += kWarp) sum += double{x[j]} * y[j];
+  for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
+  return sum;
+}
+
+// One vector of a job: dots [p + before] is what its v has in common with the rows and with the terms before it.
+__device__ void TermOf(const ShermanMorrisonJob& job, int64_t vector, double* dots, bool& infinite) {
+  __shared__ double root;
+  const int64_t n = job.v.cols, p = job.rows.rows;
+  const float* const v = job.v.row(vector);
+  float* const u = job.terms.row(vector);
+  for (int64_t i = threadIdx.x / kWarp; i < p + vector; i += kWarps) {
+    const double dot = DotOfWarp(v, i < p ? job.rows.row(i) : job.terms.row(i - p), n);
+    if (threadIdx.x % kWarp == 0) dots[i] = job.factor * dot * (i < p ? job.weights[i] : -1.0);
+  }
+  __syncthreads();
+  double product = 0;
+  for (int64_t j = threadIdx.x; j < n; j += kThreads) {
+    const double scaled = job.factor * v[j];
+    double sum = job.scale * job.factor * job.y.at(vector, j) + job.shift * scaled;
+    for (int64_t i = 0; i < p; ++i) sum += dots[i] * job.rows.at(i, j);
+    for (int64_t i = 0; i < vector; ++i) sum += dots[p + i] * job.terms.at(i, j);
+    u[j] = static_cast<float>(sum);
+    product += scaled * u[j];
+  }
+  product = CombineBlock<kThreads>(product, Add());
+  if (threadIdx.x == 0) {
+    root = 1.0 / sqrt(1.0 + (product > 0 ? product : 0.0));
+    infinite = infinite || !isfinite(product);
+  }
+  __syncthreads();
+  for (int64_t j = threadIdx.x; j < n; j += kThreads) u[j] = static_cast<float>(root * u[j]);
+  __syncthreads();  // before others read the term, and before dots and root are those of the next
+}
+
+__global__ void __launch_bounds__(kThreads) ShermanMorrisonKernel(const ShermanMorrisonJob* jobs) {
+  __shared__ double dots[kMostDots];
+  const ShermanMorrisonJob& job = jobs[blockIdx.x];
+  bool infinite = false;
+  for (int64_t vector = 0; vector < job.v.rows; ++vector) TermOf(job, vector, dots, infinite);
+  if (threadIdx.x == 0) *job.infinite = infinite ? 1.0 : 0.0;
+  if (job.squares == nullptr) return;
+  for (int64_t j = threadIdx.x; j < job.v.cols; j += kThreads) {
+    double sum = 0;
+    for (int64_t vector = 0; vector < job.v.rows; ++vector) {
+      sum += double{job.terms.at(vector, j)} * job.terms.at(vector, j);
+    }
+    job.squares[j] = sum;
+  }
+}
+
+}  // namespace
+
+cudaError_t ShermanMorrisonTerms(cudaStream_t stream, const ShermanMorrisonJob* jobs, int count) {
+  return Launch(stream, dim3(static_cast<unsigned>(count)), dim3(kThreads), ShermanMorrisonKernel, jobs);
+}
+
+}  // namespace precondor::cuda
