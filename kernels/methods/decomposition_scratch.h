@@ -9,6 +9,7 @@ namespace precondor {
 // Upper bounds in bytes for n rows: copies in f64 and LAPACK's work space (1 + 6 n + 2 n^2 numbers for eigenvectors),
 // each rounded up by an eighth at most.
 constexpr int64_t SymmetricEigenScratchBytes(int64_t n) { return 27 * n * n + 86 * n + 64; }
-constexpr int64_t SpdInverseScratchBytes(int64_t n) { return 9 * n * n + 16; }
+// Of up to kMostRowsOfSpdInverse (kernels/cuda/spd_inverses.h) a device takes two matrices in f64, else one.
+constexpr int64_t SpdInverseScratchBytes(int64_t n) { return (n <= 256 ? 16 : 9) * n * n + 256; }
 
 }  // namespace precondor

@@ -97,7 +97,7 @@ TEST(CudaLaunchesTest, DenseStepsTakeAsManyWhateverTheLayers) {
   }
 }
 
-// A backend without room for more than what is reserved; of BLEND next to nothing for low rank, which dense steps could
+// A backend without room for more than what is reserved; of that next to nothing for low rank, which dense steps could
 // use.
 TEST(CudaLaunchesTest, DenseStepsTakeNoMoreMemoryThanIsReserved) {
   for (const char* products : {"BF16", "TF32", "F32"}) {
@@ -105,7 +105,7 @@ TEST(CudaLaunchesTest, DenseStepsTakeNoMoreMemoryThanIsReserved) {
       const std::unique_ptr<Method> method = MakeMethod({"mkor",
                                                          {{"representation", std::string("DENSE")},
                                                           {"rule", std::string(rule)},
-                                                          {"rank", std::string(rule) == "BLEND" ? 1.0 : 64.0},
+                                                          {"rank", 1.0},
                                                           {"products", std::string(products)}}})
                                                  .value();
       const LayerSpec layer{"any", 97, 201, false};
