@@ -5,8 +5,8 @@
 #include <array>
 #include <cmath>
 #include <utility>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/backend.h"
@@ -282,7 +282,7 @@ absl::Status Backend::DoShermanMorrisonTerms(const SymmetricForm& h, double fact
     v = scaled.view();
   }
   PRECONDOR_RETURN_IF_ERROR(AddTheRest(*this, h, factor * h.scale, v, y));
-  std::vector<double> values(k);
+  absl::InlinedVector<double, 16> values(k);  // the step path allocates nothing
   if (k == 1) {
     PRECONDOR_ASSIGN_OR_RETURN(values[0], Dot(v, y));
     if (!std::isfinite(values[0])) {

@@ -45,7 +45,8 @@ class Factor {
   virtual void Abandon() = 0;
   // All that the next Prepare and Inverse depend on.
   virtual absl::Status Save(StateWriter& out) const = 0;
-  // A Prepare, with nothing to conclude, that stages what Save wrote for a factor of the same kind and dimension. Errors: those of StateReader.
+  // A Prepare, with nothing to conclude, that stages what Save wrote for a factor of the same kind and dimension.
+  // Errors: those of StateReader.
   virtual absl::Status PrepareLoad(StateReader& in) = 0;
   // Views stay valid until the next Prepare or Inverse. In a Backend::Batch whose Finish fails there is none, and the
   // factor must be told.
