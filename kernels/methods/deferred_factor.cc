@@ -130,6 +130,7 @@ absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double sca
       PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(block, d_));
       PRECONDOR_RETURN_IF_ERROR(backend_.ShermanMorrisonTerms(Form(), scale, some, u.view(), terms.view(), {}));
       PRECONDOR_RETURN_IF_ERROR(Append(-1.0, terms.view()));
+      PRECONDOR_RETURN_IF_ERROR(CheckDiagonal(next_.diagonal));
       continue;
     }
     // Where they are to wait: MultiplyStored has made room.

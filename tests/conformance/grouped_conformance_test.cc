@@ -15,6 +15,7 @@
 
 #include "absl/base/casts.h"
 
+#include "kernels/grouping/forwarding_backend.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "kernels/operation.h"
@@ -380,7 +381,7 @@ class Company {
 class MethodsInCompanyTest : public testing::TestWithParam<MethodConfig> {};
 
 TEST_P(MethodsInCompanyTest, GiveTheBitsThatTheyGiveAlone) {
-  constexpr int kLayers = 4, kSteps = 8;
+  constexpr int kLayers = 4, kSteps = 20;  // terms of two vectors a step have moved into the matrix twice
   Company together(GetParam(), kLayers), alone(GetParam(), kLayers);
   for (int step = 0; step < kSteps; ++step) {
     together.StepTogether();
@@ -392,12 +393,65 @@ TEST_P(MethodsInCompanyTest, GiveTheBitsThatTheyGiveAlone) {
 
 INSTANTIATE_TEST_SUITE_P(
     Methods, MethodsInCompanyTest,
-    testing::Values(MethodConfig{"mkor", {{"rank", 4.0}}}, MethodConfig{"mkor", {{"rank", 64.0}}},
-                    MethodConfig{"mkor", {{"rule", std::string("BLEND")}, {"rank", 4.0}}},
-                    MethodConfig{"mkor", {{"rule", std::string("BLEND")}, {"representation", std::string("DENSE")}}},
-                    MethodConfig{"mkor", {{"representation", std::string("DENSE")}}}, MethodConfig{"eva", {}},
-                    MethodConfig{"kfac", {{"inv_update_steps", std::string("2")}}}, MethodConfig{"kron", {}},
-                    MethodConfig{"soap", {}}));
+    testing::Values(
+        MethodConfig{"mkor", {{"rank", 4.0}}}, MethodConfig{"mkor", {{"rank", 64.0}}},
+        MethodConfig{"mkor", {{"rule", std::string("BLEND")}, {"rank", 4.0}}},
+        MethodConfig{"mkor", {{"rule", std::string("BLEND")}, {"representation", std::string("DENSE")}}},
+        MethodConfig{"mkor", {{"rule", std::string("REFERENCE")}, {"representation", std::string("DENSE")}}},
+        MethodConfig{"mkor", {{"rule", std::string("PUBLISHED")}, {"representation", std::string("DENSE")}}},
+        MethodConfig{"mkor", {{"representation", std::string("DENSE")}}}, MethodConfig{"eva", {}},
+        MethodConfig{"kfac", {{"inv_update_steps", std::string("2")}}}, MethodConfig{"kron", {}},
+        MethodConfig{"soap", {}}));
+
+// Has no terms of vectors of this length while it is told so.
+class RefusesTerms final : public ForwardingBackend {
+ public:
+  RefusesTerms(Backend& inner, int64_t n, const bool& refuses) : ForwardingBackend(inner), n_(n), refuses_(refuses) {}
+
+ private:
+  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    ForwardingBackend::DoRunTogether(operations, statuses);
+    for (size_t i = 0; i < operations.size(); ++i) {
+      const auto* const terms = std::get_if<Operation::ShermanMorrisonTerms>(&operations[i]->what);
+      if (refuses_ && terms != nullptr && terms->v.cols == n_) statuses[i] = absl::FailedPreconditionError("refused");
+    }
+  }
+
+  const int64_t n_;
+  const bool& refuses_;
+};
+
+// Both sides of a layer ask together: where one has no terms neither changes, and the next update gives the bits of a
+// layer that never failed.
+TEST(MethodsInCompany, ASideWithoutTermsLeavesBothAlone) {
+  const LayerSpec layer{"any", 40, 70, false};
+  const MethodConfig config{"mkor", {{"rule", std::string("BLEND")}, {"representation", std::string("DENSE")}}};
+  const std::unique_ptr<Method> method = MakeMethod(config).value();
+  const std::unique_ptr<Backend> device = MakeTestBackend();
+  for (const int64_t without : {layer.d_in, layer.d_out}) {
+    for (const int64_t k : {1, 3, 16}) {
+      SCOPED_TRACE(testing::Message() << k << " vectors, none of " << without);
+      bool refuses = false;
+      const std::unique_ptr<Backend> backend =
+          MakeGroupingBackend(std::make_unique<RefusesTerms>(*device, without, refuses), {});
+      LayerDriver healthy(*method, layer, *backend), troubled(*method, layer, *backend);
+      VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
+      for (int step = 0; step < 40; ++step) {
+        const reference::Vectors va = a.Next(k), vg = g.Next(k);
+        const reference::Vector d = a.Gaussian(layer.d_out * layer.d_in);
+        Backend::Task task(*backend);
+        const reference::Vector before = troubled.Precondition(d).value();
+        refuses = true;
+        EXPECT_FALSE(troubled.Update(va, vg).ok());
+        refuses = false;
+        EXPECT_LE(RelativeDifference(*troubled.Precondition(d), before), 1e-6);  // terms may have moved
+        ASSERT_TRUE(healthy.Update(va, vg).ok());
+        ASSERT_TRUE(troubled.Update(va, vg).ok());
+        ASSERT_EQ(*troubled.Precondition(d), *healthy.Precondition(d)) << step;
+      }
+    }
+  }
+}
 
 TEST(MethodsInCompany, CallsDoNotGrowWithTheLayers) {
   const auto calls = [](double rank, int layers, bool alike) {

@@ -94,6 +94,23 @@ class Recorder final : public ForwardingBackend {
   std::atomic<int64_t> limit_bytes_ = std::numeric_limits<int64_t>::max();
 };
 
+// Makes composites of its own operations, and has no memory for ScaleRows until it is trimmed.
+class LacksMemoryForScales final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+
+ private:
+  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    Backend::DoRunTogether(operations, statuses);
+  }
+  absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+    return lacks_memory_ ? absl::ResourceExhaustedError("injected want") : ForwardingBackend::DoScaleRows(scales, x, y);
+  }
+  void DoTrim() override { lacks_memory_ = false; }
+
+  bool lacks_memory_ = true;
+};
+
 class GroupingBackendTest : public testing::Test {
  protected:
   GroupingBackendTest() : device_(MakeTestBackend()) {
@@ -399,6 +416,23 @@ TEST_F(GroupingBackendTest, RunsNothingTwiceThatChangesItsOperand) {
     EXPECT_TRUE(statuses[i].ok() || absl::IsResourceExhausted(statuses[i])) << statuses[i];
     EXPECT_EQ(Host(x[i].view())[0], statuses[i].ok() ? 0.25f : 4.0f);
   }
+}
+
+// A device without a kernel for so many rows, which runs out of memory when y has changed.
+TEST_F(GroupingBackendTest, TermsThatADeviceMakesInSeveralOperationsAreNotMadeTwice) {
+  constexpr int64_t kRows = 33, kCols = 5;
+  backend_ = MakeGroupingBackend(std::make_unique<LacksMemoryForScales>(*device_), {});
+  const DeviceMatrix rows = Matrix(kRows, kCols, 1), v = Matrix(1, kCols, 2);
+  const std::vector<double> weights(kRows, 0.5);
+  const SymmetricForm h(0.5, 1.0, weights, rows.view());
+  const auto terms = [&](Backend& backend) {
+    DeviceMatrix y = Matrix(1, kCols, 3), out = Matrix(1, kCols, 4);
+    EXPECT_TRUE(backend.ShermanMorrisonTerms(h, 1.0, v.view(), y.view(), out.view(), {}).ok());
+    return Host(out.view());
+  };
+  const std::vector<float> expected = terms(*device_);
+  Backend::Task task(*backend_);
+  EXPECT_EQ(terms(*backend_), expected);
 }
 
 TEST_F(GroupingBackendTest, LeavesNoMemoryBehindWhenItIsLost) {

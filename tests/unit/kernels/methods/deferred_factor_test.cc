@@ -150,6 +150,28 @@ TEST(DeferredFactorTest, AFailedUpdateLeavesTheNextOnesBitsAlone) {
   }
 }
 
+// An update that would leave no inverse is refused, however many vectors it has: here of a J that is none.
+TEST(DeferredFactorTest, RefusesAnUpdateThatLeavesAWrongDiagonal) {
+  const int64_t d = 70;
+  for (const int64_t k : {1, 3, 16, 17, 40}) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    FactorDriver factor(Config(UpdateRule::kBlend), d, *backend);
+    reference::Vector minus(d * d, 0.0);
+    for (int64_t i = 0; i < d; ++i) minus[i * d + i] = -2;
+    const DeviceMatrix all = ToDevice(*backend, {minus});
+    StateWriter out("test");
+    out.Text("dense");
+    out.Integer(d);
+    out.Number(1.0);
+    RuleScalars().Write(out);
+    ASSERT_TRUE(out.Matrix(*backend, ConstMatrixView(all.view().data, d, d)).ok());
+    const absl::Status loaded = Load(out.Finish(), factor.factor());
+    ASSERT_TRUE(loaded.ok()) << loaded;
+    VectorStream stream(Stream::kCorrelated, d, 31);
+    EXPECT_TRUE(absl::IsFailedPrecondition(factor.Update(stream.Next(k)))) << k;
+  }
+}
+
 // States of before M lay in tiles held J itself.
 TEST(DeferredFactorTest, LoadsAFullMatrix) {
   const int64_t d = 70;
