@@ -100,6 +100,9 @@ struct LowRankPrecondition {
 };
 
 struct ShermanMorrisonTerms {
+  // What a device may take in one operation of its own; of more vectors, or rows of h, it makes several.
+  static constexpr int64_t kMostVectors = 16, kMostRows = 32;
+
   SymmetricForm h;  // whose weights are those below
   Numbers weights;
   double factor = 1;

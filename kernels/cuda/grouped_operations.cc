@@ -272,6 +272,8 @@ absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> ope
 absl::Status RunShermanMorrisonTerms(Device& device,
                                      absl::Span<const Operation::ShermanMorrisonTerms* const> operations,
                                      absl::Span<absl::Status> statuses) {
+  static_assert(kMostVectorsOfTerms == Operation::ShermanMorrisonTerms::kMostVectors &&
+                kMostRowsOfTerms == Operation::ShermanMorrisonTerms::kMostRows);
   const size_t count = operations.size();
   size_t weights = 0, asked = 0;
   for (const auto* terms : operations) {

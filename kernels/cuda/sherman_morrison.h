@@ -10,7 +10,7 @@
 
 namespace precondor::cuda {
 
-// More than that go by other operations: each vector is another walk of the block over all that come before it.
+// Each vector is another walk of the block over all that come before it.
 constexpr int64_t kMostVectorsOfTerms = 16;
 constexpr int64_t kMostRowsOfTerms = 32;
 

@@ -341,10 +341,11 @@ class GroupingBackend final : public ForwardingBackend {
   }
   absl::Status DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
                                       MatrixView terms, absl::Span<double> squares) override {
-    // What a device may take in one. Of more the primitives have company, and each may be run again that lacks memory:
-    // all of them together change y on the way.
-    constexpr int64_t kMostVectors = 16, kMostRows = 32;
-    if ((v.rows > kMostVectors || h.rows.rows > kMostRows) && !(InTask() && OwnTask().in_batch)) {
+    // Of more than a device takes in one, the primitives have company, and each may be run again that lacks memory: all
+    // of them together change y on the way.
+    using Terms = Operation::ShermanMorrisonTerms;
+    const bool in_several = v.rows > Terms::kMostVectors || h.rows.rows > Terms::kMostRows;
+    if (in_several && !(InTask() && OwnTask().in_batch)) {
       return Backend::DoShermanMorrisonTerms(h, factor, v, y, terms, squares);
     }
     return PutOff(

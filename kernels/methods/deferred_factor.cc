@@ -42,9 +42,9 @@ int64_t DeferredFactor::StateBytes(const MkorConfig& config, int64_t d) {
 }
 
 int64_t DeferredFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_t k) {
-  // An update: v, u and the terms, small products and their decomposition, what a backend lays out anew (rows and
-  // vectors padded, twice), and the copy of the state that a long step or a backend without kernels makes. An inverse:
-  // the full matrix, and as much beside it as a tile.
+  // An update: v scaled, u, the terms where they cannot wait at once, small products and their decomposition, what a
+  // backend lays out anew (rows and vectors padded, twice), and the copy of the state that a long step or a backend
+  // without kernels makes. An inverse: the full matrix, and as much beside it as a tile.
   const int64_t padded = TileRows(d) * kTileSide, float_bytes = static_cast<int64_t>(sizeof(float));
   const int64_t wide = std::max(k, kDeferred);
   const int64_t update =
