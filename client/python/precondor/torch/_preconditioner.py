@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import operator
 import time
 import warnings
 import weakref
@@ -19,14 +18,13 @@ from .._client import Client, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, from_status
 from .._session import Layer, Method, SessionSpec
 from . import _group, _layers
+from ._arguments import count_of, number_of
 from ._attention import Tap
 from ._buckets import rest_of
 from ._checkpoint import check_state, make_state, restore_snapshot
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
-
-_MAX_SAMPLES = 1 << 40  # the servers'
 
 # What has threads: ended before the interpreter ends.
 _open: "weakref.WeakSet[Preconditioner]" = weakref.WeakSet()
@@ -101,6 +99,8 @@ class Preconditioner:
         gradient_dtype: str = "f32",
         fallback: Optional[Mapping[str, Any]] = None,
         on_shard_loss: str = "WAIT",
+        data_plane: str = "GRPC",
+        plane_device: Optional[int] = None,
         connect_timeout: float = 10.0,
         rpc_timeout: float = 30.0,
         result_timeout: float = 120.0,
@@ -128,6 +128,7 @@ class Preconditioner:
                 touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages
                 what is no layer, by its communication hook, of which it has no other.
             statistics: "" for what the method wants: "MEAN" for eva, "SIGNED" for all others.
+            plane_device: the CUDA device of this rank's own, with data_plane "COLLECTIVE" by NCCL; None: the model's, or 0.
             The others are SessionSpec's and Client's.
 
         Raises:
@@ -151,7 +152,8 @@ class Preconditioner:
             statistics=_layers.statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
-            layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics))
+            layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics),
+            data_plane=data_plane)
         self._check_options()
         self._rest = rest_of(model) if overlap and self._ddp else None
         self._kinds = _kinds_of(self._spec)
@@ -175,7 +177,8 @@ class Preconditioner:
         self._closed = False
         self._client: Client = self._group.check(
             lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout,
-                           result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout))
+                           result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
+                           plane_device=_device_of(self._model) if plane_device is None else plane_device))
         if replace:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(session))
         self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
@@ -231,6 +234,11 @@ class Preconditioner:
         the "reason" why the last one that did not stay went through the host (docs/cuda.md)."""
         return {"in_ring": 0, "over_socket": 0, "reason": ""} if self._exchange is None else self._exchange.device_plane()
 
+    def data_plane_status(self) -> str:
+        """Empty while gradients go the way of data_plane, or wait for it; otherwise why they go over gRPC until the job's
+        next epoch (docs/collective.md). metrics() has what communicators have carried."""
+        return "" if self._worker is None else self._worker.data_plane_status()
+
     # --- a step -----------------------------------------------------------------------------------------------------------
 
     def step(self, loss: Union[float, torch.Tensor, None] = None, *, samples: int = 1,
@@ -255,7 +263,7 @@ class Preconditioner:
             A step is reported beside the next one, which raises what comes of it.
         """
         began = time.monotonic()
-        loss, samples = _number_of(loss), _count_of(samples)
+        loss, samples = number_of(loss), count_of(samples)
         self._join()
         self._check_parameters()
         self._reporter.wait()
@@ -654,30 +662,9 @@ class Preconditioner:
             warnings.warn(f"the server refused statistics: {error.message}")
 
 
-def _number_of(loss: Union[float, torch.Tensor, None]) -> float:
-    """NaN for None."""
-    if loss is None:
-        return float("nan")
-    if isinstance(loss, torch.Tensor):
-        if loss.numel() != 1 or loss.is_complex():
-            raise InvalidArgumentError(f"loss: expected a number or a tensor of one, got a {loss.dtype} tensor of shape "
-                                       f"{list(loss.shape)}", "INVALID_ARGUMENT")
-        loss = loss.detach()
-    try:
-        return float(loss)
-    except (TypeError, ValueError):
-        raise InvalidArgumentError(f"loss: expected a number or a tensor of one, got {loss!r}", "INVALID_ARGUMENT") from None
-
-
-def _count_of(samples: int) -> int:
-    try:
-        count = operator.index(samples)
-    except TypeError:
-        count = 0
-    if not 0 < count <= _MAX_SAMPLES:
-        raise InvalidArgumentError(f"samples: expected a whole number of 1 ... {_MAX_SAMPLES}, got {samples!r}",
-                                   "INVALID_ARGUMENT")
-    return count
+def _device_of(model: nn.Module) -> int:
+    """The number of the model's first CUDA device; 0 where it has none."""
+    return next((parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda), 0)
 
 
 def _slots_of(matrices: Sequence[_layers.Matrix]) -> List[Slot]:
