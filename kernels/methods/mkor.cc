@@ -87,7 +87,7 @@ class MkorState final : public LayerState {
   absl::Status Update(const LayerStatistics& statistics) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectVectors(layer_, statistics));
     PRECONDOR_ASSIGN_OR_RETURN(const SquaredNorms squares, FiniteSquaredNorms(layer_, statistics, backend_));
-    const absl::Status prepared = PrepareSides(statistics, squares);
+    absl::Status prepared = PrepareSides(statistics, squares);
     for (std::vector<Block>* side : {&in_, &out_}) {
       for (Block& block : *side) prepared.ok() ? block.factor->Commit() : block.factor->Abandon();
     }
