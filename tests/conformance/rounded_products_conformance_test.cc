@@ -62,38 +62,44 @@ class InGuards {
 // Rounding changes each element of what is rounded by 2^-9 or 2^-10 of it at most, so that no norm changes by more, and
 // |l d r| <= |l| |d| |r| in Frobenius' norm: five or four times that, and a little for f32's sums.
 struct Rounding {
+  const char* name;
   ProductPrecision precision;
   double bound, usual;  // of |l| |d| |r|; of |l d r|, as roundings are independent
 };
-constexpr Rounding kRoundings[] = {{ProductPrecision::kBf16, 5.1 / 512, 0.01},
-                                   {ProductPrecision::kTf32, 4.1 / 1024, 0.003}};
 
-TEST(RoundedProductsConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
-  for (const Rounding& rounding : kRoundings) {
-    if (!backend->KnowsProducts(rounding.precision)) continue;
-    for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{
-             {1, 1}, {3, 70}, {70, 3}, {33, 65}, {64, 64}, {31, 64}, {130, 200}, {257, 129}, {96, 1100}}) {
-      const Dense l = Symmetric(m, 1), r = Symmetric(n, 2), d = RandomDense(m, n, 3);
-      const Dense expected = reference::Product(reference::Product(l, d), r);
-      for (const int64_t lead : {0, 1}) {
-        SCOPED_TRACE(testing::Message() << m << " x " << n << " behind " << lead);
-        InGuards of_l(*backend, l, lead), of_r(*backend, r, lead), of_d(*backend, d, lead);
-        InGuards of_u(*backend, Dense(m, n, NAN), lead);
-        ASSERT_TRUE(
-            backend->DensePrecondition(of_l.view(), of_r.view(), of_d.view(), of_u.view(), rounding.precision).ok());
-        const double off = FrobeniusNorm(reference::Combination(1, of_u.Read(), -1, expected));
-        EXPECT_LE(off, rounding.bound * FrobeniusNorm(l) * FrobeniusNorm(d) * FrobeniusNorm(r));
-        EXPECT_LE(off, rounding.usual * FrobeniusNorm(expected));
-        for (const InGuards* input : {&of_l, &of_r, &of_d}) input->Read();
-      }
+class RoundedProductsConformanceTest : public testing::TestWithParam<Rounding> {
+ protected:
+  void SetUp() override {
+    if (!backend_->KnowsProducts(GetParam().precision)) GTEST_SKIP() << "no oneDNN, or no AVX512_BF16";
+  }
+  Backend& backend() { return *backend_; }
+
+ private:
+  const std::unique_ptr<Backend> backend_ = MakeTestBackend();
+};
+
+TEST_P(RoundedProductsConformanceTest, ADensePreconditionIsOffByItsRoundingAlone) {
+  const Rounding& rounding = GetParam();
+  for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {3, 70}, {70, 3}, {33, 65}, {64, 64}, {31, 64}, {130, 200}, {257, 129}, {96, 1100}}) {
+    const Dense l = Symmetric(m, 1), r = Symmetric(n, 2), d = RandomDense(m, n, 3);
+    const Dense expected = reference::Product(reference::Product(l, d), r);
+    for (const int64_t lead : {0, 1}) {
+      SCOPED_TRACE(testing::Message() << m << " x " << n << " behind " << lead);
+      InGuards of_l(backend(), l, lead), of_r(backend(), r, lead), of_d(backend(), d, lead);
+      InGuards of_u(backend(), Dense(m, n, NAN), lead);
+      ASSERT_TRUE(
+          backend().DensePrecondition(of_l.view(), of_r.view(), of_d.view(), of_u.view(), rounding.precision).ok());
+      const double off = FrobeniusNorm(reference::Combination(1, of_u.Read(), -1, expected));
+      EXPECT_LE(off, rounding.bound * FrobeniusNorm(l) * FrobeniusNorm(d) * FrobeniusNorm(r));
+      EXPECT_LE(off, rounding.usual * FrobeniusNorm(expected));
+      for (const InGuards* input : {&of_l, &of_r, &of_d}) input->Read();
     }
   }
-  if (!backend->KnowsProducts(ProductPrecision::kBf16)) GTEST_SKIP() << "bf16: no oneDNN, or no AVX512_BF16";
 }
 
 // The path is taken where there is one: F32's answer would be nearer. Elsewhere it is F32's to the bit.
-TEST(RoundedProductsConformanceTest, Tf32IsCudasAlone) {
+TEST(RoundedProducts, Tf32IsCudasAlone) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   constexpr int64_t kRows = 33, kCols = 66;
   const Dense l = Symmetric(kRows, 1), r = Symmetric(kCols, 2), d = RandomDense(kRows, kCols, 3);
@@ -111,26 +117,27 @@ TEST(RoundedProductsConformanceTest, Tf32IsCudasAlone) {
 }
 
 // Lengths are those of the gradient and the answer themselves, wherever copies of them went.
-TEST(RoundedProductsConformanceTest, LengthsAreTheGradientsAndTheAnswers) {
-  const std::unique_ptr<Backend> backend = MakeTestBackend();
+TEST_P(RoundedProductsConformanceTest, LengthsAreTheGradientsAndTheAnswers) {
   const Dense l = Symmetric(21, 1), r = Symmetric(34, 2), d = RandomDense(21, 34, 3);
-  for (const Rounding& rounding : kRoundings) {
-    if (!backend->KnowsProducts(rounding.precision)) continue;
-    InGuards of_l(*backend, l, 1), of_r(*backend, r, 0), of_d(*backend, d, 2), u(*backend, Dense(21, 34, NAN), 3);
-    double d_length = 0, u_length = 0;
-    const auto rule = [&](double of_gradient, double of_answer) {
-      d_length = of_gradient;
-      u_length = of_answer;
-      return absl::StatusOr<double>(0.5);
-    };
-    ASSERT_TRUE(
-        backend->DensePrecondition(of_l.view(), of_r.view(), of_d.view(), rule, u.view(), rounding.precision).ok());
-    EXPECT_NEAR(d_length, FrobeniusNorm(d), 1e-5 * d_length);
-    EXPECT_NEAR(u_length, 2 * FrobeniusNorm(u.Read()), 1e-5 * u_length);
-  }
+  InGuards of_l(backend(), l, 1), of_r(backend(), r, 0), of_d(backend(), d, 2), u(backend(), Dense(21, 34, NAN), 3);
+  double d_length = 0, u_length = 0;
+  const auto rule = [&](double of_gradient, double of_answer) {
+    d_length = of_gradient;
+    u_length = of_answer;
+    return absl::StatusOr<double>(0.5);
+  };
+  ASSERT_TRUE(
+      backend().DensePrecondition(of_l.view(), of_r.view(), of_d.view(), rule, u.view(), GetParam().precision).ok());
+  EXPECT_NEAR(d_length, FrobeniusNorm(d), 1e-5 * d_length);
+  EXPECT_NEAR(u_length, 2 * FrobeniusNorm(u.Read()), 1e-5 * u_length);
 }
 
-TEST(RoundedProductsConformanceTest, ABackendWithoutBf16SaysSo) {
+INSTANTIATE_TEST_SUITE_P(All, RoundedProductsConformanceTest,
+                         testing::Values(Rounding{"Bf16", ProductPrecision::kBf16, 5.1 / 512, 0.01},
+                                         Rounding{"Tf32", ProductPrecision::kTf32, 4.1 / 1024, 0.003}),
+                         [](const testing::TestParamInfo<Rounding>& info) { return info.param.name; });
+
+TEST(RoundedProducts, ABackendWithoutBf16SaysSo) {
   const std::unique_ptr<Backend> inner = MakeTestBackend();
   FaultyBackend backend(*inner);  // has the defaults
   EXPECT_FALSE(backend.KnowsProducts(ProductPrecision::kBf16));
@@ -144,7 +151,7 @@ TEST(RoundedProductsConformanceTest, ABackendWithoutBf16SaysSo) {
 }
 
 // Nearest, and the even one of two that are as near: from the definition, by trying both neighbours.
-TEST(RoundedProductsConformanceTest, RoundsToTheNearestEven) {
+TEST(RoundedProducts, RoundsToTheNearestEven) {
   std::vector<float> values = {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, -1.00390625f, 3.0e38f, 1e-40f, -1e-38f};
   for (int i = 0; i < 60; ++i) values.push_back(static_cast<float>(std::sin(i) * std::pow(2.0, i - 30)));
   std::vector<uint16_t> rounded(values.size());

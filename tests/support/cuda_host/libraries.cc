@@ -71,13 +71,19 @@ int Eigenvectors(const char* uplo, int n, double* a, int lda, double* w, double*
 }
 int EigenvectorsWork(int n) { return 1 + 6 * n + 2 * n * n; }
 
-std::vector<float> ToF32(const void* data, int64_t rows, int64_t cols, int64_t stride) {
-  const auto* in = static_cast<const __nv_bfloat16*>(data);
+// A column-major matrix of T [rows, cols], without what lies between its columns, each element as `value` makes it.
+template <typename T, typename Value>
+std::vector<float> Packed(const void* data, int64_t rows, int64_t cols, int64_t stride, Value value) {
+  const auto* in = static_cast<const T*>(data);
   std::vector<float> out(static_cast<size_t>(rows * cols));
   for (int64_t j = 0; j < cols; ++j) {
-    for (int64_t i = 0; i < rows; ++i) out[static_cast<size_t>(j * rows + i)] = __bfloat162float(in[j * stride + i]);
+    for (int64_t i = 0; i < rows; ++i) out[static_cast<size_t>(j * rows + i)] = value(in[j * stride + i]);
   }
   return out;
+}
+
+std::vector<float> ToF32(const void* data, int64_t rows, int64_t cols, int64_t stride) {
+  return Packed<__nv_bfloat16>(data, rows, cols, stride, [](__nv_bfloat16 x) { return __bfloat162float(x); });
 }
 
 // c = alpha a b for a and b in bf16, summed in f32.
@@ -110,12 +116,7 @@ float RoundedToTf32(float x) {
 }
 
 std::vector<float> RoundedToTf32(const void* data, int64_t rows, int64_t cols, int64_t stride) {
-  const auto* in = static_cast<const float*>(data);
-  std::vector<float> out(static_cast<size_t>(rows * cols));
-  for (int64_t j = 0; j < cols; ++j) {
-    for (int64_t i = 0; i < rows; ++i) out[static_cast<size_t>(j * rows + i)] = RoundedToTf32(in[j * stride + i]);
-  }
-  return out;
+  return Packed<float>(data, rows, cols, stride, [](float x) { return RoundedToTf32(x); });
 }
 
 // What cuBLAS has in groups: bf16 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32 besides. What it
