@@ -10,7 +10,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/gradient.h"
-#include "kernels/methods/options.h"
 #include "kernels/methods/scaling.h"
 #include "kernels/methods/state_codec.h"
 #include "kernels/methods/statistics.h"
@@ -27,15 +26,13 @@ struct EvaConfig {
   ScalingPolicy scaling;
 };
 
-absl::StatusOr<EvaConfig> ParseEvaConfig(const MethodConfig& config) {
+EvaConfig ReadEvaConfig(OptionReader& reader) {
   constexpr double kHuge = 1e9;
-  OptionReader reader(config);
   EvaConfig out;
   out.mu = reader.OpenNumber("mu", out.mu, 0, kHuge);
   out.weight = reader.Number("weight", out.weight, 1e-6, 1);
   out.row_scale = reader.OpenNumber("row_scale", out.row_scale, 0, kHuge);
   out.scaling = ReadScaling(reader, Scaling::kKlClip);
-  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
   return out;
 }
 
@@ -221,8 +218,12 @@ class Eva final : public Method {
 
 }  // namespace
 
+void ReadEvaOptions(OptionReader& reader) { ReadEvaConfig(reader); }
+
 absl::StatusOr<std::unique_ptr<Method>> MakeEva(const MethodConfig& config) {
-  PRECONDOR_ASSIGN_OR_RETURN(const EvaConfig parsed, ParseEvaConfig(config));
+  OptionReader reader(config);
+  const EvaConfig parsed = ReadEvaConfig(reader);
+  PRECONDOR_RETURN_IF_ERROR(reader.Finish());
   return std::unique_ptr<Method>(std::make_unique<Eva>(parsed));
 }
 

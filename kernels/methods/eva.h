@@ -7,8 +7,12 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/methods/method.h"
+#include "kernels/methods/options.h"
 
 namespace precondor {
+
+// Reads every option. The reader keeps the first error.
+void ReadEvaOptions(OptionReader& reader);
 
 // Errors as MakeMethod's.
 absl::StatusOr<std::unique_ptr<Method>> MakeEva(const MethodConfig& config);

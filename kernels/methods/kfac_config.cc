@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/options.h"
 
 namespace precondor {
 namespace {
@@ -38,9 +37,8 @@ uint64_t KfacConfig::Interval(const Schedule& schedule, uint64_t t) {
   return static_cast<uint64_t>(std::max(1.0, std::floor(schedule.At(t))));
 }
 
-absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config) {
+KfacConfig ReadKfacConfig(OptionReader& reader) {
   constexpr double kHuge = 1e9;
-  OptionReader reader(config);
   KfacConfig out;
   out.form = static_cast<KfacForm>(reader.Choice("form", 0, {"EIGEN", "INVERSE"}));
   out.prediv = reader.Flag("prediv", out.prediv);
@@ -56,6 +54,12 @@ absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config) {
   out.scaling = ReadScalingKind(reader, out.scaling);
   out.scaling_clip =
       reader.ReadSchedule("scaling_clip", out.scaling == Scaling::kKlClip ? "0.001" : "1.1", 1e-12, kHuge);
+  return out;
+}
+
+absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config) {
+  OptionReader reader(config);
+  KfacConfig out = ReadKfacConfig(reader);
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());
   if (out.prediv && out.form == KfacForm::kInverse) {
     return absl::InvalidArgumentError("method kfac: option prediv: expected form EIGEN, got INVERSE");

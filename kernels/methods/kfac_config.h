@@ -9,6 +9,7 @@
 
 #include "kernels/base/schedule.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/options.h"
 #include "kernels/methods/scaling.h"
 
 namespace precondor {
@@ -37,6 +38,8 @@ struct KfacConfig {
   static uint64_t Interval(const Schedule& schedule, uint64_t t);
 };
 
+// Reads every option. The reader keeps the first error; the caller calls its Finish.
+KfacConfig ReadKfacConfig(OptionReader& reader);
 // InvalidArgument names the option, what was expected and what came.
 absl::StatusOr<KfacConfig> ParseKfacConfig(const MethodConfig& config);
 

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/options.h"
 
 namespace precondor {
 
@@ -44,9 +43,8 @@ std::vector<int64_t> KronConfig::Blocks(int64_t size, bool diagonal) const {
   return sizes;
 }
 
-absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {
+KronConfig ReadKronConfig(OptionReader& reader) {
   constexpr double kHuge = 1e9;
-  OptionReader reader(config);
   KronConfig out;
   out.variant = static_cast<KronVariant>(reader.Choice("variant", 0, {"TRIANGULAR", "PROCRUSTES"}));
   out.momentum = reader.Number("momentum", out.momentum, 0, 0.9999);
@@ -67,6 +65,12 @@ absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {
   out.merging = DimMerging::Read(reader);
   out.rms_clip = reader.OpenNumber("rms_clip", out.rms_clip, 0, kHuge);
   out.seed = static_cast<uint64_t>(reader.Integer("seed", 0, 0, std::numeric_limits<int32_t>::max()));
+  return out;
+}
+
+absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config) {
+  OptionReader reader(config);
+  KronConfig out = ReadKronConfig(reader);
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());
   if (out.min_update_probability > out.max_update_probability) {
     return absl::InvalidArgumentError(absl::StrCat("method kron: option min_update_probability: expected at most ",

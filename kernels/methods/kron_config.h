@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/options.h"
 #include "kernels/methods/tensor.h"
 
 namespace precondor {
@@ -43,6 +44,8 @@ struct KronConfig {
   std::vector<int64_t> Blocks(int64_t size, bool diagonal) const;
 };
 
+// Reads every option. The reader keeps the first error; the caller calls its Finish.
+KronConfig ReadKronConfig(OptionReader& reader);
 // InvalidArgument names the option, what was expected and what came.
 absl::StatusOr<KronConfig> ParseKronConfig(const MethodConfig& config);
 

@@ -4,7 +4,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/options.h"
 
 namespace precondor {
 
@@ -13,9 +12,8 @@ bool MkorConfig::UsesLowRank(int64_t d) const {
   return representation == Representation::kLowRank || 2 * rank < 0.8 * static_cast<double>(d);
 }
 
-absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
+MkorConfig ReadMkorConfig(OptionReader& reader) {
   constexpr double kHuge = 1e9;
-  OptionReader reader(config);
   MkorConfig out;
   out.rule = static_cast<UpdateRule>(reader.Choice("rule", 0, {"EXACT_DAMPED", "REFERENCE", "BLEND", "PUBLISHED"}));
   out.representation = static_cast<Representation>(reader.Choice("representation", 0, {"AUTO", "DENSE", "LOW_RANK"}));
@@ -31,6 +29,12 @@ absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
   out.norm_threshold = reader.OpenNumber("norm_threshold", out.norm_threshold, 0, kHuge);
   out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 1, kMaxDimension);
   out.split_dim = reader.Integer("split_dim", out.split_dim, 0, kMaxDimension);
+  return out;
+}
+
+absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config) {
+  OptionReader reader(config);
+  MkorConfig out = ReadMkorConfig(reader);
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());
   if (out.storage == SymmetricStorage::kF16 &&
       (out.rule == UpdateRule::kExactDamped || out.rule == UpdateRule::kPublished)) {

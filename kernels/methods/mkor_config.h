@@ -8,6 +8,7 @@
 
 #include "kernels/base/session_spec.h"
 #include "kernels/base/symmetric_tiles.h"
+#include "kernels/methods/options.h"
 #include "kernels/methods/scaling.h"
 
 namespace precondor {
@@ -41,6 +42,8 @@ struct MkorConfig {
   int64_t ShermanMorrisonBlock(int64_t k) const { return rule == UpdateRule::kBlend ? k : 1; }
 };
 
+// Reads every option. The reader keeps the first error; the caller calls its Finish.
+MkorConfig ReadMkorConfig(OptionReader& reader);
 // InvalidArgument names the option, what was expected and what came.
 absl::StatusOr<MkorConfig> ParseMkorConfig(const MethodConfig& config);
 

@@ -27,8 +27,8 @@ std::string Text(const OptionValue& value) {
 
 }  // namespace
 
-const OptionValue* OptionReader::Find(absl::string_view name) {
-  known_.insert(std::string(name));
+const OptionValue* OptionReader::Find(absl::string_view name, OptionType type) {
+  options_read_.push_back({std::string(name), type});
   const auto it = config_.options.find(std::string(name));
   return it == config_.options.end() ? nullptr : &it->second;
 }
@@ -39,8 +39,9 @@ void OptionReader::Fail(absl::string_view name, absl::string_view expected, cons
       absl::StrCat("method ", config_.name, ": option ", name, ": expected ", expected, ", got ", Text(got)));
 }
 
-double OptionReader::Read(absl::string_view name, double fallback, double low, double high, bool open) {
-  const OptionValue* value = Find(name);
+double OptionReader::Read(absl::string_view name, OptionType type, double fallback, double low, double high,
+                          bool open) {
+  const OptionValue* value = Find(name, type);
   if (value == nullptr) return fallback;
   const double* number = std::get_if<double>(value);
   if (number != nullptr && (open ? *number > low && *number < high : *number >= low && *number <= high)) {
@@ -51,23 +52,23 @@ double OptionReader::Read(absl::string_view name, double fallback, double low, d
 }
 
 double OptionReader::Number(absl::string_view name, double fallback, double low, double high) {
-  return Read(name, fallback, low, high, /*open=*/false);
+  return Read(name, OptionType::kNumber, fallback, low, high, /*open=*/false);
 }
 
 double OptionReader::OpenNumber(absl::string_view name, double fallback, double low, double high) {
-  return Read(name, fallback, low, high, /*open=*/true);
+  return Read(name, OptionType::kNumber, fallback, low, high, /*open=*/true);
 }
 
 int64_t OptionReader::Integer(absl::string_view name, int64_t fallback, int64_t low, int64_t high) {
-  const double number =
-      Number(name, static_cast<double>(fallback), static_cast<double>(low), static_cast<double>(high));
+  const double number = Read(name, OptionType::kInteger, static_cast<double>(fallback), static_cast<double>(low),
+                             static_cast<double>(high), /*open=*/false);
   if (number == std::floor(number)) return static_cast<int64_t>(number);
   Fail(name, "a whole number", OptionValue(number));
   return fallback;
 }
 
 bool OptionReader::Flag(absl::string_view name, bool fallback) {
-  const OptionValue* value = Find(name);
+  const OptionValue* value = Find(name, OptionType::kFlag);
   if (value == nullptr) return fallback;
   if (const bool* flag = std::get_if<bool>(value); flag != nullptr) return *flag;
   Fail(name, "true or false", *value);
@@ -75,7 +76,7 @@ bool OptionReader::Flag(absl::string_view name, bool fallback) {
 }
 
 Schedule OptionReader::ReadSchedule(absl::string_view name, absl::string_view fallback, double low, double high) {
-  const OptionValue* value = Find(name);
+  const OptionValue* value = Find(name, OptionType::kText);
   const absl::StatusOr<Schedule> standard = Schedule::Parse(fallback);
   PRECONDOR_CHECK(standard.ok());
   if (value == nullptr) return *standard;
@@ -96,7 +97,7 @@ Schedule OptionReader::ReadSchedule(absl::string_view name, absl::string_view fa
 }
 
 int OptionReader::Choice(absl::string_view name, int fallback, absl::Span<const absl::string_view> choices) {
-  const OptionValue* value = Find(name);
+  const OptionValue* value = Find(name, OptionType::kText);
   if (value == nullptr) return fallback;
   if (const std::string* text = std::get_if<std::string>(value); text != nullptr) {
     const auto it = std::find(choices.begin(), choices.end(), absl::string_view(*text));
@@ -109,9 +110,10 @@ int OptionReader::Choice(absl::string_view name, int fallback, absl::Span<const 
 absl::Status OptionReader::Finish() const {
   if (!error_.ok()) return error_;
   for (const auto& [name, value] : config_.options) {
-    if (known_.contains(name)) continue;
-    std::vector<std::string> names(known_.begin(), known_.end());
+    std::vector<std::string> names;
+    for (const OptionInfo& option : options_read_) names.push_back(option.name);
     std::sort(names.begin(), names.end());
+    if (std::binary_search(names.begin(), names.end(), name)) continue;
     return absl::InvalidArgumentError(absl::StrCat("method ", config_.name, ": option ", name.substr(0, 64),
                                                    ": expected one of ",
                                                    names.empty() ? "(no options)" : absl::StrJoin(names, ", ")));

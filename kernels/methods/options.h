@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a MethodConfig's options one by one, with defaults and ranges, and finds those that nobody asked for.
+// Reads a MethodConfig's options one by one, with defaults and ranges, and refuses options that the method does not
+// read.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -14,6 +15,14 @@
 #include "kernels/base/session_spec.h"
 
 namespace precondor {
+
+// A schedule is a text.
+enum class OptionType : uint8_t { kFlag, kNumber, kInteger, kText };
+
+struct OptionInfo {
+  std::string name;
+  OptionType type = OptionType::kText;
+};
 
 // One use, one thread. The first error is kept; getters then return their defaults.
 class OptionReader {
@@ -33,14 +42,16 @@ class OptionReader {
 
   // InvalidArgument that names the method, the option, what was expected and what came; also for options never read.
   absl::Status Finish() const;
+  // The options that have been read so far, in order. The config may have them or not.
+  const std::vector<OptionInfo>& options_read() const { return options_read_; }
 
  private:
-  const OptionValue* Find(absl::string_view name);
-  double Read(absl::string_view name, double fallback, double low, double high, bool open);
+  const OptionValue* Find(absl::string_view name, OptionType type);
+  double Read(absl::string_view name, OptionType type, double fallback, double low, double high, bool open);
   void Fail(absl::string_view name, absl::string_view expected, const OptionValue& got);
 
   const MethodConfig& config_;
-  absl::flat_hash_set<std::string> known_;
+  std::vector<OptionInfo> options_read_;
   absl::Status error_;
 };
 

@@ -10,12 +10,16 @@
 
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method.h"
+#include "kernels/methods/options.h"
 
 namespace precondor {
 
 // A method from its configuration. NotFound names the known methods; InvalidArgument names the option, what was
 // expected and what came. Unknown options are errors.
 absl::StatusOr<std::unique_ptr<Method>> MakeMethod(const MethodConfig& config);
+
+// Every option that the method's parser reads. NotFound names the known methods.
+absl::StatusOr<std::vector<OptionInfo>> MethodOptions(absl::string_view method);
 
 // Names of all methods, in the table's order; conformance tests run over it.
 std::vector<absl::string_view> MethodNames();

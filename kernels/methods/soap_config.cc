@@ -4,7 +4,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/options.h"
 
 namespace precondor {
 
@@ -30,8 +29,7 @@ SoapSides SoapConfig::Sides(const LayerSpec& layer) const {
   return sides;
 }
 
-absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config) {
-  OptionReader reader(config);
+SoapConfig ReadSoapConfig(OptionReader& reader) {
   SoapConfig out;
   out.rule = static_cast<SoapRule>(reader.Choice("rule", 0, {"SOAP", "SHAMPOO"}));
   const bool shampoo = out.rule == SoapRule::kShampoo;
@@ -43,6 +41,12 @@ absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config) {
   out.max_factor_dim = reader.Integer("max_factor_dim", out.max_factor_dim, 0, kMaxDimension);
   out.precondition_1d = reader.Flag("precondition_1d", out.precondition_1d);
   out.merging = DimMerging::Read(reader);
+  return out;
+}
+
+absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config) {
+  OptionReader reader(config);
+  SoapConfig out = ReadSoapConfig(reader);
   PRECONDOR_RETURN_IF_ERROR(reader.Finish());
   return out;
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/options.h"
 #include "kernels/methods/tensor.h"
 
 namespace precondor {
@@ -41,6 +42,8 @@ struct SoapConfig {
   SoapSides Sides(const LayerSpec& layer) const;
 };
 
+// Reads every option. The reader keeps the first error; the caller calls its Finish.
+SoapConfig ReadSoapConfig(OptionReader& reader);
 // InvalidArgument names the option, what was expected and what came.
 absl::StatusOr<SoapConfig> ParseSoapConfig(const MethodConfig& config);
 
