@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/wire/spec_codec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
@@ -8,8 +9,10 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
@@ -87,25 +90,43 @@ std::string MethodNames() {
   return names;
 }
 
-absl::Status WrongType(absl::string_view method, absl::string_view option, absl::string_view expected) {
-  return Malformed(absl::StrCat("method.", method, ".", option, ": expected ", expected));
+std::string OptionNames(const Descriptor& options) {
+  if (options.field_count() == 0) return "(no options)";
+  std::vector<std::string> names;
+  for (int i = 0; i < options.field_count(); ++i) names.push_back(options.field(i)->name());
+  std::sort(names.begin(), names.end());
+  return absl::StrJoin(names, ", ");
+}
+
+std::string Text(const OptionValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return absl::StrCat("\"", text->substr(0, 64), "\"");
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  return absl::StrCat(std::get<double>(value));
+}
+
+absl::Status WrongType(absl::string_view method, absl::string_view option, absl::string_view expected,
+                       const OptionValue& got) {
+  return Malformed(absl::StrCat("method.", method, ".", option, ": expected ", expected, ", got ", Text(got)));
 }
 
 // Sets one option of a method's message.
 absl::Status SetOption(const std::string& method, const std::string& name, const OptionValue& value, Message& message) {
   const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(name);
-  if (field == nullptr) return Malformed(absl::StrCat("method.", method, ": no option \"", name, "\""));
+  if (field == nullptr) {
+    return Malformed(absl::StrCat("method.", method, ": expected one of ", OptionNames(*message.GetDescriptor()),
+                                  ", got \"", name.substr(0, 64), "\""));
+  }
   const Reflection& reflection = *message.GetReflection();
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING: {
       const auto* text = std::get_if<std::string>(&value);
-      if (text == nullptr) return WrongType(method, name, "a string");
+      if (text == nullptr) return WrongType(method, name, "a string", value);
       reflection.SetString(&message, field, *text);
       return absl::OkStatus();
     }
     case FieldDescriptor::CPPTYPE_DOUBLE: {
       const auto* number = std::get_if<double>(&value);
-      if (number == nullptr) return WrongType(method, name, "a number");
+      if (number == nullptr) return WrongType(method, name, "a number", value);
       reflection.SetDouble(&message, field, *number);
       return absl::OkStatus();
     }
@@ -113,13 +134,13 @@ absl::Status SetOption(const std::string& method, const std::string& name, const
       const auto* number = std::get_if<double>(&value);
       const bool fits = number != nullptr && *number == std::floor(*number) &&
                         std::abs(*number) <= std::numeric_limits<int32_t>::max();
-      if (!fits) return WrongType(method, name, "a whole number of 32 bits");
+      if (!fits) return WrongType(method, name, "a whole number of 32 bits", value);
       reflection.SetInt32(&message, field, static_cast<int32_t>(*number));
       return absl::OkStatus();
     }
     case FieldDescriptor::CPPTYPE_BOOL: {
       const auto* flag = std::get_if<bool>(&value);
-      if (flag == nullptr) return WrongType(method, name, "true or false");
+      if (flag == nullptr) return WrongType(method, name, "true or false", value);
       reflection.SetBool(&message, field, *flag);
       return absl::OkStatus();
     }
@@ -246,7 +267,8 @@ absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config) 
   out.name = arm->name();
   const Message& message = config.GetReflection()->GetMessage(config, arm);
   if (const int number = FirstUnknownField(message); number != 0) {
-    return Malformed(absl::StrCat("method.", out.name, ": unknown option, field ", number));
+    return Malformed(absl::StrCat("method.", out.name, ": expected one of ", OptionNames(*message.GetDescriptor()),
+                                  ", got unknown field ", number));
   }
   const Descriptor& options = *message.GetDescriptor();
   for (int i = 0; i < options.field_count(); ++i) {

@@ -276,17 +276,24 @@ TEST(MethodCodecTest, EncodingRefusesWhatHasNoField) {
   ExpectMalformed(EncodeMethodConfig({"adam", {}}).status(),
                   "expected one of mkor, identity, eva, kfac, kron, soap, got \"adam\"");
   ExpectMalformed(EncodeMethodConfig({"method", {}}).status(), "got \"method\"");
-  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rnk", 3.0}}}).status(), "method.mkor: no option \"rnk\"");
-  ExpectMalformed(EncodeMethodConfig({"identity", {{"rank", 3.0}}}).status(), "method.identity");
+  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rnk", 3.0}}}).status(),
+                  "method.mkor: expected one of clip, damping, gamma, max_factor_dim, norm_threshold, products, "
+                  "rank, representation, rule, scaling, scaling_clip, split_dim, storage, zeta, got \"rnk\"");
+  ExpectMalformed(EncodeMethodConfig({"identity", {{"rank", 3.0}}}).status(),
+                  "method.identity: expected one of (no options), got \"rank\"");
 }
 
 TEST(MethodCodecTest, EncodingRefusesAnotherType) {
-  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rank", 3.5}}}).status(), "method.mkor.rank: expected a whole number");
+  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rank", 3.5}}}).status(),
+                  "method.mkor.rank: expected a whole number of 32 bits, got 3.5");
   ExpectMalformed(EncodeMethodConfig({"mkor", {{"rank", 1e300}}}).status(), "method.mkor.rank");
-  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rank", true}}}).status(), "method.mkor.rank");
+  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rank", true}}}).status(),
+                  "method.mkor.rank: expected a whole number of 32 bits, got true");
+  ExpectMalformed(EncodeMethodConfig({"kfac", {{"prediv", 1.0}}}).status(),
+                  "method.kfac.prediv: expected true or false, got 1");
   ExpectMalformed(EncodeMethodConfig({"mkor", {{"gamma", std::string(".9")}}}).status(),
-                  "method.mkor.gamma: expected a number");
-  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rule", 1.0}}}).status(), "method.mkor.rule: expected a string");
+                  "method.mkor.gamma: expected a number, got \".9\"");
+  ExpectMalformed(EncodeMethodConfig({"mkor", {{"rule", 1.0}}}).status(), "method.mkor.rule: expected a string, got 1");
   SessionSpec spec = FullSpec();
   spec.method.options["rule"] = false;
   ExpectMalformed(EncodeSessionSpec(spec).status(), "method.mkor.rule");
@@ -300,7 +307,8 @@ TEST(MethodCodecTest, DecodingRefusesMethodsAndOptionsOfALaterRelease) {
   v1::MethodConfig option;
   v1::MkorConfig* mkor = option.mutable_mkor();
   mkor->GetReflection()->MutableUnknownFields(mkor)->AddVarint(55, 1);
-  ExpectMalformed(DecodeMethodConfig(option).status(), "method.mkor: unknown option, field 55");
+  ExpectMalformed(DecodeMethodConfig(option).status(), "method.mkor: expected one of clip, damping, ");
+  ExpectMalformed(DecodeMethodConfig(option).status(), "storage, zeta, got unknown field 55");
 }
 
 }  // namespace
