@@ -21,6 +21,7 @@ import unittest
 
 import numpy as np
 
+import method_options
 import precondor
 from interop_test import ROOT, Server, TIMEOUT_S, write_stubs
 from client_training import EXCHANGES, reference, train
@@ -191,6 +192,41 @@ class ClientTest(unittest.TestCase):
         worker.flush()
         worker.leave()
 
+    def listed(self):
+        """The sessions as a stock client has the server list them, by name."""
+        import grpc
+        from precondor.v1 import admin_pb2, admin_pb2_grpc
+        with grpc.insecure_channel(self.server.address) as channel:
+            reply = admin_pb2_grpc.AdminServiceStub(channel).ListSessions(admin_pb2.ListSessionsRequest(),
+                                                                          timeout=TIMEOUT_S)
+        return {session.spec.name: session.spec for session in reply.sessions}
+
+    def test_every_option_of_every_method_reaches_the_server(self):
+        from precondor.v1 import common_pb2
+        method_options.check_complete(self, common_pb2)
+        for name, method, options in method_options.each():
+            with self.subTest(name=name):
+                wanted = precondor.Method(method, options)
+                layers = [precondor.Layer(layer, 4, 6) for layer in "vw"]
+                session = self.client.open_session(spec(name, layers=layers, method=wanted,
+                                                        layer_methods=[precondor.LayerMethod(wanted, [1], "MEAN")]))
+                self.addCleanup(session.close)
+                got = self.listed()[name]
+                self.assertEqual(method_options.as_sent(got.method), (method, options))
+                self.assertEqual([method_options.as_sent(one.method) for one in got.layer_methods], [(method, options)])
+                worker = self.enterContext(session.join())
+                self.assertEqual(worker.spec.method, wanted)
+                self.assertEqual(worker.spec.layer_methods[0].method, wanted)
+
+    def test_options_may_be_numpys(self):
+        options = {"rank": np.int64(8), "gamma": np.float32(0.5), "representation": np.str_("DENSE")}
+        self.open(method=precondor.Method("mkor", options))
+        self.assertEqual(method_options.as_sent(self.listed()[self.name].method),
+                         ("mkor", {"rank": 8, "gamma": 0.5, "representation": "DENSE"}))
+        session = self.client.open_session(spec("numpy-flag", method=precondor.Method("kfac", {"prediv": np.True_})))
+        self.addCleanup(session.close)
+        self.assertEqual(method_options.as_sent(self.listed()["numpy-flag"].method), ("kfac", {"prediv": True}))
+
     # --- statistics -----------------------------------------------------------------------------------------------------
 
     def test_statistics_are_those_of_the_rows(self):
@@ -255,12 +291,24 @@ class ClientTest(unittest.TestCase):
 
     def test_descriptions_that_are_wrong(self):
         bad = precondor.InvalidArgumentError
+
+        def mkor(options):
+            return {"method": precondor.Method("mkor", options)}
+
         for pattern, changes in [("exchange: expected one of DIRECT, DELEGATE.*'ring'", {"exchange": "ring"}),
                                  (r"layers\[0\]\.d_in: expected an int.*'x'", {"layers": [precondor.Layer("fc", 2, "x")]}),
                                  ("world_size: expected an int that fits", {"world_size": 1 << 40}),
                                  ("fallback: expected one of .*'patience'", {"fallback": {"patience": 1}}),
                                  ("world_size.*got 0", {"world_size": 0}),
-                                 ("ranks|unknown option", {"method": precondor.Method("mkor", {"ranks": 3})})]:
+                                 ('method.mkor: expected one of clip, .* storage, zeta, got "ranks"', mkor({"ranks": 3})),
+                                 ("method.mkor.rank: expected a whole number of 32 bits, got 2.5", mkor({"rank": 2.5})),
+                                 ("method.mkor.rank: expected a whole number .*, got true", mkor({"rank": True})),
+                                 ("method.mkor.products: expected a string, got 16", mkor({"products": 16})),
+                                 ("option products: expected F32, BF16, BF16X3, TF32, got \"f32\"", mkor({"products": "f32"})),
+                                 ("method.options.rank: expected a bool, a number or a str, got None", mkor({"rank": None})),
+                                 (r"method.options.rank: expected a bool, a number or a str, got \[8\]", mkor({"rank": [8]})),
+                                 ("method.options.rank: expected a bool, a number or a str", mkor({"rank": 10 ** 400})),
+                                 ("method.options: expected names of type str, got 3", mkor({3: 3}))]:
             with self.subTest(pattern=pattern):
                 self.expect(bad, pattern, self.client.open_session, spec(self.name, **changes))
         self.expect(precondor.NotFoundError, "Open the session first", self.client.join, "nowhere", reason="UNKNOWN_SESSION")
@@ -421,6 +469,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         ClientTest.stubs = folder
         write_stubs(arguments.protoc, arguments.grpc_plugin, folder)
+        precondor.__path__.append(f"{folder}/precondor")  # generated code imports its modules from precondor.v1
         ClientTest.server_program = arguments.server
         ClientTest.server = Server(arguments.server, folder)
         try:

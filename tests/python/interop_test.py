@@ -21,6 +21,8 @@ import unittest
 import grpc
 import numpy as np
 
+import method_options
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60
 WORLD_SIZE = 2
@@ -426,6 +428,48 @@ class InteropTest(unittest.TestCase):
         self.assertEqual((got.statistics_data_type, got.gradient_data_type), (c.DATA_TYPE_F16, c.DATA_TYPE_F32))
         self.assertEqual(got.method.WhichOneof("method"), "mkor")
         self.close("interop-defaults")
+
+    def open_with(self, name, method):
+        """Opens a session of two layers; the second has the method as its exception. Both are `method`."""
+        c = pb.common_pb2
+        layers = [c.Layer(name=layer, d_out=4, d_in=6) for layer in "vw"]
+        return self.sessions.OpenSession(pb.session_pb2.OpenSessionRequest(spec=c.SessionSpec(
+            name=name, world_size=1, method=method, layers=layers,
+            layer_methods=[c.LayerMethod(method=method, statistics=c.STATISTICS_KIND_MEAN, layers=[1])])),
+                                         timeout=TIMEOUT_S)
+
+    def test_every_option_of_every_method_reaches_the_server(self):
+        method_options.check_complete(self, pb.common_pb2)
+        admin = pb.admin_pb2_grpc.AdminServiceStub(self.control)
+        for name, method, options in method_options.each():
+            with self.subTest(name=name):
+                config = pb.common_pb2.MethodConfig()
+                message = getattr(config, method)
+                message.SetInParent()
+                for option, value in options.items():
+                    setattr(message, option, value)
+                self.assertTrue(self.open_with(name, config).created)
+                listed = admin.ListSessions(pb.admin_pb2.ListSessionsRequest(), timeout=TIMEOUT_S).sessions
+                got, = (session.spec for session in listed if session.spec.name == name)
+                self.assertEqual(got.method, config)
+                self.assertEqual([layer.method for layer in got.layer_methods], [config])
+                self.close(name)
+
+    def test_options_that_are_wrong_are_refused_by_name(self):
+        c = pb.common_pb2
+        newer = c.MethodConfig(mkor=c.MkorConfig.FromString(b"\xf8\x3e\x01"))  # field 1007, varint
+        for text, method in (
+            ("option products: expected F32, BF16, BF16X3, TF32, got \"F64\"",
+             c.MethodConfig(mkor=c.MkorConfig(products="F64"))),
+            ("option storage: expected F32, F16, got \"\"", c.MethodConfig(mkor=c.MkorConfig(storage=""))),
+            ("option split_dim: expected 0 with storage F16, got 2048",
+             c.MethodConfig(mkor=c.MkorConfig(rule="BLEND", storage="F16", split_dim=2048))),
+            ("method.mkor: expected one of clip, damping, gamma, max_factor_dim, norm_threshold, products, rank, "
+             "representation, rule, scaling, scaling_clip, split_dim, storage, zeta, got unknown field 1007", newer)):
+            with self.subTest(text=text), self.assertRaises(grpc.RpcError) as raised:
+                self.open_with("interop-options", method)
+            self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+            self.assertIn(text, raised.exception.details())
 
 
 def main():

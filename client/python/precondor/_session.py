@@ -84,9 +84,7 @@ class SessionSpec:
 def _method_dict(method: Union[Method, str]) -> Dict[str, Any]:
     if isinstance(method, str):
         method = Method(method)
-    # Every number of a method is a double.
-    options = {name: value if isinstance(value, (bool, str)) else float(value) for name, value in method.options.items()}
-    return {"name": method.name, "options": options}
+    return {"name": method.name, "options": dict(method.options)}
 
 
 def to_dict(spec: SessionSpec) -> Dict[str, Any]:

@@ -123,6 +123,37 @@ absl::Status WrongType(const std::string& where, absl::string_view expected, py:
   return absl::InvalidArgumentError(absl::StrCat(where, ": expected ", expected, ", got ", Repr(value)));
 }
 
+using Options = std::map<std::string, OptionValue>;
+
+// One option of a method: a bool (Python's or NumPy's), a str, or any other number as a double. pybind11's caster of
+// a variant would turn other objects, such as an int or a list, into a bool.
+absl::Status ReadOption(const std::string& where, py::handle value, OptionValue& out) {
+  py::detail::make_caster<bool> flag;
+  if (flag.load(value, /*convert=*/false)) {
+    out = py::detail::cast_op<bool>(flag);
+  } else if (py::isinstance<py::str>(value)) {
+    out = value.cast<std::string>();
+  } else {
+    const double number = PyFloat_AsDouble(value.ptr());
+    if (PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      return WrongType(where, "a bool, a number or a str", value);
+    }
+    out = number;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadOptions(const std::string& where, py::handle value, Options& out) {
+  if (!py::isinstance<py::dict>(value)) return WrongType(where, "a dict", value);
+  for (const std::pair<py::handle, py::handle> item : py::reinterpret_borrow<py::dict>(value)) {
+    if (!py::isinstance<py::str>(item.first)) return WrongType(where, "names of type str", item.first);
+    const auto name = item.first.cast<std::string>();
+    PRECONDOR_RETURN_IF_ERROR(ReadOption(absl::StrCat(where, ".", name), item.second, out[name]));
+  }
+  return absl::OkStatus();
+}
+
 // What a user would write for a field of this type.
 template <typename T>
 absl::string_view Expected() {
@@ -131,7 +162,6 @@ absl::string_view Expected() {
   if constexpr (std::is_integral_v<T> || std::is_same_v<T, std::optional<uint64_t>>)
     return "an int that fits its field";
   if constexpr (std::is_floating_point_v<T>) return "a float";
-  if constexpr (std::is_same_v<T, std::map<std::string, OptionValue>>) return "a dict of bool, float and str";
   return "a sequence of int";
 }
 
@@ -170,6 +200,8 @@ absl::Status Read(const std::string& where, py::handle value, T& out) {
       }
     }
     return WrongType(where, absl::StrCat("one of ", absl::StrJoin(names, ", ")), value);
+  } else if constexpr (std::is_same_v<T, Options>) {
+    return ReadOptions(where, value, out);
   } else {
     try {
       out = value.cast<T>();
