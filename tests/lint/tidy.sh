@@ -1,29 +1,32 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# clang-tidy with the root's .clang-tidy over sources that a configured build compiles. Slow (5 to 30 s a file), so not a
-# CTest: .ci/run takes the folders where the logic is, --all takes everything.
+# clang-tidy with the root's .clang-tidy over sources that a configured build compiles. It takes 5 to 30 s a file, so it
+# is no CTest: .ci/run checks what changed, and --all everything.
 set -euo pipefail
 
 usage() {
   cat <<'HELP'
 Usage: tests/lint/tidy.sh [--preset NAME] (--all | --changed BASE | PATH...)
-  --preset NAME    take the compile commands of build/NAME; default dev. It must be configured, and built as far as
-                   generated headers go
+  --preset NAME    take the compile commands of build/NAME; default asan. A preset that compiles with Clang, configured,
+                   and built as far as generated and precompiled headers go
   --all            every source of the build but generated ones
-  --changed BASE   sources that differ from this commit or branch
+  --changed BASE   sources that differ, or whose header of the same name differs, from this commit or branch
   PATH...          sources, or folders of them
 HELP
 }
 
-preset=dev
+preset=asan
+changed=""
 paths=()
 while (( $# )); do
   case "$1" in
     --preset) preset="${2:?--preset needs a name}"; shift 2 ;;
     --all) paths=(kernels proto server client tests); shift ;;
     --changed)
-      mapfile -t paths < <(git diff --name-only --diff-filter=d "${2:?--changed needs a commit}" -- '*.cc')
-      if (( ${#paths[@]} == 0 )); then echo "tidy.sh: no source differs from $2"; exit 0; fi
+      changed=${2:?--changed needs a commit}
+      mapfile -t paths < <(git diff --name-only --diff-filter=d "$changed" -- '*.cc' '*.h' |
+        sed 's/\.h$/.cc/' | sort -u)
+      if (( ${#paths[@]} == 0 )); then echo "tidy.sh: no source differs from $changed"; exit 0; fi
       shift 2 ;;
     --help | -h) usage; exit 0 ;;
     -*) echo "tidy.sh: unknown argument: $1" >&2; usage >&2; exit 2 ;;
@@ -49,6 +52,10 @@ for path in sorted(compiled):
         print(path)
 PY
 )
+if (( ${#files[@]} == 0 )) && [[ -n "$changed" ]]; then
+  echo "tidy.sh: the build $preset compiles none of what differs from $changed"
+  exit 0
+fi
 if (( ${#files[@]} == 0 )); then
   echo "tidy.sh: the build $preset compiles none of: ${paths[*]}" >&2
   exit 1
