@@ -1,30 +1,40 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the CUDA backend with its tests, runs them on a device and reports. Needs no package but what --pack brings.
+# Tests and measures the CUDA backend on a device, in phases. Needs no package but what --pack brings.
 set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: tests/gpu.sh [--json FILE] [--short] [--arch LIST] [--jobs N]
-       tests/gpu.sh --pack
-  --json FILE   the report; default build/gpu/report.json: device, driver, CUDA, revision, each suite, the rows measured
-  --short       no compute-sanitizer, the benchmark in short: its figures mean little then
-  --arch LIST   GPU architectures, as CMAKE_CUDA_ARCHITECTURES takes them (90-real); default: all that the tree is made for
-  --jobs N      how many compilers at a time; default: one a core
-  --pack        on Debian 12 with what deploy/install.sh installs: writes build/gpu-deps.tar.xz
-  --help        this text
+Usage: tests/gpu.sh --phase PHASE [--out DIR] [--filter REGEX] [--limit SECONDS] [--short] [--imitation]
+                    [--programs DIR] [--arch LIST]
+       tests/gpu.sh --phase report [--out DIR] [--results DIR]... [--docs FILE]
+       tests/gpu.sh --pack [--imitation] [--arch LIST]
+  --phase PHASE   smoke, bench, profile, conformance, sanitize: each ends by itself after less than 8 minutes;
+                  all: one after the other; report: only the report, and the table of a page
+  --out DIR       where results.jsonl, log.txt and report.md go, as they come; default $OUT, then build/gpu-results
+  --filter REGEX  only checks PHASE/NAME in which it is found, as bench/step or sanitize/memcheck
+  --limit SECONDS of each phase, in place of its own
+  --short         the benchmark in short: its figures mean little then
+  --imitation     the same over the host's imitation of CUDA (tests/support/cuda_host)
+  --programs DIR  programs of this folder, a build folder or an unpacked pack, in place of the pack's
+  --results DIR   report: the results of another call as well, those of --out last
+  --docs FILE     report: writes the table between the marks of this page (docs/performance.md)
+  --pack          on Debian 12 with what deploy/install.sh installs: builds, and writes build/gpu-pack/
+  --arch LIST     GPU architectures, as CMAKE_CUDA_ARCHITECTURES takes them; default 90-real (H100, H200)
+  --help          this text
 
-A machine with a GPU needs: CUDA toolkit 12.8 or later with cuBLAS and cuSOLVER, g++ 11, CMake 3.25, make
-or ninja, Python 3, and glibc 2.34. Abseil, GoogleTest, OpenBLAS, Highway and the like come from build/gpu-deps.tar.xz where
-that file lies in the tree, otherwise from the system.
+A machine with a GPU needs the driver, CUDA's libraries (cuBLAS, cuSOLVER), glibc 2.36 and Python 3.11, and the folder
+build/gpu-pack beside the tree. Where the pack's programs do not start there, they are built from source: that needs
+the CUDA toolkit 12.8 or later, CMake 3.25, a C++ compiler, and make or ninja.
 
 Examples:
-  tests/gpu.sh --pack               # here; then copy the tree with build/gpu-deps.tar.xz to the machine with the GPU
-  tests/gpu.sh --json report.json   # there: build, suites, compute-sanitizer where it is found, benchmark
-  tests/gpu.sh --arch 90-real       # for an H100 or H200 alone: builds in a third of the time
+  tests/gpu.sh --pack                           # here; then copy the tree with build/gpu-pack to the machine
+  tests/gpu.sh --phase smoke --out results      # there
+  tests/gpu.sh --phase bench --filter step/     # the steps alone
+  tests/gpu.sh --phase report --results smoke --results bench --out report --docs docs/performance.md
 
-Exit status: 0 when nothing failed, also without a GPU, where the last line says that nothing ran on a device; 1 otherwise.
-A missed target of the benchmark is reported and is no failure.
+Exit status: 0 when nothing failed and all checks came to an end, also without a GPU, where the last line says that
+nothing ran on a device; 1 otherwise. A missed target is reported and is no failure.
 HELP
 }
 
@@ -34,46 +44,86 @@ fail_usage() {
   exit 2
 }
 
-pack=no
-json=""
-short=()
-arch=()
-jobs=$(nproc)
+# An empty environment has no search path.
+export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"
+phase="" out=${OUT:-} programs="" docs="" filter="" arch=90-real pack=no imitation=() short=() limit=() results=()
 while (( $# )); do
   case "$1" in
-    --json | --arch | --jobs)
+    --phase | --out | --filter | --limit | --programs | --results | --docs | --arch)
       [[ -n "${2:-}" ]] || fail_usage "$1 needs a value"
       case "$1" in
-        --json) json=$(realpath -m "$2") ;;
-        --arch) arch=("-DCMAKE_CUDA_ARCHITECTURES=$2") ;;
-        --jobs) jobs=$2 ;;
+        --phase) phase=$2 ;;
+        --out) out=$(realpath -m "$2") ;;
+        --filter) filter=$2 ;;
+        --limit) limit=(--limit "$2") ;;
+        --programs) programs=$(realpath -m "$2") ;;
+        --results) results+=(--results "$(realpath -m "$2")") ;;
+        --docs) docs=$(realpath -m "$2") ;;
+        --arch) arch=$2 ;;
       esac
       shift 2 ;;
     --pack) pack=yes; shift ;;
     --short) short=(--short); shift ;;
+    --imitation) imitation=(--imitation); shift ;;
     --help | -h) usage; exit 0 ;;
     *) fail_usage "unknown argument: $1" ;;
   esac
 done
+[[ "$pack" == yes || -n "$phase" ]] || fail_usage "expected --phase or --pack"
+case "$phase" in
+  "" | smoke | bench | profile | conformance | sanitize | all | report) ;;
+  *) fail_usage "--phase: expected smoke, bench, profile, conformance, sanitize, all or report, got $phase" ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=$(realpath -m "${out:-build/gpu-results}")
+kind=cuda
+if (( ${#imitation[@]} )); then kind=cuda-on-host; fi
+packs=build/gpu-pack
+archive=$packs/$kind-programs.tar.xz
+packages=$packs/packages.tar.xz
+build=build/gpu
 
+if ! command -v python3 >/dev/null; then
+  echo "tests/gpu.sh: expected python3 (3.11 or later) on PATH=$PATH, found none" >&2
+  exit 1
+fi
+run_py() {
+  python3 -B tests/gpu/run.py "$@"
+}
 run() {
   echo "== $*"
   "$@"
 }
 
-archive=build/gpu-deps.tar.xz
-multiarch=x86_64-linux-gnu
+# Builds the programs of the phases in $build: with the packages of the pack where it has them.
+build_programs() {
+  # An old-style run path, which the programs' libraries follow too: a pack has them in lib/ beside bin/.
+  # shellcheck disable=SC2016,SC2054  # the loader's variable, not the shell's; the comma is the linker's
+  local flags=("-DCMAKE_CUDA_ARCHITECTURES=$arch" -DPRECONDOR_ONEDNN=OFF '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib'
+    -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags) names
+  if ! command -v ninja >/dev/null; then flags+=(-G "Unix Makefiles"); fi
+  if [[ -f "$packages" && ! -d /usr/include/absl ]]; then
+    rm -rf "$build-packages"
+    mkdir -p "$build-packages"
+    run tar -C "$build-packages" -xJf "$packages"
+    flags+=("-DCMAKE_PREFIX_PATH=$PWD/$build-packages" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu
+      -DPRECONDOR_WERROR=OFF)
+  fi
+  if [[ -z "${CUDACXX:-}" ]] && ! command -v nvcc >/dev/null && [[ -x /usr/local/cuda/bin/nvcc ]]; then
+    PATH=$PATH:/usr/local/cuda/bin
+  fi
+  run cmake --preset cuda -B "$build" "${flags[@]}"
+  mapfile -t names < <(run_py --programs "$build" "${imitation[@]}" --list-programs)
+  run cmake --build "$build" --parallel "$(nproc)" --target "${names[@]}"
+}
 
-# The development packages' files under their paths in /usr, with the libraries that their links lead to. CMake's files of
-# all but OpenBLAS find the others relative to themselves. Debian 12's libraries want glibc 2.34 and g++ 11's libstdc++
-# (GLIBCXX_3.4.29), which does not come along: the compiler there brings it. OpenBLAS's Fortran runtime does.
-pack_dependencies() {
-  local packages=(libabsl-dev libgtest-dev libgmock-dev libbenchmark-dev libhwy-dev libisal-dev libopenblas-pthread-dev)
-  local blas=lib/$multiarch/openblas-pthread path library
-  stage=$(mktemp -d)
-  trap 'rm -rf "$stage"' EXIT
-  dpkg-query -L "${packages[@]}" | grep -E '^/usr/(include|lib)/' |
+# The development packages' files under their paths in /usr, with the libraries that their links lead to. CMake's files
+# of all but OpenBLAS find the others relative to themselves. OpenBLAS's Fortran runtime comes along.
+pack_packages() {
+  local names=(libabsl-dev libgtest-dev libgmock-dev libbenchmark-dev libhwy-dev libisal-dev libopenblas-pthread-dev)
+  local multiarch=x86_64-linux-gnu
+  local blas=lib/$multiarch/openblas-pthread path library stage=$1
+  dpkg-query -L "${names[@]}" | grep -E '^/usr/(include|lib)/' |
     grep -vE '/pkgconfig/|/openblas-pthread/.*\.a$|/lib(blas|lapack)\.' |
     while read -r path; do
       if [[ -d "$path" ]]; then continue; fi
@@ -83,43 +133,81 @@ pack_dependencies() {
         compgen -G "$path.*" || true
       fi
     done | sed 's|^/usr/||' | sort -u >"$stage/list"
-  mkdir "$stage/deps"
-  tar -C /usr -cf - --files-from="$stage/list" | tar -C "$stage/deps" -xf -
+  mkdir "$stage/packages"
+  tar -C /usr -cf - --files-from="$stage/list" | tar -C "$stage/packages" -xf -
   ldd "/usr/$blas/libopenblas.so" | awk '$1 ~ /^lib(gfortran|quadmath)\./ {print $3}' |
-    while read -r library; do cp -L "$library" "$stage/deps/$blas/"; done
-  rm -rf "$stage/deps/lib/$multiarch/cmake/openblas"
-  mv "$stage/deps/$blas/cmake/openblas" "$stage/deps/lib/$multiarch/cmake/"
+    while read -r library; do cp -L "$library" "$stage/packages/$blas/"; done
+  rm -rf "$stage/packages/lib/$multiarch/cmake/openblas"
+  mv "$stage/packages/$blas/cmake/openblas" "$stage/packages/lib/$multiarch/cmake/"
   # shellcheck disable=SC2016  # CMake's variable, not the shell's
-  sed -i 's|/usr/|${CMAKE_CURRENT_LIST_DIR}/../../../../|' "$stage/deps/lib/$multiarch/cmake/openblas/OpenBLASConfig.cmake"
-  git rev-parse HEAD >"$stage/deps/revision"
-  mkdir -p build
-  XZ_OPT=-3 tar -C "$stage/deps" -cJf "$archive" .
-  echo "packed $(du -sh "$stage/deps" | cut -f1) as $archive, $(du -h "$archive" | cut -f1)"
+  sed -i 's|/usr/|${CMAKE_CURRENT_LIST_DIR}/../../../../|' \
+    "$stage/packages/lib/$multiarch/cmake/openblas/OpenBLASConfig.cmake"
+  XZ_OPT=-3 tar -C "$stage/packages" -cJf "$packages" .
+}
+
+# Stripped programs in bin/, and in lib/ what they need beyond glibc, the driver and CUDA's libraries; with the scripts
+# of this folder, so that an unpacked archive runs by itself.
+pack_programs() {
+  local stage=$1 name path library names
+  mkdir -p "$stage/programs/bin" "$stage/programs/lib" "$stage/programs/tests/bench"
+  mapfile -t names < <(run_py --programs "$build" "${imitation[@]}" --list-programs)
+  for name in "${names[@]}"; do
+    path=$(find "$build/tests/conformance" "$build/tests/bench" -maxdepth 1 -name "$name" -type f)
+    strip -o "$stage/programs/bin/$name" "$path"
+    ldd "$path" | awk '$3 ~ /^\// {print $3}' |
+      grep -vE '/(ld-linux|lib(c|m|dl|rt|pthread|resolv)\.so|lib(cuda|cublas|cublasLt|cusolver|cusparse|nvJitLink|nccl)\.so)'
+  done | sort -u >"$stage/libraries"
+  while read -r library; do cp -L "$library" "$stage/programs/lib/"; done <"$stage/libraries"
+  cp -r tests/gpu tests/gpu.sh "$stage/programs/tests/"
+  cp tests/bench/*.py "$stage/programs/tests/bench/"
+  find "$stage/programs/tests" -name __pycache__ -prune -exec rm -r {} +
+  echo "$(git rev-parse HEAD)$(test -z "$(git status --porcelain)" || echo ' and changes')" >"$stage/programs/revision"
+  XZ_OPT=-6 tar -C "$stage/programs" -cJf "$archive" .
+  du -sh "$stage/programs/bin" "$stage/programs/lib"
 }
 
 if [[ "$pack" == yes ]]; then
-  pack_dependencies
-  exit 0
+  build_programs
+  mkdir -p "$packs"
+  stage=$(mktemp -d)
+  trap 'rm -rf "$stage"' EXIT
+  pack_programs "$stage"
+  if [[ "$kind" == cuda ]]; then pack_packages "$stage"; fi
+  du -h "$packs"/*.tar.xz
+  bytes=$(du -sb "$packs" | cut -f1)
+  echo "packed $bytes bytes in $packs, of 64 MiB"
+  (( bytes < 64 << 20 ))
+  exit
 fi
 
-build=build/gpu
-flags=("${arch[@]}" -DPRECONDOR_ONEDNN=OFF -DPRECONDOR_WERROR=OFF)  # another compiler than ours may warn of more
-if ! command -v ninja >/dev/null; then flags+=(-G "Unix Makefiles"); fi
-if [[ -f "$archive" ]]; then
-  echo "packages: $archive"
-  rm -rf "$build-deps"
-  mkdir -p "$build-deps"
-  run cmake -E chdir "$build-deps" cmake -E tar xf "../../$archive"
-  # An old-style run path also holds for what the libraries themselves need.
-  flags+=("-DCMAKE_PREFIX_PATH=$PWD/$build-deps" "-DCMAKE_LIBRARY_ARCHITECTURE=$multiarch"
-    "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags")
-else
-  echo "packages: the system's (there is no $archive, which tests/gpu.sh --pack makes elsewhere)"
+if [[ "$phase" == report ]]; then
+  run_py --programs . --phase report --out "$out" "${results[@]}" ${docs:+--docs "$docs"}
+  exit
 fi
-if [[ -z "${CUDACXX:-}" ]] && ! command -v nvcc >/dev/null && [[ -x /usr/local/cuda/bin/nvcc ]]; then
-  PATH=$PATH:/usr/local/cuda/bin
+
+# Whether the programs of a folder start; the reason is in the log.
+mkdir -p "$out"
+start() {
+  run_py --programs "$1" "${imitation[@]}" --starts | tee -a "$out/log.txt"
+}
+if [[ -z "$programs" ]]; then
+  if [[ -d bin && -f revision ]]; then  # an unpacked pack
+    programs=.
+  elif [[ -f "$archive" ]]; then
+    programs=$build-$kind
+    if [[ ! "$programs/revision" -nt "$archive" ]]; then
+      rm -rf "$programs"
+      mkdir -p "$programs"
+      tar -C "$programs" -xJmf "$archive"
+    fi
+  else
+    programs=$build
+  fi
+  if [[ "$programs" == "$build" ]] || ! start "$programs"; then
+    echo "building from source; the compiler's output is in $out/build.log"
+    build_programs >"$out/build.log" 2>&1 || { tail -n 40 "$out/build.log"; exit 1; }
+    programs=$build
+  fi
 fi
-run cmake --preset cuda -B "$build" --fresh "${flags[@]}"
-mapfile -t programs < <(python3 -B tests/gpu_run.py --build-dir "$build" --list)
-run cmake --build "$build" --parallel "$jobs" --target "${programs[@]}"
-run python3 -B tests/gpu_run.py --build-dir "$build" --json "${json:-$build/report.json}" "${short[@]}"
+run_py --programs "$programs" --phase "$phase" --out "$out" --filter "$filter" "${limit[@]}" "${short[@]}" \
+  "${imitation[@]}"

@@ -16,20 +16,47 @@
 
 namespace precondor {
 
+std::string RowJson(const BenchRow& row) {
+  const double ratio = row.limit > 0 ? row.limit / row.value : 0;
+  const double judged = ratio > 0 ? ratio : row.value;
+  const bool pass = row.target == 0 || (row.at_most ? judged <= row.target : judged >= row.target);
+  const auto number = [](double value) { return value > 0 ? absl::StrCat(value) : std::string("null"); };
+  const Summary& spread = row.spread;
+  return absl::StrCat("{\"name\": \"", row.name, "\", \"value\": ", row.value, ", \"unit\": \"", row.unit,
+                      "\", \"limit\": ", number(row.limit), ", \"ratio\": ", number(ratio),
+                      ", \"target\": ", number(row.target), ", \"pass\": ", pass ? "true" : "false", ", \"spread\": ",
+                      spread.count == 0 ? "null"
+                                        : absl::StrCat("{\"q1\": ", spread.low, ", \"q3\": ", spread.high,
+                                                       ", \"n\": ", spread.count, "}"),
+                      "}");
+}
+
 void WriteRows(const std::vector<BenchRow>& rows, const std::string& path) {
   std::ofstream out(path);
   out << "{\"rows\": [";
-  for (const BenchRow& row : rows) {
-    const double ratio = row.limit > 0 ? row.limit / row.value : 0;
-    const double judged = ratio > 0 ? ratio : row.value;
-    const bool pass = row.target == 0 || (row.at_most ? judged <= row.target : judged >= row.target);
-    const auto number = [](double value) { return value > 0 ? absl::StrCat(value) : std::string("null"); };
-    out << (&row == rows.data() ? "\n" : ",\n") << "{\"name\": \"" << row.name << "\", \"value\": " << row.value
-        << ", \"unit\": \"" << row.unit << "\", \"limit\": " << number(row.limit) << ", \"ratio\": " << number(ratio)
-        << ", \"target\": " << number(row.target) << ", \"pass\": " << (pass ? "true" : "false") << "}";
-  }
+  for (const BenchRow& row : rows) out << (&row == rows.data() ? "\n" : ",\n") << RowJson(row);
   out << "\n]}\n";
   PRECONDOR_CHECK(out.good());
+}
+
+Summary Summarize(std::vector<double> values) {
+  PRECONDOR_CHECK(!values.empty());
+  std::sort(values.begin(), values.end());
+  // Linear between the two nearest values.
+  const auto quantile = [&](double part) {
+    const double at = part * static_cast<double>(values.size() - 1);
+    const size_t below = static_cast<size_t>(at), above = std::min(below + 1, values.size() - 1);
+    return values[below] + (at - static_cast<double>(below)) * (values[above] - values[below]);
+  };
+  return {quantile(.5), quantile(.25), quantile(.75), static_cast<int>(values.size())};
+}
+
+Summary Scaled(const Summary& summary, double factor) {
+  return {factor * summary.median, factor * summary.low, factor * summary.high, summary.count};
+}
+
+Summary RateOf(double amount, const Summary& seconds) {
+  return {amount / seconds.median, amount / seconds.high, amount / seconds.low, seconds.count};
 }
 
 int BenchMain(int argc, char** argv, const std::function<std::vector<BenchRow>(bool is_short)>& measure,

@@ -11,6 +11,18 @@
 
 namespace precondor {
 
+// Repeated measurements of one figure. `low` and `high` are the quartiles, so that half of them lie between.
+struct Summary {
+  double median = 0;
+  double low = 0, high = 0;
+  int count = 0;
+};
+// Of at least one value.
+Summary Summarize(std::vector<double> values);
+// Each value times `factor`, or `amount` divided by each value.
+Summary Scaled(const Summary& summary, double factor);
+Summary RateOf(double amount, const Summary& seconds);
+
 struct BenchRow {
   std::string name;
   double value = 0;
@@ -18,7 +30,12 @@ struct BenchRow {
   double limit = 0;      // 0: none; the ratio is limit / value
   double target = 0;     // 0: none; for the ratio, or for the value where there is no limit
   bool at_most = false;  // what the target is for may not exceed it; otherwise it has to reach it
+  Summary spread = {};   // of `value`, in its unit; a count of 0: measured once
 };
+
+// {"name": ..., "value": ..., "unit": ..., "limit": ..., "ratio": ..., "target": ..., "pass": ..., "spread": ...} in
+// one line, without a newline.
+std::string RowJson(const BenchRow& row);
 
 // Aborts where the file cannot be written.
 void WriteRows(const std::vector<BenchRow>& rows, const std::string& path);

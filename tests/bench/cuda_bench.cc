@@ -1,269 +1,184 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend's hot operations beside what the same device does in the same run: memory moved by a copy, products
-// by cuBLAS alone. Time is the host's from the first call to the end of the last on the device, over so many calls that
-// waiting for it is small, in turns. Each operation's result is compared first with doubles; a wrong one aborts.
-// Programs get the device's backend or what tests/support/cuda_host makes of one.
+// Measures the CUDA backend: operations (cuda_kernels.h) and whole steps (cuda_step.h), as a list of cases that each
+// have a name. It runs on a device, or on tests/support/cuda_host.
+//
+//   cuda_bench --json=FILE | --lines  [--short] [--profile] [--only=NAME,...] [--list]
+//
+// --json=FILE writes all rows when the program ends. --lines writes one JSON object a line to the standard output as
+// results come, so that a reader has every row even if the program does not reach its end:
+//   {"begin": NAME}   a case begins; only after an earlier case has ended
+//   {"name": ...}     a row (bench_rows.h)
+//   {"end": NAME, "error": null or TEXT}
+// --profile runs each case once between cudaProfilerStart and cudaProfilerStop and writes no rows.
+// Exit status: 0; 1 when a case failed; 2 for bad arguments; 3 when a fault has ended the device's use, in which case
+// the cases that have not begun are left out; 77 without a device.
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <cstdio>
 #include <functional>
-#include <limits>
-#include <memory>
+#include <iostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
-#include "kernels/base/check.h"
-#include "kernels/base/random.h"
-#include "kernels/cuda/device.h"
 #include "tests/bench/bench_rows.h"
+#include "tests/bench/cuda_kernels.h"
 #include "tests/bench/cuda_step.h"
-#include "tests/support/test_backend.h"
 
 namespace precondor {
 namespace {
 
-constexpr int64_t kTerms = 8;  // as many rows as a deferred factor moves in at once
+constexpr char kLimits[] = "limit/cuda";
+constexpr int kFailed = 1, kBadArguments = 2, kDeviceLost = 3;
 
-DeviceMatrix Normal(Backend& backend, int64_t rows, int64_t cols, uint64_t seed) {
-  DeviceMatrix x = backend.Allocate(rows, cols).value();
-  PRECONDOR_CHECK(backend.FillNormal(CounterRandom({seed}), x.view()).ok());
-  return x;
-}
+using Rows = std::vector<BenchRow>;
 
-std::vector<float> ToHost(Backend& backend, ConstMatrixView x) {
-  std::vector<float> host(x.size());
-  PRECONDOR_CHECK(backend.Download(x, MatrixView(host.data(), x.rows, x.cols)).ok());
-  return host;
-}
-
-double Length(const std::vector<double>& x) {
-  double square = 0;
-  for (const double element : x) square += element * element;
-  return std::sqrt(square);
-}
-
-// |got - expected| / |expected|; NaN where `got` holds one.
-double RelativeError(const std::vector<double>& got, const std::vector<double>& expected) {
-  std::vector<double> difference = expected;
-  for (size_t i = 0; i < got.size(); ++i) difference[i] -= got[i];
-  return Length(difference) / Length(expected);
-}
-
-// x [rows, cols] times v.
-std::vector<double> Times(const std::vector<float>& x, const std::vector<double>& v) {
-  const int64_t cols = static_cast<int64_t>(v.size()), rows = static_cast<int64_t>(x.size()) / cols;
-  std::vector<double> out(rows);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < cols; ++j) out[i] += static_cast<double>(x[i * cols + j]) * v[j];
-  }
-  return out;
-}
-
-// A symmetric matrix as a multiple of I and terms, so that it may be large: what updates should have made of zeros.
-class SymmetricTerms {
- public:
-  explicit SymmetricTerms(int64_t n) : n_(n) {}
-  void Update(double scale, double shift, const std::vector<double>& weights, const std::vector<float>& rows) {
-    identity_ = scale * identity_ + shift;
-    for (auto& [weight, row] : terms_) weight *= scale;
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const auto begin = rows.begin() + static_cast<int64_t>(i) * n_;
-      terms_.emplace_back(weights[i], std::vector<double>(begin, begin + n_));
-    }
-  }
-  std::vector<double> Times(const std::vector<float>& v) const {
-    std::vector<double> out(v.begin(), v.end());
-    for (double& element : out) element *= identity_;
-    for (const auto& [weight, row] : terms_) {
-      double product = 0;
-      for (int64_t i = 0; i < n_; ++i) product += row[i] * v[i];
-      for (int64_t i = 0; i < n_; ++i) out[i] += weight * product * row[i];
-    }
-    return out;
-  }
-
- private:
-  const int64_t n_;
-  double identity_ = 0;
-  std::vector<std::pair<double, std::vector<double>>> terms_;
+struct BenchCase {
+  std::string name;
+  std::function<absl::StatusOr<Rows>(CudaKernels&)> run;
 };
 
-class Bench {
- public:
-  explicit Bench(bool is_short)
-      : short_(is_short), backend_(MakeTestBackend()), mark_(backend_->Allocate(1, 1).value()) {}
+absl::StatusOr<Rows> OneRow(absl::StatusOr<BenchRow> row) {
+  if (!row.ok()) return row.status();
+  return Rows{*std::move(row)};
+}
 
-  // What the device allows; first, for the other rows are held against these.
-  void Limits() {
-    const int64_t side = short_ ? 128 : 16384;  // 1 GiB each way
-    const DeviceMatrix from = Normal(*backend_, side, side, 1);
-    DeviceMatrix to = backend_->Allocate(side, side).value();
-    const double copy = Seconds([&] { return backend_->Copy(from.view(), to.view()); });
-    copied_per_second_ = 2.0 * 4.0 * static_cast<double>(side * side) / copy;
-    rows_.push_back({"limit/cuda/copy", copied_per_second_ / 1e9, "GB/s"});
-
-    const int64_t n = short_ ? 64 : 8192;
-    const double flops = 2.0 * std::pow(static_cast<double>(n), 3);
-    const DeviceMatrix a = Normal(*backend_, n, n, 2), b = Normal(*backend_, n, n, 3);
-    DeviceMatrix c = backend_->Allocate(n, n).value();
-    const double f32 =
-        Seconds([&] { return backend_->Gemm(1, a.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()); });
-    f32_per_second_ = flops / f32;
-    rows_.push_back({"limit/cuda/gemm_f32", f32_per_second_ / 1e12, "TFLOP/s"});
-    bf16_per_second_ = flops / Bf16GemmSeconds(n);
-    rows_.push_back({"limit/cuda/gemm_bf16", bf16_per_second_ / 1e12, "TFLOP/s"});
-  }
-
-  void SymmetricUpdate(int64_t n, SymmetricStorage storage) {
-    CheckSymmetricUpdate(n, storage);
-    // Beyond any device's cache, so that each update reads and writes memory, as in a model's step.
-    const int64_t pool_bytes = short_ ? int64_t{1} << 20 : int64_t{1} << 30;
-    std::vector<SymmetricMatrix> pool;
-    do {
-      pool.push_back(backend_->AllocateSymmetric(n, storage).value());
-    } while (static_cast<int64_t>(pool.size()) * TileBytes(n, storage) < pool_bytes);
-    const DeviceMatrix rows = Normal(*backend_, kTerms, n, 4), v = Normal(*backend_, 1, n, 5);
-    DeviceMatrix y = backend_->Allocate(1, n).value();
-    const std::vector<double> weights(kTerms, .01);
-    size_t next = 0;
-    const double seconds = Seconds([&] {
-      next = (next + 1) % pool.size();
-      return backend_->SymmetricUpdateMultiply(.9, .1, weights, rows.view(), pool[next], v.view(), y.view());
-    });
-    const double bytes = 2.0 * static_cast<double>(TileBytes(n, storage)) + 4.0 * static_cast<double>((kTerms + 2) * n);
-    rows_.push_back({absl::StrCat("update/cuda/", storage == SymmetricStorage::kF16 ? "f16" : "f32", "/d:", n),
-                     seconds * 1e6, "us", bytes / copied_per_second_ * 1e6, .8});
-  }
-
-  void DensePrecondition(int64_t n, ProductPrecision precision) {
-    const DeviceMatrix l = Symmetric(n, 6), r = Symmetric(n, 7), d = Normal(*backend_, n, n, 8);
-    DeviceMatrix u = backend_->Allocate(n, n).value();
-    const auto work = [&] { return backend_->DensePrecondition(l.view(), r.view(), d.view(), u.view(), precision); };
-    PRECONDOR_CHECK(work().ok());
-    const bool bf16 = precision == ProductPrecision::kBf16, tf32 = precision == ProductPrecision::kTf32;
-    const std::vector<float> probe = Gaussian(n, 9);
-    const std::vector<double> x(probe.begin(), probe.end());
-    const std::vector<double> expected =
-        Times(ToHost(*backend_, l.view()), Times(ToHost(*backend_, d.view()), Times(ToHost(*backend_, r.view()), x)));
-    // Five roundings to bf16, each 2^-9 of an element at most, independent, or four to TF32, of 2^-10; TF32 in place of
-    // f32 would show.
-    PRECONDOR_CHECK(RelativeError(Times(ToHost(*backend_, u.view()), x), expected) < (bf16   ? 1e-2
-                                                                                      : tf32 ? 3e-3
-                                                                                             : 5e-5));
-    const double flops = 4.0 * std::pow(static_cast<double>(n), 3);
-    // Tensor cores do products of TF32 at half the speed of bf16's.
-    const double per_second = bf16 ? bf16_per_second_ : tf32 ? bf16_per_second_ / 2 : f32_per_second_;
-    rows_.push_back({absl::StrCat("precondition/cuda/dense_",
-                                  bf16   ? "bf16"
-                                  : tf32 ? "tf32"
-                                         : "f32",
-                                  "/d:", n),
-                     Seconds(work) * 1e6, "us", flops / per_second * 1e6});
-  }
-
-  DeviceLimits limits() const { return {copied_per_second_, bf16_per_second_}; }
-  const std::vector<BenchRow>& rows() const { return rows_; }
-
- private:
-  double Seconds(const std::function<absl::Status()>& work) const {
-    return Seconds(work, [this] { ToHost(*backend_, mark_.view()); });  // after all that came before
-  }
-  // Of one call: the median over turns.
-  double Seconds(const std::function<absl::Status()>& work, const std::function<void()>& wait) const {
-    const auto timed = [&](int64_t calls) {
-      const auto begin = std::chrono::steady_clock::now();
-      for (int64_t call = 0; call < calls; ++call) PRECONDOR_CHECK(work().ok());
-      wait();
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    };
-    timed(1);  // warms up
-    const int64_t calls = short_ ? 1 : std::clamp<int64_t>(static_cast<int64_t>(.05 / timed(1)), 1, 10000);
-    std::vector<double> seconds(short_ ? 1 : 9);
-    for (double& turn : seconds) turn = timed(calls) / static_cast<double>(calls);
-    return Median(seconds);
-  }
-
-  // The seam has no bf16 matrices: cuBLAS itself, on a stream of its own.
-  double Bf16GemmSeconds(int64_t n) const {
-    const std::vector<float> block = Gaussian(int64_t{1} << 12, 10);
-    std::vector<uint16_t> elements(n * n);
-    for (size_t i = 0; i < elements.size(); ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, &block[i % block.size()], sizeof(bits));
-      elements[i] = static_cast<uint16_t>(bits >> 16);
-    }
-    const std::unique_ptr<cuda::Device> device = cuda::Device::Make(0, std::numeric_limits<int64_t>::max()).value();
-    const auto a = device->Send<uint16_t>(elements).value(), b = device->Send<uint16_t>(elements).value();
-    const auto c = device->Array<float>(n * n).value();
-    const float one = 1, zero = 0;
-    const auto work = [&] {
-      return device->RunBlas("Gemm", [&](cublasHandle_t blas) {
-        return cublasGemmEx_64(blas, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, b.data(), CUDA_R_16BF, n, a.data(),
-                               CUDA_R_16BF, n, &zero, c.data(), CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-      });
-    };
-    float last;
-    return Seconds(work, [&] { PRECONDOR_CHECK(device->Receive(c, absl::MakeSpan(&last, 1)).ok()); });
-  }
-
-  DeviceMatrix Symmetric(int64_t n, uint64_t seed) {
-    DeviceMatrix x = Normal(*backend_, n, n, seed);
-    PRECONDOR_CHECK(backend_->Symmetrize(x.view()).ok());
-    return x;
-  }
-
-  void CheckSymmetricUpdate(int64_t n, SymmetricStorage storage) {
-    SymmetricMatrix m = backend_->AllocateSymmetric(n, storage).value();
-    SymmetricTerms expected(n);
-    const DeviceMatrix v = Normal(*backend_, 1, n, 11);
-    DeviceMatrix y = backend_->Allocate(1, n).value();
-    for (uint64_t step = 0; step < 3; ++step) {
-      std::vector<double> weights(kTerms);
-      for (size_t i = 0; i < weights.size(); ++i) weights[i] = .01 * (static_cast<double>(i) - 2);
-      const DeviceMatrix rows = Normal(*backend_, kTerms, n, 12 + step);
-      PRECONDOR_CHECK(backend_->SymmetricUpdateMultiply(.9, .1, weights, rows.view(), m, v.view(), y.view()).ok());
-      expected.Update(.9, .1, weights, ToHost(*backend_, rows.view()));
-    }
-    const std::vector<float> got = ToHost(*backend_, y.view());
-    // Three roundings of what is stored, 2^-11 and 2^-24 of an element; one tile left out is 1e-2 at n = 8192.
-    PRECONDOR_CHECK(
-        RelativeError(std::vector<double>(got.begin(), got.end()), expected.Times(ToHost(*backend_, v.view()))) <
-        (storage == SymmetricStorage::kF16 ? 2e-3 : 1e-5));
-  }
-
-  const bool short_;
-  const std::unique_ptr<Backend> backend_;
-  const DeviceMatrix mark_;
-  double copied_per_second_ = 0, f32_per_second_ = 0, bf16_per_second_ = 0;
-  std::vector<BenchRow> rows_;
-};
-
-std::vector<BenchRow> MeasureAll(bool is_short) {
-  Bench bench(is_short);
-  bench.Limits();
+std::vector<BenchCase> Cases(BenchMode mode) {
+  const bool is_short = mode.is_short;
+  std::vector<BenchCase> cases;
+  cases.push_back({kLimits, [](CudaKernels& kernels) { return kernels.MeasureLimits(); }});
   for (const SymmetricStorage storage : {SymmetricStorage::kF32, SymmetricStorage::kF16}) {
     for (const int64_t n : is_short ? std::vector<int64_t>{150} : std::vector<int64_t>{1024, 2048, 4096, 8192}) {
-      bench.SymmetricUpdate(n, storage);
+      cases.push_back({CudaKernels::NameOfUpdate(n, storage),
+                       [=](CudaKernels& kernels) { return OneRow(kernels.SymmetricUpdate(n, storage)); }});
     }
   }
   for (const ProductPrecision precision : {ProductPrecision::kF32, ProductPrecision::kTf32, ProductPrecision::kBf16}) {
     for (const int64_t n : is_short ? std::vector<int64_t>{64} : std::vector<int64_t>{1024, 2048, 4096}) {
-      bench.DensePrecondition(n, precision);
+      cases.push_back({CudaKernels::NameOfPrecondition(n, precision),
+                       [=](CudaKernels& kernels) { return OneRow(kernels.DensePrecondition(n, precision)); }});
     }
   }
-  std::vector<BenchRow> rows = bench.rows();
-  for (BenchRow& row : MeasureCudaSteps(is_short, bench.limits())) rows.push_back(std::move(row));
-  return rows;
+  for (const std::string& name : CudaStepNames(mode)) {
+    cases.push_back({name, [=](CudaKernels& kernels) { return MeasureCudaStep(name, mode, kernels.limits()); }});
+  }
+  return cases;
+}
+
+struct Options {
+  BenchMode mode;
+  std::string json;
+  bool lines = false, list = false;
+  std::set<std::string> only;  // empty: all
+};
+
+// False, with a message, for arguments that it does not take.
+bool Parse(int argc, char** argv, Options& options) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (absl::ConsumePrefix(&argument, "--json=")) {
+      options.json = std::string(argument);
+    } else if (absl::ConsumePrefix(&argument, "--only=")) {
+      for (const absl::string_view name : absl::StrSplit(argument, ',')) options.only.emplace(name);
+    } else if (argument == "--short") {
+      options.mode.is_short = true;
+    } else if (argument == "--profile") {
+      options.mode.profile = true;
+    } else if (argument == "--lines") {
+      options.lines = true;
+    } else if (argument == "--list") {
+      options.list = true;
+    } else {
+      std::cerr << "cuda_bench: unknown argument " << argument << "\n";
+      return false;
+    }
+  }
+  if (options.json.empty() && !options.lines && !options.list && !options.mode.profile) {
+    std::cerr << "cuda_bench: expected --json=FILE, --lines, --profile or --list\n";
+    return false;
+  }
+  return true;
+}
+
+std::string Quoted(absl::string_view text) {
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}, {"\t", " "}}),
+                      "\"");
+}
+
+class Output {
+ public:
+  explicit Output(const Options& options) : options_(options) {}
+  void Begin(const std::string& name) const { Line(absl::StrCat("{\"begin\": ", Quoted(name), "}")); }
+  void Take(const Rows& rows) {
+    for (const BenchRow& row : rows) Line(RowJson(row));
+    rows_.insert(rows_.end(), rows.begin(), rows.end());
+  }
+  void End(const std::string& name, const absl::Status& status) const {
+    Line(absl::StrCat("{\"end\": ", Quoted(name), ", \"error\": ", status.ok() ? "null" : Quoted(status.ToString()),
+                      "}"));
+    if (!status.ok()) std::cerr << name << ": " << status << "\n";
+  }
+  void WriteFile() const {
+    if (!options_.json.empty()) WriteRows(rows_, options_.json);
+  }
+
+ private:
+  void Line(const std::string& text) const {
+    if (!options_.lines) return;
+    std::puts(text.c_str());
+    std::fflush(stdout);
+  }
+  const Options& options_;
+  Rows rows_;
+};
+
+int Main(int argc, char** argv) {
+  Options options;
+  if (!Parse(argc, argv, options)) return kBadArguments;
+  const std::vector<BenchCase> cases = Cases(options.mode);
+  if (options.list) {
+    for (const BenchCase& each : cases) std::puts(each.name.c_str());
+    return 0;
+  }
+  for (const std::string& name : options.only) {
+    const auto same = [&](const BenchCase& each) { return each.name == name; };
+    if (std::find_if(cases.begin(), cases.end(), same) == cases.end()) {
+      std::cerr << "cuda_bench: no case " << name << "; --list writes all\n";
+      return kBadArguments;
+    }
+  }
+  const auto chosen = [&](const std::string& name) { return options.only.empty() || options.only.contains(name); };
+  CudaKernels kernels(options.mode);
+  Output output(options);
+  int status = 0;
+  for (const BenchCase& each : cases) {
+    const bool is_limits = each.name == kLimits, reported = chosen(each.name);
+    // The other cases are compared with limits of the same process.
+    if (is_limits ? options.mode.profile : !reported) continue;
+    if (reported) output.Begin(each.name);
+    const absl::StatusOr<Rows> rows = each.run(kernels);
+    if (reported) {
+      if (rows.ok()) output.Take(*rows);
+      output.End(each.name, rows.status());
+    }
+    if (!rows.ok()) status = kFailed;
+    if (!kernels.fault().ok()) {
+      std::cerr << "cuda_bench: " << kernels.fault() << "\n";
+      status = kDeviceLost;
+      break;
+    }
+  }
+  output.WriteFile();
+  return status;
 }
 
 }  // namespace
 }  // namespace precondor
 
-int main(int argc, char** argv) { return precondor::BenchMain(argc, argv, precondor::MeasureAll); }
+int main(int argc, char** argv) { return precondor::Main(argc, argv); }

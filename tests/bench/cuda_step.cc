@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -49,9 +48,15 @@ struct Kind {
   std::string products;
 };
 
+std::vector<Kind> Kinds(bool is_short) {
+  if (is_short) return {{8, "F32"}, {8, "BF16X3"}, {0, "BF16"}};
+  return {{64, "F32"}, {64, "BF16X3"}, {128, "F32"}, {128, "BF16X3"}, {0, "BF16"}};
+}
+
 std::string NameOf(const Kind& kind) {
   const std::string factors = kind.rank == 0 ? "dense" : absl::StrCat("low_rank_", kind.rank);
-  return kind.products == "F32" ? factors : absl::StrCat(factors, "_", absl::AsciiStrToLower(kind.products));
+  return absl::StrCat("step/cuda/", factors,
+                      kind.products == "F32" ? "" : absl::StrCat("_", absl::AsciiStrToLower(kind.products)));
 }
 
 MethodConfig ConfigOf(const Kind& kind) {
@@ -97,6 +102,7 @@ class Model {
   Model(const Kind& kind, std::vector<LayerSpec> specs, Backend& backend)
       : rank_(kind.rank),
         backend_(backend),
+        timer_(DeviceTimer::Make(static_cast<cudaStream_t>(backend.stream())).value()),
         method_(MakeMethod(ConfigOf(kind)).value()),
         begin_(specs.size() + 1),
         all_in_tasks_(static_cast<std::ptrdiff_t>(specs.size())),
@@ -127,7 +133,7 @@ class Model {
   }
 
   struct Cost {
-    double seconds = 0;
+    double seconds = 0;  // of the device, from the step's first operation to its last
     int64_t launches = 0;
   };
   // Of one step of all layers.
@@ -139,12 +145,11 @@ class Model {
     ++step_;
     (void)ToHost(backend_, layers_[0]->a.view());  // after all that came before
     const int64_t launches = cuda::launch_count;
-    const auto begin = std::chrono::steady_clock::now();
+    PRECONDOR_CHECK(timer_->Begin().ok());
     begin_.arrive_and_wait();
     end_.arrive_and_wait();
-    (void)ToHost(backend_, layers_[0]->a.view());
-    return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
-            cuda::launch_count - launches};
+    const double seconds = timer_->End().value();
+    return {seconds, cuda::launch_count - launches};
   }
 
   // Of the first layer's answer U, times a random w, after all that it has been fed. Low rank: A_out U A_in w beside
@@ -191,6 +196,7 @@ class Model {
 
   const int64_t rank_;
   Backend& backend_;
+  const std::unique_ptr<DeviceTimer> timer_;
   const std::unique_ptr<Method> method_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::barrier<> begin_, all_in_tasks_, end_;
@@ -225,35 +231,54 @@ double Seconds(const std::vector<LayerSpec>& layers, int64_t rank, const DeviceL
 
 }  // namespace
 
-std::vector<BenchRow> MeasureCudaSteps(bool is_short, const DeviceLimits& limits) {
-  std::vector<BenchRow> rows;
-  std::vector<Kind> kinds = {{64, "F32"}, {64, "BF16X3"}, {128, "F32"}, {128, "BF16X3"}, {0, "BF16"}};
-  if (is_short) kinds = {{8, "F32"}, {8, "BF16X3"}, {0, "BF16"}};
-  for (const Kind& kind : kinds) {
-    const int64_t rank = kind.rank;
-    const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeTestBackend(), GroupingOptions());
-    const std::vector<LayerSpec> layers = Layers(is_short);
-    Model model(kind, layers, *backend);
-    for (int step = 0; step < 3; ++step) model.Step();
-    PRECONDOR_CHECK(model.Error() <
-                    (kind.products == "F32" ? 1e-3 : 2e-2));  // bf16's four roundings, each 2^-9 at most
-    // Until windows are full and slide, or terms that waited have moved in.
-    for (int64_t step = 3; step < (is_short ? 4 : std::max<int64_t>(2 * rank, 32)); ++step) model.Step();
-    const double free_before = FreeMiB();
-    std::vector<double> seconds, launches;
-    for (int step = 0; step < (is_short ? 1 : 20); ++step) {
-      const auto cost = model.Step();
-      seconds.push_back(cost.seconds);
-      launches.push_back(static_cast<double>(cost.launches));
-    }
-    const std::string name = absl::StrCat("step/cuda/", NameOf(kind));
-    rows.push_back({name, Median(seconds) * 1e3, "ms", Seconds(layers, rank, limits) * 1e3, 1 / 1.2});
-    rows.push_back({.name = name + "/launches", .value = Median(launches), .unit = "", .target = 10, .at_most = true});
-    // What steady steps take of the device beyond what its pool has; less than any piece that a pool grows by.
-    rows.push_back(
-        {.name = name + "/growth", .value = free_before - FreeMiB(), .unit = "MiB", .target = 1, .at_most = true});
+std::vector<std::string> CudaStepNames(BenchMode mode) {
+  std::vector<std::string> names;
+  for (const Kind& kind : Kinds(mode.is_short)) names.push_back(NameOf(kind));
+  return names;
+}
+
+std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, const DeviceLimits& limits) {
+  const bool is_short = mode.is_short;
+  const std::vector<Kind> kinds = Kinds(is_short);
+  const auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& each) { return NameOf(each) == name; });
+  PRECONDOR_CHECK(kind != kinds.end());
+  const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeTestBackend(), GroupingOptions());
+  const std::vector<LayerSpec> layers = Layers(is_short);
+  Model model(*kind, layers, *backend);
+  for (int step = 0; step < 3; ++step) model.Step();
+  PRECONDOR_CHECK(model.Error() < (kind->products == "F32" ? 1e-3 : 2e-2));  // bf16's four roundings, each 2^-9 at most
+  // Until windows are full and slide, or terms that waited have moved in.
+  for (int64_t step = 3; step < (is_short ? 4 : std::max<int64_t>(2 * kind->rank, 32)); ++step) model.Step();
+  if (mode.profile) {
+    PRECONDOR_CHECK(ProfileOnce(static_cast<cudaStream_t>(backend->stream()), [&] {
+                      model.Step();
+                      return absl::OkStatus();
+                    }).ok());
+    return {};
   }
-  return rows;
+  const double free_before = FreeMiB();
+  std::vector<double> seconds, launches;
+  for (int step = 0; step < (is_short ? 2 : 20); ++step) {
+    const auto cost = model.Step();
+    seconds.push_back(cost.seconds);
+    launches.push_back(static_cast<double>(cost.launches));
+  }
+  const Summary time = Scaled(Summarize(seconds), 1e3), launched = Summarize(launches);
+  const double limit = limits.bytes > 0 && limits.flops > 0 ? Seconds(layers, kind->rank, limits) * 1e3 : 0;
+  return {{.name = name,
+           .value = time.median,
+           .unit = "ms",
+           .limit = limit,
+           .target = limit > 0 ? 1 / 1.2 : 0,
+           .spread = time},
+          {.name = name + "/launches",
+           .value = launched.median,
+           .unit = "",
+           .target = 10,
+           .at_most = true,
+           .spread = launched},
+          // What steady steps take of the device beyond what its pool has; less than any piece that a pool grows by.
+          {.name = name + "/growth", .value = free_before - FreeMiB(), .unit = "MiB", .target = 1, .at_most = true}};
 }
 
 }  // namespace precondor

@@ -3,9 +3,11 @@
 // by one vector a side and the precondition of every layer's gradient, in tasks that run together.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "tests/bench/bench_rows.h"
+#include "tests/bench/cuda_timer.h"
 
 namespace precondor {
 
@@ -15,7 +17,11 @@ struct DeviceLimits {
   double flops = 0;
 };
 
-// Answers are compared with the definition in doubles first; a wrong one aborts.
-std::vector<BenchRow> MeasureCudaSteps(bool is_short, const DeviceLimits& limits);
+// The steps there are, each the name of its first row: "step/cuda/low_rank_64".
+std::vector<std::string> CudaStepNames(BenchMode mode);
+
+// The rows of one of them. Answers are compared with the definition in doubles first; a wrong one aborts. None when a
+// profiler measures.
+std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, const DeviceLimits& limits);
 
 }  // namespace precondor

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns what benchmark programs wrote into rows {name, value, unit, limit, ratio, target, pass}.
+"""Turns what benchmark programs wrote into rows {name, value, unit, limit, ratio, target, pass, spread}.
 
 Inputs are JSON files: Google Benchmark's output (medians over repetitions are taken here; the limit of a row is the
 time that the machine's measured FMA peak and memory stream allow for its flops and bytes), or an object with a list
 `rows`, taken as it is. In the first kind `ratio` is the fraction of the limit that was reached, 1 being best, and a row
 passes when its result was right. A benchmark that failed is a row that does not pass, with its `error`.
+
+`value` is a median; `spread` is {q1, q3, n}, the quartiles over n repetitions, in the value's unit, or null where there
+was one. Programs that write rows themselves can leave `spread` out.
 """
 
 import argparse
@@ -18,8 +21,17 @@ import sys
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def row(name, value, unit, limit=None, ratio=None):
-    return {"name": name, "value": value, "unit": unit, "limit": limit, "ratio": ratio, "target": None, "pass": True}
+def row(name, value, unit, limit=None, ratio=None, quartiles=None):
+    return {"name": name, "value": value, "unit": unit, "limit": limit, "ratio": ratio, "target": None, "pass": True,
+            "spread": quartiles}
+
+
+def spread(values):
+    """The quartiles of repetitions, linear between the two nearest, as bench_rows.h has them; None of a single value."""
+    if len(values) < 2:
+        return None
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"q1": low, "q3": high, "n": len(values)}
 
 
 def limit_seconds(counters, peak, streams):
@@ -43,8 +55,8 @@ def google_rows(document):
             failed[name] = run.get("error_message", "failed")
         elif run.get("run_type", "iteration") == "iteration":
             groups.setdefault(name, []).append(run)
-    seconds = {name: statistics.median(r["real_time"] * SECONDS[r["time_unit"]] for r in group)
-               for name, group in groups.items()}
+    repetitions = {name: [r["real_time"] * SECONDS[r["time_unit"]] for r in group] for name, group in groups.items()}
+    seconds = {name: statistics.median(times) for name, times in repetitions.items()}
     peak = None
     streams = []
     for name, time in seconds.items():
@@ -58,12 +70,15 @@ def google_rows(document):
     for name, time in seconds.items():
         counters = groups[name][0]
         if name == "limit/fma_f32":
-            rows.append(row(name, peak / 1e9, "GFLOP/s"))
+            rates = [counters["flops"] / each / 1e9 for each in repetitions[name]]
+            rows.append(row(name, peak / 1e9, "GFLOP/s", quartiles=spread(rates)))
         elif name.startswith("limit/"):
-            rows.append(row(name, counters["bytes"] / time / 1e9, "GB/s"))
+            rates = [counters["bytes"] / each / 1e9 for each in repetitions[name]]
+            rows.append(row(name, counters["bytes"] / time / 1e9, "GB/s", quartiles=spread(rates)))
         else:
             limit = limit_seconds(counters, peak, streams)
-            rows.append(row(name, time * 1e6, "us", limit and limit * 1e6, limit and limit / time))
+            rows.append(row(name, time * 1e6, "us", limit and limit * 1e6, limit and limit / time,
+                            spread([each * 1e6 for each in repetitions[name]])))
     for name, message in failed.items():
         rows.append({**row(name, None, "us"), "pass": False, "error": message})
     return sorted(rows, key=lambda r: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", r["name"])])
@@ -73,9 +88,14 @@ def number(value):
     return "" if value is None else f"{value:.4g}"
 
 
+def spread_text(record):
+    quartiles = record.get("spread")
+    return f"{number(quartiles['q1'])} ... {number(quartiles['q3'])} of {quartiles['n']}" if quartiles else ""
+
+
 def print_table(rows):
-    head = ("name", "value", "unit", "limit", "ratio", "target", "pass")
-    lines = [head] + [(r["name"], number(r["value"]), r["unit"], number(r["limit"]), number(r["ratio"]),
+    head = ("name", "value", "unit", "quartiles", "limit", "ratio", "target", "pass")
+    lines = [head] + [(r["name"], number(r["value"]), r["unit"], spread_text(r), number(r["limit"]), number(r["ratio"]),
                        number(r["target"]), "yes" if r["pass"] else "NO") for r in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     for line in lines:

@@ -26,6 +26,11 @@ class RowsTest(unittest.TestCase):
         self.assertIsNone(found["limit"])
         self.assertTrue(found["pass"])
 
+    def test_quartiles_over_repetitions(self):
+        found = self.rows(*(run("a", time) for time in (5, 1, 4, 2, 3)))["a"]["spread"]
+        self.assertEqual((found["n"], round(found["q1"], 9), round(found["q3"], 9)), (5, 2, 4))
+        self.assertIsNone(self.rows(run("a", 1))["a"]["spread"])
+
     def test_compute_limit(self):
         found = self.rows(run("a", 40, flops=1e6))["a"]
         self.assertAlmostEqual(found["limit"], 10)

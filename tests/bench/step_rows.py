@@ -51,10 +51,10 @@ class Child:
         self.process.wait()
 
 
-def start_torch(python, device="cpu"):
+def start_torch(python):
     """A Child and torch's version, or None and why there is none."""
     try:
-        child = Child([python, "-B", str(pathlib.Path(__file__).with_name("step_torch.py")), "--device", device])
+        child = Child([python, "-B", str(pathlib.Path(__file__).with_name("step_torch.py"))])
     except OSError as error:
         return None, str(error)
     first = child.read()

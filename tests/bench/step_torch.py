@@ -4,13 +4,14 @@
 
 Per layer and side J is a dense f32 matrix: J <- .95 J + .05 I, u = J v, J <- J - u u' / (1 + v'u) (docs/methods/mkor.md,
 REFERENCE), then a look at max |J|; the gradient becomes J_out D J_in, rescaled to |D|. All of it works in place where
-torch can. tests/bench/step_rows.py and tests/gpu_run.py run it by lines on the standard input:
+torch can. tests/bench/step_rows.py runs it by lines on the standard input:
 
     make BLOCKS   factors and gradients of that many of BERT-Large's 24 blocks; answered by the factors' bytes
     step THREADS  answered by the seconds of one step: of processor time for one thread of the CPU, else by the clock
 
 The first line of output is "ready" with torch's version, after the recursion was compared with one in doubles, or "no"
-and why there is none.
+and why there is none. With --steps N it reads nothing, takes a step that warms up and N more, and writes "step SECONDS"
+for each of the N. On a device, seconds are between two CUDA events.
 """
 
 import argparse
@@ -83,28 +84,39 @@ class Model:
     def factor_bytes(self):
         return sum(4 * (out_inverse.numel() + in_inverse.numel()) for out_inverse, _, in_inverse in self.layers)
 
-    def wait(self):
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-
     def step(self, threads):
         set_threads(threads)
-        clock = time.thread_time if threads == 1 and self.device == "cpu" else time.monotonic
-        self.wait()
-        begin = clock()
+        if self.device == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()
+            self.all_layers()
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e-3
+        clock = time.thread_time if threads == 1 else time.monotonic
+        start = clock()
+        self.all_layers()
+        return clock() - start
+
+    def all_layers(self):
         for i, (out_inverse, gradient, in_inverse) in enumerate(self.layers):
             row = self.steps + 7 * i
             update(in_inverse, self.vectors[row % VECTORS, :len(in_inverse)])
             update(out_inverse, self.vectors[(row + 3) % VECTORS, :len(out_inverse)])
             precondition(out_inverse, gradient, in_inverse)
         self.steps += 1
-        self.wait()
-        return clock() - begin
 
 
-def main(device):
+def main(device, blocks, steps):
     model = None
     print("ready", torch.__version__, flush=True)
+    if steps:
+        model = Model(blocks, device)
+        model.step(1)
+        for _ in range(steps):
+            print("step", model.step(1), flush=True)
+        return
     for line in sys.stdin:
         command, argument = line.split()
         if command == "make":
@@ -117,7 +129,10 @@ def main(device):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    where = parser.parse_args().device
+    parser.add_argument("--blocks", type=int, default=1, help="of BERT-Large's 24, with --steps")
+    parser.add_argument("--steps", type=int, default=0)
+    options = parser.parse_args()
+    where = options.device
     try:
         import numpy
         import torch
@@ -129,4 +144,4 @@ if __name__ == "__main__":
         sys.exit(0)
     torch.set_grad_enabled(False)
     check(where)
-    main(where)
+    main(where, options.blocks, options.steps)

@@ -78,7 +78,8 @@ OUR_ROOTS = ("kernels/", "server/", "client/", "proto/", "precondor/", "tests/")
 # Third-party headers -> prefixes where they are welcome, with the reason for the message.
 THIRD_PARTY = [
     (r"^(cuda|cublas|cusolver|cusparse|curand|nccl|device_launch)",
-     ["kernels/cuda/", "tests/conformance/nccl_", "tests/conformance/fake_nccl", "tests/support/cuda_host/"],
+     ["kernels/cuda/", "tests/conformance/nccl_", "tests/conformance/fake_nccl", "tests/conformance/device_",
+      "tests/bench/cuda_timer", "tests/support/cuda_host/"],
      "only kernels/cuda knows CUDA"),
     (r"^prometheus/", ["server/metrics/", "tests/unit/server/metrics/"], "only server/metrics knows prometheus-cpp"),
     (r"^(grpc|grpcpp)/",

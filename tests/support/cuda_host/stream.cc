@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <cuda_profiler_api.h>
 #include <deque>
 #include <fstream>
 #include <map>
@@ -29,10 +31,12 @@ struct CUstream_st {
 };
 struct CUevent_st {
   const int device = precondor::cuda_host::CurrentDevice();
+  bool has_time = true;  // false of events made with cudaEventDisableTiming
   struct State {
     precondor::Mutex mu;
     cudaStream_t stream = nullptr;  // where it was recorded last
     uint64_t records = 0, passed = 0;
+    std::chrono::steady_clock::time_point passed_at;
     bool HasPassed(uint64_t record) {
       const precondor::MutexLock lock(mu);
       return passed >= record;
@@ -246,9 +250,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   RETURN_IF_FAILED();
   *event = new CUevent_st;
+  (*event)->has_time = (flags & cudaEventDisableTiming) == 0;
   host::AddLiveObjects(1);
   return cudaSuccess;
 }
@@ -266,9 +271,26 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   host::Enqueue(stream, [state = event->state, record = ++event->state->records] {
     const precondor::MutexLock lock(state->mu);
     state->passed = record;
+    state->passed_at = std::chrono::steady_clock::now();
   });
   return cudaSuccess;
 }
+// The host's time between the moments at which the streams reached the events.
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  RETURN_IF_FAILED();
+  if (!start->has_time || !end->has_time) return cudaErrorInvalidResourceHandle;
+  std::chrono::steady_clock::time_point at[2];
+  for (const cudaEvent_t event : {start, end}) {
+    const precondor::MutexLock lock(event->state->mu);
+    if (event->state->records == 0) return cudaErrorInvalidResourceHandle;
+    if (event->state->passed < event->state->records) return cudaErrorNotReady;
+    at[event == end] = event->state->passed_at;
+  }
+  *milliseconds = std::chrono::duration<float, std::milli>(at[1] - at[0]).count();
+  return cudaSuccess;
+}
+cudaError_t cudaProfilerStart() { return host::CountCall(); }
+cudaError_t cudaProfilerStop() { return host::CountCall(); }
 // The stream goes there, as it would by itself, and says so when it is asked again.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   RETURN_IF_FAILED();

@@ -92,5 +92,24 @@ TEST_F(CudaHostTest, RefusesGridsThatADeviceRefuses) {
   EXPECT_EQ(cudaLaunchKernelEx(&empty, BarrierOfTheFirstHalf), cudaErrorInvalidConfiguration);
 }
 
+TEST_F(CudaHostTest, EventsTellTheTimeBetweenThem) {
+  cudaEvent_t first = nullptr, second = nullptr, untimed = nullptr;
+  ASSERT_EQ(cudaEventCreateWithFlags(&first, cudaEventDefault), cudaSuccess);
+  ASSERT_EQ(cudaEventCreateWithFlags(&second, cudaEventDefault), cudaSuccess);
+  ASSERT_EQ(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming), cudaSuccess);
+  float milliseconds = -1;
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, first, second), cudaErrorInvalidResourceHandle) << "never recorded";
+  for (const cudaEvent_t event : {first, untimed, second}) ASSERT_EQ(cudaEventRecord(event, stream_), cudaSuccess);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, first, second), cudaErrorNotReady);
+  ASSERT_EQ(cudaEventSynchronize(second), cudaSuccess);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, first, untimed), cudaErrorInvalidResourceHandle);
+  ASSERT_EQ(cudaEventElapsedTime(&milliseconds, first, second), cudaSuccess);
+  EXPECT_GE(milliseconds, 0);
+  float back = 0;
+  ASSERT_EQ(cudaEventElapsedTime(&back, second, first), cudaSuccess);
+  EXPECT_EQ(back, -milliseconds);
+  for (const cudaEvent_t event : {first, second, untimed}) EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
+}
+
 }  // namespace
 }  // namespace precondor::cuda_host

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phase bench: cuda_bench, case by case, and beside it the same step in torch.
+
+All cases run in one process, which reports as it goes. Where a case ends the process (a wrong answer in a step, a fault
+of the device) or does not end in its time, that case has failed and a new process goes on with the next.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+from bench import rows
+from gpu import judge, phases, process, results
+from gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED
+
+TORCH_SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "bench" / "step_torch.py"
+TORCH_BLOCKS, TORCH_STEPS = 24, 9
+TORCH_TARGET = 10  # times a step of ours
+STEP = "step/cuda/"
+
+
+def _command(runner, *words):
+    program = runner.programs.path("cuda_bench_on_host" if runner.imitation else "cuda_bench")
+    return [program, *words, *(["--short"] if runner.short else [])]
+
+
+def cases(runner):
+    """The names of all cases; a program that cannot say is one case, which fails."""
+    status, text = process.run(_command(runner, "--list"), 60, "bench/list", runner.results, runner.environment)
+    return text.split() if status == 0 and text else ["cuda_bench"]
+
+
+class _Case:
+    """The case that the process is at."""
+
+    def __init__(self, name, seconds):
+        self.name, self.began, self.deadline = name, time.monotonic(), time.monotonic() + seconds
+
+
+def run(runner, names):
+    """Runs the cases and records each with its rows."""
+    left = list(names)
+    while left:
+        if runner.left() <= 0:
+            for name in left:
+                runner.done(name, {"status": NOT_RUN, "reason": "the phase's time was over"}, 0)
+            return
+        left = _run_process(runner, left)
+
+
+def _run_process(runner, names):
+    """What is left of `names` when one process has run."""
+    left, current, measured = list(names), None, 0
+    began = time.monotonic()
+    source = f"bench/{names[0]}"
+    try:
+        program = process.Program(_command(runner, "--lines", f"--only={','.join(names)}"), source, runner.results,
+                                  runner.environment)
+    except OSError as error:
+        for name in left:
+            runner.done(name, {"status": FAILED, "reason": str(error)}, 0)
+        return []
+    start_by = began + phases.BENCH_START_SECONDS
+
+    def deadline():
+        return min(runner.deadline, current.deadline if current else start_by)
+
+    for line in program.lines(deadline):
+        message = _message(line)
+        if message is None:
+            continue
+        if "begin" in message:
+            current, measured = _Case(message["begin"], phases.bench_seconds(message["begin"])), 0
+        elif "end" in message and current:
+            error = message["error"]
+            verdict = {"status": PASSED, "rows": measured} if error is None else {"status": FAILED, "reason": error}
+            left.remove(current.name)
+            runner.done(current.name, verdict, time.monotonic() - current.began)
+            current, start_by = None, time.monotonic() + phases.BENCH_START_SECONDS
+        elif "name" in message and current:
+            measured += 1
+            runner.row(current.name, message)
+    if not left:
+        return []
+    return _blame(runner, program, current, left, len(left) < len(names), began)
+
+
+def _message(line):
+    if not line.startswith("{"):
+        return None
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
+
+
+def _blame(runner, program, current, left, came_on, began):
+    """What is left after the process ended before its last case: the case that it was at has failed, or, where it came on
+    with none, the first."""
+    status, text = program.status, "\n".join(program.last)
+    if status == judge.NO_DEVICE:
+        verdict = judge.googletest(status, text, 0)
+        for name in left:
+            runner.done(name, {"status": SKIPPED, "reason": verdict["reason"]}, 0)
+        return []
+    name = current.name if current else left[0]
+    if current is None and came_on:
+        return left  # it ended between two cases, as after a fault of the device: another process goes on
+    since = current.began if current else began
+    seconds = time.monotonic() - since
+    last = [line for line in program.last if line and not line.startswith("{")]
+    reason = f"not done after {seconds:.4g} s" if status is None else judge.exit_reason(status)
+    if last:
+        reason += f": {last[-1]}"
+    runner.done(name, {"status": FAILED, "reason": reason}, seconds)
+    return [other for other in left if other != name]
+
+
+def run_torch(runner):
+    """The step of cuda_bench's rows in torch on the same device, and how many times as long it takes."""
+    if runner.imitation:
+        return {"status": SKIPPED, "reason": phases.IMITATED}
+    blocks, steps = (1, 1) if runner.short else (TORCH_BLOCKS, TORCH_STEPS)
+    seconds = min(phases.TORCH_SECONDS, runner.left())
+    command = [sys.executable, "-B", str(TORCH_SCRIPT), "--device", "cuda", "--blocks", str(blocks), "--steps", str(steps)]
+    status, text = process.run(command, seconds, f"bench/{phases.TORCH}", runner.results, None)
+    lines = text.splitlines()
+    without = [line for line in lines if line.startswith("no ")]
+    if status == 0 and without:
+        return {"status": SKIPPED, "reason": without[0]}
+    times = sorted(float(line.removeprefix("step ")) * 1e3 for line in lines if line.startswith("step "))
+    if status != 0 or not times:
+        reason = f"not done after {seconds:.4g} s" if status is None else judge.exit_reason(status)
+        return {"status": FAILED, "reason": ": ".join([reason, *lines[-1:]])}
+    runner.row(phases.TORCH, rows.row(phases.TORCH, statistics.median(times), "ms", quartiles=rows.spread(times)))
+    if not runner.short:  # whose layers are shorter than torch's
+        for name, ours in _our_steps(runner).items():
+            ratio = statistics.median(times) / ours
+            runner.row(phases.TORCH, {**rows.row(f"{STEP}torch_to_{name}", ratio, "x"), "target": TORCH_TARGET,
+                                      "pass": ratio >= TORCH_TARGET})
+    version = next((line.removeprefix("ready ") for line in lines if line.startswith("ready ")), None)
+    return {"status": PASSED, "version": version, "rows": 1}
+
+
+def _our_steps(runner):
+    """{name: ms} of the steps measured so far."""
+    measured = [r for r in results.read([runner.results.folder]) if r["record"] == "row"]
+    return {r["name"].removeprefix(STEP): r["value"] for r in measured
+            if r["name"].startswith(STEP) and r["unit"] == "ms" and r["name"] != phases.TORCH}

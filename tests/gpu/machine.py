@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine has: the device, its driver, CUDA's libraries and tools, and the commit that is tested."""
+
+import glob
+import os
+import pathlib
+import platform
+import re
+import shutil
+import site
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Where CUDA's libraries are found that the loader does not know: the toolkit's folders, then the wheels of this Python
+# and of environments at common places.
+LIBRARY_FOLDERS = ["/usr/local/cuda/lib64", "/usr/local/cuda-*/lib64", "/usr/local/cuda/targets/x86_64-linux/lib",
+                   "/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu/nvidia/current"]
+WHEEL_FOLDERS = ["nvidia/*/lib"]
+ENVIRONMENTS = ["/opt/*/lib/python3*/site-packages", "/opt/*/.venv/lib/python3*/site-packages",
+                "/usr/lib/python3*/*-packages", "/usr/local/lib/python3*/*-packages"]
+LIBRARIES = ("libcublas.so.", "libcublasLt.so.", "libcusolver.so.", "libcusparse.so.", "libnvJitLink.so.", "libnccl.so.")
+TOOL_FOLDERS = ["/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*",
+                "/usr/local/cuda/compute-sanitizer"]
+
+
+def output_of(command, seconds=30):
+    """What `command` prints, or None where it cannot run, fails or does not end."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def library_folders():
+    """The folders that have a library of CUDA, each library once: the first folder that has it counts."""
+    packages = [*site.getsitepackages(), site.getusersitepackages(), *sys.path, *ENVIRONMENTS]
+    patterns = LIBRARY_FOLDERS + [f"{place}/{folder}" for place in packages if place for folder in WHEEL_FOLDERS]
+    folders, seen = [], set()
+    for pattern in patterns:
+        for folder in sorted(glob.glob(pattern), reverse=True):
+            names = {name for name in os.listdir(folder) if name.startswith(LIBRARIES)} - seen
+            if names:
+                folders.append(folder)
+                seen |= names
+    return folders
+
+
+def environment():
+    """For programs that link CUDA's libraries."""
+    given = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(dict.fromkeys(given + library_folders()))}
+
+
+def find_tool(name):
+    """The path of one of CUDA's tools, or None."""
+    found = shutil.which(name)
+    if found:
+        return found
+    for pattern in TOOL_FOLDERS:
+        for folder in sorted(glob.glob(pattern), reverse=True):
+            found = shutil.which(name, path=folder)
+            if found:
+                return found
+    return None
+
+
+def _version(tool, pattern):
+    path = find_tool(tool)
+    found = re.search(pattern, output_of([path, "--version"]) or "") if path else None
+    return found[1] if found else None
+
+
+def revision(programs):
+    """The commit of the programs: the pack's own, or that of this tree."""
+    packed = programs / "revision"
+    if packed.exists():
+        return packed.read_text(encoding="utf-8").strip()
+    commit = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+    return commit and commit + (" and changes" if output_of(["git", "-C", str(ROOT), "status", "--porcelain"]) else "")
+
+
+def describe(programs, imitation):
+    """For the report, each value a text or None."""
+    facts = {"revision": revision(programs), "system": platform.platform(), "libc": " ".join(platform.libc_ver()),
+             "cores": str(os.cpu_count()), "python": platform.python_version()}
+    if imitation:
+        return {"device": "the host's imitation of CUDA", **facts}
+    listed = output_of(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"])
+    device = (listed.splitlines()[0].split(", ") if listed else []) + [None] * 4
+    return {"device": device[0], "driver": device[1], "memory": device[2], "compute capability": device[3], **facts,
+            "nvcc": _version("nvcc", r"release \S+, V(\S+)"), "ncu": _version("ncu", r"Version (\S+)"),
+            "compute-sanitizer": _version("compute-sanitizer", r"Version (\S+)"),
+            "cmake": _version("cmake", r"version (\S+)"), "g++": _version("g++", r"\) (\S+)"),
+            "libraries": ":".join(library_folders()) or None}

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report over results (results.py): what passed, what failed, what did not finish, and all that was measured. It can
+be written at any moment; a later result of a check or row takes the place of an earlier one."""
+
+import dataclasses
+import importlib
+import os
+import pathlib
+
+from bench.rows import number, spread_text
+from gpu import phases, results
+from gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED
+
+BEGIN, END = "<!-- gpu-results -->", "<!-- /gpu-results -->"
+NOT_MEASURED = "not measured"
+
+
+@dataclasses.dataclass
+class PhaseState:
+    """What is known of one phase; a phase without a start has not begun."""
+    name: str
+    seconds: float | None = None  # its limit
+    checks: list = dataclasses.field(default_factory=list)  # names, of all its starts
+    results: dict = dataclasses.field(default_factory=dict)  # by name
+    running: bool = False  # its last start has no end
+
+    def count(self, status):
+        return sum(result["status"] == status for result in self.results.values())
+
+    def unfinished(self):
+        """The checks without a result."""
+        return [name for name in self.checks if self.results.get(name, {"status": NOT_RUN})["status"] == NOT_RUN]
+
+    def state(self):
+        if not self.checks and self.seconds is None:
+            return "not begun"
+        return "**unfinished**" if self.running or self.unfinished() else "finished"
+
+
+@dataclasses.dataclass
+class Summary:
+    phases: dict  # {name: PhaseState}, in the table's order
+    rows: dict  # by name
+    kernels: dict  # [kernels] by the check that found them
+    machine: dict
+
+    def _named(self, status):
+        return [f"{phase.name}/{name}" for phase in self.phases.values() for name, result in phase.results.items()
+                if result["status"] == status]
+
+    @property
+    def failed(self):
+        return self._named(FAILED)
+
+    @property
+    def passed(self):
+        return self._named(PASSED)
+
+    @property
+    def unfinished(self):
+        """Checks, and phases that ended before they could say which there are."""
+        names = [f"{phase.name}/{name}" for phase in self.phases.values() for name in phase.unfinished()]
+        return names + [phase.name for phase in self.phases.values() if phase.running and not phase.unfinished()]
+
+
+def summarize(records):
+    summary = Summary({name: PhaseState(name) for name in phases.PHASES}, {}, {}, {})
+    for record in records:
+        kind, phase = record["record"], summary.phases.get(record.get("phase"))
+        if phase is None:
+            continue
+        if kind == "start":
+            phase.seconds, phase.running = record["seconds"], True
+            phase.checks += [name for name in record["checks"] if name not in phase.checks]
+            summary.machine = record["machine"]
+        elif kind == "check":
+            phase.results[record["check"]] = record
+        elif kind == "row":
+            summary.rows[record["name"]] = record
+        elif kind == "kernel":
+            found = summary.kernels.setdefault(record["check"], {})
+            found[record["kernel"]] = record
+        elif kind == "end":
+            phase.running = False
+    return summary
+
+
+def _table(head, lines):
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(line) + " |" for line in cells]
+
+
+def _phase_table(summary):
+    lines = []
+    for phase in summary.phases.values():
+        rest = phase.unfinished()
+        lines.append((phase.name, phase.state(), phase.count(PASSED), phase.count(FAILED), phase.count(SKIPPED), len(rest),
+                      "" if phase.seconds is None else f"{phase.seconds:g} s"))
+    return _table(("phase", "state", "passed", "failed", "skipped", "not run", "limit"), lines)
+
+
+def _check_list(summary):
+    """What failed, what was skipped and what did not run, with the reasons; checks of a phase that have one reason are one
+    line."""
+    lines = {}
+    for phase in summary.phases.values():
+        for name, result in phase.results.items():
+            if result["status"] == FAILED:
+                tests = "".join(f"; {test}" for test in result.get("failures", [])[:20])
+                lines.setdefault(("**failed**", phase.name, result["reason"] + tests), []).append(name)
+            elif result["status"] == SKIPPED:
+                lines.setdefault(("skipped", phase.name, result["reason"]), []).append(name)
+        for name in phase.unfinished():
+            reason = phase.results.get(name, {}).get("reason", "the run ended before it")
+            lines.setdefault(("**not run**", phase.name, reason), []).append(name)
+    return [f"- {what} {phase}/{', '.join(names)}: {reason}" for (what, phase, reason), names in lines.items()] or ["- nothing"]
+
+
+def _bits(summary):
+    held, broken = set(), set()
+    for phase in summary.phases.values():
+        for result in phase.results.values():
+            held |= set(result.get("bits", {}).get("held", []))
+            broken |= set(result.get("bits", {}).get("broken", []))
+    lines = [f"- broken: {name}" for name in sorted(broken)] + [f"- held: {name}" for name in sorted(held - broken)]
+    return lines or ["- none was tested"]
+
+
+def _row_line(row):
+    met = "" if row["target"] is None else "met" if row["pass"] else "**missed**"
+    return (row["name"], number(row["value"]), row["unit"], spread_text(row), number(row["limit"]), number(row["ratio"]),
+            number(row["target"]), met)
+
+
+def rows_table(summary):
+    return _table(("row", "median", "unit", "quartiles", "limit", "of the limit", "target", ""),
+                  [_row_line(row) for row in summary.rows.values()])
+
+
+def target_rows():
+    """The claims of docs/performance.md, where their file is there: dictionaries with at least name and target."""
+    try:
+        return importlib.import_module("bench.gpu_targets").ROWS
+    except ImportError:
+        return []
+
+
+def targets_table(summary):
+    """A line a claim, with what was measured of it."""
+    lines = []
+    for claim in target_rows():
+        row = summary.rows.get(claim["name"])
+        measured = (f"{number(row['value'])} {row['unit']}", spread_text(row), number(row["limit"]), number(row["ratio"]),
+                    _met(claim, row)) if row else (NOT_MEASURED, "", "", "", "")
+        lines.append((claim["name"], claim.get("unit", ""), claim.get("limit", ""), claim.get("target", ""), *measured))
+    return _table(("claim", "unit", "limit's formula", "target", "measured", "quartiles", "limit", "of the limit", ""), lines)
+
+
+def _met(claim, row):
+    """By the claim's own judge where it has one, else by the row's target."""
+    judge = claim.get("passes")
+    passed = judge(row) if callable(judge) else row["pass"] if row["target"] is not None else None
+    return "" if passed is None else "met" if passed else "**missed**"
+
+
+def _kernel_lines(summary):
+    """The heaviest kernels of all profiled cases, each once."""
+    found = {}
+    for case, kernels in summary.kernels.items():
+        for name, kernel in kernels.items():
+            if name not in found or kernel["us"] > found[name][1]["us"]:
+                found[name] = (case, kernel)
+    heaviest = sorted(found.values(), key=lambda item: -item[1]["us"])[:phases.HEAVIEST]
+    lines = []
+    for case, kernel in heaviest:
+        stalls = ", ".join(f"{reason} {number(warps)}" for reason, warps in kernel["stalls"])
+        lines.append((kernel["kernel"], case, kernel["launches"], number(kernel["us"]), number(kernel["dram"]),
+                      number(kernel["tensor"]), stalls))
+    return _table(("kernel", "in", "launches", "us", "DRAM %", "tensor %", "stalls, warps an issue"), lines)
+
+
+def text(records):
+    """The whole report."""
+    summary = summarize(records)
+    lines = ["# Results of tests/gpu.sh", ""]
+    lines += [f"- {name}: {value or 'unknown'}" for name, value in summary.machine.items()] or ["- nothing has begun"]
+    lines += ["", "## Phases", *_phase_table(summary)]
+    lines += ["", "## Failed, skipped, not run", *_check_list(summary)]
+    lines += ["", "## Promises of equal bits", *_bits(summary)]
+    if summary.rows:
+        lines += ["", "## Rows", "Time is the device's, between two CUDA events.", "", *rows_table(summary)]
+    if target_rows():
+        lines += ["", "## Targets", *targets_table(summary)]
+    if summary.kernels:
+        lines += ["", "## Heaviest kernels", *_kernel_lines(summary)]
+    return "\n".join(lines) + "\n"
+
+
+def write(folder, records):
+    """report.md in `folder`, whole at every moment."""
+    path = pathlib.Path(folder) / results.REPORT
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(text(records), encoding="utf-8")
+    beside.replace(path)
+
+
+def write_page(page, records):
+    """The tables of rows and targets between the marks of a page."""
+    summary = summarize(records)
+    content = page.read_text(encoding="utf-8")
+    if content.count(BEGIN) != 1 or content.count(END) != 1:
+        raise SystemExit(f"{page}: expected the lines {BEGIN} and {END} once each")
+    head, rest = content.split(BEGIN)
+    machine = summary.machine
+    measured = f"Measured on {machine.get('device')}, driver {machine.get('driver')}, at {machine.get('revision')}."
+    lines = [measured if summary.rows else "Nothing has been measured on a device yet.", ""]
+    lines += targets_table(summary) if target_rows() else rows_table(summary) if summary.rows else []
+    page.write_text(head + BEGIN + "\n" + "\n".join(lines).rstrip() + "\n" + END + rest.split(END)[1], encoding="utf-8")
