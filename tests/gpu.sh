@@ -102,17 +102,17 @@ build_programs() {
   local flags=("-DCMAKE_CUDA_ARCHITECTURES=$arch" -DPRECONDOR_ONEDNN=OFF '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib'
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags) names
   if ! command -v ninja >/dev/null; then flags+=(-G "Unix Makefiles"); fi
-  if [[ -f "$packages" && ! -d /usr/include/absl ]]; then
+  if [[ -f "$packages" && ! -f /usr/include/absl/status/status.h ]]; then
     rm -rf "$build-packages"
     mkdir -p "$build-packages"
-    run tar -C "$build-packages" -xJf "$packages"
+    run tar -C "$build-packages" -xJf "$packages" || return
     flags+=("-DCMAKE_PREFIX_PATH=$PWD/$build-packages" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu
       -DPRECONDOR_WERROR=OFF)
   fi
   if [[ -z "${CUDACXX:-}" ]] && ! command -v nvcc >/dev/null && [[ -x /usr/local/cuda/bin/nvcc ]]; then
     PATH=$PATH:/usr/local/cuda/bin
   fi
-  run cmake --preset cuda -B "$build" "${flags[@]}"
+  run cmake --preset cuda -B "$build" "${flags[@]}" || return  # where this function is a condition, errors do not end it
   mapfile -t names < <(run_py --programs "$build" "${imitation[@]}" --list-programs)
   run cmake --build "$build" --parallel "$(nproc)" --target "${names[@]}"
 }
@@ -142,7 +142,8 @@ pack_packages() {
   # shellcheck disable=SC2016  # CMake's variable, not the shell's
   sed -i 's|/usr/|${CMAKE_CURRENT_LIST_DIR}/../../../../|' \
     "$stage/packages/lib/$multiarch/cmake/openblas/OpenBLASConfig.cmake"
-  XZ_OPT=-3 tar -C "$stage/packages" -cJf "$packages" .
+  XZ_OPT=-3 tar -C "$stage/packages" -cJf "$stage/packages.tar.xz" .
+  mv "$stage/packages.tar.xz" "$packages"
 }
 
 # Stripped programs in bin/, and in lib/ what they need beyond glibc, the driver and CUDA's libraries; with the scripts
@@ -162,7 +163,8 @@ pack_programs() {
   cp tests/bench/*.py "$stage/programs/tests/bench/"
   find "$stage/programs/tests" -name __pycache__ -prune -exec rm -r {} +
   echo "$(git rev-parse HEAD)$(test -z "$(git status --porcelain)" || echo ' and changes')" >"$stage/programs/revision"
-  XZ_OPT=-6 tar -C "$stage/programs" -cJf "$archive" .
+  XZ_OPT=-6 tar -C "$stage/programs" -cJf "$stage/programs.tar.xz" .
+  mv "$stage/programs.tar.xz" "$archive"
   du -sh "$stage/programs/bin" "$stage/programs/lib"
 }
 
@@ -204,6 +206,10 @@ if [[ -z "$programs" ]]; then
     programs=$build
   fi
   if [[ "$programs" == "$build" ]] || ! start "$programs"; then
+    if [[ ! -f CMakeLists.txt ]]; then
+      echo "tests/gpu.sh: expected programs that start, or the source tree to build them from; found neither in $PWD" >&2
+      exit 1
+    fi
     echo "building from source; the compiler's output is in $out/build.log"
     build_programs >"$out/build.log" 2>&1 || { tail -n 40 "$out/build.log"; exit 1; }
     programs=$build

@@ -3,9 +3,11 @@
 """tests/gpu.sh from end to end over the host's imitation of CUDA: an unpacked pack in an otherwise empty folder, run with
 an empty environment. Takes the build folder that has the programs."""
 
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ sys.path.insert(0, str(TESTS))
 from gpu import phases, report, results
 
 # A part of each phase: what takes a few seconds each.
-FILTER = "^(smoke/(symmetric|grouped)|bench/|profile/|conformance/(device_memory|nccl)|sanitize/)"
+FILTER = "^(smoke/rounded|bench/|profile/|conformance/(device_memory|nccl)|sanitize/)"
 
 
 class ImitationTest(unittest.TestCase):
@@ -65,6 +67,23 @@ class ImitationTest(unittest.TestCase):
         first = (self.folder / "out" / results.REPORT).read_text(encoding="utf-8")
         self.assertEqual(self.gpu_sh("--phase", "report", "--out", "out")[0], 0)
         self.assertEqual((self.folder / "out" / results.REPORT).read_text(encoding="utf-8"), first)
+
+    def test_a_run_that_is_killed_half_way(self):
+        command = ["env", "-i", "/bin/bash", "tests/gpu.sh", "--imitation", "--phase", "all", "--out", "out", "--filter",
+                   "^smoke/(rounded|scaled)|^conformance/device"]
+        with subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+                              start_new_session=True) as run:
+            first = next(line for line in run.stdout if line.startswith("passed"))
+            os.killpg(run.pid, signal.SIGKILL)
+        name = first.split()[1]
+        self.assertIn("**unfinished**", (self.folder / "out" / results.REPORT).read_text(encoding="utf-8"))
+        status, said = self.gpu_sh("--phase", "report", "--out", "out")
+        self.assertEqual(status, 1, said)
+        text = (self.folder / "out" / results.REPORT).read_text(encoding="utf-8")
+        self.assertIn(name, report.summarize(results.read([self.folder / "out"])).passed)
+        self.assertIn("| smoke | **unfinished** | 1 | 0 | 0 | 1 |", text)
+        self.assertIn("the run ended before it", text)
+        self.assertIn("| conformance | not begun |", text)
 
     def test_a_phase_that_runs_out_of_time_is_unfinished(self):
         status, said = self.gpu_sh("--imitation", "--phase", "bench", "--out", "out", "--limit", "0")

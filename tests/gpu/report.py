@@ -41,8 +41,9 @@ class PhaseState:
 class Summary:
     phases: dict  # {name: PhaseState}, in the table's order
     rows: dict  # by name
-    kernels: dict  # [kernels] by the check that found them
+    kernels: dict  # {check: {name: kernel}}
     machine: dict
+    imitation: bool = False  # a phase ran over the host's imitation of CUDA
 
     def _named(self, status):
         return [f"{phase.name}/{name}" for phase in self.phases.values() for name, result in phase.results.items()
@@ -73,6 +74,7 @@ def summarize(records):
             phase.seconds, phase.running = record["seconds"], True
             phase.checks += [name for name in record["checks"] if name not in phase.checks]
             summary.machine = record["machine"]
+            summary.imitation = summary.imitation or record["imitation"]
         elif kind == "check":
             phase.results[record["check"]] = record
         elif kind == "row":
@@ -188,7 +190,8 @@ def text(records):
     lines += ["", "## Failed, skipped, not run", *_check_list(summary)]
     lines += ["", "## Promises of equal bits", *_bits(summary)]
     if summary.rows:
-        lines += ["", "## Rows", "Time is the device's, between two CUDA events.", "", *rows_table(summary)]
+        times = "Times say nothing of a device." if summary.imitation else "Time is the device's, between two CUDA events."
+        lines += ["", "## Rows", times, "", *rows_table(summary)]
     if target_rows():
         lines += ["", "## Targets", *targets_table(summary)]
     if summary.kernels:
@@ -207,6 +210,8 @@ def write(folder, records):
 def write_page(page, records):
     """The tables of rows and targets between the marks of a page."""
     summary = summarize(records)
+    if summary.imitation:
+        raise SystemExit(f"{page}: expected results of a device, got some of the host's imitation of CUDA")
     content = page.read_text(encoding="utf-8")
     if content.count(BEGIN) != 1 or content.count(END) != 1:
         raise SystemExit(f"{page}: expected the lines {BEGIN} and {END} once each")

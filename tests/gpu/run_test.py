@@ -291,6 +291,10 @@ class PhasesTest(unittest.TestCase):
         self.assertIn("| a | ms | bytes / copy | 0.8 | 2 ms | 1.5 ... 2.5 of 9 |", text)
         self.assertIn("| z |  |  | 2 | not measured |", text)
         self.assertTrue(text.startswith("before\n") and text.endswith(f"\n{report.END}\nafter\n") and "old" not in text)
+        self.main("--filter", "smoke", "--imitation")
+        with self.assertRaisesRegex(SystemExit, "expected results of a device"):
+            self.main("--docs", str(page), phase="report")
+        (self.out / results.RESULTS).write_text("", encoding="utf-8")
         page.write_text("no marks", encoding="utf-8")
         with self.assertRaisesRegex(SystemExit, "gpu-results"):
             self.main("--docs", str(page), phase="report")
