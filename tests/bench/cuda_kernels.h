@@ -31,7 +31,7 @@ class CudaKernels {
   static std::string NameOfUpdate(int64_t n, SymmetricStorage storage);
   static std::string NameOfPrecondition(int64_t n, ProductPrecision precision);
 
-  DeviceLimits limits() const { return {copied_per_second_, bf16_per_second_}; }
+  DeviceLimits limits() const { return {copied_per_second_, f32_per_second_, bf16_per_second_}; }
   absl::Status fault() const { return backend_->fault(); }
 
  private:

@@ -211,22 +211,24 @@ double FreeMiB() {
   return static_cast<double>(free_bytes) / (1 << 20);
 }
 
-// What a step has to take: its bytes, or its FLOP.
-double Seconds(const std::vector<LayerSpec>& layers, int64_t rank, const DeviceLimits& limits) {
+// What a step has to take: its bytes, or its FLOP. 0 where the device's limits are not known.
+double LimitSeconds(const std::vector<LayerSpec>& layers, const Kind& kind, const DeviceLimits& limits) {
+  const double flops_per_second = kind.products == "F32" ? limits.f32_flops : limits.bf16_flops;
+  if (limits.bytes <= 0 || flops_per_second <= 0) return 0;
   double bytes = 0, flops = 0;
   for (const LayerSpec& layer : layers) {
     const double m = static_cast<double>(layer.d_out), n = static_cast<double>(layer.d_in);
-    const double r = static_cast<double>(rank);
+    const double r = static_cast<double>(kind.rank);
     bytes += kFloat * 2 * m * n;  // the gradient read, the answer written
-    if (rank == 0) {
+    if (kind.rank == 0) {
       bytes += kFloat * (m * m + n * n) / 2;  // a triangle of each factor read
       flops += 2 * m * n * (m + n);
     } else {
-      bytes += kFloat * r * (m + n);  // the windows read
-      flops += 8 * r * m * n;
+      bytes += kFloat * r * (m + n);                                 // the windows read
+      flops += 8 * r * m * n * (kind.products == "BF16X3" ? 3 : 1);  // which is three products in bf16
     }
   }
-  return std::max(bytes / limits.bytes, flops / limits.flops);
+  return std::max(bytes / limits.bytes, flops / flops_per_second);
 }
 
 }  // namespace
@@ -264,7 +266,7 @@ std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, c
     launches.push_back(static_cast<double>(cost.launches));
   }
   const Summary time = Scaled(Summarize(seconds), 1e3), launched = Summarize(launches);
-  const double limit = limits.bytes > 0 && limits.flops > 0 ? Seconds(layers, kind->rank, limits) * 1e3 : 0;
+  const double limit = LimitSeconds(layers, *kind, limits) * 1e3;
   return {{.name = name,
            .value = time.median,
            .unit = "ms",

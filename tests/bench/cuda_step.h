@@ -11,10 +11,11 @@
 
 namespace precondor {
 
-// What the device does a second: bytes of a copy, read and written, and FLOP of a product on its tensor cores.
+// What the device does a second, measured by the same process; 0: not measured.
 struct DeviceLimits {
-  double bytes = 0;
-  double flops = 0;
+  double bytes = 0;       // of a copy, read and written
+  double f32_flops = 0;   // of products in f32
+  double bf16_flops = 0;  // of products in bf16, on tensor cores
 };
 
 // The steps there are, each the name of its first row: "step/cuda/low_rank_64".

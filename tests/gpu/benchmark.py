@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 
-from bench import rows
+import rows  # of tests/bench
 from gpu import judge, phases, process, results
 from gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED
 

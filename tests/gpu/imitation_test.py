@@ -14,7 +14,7 @@ import tempfile
 import unittest
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(TESTS / "bench")]
 
 # pylint: disable=wrong-import-position
 from gpu import phases, report, results

@@ -7,11 +7,10 @@ import importlib
 import os
 import pathlib
 
-from bench.rows import number, spread_text
 from gpu import phases, results
 from gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED
+from rows import number, spread_text  # of tests/bench
 
-BEGIN, END = "<!-- gpu-results -->", "<!-- /gpu-results -->"
 NOT_MEASURED = "not measured"
 
 
@@ -139,30 +138,45 @@ def rows_table(summary):
                   [_row_line(row) for row in summary.rows.values()])
 
 
-def target_rows():
-    """The claims of docs/performance.md, where their file is there: dictionaries with at least name and target."""
+def _targets():
+    """tests/bench/gpu_targets.py, the claims of docs/performance.md; None in a tree without it."""
     try:
-        return importlib.import_module("bench.gpu_targets").ROWS
-    except ImportError:
-        return []
+        return importlib.import_module("gpu_targets")
+    except ModuleNotFoundError as error:
+        if error.name != "gpu_targets":
+            raise
+        return None
+
+
+def _of_device(values, device):
+    """What a claim has for this device, where it has something for each: by the first word of the device's name there,
+    as H100 of "H100 SXM"."""
+    if not isinstance(values, dict):
+        return values
+    return next((value for name, value in values.items() if name.split()[0] in (device or "")), None)
+
+
+def _target_line(claim, summary):
+    row, device = summary.rows.get(claim["name"]), summary.machine.get("device")
+    target, limit = _of_device(claim.get("target"), device), _of_device(claim.get("limit"), device)
+    if row and row["limit"] and claim.get("factor"):  # what this run's own limit makes of it
+        target = row["limit"] * claim["factor"]
+    cells = (claim.get("claim", claim["name"]), claim["name"], claim.get("unit", ""), _figure(limit), _figure(target))
+    if not row:
+        return (*cells, NOT_MEASURED, "", "", "")
+    met = target is None or (row["value"] <= target if claim.get("at_most") else row["value"] >= target)
+    return (*cells, number(row["value"]), spread_text(row), number(row["limit"]),
+            "" if target is None else "met" if met else "**missed**")
+
+
+def _figure(value):
+    return number(value) if isinstance(value, (int, float)) else value or ""
 
 
 def targets_table(summary):
-    """A line a claim, with what was measured of it."""
-    lines = []
-    for claim in target_rows():
-        row = summary.rows.get(claim["name"])
-        measured = (f"{number(row['value'])} {row['unit']}", spread_text(row), number(row["limit"]), number(row["ratio"]),
-                    _met(claim, row)) if row else (NOT_MEASURED, "", "", "", "")
-        lines.append((claim["name"], claim.get("unit", ""), claim.get("limit", ""), claim.get("target", ""), *measured))
-    return _table(("claim", "unit", "limit's formula", "target", "measured", "quartiles", "limit", "of the limit", ""), lines)
-
-
-def _met(claim, row):
-    """By the claim's own judge where it has one, else by the row's target."""
-    judge = claim.get("passes")
-    passed = judge(row) if callable(judge) else row["pass"] if row["target"] is not None else None
-    return "" if passed is None else "met" if passed else "**missed**"
+    """A line a claim, with what was measured of it. Targets that are a part of a limit count from the measured limit."""
+    return _table(("claim", "row", "unit", "computed limit", "target", "measured", "quartiles", "measured limit", ""),
+                  [_target_line(claim, summary) for claim in _targets().ROWS])
 
 
 def _kernel_lines(summary):
@@ -192,7 +206,7 @@ def text(records):
     if summary.rows:
         times = "Times say nothing of a device." if summary.imitation else "Time is the device's, between two CUDA events."
         lines += ["", "## Rows", times, "", *rows_table(summary)]
-    if target_rows():
+    if _targets():
         lines += ["", "## Targets", *targets_table(summary)]
     if summary.kernels:
         lines += ["", "## Heaviest kernels", *_kernel_lines(summary)]
@@ -208,16 +222,16 @@ def write(folder, records):
 
 
 def write_page(page, records):
-    """The tables of rows and targets between the marks of a page."""
-    summary = summarize(records)
+    """The table of claims in a page, between the marks of tests/bench/gpu_targets.py, with what was measured."""
+    summary, targets = summarize(records), _targets()
+    if targets is None:
+        raise SystemExit(f"{page}: expected tests/bench/gpu_targets.py, which knows the page's table, found none")
     if summary.imitation:
         raise SystemExit(f"{page}: expected results of a device, got some of the host's imitation of CUDA")
     content = page.read_text(encoding="utf-8")
-    if content.count(BEGIN) != 1 or content.count(END) != 1:
-        raise SystemExit(f"{page}: expected the lines {BEGIN} and {END} once each")
-    head, rest = content.split(BEGIN)
-    machine = summary.machine
-    measured = f"Measured on {machine.get('device')}, driver {machine.get('driver')}, at {machine.get('revision')}."
-    lines = [measured if summary.rows else "Nothing has been measured on a device yet.", ""]
-    lines += targets_table(summary) if target_rows() else rows_table(summary) if summary.rows else []
-    page.write_text(head + BEGIN + "\n" + "\n".join(lines).rstrip() + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    head, begin, rest = content.partition(targets.BEGIN)
+    _, end, tail = rest.partition(targets.END)
+    if not begin or not end:
+        raise SystemExit(f"{page}: expected the lines {targets.BEGIN.strip()} and {targets.END.strip()}")
+    table = targets.markdown({name: row["value"] for name, row in summary.rows.items()})
+    page.write_text(head + begin + table + end + tail, encoding="utf-8")

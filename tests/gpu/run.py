@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / folder) for folder in (".", "bench")]
 
 # pylint: disable=wrong-import-position
 from gpu import benchmark, judge, machine, phases, process, profiler, report, results

@@ -12,10 +12,10 @@ import tempfile
 import unittest
 from unittest import mock
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / folder) for folder in (".", "bench")]
 
 # pylint: disable=wrong-import-position
-from bench import rows
+import rows
 from gpu import judge, phases, profiler, report, results, run
 
 PASSED = "[==========] 3 tests from 1 test suite ran.\n[  PASSED  ] 3 tests.\n"
@@ -279,24 +279,37 @@ class PhasesTest(unittest.TestCase):
         self.assertIn("| smoke | finished | 2 | 0 | 0 | 0 |", self.text())
         self.assertIn("| bench | not begun | 0 |", self.text())
 
+    def test_a_claim_is_held_against_what_was_measured(self):
+        limited = {**row("a", 3.0), "limit": 2.0}
+        self.bench(("a", f"echo '{json.dumps(limited)}'\necho '{json.dumps(row('n', 9, ''))}'"))
+        claims = [{"name": "a", "claim": "a step", "unit": "ms", "limit": {"H100 SXM": 1.0, "H200 SXM": .5}, "factor": 1.2,
+                   "target": {"H100 SXM": 1.2, "H200 SXM": .6}, "at_most": True},
+                  {"name": "n", "claim": "launches", "target": {"H100 SXM": 10, "H200 SXM": 10}, "at_most": True},
+                  {"name": "z", "claim": "nothing yet", "unit": "x", "target": 2}]
+        machine = {"device": "NVIDIA H200", "driver": "1"}
+        with mock.patch.dict(sys.modules, {"gpu_targets": mock.Mock(ROWS=claims)}), \
+                mock.patch.object(run.machine, "describe", lambda *_: machine):
+            self.main("--filter", "bench/a", phase="bench")
+        self.assertIn("| a step | a | ms | 0.5 | 2.4 | 3 | 1.5 ... 2.5 of 9 | 2 | **missed** |", self.text())
+        self.assertIn("| launches | n |  |  | 10 | 9 | 1.5 ... 2.5 of 9 |  | met |", self.text())
+        self.assertIn("| nothing yet | z | x |  | 2 | not measured |", self.text())
+
     def test_a_page_gets_the_table_between_its_marks(self):
         self.bench(("a", f"echo '{json.dumps(row('a'))}'"))
         self.main("--filter", "bench/a", phase="bench")
         page = self.folder / "page.md"
-        page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", encoding="utf-8")
-        claims = [{"name": "a", "unit": "ms", "limit": "bytes / copy", "target": .8}, {"name": "z", "target": 2}]
-        with mock.patch.object(report, "target_rows", return_value=claims):
+        page.write_text("before\n<b>\nold\n<e>\nafter\n", encoding="utf-8")
+        targets = mock.Mock(ROWS=[], BEGIN="<b>\n", END="<e>", markdown=lambda measured: f"a is {measured['a']:g}\n")
+        with mock.patch.dict(sys.modules, {"gpu_targets": targets}):
             self.main("--docs", str(page), phase="report")
-        text = page.read_text(encoding="utf-8")
-        self.assertIn("| a | ms | bytes / copy | 0.8 | 2 ms | 1.5 ... 2.5 of 9 |", text)
-        self.assertIn("| z |  |  | 2 | not measured |", text)
-        self.assertTrue(text.startswith("before\n") and text.endswith(f"\n{report.END}\nafter\n") and "old" not in text)
-        self.main("--filter", "smoke", "--imitation")
-        with self.assertRaisesRegex(SystemExit, "expected results of a device"):
-            self.main("--docs", str(page), phase="report")
-        (self.out / results.RESULTS).write_text("", encoding="utf-8")
-        page.write_text("no marks", encoding="utf-8")
-        with self.assertRaisesRegex(SystemExit, "gpu-results"):
+            self.assertEqual(page.read_text(encoding="utf-8"), "before\n<b>\na is 2\n<e>\nafter\n")
+            page.write_text("no marks", encoding="utf-8")
+            with self.assertRaisesRegex(SystemExit, "expected the lines <b> and <e>"):
+                self.main("--docs", str(page), phase="report")
+            self.main("--filter", "smoke", "--imitation")
+            with self.assertRaisesRegex(SystemExit, "expected results of a device"):
+                self.main("--docs", str(page), phase="report")
+        with mock.patch.dict(sys.modules, {"gpu_targets": None}), self.assertRaisesRegex(SystemExit, "gpu_targets.py"):
             self.main("--docs", str(page), phase="report")
 
     def test_half_a_line_is_left_out_and_ended(self):
