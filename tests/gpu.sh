@@ -25,7 +25,8 @@ Usage: tests/gpu.sh --phase PHASE [--out DIR] [--filter REGEX] [--limit SECONDS]
 
 A machine with a GPU needs the driver, CUDA's libraries (cuBLAS, cuSOLVER), glibc 2.36 and Python 3.11, and the folder
 build/gpu-pack beside the tree. Where the pack's programs do not start there, they are built from source: that needs
-the CUDA toolkit 12.8 or later, CMake 3.25, a C++ compiler, and make or ninja.
+the CUDA toolkit 12.8 or later, CMake 3.25, a C++ compiler, and make or ninja. That takes minutes beside the phases'
+limits, and a killed build goes on where it was; --filter '^$' builds and runs nothing.
 
 Examples:
   tests/gpu.sh --pack                           # here; then copy the tree with build/gpu-pack to the machine
@@ -76,11 +77,10 @@ case "$phase" in
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(realpath -m "${out:-build/gpu-results}")
-kind=cuda
-if (( ${#imitation[@]} )); then kind=cuda-on-host; fi
 packs=build/gpu-pack
-archive=$packs/$kind-programs.tar.xz
-packages=$packs/packages.tar.xz
+if (( ${#imitation[@]} )); then packs=build/gpu-pack-imitation; fi
+archive=$packs/programs.tar.gz
+packages=$packs/packages.tar.gz
 build=build/gpu
 
 if ! command -v python3 >/dev/null; then
@@ -105,7 +105,7 @@ build_programs() {
   if [[ -f "$packages" && ! -f /usr/include/absl/status/status.h ]]; then
     rm -rf "$build-packages"
     mkdir -p "$build-packages"
-    run tar -C "$build-packages" -xJf "$packages" || return
+    run tar -C "$build-packages" -xzf "$packages" || return
     flags+=("-DCMAKE_PREFIX_PATH=$PWD/$build-packages" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu
       -DPRECONDOR_WERROR=OFF)
   fi
@@ -117,6 +117,7 @@ build_programs() {
   run cmake --build "$build" --parallel "$(nproc)" --target "${names[@]}"
 }
 
+# gzip and not xz: a bare machine has it.
 # The development packages' files under their paths in /usr, with the libraries that their links lead to. CMake's files
 # of all but OpenBLAS find the others relative to themselves. OpenBLAS's Fortran runtime comes along.
 pack_packages() {
@@ -142,8 +143,8 @@ pack_packages() {
   # shellcheck disable=SC2016  # CMake's variable, not the shell's
   sed -i 's|/usr/|${CMAKE_CURRENT_LIST_DIR}/../../../../|' \
     "$stage/packages/lib/$multiarch/cmake/openblas/OpenBLASConfig.cmake"
-  XZ_OPT=-3 tar -C "$stage/packages" -cJf "$stage/packages.tar.xz" .
-  mv "$stage/packages.tar.xz" "$packages"
+  tar -C "$stage/packages" -czf "$stage/packages.tar.gz" .
+  mv "$stage/packages.tar.gz" "$packages"
 }
 
 # Stripped programs in bin/, and in lib/ what they need beyond glibc, the driver and CUDA's libraries; with the scripts
@@ -163,8 +164,8 @@ pack_programs() {
   cp tests/bench/*.py "$stage/programs/tests/bench/"
   find "$stage/programs/tests" -name __pycache__ -prune -exec rm -r {} +
   echo "$(git rev-parse HEAD)$(test -z "$(git status --porcelain)" || echo ' and changes')" >"$stage/programs/revision"
-  XZ_OPT=-6 tar -C "$stage/programs" -cJf "$stage/programs.tar.xz" .
-  mv "$stage/programs.tar.xz" "$archive"
+  tar -C "$stage/programs" -czf "$stage/programs.tar.gz" .
+  mv "$stage/programs.tar.gz" "$archive"
   du -sh "$stage/programs/bin" "$stage/programs/lib"
 }
 
@@ -174,8 +175,8 @@ if [[ "$pack" == yes ]]; then
   stage=$(mktemp -d)
   trap 'rm -rf "$stage"' EXIT
   pack_programs "$stage"
-  if [[ "$kind" == cuda ]]; then pack_packages "$stage"; fi
-  du -h "$packs"/*.tar.xz
+  if (( ${#imitation[@]} == 0 )); then pack_packages "$stage"; fi
+  du -h "$packs"/*.tar.gz
   bytes=$(du -sb "$packs" | cut -f1)
   echo "packed $bytes bytes in $packs, of 64 MiB"
   (( bytes < 64 << 20 ))
@@ -196,11 +197,11 @@ if [[ -z "$programs" ]]; then
   if [[ -d bin && -f revision ]]; then  # an unpacked pack
     programs=.
   elif [[ -f "$archive" ]]; then
-    programs=$build-$kind
+    programs=$packs-programs
     if [[ ! "$programs/revision" -nt "$archive" ]]; then
       rm -rf "$programs"
       mkdir -p "$programs"
-      tar -C "$programs" -xJmf "$archive"
+      tar -C "$programs" -xzmf "$archive"
     fi
   else
     programs=$build

@@ -27,6 +27,12 @@ def _number(text):
         return None
 
 
+def short_name(name):
+    """A kernel's name without its namespaces, parameters and what it was instantiated with."""
+    name = re.sub(r"\(anonymous namespace\)::|<unnamed>::|\w+::|^void ", "", name)
+    return re.sub(r"[(<].*$", "", name)
+
+
 def kernels(text):
     """One dictionary a kernel, the longest first: kernel, launches, us (of all launches), dram and tensor (per cent of the
     peak, by time), stalls (the three heaviest reasons with their warps). A figure that the profiler has not is None."""
@@ -42,8 +48,7 @@ def kernels(text):
     for launch in launches:
         if len(launch) != len(names) or _number(launch[column[TIME]]) is None:
             continue
-        short = re.sub(r"^.*::|[(<].*$", "", re.sub(r"^void ", "", launch[column["Kernel Name"]]))
-        found.setdefault(short, []).append(launch)
+        found.setdefault(short_name(launch[column["Kernel Name"]]), []).append(launch)
     rows = [_kernel(name, group, column, scale) for name, group in found.items()]
     return sorted(rows, key=lambda row: -row["us"])
 

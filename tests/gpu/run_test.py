@@ -83,6 +83,11 @@ class ProfilerTest(unittest.TestCase):
         self.assertEqual((products["dram"], products["tensor"]), (70, 30))
         self.assertEqual(products["stalls"], [["long_scoreboard", 6], ["barrier", .75]])
 
+    def test_a_name_is_the_kernels_own(self):
+        for name in ("void precondor::cuda::(anonymous namespace)::Update<float, precondor::cuda::Job>(T1, long)",
+                     "precondor::cuda::<unnamed>::Update(const precondor::View &)", "Update"):
+            self.assertEqual(profiler.short_name(name), "Update")
+
     def test_an_answer_without_kernels_has_none(self):
         self.assertEqual(profiler.kernels("==ERROR== no permission\n"), [])
         self.assertEqual(profiler.kernels('"a","b"\n"","c"\n'), [])
@@ -192,7 +197,8 @@ class PhasesTest(unittest.TestCase):
 
     def test_a_program_that_prints_until_its_end_is_ended(self):
         self.suite("check", "exec yes")
-        self.assertEqual(self.main("--limit", "1")[2].failed, ["smoke/check"])
+        result = self.main("--limit", "1")[2].phases["smoke"].results["check"]
+        self.assertEqual((result["status"], result["reason"][:14]), ("failed", "not done after"))
 
     def test_a_program_that_closes_its_output_and_goes_on_is_ended(self):
         self.suite("check", "exec tail -f /dev/null >/dev/null 2>&1")
