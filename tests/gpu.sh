@@ -15,7 +15,7 @@ Usage: tests/gpu.sh --phase PHASE [--out DIR] [--filter REGEX] [--limit SECONDS]
   --filter REGEX  only checks PHASE/NAME in which it is found, as bench/step or sanitize/memcheck
   --limit SECONDS of each phase, in place of its own
   --short         the benchmark in short: its figures mean little then
-  --imitation     the same over the host's imitation of CUDA (tests/support/cuda_host)
+  --imitation     runs everything over the host's imitation of CUDA (tests/support/cuda_host)
   --programs DIR  programs of this folder, a build folder or an unpacked pack, in place of the pack's
   --results DIR   report: the results of another call as well, those of --out last
   --docs FILE     report: writes the table between the marks of this page (docs/performance.md)
@@ -24,9 +24,9 @@ Usage: tests/gpu.sh --phase PHASE [--out DIR] [--filter REGEX] [--limit SECONDS]
   --help          this text
 
 A machine with a GPU needs the driver, CUDA's libraries (cuBLAS, cuSOLVER), glibc 2.36 and Python 3.11, and the folder
-build/gpu-pack beside the tree. Where the pack's programs do not start there, they are built from source: that needs
-the CUDA toolkit 12.8 or later, CMake 3.25, a C++ compiler, and make or ninja. That takes minutes beside the phases'
-limits, and a killed build goes on where it was; --filter '^$' builds and runs nothing.
+build/gpu-pack in the tree. Where the pack's programs do not start there, they are built from source: that needs
+the CUDA toolkit 12.8 or later, CMake 3.25, a C++ compiler, and make or ninja. The build takes
+minutes, which no phase's limit counts; a build that is killed continues at the next call; --filter '^$' only builds.
 
 Examples:
   tests/gpu.sh --pack                           # here; then copy the tree with build/gpu-pack to the machine
@@ -97,7 +97,7 @@ run() {
 
 # Builds the programs of the phases in $build: with the packages of the pack where it has them.
 build_programs() {
-  # An old-style run path, which the programs' libraries follow too: a pack has them in lib/ beside bin/.
+  # An old-style run path, which the libraries of a program follow too: a pack has bin/ and lib/.
   # shellcheck disable=SC2016,SC2054  # the loader's variable, not the shell's; the comma is the linker's
   local flags=("-DCMAKE_CUDA_ARCHITECTURES=$arch" -DPRECONDOR_ONEDNN=OFF '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib'
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags) names
@@ -117,7 +117,7 @@ build_programs() {
   run cmake --build "$build" --parallel "$(nproc)" --target "${names[@]}"
 }
 
-# gzip and not xz: a bare machine has it.
+# The archives use gzip, for a bare machine can lack xz.
 # The development packages' files under their paths in /usr, with the libraries that their links lead to. CMake's files
 # of all but OpenBLAS find the others relative to themselves. OpenBLAS's Fortran runtime comes along.
 pack_packages() {

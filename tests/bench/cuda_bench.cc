@@ -5,7 +5,7 @@
 //   cuda_bench --json=FILE | --lines  [--short] [--profile] [--only=NAME,...] [--list]
 //
 // --json=FILE writes all rows when the program ends. --lines writes one JSON object a line to the standard output as
-// results come, so that a reader has every row even if the program does not reach its end:
+// results come, so that a reader has all earlier rows if the program crashes:
 //   {"begin": NAME}   a case begins; only after an earlier case has ended
 //   {"name": ...}     a row (bench_rows.h)
 //   {"end": NAME, "error": null or TEXT}
@@ -159,7 +159,7 @@ int Main(int argc, char** argv) {
   int status = 0;
   for (const BenchCase& each : cases) {
     const bool is_limits = each.name == kLimits, reported = chosen(each.name);
-    // The other cases are compared with limits of the same process.
+    // The other cases are compared with limits that this process measures.
     if (is_limits ? options.mode.profile : !reported) continue;
     if (reported) output.Begin(each.name);
     const absl::StatusOr<Rows> rows = each.run(kernels);

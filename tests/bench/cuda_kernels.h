@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend's hot operations, beside what the same device does in the same process: memory moved by a copy, and
-// products by cuBLAS alone. The device's own clock measures them (cuda_timer.h). Each operation's result is first
+// Measures the CUDA backend's hot operations, and the limits that they are compared with: a copy in device memory, and
+// products by cuBLAS. The device's own clock measures them (cuda_timer.h). Each operation's result is first
 // compared with doubles; a wrong one is an error.
 #pragma once
 

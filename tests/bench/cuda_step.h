@@ -11,7 +11,7 @@
 
 namespace precondor {
 
-// What the device does a second, measured by the same process; 0: not measured.
+// What the device does in a second, as this process has measured it; 0: not measured.
 struct DeviceLimits {
   double bytes = 0;       // of a copy, read and written
   double f32_flops = 0;   // of products in f32

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase bench: cuda_bench, case by case, and beside it the same step in torch.
+"""Phase bench: cuda_bench, case by case, and a step in torch's operations.
 
 All cases run in one process, which reports as it goes. Where a case ends the process (a wrong answer in a step, a fault
 of the device) or does not end in its time, that case has failed and a new process goes on with the next.
@@ -51,7 +51,7 @@ def run(runner, names):
 
 
 def _run_process(runner, names):
-    """What is left of `names` when one process has run."""
+    """Runs one process over the cases. Returns the cases that are left for another process."""
     left, current, measured = list(names), None, 0
     began = time.monotonic()
     source = f"bench/{names[0]}"
@@ -96,9 +96,9 @@ def _message(line):
         return None
 
 
-def _blame(runner, program, current, left, came_on, began):
-    """What is left after the process ended before its last case: the case that it was at has failed, or, where it came on
-    with none, the first."""
+def _blame(runner, program, current, left, has_ended_one, began):
+    """The process ended before its last case. The case that had begun has failed; if none had, and no other case has ended,
+    the first case has failed. Returns the cases that are left."""
     status, text = program.status, "\n".join(program.last)
     if status == judge.NO_DEVICE:
         verdict = judge.googletest(status, text, 0)
@@ -106,7 +106,7 @@ def _blame(runner, program, current, left, came_on, began):
             runner.done(name, {"status": SKIPPED, "reason": verdict["reason"]}, 0)
         return []
     name = current.name if current else left[0]
-    if current is None and came_on:
+    if current is None and has_ended_one:
         return left  # it ended between two cases, as after a fault of the device: another process goes on
     since = current.began if current else began
     seconds = time.monotonic() - since
@@ -119,7 +119,7 @@ def _blame(runner, program, current, left, came_on, began):
 
 
 def run_torch(runner):
-    """The step of cuda_bench's rows in torch on the same device, and how many times as long it takes."""
+    """A step in torch's operations on the device, and its time over that of each of our steps."""
     if runner.imitation:
         return {"status": SKIPPED, "reason": phases.IMITATED}
     blocks, steps = (1, 1) if runner.short else (TORCH_BLOCKS, TORCH_STEPS)

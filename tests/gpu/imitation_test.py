@@ -63,7 +63,7 @@ class ImitationTest(unittest.TestCase):
         self.assertTrue(all(row["limit"] for row in rows if row["unit"] in ("us", "ms")))
         names = sorted(path.name for path in (self.folder / "out").iterdir())
         self.assertEqual(names, [results.LOG, results.REPORT, results.RESULTS])
-        # A report over the same results says the same.
+        # Another report over these results is equal.
         first = (self.folder / "out" / results.REPORT).read_text(encoding="utf-8")
         self.assertEqual(self.gpu_sh("--phase", "report", "--out", "out")[0], 0)
         self.assertEqual((self.folder / "out" / results.REPORT).read_text(encoding="utf-8"), first)

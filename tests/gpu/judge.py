@@ -37,7 +37,7 @@ def exit_reason(status):
 def _tests(text):
     """The names of failed tests, and of tests that promise equal bits, without their parameters."""
     failed = re.findall(r"^\[  FAILED  \] (\S+?\.\S+?),? .*\(\d+ ms\)", text, re.MULTILINE)
-    # The last test that began, where the program did not come to its end.
+    # If the program ended within a test, that test.
     begun = re.findall(r"^\[ RUN      \] (\S+)", text, re.MULTILINE)
     ended = len(re.findall(r"^\[  (?:     OK|FAILED|SKIPPED) *\] \S+.* \(\d+ ms\)$", text, re.MULTILINE))
     if begun and ended < len(begun):
@@ -57,7 +57,7 @@ def _promises(names):
 
 
 def sanitizer(status, text, seconds):
-    """The same for a program under compute-sanitizer."""
+    """The verdict, in the form of googletest(), on a program under compute-sanitizer."""
     verdict = googletest(status, text, seconds)
     if "Device not supported" in text:
         verdict.update(status=SKIPPED, reason="compute-sanitizer does not support this device")

@@ -159,7 +159,7 @@ def _of_device(values, device):
 def _target_line(claim, summary):
     row, device = summary.rows.get(claim["name"]), summary.machine.get("device")
     target, limit = _of_device(claim.get("target"), device), _of_device(claim.get("limit"), device)
-    if row and row["limit"] and claim.get("factor"):  # what this run's own limit makes of it
+    if row and row["limit"] and claim.get("factor"):  # from the limit that this run measured
         target = row["limit"] * claim["factor"]
     cells = (claim.get("claim", claim["name"]), claim["name"], claim.get("unit", ""), _figure(limit), _figure(target))
     if not row:
@@ -174,7 +174,7 @@ def _figure(value):
 
 
 def targets_table(summary):
-    """A line a claim, with what was measured of it. Targets that are a part of a limit count from the measured limit."""
+    """A line for each claim, with its measured row. Where a target is a multiple of a limit, the measured limit counts."""
     return _table(("claim", "row", "unit", "computed limit", "target", "measured", "quartiles", "measured limit", ""),
                   [_target_line(claim, summary) for claim in _targets().ROWS])
 
@@ -216,9 +216,9 @@ def text(records):
 def write(folder, records):
     """report.md in `folder`, whole at every moment."""
     path = pathlib.Path(folder) / results.REPORT
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(text(records), encoding="utf-8")
-    beside.replace(path)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(text(records), encoding="utf-8")
+    temporary.replace(path)
 
 
 def write_page(page, records):
