@@ -80,15 +80,29 @@ def revision(programs):
     return commit and commit + (" and changes" if output_of(["git", "-C", str(ROOT), "status", "--porcelain"]) else "")
 
 
+def _device():
+    """Of the first device, by nvidia-smi, or what the driver says in /proc where that tool is missing."""
+    names = {"device": "name", "driver": "driver_version", "memory": "memory.total", "compute capability": "compute_cap",
+             "greatest clock": "clocks.max.sm", "greatest memory clock": "clocks.max.mem", "power limit": "power.limit"}
+    listed = output_of(["nvidia-smi", f"--query-gpu={','.join(names.values())}", "--format=csv,noheader"])
+    if listed:
+        return dict(zip(names, listed.splitlines()[0].split(", ")))
+    device = re.search(r"^Model:\s*(.*)", _content("/proc/driver/nvidia/gpus/*/information"), re.MULTILINE)
+    driver = re.search(r"Kernel Module\D*([\d.]+)", _content("/proc/driver/nvidia/version"))
+    return {"device": device and device[1], "driver": driver and driver[1]}
+
+
+def _content(pattern):
+    return "".join(pathlib.Path(path).read_text(encoding="utf-8") for path in sorted(glob.glob(pattern))[:1])
+
+
 def describe(programs, imitation):
     """For the report, each value a text or None."""
     facts = {"revision": revision(programs), "system": platform.platform(), "libc": " ".join(platform.libc_ver()),
              "cores": str(os.cpu_count()), "python": platform.python_version()}
     if imitation:
         return {"device": "the host's imitation of CUDA", **facts}
-    listed = output_of(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"])
-    device = (listed.splitlines()[0].split(", ") if listed else []) + [None] * 4
-    return {"device": device[0], "driver": device[1], "memory": device[2], "compute capability": device[3], **facts,
+    return {**_device(), **facts,
             "nvcc": _version("nvcc", r"release \S+, V(\S+)"), "ncu": _version("ncu", r"Version (\S+)"),
             "compute-sanitizer": _version("compute-sanitizer", r"Version (\S+)"),
             "cmake": _version("cmake", r"version (\S+)"), "g++": _version("g++", r"\) (\S+)"),

@@ -16,7 +16,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / folder) for fo
 
 # pylint: disable=wrong-import-position
 import rows
-from gpu import judge, phases, profiler, report, results, run
+from gpu import judge, machine, phases, profiler, report, results, run
 
 PASSED = "[==========] 3 tests from 1 test suite ran.\n[  PASSED  ] 3 tests.\n"
 MIXED = ("[ RUN      ] A.GivesTheSameBits\n[       OK ] A.GivesTheSameBits (1 ms)\n[ RUN      ] All/B.FusedIsToTheBit/3\n"
@@ -292,9 +292,9 @@ class PhasesTest(unittest.TestCase):
                    "target": {"H100 SXM": 1.2, "H200 SXM": .6}, "at_most": True},
                   {"name": "n", "claim": "launches", "target": {"H100 SXM": 10, "H200 SXM": 10}, "at_most": True},
                   {"name": "z", "claim": "nothing yet", "unit": "x", "target": 2}]
-        machine = {"device": "NVIDIA H200", "driver": "1"}
+        h200 = {"device": "NVIDIA H200", "driver": "1"}
         with mock.patch.dict(sys.modules, {"gpu_targets": mock.Mock(ROWS=claims)}), \
-                mock.patch.object(run.machine, "describe", lambda *_: machine):
+                mock.patch.object(run.machine, "describe", lambda *_: h200):
             self.main("--filter", "bench/a", phase="bench")
         self.assertIn("| a step | a | ms | 0.5 | 2.4 | 3 | 1.5 ... 2.5 of 9 | 2 | **missed** |", self.text())
         self.assertIn("| launches | n |  |  | 10 | 9 | 1.5 ... 2.5 of 9 |  | met |", self.text())
@@ -364,6 +364,33 @@ class KilledTest(unittest.TestCase):
         self.assertIn("| conformance | **unfinished** | 1 | 0 | 0 | 5 |", text)
         self.assertIn("- **not run** conformance/low_rank, method, gradient_method, split, nccl: the run ended before it", text)
         self.assertIn("| smoke | not begun |", text)
+
+
+class MachineTest(unittest.TestCase):
+    def test_libraries_are_found_in_wheels_once_and_in_the_toolkit_first(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            for path in ("cuda/lib64/libcublas.so.13", "site/nvidia/cu13/lib/libcublas.so.13",
+                         "site/nvidia/cu13/lib/libcusolver.so.12", "site/nvidia/nccl/lib/libnccl.so.2",
+                         "site/nvidia/other/lib/libother.so"):
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).touch()
+            with mock.patch.object(machine, "LIBRARY_FOLDERS", [f"{name}/cuda/lib64"]), \
+                    mock.patch.object(machine, "ENVIRONMENTS", [f"{name}/si*"]), \
+                    mock.patch.object(machine.site, "getsitepackages", return_value=[]), \
+                    mock.patch.object(machine.site, "getusersitepackages", return_value=""), \
+                    mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": "/given"}):
+                expected = [f"{name}/cuda/lib64", f"{name}/site/nvidia/nccl/lib", f"{name}/site/nvidia/cu13/lib"]
+                self.assertEqual(machine.library_folders(), expected)
+                self.assertEqual(machine.environment()["LD_LIBRARY_PATH"], ":".join(["/given", *expected]))
+
+    def test_without_a_device_its_facts_are_unknown(self):
+        with mock.patch.object(machine, "output_of", return_value=None):
+            self.assertIsNone(machine.describe(pathlib.Path("."), imitation=False)["device"])
+        listed = "NVIDIA H100, 580.1, 81559 MiB, 9.0, 1980 MHz, 2619 MHz, 700.00 W"
+        with mock.patch.object(machine, "output_of", return_value=listed):
+            facts = machine.describe(pathlib.Path("."), imitation=False)
+        self.assertEqual((facts["device"], facts["driver"], facts["power limit"]), ("NVIDIA H100", "580.1", "700.00 W"))
 
 
 class TableTest(unittest.TestCase):
