@@ -83,8 +83,8 @@ archive=$packs/programs.tar.gz
 packages=$packs/packages.tar.gz
 build=build/gpu
 
-if ! command -v python3 >/dev/null; then
-  echo "tests/gpu.sh: expected python3 (3.11 or later) on PATH=$PATH, found none" >&2
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "tests/gpu.sh: expected python3, 3.11 or later, on PATH=$PATH; found $(python3 --version 2>&1 || true)" >&2
   exit 1
 fi
 run_py() {
