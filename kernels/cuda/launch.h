@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <cuda_runtime.h>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/launch_count.h"
@@ -42,16 +44,33 @@ __device__ const Job& JobOf(const Job* jobs, int count, int64_t unit) {
 }
 
 // What a kernel takes that runs one job, which travels with the launch, or many in device memory.
+//
+// Of gives a job in device memory, which a kernel copies. InShared gives a large job in shared memory, where no store
+// of results can change it; it stays until the block's next call, and all threads of the block take part.
 template <typename Job>
 struct OneJob {
   Job job;
   __device__ const Job& Of(int64_t) const { return job; }
+  __device__ const Job& InShared(int64_t) const { return job; }
 };
 template <typename Job>
 struct ManyJobs {
   const Job* jobs;
   int count;
   __device__ const Job& Of(int64_t block) const { return JobOf(jobs, count, block); }
+  __device__ const Job& InShared(int64_t block) const {
+    constexpr unsigned kWords = sizeof(Job) / sizeof(uint32_t);
+    static_assert(sizeof(Job) % sizeof(uint32_t) == 0 && std::is_trivially_copyable_v<Job>);
+    alignas(Job) __shared__ unsigned char bytes[sizeof(Job)];
+    const void* const from = &Of(block);
+    void* const to = bytes;
+    __syncthreads();  // no thread reads the job before any more
+    for (unsigned at = threadIdx.x; at < kWords; at += blockDim.x) {
+      memcpy(static_cast<uint32_t*>(to) + at, static_cast<const uint32_t*>(from) + at, sizeof(uint32_t));
+    }
+    __syncthreads();
+    return *static_cast<const Job*>(to);
+  }
 };
 
 template <typename Jobs>

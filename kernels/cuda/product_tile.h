@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/global_memory.h"
 #include "kernels/cuda/products.h"
 
 namespace precondor::cuda::product {
@@ -31,6 +33,29 @@ __device__ inline Place PlaceOf(const ProductJob& job, int64_t block) {
   const int64_t slabs = (job.inner + kGranule - 1) / kGranule, deep = (slabs + parts - 1) / parts * kGranule;
   const int64_t row0 = int64_t{tile / across} * kSide, column0 = int64_t{tile % across} * kSide;
   return {tile, part, row0, column0, part * deep, std::min(job.inner, (part + 1) * deep)};
+}
+
+// The thread's fours of an operand's slab: kSide lines from line0 on x kDepth inner indices from k0 on, where the
+// operand's rows run along the inner dimension (kAlong), or the transpose. Zero beyond x.
+template <int kDepth, bool kAlong, int kCount>
+__device__ __forceinline__ void LoadSlab(const ConstMatrixView& x, int64_t line0, int64_t k0, FoursPlace at,
+                                         Four<float> (&fours)[kCount]) {
+  if constexpr (kAlong) {
+    LoadFours(FoursOf<kSide, kDepth>(x, line0, k0, at), fours);
+  } else {
+    LoadFours(FoursOf<kDepth, kSide>(x, k0, line0, at), fours);
+  }
+}
+
+// f with, as a type's value each, whether the rows of a and of b run along the inner dimension: the loops for each of
+// the four cases are compiled apart, which takes fewer registers.
+template <typename Function>
+__device__ __forceinline__ void WithLayout(const ProductJob& job, Function f) {
+  if (!job.transpose_a) {
+    job.transpose_b ? f(std::true_type(), std::true_type()) : f(std::true_type(), std::false_type());
+  } else {
+    job.transpose_b ? f(std::false_type(), std::true_type()) : f(std::false_type(), std::false_type());
+  }
 }
 
 // Of all parts in their order, in the last block of the tile's; false in all others, which are done.
@@ -76,23 +101,25 @@ __device__ inline void SumSquares(const ProductJob& job, const Place& place, dou
 template <bool kInParts>
 __device__ void Finish(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld]) {
   if (kInParts && job.parts > 1 && !SumParts(job, place, sums)) return;
-  const int row_of_thread = static_cast<int>(threadIdx.x) / kAcross * kHeld;
-  const int column_of_thread = static_cast<int>(threadIdx.x) % kAcross * kHeld;
+  const int thread = static_cast<int>(threadIdx.x);
+  const FoursPlace at = {thread / kAcross * kHeld, 1, thread % kAcross * kHeld};
   double of_source = 0, of_c = 0;
+  Four<float> c[kHeld] = {};  // the source first
+  if (job.beta != 0.0f || (kInParts && job.squares != nullptr)) {
+    LoadFours(FoursOf<kSide, kSide>(job.source, place.row0, place.column0, at), c);
+  }
+#pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    for (int j = 0; j < kHeld; ++j) {
-      const int64_t row = place.row0 + row_of_thread + i, column = place.column0 + column_of_thread + j;
-      if (row >= job.c.rows || column >= job.c.cols) continue;
-      float c = job.alpha * sums[i][j];
-      if (job.beta != 0.0f || (kInParts && job.squares != nullptr)) {
-        const float source = job.source.at(row, column);
-        if (job.beta != 0.0f) c = fmaf(job.beta, source, c);
-        of_source += double{source} * source;
-      }
-      job.c.at(row, column) = c;
-      of_c += double{c} * c;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {  // beyond c the sum and the source are 0
+      const float source = c[i].at[j], product = job.alpha * sums[i][j];
+      c[i].at[j] = job.beta != 0.0f ? fmaf(job.beta, source, product) : product;
+      if (!kInParts) continue;
+      of_source += double{source} * source;
+      of_c += double{c[i].at[j]} * c[i].at[j];
     }
   }
+  StoreFours(c, FoursOf<kSide, kSide>(job.c, place.row0, place.column0, at));
   if (kInParts && job.squares != nullptr) SumSquares(job, place, of_source, of_c);
 }
 

@@ -14,57 +14,89 @@ using product::kAcross;
 using product::kHeld;
 using product::kSide;
 using product::kThreads;
+using product::LoadSlab;
 using product::Place;
 using product::PlaceOf;
+using product::WithLayout;
 
-constexpr int kDepth = 16;  // of the inner dimension at once
-constexpr int kLoads = kSide * kDepth / static_cast<int>(kThreads);
+constexpr int kBlocks = 4;                 // that share a multiprocessor
+constexpr int kDepth = product::kGranule;  // of the inner dimension at once
+constexpr int kFours = kSide * kDepth / (static_cast<int>(kThreads) * kFour);
 
 // Part of an operand, inner index first. The padding keeps columns out of each other's banks, and rows aligned for
 // what a thread reads at once.
-struct Slab {
+struct alignas(sizeof(Four<float>)) Slab {
   float at[kDepth][kSide + kHeld];
 };
 
-// x's elements (line, k) for `lines` from line0 on and the inner indices from k0 on, zero beyond x. `along` says
-// whether x's rows run along the inner dimension: neighbours in a warp are neighbours in memory either way.
-__device__ void Load(ConstMatrixView x, bool along, int64_t line0, int64_t k0, Slab& slab) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lines = static_cast<int>(std::min<int64_t>(kSide, (along ? x.rows : x.cols) - line0));
-  const int inner = static_cast<int>(std::min<int64_t>(kDepth, (along ? x.cols : x.rows) - k0));
-  const float* const from = along ? &x.at(line0, k0) : &x.at(k0, line0);
-  for (int load = 0; load < kLoads; ++load) {
-    const int line = along ? thread / kDepth + load * kAcross : thread % kSide;
-    const int k = along ? thread % kDepth : thread / kSide + load * kHeld;
-    const bool inside = line < lines && k < inner;
-    slab.at[k][line] = inside ? from[along ? line * x.stride + k : k * x.stride + line] : 0.0f;
+// The fours of an operand that a thread brings to the slab. kAlong says whether the operand's rows run along the inner
+// dimension: neighbours in a warp are neighbours in memory either way.
+template <bool kAlong>
+__device__ __forceinline__ FoursPlace PlaceInSlab() {
+  const int thread = static_cast<int>(threadIdx.x), across = (kAlong ? kDepth : kSide) / kFour;
+  return {thread / across, static_cast<int>(kThreads) / across, thread % across * kFour};
+}
+
+template <bool kAlong>
+__device__ __forceinline__ void Store(const Four<float> (&fours)[kFours], Slab& slab) {
+  const FoursPlace place = PlaceInSlab<kAlong>();
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const int row = place.row + i * place.step;
+    if constexpr (kAlong) {
+#pragma unroll
+      for (int c = 0; c < kFour; ++c) slab.at[place.column + c][row] = fours[i].at[c];
+    } else {
+      *reinterpret_cast<Four<float>*>(&slab.at[row][place.column]) = fours[i];
+    }
+  }
+}
+
+// sums = the block's elements of op(a) op(b), by slabs of the inner dimension. While a block multiplies two slabs, its
+// loads of the next two are on their way.
+template <bool kAlongA, bool kAlongB>
+__device__ __forceinline__ void Multiply(const ProductJob& job, const Place& place, Slab& a, Slab& b,
+                                         float (&sums)[kHeld][kHeld]) {
+  const int row_of_thread = static_cast<int>(threadIdx.x) / kAcross * kHeld;
+  const int column_of_thread = static_cast<int>(threadIdx.x) % kAcross * kHeld;
+  Four<float> of_a[kFours], of_b[kFours];
+  LoadSlab<kDepth, kAlongA>(job.a, place.row0, place.begin, PlaceInSlab<kAlongA>(), of_a);
+  LoadSlab<kDepth, kAlongB>(job.b, place.column0, place.begin, PlaceInSlab<kAlongB>(), of_b);
+  for (int64_t k0 = place.begin; k0 < place.end; k0 += kDepth) {
+    __syncthreads();  // no thread reads the slabs before any more
+    Store<kAlongA>(of_a, a);
+    Store<kAlongB>(of_b, b);
+    __syncthreads();
+    if (k0 + kDepth < place.end) {
+      LoadSlab<kDepth, kAlongA>(job.a, place.row0, k0 + kDepth, PlaceInSlab<kAlongA>(), of_a);
+      LoadSlab<kDepth, kAlongB>(job.b, place.column0, k0 + kDepth, PlaceInSlab<kAlongB>(), of_b);
+    }
+#pragma unroll 8
+    for (int k = 0; k < kDepth; ++k) {
+      const Four<float> left = *reinterpret_cast<const Four<float>*>(&a.at[k][row_of_thread]);
+      const Four<float> right = *reinterpret_cast<const Four<float>*>(&b.at[k][column_of_thread]);
+      for (int i = 0; i < kHeld; ++i) {
+        for (int j = 0; j < kHeld; ++j) sums[i][j] = fmaf(left.at[i], right.at[j], sums[i][j]);
+      }
+    }
   }
 }
 
 template <typename Jobs>
-__global__ void __launch_bounds__(kThreads, 4) ProductKernel(Jobs jobs, int64_t blocks) {
-  __shared__ Slab a, b;
-  const int row_of_thread = static_cast<int>(threadIdx.x) / kAcross * kHeld;
-  const int column_of_thread = static_cast<int>(threadIdx.x) % kAcross * kHeld;
+__global__ void __launch_bounds__(kThreads, kBlocks) ProductKernel(Jobs jobs, int64_t blocks) {
+  __shared__ Slab slabs[2];
+  __shared__ Place place;  // registers are few
+  Slab &a = slabs[0], &b = slabs[1];
   constexpr bool kInParts = std::is_same_v<Jobs, ManyJobs<ProductJob>>;  // may be, or have squares
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const ProductJob& job = jobs.Of(block);
-    const Place place = PlaceOf(job, block - job.first);
+    const ProductJob& job = jobs.InShared(block);
+    __syncthreads();  // no thread reads the place before any more
+    if (threadIdx.x == 0) place = PlaceOf(job, block - job.first);
+    __syncthreads();
     float sums[kHeld][kHeld] = {};
-    for (int64_t k0 = place.begin; k0 < place.end; k0 += kDepth) {
-      __syncthreads();  // whoever still reads what lies there
-      Load(job.a, !job.transpose_a, place.row0, k0, a);
-      Load(job.b, job.transpose_b, place.column0, k0, b);
-      __syncthreads();
-      for (int k = 0; k < kDepth; ++k) {
-        float of_a[kHeld], of_b[kHeld];
-        for (int i = 0; i < kHeld; ++i) of_a[i] = a.at[k][row_of_thread + i];
-        for (int j = 0; j < kHeld; ++j) of_b[j] = b.at[k][column_of_thread + j];
-        for (int i = 0; i < kHeld; ++i) {
-          for (int j = 0; j < kHeld; ++j) sums[i][j] = fmaf(of_a[i], of_b[j], sums[i][j]);
-        }
-      }
-    }
+    WithLayout(job, [&](auto along_a, auto along_b) {
+      Multiply<decltype(along_a)::value, decltype(along_b)::value>(job, place, a, b, sums);
+    });
     Finish<kInParts>(job, place, sums);
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/global_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/rounding.h"
 
@@ -8,24 +9,38 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 // A block's part of a matrix.
-constexpr int64_t kRowsOfPart = 32;
-constexpr int64_t kColumnsOfPart = 128;
+constexpr int kRowsOfPart = 32;
+constexpr int kColumnsOfPart = 128;
+constexpr int kHeld = kRowsOfPart / static_cast<int>(kThreads / kWarp);  // rows of a thread
+static_assert(kColumnsOfPart == kWarp * kFour);
 
 __host__ __device__ constexpr int64_t Parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-// The sum of f(i, j)^2 over the part, in thread 0.
-template <typename Function>
-__device__ double ForEachOfPart(ConstMatrixView shape, int64_t part, Function f) {
+// Where a part begins; a warp takes every eighth of its rows, a thread four neighbouring columns of each.
+struct Corner {
+  int64_t row, column;
+};
+__device__ Corner CornerOf(ConstMatrixView shape, int64_t part) {
   const int64_t across = Parts(shape.cols, kColumnsOfPart);
-  const int64_t row = part / across * kRowsOfPart, column = part % across * kColumnsOfPart;
-  const int64_t last_row = shape.rows < row + kRowsOfPart ? shape.rows : row + kRowsOfPart;
-  const int64_t last_column = shape.cols < column + kColumnsOfPart ? shape.cols : column + kColumnsOfPart;
+  return {part / across * kRowsOfPart, part % across * kColumnsOfPart};
+}
+__device__ FoursPlace PlaceInPart() {
+  return {static_cast<int>(threadIdx.x / kWarp), kThreads / kWarp, static_cast<int>(threadIdx.x % kWarp) * kFour};
+}
+
+template <typename T>
+__device__ Fours<T> FoursAt(T* data, int64_t stride, ConstMatrixView shape, Corner corner) {
+  const BasicMatrixView<T> whole(data, shape.rows, shape.cols, stride);
+  return FoursOf<kRowsOfPart, kColumnsOfPart>(whole, corner.row, corner.column, PlaceInPart());
+}
+
+// The sum of the squares of all threads' elements, in thread 0.
+__device__ double SquareOf(const Four<float> (&fours)[kHeld]) {
   double sum = 0;
-  for (int64_t i = row + threadIdx.x / kWarp; i < last_row; i += kThreads / kWarp) {
-    for (int64_t j = column + threadIdx.x % kWarp; j < last_column; j += kWarp) {
-      const double value = f(i, j);
-      sum += value * value;
-    }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+#pragma unroll
+    for (int c = 0; c < kFour; ++c) sum += double{fours[i].at[c]} * fours[i].at[c];
   }
   return CombineBlock<kThreads>(sum, Add());
 }
@@ -41,12 +56,17 @@ __global__ void __launch_bounds__(kThreads) RoundKernel(ManyJobs<RoundingJob> jo
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const RoundingJob job = jobs.Of(block);
     const int64_t part = block - job.first;
-    const double sum = ForEachOfPart(job.from, part, [&](int64_t i, int64_t j) {
-      const float value = job.from.at(i, j);
-      job.rounded[i * job.stride + j] = __float2bfloat16_rn(value);
-      return double{value};
-    });
-    if (job.squares != nullptr && threadIdx.x == 0) job.partials[part] = sum;
+    const Corner corner = CornerOf(job.from, part);
+    Four<float> values[kHeld];
+    LoadFours(FoursAt(job.from.data, job.from.stride, job.from, corner), values);
+    Four<__nv_bfloat16> rounded[kHeld];
+    for (int i = 0; i < kHeld; ++i) {
+      for (int c = 0; c < kFour; ++c) rounded[i].at[c] = __float2bfloat16_rn(values[i].at[c]);
+    }
+    StoreFours(rounded, FoursAt(job.rounded, job.stride, job.from, corner));
+    if (job.squares == nullptr) continue;
+    const double sum = SquareOf(values);
+    if (threadIdx.x == 0) job.partials[part] = sum;
   }
 }
 
@@ -54,12 +74,16 @@ __global__ void __launch_bounds__(kThreads) WidenKernel(ManyJobs<RoundingJob> jo
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const RoundingJob job = jobs.Of(block);
     const int64_t part = block - job.first;
-    const double sum = ForEachOfPart(job.from, part, [&](int64_t i, int64_t j) {
-      const float value = __bfloat162float(job.answer[i * job.stride + j]);
-      job.to.at(i, j) = value;
-      return double{value};
-    });
+    const Corner corner = CornerOf(job.from, part);
+    Four<__nv_bfloat16> rounded[kHeld];
+    LoadFours(FoursAt(job.answer, job.stride, job.from, corner), rounded);
+    Four<float> values[kHeld];
+    for (int i = 0; i < kHeld; ++i) {
+      for (int c = 0; c < kFour; ++c) values[i].at[c] = __bfloat162float(rounded[i].at[c]);
+    }
+    StoreFours(values, FoursAt(job.to.data, job.to.stride, job.from, corner));
     if (job.squares == nullptr) continue;
+    const double sum = SquareOf(values);
     const int64_t parts = Parts(job.from.rows, kRowsOfPart) * Parts(job.from.cols, kColumnsOfPart);
     if (threadIdx.x == 0) job.partials[parts + part] = sum;
     if (!IsLastBlock(job.arrived, static_cast<unsigned>(parts))) continue;

@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/cuda/global_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/symmetric_tiles.h"
 
@@ -29,12 +30,6 @@ __device__ Place PlaceOf(int64_t tile) {
   while ((row + 1) * (row + 2) / 2 <= tile) ++row;
   return {row, tile - row * (row + 1) / 2};
 }
-
-// What a thread moves at once.
-template <typename T>
-struct alignas(kHeld * sizeof(T)) Four {
-  T at[kHeld];
-};
 
 struct Held {
   float at[kHeld][kHeld];
@@ -74,7 +69,7 @@ __device__ void LoadTile(const T* tile, int height, Held& held) {
 #pragma unroll
   for (int r = 0; r < kHeld; ++r) {
     if (HeldRow(r) < height) {
-      LoadFour(tile + HeldRow(r) * kSide + HeldColumn(), held.at[r]);
+      LoadFour(Global(tile) + HeldRow(r) * kSide + HeldColumn(), held.at[r]);
     } else {
       for (int c = 0; c < kHeld; ++c) held.at[r][c] = 0.0f;
     }
@@ -85,44 +80,80 @@ template <typename T>
 __device__ void StoreTile(Held& held, int height, T* tile) {
 #pragma unroll
   for (int r = 0; r < kHeld; ++r) {
-    if (HeldRow(r) < height) StoreFour(held.at[r], tile + HeldRow(r) * kSide + HeldColumn());
+    if (HeldRow(r) < height) StoreFour(held.at[r], Global(tile) + HeldRow(r) * kSide + HeldColumn());
   }
 }
 
-// held = scale held + shift I + terms, on the tile at `place`. Both sides of a term carry sqrt |weight|, so that the
-// two triangles of a tile on the diagonal are rounded alike.
-__device__ void UpdateTile(const SymmetricJob& job, Place place, Held& held) {
-  alignas(sizeof(Four<float>)) __shared__ float left[kTermsAtOnce][kSide], right[kTermsAtOnce][kSide];
+// What a block adds to a tile, kTermsAtOnce terms at a time: rows of the terms at the tile's rows and columns. Both
+// sides of a term carry sqrt |weight|, so that the two triangles of a tile on the diagonal are rounded alike.
+struct Terms {
+  alignas(sizeof(Four<float>)) float left[kTermsAtOnce][kSide];
+  alignas(sizeof(Four<float>)) float right[kTermsAtOnce][kSide];
+  double weights[kTermsAtOnce];  // sqrt |weight| with the sign of the weight
+};
+
+__device__ int TermsFrom(const SymmetricJob& job, int64_t begin) {
+  const int64_t left = job.rows.rows - begin;
+  return static_cast<int>(left < kTermsAtOnce ? left : kTermsAtOnce);
+}
+
+// All threads of the block take part, and load before they store.
+__device__ void FetchTerms(const SymmetricJob& job, Place place, int64_t begin, Terms& to) {
+  constexpr int kTermsOfPass = static_cast<int>(kThreads) / kSide, kPasses = kTermsAtOnce / kTermsOfPass;
+  const int terms = TermsFrom(job, begin);
+  const int first = static_cast<int>(threadIdx.x) / kSide, i = static_cast<int>(threadIdx.x) % kSide;
+  const int64_t row = place.row * kTileSide + i, column = place.column * kTileSide + i;
+  const float* const rows = Global(job.rows.data) + begin * job.rows.stride;
+  float down[kPasses], across[kPasses];
 #pragma unroll
-  for (int r = 0; r < kHeld; ++r) {
-#pragma unroll
-    for (int c = 0; c < kHeld; ++c) held.at[r][c] *= job.scale;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int p = first + pass * kTermsOfPass;
+    down[pass] = p < terms && row < job.n ? rows[p * job.rows.stride + row] : 0.0f;
+    across[pass] = p < terms && column < job.n ? rows[p * job.rows.stride + column] : 0.0f;
   }
-  const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
-  for (int64_t begin = 0; begin < job.rows.rows; begin += kTermsAtOnce) {
-    const int terms = static_cast<int>(job.rows.rows - begin < kTermsAtOnce ? job.rows.rows - begin : kTermsAtOnce);
-    __syncthreads();  // whoever still reads the terms before
-    for (int at = static_cast<int>(threadIdx.x); at < terms * kSide; at += kThreads) {
-      const int p = at / kSide, i = at % kSide;
-      const double weight = job.weights[begin + p], root = sqrt(fabs(weight));
-      const float* row = job.rows.row(begin + p);
-      const float in_row = row0 + i < job.n ? static_cast<float>(root * row[row0 + i]) : 0.0f;
-      left[p][i] = weight < 0 ? -in_row : in_row;
-      right[p][i] = column0 + i < job.n ? static_cast<float>(root * row[column0 + i]) : 0.0f;
-    }
-    __syncthreads();
-    for (int p = 0; p < terms; ++p) {
-      float across[kHeld];
-      LoadFour(&right[p][HeldColumn()], across);
+  if (static_cast<int>(threadIdx.x) < terms) {
+    const double weight = Global(job.weights)[begin + threadIdx.x];
+    to.weights[threadIdx.x] = copysign(sqrt(fabs(weight)), weight);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int p = first + pass * kTermsOfPass;
+    if (p >= terms) continue;
+    const double root = to.weights[p];
+    to.left[p][i] = static_cast<float>(root * down[pass]);
+    to.right[p][i] = static_cast<float>(fabs(root) * across[pass]);
+  }
+}
+
+// held = scale held + shift I + terms, on the tile at `place`, whose loads may still be on their way. All threads of
+// the block take part.
+__device__ void UpdateTile(const SymmetricJob& job, Place place, Terms& terms, Held& held) {
+  for (int64_t begin = 0; begin == 0 || begin < job.rows.rows; begin += kTermsAtOnce) {
+    __syncthreads();  // no thread reads the terms before any more
+    FetchTerms(job, place, begin, terms);
+    if (begin == 0) {
 #pragma unroll
       for (int r = 0; r < kHeld; ++r) {
-        const float down = left[p][HeldRow(r)];
+#pragma unroll
+        for (int c = 0; c < kHeld; ++c) held.at[r][c] *= job.scale;
+      }
+    }
+    __syncthreads();
+    const int count = TermsFrom(job, begin);
+    for (int p = 0; p < count; ++p) {
+      float across[kHeld];
+      LoadFour(&terms.right[p][HeldColumn()], across);
+#pragma unroll
+      for (int r = 0; r < kHeld; ++r) {
+        const float down = terms.left[p][HeldRow(r)];
 #pragma unroll
         for (int c = 0; c < kHeld; ++c) held.at[r][c] = fmaf(down, across[c], held.at[r][c]);
       }
     }
   }
   if (place.row != place.column || job.shift == 0.0) return;
+  const int64_t row0 = place.row * kTileSide;
 #pragma unroll
   for (int r = 0; r < kHeld; ++r) {
 #pragma unroll
@@ -135,22 +166,33 @@ __device__ void UpdateTile(const SymmetricJob& job, Place place, Held& held) {
   }
 }
 
-// What the tile gives to y's segments I (rows) and J (columns): partials[tile][vector][2][64].
-__device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile, const Held& held) {
+// The thread's elements of kVectorsAtOnce vectors at a tile's rows and columns.
+static_assert(kVectorsAtOnce * kSide == kThreads);
+struct VectorElements {
+  float row, column;
+};
+__device__ VectorElements LoadVectors(const SymmetricJob& job, Place place, int64_t begin) {
+  const int64_t k = begin + static_cast<int>(threadIdx.x) / kSide;
+  const int i = static_cast<int>(threadIdx.x) % kSide;
+  const int64_t row = place.row * kTileSide + i, column = place.column * kTileSide + i;
+  const float* const v = Global(job.v.data) + k * job.v.stride;
+  return {k < job.v.rows && row < job.n ? v[row] : 0.0f, k < job.v.rows && column < job.n ? v[column] : 0.0f};
+}
+
+// What the tile gives to y's segments I (rows) and J (columns): partials[tile][vector][2][64]. `elements` are of the
+// first vectors.
+__device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile, const Held& held,
+                             VectorElements elements) {
   alignas(sizeof(Four<float>)) __shared__ float of_row[kVectorsAtOnce][kSide], of_column[kVectorsAtOnce][kSide];
   __shared__ float by_warp[kVectorsAtOnce][kWarps][kSide];
-  const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
-  float* const partials = job.partials + tile * job.v.rows * 2 * kTileSide;
+  float* const partials = Global(job.partials) + tile * job.v.rows * 2 * kTileSide;
   for (int64_t begin = 0; begin < job.v.rows; begin += kVectorsAtOnce) {
     const int vectors = static_cast<int>(job.v.rows - begin < kVectorsAtOnce ? job.v.rows - begin : kVectorsAtOnce);
-    __syncthreads();  // whoever still reads the vectors before
-    for (int at = static_cast<int>(threadIdx.x); at < vectors * kSide; at += kThreads) {
-      const int k = at / kSide, i = at % kSide;
-      const float* v = job.v.row(begin + k);
-      of_row[k][i] = row0 + i < job.n ? v[row0 + i] : 0.0f;
-      of_column[k][i] = column0 + i < job.n ? v[column0 + i] : 0.0f;
-    }
+    if (begin > 0) elements = LoadVectors(job, place, begin);
+    __syncthreads();  // no thread reads the vectors before any more
+    of_row[threadIdx.x / kSide][threadIdx.x % kSide] = elements.row;
+    of_column[threadIdx.x / kSide][threadIdx.x % kSide] = elements.column;
     __syncthreads();
     for (int k = 0; k < vectors; ++k) {
       float across[kHeld], down[kHeld] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -185,26 +227,28 @@ __device__ void MultiplyTile(const SymmetricJob& job, Place place, int64_t tile,
 }
 
 template <typename T>
-__device__ void UpdateMultiplyTile(const SymmetricJob& job, int64_t tile) {
+__device__ __forceinline__ void UpdateMultiplyTile(const SymmetricJob& job, int64_t tile, Terms& terms) {
   const Place place = PlaceOf(tile);
   const int height = static_cast<int>(TileHeight(job.n, place.row));
   T* const data = static_cast<T*>(job.tiles) + TileOffset(job.n, place.row, place.column);
   Held held;
   LoadTile(data, height, held);
+  const VectorElements elements = LoadVectors(job, place, 0);
   if (job.updates()) {
-    UpdateTile(job, place, held);
+    UpdateTile(job, place, terms, held);
     StoreTile(held, height, data);
   }
-  MultiplyTile(job, place, tile, held);
+  MultiplyTile(job, place, tile, held, elements);
 }
 
-__global__ void __launch_bounds__(kThreads) UpdateMultiplyKernel(const SymmetricJob* jobs, int count, int64_t tiles) {
+__global__ void __launch_bounds__(kThreads, 3) UpdateMultiplyKernel(ManyJobs<SymmetricJob> jobs, int64_t tiles) {
+  __shared__ Terms terms;
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const SymmetricJob job = JobOf(jobs, count, tile);  // a copy: what the kernel stores cannot change it
+    const SymmetricJob& job = jobs.InShared(tile);
     if (job.storage == SymmetricStorage::kF32) {
-      UpdateMultiplyTile<float>(job, tile - job.first);
+      UpdateMultiplyTile<float>(job, tile - job.first, terms);
     } else {
-      UpdateMultiplyTile<__half>(job, tile - job.first);
+      UpdateMultiplyTile<__half>(job, tile - job.first, terms);
     }
   }
 }
@@ -216,38 +260,61 @@ __global__ void __launch_bounds__(kSide) SumPartialsKernel(const SymmetricJob* j
   for (int64_t at = blockIdx.x; at < segments && at < mine; at += gridDim.x) {
     const int64_t k = at / tile_rows, segment = at % tile_rows, i = segment * kTileSide + threadIdx.x;
     if (i >= job.n) continue;
+    const float* const partials = Global(job.partials) + k * 2 * kTileSide + threadIdx.x;
+    const int64_t stride = job.v.rows * 2 * kTileSide;  // from a tile to the next
     double sum = 0;
+#pragma unroll 8
     for (int64_t column = 0; column <= segment; ++column) {
-      const int64_t tile = segment * (segment + 1) / 2 + column;
-      sum += job.partials[(tile * job.v.rows + k) * 2 * kTileSide + threadIdx.x];
+      sum += partials[(segment * (segment + 1) / 2 + column) * stride];
     }
+#pragma unroll 8
     for (int64_t row = segment + 1; row < tile_rows; ++row) {
-      const int64_t tile = row * (row + 1) / 2 + segment;
-      sum += job.partials[((tile * job.v.rows + k) * 2 + 1) * kTileSide + threadIdx.x];
+      sum += partials[(row * (row + 1) / 2 + segment) * stride + kTileSide];
     }
     job.y.at(k, i) = static_cast<float>(sum);
   }
 }
 
-// x's tile at `place`, and its mirror image.
+// A tile that is turned over: a column of padding keeps what neighbours write out of each other's banks.
+struct Turned {
+  float at[kSide][kSide + 1];
+};
+__device__ FoursPlace PlaceInTile() { return {HeldRow(0), kAcross, HeldColumn()}; }
+
+// x's tile at `place`, and its mirror image, which is turned over in shared memory so that both are written row by row.
+// All threads of the block take part.
 template <typename T>
-__device__ void StoreExpanded(const ExpandJob& job, Place place, const Held& held) {
-  T* const x = static_cast<T*>(job.x);
+__device__ __forceinline__ void StoreExpanded(const ExpandJob& job, Place place, const Held& held, Turned& turned) {
+  const BasicMatrixView<T> x(static_cast<T*>(job.x), job.m.n, job.m.n, job.stride);
   const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
+  Four<T> rounded[kHeld];
+#pragma unroll
   for (int r = 0; r < kHeld; ++r) {
+#pragma unroll
     for (int c = 0; c < kHeld; ++c) {
-      const int64_t i = row0 + HeldRow(r), j = column0 + HeldColumn() + c;
-      if (i >= job.m.n || j >= job.m.n) continue;
-      Round(held.at[r][c], x[i * job.stride + j]);
-      if (place.row != place.column) Round(held.at[r][c], x[j * job.stride + i]);
+      Round(held.at[r][c], rounded[r].at[c]);
+      turned.at[HeldColumn() + c][HeldRow(r)] = held.at[r][c];
     }
   }
+  StoreFours(rounded, FoursOf<kSide, kSide>(x, row0, column0, PlaceInTile()));
+  if (place.row == place.column) return;
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kHeld; ++r) {
+#pragma unroll
+    for (int c = 0; c < kHeld; ++c) Round(turned.at[HeldRow(r)][HeldColumn() + c], rounded[r].at[c]);
+  }
+  StoreFours(rounded, FoursOf<kSide, kSide>(x, column0, row0, PlaceInTile()));
 }
 
 template <typename Jobs>
-__global__ void __launch_bounds__(kThreads, 4) ExpandKernel(Jobs jobs, int64_t tiles) {
+__global__ void __launch_bounds__(kThreads, 3) ExpandKernel(Jobs jobs, int64_t tiles) {
+  __shared__ union Memory {
+    Terms terms;
+    Turned turned;
+  } memory;
   for (int64_t at = blockIdx.x; at < tiles; at += gridDim.x) {
-    const ExpandJob& job = jobs.Of(at);
+    const ExpandJob& job = jobs.InShared(at);
     const Place place = PlaceOf(at - job.first);
     const int height = static_cast<int>(TileHeight(job.m.n, place.row));
     const int64_t offset = TileOffset(job.m.n, place.row, place.column);
@@ -257,26 +324,39 @@ __global__ void __launch_bounds__(kThreads, 4) ExpandKernel(Jobs jobs, int64_t t
     } else {
       LoadTile(static_cast<const __half*>(job.m.tiles) + offset, height, held);
     }
-    UpdateTile(job.m, place, held);
+    UpdateTile(job.m, place, memory.terms, held);
+    __syncthreads();  // no thread reads the terms any more
     if (job.in_bf16) {
-      StoreExpanded<__nv_bfloat16>(job, place, held);
+      StoreExpanded<__nv_bfloat16>(job, place, held, memory.turned);
     } else {
-      StoreExpanded<float>(job, place, held);
+      StoreExpanded<float>(job, place, held, memory.turned);
     }
   }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) CompressKernel(ConstMatrixView x, T* tiles) {
+__global__ void __launch_bounds__(kThreads, 4) CompressKernel(ConstMatrixView x, T* tiles) {
+  __shared__ Turned turned;
   for (int64_t tile = blockIdx.x; tile < TileCount(x.rows); tile += gridDim.x) {
     const Place place = PlaceOf(tile);
-    const int64_t row0 = place.row * kTileSide, column0 = place.column * kTileSide;
+    Four<float> fours[kHeld];
+    LoadFours(FoursOf<kSide, kSide>(x, place.row * kTileSide, place.column * kTileSide, PlaceInTile()), fours);
+    if (place.row == place.column) {  // what lies above the diagonal is not read
+      __syncthreads();                // no thread reads the tile before any more
+      for (int r = 0; r < kHeld; ++r) {
+        for (int c = 0; c < kHeld; ++c) {
+          const int i = HeldRow(r), j = HeldColumn() + c;
+          if (i >= j) turned.at[i][j] = turned.at[j][i] = fours[r].at[c];
+        }
+      }
+      __syncthreads();
+      for (int r = 0; r < kHeld; ++r) {
+        for (int c = 0; c < kHeld; ++c) fours[r].at[c] = turned.at[HeldRow(r)][HeldColumn() + c];
+      }
+    }
     Held held;
     for (int r = 0; r < kHeld; ++r) {
-      for (int c = 0; c < kHeld; ++c) {
-        const int64_t i = row0 + HeldRow(r), j = column0 + HeldColumn() + c;
-        held.at[r][c] = i >= x.rows || j >= x.rows ? 0.0f : i >= j ? x.at(i, j) : x.at(j, i);
-      }
+      for (int c = 0; c < kHeld; ++c) held.at[r][c] = fours[r].at[c];
     }
     StoreTile(held, static_cast<int>(TileHeight(x.rows, place.row)),
               tiles + TileOffset(x.rows, place.row, place.column));
@@ -288,7 +368,7 @@ dim3 GridOfTiles(int64_t tiles) { return dim3(static_cast<unsigned>(Blocks(tiles
 }  // namespace
 
 cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t tiles) {
-  return Launch(stream, GridOfTiles(tiles), dim3(kThreads), UpdateMultiplyKernel, jobs, count, tiles);
+  return LaunchJobs(stream, tiles, kThreads, UpdateMultiplyKernel, ManyJobs<SymmetricJob>{jobs, count});
 }
 
 cudaError_t SymmetricSumPartials(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t segments) {
