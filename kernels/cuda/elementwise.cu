@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/global_memory.h"
 #include "kernels/cuda/launch.h"
 
 namespace precondor::cuda {
@@ -7,20 +8,41 @@ namespace {
 
 constexpr unsigned kRowsOfBlock = 8;
 
-// f(i, j) for all i, j. Neighbours in a row are neighbours in a warp.
-template <typename Function>
-__global__ void __launch_bounds__(kWarp* kRowsOfBlock) ForEachKernel(int64_t rows, int64_t cols, Function f) {
-  for (int64_t i = int64_t{blockIdx.y} * kRowsOfBlock + threadIdx.y; i < rows; i += int64_t{gridDim.y} * kRowsOfBlock) {
-    for (int64_t j = int64_t{blockIdx.x} * kWarp + threadIdx.x; j < cols; j += int64_t{gridDim.x} * kWarp) f(i, j);
+// Elements that a thread loads before it stores the first.
+constexpr int kHeld = 4;
+
+// out(i, j) = f(i, j) for all i, j. Neighbours in a row are neighbours in a warp.
+template <int kTogether, typename Output, typename Function>
+__global__ void __launch_bounds__(kWarp* kRowsOfBlock) ForEachKernel(Output out, Function f) {
+  constexpr int64_t kColumns = kWarp * kTogether;
+  for (int64_t i = int64_t{blockIdx.y} * kRowsOfBlock + threadIdx.y; i < out.rows;
+       i += int64_t{gridDim.y} * kRowsOfBlock) {
+    for (int64_t j0 = int64_t{blockIdx.x} * kColumns + threadIdx.x; j0 < out.cols;
+         j0 += int64_t{gridDim.x} * kColumns) {
+      decltype(f(i, j0)) values[kTogether] = {};
+      if (j0 + (kTogether - 1) * int64_t{kWarp} < out.cols) {
+#pragma unroll
+        for (int c = 0; c < kTogether; ++c) values[c] = f(i, j0 + c * int64_t{kWarp});
+      } else {
+        for (int c = 0; c < kTogether && j0 + c * int64_t{kWarp} < out.cols; ++c) {
+          values[c] = f(i, j0 + c * int64_t{kWarp});
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) {
+        const int64_t j = j0 + c * int64_t{kWarp};
+        if (j < out.cols) out.at(i, j) = values[c];
+      }
+    }
   }
 }
 
-template <typename Function>
-cudaError_t ForEach(cudaStream_t stream, int64_t rows, int64_t cols, Function f) {
+template <int kTogether = kHeld, typename Output, typename Function>
+cudaError_t ForEach(cudaStream_t stream, Output out, Function f) {
   constexpr int64_t kMaxGridY = 65535;
-  const dim3 grid(static_cast<unsigned>(std::min<int64_t>(Blocks(cols, kWarp), 1024)),
-                  static_cast<unsigned>(std::min(Blocks(rows, kRowsOfBlock), kMaxGridY)));
-  return Launch(stream, grid, dim3(kWarp, kRowsOfBlock), ForEachKernel<Function>, rows, cols, f);
+  const dim3 grid(static_cast<unsigned>(std::min<int64_t>(Blocks(out.cols, kWarp * kTogether), 1024)),
+                  static_cast<unsigned>(std::min(Blocks(out.rows, kRowsOfBlock), kMaxGridY)));
+  return Launch(stream, grid, dim3(kWarp, kRowsOfBlock), ForEachKernel<kTogether, Output, Function>, out, f);
 }
 
 __host__ __device__ constexpr int64_t PackedIndex(int64_t i, int64_t j) { return i * (i + 1) / 2 + j; }
@@ -47,9 +69,9 @@ __device__ uint64_t PhiloxBits(uint32_t key0, uint32_t key1, uint64_t nonce, uin
 
 constexpr unsigned kThreads = kWarp * kRowsOfBlock;
 // A block's part of a matrix, and of a single row.
-constexpr int64_t kRowsOfPart = 32;
-constexpr int64_t kColumnsOfPart = 128;
-constexpr int64_t kElementsOfPart = kRowsOfPart * kColumnsOfPart;
+constexpr int kRowsOfPart = 32;
+constexpr int kColumnsOfPart = 128;
+constexpr int64_t kElementsOfPart = int64_t{kRowsOfPart} * kColumnsOfPart;
 
 struct Extent {
   int64_t rows, cols;
@@ -70,60 +92,140 @@ __host__ __device__ Extent ExtentOf(const ElementwiseJob& job) {
 
 __host__ __device__ constexpr int64_t Parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-__device__ __forceinline__ void Apply(const ElementwiseJob& job, int64_t i, int64_t j) {
-  const ConstMatrixView x = job.x;
-  const MatrixView y = job.y;
-  switch (job.kind) {
-    case ElementwiseKind::kAxpby: {
-      const float from_x = job.alpha != 0.0 ? static_cast<float>(job.alpha) * x.at(i, j) : 0.0f;
-      y.at(i, j) = job.beta != 0.0 ? fmaf(static_cast<float>(job.beta), y.at(i, j), from_x) : from_x;
-      return;
+// What a job of one kind writes at (i, j), and where; Has: whether it does.
+template <ElementwiseKind kKind>
+__device__ __forceinline__ bool Has(int64_t i, int64_t j) {
+  if (kKind == ElementwiseKind::kPackLower) return j <= i;
+  return kKind != ElementwiseKind::kSymmetrize || j < i;  // the thread of the element below writes both
+}
+
+template <ElementwiseKind kKind>
+__device__ __forceinline__ float ValueAt(const ElementwiseJob& job, int64_t i, int64_t j) {
+  const ConstMatrixView x(Global(job.x.data), job.x.rows, job.x.cols, job.x.stride);
+  const ConstMatrixView y(Global(job.y.data), job.y.rows, job.y.cols, job.y.stride);
+  if constexpr (kKind == ElementwiseKind::kAxpby) {
+    const float from_x = job.alpha != 0.0 ? static_cast<float>(job.alpha) * x.at(i, j) : 0.0f;
+    return job.beta != 0.0 ? fmaf(static_cast<float>(job.beta), y.at(i, j), from_x) : from_x;
+  } else if constexpr (kKind == ElementwiseKind::kScaleRows) {
+    return static_cast<float>(job.scales[i]) * x.at(i, j);
+  } else if constexpr (kKind == ElementwiseKind::kScaleColumns) {
+    return static_cast<float>(job.scales[j]) * x.at(i, j);
+  } else if constexpr (kKind == ElementwiseKind::kScaleBothSides) {
+    return static_cast<float>(job.scales[i] * job.scales[j] * x.at(i, j));
+  } else if constexpr (kKind == ElementwiseKind::kAddDiagonal) {
+    return static_cast<float>(y.at(j, j) + job.alpha);
+  } else if constexpr (kKind == ElementwiseKind::kUnpackLower) {
+    return x.data[j <= i ? PackedIndex(i, j) : PackedIndex(j, i)];
+  } else if constexpr (kKind == ElementwiseKind::kPackRow) {
+    return x.data[j];
+  } else if constexpr (kKind == ElementwiseKind::kSymmetrize) {
+    return 0.5f * y.at(i, j) + 0.5f * y.at(j, i);
+  } else {
+    static_assert(kKind == ElementwiseKind::kPackLower);
+    return x.at(i, j);
+  }
+}
+
+template <ElementwiseKind kKind>
+__device__ __forceinline__ void Put(const ElementwiseJob& job, int64_t i, int64_t j, float value) {
+  const MatrixView y(Global(job.y.data), job.y.rows, job.y.cols, job.y.stride);
+  if constexpr (kKind == ElementwiseKind::kAddDiagonal) {
+    y.at(j, j) = value;
+  } else if constexpr (kKind == ElementwiseKind::kPackLower) {
+    y.data[PackedIndex(i, j)] = value;
+  } else if constexpr (kKind == ElementwiseKind::kPackRow) {
+    y.data[j <= job.row ? PackedIndex(job.row, j) : PackedIndex(j, job.row)] = value;
+  } else {
+    y.at(i, j) = value;
+    if constexpr (kKind == ElementwiseKind::kSymmetrize) y.at(j, i) = value;
+  }
+}
+
+// Columns j, j + step, ... of row i, as far as they are below `end`.
+template <ElementwiseKind kKind>
+__device__ __forceinline__ void RunSome(const ElementwiseJob& job, int64_t i, int64_t j, int64_t step, int64_t end) {
+  float values[kHeld];
+#pragma unroll
+  for (int c = 0; c < kHeld; ++c) {
+    const int64_t column = j + c * step;
+    values[c] = column < end && Has<kKind>(i, column) ? ValueAt<kKind>(job, i, column) : 0.0f;
+  }
+#pragma unroll
+  for (int c = 0; c < kHeld; ++c) {
+    const int64_t column = j + c * step;
+    if (column < end && Has<kKind>(i, column)) Put<kKind>(job, i, column, values[c]);
+  }
+}
+
+// A part of a matrix, or of a single row.
+template <ElementwiseKind kKind>
+__device__ __forceinline__ void RunPart(const ElementwiseJob& job, Extent extent, int64_t part) {
+  if (extent.rows == 1) {
+    const int64_t end = std::min(extent.cols, (part + 1) * kElementsOfPart);
+    for (int64_t j = part * kElementsOfPart + threadIdx.x; j < end; j += kHeld * kThreads) {
+      RunSome<kKind>(job, 0, j, kThreads, end);
     }
+    return;
+  }
+  const int64_t across = Parts(extent.cols, kColumnsOfPart);
+  const int64_t row = part / across * kRowsOfPart, column = part % across * kColumnsOfPart;
+  const int64_t last_row = std::min(extent.rows, row + kRowsOfPart);
+  for (int64_t i = row + threadIdx.x / kWarp; i < last_row; i += kRowsOfBlock) {
+    RunSome<kKind>(job, i, column + threadIdx.x % kWarp, kWarp, extent.cols);
+  }
+}
+
+// A part of y = alpha x + beta y, where most of the bytes are: a thread has four rows of four columns on their way.
+__device__ __forceinline__ void RunAxpbyPart(const ElementwiseJob& job, Extent extent, int64_t part) {
+  static_assert(kColumnsOfPart == kWarp * kFour && kRowsOfPart == kRowsOfBlock * kHeld);
+  const int64_t across = Parts(extent.cols, kColumnsOfPart);
+  const int64_t row = part / across * kRowsOfPart, column = part % across * kColumnsOfPart;
+  const FoursPlace at = {static_cast<int>(threadIdx.x / kWarp), kRowsOfBlock,
+                         static_cast<int>(threadIdx.x % kWarp) * kFour};
+  const float alpha = static_cast<float>(job.alpha), beta = static_cast<float>(job.beta);
+  Four<float> x[kHeld] = {}, y[kHeld] = {};
+  if (job.alpha != 0.0) LoadFours(FoursOf<kRowsOfPart, kColumnsOfPart>(job.x, row, column, at), x);
+  if (job.beta != 0.0) LoadFours(FoursOf<kRowsOfPart, kColumnsOfPart>(ConstMatrixView(job.y), row, column, at), y);
+#pragma unroll
+  for (int r = 0; r < kHeld; ++r) {
+#pragma unroll
+    for (int c = 0; c < kFour; ++c) {
+      const float from_x = job.alpha != 0.0 ? alpha * x[r].at[c] : 0.0f;
+      y[r].at[c] = job.beta != 0.0 ? fmaf(beta, y[r].at[c], from_x) : from_x;
+    }
+  }
+  StoreFours(y, FoursOf<kRowsOfPart, kColumnsOfPart>(job.y, row, column, at));
+}
+
+__device__ __forceinline__ void RunPart(const ElementwiseJob& job, int64_t part) {
+  const Extent extent = ExtentOf(job);
+  switch (job.kind) {
+    case ElementwiseKind::kAxpby:
+      return extent.rows == 1 ? RunPart<ElementwiseKind::kAxpby>(job, extent, part) : RunAxpbyPart(job, extent, part);
     case ElementwiseKind::kScaleRows:
-      y.at(i, j) = static_cast<float>(job.scales[i]) * x.at(i, j);
-      return;
+      return RunPart<ElementwiseKind::kScaleRows>(job, extent, part);
     case ElementwiseKind::kScaleColumns:
-      y.at(i, j) = static_cast<float>(job.scales[j]) * x.at(i, j);
-      return;
+      return RunPart<ElementwiseKind::kScaleColumns>(job, extent, part);
     case ElementwiseKind::kScaleBothSides:
-      y.at(i, j) = static_cast<float>(job.scales[i] * job.scales[j] * x.at(i, j));
-      return;
+      return RunPart<ElementwiseKind::kScaleBothSides>(job, extent, part);
     case ElementwiseKind::kAddDiagonal:
-      y.at(j, j) = static_cast<float>(y.at(j, j) + job.alpha);
-      return;
+      return RunPart<ElementwiseKind::kAddDiagonal>(job, extent, part);
     case ElementwiseKind::kPackLower:
-      if (j <= i) y.data[PackedIndex(i, j)] = x.at(i, j);
-      return;
+      return RunPart<ElementwiseKind::kPackLower>(job, extent, part);
     case ElementwiseKind::kUnpackLower:
-      y.at(i, j) = x.data[j <= i ? PackedIndex(i, j) : PackedIndex(j, i)];
-      return;
+      return RunPart<ElementwiseKind::kUnpackLower>(job, extent, part);
     case ElementwiseKind::kPackRow:
-      y.data[j <= job.row ? PackedIndex(job.row, j) : PackedIndex(j, job.row)] = x.data[j];
-      return;
-    case ElementwiseKind::kSymmetrize:  // the thread of the element below writes both
-      if (j < i) y.at(i, j) = y.at(j, i) = 0.5f * y.at(i, j) + 0.5f * y.at(j, i);
-      return;
+      return RunPart<ElementwiseKind::kPackRow>(job, extent, part);
+    case ElementwiseKind::kSymmetrize:
+      return RunPart<ElementwiseKind::kSymmetrize>(job, extent, part);
   }
 }
 
 template <typename Jobs>
 __global__ void __launch_bounds__(kThreads, 4) ElementwiseKernel(Jobs jobs, int64_t blocks) {
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const ElementwiseJob& job = jobs.Of(block);
-    const Extent extent = ExtentOf(job);
-    const int64_t part = block - job.first;
-    if (extent.rows == 1) {
-      const int64_t end = std::min(extent.cols, (part + 1) * kElementsOfPart);
-      for (int64_t j = part * kElementsOfPart + threadIdx.x; j < end; j += kThreads) Apply(job, 0, j);
-      continue;
-    }
-    const int64_t across = Parts(extent.cols, kColumnsOfPart);
-    const int64_t row = part / across * kRowsOfPart, column = part % across * kColumnsOfPart;
-    const int64_t last_row = std::min(extent.rows, row + kRowsOfPart),
-                  last_column = std::min(extent.cols, column + kColumnsOfPart);
-    for (int64_t i = row + threadIdx.x / kWarp; i < last_row; i += kRowsOfBlock) {
-      for (int64_t j = column + threadIdx.x % kWarp; j < last_column; j += kWarp) Apply(job, i, j);
-    }
+    const ElementwiseJob job = jobs.Of(block);
+    RunPart(job, block - job.first);
   }
 }
 
@@ -149,68 +251,70 @@ cudaError_t MultiplyElements(cudaStream_t stream, double alpha, ConstMatrixView 
                              MatrixView z) {
   const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
   const bool reads_z = beta != 0.0;
-  return ForEach(stream, z.rows, z.cols, [=] __device__(int64_t i, int64_t j) {
+  return ForEach(stream, z, [=] __device__(int64_t i, int64_t j) {
     const float product = fa * x.at(i, j) * y.at(i, j);
-    z.at(i, j) = reads_z ? fmaf(fb, z.at(i, j), product) : product;
+    return reads_z ? fmaf(fb, z.at(i, j), product) : product;
   });
 }
 
 cudaError_t DivideByRoot(cudaStream_t stream, double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
                          MatrixView y) {
   const float fa = static_cast<float>(alpha), fe = static_cast<float>(epsilon);
-  return ForEach(stream, y.rows, y.cols,
-                 [=] __device__(int64_t i, int64_t j) { y.at(i, j) = fa * x.at(i, j) / (sqrtf(v.at(i, j)) + fe); });
+  return ForEach(stream, y,
+                 [=] __device__(int64_t i, int64_t j) { return fa * x.at(i, j) / (sqrtf(v.at(i, j)) + fe); });
 }
 
 cudaError_t DivideByOuter(cudaStream_t stream, double alpha, const double* rows, const double* columns, double shift,
                           ConstMatrixView x, MatrixView y) {
-  return ForEach(stream, y.rows, y.cols, [=] __device__(int64_t i, int64_t j) {
-    y.at(i, j) = static_cast<float>(alpha / (rows[i] * columns[j] + shift)) * x.at(i, j);
+  return ForEach(stream, y, [=] __device__(int64_t i, int64_t j) {
+    return static_cast<float>(alpha / (rows[i] * columns[j] + shift)) * x.at(i, j);
   });
 }
 
 cudaError_t Gather(cudaStream_t stream, const int64_t* rows, const int64_t* columns, ConstMatrixView x, MatrixView y) {
-  return ForEach(stream, y.rows, y.cols, [=] __device__(int64_t i, int64_t j) {
-    y.at(i, j) = x.at(rows == nullptr ? i : rows[i], columns == nullptr ? j : columns[j]);
+  return ForEach(stream, y, [=] __device__(int64_t i, int64_t j) {
+    return x.at(rows == nullptr ? i : rows[i], columns == nullptr ? j : columns[j]);
   });
 }
 
 cudaError_t FillNormal(cudaStream_t stream, uint32_t key0, uint32_t key1, uint64_t nonce, MatrixView x) {
   const int64_t cols = x.cols;
-  return ForEach(stream, x.rows, x.cols, [=] __device__(int64_t i, int64_t j) {
+  return ForEach<1>(stream, x, [=] __device__(int64_t i, int64_t j) {
     constexpr double kTwoPi = 6.283185307179586476925;
     const uint64_t number = static_cast<uint64_t>(i * cols + j);
     const uint64_t bits = PhiloxBits(key0, key1, nonce, number / 2);
     const double uniform = (static_cast<double>(bits >> 32) + 0.5) * 0x1p-32;
     const double angle = kTwoPi * 0x1p-32 * static_cast<double>(static_cast<uint32_t>(bits));
     const double radius = sqrt(-2.0 * log(uniform));
-    x.at(i, j) = static_cast<float>(radius * (number % 2 == 0 ? cos(angle) : sin(angle)));
+    return static_cast<float>(radius * (number % 2 == 0 ? cos(angle) : sin(angle)));
   });
 }
 
 cudaError_t WidenLower(cudaStream_t stream, ConstMatrixView a, double* out) {
-  return ForEach(stream, a.rows, a.cols,
-                 [=] __device__(int64_t i, int64_t j) { out[i * a.cols + j] = j <= i ? a.at(i, j) : a.at(j, i); });
+  return ForEach(stream, BasicMatrixView<double>(out, a.rows, a.cols), [=] __device__(int64_t i, int64_t j) {
+    return static_cast<double>(j <= i ? a.at(i, j) : a.at(j, i));
+  });
 }
 
 cudaError_t Widen(cudaStream_t stream, ConstMatrixView a, double* out) {
-  return ForEach(stream, a.rows, a.cols, [=] __device__(int64_t i, int64_t j) { out[i * a.cols + j] = a.at(i, j); });
+  return ForEach(stream, BasicMatrixView<double>(out, a.rows, a.cols),
+                 [=] __device__(int64_t i, int64_t j) { return static_cast<double>(a.at(i, j)); });
 }
 
 cudaError_t Narrow(cudaStream_t stream, const double* in, MatrixView out) {
-  return ForEach(stream, out.rows, out.cols,
-                 [=] __device__(int64_t i, int64_t j) { out.at(i, j) = static_cast<float>(in[i * out.cols + j]); });
+  return ForEach(stream, out,
+                 [=] __device__(int64_t i, int64_t j) { return static_cast<float>(in[i * out.cols + j]); });
 }
 
 cudaError_t NarrowWithSigns(cudaStream_t stream, const double* in, const double* signs, int64_t step, MatrixView out) {
-  return ForEach(stream, out.rows, out.cols, [=] __device__(int64_t i, int64_t j) {
-    out.at(i, j) = static_cast<float>(signs[i * step] < 0 ? -in[i * out.cols + j] : in[i * out.cols + j]);
+  return ForEach(stream, out, [=] __device__(int64_t i, int64_t j) {
+    return static_cast<float>(signs[i * step] < 0 ? -in[i * out.cols + j] : in[i * out.cols + j]);
   });
 }
 
 cudaError_t NarrowLower(cudaStream_t stream, const double* in, MatrixView out) {
-  return ForEach(stream, out.rows, out.cols, [=] __device__(int64_t i, int64_t j) {
-    out.at(i, j) = static_cast<float>(j <= i ? in[i * out.cols + j] : in[j * out.cols + i]);
+  return ForEach(stream, out, [=] __device__(int64_t i, int64_t j) {
+    return static_cast<float>(j <= i ? in[i * out.cols + j] : in[j * out.cols + i]);
   });
 }
 

@@ -88,6 +88,27 @@ __device__ __forceinline__ void LoadFours(const Fours<const T>& from, Four<T> (&
   }
 }
 
+// Fours that lie `step` elements apart, from `first` on, of a row of `size` elements; zero beyond it. `aligned`: every
+// row's fours are. The thread's place in a run of `step` elements is first % step.
+template <int kCount, typename T>
+__device__ __forceinline__ void LoadFoursOfRow(const T* row, int64_t size, int64_t first, int step, bool aligned,
+                                               Four<T> (&fours)[kCount]) {
+  row = Global(row);
+  if (aligned && first - first % step + kCount * step <= size) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) fours[i] = *reinterpret_cast<const Four<T>*>(row + first + i * step);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int c = 0; c < kFour; ++c) {
+      const int64_t at = first + i * step + c;
+      fours[i].at[c] = at < size ? row[at] : T{};
+    }
+  }
+}
+
 template <int kCount, typename T>
 __device__ __forceinline__ void StoreFours(const Four<T> (&fours)[kCount], const Fours<T>& to) {
   T* const first = Global(to.first);

@@ -69,8 +69,11 @@ absl::Status RunDotJobs(Device& device, const std::vector<DotJob>& jobs, absl::S
 }
 
 absl::Status RunInverseJobs(Device& device, std::vector<SpdInverseJob>& jobs, absl::Span<absl::Status> statuses) {
-  int64_t work = 0;
-  for (const SpdInverseJob& job : jobs) work += SpdInverseWork(job.x.rows);
+  int64_t work = 0, most_rows = 0;
+  for (const SpdInverseJob& job : jobs) {
+    work += SpdInverseWork(job.x.rows);
+    most_rows = std::max(most_rows, job.x.rows);
+  }
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory, device.Array<double>(work));
   double* next = memory.data();
   for (SpdInverseJob& job : jobs) {
@@ -80,8 +83,9 @@ absl::Status RunInverseJobs(Device& device, std::vector<SpdInverseJob>& jobs, ab
   const int count = static_cast<int>(jobs.size());
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<SpdInverseJob> sent, SendJobs(device, jobs));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int> device_infos, device.Array<int>(count));
-  PRECONDOR_RETURN_IF_ERROR(device.Run(
-      "SpdInverse", [&](cudaStream_t stream) { return SpdInverses(stream, sent.data(), count, device_infos.data()); }));
+  PRECONDOR_RETURN_IF_ERROR(device.Run("SpdInverse", [&](cudaStream_t stream) {
+    return SpdInverses(stream, sent.data(), count, most_rows, device_infos.data());
+  }));
   std::vector<int> infos(count);
   PRECONDOR_RETURN_IF_ERROR(device.Receive(device_infos, absl::MakeSpan(infos)));
   for (int i = 0; i < count; ++i) statuses[i] = InverseStatus(infos[i], jobs[i].x.rows);

@@ -21,15 +21,33 @@ constexpr int64_t Blocks(int64_t items, int64_t items_per_block) {
   return std::clamp<int64_t>((items + items_per_block - 1) / items_per_block, 1, kMaxBlocks);
 }
 
-// The launch's own error; what the kernel does wrong shows at a later call on the stream.
+// Launch with so many bytes of DynamicShared() for each block; beyond 48 KiB the kernel must have been allowed them.
 template <typename... Params, typename... Args>
-cudaError_t Launch(cudaStream_t stream, dim3 grid, dim3 block, void (*kernel)(Params...), Args&&... args) {
+cudaError_t LaunchWithShared(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(Params...),
+                             Args&&... args) {
   ++launch_count;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+}
+
+// The block's shared memory of the size that the launch says, aligned for f64.
+#ifdef __CUDACC__
+__device__ inline void* DynamicShared() {
+  extern __shared__ double dynamic_shared[];
+  return dynamic_shared;
+}
+#else
+void* DynamicShared();  // CUDA on the host defines it
+#endif
+
+// The launch's own error; what the kernel does wrong shows at a later call on the stream.
+template <typename... Params, typename... Args>
+cudaError_t Launch(cudaStream_t stream, dim3 grid, dim3 block, void (*kernel)(Params...), Args&&... args) {
+  return LaunchWithShared(stream, grid, block, 0, kernel, std::forward<Args>(args)...);
 }
 
 // The last job whose `first` is not beyond `unit`: jobs are in the order of theirs, and none is empty.

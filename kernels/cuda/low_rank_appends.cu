@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/global_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/low_rank_appends.h"
 
@@ -27,9 +28,9 @@ __device__ int64_t NewRowAt(const LowRankAppendJob& job, int64_t slot) {
 // A block takes one row of the vectors, as it is to be, and some new rows. It makes these anew from what they come
 // from: the block that places them may not have come to it.
 template <typename Jobs>
-__global__ void __launch_bounds__(kThreads, 4) LowRankAppendKernel(Jobs jobs, int64_t blocks) {
+__global__ void __launch_bounds__(kThreads, 3) LowRankAppendKernel(Jobs jobs, int64_t blocks) {
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const LowRankAppendJob& job = jobs.Of(block);
+    const LowRankAppendJob& job = jobs.InShared(block);
     const int64_t n = job.vectors.rows, row = (block - job.first) % n, d = job.vectors.cols;
     const int64_t begin = (block - job.first) / n * kAppendedTogether;
     const int64_t left = job.rows.rows - begin, count = left < kAppendedTogether ? left : kAppendedTogether;
@@ -42,11 +43,28 @@ __global__ void __launch_bounds__(kThreads, 4) LowRankAppendKernel(Jobs jobs, in
     for (int64_t i = 0; i < kAppendedTogether; ++i) {
       scales[i] = i < count ? static_cast<float>(job.scales[begin + i]) : 0.0f;
     }
-    for (int64_t j = threadIdx.x; j < d; j += kThreads) {
-      const float x = scale * source[j];
-      if (new_row >= 0 && begin == 0) job.vectors.at(row, j) = x;
-      for (int64_t i = 0; i < kAppendedTogether; ++i) {
-        if (i < count) sums[i] += double{x} * (scales[i] * job.rows.at(begin + i, j));
+    const bool aligned = MovesByFours(job.rows.data, job.rows.stride, kFour) &&
+                         MovesByFours(job.vectors.data, job.vectors.stride, kFour);
+    constexpr int kStep = kThreads * kFour;
+    for (int64_t j = int64_t{threadIdx.x} * kFour; j < d; j += kStep) {
+      Four<float> x[1], news[kAppendedTogether][1] = {};
+      LoadFoursOfRow(source, d, j, kStep, aligned, x);
+#pragma unroll
+      for (int i = 0; i < kAppendedTogether; ++i) {
+        if (i < count) LoadFoursOfRow(job.rows.row(begin + i), d, j, kStep, aligned, news[i]);
+      }
+#pragma unroll
+      for (int c = 0; c < kFour; ++c) {
+        x[0].at[c] *= scale;
+#pragma unroll
+        for (int i = 0; i < kAppendedTogether; ++i) {
+          if (i < count) sums[i] += double{x[0].at[c]} * (scales[i] * news[i][0].at[c]);
+        }
+      }
+      if (new_row < 0 || begin != 0) continue;
+      float* const to = Global(job.vectors.row(row)) + j;
+      for (int c = 0; c < kFour; ++c) {
+        if (j + c < d) to[c] = x[0].at[c];
       }
     }
     for (int64_t i = 0; i < count; ++i) {

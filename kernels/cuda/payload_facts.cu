@@ -8,18 +8,31 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kElementsOfPiece = 16 * kThreads;
+constexpr int kTogether = 8;                 // elements that a thread loads before it waits for the first
 constexpr uint32_t kExponent = 0x7f800000u;  // all ones: infinity or NaN
 
+template <bool kContiguous>
 __global__ void __launch_bounds__(kThreads) SumPayloadKernel(ConstMatrixView x, PayloadSums* sums) {
   __shared__ uint64_t digests[kThreads / kWarp], counts[kThreads / kWarp];
   const int64_t size = x.rows * x.cols;
   uint64_t digest = 0, not_finite = 0;
-  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < size; at += int64_t{gridDim.x} * kThreads) {
-    const float value = x.at(at / x.cols, at % x.cols);
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    digest += PayloadTerm(static_cast<uint64_t>(at), bits);
-    not_finite += (bits & kExponent) == kExponent;
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t begin = int64_t{blockIdx.x} * kThreads + threadIdx.x; begin < size; begin += kTogether * step) {
+    float values[kTogether];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int64_t at = begin + u * step;
+      values[u] = at < size ? x.data[kContiguous ? at : at / x.cols * x.stride + at % x.cols] : 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int64_t at = begin + u * step;
+      if (at >= size) continue;
+      uint32_t bits;
+      memcpy(&bits, &values[u], sizeof(bits));
+      digest += PayloadTerm(static_cast<uint64_t>(at), bits);
+      not_finite += (bits & kExponent) == kExponent;
+    }
   }
   for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
     digest += __shfl_down_sync(0xffffffffu, digest, offset);
@@ -45,7 +58,8 @@ int64_t PayloadPieces(ConstMatrixView x) {
 }
 
 cudaError_t SumPayload(cudaStream_t stream, ConstMatrixView x, PayloadSums* sums) {
-  return Launch(stream, dim3(static_cast<unsigned>(PayloadPieces(x))), dim3(kThreads), SumPayloadKernel, x, sums);
+  return Launch(stream, dim3(static_cast<unsigned>(PayloadPieces(x))), dim3(kThreads),
+                x.contiguous() ? SumPayloadKernel<true> : SumPayloadKernel<false>, x, sums);
 }
 
 }  // namespace precondor::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/global_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/reductions.h"
 
@@ -14,15 +15,46 @@ struct Greater {
   __device__ double operator()(double a, double b) const { return b > a || b != b ? b : a; }
 };
 
-// partials[piece] of f(i, j) over every pieces-th run of kThreads elements, from run `piece` on.
+// Elements that a thread loads before it waits for the first.
+constexpr int kTogether = 8;
+
+// Where element `at` of x lies, counted row after row.
+template <bool kContiguous>
+__device__ __forceinline__ int64_t OffsetOf(ConstMatrixView x, int64_t at) {
+  return kContiguous ? at : at / x.cols * x.stride + at % x.cols;
+}
+
+// value = combine(value, f(at)) for at = first, first + step, ... below size, in that order.
 template <typename Function, typename Combine>
-__global__ void __launch_bounds__(kThreads)
-    PartialsKernel(int64_t rows, int64_t cols, Function f, Combine combine, double* partials) {
-  const int64_t size = rows * cols;
+__device__ __forceinline__ double CombineStrided(int64_t first, int64_t step, int64_t size, Function f,
+                                                 Combine combine) {
   double value = 0;
-  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < size; at += int64_t{gridDim.x} * kThreads) {
-    value = combine(value, f(at / cols, at % cols));
+  for (int64_t begin = first; begin < size; begin += kTogether * step) {
+    decltype(f(begin)) loaded[kTogether] = {};
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (begin + u * step < size) loaded[u] = f(begin + u * step);
+    }
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (begin + u * step < size) value = combine(value, loaded[u]);
+    }
   }
+  return value;
+}
+
+// partials[piece] of f(x_ij, i, j) over every pieces-th run of kThreads elements, from run `piece` on.
+template <bool kContiguous, typename Function, typename Combine>
+__global__ void __launch_bounds__(kThreads)
+    PartialsKernel(ConstMatrixView x, Function f, Combine combine, double* partials) {
+  const auto load = [&](int64_t at) { return x.data[OffsetOf<kContiguous>(x, at)]; };
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  double value = CombineStrided(at, step, x.size(), load, [&](double before, float element) {
+    const double next = combine(before, f(element, at / x.cols, at % x.cols));
+    at += step;
+    return next;
+  });
   value = CombineBlock<kThreads>(value, combine);
   if (threadIdx.x == 0) partials[blockIdx.x] = value;
 }
@@ -39,8 +71,10 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Function, typename Combine>
 cudaError_t Reduce(cudaStream_t stream, ConstMatrixView x, Function f, Combine combine, double* partials, double* out) {
   const int64_t pieces = ReductionPartials(x);
-  const cudaError_t error = Launch(stream, dim3(static_cast<unsigned>(pieces)), dim3(kThreads),
-                                   PartialsKernel<Function, Combine>, x.rows, x.cols, f, combine, partials);
+  const dim3 grid(static_cast<unsigned>(pieces)), block(kThreads);
+  const cudaError_t error =
+      x.contiguous() ? Launch(stream, grid, block, PartialsKernel<true, Function, Combine>, x, f, combine, partials)
+                     : Launch(stream, grid, block, PartialsKernel<false, Function, Combine>, x, f, combine, partials);
   if (error != cudaSuccess) return error;
   return Launch(stream, dim3(1), dim3(kThreads), TotalKernel<Combine>, pieces, combine, partials, out);
 }
@@ -53,22 +87,46 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t row = blockIdx.x * kRows + threadIdx.x / kWarp; row < rows; row += gridDim.x * kRows) {
     const RowNormsJob job = JobOf(jobs, count, row);
     const float* const x = job.x.row(row - job.first);
+    const bool aligned = MovesByFours(job.x.data, job.x.stride, kFour);
+    constexpr int kStep = kWarp * kFour, kFours = 4;
     double sum = 0;
-    for (int64_t j = lane; j < job.x.cols; j += kWarp) sum += double{x[j]} * x[j];
+    for (int64_t j = lane * kFour; j < job.x.cols; j += kStep * kFours) {
+      Four<float> fours[kFours];
+      LoadFoursOfRow(x, job.x.cols, j, kStep, aligned, fours);
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+#pragma unroll
+        for (int c = 0; c < kFour; ++c) sum += double{fours[i].at[c]} * fours[i].at[c];
+      }
+    }
     for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
     if (lane == 0) out[row] = sum;
   }
+}
+
+struct Pair {
+  float x, y;
+};
+
+// The thread's part of x'y, in the order that CombineStrided says.
+template <bool kContiguous>
+__device__ __forceinline__ double DotOf(const DotJob& job, int64_t first, int64_t step) {
+  const float *const x = Global(job.x.data), *const y = Global(job.y.data);
+  return CombineStrided(
+      first, step, job.x.size(),
+      [&](int64_t at) {
+        return Pair{x[OffsetOf<kContiguous>(job.x, at)], y[OffsetOf<kContiguous>(job.y, at)]};
+      },
+      [](double sum, Pair pair) { return sum + double{pair.x} * pair.y; });
 }
 
 __global__ void __launch_bounds__(kThreads)
     DotPartialsKernel(const DotJob* jobs, int count, int64_t pieces, double* partials) {
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
     const DotJob job = JobOf(jobs, count, piece);
-    const int64_t size = job.x.size(), cols = job.x.cols, step = ReductionPartials(job.x) * kThreads;
-    double value = 0;
-    for (int64_t at = (piece - job.first) * kThreads + threadIdx.x; at < size; at += step) {
-      value += double{job.x.at(at / cols, at % cols)} * job.y.at(at / cols, at % cols);
-    }
+    const int64_t first = (piece - job.first) * kThreads + threadIdx.x, step = ReductionPartials(job.x) * kThreads;
+    const bool contiguous = job.x.contiguous() && job.y.contiguous();
+    double value = contiguous ? DotOf<true>(job, first, step) : DotOf<false>(job, first, step);
     value = CombineBlock<kThreads>(value, Add());
     if (threadIdx.x == 0) partials[piece] = value;
   }
@@ -98,8 +156,13 @@ __global__ void __launch_bounds__(kThreads) ColumnNormsKernel(ManyJobs<ColumnNor
     if (j >= job.x.cols) continue;
     const int64_t begin = piece * kRowsOfColumnPiece;
     const int64_t end = begin + kRowsOfColumnPiece < job.x.rows ? begin + kRowsOfColumnPiece : job.x.rows;
+    const float* const x = Global(job.x.data) + j;
     double sum = 0;
-    for (int64_t i = begin; i < end; ++i) sum += double{job.x.at(i, j)} * job.x.at(i, j);
+#pragma unroll 16
+    for (int64_t i = begin; i < end; ++i) {
+      const double value = x[i * job.x.stride];
+      sum += value * value;
+    }
     (ColumnPieces(job.x) > 1 ? job.partials[piece * job.x.cols + j] : job.out[j]) = sum;
   }
 }
@@ -135,17 +198,19 @@ cudaError_t Dots(cudaStream_t stream, const DotJob* jobs, int count, int64_t pie
 
 cudaError_t AbsoluteSum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
   return Reduce(
-      stream, x, [=] __device__(int64_t i, int64_t j) { return fabs(double{x.at(i, j)}); }, Add(), partials, out);
+      stream, x, [] __device__(float value, int64_t, int64_t) { return fabs(double{value}); }, Add(), partials, out);
 }
 
 cudaError_t AbsoluteMaximum(cudaStream_t stream, ConstMatrixView x, double* partials, double* out) {
   return Reduce(
-      stream, x, [=] __device__(int64_t i, int64_t j) { return fabs(double{x.at(i, j)}); }, Greater(), partials, out);
+      stream, x, [] __device__(float value, int64_t, int64_t) { return fabs(double{value}); }, Greater(), partials,
+      out);
 }
 
 cudaError_t CountNonFinite(cudaStream_t stream, ConstMatrixView x, bool lower, double* partials, double* out) {
   return Reduce(
-      stream, x, [=] __device__(int64_t i, int64_t j) { return (lower && j > i) || isfinite(x.at(i, j)) ? 0.0 : 1.0; },
+      stream, x,
+      [=] __device__(float value, int64_t i, int64_t j) { return isfinite(value) || (lower && j > i) ? 0.0 : 1.0; },
       Add(), partials, out);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/global_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/sherman_morrison.h"
 
@@ -12,8 +13,19 @@ constexpr int64_t kMostDots = kMostRowsOfTerms + kMostVectorsOfTerms;
 
 // x'y of n elements, in the warp's first thread; all of its threads take part.
 __device__ double DotOfWarp(const float* x, const float* y, int64_t n) {
+  constexpr int kTogether = 8;
   double sum = 0;
-  for (int64_t j = threadIdx.x % kWarp; j < n; j += kWarp) sum += double{x[j]} * y[j];
+  for (int64_t begin = threadIdx.x % kWarp; begin < n; begin += kTogether * kWarp) {
+    float of_x[kTogether], of_y[kTogether];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int64_t j = begin + u * int64_t{kWarp};
+      of_x[u] = j < n ? Global(x)[j] : 0.0f;
+      of_y[u] = j < n ? Global(y)[j] : 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) sum += double{of_x[u]} * of_y[u];
+  }
   for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
   return sum;
 }
@@ -33,8 +45,11 @@ __device__ void TermOf(const ShermanMorrisonJob& job, int64_t vector, double* do
   for (int64_t j = threadIdx.x; j < n; j += kThreads) {
     const double scaled = job.factor * v[j];
     double sum = job.scale * job.factor * job.y.at(vector, j) + job.shift * scaled;
-    for (int64_t i = 0; i < p; ++i) sum += dots[i] * job.rows.at(i, j);
-    for (int64_t i = 0; i < vector; ++i) sum += dots[p + i] * job.terms.at(i, j);
+    const float *const rows = Global(job.rows.data) + j, *const terms = Global(job.terms.data) + j;
+#pragma unroll 8
+    for (int64_t i = 0; i < p; ++i) sum += dots[i] * rows[i * job.rows.stride];
+#pragma unroll 8
+    for (int64_t i = 0; i < vector; ++i) sum += dots[p + i] * terms[i * job.terms.stride];
     u[j] = static_cast<float>(sum);
     product += scaled * u[j];
   }

@@ -1,83 +1,234 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/global_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/spd_inverses.h"
 
 namespace precondor::cuda {
 namespace {
 
+// 16 x 16 threads; each holds 4 x 4 elements, 16 apart, of the block's 64 x 64.
 constexpr int kThreads = 256;
-constexpr int kAcross = 16;  // threads of a row of the trailing matrix
+constexpr int kAcross = 16;
+constexpr int kHeld = 4;
+constexpr int kSide = kAcross * kHeld;
+constexpr int kPanel = 8;              // columns that are swept at once
+constexpr size_t kStaticBytes = 1024;  // of shared memory, at most: Pivot and what the runtime keeps
 
-// The lower triangle of what is to be inverted; false, in all threads, where an element is not finite.
-__device__ bool Widen(const SpdInverseJob& job, double* l) {
-  const int n = static_cast<int>(job.x.rows), thread = static_cast<int>(threadIdx.x);
-  __shared__ bool finite;
-  if (thread == 0) finite = true;
-  __syncthreads();
-  for (int at = thread; at < n * n; at += kThreads) {
-    const int i = at / n, j = at % n;
-    if (j > i) continue;
-    l[at] = job.roots == nullptr ? job.a.at(i, j)
-                                 : (i == j ? 1.0 : 0.0) + job.roots[i] * job.roots[j] * job.a.data[i * (i + 1) / 2 + j];
-    if (!isfinite(l[at])) finite = false;
+__host__ __device__ constexpr int64_t Packed(int64_t i, int64_t j) { return i * (i + 1) / 2 + j; }
+__device__ int Row(int r) { return static_cast<int>(threadIdx.x) / kAcross + kAcross * r; }
+__device__ int Column(int c) { return static_cast<int>(threadIdx.x) % kAcross + kAcross * c; }
+
+// The columns of a panel, a row of these arrays each, before and after they are multiplied by the pivot's inverse.
+constexpr size_t PanelBytes(int64_t n) { return 2 * kPanel * n * sizeof(double); }
+constexpr size_t SharedBytes(int64_t n) { return PanelBytes(n) + SpdInverseWork(n) * sizeof(double); }
+
+// The panel's block on the diagonal, which becomes its inverse.
+struct Pivot {
+  double at[kPanel][kPanel];
+  int info;  // of the kernel
+};
+
+// f(row0, column0) for each 64 x 64 block on and below the diagonal.
+template <typename Function>
+__device__ __forceinline__ void ForEachBlock(int n, Function f) {
+  for (int row0 = 0; row0 < n; row0 += kSide) {
+    for (int column0 = 0; column0 <= row0; column0 += kSide) f(row0, column0);
   }
-  __syncthreads();
-  return finite;
 }
 
-// a = l l' in place. In all threads: 0, or which leading minor is not positive.
-__device__ int Decompose(int n, double* l) {
-  const int thread = static_cast<int>(threadIdx.x);
-  for (int j = 0; j < n; ++j) {
-    const double pivot = l[j * n + j];
-    if (!(pivot > 0)) return j + 1;
-    const double root = sqrt(pivot);
-    __syncthreads();  // all have read the pivot
-    for (int i = j + thread; i < n; i += kThreads) l[i * n + j] = i == j ? root : l[i * n + j] / root;
-    __syncthreads();
-    for (int i = j + 1 + thread / kAcross; i < n; i += kThreads / kAcross) {
-      for (int k = j + 1 + thread % kAcross; k <= i; k += kAcross) l[i * n + k] -= l[i * n + j] * l[k * n + j];
+// The lower triangle of what is to be inverted, packed; false, in all threads, where an element is not finite.
+__device__ __forceinline__ bool Widen(const SpdInverseJob& job, double* a, Pivot& pivot) {
+  const int n = static_cast<int>(job.x.rows);
+  const float* const from = Global(job.a.data);
+  if (threadIdx.x == 0) pivot.info = 0;
+  __syncthreads();
+  bool finite = true;
+  ForEachBlock(n, [&](int row0, int column0) {
+    float values[kHeld][kHeld];
+#pragma unroll
+    for (int r = 0; r < kHeld; ++r) {
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) {
+        const int i = row0 + Row(r), j = column0 + Column(c);
+        const int64_t at = job.roots == nullptr ? i * job.a.stride + j : Packed(i, j);
+        values[r][c] = i < n && j <= i ? from[at] : 0.0f;
+      }
     }
-    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < kHeld; ++r) {
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) {
+        const int i = row0 + Row(r), j = column0 + Column(c);
+        if (i >= n || j > i) continue;
+        double value = values[r][c];
+        if (job.roots != nullptr) value = (i == j ? 1.0 : 0.0) + job.roots[i] * job.roots[j] * value;
+        finite = finite && isfinite(value);
+        a[Packed(i, j)] = value;
+      }
+    }
+  });
+  if (!finite) pivot.info = -1;
+  __syncthreads();
+  return pivot.info == 0;
+}
+
+// Columns [k0, k0 + kPanel) of the symmetric matrix, zero beyond it, and the block on the diagonal, there with ones.
+__device__ __forceinline__ void CopyPanel(int n, int k0, const double* a, double* panel, Pivot& pivot) {
+  for (int at = static_cast<int>(threadIdx.x); at < kPanel * n; at += kThreads) {
+    const int p = at / n, i = at % n, k = k0 + p;
+    const double value = k >= n ? 0.0 : i >= k ? a[Packed(i, k)] : a[Packed(k, i)];
+    panel[p * n + i] = value;
+    if (i >= k0 && i < k0 + kPanel) pivot.at[i - k0][p] = value;
+  }
+  for (int at = static_cast<int>(threadIdx.x); at < kPanel * kPanel; at += kThreads) {
+    const int p = at / kPanel, q = at % kPanel;
+    if (k0 + p >= n) pivot.at[p][q] = p == q ? 1.0 : 0.0;
+  }
+  __syncthreads();
+}
+
+// The pivot's inverse in place, by Gauss-Jordan steps, whose pivots are those of Cholesky's decomposition, squared. In
+// all threads: which of them is not positive, counted from 1, or 0.
+__device__ __forceinline__ int InvertPivot(Pivot& pivot) {
+  constexpr int kElements = kPanel * kPanel / static_cast<int>(kWarp);
+  if (threadIdx.x < kWarp) {
+    int info = 0;
+    for (int s = 0; s < kPanel && info == 0; ++s) {
+      const double diagonal = pivot.at[s][s];
+      if (!(diagonal > 0)) info = s + 1;
+      double next[kElements];
+      for (int e = 0; e < kElements; ++e) {
+        const int p = (static_cast<int>(threadIdx.x) + e * static_cast<int>(kWarp)) / kPanel,
+                  q = static_cast<int>(threadIdx.x) % kPanel;
+        const double factor = (p == s ? 1.0 : -pivot.at[p][s]) / diagonal;
+        next[e] = (p == s ? 0.0 : q == s ? 0.0 : pivot.at[p][q]) + factor * (q == s ? 1.0 : pivot.at[s][q]);
+      }
+      __syncwarp();
+      for (int e = 0; e < kElements; ++e) {
+        const int p = (static_cast<int>(threadIdx.x) + e * static_cast<int>(kWarp)) / kPanel,
+                  q = static_cast<int>(threadIdx.x) % kPanel;
+        pivot.at[p][q] = next[e];
+      }
+      __syncwarp();
+    }
+    if (threadIdx.x == 0) pivot.info = info;
+  }
+  __syncthreads();
+  return pivot.info;
+}
+
+// scaled = panel times the pivot's inverse.
+__device__ __forceinline__ void ScalePanel(int n, const double* panel, const Pivot& pivot, double* scaled) {
+  for (int at = static_cast<int>(threadIdx.x); at < kPanel * n; at += kThreads) {
+    const int p = at / n, i = at % n;
+    double sum = 0;
+    for (int q = 0; q < kPanel; ++q) sum += panel[q * n + i] * pivot.at[q][p];
+    scaled[p * n + i] = sum;
+  }
+  __syncthreads();
+}
+
+// The rest of the sweep over columns [k0, k0 + kPanel): those become `scaled`, their block on the diagonal minus the
+// pivot's inverse, and all others lose scaled times panel'.
+__device__ __forceinline__ void UpdateRest(int n, int k0, const double* panel, const double* scaled, const Pivot& pivot,
+                                           double* a) {
+  ForEachBlock(n, [&](int row0, int column0) {
+    double sums[kHeld][kHeld] = {};
+    for (int p = 0; p < kPanel; ++p) {
+      double down[kHeld], across[kHeld];
+#pragma unroll
+      for (int r = 0; r < kHeld; ++r) down[r] = scaled[p * n + std::min(row0 + Row(r), n - 1)];
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) across[c] = panel[p * n + std::min(column0 + Column(c), n - 1)];
+#pragma unroll
+      for (int r = 0; r < kHeld; ++r) {
+#pragma unroll
+        for (int c = 0; c < kHeld; ++c) sums[r][c] = fma(down[r], across[c], sums[r][c]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kHeld; ++r) {
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) {
+        const int i = row0 + Row(r), j = column0 + Column(c);
+        if (i >= n || j > i) continue;
+        const bool in_row = i >= k0 && i < k0 + kPanel, in_column = j >= k0 && j < k0 + kPanel;
+        double& element = a[Packed(i, j)];
+        if (in_row && in_column) {
+          element = -pivot.at[i - k0][j - k0];
+        } else if (in_column) {
+          element = scaled[(j - k0) * n + i];
+        } else if (in_row) {
+          element = scaled[(i - k0) * n + j];
+        } else {
+          element -= sums[r][c];
+        }
+      }
+    }
+  });
+  __syncthreads();
+}
+
+// a = -a^-1, packed, by the sweep operator (Goodnight 1979) over panels of columns. In all threads: 0, or which leading
+// minor is not positive.
+__device__ __forceinline__ int Sweep(int n, double* a, double* panel, Pivot& pivot) {
+  double* const scaled = panel + kPanel * n;
+  for (int k0 = 0; k0 < n; k0 += kPanel) {
+    CopyPanel(n, k0, a, panel, pivot);
+    const int info = InvertPivot(pivot);
+    if (info != 0) return k0 + info;
+    ScalePanel(n, panel, pivot, scaled);
+    UpdateRest(n, k0, panel, scaled, pivot, a);
   }
   return 0;
 }
 
-// inverse = l^-1, a thread a column.
-__device__ void InvertTriangle(int n, const double* l, double* inverse) {
-  for (int column = static_cast<int>(threadIdx.x); column < n; column += kThreads) {
-    for (int i = column; i < n; ++i) {
-      double sum = i == column ? 1.0 : 0.0;
-      for (int k = column; k < i; ++k) sum -= l[i * n + k] * inverse[k * n + column];
-      inverse[i * n + column] = sum / l[i * n + i];
+// x from a packed -a^-1: row after row, both triangles.
+__device__ __forceinline__ void Narrow(const SpdInverseJob& job, const double* a) {
+  const int n = static_cast<int>(job.x.rows);
+  float* const x = Global(job.x.data);
+  for (int i = static_cast<int>(threadIdx.x / kWarp); i < n; i += kThreads / static_cast<int>(kWarp)) {
+    const double root = job.roots == nullptr ? 1.0 : job.roots[i];
+    for (int j = static_cast<int>(threadIdx.x % kWarp); j < n; j += static_cast<int>(kWarp)) {
+      double value = -a[j <= i ? Packed(i, j) : Packed(j, i)];
+      if (job.roots != nullptr) value *= root * job.roots[j];
+      x[i * job.x.stride + j] = static_cast<float>(value);
+      if (job.packed != nullptr && j <= i) Global(job.packed)[Packed(i, j)] = static_cast<float>(value);
     }
   }
-  __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads) SpdInversesKernel(const SpdInverseJob* jobs, int* infos) {
+__device__ __forceinline__ int Invert(const SpdInverseJob& job, double* a, double* panel, Pivot& pivot) {
+  if (!Widen(job, a, pivot)) return -1;
+  const int info = Sweep(static_cast<int>(job.x.rows), a, panel, pivot);
+  if (info == 0) Narrow(job, a);
+  return info;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SpdInversesKernel(const SpdInverseJob* jobs, size_t shared_bytes, int* infos) {
+  __shared__ Pivot pivot;
   const SpdInverseJob job = jobs[blockIdx.x];
-  const int n = static_cast<int>(job.x.rows), thread = static_cast<int>(threadIdx.x);
-  double *const l = job.work, *const inverse = l + n * n;
-  const int info = Widen(job, l) ? Decompose(n, l) : -1;
-  if (thread == 0) infos[blockIdx.x] = info;
-  if (info != 0) return;
-  InvertTriangle(n, l, inverse);
-  for (int at = thread; at < n * n; at += kThreads) {
-    const int i = at / n, j = at % n;
-    if (j > i) continue;
-    double sum = 0;
-    for (int k = i; k < n; ++k) sum += inverse[k * n + i] * inverse[k * n + j];
-    if (job.roots != nullptr) sum *= job.roots[i] * job.roots[j];
-    job.x.at(i, j) = job.x.at(j, i) = static_cast<float>(sum);
-    if (job.packed != nullptr) job.packed[i * (i + 1) / 2 + j] = static_cast<float>(sum);
-  }
+  double* const panel = static_cast<double*>(DynamicShared());
+  const int info = SharedBytes(job.x.rows) <= shared_bytes ? Invert(job, panel + 2 * kPanel * job.x.rows, panel, pivot)
+                                                           : Invert(job, Global(job.work), panel, pivot);
+  if (threadIdx.x == 0) infos[blockIdx.x] = info;
 }
 
 }  // namespace
 
-cudaError_t SpdInverses(cudaStream_t stream, const SpdInverseJob* jobs, int count, int* infos) {
-  return Launch(stream, dim3(static_cast<unsigned>(count)), dim3(kThreads), SpdInversesKernel, jobs, infos);
+cudaError_t SpdInverses(cudaStream_t stream, const SpdInverseJob* jobs, int count, int64_t most_rows, int* infos) {
+  int device = 0, most_bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  const size_t shared_bytes = std::min(SharedBytes(most_rows), static_cast<size_t>(most_bytes) - kStaticBytes);
+  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(SpdInversesKernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return error;
+  return LaunchWithShared(stream, dim3(static_cast<unsigned>(count)), dim3(kThreads), shared_bytes, SpdInversesKernel,
+                          jobs, shared_bytes, infos);
 }
 
 }  // namespace precondor::cuda

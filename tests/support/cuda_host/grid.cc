@@ -2,6 +2,7 @@
 #include "tests/support/cuda_host/grid.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -78,6 +79,7 @@ struct Block {
   std::vector<size_t> order;
   size_t started = 0;  // of those in `order`
   std::vector<unsigned char> slots;
+  std::vector<double> dynamic_shared;  // DynamicShared() of kernels/cuda/launch.h
 
   ~Block() {
     for (const auto& fiber : fibers) {
@@ -209,7 +211,9 @@ unsigned char* LaneSlot(unsigned shuffle, unsigned lane) {
   return &running.slots[((ThreadNumber() / kLanes * kLanes + lane) * 2 + shuffle) * 8];
 }
 
-void RunGrid(dim3 grid, dim3 block, const std::function<void()>& body) {
+void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+  // Exactly as large as asked for, so that AddressSanitizer sees what is beyond it; filled with NaN.
+  std::vector<double>(shared_bytes / sizeof(double) + 1, std::nan("")).swap(running.dynamic_shared);
   const size_t threads = size_t{block.x} * block.y * block.z;
   running.threads.assign(threads, Thread());
   running.order.resize(threads);
@@ -231,4 +235,11 @@ void RunGrid(dim3 grid, dim3 block, const std::function<void()>& body) {
   }
 }
 
+void* DynamicSharedOfBlock() { return running.dynamic_shared.data(); }
+
 }  // namespace precondor::cuda_host
+
+namespace precondor::cuda {
+void* DynamicShared();
+void* DynamicShared() { return cuda_host::DynamicSharedOfBlock(); }
+}  // namespace precondor::cuda

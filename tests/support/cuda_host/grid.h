@@ -13,9 +13,9 @@ extern thread_local dim3 blockDim, gridDim;
 
 namespace precondor::cuda_host {
 
-// Runs body once for every thread of the grid; aborts the process, with the place, when a barrier is not reached by all
-// threads of its block or warp.
-void RunGrid(dim3 grid, dim3 block, const std::function<void()>& body);
+// Runs body once for every thread of the grid, with so many bytes of shared memory for DynamicShared(); aborts the
+// process, with the place, when a barrier is not reached by all threads of its block or warp.
+void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
 
 void WaitForBlock(const char* file, int line);
 void WaitForWarp(const char* file, int line);

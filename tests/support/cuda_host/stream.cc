@@ -57,8 +57,10 @@ int64_t failing_call = -1;
 cudaError_t failure = cudaSuccess;
 int64_t interrupted_call = -1;
 std::function<void()> interruption;
-std::set<int> lost;                  // devices
-std::map<int, std::set<int>> peers;  // who may reach a device's pools
+std::set<int> lost;                             // devices
+std::map<int, std::set<int>> peers;             // who may reach a device's pools
+std::map<const void*, size_t> shared_bytes_of;  // kernels
+int most_shared_bytes = 227 << 10;
 std::atomic<int64_t> live_objects{0};
 
 // What calls mean that name no stream: one of the current device.
@@ -171,6 +173,15 @@ std::set<int> PeersOf(int device) {
   return peers[device];
 }
 int64_t LiveObjects() { return live_objects; }
+size_t AllowedSharedBytes(const void* kernel) {
+  const MutexLock lock(mu);
+  const auto found = shared_bytes_of.find(kernel);
+  return std::max(found == shared_bytes_of.end() ? size_t{0} : found->second, size_t{48} << 10);
+}
+void SetMostSharedBytes(int bytes) {
+  const MutexLock lock(mu);
+  most_shared_bytes = bytes;
+}
 void AddLiveObjects(int64_t count) { live_objects += count; }
 
 }  // namespace precondor::cuda_host
@@ -201,8 +212,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->uuid.bytes[15] = static_cast<char>('a' + device);
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 1;
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const precondor::MutexLock lock(host::mu);
+  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? host::most_shared_bytes : 1;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  RETURN_IF_FAILED();
+  const precondor::MutexLock lock(host::mu);
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > host::most_shared_bytes) {
+    return cudaErrorInvalidValue;
+  }
+  host::shared_bytes_of[kernel] = static_cast<size_t>(value);
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }

@@ -39,6 +39,11 @@ void AddLiveObjects(int64_t count);
 // The other devices that may reach the pools of this one.
 std::set<int> PeersOf(int device);
 
+// Dynamic shared memory that a kernel may have: 48 KiB, or what cudaFuncSetAttribute has allowed it.
+size_t AllowedSharedBytes(const void* kernel);
+// The most that cudaFuncSetAttribute allows, and cudaDevAttrMaxSharedMemoryPerBlockOptin says; 227 KiB at first.
+void SetMostSharedBytes(int bytes);
+
 template <typename... Params, typename... Args>
 cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
   const cudaError_t error = CountCall();
@@ -49,9 +54,12 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, void (*kernel)(Params
       block.x * block.y * block.z == 0 || block.x * block.y * block.z > 1024) {
     return cudaErrorInvalidConfiguration;
   }
-  Enqueue(config->stream, [grid, block, kernel, params = std::tuple<Params...>(std::forward<Args>(args)...)] {
-    RunGrid(grid, block, [&] { std::apply(kernel, params); });
-  });
+  const size_t shared_bytes = config->dynamicSmemBytes;
+  if (shared_bytes > AllowedSharedBytes(reinterpret_cast<const void*>(kernel))) return cudaErrorInvalidValue;
+  Enqueue(config->stream,
+          [grid, block, shared_bytes, kernel, params = std::tuple<Params...>(std::forward<Args>(args)...)] {
+            RunGrid(grid, block, shared_bytes, [&] { std::apply(kernel, params); });
+          });
   return cudaSuccess;
 }
 
