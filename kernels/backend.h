@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "absl/functional/function_ref.h"
@@ -57,6 +58,8 @@ class Backend {
   // Unimplemented for a storage that the backend does not know; all know kF32. TileBytes(n, storage) bytes.
   absl::StatusOr<SymmetricMatrix> AllocateSymmetric(int64_t n, SymmetricStorage storage);
   int64_t allocated_bytes() const;
+  // The most that allocated_bytes() may be.
+  virtual int64_t memory_limit_bytes() const { return std::numeric_limits<int64_t>::max(); }
   // Gives back what freed matrices left for the next to use.
   void Trim();
   absl::Status Upload(ConstMatrixView host, MatrixView device);

@@ -245,7 +245,7 @@ class ServerApp final : public App {
     ShardOptions options;
     options.group = group_.get();
     options.advertise_address = config_.advertise;
-    options.capacity_bytes = config_.memory_limit_bytes;
+    options.capacity_bytes = SessionCapacity(config_, backends_, logger_);
     options.window_steps = static_cast<int>(config_.window_steps);
     if (config_.statistics_deadline_ms > 0) {
       options.statistics_deadline = absl::Milliseconds(config_.statistics_deadline_ms);

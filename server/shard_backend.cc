@@ -2,6 +2,7 @@
 #include "server/shard_backend.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -171,6 +172,22 @@ absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig&
                              config.backend == "auto" ? Find(config, logger) : Make(config.backend, config));
   PRECONDOR_RETURN_IF_ERROR(Record(config.data_dir, devices.front().backend->name(), fs));
   return devices;
+}
+
+int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBackend>& devices, Logger& logger) {
+  int64_t capacity = config.memory_limit_bytes;
+  for (const DeviceBackend& device : devices) {
+    const int64_t limit = device.backend->memory_limit_bytes();
+    if (limit == std::numeric_limits<int64_t>::max()) continue;
+    // Tasks may hold so much beyond what sessions reserve.
+    const int64_t of_tasks = DeviceThreads(config, devices) * GroupingOptions().most_freed_bytes;
+    const int64_t there = std::max<int64_t>(limit - of_tasks, 0);
+    if (there >= capacity) continue;
+    logger.Log(Severity::kWarning, "memory limit lowered to what the device has",
+               {{"device", device.name}, {"memory_limit", config.memory_limit_bytes}, {"lowered_to", there}});
+    capacity = there;
+  }
+  return capacity;
 }
 
 int DeviceThreads(const ServerConfig& config, const std::vector<DeviceBackend>& devices) {

@@ -36,6 +36,10 @@ absl::StatusOr<std::vector<DeviceBackend>> MakeShardBackends(const ServerConfig&
 // says which. The backends and `logger` have to outlive it.
 absl::StatusOr<std::unique_ptr<DeviceGroup>> MakeDeviceGroup(const std::vector<DeviceBackend>& devices, Logger& logger);
 
+// Bytes that sessions may reserve on each device: config.memory_limit_bytes, or where a device has less for them, what
+// that one has; the log says so.
+int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBackend>& devices, Logger& logger);
+
 // Threads for the arithmetic of each: config.threads, or what suits the backends and this machine.
 int DeviceThreads(const ServerConfig& config, const std::vector<DeviceBackend>& devices);
 

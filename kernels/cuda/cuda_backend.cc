@@ -44,6 +44,7 @@ class CudaBackend final : public Backend {
   absl::string_view name() const override { return "cuda"; }
   void* stream() const override { return device_->stream(); }
   absl::Status fault() const override { return device_->fault(); }
+  int64_t memory_limit_bytes() const override { return device_->memory_limit_bytes(); }
 
  private:
   absl::StatusOr<float*> DoAllocate(int64_t elements) override {

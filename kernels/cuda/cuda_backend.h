@@ -15,8 +15,10 @@
 namespace precondor {
 
 struct CudaBackendOptions {
-  int device = 0;                                                    // as CUDA counts
-  int64_t memory_limit_bytes = std::numeric_limits<int64_t>::max();  // of live matrices and scratch
+  int device = 0;  // as CUDA counts
+  // Of live matrices and scratch; the limit is at most what the device has free, less a reserve
+  // (Device::kReserveBytes).
+  int64_t memory_limit_bytes = std::numeric_limits<int64_t>::max();
   // Devices of this process whose collectives with this one may reach into its memory, as NCCL's do where one device
   // can reach another; what these want for themselves is then left out of the limit.
   std::vector<int> peers = {};

@@ -65,7 +65,23 @@ struct Pointers {
   void* const* c;
 };
 
+// Statuses of a call that cuBLAS does not have for these types, sizes or this device, and of which it ran nothing.
+bool IsRefusal(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+         status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
 // Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
+absl::Status SingleProduct(Device& device, const Factors& product, const Arithmetic& in) {
+  const float one = 1.0f, zero = 0.0f;
+  return device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
+    return cublasGemmEx_64(blas, CUBLAS_OP_N, CUBLAS_OP_N, product.cols, product.rows, product.inner, &one, product.b,
+                           in.type, product.stride_b, product.a, in.type, product.stride_a, &zero, product.c, in.type,
+                           product.stride_c, in.compute, CUBLAS_GEMM_DEFAULT);
+  });
+}
+
+// In one call, or one by one where cuBLAS refuses that call. The products overwrite whatever is in their memory.
 absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, const Arithmetic& in, Pointers pointers) {
   const size_t count = all.size();
   std::vector<int64_t> m, n, k, of_a, of_b, of_c;
@@ -80,12 +96,17 @@ absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, co
   const std::vector<int64_t> sizes(count, 1);
   const std::vector<float> ones(count, 1.0f), zeros(count, 0.0f);
   const std::vector<cublasOperation_t> as_it_is(count, CUBLAS_OP_N);
-  return device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
-    return cublasGemmGroupedBatchedEx_64(blas, as_it_is.data(), as_it_is.data(), m.data(), n.data(), k.data(),
-                                         ones.data(), pointers.b, in.type, of_b.data(), pointers.a, in.type,
-                                         of_a.data(), zeros.data(), pointers.c, in.type, of_c.data(),
-                                         static_cast<int64_t>(count), sizes.data(), in.compute);
+  cublasStatus_t answer = CUBLAS_STATUS_SUCCESS;
+  const absl::Status status = device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
+    answer = cublasGemmGroupedBatchedEx_64(blas, as_it_is.data(), as_it_is.data(), m.data(), n.data(), k.data(),
+                                           ones.data(), pointers.b, in.type, of_b.data(), pointers.a, in.type,
+                                           of_a.data(), zeros.data(), pointers.c, in.type, of_c.data(),
+                                           static_cast<int64_t>(count), sizes.data(), in.compute);
+    return answer;
   });
+  if (!IsRefusal(answer)) return status;
+  for (const Factors& product : all) PRECONDOR_RETURN_IF_ERROR(SingleProduct(device, product, in));
+  return absl::OkStatus();
 }
 
 // Both products of each operation, one call for the first ones and one for the second.

@@ -64,11 +64,6 @@ absl::Status Device::Open(const std::vector<int>& peers) {
   if (pools == 0) {
     return absl::UnavailableError(absl::StrCat("CUDA device ", index_, ": expected support of memory pools, got none"));
   }
-  size_t free_bytes = 0, total_bytes = 0;
-  PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA memory", cudaMemGetInfo(&free_bytes, &total_bytes)));
-  const int64_t there = static_cast<int64_t>(free_bytes);
-  const int64_t communicators = peers.empty() ? 0 : std::min(kMostForCommunicators, there / 8);
-  memory_limit_bytes_ = std::min(memory_limit_bytes_, there - communicators);
   PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
   cudaMemPoolProps properties = {};
   properties.allocType = cudaMemAllocationTypePinned;
@@ -82,7 +77,11 @@ absl::Status Device::Open(const std::vector<int>& peers) {
   PRECONDOR_ASSIGN_OR_RETURN(staging_, Staging::Make(stream_));
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("cuBLAS workspace", cudaMallocFromPoolAsync(&blas_workspace_, kBlasWorkspaceBytes, pool_, stream_)));
+  PRECONDOR_RETURN_IF_ERROR(CheckedLibrary(MakeHandles(), "CUDA libraries"));
+  return SetMemoryLimit(peers);
+}
 
+absl::Status Device::MakeHandles() {
   MutexLock blas_lock(blas_mu_);
   PRECONDOR_RETURN_IF_ERROR(ToStatus("cuBLAS handle", cublasCreate(&blas_)));
   PRECONDOR_RETURN_IF_ERROR(ToStatus("cuBLAS stream", cublasSetStream(blas_, stream_)));
@@ -96,6 +95,20 @@ absl::Status Device::Open(const std::vector<int>& peers) {
   MutexLock solver_lock(solver_mu_);
   PRECONDOR_RETURN_IF_ERROR(ToStatus("cuSOLVER handle", cusolverDnCreate(&solver_)));
   return ToStatus("cuSOLVER stream", cusolverDnSetStream(solver_, stream_));
+}
+
+absl::Status Device::SetMemoryLimit(const std::vector<int>& peers) {
+  size_t free_bytes = 0, total_bytes = 0;
+  PRECONDOR_RETURN_IF_ERROR(ToStatus("CUDA memory", cudaMemGetInfo(&free_bytes, &total_bytes)));
+  const int64_t available = static_cast<int64_t>(free_bytes);
+  const int64_t reserved = kReserveBytes + (peers.empty() ? 0 : std::min(kMostForCommunicators, available / 8));
+  if (available <= reserved) {
+    return absl::ResourceExhaustedError(absl::StrCat("CUDA device ", index_, ": expected more than ", reserved,
+                                                     " bytes of free memory, which stay in reserve, got ", available,
+                                                     " of ", total_bytes));
+  }
+  memory_limit_bytes_ = std::min(memory_limit_bytes_, available - reserved);
+  return absl::OkStatus();
 }
 
 Device::~Device() {
@@ -135,6 +148,20 @@ absl::Status Device::Checked(absl::string_view what, cudaError_t error) {
   return status;
 }
 
+absl::Status Device::CheckedLibrary(absl::Status status, absl::string_view what) {
+  if (status.ok()) return status;
+  // The query finds faults of work that is still on the stream.
+  cudaError_t error = cudaGetLastError();
+  if (!IsFatal(error)) {
+    const cudaError_t of_stream = cudaStreamQuery(stream_);
+    if (of_stream != cudaSuccess && of_stream != cudaErrorNotReady) error = of_stream;
+    (void)cudaGetLastError();
+  }
+  if (IsFatal(error)) return Checked(what, error);
+  if (error == cudaSuccess || error == cudaErrorNotReady) return status;
+  return absl::Status(status.code(), absl::StrCat(std::string(status.message()), ", after ", cudaGetErrorName(error)));
+}
+
 void Device::Lose(const absl::Status& fault) {
   MutexLock lock(mu_);
   if (!fault_.ok()) return;
@@ -157,7 +184,7 @@ absl::Status Device::RunBlas(absl::string_view what, absl::FunctionRef<cublasSta
   PRECONDOR_RETURN_IF_ERROR(Enter());
   MutexLock lock(blas_mu_);
   ++launch_count;
-  return ToStatus(what, call(blas_));
+  return CheckedLibrary(ToStatus(what, call(blas_)), what);
 }
 
 absl::Status Device::RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
@@ -168,7 +195,7 @@ absl::Status Device::RunSolver(absl::string_view what, absl::FunctionRef<cusolve
 absl::Status Device::AskSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call) {
   PRECONDOR_RETURN_IF_ERROR(Enter());
   MutexLock lock(solver_mu_);
-  return ToStatus(what, call(solver_));
+  return CheckedLibrary(ToStatus(what, call(solver_)), what);
 }
 
 absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {

@@ -62,8 +62,15 @@ class DeviceArray {
 
 class Device {
  public:
-  // Unavailable when there is no such device. Bounds what Allocate has handed out at a time: memory_limit_bytes, and
-  // what the device has free now, less what communicators with `peers` may want of it. Those reach what it hands out.
+  // Device memory that Allocate never hands out. It is for what CUDA takes from the device after Make: kernels of this
+  // backend, cuBLAS and cuSOLVER, which are loaded at their first launch, their local memory, and what the pool rounds
+  // up.
+  static constexpr int64_t kReserveBytes = int64_t{1} << 30;
+
+  // Unavailable when there is no such device; ResourceExhausted when no more than the reserve is free. Bounds what
+  // Allocate has handed out at a time: memory_limit_bytes, and what the device has free once the libraries' handles,
+  // their workspace and the pinned buffers are made, less the reserve and what communicators with `peers` may take.
+  // Those peers reach what Allocate hands out.
   static absl::StatusOr<std::unique_ptr<Device>> Make(int index, int64_t memory_limit_bytes,
                                                       const std::vector<int>& peers = {});
   ~Device();
@@ -86,6 +93,7 @@ class Device {
   absl::StatusOr<void*> Allocate(int64_t bytes, bool zeroed);
   void Free(void* data, int64_t bytes);
   int64_t allocated_bytes() const;
+  int64_t memory_limit_bytes() const { return memory_limit_bytes_; }
   // Backend::fault.
   absl::Status fault() const;
   // Gives the driver back what is free in the pool.
@@ -128,15 +136,20 @@ class Device {
   explicit Device(int index, int64_t memory_limit_bytes);
   absl::Status Open(const std::vector<int>& peers);
   absl::Status LetReach(const std::vector<int>& peers);
+  absl::Status MakeHandles();
+  absl::Status SetMemoryLimit(const std::vector<int>& peers);
   // Makes the device current; its fault if it had one.
   absl::Status Enter();
   absl::Status Checked(absl::string_view what, cudaError_t error);
+  // The status of a library's call. A library's error does not tell a fault of the device from a refusal: after one,
+  // the device is asked, and its fault takes the place of the library's error.
+  absl::Status CheckedLibrary(absl::Status status, absl::string_view what);
   void Lose(const absl::Status& fault);
   absl::Status UploadBytes(const void* host, int64_t bytes, void* device);
   absl::Status DownloadBytes(const void* device, int64_t bytes, void* host);
 
   const int index_;
-  int64_t memory_limit_bytes_;
+  int64_t memory_limit_bytes_;  // constant after Make
   cudaStream_t stream_ = nullptr;
   cudaMemPool_t pool_ = nullptr;
   std::unique_ptr<Staging> staging_;

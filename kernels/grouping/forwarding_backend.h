@@ -18,6 +18,7 @@ class ForwardingBackend : public Backend {
   absl::string_view name() const override { return inner_.name(); }
   void* stream() const override { return inner_.stream(); }
   absl::Status fault() const override { return inner_.fault(); }
+  int64_t memory_limit_bytes() const override { return inner_.memory_limit_bytes(); }
 
  protected:
   // Before an operation is passed on; an error is the operation's, which is then not.

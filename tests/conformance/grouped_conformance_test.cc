@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations run together give to the bit what each gives alone, whatever they are run with; and so do methods whose
 // layers run in step (kernels/grouping/grouping_backend.h), in a number of calls that does not grow with the layers.
+// On CUDA this holds for all but grouped products of cuBLAS and batched eigendecompositions of cuSOLVER, whose
+// documentation promises no bits in company: those are held to their accuracy, and a line says how many bits differed.
 #include <array>
 #include <atomic>
 #include <barrier>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <gtest/gtest.h>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -19,6 +23,7 @@
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "kernels/operation.h"
+#include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/counting_backend.h"
 #include "tests/support/method_driver.h"
 #include "tests/support/test_backend.h"
@@ -28,6 +33,20 @@ namespace {
 
 bool SameBits(const std::vector<float>& x, const std::vector<float>& y) {
   return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
+}
+
+double Distance(const reference::Dense& x, const reference::Dense& y) {
+  return reference::FrobeniusNorm(reference::Combination(1, x, -1, y));
+}
+
+// Whether the backend promises the operation the same bits in whatever company: docs/adr/0014 and 0015 say of which it
+// does not. F32's dense products here are too small for cuBLAS.
+bool PromisesBits(const Backend& backend, const Operation& operation) {
+  if (backend.name() != "cuda") return true;
+  if (const auto* eigen = std::get_if<Operation::SymmetricEigen>(&operation.what)) return eigen->q.rows > 512;
+  const auto* const product = std::get_if<Operation::DensePrecondition>(&operation.what);
+  return product == nullptr ||
+         (product->precision != ProductPrecision::kBf16 && product->precision != ProductPrecision::kTf32);
 }
 
 // One operation with operands of its own, which it can be given anew.
@@ -195,8 +214,49 @@ class Case {
     }
     return all;
   }
+  // In place of the same bits as `alone`: the accuracy that either answer has.
+  void ExpectAccurate(const std::vector<float>& alone) {
+    if (const auto* eigen = std::get_if<Operation::SymmetricEigen>(&operation_.what)) return ExpectDecomposes(*eigen);
+    const auto& product = std::get<Operation::DensePrecondition>(operation_.what);
+    // Each answer has five roundings of an element, to bf16 or to TF32, which may be cut off.
+    const double tolerance = 2 * 5 * (product.precision == ProductPrecision::kBf16 ? 0x1p-9 : 0x1p-10);
+    const std::vector<float> together = Outcome();
+    const auto end = static_cast<std::ptrdiff_t>(together.size() - 2 * numbers_.size());
+    const auto begin = end - static_cast<std::ptrdiff_t>(product.u.size());  // the last matrix is the answer
+    EXPECT_LE(RelativeDifference({together.begin() + begin, together.begin() + end},
+                                 {alone.begin() + begin, alone.begin() + end}),
+              tolerance);
+    if (numbers_.empty()) return;
+    double squares[2];
+    std::memcpy(squares, alone.data() + end, sizeof(squares));
+    EXPECT_EQ(numbers_[0], squares[0]) << "of d, which is no product";
+    EXPECT_NEAR(numbers_[1], squares[1], 2 * tolerance * squares[1]);
+  }
 
  private:
+  // As in backend_conformance_test.
+  void ExpectDecomposes(const Operation::SymmetricEigen& eigen) {
+    const int64_t n = eigen.q.rows;
+    const auto read = [&](ConstMatrixView x) {
+      std::vector<float> host;
+      Append(x, host);
+      reference::Dense dense(n, n);
+      std::copy(host.begin(), host.end(), dense.data.begin());
+      return dense;
+    };
+    reference::Dense a = read(eigen.a), q = read(eigen.q), scaled = q;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        if (j > i) a.at(i, j) = a.at(j, i);
+        scaled.at(i, j) *= eigen.values[i];
+      }
+    }
+    const double tolerance = 2.0 * static_cast<double>(n) * std::numeric_limits<float>::epsilon();
+    EXPECT_LE(Distance(reference::Product(reference::Transposed(q), scaled), a),
+              tolerance * (1 + reference::FrobeniusNorm(a)));
+    EXPECT_LE(Distance(reference::Product(q, reference::Transposed(q)), reference::Identity(n)), tolerance);
+  }
+
   void MakeElementwise(ElementwiseKind kind, int64_t m, int64_t n) {
     Operation::Elementwise e{.kind = kind, .alpha = Number(), .beta = random_() % 2 == 0 ? 0.0 : Number()};
     size_t scales = 0;
@@ -295,10 +355,16 @@ TEST_P(GroupedConformanceTest, GiveWhatEachGivesAlone) {
     }
     std::vector<absl::Status> statuses(count);
     backend->RunTogether(operations, absl::MakeSpan(statuses));
+    int differ = 0;
     for (int i = 0; i < count; ++i) {
       EXPECT_EQ(statuses[i].code(), codes[i]) << statuses[i];
-      EXPECT_TRUE(SameBits(cases[i]->Outcome(), alone[i])) << i << " of " << count;
+      if (SameBits(cases[i]->Outcome(), alone[i])) continue;
+      SCOPED_TRACE(testing::Message() << i << " of " << count);
+      EXPECT_TRUE(statuses[i].ok() && !PromisesBits(*backend, *operations[i])) << "promised the same bits";
+      if (!PromisesBits(*backend, *operations[i])) cases[i]->ExpectAccurate(alone[i]);
+      ++differ;
     }
+    if (differ > 0) std::printf("kind %zu: %d of %d have other bits in company\n", GetParam(), differ, count);
   }
 }
 
@@ -311,8 +377,14 @@ INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0
 class Company {
  public:
   Company(const MethodConfig& config, int layers, bool alike = false) : method_(MakeMethod(config).value()) {
-    // Nobody goes ahead while another task does not wait.
-    backend_ = MakeGroupingBackend(std::make_unique<CountingBackend>(MakeTestBackend(), calls_),
+    // No task goes ahead while another one does not wait.
+    std::unique_ptr<Backend> device = MakeTestBackend();
+    const auto sees = [this, &backend = *device](absl::Span<const Operation* const> together) {
+      for (const Operation* operation : together) {
+        if (together.size() > 1 && !PromisesBits(backend, *operation)) promises_bits_ = false;
+      }
+    };
+    backend_ = MakeGroupingBackend(std::make_unique<CountingBackend>(std::move(device), calls_, sees),
                                    {.patience = absl::Minutes(5)});
     for (int i = 0; i < layers; ++i) {
       const LayerSpec layer =
@@ -339,6 +411,8 @@ class Company {
   }
 
   int TakeCalls() { return calls_.exchange(0); }
+  // Whether the backend promises all that has run together the bits that it gives alone.
+  bool promises_bits() const { return promises_bits_; }
   std::vector<reference::Vector> Answers() const {
     std::vector<reference::Vector> all;
     for (const auto& layer : layers_) all.insert(all.end(), layer->answers.begin(), layer->answers.end());
@@ -373,6 +447,7 @@ class Company {
   };
 
   std::atomic<int> calls_ = 0;
+  std::atomic<bool> promises_bits_ = true;
   const std::unique_ptr<Method> method_;
   std::unique_ptr<Backend> backend_;
   std::vector<std::unique_ptr<Layer>> layers_;
@@ -387,8 +462,18 @@ TEST_P(MethodsInCompanyTest, GiveTheBitsThatTheyGiveAlone) {
     together.StepTogether();
     alone.StepAlone();
   }
-  EXPECT_EQ(together.Answers(), alone.Answers());
-  EXPECT_EQ(together.States(), alone.States());
+  const std::vector<reference::Vector> answers = together.Answers(), expected = alone.Answers();
+  if (together.promises_bits()) {
+    EXPECT_EQ(answers, expected);
+    EXPECT_EQ(together.States(), alone.States());
+    return;
+  }
+  // Eigenvectors with other last bits, 20 times one after the other, in the worst direction.
+  double worst = 0;
+  ASSERT_EQ(answers.size(), expected.size());
+  for (size_t i = 0; i < answers.size(); ++i) worst = std::max(worst, RelativeDifference(answers[i], expected[i]));
+  std::printf("%s: bits are not promised in company; answers differ by %.2g\n", GetParam().name.c_str(), worst);
+  EXPECT_LE(worst, 1e-3);
 }
 
 INSTANTIATE_TEST_SUITE_P(

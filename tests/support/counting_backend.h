@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -13,13 +14,15 @@ namespace precondor {
 
 class CountingBackend final : public ForwardingBackend {
  public:
-  // `calls` outlives it.
-  CountingBackend(std::unique_ptr<Backend> device, std::atomic<int>& calls)
-      : ForwardingBackend(*device), device_(std::move(device)), calls_(calls) {}
+  using SeesTogether = std::function<void(absl::Span<const Operation* const>)>;
+  // `calls` outlives it. `sees` gets what runs together, before it runs.
+  CountingBackend(std::unique_ptr<Backend> device, std::atomic<int>& calls, SeesTogether sees = nullptr)
+      : ForwardingBackend(*device), device_(std::move(device)), calls_(calls), sees_(std::move(sees)) {}
 
  private:
   void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
     ++calls_;
+    if (sees_) sees_(operations);
     device_->RunTogether(operations, statuses);
   }
   bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
@@ -32,6 +35,7 @@ class CountingBackend final : public ForwardingBackend {
 
   const std::unique_ptr<Backend> device_;
   std::atomic<int>& calls_;
+  const SeesTogether sees_;
 };
 
 }  // namespace precondor

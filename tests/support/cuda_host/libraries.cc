@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The routines of cuBLAS and cuSOLVER that kernels/cuda calls, by OpenBLAS and its LAPACK: both are column-major, so
 // that arguments mean the same. They run in their stream's order.
+#include "tests/support/cuda_host/libraries.h"
+
 #include <algorithm>
 #include <cblas.h>
 #include <cmath>
@@ -18,10 +20,12 @@
 #include "tests/support/cuda_host/stream.h"
 
 struct cublasContext {
+  static constexpr char kModule[] = "cuBLAS";
   const int device = precondor::cuda_host::CurrentDevice();
   cudaStream_t stream = nullptr;
 };
 struct cusolverDnContext {
+  static constexpr char kModule[] = "cuSOLVER";
   const int device = precondor::cuda_host::CurrentDevice();
   cudaStream_t stream = nullptr;
 };
@@ -43,17 +47,41 @@ bool OnItsDevice(Handle handle) {
   return handle->device == host::CurrentDevice() && handle->device == host::DeviceOf(handle->stream);
 }
 
+// A routine's launch. A fault of the device has no status of its own in either library.
+template <typename Handle>
+cudaError_t Launch(Handle handle, std::function<void()> work) {
+  if (const cudaError_t error = host::CountCall(); error != cudaSuccess) return error;
+  if (!host::LoadModule(handle->device, handle->kModule, host::kLibraryModuleBytes)) return cudaErrorMemoryAllocation;
+  host::Enqueue(handle->stream, std::move(work));
+  return cudaSuccess;
+}
 cublasStatus_t Put(cublasHandle_t handle, std::function<void()> work) {
   if (!OnItsDevice(handle)) return CUBLAS_STATUS_INVALID_VALUE;
-  if (host::CountCall() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
-  host::Enqueue(handle->stream, std::move(work));
-  return CUBLAS_STATUS_SUCCESS;
+  const cudaError_t error = Launch(handle, std::move(work));
+  if (error == cudaErrorMemoryAllocation) return CUBLAS_STATUS_ALLOC_FAILED;
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 cusolverStatus_t Put(cusolverDnHandle_t handle, std::function<void()> work) {
   if (!OnItsDevice(handle)) return CUSOLVER_STATUS_INVALID_VALUE;
-  if (host::CountCall() != cudaSuccess) return CUSOLVER_STATUS_EXECUTION_FAILED;
-  host::Enqueue(handle->stream, std::move(work));
-  return CUSOLVER_STATUS_SUCCESS;
+  const cudaError_t error = Launch(handle, std::move(work));
+  if (error == cudaErrorMemoryAllocation) return CUSOLVER_STATUS_ALLOC_FAILED;
+  return error == cudaSuccess ? CUSOLVER_STATUS_SUCCESS : CUSOLVER_STATUS_EXECUTION_FAILED;
+}
+
+// A handle takes memory of its device until it is destroyed.
+template <typename Handle>
+cudaError_t New(Handle*& handle) {
+  if (const cudaError_t error = host::CountCall(); error != cudaSuccess) return error;
+  if (!host::TakeMemory(host::CurrentDevice(), host::kHandleBytes)) return cudaErrorMemoryAllocation;
+  handle = new Handle;
+  host::AddLiveObjects(1);
+  return cudaSuccess;
+}
+template <typename Handle>
+void Delete(Handle* handle) {
+  host::GiveMemory(handle->device, host::kHandleBytes);
+  delete handle;
+  host::AddLiveObjects(-1);
 }
 // The LAPACK routine finds its own work space; a device's must be asked for all the same.
 cusolverStatus_t Size(int elements, int* size) {
@@ -86,20 +114,23 @@ std::vector<float> ToF32(const void* data, int64_t rows, int64_t cols, int64_t s
   return Packed<__nv_bfloat16>(data, rows, cols, stride, [](__nv_bfloat16 x) { return __bfloat162float(x); });
 }
 
-// c = alpha a b for a and b in bf16, summed in f32.
-void ProductOfBf16(int64_t m, int64_t n, int64_t k, float alpha, const void* a, int64_t lda, const void* b, int64_t ldb,
-                   void* c, cudaDataType c_type, int64_t ldc) {
-  const std::vector<float> left = ToF32(a, m, k, lda), right = ToF32(b, k, n, ldb);
-  std::vector<float> product(static_cast<size_t>(m * n));
-  cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, m, n, k, alpha, left.data(), m, right.data(), k, 0.0f,
-              product.data(), m);
-  for (int64_t j = 0; j < n; ++j) {
-    for (int64_t i = 0; i < m; ++i) {
-      const float value = product[static_cast<size_t>(j * m + i)];
+// A column-major product c = alpha a b.
+struct Product {
+  int64_t m, n, k, lda, ldb, ldc;
+  float alpha;
+};
+
+// c's elements, of f32 or bf16, each as `value` makes it of what it was.
+template <typename Value>
+void ForEachElement(const Product& product, void* c, cudaDataType c_type, Value value) {
+  for (int64_t j = 0; j < product.n; ++j) {
+    for (int64_t i = 0; i < product.m; ++i) {
       if (c_type == CUDA_R_32F) {
-        static_cast<float*>(c)[j * ldc + i] = value;
+        float& x = static_cast<float*>(c)[j * product.ldc + i];
+        x = value(x);
       } else {
-        static_cast<__nv_bfloat16*>(c)[j * ldc + i] = __float2bfloat16_rn(value);
+        __nv_bfloat16& x = static_cast<__nv_bfloat16*>(c)[j * product.ldc + i];
+        x = __float2bfloat16_rn(value(__bfloat162float(x)));
       }
     }
   }
@@ -117,6 +148,28 @@ float RoundedToTf32(float x) {
 
 std::vector<float> RoundedToTf32(const void* data, int64_t rows, int64_t cols, int64_t stride) {
   return Packed<float>(data, rows, cols, stride, [](float x) { return RoundedToTf32(x); });
+}
+
+// Sums in f32.
+void Multiply(const Product& p, cudaDataType type, cublasComputeType_t compute, const void* a, const void* b, void* c,
+              cudaDataType c_type) {
+  const auto multiply = [&p](const float* left, int64_t ld_left, const float* right, int64_t ld_right, float* out,
+                             int64_t ld_out) {
+    cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, p.m, p.n, p.k, p.alpha, left, ld_left, right, ld_right, 0.0f,
+                out, ld_out);
+  };
+  if (type == CUDA_R_16BF) {
+    const std::vector<float> left = ToF32(a, p.m, p.k, p.lda), right = ToF32(b, p.k, p.n, p.ldb);
+    std::vector<float> product(static_cast<size_t>(p.m * p.n));
+    multiply(left.data(), p.m, right.data(), p.k, product.data(), p.m);
+    auto next = product.begin();
+    ForEachElement(p, c, c_type, [&next](float) { return *next++; });
+  } else if (compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
+    const std::vector<float> left = RoundedToTf32(a, p.m, p.k, p.lda), right = RoundedToTf32(b, p.k, p.n, p.ldb);
+    multiply(left.data(), p.m, right.data(), p.k, static_cast<float*>(c), p.ldc);
+  } else {
+    multiply(static_cast<const float*>(a), p.lda, static_cast<const float*>(b), p.ldb, static_cast<float*>(c), p.ldc);
+  }
 }
 
 // What cuBLAS has in groups: bf16 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32 besides. What it
@@ -141,18 +194,20 @@ void ExpectAligned(const void* data) {
 
 }  // namespace
 
+namespace precondor::cuda_host {
+Libraries libraries{.company_changes_bits = std::getenv("CUDA_HOST_COMPANY_CHANGES_BITS") != nullptr};
+}  // namespace precondor::cuda_host
+
 extern "C" {
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
-  if (host::CountCall() != cudaSuccess) return CUBLAS_STATUS_NOT_INITIALIZED;
   openblas_set_num_threads(1);  // sums in one order
-  *handle = new cublasContext;
-  host::AddLiveObjects(1);
-  return CUBLAS_STATUS_SUCCESS;
+  const cudaError_t error = New(*handle);
+  if (error == cudaErrorMemoryAllocation) return CUBLAS_STATUS_ALLOC_FAILED;
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
 }
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
-  delete handle;
-  host::AddLiveObjects(-1);
+  Delete(handle);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
@@ -171,17 +226,20 @@ cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t op_a, 
   });
 }
 
+// As in groups, and bf16 factors of a product in f32.
 cublasStatus_t cublasGemmEx_64(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
                                int64_t n, int64_t k, const void* alpha, const void* a, cudaDataType a_type, int64_t lda,
                                const void* b, cudaDataType b_type, int64_t ldb, const void* beta, void* c,
                                cudaDataType c_type, int64_t ldc, cublasComputeType_t compute, cublasGemmAlgo_t) {
-  if (op_a != CUBLAS_OP_N || op_b != CUBLAS_OP_N || a_type != CUDA_R_16BF || b_type != CUDA_R_16BF ||
-      compute != CUBLAS_COMPUTE_32F || (c_type != CUDA_R_32F && c_type != CUDA_R_16BF)) {
+  const bool in_bf16 = a_type == CUDA_R_16BF && compute == CUBLAS_COMPUTE_32F && c_type != CUDA_R_16F;
+  const bool in_tf32 = a_type == CUDA_R_32F && compute == CUBLAS_COMPUTE_32F_FAST_TF32 && c_type == CUDA_R_32F;
+  const bool in_f32 = a_type == CUDA_R_32F && compute == CUBLAS_COMPUTE_32F && c_type == CUDA_R_32F;
+  if (op_a != CUBLAS_OP_N || op_b != CUBLAS_OP_N || b_type != a_type || !(in_bf16 || in_tf32 || in_f32)) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   const float fa = *static_cast<const float*>(alpha), fb = *static_cast<const float*>(beta);
   if (fb != 0.0f) return CUBLAS_STATUS_NOT_SUPPORTED;
-  return Put(handle, [=] { ProductOfBf16(m, n, k, fa, a, lda, b, ldb, c, c_type, ldc); });
+  return Put(handle, [=] { Multiply({m, n, k, lda, ldb, ldc, fa}, a_type, compute, a, b, c, c_type); });
 }
 
 // One product after the other; of one type for all three matrices, as cuBLAS has them in groups. The arrays of pointers
@@ -194,9 +252,10 @@ cublasStatus_t cublasGemmGroupedBatchedEx_64(cublasHandle_t handle, const cublas
                                              void* const c[], cudaDataType c_type, const int64_t ldc[], int64_t groups,
                                              const int64_t sizes[], cublasComputeType_t compute) {
   ExpectInGroups(a_type, b_type, c_type, compute);
+  const bool refused = host::libraries.refuses_groups, apart = !host::libraries.company_changes_bits || groups == 1;
   struct Group {
-    int64_t m, n, k, lda, ldb, ldc, size;
-    float alpha;
+    Product product;
+    int64_t size;
   };
   std::vector<Group> all;
   for (int64_t i = 0; i < groups; ++i) {
@@ -204,31 +263,27 @@ cublasStatus_t cublasGemmGroupedBatchedEx_64(cublasHandle_t handle, const cublas
       return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     if (lda[i] < m[i] || ldb[i] < k[i] || ldc[i] < m[i]) return CUBLAS_STATUS_INVALID_VALUE;
-    all.push_back({m[i], n[i], k[i], lda[i], ldb[i], ldc[i], sizes[i], static_cast<const float*>(alpha)[i]});
+    all.push_back({{m[i], n[i], k[i], lda[i], ldb[i], ldc[i], static_cast<const float*>(alpha)[i]}, sizes[i]});
   }
-  return Put(handle, [=, all = std::move(all)] {
+  const cublasStatus_t put = Put(handle, [=, all = std::move(all)] {
     int64_t at = 0;
     for (const Group& group : all) {
       for (const int64_t end = at + group.size; at < end; ++at) {
+        if (refused) {
+          ForEachElement(group.product, c[at], c_type, [](float) { return NAN; });
+          continue;
+        }
         if (compute == CUBLAS_COMPUTE_32F_FAST_TF32 || a_type == CUDA_R_16BF) {
           for (const void* matrix : {a[at], b[at], static_cast<const void*>(c[at])}) ExpectAligned(matrix);
         }
-        if (compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
-          const std::vector<float> left = RoundedToTf32(a[at], group.m, group.k, group.lda);
-          const std::vector<float> right = RoundedToTf32(b[at], group.k, group.n, group.ldb);
-          cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, group.m, group.n, group.k, group.alpha, left.data(),
-                      group.m, right.data(), group.k, 0.0f, static_cast<float*>(c[at]), group.ldc);
-        } else if (a_type == CUDA_R_32F) {
-          cblas_sgemm(CblasColMajor, CblasNoTrans, CblasNoTrans, group.m, group.n, group.k, group.alpha,
-                      static_cast<const float*>(a[at]), group.lda, static_cast<const float*>(b[at]), group.ldb, 0.0f,
-                      static_cast<float*>(c[at]), group.ldc);
-        } else {
-          ProductOfBf16(group.m, group.n, group.k, group.alpha, a[at], group.lda, b[at], group.ldb, c[at], c_type,
-                        group.ldc);
-        }
+        Multiply(group.product, a_type, compute, a[at], b[at], c[at], c_type);
+        // Of the order of what another order of the sums changes, or another rounding.
+        const float change = c_type == CUDA_R_16BF ? 0x1p-8f : 0x1p-20f;
+        if (!apart) ForEachElement(group.product, c[at], c_type, [change](float x) { return x * (1 + change); });
       }
     }
   });
+  return put == CUBLAS_STATUS_SUCCESS && refused ? CUBLAS_STATUS_NOT_SUPPORTED : put;
 }
 
 cublasStatus_t cublasStrmm_v2_64(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t uplo,
@@ -249,14 +304,12 @@ cublasStatus_t cublasStrsm_v2_64(cublasHandle_t handle, cublasSideMode_t side, c
 }
 
 cusolverStatus_t cusolverDnCreate(cusolverDnHandle_t* handle) {
-  if (host::CountCall() != cudaSuccess) return CUSOLVER_STATUS_NOT_INITIALIZED;
-  *handle = new cusolverDnContext;
-  host::AddLiveObjects(1);
-  return CUSOLVER_STATUS_SUCCESS;
+  const cudaError_t error = New(*handle);
+  if (error == cudaErrorMemoryAllocation) return CUSOLVER_STATUS_ALLOC_FAILED;
+  return error == cudaSuccess ? CUSOLVER_STATUS_SUCCESS : CUSOLVER_STATUS_NOT_INITIALIZED;
 }
 cusolverStatus_t cusolverDnDestroy(cusolverDnHandle_t handle) {
-  delete handle;
-  host::AddLiveObjects(-1);
+  Delete(handle);
   return CUSOLVER_STATUS_SUCCESS;
 }
 cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStream_t stream) {
@@ -319,11 +372,17 @@ cusolverStatus_t cusolverDnXsyevBatched(cusolverDnHandle_t handle, cusolverDnPar
     return CUSOLVER_STATUS_INVALID_VALUE;
   }
   std::memset(on_host, 0xff, host_bytes);  // which is the routine's
+  const bool apart = !host::libraries.company_changes_bits || count == 1;
   return Put(handle, [=] {
     for (int64_t i = 0; i < count; ++i) {
       info[i] =
           Eigenvectors(Lapack(uplo), rows, static_cast<double*>(a) + i * lda * n, static_cast<int>(lda),
                        static_cast<double*>(w) + i * n, static_cast<double*>(on_device) + i * work_size, work_size);
+      // It shows after the rounding to f32.
+      for (double* x = static_cast<double*>(a) + i * lda * n; !apart && x < static_cast<double*>(a) + (i + 1) * lda * n;
+           ++x) {
+        *x *= 1 + 4e-8;
+      }
     }
   });
 }

@@ -30,6 +30,7 @@ static_assert(sizeof(Handle) <= sizeof(cudaIpcMemHandle_t));
 struct Allocation {
   int fd = -1;
   size_t bytes = 0;
+  int device = 0;
 };
 struct Mapping {
   void* data = nullptr;
@@ -77,15 +78,18 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   RETURN_IF_FAILED();
+  const int device = host::CurrentDevice();
+  if (!host::TakeMemory(device, static_cast<int64_t>(bytes))) return cudaErrorMemoryAllocation;
   const int fd = memfd_create("cuda-on-the-host", MFD_CLOEXEC);
   *data = fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? host::MapFile(fd, bytes) : nullptr;
   if (*data == nullptr) {
     if (fd >= 0) close(fd);
+    host::GiveMemory(device, static_cast<int64_t>(bytes));
     return cudaErrorMemoryAllocation;
   }
   std::memset(*data, 0xff, std::min(bytes, size_t{1} << 20));  // NaN, as memory of a pool
   const precondor::MutexLock lock(host::mu);
-  host::Allocations()[*data] = {fd, bytes};
+  host::Allocations()[*data] = {fd, bytes, device};
   host::AddLiveObjects(1);
   return cudaSuccess;
 }
@@ -97,6 +101,7 @@ cudaError_t cudaFree(void* data) {
   if (found == host::Allocations().end()) return cudaErrorInvalidValue;
   munmap(data, found->second.bytes);
   close(found->second.fd);
+  host::GiveMemory(found->second.device, static_cast<int64_t>(found->second.bytes));
   host::Allocations().erase(found);
   host::AddLiveObjects(-1);
   return cudaSuccess;

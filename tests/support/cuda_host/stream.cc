@@ -45,7 +45,9 @@ struct CUevent_st {
   const std::shared_ptr<State> state = std::make_shared<State>();  // what is on the stream may outlive the event
 };
 struct CUmemPoolHandle_st {
-  int device = 0;
+  explicit CUmemPoolHandle_st(int number) : device(number), memory(number) {}
+  const int device;
+  precondor::cuda_host::PoolMemory memory;
 };
 
 namespace precondor::cuda_host {
@@ -62,6 +64,16 @@ std::map<int, std::set<int>> peers;             // who may reach a device's pool
 std::map<const void*, size_t> shared_bytes_of;  // kernels
 int most_shared_bytes = 227 << 10;
 std::atomic<int64_t> live_objects{0};
+thread_local cudaError_t last_error = cudaSuccess;
+
+struct PoolAllocation {
+  cudaMemPool_t pool = nullptr;
+  int64_t bytes = 0;
+};
+std::map<void*, PoolAllocation>& PoolAllocations() {
+  static auto& allocations = *new std::map<void*, PoolAllocation>;  // under mu, as the rest
+  return allocations;
+}
 
 // What calls mean that name no stream: one of the current device.
 cudaStream_t Named(cudaStream_t stream) {
@@ -142,8 +154,9 @@ cudaError_t CountCall() {
   if (first) first();
   const MutexLock lock(mu);
   if (by_file && lost.insert(CurrentDevice()).second) failure = cudaErrorECCUncorrectable;
-  if (lost.contains(CurrentDevice())) return failure;
+  if (lost.contains(CurrentDevice())) return last_error = failure;
   if (calls++ != failing_call) return cudaSuccess;
+  last_error = failure;
   if (failure == cudaErrorIllegalAddress || failure == cudaErrorECCUncorrectable) lost.insert(CurrentDevice());
   return failure;
 }
@@ -226,7 +239,8 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   host::shared_bytes_of[kernel] = static_cast<size_t>(value);
   return cudaSuccess;
 }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return std::exchange(host::last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return host::last_error; }
 const char* cudaGetErrorName(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -249,7 +263,8 @@ const char* cudaGetErrorString(cudaError_t) { return "made on the host"; }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   RETURN_IF_FAILED();
-  *free_bytes = *total_bytes = size_t{16} << 30;
+  *free_bytes = static_cast<size_t>(host::FreeMemory(host::CurrentDevice()));
+  *total_bytes = static_cast<size_t>(host::TotalMemory());
   return cudaSuccess;
 }
 
@@ -263,6 +278,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   RETURN_IF_FAILED();
   host::Drain(stream, [] { return false; });
   return cudaSuccess;
+}
+// Asks without making progress: what is on the stream runs when the host waits for it.
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  RETURN_IF_FAILED();
+  const precondor::MutexLock lock(stream->queue_mu);
+  return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   host::Drain(stream, [] { return false; });
@@ -367,7 +388,7 @@ cudaError_t cudaFreeHost(void* data) {
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
   RETURN_IF_FAILED();
-  *pool = new CUmemPoolHandle_st{.device = properties->location.id};
+  *pool = new CUmemPoolHandle_st(properties->location.id);
   host::AddLiveObjects(1);
   return cudaSuccess;
 }
@@ -393,14 +414,34 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* ac
   }
   return cudaSuccess;
 }
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return host::CountCall(); }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t) {
+  RETURN_IF_FAILED();
+  pool->memory.Trim();
+  return cudaSuccess;
+}
 cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool, cudaStream_t) {
   RETURN_IF_FAILED();
+  const auto size = static_cast<int64_t>(bytes);
+  if (!pool->memory.Take(size)) return cudaErrorMemoryAllocation;
   *data = host::NewDeviceMemory(bytes, pool->device);
-  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  if (*data == nullptr) {
+    pool->memory.Give(size);
+    return cudaErrorMemoryAllocation;
+  }
+  const precondor::MutexLock lock(host::mu);
+  host::PoolAllocations()[*data] = {pool, size};
+  return cudaSuccess;
 }
-// Freeing counts as no call: nothing that fails may keep memory.
+// Freeing counts as no call: nothing that fails may keep memory. The pool can use the bytes for the next allocation, as
+// it comes later on the same stream.
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  {
+    const precondor::MutexLock lock(host::mu);
+    const auto found = host::PoolAllocations().find(data);
+    if (found == host::PoolAllocations().end()) return cudaErrorInvalidValue;
+    found->second.pool->memory.Give(found->second.bytes);
+    host::PoolAllocations().erase(found);
+  }
   host::Put(
       stream, [data] { host::FreeDeviceMemory(data); }, /*even_when_lost=*/true);
   return cudaSuccess;

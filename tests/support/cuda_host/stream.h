@@ -11,6 +11,7 @@
 
 #include "tests/support/cuda_host/devices.h"
 #include "tests/support/cuda_host/grid.h"
+#include "tests/support/cuda_host/memory.h"
 
 namespace precondor::cuda_host {
 
@@ -26,7 +27,8 @@ cudaError_t CountCall();
 // --- for tests -------------------------------------------------------------------------------------------------
 int64_t Calls();
 // The call after `calls` more returns `error` and does nothing else; so do all later ones if the error is one that
-// ends a device's use, until Recover.
+// ends a device's use, until Recover. A call of cuBLAS or cuSOLVER that fails so returns a status of the library, which
+// does not tell the error; cudaGetLastError does.
 void FailCall(int64_t calls, cudaError_t error);
 void Recover();
 // Before the call after `calls` more `what` runs, on its thread: what another thread may do at that moment.
@@ -56,6 +58,9 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, void (*kernel)(Params
   }
   const size_t shared_bytes = config->dynamicSmemBytes;
   if (shared_bytes > AllowedSharedBytes(reinterpret_cast<const void*>(kernel))) return cudaErrorInvalidValue;
+  if (!LoadModule(CurrentDevice(), reinterpret_cast<const void*>(kernel), kKernelModuleBytes)) {
+    return cudaErrorMemoryAllocation;
+  }
   Enqueue(config->stream,
           [grid, block, shared_bytes, kernel, params = std::tuple<Params...>(std::forward<Args>(args)...)] {
             RunGrid(grid, block, shared_bytes, [&] { std::apply(kernel, params); });

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cuBLAS and cuSOLVER may do, and their imitation does when a test asks for it.
+#pragma once
+
+#include <atomic>
+
+namespace precondor::cuda_host {
+
+struct Libraries {
+  // cublasGemmGroupedBatchedEx is not supported. It leaves NaN where its products belong, so that a caller that takes
+  // the memory for what it was before shows.
+  std::atomic<bool> refuses_groups = false;
+  // Products in groups and batches of eigenvectors have other last bits than alone, which the libraries do not rule
+  // out. $CUDA_HOST_COMPANY_CHANGES_BITS sets it.
+  std::atomic<bool> company_changes_bits = false;
+};
+extern Libraries libraries;
+
+}  // namespace precondor::cuda_host
