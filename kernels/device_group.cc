@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
+#include "kernels/base/fiber.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
@@ -120,10 +121,14 @@ DeviceGroup::~DeviceGroup() {
 
 absl::Status DeviceGroup::Run(int mine, absl::FunctionRef<absl::Status(const Rank&)> work) {
   PRECONDOR_CHECK(mine >= 0 && mine < size());
-  TakeTurn();
-  absl::Status status = EnsureConnected();
-  if (status.ok()) status = RunConnected(mine, work);
-  PassTurn();
+  absl::Status status;
+  // It waits for other devices, and for its turn; this device's other layers go on meanwhile.
+  RunAtHome([&] {
+    TakeTurn();
+    status = EnsureConnected();
+    if (status.ok()) status = RunConnected(mine, work);
+    PassTurn();
+  });
   return status;
 }
 

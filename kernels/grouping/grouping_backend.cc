@@ -2,16 +2,20 @@
 #include "kernels/grouping/grouping_backend.h"
 
 #include <algorithm>
-#include <chrono>
+#include <atomic>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
+#include "absl/types/span.h"
 
+#include "kernels/base/fiber.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/grouping/deferred_task.h"
+#include "kernels/grouping/device_driver.h"
 #include "kernels/grouping/forwarding_backend.h"
 #include "kernels/grouping/operands.h"
 #include "kernels/operation.h"
@@ -22,31 +26,25 @@ namespace {
 // Operations of a task among which one may be passed over: what looking for them costs grows with their square.
 constexpr int64_t kLookahead = 16;
 
-// A thread's task and what it has put off: its thread's alone, but the leader's of a round while it waits.
-struct ThreadTask {
-  const Backend* backend = nullptr;  // null: the thread is in none
-  int depth = 0;
-  std::vector<Operation> operations;
-  std::vector<std::pair<float*, int64_t>> freed;  // memory that the operations may still use
-  int64_t freed_bytes = 0;
-  // Of a round: what has not run yet, in its order.
-  std::vector<const Operation*> open;
-  absl::Status status;  // of the operation that it waits for
-  bool waits = false;
-  bool in_batch = false;
-  absl::Status batch_status;  // the first error of what the batch has asked for
-  CondVar changed;
-};
-
-ThreadTask& OwnTask() {
-  thread_local ThreadTask task;
+// The caller's, which may run on one thread now and on another one later: so the address of a thread_local must not
+// outlive the call.
+__attribute__((noinline)) DeferredTask& OwnTask() {
+  if (Fiber* const fiber = Fiber::Current()) {
+    if (fiber->local() == nullptr) fiber->local() = std::make_shared<DeferredTask>();
+    return *static_cast<DeferredTask*>(fiber->local().get());
+  }
+  asm volatile("");  // or the compiler takes the function for one that always returns the same
+  thread_local DeferredTask task;
   return task;
 }
 
 class GroupingBackend final : public ForwardingBackend {
  public:
   GroupingBackend(std::unique_ptr<Backend> device, const GroupingOptions& options)
-      : ForwardingBackend(*device), options_(options), device_(std::move(device)) {}
+      : ForwardingBackend(*device),
+        options_(options),
+        device_(std::move(device)),
+        driver_([this](absl::Span<DeferredTask* const> tasks) { RunRound(tasks); }, options.tasks_at_start) {}
 
   bool runs_tasks_together() const override { return true; }
   absl::Status fault() const override {
@@ -57,29 +55,28 @@ class GroupingBackend final : public ForwardingBackend {
  private:
   bool InTask() const { return OwnTask().backend == this; }
 
+  // A task on a fiber moves to the driver's thread, and back when it ends. One on a thread's own stack stays there, and
+  // runs by itself what it has deferred.
   void DoBeginTask() override {
-    ThreadTask& task = OwnTask();
+    DeferredTask& task = OwnTask();
     if (task.backend == nullptr) {
       task.backend = this;
-      MutexLock lock(mu_);
-      ++tasks_;
+      if (Fiber::Current() != nullptr) Fiber::MoveTo(driver_);
     }
     if (InTask()) ++task.depth;
   }
 
   absl::Status DoEndTask() override {
-    ThreadTask& task = OwnTask();
+    DeferredTask& task = OwnTask();
     if (!InTask() || --task.depth > 0) return absl::OkStatus();
     absl::Status status = Before();
     Clear(task);  // which a lost backend has left
     task.backend = nullptr;
-    MutexLock lock(mu_);
-    --tasks_;
-    WakeLeader();
+    if (driver_.RunsCaller()) Fiber::Return();
     return status;
   }
 
-  // Everything that the thread has put off runs first.
+  // Everything that the task has deferred runs first.
   absl::Status Before() override {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     return InTask() && !OwnTask().operations.empty() ? Wait(OwnTask()) : absl::OkStatus();
@@ -109,7 +106,7 @@ class GroupingBackend final : public ForwardingBackend {
   }
   absl::Status DoEndBatch() override {
     if (!InTask()) return absl::OkStatus();
-    ThreadTask& task = OwnTask();
+    DeferredTask& task = OwnTask();
     const absl::Status ran = Before();
     task.in_batch = false;
     absl::Status first = std::exchange(task.batch_status, absl::OkStatus());
@@ -119,80 +116,52 @@ class GroupingBackend final : public ForwardingBackend {
 
   // --- rounds -------------------------------------------------------------------------------------------------------
 
-  absl::Status Wait(ThreadTask& task) ABSL_LOCKS_EXCLUDED(mu_) {
-    const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(options_.patience);
-    MutexLock lock(mu_);
+  // Returns when the task's operations have run: with those of the other tasks on the driver's thread, or at once.
+  absl::Status Wait(DeferredTask& task) {
     task.status = absl::OkStatus();
-    task.waits = true;
-    waiting_.push_back(&task);
-    while (task.waits) {
-      if (running_) {
-        task.changed.wait(mu_);
-      } else if (AllWait() || std::chrono::steady_clock::now() >= deadline) {
-        Lead();
-      } else {
-        task.changed.wait_until(mu_, deadline);
-      }
+    if (driver_.RunsCaller()) {
+      driver_.Await(task);
+    } else {
+      DeferredTask* const alone = &task;
+      RunRound({&alone, 1});
     }
     if (task.in_batch) task.batch_status.Update(task.status);
     return task.status;
   }
 
-  bool AllWait() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return waiting_.size() == tasks_; }
-
-  // For whoever waits, to look again whether to lead.
-  void WakeLeader() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (!waiting_.empty() && AllWait()) waiting_.front()->changed.notify_one();
-  }
-
-  // Runs what all that wait have put off.
-  void Lead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    running_ = true;
-    const std::vector<ThreadTask*> round = std::exchange(waiting_, {});
-    mu_.Unlock();
-    RunRound(round);
-    mu_.Lock();
-    running_ = false;
-    for (ThreadTask* const task : round) {
-      task->waits = false;
-      task->changed.notify_one();
-    }
-    for (ThreadTask* const task : waiting_) task->changed.notify_one();
-  }
-
-  void RunRound(const std::vector<ThreadTask*>& round) {
-    for (ThreadTask* const task : round) {
+  void RunRound(absl::Span<DeferredTask* const> round) {
+    for (DeferredTask* const task : round) {
       task->open.clear();
       for (const Operation& operation : task->operations) task->open.push_back(&operation);
     }
     for (;;) {
-      const ThreadTask& longest = **std::max_element(
+      const DeferredTask& longest = **std::max_element(
           round.begin(), round.end(),
-          [](const ThreadTask* one, const ThreadTask* other) { return one->open.size() < other->open.size(); });
+          [](const DeferredTask* one, const DeferredTask* other) { return one->open.size() < other->open.size(); });
       if (longest.open.empty() || !Lost().ok()) break;
       RunNext(longest.open.front()->kind(), round);
     }
     const absl::Status lost = Lost();
-    for (ThreadTask* const task : round) {
+    for (DeferredTask* const task : round) {
       task->status.Update(lost);
       Clear(*task);
     }
   }
 
   // Forgets what it has put off, which has run or never will.
-  void Clear(ThreadTask& task) {
+  void Clear(DeferredTask& task) {
     task.open.clear();
     task.operations.clear();
     for (const auto& [data, elements] : task.freed) FreeOn(*device_, data, elements);
     task.freed.clear();
-    task.freed_bytes = 0;
+    freed_bytes_ -= std::exchange(task.freed_bytes, 0);
   }
 
   // What every task has of this kind, of what comes next, that depends on nothing which has not run.
-  void RunNext(size_t kind, const std::vector<ThreadTask*>& round) {
-    std::vector<ThreadTask*> tasks;  // of the operations
+  void RunNext(size_t kind, absl::Span<DeferredTask* const> round) {
+    std::vector<DeferredTask*> tasks;  // of the operations
     std::vector<const Operation*> operations;
-    for (ThreadTask* const task : round) {
+    for (DeferredTask* const task : round) {
       const std::vector<const Operation*> open = std::exchange(task->open, {});
       for (auto next = open.begin(); next != open.end(); ++next) {
         const auto independent = [&](const Operation* before) { return AreIndependent(*before, **next); };
@@ -256,10 +225,12 @@ class GroupingBackend final : public ForwardingBackend {
   }
   void DoFree(float* data, int64_t elements) override {
     if (!InTask() || OwnTask().operations.empty()) return FreeOn(*device_, data, elements);
+    const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
     OwnTask().freed.emplace_back(data, elements);
-    OwnTask().freed_bytes += elements * static_cast<int64_t>(sizeof(float));
+    OwnTask().freed_bytes += bytes;
+    const int64_t in_all = freed_bytes_ += bytes;
     // An error is that of the task's next operation, or of its end: the backend is lost then.
-    if (OwnTask().freed_bytes > options_.most_freed_bytes) (void)Before();
+    if (OwnTask().freed_bytes > options_.most_freed_bytes || in_all > options_.most_freed_bytes_in_all) (void)Before();
   }
 
   // --- operations that wait for company -----------------------------------------------------------------------------
@@ -381,13 +352,12 @@ class GroupingBackend final : public ForwardingBackend {
   const GroupingOptions options_;
   const std::unique_ptr<Backend> device_;
 
-  Mutex mu_;
-  size_t tasks_ ABSL_GUARDED_BY(mu_) = 0;
-  std::vector<ThreadTask*> waiting_ ABSL_GUARDED_BY(mu_);
-  bool running_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<int64_t> freed_bytes_ = 0;  // of all tasks
 
   mutable Mutex lost_mu_;
   absl::Status lost_ ABSL_GUARDED_BY(lost_mu_);
+
+  DeviceDriver driver_;  // ends first
 };
 
 }  // namespace

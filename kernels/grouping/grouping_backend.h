@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backend whose tasks (Backend::Task) run in step with each other: what their next operations have in common is one
-// call of the device's backend (Backend::RunTogether), so that a step of many layers costs a device few launches.
+// A backend that runs the operations of many tasks (Backend::Task) together: what their next operations have in common
+// is one call of the device's backend (Backend::RunTogether), so that a step of many layers costs a device few
+// launches.
 //
-// Operations of a task are put off until it needs something from the device or ends. It then waits until all other
-// tasks wait too, or for `patience`, and the operations of all that wait run: always those of one kind that are next in
-// their tasks and do not depend on each other, first of the task that has most left. Which tasks met is a matter of
+// The operations of a task are deferred until it needs something from the device or ends. A task on a fiber
+// (kernels/base/fiber.h) moves to the backend's own thread for its duration (kernels/grouping/device_driver.h): there
+// tasks run one after the other until each waits, and then the operations of all that wait run: always those of one
+// kind that are next in their tasks and do not depend on each other, first of the task that has most left. A task on a
+// thread's own stack waits for no other: its operations run on that thread. Which tasks run together is a matter of
 // timing; results are the same to the bit. Outside of tasks, and for operations that kernels/operation.h does not know,
 // calls go straight to the device's backend.
 #pragma once
@@ -12,18 +15,18 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/time/time.h"
-
 #include "kernels/backend.h"
 
 namespace precondor {
 
 struct GroupingOptions {
-  // How long a task waits for others that do not; no longer than a few launches would take.
-  absl::Duration patience = absl::Microseconds(200);
-  // A task runs what it has put off when it has freed so much that these operations still use: scratch that it may hold
-  // beyond what methods say they need.
+  // Bytes that a task frees while deferred operations still use them: beyond so many, the operations run. This scratch
+  // comes on top of what methods say they need; so there is a bound for all tasks together, too.
   int64_t most_freed_bytes = int64_t{8} << 20;
+  int64_t most_freed_bytes_in_all = int64_t{256} << 20;
+  // How many tasks must have come before the backend's thread begins any, when it has none. More than 1 is for tests
+  // and benchmarks that count launches: they never end where fewer tasks come.
+  int64_t tasks_at_start = 1;
 };
 
 // Thread-safe as Backend says. Composites have their default form. After the failure of an operation that was put off

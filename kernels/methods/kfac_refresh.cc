@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/methods/kfac_refresh.h"
 
+#include "kernels/base/fiber.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/methods/kfac_side.h"
 
@@ -19,7 +20,19 @@ int64_t KfacRefresh::Bytes(const KfacConfig& config, const LayerSpec& layer) {
   return KfacSide::StateBytes(layer.d_in) + KfacSide::StateBytes(layer.d_out) + KfacDecomposition::Bytes(config, layer);
 }
 
+void KfacRefresh::AwaitOther() {
+  MutexLock lock(mu_);
+  while (runs_) ran_.wait(mu_);
+}
+
+bool KfacRefresh::Runs() {
+  MutexLock lock(mu_);
+  return runs_;
+}
+
 absl::Status KfacRefresh::Run() {
+  // The device's other layers go on while this one waits for another thread.
+  if (Runs()) RunAtHome([this] { AwaitOther(); });
   MutexLock lock(mu_);
   while (runs_) ran_.wait(mu_);
   if (outcome_.has_value()) return *outcome_;

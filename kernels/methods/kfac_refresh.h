@@ -38,6 +38,8 @@ class KfacRefresh {
  private:
   KfacRefresh(const KfacConfig& config, double damping, Backend& backend)
       : config_(config), damping_(damping), backend_(backend) {}
+  bool Runs();
+  void AwaitOther();
 
   const KfacConfig config_;
   const double damping_;

@@ -2,14 +2,10 @@
 #include "tests/bench/cuda_step.h"
 
 #include <algorithm>
-#include <atomic>
-#include <barrier>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -21,6 +17,7 @@
 #include "kernels/cuda/launch_count.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
+#include "tests/support/task_group.h"
 #include "tests/support/test_backend.h"
 
 namespace precondor {
@@ -96,7 +93,7 @@ double RelativeError(const std::vector<double>& got, const std::vector<double>& 
   return std::sqrt(difference / square);
 }
 
-// A model's layers, a thread each.
+// A model's layers, a task each.
 class Model {
  public:
   Model(const Kind& kind, std::vector<LayerSpec> specs, Backend& backend)
@@ -104,9 +101,7 @@ class Model {
         backend_(backend),
         timer_(DeviceTimer::Make(static_cast<cudaStream_t>(backend.stream())).value()),
         method_(MakeMethod(ConfigOf(kind)).value()),
-        begin_(specs.size() + 1),
-        all_in_tasks_(static_cast<std::ptrdiff_t>(specs.size())),
-        end_(specs.size() + 1) {
+        tasks_(backend) {
     for (LayerSpec& spec : specs) {
       auto layer = std::make_unique<Layer>();
       layer->spec = std::move(spec);
@@ -115,21 +110,6 @@ class Model {
       layer->answer = backend.Allocate(layer->spec.d_out, layer->spec.d_in).value();
       layers_.push_back(std::move(layer));
     }
-    for (auto& layer : layers_) {
-      threads_.emplace_back([this, &layer = *layer] {
-        for (;;) {
-          begin_.arrive_and_wait();
-          if (ends_) return;
-          Step(layer);
-          end_.arrive_and_wait();
-        }
-      });
-    }
-  }
-  ~Model() {
-    ends_ = true;
-    begin_.arrive_and_wait();
-    for (std::thread& thread : threads_) thread.join();
   }
 
   struct Cost {
@@ -146,8 +126,7 @@ class Model {
     (void)ToHost(backend_, layers_[0]->a.view());  // after all that came before
     const int64_t launches = cuda::launch_count;
     PRECONDOR_CHECK(timer_->Begin().ok());
-    begin_.arrive_and_wait();
-    end_.arrive_and_wait();
+    tasks_.Run(static_cast<int>(layers_.size()), [this](int layer) { Step(*layers_[static_cast<size_t>(layer)]); });
     const double seconds = timer_->End().value();
     return {seconds, cuda::launch_count - launches};
   }
@@ -186,12 +165,9 @@ class Model {
     return x;
   }
 
-  void Step(Layer& layer) {
-    Backend::Task task(backend_);
-    all_in_tasks_.arrive_and_wait();  // so that nobody takes himself for all
+  void Step(Layer& layer) const {
     PRECONDOR_CHECK(layer.state->Update({layer.a.view(), layer.g.view()}).ok());
     PRECONDOR_CHECK(layer.state->Precondition(layer.gradient.view(), layer.answer.view()).ok());
-    PRECONDOR_CHECK(task.Finish().ok());
   }
 
   const int64_t rank_;
@@ -199,9 +175,7 @@ class Model {
   const std::unique_ptr<DeviceTimer> timer_;
   const std::unique_ptr<Method> method_;
   std::vector<std::unique_ptr<Layer>> layers_;
-  std::barrier<> begin_, all_in_tasks_, end_;
-  std::atomic<bool> ends_ = false;
-  std::vector<std::thread> threads_;
+  TaskGroup tasks_;
   uint64_t step_ = 0;
 };
 

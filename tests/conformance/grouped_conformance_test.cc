@@ -5,7 +5,6 @@
 // documentation promises no bits in company: those are held to their accuracy, and a line says how many bits differed.
 #include <array>
 #include <atomic>
-#include <barrier>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -14,7 +13,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/base/casts.h"
@@ -26,6 +24,7 @@
 #include "tests/reference/naive_linear_algebra.h"
 #include "tests/support/counting_backend.h"
 #include "tests/support/method_driver.h"
+#include "tests/support/task_group.h"
 #include "tests/support/test_backend.h"
 
 namespace precondor {
@@ -377,15 +376,14 @@ INSTANTIATE_TEST_SUITE_P(Kinds, GroupedConformanceTest, testing::Range<size_t>(0
 class Company {
  public:
   Company(const MethodConfig& config, int layers, bool alike = false) : method_(MakeMethod(config).value()) {
-    // No task goes ahead while another one does not wait.
     std::unique_ptr<Backend> device = MakeTestBackend();
     const auto sees = [this, &backend = *device](absl::Span<const Operation* const> together) {
       for (const Operation* operation : together) {
         if (together.size() > 1 && !PromisesBits(backend, *operation)) promises_bits_ = false;
       }
     };
-    backend_ = MakeGroupingBackend(std::make_unique<CountingBackend>(std::move(device), calls_, sees),
-                                   {.patience = absl::Minutes(5)});
+    backend_ = MakeGroupingBackend(std::make_unique<CountingBackend>(std::move(device), calls_, sees), {});
+    tasks_ = std::make_unique<TaskGroup>(*backend_);
     for (int i = 0; i < layers; ++i) {
       const LayerSpec layer =
           alike ? LayerSpec{"any", 11, 17, false} : LayerSpec{"any", 5 + 3 * i, 9 + 2 * i, i % 2 == 0};
@@ -395,16 +393,7 @@ class Company {
 
   // An update and a gradient of each layer, all in tasks at the same time, or one after the other.
   void StepTogether() {
-    std::barrier all_begun(static_cast<std::ptrdiff_t>(layers_.size()));
-    std::vector<std::thread> threads;
-    for (const auto& layer : layers_) {
-      threads.emplace_back([&] {
-        Backend::Task task(*backend_);
-        all_begun.arrive_and_wait();
-        layer->Step();
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    tasks_->Run(static_cast<int>(layers_.size()), [&](int layer) { layers_[static_cast<size_t>(layer)]->Step(); });
   }
   void StepAlone() {
     for (const auto& layer : layers_) layer->Step();
@@ -450,6 +439,7 @@ class Company {
   std::atomic<bool> promises_bits_ = true;
   const std::unique_ptr<Method> method_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<TaskGroup> tasks_;
   std::vector<std::unique_ptr<Layer>> layers_;
 };
 

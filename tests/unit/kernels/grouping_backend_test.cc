@@ -2,7 +2,6 @@
 #include "kernels/grouping/grouping_backend.h"
 
 #include <atomic>
-#include <barrier>
 #include <functional>
 #include <latch>
 #include <limits>
@@ -10,14 +9,17 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/base/fiber.h"
 #include "kernels/base/mutex.h"
 #include "kernels/grouping/forwarding_backend.h"
 #include "kernels/operation.h"
+#include "tests/support/task_group.h"
 #include "tests/support/test_backend.h"
 
 namespace precondor {
@@ -39,6 +41,11 @@ class Recorder final : public ForwardingBackend {
     MutexLock lock(mu_);
     return std::exchange(sizes_, {});
   }
+  // Rows of the last call's operands, where they were dot products.
+  std::vector<int64_t> TakeRows() {
+    MutexLock lock(mu_);
+    return std::exchange(rows_, {});
+  }
   // From here on operations of this kind fail.
   void Fail(size_t kind) {
     MutexLock lock(mu_);
@@ -55,8 +62,10 @@ class Recorder final : public ForwardingBackend {
     {
       MutexLock lock(mu_);
       sizes_.push_back(operations.size());
+      rows_.clear();
       for (const Operation* operation : operations) {
         EXPECT_EQ(operation->kind(), operations[0]->kind());
+        if (const auto* const dot = std::get_if<Operation::Dot>(&operation->what)) rows_.push_back(dot->x.rows);
         if (!failing_.contains(operation->kind())) continue;
         for (absl::Status& status : statuses) status = absl::InternalError("injected fault");
         return;
@@ -88,6 +97,7 @@ class Recorder final : public ForwardingBackend {
 
   Mutex mu_;
   std::vector<size_t> sizes_ ABSL_GUARDED_BY(mu_);
+  std::vector<int64_t> rows_ ABSL_GUARDED_BY(mu_);
   std::set<size_t> failing_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> lacks_memory_ = false;
   std::atomic<bool> lacks_memory_at_ends_ = false;
@@ -116,8 +126,7 @@ class GroupingBackendTest : public testing::Test {
   GroupingBackendTest() : device_(MakeTestBackend()) {
     auto recorder = std::make_unique<Recorder>(*device_);
     recorder_ = recorder.get();
-    // So patient that only a task that all others wait for makes them run.
-    backend_ = MakeGroupingBackend(std::move(recorder), {.patience = absl::Minutes(5)});
+    backend_ = MakeGroupingBackend(std::move(recorder), {});
   }
 
   DeviceMatrix Matrix(int64_t rows, int64_t cols, uint64_t seed) {
@@ -134,19 +143,8 @@ class GroupingBackendTest : public testing::Test {
     EXPECT_TRUE(backend_->Download(x, MatrixView(host.data(), x.rows, x.cols)).ok());
     return host;
   }
-  // work(i) in a task, on `count` threads, all of whose tasks have begun before any works.
-  void InTasks(int count, const std::function<void(int)>& work) {
-    std::barrier all_begun(count);
-    std::vector<std::thread> threads;
-    for (int i = 0; i < count; ++i) {
-      threads.emplace_back([&, i] {
-        Backend::Task task(*backend_);
-        all_begun.arrive_and_wait();
-        work(i);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
+  // work(i) in a task, in `count` tasks that have all begun before any goes on.
+  void InTasks(int count, const std::function<void(int)>& work) { TaskGroup(*backend_).Run(count, work); }
 
   const std::unique_ptr<Backend> device_;
   Recorder* recorder_ = nullptr;
@@ -250,39 +248,100 @@ TEST_F(GroupingBackendTest, OneTaskAloneWaitsForNobody) {
   EXPECT_TRUE(task.Finish().ok());
 }
 
-TEST_F(GroupingBackendTest, ATaskThatEndsLetsTheOthersRun) {
-  DeviceMatrix x = Matrix(4, 4, 1);
-  std::latch begun(1), end(1);
-  std::thread other([&] {
-    Backend::Task task(*backend_);
-    begun.count_down();
-    end.wait();
-  });
-  begun.wait();
-  std::thread waits([&] {
-    Backend::Task task(*backend_);
-    end.count_down();
+// Where the one fiber of a test waits to be run to its end.
+class Home final : public FiberScheduler {
+ public:
+  void Resume(Fiber& fiber) override {
+    fiber_ = &fiber;
+    came_.count_down();
+  }
+  Fiber& Await() {
+    came_.wait();
+    return *fiber_;
+  }
+
+ private:
+  Fiber* fiber_ = nullptr;
+  std::latch came_{1};
+};
+
+// Two rounds that wait for nothing but the tasks that have come, whatever these do.
+TEST_F(GroupingBackendTest, ATaskThatComesLateJoinsTheNextRound) {
+  DeviceMatrix x = Matrix(4, 4, 1), y = Matrix(4, 4, 2);
+  Home home;
+  const std::unique_ptr<Fiber> late = Fiber::Make(home);
+  late->Set(
+      [&] {
+        Backend::Task task(*backend_);
+        EXPECT_GT(backend_->Dot(y.view(), y.view()).value(), 0);
+      },
+      1);
+  recorder_->TakeSizes();
+  InTasks(1, [&](int) {
+    EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
+    // On another thread, as this one runs a fiber already.
+    std::thread([&] { EXPECT_EQ(late->Run(), Fiber::Outcome::kTaken); }).join();
     EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
   });
-  other.join();
-  waits.join();
+  EXPECT_EQ(home.Await().Run(), Fiber::Outcome::kEnded);
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1, 2));
 }
 
-TEST_F(GroupingBackendTest, LosesPatienceWithATaskThatDoesNotWait) {
-  backend_ = MakeGroupingBackend(std::make_unique<Recorder>(*device_), {.patience = absl::Milliseconds(1)});
-  DeviceMatrix x = Matrix(4, 4, 1);
-  std::latch done(1);
-  std::barrier begun(2);
-  std::thread other([&] {
-    Backend::Task task(*backend_);
-    begun.arrive_and_wait();
-    done.wait();  // which comes only after the other's operation
+// The order within a round is that of the fibers' numbers, whatever the order in which they come.
+TEST_F(GroupingBackendTest, ARoundHasTheOrderOfTheFibersNumbers) {
+  std::vector<DeviceMatrix> x;
+  for (int i = 0; i < 3; ++i) x.push_back(Matrix(2 + i, 2, static_cast<uint64_t>(i)));
+  Home homes[3];
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  for (int i = 0; i < 3; ++i) {
+    fibers.push_back(Fiber::Make(homes[i]));
+    fibers[i]->Set(
+        [&, i] {
+          Backend::Task task(*backend_);
+          EXPECT_GT(backend_->Dot(x[i].view(), x[i].view()).value(), 0);
+        },
+        static_cast<uint64_t>(i) + 1);
+  }
+  InTasks(1, [&](int) {  // keeps the backend's thread until all have come
+    std::thread([&] {
+      for (const int i : {1, 2, 0}) EXPECT_EQ(fibers[i]->Run(), Fiber::Outcome::kTaken);
+    }).join();
   });
-  Backend::Task task(*backend_);
-  begun.arrive_and_wait();
-  EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
-  done.count_down();
-  other.join();
+  for (Home& home : homes) EXPECT_EQ(home.Await().Run(), Fiber::Outcome::kEnded);
+  EXPECT_THAT(recorder_->TakeRows(), ElementsAre(2, 3, 4));
+}
+
+// Tasks on threads' own stacks and tasks on fibers: neither waits for the other.
+TEST_F(GroupingBackendTest, ATaskOnAThreadWaitsForNoOther) {
+  DeviceMatrix x = Matrix(4, 4, 1);
+  InTasks(1, [&](int) {
+    std::thread other([&] {
+      Backend::Task task(*backend_);
+      EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
+    });
+    other.join();  // keeps the backend's thread
+    EXPECT_GT(backend_->Dot(x.view(), x.view()).value(), 0);
+  });
+}
+
+// A task that waits for another thread leaves the backend's thread to the others, and comes back to it.
+TEST_F(GroupingBackendTest, AWaitAtHomeHoldsNoOtherTaskUp) {
+  DeviceMatrix x = Matrix(4, 4, 1), y = Matrix(4, 4, 2);
+  std::latch other_has_run(1);
+  std::vector<double> dots(3);
+  recorder_->TakeSizes();
+  InTasks(2, [&](int i) {
+    if (i == 0) {
+      RunAtHome([&] { other_has_run.wait(); });
+      dots[0] = backend_->Dot(x.view(), x.view()).value();
+    } else {
+      dots[1] = backend_->Dot(y.view(), y.view()).value();
+      other_has_run.count_down();
+      dots[2] = backend_->Dot(x.view(), x.view()).value();
+    }
+  });
+  EXPECT_EQ(dots[0], dots[2]);
+  EXPECT_GT(dots[1], 0);
 }
 
 TEST_F(GroupingBackendTest, KeepsFreedMemoryUntilWhatUsesItHasRun) {
@@ -500,31 +559,35 @@ TEST_F(GroupingBackendTest, AnotherBackendsTaskIsNotOurs) {
   EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1));
 }
 
-// Any operations on any threads, now and then without a task: nothing hangs, and sums come out.
+// Any operations on any fibers of any threads, now and then without a task: nothing hangs, and sums come out.
 TEST_F(GroupingBackendTest, ManyThreadsInAndOutOfTasks) {
-  backend_ = MakeGroupingBackend(std::make_unique<Recorder>(*device_), {.patience = absl::Microseconds(50)});
-  constexpr int kThreads = 8, kRuns = 200;
-  std::vector<std::thread> threads;
-  for (int thread = 0; thread < kThreads; ++thread) {
-    threads.emplace_back([&, thread] {
-      std::mt19937_64 random(thread);
-      DeviceMatrix x = Matrix(3, 5, thread);
-      const double square = backend_->Dot(x.view(), x.view()).value();
-      for (int run = 0; run < kRuns; ++run) {
-        std::optional<Backend::Task> task;
-        if (random() % 4 != 0) task.emplace(*backend_);
-        const int64_t copies = 1 + random() % 5;
-        double sum = 0;
-        for (int64_t i = 0; i < copies; ++i) {
-          DeviceMatrix y = backend_->Allocate(3, 5).value();
-          ASSERT_TRUE(backend_->Copy(x.view(), y.view()).ok());
-          if (random() % 2 == 0) {
-            ASSERT_TRUE(backend_->Axpby(2.0, y.view(), 0.0, y.view()).ok());
-          }
-          sum += backend_->Dot(x.view(), y.view()).value() / square;
+  constexpr int kThreads = 3, kFibers = 5, kRuns = 100;
+  const auto work = [&](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    DeviceMatrix x = Matrix(3, 5, seed);
+    const double square = backend_->Dot(x.view(), x.view()).value();
+    for (int run = 0; run < kRuns; ++run) {
+      std::optional<Backend::Task> task;
+      if (random() % 4 != 0) task.emplace(*backend_);
+      const int64_t copies = 1 + static_cast<int64_t>(random() % 5);
+      double sum = 0;
+      for (int64_t i = 0; i < copies; ++i) {
+        DeviceMatrix y = backend_->Allocate(3, 5).value();
+        ASSERT_TRUE(backend_->Copy(x.view(), y.view()).ok());
+        if (random() % 2 == 0) {
+          ASSERT_TRUE(backend_->Axpby(2.0, y.view(), 0.0, y.view()).ok());
         }
-        ASSERT_THAT(sum, AllOf(Ge(0.999 * copies), Le(2.001 * copies)));
+        sum += backend_->Dot(x.view(), y.view()).value() / square;
       }
+      ASSERT_THAT(sum, AllOf(Ge(0.999 * static_cast<double>(copies)), Le(2.001 * static_cast<double>(copies))));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (uint64_t thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      if (thread == 0) return work(1000);  // on its own stack
+      TaskGroup group(*backend_);
+      group.RunWithoutTasks(kFibers, [&](int fiber) { work(100 * thread + static_cast<uint64_t>(fiber)); });
     });
   }
   for (std::thread& thread : threads) thread.join();

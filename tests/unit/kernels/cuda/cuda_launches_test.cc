@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many kernels a step takes, on the host's imitation of a device.
 #include <algorithm>
-#include <barrier>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -14,14 +12,15 @@
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "tests/support/method_driver.h"
+#include "tests/support/task_group.h"
 
 namespace precondor {
 namespace {
 
 // Launches of each step of mkor, of so many layers at once and so many vectors a side.
 std::vector<int64_t> LaunchesOfSteps(const MethodConfig& config, int layers, int steps, int vectors = 2) {
-  const std::unique_ptr<Backend> backend =
-      MakeGroupingBackend(MakeCudaBackend({}).value(), {.patience = absl::Minutes(5)});
+  const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
+  TaskGroup tasks(*backend);
   const std::unique_ptr<Method> method = MakeMethod(config).value();
   std::vector<LayerSpec> specs;
   std::vector<std::unique_ptr<LayerState>> states;
@@ -47,18 +46,11 @@ std::vector<int64_t> LaunchesOfSteps(const MethodConfig& config, int layers, int
       g.push_back(ToDevice(*backend, of_g));
     }
     const int64_t before = cuda::launch_count;
-    std::barrier all_begun(layers);
-    std::vector<std::thread> threads;
-    for (int i = 0; i < layers; ++i) {
-      threads.emplace_back([&, i] {
-        Backend::Task task(*backend);
-        all_begun.arrive_and_wait();
-        EXPECT_TRUE(states[i]->Update({a[i].view(), g[i].view()}).ok());
-        const ConstMatrixView gradient(d[i].view().data, specs[i].d_out, specs[i].d_in);
-        EXPECT_TRUE(states[i]->Precondition(gradient, u[i].view()).ok());
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    tasks.Run(layers, [&](int i) {
+      EXPECT_TRUE(states[i]->Update({a[i].view(), g[i].view()}).ok());
+      const ConstMatrixView gradient(d[i].view().data, specs[i].d_out, specs[i].d_in);
+      EXPECT_TRUE(states[i]->Precondition(gradient, u[i].view()).ok());
+    });
     launches.push_back(cuda::launch_count - before);
   }
   return launches;

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The thread that runs a device's tasks: each on its fiber until it waits for the device, and then, when none can go
+// on, the operations of all tasks that wait, as one round.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/fiber.h"
+#include "kernels/base/mutex.h"
+#include "kernels/grouping/deferred_task.h"
+
+namespace precondor {
+
+// Fibers come with Resume, are run in the order of their numbers (Fiber::order), and leave for their home. Fibers that
+// come while others run, or during a round, take part in the next round: nothing waits for a fiber that has not come.
+// So the rounds depend on which fibers come together, and on nothing else. Thread-safe.
+class DeviceDriver final : public FiberScheduler {
+ public:
+  // Runs the open operations of tasks, in their order, and sets each task's status.
+  using Round = std::function<void(absl::Span<DeferredTask* const> tasks)>;
+
+  // While it has no fiber the driver waits until `fibers_at_start` have come: 1, except where a test counts rounds.
+  DeviceDriver(Round round, int64_t fibers_at_start);
+  // Precondition: every fiber has left.
+  ~DeviceDriver() override;
+
+  void Resume(Fiber& fiber) override;
+  // Whether the caller is a fiber that runs on the driver's thread.
+  bool RunsCaller() const;
+  // Suspends the calling fiber until a round has run its task's operations. Precondition: RunsCaller.
+  void Await(DeferredTask& task);
+
+ private:
+  struct Waiting {
+    Fiber* fiber;
+    DeferredTask* task;
+  };
+
+  void Loop();
+  // The fibers that have come, sorted; without any, waits for some if `wait`. Empty then: the driver ends.
+  std::vector<Fiber*> TakeArrived(bool wait);
+  void RunRound();
+
+  const Round round_;
+  const size_t fibers_at_start_;
+  std::vector<Waiting> waiting_;  // the thread's alone
+
+  Mutex mu_;
+  CondVar arrived_changed_;
+  std::vector<Fiber*> arrived_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace precondor
