@@ -237,9 +237,10 @@ class ServerApp final : public App {
   absl::Status MakeShard() {
     PRECONDOR_ASSIGN_OR_RETURN(backends_, MakeShardBackends(config_, disk_, logger_));
     PRECONDOR_ASSIGN_OR_RETURN(group_, MakeDeviceGroup(backends_, logger_));
+    const DeviceParallelism parallelism = ParallelismOf(config_, backends_);
     std::vector<ShardDevice> devices;
     for (const DeviceBackend& device : backends_) {
-      compute_threads_.push_back(std::make_unique<ThreadPoolExecutor>(DeviceThreads(config_, backends_)));
+      compute_threads_.push_back(std::make_unique<ThreadPoolExecutor>(parallelism.threads, parallelism.layers));
       devices.push_back({.name = device.name, .backend = *device.backend, .executor = *compute_threads_.back()});
     }
     ShardOptions options;

@@ -179,8 +179,8 @@ const std::vector<Option>& Options() {
           true),
       NumberOption(
           "threads", &C::threads, 0, 1024,
-          "threads for the arithmetic of each of a shard's devices; 0: their share of the cores, with cuda at least "
-          "32, which wait for each other"),
+          "threads for the arithmetic of each of a shard's devices, and with cuda the most layers that are under way "
+          "at once on each; 0: the devices' share of the cores, with cuda at least 4 and 512 layers"),
       NumberOption("memory_limit", &C::memory_limit_bytes, 1 << 20, kAnyBytes,
                    "bytes that sessions may reserve on each of a shard's devices", true),
       NumberOption("window_steps", &C::window_steps, 2, 64, "steps of a layer that may be open at once"),

@@ -180,8 +180,7 @@ int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBack
     const int64_t limit = device.backend->memory_limit_bytes();
     if (limit == std::numeric_limits<int64_t>::max()) continue;
     // Tasks may hold so much beyond what sessions reserve.
-    const int64_t of_tasks = DeviceThreads(config, devices) * GroupingOptions().most_freed_bytes;
-    const int64_t there = std::max<int64_t>(limit - of_tasks, 0);
+    const int64_t there = std::max<int64_t>(limit - GroupingOptions().most_freed_bytes_in_all, 0);
     if (there >= capacity) continue;
     logger.Log(Severity::kWarning, "memory limit lowered to what the device has",
                {{"device", device.name}, {"memory_limit", config.memory_limit_bytes}, {"lowered_to", there}});
@@ -190,13 +189,18 @@ int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBack
   return capacity;
 }
 
-int DeviceThreads(const ServerConfig& config, const std::vector<DeviceBackend>& devices) {
-  if (config.threads > 0) return static_cast<int>(config.threads);
-  // They wait most of the time, and what they wait with is one launch.
-  constexpr int kLayersAtOnce = 32;
+DeviceParallelism ParallelismOf(const ServerConfig& config, const std::vector<DeviceBackend>& devices) {
+  // Layers that are under way together share launches; more than most models have.
+  constexpr int kLayersAtOnce = 512;
+  // Threads wait for copies of theirs from the device while others compute.
+  constexpr int kFewestThreads = 4;
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const int share = std::max(1, cores / static_cast<int>(devices.size()));
-  return devices.front().backend->name() == "cuda" ? std::max(share, kLayersAtOnce) : share;
+  const int asked = static_cast<int>(config.threads);
+  if (devices.front().backend->name() != "cuda") return {.threads = asked > 0 ? asked : share, .layers = 0};
+  const int threads = std::max(share, kFewestThreads);
+  return asked > 0 ? DeviceParallelism{.threads = std::min(threads, asked), .layers = asked}
+                   : DeviceParallelism{.threads = threads, .layers = kLayersAtOnce};
 }
 
 }  // namespace precondor

@@ -40,7 +40,16 @@ absl::StatusOr<std::unique_ptr<DeviceGroup>> MakeDeviceGroup(const std::vector<D
 // that one has; the log says so.
 int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBackend>& devices, Logger& logger);
 
-// Threads for the arithmetic of each: config.threads, or what suits the backends and this machine.
-int DeviceThreads(const ServerConfig& config, const std::vector<DeviceBackend>& devices);
+// For the arithmetic of each device.
+struct DeviceParallelism {
+  int threads = 1;
+  // Layers whose work may be under way at a time, each on a fiber (ThreadPoolExecutor); 0: one a thread, without
+  // fibers.
+  int layers = 0;
+};
+
+// What config.threads asks for, or what suits the backends and this machine. On CUDA devices config.threads bounds both
+// numbers.
+DeviceParallelism ParallelismOf(const ServerConfig& config, const std::vector<DeviceBackend>& devices);
 
 }  // namespace precondor

@@ -116,7 +116,8 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
 }
 
 absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, UpdateOutcome& outcome) {
-  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, device_.statistics_scratch.Acquire());
+  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch,
+                             device_.statistics_scratch.Acquire(StatisticsScratchElements(session_.spec, layer_)));
   PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
                              MergeStatistics(session_.spec, layer_, votes, device_.backend, scratch));
   votes.clear();
@@ -290,7 +291,8 @@ absl::Status LayerWorker::Compute(ConstMatrixView d, bool taken_in, MatrixView u
 absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient, bool taken_in) {
   PRECONDOR_RETURN_IF_ERROR(CheckReady());
   Backend& backend = device_.backend;
-  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch, device_.gradient_scratch.Acquire());
+  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch,
+                             device_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
   const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
   const MatrixView u = scratch.view(d.size(), spec_.d_out, spec_.d_in);
   const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);
@@ -359,7 +361,8 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethodOnDevice(ConstMatrixVi
   std::optional<ScratchPool::Lease> scratch;
   if (!method_.needs_statistics()) {
     // It becomes part of the factors: looked at once more where nobody else can write.
-    PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease lease, device_.gradient_scratch.Acquire());
+    PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease lease,
+                               device_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
     scratch.emplace(std::move(lease));
     const MatrixView own = scratch->view(0, gradient.rows, gradient.cols);
     PRECONDOR_RETURN_IF_ERROR(backend.Copy(gradient, own));

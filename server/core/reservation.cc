@@ -74,6 +74,10 @@ int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer) {
   return Add(StatisticsElements(spec, layer), Add(PackedElements(widest), Mul(2, Mul(widest, widest))));
 }
 
+int64_t GradientScratchElements(const SessionSpec& spec, uint32_t layer) {
+  return 2 * spec.layers[layer].d_out * spec.layers[layer].d_in;
+}
+
 Method::SplitBytes StateBytes(const Method& method, const LayerSpec& layer, int ranks) {
   if (IsSplit(method, layer, ranks)) return method.SplitStateBytes(layer, ranks);
   return {.primary = method.StateBytes(layer), .other = 0};
@@ -92,6 +96,12 @@ ReservationSums::ReservationSums(const SessionSpec& spec, const MethodSet& metho
   for (size_t device = 0; device < sums_.size(); ++device) sums_[device].parallelism = parallelism[device];
 }
 
+int64_t ReservationSums::ScratchOfOne(int64_t statistics, int64_t gradient, int64_t method) const {
+  // D and U on the device, and D on the host where the wire's type is not f32.
+  const int64_t copies = spec_->gradient_dtype == DType::kF32 ? 2 : 3;
+  return Add(Add(statistics, Mul(copies, gradient)), method);
+}
+
 void ReservationSums::Include(size_t device, uint32_t index) {
   Sum& sum = sums_[device];
   const LayerSpec& layer = spec_->layers[index];
@@ -101,15 +111,20 @@ void ReservationSums::Include(size_t device, uint32_t index) {
   ++sum.layers;
   sum.states = Add(sum.states, states.primary);
   sum.staging = Add(sum.staging, StagingBytes(*spec_, method, index, window_steps_));
+  int64_t statistics = 0, gradient = 0;
   if (method.needs_statistics()) {
     // What is on the device; on the host one worker's decoded, or the means' sums in f64 and the means.
     const bool mean = StatisticsOf(*spec_, index) == StatisticsKind::kMean;
     const int64_t host = mean ? 3 * (layer.d_in + layer.d_out) : StatisticsElements(*spec_, index);
-    sum.statistics = std::max(sum.statistics, Mul(Add(StatisticsScratchElements(*spec_, index), host), 4));
+    statistics = Mul(Add(StatisticsScratchElements(*spec_, index), host), 4);
   }
-  if (!WorkersPrecondition(*spec_)) sum.gradient = std::max(sum.gradient, Mul(layer.d_out * layer.d_in, 4));
+  if (!WorkersPrecondition(*spec_)) gradient = Mul(layer.d_out * layer.d_in, 4);
+  const int64_t deferred = method.DeferredScratchBytes(layer);
+  sum.statistics = std::max(sum.statistics, statistics);
+  sum.gradient = std::max(sum.gradient, gradient);
   sum.method_scratch = std::max(sum.method_scratch, scratch.primary);
-  sum.deferred_scratch = std::max(sum.deferred_scratch, method.DeferredScratchBytes(layer));
+  sum.deferred_scratch = std::max(sum.deferred_scratch, deferred);
+  sum.all_scratch = Add(sum.all_scratch, ScratchOfOne(statistics, gradient, Add(scratch.primary, deferred)));
   if (!IsSplit(method, layer, ranks_)) return;
   ++sum.split_layers;
   sum.other_states = Add(sum.other_states, states.other);
@@ -118,13 +133,10 @@ void ReservationSums::Include(size_t device, uint32_t index) {
 
 Reservation ReservationSums::reservation(size_t device) const {
   const Sum& sum = sums_[device];
-  // D and U on the device, and D on the host where the wire's type is not f32.
-  const int64_t copies = spec_->gradient_dtype == DType::kF32 ? 2 : 3;
-  const int64_t method_bytes = Add(sum.method_scratch, sum.deferred_scratch);
-  // A layer is one thread's work at a time.
-  const int64_t at_once = std::min<int64_t>(sum.parallelism, sum.layers);
-  const int64_t of_one = Add(Add(sum.statistics, Mul(copies, sum.gradient)), method_bytes);
-  Reservation reservation{.states = sum.states, .scratch = Mul(at_once, of_one), .staging = sum.staging};
+  const int64_t of_widest = ScratchOfOne(sum.statistics, sum.gradient, Add(sum.method_scratch, sum.deferred_scratch));
+  // A layer is one strand's work at a time. Where not all run at once, each may have the widest layer's blocks.
+  const int64_t scratch = sum.layers <= sum.parallelism ? sum.all_scratch : Mul(sum.parallelism, of_widest);
+  Reservation reservation{.states = sum.states, .scratch = scratch, .staging = sum.staging};
   for (size_t primary = 0; primary < sums_.size(); ++primary) {
     if (primary == device) continue;
     const Sum& of = sums_[primary];
@@ -145,16 +157,17 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
 Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
                                          int parallelism) {
   Reservation reservation;
-  int64_t gradient = 0;
+  int64_t widest = 0, all = 0;
   for (uint32_t index : layers) {
     const LayerSpec& layer = spec.layers[index];
     reservation.staging = Add(reservation.staging, StagingBytes(spec, layer, /*statistics=*/0, window_steps));
-    if (!WorkersPrecondition(spec)) gradient = std::max(gradient, Mul(layer.d_out * layer.d_in, 4));
+    if (WorkersPrecondition(spec)) continue;
+    const int64_t gradient = Mul(layer.d_out * layer.d_in, 4);
+    widest = std::max(widest, gradient);
+    all = Add(all, gradient);
   }
   // D on the host where the wire's type is not f32.
-  if (spec.gradient_dtype != DType::kF32) {
-    reservation.scratch = Mul(std::min<int64_t>(parallelism, static_cast<int64_t>(layers.size())), gradient);
-  }
+  if (spec.gradient_dtype != DType::kF32) reservation.scratch = std::min(Mul(parallelism, widest), all);
   return reservation;
 }
 

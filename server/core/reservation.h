@@ -47,8 +47,11 @@ class ReservationSums {
     int parallelism = 1;
     int64_t layers = 0, states = 0, staging = 0;
     int64_t statistics = 0, gradient = 0, method_scratch = 0, deferred_scratch = 0;  // of the widest
+    int64_t all_scratch = 0;                                                         // of all layers together
     int64_t split_layers = 0, other_states = 0, other_scratch = 0;                   // on each other device
   };
+  int64_t ScratchOfOne(int64_t statistics, int64_t gradient, int64_t method) const;
+
   const SessionSpec* spec_;
   const MethodSet* methods_;
   int window_steps_;
@@ -56,7 +59,8 @@ class ReservationSums {
   std::vector<Sum> sums_;
 };
 
-// Of the given layers on a shard's only device, whose executor runs `parallelism` of them at once. Staging per layer:
+// Of the given layers on a shard's only device, whose executor runs `parallelism` of them at once. Scratch: each
+// layer's own where all run at once, else the widest layer's `parallelism` times. Staging per layer:
 // statistics of W workers as f32 for window_steps + 1 steps (a step that left the window may still be waiting for its
 // update); for window_steps steps the gradients of those who send them, which is also where results go, and the f64
 // accumulator when more than one sends. Where workers have factors themselves, no gradients, but what pulls are
@@ -69,8 +73,9 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
 Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<const uint32_t> layers, int window_steps,
                                          int parallelism);
 
-// Floats on the device that one layer's statistics of a step are merged in.
+// Floats on the device that one layer's statistics of a step are merged in; its gradient and the answer.
 int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer);
+int64_t GradientScratchElements(const SessionSpec& spec, uint32_t layer);
 // One layer's statistics of a step, of all workers, as they come.
 int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer);
 

@@ -1,25 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/scratch_pool.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
 
-absl::StatusOr<ScratchPool::Lease> ScratchPool::Acquire() {
-  int64_t elements = 0;
+absl::StatusOr<ScratchPool::Lease> ScratchPool::Acquire(int64_t elements) {
+  uint64_t sizes = 0;
   {
     MutexLock lock(mu_);
-    elements = block_elements_;
-    if (!free_.empty()) {
-      Block block = std::move(free_.back());
-      free_.pop_back();
-      return Lease(this, std::move(block.memory), block.idle);
+    elements = std::max(elements, block_elements_);
+    sizes = sizes_;
+    // From the last returned to the first.
+    const auto found = std::find_if(free_.rbegin(), free_.rend(),
+                                    [elements](const Block& block) { return block.memory.view().size() == elements; });
+    if (found != free_.rend()) {
+      Block block = std::move(*found);
+      free_.erase(std::next(found).base());
+      return Lease(this, std::move(block.memory), block.idle, sizes);
     }
   }
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix block, backend_.Allocate(1, elements));
-  return Lease(this, std::move(block), /*was_idle=*/false);
+  return Lease(this, std::move(block), /*was_idle=*/false, sizes);
 }
 
 void ScratchPool::Trim() {
@@ -28,17 +34,18 @@ void ScratchPool::Trim() {
   blocks.swap(free_);
 }
 
-void ScratchPool::Grow(int64_t block_elements) {
-  std::vector<Block> outgrown;
+void ScratchPool::SetBlockElements(int64_t block_elements) {
+  std::vector<Block> of_before;
   MutexLock lock(mu_);
-  if (block_elements <= block_elements_) return;
+  if (block_elements == block_elements_) return;
   block_elements_ = block_elements;
-  outgrown.swap(free_);
+  ++sizes_;
+  of_before.swap(free_);
 }
 
-void ScratchPool::Return(Block block) {
+void ScratchPool::Return(Block block, uint64_t sizes) {
   MutexLock lock(mu_);
-  if (block.memory.view().size() >= block_elements_) free_.push_back(std::move(block));
+  if (sizes == sizes_) free_.push_back(std::move(block));
 }
 
 }  // namespace precondor

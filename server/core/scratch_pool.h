@@ -14,19 +14,20 @@
 
 namespace precondor {
 
-// Blocks of one size, made when first needed and kept; there are never more than operations that ran at once. When the
-// size grows, blocks of the old one go as they are returned.
+// Blocks that are made when they are first needed, and kept. All have one size, and there are never more of them than
+// operations that ran at once; or each has the size that was asked for, and there are never more of a size than
+// operations that asked for it and ran at once. When the size changes, blocks of before are freed as they are returned.
 // Thread-safe. Outlives its leases.
 class ScratchPool {
  public:
   class Lease {
    public:
-    Lease(ScratchPool* pool, DeviceMatrix block, bool was_idle)
-        : pool_(pool), block_(std::move(block)), was_idle_(was_idle) {}
+    Lease(ScratchPool* pool, DeviceMatrix block, bool was_idle, uint64_t sizes)
+        : pool_(pool), block_(std::move(block)), was_idle_(was_idle), sizes_(sizes) {}
     Lease(Lease&& other) noexcept = default;
     Lease& operator=(Lease&& other) = delete;
     ~Lease() {
-      if (!block_.empty()) pool_->Return({std::move(block_), is_idle_});
+      if (!block_.empty()) pool_->Return({std::move(block_), is_idle_}, sizes_);
     }
     // A [rows, cols] matrix that begins `offset` elements into the block; it holds what the last user left.
     MatrixView view(int64_t offset, int64_t rows, int64_t cols) {
@@ -46,13 +47,14 @@ class ScratchPool {
     DeviceMatrix block_;
     bool was_idle_;
     bool is_idle_ = false;
+    uint64_t sizes_;  // the pool's when it was made
   };
 
-  ScratchPool(Backend& backend, int64_t block_elements) : backend_(backend), block_elements_(block_elements) {}
-  // ResourceExhausted when the device has no memory left.
-  absl::StatusOr<Lease> Acquire();
-  // Blocks have at least this size from now on.
-  void Grow(int64_t block_elements);
+  explicit ScratchPool(Backend& backend) : backend_(backend) {}
+  // A block of at least `elements`. ResourceExhausted when the device has no memory left.
+  absl::StatusOr<Lease> Acquire(int64_t elements);
+  // From now on blocks have this size; with 0, which it is at first, the size that is asked for.
+  void SetBlockElements(int64_t block_elements);
   // Frees the blocks that nobody borrows.
   void Trim();
 
@@ -61,11 +63,12 @@ class ScratchPool {
     DeviceMatrix memory;
     bool idle = false;
   };
-  void Return(Block block);
+  void Return(Block block, uint64_t sizes);
 
   Backend& backend_;
   Mutex mu_;
-  int64_t block_elements_ ABSL_GUARDED_BY(mu_);
+  int64_t block_elements_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t sizes_ ABSL_GUARDED_BY(mu_) = 0;  // how often the size has changed
   std::vector<Block> free_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -55,8 +55,8 @@ struct SessionDevice {
   size_t place = 0;  // among the shard's
   Backend& backend;
   Executor& executor;
-  ScratchPool statistics_scratch;  // StatisticsScratchElements of the widest layer
-  ScratchPool gradient_scratch;    // D, then U, of the largest layer
+  ScratchPool statistics_scratch;  // StatisticsScratchElements
+  ScratchPool gradient_scratch;    // GradientScratchElements: D, then U
 };
 
 // Where the layers of a session are. Thread-safe.

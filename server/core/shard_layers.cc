@@ -53,8 +53,8 @@ std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContex
     devices.emplace_back(new SessionDevice{.place = devices.size(),
                                            .backend = device.backend,
                                            .executor = device.executor,
-                                           .statistics_scratch = ScratchPool(device.backend, 0),
-                                           .gradient_scratch = ScratchPool(device.backend, 0)});
+                                           .statistics_scratch = ScratchPool(device.backend),
+                                           .gradient_scratch = ScratchPool(device.backend)});
   }
   return devices;
 }
@@ -66,10 +66,13 @@ bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
     for (const uint32_t layer : layers[device]) {
       given = session.device_of_layer.Set(layer, device) && given;
       statistics = std::max(statistics, StatisticsScratchElements(session.spec, layer));
-      gradient = std::max(gradient, 2 * session.spec.layers[layer].d_out * session.spec.layers[layer].d_in);
+      gradient = std::max(gradient, GradientScratchElements(session.spec, layer));
     }
-    session.devices[device]->statistics_scratch.Grow(statistics);
-    session.devices[device]->gradient_scratch.Grow(gradient);
+    // As ReservationSums counts it.
+    SessionDevice& has = *session.devices[device];
+    const bool all_at_once = static_cast<int64_t>(layers[device].size()) <= has.executor.parallelism();
+    has.statistics_scratch.SetBlockElements(all_at_once ? 0 : statistics);
+    has.gradient_scratch.SetBlockElements(all_at_once ? 0 : gradient);
   }
   return given;
 }

@@ -12,7 +12,8 @@ constexpr int kNiceness = 10;  // a tenth of a core that strands want too
 
 }  // namespace
 
-ThreadPoolExecutor::ThreadPoolExecutor(int threads) {
+ThreadPoolExecutor::ThreadPoolExecutor(int threads, int tasks_on_fibers)
+    : on_fibers_(tasks_on_fibers > 0), tasks_at_once_(on_fibers_ ? tasks_on_fibers : std::max(1, threads)) {
   const int count = std::max(1, threads);
   threads_.reserve(count);
   for (int i = 0; i < count; ++i) threads_.emplace_back([this] { Work(); });
@@ -85,30 +86,89 @@ void ThreadPoolExecutor::Drain() {
   while (!strands_.empty()) idle_.wait(mu_);
 }
 
+bool ThreadPoolExecutor::HasWork() const { return !resumed_.empty() || (!ready_.empty() && running_ < tasks_at_once_); }
+
 void ThreadPoolExecutor::Work() {
   MutexLock lock(mu_);
   for (;;) {
-    while (ready_.empty() && !(stopping_ && strands_.empty())) ready_changed_.wait(mu_);
-    if (ready_.empty()) return;
+    while (!HasWork() && !(stopping_ && strands_.empty())) ready_changed_.wait(mu_);
+    if (!HasWork()) return;
+    if (!resumed_.empty()) {  // before new tasks, so that what these hold is free soon
+      Fiber& fiber = *resumed_.front();
+      resumed_.pop_front();
+      mu_.Unlock();
+      Continue(fiber);
+      mu_.Lock();
+      continue;
+    }
     const uint64_t strand = ready_.front();
     ready_.pop_front();
     Task task = std::move(strands_.at(strand).front());
     strands_.at(strand).pop_front();
+    ++running_;
+    if (on_fibers_) {
+      Fiber* const fiber = IdleFiber();
+      mu_.Unlock();
+      StartOnFiber(fiber, strand, std::move(task));
+      mu_.Lock();
+      continue;
+    }
     mu_.Unlock();
     task();
     task = nullptr;  // what it holds is released without the lock
     mu_.Lock();
-    auto entry = strands_.find(strand);
-    if (!entry->second.empty()) {
-      ready_.push_back(strand);
-      ready_changed_.notify_one();
-      continue;
-    }
-    strands_.erase(entry);
-    if (!strands_.empty()) continue;
-    idle_.notify_all();
-    if (stopping_) ready_changed_.notify_all();
+    Finish(strand);
   }
+}
+
+void ThreadPoolExecutor::Finish(uint64_t strand) {
+  --running_;
+  auto entry = strands_.find(strand);
+  if (!entry->second.empty()) {
+    ready_.push_back(strand);
+    ready_changed_.notify_one();
+    return;
+  }
+  strands_.erase(entry);
+  if (!strands_.empty()) return;
+  idle_.notify_all();
+  if (stopping_) ready_changed_.notify_all();
+}
+
+Fiber* ThreadPoolExecutor::IdleFiber() {
+  if (idle_fibers_.empty()) {
+    std::unique_ptr<Fiber> made = Fiber::Make(*this);
+    if (made == nullptr) return nullptr;
+    idle_fibers_.push_back(fibers_.emplace_back(std::move(made)).get());
+  }
+  Fiber* const fiber = idle_fibers_.back();
+  idle_fibers_.pop_back();
+  return fiber;
+}
+
+void ThreadPoolExecutor::StartOnFiber(Fiber* fiber, uint64_t strand, Task task) {
+  auto run = [this, strand, task = std::move(task)]() mutable {
+    task();
+    task = nullptr;
+    MutexLock lock(mu_);
+    Finish(strand);
+  };
+  if (fiber == nullptr) return run();  // without memory for a stack: on the thread's own
+  fiber->Set(std::move(run), strand);
+  Continue(*fiber);
+}
+
+void ThreadPoolExecutor::Continue(Fiber& fiber) {
+  if (fiber.Run() != Fiber::Outcome::kEnded) return;
+  MutexLock lock(mu_);
+  idle_fibers_.push_back(&fiber);
+}
+
+void ThreadPoolExecutor::Resume(Fiber& fiber) {
+  // Notified under the lock: without it the fiber could end, and the executor with it, before this returns.
+  MutexLock lock(mu_);
+  resumed_.push_back(&fiber);
+  ready_changed_.notify_one();
 }
 
 }  // namespace precondor

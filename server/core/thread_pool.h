@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor of a server: a fixed number of threads that run strands.
+// The executor of a server: a fixed number of threads that run strands, on their own stacks or on fibers.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 
+#include "kernels/base/fiber.h"
 #include "kernels/base/mutex.h"
 #include "server/core/executor.h"
 
@@ -17,10 +19,14 @@ namespace precondor {
 // Thread-safe. Ready strands take turns, one task a turn, so that no layer starves another. The destructor runs what
 // was posted and joins; nothing may be posted while it runs, but by the tasks themselves. As many threads again, of a
 // lower priority, are made for the first task in the background.
-class ThreadPoolExecutor final : public Executor {
+//
+// With fibers (`tasks_on_fibers` > 0) so many strands run at once, whatever the number of threads: a task that waits
+// for a device's driver (kernels/grouping/device_driver.h) leaves its thread to other strands, and goes on on any
+// thread.
+class ThreadPoolExecutor final : public Executor, private FiberScheduler {
  public:
   // At least one thread is made.
-  explicit ThreadPoolExecutor(int threads);
+  explicit ThreadPoolExecutor(int threads, int tasks_on_fibers = 0);
   ~ThreadPoolExecutor() override;
   ThreadPoolExecutor(const ThreadPoolExecutor&) = delete;
   ThreadPoolExecutor& operator=(const ThreadPoolExecutor&) = delete;
@@ -30,10 +36,19 @@ class ThreadPoolExecutor final : public Executor {
   void PostBackground(Task task) override;
   // Waits until nothing of a strand is queued or running, which is more than the interface asks for. Not from a task.
   void Drain() override;
-  int parallelism() const override { return static_cast<int>(threads_.size()); }
+  int parallelism() const override { return tasks_at_once_; }
 
  private:
+  // Puts a fiber that has left a driver back to work.
+  void Resume(Fiber& fiber) override;
   void Work();
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A task of the strand has run.
+  void Finish(uint64_t strand) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Null where the system has no memory for another stack.
+  Fiber* IdleFiber() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StartOnFiber(Fiber* fiber, uint64_t strand, Task task) ABSL_LOCKS_EXCLUDED(mu_);
+  void Continue(Fiber& fiber) ABSL_LOCKS_EXCLUDED(mu_);
   void WorkInBackground();
 
   Mutex mu_;
@@ -43,12 +58,19 @@ class ThreadPoolExecutor final : public Executor {
   // Strands with tasks queued or running; an entry goes when its queue is empty, so that the table stays small.
   absl::flat_hash_map<uint64_t, std::deque<Task>> strands_ ABSL_GUARDED_BY(mu_);
   std::deque<uint64_t> ready_ ABSL_GUARDED_BY(mu_);  // strands with a task and nobody running them
+  std::deque<Fiber*> resumed_ ABSL_GUARDED_BY(mu_);
+  int running_ ABSL_GUARDED_BY(mu_) = 0;  // tasks of strands, suspended ones as well
+  std::vector<std::unique_ptr<Fiber>> fibers_ ABSL_GUARDED_BY(mu_);
+  std::vector<Fiber*> idle_fibers_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   CondVar background_changed_;
   std::deque<Task> background_ ABSL_GUARDED_BY(mu_);
   bool background_stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> background_threads_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::thread> threads_;  // const after construction
+  // Const after construction.
+  const bool on_fibers_;
+  const int tasks_at_once_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace precondor

@@ -169,10 +169,13 @@ TEST(ShardBackendTest, SeveralDevicesOrAll) {
       EXPECT_EQ(device.backend->AbsoluteSum(x.view()).value(), 6.0);
     }
     EXPECT_EQ(names, expected);
+    // Layers at once do not depend on the machine's cores.
     config.threads = 0;
-    EXPECT_GE(DeviceThreads(config, devices), 32);
+    EXPECT_GE(ParallelismOf(config, devices).threads, 4);
+    EXPECT_EQ(ParallelismOf(config, devices).layers, 512);
     config.threads = 3;
-    EXPECT_EQ(DeviceThreads(config, devices), 3);
+    EXPECT_EQ(ParallelismOf(config, devices).threads, 3);
+    EXPECT_EQ(ParallelismOf(config, devices).layers, 3);
   }
   ServerConfig config = Config("cuda");
   config.cuda_devices = {"1", "0"};

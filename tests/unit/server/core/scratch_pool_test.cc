@@ -33,7 +33,7 @@ class ScratchPoolTest : public testing::Test {
  protected:
   // Borrows the block, uploads twice, says that it is idle or not and gives it back.
   void Use(bool becomes_idle) {
-    ScratchPool::Lease lease = pool_.Acquire().value();
+    ScratchPool::Lease lease = pool_.Acquire(6).value();
     for (const int64_t offset : {0, 3}) {
       ASSERT_TRUE(lease.Upload(ConstMatrixView(host_.data(), 1, 3), lease.view(offset, 1, 3)).ok());
     }
@@ -43,7 +43,7 @@ class ScratchPoolTest : public testing::Test {
   const std::vector<float> host_ = {1, 2, 3};
   const std::unique_ptr<Backend> cpu_ = MakeCpuBackend({}).value();
   UploadCounter backend_{*cpu_};
-  ScratchPool pool_{backend_, 6};
+  ScratchPool pool_{backend_};
 };
 
 TEST_F(ScratchPoolTest, OnlyTheFirstUploadIntoWhatWasLeftIdleIsBesideTheRest) {
@@ -61,7 +61,7 @@ TEST_F(ScratchPoolTest, OnlyTheFirstUploadIntoWhatWasLeftIdleIsBesideTheRest) {
 TEST_F(ScratchPoolTest, WhoUsesABlockWithoutSayingSoLeavesItBusy) {
   Use(true);
   {
-    ScratchPool::Lease lease = pool_.Acquire().value();
+    ScratchPool::Lease lease = pool_.Acquire(6).value();
     ASSERT_TRUE(backend_.Axpby(2.0, lease.view(0, 1, 3), 0.0, lease.view(3, 1, 3)).ok());
   }
   Use(true);
@@ -70,9 +70,36 @@ TEST_F(ScratchPoolTest, WhoUsesABlockWithoutSayingSoLeavesItBusy) {
 
 TEST_F(ScratchPoolTest, ABlockOfANewSizeIsNotIdle) {
   Use(true);
-  pool_.Grow(8);
+  pool_.SetBlockElements(8);
   Use(false);
   EXPECT_EQ(backend_.to_idle, 0);
+}
+
+TEST_F(ScratchPoolTest, KeepsABlockOfEachSizeThatIsAskedFor) {
+  const int64_t before = backend_.allocated_bytes();
+  for (int round = 0; round < 3; ++round) {
+    const ScratchPool::Lease wide = pool_.Acquire(4096).value();
+    (void)pool_.Acquire(1024);
+    (void)pool_.Acquire(1024);
+  }
+  EXPECT_EQ(backend_.allocated_bytes() - before, (4096 + 1024) * 4);
+}
+
+TEST_F(ScratchPoolTest, BlocksOfOneSizeServeAllWhoAskForLess) {
+  pool_.SetBlockElements(4096);
+  const int64_t before = backend_.allocated_bytes();
+  (void)pool_.Acquire(4096);
+  (void)pool_.Acquire(1024);
+  EXPECT_EQ(backend_.allocated_bytes() - before, 4096 * 4);
+}
+
+TEST_F(ScratchPoolTest, ABlockOfASizeOfBeforeIsFreedWhenItIsReturned) {
+  const int64_t before = backend_.allocated_bytes();
+  {
+    const ScratchPool::Lease lease = pool_.Acquire(4096).value();
+    pool_.SetBlockElements(8192);
+  }
+  EXPECT_EQ(backend_.allocated_bytes(), before);
 }
 
 }  // namespace

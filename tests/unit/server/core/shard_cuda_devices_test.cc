@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/staged_collective.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/launch_count.h"
 #include "kernels/device_group.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
@@ -53,8 +54,8 @@ class ShardCudaDevicesTest : public ShardFixture {
     std::vector<Backend*> backends;
     for (int device = 0; device < count; ++device) {
       TestDevice& made = *devices_.emplace_back(std::make_unique<TestDevice>());
-      made.backend = MakeGroupingBackend(MakeCudaBackend({.device = device}).value(), GroupingOptions());
-      made.threads = std::make_unique<ThreadPoolExecutor>(3);
+      made.backend = MakeGroupingBackend(MakeCudaBackend({.device = device}).value(), grouping_);
+      made.threads = std::make_unique<ThreadPoolExecutor>(threads_, /*tasks_on_fibers=*/512);
       devices.push_back({.name = absl::StrCat("cuda:", device), .backend = *made.backend, .executor = *made.threads});
       backends.push_back(made.backend.get());
     }
@@ -102,6 +103,8 @@ class ShardCudaDevicesTest : public ShardFixture {
     std::unique_ptr<Backend> backend;
     std::unique_ptr<ThreadPoolExecutor> threads;
   };
+  GroupingOptions grouping_;
+  int threads_ = 3;  // of each device
   std::vector<std::unique_ptr<TestDevice>> devices_;
   std::unique_ptr<DeviceGroup> group_;  // without layers that split nobody uses it
 };
@@ -120,6 +123,29 @@ TEST_F(ShardCudaDevicesTest, TwoDevicesGiveTheBitsOfOneAndMixNothing) {
       EXPECT_EQ(answers, expected);
       for (const auto& device : devices_) EXPECT_GT(device->backend->allocated_bytes(), 0);
     }
+  }
+}
+
+// Every layer's update and answer pass through the threads of the executor, and share their launches on the driver's.
+TEST_F(ShardCudaDevicesTest, AStepTakesTenLaunchesOnAnyNumberOfThreads) {
+  constexpr int kLayers = 20;
+  spec.method = {.name = "mkor", .options = {{"representation", "LOW_RANK"}, {"rank", 64.0}}};
+  spec.layers.clear();
+  for (int64_t i = 0; i < kLayers; ++i) {
+    spec.layers.push_back({.name = absl::StrCat("l", i), .d_out = 17 + i, .d_in = 60 - i, .has_bias = false});
+  }
+  grouping_.tasks_at_start = kLayers;
+  std::vector<Payload> expected;
+  for (const int threads : {1, 2, 16, 32}) {
+    SCOPED_TRACE(absl::StrCat(threads, " threads"));
+    threads_ = threads;
+    ASSERT_TRUE(Make(1).Install(MakeInstall()).ok());
+    for (uint64_t step = 0; step < 3; ++step) Answers(step);
+    const int64_t before = cuda::launch_count;
+    const std::vector<Payload> answers = Answers(3);
+    EXPECT_LE(cuda::launch_count - before, 10);
+    if (threads == 1) expected = answers;
+    EXPECT_EQ(answers, expected);
   }
 }
 

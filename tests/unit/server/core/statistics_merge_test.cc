@@ -89,8 +89,8 @@ class StatisticsMergeTest : public ::testing::Test {
       g.push_back(rank.g);
       samples.push_back(rank.samples);
     }
-    ScratchPool pool(*backend_, StatisticsScratchElements(spec_, 0));
-    absl::StatusOr<ScratchPool::Lease> scratch = pool.Acquire();
+    ScratchPool pool(*backend_);
+    absl::StatusOr<ScratchPool::Lease> scratch = pool.Acquire(StatisticsScratchElements(spec_, 0));
     ASSERT_TRUE(scratch.ok());
     const absl::StatusOr<LayerStatistics> merged = MergeStatistics(spec_, 0, votes, *backend_, *scratch);
     ASSERT_TRUE(merged.ok()) << merged.status();

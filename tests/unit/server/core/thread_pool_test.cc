@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <atomic>
 #include <sys/resource.h>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/base/fiber.h"
+#include "kernels/base/mutex.h"
 #include "server/core/inline_executor.h"
 
 namespace precondor {
@@ -113,6 +117,75 @@ TEST(ThreadPoolExecutorTest, StrandNumbersAreNotReused) {
   pool.Drain();
   EXPECT_NE(pool.NewStrand(), first);
   EXPECT_EQ(pool.parallelism(), 1);
+}
+
+// Stands for a device's driver.
+class Collector final : public FiberScheduler {
+ public:
+  void Resume(Fiber& fiber) override {
+    MutexLock lock(mu_);
+    fibers_.push_back(&fiber);
+    changed_.notify_one();
+  }
+  std::vector<Fiber*> Await(size_t count) {
+    MutexLock lock(mu_);
+    while (fibers_.size() < count) changed_.wait(mu_);
+    return std::exchange(fibers_, {});
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  std::vector<Fiber*> fibers_ ABSL_GUARDED_BY(mu_);
+};
+
+TEST(ThreadPoolExecutorTest, OnFibersTasksThatWaitForADeviceLeaveTheirThreadToOthers) {
+  for (const int threads : {1, 4}) {
+    Collector device;
+    ThreadPoolExecutor pool(threads, /*tasks_on_fibers=*/5);
+    EXPECT_EQ(pool.parallelism(), 5);
+    std::vector<uint64_t> strands;
+    for (int i = 0; i < 7; ++i) strands.push_back(pool.NewStrand());
+    std::atomic<int> begun = 0, ended = 0;
+    std::vector<int> second(7, -1);
+    for (int i = 0; i < 7; ++i) {
+      pool.Post(strands[i], [&] {
+        ++begun;
+        Fiber::MoveTo(device);
+        Fiber::Return();
+        ++ended;
+      });
+      pool.Post(strands[i], [&second, &ended, i] { second[i] = ended; });
+    }
+    // As many as may run at once, and no strand's second task before its first has ended.
+    std::vector<Fiber*> fibers = device.Await(5);
+    EXPECT_EQ(begun, 5);
+    EXPECT_EQ(ended, 0);
+    for (Fiber* const fiber : fibers) EXPECT_EQ(fiber->Run(), Fiber::Outcome::kTaken);
+    fibers = device.Await(2);
+    EXPECT_EQ(begun, 7);
+    for (Fiber* const fiber : fibers) EXPECT_EQ(fiber->Run(), Fiber::Outcome::kTaken);
+    pool.Drain();
+    EXPECT_EQ(ended, 7);
+    for (const int seen : second) EXPECT_GE(seen, 1);
+  }
+}
+
+TEST(ThreadPoolExecutorTest, DestructorWaitsForFibers) {
+  Collector device;
+  std::atomic<bool> ended = false;
+  std::thread driver;
+  {
+    ThreadPoolExecutor pool(1, /*tasks_on_fibers=*/2);
+    pool.Post(pool.NewStrand(), [&] {
+      Fiber::MoveTo(device);
+      Fiber::Return();
+      ended = true;
+    });
+    driver = std::thread([&] { device.Await(1).front()->Run(); });
+  }
+  driver.join();
+  EXPECT_TRUE(ended);
 }
 
 TEST(InlineExecutorTest, RunsInPostAndDefersNestedTasks) {
