@@ -41,20 +41,23 @@ void EndSwitch(void*, const void**, size_t*) {}
 void CleanStack(void*) {}
 #endif
 
+#define PRECONDOR_SWITCHES_STACKS __attribute__((noinline, no_sanitize("address"), no_sanitize("thread")))
+// ThreadSanitizer notes in its context where functions begin and end: so no function may begin in one context and end
+// in another.
+#define PRECONDOR_INLINE __attribute__((always_inline)) inline
+
 // ThreadSanitizer keeps a context for each fiber and each thread.
 #if PRECONDOR_HAS_TSAN
 void* NewContext() { return __tsan_create_fiber(0); }
 void* ThreadContext() { return __tsan_get_current_fiber(); }
 void FreeContext(void* context) { __tsan_destroy_fiber(context); }
-void SwitchContext(void* context) { __tsan_switch_to_fiber(context, 0); }
+PRECONDOR_INLINE void SwitchContext(void* context) { __tsan_switch_to_fiber(context, 0); }
 #else
 void* NewContext() { return nullptr; }
 void* ThreadContext() { return nullptr; }
 void FreeContext(void*) {}
 void SwitchContext(void*) {}
 #endif
-
-#define PRECONDOR_SWITCHES_STACKS __attribute__((noinline, no_sanitize("address"), no_sanitize("thread")))
 
 }  // namespace
 
@@ -98,7 +101,9 @@ struct StackPoint {
     top = words - 2 - kSaved;
     return true;
   }
-  static void Switch(StackPoint& from, const StackPoint& to) { precondor_switch_stack(&from.top, to.top); }
+  PRECONDOR_INLINE static void Switch(StackPoint& from, const StackPoint& to) {
+    precondor_switch_stack(&from.top, to.top);
+  }
 };
 #else
 struct StackPoint {
@@ -112,7 +117,9 @@ struct StackPoint {
     makecontext(&context, function, 0);
     return true;
   }
-  static void Switch(StackPoint& from, const StackPoint& to) { swapcontext(&from.context, &to.context); }
+  PRECONDOR_INLINE static void Switch(StackPoint& from, const StackPoint& to) {
+    swapcontext(&from.context, &to.context);
+  }
 };
 #endif
 
