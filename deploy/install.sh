@@ -5,7 +5,7 @@
 set -euo pipefail
 
 build_packages=(
-  g++ cmake ninja-build ccache git pkgconf ca-certificates
+  g++ cmake ninja-build ccache lld git pkgconf ca-certificates
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev
   libopenblas-pthread-dev libdnnl-dev ocl-icd-opencl-dev libisal-dev libhwy-dev

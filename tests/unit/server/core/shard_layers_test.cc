@@ -109,7 +109,7 @@ TEST_F(ShardLayersTest, WithoutRoomNothingChanges) {
 
 TEST_F(ShardLayersTest, ScratchIsEachLayersOwnWhereAllAreAtWorkAtOnce) {
   spec.layers[1].d_out = 30;
-  spec.gradient_dtype = DType::kBf16;
+  spec.gradient_dtype = DType::kBF16;
   const MethodSet methods = MethodSet::Make(spec, options.make_method).value();
   const auto of = [&](std::vector<uint32_t> layers, int parallelism) {
     return std::vector<int64_t>{ComputeReservation(spec, methods, layers, options.window_steps, parallelism).scratch,
