@@ -8,7 +8,7 @@ SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats", "Launch
 TIME = "gpu__time_duration.sum"
 DRAM = re.compile(r"^(dram__throughput|gpu__dram_throughput)\.avg\.pct_of_peak_sustained_elapsed$")
 TENSOR = re.compile(r"^sm__(inst_executed_)?pipe_tensor.*pct_of_peak_sustained_(active|elapsed)$")
-STALL = re.compile(r"issue_stalled_(?!.*not_issued)(.+?)_per_(issue_active|warp_active)")
+STALL = re.compile(r"average_\w*issue_stalled_(?!\w*not_issued)(\w+?)(?:_per_\w+)?\.ratio$")
 SCALE = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}  # to us
 
 

@@ -70,7 +70,7 @@ class ProfilerTest(unittest.TestCase):
     ANSWER = ('==PROF== Connected\n"ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed",'
               '"gpu__time_duration.sum","sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",'
               '"smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",'
-              '"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"\n'
+              '"smsp__average_warp_latency_issue_stalled_long_scoreboard.ratio"\n'
               '"","","%","ns","%","warp","warp"\n'
               '"0","void precondor::cuda::Products<float>(int)","40","1,000","60","1.5","3"\n'
               '"1","void precondor::cuda::Products<float>(int)","80","3,000","20","0.5","7"\n'
