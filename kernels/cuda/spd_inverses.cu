@@ -205,7 +205,7 @@ __device__ __forceinline__ int Invert(const SpdInverseJob& job, double* a, doubl
   return info;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     SpdInversesKernel(const SpdInverseJob* jobs, size_t shared_bytes, int* infos) {
   __shared__ Pivot pivot;
   const SpdInverseJob job = jobs[blockIdx.x];

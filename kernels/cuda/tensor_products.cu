@@ -20,7 +20,7 @@ using product::Place;
 using product::PlaceOf;
 using product::WithLayout;
 
-constexpr int kBlocks = 3;                 // that share a multiprocessor
+constexpr int kBlocks = 4;                 // that share a multiprocessor
 constexpr int kDepth = product::kGranule;  // of the inner dimension at once
 constexpr int kFragment = 16;              // side of what a warp multiplies at once
 constexpr int kPieces = 2;                 // fragments of 16 x 16 sums that a warp has beside each other
@@ -94,6 +94,33 @@ __device__ __forceinline__ void Store(const Four<float> (&fours)[kFours], bool i
   if (in_two_terms) Store<true, kAlong>(fours, slab.low);
 }
 
+// A fragment from 16 lines x 16 inner indices of a slab. wmma::load_matrix_sync would read bf16 through generic
+// addresses, which costs more than shared ones.
+__device__ __forceinline__ void LoadFragment(Left& left, const __nv_bfloat16* from) {
+#ifdef __CUDA_ARCH__
+  static_assert(sizeof(left.x) == 4 * sizeof(unsigned));
+  auto* const to = reinterpret_cast<unsigned*>(left.x);
+  asm volatile("wmma.load.a.sync.aligned.row.m16n16k16.shared.bf16 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(from))), "r"(kSlabStride)
+               : "memory");
+#else
+  wmma::load_matrix_sync(left, from, kSlabStride);
+#endif
+}
+__device__ __forceinline__ void LoadFragment(Right& right, const __nv_bfloat16* from) {
+#ifdef __CUDA_ARCH__
+  static_assert(sizeof(right.x) == 4 * sizeof(unsigned));
+  auto* const to = reinterpret_cast<unsigned*>(right.x);
+  asm volatile("wmma.load.b.sync.aligned.col.m16n16k16.shared.bf16 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(from))), "r"(kSlabStride)
+               : "memory");
+#else
+  wmma::load_matrix_sync(right, from, kSlabStride);
+#endif
+}
+
 // parts = the warp's 16 x 32 of the block's 64 x 64 elements of op(a) op(b), by slabs of the inner dimension. While a
 // block multiplies two slabs, its loads of the next two are on their way.
 template <bool kAlongA, bool kAlongB>
@@ -116,20 +143,20 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
     for (int k = 0; k < kDepth; k += kFragment) {
       Left left;
       Right right;
-      wmma::load_matrix_sync(left, a.high + warp_row * kSlabStride + k, kSlabStride);
+      LoadFragment(left, a.high + warp_row * kSlabStride + k);
       for (int piece = 0; piece < kPieces; ++piece) {
         const int at = (warp_column + piece * kFragment) * kSlabStride + k;
-        wmma::load_matrix_sync(right, b.high + at, kSlabStride);
+        LoadFragment(right, b.high + at);
         wmma::mma_sync(parts[piece], left, right, parts[piece]);
         if (!in_two_terms) continue;
-        wmma::load_matrix_sync(right, b.low + at, kSlabStride);
+        LoadFragment(right, b.low + at);
         wmma::mma_sync(parts[piece], left, right, parts[piece]);
       }
       if (!in_two_terms) continue;
-      wmma::load_matrix_sync(left, a.low + warp_row * kSlabStride + k, kSlabStride);
+      LoadFragment(left, a.low + warp_row * kSlabStride + k);
       for (int piece = 0; piece < kPieces; ++piece) {
         const int at = (warp_column + piece * kFragment) * kSlabStride + k;
-        wmma::load_matrix_sync(right, b.high + at, kSlabStride);
+        LoadFragment(right, b.high + at);
         wmma::mma_sync(parts[piece], left, right, parts[piece]);
       }
     }
