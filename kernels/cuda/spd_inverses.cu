@@ -223,10 +223,12 @@ cudaError_t SpdInverses(cudaStream_t stream, const SpdInverseJob* jobs, int coun
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (error != cudaSuccess) return error;
-  const size_t shared_bytes = std::min(SharedBytes(most_rows), static_cast<size_t>(most_bytes) - kStaticBytes);
+  // Always as much as there can be: another thread may be about to launch with more than this one.
+  const size_t allowed = static_cast<size_t>(most_bytes) - kStaticBytes;
   error = cudaFuncSetAttribute(reinterpret_cast<const void*>(SpdInversesKernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(allowed));
   if (error != cudaSuccess) return error;
+  const size_t shared_bytes = std::min(SharedBytes(most_rows), allowed);
   return LaunchWithShared(stream, dim3(static_cast<unsigned>(count)), dim3(kThreads), shared_bytes, SpdInversesKernel,
                           jobs, shared_bytes, infos);
 }
