@@ -17,8 +17,8 @@ FLAGS = ["-std=c++20", "--extended-lambda", "--expt-relaxed-constexpr", "-ptx", 
 # 80 registers and 24 KiB let three blocks of 256 threads share a multiprocessor, 64 registers four. A stack frame is
 # where slow paths of sin and cos reduce large angles.
 LIMITS = {"registers": 64, "bytes smem": 24 << 10, "bytes stack frame": 40, "bytes spill stores": 0}
-REGISTERS = {"ExpandKernel": 80, "LowRankAppendKernel": 80, "UpdateMultiplyKernel": 80,
-             "SpdInversesKernel": 128}
+REGISTERS = {"ExpandKernel": 80, "LowRankAppendKernel": 80, "TensorProductKernel": 80,
+             "UpdateMultiplyKernel": 80, "SpdInversesKernel": 128}
 
 
 def _compile(command, source):
