@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <poll.h>
+#include <string>
 #include <thread>
 
 #include "absl/functional/function_ref.h"
@@ -81,10 +82,15 @@ class NcclCollective final : public Collective {
   absl::string_view backend_name() const override { return "cuda"; }
 
  private:
-  absl::Status DoRun(absl::Span<const CollectiveCall> group, absl::Duration timeout) override;
+  absl::Status DoRun(absl::Span<const CollectiveCall> group, absl::Duration timeout) override {
+    return WithFault(RunGroup(group, timeout));
+  }
   void DoFail(const absl::Status& why) override;
   void DoInterrupt() override { interrupted_ = true; }
 
+  absl::Status RunGroup(absl::Span<const CollectiveCall> group, absl::Duration timeout);
+  // NCCL reports a fault of the device as a CUDA error without its name: after an internal error the device is asked.
+  absl::Status WithFault(absl::Status status) const;
   ncclResult_t Enqueue(const CollectiveCall& call);
   // Whether NCCL has done in the background what it was asked to; its error when that failed.
   absl::StatusOr<bool> Ready(absl::string_view what) const;
@@ -143,7 +149,16 @@ NcclCollective::~NcclCollective() {
   if (stream_ != options_.stream) cudaStreamDestroy(stream_);
 }
 
-absl::Status NcclCollective::DoRun(absl::Span<const CollectiveCall> group, absl::Duration timeout) {
+absl::Status NcclCollective::WithFault(absl::Status status) const {
+  if (!absl::IsInternal(status)) return status;
+  const cudaError_t error = cudaStreamQuery(stream_);
+  (void)cudaGetLastError();
+  if (!cuda::IsFatal(error)) return status;
+  return absl::InternalError(
+      absl::StrCat(std::string(status.message()), ": CUDA device ", options_.device, ": ", cudaGetErrorName(error)));
+}
+
+absl::Status NcclCollective::RunGroup(absl::Span<const CollectiveCall> group, absl::Duration timeout) {
   const Deadline deadline(timeout);
   const std::string what =
       Here(absl::StrCat(CollectiveGroupText(group.size(), group[0]), " (operation ", ++operations_, ")"));

@@ -54,6 +54,7 @@ std::atomic<int> live_communicators = 0;
 std::atomic<ncclResult_t> async_error = ncclSuccess;
 std::atomic<int64_t> allocations = 0;
 std::atomic<bool> no_memory = false;
+std::atomic<cudaError_t> stream_error = cudaSuccess;
 
 DType TypeOf(ncclDataType_t type) {
   return type == ncclFloat32 ? DType::kF32 : type == ncclFloat16 ? DType::kF16 : DType::kBF16;
@@ -107,6 +108,7 @@ void ComputeWhatAllHavePosted(Job& job) {
 int FakeNcclCommunicators() { return live_communicators; }
 void FakeNcclFailWith(ncclResult_t error) { async_error = error; }
 int64_t FakeCudaAllocations() { return allocations; }
+void FakeCudaFailStreams(cudaError_t error) { stream_error = error; }
 void FakeCudaFailAllocations(bool fail) { no_memory = fail; }
 
 }  // namespace precondor
@@ -296,7 +298,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-const char* cudaGetErrorName(cudaError_t error) { return "cudaError"; }
+const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress" : "cudaError";
+}
 const char* cudaGetErrorString(cudaError_t error) { return "an error"; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -327,6 +331,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaMemcpy(to, from, bytes, kind);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t) { return precondor::stream_error; }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   std::memset(to, value, bytes);
   return cudaSuccess;

@@ -36,6 +36,18 @@ TEST(FakeNcclTest, AbortsTheCommunicatorAndGivesNcclsErrorItsCode) {
   }
 }
 
+TEST(FakeNcclTest, NamesTheDevicesFault) {
+  std::vector<std::unique_ptr<Collective>> ranks = JoinAll(1);
+  ASSERT_NE(ranks[0], nullptr);
+  FakeNcclFailWith(ncclUnhandledCudaError);
+  FakeCudaFailStreams(cudaErrorIllegalAddress);
+  const absl::Status status = ranks[0]->Barrier(kAmple);
+  FakeNcclFailWith(ncclSuccess);
+  FakeCudaFailStreams(cudaSuccess);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(": CUDA device 0: cudaErrorIllegalAddress"));
+}
+
 TEST(FakeNcclTest, LeavesNoCommunicatorBehind) {
   {
     const absl::StatusOr<std::string> id = NewNcclId();
