@@ -69,11 +69,11 @@ class Backend {
   absl::Status Copy(ConstMatrixView from, MatrixView to);
 
   // --- tasks ------------------------------------------------------------------------------------------------
-  // A run of operations on one thread that depend on each other and on those of no other task: a backend may put them
-  // off and run several threads' together (kernels/grouping/grouping_backend.h). Memory that they use must live until
-  // the task ends, and nobody else may use what they write. A task within a task of the same thread is part of it.
-  // After Finish all of them are on their way, before any that begins later; the error of one that was put off ends the
-  // backend's use.
+  // Operations of one thread or fiber that depend on each other and on those of no other task: a backend may defer
+  // them and run those of several tasks together (kernels/grouping/grouping_backend.h). A fiber may change its thread
+  // where a task begins or ends and in each call. Memory that operations use must live until the task ends; only the
+  // task uses what it writes. A task within a task is part of it. After Finish all operations are on their way, before
+  // any that begins later. The error of a deferred one ends the backend's use.
   class Task;
   // Operations whose results the host waits for, asked for together: until Finish, squared norms of rows and columns,
   // decompositions, cores and Sherman-Morrison terms of this thread may return before they have run. What they write
