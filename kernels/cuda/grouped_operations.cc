@@ -55,6 +55,13 @@ absl::Status RunLargeProduct(Device& device, const Operation::Gemm& gemm) {
   });
 }
 
+// A group that wants memory is run again (kernels/grouping), which a product that has run must not be: it may add to
+// its result.
+absl::Status NotAsWantOfMemory(bool has_run, absl::Status status) {
+  if (!has_run || !absl::IsResourceExhausted(status)) return status;
+  return absl::InternalError(absl::StrCat(status.message(), ", when other products of the group had run"));
+}
+
 bool IsLong(ConstMatrixView x) { return x.cols > kLongRow && x.rows < 64; }
 
 absl::Status RunDotJobs(Device& device, const std::vector<DotJob>& jobs, absl::Span<double> out) {
@@ -147,14 +154,17 @@ absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const
   if (jobs.size() > 1) {
     PRECONDOR_ASSIGN_OR_RETURN(sent, SendJobs(device, jobs));
   }
+  bool has_run = false;
   for (const Operation::Gemm* gemm : operations) {
-    if (IsLarge(*gemm)) PRECONDOR_RETURN_IF_ERROR(RunLargeProduct(device, *gemm));
+    if (!IsLarge(*gemm)) continue;
+    PRECONDOR_RETURN_IF_ERROR(NotAsWantOfMemory(has_run, RunLargeProduct(device, *gemm)));
+    has_run = true;
   }
   if (jobs.empty()) return absl::OkStatus();
-  return device.Run("Gemm", [&](cudaStream_t stream) {
+  return NotAsWantOfMemory(has_run, device.Run("Gemm", [&](cudaStream_t stream) {
     return jobs.size() == 1 ? Product(stream, jobs[0])
                             : Products(stream, sent.data(), static_cast<int>(jobs.size()), blocks);
-  });
+  }));
 }
 
 absl::Status RunSymmetricUpdates(Device& device,

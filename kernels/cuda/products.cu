@@ -19,8 +19,8 @@ using product::Place;
 using product::PlaceOf;
 using product::WithLayout;
 
-constexpr int kBlocks = 4;                 // that share a multiprocessor
-constexpr int kDepth = product::kGranule;  // of the inner dimension at once
+[[maybe_unused]] constexpr int kBlocks = 4;  // that share a multiprocessor
+constexpr int kDepth = product::kGranule;    // of the inner dimension at once
 constexpr int kFours = kSide * kDepth / (static_cast<int>(kThreads) * kFour);
 
 // Part of an operand, inner index first. The padding keeps columns out of each other's banks, and rows aligned for

@@ -24,7 +24,7 @@ using product::WithLayout;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kBlocks = 3;
 #else
-constexpr int kBlocks = 4;
+[[maybe_unused]] constexpr int kBlocks = 4;
 #endif
 constexpr int kDepth = product::kGranule;  // of the inner dimension at once
 constexpr int kFragment = 16;              // side of what a warp multiplies at once

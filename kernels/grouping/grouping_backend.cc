@@ -175,15 +175,7 @@ class GroupingBackend final : public ForwardingBackend {
         }
       }
     }
-    std::vector<absl::Status> statuses(operations.size());
-    device_->RunTogether(operations, absl::MakeSpan(statuses));
-    const bool none_has_run = std::all_of(statuses.begin(), statuses.end(),
-                                          [](const absl::Status& status) { return absl::IsResourceExhausted(status); });
-    if (none_has_run) {  // what has run may have changed its own operands, and must not run again
-      device_->Trim();
-      std::fill(statuses.begin(), statuses.end(), absl::OkStatus());
-      device_->RunTogether(operations, absl::MakeSpan(statuses));
-    }
+    const std::vector<absl::Status> statuses = RunWithWhatMemoryThereIs(operations);
     for (size_t i = 0; i < tasks.size(); ++i) {
       // Who waits for it hears of it; whoever has gone on takes what is not there for granted.
       if (operations[i]->tells_host()) {
@@ -192,6 +184,25 @@ class GroupingBackend final : public ForwardingBackend {
         Lose(statuses[i]);
       }
     }
+  }
+
+  // The status of each. A group needs memory that its operations alone may not need, such as a table of them.
+  std::vector<absl::Status> RunWithWhatMemoryThereIs(const std::vector<const Operation*>& operations) {
+    std::vector<absl::Status> statuses(operations.size());
+    // An operation that has run may have changed its own operands, and must not run again.
+    const auto none_has_run = [&] { return std::all_of(statuses.begin(), statuses.end(), &absl::IsResourceExhausted); };
+    const auto run = [&](size_t first, size_t count) {
+      std::fill_n(statuses.begin() + static_cast<std::ptrdiff_t>(first), count, absl::OkStatus());
+      device_->RunTogether(absl::MakeConstSpan(operations).subspan(first, count),
+                           absl::MakeSpan(statuses).subspan(first, count));
+    };
+    run(0, operations.size());
+    if (!none_has_run()) return statuses;
+    device_->Trim();
+    run(0, operations.size());
+    if (operations.size() == 1 || !none_has_run()) return statuses;
+    for (size_t i = 0; i < operations.size(); ++i) run(i, 1);
+    return statuses;
   }
 
   absl::Status Lost() const ABSL_LOCKS_EXCLUDED(lost_mu_) {

@@ -61,6 +61,31 @@ class DeviceMemoryTest : public testing::Test {
   }
 };
 
+// The first launch of a kernel finds no memory for its code. This test is the first: the process has loaded no kernel.
+TEST_F(DeviceMemoryTest, AFirstStepWithoutAnyMemoryIsARefusalOrIdentity) {
+  SetDeviceMemory(8 * kGiB);
+  RawServer server(Config());
+  v1::SessionSpec spec = RawServer::Spec("job");
+  spec.mutable_method()->mutable_mkor()->set_representation("DENSE");
+  spec.mutable_method()->mutable_mkor()->clear_rank();
+  ASSERT_TRUE(server.Open(spec).ok());
+  v1::JoinSessionResponse job;
+  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &job).ok());
+  const auto decision = [&](uint64_t step, int layer) {
+    v1::PreconditionResponse response;
+    const grpc::Status status = server.Precondition(RawRequest(job, step, layer), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response.outcome().decision();
+  };
+  SetDeviceMemory(0);
+  for (uint64_t step = 0; step < 2; ++step) {
+    for (const int layer : {0, 1}) EXPECT_EQ(decision(step, layer), v1::DECISION_IDENTITY) << step;
+  }
+  EXPECT_EQ(InfoOf(server).fault(), "");
+  SetDeviceMemory(8 * kGiB);
+  for (const int layer : {0, 1}) EXPECT_EQ(decision(2, layer), v1::DECISION_PRECONDITIONED);
+}
+
 TEST_F(DeviceMemoryTest, SessionsMayReserveNoMoreThanTheDeviceHas) {
   SetDeviceMemory(2 * kGiB);
   RawServer server(Config());
@@ -104,31 +129,6 @@ TEST_F(DeviceMemoryTest, RunningOutInTheMiddleOfASessionIsARefusalOrIdentity) {
   EXPECT_THAT(step(2), Each(v1::DECISION_PRECONDITIONED));
   const grpc::Status opened = server.Open(LargeSpec());
   EXPECT_TRUE(opened.ok()) << opened.error_message();
-}
-
-// Neither the first launch of a kernel nor scratch finds any memory.
-TEST_F(DeviceMemoryTest, AFirstStepWithoutAnyMemoryIsARefusalOrIdentity) {
-  SetDeviceMemory(8 * kGiB);
-  RawServer server(Config());
-  v1::SessionSpec spec = RawServer::Spec("job");
-  spec.mutable_method()->mutable_mkor()->set_representation("DENSE");
-  spec.mutable_method()->mutable_mkor()->clear_rank();
-  ASSERT_TRUE(server.Open(spec).ok());
-  v1::JoinSessionResponse job;
-  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &job).ok());
-  const auto decision = [&](uint64_t step, int layer) {
-    v1::PreconditionResponse response;
-    const grpc::Status status = server.Precondition(RawRequest(job, step, layer), &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return response.outcome().decision();
-  };
-  SetDeviceMemory(0);
-  for (uint64_t step = 0; step < 2; ++step) {
-    for (const int layer : {0, 1}) EXPECT_EQ(decision(step, layer), v1::DECISION_IDENTITY) << step;
-  }
-  EXPECT_EQ(InfoOf(server).fault(), "");
-  SetDeviceMemory(8 * kGiB);
-  for (const int layer : {0, 1}) EXPECT_EQ(decision(2, layer), v1::DECISION_PRECONDITIONED);
 }
 
 }  // namespace

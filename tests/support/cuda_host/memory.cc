@@ -35,6 +35,10 @@ int64_t Total() {
 
 int64_t FreeLocked(int device) { return std::max<int64_t>(Total() - Taken()[device], 0); }
 
+// What a pool takes from its device at once.
+constexpr int64_t kPieceBytes = int64_t{2} << 20;
+int64_t InPieces(int64_t bytes) { return (bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes; }
+
 bool TakeLocked(int device, int64_t bytes) {
   if (bytes > FreeLocked(device)) return false;
   Taken()[device] += bytes;
@@ -75,7 +79,7 @@ PoolMemory::~PoolMemory() { GiveMemory(device_, held_); }
 
 bool PoolMemory::Take(int64_t bytes) {
   const MutexLock lock(mu);
-  const int64_t more = std::max<int64_t>(used_ + bytes - held_, 0);
+  const int64_t more = std::max<int64_t>(InPieces(used_ + bytes) - held_, 0);
   if (more > 0 && !TakeLocked(device_, more)) return false;
   used_ += bytes;
   held_ += more;
@@ -89,8 +93,9 @@ void PoolMemory::Give(int64_t bytes) {
 
 void PoolMemory::Trim() {
   const MutexLock lock(mu);
-  Taken()[device_] -= held_ - used_;
-  held_ = used_;
+  const int64_t needed = InPieces(used_);
+  Taken()[device_] -= held_ - needed;
+  held_ = needed;
 }
 
 void SetDeviceMemory(int64_t bytes) {

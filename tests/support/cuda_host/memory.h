@@ -22,7 +22,7 @@ int64_t TotalMemory();
 // Takes `bytes` for `module` the first time that a device needs it, and never gives them back. False: they do not fit.
 bool LoadModule(int device, const void* module, int64_t bytes);
 
-// A pool's part of its device's memory. Memory that was freed stays with the pool until Trim.
+// A pool's part of its device's memory, in pieces of 2 MiB. Memory that was freed stays with the pool until Trim.
 class PoolMemory {
  public:
   explicit PoolMemory(int device) : device_(device) {}

@@ -54,6 +54,8 @@ class Recorder final : public ForwardingBackend {
   // The next call finds no memory, or none for its first and last operation, and Trim is what it takes.
   void LackMemory() { lacks_memory_ = true; }
   void LackMemoryAtEnds() { lacks_memory_at_ends_ = true; }
+  // No memory for more than one operation at a time, whatever is given back.
+  void LackMemoryForGroups() { lacks_memory_for_groups_ = true; }
   // No scratch beyond so much in all.
   void Limit(int64_t bytes) { limit_bytes_ = bytes; }
 
@@ -70,7 +72,7 @@ class Recorder final : public ForwardingBackend {
         for (absl::Status& status : statuses) status = absl::InternalError("injected fault");
         return;
       }
-      if (lacks_memory_) {
+      if (lacks_memory_ || (lacks_memory_for_groups_ && operations.size() > 1)) {
         for (absl::Status& status : statuses) status = absl::ResourceExhaustedError("injected want");
         return;
       }
@@ -101,6 +103,7 @@ class Recorder final : public ForwardingBackend {
   std::set<size_t> failing_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> lacks_memory_ = false;
   std::atomic<bool> lacks_memory_at_ends_ = false;
+  std::atomic<bool> lacks_memory_for_groups_ = false;
   std::atomic<int64_t> limit_bytes_ = std::numeric_limits<int64_t>::max();
 };
 
@@ -458,6 +461,23 @@ TEST_F(GroupingBackendTest, OutlivesAWantOfMemoryThatATrimEnds) {
   EXPECT_TRUE(task.Finish().ok());
   const std::vector<float> after = Host(x.view());
   for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(after[i], 2 * before[i]);
+}
+
+TEST_F(GroupingBackendTest, RunsAGroupOneByOneWhereOnlyThatHasMemory) {
+  std::vector<DeviceMatrix> x;
+  for (int i = 0; i < 3; ++i) {
+    x.push_back(backend_->Allocate(1, 1).value());
+    ASSERT_TRUE(backend_->AddDiagonal(4.0, x.back().view()).ok());
+  }
+  recorder_->TakeSizes();
+  recorder_->LackMemoryForGroups();
+  std::vector<absl::Status> statuses(3);
+  InTasks(3, [&](int i) { statuses[i] = backend_->SpdInverse(x[i].view(), x[i].view()); });
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(3, 3, 1, 1, 1)) << "together, after a trim, and alone";
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(statuses[i].ok()) << statuses[i];
+    EXPECT_EQ(Host(x[i].view())[0], 0.25f);
+  }
 }
 
 TEST_F(GroupingBackendTest, RunsNothingTwiceThatChangesItsOperand) {

@@ -154,14 +154,15 @@ TEST_F(AllocationTest, CountsWhatTheBackendTakesOnce) {
   }
 }
 
-// With recompressions, of which there is one every few steps.
+// With recompressions, of which there is one every few steps. The columns that they keep vary, and with them sizes of
+// scratch: it takes hundreds of steps until all have been asked for.
 TEST_F(AllocationTest, MkorInLowRank) {
   for (const char* rule : {"EXACT_DAMPED", "REFERENCE", "BLEND"}) {
     for (const int64_t vectors : {1, 4, 16}) {
       for (const double rank : {16.0, 64.0}) {
         SCOPED_TRACE(testing::Message() << rule << ", " << vectors << " vectors, rank " << rank);
         ExpectNothingTaken({"mkor", {{"rule", Text(rule)}, {"representation", Text("LOW_RANK")}, {"rank", rank}}},
-                           vectors, 200);
+                           vectors, 1000);
       }
     }
   }
