@@ -10,6 +10,7 @@ import pathlib
 import re
 import signal
 import sys
+import threading
 import time
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / folder) for folder in (".", "bench")]
@@ -44,6 +45,8 @@ class Runner:
         self.results = results.Results(folder)
         self.wanted = re.compile(arguments.filter)
         self.phase, self.deadline = None, 0.0
+        # One writer at a time; reentrant for the signal handler, which may interrupt the thread that writes.
+        self._writing = threading.RLock()
 
     def run(self, phase, seconds):
         """All checks of a phase that the filter takes, in `seconds`."""
@@ -101,7 +104,8 @@ class Runner:
         self.results.add("row", phase=self.phase, check=check, **row)
 
     def write_report(self):
-        report.write(self.results.folder, results.read([self.results.folder]))
+        with self._writing:
+            report.write(self.results.folder, results.read([self.results.folder]))
 
     def _suite(self, check):
         if self.imitation and check.host_tests is None:
