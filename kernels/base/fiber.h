@@ -29,7 +29,7 @@ class FiberScheduler {
 // Sanitizers are told of each change of stack. Threads: one at a time runs a fiber; the owner orders them.
 class Fiber {
  public:
-  // A fiber has ended its function, or it waits for whoever calls Run again, or a scheduler has taken it. In the last
+  // A fiber has ended its function, or it waits for the next Run, or a scheduler has taken it. In the last
   // case it may be running on another thread already.
   enum class Outcome { kEnded, kSuspended, kTaken };
 

@@ -46,7 +46,7 @@ struct Fours {
 };
 
 // Whether fours of a matrix are aligned, and each is wholly inside or outside a patch of so many columns. A thread
-// moves the same elements either way, so that no sum depends on it. The same for all threads of a block.
+// moves the same elements either way, so that no sum depends on it. All threads of a block take the same path.
 template <typename T>
 __device__ __forceinline__ bool MovesByFours(const T* data, int64_t stride, int columns) {
   return (reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(stride * sizeof(T))) % sizeof(Four<T>) == 0 &&

@@ -46,7 +46,7 @@ class DeviceCopiesTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return host;
   }
-  // Puts products on the stream whose result nobody reads: of 1 GFLOP each, so that they are cuBLAS's own, which the
+  // Puts products on the stream whose result no test reads: of 1 GFLOP each, so that they are cuBLAS's own, which the
   // imitation computes fast too.
   void KeepBusy() {
     for (int i = 0; i < 2; ++i) {
