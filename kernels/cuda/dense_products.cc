@@ -97,7 +97,7 @@ absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, co
   const std::vector<float> ones(count, 1.0f), zeros(count, 0.0f);
   const std::vector<cublasOperation_t> as_it_is(count, CUBLAS_OP_N);
   cublasStatus_t answer = CUBLAS_STATUS_SUCCESS;
-  const absl::Status status = device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
+  absl::Status status = device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
     answer = cublasGemmGroupedBatchedEx_64(blas, as_it_is.data(), as_it_is.data(), m.data(), n.data(), k.data(),
                                            ones.data(), pointers.b, in.type, of_b.data(), pointers.a, in.type,
                                            of_a.data(), zeros.data(), pointers.c, in.type, of_c.data(),

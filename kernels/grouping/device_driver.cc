@@ -64,6 +64,7 @@ void DeviceDriver::RunRound() {
   std::stable_sort(round.begin(), round.end(),
                    [](const Waiting& one, const Waiting& other) { return one.fiber->order() < other.fiber->order(); });
   std::vector<DeferredTask*> tasks;
+  tasks.reserve(round.size());
   for (const Waiting& waiting : round) tasks.push_back(waiting.task);
   round_(tasks);
   for (const Waiting& waiting : round) waiting.fiber->Run();

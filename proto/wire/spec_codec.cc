@@ -93,6 +93,7 @@ std::string MethodNames() {
 std::string OptionNames(const Descriptor& options) {
   if (options.field_count() == 0) return "(no options)";
   std::vector<std::string> names;
+  names.reserve(options.field_count());
   for (int i = 0; i < options.field_count(); ++i) names.push_back(options.field(i)->name());
   std::sort(names.begin(), names.end());
   return absl::StrJoin(names, ", ");

@@ -110,11 +110,12 @@ TEST_F(DeviceCopiesTest, ThreadsCopyInBothDirectionsAtOnce) {
   constexpr int kThreads = 4, kRounds = 6;
   std::vector<std::string> findings(kThreads);
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       for (int round = 0; round < kRounds && findings[thread].empty(); ++round) {
         // Between a part of a buffer and more than all threads' shares of the buffers.
-        const int64_t count = 1000 + (thread + round) % 4 * 2 * kBufferElements;
+        const int64_t count = 1000 + int64_t{(thread + round) % 4 * 2} * kBufferElements;
         const std::vector<float> sent = Numbered(count, thread * kRounds + round);
         std::vector<float> got(sent.size());
         absl::StatusOr<DeviceMatrix> x = backend_->Allocate(1, count);

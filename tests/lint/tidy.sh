@@ -6,28 +6,20 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: tests/lint/tidy.sh [--preset NAME] (--all | --changed BASE | PATH...)
-  --preset NAME    take the compile commands of build/NAME; default asan. A preset that compiles with Clang, configured,
-                   and built as far as generated and precompiled headers go
-  --all            every source of the build but generated ones
-  --changed BASE   sources that differ, or whose header of the same name differs, from this commit or branch
+Usage: tests/lint/tidy.sh [--changed BASE] PATH... | --all
   PATH...          sources, or folders of them
+  --changed BASE   of these only sources that differ from this commit or branch, or whose header of the same name does
+  --all            every source of the project
+It configures the preset tidy in build/tidy, generates headers there, and compiles nothing else.
 HELP
 }
 
-preset=asan
 changed=""
 paths=()
 while (( $# )); do
   case "$1" in
-    --preset) preset="${2:?--preset needs a name}"; shift 2 ;;
     --all) paths=(kernels proto server client tests); shift ;;
-    --changed)
-      changed=${2:?--changed needs a commit}
-      mapfile -t paths < <(git diff --name-only --diff-filter=d "$changed" -- '*.cc' '*.h' |
-        sed 's/\.h$/.cc/' | sort -u)
-      if (( ${#paths[@]} == 0 )); then echo "tidy.sh: no source differs from $changed"; exit 0; fi
-      shift 2 ;;
+    --changed) changed=${2:?--changed needs a commit}; shift 2 ;;
     --help | -h) usage; exit 0 ;;
     -*) echo "tidy.sh: unknown argument: $1" >&2; usage >&2; exit 2 ;;
     *) paths+=("$1"); shift ;;
@@ -35,11 +27,13 @@ while (( $# )); do
 done
 if (( ${#paths[@]} == 0 )); then usage >&2; exit 2; fi
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-database=build/$preset/compile_commands.json
-if [[ ! -f "$database" ]]; then
-  echo "tidy.sh: no $database; run: cmake --preset $preset" >&2
-  exit 1
+if [[ -n "$changed" ]]; then
+  mapfile -t paths < <(git diff --name-only --diff-filter=d "$changed" -- "${paths[@]}" | sed -n 's/\.\(cc\|h\)$/.cc/p' | sort -u)
+  if (( ${#paths[@]} == 0 )); then echo "tidy.sh: no source differs from $changed"; exit 0; fi
 fi
+cmake --preset tidy >/dev/null
+cmake --build build/tidy --target generated >/dev/null
+database=build/tidy/compile_commands.json
 
 mapfile -t files < <(python3 - "$database" "${paths[@]}" <<'PY'
 import json, os, sys
@@ -53,12 +47,12 @@ for path in sorted(compiled):
 PY
 )
 if (( ${#files[@]} == 0 )) && [[ -n "$changed" ]]; then
-  echo "tidy.sh: the build $preset compiles none of what differs from $changed"
+  echo "tidy.sh: the build compiles none of what differs from $changed"
   exit 0
 fi
 if (( ${#files[@]} == 0 )); then
-  echo "tidy.sh: the build $preset compiles none of: ${paths[*]}" >&2
+  echo "tidy.sh: the build compiles none of: ${paths[*]}" >&2
   exit 1
 fi
 echo "tidy.sh: ${#files[@]} sources"
-printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P 2 clang-tidy-14 -p "build/$preset" --quiet 2> >(grep -vE '^[0-9]+ warnings? generated|^$' >&2)
+printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P 2 clang-tidy-14 -p build/tidy --quiet 2> >(grep -vE '^[0-9]+ warnings? generated|^$' >&2)

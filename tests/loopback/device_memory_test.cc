@@ -17,7 +17,6 @@ namespace {
 
 using ::testing::AnyOf;
 using ::testing::Each;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kGiB = int64_t{1} << 30, kReserveBytes = kGiB;  // docs/operations.md

@@ -208,7 +208,7 @@ void WaitForWarp(const char* file, int line) { Wait(State::kAtWarp, file, line);
 unsigned CurrentLane() { return ThreadNumber() % kLanes; }
 unsigned NextShuffle() { return running.threads[ThreadNumber()].shuffles++ % 2; }
 unsigned char* LaneSlot(unsigned shuffle, unsigned lane) {
-  return &running.slots[((ThreadNumber() / kLanes * kLanes + lane) * 2 + shuffle) * 8];
+  return &running.slots[size_t{8} * ((ThreadNumber() / kLanes * kLanes + lane) * 2 + shuffle)];
 }
 
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
