@@ -86,7 +86,7 @@ endfunction()
 function(precondor_test name)
   cmake_parse_arguments(ARG "OPTIMIZED;THREADS" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS;ENVIRONMENT" ${ARGN})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600)
   endif()
   # In place of the preset's: to find uses after return it maps a second stack for each of the imitation's many threads.
   if(PRECONDOR_SANITIZE AND "precondor::cuda_on_host" IN_LIST ARG_DEPS)

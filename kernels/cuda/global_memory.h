@@ -56,13 +56,24 @@ __device__ __forceinline__ bool MovesByFours(const T* data, int64_t stride, int 
 // How many of first, first + step, ... are below `limit`.
 __device__ __forceinline__ int CountBelow(int limit, int first, int step) { return (limit - first + step - 1) / step; }
 
+// data + offset. The data of a matrix without elements may be null, from which C++ on the host allows no step; a test
+// for that costs registers, which some kernels lack, and on the device nothing reads such an address.
+template <typename T>
+__device__ __forceinline__ T* At(T* data, int64_t offset) {
+#ifdef __CUDA_ARCH__
+  return data + offset;
+#else
+  return data == nullptr ? data : data + offset;
+#endif
+}
+
 // A thread's elements of the patch of at most kRows x kColumns at (row, column) of x.
 template <int kRows, int kColumns, typename T>
 __device__ __forceinline__ Fours<T> FoursOf(const BasicMatrixView<T>& x, int64_t row, int64_t column, FoursPlace at) {
   const int64_t rows_left = x.rows - row, columns_left = x.cols - column;
   const int rows = static_cast<int>(rows_left < kRows ? rows_left : kRows);
   const int columns = static_cast<int>(columns_left < kColumns ? columns_left : kColumns);
-  return {x.data + (row + at.row) * x.stride + column + at.column, at.step * x.stride,
+  return {At(x.data, (row + at.row) * x.stride + column + at.column), at.step * x.stride,
           CountBelow(rows, at.row, at.step), columns - at.column, MovesByFours(x.data, x.stride, columns)};
 }
 

@@ -175,9 +175,8 @@ __device__ VectorElements LoadVectors(const SymmetricJob& job, Place place, int6
   const int64_t k = begin + static_cast<int>(threadIdx.x) / kSide;
   const int i = static_cast<int>(threadIdx.x) % kSide;
   const int64_t row = place.row * kTileSide + i, column = place.column * kTileSide + i;
-  const bool there = k < job.v.rows;  // otherwise v may be null
-  const float* const v = Global(job.v.data) + (there ? k * job.v.stride : 0);
-  return {there && row < job.n ? v[row] : 0.0f, there && column < job.n ? v[column] : 0.0f};
+  const float* const v = At(Global(job.v.data), k * job.v.stride);
+  return {k < job.v.rows && row < job.n ? v[row] : 0.0f, k < job.v.rows && column < job.n ? v[column] : 0.0f};
 }
 
 // What the tile gives to y's segments I (rows) and J (columns): partials[tile][vector][2][64]. `elements` are of the
