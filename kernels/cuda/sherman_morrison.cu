@@ -45,7 +45,7 @@ __device__ void TermOf(const ShermanMorrisonJob& job, int64_t vector, double* do
   for (int64_t j = threadIdx.x; j < n; j += kThreads) {
     const double scaled = job.factor * v[j];
     double sum = job.scale * job.factor * job.y.at(vector, j) + job.shift * scaled;
-    const float *const rows = Global(job.rows.data) + j, *const terms = Global(job.terms.data) + j;
+    const float *const rows = At(Global(job.rows.data), j), *const terms = At(Global(job.terms.data), j);
 #pragma unroll 8
     for (int64_t i = 0; i < p; ++i) sum += dots[i] * rows[i * job.rows.stride];
 #pragma unroll 8
