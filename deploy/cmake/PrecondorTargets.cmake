@@ -10,7 +10,7 @@
 #     at -O2. For sources whose loops over elements are on the hot path.
 #   precondor_test(name SRCS ... DEPS ... LABELS ... [TIMEOUT s] [ARGS ...] [ENVIRONMENT ...] [OPTIMIZED] [THREADS])
 #     A GoogleTest program, registered with CTest under its name and labels. Its own sources are compiled without
-#     optimisation, which halves the time to compile them; OPTIMIZED is for tests that compute much themselves.
+#     optimisation, to save time (docs/adr/0020-a-build-that-fits.md); OPTIMIZED is for tests that compute much themselves.
 #     THREADS marks a test in which threads of this project meet: ThreadSanitizer's preset runs these alone.
 
 set(CMAKE_CXX_STANDARD 20)
@@ -36,7 +36,7 @@ if(PRECONDOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   endforeach()
 endif()
 
-# ld.lld links a program of this tree in a fifth of the time that ld.bfd takes.
+# ld.lld, where it is installed: the tests are many programs, and it links faster than ld.bfd.
 find_program(PRECONDOR_LLD ld.lld)
 mark_as_advanced(PRECONDOR_LLD)
 if(PRECONDOR_LLD)
