@@ -2,16 +2,14 @@
 #include "kernels/backend.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/operation.h"
 
 namespace precondor {
 namespace {
@@ -143,13 +141,13 @@ absl::Status Backend::Gemm(double alpha, ConstMatrixView a, Transpose transpose_
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "a", a, ta ? inner : c.rows, ta ? c.rows : inner));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gemm", "b", b, tb ? c.cols : inner, tb ? inner : c.cols));
   if (c.size() == 0) return absl::OkStatus();
-  return inner == 0 ? DoAxpby(beta, c, 0.0, c) : DoGemm(alpha, a, transpose_a, b, transpose_b, beta, c);
+  return inner == 0 ? Axpby(beta, c, 0.0, c) : Run({operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c}});
 }
 
 absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("Axpby", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Axpby", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : DoAxpby(alpha, x, beta, y);
+  return y.size() == 0 ? absl::OkStatus() : Run({operation::Elementwise{.alpha = alpha, .beta = beta, .x = x, .y = y}});
 }
 
 absl::Status Backend::ScaleBy(double scale, MatrixView x) {
@@ -165,28 +163,32 @@ absl::Status Backend::ScaleRows(absl::Span<const double> scales, ConstMatrixView
   PRECONDOR_RETURN_IF_ERROR(CheckView("ScaleRows", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleRows", "y", y, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("ScaleRows", "scales", x.rows, scales.size()));
-  return y.size() == 0 ? absl::OkStatus() : DoScaleRows(scales, x, y);
+  return y.size() == 0
+             ? absl::OkStatus()
+             : Run({operation::Elementwise{.kind = ElementwiseKind::kScaleRows, .scales = scales, .x = x, .y = y}});
 }
 
 absl::Status Backend::ScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("ScaleColumns", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleColumns", "y", y, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("ScaleColumns", "scales", x.cols, scales.size()));
-  return y.size() == 0 ? absl::OkStatus() : DoScaleColumns(scales, x, y);
+  return y.size() == 0
+             ? absl::OkStatus()
+             : Run({operation::Elementwise{.kind = ElementwiseKind::kScaleColumns, .scales = scales, .x = x, .y = y}});
 }
 
 absl::Status Backend::MultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta, MatrixView z) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("MultiplyElements", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "y", y, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("MultiplyElements", "z", z, x.rows, x.cols));
-  return z.size() == 0 ? absl::OkStatus() : DoMultiplyElements(alpha, x, y, beta, z);
+  return z.size() == 0 ? absl::OkStatus() : Run({operation::MultiplyElements{alpha, x, y, beta, z}});
 }
 
 absl::Status Backend::DivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon, MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("DivideByRoot", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "v", v, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByRoot", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : DoDivideByRoot(alpha, x, v, epsilon, y);
+  return y.size() == 0 ? absl::OkStatus() : Run({operation::DivideByRoot{alpha, x, v, epsilon, y}});
 }
 
 absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
@@ -195,7 +197,7 @@ absl::Status Backend::DivideByOuter(double alpha, absl::Span<const double> rows,
   PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "rows", x.rows, rows.size()));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("DivideByOuter", "columns", x.cols, columns.size()));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("DivideByOuter", "y", y, x.rows, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : DoDivideByOuter(alpha, rows, columns, shift, x, y);
+  return y.size() == 0 ? absl::OkStatus() : Run({operation::DivideByOuter{alpha, rows, columns, shift, x, y}});
 }
 
 absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
@@ -206,73 +208,86 @@ absl::Status Backend::Gather(absl::Span<const int64_t> rows, absl::Span<const in
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Gather", "y", y, count, width));
   PRECONDOR_RETURN_IF_ERROR(CheckIndices("rows", rows, x.rows));
   PRECONDOR_RETURN_IF_ERROR(CheckIndices("columns", columns, x.cols));
-  return y.size() == 0 ? absl::OkStatus() : DoGather(rows, columns, x, y);
+  return y.size() == 0 ? absl::OkStatus() : Run({operation::Gather{rows, columns, x, y}});
 }
 
 absl::Status Backend::ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("ScaleBothSides", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("ScaleBothSides", "y", y, x.rows, x.cols));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("ScaleBothSides", "scales", x.rows, scales.size()));
-  return y.size() == 0 ? absl::OkStatus() : DoScaleBothSides(scales, x, y);
+  return y.size() == 0 ? absl::OkStatus()
+                       : Run({operation::Elementwise{
+                             .kind = ElementwiseKind::kScaleBothSides, .scales = scales, .x = x, .y = y}});
 }
 
 absl::Status Backend::AddDiagonal(double value, MatrixView a) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("AddDiagonal", "a", a));
-  return a.size() == 0 ? absl::OkStatus() : DoAddDiagonal(value, a);
+  return a.size() == 0
+             ? absl::OkStatus()
+             : Run({operation::Elementwise{.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a}});
 }
 
 absl::StatusOr<double> Backend::Dot(ConstMatrixView x, ConstMatrixView y) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("Dot", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("Dot", "y", y, x.rows, x.cols));
   if (x.size() == 0) return 0.0;
-  return DoDot(x, y);
+  double out = 0;
+  PRECONDOR_RETURN_IF_ERROR(Run({operation::Dot{x, y, &out}}));
+  return out;
 }
 
 absl::Status Backend::RowSquaredNorms(ConstMatrixView x, absl::Span<double> out) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("RowSquaredNorms", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("RowSquaredNorms", "out", x.rows, out.size()));
-  return x.rows == 0 ? absl::OkStatus() : DoRowSquaredNorms(x, out);
+  return x.rows == 0 ? absl::OkStatus() : Run({operation::RowSquaredNorms{x, out}});
 }
 
 absl::Status Backend::ColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("ColumnSquaredNorms", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("ColumnSquaredNorms", "out", x.cols, out.size()));
-  return x.cols == 0 ? absl::OkStatus() : DoColumnSquaredNorms(x, out);
+  return x.cols == 0 ? absl::OkStatus() : Run({operation::ColumnSquaredNorms{x, out}});
 }
 
 absl::StatusOr<double> Backend::AbsoluteSum(ConstMatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("AbsoluteSum", "x", x));
   if (x.size() == 0) return 0.0;
-  return DoAbsoluteSum(x);
+  double out = 0;
+  PRECONDOR_RETURN_IF_ERROR(Run({operation::AbsoluteSum{x, &out}}));
+  return out;
 }
 
 absl::StatusOr<double> Backend::AbsoluteMaximum(ConstMatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("AbsoluteMaximum", "x", x));
   if (x.size() == 0) return 0.0;
-  return DoAbsoluteMaximum(x);
+  double out = 0;
+  PRECONDOR_RETURN_IF_ERROR(Run({operation::AbsoluteMaximum{x, &out}}));
+  return out;
 }
 
 absl::Status Backend::Diagonal(ConstMatrixView a, absl::Span<double> out) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("Diagonal", "a", a));
   PRECONDOR_RETURN_IF_ERROR(CheckLength("Diagonal", "out", a.rows, out.size()));
-  return a.size() == 0 ? absl::OkStatus() : DoDiagonal(a, out);
+  return a.size() == 0 ? absl::OkStatus() : Run({operation::Diagonal{a, out}});
 }
 
 absl::Status Backend::Symmetrize(MatrixView a) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("Symmetrize", "a", a));
-  return a.size() == 0 ? absl::OkStatus() : DoSymmetrize(a);
+  return a.size() == 0 ? absl::OkStatus()
+                       : Run({operation::Elementwise{.kind = ElementwiseKind::kSymmetrize, .x = a, .y = a}});
 }
 
 absl::Status Backend::PackLower(ConstMatrixView x, MatrixView packed) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("PackLower", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("PackLower", "packed", packed, 1, x.rows * (x.rows + 1) / 2));
-  return x.size() == 0 ? absl::OkStatus() : DoPackLower(x, packed);
+  return x.size() == 0 ? absl::OkStatus()
+                       : Run({operation::Elementwise{.kind = ElementwiseKind::kPackLower, .x = x, .y = packed}});
 }
 
 absl::Status Backend::UnpackLower(ConstMatrixView packed, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("UnpackLower", "x", x));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("UnpackLower", "packed", packed, 1, x.rows * (x.rows + 1) / 2));
-  return x.size() == 0 ? absl::OkStatus() : DoUnpackLower(packed, x);
+  return x.size() == 0 ? absl::OkStatus()
+                       : Run({operation::Elementwise{.kind = ElementwiseKind::kUnpackLower, .x = packed, .y = x}});
 }
 
 absl::Status Backend::PackRow(ConstMatrixView x, int64_t i, MatrixView packed) {
@@ -281,13 +296,13 @@ absl::Status Backend::PackRow(ConstMatrixView x, int64_t i, MatrixView packed) {
   if (i < 0 || i >= x.cols) {
     return absl::InvalidArgumentError(absl::StrCat("PackRow: i: expected a row in [0, ", x.cols, "), got ", i));
   }
-  return DoPackRow(x, i, packed);
+  return Run({operation::Elementwise{.kind = ElementwiseKind::kPackRow, .row = i, .x = x, .y = packed}});
 }
 
 absl::Status Backend::SpdInverse(ConstMatrixView a, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckSquare("SpdInverse", "a", a));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("SpdInverse", "x", x, a.rows, a.cols));
-  return a.size() == 0 ? absl::OkStatus() : DoSpdInverse(a, x);
+  return a.size() == 0 ? absl::OkStatus() : Run({operation::SpdInverse{a, x}});
 }
 
 absl::Status Backend::SymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) {
@@ -299,17 +314,17 @@ absl::Status Backend::SymmetricEigen(ConstMatrixView a, absl::Span<double> value
     return absl::InvalidArgumentError(
         absl::StrCat("SymmetricEigen: a: expected at most ", kMaxRows, " rows, got ", a.rows));
   }
-  return a.size() == 0 ? absl::OkStatus() : DoSymmetricEigen(a, values, q);
+  return a.size() == 0 ? absl::OkStatus() : Run({operation::SymmetricEigen{a, values, q}});
 }
 
 absl::Status Backend::TriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckTriangular("TriangularMultiply", side, a, x));
-  return x.size() == 0 ? absl::OkStatus() : DoTriangularMultiply(side, a, transpose, x);
+  return x.size() == 0 ? absl::OkStatus() : Run({operation::TriangularMultiply{side, a, transpose, x}});
 }
 
 absl::Status Backend::TriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckTriangular("TriangularSolve", side, a, x));
-  return x.size() == 0 ? absl::OkStatus() : DoTriangularSolve(side, a, transpose, x);
+  return x.size() == 0 ? absl::OkStatus() : Run({operation::TriangularSolve{side, a, transpose, x}});
 }
 
 absl::Status Backend::OrthonormalizeRows(ConstMatrixView a, MatrixView q) {
@@ -319,7 +334,7 @@ absl::Status Backend::OrthonormalizeRows(ConstMatrixView a, MatrixView q) {
     return absl::InvalidArgumentError(
         absl::StrCat("OrthonormalizeRows: a: expected at most as many rows as columns, got ", Shape(a.rows, a.cols)));
   }
-  return a.size() == 0 ? absl::OkStatus() : DoOrthonormalizeRows(a, q);
+  return a.size() == 0 ? absl::OkStatus() : Run({operation::OrthonormalizeRows{a, q}});
 }
 
 absl::Status Backend::LowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
@@ -328,7 +343,7 @@ absl::Status Backend::LowRankCore(absl::Span<const double> roots, ConstMatrixVie
   PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankCore", "gram", gram, 1, n * (n + 1) / 2));
   PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankCore", "core", core, n, n));
   if (packed.size() > 0) PRECONDOR_RETURN_IF_ERROR(CheckShape("LowRankCore", "packed", packed, 1, n * (n + 1) / 2));
-  return n == 0 ? absl::OkStatus() : DoLowRankCore(roots, gram, core, packed);
+  return n == 0 ? absl::OkStatus() : Run({operation::LowRankCore{roots, gram, core, packed}});
 }
 
 absl::Status Backend::LowRankAppend(absl::Span<const double> scales, ConstMatrixView rows,
@@ -345,108 +360,60 @@ absl::Status Backend::LowRankAppend(absl::Span<const double> scales, ConstMatrix
     return absl::InvalidArgumentError(
         absl::StrCat("LowRankAppend: slots: expected ascending rows in [", least, ", ", n, "), got ", slots[i]));
   }
-  return rows.rows == 0 ? absl::OkStatus() : DoLowRankAppend(scales, rows, slots, vectors, gram);
+  return rows.rows == 0 ? absl::OkStatus() : Run({operation::LowRankAppend{scales, rows, slots, vectors, gram}});
 }
 
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                           ConstMatrixView d, MatrixView u, ProductPrecision precision) {
   PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
-  return d.size() == 0 ? absl::OkStatus() : DoLowRankPrecondition(out_side, in_side, d, precision, {}, u);
+  return d.size() == 0 ? absl::OkStatus() : Run({operation::LowRankPrecondition{out_side, in_side, d, u, precision}});
 }
 
 absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
                                           ConstMatrixView d, LengthRule rule, MatrixView u,
                                           ProductPrecision precision) {
   PRECONDOR_RETURN_IF_ERROR(CheckLowRankPrecondition(out_side, in_side, d, u));
-  return d.size() == 0 ? absl::OkStatus() : DoScaledLowRankPrecondition(out_side, in_side, d, precision, rule, u);
+  if (d.size() == 0) return absl::OkStatus();
+  operation::LowRankPrecondition product{out_side, in_side, d, u, precision};
+  if (applies_length_rules()) {
+    product.rule = &rule;
+    return Run({product});
+  }
+  std::array<double, 2> squares = {};
+  product.squares = absl::MakeSpan(squares);
+  PRECONDOR_RETURN_IF_ERROR(Run({product}));
+  PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(squares[0]), std::sqrt(squares[1])));
+  return ScaleBy(scale, u);
 }
 
 bool Backend::KnowsProducts(ProductPrecision precision) const { return DoKnowsProducts(precision); }
 
 absl::Status Backend::FillNormal(const CounterRandom& random, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("FillNormal", "x", x));
-  return x.size() == 0 ? absl::OkStatus() : DoFillNormal(random, x);
+  return x.size() == 0 ? absl::OkStatus() : Run({operation::FillNormal{random, x}});
 }
 
-void Backend::RunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
-  if (!operations.empty()) DoRunTogether(operations, statuses);
+void Backend::Run(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
+  if (!operations.empty()) DoRun(operations, statuses);
 }
 
-void Backend::DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
-  for (size_t i = 0; i < operations.size(); ++i) statuses[i] = RunAlone(*operations[i]);
-}
-
-absl::Status Backend::RunAlone(const Operation& operation) {
-  const auto run = [&](const auto& what) -> absl::Status {
-    using Kind = std::decay_t<decltype(what)>;
-    if constexpr (std::is_same_v<Kind, Operation::Elementwise>) {
-      return RunElementwise(operation);
-    } else if constexpr (std::is_same_v<Kind, Operation::Gemm>) {
-      return DoGemm(what.alpha, what.a, what.transpose_a, what.b, what.transpose_b, what.beta, what.c);
-    } else if constexpr (std::is_same_v<Kind, Operation::SymmetricUpdateMultiply>) {
-      SymmetricMatrix m = SymmetricMatrix::Showing(what.raw, what.n, what.storage);
-      return DoSymmetricUpdateMultiply(what.scale, what.shift, what.weights, what.rows, m, what.v, what.y);
-    } else if constexpr (std::is_same_v<Kind, Operation::RowSquaredNorms>) {
-      return DoRowSquaredNorms(what.x, what.out);
-    } else if constexpr (std::is_same_v<Kind, Operation::Dot>) {
-      PRECONDOR_ASSIGN_OR_RETURN(*what.out, DoDot(what.x, what.y));
-      return absl::OkStatus();
-    } else if constexpr (std::is_same_v<Kind, Operation::SpdInverse>) {
-      return DoSpdInverse(what.a, what.x);
-    } else if constexpr (std::is_same_v<Kind, Operation::SymmetricEigen>) {
-      return DoSymmetricEigen(what.a, what.values, what.q);
-    } else if constexpr (std::is_same_v<Kind, Operation::ColumnSquaredNorms>) {
-      return DoColumnSquaredNorms(what.x, what.out);
-    } else if constexpr (std::is_same_v<Kind, Operation::DensePrecondition>) {
-      return DoDensePrecondition(what.left(), what.right(), what.d, what.precision, what.squares, what.u);
-    } else if constexpr (std::is_same_v<Kind, Operation::ShermanMorrisonTerms>) {
-      return DoShermanMorrisonTerms(what.form(), what.factor, what.v, what.y, what.terms, what.squares);
-    } else if constexpr (std::is_same_v<Kind, Operation::LowRankCore>) {
-      return DoLowRankCore(what.roots, what.gram, what.core, what.packed);
-    } else if constexpr (std::is_same_v<Kind, Operation::LowRankAppend>) {
-      return DoLowRankAppend(what.scales, what.rows, what.slots, what.vectors, what.gram);
-    } else {
-      static_assert(std::is_same_v<Kind, Operation::LowRankPrecondition>);
-      return DoLowRankPrecondition(what.out_side, what.in_side, what.d, what.precision, what.squares, what.u);
-    }
-  };
-  return std::visit(run, operation.what);
-}
-
-absl::Status Backend::RunElementwise(const Operation& operation) {
-  const auto& e = std::get<Operation::Elementwise>(operation.what);
-  switch (e.kind) {
-    case ElementwiseKind::kAxpby:
-      return DoAxpby(e.alpha, e.x, e.beta, e.y);
-    case ElementwiseKind::kScaleRows:
-      return DoScaleRows(e.scales, e.x, e.y);
-    case ElementwiseKind::kScaleColumns:
-      return DoScaleColumns(e.scales, e.x, e.y);
-    case ElementwiseKind::kScaleBothSides:
-      return DoScaleBothSides(e.scales, e.x, e.y);
-    case ElementwiseKind::kAddDiagonal:
-      return DoAddDiagonal(e.alpha, e.y);
-    case ElementwiseKind::kPackLower:
-      return DoPackLower(e.x, e.y);
-    case ElementwiseKind::kUnpackLower:
-      return DoUnpackLower(e.x, e.y);
-    case ElementwiseKind::kPackRow:
-      return DoPackRow(e.x, e.row, e.y);
-    case ElementwiseKind::kSymmetrize:
-      return DoSymmetrize(e.y);
-  }
-  return absl::InternalError("RunTogether: unknown kind of operation");
+absl::Status Backend::Run(const Operation& operation) {
+  const Operation* const alone = &operation;
+  absl::Status status;
+  DoRun({&alone, 1}, {&status, 1});
+  return status;
 }
 
 // By way of the host, in parts that stay in a core's cache.
-absl::Status Backend::DoFillNormal(const CounterRandom& random, MatrixView x) {
+absl::Status Backend::RunByPrimitives(const operation::FillNormal& fill) {
+  const MatrixView x = fill.x;
   constexpr int64_t kPartElements = 1 << 16;
   const int64_t most = std::max<int64_t>(kPartElements / x.cols, 1);
   std::vector<float> part(std::min(most, x.rows) * x.cols);
   for (int64_t row = 0; row < x.rows; row += most) {
     const int64_t rows = std::min(most, x.rows - row);
     const absl::Span<float> values = absl::MakeSpan(part).first(rows * x.cols);
-    random.Normals(static_cast<uint64_t>(row * x.cols), values);
+    fill.random.Normals(static_cast<uint64_t>(row * x.cols), values);
     PRECONDOR_RETURN_IF_ERROR(Upload(ConstMatrixView(values.data(), rows, x.cols), x.RowRange(row, rows)));
   }
   return absl::OkStatus();

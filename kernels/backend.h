@@ -2,7 +2,8 @@
 // The device seam. A Backend owns a device's memory and offers the operations that methods are written with;
 // methods never touch the memory behind a view, so that one text of each method runs on every device.
 //
-// Public operations check shapes and then call the Do* virtuals. Errors: InvalidArgument for shapes (they name the
+// A public operation checks its operands' shapes and makes an Operation (kernels/operation.h) of them, which a backend
+// runs in DoRun. Errors: InvalidArgument for shapes (they name the
 // operation, the operand, expected and got), ResourceExhausted for memory, Unimplemented for a primitive that a
 // backend lacks, Internal for the device's faults. A failed operation leaves its outputs unspecified, never its inputs.
 //
@@ -13,9 +14,7 @@
 
 #include <cstdint>
 #include <limits>
-#include <memory>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -28,18 +27,10 @@
 #include "kernels/base/symmetric_tiles.h"
 #include "kernels/device_matrix.h"
 #include "kernels/low_rank_inverse.h"
+#include "kernels/operation.h"
 #include "kernels/symmetric_form.h"
 
 namespace precondor {
-
-struct Operation;  // kernels/operation.h
-
-enum class Transpose : bool { kNo = false, kYes = true };
-// The side of a product that a triangular matrix comes from.
-enum class From : bool { kLeft = false, kRight = true };
-
-// The factor by which an answer is scaled, from |d| and the length that it has without; 0 or more.
-using LengthRule = absl::FunctionRef<absl::StatusOr<double>(double d_length, double u_length)>;
 
 class Backend {
  public:
@@ -87,8 +78,9 @@ class Backend {
   // these have run when their calls return.
   virtual void* stream() const { return nullptr; }
   // Runs operations of one kind that do not depend on each other, in any order; statuses[i] is that of operations[i].
-  // What comes out is to the bit what each would give alone.
-  void RunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
+  // What comes out is to the bit what each would give alone, but for what docs/adr/0014 and 0015 say of CUDA. An
+  // operation that is ResourceExhausted has not run, and may be run again.
+  void Run(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
 
   // --- primitives -------------------------------------------------------------------------------------------
   // c = alpha op(a) op(b) + beta c. c must alias neither a nor b. beta == 0 ignores what c held, NaN included.
@@ -193,10 +185,9 @@ class Backend {
   // A failure leaves m alone.
   absl::Status SymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
                                        ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
-  // x = scale m + shift I + sum_i weights[i] rows_i rows_i', both triangles: in f32 storage to the bit what
-  // SymmetricUpdateMultiply would make of m.
-  absl::Status SymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
-                               const SymmetricMatrix& m, MatrixView x);
+  // x = a form that is not there, both triangles: in f32 storage to the bit what SymmetricUpdateMultiply would make of
+  // m.
+  absl::Status SymmetricExpand(const SymmetricForm& form, MatrixView x);
   // m = x for symmetric x (lower triangle read).
   absl::Status SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
 
@@ -212,75 +203,35 @@ class Backend {
   virtual void DoBeginBatch() {}
   virtual absl::Status DoEndBatch() { return absl::OkStatus(); }
   virtual absl::Status DoSettle() { return absl::OkStatus(); }  // for backends that put nothing off
-  // The default runs one after the other.
-  virtual void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses);
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
   virtual absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) { return DoUpload(host, device); }
   virtual absl::Status DoDownload(ConstMatrixView device, MatrixView host) = 0;
   virtual absl::Status DoCopy(ConstMatrixView from, MatrixView to) = 0;
-  // Do* never see an output without elements, nor DoGemm an inner dimension of 0.
-  virtual absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
-                              Transpose transpose_b, double beta, MatrixView c) = 0;
-  virtual absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) = 0;
-  virtual absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
-  virtual absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
-  virtual absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) = 0;
-  virtual absl::Status DoMultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
-                                          MatrixView z) = 0;
-  virtual absl::Status DoDivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
-                                       double shift, ConstMatrixView x, MatrixView y) = 0;
-  virtual absl::Status DoDivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
-                                      MatrixView y) = 0;
-  virtual absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
-                                MatrixView y) = 0;
-  virtual absl::Status DoAddDiagonal(double value, MatrixView a) = 0;
-  virtual absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) = 0;
-  virtual absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) = 0;
-  virtual absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) = 0;
-  virtual absl::StatusOr<double> DoAbsoluteSum(ConstMatrixView x) = 0;
-  virtual absl::StatusOr<double> DoAbsoluteMaximum(ConstMatrixView x) = 0;
-  virtual absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) = 0;
-  virtual absl::Status DoSymmetrize(MatrixView a) = 0;
-  virtual absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) = 0;
-  virtual absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) = 0;
-  virtual absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) = 0;
-  virtual absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) = 0;
-  virtual absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) = 0;
-  virtual absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
-  virtual absl::Status DoTriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) = 0;
-  virtual absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) = 0;
-  virtual absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
-                                     MatrixView packed);
-  virtual absl::Status DoLowRankAppend(absl::Span<const double> scales, ConstMatrixView rows,
-                                       absl::Span<const int64_t> slots, MatrixView vectors, MatrixView gram);
-  // squares, where it is not empty, becomes |d|^2 and |u|^2.
-  virtual absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                             ConstMatrixView d, ProductPrecision precision, absl::Span<double> squares,
-                                             MatrixView u);
-  virtual absl::Status DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                                   ConstMatrixView d, ProductPrecision precision, LengthRule rule,
-                                                   MatrixView u);
+
+  // Run, of at least one operation; their outputs have elements, and a Gemm an inner dimension of 1 or more.
+  virtual void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) = 0;
   virtual bool DoKnowsProducts(ProductPrecision precision) const { return precision != ProductPrecision::kBf16; }
-  virtual absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
-                                           ProductPrecision precision, absl::Span<double> squares, MatrixView u);
-  // The three defaults go tile by tile through the primitives; they know f32 storage alone.
+  // SymmetricUpdateMultiply, SymmetricExpand and SymmetricCompress by primitives know f32 alone.
   virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
-  virtual absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
-                                                 ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
-                                                 MatrixView y);
-  virtual absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights,
-                                         ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x);
-  virtual absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
-  virtual absl::Status DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
-                                              MatrixView terms, absl::Span<double> squares);
-  virtual absl::Status DoFillNormal(const CounterRandom& random, MatrixView x);
+  // Whether LowRankPrecondition with a rule is one operation; otherwise it is one that tells lengths, and ScaleBy.
+  virtual bool applies_length_rules() const { return false; }
+
+  // For a backend that has no way of its own: what an operation comes to in terms of others, which this one runs.
+  absl::Status RunByPrimitives(const operation::FillNormal& fill);
+  absl::Status RunByPrimitives(const operation::SymmetricUpdateMultiply& update);
+  absl::Status RunByPrimitives(const operation::SymmetricExpand& expand);
+  absl::Status RunByPrimitives(const operation::SymmetricCompress& compress);
+  absl::Status RunByPrimitives(const operation::LowRankCore& make);
+  absl::Status RunByPrimitives(const operation::LowRankAppend& append);
+  absl::Status RunByPrimitives(const operation::LowRankPrecondition& product);
+  absl::Status RunByPrimitives(const operation::DensePrecondition& product);
+  absl::Status RunByPrimitives(const operation::ShermanMorrisonTerms& make);
 
  private:
   friend class DeviceMatrix;
   friend class ForwardingBackend;  // kernels/grouping/forwarding_backend.h
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols, bool zeroed);
-  absl::Status RunAlone(const Operation& operation);
-  absl::Status RunElementwise(const Operation& operation);
+  absl::Status Run(const Operation& operation);
 };
 
 class Backend::Task : public Scope<Backend, &Backend::DoBeginTask, &Backend::DoEndTask> {

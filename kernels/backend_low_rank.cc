@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backend's composites of the low-rank form, in terms of its primitives.
-#include <array>
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/backend.h"
@@ -59,49 +57,38 @@ absl::Status ProductOfLowRank(Backend& backend, const LowRankInverse& out_side, 
 
 }  // namespace
 
-absl::Status Backend::DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                            ConstMatrixView d, ProductPrecision, absl::Span<double> squares,
-                                            MatrixView u) {
-  PRECONDOR_RETURN_IF_ERROR(ProductOfLowRank(*this, out_side, in_side, d, u));
-  if (squares.empty()) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
-  PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
+absl::Status Backend::RunByPrimitives(const operation::LowRankPrecondition& product) {
+  PRECONDOR_RETURN_IF_ERROR(ProductOfLowRank(*this, product.out_side, product.in_side, product.d, product.u));
+  if (product.squares.empty()) return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(product.squares[0], Dot(product.d, product.d));
+  PRECONDOR_ASSIGN_OR_RETURN(product.squares[1], Dot(product.u, product.u));
   return absl::OkStatus();
 }
 
-absl::Status Backend::DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                                  ConstMatrixView d, ProductPrecision precision, LengthRule rule,
-                                                  MatrixView u) {
-  std::array<double, 2> squares = {};
-  PRECONDOR_RETURN_IF_ERROR(DoLowRankPrecondition(out_side, in_side, d, precision, absl::MakeSpan(squares), u));
-  PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(squares[0]), std::sqrt(squares[1])));
-  return ScaleBy(scale, u);
+absl::Status Backend::RunByPrimitives(const operation::LowRankCore& make) {
+  const MatrixView core = make.core;
+  PRECONDOR_RETURN_IF_ERROR(UnpackLower(make.gram, core));
+  PRECONDOR_RETURN_IF_ERROR(ScaleBothSides(make.roots, core, core));
+  PRECONDOR_RETURN_IF_ERROR(AddDiagonal(1.0, core));
+  PRECONDOR_RETURN_IF_ERROR(SpdInverse(core, core));
+  PRECONDOR_RETURN_IF_ERROR(ScaleBothSides(make.roots, core, core));
+  return make.packed.size() == 0 ? absl::OkStatus() : PackLower(core, make.packed);
 }
 
-absl::Status Backend::DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
-                                    MatrixView packed) {
-  PRECONDOR_RETURN_IF_ERROR(DoUnpackLower(gram, core));
-  PRECONDOR_RETURN_IF_ERROR(DoScaleBothSides(roots, core, core));
-  PRECONDOR_RETURN_IF_ERROR(DoAddDiagonal(1.0, core));
-  PRECONDOR_RETURN_IF_ERROR(DoSpdInverse(core, core));
-  PRECONDOR_RETURN_IF_ERROR(DoScaleBothSides(roots, core, core));
-  return packed.size() == 0 ? absl::OkStatus() : DoPackLower(core, packed);
-}
-
-absl::Status Backend::DoLowRankAppend(absl::Span<const double> scales, ConstMatrixView rows,
-                                      absl::Span<const int64_t> slots, MatrixView vectors, MatrixView gram) {
-  const int64_t k = rows.rows;
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, AllocateScratch(k, vectors.rows));
+absl::Status Backend::RunByPrimitives(const operation::LowRankAppend& append) {
+  const int64_t k = append.rows.rows;
+  const absl::Span<const int64_t> slots = append.slots;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix products, AllocateScratch(k, append.vectors.rows));
   // Together where they lie together: what a product reads has to be in one piece.
   const bool together = slots.back() - slots.front() + 1 == k;
   for (int64_t i = 0; i < k; i += together ? k : 1) {
     const int64_t count = together ? k : 1;
-    const MatrixView placed = vectors.RowRange(slots[i], count), of_placed = products.view().RowRange(i, count);
-    PRECONDOR_RETURN_IF_ERROR(DoScaleRows(scales.subspan(i, count), rows.RowRange(i, count), placed));
-    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, placed, Transpose::kNo, vectors, Transpose::kYes, 0.0, of_placed));
+    const MatrixView placed = append.vectors.RowRange(slots[i], count), of_placed = products.view().RowRange(i, count);
+    PRECONDOR_RETURN_IF_ERROR(ScaleRows(append.scales.subspan(i, count), append.rows.RowRange(i, count), placed));
+    PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, placed, Transpose::kNo, append.vectors, Transpose::kYes, 0.0, of_placed));
   }
   for (int64_t i = 0; i < k; ++i) {
-    PRECONDOR_RETURN_IF_ERROR(DoPackRow(products.view().RowRange(i, 1), slots[i], gram));
+    PRECONDOR_RETURN_IF_ERROR(PackRow(products.view().RowRange(i, 1), slots[i], append.gram));
   }
   return absl::OkStatus();
 }

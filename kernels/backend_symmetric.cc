@@ -103,10 +103,7 @@ absl::Status CheckDensePrecondition(const Backend& backend, const SymmetricForm&
 absl::StatusOr<ConstMatrixView> Expanded(Backend& backend, const SymmetricForm& form, DeviceMatrix& made) {
   if (form.is_there()) return form.matrix;
   PRECONDOR_ASSIGN_OR_RETURN(made, backend.AllocateScratch(form.n, form.n));
-  // It is only read; but a matrix that shows memory can be written.
-  const MatrixView raw(const_cast<float*>(form.raw.data), form.raw.rows, form.raw.cols, form.raw.stride);
-  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricExpand(form.scale, form.shift, form.weights, form.rows,
-                                                    SymmetricMatrix::Showing(raw, form.n, form.storage), made.view()));
+  PRECONDOR_RETURN_IF_ERROR(backend.SymmetricExpand(form, made.view()));
   return ConstMatrixView(made.view());
 }
 
@@ -136,36 +133,34 @@ absl::Status Backend::SymmetricUpdateMultiply(double scale, double shift, absl::
   PRECONDOR_RETURN_IF_ERROR(Check("SymmetricUpdateMultiply", "v", v, v.rows, m.n()));
   PRECONDOR_RETURN_IF_ERROR(Check("SymmetricUpdateMultiply", "y", y, v.rows, m.n()));
   if (m.n() == 0 || (v.rows == 0 && rows.rows == 0 && scale == 1.0 && shift == 0.0)) return absl::OkStatus();
-  return DoSymmetricUpdateMultiply(scale, shift, weights, rows, m, v, y);
+  return Run({operation::SymmetricUpdateMultiply{scale, shift, weights, rows, m.raw(), m.n(), m.storage(), v, y}});
 }
 
-absl::Status Backend::SymmetricExpand(double scale, double shift, absl::Span<const double> weights,
-                                      ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x) {
-  PRECONDOR_RETURN_IF_ERROR(CheckTerms("SymmetricExpand", weights.size(), rows, m.n()));
-  PRECONDOR_RETURN_IF_ERROR(Check("SymmetricExpand", "x", x, m.n(), m.n()));
-  return m.n() == 0 ? absl::OkStatus() : DoSymmetricExpand(scale, shift, weights, rows, m, x);
+absl::Status Backend::SymmetricExpand(const SymmetricForm& form, MatrixView x) {
+  PRECONDOR_RETURN_IF_ERROR(CheckTerms("SymmetricExpand", form.weights.size(), form.rows, form.n));
+  PRECONDOR_RETURN_IF_ERROR(Check("SymmetricExpand", "x", x, form.n, form.n));
+  return form.n == 0 ? absl::OkStatus() : Run({operation::SymmetricExpand{form, x}});
 }
 
 absl::Status Backend::SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) {
   PRECONDOR_RETURN_IF_ERROR(Check("SymmetricCompress", "x", x, m.n(), m.n()));
-  return m.n() == 0 ? absl::OkStatus() : DoSymmetricCompress(x, m);
+  return m.n() == 0 ? absl::OkStatus() : Run({operation::SymmetricCompress{x, m.raw(), m.n(), m.storage()}});
 }
 
-absl::Status Backend::DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
-                                                ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
-                                                MatrixView y) {
+absl::Status Backend::RunByPrimitives(const operation::SymmetricUpdateMultiply& update) {
+  const auto& [scale, shift, weights, rows, raw, n, storage, v, y] = update;
   PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, weights, rows));
   const bool updates = scale != 1.0 || shift != 0.0 || rows.rows > 0;
   SymmetricMatrix updated;  // aside, so that a failure changes nothing
   if (updates) {
-    PRECONDOR_ASSIGN_OR_RETURN(updated, AllocateSymmetric(m.n(), m.storage()));
+    PRECONDOR_ASSIGN_OR_RETURN(updated, AllocateSymmetric(n, storage));
   }
   PRECONDOR_RETURN_IF_ERROR(Axpby(0.0, y, 0.0, y));
-  for (int64_t i = 0; i < TileRows(m.n()); ++i) {
+  for (int64_t i = 0; i < TileRows(n); ++i) {
     for (int64_t j = 0; j <= i; ++j) {
-      MatrixView tile = Tile(m.raw(), m.n(), i, j);
+      MatrixView tile = Tile(raw, n, i, j);
       if (updates) {
-        const MatrixView to = Tile(updated.raw(), m.n(), i, j);
+        const MatrixView to = Tile(updated.raw(), n, i, j);
         PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, shift, terms, tile, i, j, to));
         tile = to;
       }
@@ -174,20 +169,20 @@ absl::Status Backend::DoSymmetricUpdateMultiply(double scale, double shift, absl
       PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, Columns(v, i), Transpose::kNo, tile, Transpose::kNo, 1.0, Columns(y, j)));
     }
   }
-  if (updates) m = std::move(updated);
-  return absl::OkStatus();
+  return updates ? Copy(updated.raw(), raw) : absl::OkStatus();
 }
 
-absl::Status Backend::DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights,
-                                        ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x) {
-  PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, weights, rows));
+absl::Status Backend::RunByPrimitives(const operation::SymmetricExpand& expand) {
+  const SymmetricForm& form = expand.form;
+  const MatrixView x = expand.x;
+  PRECONDOR_ASSIGN_OR_RETURN(const Terms terms, MakeTerms(*this, form.weights, form.rows));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix identity, Allocate(kTileSide, kTileSide));
   PRECONDOR_RETURN_IF_ERROR(AddDiagonal(1.0, identity.view()));
-  for (int64_t i = 0; i < TileRows(m.n()); ++i) {
+  for (int64_t i = 0; i < TileRows(form.n); ++i) {
     for (int64_t j = 0; j <= i; ++j) {
-      const ConstMatrixView tile = Tile(m.raw(), m.n(), i, j);
+      const ConstMatrixView tile = Tile(form.raw, form.n, i, j);
       const MatrixView to = Columns(x.RowRange(i * kTileSide, tile.rows), j);
-      PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, scale, shift, terms, tile, i, j, to));
+      PRECONDOR_RETURN_IF_ERROR(UpdateTile(*this, form.scale, form.shift, terms, tile, i, j, to));
       if (i == j) continue;
       // Times the identity is the backends' transposition.
       PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, to, Transpose::kYes, identity.view().Corner(to.rows, to.rows), Transpose::kNo,
@@ -197,14 +192,14 @@ absl::Status Backend::DoSymmetricExpand(double scale, double shift, absl::Span<c
   return absl::OkStatus();
 }
 
-absl::Status Backend::DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) {
+absl::Status Backend::RunByPrimitives(const operation::SymmetricCompress& compress) {
+  const auto& [x, raw, n, storage] = compress;
   // The tiles on the diagonal take their upper triangles from the lower ones by way of the packed form.
-  for (int64_t i = 0; i < TileRows(m.n()); ++i) {
+  for (int64_t i = 0; i < TileRows(n); ++i) {
     for (int64_t j = 0; j < i; ++j) {
-      PRECONDOR_RETURN_IF_ERROR(
-          Copy(Columns(x.RowRange(i * kTileSide, TileHeight(m.n(), i)), j), Tile(m.raw(), m.n(), i, j)));
+      PRECONDOR_RETURN_IF_ERROR(Copy(Columns(x.RowRange(i * kTileSide, TileHeight(n, i)), j), Tile(raw, n, i, j)));
     }
-    const MatrixView tile = Tile(m.raw(), m.n(), i, i);
+    const MatrixView tile = Tile(raw, n, i, i);
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix packed, Allocate(1, tile.rows * (tile.rows + 1) / 2));
     PRECONDOR_RETURN_IF_ERROR(PackLower(Columns(x.RowRange(i * kTileSide, tile.rows), i), packed.view()));
     PRECONDOR_RETURN_IF_ERROR(UnpackLower(packed.view(), tile));
@@ -215,7 +210,7 @@ absl::Status Backend::DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m)
 absl::Status Backend::DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, MatrixView u,
                                         ProductPrecision precision) {
   PRECONDOR_RETURN_IF_ERROR(CheckDensePrecondition(*this, l, r, d, u, precision));
-  return d.size() == 0 ? absl::OkStatus() : DoDensePrecondition(l, r, d, precision, {}, u);
+  return d.size() == 0 ? absl::OkStatus() : Run({operation::DensePrecondition{l, r, d, u, precision}});
 }
 
 absl::Status Backend::DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
@@ -223,22 +218,23 @@ absl::Status Backend::DensePrecondition(const SymmetricForm& l, const SymmetricF
   PRECONDOR_RETURN_IF_ERROR(CheckDensePrecondition(*this, l, r, d, u, precision));
   if (d.size() == 0) return absl::OkStatus();
   std::array<double, 2> squares = {};
-  PRECONDOR_RETURN_IF_ERROR(DoDensePrecondition(l, r, d, precision, absl::MakeSpan(squares), u));
+  PRECONDOR_RETURN_IF_ERROR(Run({operation::DensePrecondition{l, r, d, u, precision, absl::MakeSpan(squares)}}));
   PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(squares[0]), std::sqrt(squares[1])));
   return ScaleBy(scale, u);
 }
 
-absl::Status Backend::DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
-                                          ProductPrecision, absl::Span<double> squares, MatrixView u) {
+absl::Status Backend::RunByPrimitives(const operation::DensePrecondition& product) {
+  const ConstMatrixView d = product.d;
+  const MatrixView u = product.u;
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix half, AllocateScratch(d.rows, d.cols));
   DeviceMatrix made_l, made_r;
-  PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView left, Expanded(*this, l, made_l));
+  PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView left, Expanded(*this, product.l, made_l));
   PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, left, Transpose::kNo, d, Transpose::kNo, 0.0, half.view()));
-  PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView right, Expanded(*this, r, made_r));
+  PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView right, Expanded(*this, product.r, made_r));
   PRECONDOR_RETURN_IF_ERROR(Gemm(1.0, half.view(), Transpose::kNo, right, Transpose::kNo, 0.0, u));
-  if (squares.empty()) return absl::OkStatus();
-  PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
-  PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
+  if (product.squares.empty()) return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(product.squares[0], Dot(d, d));
+  PRECONDOR_ASSIGN_OR_RETURN(product.squares[1], Dot(u, u));
   return absl::OkStatus();
 }
 
@@ -266,14 +262,15 @@ absl::Status Backend::ShermanMorrisonTerms(const SymmetricForm& h, double factor
     return absl::InvalidArgumentError(
         absl::StrCat(kOp, ": squares: expected ", v.cols, " or none, got ", squares.size()));
   }
-  if (v.size() > 0) return DoShermanMorrisonTerms(h, factor, v, y, terms, squares);
+  if (v.size() > 0) return Run({operation::ShermanMorrisonTerms{h, factor, v, y, terms, squares}});
   std::fill(squares.begin(), squares.end(), 0.0);
   return absl::OkStatus();
 }
 
 // With the eigenpairs (x_i, q_i) of V U' they are q_i U / sqrt(1 + x_i).
-absl::Status Backend::DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
-                                             MatrixView terms, absl::Span<double> squares) {
+absl::Status Backend::RunByPrimitives(const operation::ShermanMorrisonTerms& make) {
+  const auto& [h, factor, of, y, terms, squares] = make;
+  ConstMatrixView v = of;
   const int64_t k = v.rows;
   DeviceMatrix scaled;
   if (factor != 1.0) {

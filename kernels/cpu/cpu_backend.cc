@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 
@@ -132,13 +133,40 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
-                      double beta, MatrixView c) override {
-    cpu::Gemm(alpha, a, transpose_a, b, transpose_b, beta, c);
-    return absl::OkStatus();
+  void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    for (size_t i = 0; i < operations.size(); ++i) {
+      statuses[i] = std::visit([this](const auto& kind) { return RunOne(kind); }, operations[i]->what);
+    }
   }
 
-  absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) override {
+  // --- element by element -------------------------------------------------------------------------------------------
+
+  absl::Status RunOne(const operation::Elementwise& e) {
+    switch (e.kind) {
+      case ElementwiseKind::kAxpby:
+        return Axpby(e.alpha, e.x, e.beta, e.y);
+      case ElementwiseKind::kScaleRows:
+        return ScaleRows(e.scales, e.x, e.y);
+      case ElementwiseKind::kScaleColumns:
+        return ScaleColumns(e.scales, e.x, e.y);
+      case ElementwiseKind::kScaleBothSides:
+        return ScaleBothSides(e.scales, e.x, e.y);
+      case ElementwiseKind::kAddDiagonal:
+        return AddDiagonal(e.alpha, e.y);
+      case ElementwiseKind::kPackLower:
+        return PackLower(e.x, e.y);
+      case ElementwiseKind::kUnpackLower:
+        return UnpackLower(e.x, e.y);
+      case ElementwiseKind::kPackRow:
+        return PackRow(e.x, e.row, e.y);
+      case ElementwiseKind::kSymmetrize:
+        CombineTriangles(e.y, [](float below, float above) { return 0.5f * below + 0.5f * above; });
+        return absl::OkStatus();
+    }
+    return absl::InternalError("cpu backend: unknown kind of operation");
+  }
+
+  static absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
     const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
     for (int64_t i = 0; i < y.rows; ++i) {
       const float* in = x.row(i);
@@ -156,12 +184,12 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+  static absl::Status ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
     for (int64_t i = 0; i < y.rows; ++i) cpu::Scale(static_cast<float>(scales[i]), x.row(i), y.cols, y.row(i));
     return absl::OkStatus();
   }
 
-  absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+  absl::Status ScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
     PRECONDOR_ASSIGN_OR_RETURN(Work memory, Work::Floats(memory_, y.cols));
     float* const factors = memory.floats();
     for (int64_t j = 0; j < y.cols; ++j) factors[j] = static_cast<float>(scales[j]);
@@ -173,8 +201,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoMultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
-                                  MatrixView z) override {
+  static absl::Status RunOne(const operation::MultiplyElements& multiply) {
+    const auto& [alpha, x, y, beta, z] = multiply;
     const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
     for (int64_t i = 0; i < z.rows; ++i) {
       const float *left = x.row(i), *right = y.row(i);
@@ -188,8 +216,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoDivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
-                              MatrixView y) override {
+  static absl::Status RunOne(const operation::DivideByRoot& divide) {
+    const auto& [alpha, x, v, epsilon, y] = divide;
     const float fa = static_cast<float>(alpha), fe = static_cast<float>(epsilon);
     for (int64_t i = 0; i < y.rows; ++i) {
       const float *in = x.row(i), *squares = v.row(i);
@@ -199,8 +227,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoDivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
-                               double shift, ConstMatrixView x, MatrixView y) override {
+  static absl::Status RunOne(const operation::DivideByOuter& divide) {
+    const auto& [alpha, rows, columns, shift, x, y] = divide;
     for (int64_t i = 0; i < y.rows; ++i) {
       const double row = rows[i];
       const float* in = x.row(i);
@@ -210,8 +238,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
-                        MatrixView y) override {
+  static absl::Status RunOne(const operation::Gather& gather) {
+    const auto& [rows, columns, x, y] = gather;
     for (int64_t i = 0; i < y.rows; ++i) {
       const float* in = x.row(rows.empty() ? i : rows[i]);
       float* out = y.row(i);
@@ -224,7 +252,7 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
+  static absl::Status ScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
     for (int64_t i = 0; i < y.rows; ++i) {
       const double scale = scales[i];
       const float* in = x.row(i);
@@ -234,23 +262,33 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoAddDiagonal(double value, MatrixView a) override {
+  static absl::Status AddDiagonal(double value, MatrixView a) {
     for (int64_t i = 0; i < a.rows; ++i) a.at(i, i) = static_cast<float>(a.at(i, i) + value);
     return absl::OkStatus();
   }
 
-  absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
+  absl::Status RunOne(const operation::FillNormal& fill) { return RunByPrimitives(fill); }
+
+  // --- numbers for the host -----------------------------------------------------------------------------------------
+
+  static double Dot(ConstMatrixView x, ConstMatrixView y) {
     double sum = 0;
     for (int64_t i = 0; i < x.rows; ++i) sum += cpu::Dot(x.row(i), y.row(i), x.cols);
     return sum;
   }
+  static absl::Status RunOne(const operation::Dot& dot) {
+    *dot.out = Dot(dot.x, dot.y);
+    return absl::OkStatus();
+  }
 
-  absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+  static absl::Status RunOne(const operation::RowSquaredNorms& norms) {
+    const auto& [x, out] = norms;
     for (int64_t i = 0; i < x.rows; ++i) out[i] = cpu::Dot(x.row(i), x.row(i), x.cols);
     return absl::OkStatus();
   }
 
-  absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
+  static absl::Status RunOne(const operation::ColumnSquaredNorms& norms) {
+    const auto& [x, out] = norms;
     std::fill(out.begin(), out.end(), 0.0);
     for (int64_t i = 0; i < x.rows; ++i) {
       const float* in = x.row(i);
@@ -259,7 +297,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<double> DoAbsoluteSum(ConstMatrixView x) override {
+  static absl::Status RunOne(const operation::AbsoluteSum& of) {
+    const ConstMatrixView x = of.x;
     double sums[4] = {0, 0, 0, 0};
     for (int64_t i = 0; i < x.rows; ++i) {
       const float* in = x.row(i);
@@ -269,10 +308,12 @@ class CpuBackend final : public Backend {
       }
       for (; j < x.cols; ++j) sums[0] += std::fabs(in[j]);
     }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    *of.out = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    return absl::OkStatus();
   }
 
-  absl::StatusOr<double> DoAbsoluteMaximum(ConstMatrixView x) override {
+  static absl::Status RunOne(const operation::AbsoluteMaximum& of) {
+    const ConstMatrixView x = of.x;
     float largest = 0;
     bool nan = false;
     for (int64_t i = 0; i < x.rows; ++i) {
@@ -282,39 +323,43 @@ class CpuBackend final : public Backend {
         nan |= std::isnan(in[j]);
       }
     }
-    return nan ? std::numeric_limits<double>::quiet_NaN() : largest;
-  }
-
-  absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) override {
-    for (int64_t i = 0; i < a.rows; ++i) out[i] = a.at(i, i);
+    *of.out = nan ? std::numeric_limits<double>::quiet_NaN() : largest;
     return absl::OkStatus();
   }
 
-  absl::Status DoSymmetrize(MatrixView a) override {
-    CombineTriangles(a, [](float below, float above) { return 0.5f * below + 0.5f * above; });
+  static absl::Status RunOne(const operation::Diagonal& of) {
+    for (int64_t i = 0; i < of.a.rows; ++i) of.out[i] = of.a.at(i, i);
     return absl::OkStatus();
   }
 
-  absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
+  static absl::Status PackLower(ConstMatrixView x, MatrixView packed) {
     float* out = packed.data;
     for (int64_t i = 0; i < x.rows; ++i) out = std::copy_n(x.row(i), i + 1, out);
     return absl::OkStatus();
   }
 
-  absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
+  static absl::Status UnpackLower(ConstMatrixView packed, MatrixView x) {
     const float* in = packed.data;
     for (int64_t i = 0; i < x.rows; in += ++i) std::copy_n(in, i + 1, x.row(i));
     CombineTriangles(x, [](float below, float) { return below; });
     return absl::OkStatus();
   }
 
-  absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) override {
+  static absl::Status PackRow(ConstMatrixView x, int64_t i, MatrixView packed) {
     std::copy_n(x.data, i + 1, packed.data + i * (i + 1) / 2);
     for (int64_t j = i + 1; j < x.cols; ++j) packed.data[j * (j + 1) / 2 + i] = x.data[j];
     return absl::OkStatus();
   }
 
-  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
+  // --- products and decompositions ----------------------------------------------------------------------------------
+
+  static absl::Status RunOne(const operation::Gemm& gemm) {
+    cpu::Gemm(gemm.alpha, gemm.a, gemm.transpose_a, gemm.b, gemm.transpose_b, gemm.beta, gemm.c);
+    return absl::OkStatus();
+  }
+
+  absl::Status RunOne(const operation::SpdInverse& inverse) {
+    const auto& [a, x] = inverse;
     const int n = static_cast<int>(a.rows);
     PRECONDOR_ASSIGN_OR_RETURN(Work memory, Work::Doubles(memory_, a.size()));
     double* const work = memory.doubles();
@@ -333,7 +378,8 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
+  absl::Status RunOne(const operation::SymmetricEigen& eigen) {
+    const auto& [a, values, q] = eigen;
     const int n = static_cast<int>(a.rows);
     PRECONDOR_ASSIGN_OR_RETURN(Work memory, Work::Doubles(memory_, a.size() + n));
     double *const vectors = memory.doubles(), *const eigenvalues = vectors + a.size();
@@ -359,20 +405,23 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+  static absl::Status RunOne(const operation::TriangularMultiply& product) {
+    const auto& [side, a, transpose, x] = product;
     cblas_strmm(CblasRowMajor, Blas(side), CblasUpper, Blas(transpose), CblasNonUnit, x.rows, x.cols, 1.0f, a.data,
                 a.stride, x.data, x.stride);
     return absl::OkStatus();
   }
 
-  absl::Status DoTriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+  static absl::Status RunOne(const operation::TriangularSolve& product) {
+    const auto& [side, a, transpose, x] = product;
     cblas_strsm(CblasRowMajor, Blas(side), CblasUpper, Blas(transpose), CblasNonUnit, x.rows, x.cols, 1.0f, a.data,
                 a.stride, x.data, x.stride);
     return absl::OkStatus();
   }
 
   // The rows of a row-major matrix are the columns of a column-major one.
-  absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) override {
+  absl::Status RunOne(const operation::OrthonormalizeRows& make) {
+    const auto& [a, q] = make;
     const int d = static_cast<int>(a.cols), n = static_cast<int>(a.rows);
     PRECONDOR_ASSIGN_OR_RETURN(Work memory, Work::Doubles(memory_, a.size() + 2 * a.rows));
     double *const vectors = memory.doubles(), *const tau = vectors + a.size(), *const signs = tau + n;
@@ -392,39 +441,40 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     ProductPrecision, absl::Span<double> squares, MatrixView u) override {
-    PRECONDOR_RETURN_IF_ERROR(LowRank(out_side, in_side, d, nullptr, u));
-    if (squares.empty()) return absl::OkStatus();
-    PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
-    PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
+  // --- whole parts of a step ----------------------------------------------------------------------------------------
+
+  absl::Status RunOne(const operation::LowRankCore& make) { return RunByPrimitives(make); }
+  absl::Status RunOne(const operation::LowRankAppend& append) { return RunByPrimitives(append); }
+  absl::Status RunOne(const operation::ShermanMorrisonTerms& make) { return RunByPrimitives(make); }
+
+  bool applies_length_rules() const override { return true; }
+  absl::Status RunOne(const operation::LowRankPrecondition& product) {
+    PRECONDOR_RETURN_IF_ERROR(LowRank(product));
+    TellSquares(product.d, product.u, product.squares);
     return absl::OkStatus();
   }
-  absl::Status DoScaledLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side,
-                                           ConstMatrixView d, ProductPrecision, LengthRule rule,
-                                           MatrixView u) override {
-    return LowRank(out_side, in_side, d, &rule, u);
-  }
-  absl::Status LowRank(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                       const LengthRule* rule, MatrixView u) {
+  absl::Status LowRank(const operation::LowRankPrecondition& product) {
+    const auto& [out_side, in_side, d, u, precision, squares, rule] = product;
     const int64_t elements = cpu::LowRankScratch(d.rows, d.cols, out_side.vectors.rows, in_side.vectors.rows);
     if (elements == 0) return cpu::LowRankPrecondition(out_side, in_side, d, rule, nullptr, u);
     PRECONDOR_ASSIGN_OR_RETURN(Work scratch, Work::Floats(memory_, elements));
     return cpu::LowRankPrecondition(out_side, in_side, d, rule, scratch.floats(), u);
   }
+  static void TellSquares(ConstMatrixView d, ConstMatrixView u, absl::Span<double> squares) {
+    if (squares.empty()) return;
+    squares[0] = Dot(d, d);
+    squares[1] = Dot(u, u);
+  }
 
   bool DoKnowsProducts(ProductPrecision precision) const override {
     return precision != ProductPrecision::kBf16 || cpu::KnowsBf16();
   }
-  absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
-                                   ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
+  absl::Status RunOne(const operation::DensePrecondition& product) {
     DeviceMatrix made_l, made_r;
-    PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView left, Expanded(*this, l, made_l));
-    PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView right, Expanded(*this, r, made_r));
-    PRECONDOR_RETURN_IF_ERROR(DenseProduct(left, right, d, precision, u));
-    if (squares.empty()) return absl::OkStatus();
-    PRECONDOR_ASSIGN_OR_RETURN(squares[0], DoDot(d, d));
-    PRECONDOR_ASSIGN_OR_RETURN(squares[1], DoDot(u, u));
+    PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView left, Expanded(*this, product.l, made_l));
+    PRECONDOR_ASSIGN_OR_RETURN(const ConstMatrixView right, Expanded(*this, product.r, made_r));
+    PRECONDOR_RETURN_IF_ERROR(DenseProduct(left, right, product.d, product.precision, product.u));
+    TellSquares(product.d, product.u, product.squares);
     return absl::OkStatus();
   }
   absl::Status DenseProduct(ConstMatrixView l, ConstMatrixView r, ConstMatrixView d, ProductPrecision precision,
@@ -443,21 +493,17 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  // --- matrices in tiles --------------------------------------------------------------------------------------------
+
 #ifdef PRECONDOR_HAVE_HIGHWAY
   bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }
-  absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
-                                         ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
-                                         MatrixView y) override {
-    return tiles::SymmetricUpdateMultiply(*this, scale, shift, weights, rows, m, v, y);
-  }
-  absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
-                                 const SymmetricMatrix& m, MatrixView x) override {
-    return tiles::SymmetricExpand(*this, scale, shift, weights, rows, m, x);
-  }
-  absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) override {
-    tiles::SymmetricCompress(x, m);
-    return absl::OkStatus();
-  }
+  absl::Status RunOne(const operation::SymmetricUpdateMultiply& update) { return tiles::Run(*this, update); }
+  absl::Status RunOne(const operation::SymmetricExpand& expand) { return tiles::Run(*this, expand); }
+  absl::Status RunOne(const operation::SymmetricCompress& compress) { return tiles::Run(compress); }
+#else
+  absl::Status RunOne(const operation::SymmetricUpdateMultiply& update) { return RunByPrimitives(update); }
+  absl::Status RunOne(const operation::SymmetricExpand& expand) { return RunByPrimitives(expand); }
+  absl::Status RunOne(const operation::SymmetricCompress& compress) { return RunByPrimitives(compress); }
 #endif
 
   BlockCache memory_;

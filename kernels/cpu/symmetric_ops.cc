@@ -13,8 +13,6 @@
 namespace precondor::tiles {
 namespace {
 
-Tiles TilesOf(SymmetricMatrix& m) { return {m.raw().data, m.n(), m.storage()}; }
-
 // Both panels of the terms, left ones first. Each row is scaled by the root of its weight, so that left and right
 // differ by a sign alone and the tiles on the diagonal stay symmetric to the bit.
 absl::StatusOr<DeviceMatrix> MakePanels(Backend& backend, absl::Span<const double> weights, ConstMatrixView rows) {
@@ -46,14 +44,16 @@ bool IsAligned(const float* data) { return reinterpret_cast<uintptr_t>(data) % 6
 
 }  // namespace
 
-absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, double shift, absl::Span<const double> weights,
-                                     ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y) {
-  const int64_t n = m.n(), length = PaddedLength(n), count = v.rows;
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, weights, rows));
+absl::Status Run(Backend& backend, const operation::SymmetricUpdateMultiply& update) {
+  const ConstMatrixView rows = update.rows, v = update.v;
+  const MatrixView y = update.y;
+  const int64_t n = update.n, length = PaddedLength(n), count = v.rows;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, update.weights, rows));
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix scratch, backend.Allocate(1, MultiplyScratch(n, count)));
   const Terms terms = TermsOf(panels, rows.rows);
   const auto run = [&](const float* in, float* out) {
-    UpdateMultiply(static_cast<float>(scale), shift, terms, TilesOf(m), in, count, out, scratch.view().data);
+    UpdateMultiply(static_cast<float>(update.scale), update.shift, terms, {update.raw.data, n, update.storage}, in,
+                   count, out, scratch.view().data);
   };
   if (count <= 1 && n == length && IsAligned(v.data) && IsAligned(y.data)) {
     run(v.data, y.data);
@@ -67,13 +67,17 @@ absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, double shif
   return absl::OkStatus();
 }
 
-absl::Status SymmetricExpand(Backend& backend, double scale, double shift, absl::Span<const double> weights,
-                             ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x) {
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, weights, rows));
-  Expand(static_cast<float>(scale), shift, TermsOf(panels, rows.rows), m.raw().data, m.n(), m.storage(), x);
+absl::Status Run(Backend& backend, const operation::SymmetricExpand& expand) {
+  const SymmetricForm& form = expand.form;
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix panels, MakePanels(backend, form.weights, form.rows));
+  Expand(static_cast<float>(form.scale), form.shift, TermsOf(panels, form.rows.rows), form.raw.data, form.n,
+         form.storage, expand.x);
   return absl::OkStatus();
 }
 
-void SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) { Compress(x, TilesOf(m)); }
+absl::Status Run(const operation::SymmetricCompress& compress) {
+  Compress(compress.x, {compress.raw.data, compress.n, compress.storage});
+  return absl::OkStatus();
+}
 
 }  // namespace precondor::tiles

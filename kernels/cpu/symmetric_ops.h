@@ -4,16 +4,13 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 
 #include "kernels/backend.h"
 
 namespace precondor::tiles {
 
-absl::Status SymmetricUpdateMultiply(Backend& backend, double scale, double shift, absl::Span<const double> weights,
-                                     ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v, MatrixView y);
-absl::Status SymmetricExpand(Backend& backend, double scale, double shift, absl::Span<const double> weights,
-                             ConstMatrixView rows, const SymmetricMatrix& m, MatrixView x);
-void SymmetricCompress(ConstMatrixView x, SymmetricMatrix& m);
+absl::Status Run(Backend& backend, const operation::SymmetricUpdateMultiply& update);
+absl::Status Run(Backend& backend, const operation::SymmetricExpand& expand);
+absl::Status Run(const operation::SymmetricCompress& compress);
 
 }  // namespace precondor::tiles

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
@@ -67,46 +67,51 @@ class CudaBackend final : public Backend {
   absl::Status DoDownload(ConstMatrixView device, MatrixView host) override { return device_->Download(device, host); }
   absl::Status DoCopy(ConstMatrixView from, MatrixView to) override { return device_->Copy(from, to); }
 
-  // --- operations that run together, one or many alike --------------------------------------------------------------
-  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+  void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
     std::visit([&](const auto& first) { RunKind(first, operations, statuses); }, operations[0]->what);
   }
   template <typename Kind>
   void RunKind(const Kind&, absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) {
-    std::vector<const Kind*> of_kind;
-    for (const Operation* operation : operations) of_kind.push_back(&std::get<Kind>(operation->what));
-    if constexpr (std::is_same_v<Kind, Operation::SpdInverse> || std::is_same_v<Kind, Operation::SymmetricEigen> ||
-                  std::is_same_v<Kind, Operation::LowRankCore> ||
-                  std::is_same_v<Kind, Operation::ShermanMorrisonTerms>) {
-      RunDecompositions(of_kind, statuses);
+    absl::InlinedVector<const Kind*, 1> of_kind;
+    for (const Operation* operation : operations) of_kind.push_back(operation->As<Kind>());
+    const absl::Span<const Kind* const> all = of_kind;
+    if constexpr (requires { RunTogether(all); }) {
+      std::fill(statuses.begin(), statuses.end(), RunTogether(all));
+    } else if constexpr (requires { RunSmall(all, statuses); }) {
+      RunDecompositions(all, statuses);
     } else {
-      std::fill(statuses.begin(), statuses.end(), Run(of_kind));
+      for (size_t i = 0; i < all.size(); ++i) statuses[i] = RunOne(*all[i]);
     }
   }
-  absl::Status Run(absl::Span<const Operation::Elementwise* const> all) { return cuda::RunElementwise(*device_, all); }
-  absl::Status Run(absl::Span<const Operation::Gemm* const> all) { return cuda::RunProducts(*device_, all); }
-  absl::Status Run(absl::Span<const Operation::SymmetricUpdateMultiply* const> all) {
+
+  // --- kinds of which one or many are as few launches as their shapes allow -----------------------------------------
+
+  absl::Status RunTogether(absl::Span<const operation::Elementwise* const> all) {
+    return cuda::RunElementwise(*device_, all);
+  }
+  absl::Status RunTogether(absl::Span<const operation::Gemm* const> all) { return cuda::RunProducts(*device_, all); }
+  absl::Status RunTogether(absl::Span<const operation::SymmetricUpdateMultiply* const> all) {
     return cuda::RunSymmetricUpdates(*device_, all);
   }
-  absl::Status Run(absl::Span<const Operation::RowSquaredNorms* const> all) {
+  absl::Status RunTogether(absl::Span<const operation::RowSquaredNorms* const> all) {
     return cuda::RunRowSquaredNorms(*device_, all);
   }
-  absl::Status Run(absl::Span<const Operation::ColumnSquaredNorms* const> all) {
+  absl::Status RunTogether(absl::Span<const operation::ColumnSquaredNorms* const> all) {
     return cuda::RunColumnSquaredNorms(*device_, all);
   }
-  absl::Status Run(absl::Span<const Operation::DensePrecondition* const> all) {
+  absl::Status RunTogether(absl::Span<const operation::DensePrecondition* const> all) {
     return cuda::RunDensePreconditions(*device_, all);
   }
-  absl::Status Run(absl::Span<const Operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
-  absl::Status Run(absl::Span<const Operation::LowRankAppend* const> all) {
+  absl::Status RunTogether(absl::Span<const operation::Dot* const> all) { return cuda::RunDots(*device_, all); }
+  absl::Status RunTogether(absl::Span<const operation::LowRankAppend* const> all) {
     return cuda::RunLowRankAppends(*device_, all);
   }
-  absl::Status Run(absl::Span<const Operation::LowRankPrecondition* const> all) {
+  absl::Status RunTogether(absl::Span<const operation::LowRankPrecondition* const> all) {
     return cuda::RunLowRankPreconditions(*device_, all);
   }
   // Of what may turn out impossible: small ones together, the others one by one.
   template <typename Kind>
-  void RunDecompositions(const std::vector<const Kind*>& all, absl::Span<absl::Status> statuses) {
+  void RunDecompositions(absl::Span<const Kind* const> all, absl::Span<absl::Status> statuses) {
     std::vector<const Kind*> small;
     std::vector<size_t> places;
     for (size_t i = 0; i < all.size(); ++i) {
@@ -119,167 +124,69 @@ class CudaBackend final : public Backend {
     }
     if (small.empty()) return;
     std::vector<absl::Status> of_small(small.size());
-    const absl::Status run = RunSmall(small, absl::MakeSpan(of_small));
+    const absl::Status run = RunSmall(absl::MakeConstSpan(small), absl::MakeSpan(of_small));
     for (size_t i = 0; i < small.size(); ++i) statuses[places[i]] = run.ok() ? of_small[i] : run;
   }
-  static bool IsSmall(const Operation::SpdInverse& inverse) { return inverse.x.rows <= cuda::kMostRowsOfSpdInverse; }
-  static bool IsSmall(const Operation::LowRankCore& core) { return core.core.rows <= cuda::kMostRowsOfSpdInverse; }
-  static bool IsSmall(const Operation::SymmetricEigen& eigen) {
+  static bool IsSmall(const operation::SpdInverse& inverse) { return inverse.x.rows <= cuda::kMostRowsOfSpdInverse; }
+  static bool IsSmall(const operation::LowRankCore& core) { return core.core.rows <= cuda::kMostRowsOfSpdInverse; }
+  static bool IsSmall(const operation::SymmetricEigen& eigen) {
     return eigen.q.rows <= cuda::kMostRowsOfSymmetricEigens;
   }
-  static bool IsSmall(const Operation::ShermanMorrisonTerms& terms) {
+  static bool IsSmall(const operation::ShermanMorrisonTerms& terms) {
     return terms.v.rows <= cuda::kMostVectorsOfTerms && terms.h.rows.rows <= cuda::kMostRowsOfTerms;
   }
-  absl::Status RunLarge(const Operation::SpdInverse& inverse) { return InvertLarge(inverse.a, inverse.x); }
-  absl::Status RunLarge(const Operation::SymmetricEigen& eigen) {
+  absl::Status RunLarge(const operation::SpdInverse& inverse) { return InvertLarge(inverse.a, inverse.x); }
+  absl::Status RunLarge(const operation::SymmetricEigen& eigen) {
     return DecomposeLarge(eigen.a, eigen.values, eigen.q);
   }
-  absl::Status RunLarge(const Operation::ShermanMorrisonTerms& terms) {
-    return Backend::DoShermanMorrisonTerms(terms.form(), terms.factor, terms.v, terms.y, terms.terms, terms.squares);
-  }
-  absl::Status RunLarge(const Operation::LowRankCore& core) {
-    return Backend::DoLowRankCore(core.roots, core.gram, core.core, core.packed);
-  }
-  absl::Status RunSmall(const std::vector<const Operation::SpdInverse*>& all, absl::Span<absl::Status> statuses) {
+  absl::Status RunLarge(const operation::ShermanMorrisonTerms& terms) { return RunByPrimitives(terms); }
+  absl::Status RunLarge(const operation::LowRankCore& core) { return RunByPrimitives(core); }
+  absl::Status RunSmall(absl::Span<const operation::SpdInverse* const> all, absl::Span<absl::Status> statuses) {
     return cuda::RunSpdInverses(*device_, all, statuses);
   }
-  absl::Status RunSmall(const std::vector<const Operation::SymmetricEigen*>& all, absl::Span<absl::Status> statuses) {
+  absl::Status RunSmall(absl::Span<const operation::SymmetricEigen* const> all, absl::Span<absl::Status> statuses) {
     return cuda::RunSymmetricEigens(*device_, all, statuses);
   }
-  absl::Status RunSmall(const std::vector<const Operation::ShermanMorrisonTerms*>& all,
+  absl::Status RunSmall(absl::Span<const operation::ShermanMorrisonTerms* const> all,
                         absl::Span<absl::Status> statuses) {
     return cuda::RunShermanMorrisonTerms(*device_, all, statuses);
   }
-  absl::Status RunSmall(const std::vector<const Operation::LowRankCore*>& all, absl::Span<absl::Status> statuses) {
+  absl::Status RunSmall(absl::Span<const operation::LowRankCore* const> all, absl::Span<absl::Status> statuses) {
     return cuda::RunLowRankCores(*device_, all, statuses);
   }
-  template <typename Kind>
-  absl::Status RunOneDecomposition(const Kind& operation) {
-    absl::Status status;
-    RunDecompositions(std::vector<const Kind*>{&operation}, {&status, 1});
-    return status;
-  }
-  template <typename Kind>
-  absl::Status RunOne(const Kind& operation) {
-    const Kind* const alone = &operation;
-    return Run(absl::Span<const Kind* const>(&alone, 1));
-  }
-
-  absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
-                      double beta, MatrixView c) override {
-    return RunOne(Operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c});
-  }
-  absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) override {
-    return RunOne(Operation::Elementwise{.alpha = alpha, .beta = beta, .x = x, .y = y});
-  }
-  absl::Status Scale(ElementwiseKind kind, absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
-    return RunOne(Operation::Elementwise{.kind = kind, .scales = {scales.begin(), scales.end()}, .x = x, .y = y});
-  }
-  absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    return Scale(ElementwiseKind::kScaleRows, scales, x, y);
-  }
-  absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    return Scale(ElementwiseKind::kScaleColumns, scales, x, y);
-  }
-  absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    return Scale(ElementwiseKind::kScaleBothSides, scales, x, y);
-  }
-  absl::Status DoAddDiagonal(double value, MatrixView a) override {
-    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a});
-  }
-  absl::Status DoSymmetrize(MatrixView a) override {
-    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kSymmetrize, .x = a, .y = a});
-  }
-  absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
-    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kPackLower, .x = x, .y = packed});
-  }
-  absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
-    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kUnpackLower, .x = packed, .y = x});
-  }
-  absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) override {
-    return RunOne(Operation::Elementwise{.kind = ElementwiseKind::kPackRow, .row = i, .x = x, .y = packed});
-  }
-  absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
-                                         ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
-                                         MatrixView y) override {
-    return RunOne(Operation::SymmetricUpdateMultiply{
-        scale, shift, {weights.begin(), weights.end()}, rows, m.raw(), m.n(), m.storage(), v, y});
-  }
-  absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
-    return RunOne(Operation::RowSquaredNorms{x, out});
-  }
-  absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
-    return RunOne(Operation::ColumnSquaredNorms{x, out});
-  }
-  absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
-    double out = 0;
-    PRECONDOR_RETURN_IF_ERROR(RunOne(Operation::Dot{x, y, &out}));
-    return out;
-  }
-  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
-    return RunOneDecomposition(Operation::SpdInverse{a, x});
-  }
-  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
-    return RunOneDecomposition(Operation::SymmetricEigen{a, values, q});
-  }
-  absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
-                             MatrixView packed) override {
-    return RunOneDecomposition(Operation::LowRankCore{{roots.begin(), roots.end()}, gram, core, packed});
-  }
-  absl::Status DoLowRankAppend(absl::Span<const double> scales, ConstMatrixView rows, absl::Span<const int64_t> slots,
-                               MatrixView vectors, MatrixView gram) override {
-    return RunOne(
-        Operation::LowRankAppend{{scales.begin(), scales.end()}, rows, {slots.begin(), slots.end()}, vectors, gram});
-  }
-  absl::Status DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
-                                      MatrixView terms, absl::Span<double> squares) override {
-    return RunOneDecomposition(
-        Operation::ShermanMorrisonTerms{h, {h.weights.begin(), h.weights.end()}, factor, v, y, terms, squares});
-  }
-  absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
-                                   ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
-    return RunOne(Operation::DensePrecondition{
-        l, r, {l.weights.begin(), l.weights.end()}, {r.weights.begin(), r.weights.end()}, d, u, precision, squares});
-  }
-  absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
-    return RunOne(Operation::LowRankPrecondition{out_side, in_side, d, u, precision, squares});
-  }
-
   // --- the rest, one by one -----------------------------------------------------------------------------------------
-  absl::Status DoMultiplyElements(double alpha, ConstMatrixView x, ConstMatrixView y, double beta,
-                                  MatrixView z) override {
+  absl::Status RunOne(const operation::MultiplyElements& multiply) {
+    const auto& [alpha, x, y, beta, z] = multiply;
     return device_->Run("MultiplyElements",
                         [&](cudaStream_t stream) { return cuda::MultiplyElements(stream, alpha, x, y, beta, z); });
   }
 
-  absl::Status DoDivideByRoot(double alpha, ConstMatrixView x, ConstMatrixView v, double epsilon,
-                              MatrixView y) override {
+  absl::Status RunOne(const operation::DivideByRoot& divide) {
+    const auto& [alpha, x, v, epsilon, y] = divide;
     return device_->Run("DivideByRoot",
                         [&](cudaStream_t stream) { return cuda::DivideByRoot(stream, alpha, x, v, epsilon, y); });
   }
 
-  absl::Status DoDivideByOuter(double alpha, absl::Span<const double> rows, absl::Span<const double> columns,
-                               double shift, ConstMatrixView x, MatrixView y) override {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_rows, device_->Send(rows));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_columns, device_->Send(columns));
+  absl::Status RunOne(const operation::DivideByOuter& divide) {
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_rows, device_->Send(divide.rows));
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent_columns, device_->Send(divide.columns));
     return device_->Run("DivideByOuter", [&](cudaStream_t stream) {
-      return cuda::DivideByOuter(stream, alpha, sent_rows.data(), sent_columns.data(), shift, x, y);
+      return cuda::DivideByOuter(stream, divide.alpha, sent_rows.data(), sent_columns.data(), divide.shift, divide.x,
+                                 divide.y);
     });
   }
 
-  absl::Status DoGather(absl::Span<const int64_t> rows, absl::Span<const int64_t> columns, ConstMatrixView x,
-                        MatrixView y) override {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> sent_rows, device_->Send(rows));
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> sent_columns, device_->Send(columns));
+  absl::Status RunOne(const operation::Gather& gather) {
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> sent_rows, device_->Send(gather.rows));
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<int64_t> sent_columns, device_->Send(gather.columns));
     return device_->Run("Gather", [&](cudaStream_t stream) {
-      return cuda::Gather(stream, sent_rows.data(), sent_columns.data(), x, y);
+      return cuda::Gather(stream, sent_rows.data(), sent_columns.data(), gather.x, gather.y);
     });
   }
 
-  absl::Status DoFillNormal(const CounterRandom& random, MatrixView x) override {
+  absl::Status RunOne(const operation::FillNormal& fill) {
     return device_->Run("FillNormal", [&](cudaStream_t stream) {
-      return cuda::FillNormal(stream, random.key()[0], random.key()[1], random.nonce(), x);
+      return cuda::FillNormal(stream, fill.random.key()[0], fill.random.key()[1], fill.random.nonce(), fill.x);
     });
   }
 
@@ -299,19 +206,24 @@ class CudaBackend final : public Backend {
     return value;
   }
 
-  absl::StatusOr<double> DoAbsoluteSum(ConstMatrixView x) override {
-    return ReduceToOne("AbsoluteSum", x, [&](cudaStream_t stream, double* partials, double* out) {
-      return cuda::AbsoluteSum(stream, x, partials, out);
-    });
+  absl::Status RunOne(const operation::AbsoluteSum& of) {
+    PRECONDOR_ASSIGN_OR_RETURN(
+        *of.out, ReduceToOne("AbsoluteSum", of.x, [&](cudaStream_t stream, double* partials, double* out) {
+          return cuda::AbsoluteSum(stream, of.x, partials, out);
+        }));
+    return absl::OkStatus();
   }
-  absl::StatusOr<double> DoAbsoluteMaximum(ConstMatrixView x) override {
-    return ReduceToOne("AbsoluteMaximum", x, [&](cudaStream_t stream, double* partials, double* out) {
-      return cuda::AbsoluteMaximum(stream, x, partials, out);
-    });
+  absl::Status RunOne(const operation::AbsoluteMaximum& of) {
+    PRECONDOR_ASSIGN_OR_RETURN(
+        *of.out, ReduceToOne("AbsoluteMaximum", of.x, [&](cudaStream_t stream, double* partials, double* out) {
+          return cuda::AbsoluteMaximum(stream, of.x, partials, out);
+        }));
+    return absl::OkStatus();
   }
-  absl::Status DoDiagonal(ConstMatrixView a, absl::Span<double> out) override {
-    return Reduce("Diagonal", 0, out,
-                  [&](cudaStream_t stream, double*, double* diagonal) { return cuda::Diagonal(stream, a, diagonal); });
+  absl::Status RunOne(const operation::Diagonal& of) {
+    return Reduce("Diagonal", 0, of.out, [&](cudaStream_t stream, double*, double* diagonal) {
+      return cuda::Diagonal(stream, of.a, diagonal);
+    });
   }
 
   // --- decompositions: in f64 on a copy, so that a failure changes nothing ----------------------------------------
@@ -395,7 +307,8 @@ class CudaBackend final : public Backend {
     return device_->Run("SymmetricEigen", [&](cudaStream_t stream) { return cuda::Narrow(stream, m, q); });
   }
 
-  absl::Status DoOrthonormalizeRows(ConstMatrixView a, MatrixView q) override {
+  absl::Status RunOne(const operation::OrthonormalizeRows& make) {
+    const auto& [a, q] = make;
     const int d = static_cast<int>(a.cols), n = static_cast<int>(a.rows);
     PRECONDOR_RETURN_IF_ERROR(CheckFinite("OrthonormalizeRows", a, /*lower=*/false));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> wide, device_->Array<double>(a.size()));
@@ -433,7 +346,8 @@ class CudaBackend final : public Backend {
                         [&](cudaStream_t stream) { return cuda::NarrowWithSigns(stream, m, signs.data(), 1, q); });
   }
 
-  absl::Status DoTriangularMultiply(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+  absl::Status RunOne(const operation::TriangularMultiply& product) {
+    const auto& [side, a, transpose, x] = product;
     const float one = 1.0f;
     return device_->RunBlas("TriangularMultiply", [&](cublasHandle_t blas) {
       return cublasStrmm_64(blas, OtherSide(side), kUpperTriangle, Blas(transpose), CUBLAS_DIAG_NON_UNIT, x.cols,
@@ -441,7 +355,8 @@ class CudaBackend final : public Backend {
     });
   }
 
-  absl::Status DoTriangularSolve(From side, ConstMatrixView a, Transpose transpose, MatrixView x) override {
+  absl::Status RunOne(const operation::TriangularSolve& product) {
+    const auto& [side, a, transpose, x] = product;
     const float one = 1.0f;
     return device_->RunBlas("TriangularSolve", [&](cublasHandle_t blas) {
       return cublasStrsm_64(blas, OtherSide(side), kUpperTriangle, Blas(transpose), CUBLAS_DIAG_NON_UNIT, x.cols,
@@ -454,18 +369,16 @@ class CudaBackend final : public Backend {
   // --- symmetric matrices in tiles --------------------------------------------------------------------------------
   bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }
 
-  absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
-                                 const SymmetricMatrix& m, MatrixView x) override {
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(weights));
-    const cuda::ExpandJob job = {.m = cuda::JobOfForm(SymmetricForm(scale, shift, weights, rows, m), sent.data()),
-                                 .x = x.data,
-                                 .stride = x.stride};
+  absl::Status RunOne(const operation::SymmetricExpand& expand) {
+    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> sent, device_->Send(expand.form.weights));
+    const cuda::ExpandJob job = {
+        .m = cuda::JobOfForm(expand.form, sent.data()), .x = expand.x.data, .stride = expand.x.stride};
     return device_->Run("SymmetricExpand", [&](cudaStream_t stream) { return cuda::SymmetricExpand(stream, job); });
   }
 
-  absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) override {
+  absl::Status RunOne(const operation::SymmetricCompress& compress) {
     return device_->Run("SymmetricCompress", [&](cudaStream_t stream) {
-      return cuda::SymmetricCompress(stream, x, m.raw().data, m.storage());
+      return cuda::SymmetricCompress(stream, compress.x, compress.raw.data, compress.storage);
     });
   }
 

@@ -19,7 +19,7 @@
 namespace precondor::cuda {
 namespace {
 
-using Operations = std::vector<const Operation::DensePrecondition*>;
+using Operations = std::vector<const operation::DensePrecondition*>;
 using Bf16 = __nv_bfloat16;
 
 template <typename T>
@@ -161,9 +161,8 @@ class Expansions {
     weights_ = parcel.Add<double>(weights);
   }
   // x [n, n], of rows of `stride` elements, f32 or bf16.
-  void Add(Parcel& parcel, const SymmetricForm& form, absl::Span<const double> weights, void* x, int64_t stride,
-           bool in_bf16) {
-    std::copy(weights.begin(), weights.end(), parcel.OnHost(weights_).begin() + weight_);
+  void Add(Parcel& parcel, const SymmetricForm& form, void* x, int64_t stride, bool in_bf16) {
+    std::copy(form.weights.begin(), form.weights.end(), parcel.OnHost(weights_).begin() + weight_);
     ExpandJob job;
     job.m = JobOfForm(form, parcel.OnDevice(weights_) + weight_);
     job.x = x;
@@ -171,7 +170,7 @@ class Expansions {
     job.in_bf16 = in_bf16;
     job.first = tiles_;
     parcel.OnHost(jobs_)[count_++] = job;
-    weight_ += weights.size();
+    weight_ += form.weights.size();
     tiles_ += TileCount(form.n);
   }
   absl::Status Run(Device& device, const Parcel& parcel) const {
@@ -237,15 +236,15 @@ class Bf16Plan {
 
  private:
   // l, r and d in bf16, and l d, which is as large as d; the answer takes d's place.
-  static int64_t RoundedElements(const Operation::DensePrecondition& operation) {
+  static int64_t RoundedElements(const operation::DensePrecondition& operation) {
     const int64_t m = operation.d.rows, n = operation.d.cols;
     return m * Padded(m) + n * Padded(n) + 2 * m * Padded(n);
   }
 
-  void Add(const Operation::DensePrecondition& operation) {
+  void Add(const operation::DensePrecondition& operation) {
     const int64_t m = operation.d.rows, n = operation.d.cols, stride = Padded(n);
-    const Bf16* const l = Factor(operation.l, operation.l_weights, m);
-    const Bf16* const r = Factor(operation.r, operation.r_weights, n);
+    const Bf16* const l = Factor(operation.l, m);
+    const Bf16* const r = Factor(operation.r, n);
     Bf16 *const d = Take(next_, m * stride), *const half = Take(next_, m * stride);
     RoundingJob job{.from = operation.d, .rounded = d, .stride = stride, .to = operation.u, .answer = d};
     if (!operation.squares.empty()) {
@@ -257,12 +256,12 @@ class Bf16Plan {
     products_.Add({l, d, half, m, n, m, Padded(m), stride, stride}, {half, r, d, m, n, n, stride, stride, stride});
   }
 
-  const Bf16* Factor(const SymmetricForm& form, absl::Span<const double> weights, int64_t n) {
+  const Bf16* Factor(const SymmetricForm& form, int64_t n) {
     Bf16* const x = Take(next_, n * Padded(n));
     if (form.is_there()) {
       factors_.push_back({.from = form.matrix, .rounded = x, .stride = Padded(n)});
     } else {
-      expansions_.Add(parcel_, form, weights, x, Padded(n), /*in_bf16=*/true);
+      expansions_.Add(parcel_, form, x, Padded(n), /*in_bf16=*/true);
     }
     return x;
   }
@@ -323,11 +322,11 @@ class AlignedCopies {
     const int64_t stride = PaddedInF32(x.cols);
     return MatrixView(Take(next, x.rows * stride), x.rows, x.cols, stride);
   }
-  static absl::Status Run(Device& device, const std::vector<Operation::Elementwise>& copies) {
+  static absl::Status Run(Device& device, const std::vector<operation::Elementwise>& copies) {
     return copies.empty() ? absl::OkStatus() : RunElementwise(device, AllOf(copies));
   }
 
-  std::vector<Operation::Elementwise> before_, after_;
+  std::vector<operation::Elementwise> before_, after_;
 };
 
 // Of matrices in f32. In F32 large products are cuBLAS', small ones our own kernel's, which gives each what it gives
@@ -351,23 +350,23 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> memory, device.Array<float>(elements));
   float* next = memory.data();
   AlignedCopies copies;
-  const auto factor = [&](const SymmetricForm& form, absl::Span<const double> weights) {
+  const auto factor = [&](const SymmetricForm& form) {
     if (form.is_there()) return in_tf32 ? copies.Of(form.matrix, next) : form.matrix;
     const int64_t stride = stride_of(form.n);
     float* const x = Take(next, form.n * stride);
-    expansions.Add(parcel, form, weights, x, stride, /*in_bf16=*/false);
+    expansions.Add(parcel, form, x, stride, /*in_bf16=*/false);
     return ConstMatrixView(x, form.n, form.n, stride);
   };
-  std::array<std::vector<Operation::Gemm>, 2> small;
-  std::vector<Operation::Dot> dots;
+  std::array<std::vector<operation::Gemm>, 2> small;
+  std::vector<operation::Dot> dots;
   for (const auto* operation : operations) {
-    const ConstMatrixView l = factor(operation->l, operation->l_weights);
-    const ConstMatrixView r = factor(operation->r, operation->r_weights);
+    const ConstMatrixView l = factor(operation->l);
+    const ConstMatrixView r = factor(operation->r);
     const ConstMatrixView d = in_tf32 ? copies.Of(operation->d, next) : operation->d;
     const MatrixView u = in_tf32 ? copies.Of(operation->u, next) : operation->u;
     const int64_t stride = stride_of(d.cols);
     const MatrixView half(Take(next, d.rows * stride), d.rows, d.cols, stride);
-    const Operation::Gemm first{.a = l, .b = d, .c = half}, second{.a = half, .b = r, .c = u};
+    const operation::Gemm first{.a = l, .b = d, .c = half}, second{.a = half, .b = r, .c = u};
     if (in_tf32 || IsLarge(first) || IsLarge(second)) {
       of_cublas.Add({l.data, d.data, half.data, d.rows, d.cols, d.rows, l.stride, d.stride, half.stride},
                     {half.data, r.data, u.data, d.rows, d.cols, d.cols, half.stride, r.stride, u.stride});
@@ -385,7 +384,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
   PRECONDOR_RETURN_IF_ERROR(expansions.Run(device, parcel));
   PRECONDOR_RETURN_IF_ERROR(of_cublas.Run(device, parcel, in_tf32 ? kInTf32 : kInF32));
   PRECONDOR_RETURN_IF_ERROR(copies.RunAfter(device));
-  for (const std::vector<Operation::Gemm>& some : small) {
+  for (const std::vector<operation::Gemm>& some : small) {
     if (!some.empty()) PRECONDOR_RETURN_IF_ERROR(RunProducts(device, AllOf(some)));
   }
   return dots.empty() ? absl::OkStatus() : RunDots(device, AllOf(dots));
@@ -405,7 +404,7 @@ SymmetricJob JobOfForm(const SymmetricForm& form, const double* weights) {
   return job;
 }
 
-absl::Status RunDensePreconditions(Device& device, absl::Span<const Operation::DensePrecondition* const> operations) {
+absl::Status RunDensePreconditions(Device& device, absl::Span<const operation::DensePrecondition* const> operations) {
   Operations in_bf16, in_tf32, in_f32;
   for (const auto* operation : operations) {
     const bool bf16 = operation->precision == ProductPrecision::kBf16;

@@ -16,6 +16,6 @@ namespace precondor::cuda {
 // What expands the form, whose weights are there on the device.
 SymmetricJob JobOfForm(const SymmetricForm& form, const double* weights);
 // In stream order; waits for the device where one asks for squares.
-absl::Status RunDensePreconditions(Device& device, absl::Span<const Operation::DensePrecondition* const> operations);
+absl::Status RunDensePreconditions(Device& device, absl::Span<const operation::DensePrecondition* const> operations);
 
 }  // namespace precondor::cuda

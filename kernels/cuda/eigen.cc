@@ -87,7 +87,7 @@ absl::Status EigenStatus(int info) {
   return absl::FailedPreconditionError(absl::StrCat("SymmetricEigen: no convergence, cuSOLVER says ", info));
 }
 
-absl::Status RunSymmetricEigens(Device& device, absl::Span<const Operation::SymmetricEigen* const> operations,
+absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::SymmetricEigen* const> operations,
                                 absl::Span<absl::Status> statuses) {
   const size_t count = operations.size();
   std::vector<size_t> order(count);
@@ -123,7 +123,7 @@ absl::Status RunSymmetricEigens(Device& device, absl::Span<const Operation::Symm
   PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
   double* wide = memory.data() + learnt;
   for (size_t i = 0; i < count; ++i) {
-    const Operation::SymmetricEigen& eigen = *operations[order[i]];
+    const operation::SymmetricEigen& eigen = *operations[order[i]];
     parcel.OnHost(jobs)[i] = {eigen.a, wide, parcel.OnDevice(infos) + i, memory.data() + rows + i, eigen.q};
     wide += sizes[i] * sizes[i];
   }

@@ -15,7 +15,7 @@ namespace precondor::cuda {
 absl::Status EigenStatus(int info);
 // Of matrices of at most kMostRowsOfSymmetricEigens rows; waits for the device. statuses[i]: FailedPrecondition where
 // there is no decomposition.
-absl::Status RunSymmetricEigens(Device& device, absl::Span<const Operation::SymmetricEigen* const> operations,
+absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::SymmetricEigen* const> operations,
                                 absl::Span<absl::Status> statuses);
 
 }  // namespace precondor::cuda

@@ -28,7 +28,7 @@ template <typename Operations, typename NumbersOf>
 absl::StatusOr<DeviceArray<double>> SendNumbers(Device& device, const Operations& operations, NumbersOf numbers_of) {
   std::vector<double> numbers;
   for (const auto* operation : operations) {
-    const Operation::Numbers& own = numbers_of(*operation);
+    const absl::Span<const double> own = numbers_of(*operation);
     numbers.insert(numbers.end(), own.begin(), own.end());
   }
   return device.Send(absl::MakeConstSpan(numbers));
@@ -41,12 +41,12 @@ absl::StatusOr<DeviceArray<Job>> SendJobs(Device& device, const std::vector<Job>
 
 cublasOperation_t Blas(Transpose transpose) { return transpose == Transpose::kYes ? CUBLAS_OP_T : CUBLAS_OP_N; }
 
-int64_t InnerSize(const Operation::Gemm& gemm) {
+int64_t InnerSize(const operation::Gemm& gemm) {
   return gemm.transpose_a == Transpose::kYes ? gemm.a.rows : gemm.a.cols;
 }
 
 // Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
-absl::Status RunLargeProduct(Device& device, const Operation::Gemm& gemm) {
+absl::Status RunLargeProduct(Device& device, const operation::Gemm& gemm) {
   const float alpha = static_cast<float>(gemm.alpha), beta = static_cast<float>(gemm.beta);
   return device.RunBlas("Gemm", [&](cublasHandle_t blas) {
     return cublasSgemm_64(blas, Blas(gemm.transpose_b), Blas(gemm.transpose_a), gemm.c.cols, gemm.c.rows,
@@ -106,13 +106,12 @@ void AddDot(ConstMatrixView x, ConstMatrixView y, std::vector<DotJob>& jobs) {
 
 }  // namespace
 
-absl::Status RunElementwise(Device& device, absl::Span<const Operation::Elementwise* const> operations) {
+absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementwise* const> operations) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> scales,
-                             SendNumbers(
-                                 device, operations, [](const auto& e) -> const auto& { return e.scales; }));
+                             SendNumbers(device, operations, [](const auto& e) { return e.scales; }));
   std::vector<ElementwiseJob> jobs;
   int64_t blocks = 0, scale = 0;
-  for (const Operation::Elementwise* e : operations) {
+  for (const operation::Elementwise* e : operations) {
     jobs.push_back({e->kind, e->alpha, e->beta, scales.data() + scale, e->row, e->x, e->y, blocks});
     blocks += ElementwiseBlocks(jobs.back());
     scale += static_cast<int64_t>(e->scales.size());
@@ -126,14 +125,14 @@ absl::Status RunElementwise(Device& device, absl::Span<const Operation::Elementw
   });
 }
 
-bool IsLarge(const Operation::Gemm& gemm) {
+bool IsLarge(const operation::Gemm& gemm) {
   return 2.0 * static_cast<double>(gemm.c.size()) * static_cast<double>(InnerSize(gemm)) >= kFlopsOfLargeProduct;
 }
 
-absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const> operations) {
+absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const> operations) {
   std::vector<ProductJob> jobs;
   int64_t blocks = 0;
-  for (const Operation::Gemm* gemm : operations) {
+  for (const operation::Gemm* gemm : operations) {
     if (IsLarge(*gemm)) continue;
     ProductJob job;
     job.alpha = static_cast<float>(gemm->alpha);
@@ -155,7 +154,7 @@ absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const
     PRECONDOR_ASSIGN_OR_RETURN(sent, SendJobs(device, jobs));
   }
   bool has_run = false;
-  for (const Operation::Gemm* gemm : operations) {
+  for (const operation::Gemm* gemm : operations) {
     if (!IsLarge(*gemm)) continue;
     PRECONDOR_RETURN_IF_ERROR(NotAsWantOfMemory(has_run, RunLargeProduct(device, *gemm)));
     has_run = true;
@@ -168,10 +167,9 @@ absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const
 }
 
 absl::Status RunSymmetricUpdates(Device& device,
-                                 absl::Span<const Operation::SymmetricUpdateMultiply* const> operations) {
+                                 absl::Span<const operation::SymmetricUpdateMultiply* const> operations) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> weights,
-                             SendNumbers(
-                                 device, operations, [](const auto& s) -> const auto& { return s.weights; }));
+                             SendNumbers(device, operations, [](const auto& s) { return s.weights; }));
   int64_t partials = 0;
   for (const auto* s : operations) partials += PartialElements(s->n, s->v.rows);
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> memory, device.Array<float>(partials));
@@ -209,7 +207,7 @@ absl::Status RunSymmetricUpdates(Device& device,
   return updates ? device.RunOrLose("SymmetricUpdateMultiply", sum) : device.Run("SymmetricUpdateMultiply", sum);
 }
 
-absl::Status RunRowSquaredNorms(Device& device, absl::Span<const Operation::RowSquaredNorms* const> operations) {
+absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations) {
   std::vector<RowNormsJob> jobs;
   std::vector<DotJob> long_rows;
   int64_t rows = 0;
@@ -240,7 +238,7 @@ absl::Status RunRowSquaredNorms(Device& device, absl::Span<const Operation::RowS
   return absl::OkStatus();
 }
 
-absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const Operation::ColumnSquaredNorms* const> operations) {
+absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::ColumnSquaredNorms* const> operations) {
   std::vector<ColumnNormsJob> jobs;
   int64_t partials = 0, columns = 0, blocks = 0;
   for (const auto* norms : operations) partials += ColumnPartials(norms->x);
@@ -274,9 +272,9 @@ absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const Operation::C
   return absl::OkStatus();
 }
 
-absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> operations) {
+absl::Status RunDots(Device& device, absl::Span<const operation::Dot* const> operations) {
   std::vector<DotJob> jobs;
-  for (const Operation::Dot* dot : operations) AddDot(dot->x, dot->y, jobs);
+  for (const operation::Dot* dot : operations) AddDot(dot->x, dot->y, jobs);
   std::vector<double> out(jobs.size());
   PRECONDOR_RETURN_IF_ERROR(RunDotJobs(device, jobs, absl::MakeSpan(out)));
   for (size_t i = 0; i < out.size(); ++i) *operations[i]->out = out[i];
@@ -284,14 +282,14 @@ absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> ope
 }
 
 absl::Status RunShermanMorrisonTerms(Device& device,
-                                     absl::Span<const Operation::ShermanMorrisonTerms* const> operations,
+                                     absl::Span<const operation::ShermanMorrisonTerms* const> operations,
                                      absl::Span<absl::Status> statuses) {
-  static_assert(kMostVectorsOfTerms == Operation::ShermanMorrisonTerms::kMostVectors &&
-                kMostRowsOfTerms == Operation::ShermanMorrisonTerms::kMostRows);
+  static_assert(kMostVectorsOfTerms == operation::ShermanMorrisonTerms::kMostVectors &&
+                kMostRowsOfTerms == operation::ShermanMorrisonTerms::kMostRows);
   const size_t count = operations.size();
   size_t weights = 0, asked = 0;
   for (const auto* terms : operations) {
-    weights += terms->weights.size();
+    weights += terms->h.weights.size();
     asked += terms->squares.size();
   }
   Parcel parcel;
@@ -303,8 +301,8 @@ absl::Status RunShermanMorrisonTerms(Device& device,
                              device.Array<double>(static_cast<int64_t>(asked + count)));
   size_t weight = 0, square = 0;
   for (size_t i = 0; i < count; ++i) {
-    const Operation::ShermanMorrisonTerms& terms = *operations[i];
-    std::copy(terms.weights.begin(), terms.weights.end(), parcel.OnHost(all_weights).begin() + weight);
+    const operation::ShermanMorrisonTerms& terms = *operations[i];
+    std::copy(terms.h.weights.begin(), terms.h.weights.end(), parcel.OnHost(all_weights).begin() + weight);
     ShermanMorrisonJob& job = parcel.OnHost(jobs)[i];
     job.scale = terms.h.scale;
     job.shift = terms.h.shift;
@@ -316,7 +314,7 @@ absl::Status RunShermanMorrisonTerms(Device& device,
     job.terms = terms.terms;
     job.squares = terms.squares.empty() ? nullptr : memory.data() + square;
     job.infinite = memory.data() + asked + i;
-    weight += terms.weights.size();
+    weight += terms.h.weights.size();
     square += terms.squares.size();
   }
   PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
@@ -344,18 +342,17 @@ absl::Status InverseStatus(int info, int64_t n) {
       absl::StrCat("SpdInverse: a: expected positive definite, but leading minor ", info, " of ", n, " is not"));
 }
 
-absl::Status RunSpdInverses(Device& device, absl::Span<const Operation::SpdInverse* const> operations,
+absl::Status RunSpdInverses(Device& device, absl::Span<const operation::SpdInverse* const> operations,
                             absl::Span<absl::Status> statuses) {
   std::vector<SpdInverseJob> jobs;
   for (const auto* inverse : operations) jobs.push_back({.a = inverse->a, .x = inverse->x});
   return RunInverseJobs(device, jobs, statuses);
 }
 
-absl::Status RunLowRankCores(Device& device, absl::Span<const Operation::LowRankCore* const> operations,
+absl::Status RunLowRankCores(Device& device, absl::Span<const operation::LowRankCore* const> operations,
                              absl::Span<absl::Status> statuses) {
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> roots,
-                             SendNumbers(
-                                 device, operations, [](const auto& c) -> const auto& { return c.roots; }));
+                             SendNumbers(device, operations, [](const auto& c) { return c.roots; }));
   std::vector<SpdInverseJob> jobs;
   int64_t root = 0;
   for (const auto* core : operations) {

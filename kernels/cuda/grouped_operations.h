@@ -17,28 +17,28 @@
 namespace precondor::cuda {
 
 // In stream order.
-absl::Status RunElementwise(Device& device, absl::Span<const Operation::Elementwise* const> operations);
+absl::Status RunElementwise(Device& device, absl::Span<const operation::Elementwise* const> operations);
 // Whether it is worth a launch of cuBLAS' kernels.
-bool IsLarge(const Operation::Gemm& gemm);
-absl::Status RunProducts(Device& device, absl::Span<const Operation::Gemm* const> operations);
+bool IsLarge(const operation::Gemm& gemm);
+absl::Status RunProducts(Device& device, absl::Span<const operation::Gemm* const> operations);
 // When matrices have changed and their products did not come about, the device is lost.
 absl::Status RunSymmetricUpdates(Device& device,
-                                 absl::Span<const Operation::SymmetricUpdateMultiply* const> operations);
+                                 absl::Span<const operation::SymmetricUpdateMultiply* const> operations);
 // These wait for the device.
-absl::Status RunRowSquaredNorms(Device& device, absl::Span<const Operation::RowSquaredNorms* const> operations);
-absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const Operation::ColumnSquaredNorms* const> operations);
-absl::Status RunDots(Device& device, absl::Span<const Operation::Dot* const> operations);
+absl::Status RunRowSquaredNorms(Device& device, absl::Span<const operation::RowSquaredNorms* const> operations);
+absl::Status RunColumnSquaredNorms(Device& device, absl::Span<const operation::ColumnSquaredNorms* const> operations);
+absl::Status RunDots(Device& device, absl::Span<const operation::Dot* const> operations);
 // Of at most kMostVectorsOfTerms vectors and kMostRowsOfTerms rows. statuses[i]: FailedPrecondition where a product is
 // not finite.
 absl::Status RunShermanMorrisonTerms(Device& device,
-                                     absl::Span<const Operation::ShermanMorrisonTerms* const> operations,
+                                     absl::Span<const operation::ShermanMorrisonTerms* const> operations,
                                      absl::Span<absl::Status> statuses);
 // What SpdInverse says where a decomposition of n rows left this info (kernels/cuda/spd_inverses.h).
 absl::Status InverseStatus(int info, int64_t n);
 // Of matrices of at most kMostRowsOfSpdInverse rows. statuses[i]: FailedPrecondition where there is no inverse.
-absl::Status RunSpdInverses(Device& device, absl::Span<const Operation::SpdInverse* const> operations,
+absl::Status RunSpdInverses(Device& device, absl::Span<const operation::SpdInverse* const> operations,
                             absl::Span<absl::Status> statuses);
-absl::Status RunLowRankCores(Device& device, absl::Span<const Operation::LowRankCore* const> operations,
+absl::Status RunLowRankCores(Device& device, absl::Span<const operation::LowRankCore* const> operations,
                              absl::Span<absl::Status> statuses);
 
 }  // namespace precondor::cuda

@@ -30,7 +30,7 @@ MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
 
 // Of one operation: d is [m, n], the ranks are p and q.
 struct Extents {
-  explicit Extents(const Operation::LowRankPrecondition& operation)
+  explicit Extents(const operation::LowRankPrecondition& operation)
       : m(operation.d.rows),
         n(operation.d.cols),
         p(operation.out_side.vectors.rows),
@@ -72,7 +72,7 @@ class Plan {
       : floats_(floats), tile_squares_(tile_squares), counters_(counters) {}
 
   // squares [2], or null.
-  void Add(const Operation::LowRankPrecondition& operation, double* squares) {
+  void Add(const operation::LowRankPrecondition& operation, double* squares) {
     const LowRankInverse &out = operation.out_side, &in = operation.in_side;
     const ConstMatrixView d = operation.d;
     const Extents extents(operation);
@@ -154,7 +154,7 @@ class Plan {
 
 }  // namespace
 
-absl::Status RunLowRankAppends(Device& device, absl::Span<const Operation::LowRankAppend* const> operations) {
+absl::Status RunLowRankAppends(Device& device, absl::Span<const operation::LowRankAppend* const> operations) {
   size_t rows = 0;
   for (const auto* append : operations) rows += append->slots.size();
   Parcel parcel;
@@ -165,7 +165,7 @@ absl::Status RunLowRankAppends(Device& device, absl::Span<const Operation::LowRa
   int64_t blocks = 0;
   size_t row = 0;
   for (size_t i = 0; i < operations.size(); ++i) {
-    const Operation::LowRankAppend& append = *operations[i];
+    const operation::LowRankAppend& append = *operations[i];
     std::copy(append.scales.begin(), append.scales.end(), parcel.OnHost(scales).begin() + row);
     std::copy(append.slots.begin(), append.slots.end(), parcel.OnHost(slots).begin() + row);
     LowRankAppendJob& job = parcel.OnHost(jobs)[i];
@@ -181,7 +181,7 @@ absl::Status RunLowRankAppends(Device& device, absl::Span<const Operation::LowRa
 }
 
 absl::Status RunLowRankPreconditions(Device& device,
-                                     absl::Span<const Operation::LowRankPrecondition* const> operations) {
+                                     absl::Span<const operation::LowRankPrecondition* const> operations) {
   size_t job_count = 0, asked = 0;
   int64_t float_count = 0, counter_count = 0, tiles = 0;
   for (const auto* operation : operations) {

@@ -13,9 +13,9 @@
 namespace precondor::cuda {
 
 // In stream order.
-absl::Status RunLowRankAppends(Device& device, absl::Span<const Operation::LowRankAppend* const> operations);
+absl::Status RunLowRankAppends(Device& device, absl::Span<const operation::LowRankAppend* const> operations);
 // Waits for the device where one asks for squares.
 absl::Status RunLowRankPreconditions(Device& device,
-                                     absl::Span<const Operation::LowRankPrecondition* const> operations);
+                                     absl::Span<const operation::LowRankPrecondition* const> operations);
 
 }  // namespace precondor::cuda

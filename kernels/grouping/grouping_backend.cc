@@ -82,23 +82,32 @@ class GroupingBackend final : public ForwardingBackend {
     return InTask() && !OwnTask().operations.empty() ? Wait(OwnTask()) : absl::OkStatus();
   }
 
-  // Until somebody waits: its caller when it is to know something of it, unless a batch asks for more.
-  absl::Status PutOff(Operation operation) {
+  // Puts it off until somebody waits: its caller when it is to know something of it, unless a batch asks for more.
+  absl::Status PutOff(const Operation& operation) {
     PRECONDOR_RETURN_IF_ERROR(Lost());
-    if (InTask()) {
-      const bool waits = operation.tells_host() && !OwnTask().in_batch;
-      OwnTask().operations.push_back(std::move(operation));
-      return waits ? Wait(OwnTask()) : absl::OkStatus();
+    if (!InTask()) {
+      const Operation* const alone = &operation;
+      absl::Status status;
+      device_->Run({&alone, 1}, {&status, 1});
+      return status;
     }
-    const Operation* const alone = &operation;
-    absl::Status status;
-    device_->RunTogether({&alone, 1}, {&status, 1});
-    return status;
+    const bool in_batch = OwnTask().in_batch;
+    if (const auto* const make = operation.As<operation::ShermanMorrisonTerms>()) {
+      // Of more than a device takes in one, the primitives have company, and each may be run again that lacks memory:
+      // all of them together change y on the way.
+      const bool in_several = make->v.rows > make->kMostVectors || make->h.rows.rows > make->kMostRows;
+      if (in_several && !in_batch) return RunByPrimitives(*make);
+    }
+    OwnTask().PutOff(operation);
+    const Awaited awaited = operation.awaited();
+    const bool waits = awaited == Awaited::kReturn || (awaited == Awaited::kOutcome && !in_batch);
+    return waits ? Wait(OwnTask()) : absl::OkStatus();
   }
-  // The same, with what it tells there on return.
-  absl::Status RunNow(Operation operation) {
-    PRECONDOR_RETURN_IF_ERROR(PutOff(std::move(operation)));
-    return Before();
+  void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    for (size_t i = 0; i < operations.size(); ++i) statuses[i] = PutOff(*operations[i]);
+  }
+  absl::Status DoCopy(ConstMatrixView from, MatrixView to) override {
+    return PutOff({operation::Elementwise{.alpha = 1, .x = from, .y = to}});
   }
 
   void DoBeginBatch() override {
@@ -152,6 +161,7 @@ class GroupingBackend final : public ForwardingBackend {
   void Clear(DeferredTask& task) {
     task.open.clear();
     task.operations.clear();
+    task.kept.clear();
     for (const auto& [data, elements] : task.freed) FreeOn(*device_, data, elements);
     task.freed.clear();
     freed_bytes_ -= std::exchange(task.freed_bytes, 0);
@@ -178,7 +188,7 @@ class GroupingBackend final : public ForwardingBackend {
     const std::vector<absl::Status> statuses = RunWithWhatMemoryThereIs(operations);
     for (size_t i = 0; i < tasks.size(); ++i) {
       // Who waits for it hears of it; whoever has gone on takes what is not there for granted.
-      if (operations[i]->tells_host()) {
+      if (operations[i]->awaited() != Awaited::kNothing) {
         tasks[i]->status.Update(statuses[i]);
       } else if (!statuses[i].ok()) {
         Lose(statuses[i]);
@@ -189,20 +199,29 @@ class GroupingBackend final : public ForwardingBackend {
   // The status of each. A group needs memory that its operations alone may not need, such as a table of them.
   std::vector<absl::Status> RunWithWhatMemoryThereIs(const std::vector<const Operation*>& operations) {
     std::vector<absl::Status> statuses(operations.size());
-    // An operation that has run may have changed its own operands, and must not run again.
-    const auto none_has_run = [&] { return std::all_of(statuses.begin(), statuses.end(), &absl::IsResourceExhausted); };
-    const auto run = [&](size_t first, size_t count) {
-      std::fill_n(statuses.begin() + static_cast<std::ptrdiff_t>(first), count, absl::OkStatus());
-      device_->RunTogether(absl::MakeConstSpan(operations).subspan(first, count),
-                           absl::MakeSpan(statuses).subspan(first, count));
-    };
-    run(0, operations.size());
-    if (!none_has_run()) return statuses;
-    device_->Trim();
-    run(0, operations.size());
-    if (operations.size() == 1 || !none_has_run()) return statuses;
-    for (size_t i = 0; i < operations.size(); ++i) run(i, 1);
+    device_->Run(operations, absl::MakeSpan(statuses));
+    for (const bool one_by_one : {false, true}) {
+      // One that lacked memory has not run; any other may have changed its own operands, and must not run again.
+      std::vector<size_t> again;
+      for (size_t i = 0; i < statuses.size(); ++i) {
+        if (absl::IsResourceExhausted(statuses[i])) again.push_back(i);
+      }
+      if (again.empty()) break;
+      if (!one_by_one) device_->Trim();
+      RunAgain(operations, again, one_by_one ? 1 : again.size(), statuses);
+    }
     return statuses;
+  }
+  // Those of these places, in groups of so many.
+  void RunAgain(const std::vector<const Operation*>& operations, absl::Span<const size_t> places, size_t group,
+                std::vector<absl::Status>& statuses) {
+    for (; !places.empty(); places.remove_prefix(group)) {
+      std::vector<const Operation*> some;
+      for (const size_t place : places.first(group)) some.push_back(operations[place]);
+      std::vector<absl::Status> of_some(group);
+      device_->Run(some, absl::MakeSpan(of_some));
+      for (size_t i = 0; i < group; ++i) statuses[places[i]] = of_some[i];
+    }
   }
 
   absl::Status Lost() const ABSL_LOCKS_EXCLUDED(lost_mu_) {
@@ -224,7 +243,7 @@ class GroupingBackend final : public ForwardingBackend {
     if (!InTask()) return AllocateOn(*device_, elements);
     PRECONDOR_ASSIGN_OR_RETURN(float* const data, DoAllocateScratch(elements));
     const MatrixView all(data, 1, elements);
-    OwnTask().operations.push_back({Operation::Elementwise{.x = all, .y = all}});  // 0 x + 0 y
+    OwnTask().PutOff({operation::Elementwise{.x = all, .y = all}});  // 0 x + 0 y
     return data;
   }
   absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
@@ -244,121 +263,12 @@ class GroupingBackend final : public ForwardingBackend {
     if (OwnTask().freed_bytes > options_.most_freed_bytes || in_all > options_.most_freed_bytes_in_all) (void)Before();
   }
 
-  // --- operations that wait for company -----------------------------------------------------------------------------
-
-  absl::Status DoCopy(ConstMatrixView from, MatrixView to) override {
-    return PutOff({Operation::Elementwise{.alpha = 1, .x = from, .y = to}});
-  }
-  absl::Status DoAxpby(double alpha, ConstMatrixView x, double beta, MatrixView y) override {
-    return PutOff({Operation::Elementwise{.alpha = alpha, .beta = beta, .x = x, .y = y}});
-  }
-  absl::Status DoScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    return Scale(ElementwiseKind::kScaleRows, scales, x, y);
-  }
-  absl::Status DoScaleColumns(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    return Scale(ElementwiseKind::kScaleColumns, scales, x, y);
-  }
-  absl::Status DoScaleBothSides(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) override {
-    return Scale(ElementwiseKind::kScaleBothSides, scales, x, y);
-  }
-  absl::Status Scale(ElementwiseKind kind, absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
-    return PutOff({Operation::Elementwise{
-        .kind = kind, .scales = Operation::Numbers(scales.begin(), scales.end()), .x = x, .y = y}});
-  }
-  absl::Status DoAddDiagonal(double value, MatrixView a) override {
-    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kAddDiagonal, .alpha = value, .x = a, .y = a}});
-  }
-  absl::Status DoSymmetrize(MatrixView a) override {
-    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kSymmetrize, .x = a, .y = a}});
-  }
-  absl::Status DoPackLower(ConstMatrixView x, MatrixView packed) override {
-    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kPackLower, .x = x, .y = packed}});
-  }
-  absl::Status DoUnpackLower(ConstMatrixView packed, MatrixView x) override {
-    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kUnpackLower, .x = packed, .y = x}});
-  }
-  absl::Status DoPackRow(ConstMatrixView x, int64_t i, MatrixView packed) override {
-    return PutOff({Operation::Elementwise{.kind = ElementwiseKind::kPackRow, .row = i, .x = x, .y = packed}});
-  }
-  absl::Status DoGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
-                      double beta, MatrixView c) override {
-    return PutOff({Operation::Gemm{alpha, a, transpose_a, b, transpose_b, beta, c}});
-  }
-  absl::Status DoSymmetricUpdateMultiply(double scale, double shift, absl::Span<const double> weights,
-                                         ConstMatrixView rows, SymmetricMatrix& m, ConstMatrixView v,
-                                         MatrixView y) override {
-    return PutOff({Operation::SymmetricUpdateMultiply{scale, shift, Operation::Numbers(weights.begin(), weights.end()),
-                                                      rows, m.raw(), m.n(), m.storage(), v, y}});
-  }
-  absl::Status DoRowSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
-    return PutOff({Operation::RowSquaredNorms{x, out}});
-  }
-  absl::Status DoColumnSquaredNorms(ConstMatrixView x, absl::Span<double> out) override {
-    return PutOff({Operation::ColumnSquaredNorms{x, out}});
-  }
-  absl::StatusOr<double> DoDot(ConstMatrixView x, ConstMatrixView y) override {
-    double out = 0;
-    PRECONDOR_RETURN_IF_ERROR(RunNow({Operation::Dot{x, y, &out}}));
-    return out;
-  }
-  absl::Status DoLowRankCore(absl::Span<const double> roots, ConstMatrixView gram, MatrixView core,
-                             MatrixView packed) override {
-    return PutOff({Operation::LowRankCore{Operation::Numbers(roots.begin(), roots.end()), gram, core, packed}});
-  }
-  absl::Status DoLowRankAppend(absl::Span<const double> scales, ConstMatrixView rows, absl::Span<const int64_t> slots,
-                               MatrixView vectors, MatrixView gram) override {
-    return PutOff({Operation::LowRankAppend{
-        Operation::Numbers(scales.begin(), scales.end()), rows, {slots.begin(), slots.end()}, vectors, gram}});
-  }
-  absl::Status DoLowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
-                                     ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
-    const Operation product = {Operation::LowRankPrecondition{out_side, in_side, d, u, precision, squares}};
-    return squares.empty() ? PutOff(product) : RunNow(product);
-  }
-  absl::Status DoDensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d,
-                                   ProductPrecision precision, absl::Span<double> squares, MatrixView u) override {
-    const Operation product = {Operation::DensePrecondition{
-        l, r, {l.weights.begin(), l.weights.end()}, {r.weights.begin(), r.weights.end()}, d, u, precision, squares}};
-    return squares.empty() ? PutOff(product) : RunNow(product);
-  }
-  absl::Status DoShermanMorrisonTerms(const SymmetricForm& h, double factor, ConstMatrixView v, MatrixView y,
-                                      MatrixView terms, absl::Span<double> squares) override {
-    // Of more than a device takes in one, the primitives have company, and each may be run again that lacks memory: all
-    // of them together change y on the way.
-    using Terms = Operation::ShermanMorrisonTerms;
-    const bool in_several = v.rows > Terms::kMostVectors || h.rows.rows > Terms::kMostRows;
-    if (in_several && !(InTask() && OwnTask().in_batch)) {
-      return Backend::DoShermanMorrisonTerms(h, factor, v, y, terms, squares);
-    }
-    return PutOff(
-        {Operation::ShermanMorrisonTerms{h, {h.weights.begin(), h.weights.end()}, factor, v, y, terms, squares}});
-  }
-  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override { return PutOff({Operation::SpdInverse{a, x}}); }
-  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
-    return PutOff({Operation::SymmetricEigen{a, values, q}});
-  }
-
-  // --- and that do not, beside those of ForwardingBackend -----------------------------------------------------------
-
   absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) override {
     PRECONDOR_RETURN_IF_ERROR(Lost());  // what has been put off does not use it either
     return device_->UploadToIdle(host, device);
   }
   bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
   bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
-  absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
-                                 const SymmetricMatrix& m, MatrixView x) override {
-    PRECONDOR_RETURN_IF_ERROR(Before());
-    return device_->SymmetricExpand(scale, shift, weights, rows, m, x);
-  }
-  absl::Status DoSymmetricCompress(ConstMatrixView x, SymmetricMatrix& m) override {
-    PRECONDOR_RETURN_IF_ERROR(Before());
-    return device_->SymmetricCompress(x, m);
-  }
-  absl::Status DoFillNormal(const CounterRandom& random, MatrixView x) override {
-    PRECONDOR_RETURN_IF_ERROR(Before());
-    return device_->FillNormal(random, x);
-  }
 
   const GroupingOptions options_;
   const std::unique_ptr<Backend> device_;

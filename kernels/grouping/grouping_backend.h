@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A backend that runs the operations of many tasks (Backend::Task) together: what their next operations have in common
-// is one call of the device's backend (Backend::RunTogether), so that a step of many layers costs a device few
-// launches.
+// is one call of the device's backend (Backend::Run), so that a step of many layers costs a device few launches.
 //
 // The operations of a task are deferred until it needs something from the device or ends. A task on a fiber
 // (kernels/base/fiber.h) moves to the backend's own thread for its duration (kernels/grouping/device_driver.h): there
 // tasks run one after the other until each waits, and then the operations of all that wait run: always those of one
 // kind that are next in their tasks and do not depend on each other, first of the task that has most left. A task on a
 // thread's own stack waits for no other: its operations run on that thread. Which tasks run together is a matter of
-// timing; results are the same to the bit. Outside of tasks, and for operations that kernels/operation.h does not know,
-// calls go straight to the device's backend.
+// timing; results are the same to the bit. Outside of tasks calls go straight to the device's backend.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +27,7 @@ struct GroupingOptions {
   int64_t tasks_at_start = 1;
 };
 
-// Thread-safe as Backend says. Composites have their default form. After the failure of an operation that was put off
+// Thread-safe as Backend says. After the failure of an operation that was put off
 // every call returns it; when it was memory that was missing, only after what the device had kept was given back.
 std::unique_ptr<Backend> MakeGroupingBackend(std::unique_ptr<Backend> device, const GroupingOptions& options);
 

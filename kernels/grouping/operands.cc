@@ -12,28 +12,15 @@ namespace {
 
 using Views = absl::InlinedVector<ConstMatrixView, 7>;
 
+// Of an operation's description.
 struct Operands {
   Views read;
   Views written;  // and perhaps read
-};
 
-Operands Of(const operation::Elementwise& e) { return {{e.x}, {e.y}}; }
-Operands Of(const operation::Gemm& g) { return {{g.a, g.b}, {g.c}}; }
-Operands Of(const operation::SymmetricUpdateMultiply& s) { return {{s.rows, s.v}, {s.raw, s.y}}; }
-Operands Of(const operation::RowSquaredNorms& n) { return {{n.x}, {}}; }
-Operands Of(const operation::Dot& d) { return {{d.x, d.y}, {}}; }
-Operands Of(const operation::SpdInverse& s) { return {{s.a}, {s.x}}; }
-Operands Of(const operation::ColumnSquaredNorms& n) { return {{n.x}, {}}; }
-Operands Of(const operation::SymmetricEigen& e) { return {{e.a}, {e.q}}; }
-Operands Of(const operation::LowRankCore& c) { return {{c.gram}, {c.core, c.packed}}; }
-Operands Of(const operation::LowRankAppend& a) { return {{a.rows}, {a.vectors, a.gram}}; }
-Operands Of(const operation::LowRankPrecondition& p) {
-  return {{p.d, p.out_side.vectors, p.out_side.core, p.in_side.vectors, p.in_side.core}, {p.u}};
-}
-Operands Of(const operation::DensePrecondition& p) {
-  return {{p.d, p.l.matrix, p.l.raw, p.l.rows, p.r.matrix, p.r.raw, p.r.rows}, {p.u}};
-}
-Operands Of(const operation::ShermanMorrisonTerms& t) { return {{t.h.rows, t.v}, {t.y, t.terms}}; }
+  void Reads(const auto&... views) { (read.push_back(views), ...); }
+  void Writes(const auto&... views) { (written.push_back(views), ...); }
+  void Takes(const auto&...) {}
+};
 
 bool Overlap(ConstMatrixView x, ConstMatrixView y) {
   if (x.size() == 0 || y.size() == 0) return false;
@@ -54,7 +41,9 @@ bool AnyOverlap(const Views& some, const Views& others) {
 }
 
 Operands OperandsOf(const Operation& operation) {
-  return std::visit([](const auto& what) { return Of(what); }, operation.what);
+  Operands operands;
+  std::visit([&operands](const auto& kind) { kind.Describe(kind, operands); }, operation.what);
+  return operands;
 }
 
 }  // namespace

@@ -115,7 +115,7 @@ class SymmetricConformanceTest : public testing::TestWithParam<DeviceCase> {
   }
   Dense Expanded(const SymmetricMatrix& m) {
     Guarded x = Put(Dense(m.n(), m.n(), kNaN));
-    EXPECT_TRUE(backend().SymmetricExpand(1.0, 0.0, {}, ConstMatrixView(nullptr, 0, m.n()), m, x.view()).ok());
+    EXPECT_TRUE(backend().SymmetricExpand({1.0, 0.0, {}, ConstMatrixView(nullptr, 0, m.n()), m}, x.view()).ok());
     return Read(x);
   }
   std::vector<SymmetricStorage> Storages() {
@@ -221,7 +221,7 @@ TEST_P(SymmetricConformanceTest, ExpandsToTheBitWhatAnUpdateWouldStore) {
     const Dense x = RandomSymmetric(n, 3);
     SymmetricMatrix m = Compressed(x, SymmetricStorage::kF32);
     Guarded rows = Put(Random(3, n, 4)), expanded = Put(Dense(n, n, kNaN)), none = Put(Dense(0, n));
-    ASSERT_TRUE(backend().SymmetricExpand(0.75, 0.125, weights, rows.view(), m, expanded.view()).ok());
+    ASSERT_TRUE(backend().SymmetricExpand({0.75, 0.125, weights, rows.view(), m}, expanded.view()).ok());
     EXPECT_EQ(Expanded(m).data, x.data) << "m is an input";
     ASSERT_TRUE(backend().SymmetricUpdateMultiply(0.75, 0.125, weights, rows.view(), m, none.view(), none.view()).ok());
     EXPECT_EQ(Expanded(m).data, Read(expanded).data);
@@ -391,7 +391,7 @@ TEST_P(SymmetricConformanceTest, RefusesWrongShapesByName) {
               HasSubstr("v: expected [1, 5], got [1, 4]"));
   EXPECT_THAT(message(backend().SymmetricUpdateMultiply(1, 0, {}, none.view(), m, row.view(), none.view())),
               HasSubstr("y: expected [1, 5], got [0, 5]"));
-  EXPECT_THAT(message(backend().SymmetricExpand(1, 0, {}, none.view(), m, row.view())),
+  EXPECT_THAT(message(backend().SymmetricExpand({1, 0, {}, none.view(), m}, row.view())),
               HasSubstr("x: expected [5, 5]"));
   EXPECT_THAT(message(backend().SymmetricCompress(wrong.view(), m)), HasSubstr("x: expected [5, 5]"));
   const SymmetricForm form(1, 0, {}, none.view(), m), wrong_terms(1, 0, one, none.view(), m);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Backend that counts the calls that have the one it passes everything on to work for several layers at once, or for
-// one in a way of its own: RunTogether, and composites that it may fuse.
+// A Backend that counts the calls that have the one it passes everything on to work, for one layer or for several.
 #pragma once
 
 #include <atomic>
@@ -20,18 +19,13 @@ class CountingBackend final : public ForwardingBackend {
       : ForwardingBackend(*device), device_(std::move(device)), calls_(calls), sees_(std::move(sees)) {}
 
  private:
-  void DoRunTogether(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+  void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
     ++calls_;
     if (sees_) sees_(operations);
-    device_->RunTogether(operations, statuses);
+    device_->Run(operations, statuses);
   }
   bool DoKnowsProducts(ProductPrecision precision) const override { return device_->KnowsProducts(precision); }
   bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
-  absl::Status DoSymmetricExpand(double scale, double shift, absl::Span<const double> weights, ConstMatrixView rows,
-                                 const SymmetricMatrix& m, MatrixView x) override {
-    ++calls_;
-    return device_->SymmetricExpand(scale, shift, weights, rows, m, x);
-  }
 
   const std::unique_ptr<Backend> device_;
   std::atomic<int>& calls_;

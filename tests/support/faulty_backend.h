@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Backend over another one that remembers the peak of its memory and fails on demand. Composites keep their default
-// form, so that their scratch is seen too.
+// A Backend over another one that remembers the peak of its memory and fails on demand. It makes composites of
+// primitives, so that their scratch is seen too.
 #pragma once
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -59,13 +61,24 @@ class FaultyBackend final : public ForwardingBackend {
     live_bytes_ -= elements * static_cast<int64_t>(sizeof(float));
   }
   int64_t DoAllocatedBytes() const override { return live_bytes_; }
-  absl::Status DoSpdInverse(ConstMatrixView a, MatrixView x) override {
-    if (refuse_inverses_) return absl::FailedPreconditionError("refused");
-    return ForwardingBackend::DoSpdInverse(a, x);
+  void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
+    for (size_t i = 0; i < operations.size(); ++i) {
+      statuses[i] = std::visit([&](const auto& kind) { return RunOne(kind, *operations[i]); }, operations[i]->what);
+    }
   }
-  absl::Status DoSymmetricEigen(ConstMatrixView a, absl::Span<double> values, MatrixView q) override {
-    if (refuse_eigen_) return absl::FailedPreconditionError("refused");
-    return ForwardingBackend::DoSymmetricEigen(a, values, q);
+  template <typename Kind>
+  absl::Status RunOne(const Kind& kind, const Operation& operation) {
+    if constexpr (operation::Composite<Kind>) {
+      return RunByPrimitives(kind);
+    } else {
+      const bool refused = (refuse_inverses_ && std::is_same_v<Kind, operation::SpdInverse>) ||
+                           (refuse_eigen_ && std::is_same_v<Kind, operation::SymmetricEigen>);
+      if (refused) return absl::FailedPreconditionError("refused");
+      const Operation* const alone = &operation;
+      absl::Status status;
+      ForwardingBackend::DoRun({&alone, 1}, {&status, 1});
+      return status;
+    }
   }
 
   int64_t live_bytes_ = 0;

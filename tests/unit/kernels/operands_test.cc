@@ -10,7 +10,7 @@
 namespace precondor {
 namespace {
 
-Operation Axpby(ConstMatrixView x, MatrixView y) { return {Operation::Elementwise{.alpha = 1, .x = x, .y = y}}; }
+Operation Axpby(ConstMatrixView x, MatrixView y) { return {operation::Elementwise{.alpha = 1, .x = x, .y = y}}; }
 
 TEST(OperandsTest, ReadersOfOneMatrixAreIndependent) {
   std::vector<float> memory(64);
@@ -20,8 +20,8 @@ TEST(OperandsTest, ReadersOfOneMatrixAreIndependent) {
   EXPECT_FALSE(AreIndependent(Axpby(y, z), Axpby(x, y)));
   EXPECT_FALSE(AreIndependent(Axpby(x, z), Axpby(y, z)));
   double out = 0;
-  EXPECT_TRUE(AreIndependent({Operation::Dot{x, x, &out}}, {Operation::Dot{x, y, &out}}));
-  EXPECT_FALSE(AreIndependent({Operation::Dot{x, x, &out}}, Axpby(y, x)));
+  EXPECT_TRUE(AreIndependent({operation::Dot{x, x, &out}}, {operation::Dot{x, y, &out}}));
+  EXPECT_FALSE(AreIndependent({operation::Dot{x, x, &out}}, Axpby(y, x)));
   EXPECT_TRUE(AreIndependent(Axpby(MatrixView(nullptr, 0, 4), y), Axpby(MatrixView(nullptr, 0, 4), z)));
 }
 
@@ -31,14 +31,14 @@ TEST(OperandsTest, TermsFollowTheProductThatTheyAreMadeOf) {
   const MatrixView rows(memory.data(), 4, 8), v(memory.data() + 32, 1, 8), y(memory.data() + 40, 1, 8);
   const MatrixView tiles(memory.data() + 64, 8, 8), other_v(memory.data() + 512, 1, 8),
       other_y(memory.data() + 520, 1, 8);
-  Operation::SymmetricUpdateMultiply of_tiles;
+  operation::SymmetricUpdateMultiply of_tiles;
   of_tiles.rows = rows.RowRange(0, 2);
   of_tiles.raw = tiles;
   of_tiles.v = v;
   of_tiles.y = y;
   const Operation product{of_tiles};
   const auto terms = [&](ConstMatrixView of, MatrixView work, int64_t row) {
-    Operation::ShermanMorrisonTerms out;
+    operation::ShermanMorrisonTerms out;
     out.h.rows = rows.RowRange(0, 2);
     out.v = of;
     out.y = work;

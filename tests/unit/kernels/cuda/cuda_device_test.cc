@@ -194,7 +194,7 @@ TEST_F(CudaDeviceTest, AFailedUpdateIsNeverHalfDone) {
       const bool failed = !status.ok();
       cuda_host::Recover();
       const absl::Status expanded =
-          backend->SymmetricExpand(1.0, 0.0, {}, ConstMatrixView(nullptr, 0, kN), m, x.view());
+          backend->SymmetricExpand({1.0, 0.0, {}, ConstMatrixView(nullptr, 0, kN), m}, x.view());
       if (!expanded.ok()) {
         EXPECT_TRUE(failed);
         EXPECT_THAT(std::string(expanded.message()), HasSubstr("is lost since this fault"));

@@ -173,7 +173,7 @@ TEST_F(CudaKernelsTest, CompressedMatricesDoNotDependOnAlignment) {
         EXPECT_TRUE(backend_->SymmetricCompress(x.view(), m).ok());
         const Dense rows = RandomDense(2, n, 3);
         Placed terms = Put(rows, alignment);
-        EXPECT_TRUE(backend_->SymmetricExpand(.5, 2, {1, -1}, terms.view(), m, back.view()).ok());
+        EXPECT_TRUE(backend_->SymmetricExpand({.5, 2, {1, -1}, terms.view(), m}, back.view()).ok());
         return back.Read();
       });
     }

@@ -89,7 +89,7 @@ std::vector<double> TwoAnswers(Backend& backend, ProductPrecision precision) {
   std::vector<MatrixView> u;
   for (const int64_t i : {0, 1}) {
     const int64_t m = 640 + i, n = 640;  // large enough for cuBLAS in F32
-    Operation::DensePrecondition product;
+    operation::DensePrecondition product;
     product.l = random(m, m);
     product.r = random(n, n);
     product.d = random(m, n);
@@ -100,7 +100,7 @@ std::vector<double> TwoAnswers(Backend& backend, ProductPrecision precision) {
     operations[i].what = std::move(product);
   }
   std::vector<absl::Status> statuses(2);
-  backend.RunTogether({&operations[0], &operations[1]}, absl::MakeSpan(statuses));
+  backend.Run({&operations[0], &operations[1]}, absl::MakeSpan(statuses));
   for (const int64_t i : {0, 1}) {
     EXPECT_TRUE(statuses[i].ok()) << statuses[i];
     std::vector<float> host(u[i].size());
