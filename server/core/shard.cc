@@ -167,6 +167,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
   std::shared_ptr<SessionContext> session_context(
       new SessionContext{.shard = context_,
                          .session_id = install.session_id,
+                         .memory_generation = GenerationOfNew(install.session_id),
                          .spec = install.spec,
                          .methods = std::move(methods),
                          .devices = MakeSessionDevices(*context_),
@@ -216,6 +217,12 @@ absl::Status Shard::ReplaceNamesake(const SessionInstall& install, bool record) 
   return RemoveRecorded(older, record).status();
 }
 
+uint64_t Shard::GenerationOfNew(uint64_t session_id) {
+  MutexLock lock(mu_);
+  if (!removed_.contains(session_id)) return 0;
+  return memory_generation_.fetch_add(1, std::memory_order_acq_rel) + 1;
+}
+
 absl::Status Shard::CheckNotDraining(absl::string_view name) const {
   MutexLock lock(mu_);
   if (!draining_) return absl::OkStatus();
@@ -244,6 +251,7 @@ absl::StatusOr<bool> Shard::RemoveRecorded(uint64_t session_id, bool record) {
     if (found == sessions_.end()) return false;
     session = std::move(found->second);
     sessions_.erase(found);
+    removed_.insert(session_id);
     context_->observer.OnShardSessions(static_cast<int64_t>(sessions_.size()));
   }
   session->Close(ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kUnknownSession,
@@ -269,6 +277,15 @@ absl::StatusOr<std::shared_ptr<ShardSession>> Shard::Find(uint64_t session_id) c
   if (found != sessions_.end()) return found->second;
   return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
                         absl::StrCat("session_id ", session_id, ": no such session on this shard"));
+}
+
+absl::Status Shard::CheckMemory(uint64_t session_id, uint64_t generation) const {
+  if (memory_generation() == generation) return absl::OkStatus();
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(session_id);
+  if (!session.ok() || (*session)->context().memory_generation <= generation) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                        absl::StrCat("session \"", (*session)->spec().name,
+                                     "\": removed and installed again since the stream began, expected a new stream"));
 }
 
 absl::StatusOr<std::shared_ptr<ShardSession>> Shard::CheckedSession(const ContributionHeader& header,

@@ -139,6 +139,12 @@ class Shard final : public ShardControl {
   // The status carries an ErrorReason (kernels/base/error_reason.h).
   absl::Status CheckHeader(const ContributionHeader& header, uint64_t payload_bytes) const;
 
+  // How often a session that had been removed has been installed again since the process began, each time without its
+  // factors. Whoever is told of one number is to be told of each later one that concerns its session.
+  uint64_t memory_generation() const { return memory_generation_.load(std::memory_order_acquire); }
+  // Unavailable NOT_ACTIVE: of this session the shard has forgotten what it knew when `generation` was its number.
+  absl::Status CheckMemory(uint64_t session_id, uint64_t generation) const;
+
   // Counts a contribution that CheckHeader refused with `why` and that will therefore not be submitted.
   void CountRefusal(const ContributionHeader& header, const absl::Status& why);
 
@@ -249,6 +255,7 @@ class Shard final : public ShardControl {
   absl::StatusOr<int64_t> ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
                                        bool record);
   absl::StatusOr<bool> RemoveRecorded(uint64_t session_id, bool record);
+  uint64_t GenerationOfNew(uint64_t session_id);
   void Record(const ShardRecord& record);
   bool IsGivenUp(uint64_t session_id) const;
   void GiveUp(uint64_t session_id, const absl::Status& why);
@@ -260,10 +267,12 @@ class Shard final : public ShardControl {
   const std::shared_ptr<ShardContext> context_;
 
   std::atomic<bool> restoring_ = false;
+  std::atomic<uint64_t> memory_generation_ = 0;
 
   mutable Mutex mu_;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_set<uint64_t> removed_ ABSL_GUARDED_BY(mu_);  // sessions, since the process began
   std::set<std::string> lost_devices_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);    // while replaying
   std::map<uint64_t, absl::Status> no_room_ ABSL_GUARDED_BY(mu_);  // likewise, by session

@@ -23,7 +23,7 @@ namespace precondor::rpc {
 // be decoded ends the stream with InvalidArgument.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // `rings`: where the peer may have one; null: it may not.
+  // `memory_id` as PreconditionService's. `rings`: where the peer may have one; null: it may not.
   ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, DeviceRings* rings, const Clock& clock,
                  RpcRecorder recorder);
 
@@ -34,6 +34,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
  private:
   absl::Status Handle(const grpc::ByteBuffer& message);
+  // Whether the shard still knows of the frame's session what it knew when the stream began.
+  absl::Status CheckMemory(const v1::ExchangeRequest& frame) const;
   void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload);
   void Fetch(const v1::FrameHeader& header);
   void OpenRing(const v1::ExchangeRequest& request);
@@ -44,6 +46,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void End(const absl::Status& status);
 
   Shard& shard_;
+  const uint64_t memory_generation_;
   DeviceRings* const rings_;
   const Clock& clock_;
   const RpcRecorder recorder_;

@@ -16,7 +16,8 @@ class PreconditionService final
           v1::PreconditionService::WithCallbackMethod_Precondition<
               v1::PreconditionService::WithCallbackMethod_JoinPlane<v1::PreconditionService::Service>>> {
  public:
-  // `memory_id` is what streams begin with: another one for every process that comes back from a disk, 0 without one.
+  // `memory_id` is what the first streams begin with: another one for every process that comes back from a disk, 0
+  // without one. Later ones add Shard::memory_generation.
   // `rings`: for streams of this host; null: none.
   PreconditionService(Shard& shard, ShardPlanes& planes, uint64_t credit_bytes, uint64_t memory_id,
                       ControlRunner& runner, DeviceRings* rings)

@@ -222,5 +222,28 @@ TEST_F(ShardResumeTest, ChecksWhoSpeaksOfWhat) {
   EXPECT_EQ(reason([](ContributionKey& bad) { bad.layer = 2; }), ErrorReason::kUnknownLayer);
 }
 
+TEST_F(ShardResumeTest, AStreamIsOfTheMemoryInWhichItBegan) {
+  Start();
+  const uint64_t id = MakeInstall().session_id;
+  EXPECT_EQ(shard->memory_generation(), 0u);
+  EXPECT_TRUE(shard->CheckMemory(id, 0).ok());
+  ASSERT_TRUE(shard->Remove(id).value());
+  EXPECT_TRUE(shard->CheckMemory(id, 0).ok()) << "to say so is another check's business";
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  EXPECT_EQ(shard->memory_generation(), 1u);
+  const absl::Status former = shard->CheckMemory(id, 0);
+  EXPECT_TRUE(absl::IsUnavailable(former)) << former;
+  EXPECT_THAT(std::string(former.message()), HasSubstr("removed and installed again"));
+  EXPECT_TRUE(shard->CheckMemory(id, 1).ok());
+  // Others have lost nothing, nor do repetitions of the install.
+  SessionInstall other = MakeInstall();
+  other.session_id = id + 1;
+  other.spec.name = "another";
+  ASSERT_TRUE(shard->Install(other).ok());
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  EXPECT_EQ(shard->memory_generation(), 1u);
+  EXPECT_TRUE(shard->CheckMemory(other.session_id, 0).ok());
+}
+
 }  // namespace
 }  // namespace precondor

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard is told to remove a session of a job that is training, and gets it again from the coordinator within one
+// process: no rank goes on as if nothing had happened. Real servers and clients over TCP.
+#include <barrier>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "precondor/client.h"
+#include "precondor/v1/shard.grpc.pb.h"
+#include "tests/loopback/raw_client.h"
+#include "tests/support/temp_dir.h"
+
+namespace precondor {
+namespace {
+
+constexpr int64_t kRows = 6, kCols = 5;
+constexpr uint64_t kSteps = 8, kRemovedBefore = 4;
+
+class SessionRemovedTest : public ::testing::TestWithParam<bool> {
+ protected:
+  SessionRemovedTest() {
+    ServerConfig shard;
+    shard.role = ServerRole::kShard;
+    if (GetParam()) shard.data_dir = data_.path();
+    shard_ = std::make_unique<RawServer>(shard);
+    ServerConfig coordinator;
+    coordinator.role = ServerRole::kCoordinator;
+    coordinator.reconcile_interval_ms = 20;
+    coordinator.shards = {absl::StrCat("127.0.0.1:", shard_->app().port())};
+    coordinator_ = std::make_unique<RawServer>(coordinator);
+    ClientOptions options;
+    options.coordinator = absl::StrCat("127.0.0.1:", coordinator_->app().port());
+    client_ = Client::Connect(options).value();
+    spec_.name = "job";
+    spec_.world_size = 2;
+    spec_.statistics = StatisticsKind::kPerWorkerMean;
+    spec_.inv_freq = 1;
+    spec_.layers.push_back({"layer", kRows, kCols, false});
+  }
+
+  // What the coordinator asks of the shard when a session is over.
+  void RemoveFromShard() {
+    const std::unique_ptr<v1::ShardService::Stub> stub = v1::ShardService::NewStub(shard_->channel());
+    v1::DescribeShardResponse described;
+    grpc::ClientContext asking, removing;
+    SetDeadline(asking);
+    SetDeadline(removing);
+    ASSERT_TRUE(stub->DescribeShard(&asking, {}, &described).ok());
+    ASSERT_EQ(described.sessions_size(), 1);
+    v1::RemoveSessionRequest request;
+    request.set_session_id(described.sessions(0).session_id());
+    v1::RemoveSessionResponse response;
+    const grpc::Status status = stub->RemoveSession(&removing, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    ASSERT_TRUE(response.existed());
+  }
+
+  static absl::Status Step(Worker& worker, uint64_t step) {
+    const std::vector<float> a(kCols, 0.5f), g(kRows, static_cast<float>(step + 1));
+    std::vector<float> d(kRows * kCols, 1.0f);
+    const absl::Status sent =
+        worker.SendStatistics(step, 0, ConstMatrixView(a.data(), 1, kCols), ConstMatrixView(g.data(), 1, kRows), 1);
+    if (!sent.ok()) return sent;
+    const MatrixView view(d.data(), kRows, kCols);
+    const absl::StatusOr<Preconditioned> answer = worker.Precondition(step, 0, view, view, 1).Wait();
+    if (!answer.ok()) return answer.status();
+    return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
+  }
+
+  // How each rank's training ends, when the session is removed from the shard between two steps.
+  std::vector<absl::Status> Train() {
+    EXPECT_TRUE(client_->OpenSession(spec_).ok());
+    std::vector<absl::Status> ends(2);
+    std::barrier<> together(2);
+    std::vector<std::thread> ranks;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank] {
+        const std::unique_ptr<Worker> worker = client_->Join("job", {.rank = rank, .incarnation = 1}).value();
+        for (uint64_t step = 0; step < kSteps && ends[rank].ok(); ++step) {
+          if (step == kRemovedBefore) {
+            together.arrive_and_wait();
+            if (rank == 0) RemoveFromShard();
+            together.arrive_and_wait();
+          }
+          ends[rank] = Step(*worker, step);
+        }
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    return ends;
+  }
+
+  TempDir data_;
+  std::unique_ptr<RawServer> shard_, coordinator_;
+  std::unique_ptr<Client> client_;
+  SessionSpec spec_;
+};
+
+// Each answer goes to both ranks: they begin again from a checkpoint, instead of going on with factors that are new.
+TEST_P(SessionRemovedTest, ReplicasAreToldThatItsMemoryIsLost) {
+  for (const absl::Status& end : Train()) EXPECT_EQ(GetErrorReason(end), ErrorReason::kMemoryLost) << end;
+}
+
+INSTANTIATE_TEST_SUITE_P(Disks, SessionRemovedTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "WithADisk" : "WithoutADisk"; });
+
+}  // namespace
+}  // namespace precondor
