@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/wire_bounds.h"
 
 namespace precondor {
 namespace {
@@ -93,9 +95,15 @@ absl::Status CoordinatorSession::CheckHolder(uint32_t rank, uint64_t incarnation
 
 absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t rank, uint64_t incarnation,
                                                                        uint64_t first_step) const {
-  if (incarnation == 0) {
-    return ReasonedStatus(StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                          absl::StrCat(RankText(spec_, rank), "incarnation: expected anything but 0"));
+  if (incarnation == 0 || incarnation > kMaxIncarnation) {
+    return ReasonedStatus(
+        StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+        absl::StrCat(RankText(spec_, rank), "incarnation: expected 1 ... ", kMaxIncarnation, ", got ", incarnation));
+  }
+  if (first_step > kMaxStep) {
+    return ReasonedStatus(
+        StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+        absl::StrCat(RankText(spec_, rank), "first_step: expected at most ", kMaxStep, ", got ", first_step));
   }
   PRECONDOR_RETURN_IF_ERROR(CheckHolder(rank, incarnation));
   if (membership_.incarnations[rank] == incarnation) return std::nullopt;
@@ -217,6 +225,11 @@ absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(co
     return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead,
                           absl::StrCat(RankText(spec_, report.rank), "expected a step of the lease, at most ",
                                        granted_through_, ", got ", report.step));
+  }
+  if (report.samples > kMaxSamples) {
+    return ReasonedStatus(StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                          absl::StrCat(RankText(spec_, report.rank), "samples: expected at most ", kMaxSamples,
+                                       ", got ", report.samples));
   }
   const LeaseDecision lease =
       ExtendLease({.reported_step = report.step, .granted_through = wanted_through_, .lease_steps = lease_steps_});

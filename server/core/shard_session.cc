@@ -10,6 +10,7 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/wire_bounds.h"
 #include "server/core/payload.h"
 
 namespace precondor {
@@ -228,6 +229,10 @@ absl::StatusOr<std::optional<uint64_t>> ShardSession::Fence(const EpochFence& fe
 }
 
 absl::Status ShardSession::CheckMember(const Membership& members, const ContributionKey& key) const {
+  if (key.step > kMaxStep) {
+    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
+                   absl::StrCat("step: expected at most ", kMaxStep));
+  }
   const bool fencing = !context_->shard->options.faults.accept_fenced;
   if (key.epoch < members.epoch && fencing) {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, spec(), key,

@@ -180,6 +180,25 @@ TEST_F(CoordinatorTest, RefusesUnknownRanksSessionsAndIncarnations) {
   EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(99, 0, 5)), ErrorReason::kUnknownSession);
 }
 
+TEST_F(CoordinatorTest, RefusesNumbersThatLeaveNoRoomForLaterOnes) {
+  const uint64_t id = Open();
+  constexpr uint64_t kAll = ~uint64_t{0};
+  const absl::Status far = coordinator->JoinSession("job", 0, 5, kAll).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(far)) << far;
+  EXPECT_THAT(std::string(far.message()), HasSubstr("first_step: expected at most 281474976710656, got"));
+  const absl::Status last = coordinator->JoinSession("job", 0, kAll, 0).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(last)) << last;
+  EXPECT_THAT(std::string(last.message()), HasSubstr("incarnation: expected 1 ... 9223372036854775807, got"));
+  for (const uint32_t rank : {0u, 1u}) ASSERT_TRUE(coordinator->JoinSession("job", rank, 5, 0).ok());
+  StepReport report = Report(id, 1, 0, 0, 1);
+  report.samples = kAll;
+  const absl::Status heavy = coordinator->ReportStep(report).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(heavy)) << heavy;
+  EXPECT_THAT(std::string(heavy.message()), HasSubstr("samples: expected at most"));
+  report.samples = 1;
+  EXPECT_TRUE(coordinator->ReportStep(report).ok());
+}
+
 TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
   const uint64_t id = Open();
   coordinator->JoinSession("job", 0, 5, 0).IgnoreError();

@@ -61,6 +61,8 @@ TEST_F(ShardHeaderTest, RefusesWhatDoesNotFitAndChangesNothing) {
        "has not joined"},
       {"layer", [](auto& h) { h.key.layer = 2; }, StatusCode::kNotFound, ErrorReason::kUnknownLayer, "layer below 2"},
       {"no samples", [](auto& h) { h.samples = 0; }, StatusCode::kInvalidArgument, ErrorReason::kMalformed, "got 0"},
+      {"a step that counts over", [](auto& h) { h.key.step = ~uint64_t{0}; }, StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed, "step: expected at most 281474976710656"},
       {"samples", [](auto& h) { h.samples = ~uint64_t{0}; }, StatusCode::kInvalidArgument, ErrorReason::kMalformed,
        "samples"},
       {"tensors", [](auto& h) { h.tensors.emplace_back(); }, StatusCode::kInvalidArgument, ErrorReason::kMalformed,
