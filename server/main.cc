@@ -9,6 +9,7 @@
 
 #include "absl/synchronization/mutex.h"
 
+#include "kernels/base/blas_core.h"
 #include "kernels/base/malloc_options.h"
 #include "server/app.h"
 #include "server/config.h"
@@ -52,6 +53,7 @@ int Serve(const precondor::ServerConfig& config) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  precondor::UseBestBlasCore(argv);
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   precondor::KeepLargeBlocks();
   const std::vector<std::string> arguments(argv + 1, argv + argc);

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// OpenBLAS chooses its kernels by the processor's model, when it is loaded. For a model that is younger than the
+// library it takes those of 2004, which are up to several times slower, and whose sums depend on where a matrix lies.
+#pragma once
+
+#include "absl/strings/string_view.h"
+
+namespace precondor {
+
+struct ProcessorFeatures {
+  bool avx2_fma = false;
+  bool avx512 = false;  // F, BW, DQ and VL
+};
+
+// What OPENBLAS_CORETYPE should say where OpenBLAS has chosen `core`; empty: it has chosen well, or there is no better.
+absl::string_view BetterBlasCore(absl::string_view core, const ProcessorFeatures& features);
+
+// Where there is a better one, and the environment has no OPENBLAS_CORETYPE, runs the program again with it, in the
+// same process; otherwise returns. The first thing in main.
+void UseBestBlasCore(char** argv);
+
+}  // namespace precondor
