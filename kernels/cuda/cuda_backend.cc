@@ -156,15 +156,15 @@ class CudaBackend final : public Backend {
   }
   // --- the rest, one by one -----------------------------------------------------------------------------------------
   absl::Status RunOne(const operation::MultiplyElements& multiply) {
-    const auto& [alpha, x, y, beta, z] = multiply;
-    return device_->Run("MultiplyElements",
-                        [&](cudaStream_t stream) { return cuda::MultiplyElements(stream, alpha, x, y, beta, z); });
+    return device_->Run("MultiplyElements", [&](cudaStream_t stream) {
+      return cuda::MultiplyElements(stream, multiply.alpha, multiply.x, multiply.y, multiply.beta, multiply.z);
+    });
   }
 
   absl::Status RunOne(const operation::DivideByRoot& divide) {
-    const auto& [alpha, x, v, epsilon, y] = divide;
-    return device_->Run("DivideByRoot",
-                        [&](cudaStream_t stream) { return cuda::DivideByRoot(stream, alpha, x, v, epsilon, y); });
+    return device_->Run("DivideByRoot", [&](cudaStream_t stream) {
+      return cuda::DivideByRoot(stream, divide.alpha, divide.x, divide.v, divide.epsilon, divide.y);
+    });
   }
 
   absl::Status RunOne(const operation::DivideByOuter& divide) {
@@ -308,7 +308,8 @@ class CudaBackend final : public Backend {
   }
 
   absl::Status RunOne(const operation::OrthonormalizeRows& make) {
-    const auto& [a, q] = make;
+    const ConstMatrixView a = make.a;
+    const MatrixView q = make.q;
     const int d = static_cast<int>(a.cols), n = static_cast<int>(a.rows);
     PRECONDOR_RETURN_IF_ERROR(CheckFinite("OrthonormalizeRows", a, /*lower=*/false));
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> wide, device_->Array<double>(a.size()));
@@ -347,20 +348,23 @@ class CudaBackend final : public Backend {
   }
 
   absl::Status RunOne(const operation::TriangularMultiply& product) {
-    const auto& [side, a, transpose, x] = product;
+    const ConstMatrixView a = product.a;
+    const MatrixView x = product.x;
     const float one = 1.0f;
     return device_->RunBlas("TriangularMultiply", [&](cublasHandle_t blas) {
-      return cublasStrmm_64(blas, OtherSide(side), kUpperTriangle, Blas(transpose), CUBLAS_DIAG_NON_UNIT, x.cols,
-                            x.rows, &one, a.data, a.stride, x.data, x.stride, x.data, x.stride);
+      return cublasStrmm_64(blas, OtherSide(product.side), kUpperTriangle, Blas(product.transpose),
+                            CUBLAS_DIAG_NON_UNIT, x.cols, x.rows, &one, a.data, a.stride, x.data, x.stride, x.data,
+                            x.stride);
     });
   }
 
   absl::Status RunOne(const operation::TriangularSolve& product) {
-    const auto& [side, a, transpose, x] = product;
+    const ConstMatrixView a = product.a;
+    const MatrixView x = product.x;
     const float one = 1.0f;
     return device_->RunBlas("TriangularSolve", [&](cublasHandle_t blas) {
-      return cublasStrsm_64(blas, OtherSide(side), kUpperTriangle, Blas(transpose), CUBLAS_DIAG_NON_UNIT, x.cols,
-                            x.rows, &one, a.data, a.stride, x.data, x.stride);
+      return cublasStrsm_64(blas, OtherSide(product.side), kUpperTriangle, Blas(product.transpose),
+                            CUBLAS_DIAG_NON_UNIT, x.cols, x.rows, &one, a.data, a.stride, x.data, x.stride);
     });
   }
 
