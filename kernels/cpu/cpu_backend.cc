@@ -135,7 +135,7 @@ class CpuBackend final : public Backend {
 
   void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
     for (size_t i = 0; i < operations.size(); ++i) {
-      statuses[i] = std::visit([this](const auto& kind) { return RunOne(kind); }, operations[i]->what);
+      statuses[i] = std::visit([this](const auto& kind) { return this->RunOne(kind); }, operations[i]->what);
     }
   }
 
