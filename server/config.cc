@@ -153,7 +153,7 @@ Option CudaDevicesOption() {
 }
 
 const std::vector<Option>& Options() {
-  constexpr int64_t kAnyBytes = int64_t{1} << 50, kHour = 3600 * 1000;
+  constexpr int64_t kAnyBytes = int64_t{1} << 50, kHour = 3600 * 1000, kMostPid = 1 << 22;
   using C = ServerConfig;
   static const std::vector<Option>& options = *new std::vector<Option>{
       RoleOption(),
@@ -223,6 +223,8 @@ const std::vector<Option>& Options() {
       ChoiceOption("log_format", &C::log_format, {"text", "json"}, "form of a log line"),
       ChoiceOption("log_level", &C::log_level, {"debug", "info", "warning", "error"}, "least severity logged"),
       NumberOption("drain_deadline_ms", &C::drain_deadline_ms, 0, kHour, "longest wait for work in flight at SIGTERM"),
+      NumberOption("exit_with_pid", &C::exit_with_pid, 0, kMostPid,
+                   "end when this process does, however it does: for a server of one job's own; 0: none"),
       NumberOption("shard_timeout_ms", &C::shard_timeout_ms, 1, kHour, "deadline of a coordinator's call to a shard"),
       NumberOption("max_message_bytes", &C::max_message_bytes, 4 << 20, (int64_t{1} << 31) - 1,
                    "largest gRPC message accepted", true),

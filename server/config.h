@@ -50,6 +50,7 @@ struct ServerConfig {
   std::string log_format = "text";
   std::string log_level = "info";
   int64_t drain_deadline_ms = 10000;
+  int64_t exit_with_pid = 0;  // 0: with no other process
   int64_t shard_timeout_ms = 10000;
   int64_t max_message_bytes = int64_t{256} << 20;
   int64_t credit_bytes = int64_t{64} << 20;

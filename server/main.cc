@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
 #include "kernels/base/blas_core.h"
@@ -25,6 +31,33 @@ int g_signal_pipe[2] = {-1, -1};
 
 void Notify(char byte) { (void)!write(g_signal_pipe[1], &byte, 1); }
 
+// A descriptor that can be read when the process has ended, whosever child it is; -1 for pid 0.
+absl::StatusOr<int> WatchProcess(int64_t pid) {
+  if (pid == 0) return -1;
+  const long fd = syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0);
+  if (fd >= 0) return static_cast<int>(fd);
+  return absl::InvalidArgumentError(
+      absl::StrCat("exit_with_pid: expected a running process, got ", pid, ": ", std::strerror(errno)));
+}
+
+// Has the app drain at each signal, and at once when the watched process ends, until it has stopped.
+void AwaitEnd(precondor::App& app, int watched) {
+  std::array<pollfd, 2> events = {{{g_signal_pipe[0], POLLIN, 0}, {watched, POLLIN, 0}}};  // poll passes over -1
+  for (char byte = kSignalled; byte == kSignalled;) {
+    if (poll(events.data(), events.size(), -1) < 0) {
+      if (errno == EINTR) continue;
+      return;
+    }
+    if (events[1].revents != 0) {
+      app.RequestDrain(absl::Milliseconds(1));  // nobody waits for an answer any more
+      events[1].fd = -1;
+    }
+    if (events[0].revents == 0) continue;
+    if (read(g_signal_pipe[0], &byte, 1) != 1) return;
+    if (byte == kSignalled) app.RequestDrain(absl::ZeroDuration());
+  }
+}
+
 int Serve(const precondor::ServerConfig& config) {
   const precondor::RealClock clock;
   const auto logger = precondor::MakeServerLogger(config, clock);
@@ -34,16 +67,17 @@ int Serve(const precondor::ServerConfig& config) {
   action.sa_handler = [](int) { Notify(kSignalled); };
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
+  const absl::StatusOr<int> watched = WatchProcess(config.exit_with_pid);
+  if (!watched.ok()) {
+    logger->Log(precondor::Severity::kError, "cannot start", {{"reason", watched.status().ToString()}});
+    return EXIT_FAILURE;
+  }
   auto app = precondor::App::Start(config, *logger);
   if (!app.ok()) {
     logger->Log(precondor::Severity::kError, "cannot start", {{"reason", app.status().ToString()}});
     return EXIT_FAILURE;
   }
-  std::thread signal_thread([&app] {
-    for (char byte = kSignalled; byte == kSignalled && read(g_signal_pipe[0], &byte, 1) == 1;) {
-      if (byte == kSignalled) (*app)->RequestDrain(absl::ZeroDuration());
-    }
-  });
+  std::thread signal_thread([&] { AwaitEnd(**app, *watched); });
   (*app)->Wait();
   Notify(kStopped);
   signal_thread.join();

@@ -213,6 +213,7 @@ class Process {
     waitpid(pid_, nullptr, 0);
   }
   void Signal(int signal) const { kill(pid_, signal); }
+  pid_t pid() const { return pid_; }
   int Wait() {
     int status = 0;
     waitpid(pid_, &status, 0);
@@ -273,6 +274,20 @@ TEST(ServerProcessTest, ItsSocketGoesWithItAndOutlivesAKill) {
   next.Signal(SIGTERM);
   EXPECT_EQ(next.Wait(), 0);
   EXPECT_FALSE(std::filesystem::exists(socket));
+}
+
+TEST(ServerProcessTest, EndsWithTheProcessThatItIsToldOf) {
+  const TempDir folder;
+  const std::string port_file = folder.path() + "/port";
+  Process other({"--listen=127.0.0.1:0"});
+  const std::string with_other = absl::StrCat("--exit-with-pid=", other.pid());
+  Process server({"--listen=127.0.0.1:0", "--port-file=" + port_file, with_other});
+  EXPECT_TRUE(WaitUntil([&] { return std::filesystem::exists(port_file) || !server.running(); }));
+  EXPECT_TRUE(server.running());
+  other.Signal(SIGKILL);
+  EXPECT_EQ(other.Wait(), -SIGKILL);
+  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_EQ(Process({"--listen=127.0.0.1:0", with_other}).Wait(), 1) << "there is no such process any more";
 }
 
 TEST(ServerProcessTest, EndsWithTwoOnABadFlagAndZeroOnAGoodConfiguration) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/build-wheel.sh builds a wheel that brings its libraries and disturbs nobody's protobuf or gRPC.
+"""deploy/build-wheel.sh builds a wheel that brings a server and all libraries, and disturbs nobody's protobuf or gRPC.
 
 Skips, with the reason, where pip has no registry.
 """
@@ -20,6 +20,7 @@ BUILD_LIMIT_S = 1100
 SOURCES = ROOT / "client" / "python"
 FILES = {str(path.relative_to(SOURCES)) for path in (SOURCES / "precondor").rglob("*")
          if path.suffix in (".py", ".pyi", ".typed")}
+PROGRAMS = {f"precondor/bin/{name}" for name in ("precondor-server", "precondorctl", "precondor-perf")}
 
 
 def skip(reason):
@@ -71,6 +72,16 @@ print(p.__file__)
 print(total, *sorted(path for path in loaded if "/precondor.libs/" not in path))
 """
 
+# The server that the wheel brings, with nothing else of Precondor on the machine.
+LOCAL = """
+import numpy as np
+import precondor as p
+from precondor.server import LocalServer
+with LocalServer() as server, p.Client(server.address) as client:
+    with client.open_session(p.SessionSpec("wheel", [p.Layer("fc", 2, 3)], "identity")).join() as worker:
+        print(worker.precondition(0, 0, np.ones((2, 3), np.float32), 1).result().gradient.sum())
+"""
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -91,12 +102,20 @@ def main():
         names = {entry for entry in zipfile.ZipFile(wheel).namelist()
                   if not entry.startswith("precondor-") and not entry.endswith("/")}
         own = {entry for entry in names if not entry.startswith("precondor.libs/")}
-        extension = own - FILES
-        if not FILES <= own or len(extension) != 1 or not extension.pop().startswith("precondor/_core."):
-            sys.exit(f"expected {sorted(FILES)} and one extension, got {sorted(own)}")
+        extension = own - FILES - PROGRAMS
+        if not FILES | PROGRAMS <= own or len(extension) != 1 or not extension.pop().startswith("precondor/_core."):
+            sys.exit(f"expected {sorted(FILES | PROGRAMS)} and one extension, got {sorted(own)}")
         installed = run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
         if installed.returncode != 0:
             sys.exit(f"pip install {wheel.name} failed:\n{installed.stderr}")
+        for program in PROGRAMS:
+            name = program.rpartition("/")[2]
+            told = run(python.parent / name, "--help")
+            if told.returncode != 0 or f"Usage: {name}" not in told.stdout:
+                sys.exit(f"the installed {name} --help failed: {told.returncode}\n{told.stdout}{told.stderr}")
+        used = run(python, "-c", LOCAL, cwd=folder)
+        if used.returncode != 0 or used.stdout.split() != ["6.0"]:
+            sys.exit(f"the installed server does not work: {used.returncode}\n{used.stdout}{used.stderr}")
         server = Server(arguments.server, folder)
         try:
             for first in ("ours", "theirs"):

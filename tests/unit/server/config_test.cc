@@ -73,6 +73,7 @@ std::vector<OptionCase> Cases() {
       Case("log_format", &C::log_format, S("text"), "json", S("json")),
       Case("log_level", &C::log_level, S("info"), "debug", S("debug")),
       Case("drain_deadline_ms", &C::drain_deadline_ms, I{10000}, "0", I{0}),
+      Case("exit_with_pid", &C::exit_with_pid, I{0}, "4711", I{4711}),
       Case("shard_timeout_ms", &C::shard_timeout_ms, I{10000}, "1", I{1}),
       Case("max_message_bytes", &C::max_message_bytes, I{268435456}, "4MiB", I{4194304}),
       Case("credit_bytes", &C::credit_bytes, I{67108864}, "1048576", I{1048576}),
@@ -216,6 +217,7 @@ TEST_F(ConfigTest, BadValuesNameOptionExpectationAndWhatCame) {
       {"log_format", {"", "xml"}},
       {"log_level", {"", "INFO"}},
       {"drain_deadline_ms", {"-1", "3600001"}},
+      {"exit_with_pid", {"-1", "4194305"}},
       {"shard_timeout_ms", {"0", "3600001"}},
       {"max_message_bytes", {"4194303", "2GiB"}},
       {"credit_bytes", {"1MiBs", "1048575"}}};

@@ -6,6 +6,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import itertools
+import os
+import socket
 import time
 import warnings
 import weakref
@@ -15,7 +18,8 @@ import torch
 from torch import nn
 
 from .._client import Client, Session, Worker, kl_clip_scale
-from .._errors import FailedPreconditionError, InvalidArgumentError, from_status
+from .. import server
+from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, from_status
 from .._session import Layer, Method, SessionSpec
 from . import _group, _layers
 from ._arguments import count_of, number_of
@@ -36,6 +40,19 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+_local_sessions = itertools.count()
+
+
+def _local_server(group: _group.Group) -> Tuple[str, str]:
+    """The address of the first rank's own server, and a name for a session there."""
+    hosts = set(group.gather(socket.gethostname()))
+    if len(hosts) > 1:
+        raise InvalidArgumentError(f'address: expected ranks on one host with "local", got {len(hosts)} hosts', "INVALID_ARGUMENT",
+                                   advice="Start precondor-server on one of them, and give its host:port")
+    name = f"local-{os.getpid()}-{next(_local_sessions)}"
+    return group.gather(group.check(lambda: (server.shared().address, name) if group.rank == 0 else None))[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +76,7 @@ class StepResult:
 class Preconditioner:
     """Preconditions the gradients of a model's linear and convolutional layers, for any torch optimizer.
 
-        pre = Preconditioner(model, "127.0.0.1:7070", session="bert-run-7", method="mkor", optimizer=optimizer)
+        pre = Preconditioner(model, "local", method="mkor", optimizer=optimizer)
         ...
         loss.backward(); pre.step(loss); optimizer.step()
 
@@ -76,7 +93,7 @@ class Preconditioner:
         model: nn.Module,
         address: str,
         *,
-        session: str,
+        session: str = "",
         method: Union[Method, str] = "mkor",
         optimizer: Optional[torch.optim.Optimizer] = None,
         exchange: str = "",
@@ -111,8 +128,9 @@ class Preconditioner:
 
         Args:
             model: a plain module, or DistributedDataParallel itself rather than the module in it.
-            address: of the coordinator: host:port, or unix:/path/to/socket on its host.
-            session: a name of this training run's own.
+            address: of the coordinator: host:port, or unix:/path/to/socket on its host; or "local": a server of this job's
+                own, on this host alone, which the first rank starts and which ends with that process (precondor.server).
+            session: a name of this training run's own; a local server needs none.
             optimizer: where the learning rate is read, for the report and KL_CLIP; needed under AMP.
             exchange: "DIRECT" (the server averages what every rank sends; the default of a plain model), "DELEGATE" (the
                 job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel),
@@ -146,6 +164,12 @@ class Preconditioner:
         self._left = chosen.left
         self._slots = _slots_of([matrix for _, matrix in chosen.matrices])
         method = _layers.as_method(method)
+        self._is_local = address == "local"
+        if not session and not self._is_local:
+            raise InvalidArgumentError("session: expected a name, got none", "INVALID_ARGUMENT")
+        if self._is_local:
+            address, unique = _local_server(self._group)
+            session = session or unique
         self._spec = SessionSpec(
             name=session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
             seed=seed, exchange=exchange or ("DELEGATE" if self._ddp else "DIRECT"),
@@ -400,6 +424,9 @@ class Preconditioner:
                     self._session.close()
         finally:
             self._leave()
+            if self._is_local and self._group.size == 1:  # there is nobody else, and no later process
+                with contextlib.suppress(PrecondorError):
+                    self._session.close()
             self._client.close()
 
     def __enter__(self) -> "Preconditioner":
