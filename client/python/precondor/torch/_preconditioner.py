@@ -6,9 +6,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import itertools
-import os
-import socket
 import time
 import warnings
 import weakref
@@ -18,10 +15,9 @@ import torch
 from torch import nn
 
 from .._client import Client, Session, Worker, kl_clip_scale
-from .. import server
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, from_status
 from .._session import Layer, Method, SessionSpec
-from . import _group, _layers
+from . import _group, _layers, _local
 from ._arguments import count_of, number_of
 from ._attention import Tap
 from ._buckets import rest_of
@@ -40,19 +36,6 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
-
-
-_local_sessions = itertools.count()
-
-
-def _local_server(group: _group.Group) -> Tuple[str, str]:
-    """The address of the first rank's own server, and a name for a session there."""
-    hosts = set(group.gather(socket.gethostname()))
-    if len(hosts) > 1:
-        raise InvalidArgumentError(f'address: expected ranks on one host with "local", got {len(hosts)} hosts', "INVALID_ARGUMENT",
-                                   advice="Start precondor-server on one of them, and give its host:port")
-    name = f"local-{os.getpid()}-{next(_local_sessions)}"
-    return group.gather(group.check(lambda: (server.shared().address, name) if group.rank == 0 else None))[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +151,7 @@ class Preconditioner:
         if not session and not self._is_local:
             raise InvalidArgumentError("session: expected a name, got none", "INVALID_ARGUMENT")
         if self._is_local:
-            address, unique = _local_server(self._group)
+            address, unique = _local.start(self._group)
             session = session or unique
         self._spec = SessionSpec(
             name=session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,

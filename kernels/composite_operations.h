@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backend's operations (kernels/operation.h) that Backend::RunByPrimitives can make of others, for a backend that has
+// no way of its own: matrices in tiles, and whole parts of a step.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/product_precision.h"
+#include "kernels/base/random.h"
+#include "kernels/base/symmetric_tiles.h"
+#include "kernels/low_rank_inverse.h"
+#include "kernels/primitive_operations.h"
+#include "kernels/symmetric_form.h"
+
+namespace precondor {
+
+// The factor by which an answer is scaled, from |d| and the length that it has without; 0 or more.
+using LengthRule = absl::FunctionRef<absl::StatusOr<double>(double d_length, double u_length)>;
+
+namespace operation {
+
+template <typename Kind>
+concept Composite = Kind::kIsComposite;
+
+struct FillNormal {
+  static constexpr bool kIsComposite = true;
+
+  CounterRandom random;
+  MatrixView x;
+
+  static void Describe(auto& self, auto& visitor) { visitor.Writes(self.x); }
+};
+
+// --- of matrices in tiles
+// ---------------------------------------------------------------------------------------------
+
+struct SymmetricUpdateMultiply {
+  static constexpr bool kIsComposite = true;
+
+  double scale = 1;
+  double shift = 0;
+  absl::Span<const double> weights;
+  ConstMatrixView rows;
+  MatrixView raw;  // m's memory
+  int64_t n = 0;
+  SymmetricStorage storage = SymmetricStorage::kF32;
+  ConstMatrixView v;
+  MatrixView y;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.weights);
+    visitor.Reads(self.rows, self.v);
+    visitor.Writes(self.raw, self.y);
+  }
+};
+struct SymmetricExpand {
+  static constexpr bool kIsComposite = true;
+
+  SymmetricForm form;  // which is not there
+  MatrixView x;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.form.weights);
+    visitor.Reads(self.form.raw, self.form.rows);
+    visitor.Writes(self.x);
+  }
+};
+struct SymmetricCompress {
+  static constexpr bool kIsComposite = true;
+
+  ConstMatrixView x;
+  MatrixView raw;  // m's memory
+  int64_t n = 0;
+  SymmetricStorage storage = SymmetricStorage::kF32;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.x);
+    visitor.Writes(self.raw);
+  }
+};
+
+// --- whole parts of a step
+// --------------------------------------------------------------------------------------------
+
+struct LowRankCore {
+  static constexpr bool kIsComposite = true;
+
+  absl::Span<const double> roots;
+  ConstMatrixView gram;
+  MatrixView core;
+  MatrixView packed = {};
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.roots);
+    visitor.Reads(self.gram);
+    visitor.Writes(self.core, self.packed);
+  }
+  Awaited awaited() const { return Awaited::kOutcome; }
+};
+struct LowRankAppend {
+  static constexpr bool kIsComposite = true;
+
+  absl::Span<const double> scales;
+  ConstMatrixView rows;
+  absl::Span<const int64_t> slots;
+  MatrixView vectors;
+  MatrixView gram;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.scales, self.slots);
+    visitor.Reads(self.rows);
+    visitor.Writes(self.vectors, self.gram);
+  }
+};
+struct LowRankPrecondition {
+  static constexpr bool kIsComposite = true;
+
+  LowRankInverse out_side;
+  LowRankInverse in_side;
+  ConstMatrixView d;
+  MatrixView u;
+  ProductPrecision precision = ProductPrecision::kF32;
+  absl::Span<double> squares = {};   // |d|^2 and |u|^2, for the host; empty where it does not ask
+  const LengthRule* rule = nullptr;  // only for a backend that applies_length_rules()
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.out_side.roots, self.in_side.roots);
+    visitor.Reads(self.d, self.out_side.vectors, self.out_side.core, self.in_side.vectors, self.in_side.core);
+    visitor.Writes(self.u);
+  }
+  Awaited awaited() const { return squares.empty() ? Awaited::kNothing : Awaited::kReturn; }
+};
+struct DensePrecondition {
+  static constexpr bool kIsComposite = true;
+
+  SymmetricForm l;
+  SymmetricForm r;
+  ConstMatrixView d;
+  MatrixView u;
+  ProductPrecision precision = ProductPrecision::kF32;
+  absl::Span<double> squares = {};  // as above
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.l.weights, self.r.weights);
+    visitor.Reads(self.d, self.l.matrix, self.l.raw, self.l.rows, self.r.matrix, self.r.raw, self.r.rows);
+    visitor.Writes(self.u);
+  }
+  Awaited awaited() const { return squares.empty() ? Awaited::kNothing : Awaited::kReturn; }
+};
+struct ShermanMorrisonTerms {
+  static constexpr bool kIsComposite = true;
+  // What a device may take in one operation of its own; of more vectors, or rows of h, it makes several.
+  static constexpr int64_t kMostVectors = 16, kMostRows = 32;
+
+  SymmetricForm h;
+  double factor = 1;
+  ConstMatrixView v;
+  MatrixView y;
+  MatrixView terms;
+  absl::Span<double> squares = {};
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.h.weights);
+    visitor.Reads(self.h.rows, self.v);
+    visitor.Writes(self.y, self.terms);
+  }
+  Awaited awaited() const { return Awaited::kOutcome; }
+};
+
+}  // namespace operation
+}  // namespace precondor

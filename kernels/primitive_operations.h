@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// The primitives among Backend's operations (kernels/operation.h).
+#pragma once
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+
+#include "kernels/base/elementwise_kind.h"
+#include "kernels/base/matrix_view.h"
+
+namespace precondor {
+
+enum class Transpose : bool { kNo = false, kYes = true };
+// The side of a product that a triangular matrix comes from.
+enum class From : bool { kLeft = false, kRight = true };
+
+enum class Awaited : uint8_t {
+  kNothing,
+  kOutcome,  // numbers for the host, or that it is impossible: in a batch, when that ends
+  kReturn,   // numbers for the host, when the call returns
+};
+
+namespace operation {
+
+// --- element by element
+// -----------------------------------------------------------------------------------------------
+
+struct Elementwise {
+  ElementwiseKind kind = ElementwiseKind::kAxpby;
+  double alpha = 0;
+  double beta = 0;
+  absl::Span<const double> scales = {};
+  int64_t row = 0;  // kPackRow
+  ConstMatrixView x = {};
+  MatrixView y = {};
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.scales);
+    visitor.Reads(self.x);
+    visitor.Writes(self.y);
+  }
+};
+struct MultiplyElements {
+  double alpha = 1;
+  ConstMatrixView x;
+  ConstMatrixView y;
+  double beta = 0;
+  MatrixView z;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.x, self.y);
+    visitor.Writes(self.z);
+  }
+};
+struct DivideByRoot {
+  double alpha = 1;
+  ConstMatrixView x;
+  ConstMatrixView v;
+  double epsilon = 0;
+  MatrixView y;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.x, self.v);
+    visitor.Writes(self.y);
+  }
+};
+struct DivideByOuter {
+  double alpha = 1;
+  absl::Span<const double> rows;
+  absl::Span<const double> columns;
+  double shift = 0;
+  ConstMatrixView x;
+  MatrixView y;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.rows, self.columns);
+    visitor.Reads(self.x);
+    visitor.Writes(self.y);
+  }
+};
+struct Gather {
+  absl::Span<const int64_t> rows;
+  absl::Span<const int64_t> columns;
+  ConstMatrixView x;
+  MatrixView y;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Takes(self.rows, self.columns);
+    visitor.Reads(self.x);
+    visitor.Writes(self.y);
+  }
+};
+// --- numbers for the host, which are written to where `out` points
+// ----------------------------------------------------
+
+struct Dot {
+  ConstMatrixView x;
+  ConstMatrixView y;
+  double* out = nullptr;
+
+  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x, self.y); }
+  Awaited awaited() const { return Awaited::kReturn; }
+};
+struct AbsoluteSum {
+  ConstMatrixView x;
+  double* out = nullptr;
+
+  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x); }
+  Awaited awaited() const { return Awaited::kReturn; }
+};
+struct AbsoluteMaximum {
+  ConstMatrixView x;
+  double* out = nullptr;
+
+  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x); }
+  Awaited awaited() const { return Awaited::kReturn; }
+};
+struct Diagonal {
+  ConstMatrixView a;
+  absl::Span<double> out;
+
+  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.a); }
+  Awaited awaited() const { return Awaited::kReturn; }
+};
+struct RowSquaredNorms {
+  ConstMatrixView x;
+  absl::Span<double> out;
+
+  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x); }
+  Awaited awaited() const { return Awaited::kOutcome; }
+};
+struct ColumnSquaredNorms {
+  ConstMatrixView x;
+  absl::Span<double> out;
+
+  static void Describe(auto& self, auto& visitor) { visitor.Reads(self.x); }
+  Awaited awaited() const { return Awaited::kOutcome; }
+};
+
+// --- products and decompositions
+// --------------------------------------------------------------------------------------
+
+struct Gemm {
+  double alpha = 1;
+  ConstMatrixView a;
+  Transpose transpose_a = Transpose::kNo;
+  ConstMatrixView b;
+  Transpose transpose_b = Transpose::kNo;
+  double beta = 0;
+  MatrixView c;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.a, self.b);
+    visitor.Writes(self.c);
+  }
+};
+struct TriangularMultiply {
+  From side = From::kLeft;
+  ConstMatrixView a;
+  Transpose transpose = Transpose::kNo;
+  MatrixView x;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.a);
+    visitor.Writes(self.x);
+  }
+};
+struct TriangularSolve {
+  From side = From::kLeft;
+  ConstMatrixView a;
+  Transpose transpose = Transpose::kNo;
+  MatrixView x;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.a);
+    visitor.Writes(self.x);
+  }
+};
+struct SpdInverse {
+  ConstMatrixView a;
+  MatrixView x;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.a);
+    visitor.Writes(self.x);
+  }
+  Awaited awaited() const { return Awaited::kOutcome; }
+};
+struct SymmetricEigen {
+  ConstMatrixView a;
+  absl::Span<double> values;
+  MatrixView q;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.a);
+    visitor.Writes(self.q);
+  }
+  Awaited awaited() const { return Awaited::kOutcome; }
+};
+struct OrthonormalizeRows {
+  ConstMatrixView a;
+  MatrixView q;
+
+  static void Describe(auto& self, auto& visitor) {
+    visitor.Reads(self.a);
+    visitor.Writes(self.q);
+  }
+  Awaited awaited() const { return Awaited::kOutcome; }
+};
+
+}  // namespace operation
+}  // namespace precondor
