@@ -87,7 +87,7 @@ int Serve(const precondor::ServerConfig& config) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  precondor::UseBestBlasCore(argv);
+  precondor::UseBestBlasCore();
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   precondor::KeepLargeBlocks();
   const std::vector<std::string> arguments(argv + 1, argv + argc);

@@ -5,10 +5,13 @@
 #include <array>
 #include <cstdlib>
 #include <string>
-#include <unistd.h>
 
-// Null in a program without OpenBLAS.
-extern "C" __attribute__((weak)) char* openblas_get_corename();
+// Null in a program without OpenBLAS, or with one that is built for one processor.
+extern "C" {
+__attribute__((weak)) char* gotoblas_corename();
+__attribute__((weak)) void gotoblas_dynamic_init();
+__attribute__((weak)) void gotoblas_dynamic_quit();
+}
 
 namespace precondor {
 namespace {
@@ -36,12 +39,13 @@ absl::string_view BetterBlasCore(absl::string_view core, const ProcessorFeatures
   return features.avx2_fma ? "Haswell" : "";
 }
 
-void UseBestBlasCore(char** argv) {
-  if (openblas_get_corename == nullptr || std::getenv(kVariable) != nullptr) return;
-  const std::string better(BetterBlasCore(openblas_get_corename(), FeaturesOfThis()));
+void UseBestBlasCore() {
+  if (gotoblas_corename == nullptr || gotoblas_dynamic_init == nullptr || std::getenv(kVariable) != nullptr) return;
+  const std::string better(BetterBlasCore(gotoblas_corename(), FeaturesOfThis()));
   if (better.empty() || setenv(kVariable, better.c_str(), /*overwrite=*/0) != 0) return;
-  execv("/proc/self/exe", argv);
-  // Where that is forbidden the program goes on with the kernels that it has.
+  gotoblas_dynamic_quit();
+  gotoblas_dynamic_init();  // chooses again, by the variable
+  unsetenv(kVariable);
 }
 
 }  // namespace precondor

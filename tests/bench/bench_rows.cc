@@ -62,7 +62,7 @@ Summary RateOf(double amount, const Summary& seconds) {
 
 int BenchMain(int argc, char** argv, const std::function<std::vector<BenchRow>(bool is_short)>& measure,
               const std::function<bool(absl::string_view argument)>& take) {
-  UseBestBlasCore(argv);
+  UseBestBlasCore();
   const std::string program = std::filesystem::path(argv[0]).filename().string();
   std::string json;
   bool is_short = false;

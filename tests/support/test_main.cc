@@ -4,7 +4,7 @@
 #include "kernels/base/blas_core.h"
 
 int main(int argc, char** argv) {
-  precondor::UseBestBlasCore(argv);
+  precondor::UseBestBlasCore();
   testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();
 }

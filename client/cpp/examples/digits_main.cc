@@ -21,6 +21,7 @@
 #include "client/cpp/examples/report.h"
 #include "client/cpp/examples/svg_chart.h"
 #include "client/cpp/examples/worker_role.h"
+#include "kernels/base/blas_core.h"
 #include "kernels/base/status_macros.h"
 
 namespace precondor::digits {
@@ -179,4 +180,7 @@ int Main(int argc, const char* const* argv) {
 }  // namespace
 }  // namespace precondor::digits
 
-int main(int argc, char** argv) { return precondor::digits::Main(argc, argv); }
+int main(int argc, char** argv) {
+  precondor::UseBestBlasCore();
+  return precondor::digits::Main(argc, argv);
+}

@@ -12,6 +12,7 @@
 #include "client/python/src/client_objects.h"
 #include "client/python/src/python_call.h"
 #include "client/python/src/spec_dict.h"
+#include "kernels/base/blas_core.h"
 #include "precondor/statistics.h"
 
 namespace py = pybind11;
@@ -20,6 +21,9 @@ using precondor::python::FutureObject;
 using precondor::python::WorkerObject;
 
 PYBIND11_MODULE(_core, m) {
+#ifdef PRECONDOR_HAVE_OWN_OPENBLAS  // NumPy's threads may be at work in a shared one
+  precondor::UseBestBlasCore();
+#endif
   py::class_<FutureObject>(m, "Future")
       .def("ready", &FutureObject::Ready)
       .def("wait", &FutureObject::Wait, py::arg("timeout_s"))
