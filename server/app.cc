@@ -32,7 +32,6 @@
 #include "server/plane/shard_planes.h"
 #include "server/plane_transports.h"
 #include "server/recovery/layer_uploads.h"
-#include "server/recovery/peer_stores.h"
 #include "server/recovery/shard_store.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/device_rings.h"
@@ -151,9 +150,6 @@ class ServerApp final : public App {
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
     server_.reset();
     control_threads_.Drain();
-    // What it hands to the journal's thread ends on the arithmetic's.
-    if (peer_stores_ != nullptr) peer_stores_->Stop();
-    if (shard_store_ != nullptr) shard_store_->snapshots().WaitIdle();
     for (const auto& threads : compute_threads_) threads->Drain();
   }
 
@@ -257,12 +253,6 @@ class ServerApp final : public App {
                                                             clock_, logger_, metrics_);
       options.journal = shard_store_.get();
       options.snapshot_interval_steps = static_cast<uint64_t>(config_.snapshot_interval_steps);
-    }
-    if (!config_.peer_data_dirs.empty()) {
-      peer_stores_ = std::make_unique<recovery::PeerStores>(
-          disk_, recovery::PeerStoresOptions{.patterns = config_.peer_data_dirs, .own_data_dir = config_.data_dir},
-          logger_);
-      options.peers = peer_stores_.get();
     }
     options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
@@ -512,7 +502,6 @@ class ServerApp final : public App {
   metrics::MetricsObserver metrics_;
   store::PosixFileSystem disk_;
   std::unique_ptr<recovery::ShardStore> shard_store_;  // null without a data directory
-  std::unique_ptr<recovery::PeerStores> peer_stores_;  // null without data directories of others
   std::unique_ptr<recovery::LayerUploads> uploads_;    // of a shard
   std::vector<DeviceBackend> backends_;
   std::unique_ptr<DeviceGroup> group_;         // of several backends; outlives the shard's work

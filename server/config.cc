@@ -200,9 +200,6 @@ const std::vector<Option>& Options() {
       NumberOption("plane_device", &C::plane_device, 0, 1 << 10, "the shard's CUDA device in an nccl communicator"),
       TextOption("data_dir", &C::data_dir,
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
-      ListOption("peer_data_dirs", &C::peer_data_dirs,
-                 "data directories of other shards, or what they lie in, with wildcards and separated by commas: "
-                 "layers of a shard that is lost go on from there"),
       NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
                    "steps between two snapshots of a session in the data directory; 0: none"),
       NumberOption("session_snapshot_steps", &C::session_snapshot_steps, 0, 1 << 30,
@@ -461,11 +458,6 @@ absl::Status CheckWhole(const ServerConfig& config) {
   if (!config.etcd_endpoints.empty() && !config.data_dir.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(OriginOf(config, "etcd_endpoints"), ": expected either etcd_endpoints or data_dir, got both"));
-  }
-  if (!config.peer_data_dirs.empty() && config.role == ServerRole::kCoordinator) {
-    return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "peer_data_dirs"),
-                                                   ": expected none with role coordinator, got ",
-                                                   config.peer_data_dirs.size()));
   }
   if (config.etcd_prefix.empty() || config.etcd_prefix.front() != '/') {
     return absl::InvalidArgumentError(absl::StrCat(OriginOf(config, "etcd_prefix"),

@@ -36,7 +36,6 @@ struct ServerConfig {
   std::string plane_transport = "local";
   int64_t plane_device = 0;
   std::string data_dir;
-  std::vector<std::string> peer_data_dirs;
   int64_t snapshot_interval_steps = 1000;
   int64_t session_snapshot_steps = 0;
   std::vector<std::string> etcd_endpoints;

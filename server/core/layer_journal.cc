@@ -25,20 +25,17 @@ uint64_t LayerJournal::CutBefore(uint64_t step) const {
   return asked_for <= step && asked_for > last_step_ ? std::max(regular, asked_for) : regular;
 }
 
-void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker, bool whole) {
+void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker) {
+  if (journal_ == nullptr) return;
   if (began != began_) {
     // The job has gone back: what it had come to will come again.
     began_ = began;
-    inherited_before_ = 0;
     settled_.clear();
     last_cut_ = CutBefore(step);
   }
-  if (journal_ == nullptr) return;
   const uint64_t cut = CutBefore(step);
   last_step_ = step;
-  if (cut <= last_cut_) return;
-  last_cut_ = cut;
-  if (whole) GiveImage(cut, worker);
+  if (cut > last_cut_) GiveImage(cut, worker);
 }
 
 void LayerJournal::BeginAt(uint64_t step, const LayerWorker& worker) {
@@ -62,7 +59,6 @@ void LayerJournal::GiveImage(uint64_t cut, const LayerWorker& worker) {
                   .settled = std::vector<SettledStep>(settled_.begin(), settled_.end()),
                   .held = held,
                   .release = release_,
-                  .inherited_before = inherited_before_,
                   .state = *std::move(state)});
 }
 
@@ -99,21 +95,18 @@ void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& 
   journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = std::move(plan)});
 }
 
-void LayerJournal::FactorsChanged(bool held, uint64_t release, uint64_t inherited_before) {
-  inherited_before_ = inherited_before;
+void LayerJournal::FactorsChanged(bool held, uint64_t release) {
   if (journal_ == nullptr) return;
   ++updates_;
-  if (!held || release_ == kAwaitedRelease) release_ = release;
+  if (!held) release_ = release;
   const LayerStep at = At(settled_.empty() ? 0 : settled_.back().step);
-  journal_->Append(FactorsRecord{.at = at, .held = held, .release = release, .inherited_before = inherited_before});
+  journal_->Append(FactorsRecord{.at = at, .held = held, .release = release});
 }
 
-void LayerJournal::Resume(uint64_t began, uint64_t updates, uint64_t release, uint64_t inherited_before,
-                          std::vector<SettledStep> settled) {
+void LayerJournal::Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<SettledStep> settled) {
   began_ = began;
   updates_ = updates;
   release_ = release;
-  inherited_before_ = inherited_before;
   settled_.assign(std::make_move_iterator(settled.begin()), std::make_move_iterator(settled.end()));
   // The cut that this step passed was seen to, or never will be.
   if (settled_.empty()) return;

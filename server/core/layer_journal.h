@@ -19,9 +19,8 @@ class LayerJournal {
   // `began`: see LayerStep.
   LayerJournal(SessionContext& session, uint32_t layer, uint64_t began);
 
-  // Work on `step` begins. Gives the layer's image when a cut lies between this step and the last one worked on, unless
-  // there is more to the layer than its worker has (`whole` false): the cut's snapshot is then given up.
-  void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker, bool whole);
+  // Work on `step` begins. Gives the layer's image when a cut lies between this step and the last one worked on.
+  void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker);
   // The layer has factors from outside, as of a cut at `step`: gives its image.
   void BeginAt(uint64_t step, const LayerWorker& worker);
   // The votes are about to be applied. `logged`: a record says so already.
@@ -31,15 +30,12 @@ class LayerJournal {
   void BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result);
 
   // The layer has no factors any more, or some again: those of `release`, or, with 0, fresh ones. As FactorsRecord.
-  void FactorsChanged(bool held, uint64_t release, uint64_t inherited_before = 0);
-  // Whether the factors came from another shard with the step's statistics in them.
-  bool inherited(uint64_t step) const { return step < inherited_before_; }
+  void FactorsChanged(bool held, uint64_t release);
   // The last whose factors were to be kept; 0: none. See LayerImage.
   uint64_t release() const { return release_; }
 
   // What a restored layer goes on from.
-  void Resume(uint64_t began, uint64_t updates, uint64_t release, uint64_t inherited_before,
-              std::vector<SettledStep> settled);
+  void Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<SettledStep> settled);
 
  private:
   void GiveImage(uint64_t cut, const LayerWorker& worker);
@@ -55,7 +51,6 @@ class LayerJournal {
   uint64_t began_;
   uint64_t updates_ = 0;
   uint64_t release_ = 0;
-  uint64_t inherited_before_ = 0;
   uint64_t last_cut_ = 0;
   uint64_t last_step_ = 0;           // worked on
   std::deque<SettledStep> settled_;  // ascending, a window's

@@ -28,17 +28,16 @@ Gather GradientContributorsOf(const SessionSpec& spec, uint32_t layer) {
 
 absl::StatusOr<std::shared_ptr<LayerPipeline>> LayerPipeline::Create(std::shared_ptr<SessionContext> session,
                                                                      uint32_t layer, const SessionInstall& install,
-                                                                     Beginning beginning) {
+                                                                     bool held) {
   std::unique_ptr<LayerState> state;
-  if (beginning == Beginning::kFresh) {
+  if (held) {
     PRECONDOR_ASSIGN_OR_RETURN(state, session->MakeState(layer));
   }
-  return std::shared_ptr<LayerPipeline>(
-      new LayerPipeline(std::move(session), layer, install, std::move(state), beginning));
+  return std::shared_ptr<LayerPipeline>(new LayerPipeline(std::move(session), layer, install, std::move(state)));
 }
 
 LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, const SessionInstall& install,
-                             std::unique_ptr<LayerState> state, Beginning beginning)
+                             std::unique_ptr<LayerState> state)
     : session_(std::move(session)),
       layer_(layer),
       executor_(session_->DeviceOf(layer).executor),
@@ -53,9 +52,6 @@ LayerPipeline::LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t l
   stats_.name = session_->spec.layers[layer].name;
   stats_.device = session_->DeviceOf(layer).place;
   Show(view);
-  if (beginning != Beginning::kAwaits) return;
-  Await();
-  scheduled_ = true;  // until BeginAwaiting
 }
 
 bool LayerPipeline::ExpectsStatistics(const StepSlot& slot) const {
@@ -609,8 +605,6 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
     // From a stream that broke long ago; or others have gone on before this rank came back.
     if (!heard_.insert(key.rank).second && key.step < floor_) return absl::OkStatus();
     known = stats_.factor_version + restored_updates_;
-    // What is lost shows when the factors are there.
-    if (awaits_) awaited_version_ = std::max(awaited_version_, factor_version);
     if (held_ && factor_version > known) lost = factor_version - known;
     if (lost > 0 && !one_answer() && disowned_.empty()) {
       for (int32_t rank = 0; rank < session_->spec.world_size; ++rank) disowned_.insert(rank);
@@ -624,9 +618,15 @@ absl::Status LayerPipeline::Resume(const ContributionKey& key, uint64_t factor_v
   }
   for (ResultFn& waiter : retired) waiter(status.ok() ? Expired() : status);
   if (work) Schedule();
-  if (lost > 0) {
-    NoteLost(lost, absl::StrCat("rank ", key.rank, " was answered with version ", factor_version, ", here is ", known));
-  }
+  if (lost == 0) return status;
+  session_->shard->observer.OnUpdatesLost(session_->spec.name, static_cast<int64_t>(lost));
+  session_->shard->logger.Log(Severity::kWarning, "factor updates are lost",
+                              {{"session", session_->spec.name},
+                               {"layer", session_->spec.layers[layer_].name},
+                               {"rank", key.rank},
+                               {"updates", lost},
+                               {"answered_with", factor_version},
+                               {"has", known}});
   return status;
 }
 
@@ -662,7 +662,6 @@ void LayerPipeline::Close(const absl::Status& why) {
     MutexLock lock(mu_);
     // No epoch comes after this one: what still arrives is stale.
     epoch_ = std::numeric_limits<uint64_t>::max();
-    awaits_ = false;
     DropSlots(waiters);
     owed_updates_.clear();
   }

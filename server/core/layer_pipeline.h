@@ -18,12 +18,10 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/aside_updates.h"
 #include "server/core/contribution.h"
 #include "server/core/layer_journal.h"
 #include "server/core/layer_replay.h"
 #include "server/core/layer_worker.h"
-#include "server/core/peer_factors.h"
 #include "server/core/session_context.h"
 #include "server/core/shard_control.h"
 #include "server/core/step_slot.h"
@@ -40,12 +38,9 @@ namespace precondor {
 // Lock order: mu_ is a leaf. No callback, post or arithmetic happens under it.
 class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
  public:
-  // kAwaits: without factors until those of the shard that had the layer before have been taken over. Answers are
-  // IDENTITY and updates are put aside; nothing is done before BeginAwaiting.
-  enum class Beginning : uint8_t { kFresh, kWithout, kAwaits };
-  // Allocates the layer's state if it is to begin with one: errors are those of Method::MakeState.
+  // `held`: the layer begins with fresh factors; otherwise it has none. Errors: those of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<LayerPipeline>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
-                                                               const SessionInstall& install, Beginning beginning);
+                                                               const SessionInstall& install, bool held);
 
   // Whether the contribution may come at its step, in its mode. ABORTED STALE_STEP, FAILED_PRECONDITION
   // STEP_TOO_FAR_AHEAD or MODE_CONFLICT, or the epoch's errors.
@@ -82,19 +77,6 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   using ReleasedFn = std::function<void(absl::StatusOr<std::string> state)>;
   void ReleaseState(uint64_t release, ReleasedFn done);
 
-  // Of a layer that was made to: the journal has its session's install.
-  void BeginAwaiting();
-  // Somebody goes to fetch the factors that the layer awaits; his ticket. Nullopt: it awaits none, or somebody is on
-  // his way.
-  std::optional<uint64_t> BeginTakeover();
-  // He does not go after all.
-  void EndTakeover(uint64_t ticket);
-  // Whether the layer still has a use for what he fetches.
-  bool Wants(uint64_t ticket) const;
-  // Gives it factors, which the journal keeps as those of `release`; 0: fresh ones. They take their place between two
-  // steps, with what was put aside and is not in them yet; nothing happens if they are not wanted any more.
-  void TakeOver(uint64_t ticket, PeerFactorState factors, uint64_t release);
-
   // Gives a layer that nobody has sent anything to the factors of a snapshot as of `step`; its image goes to the
   // journal.
   void Restore(std::unique_ptr<LayerState> state, uint64_t step);
@@ -119,7 +101,6 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   // Not while SetState or ReleaseState may be under way.
   bool has_factors() const { return worker_.has_factors(); }
   uint64_t release() const { return journal_.release(); }
-  bool awaits() const;
   uint32_t index() const { return layer_; }
   // After FinishReplay, once: factors of release() that the journal may not hold.
   std::optional<std::string> TakeReleased() { return std::exchange(released_, std::nullopt); }
@@ -127,7 +108,7 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
 
  private:
   LayerPipeline(std::shared_ptr<SessionContext> session, uint32_t layer, const SessionInstall& install,
-                std::unique_ptr<LayerState> state, Beginning beginning);
+                std::unique_ptr<LayerState> state);
 
   using Slots = std::map<uint64_t, std::shared_ptr<StepSlot>>;
   enum class WorkKind : uint8_t { kNone, kFold, kUpdate, kAnswer, kExpire };
@@ -180,14 +161,6 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   bool has_gaps() const;
   // One rank sends the gradients, and gets the answers.
   bool one_answer() const;
-  void Await() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // On the strand: nobody brings factors any more. The layer goes on awaiting them, without what was put aside.
-  void StopTakeover();
-  // On the strand: applies a step's votes, or puts them aside.
-  LayerWorker::UpdateOutcome Apply(uint64_t step, std::vector<Vote> votes);
-  // `restored`: it is one of restored_updates_.
-  void NoteUpdate(uint64_t step, const LayerWorker::UpdateOutcome& outcome, bool restored);
-  void NoteLost(uint64_t updates, absl::string_view why) const;
   // Ends a gradient phase that nobody completes.
   void RetireGradient(StepSlot& slot, std::vector<ResultFn>& waiters) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Expired() const;
@@ -225,8 +198,9 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   Turn StatisticsTurn(const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Turn GradientTurn(const std::shared_ptr<StepSlot>& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // On the strand: gives the layer these factors, or none, after restored updates; the records follow.
-  void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release, uint64_t inherited_before = 0);
+  void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release);
   void Show(const LayerWorker::StateView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `restored`: the update is one of restored_updates_.
   void FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome, bool restored);
   void FinishGradient(StepSlot& slot, LayerWorker::Answer answer);
   LayerReplay& replay();
@@ -243,7 +217,6 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   LayerJournal journal_;
   std::unique_ptr<LayerReplay> replay_;  // until FinishReplay
   std::optional<std::string> released_;  // from there until TakeReleased
-  AsideUpdates aside_{worker_.most_aside()};
 
   mutable Mutex mu_;
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
@@ -266,10 +239,6 @@ class LayerPipeline : public std::enable_shared_from_this<LayerPipeline> {
   std::set<uint32_t> disowned_ ABSL_GUARDED_BY(mu_);  // ranks that know factors which are lost, until they begin again
   uint64_t restored_updates_ ABSL_GUARDED_BY(mu_) = 0;  // of the journal, that stats_.factor_version lacks yet
   bool held_ ABSL_GUARDED_BY(mu_) = false;              // there are factors
-  bool awaits_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t last_ticket_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t ticket_ ABSL_GUARDED_BY(mu_) = 0;           // of who is on his way; 0: nobody
-  uint64_t awaited_version_ ABSL_GUARDED_BY(mu_) = 0;  // the greatest that ranks have had answers with elsewhere
   bool scheduled_ ABSL_GUARDED_BY(mu_) = false;
   LayerStats stats_ ABSL_GUARDED_BY(mu_);
   // Sums and counts behind the means in stats_.

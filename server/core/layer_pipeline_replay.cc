@@ -41,10 +41,6 @@ void LayerPipeline::FinishReplay() {
     MutexLock lock(mu_);
     LayerReplay::Outcome outcome = replay().Finish(began_);
     replay_.reset();
-    if (outcome.release == kAwaitedRelease && !worker_.has_factors()) {
-      Await();
-      aside_ = std::move(outcome.aside);
-    }
     began_ = outcome.began;
     GiveUpUnlogged(static_cast<uint64_t>(session_->spec.staleness_steps), outcome.steps);
     std::vector<SettledStep> settled;
@@ -68,7 +64,7 @@ void LayerPipeline::FinishReplay() {
       if (session_->last_step.load() < step) session_->last_step.store(step);
       settled.push_back(std::move(replayed.settled));
     }
-    journal_.Resume(outcome.began, outcome.updates, outcome.release, outcome.inherited_before, std::move(settled));
+    journal_.Resume(outcome.began, outcome.updates, outcome.release, std::move(settled));
     released_ = std::move(outcome.released);
     Show(worker_.view());
   }

@@ -49,10 +49,10 @@ void LayerPipeline::Run() {
 
 void LayerPipeline::Update(Work& work) {
   const uint64_t step = work.slot->step;
-  journal_.BeginStep(work.began, step, worker_, aside_.empty());
+  journal_.BeginStep(work.began, step, worker_);
   journal_.BeforeUpdate(step, work.votes, work.logged);
   const bool restored = work.logged && !work.votes.empty();
-  LayerWorker::UpdateOutcome outcome = Apply(step, std::move(work.votes));
+  LayerWorker::UpdateOutcome outcome = worker_.Update(std::move(work.votes));
   work.slot->update = std::move(outcome.update);
   if (outcome.attempted && !outcome.status.ok() && !work.logged) journal_.AfterFailedUpdate(step);
   FinishUpdate(*work.slot, outcome, restored);
@@ -60,7 +60,7 @@ void LayerPipeline::Update(Work& work) {
 
 void LayerPipeline::Answer(Work& work) {
   StepSlot& slot = *work.slot;
-  journal_.BeginStep(work.began, slot.step, worker_, aside_.empty());
+  journal_.BeginStep(work.began, slot.step, worker_);
   if (slot.plan.has_value() && worker_.LacksGradientsOf(*slot.plan)) slot.plan.reset();
   if (slot.plan.has_value() && slot.plan->decision == Decision::kSkip) work.skip_reason = slot.plan->reason;
   LayerWorker::Answer answer = WorkersPrecondition(session_->spec) ? worker_.Hand(slot)
@@ -198,10 +198,7 @@ void LayerPipeline::SetState(std::unique_ptr<LayerState> state, uint64_t release
 void LayerPipeline::ReleaseState(uint64_t release, ReleasedFn done) {
   executor_.Post(strand_, [self = shared_from_this(), release, done = std::move(done)] {
     for (Work& work : self->TakeRestoredUpdates()) self->Update(work);
-    if (!self->worker_.has_factors()) {
-      self->StopTakeover();
-      return done(absl::NotFoundError("the layer has no factors"));
-    }
+    if (!self->worker_.has_factors()) return done(absl::NotFoundError("the layer has no factors"));
     const bool kept = self->session_->shard->options.journal != nullptr;
     absl::StatusOr<std::string> state = kept ? self->worker_.Save() : absl::NotFoundError("there is no data directory");
     self->ReplaceState(nullptr, kept ? release : 0);
@@ -209,9 +206,9 @@ void LayerPipeline::ReleaseState(uint64_t release, ReleasedFn done) {
   });
 }
 
-void LayerPipeline::ReplaceState(std::unique_ptr<LayerState> state, uint64_t release, uint64_t inherited_before) {
+void LayerPipeline::ReplaceState(std::unique_ptr<LayerState> state, uint64_t release) {
   worker_.SetState(std::move(state));
-  journal_.FactorsChanged(worker_.has_factors(), release, inherited_before);
+  journal_.FactorsChanged(worker_.has_factors(), release);
   const LayerWorker::StateView view = worker_.view();
   MutexLock lock(mu_);
   Show(view);
@@ -242,7 +239,7 @@ void LayerPipeline::Show(const LayerWorker::StateView& view) {
   stats_.factor_resets = view.summary.resets;
 }
 
-void LayerPipeline::NoteUpdate(uint64_t step, const LayerWorker::UpdateOutcome& outcome, bool restored) {
+void LayerPipeline::FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome, bool restored) {
   const SessionSpec& spec = session_->spec;
   ShardContext& shard = *session_->shard;
   if (outcome.attempted) {
@@ -250,7 +247,7 @@ void LayerPipeline::NoteUpdate(uint64_t step, const LayerWorker::UpdateOutcome& 
     if (!outcome.status.ok()) {
       shard.logger.Log(Severity::kWarning, "factor update failed; the last good factors stay",
                        {{"session", spec.name},
-                        {"step", step},
+                        {"step", slot.step},
                         {"layer", spec.layers[layer_].name},
                         {"reason", absl::string_view(outcome.status.message())}});
     }
@@ -258,7 +255,7 @@ void LayerPipeline::NoteUpdate(uint64_t step, const LayerWorker::UpdateOutcome& 
       shard.logger.Log(Severity::kWarning,
                        outcome.reset ? "factors were not decomposed, again, and begin anew"
                                      : "factors were not decomposed; the last good decomposition stays",
-                       {{"session", spec.name}, {"step", step}, {"layer", spec.layers[layer_].name}});
+                       {{"session", spec.name}, {"step", slot.step}, {"layer", spec.layers[layer_].name}});
     }
   }
   MutexLock lock(mu_);
@@ -268,15 +265,10 @@ void LayerPipeline::NoteUpdate(uint64_t step, const LayerWorker::UpdateOutcome& 
     update_seconds_ += absl::ToDoubleSeconds(outcome.took);
     stats_.update_seconds = update_seconds_ / static_cast<double>(++updates_);
   }
-}
-
-void LayerPipeline::FinishUpdate(StepSlot& slot, const LayerWorker::UpdateOutcome& outcome, bool restored) {
-  NoteUpdate(slot.step, outcome, restored);
-  MutexLock lock(mu_);
   if (slot.statistics.state == PhaseState::kRetired) return;  // its epoch ended meanwhile
   slot.statistics.Advance(PhaseEvent::kApply);
   --slot.in_flight;
-  session_->shard->in_flight.fetch_sub(1, std::memory_order_relaxed);
+  shard.in_flight.fetch_sub(1, std::memory_order_relaxed);
   // A step that left the window stayed for this alone.
   if (slot.step < floor_) slots_.erase(slot.step);
 }

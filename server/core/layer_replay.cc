@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/layer_replay.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,12 +14,8 @@ absl::Status LayerReplay::Load(const LayerImage& image) {
   if (image.held) PRECONDOR_RETURN_IF_ERROR(worker_.Load(image.state));
   began_ = image.at.began;
   release_ = image.release;
-  inherited_before_ = next_update_ = image.inherited_before;
   image_updates_ = received_ = applied_ = image.at.updates;
-  for (const SettledStep& settled : image.settled) {
-    steps_[settled.step] = {.settled = settled, .votes = {}};
-    if (settled.updated) next_update_ = std::max(next_update_, settled.step + 1);
-  }
+  for (const SettledStep& settled : image.settled) steps_[settled.step] = {.settled = settled, .votes = {}};
   return absl::OkStatus();
 }
 
@@ -29,12 +24,7 @@ void LayerReplay::Apply(ReplayedStep step) {
   ++applied_;
   // An update that failed then did so before anything came of it; one that fails now leaves the factors it would have
   // left then.
-  if (step.failed || step.settled.step < inherited_before_) return;
-  if (awaits()) {
-    aside_.Add({.step = step.settled.step, .votes = *std::move(step.votes)});
-  } else {
-    worker_.Update(*std::move(step.votes));
-  }
+  if (!step.failed) worker_.Update(*std::move(step.votes));
 }
 
 void LayerReplay::BeginAt(uint64_t began) {
@@ -42,7 +32,6 @@ void LayerReplay::BeginAt(uint64_t began) {
   began_ = began;
   for (auto& [number, step] : steps_) Apply(std::move(step));
   steps_.clear();
-  inherited_before_ = next_update_ = 0;
 }
 
 ReplayedStep* LayerReplay::Find(const LayerStep& at, Mode mode) {
@@ -73,7 +62,6 @@ absl::Status LayerReplay::Add(UpdateRecord record) {
   if (record.at.updates <= image_updates_) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
   ReplayedStep* step = Find(record.at, Mode::kSecondOrder);
-  if (record.at.began == began_) next_update_ = std::max(next_update_, record.at.step + 1);
   if (step == nullptr) {
     Apply({.settled = {.step = record.at.step, .plan = {}}, .votes = std::move(record.votes)});
     return absl::OkStatus();
@@ -118,27 +106,12 @@ absl::Status LayerReplay::Add(const FactorsRecord& record) {
     Apply(std::exchange(step, {.settled = step.settled, .votes = {}, .failed = step.failed}));
   }
   ++applied_;
-  if (record.held) return TakeBack(record);
+  if (record.held) return record.release != 0 ? LoadReleased(record.release) : SetHeld(true);
   release_ = record.release;
-  inherited_before_ = 0;
-  aside_.Take();
   absl::StatusOr<std::string> state = absl::NotFoundError("");
-  if (release_ != 0 && release_ != kAwaitedRelease && worker_.has_factors()) state = worker_.Save();
+  if (release_ != 0 && worker_.has_factors()) state = worker_.Save();
   if (state.ok()) released_ = *std::move(state);
   return SetHeld(false);
-}
-
-absl::Status LayerReplay::TakeBack(const FactorsRecord& record) {
-  const bool awaited = awaits();
-  PRECONDOR_RETURN_IF_ERROR(record.release != 0 ? LoadReleased(record.release) : SetHeld(true));
-  if (!awaited) return absl::OkStatus();
-  release_ = record.release;
-  inherited_before_ = record.inherited_before;
-  next_update_ = std::max(next_update_, inherited_before_);
-  for (AsideUpdates::Update& update : aside_.Take()) {
-    if (update.step >= inherited_before_) worker_.Update(std::move(update.votes));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status LayerReplay::LoadReleased(uint64_t release) {
@@ -160,10 +133,7 @@ LayerReplay::Outcome LayerReplay::Finish(uint64_t began) {
   return {.began = began_,
           .updates = applied_,
           .release = release_,
-          .inherited_before = inherited_before_,
-          .next_update = next_update_,
           .released = std::move(released_),
-          .aside = std::move(aside_),
           .steps = std::move(steps_)};
 }
 

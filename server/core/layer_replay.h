@@ -14,7 +14,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/core/aside_updates.h"
 #include "server/core/layer_worker.h"
 #include "server/core/shard_journal.h"
 
@@ -48,14 +47,10 @@ class LayerReplay {
   // Ends it. The job may have gone back to an earlier step, in epoch `began`, since the last record.
   struct Outcome {
     uint64_t began = 0;
-    uint64_t updates = 0;           // of LayerStep::updates, those in `steps` not included
-    uint64_t release = 0;           // see LayerImage
-    uint64_t inherited_before = 0;  // the same
-    // The first step of which nothing is in the factors once `steps` are applied, as far as records say.
-    uint64_t next_update = 0;
+    uint64_t updates = 0;  // of LayerStep::updates, those in `steps` not included
+    uint64_t release = 0;  // see LayerImage
     // The factors of that release, where the records made them and not a snapshot: it may not be durable.
     std::optional<std::string> released;
-    AsideUpdates aside{0};  // where `release` is kAwaitedRelease
     std::map<uint64_t, ReplayedStep> steps;
   };
   Outcome Finish(uint64_t began);
@@ -67,8 +62,6 @@ class LayerReplay {
   void BeginAt(uint64_t began);
   absl::Status SetHeld(bool held);
   absl::Status LoadReleased(uint64_t release);
-  absl::Status TakeBack(const FactorsRecord& record);
-  bool awaits() const { return release_ == kAwaitedRelease && !worker_.has_factors(); }
   // DataLoss: not the next of the records that change factors.
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
@@ -83,9 +76,6 @@ class LayerReplay {
   uint64_t applied_ = 0;
   uint64_t release_ = 0;
   std::optional<std::string> released_;
-  uint64_t inherited_before_ = 0;
-  uint64_t next_update_ = 0;
-  AsideUpdates aside_{worker_.most_aside()};
   std::map<uint64_t, ReplayedStep> steps_;
 };
 

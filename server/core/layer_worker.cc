@@ -193,9 +193,7 @@ absl::StatusOr<GradientResult> LayerWorker::Fetch() {
 }
 
 std::string LayerWorker::NoFactors() const {
-  return absl::StrCat(
-      "layer \"", spec_.name, "\" ",
-      awaits_ ? "waits for its factors since its shard was lost" : "has no factors since the fallback to first order");
+  return absl::StrCat("layer \"", spec_.name, "\" has no factors since the fallback to first order");
 }
 
 void LayerWorker::Fold(StepSlot& slot, Vote vote) {

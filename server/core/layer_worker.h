@@ -14,7 +14,6 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
-#include "server/core/aside_updates.h"
 #include "server/core/session_context.h"
 #include "server/core/step_slot.h"
 
@@ -70,11 +69,6 @@ class LayerWorker {
 
   // Other factors, or none: updates then do nothing and gradients are answered IDENTITY.
   void SetState(std::unique_ptr<LayerState> state);
-  std::unique_ptr<LayerState> TakeState() { return std::move(state_); }
-  // Why there are none: those of another shard are to come.
-  void set_awaits(bool awaits) { awaits_ = awaits; }
-  // See AsideUpdates.
-  size_t most_aside() const { return AsideUpdates::Most(session_.spec, layer_); }
   bool has_factors() const { return state_ != nullptr; }
   // Begins with fresh ones. Errors: those of Method::MakeState.
   absl::Status MakeFresh();
@@ -112,8 +106,7 @@ class LayerWorker {
   const uint32_t layer_;
   const Method& method_;
   const size_t cost_entry_;
-  bool awaits_ = false;
-  std::unique_ptr<LayerState> state_;  // null after a fallback to first order, or while it awaits one
+  std::unique_ptr<LayerState> state_;  // null after a fallback to first order
   // What Save said of state_, for all who ask for the same version; null before anybody has.
   std::shared_ptr<const Payload> saved_;
 };

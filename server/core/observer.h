@@ -17,11 +17,6 @@
 
 namespace precondor {
 
-// What became of layers that this shard was given because theirs was lost: they have the factors that it had; fresh
-// ones, since nothing of theirs was found; since what was found is damaged; or since there was no memory or disk for
-// it.
-enum class TakeoverOutcome : uint8_t { kAdopted, kNone, kDamaged, kRefused };
-
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -60,8 +55,6 @@ class Observer {
   virtual void OnFactorsKept(absl::string_view train_job, bool ok) {}
   // A session's factors are needed again: so many layers have those that were kept, so many fresh ones.
   virtual void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) {}
-  // Layers whose shard was lost have factors on this one.
-  virtual void OnLayersTakenOver(absl::string_view train_job, TakeoverOutcome outcome, int64_t layers) {}
   // A session's ranks and this shard have a communicator for its gradients, or none any more; one has ended before its
   // epoch, and no rank had left.
   virtual void OnDataPlane(absl::string_view train_job, bool joined) {}

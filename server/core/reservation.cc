@@ -16,6 +16,12 @@ constexpr int64_t kSaturated = int64_t{1} << 62;
 int64_t Add(int64_t x, int64_t y) { return x > kSaturated - y ? kSaturated : x + y; }
 int64_t Mul(int64_t x, int64_t y) { return y != 0 && x > kSaturated / y ? kSaturated : x * y; }
 
+// One layer's statistics of a step, of all workers, as they come.
+int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
+  return Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
+             static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
+}
+
 // The gradients of one step that are on their way, and what they are added up in.
 int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
   if (WorkersPrecondition(spec)) return 0;
@@ -52,11 +58,6 @@ int64_t StagingBytes(const SessionSpec& spec, const Method& method, uint32_t lay
 }
 
 }  // namespace
-
-int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer) {
-  return Mul(Mul(spec.world_size, StatisticsElements(spec, layer)),
-             static_cast<int64_t>(ByteSize(spec.statistics_dtype)));
-}
 
 int64_t Reservation::total() const { return Add(Add(states, scratch), staging); }
 

@@ -76,8 +76,6 @@ Reservation ComputeFirstOrderReservation(const SessionSpec& spec, absl::Span<con
 // Floats on the device that one layer's statistics of a step are merged in; its gradient and the answer.
 int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer);
 int64_t GradientScratchElements(const SessionSpec& spec, uint32_t layer);
-// One layer's statistics of a step, of all workers, as they come.
-int64_t StatisticsBytes(const SessionSpec& spec, uint32_t layer);
 
 // Of one layer, on the device that it is on and on each of the others, with `ranks` as above: its state; state and
 // staging, for placement.

@@ -78,8 +78,6 @@ class DeviceOfLayer {
 
 // One per session. Const after construction but for the pools, which lock, and the atomics.
 struct SessionContext {
-  void NoteRelease(uint64_t release) { RaiseTo(last_release, release); }
-
   // Of a layer that has been given one.
   SessionDevice& DeviceOf(uint32_t layer) const {
     const int place = device_of_layer.Of(layer);
@@ -108,7 +106,6 @@ struct SessionContext {
   std::atomic<uint64_t> last_step = 0;
   std::atomic<uint64_t> snapshot_at = 0;             // a cut that somebody asked for, besides the regular ones
   std::atomic<uint64_t> after_last_first_order = 0;  // the greatest step in first order, plus one
-  std::atomic<uint64_t> last_release = 0;            // the greatest number under which factors were kept
 };
 
 }  // namespace precondor

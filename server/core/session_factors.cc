@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "server/core/factor_takeover.h"
 #include "server/core/shard_journal.h"
 
 namespace precondor {
@@ -89,22 +88,9 @@ absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerPipeline
 absl::StatusOr<std::vector<SessionFactors::Returned>> SessionFactors::MakeStates() const {
   std::vector<Returned> states;
   for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
-    if (layer->awaits()) continue;
     PRECONDOR_ASSIGN_OR_RETURN(states.emplace_back(), MakeState(*layer));
   }
   return states;
-}
-
-void SessionFactors::TakeOver() const {
-  if (!held()) return;
-  std::vector<FactorTakeover::Heir> heirs;
-  for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
-    const std::optional<uint64_t> ticket = layer->BeginTakeover();
-    if (ticket.has_value()) heirs.push_back({.layer = layer, .ticket = *ticket});
-  }
-  if (held()) return FactorTakeover::Start(context_, std::move(heirs));
-  // Released meanwhile: a layer that was told so before it gave its ticket would not take that back.
-  for (const FactorTakeover::Heir& heir : heirs) heir.layer->EndTakeover(heir.ticket);
 }
 
 void SessionFactors::Give(std::vector<Returned> states) const {
@@ -162,7 +148,6 @@ absl::Status SessionFactors::Hold(uint64_t version) {
     return states.status();
   }
   Give(*std::move(states));
-  TakeOver();
   Tell(reserved);
   return absl::OkStatus();
 }
@@ -182,7 +167,6 @@ void SessionFactors::Release(uint64_t version) {
 }
 
 void SessionFactors::LetGo(uint64_t version, bool reserved) {
-  context_->NoteRelease(version);
   auto leaving = std::make_shared<Leaving>();
   leaving->reserved = reserved;
   {
@@ -285,7 +269,7 @@ uint64_t SessionFactors::KeepReplayed() {
 bool SessionFactors::CompleteReplay() {
   std::vector<Returned> states;
   for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
-    if (layer->has_factors() || layer->awaits()) continue;
+    if (layer->has_factors()) continue;
     absl::StatusOr<Returned> state = MakeState(*layer);
     if (!state.ok()) return false;
     states.push_back(*std::move(state));
@@ -297,19 +281,13 @@ bool SessionFactors::CompleteReplay() {
 void SessionFactors::FinishReplay() {
   MemoryAccount& memory = context_->shard->memory;
   const uint64_t kept = KeepReplayed();
-  bool there = std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->has_factors(); });
-  const bool all_await = !layers_.empty() &&
-                         std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->awaits(); });
+  const bool there =
+      std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->has_factors(); });
   bool reserved = false;
   {
     MutexLock lock(mu_);
     reserved = held_;
-    // Whether they were to have any by then, the coordinator says soon.
-    there = there || (held_ && all_await);
-    for (const auto& layer : layers_) {
-      if (layer->release() != kAwaitedRelease) version_ = std::max(version_, layer->release());
-    }
-    context_->NoteRelease(version_);
+    for (const auto& layer : layers_) version_ = std::max(version_, layer->release());
   }
   if (!reserved && (there || kept != 0)) reserved = memory.Reserve(context_->spec.name, factor_bytes()).ok();
   const bool held = there && reserved && CompleteReplay();
@@ -332,7 +310,6 @@ void SessionFactors::FinishReplay() {
   }
   if (leaves) return LetGo(version, reserved);
   Settle();
-  TakeOver();
 }
 
 }  // namespace precondor

@@ -57,9 +57,6 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   // Ends like Close, unless it stands otherwise by now.
   bool HandOver(const Standing& expected);
 
-  // Sends for the factors that layers await, where factors are held: once they are published, and when they are back.
-  void TakeOver() const;
-
   bool held() const;
   int64_t reserved_bytes() const;  // on all devices
   // The session ends: returns what is still reserved, for the caller to release.

@@ -173,9 +173,8 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
                          .devices = MakeSessionDevices(*context_),
                          .device_of_layer = DeviceOfLayer(install.spec.layers.size())});
   PRECONDOR_CHECK(GiveDevices(*session_context, room.layers));
-  const bool takes_over = record && TakesOver(*context_, install);
   absl::StatusOr<std::shared_ptr<ShardSession>> session =
-      ShardSession::Create(std::move(session_context), install, room.sizes, takes_over);
+      ShardSession::Create(std::move(session_context), install, room.sizes);
   if (!session.ok()) {
     context_->memory.Release(room.bytes);
     return session.status();
@@ -194,7 +193,6 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
     context_->memory.Release((*session)->factors().Close());
     return InstallRecorded(install, record);
   }
-  (*session)->BeginTakeover();
   NoteLayers(install, room, "session installed");
   return room.bytes.total();
 }

@@ -39,7 +39,6 @@
 namespace precondor {
 
 class LayerPipeline;
-class PeerFactors;
 class ShardSession;
 struct LayerRoom;
 struct SessionContext;
@@ -86,9 +85,6 @@ struct ShardOptions {
   double quorum = 1.0;
   // Where the shard writes down what it needs to come back; borrowed, outlives the executor's last task. Null: nowhere.
   ShardJournal* journal = nullptr;
-  // What other shards have written down, for layers that come from one that is lost; borrowed like the journal. Null:
-  // such layers begin with fresh factors.
-  PeerFactors* peers = nullptr;
   uint64_t snapshot_interval_steps = 0;  // between two cuts; 0: none but those asked for
   // All of the shard's devices, in their order, where there are several: they have the layers together for which
   // Method::Splits. Borrowed, outlives the executors' last task. Null: each layer is on one device.

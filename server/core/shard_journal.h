@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -54,18 +53,12 @@ struct PlanRecord {
   Mode mode = Mode::kSecondOrder;
   Plan plan;
 };
-// In the place of a release: the layer has no factors because it waits for those of the shard that had it before.
-inline constexpr uint64_t kAwaitedRelease = ~uint64_t{0};
-
 // From here on the layer has no factors, or has some again; see ShardControl::HoldFactors.
 struct FactorsRecord {
   LayerStep at;
   bool held = false;
-  // The release in which they went, or from which they are back, as they were; 0: they are not kept, or fresh. Not held
-  // and kAwaitedRelease: updates from here on are put aside (server/core/aside_updates.h) until some are held.
+  // The release in which they went, or from which they are back, as they were; 0: they are not kept, or fresh.
   uint64_t release = 0;
-  // Of factors that come from another shard: the statistics of steps before it are in them.
-  uint64_t inherited_before = 0;
 };
 using ShardRecord =
     std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord, FactorsRecord>;
@@ -84,9 +77,7 @@ struct LayerImage {
   uint64_t factor_version = 0;
   std::vector<SettledStep> settled;  // the window's, ascending
   bool held = true;                  // false: the layer has no factors, `state` is empty
-  uint64_t release = 0;              // the layer's last, whether its factors are back or not; 0: none was kept;
-                                     // kAwaitedRelease: it waits for factors, and has put nothing aside
-  uint64_t inherited_before = 0;     // see FactorsRecord
+  uint64_t release = 0;              // the layer's last, whether its factors are back or not; 0: none was kept
   std::string state;                 // LayerState::Save
 };
 
@@ -114,9 +105,6 @@ class ShardJournal {
   // Takes factors that are released, to be read again. Does not wait for a disk. The records of the release came
   // before.
   virtual void KeepFactors(ReleasedFactors factors) = 0;
-  // The same of factors that come from another shard. `done` is called on any thread, or this one: they are durable, or
-  // why they are not. A session that is not here any more is Aborted.
-  virtual void AdoptFactors(ReleasedFactors factors, std::function<void(absl::Status)> done) = 0;
   // False: they are still on their way to the disk, and in memory. What failed is tried again, now and then.
   virtual bool FactorsKept(uint64_t session_id, uint64_t release) { return true; }
   // A layer's, as they were released. NotFound: they are not here; DataLoss; those of the disk.

@@ -77,14 +77,6 @@ bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
   return given;
 }
 
-bool TakesOver(const ShardContext& shard, const SessionInstall& install) {
-  // In its first epoch a session has not gone on anywhere, and one that waits has its layers where they were. Where
-  // several ranks get each answer, those of the lost shard's last step may differ from what comes now: OpenSession
-  // refuses such a session.
-  return shard.options.peers != nullptr && install.epoch > 1 && GradientContributors(install.spec) == 1 &&
-         install.spec.on_shard_loss == ShardLossPolicy::kDegrade;
-}
-
 LayersOfDevices Shard::Assign(const SessionInstall& install, const MethodSet& methods, const SessionContext* known,
                               const DeviceBytes& taken) const {
   const std::vector<MeasuredCost> costs = context_->costs.Snapshot();
@@ -149,9 +141,7 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
   const absl::Status busy = absl::UnavailableError(
       absl::StrCat("session \"", install.spec.name, "\": it is being changed already; try again"));
   absl::StatusOr<std::shared_ptr<ShardSession>> next = busy;
-  if (GiveDevices(context, room.layers)) {
-    next = session->WithLayers(install, standing, room.sizes, record && TakesOver(*context_, install));
-  }
+  if (GiveDevices(context, room.layers)) next = session->WithLayers(install, standing, room.sizes);
   if (!next.ok()) {
     context_->memory.Release(room.more);
     return next.status();
@@ -170,7 +160,6 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
     return busy;
   }
   (*next)->Succeed(*session, install);
-  (*next)->BeginTakeover();
   context_->memory.Release(standing.reserved + room.more - room.bytes);
   NoteLayers(install, room, "session goes on with other layers");
   return room.bytes.total();

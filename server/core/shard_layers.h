@@ -28,7 +28,4 @@ std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContex
 // The session's layers are where `layers` says, and their scratch is large enough. False: some are elsewhere for good.
 bool GiveDevices(SessionContext& session, const LayersOfDevices& layers);
 
-// Whether layers that are new here, in this install, go on from what another shard has written down of them.
-bool TakesOver(const ShardContext& shard, const SessionInstall& install);
-
 }  // namespace precondor

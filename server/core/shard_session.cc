@@ -32,35 +32,23 @@ std::vector<Member> Replaced(const std::vector<uint64_t>& holders, const std::ve
   return replaced;
 }
 
-LayerPipeline::Beginning BeginningOf(const SessionContext& session, uint32_t layer, bool held, bool takes_over) {
-  // Of methods without a state no journal has anything.
-  const bool has_any = session.methods.of(layer).StateBytes(session.spec.layers[layer]) > 0;
-  if (takes_over && has_any) return LayerPipeline::Beginning::kAwaits;
-  return held ? LayerPipeline::Beginning::kFresh : LayerPipeline::Beginning::kWithout;
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
                                                                    const SessionInstall& install,
-                                                                   const SessionFactors::Sizes& sizes,
-                                                                   bool takes_over) {
-  std::vector<uint32_t> to_await;
+                                                                   const SessionFactors::Sizes& sizes) {
   std::vector<std::shared_ptr<LayerPipeline>> layers(install.spec.layers.size());
   std::vector<std::shared_ptr<LayerPipeline>> owned;
   for (uint32_t layer : install.layers) {
-    const auto beginning = BeginningOf(*context, layer, !install.factors_released, takes_over);
-    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context, layer, install, beginning));
-    if (layers[layer]->awaits()) to_await.push_back(layer);
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer],
+                               LayerPipeline::Create(context, layer, install, !install.factors_released));
     layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     owned.push_back(layers[layer]);
   }
   auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
                                                   SessionFactors::Standing{.held = !install.factors_released});
-  std::shared_ptr<ShardSession> session(new ShardSession(std::move(context), install.layers, std::move(layers),
-                                                         std::move(factors), MakeMembership(install)));
-  session->to_await_ = std::move(to_await);
-  return session;
+  return std::shared_ptr<ShardSession>(new ShardSession(std::move(context), install.layers, std::move(layers),
+                                                        std::move(factors), MakeMembership(install)));
 }
 
 ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
@@ -151,31 +139,20 @@ absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) 
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const SessionInstall& install,
                                                                        const SessionFactors::Standing& standing,
-                                                                       const SessionFactors::Sizes& sizes,
-                                                                       bool takes_over) const {
-  std::vector<uint32_t> to_await;
+                                                                       const SessionFactors::Sizes& sizes) const {
   std::vector<std::shared_ptr<LayerPipeline>> layers(layers_.size());
   std::vector<std::shared_ptr<LayerPipeline>> owned;
   for (uint32_t layer : install.layers) {
     layers[layer] = layers_[layer];
     if (layers[layer] == nullptr) {
-      const auto beginning = BeginningOf(*context_, layer, standing.held, takes_over);
-      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install, beginning));
+      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install, standing.held));
       layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
-      if (layers[layer]->awaits()) to_await.push_back(layer);
     }
     owned.push_back(layers[layer]);
   }
   auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, standing);
-  std::shared_ptr<ShardSession> session(
+  return std::shared_ptr<ShardSession>(
       new ShardSession(context_, install.layers, std::move(layers), std::move(factors), MakeMembership(install)));
-  session->to_await_ = std::move(to_await);
-  return session;
-}
-
-void ShardSession::BeginTakeover() {
-  for (const uint32_t layer : std::exchange(to_await_, {})) layers_[layer]->BeginAwaiting();
-  factors_->TakeOver();
 }
 
 void ShardSession::Succeed(const ShardSession& previous, const SessionInstall& install) {

@@ -24,11 +24,11 @@ namespace precondor {
 // Thread-safe. Lock order: mu_ is a leaf; layers are called without it.
 class ShardSession {
  public:
-  // Allocates the layers' states, if factors are needed. `sizes`: that which applies has been reserved. `takes_over`:
-  // layers begin without, and await those of the shard that had them before. Errors: those of Method::MakeState.
+  // Allocates the layers' states, if factors are needed. `sizes`: that which applies has been reserved. Errors:
+  // those of Method::MakeState.
   static absl::StatusOr<std::shared_ptr<ShardSession>> Create(std::shared_ptr<SessionContext> context,
                                                               const SessionInstall& install,
-                                                              const SessionFactors::Sizes& sizes, bool takes_over);
+                                                              const SessionFactors::Sizes& sizes);
 
   // A later Install of the session (see ShardControl). FailedPrecondition: SPEC_MISMATCH, STALE_EPOCH, or
   // STALE_INCARNATION when a rank has another holder in the same epoch.
@@ -43,9 +43,7 @@ class ShardSession {
   // Method::MakeState.
   absl::StatusOr<std::shared_ptr<ShardSession>> WithLayers(const SessionInstall& install,
                                                            const SessionFactors::Standing& standing,
-                                                           const SessionFactors::Sizes& sizes, bool takes_over) const;
-  // The session can be reached, and the journal has its install: layers that are new and take over may begin.
-  void BeginTakeover();
+                                                           const SessionFactors::Sizes& sizes) const;
   // Goes on in the place of `previous`, which made it: kept layers begin the epoch, those that left end.
   void Succeed(const ShardSession& previous, const SessionInstall& install);
   // See ShardControl.
@@ -112,7 +110,6 @@ class ShardSession {
   mutable Mutex mu_;
   std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mu_);
   std::set<uint32_t> laggards_ ABSL_GUARDED_BY(mu_);  // as last reported
-  std::vector<uint32_t> to_await_;                    // until BeginTakeover; by whoever made this
 };
 
 }  // namespace precondor

@@ -50,7 +50,6 @@ enum MetricId : uint8_t {
   kSnapshots,
   kReleases,
   kReturnedLayers,
-  kTakenOverLayers,
   kLogBytes,
   kLogFailures,
   kLaggingWorkers,
@@ -121,9 +120,6 @@ inline constexpr std::array<MetricInfo, kMetricCount> kCatalog = {{
      "Attempts to write factors to the disk that a session in first order has released"},
     {"precondor_returned_layers_total", MetricType::kCounter, "train_job,factors",
      "Layers that went on in second order with the factors they had released, or with fresh ones"},
-    {"precondor_taken_over_layers_total", MetricType::kCounter, "train_job,outcome",
-     "Layers of a lost shard that have factors on this one: those it had, or fresh ones because none were found, they "
-     "are damaged, or there was no room"},
     {"precondor_log_bytes_total", MetricType::kCounter, "", "Bytes of records in the shard's log"},
     {"precondor_log_failures_total", MetricType::kCounter, "", "Writes of the shard's log that failed"},
     {"precondor_lagging_workers", MetricType::kGauge, "train_job", "Ranks that hold all others up"},

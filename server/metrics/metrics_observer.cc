@@ -60,7 +60,6 @@ class MetricsObserver::Impl {
         *data_plane_failures;
     prometheus::Histogram *update_seconds, *precondition_seconds;
     prometheus::Counter *snapshots_done, *snapshots_failed;
-    std::array<prometheus::Counter*, 4> taken_over;  // by TakeoverOutcome
     prometheus::Counter *factors_kept, *factors_not_kept, *layers_kept, *layers_fresh;
     prometheus::Gauge *reserved_bytes, *log_stale, *data_plane;
     prometheus::Gauge *lagging_workers, *lagging_rank;
@@ -255,12 +254,6 @@ class MetricsObserver::Impl {
     job.factors_not_kept = JobCounter(job, kReleases, {{"train_job", name}, {"outcome", "failed"}});
     job.layers_kept = JobCounter(job, kReturnedLayers, {{"train_job", name}, {"factors", "kept"}});
     job.layers_fresh = JobCounter(job, kReturnedLayers, {{"train_job", name}, {"factors", "fresh"}});
-    for (const auto& [outcome, label] :
-         {std::pair(TakeoverOutcome::kAdopted, "adopted"), std::pair(TakeoverOutcome::kNone, "none"),
-          std::pair(TakeoverOutcome::kDamaged, "damaged"), std::pair(TakeoverOutcome::kRefused, "refused")}) {
-      job.taken_over[static_cast<size_t>(outcome)] =
-          JobCounter(job, kTakenOverLayers, {{"train_job", name}, {"outcome", label}});
-    }
   }
 
   void FillCoordinatorJob(CoordinatorJob& job, const std::string& name) {
@@ -407,11 +400,6 @@ void MetricsObserver::OnFactorsReturned(absl::string_view train_job, int64_t kep
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
     job.layers_kept->Increment(static_cast<double>(kept_layers));
     job.layers_fresh->Increment(static_cast<double>(fresh_layers));
-  });
-}
-void MetricsObserver::OnLayersTakenOver(absl::string_view train_job, TakeoverOutcome outcome, int64_t layers) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.taken_over[static_cast<size_t>(outcome)]->Increment(static_cast<double>(layers));
   });
 }
 void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {

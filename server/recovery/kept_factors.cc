@@ -75,15 +75,6 @@ void KeptFactors::Keep(std::string session, ReleasedFactors factors) {
   PostWrite(pending);
 }
 
-void KeptFactors::Adopt(ReleasedFactors factors, std::function<bool()> here, std::function<void(absl::Status)> done) {
-  auto adopted = std::make_shared<const ReleasedFactors>(std::move(factors));
-  options_.post([this, adopted = std::move(adopted), here = std::move(here), done = std::move(done)]() mutable {
-    const absl::Status written = here() ? WriteFiles(*adopted) : absl::AbortedError("the session is gone");
-    adopted.reset();
-    done(written);
-  });
-}
-
 void KeptFactors::PostWrite(const std::shared_ptr<Pending>& pending) {
   options_.post([this, pending] { Write(pending); });
 }

@@ -41,9 +41,6 @@ class KeptFactors {
 
   // `session`: the name, for log and metrics. What is on the disk under the same release already is not written again.
   void Keep(std::string session, ReleasedFactors factors);
-  // Writes factors of another shard, and once: `done` is called on the thread that writes. `here`: whether the session
-  // still is.
-  void Adopt(ReleasedFactors factors, std::function<bool()> here, std::function<void(absl::Status)> done);
   // False: on the way to the disk. Tries again what failed, when it is time.
   bool Kept(uint64_t session_id, uint64_t release);
   // NotFound; DataLoss naming the file; those of the disk.

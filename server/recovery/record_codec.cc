@@ -2,6 +2,7 @@
 #include "server/recovery/record_codec.h"
 
 #include <bit>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +14,7 @@
 namespace precondor::recovery {
 namespace {
 
-constexpr uint32_t kImageFormat = 3;
+constexpr uint32_t kImageFormat = 4;
 
 void PutStep(std::string& out, const LayerStep& at) {
   PutU64(out, at.session_id);
@@ -103,16 +104,11 @@ struct Encoder {
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
-    const bool inherited = record.inherited_before != 0;
-    const bool kept = inherited || record.release != 0;
-    const RecordType type = inherited ? RecordType::kInheritedFactors
-                            : kept    ? RecordType::kKeptFactors
-                                      : RecordType::kFactors;
-    EncodedRecord out{.type = type, .own = {}, .votes = {}};
+    const bool kept = record.release != 0;
+    EncodedRecord out{.type = kept ? RecordType::kKeptFactors : RecordType::kFactors, .own = {}, .votes = {}};
     PutStep(out.own, record.at);
     out.own.push_back(record.held ? 1 : 0);
     if (kept) PutU64(out.own, record.release);
-    if (inherited) PutU64(out.own, record.inherited_before);
     return out;
   }
 };
@@ -176,20 +172,19 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       break;
     }
     case RecordType::kFactors:
-    case RecordType::kKeptFactors:
-    case RecordType::kInheritedFactors: {
+    case RecordType::kKeptFactors: {
       FactorsRecord factors{.at = TakeStep(in)};
       factors.held = in.U8() != 0;
-      const bool inherited = static_cast<RecordType>(type) == RecordType::kInheritedFactors;
-      const bool kept = inherited || static_cast<RecordType>(type) == RecordType::kKeptFactors;
-      if (kept) factors.release = in.U64();
-      if (inherited) factors.inherited_before = in.U64();
-      valid = inherited ? factors.inherited_before != 0 : kept == (factors.release != 0);
+      if (static_cast<RecordType>(type) == RecordType::kKeptFactors) {
+        factors.release = in.U64();
+        // Development versions wrote the greatest number for a layer that waited for another shard's factors.
+        valid = factors.release != 0 && factors.release != std::numeric_limits<uint64_t>::max();
+      }
       record = factors;
       break;
     }
     default:
-      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 8, got ", type));
+      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 7, got ", type));
   }
   if (!valid || !in.done()) return Damaged(absl::StrCat("record of type ", type));
   return record;
@@ -217,7 +212,6 @@ std::string EncodeImageHead(const LayerImage& image) {
   PutU64(out, image.factor_version);
   out.push_back(image.held ? 1 : 0);
   PutU64(out, image.release);
-  PutU64(out, image.inherited_before);
   PutU64(out, image.settled.size());
   for (const SettledStep& settled : image.settled) {
     PutU64(out, settled.step);
@@ -232,15 +226,14 @@ std::string EncodeImageHead(const LayerImage& image) {
 absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
   Decoder in(bytes);
   const uint32_t format = in.U32();
-  if (in.ok() && (format < 1 || format > kImageFormat)) {
+  if (in.ok() && format != kImageFormat) {
     return absl::FailedPreconditionError(
-        absl::StrCat("layer image: format: expected 1 ... ", kImageFormat, ", got ", format));
+        absl::StrCat("layer image: format: expected ", kImageFormat, ", got ", format));
   }
   LayerImage image{.at = TakeStep(in), .settled = {}, .state = {}};
   image.factor_version = in.U64();
   image.held = in.U8() != 0;
-  if (format > 1) image.release = in.U64();
-  if (format > 2) image.inherited_before = in.U64();
+  image.release = in.U64();
   const uint64_t count = in.U64();
   bool valid = true;
   for (uint64_t i = 0; i < count && in.ok(); ++i) {

@@ -22,8 +22,8 @@ enum class RecordType : uint8_t {
   kFailedUpdate = 4,
   kPlan = 5,
   kFactors = 6,
-  kKeptFactors = 7,       // the same with a release
-  kInheritedFactors = 8,  // the same with the steps whose statistics are in them
+  kKeptFactors = 7,  // the same with a release
+  // 8 was written by development versions, for factors from another shard's disk.
 };
 
 // The votes' bytes stay where they are, in the record: it outlives this.
@@ -39,7 +39,7 @@ struct EncodedRecord {
 absl::StatusOr<EncodedRecord> EncodeRecord(const ShardRecord& record);
 absl::StatusOr<EncodedRecord> EncodeRecord(ShardRecord&& record) = delete;  // its votes would be gone
 absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record);     // the payload
-// DataLoss: not what EncodeRecord gives; FailedPrecondition: a type of a later release.
+// DataLoss: not what EncodeRecord gives; FailedPrecondition: a type of another version.
 absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload);
 
 // The session that a record is about.

@@ -121,9 +121,14 @@ absl::StatusOr<SessionSnapshot> ShardSnapshots::Decode(const store::SnapshotStor
   PRECONDOR_ASSIGN_OR_RETURN(SessionSnapshot snapshot, DecodeMetadata(manifest.metadata));
   for (const auto& [key, file] : manifest.files) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, store.Read(manifest, key));
-    PRECONDOR_ASSIGN_OR_RETURN(LayerImage image, DecodeImage(bytes));
-    const uint32_t layer = image.at.layer;
-    snapshot.images.emplace(layer, std::move(image));
+    absl::StatusOr<LayerImage> image = DecodeImage(bytes);
+    if (!image.ok()) {
+      return absl::Status(image.status().code(),
+                          absl::StrCat("session \"", snapshot.install.install.spec.name, "\" snapshot ", manifest.id,
+                                       " ", key, ": ", image.status().message()));
+    }
+    const uint32_t layer = image->at.layer;
+    snapshot.images.emplace(layer, *std::move(image));
   }
   return snapshot;
 }

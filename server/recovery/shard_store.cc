@@ -71,16 +71,10 @@ void ShardStore::KeepFactors(ReleasedFactors factors) {
   if (install.has_value()) kept_.Keep(install->install.spec.name, std::move(factors));
 }
 
-void ShardStore::AdoptFactors(ReleasedFactors factors, std::function<void(absl::Status)> done) {
-  const uint64_t session_id = factors.session_id;
-  kept_.Adopt(
-      std::move(factors), [this, session_id] { return log_.InstallOf(session_id).has_value(); }, std::move(done));
-}
-
 absl::Status ShardStore::Check(const SessionSnapshot& snapshot) const {
   std::set<uint64_t> needed;
   for (const auto& [layer, image] : snapshot.images) {
-    if (!image.held && image.release != 0 && image.release != kAwaitedRelease) needed.insert(image.release);
+    if (!image.held && image.release != 0) needed.insert(image.release);
   }
   for (const uint64_t release : needed) {
     PRECONDOR_RETURN_IF_ERROR(kept_.CheckDurable(snapshot.install.install.session_id, release));

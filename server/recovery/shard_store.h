@@ -34,7 +34,6 @@ class ShardStore final : public ShardJournal {
   }
 
   void KeepFactors(ReleasedFactors factors) override;
-  void AdoptFactors(ReleasedFactors factors, std::function<void(absl::Status)> done) override;
   bool FactorsKept(uint64_t session_id, uint64_t release) override { return kept_.Kept(session_id, release); }
   absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t release, uint32_t layer) override {
     return kept_.Read(session_id, release, layer);

@@ -30,38 +30,6 @@ std::string LayerWitness::Text(const std::string& what, uint64_t step) const {
 
 void LayerWitness::WentBack(uint64_t generation) { generation_ = generation; }
 
-LayerWitness::Estate LayerWitness::Leave() const {
-  return {.last = Last(), .last_update = last_update_, .states = states_, .exact = !inexact_ && !awaits_};
-}
-
-void LayerWitness::Awaits() {
-  awaits_ = true;
-  // What was put aside goes, if somebody was on his way before.
-  for (auto& [key, step] : steps_) step.optional = true;
-}
-
-std::string LayerWitness::TakesOver(const std::optional<MethodState>& state, const Estate& estate) {
-  awaits_ = false;
-  released_ = returned_ = false;
-  states_.insert(estate.states.begin(), estate.states.end());
-  base_ = state.value_or(MethodState());
-  if (!state.has_value() && (!estate.exact || estate.last.version == 0)) return "";
-  const auto found = estate.states.find(base_.digest);
-  const bool known = found != estate.states.end() && found->second == base_;
-  if (!inexact_ && (!known || (estate.exact && base_ != estate.last))) {
-    return "I5: layer " + std::to_string(layer_) + " goes on with other factors than its last owner had";
-  }
-  if (estate.exact && estate.last_update.has_value() && estate.last_update->first == generation_) {
-    last_update_ = estate.last_update;
-  }
-  return "";
-}
-
-void LayerWitness::Released() {
-  released_ = true;
-  if (awaits_) Awaits();
-}
-
 std::string LayerWitness::Made() {
   if (replaying_ || inexact_) {
     leaving_ = std::exchange(state_, {});
@@ -175,12 +143,11 @@ std::string LayerWitness::Updated(const Stacked& update, const MethodState& afte
 }
 
 std::string LayerWitness::CheckVersion(uint64_t step, uint64_t version) const {
-  if (version == 0 && (released_ || awaits_)) return "";
-  if (version < base_.version || version > Last().version) return Text("I2: a factor version that never was", step);
-  const uint64_t here = version - base_.version;
+  if (version == 0 && released_) return "";
+  if (version > applied_.size()) return Text("I2: a factor version that never was", step);
   const StepKey end{generation_, spec_.staleness_steps > 0 ? step : step + 1};
-  if (here > 0 && applied_[here - 1].step >= end) return Text("I2: factors of a later step", step);
-  if (here < applied_.size() && applied_[here].step < end) return Text("I2: factors of an earlier step", step);
+  if (version > 0 && applied_[version - 1].step >= end) return Text("I2: factors of a later step", step);
+  if (version < applied_.size() && applied_[version].step < end) return Text("I2: factors of an earlier step", step);
   return "";
 }
 
@@ -195,8 +162,7 @@ std::string LayerWitness::CheckBytes(uint64_t step, Mode mode, const GradientRes
   double gain = 1;
   if (mode == Mode::kSecondOrder) {
     if (std::string wrong = CheckVersion(step, result.factor_version); !wrong.empty()) return wrong;
-    const uint64_t here = result.factor_version - std::min(result.factor_version, base_.version);
-    if (result.factor_version > 0) gain = GainOf(here > 0 ? applied_[here - 1].after : base_);
+    if (result.factor_version > 0) gain = GainOf(applied_[result.factor_version - 1].after);
   }
   const bool conditioned = mode == Mode::kSecondOrder && result.factor_version > 0;
   if ((result.decision == Decision::kPreconditioned) != conditioned) return Text("I2: wrong decision", step);
@@ -208,8 +174,8 @@ std::string LayerWitness::CheckBytes(uint64_t step, Mode mode, const GradientRes
 
 std::string LayerWitness::CheckHanded(uint64_t step, const GradientResult& result) const {
   if (std::string wrong = CheckVersion(step, result.factor_version); !wrong.empty()) return wrong;
-  const uint64_t here = result.factor_version - std::min(result.factor_version, base_.version);
-  const bool made = here > 0 && applied_[here - 1].step == StepKey{generation_, step};
+  const uint64_t version = result.factor_version;
+  const bool made = version > 0 && applied_[version - 1].step == StepKey{generation_, step};
   if (made != (result.decision == Decision::kPreconditioned)) return Text("I2: wrong decision", step);
   if (!made) return result.bytes == nullptr ? "" : Text("I2: wrong bytes", step);
   if (result.tensors.empty()) return Fetched(result);

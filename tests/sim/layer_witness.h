@@ -27,27 +27,12 @@ class LayerWitness {
                uint64_t generation)
       : oracle_(oracle), spec_(spec), layer_(layer), patient_(patient), late_(late), generation_(generation) {}
 
-  using StepKey = std::pair<uint64_t, uint64_t>;  // generation, step
-  // What a layer's next owner may find.
-  struct Estate {
-    MethodState last;                        // of the factors
-    std::optional<StepKey> last_update;      // that is in them
-    std::map<uint64_t, MethodState> states;  // that have ever been
-    bool exact = false;                      // nothing but `last` is to be found
-  };
-  Estate Leave() const;
-  // The shard has the layer without factors, until it has those of the last owner.
-  void Awaits();
-  bool awaits() const { return awaits_; }
-  // They are there (I5: what its last owner came to); nullopt: fresh ones.
-  std::string TakesOver(const std::optional<MethodState>& state, const Estate& estate);
-
   // The shard dropped its open steps: the job begins again with `step`.
   void WentBack(uint64_t generation);
   uint64_t generation() const { return generation_; }
 
   // The shard was told that the factors are not needed; it may take them up again later.
-  void Released();
+  void Released() { released_ = true; }
   // The shard made factors, to load a state into or not (I5: it had none, or was told to let go of them).
   std::string Made();
   // The shard's process died. `machine`: with what its disk had not taken yet, so that what comes after may differ from
@@ -74,6 +59,7 @@ class LayerWitness {
   std::string Fetched(const GradientResult& result) const;
 
  private:
+  using StepKey = std::pair<uint64_t, uint64_t>;  // generation, step
   struct Step {
     std::map<ContributionKind, Contributors> counted;
     std::optional<GradientResult> answer;
@@ -89,7 +75,7 @@ class LayerWitness {
   bool MadeOfSomeStep(const Stacked& update) const;
   std::optional<uint64_t> NextUpdate(const Stacked& update) const;
   // The factors after all updates.
-  const MethodState& Last() const { return applied_.empty() ? base_ : applied_.back().after; }
+  MethodState Last() const { return applied_.empty() ? MethodState() : applied_.back().after; }
   std::string CheckVersion(uint64_t step, uint64_t version) const;
   std::string CheckBytes(uint64_t step, Mode mode, const GradientResult& result) const;
   // The same of what is handed out to workers that have the factors themselves.
@@ -105,15 +91,13 @@ class LayerWitness {
   const bool late_;
   uint64_t generation_;
   std::map<StepKey, Step> steps_;
-  MethodState base_;              // that the layer began with here
-  std::vector<Applied> applied_;  // by version - base_.version - 1
+  std::vector<Applied> applied_;  // by version - 1
   std::optional<StepKey> last_update_;
   std::map<uint64_t, MethodState> states_;  // that have ever been, by digest
   MethodState state_;                       // of the factors at present
   MethodState leaving_;                     // of those that the present ones are to replace
   bool replaying_ = false;                  // not yet what it was when it died
   bool restoring_ = false;                  // reading
-  bool awaits_ = false;
   bool inexact_ = false;
   bool unchecked_ = false;
   bool released_ = false;  // and no update has come since the return

@@ -110,16 +110,6 @@ void DrawMeetings(Random& random, Scenario& scenario) {
   scenario.repeatable = scenario.meets = true;
 }
 
-// Where shards are lost, the others may reach their disks.
-void DrawTakeover(Random& random, Scenario& scenario) {
-  if (scenario.spec.on_shard_loss != ShardLossPolicy::kDegrade || !random.Chance(0.6)) return;
-  scenario.takes_over = true;
-  scenario.sound_disks = std::none_of(scenario.faults.begin(), scenario.faults.end(), [](const PlannedFault& fault) {
-    const std::string name = fault.kind->name;
-    return name == "fill_shard_disk" || name == "fail_shard_disk";
-  });
-}
-
 // Workers that have the factors themselves: they can neither lag behind nor do without a shard.
 void DrawWorkersWithFactors(Random& random, Scenario& scenario) {
   if (scenario.spec.on_shard_loss == ShardLossPolicy::kDegrade || !random.Chance(0.4)) return;
@@ -150,8 +140,7 @@ Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
   scenario.credit_bytes = random.Chance(0.5) ? 1 << 20 : static_cast<uint64_t>(random.Between(1, 100));
   if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
   if (kinds > FaultKinds().size() + 1) DrawMeetings(random, scenario);
-  if (kinds > FaultKinds().size() + 2) DrawTakeover(random, scenario);
-  if (kinds > FaultKinds().size() + 3) DrawWorkersWithFactors(random, scenario);
+  if (kinds > FaultKinds().size() + 2) DrawWorkersWithFactors(random, scenario);
   std::stable_sort(scenario.faults.begin(), scenario.faults.end(),
                    [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });
   return scenario;

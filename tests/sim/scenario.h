@@ -40,8 +40,6 @@ struct Scenario {
   double impatience = 0;      // chance at each heartbeat that a worker goes on without its report's answer
   uint64_t credit_bytes = 0;  // of a worker's stream to a shard
   bool repeatable = false;    // see Oracle
-  bool takes_over = false;    // layers of a lost shard go on with what it had written down
-  bool sound_disks = false;   // no shard's disk fails or is full
   bool meets = false;         // shards are lost and ranks: a step may be one that nobody can complete
   uint64_t snapshot_interval_steps = 0;
   int window_steps = 2;

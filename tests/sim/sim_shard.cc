@@ -38,17 +38,14 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
       options_(std::move(options)),
       disk_(world, process_, clock_, world.scenario().seed ^ Mix(id), world.scenario().hooks.verify_checksums) {
   events_.updated = [this](const std::string& layer, const Stacked& update, const MethodState& after) {
-    if (taking_over_) return;
     world_.trace().Note([&] { return process_.name() + " updates " + layer + " to " + std::to_string(after.version); });
     world_.Fail(witness(layer).Updated(update, after));
   };
   events_.made = [this](const std::string& layer) {
-    if (taking_over_) return;
     world_.trace().Note([&] { return process_.name() + " makes factors for " + layer; });
     world_.Fail(witness(layer).Made());
   };
   events_.loaded = [this](const std::string& layer, const MethodState& state) {
-    if (taking_over_) return;
     world_.trace().Note([&] { return process_.name() + " loads " + layer + " at " + std::to_string(state.version); });
     world_.Fail(witness(layer).Loaded(state));
   };
@@ -89,55 +86,17 @@ void SimShard::MakeWitnesses(const SessionInstall& install) {
 
 void SimShard::Vanish() {
   world_.trace().Note([&] { return process_.name() + " vanishes"; });
-  for (const uint32_t layer : owned_) {
-    LayerWitness::Estate estate = EstateOf(layer);
-    const bool awaits = witness(layer).awaits();
-    estate.exact = estate.exact && world_.scenario().sound_disks && !disk_.stale(world_.session_id());
-    // What it waited for itself is still where it was.
-    world_.Leave(layer, had_since_[layer], awaits ? world_.EstateOf(layer, had_since_[layer]) : estate);
-  }
   process_.Kill();
   End();
   disk_.Lose(Loss::kProcess);
-  world_.scenario().takes_over ? disk_.LeaveBehind() : disk_.Replace();
+  disk_.Replace();
   owned_.clear();
-  had_since_.clear();
   witnesses_.clear();
 }
 
 void SimShard::End() {
   shard_.reset();
   executor_.reset();
-  peers_.reset();
-  journal_.reset();
-}
-
-uint64_t SimShard::HadSince(uint32_t layer) const {
-  const auto found = had_since_.find(layer);
-  return found == had_since_.end() ? 0 : found->second;
-}
-
-void SimShard::NoteFactors(const FactorsRecord& record, const std::optional<std::string>& adopted) {
-  LayerWitness& its = witness(record.at.layer);
-  if (!record.held && record.release == kAwaitedRelease) return its.Awaits();
-  if (!record.held || !its.awaits()) return;
-  const absl::StatusOr<MethodState> state = DecodeState(adopted.value_or(""));
-  world_.trace().Note([&] {
-    return process_.name() + " takes over layer " + std::to_string(record.at.layer) + " at " +
-           (state.ok() ? std::to_string(state->version) : "nothing") + ", statistics from step " +
-           std::to_string(record.inherited_before);
-  });
-  const std::optional<MethodState> taken = state.ok() ? std::optional(*state) : std::nullopt;
-  world_.Fail(its.TakesOver(taken, world_.EstateOf(record.at.layer, HadSince(record.at.layer))));
-}
-
-void SimShard::TakeOver() {
-  process_.After(world_.random().Between(100, 8000), [this] {
-    taking_over_ = true;
-    peers_->Work();
-    taking_over_ = false;
-    TakeOver();
-  });
 }
 
 void SimShard::Kill(Loss loss, int64_t down_us) {
@@ -162,18 +121,7 @@ void SimShard::Kill(Loss loss, int64_t down_us) {
 absl::Status SimShard::Restore() {
   End();
   executor_ = std::make_unique<SimExecutor>(process_, world_.random());
-  journal_ = std::make_unique<WatchedJournal>(
-      *disk_.Open(), [this](const auto& record, const auto& adopted) { NoteFactors(record, adopted); });
-  options_.journal = journal_.get();
-  if (world_.scenario().takes_over) {
-    const std::string root = DiskRack::kRoot;
-    peers_ = std::make_unique<recovery::PeerStores>(
-        world_.disks(),
-        recovery::PeerStoresOptions{
-            .patterns = {root + "/*/data"}, .own_data_dir = root + "/" + disk_.name() + "/data", .background = false},
-        world_.logger());
-    options_.peers = peers_.get();
-  }
+  options_.journal = disk_.Open();
   shard_ = std::make_unique<Shard>(options_, backend_, *executor_, clock_, world_.logger(), world_.observer());
   return disk_.Restore(*shard_);
 }
@@ -195,7 +143,6 @@ void SimShard::Start() {
   }
   if (!restored.ok()) world_.Fail("I5: " + restored.ToString());
   ForEachWitness([](LayerWitness& witness) { witness.Restored(); });
-  if (peers_ != nullptr) TakeOver();
   Tick();
 }
 
@@ -219,7 +166,6 @@ absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
   });
   if (!reserved.ok()) return reserved;
   owned_ = {install.layers.begin(), install.layers.end()};
-  for (const uint32_t layer : install.layers) had_since_[layer] = std::max(had_since_[layer], install.epoch);
   installed_ = std::max(installed_, install.epoch);
   fenced_ = std::max(fenced_, install.epoch);
   // The same install again does not go back again.

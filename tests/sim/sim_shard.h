@@ -14,14 +14,12 @@
 #include "kernels/backend.h"
 #include "kernels/base/log.h"
 #include "server/core/shard.h"
-#include "server/recovery/peer_stores.h"
 #include "tests/sim/layer_witness.h"
 #include "tests/sim/process.h"
 #include "tests/sim/sim_clock.h"
 #include "tests/sim/sim_executor.h"
 #include "tests/sim/sim_method.h"
 #include "tests/sim/sim_shard_disk.h"
-#include "tests/sim/watched_journal.h"
 
 namespace precondor::sim {
 
@@ -58,10 +56,6 @@ class SimShard {
   absl::Status HoldFactors(const FactorHold& hold);
   absl::StatusOr<bool> Remove(uint64_t session_id);
 
-  // The last epoch in which it was given the layer, since its disk was empty; 0: none. What it had then of it.
-  uint64_t HadSince(uint32_t layer) const;
-  LayerWitness::Estate EstateOf(uint32_t layer) const { return witnesses_.at(layer)->Leave(); }
-
   // Whether the layer was ever in that state here.
   bool Had(const std::string& layer, const MethodState& state) const;
 
@@ -70,9 +64,6 @@ class SimShard {
 
  private:
   void Tick();
-  // Looks for factors of others now and then.
-  void TakeOver();
-  void NoteFactors(const FactorsRecord& record, const std::optional<std::string>& adopted);
   // What was in its process's memory goes.
   void End();
   // A new process's shard, from its disk.
@@ -93,10 +84,6 @@ class SimShard {
   SimShardDisk disk_;
   std::set<uint32_t> owned_;                                     // layers
   std::map<uint32_t, std::unique_ptr<LayerWitness>> witnesses_;  // of the layers that it has or had
-  std::map<uint32_t, uint64_t> had_since_;
-  std::unique_ptr<WatchedJournal> journal_;
-  std::unique_ptr<recovery::PeerStores> peers_;  // of a scenario that takes factors over
-  bool taking_over_ = false;                     // states are made of what others have written down
   std::unique_ptr<SimExecutor> executor_;
   std::unique_ptr<Shard> shard_;
   uint64_t fenced_ = 0;     // no contribution of an earlier epoch may count (I1)

@@ -25,19 +25,10 @@ SimShardDisk::SimShardDisk(World& world, Process& process, const Clock& clock, u
 
 SimShardDisk::~SimShardDisk() = default;
 
-std::string SimShardDisk::name() const { return process_.name() + "." + std::to_string(number_); }
-
 void SimShardDisk::Replace() {
-  world_.disks().Remove(name());
-  LeaveBehind();
-}
-
-void SimShardDisk::LeaveBehind() {
   store_.reset();
   damaged_ = false;
-  ++number_;
-  fs_ = std::make_shared<FakeFileSystem>(seed_++);
-  world_.disks().Add(name(), fs_);
+  fs_ = std::make_unique<FakeFileSystem>(seed_++);
   PRECONDOR_CHECK(fs_->MakeDir("data").ok());
   fs_->set_can_map(seed_ % 4 != 0);
   fs_->set_hook(
@@ -110,12 +101,7 @@ absl::Status SimShardDisk::Restore(Shard& shard) {
 void SimShardDisk::Work() {
   const int64_t pause_us = absl::ToInt64Microseconds(store_->log().Work());
   // A snapshot may come soon after its last image, or late.
-  // What somebody else waits for does not stand behind all that was removed before.
-  if (world_.random().Chance(0.5) && store_->snapshots().Work() && world_.scenario().takes_over) {
-    while (store_->snapshots().Work()) {
-    }
-  }
-
+  if (world_.random().Chance(0.5)) store_->snapshots().Work();
   process_.After(pause_us + world_.random().Between(0, delay_us_), [this] { Work(); });
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "kernels/base/clock.h"
 #include "server/recovery/shard_store.h"
@@ -30,10 +29,6 @@ class SimShardDisk {
   absl::Status Restore(Shard& shard);
   // A new disk in place of one that has rotted.
   void Replace();
-  // The same in place of one that others may still read.
-  void LeaveBehind();
-  // Where others find it (DiskRack).
-  std::string name() const;
   bool damaged() const { return damaged_; }
   bool failing() const { return failing_; }
   // Ends what the process had of it.
@@ -58,8 +53,7 @@ class SimShardDisk {
   const Clock& clock_;
   const bool verify_;
   uint64_t seed_;
-  uint64_t number_ = 0;  // among the disks that the machine has had
-  std::shared_ptr<FakeFileSystem> fs_;
+  std::unique_ptr<FakeFileSystem> fs_;
   std::unique_ptr<recovery::ShardStore> store_;
   bool damaged_ = false;
   bool failing_ = false;

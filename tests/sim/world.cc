@@ -142,28 +142,6 @@ void World::RunUntil(const std::function<bool()>& finished, int64_t limit_us, co
   }
 }
 
-void World::Leave(uint32_t layer, uint64_t epoch, LayerWitness::Estate estate) {
-  estates_[{layer, epoch}] = std::move(estate);
-}
-
-LayerWitness::Estate World::EstateOf(uint32_t layer, uint64_t epoch) const {
-  uint64_t latest = 0;
-  LayerWitness::Estate found;
-  for (const auto& [at, estate] : estates_) {
-    if (at.first != layer || at.second >= epoch || at.second <= latest) continue;
-    latest = at.second;
-    found = estate;
-  }
-  for (const std::unique_ptr<SimShard>& shard : shards_) {
-    const uint64_t since = shard->HadSince(layer);
-    if (since >= epoch || since <= latest) continue;
-    latest = since;
-    found = shard->EstateOf(layer);
-    found.exact = false;  // it may still go on
-  }
-  return found;
-}
-
 bool World::KnowsState(const std::string& layer, const MethodState& state) const {
   return std::any_of(shards_.begin(), shards_.end(), [&](const auto& shard) { return shard->Had(layer, state); });
 }

@@ -17,7 +17,6 @@
 #include "kernels/base/log.h"
 #include "server/core/observer.h"
 #include "tests/sim/checkpoints.h"
-#include "tests/sim/disk_rack.h"
 #include "tests/sim/event_queue.h"
 #include "tests/sim/job.h"
 #include "tests/sim/network.h"
@@ -54,17 +53,12 @@ class World {
   Observer& observer() { return observer_; }
   Job& job() { return job_; }
   SimCoordinator& coordinator() { return *coordinator_; }
-  DiskRack& disks() { return disks_; }
   std::vector<std::unique_ptr<SimShard>>& shards() { return shards_; }
   SimShard& ShardAt(const std::string& address);
   uint32_t ranks() const { return static_cast<uint32_t>(scenario_.spec.world_size); }
   double control_loss() const { return healed_ ? 0 : scenario_.control_loss; }
-  // A shard is gone, and had this layer since `epoch`.
-  void Leave(uint32_t layer, uint64_t epoch, LayerWitness::Estate estate);
-  // What the layer's last owner before `epoch` had.
   // Whether some shard has had the layer in that state.
   bool KnowsState(const std::string& layer, const MethodState& state) const;
-  LayerWitness::Estate EstateOf(uint32_t layer, uint64_t epoch) const;
   // Every rank has begun the step, or has come past it.
   bool AllReached(uint64_t generation, uint64_t step) const;
   std::string NoteMode(uint64_t step, Mode mode) { return job_.NoteMode(step, mode); }
@@ -116,9 +110,6 @@ class World {
   EventQueue queue_;
   Trace trace_;
   Network network_;
-  DiskRack disks_;
-  std::map<std::pair<uint32_t, uint64_t>, LayerWitness::Estate>
-      estates_;  // of shards that are gone, by layer and epoch
   NullLogger logger_;
   Observer observer_;
   Job job_;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -48,13 +47,6 @@ class MemoryJournal final : public ShardJournal {
     const auto at = std::make_pair(factors.session_id, factors.release);
     kept_.insert_or_assign(at, std::move(factors.states));
   }
-  void AdoptFactors(ReleasedFactors factors, std::function<void(absl::Status)> done) override {
-    if (!adopts_.ok()) return done(adopts_);
-    KeepFactors(std::move(factors));
-    done(absl::OkStatus());
-  }
-  // What AdoptFactors comes to.
-  void set_adopts(absl::Status adopts) { adopts_ = std::move(adopts); }
   bool FactorsKept(uint64_t, uint64_t) override {
     MutexLock lock(kept_mu_);
     return !slow_;
@@ -94,14 +86,6 @@ class MemoryJournal final : public ShardJournal {
     for (const ShardRecord& record : records_) shard.Replay(record);
   }
 
-  // The same for whoever else reads it: images, then all records.
-  void Restore(const std::function<void(const InstallRecord&, const LayerImage&)>& image,
-               const std::function<void(const ShardRecord&)>& record) const {
-    MutexLock lock(mu_);
-    for (const auto& [layer, one] : snapshot_) image(*snapshot_install_, one);
-    for (const ShardRecord& one : records_) record(one);
-  }
-
   void LoseNext(int count) {
     MutexLock lock(mu_);
     lose_next_ = count;
@@ -121,7 +105,6 @@ class MemoryJournal final : public ShardJournal {
   }
 
  private:
-  absl::Status adopts_;
   mutable Mutex mu_;
   std::vector<ShardRecord> records_ ABSL_GUARDED_BY(mu_);
   std::optional<InstallRecord> install_ ABSL_GUARDED_BY(mu_);

@@ -94,17 +94,15 @@ class Server:
         self.kill()
         self.start()
 
-    def metric(self, name, label=""):
-        """The sum of a metric's samples, or of those with `label`, as in name="value"; None when the process does not answer
-        or has none."""
+    def metric(self, name):
+        """The sum of a metric's samples; None when the process does not answer or has none."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=1) as answer:
                 text = answer.read().decode()
         except OSError:
             return None
-        samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
-        values = [float(value) for labels, value in samples if label in labels]
-        return sum(values) if values else None
+        samples = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        return sum(float(sample) for sample in samples) if samples else None
 
     def log_tail(self, lines=15):
         return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-lines:])

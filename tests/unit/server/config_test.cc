@@ -56,7 +56,6 @@ std::vector<OptionCase> Cases() {
       Case("statistics_deadline_ms", &C::statistics_deadline_ms, I{0}, "1500", I{1500}),
       Case("quorum", &C::quorum, 1.0, "0.75", 0.75),
       Case("data_dir", &C::data_dir, S(""), "/data", S("/data")),
-      Case("peer_data_dirs", &C::peer_data_dirs, Strings(), "/all/*,/b", Strings{"/all/*", "/b"}),
       Case("snapshot_interval_steps", &C::snapshot_interval_steps, I{1000}, "5", I{5}),
       Case("session_snapshot_steps", &C::session_snapshot_steps, I{0}, "5000", I{5000}),
       Case("lease_steps", &C::lease_steps, I{64}, "7", I{7}),
@@ -288,8 +287,6 @@ TEST_F(ConfigTest, OptionsMustFitTogether) {
     EXPECT_THAT(Parse({"--role=shard", "--listen=" + listen}).listen, ElementsAre(listen));
     EXPECT_THAT(Parse({"--listen=unix:/a," + listen}).listen, ElementsAre("unix:/a", listen)) << "they dial the first";
   }
-  EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:1", "--peer-data-dirs=/all/*"}),
-              HasSubstr("--peer-data-dirs: expected none with role coordinator, got 1"));
 }
 
 TEST_F(ConfigTest, UnknownNamesAreErrorsThatOfferTheNearest) {
@@ -362,10 +359,7 @@ TEST_F(ConfigTest, RelativePathsAreOfTheWorkingDirectory) {
 
 TEST_F(ConfigTest, WhatIsPrintedReadsBackTheSame) {
   Strings arguments;
-  for (const OptionCase& option : Cases()) {
-    // A coordinator has no use for them.
-    if (option.name != "peer_data_dirs") arguments.push_back(Flag(option.name, option.text));
-  }
+  for (const OptionCase& option : Cases()) arguments.push_back(Flag(option.name, option.text));
   arguments.push_back("--role=coordinator");
   arguments.push_back("--shards=a:1,b:2");
   arguments.push_back("--quorum=0.66666666666666663");
@@ -375,7 +369,6 @@ TEST_F(ConfigTest, WhatIsPrintedReadsBackTheSame) {
   const ServerConfig again = Parse({"--config=" + File(printed)});
   for (const OptionCase& option : Cases()) {
     if (option.name == "role" || option.name == "quorum" || option.name == "port_file") continue;
-    if (option.name == "peer_data_dirs") continue;
     EXPECT_TRUE(option.has_text(again)) << option.name;
   }
   EXPECT_EQ(again.role, ServerRole::kCoordinator);

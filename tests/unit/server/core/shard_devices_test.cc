@@ -7,7 +7,6 @@
 
 #include "server/core/placement_input.h"
 #include "tests/support/memory_journal.h"
-#include "tests/support/memory_peers.h"
 #include "tests/unit/server/core/shard_devices_fixture.h"
 
 namespace precondor {
@@ -236,43 +235,6 @@ TEST_F(ShardDevicesTest, SaysOnceWhichDeviceIsLost) {
   const ShardDescription description = shard->Describe().value();
   EXPECT_EQ(description.devices[0].fault, "");
   EXPECT_EQ(description.devices[1].fault, "injected fault");
-}
-
-// Layers of a lost shard with one device go on, spread over this one's.
-TEST_F(ShardDevicesTest, TakesOverOntoItsDevices) {
-  spec.world_size = 1;
-  spec.on_shard_loss = ShardLossPolicy::kDegrade;
-  const auto live = [this] { shard->Probe({.from = clock.Monotonic(), .duration = absl::Hours(1)}).IgnoreError(); };
-  std::vector<Payload> expected;
-  const auto lost = std::make_shared<MemoryJournal>();
-  MemoryJournal own;
-  options.journal = lost.get();
-  Make(1);
-  live();
-  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  for (uint64_t step = 0; step < 4; ++step) Answers(step);
-  {
-    // What comes next had the shard not been lost.
-    options.journal = nullptr;
-    Make(1);
-    live();
-    ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-    for (uint64_t step = 0; step < 4; ++step) Answers(step);
-    expected = Answers(4);
-  }
-  MemoryPeers peers;
-  peers.Add(lost);
-  options.journal = &own;
-  options.peers = &peers;
-  Make(2);
-  live();
-  epoch = 2;
-  ASSERT_TRUE(shard->Install(MakeInstall(2)).ok());
-  peers.WorkAll();
-  EXPECT_FALSE(Where()[0].empty());
-  EXPECT_FALSE(Where()[1].empty());
-  EXPECT_EQ(Answers(4), expected);
-  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(Reserved()[i], BytesOf(Where()[i])) << "what came besides is given back";
 }
 
 }  // namespace

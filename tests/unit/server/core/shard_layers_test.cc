@@ -160,6 +160,26 @@ TEST_F(ShardLayersTest, TheNewLayersComeBackFromTheJournal) {
   EXPECT_EQ(shard->reserved_bytes(), BytesOf({0, 1}));
 }
 
+TEST_F(ShardLayersTest, TheNewLayersImagesFitThoseOfTheOthers) {
+  MemoryJournal journal;
+  options.journal = &journal;
+  MakeShard();
+  ASSERT_TRUE(shard->Install(Of({0}, 1)).ok());
+  SessionInstall back = Of({0}, 2);
+  back.goes_back_to = 0;
+  back.went_back_epoch = 2;
+  ASSERT_TRUE(shard->Install(back).ok());
+  SessionInstall more = Of({0, 1}, 3);
+  more.went_back_epoch = 2;
+  ASSERT_TRUE(shard->Install(more).ok());
+  epoch = 3;
+  Step(0, 0);
+  Step(1, 0);
+  const std::vector<UpdateRecord> updates = journal.Of<UpdateRecord>();
+  ASSERT_EQ(updates.size(), 2u);
+  for (const UpdateRecord& update : updates) EXPECT_EQ(update.at.began, 2u) << "layer " << update.at.layer;
+}
+
 class ShardLeaseTest : public ShardLayersTest {
  protected:
   ShardLeaseTest() { spec.on_shard_loss = ShardLossPolicy::kDegrade; }

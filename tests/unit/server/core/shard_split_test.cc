@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "tests/support/memory_journal.h"
-#include "tests/support/memory_peers.h"
 #include "tests/support/split_method.h"
 #include "tests/unit/server/core/shard_devices_fixture.h"
 
@@ -369,40 +368,6 @@ TEST_F(ShardSplitTest, OneFaultInAPartIsAnswered) {
     EXPECT_EQ(shard->in_flight(), 0);
     ASSERT_LT(at, 100);
   }
-}
-
-// A shard that has its factors on one device is lost; those of the split layer go on on two.
-TEST_F(ShardSplitTest, TakesOverOntoAllDevices) {
-  spec.world_size = 1;
-  spec.on_shard_loss = ShardLossPolicy::kDegrade;
-  const auto live = [this] { shard->Probe({.from = clock.Monotonic(), .duration = absl::Hours(1)}).IgnoreError(); };
-  const auto lost = std::make_shared<MemoryJournal>();
-  MemoryJournal own;
-  options.journal = lost.get();
-  Make(1);
-  live();
-  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  for (uint64_t step = 0; step < 4; ++step) ExpectStep(step);
-  const std::vector<FakeUpdate> made = log->updates();
-  MemoryPeers peers;
-  peers.Add(lost);
-  options.journal = &own;
-  options.peers = &peers;
-  log = std::make_shared<FakeMethodLog>();
-  Make(2);
-  live();
-  epoch = 2;
-  ASSERT_TRUE(shard->Install(MakeInstall(2)).ok());
-  const std::vector<int64_t> expected = BytesBy(Where());
-  for (size_t i = 0; i < 2; ++i) EXPECT_GT(Reserved()[i], expected[i]) << "one more part, and its scratch, to read it";
-  peers.WorkAll();
-  EXPECT_EQ(Reserved(), expected);
-  for (size_t i = 0; i < 2; ++i) devices_[i]->backend->ResetPeak();
-  // The replay has made the same updates.
-  EXPECT_EQ(log->updates().size(), made.size());
-  ExpectStep(4);
-  for (size_t i = 0; i < 2; ++i) EXPECT_LE(devices_[i]->backend->peak_bytes(), Reserved()[i]);
-  shard = nullptr;
 }
 
 // --- the same with mkor's own factors -----------------------------------------------------------------------------

@@ -68,12 +68,6 @@ TEST(RecordCodec, KeepsUpdatesBitForBit) {
     EXPECT_EQ(kept.held, held);
     EXPECT_EQ(kept.release, 1ull << 60);
   }
-  for (const uint64_t release : {0, 9}) {
-    const FactorsRecord inherited =
-        RoundTrip(FactorsRecord{.at = record.at, .held = true, .release = release, .inherited_before = 31});
-    EXPECT_EQ(inherited.release, release);
-    EXPECT_EQ(inherited.inherited_before, 31u);
-  }
 }
 
 TEST(RecordCodec, FactorsWithoutAReleaseAreWrittenAsBefore) {
@@ -101,7 +95,6 @@ TEST(RecordCodec, KeepsImages) {
                    .settled = {},
                    .held = false,
                    .release = 77,
-                   .inherited_before = 31,
                    .state = std::string("\0s\xff", 3)};
   image.settled.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
   image.settled.push_back({.step = 30,
@@ -112,7 +105,6 @@ TEST(RecordCodec, KeepsImages) {
   ExpectEqual(got.at, image.at);
   EXPECT_EQ(got.factor_version, 2u);
   EXPECT_FALSE(got.held);
-  EXPECT_EQ(got.inherited_before, 31u);
   EXPECT_EQ(got.state, image.state);
   ASSERT_EQ(got.settled.size(), 2u);
   EXPECT_EQ(got.settled[0].mode, Mode::kFirstOrder);
@@ -122,21 +114,19 @@ TEST(RecordCodec, KeepsImages) {
   EXPECT_EQ(got.release, 77u);
 }
 
-// Format 1 ends the layer's fields with whether it has factors.
-TEST(RecordCodec, ReadsImagesOfEarlierFormats) {
+TEST(RecordCodec, RefusesOtherVersions) {
   const LayerImage image{.at = MakeUpdate(7, 1, 3).at, .factor_version = 2, .settled = {}, .held = true, .state = "s"};
   std::string bytes = EncodeImageHead(image) + image.state;
-  constexpr size_t kRelease = 4 + (8 + 4 + 8 + 8 + 8) + 8 + 1;
-  for (const char format : {2, 1}) {
+  for (const char format : {0, 1, 2, 3, 5}) {
     bytes[0] = format;
-    bytes.erase(kRelease, 8);  // format 3 added one number there, format 2 another
-    const LayerImage got = DecodeImage(bytes).value();
-    ExpectEqual(got.at, image.at);
-    EXPECT_EQ(got.factor_version, 2u);
-    EXPECT_TRUE(got.held);
-    EXPECT_EQ(got.release, 0u);
-    EXPECT_EQ(got.inherited_before, 0u);
-    EXPECT_EQ(got.state, "s");
+    const absl::Status refused = DecodeImage(bytes).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_EQ(refused.message(), absl::StrCat("layer image: format: expected 4, got ", static_cast<int>(format)));
+  }
+  for (const uint8_t type : {0, 8, 9}) {
+    const absl::Status refused = DecodeRecord(type, "").status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_EQ(refused.message(), absl::StrCat("record type: expected 1 ... 7, got ", static_cast<int>(type)));
   }
 }
 
@@ -148,13 +138,13 @@ TEST(RecordCodec, RefusesWhatItDidNotWrite) {
   }
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(3, update + "x").status()));
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(1, "no message").status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeRecord(9, "").status()));
+  const ShardRecord awaiting = FactorsRecord{.at = {}, .release = ~uint64_t{0}};
+  EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(7, PayloadOf(EncodeRecord(awaiting).value())).status()));
   const ShardRecord planned = PlanRecord{.at = {}, .plan = {}};
   std::string plan = EncodeRecord(planned).value().own;
   plan[36] = 9;  // the mode follows five numbers of 8, 4, 8, 8 and 8 bytes
   EXPECT_TRUE(absl::IsDataLoss(DecodeRecord(5, plan).status()));
   EXPECT_TRUE(absl::IsDataLoss(DecodeImage("abc").status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeImage(std::string(80, '\x7f')).status()));
 }
 
 }  // namespace
