@@ -119,7 +119,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
       *found = std::move(placed);
     }
     record.placement = std::move(placement);
-    auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, options_.faults);
+    auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
     session->AdoptSnapshots(snapshots[id]);
     observer_.OnSessionOpened(record.spec.name);
     ShowLastSnapshot(record.spec.name, session->snapshots());
@@ -303,7 +303,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                        .placement = std::move(placement),
                        .membership = CoordinatorSession::FirstMembership(spec),
                        .promise = CoordinatorSession::FirstPromise(spec, options_.lease_steps)};
-  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps, options_.faults);
+  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
   absl::Status status = InstallOnShards(session->MakeInstalls());
   if (status.ok()) {
     status = WriteDown(record, [&] {

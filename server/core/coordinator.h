@@ -24,7 +24,6 @@
 #include "server/core/coordinator_journal.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
-#include "server/core/test_faults.h"
 #include "server/policy/fallback.h"
 #include "server/policy/lease.h"
 
@@ -102,7 +101,6 @@ struct CoordinatorOptions {
   // others. Half of it is for how long a shard may go on with such a session unheard.
   absl::Duration shard_loss_timeout = absl::Seconds(10);
   uint64_t snapshot_interval_steps = 0;  // between two snapshots of a session; 0: none but those asked for
-  TestFaults faults = {};
 };
 
 // Thread-safe; calls block while shards are asked or the journal is written, so that servers run them off their RPC

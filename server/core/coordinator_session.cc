@@ -55,11 +55,10 @@ Promise CoordinatorSession::FirstPromise(const SessionSpec& spec, uint64_t lease
   return promise;
 }
 
-CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps, const TestFaults& faults)
+CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
     : id_(record.session_id),
       spec_(std::move(record.spec)),
       lease_steps_(lease_steps),
-      faults_(faults),
       placement_(std::move(record.placement)),
       membership_(std::move(record.membership)),
       promise_(std::move(record.promise)),
@@ -272,7 +271,7 @@ void CoordinatorSession::Grant() {
 std::vector<ModeInterval> CoordinatorSession::WantedSchedule() const {
   const bool first_order = promise_.schedule.back().mode == Mode::kFirstOrder;
   if (first_order && decision_.mode == Mode::kSecondOrder && open_from_ < stay_until_) return promise_.schedule;
-  return CarryOut(decision_, promise_.schedule, Plus(faults_.ignore_leases ? last_step_ : granted_through_, 1));
+  return CarryOut(decision_, promise_.schedule, Plus(granted_through_, 1));
 }
 
 std::optional<Promise> CoordinatorSession::BeginPromise() {

@@ -29,7 +29,7 @@ namespace precondor {
 class CoordinatorSession {
  public:
   // `record.placement` has one entry a shard of the coordinator, in its order; those without layers are empty.
-  CoordinatorSession(SessionRecord record, uint64_t lease_steps, const TestFaults& faults);
+  CoordinatorSession(SessionRecord record, uint64_t lease_steps);
 
   // How a session begins: nobody has joined, the first lease is granted.
   static Membership FirstMembership(const SessionSpec& spec);
@@ -128,7 +128,6 @@ class CoordinatorSession {
   const uint64_t id_;
   const SessionSpec spec_;
   const uint64_t lease_steps_;
-  const TestFaults faults_;
 
   std::vector<PlacedLayers> placement_;
   Membership membership_;

@@ -57,9 +57,6 @@ class Gather {
   // of them sends is a repetition. Not unless empty().
   void PutAll(absl::Span<const Standing> standings, Vote average);
 
-  // TestFaults::count_repetitions: a repetition counts like another vote.
-  void CountAgain() { ++voted_; }
-
   // Another process took the rank. What the earlier one sent stands, whatever the new one makes of the same step.
   // `repeats`: the new one will come to it, and is owed an answer. Nothing when `rank` is no contributor, or has not
   // contributed.

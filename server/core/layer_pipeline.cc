@@ -84,8 +84,7 @@ bool LayerPipeline::ComesTooLate(const ContributionHeader& header) const {
 }
 
 absl::Status LayerPipeline::CheckEpoch(const ContributionKey& key) const {
-  const bool passed = session_->shard->options.faults.accept_fenced && key.epoch < epoch_;
-  if (key.epoch != epoch_ && !passed) {
+  if (key.epoch != epoch_) {
     // The session's membership was replaced just before or after its check.
     const bool ahead = key.epoch > epoch_;
     return ReasonedStatus(
@@ -407,13 +406,7 @@ absl::StatusOr<bool> LayerPipeline::Put(const ContributionHeader& header, Standi
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(session_->spec, key), ": sealed without this rank at its deadline"));
   }
-  PutOutcome outcome = phase.gather.Put(key.rank, standing, digest, std::move(vote));
-  const TestFaults& faults = session_->shard->options.faults;
-  if (faults.count_repetitions && outcome == PutOutcome::kDuplicate && phase.state == PhaseState::kOpen) {
-    phase.gather.CountAgain();
-    outcome = PutOutcome::kTaken;
-  }
-  switch (outcome) {
+  switch (phase.gather.Put(key.rank, standing, digest, std::move(vote))) {
     case PutOutcome::kDuplicate:
       ++stats_.duplicates;
       return true;
@@ -458,7 +451,6 @@ void LayerPipeline::SealIfDue(StepSlot& slot, ContributionKind kind, absl::Time 
     input.deadline = session_->shard->options.statistics_deadline;
     input.waited = now - slot.gradient.sealed_at;
   }
-  if (session_->shard->options.faults.seal_early && input.members > 1) --input.members;
   const SealingDecision decision = DecideSealing(input);
   if (decision.verdict == SealingVerdict::kWait) return;
   phase.skip = decision.verdict == SealingVerdict::kSkip || (!is_gradient && slot.incomplete);

@@ -34,7 +34,6 @@
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
 #include "server/core/shard_journal.h"
-#include "server/core/test_faults.h"
 
 namespace precondor {
 
@@ -94,7 +93,6 @@ struct ShardOptions {
   bool device_plane = false;  // gradients may come in memory of the backend's device
   // Workers that a step has been waiting for so long are named by NameLaggards.
   absl::Duration slow_worker = absl::InfiniteDuration();
-  TestFaults faults = {};
 };
 
 // What some of a shard's layers are computed on. Each has its own memory and threads; what is made on one is used on it

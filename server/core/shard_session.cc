@@ -210,8 +210,7 @@ absl::Status ShardSession::CheckMember(const Membership& members, const Contribu
     return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
                    absl::StrCat("step: expected at most ", kMaxStep));
   }
-  const bool fencing = !context_->shard->options.faults.accept_fenced;
-  if (key.epoch < members.epoch && fencing) {
+  if (key.epoch < members.epoch) {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, spec(), key,
                    absl::StrCat("expected epoch ", members.epoch, ", got ", key.epoch));
   }
@@ -227,7 +226,7 @@ absl::Status ShardSession::CheckMember(const Membership& members, const Contribu
                    absl::StrCat("expected a rank below ", members.incarnations.size()));
   }
   const uint64_t holder = members.incarnations[key.rank];
-  if (holder != 0 && key.incarnation < holder && fencing) {
+  if (holder != 0 && key.incarnation < holder) {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation, spec(), key,
                    absl::StrCat("held by incarnation ", holder, ", got ", key.incarnation));
   }

@@ -40,8 +40,7 @@ absl::StatusOr<std::vector<uint64_t>> ListSegments(FileSystem& fs, const std::st
 
 class Reader {
  public:
-  Reader(FileSystem& fs, const std::string& dir, bool verify_checksums, const LogReplay& replay)
-      : fs_(fs), dir_(dir), verify_checksums_(verify_checksums), replay_(replay) {}
+  Reader(FileSystem& fs, const std::string& dir, const LogReplay& replay) : fs_(fs), dir_(dir), replay_(replay) {}
 
   absl::StatusOr<LogContents> Read() {
     // Before the segments: what the owner frees meanwhile is in them by the time they are read.
@@ -82,7 +81,7 @@ class Reader {
     }
     size_t offset = kSegmentHeaderBytes;
     while (offset < bytes.size()) {
-      const std::optional<ParsedRecord> record = ParseRecord(bytes.substr(offset), verify_checksums_);
+      const std::optional<ParsedRecord> record = ParseRecord(bytes.substr(offset));
       if (!record.has_value()) break;
       const uint64_t next = contents_.next_sequence;
       if (record->type == kSyncMark ? record->sequence > next : record->sequence != next) {
@@ -122,7 +121,7 @@ class Reader {
     uint64_t offset = 0, expected = ring.sequence;
     while (offset < bytes.size()) {
       const absl::string_view left = bytes.substr(offset);
-      const std::optional<ParsedRecord> record = ParseRecord(left, verify_checksums_);
+      const std::optional<ParsedRecord> record = ParseRecord(left);
       if (record.has_value() && record->type == kSyncMark && record->sequence != 0 && record->sequence <= expected) {
         offset += record->bytes();
         continue;
@@ -146,7 +145,6 @@ class Reader {
 
   FileSystem& fs_;
   const std::string& dir_;
-  const bool verify_checksums_;
   const LogReplay& replay_;
   LogContents contents_;
 };
@@ -157,9 +155,8 @@ std::string LogSegmentPath(absl::string_view dir, uint64_t first_sequence) {
   return JoinPath(dir, absl::StrCat(absl::Dec(first_sequence, absl::kZeroPad20), kLogSegmentSuffix));
 }
 
-absl::StatusOr<LogContents> ReadLog(FileSystem& fs, const std::string& dir, bool verify_checksums,
-                                    const LogReplay& replay) {
-  return Reader(fs, dir, verify_checksums, replay).Read();
+absl::StatusOr<LogContents> ReadLog(FileSystem& fs, const std::string& dir, const LogReplay& replay) {
+  return Reader(fs, dir, replay).Read();
 }
 
 }  // namespace precondor::store

@@ -43,11 +43,9 @@ std::string LogSegmentPath(absl::string_view dir, uint64_t first_sequence);
 // Hands out the records of the segments, and those of the ring that come after them, in the order of their sequences,
 // up to what a crash has torn or the owner is writing. The directory may be in use: what had been synced before the
 // call is handed out, and perhaps some of what came later. What was handed out before an error must be thrown away.
-// `verify_checksums`: see RecordLogOptions.
 // Errors: NotFound no such directory; DataLoss damage or a gap, with file and offset; FailedPrecondition a newer
 // format;
 //         Aborted the owner has removed a segment meanwhile, read again; those of FileSystem.
-absl::StatusOr<LogContents> ReadLog(FileSystem& fs, const std::string& dir, bool verify_checksums,
-                                    const LogReplay& replay);
+absl::StatusOr<LogContents> ReadLog(FileSystem& fs, const std::string& dir, const LogReplay& replay);
 
 }  // namespace precondor::store

@@ -27,8 +27,6 @@ namespace precondor::store {
 struct RecordLogOptions {
   uint64_t segment_bytes = uint64_t{64} << 20;      // a segment this long is followed by a new one
   uint64_t max_record_bytes = uint64_t{256} << 20;  // of a payload; at most 2^32 - 1
-  // False lets damaged payloads through. For negative builds of the simulator alone.
-  bool verify_checksums = true;
   // Of a log that is written much and read after a crash alone: what is synced leaves the system's memory, which the
   // next records then use again.
   bool drop_cached = false;

@@ -60,7 +60,7 @@ std::string EncodeRecordHeader(uint64_t sequence, uint8_t type, absl::Span<const
   return header + checked;
 }
 
-std::optional<ParsedRecord> ParseRecord(absl::string_view bytes, bool verify_checksum) {
+std::optional<ParsedRecord> ParseRecord(absl::string_view bytes) {
   Decoder decoder(bytes);
   const uint32_t checksum = decoder.U32();
   const uint32_t length = decoder.U32();
@@ -69,7 +69,7 @@ std::optional<ParsedRecord> ParseRecord(absl::string_view bytes, bool verify_che
   record.type = decoder.U8();
   record.payload = decoder.Take(length);
   if (!decoder.ok()) return std::nullopt;
-  if (verify_checksum && checksum != Crc32c(bytes.substr(4, kRecordHeaderBytes - 4 + length))) return std::nullopt;
+  if (checksum != Crc32c(bytes.substr(4, kRecordHeaderBytes - 4 + length))) return std::nullopt;
   return record;
 }
 
@@ -77,7 +77,7 @@ bool HasSyncMark(absl::string_view bytes, uint64_t sequence) {
   for (; bytes.size() >= kRecordHeaderBytes; bytes.remove_prefix(1)) {
     const absl::string_view candidate = bytes.substr(0, kRecordHeaderBytes);
     if (candidate.back() != static_cast<char>(kSyncMark)) continue;
-    const std::optional<ParsedRecord> mark = ParseRecord(candidate, true);  // nullopt when it has a payload
+    const std::optional<ParsedRecord> mark = ParseRecord(candidate);  // nullopt when it has a payload
     if (mark.has_value() && mark->sequence >= sequence) return true;
   }
   return false;

@@ -32,8 +32,8 @@ struct ParsedRecord {
   absl::string_view payload;
   size_t bytes() const { return kRecordHeaderBytes + payload.size(); }
 };
-// The record at the beginning of `bytes`; nullopt when it is cut short or its checksum, if verified, does not match.
-std::optional<ParsedRecord> ParseRecord(absl::string_view bytes, bool verify_checksum);
+// The record at the beginning of `bytes`; nullopt when it is cut short or its checksum does not match.
+std::optional<ParsedRecord> ParseRecord(absl::string_view bytes);
 
 // Whether a whole sync mark with a sequence of at least `sequence` begins anywhere in `bytes`.
 bool HasSyncMark(absl::string_view bytes, uint64_t sequence);

@@ -119,11 +119,11 @@ void DrawWorkersWithFactors(Random& random, Scenario& scenario) {
 
 }  // namespace
 
-Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds) {
+Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds) {
   Random random(seed ^ 0x5ce0a210);
   Scenario scenario;
   scenario.seed = seed;
-  scenario.hooks = hooks;
+  scenario.bug = bug;
   scenario.spec = MakeSpec(random);
   scenario.spec.fallback = MakeFallback(random);
   scenario.shards = static_cast<int>(random.Between(1, 3));

@@ -20,10 +20,15 @@ struct PlannedFault {
   const FaultKind* kind = nullptr;
 };
 
-// What is switched off.
-struct Hooks {
-  TestFaults core = {};
-  bool verify_checksums = true;  // of the shards' logs
+// A bug that the run has on purpose, at a seam between core and the world, to show that an invariant notices it.
+enum class PlantedBug : uint8_t {
+  kNone,
+  kRepetition,  // a shard acknowledges a repetition as taken in
+  kUpdate,      // a layer's factors take each update in twice
+  kSeal,        // with a rank's contribution an abstention of the next rank arrives, which has not sent it
+  kLease,       // a change of mode reaches the ranks above 0 a step early
+  kFence,       // contributions of an epoch that has ended arrive as those of the present one
+  kChecksum,    // a wrong bit on a shard's disk has a checksum that fits
 };
 
 struct Scenario {
@@ -46,11 +51,11 @@ struct Scenario {
   absl::Duration statistics_deadline = absl::InfiniteDuration();
   std::vector<PlannedFault> faults;  // by time
   int64_t horizon_us = 0;            // the last fault is over by then
-  Hooks hooks;
+  PlantedBug bug = PlantedBug::kNone;
 };
 
 // Quiet for a seed in eight. Faults are of the first `kinds` in their table.
-Scenario MakeScenario(uint64_t seed, const Hooks& hooks, size_t kinds);
+Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds);
 
 std::string Describe(const Scenario& scenario);
 

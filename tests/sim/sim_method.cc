@@ -34,8 +34,10 @@ class SimState final : public LayerState {
         backend_.Download(statistics.a, MatrixView(update.a.data(), statistics.a.rows, statistics.a.cols)));
     PRECONDOR_RETURN_IF_ERROR(
         backend_.Download(statistics.g, MatrixView(update.g.data(), statistics.g.rows, statistics.g.cols)));
-    state_ = After(state_, update);
-    events_.updated(layer_.name, update, state_);
+    for (int times = events_.doubles_updates ? 2 : 1; times > 0; --times) {
+      state_ = After(state_, update);
+      events_.updated(layer_.name, update, state_);
+    }
     return absl::OkStatus();
   }
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {

@@ -37,6 +37,7 @@ struct MethodEvents {
   std::function<void(const std::string& layer, const Stacked& update, const MethodState& after)> updated;
   std::function<void(const std::string& layer)> made;
   std::function<void(const std::string& layer, const MethodState& state)> loaded;
+  bool doubles_updates = false;  // PlantedBug::kUpdate
 };
 
 class SimMethod final : public Method {

@@ -36,7 +36,8 @@ SimShard::SimShard(World& world, uint32_t id, ShardOptions options, Backend& bac
       clock_(world.queue()),
       backend_(backend),
       options_(std::move(options)),
-      disk_(world, process_, clock_, world.scenario().seed ^ Mix(id), world.scenario().hooks.verify_checksums) {
+      disk_(world, process_, clock_, world.scenario().seed ^ Mix(id)) {
+  events_.doubles_updates = world.scenario().bug == PlantedBug::kUpdate;
   events_.updated = [this](const std::string& layer, const Stacked& update, const MethodState& after) {
     world_.trace().Note([&] { return process_.name() + " updates " + layer + " to " + std::to_string(after.version); });
     world_.Fail(witness(layer).Updated(update, after));
@@ -166,6 +167,7 @@ absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
   });
   if (!reserved.ok()) return reserved;
   owned_ = {install.layers.begin(), install.layers.end()};
+  for (const Member& member : install.members) holders_[member.rank] = member.incarnation;
   installed_ = std::max(installed_, install.epoch);
   fenced_ = std::max(fenced_, install.epoch);
   // The same install again does not go back again.
@@ -218,10 +220,34 @@ std::string SimShard::CheckCounted(const ContributionHeader& header, const absl:
   return witness(key.layer).Counted(header, refused);
 }
 
+ContributionHeader SimShard::Renewed(const ContributionHeader& header) const {
+  ContributionHeader renewed = header;
+  const auto holder = holders_.find(header.key.rank);
+  if (header.key.epoch >= installed_ || holder == holders_.end()) return renewed;
+  renewed.key.epoch = installed_;
+  renewed.key.incarnation = holder->second;
+  return renewed;
+}
+
+void SimShard::Forge(const ContributionHeader& header) {
+  ContributionHeader forged = header;
+  forged.key.rank = (header.key.rank + 1) % world_.ranks();
+  const auto holder = holders_.find(forged.key.rank);
+  if (world_.ranks() < 2 || header.kind == ContributionKind::kPull || holder == holders_.end()) return;
+  forged.key.incarnation = holder->second;
+  forged.abstain = true;
+  forged.tensors.clear();
+  const AckFn nobody = [](const absl::StatusOr<bool>&) {};
+  if (header.kind == ContributionKind::kStatistics) return shard_->SubmitStatistics(forged, {}, nobody);
+  shard_->SubmitGradient(forged, {}, nobody, [](const absl::StatusOr<GradientResult>&) {});
+}
+
 void SimShard::Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result) {
   const ContributionKey key = header.key;
   const bool gradient = header.kind != ContributionKind::kStatistics;
-  const AckFn watched_ack = [this, header, ack](absl::StatusOr<bool> taken) {
+  const PlantedBug bug = world_.scenario().bug;
+  const AckFn watched_ack = [this, header, ack, bug](absl::StatusOr<bool> taken) {
+    if (bug == PlantedBug::kRepetition && taken.ok()) taken = false;
     world_.trace().Note([&] {
       return process_.name() + " ack " + KeyText(header) + ": " +
              (taken.ok() ? *taken ? "repetition" : "taken" : taken.status().ToString());
@@ -229,8 +255,10 @@ void SimShard::Deliver(const ContributionHeader& header, Payload payload, const 
     world_.Fail(CheckCounted(header, taken));
     ack(std::move(taken));
   };
-  if (!gradient) return shard_->SubmitStatistics(header, std::move(payload), watched_ack);
-  shard_->SubmitGradient(header, std::move(payload), watched_ack,
+  const ContributionHeader arrives = bug == PlantedBug::kFence ? Renewed(header) : header;
+  if (bug == PlantedBug::kSeal) Forge(header);
+  if (!gradient) return shard_->SubmitStatistics(arrives, std::move(payload), watched_ack);
+  shard_->SubmitGradient(arrives, std::move(payload), watched_ack,
                          [this, key, mode = header.mode, result](absl::StatusOr<GradientResult> answer) {
                            // What a shard says while it dies nobody hears.
                            if (answer.ok() && process_.up())

@@ -74,6 +74,9 @@ class SimShard {
   void MakeWitnesses(const SessionInstall& install);
   void ForEachWitness(const std::function<void(LayerWitness&)>& visit);
   std::string CheckCounted(const ContributionHeader& header, const absl::StatusOr<bool>& taken);
+  // PlantedBug::kFence and kSeal: the header as it arrives, and an abstention of the next rank.
+  ContributionHeader Renewed(const ContributionHeader& header) const;
+  void Forge(const ContributionHeader& header);
 
   World& world_;
   Process process_;
@@ -83,6 +86,7 @@ class SimShard {
   ShardOptions options_;
   SimShardDisk disk_;
   std::set<uint32_t> owned_;                                     // layers
+  std::map<uint32_t, uint64_t> holders_;                         // of ranks, as last installed: incarnations
   std::map<uint32_t, std::unique_ptr<LayerWitness>> witnesses_;  // of the layers that it has or had
   std::unique_ptr<SimExecutor> executor_;
   std::unique_ptr<Shard> shard_;

@@ -8,6 +8,8 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "server/recovery/record_codec.h"
+#include "server/store/record_log_format.h"
 #include "tests/sim/world.h"
 
 namespace precondor::sim {
@@ -18,8 +20,8 @@ constexpr uint64_t kRingBytes = 16384;    // which is full every few steps
 
 }  // namespace
 
-SimShardDisk::SimShardDisk(World& world, Process& process, const Clock& clock, uint64_t seed, bool verify)
-    : world_(world), process_(process), clock_(clock), verify_(verify), seed_(seed) {
+SimShardDisk::SimShardDisk(World& world, Process& process, const Clock& clock, uint64_t seed)
+    : world_(world), process_(process), clock_(clock), seed_(seed) {
   Replace();
 }
 
@@ -73,7 +75,30 @@ void SimShardDisk::FlipABit() {
   if (segments.empty()) return;
   const std::string& path = segments[world_.random().Below(segments.size())];
   damaged_ = true;
+  if (world_.scenario().bug == PlantedBug::kChecksum) return FlipABitUnnoticed(path);
   PRECONDOR_CHECK(fs_->FlipBit(path, world_.random().Below(8 * *fs_->FileSize(path))));
+}
+
+void SimShardDisk::FlipABitUnnoticed(const std::string& segment) {
+  const std::string bytes = fs_->ReadFile(segment).value();
+  std::vector<size_t> updates;
+  for (size_t offset = store::kSegmentHeaderBytes; offset < bytes.size();) {
+    const std::optional<store::ParsedRecord> record = store::ParseRecord(absl::string_view(bytes).substr(offset));
+    if (!record.has_value()) break;
+    if (record->type == static_cast<uint8_t>(recovery::RecordType::kUpdate)) updates.push_back(offset);
+    offset += record->bytes();
+  }
+  if (updates.empty()) return;
+  const size_t at = updates[world_.random().Below(updates.size())];
+  const store::ParsedRecord record = *store::ParseRecord(absl::string_view(bytes).substr(at));
+  std::string payload(record.payload);
+  // Its last byte is a rank's statistics.
+  payload.back() = static_cast<char>(payload.back() ^ (1 << world_.random().Below(8)));
+  const std::string becomes = store::EncodeRecordHeader(record.sequence, record.type, {payload}) + payload;
+  for (size_t bit = 0; bit < 8 * becomes.size(); ++bit) {
+    const int differs = (bytes[at + bit / 8] ^ becomes[bit / 8]) >> bit % 8 & 1;
+    if (differs != 0) PRECONDOR_CHECK(fs_->FlipBit(segment, 8 * at + bit));
+  }
 }
 
 void SimShardDisk::Lose(Loss loss) {
@@ -84,7 +109,7 @@ void SimShardDisk::Lose(Loss loss) {
 
 ShardJournal* SimShardDisk::Open() {
   recovery::ShardLogOptions options;
-  options.log = {.segment_bytes = kSegmentBytes, .verify_checksums = verify_, .ring_bytes = kRingBytes};
+  options.log = {.segment_bytes = kSegmentBytes, .ring_bytes = kRingBytes};
   options.sync_interval = absl::Milliseconds(7);
   options.reopen_interval = absl::Milliseconds(20);
   options.background = false;

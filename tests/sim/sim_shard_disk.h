@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/base/clock.h"
 #include "server/recovery/shard_store.h"
@@ -20,8 +21,7 @@ enum class Loss { kProcess, kMachine, kMachineAndBit };
 
 class SimShardDisk {
  public:
-  // `verify`: check the log's checksums.
-  SimShardDisk(World& world, Process& process, const Clock& clock, uint64_t seed, bool verify);
+  SimShardDisk(World& world, Process& process, const Clock& clock, uint64_t seed);
   ~SimShardDisk();
 
   // A process begins: its journal, and what brings a shard with that journal back.
@@ -45,13 +45,14 @@ class SimShardDisk {
  private:
   absl::Status Before(FakeFileSystem::Operation operation);
   void FlipABit();
+  // PlantedBug::kChecksum: the same in an update, whose record then has the checksum of what it became.
+  void FlipABitUnnoticed(const std::string& segment);
   // What a server does in the background.
   void Work();
 
   World& world_;
   Process& process_;
   const Clock& clock_;
-  const bool verify_;
   uint64_t seed_;
   std::unique_ptr<FakeFileSystem> fs_;
   std::unique_ptr<recovery::ShardStore> store_;

@@ -21,14 +21,18 @@ namespace {
 
 constexpr size_t kTraceLines = 120;
 
+constexpr std::pair<absl::string_view, PlantedBug> kBugs[] = {
+    {"repetition", PlantedBug::kRepetition}, {"update", PlantedBug::kUpdate}, {"seal", PlantedBug::kSeal},
+    {"lease", PlantedBug::kLease},           {"fence", PlantedBug::kFence},   {"checksum", PlantedBug::kChecksum}};
+
 constexpr char kUsage[] =
-    "usage: sim_test [--first=SEED] [--seeds=COUNT] [--seed=SEED] [--trace=LINES] [--without=PROTECTION]\n"
+    "usage: sim_test [--first=SEED] [--seeds=COUNT] [--seed=SEED] [--trace=LINES] [--bug=NAME]\n"
     "       sim_test --found\n"
     "  --show     prints it of runs that do not fail, too\n"
     "  --kinds    draws from so many kinds of faults, the first ones of their table\n"
     "  --found    runs the seeds that have found something\n"
     "  --trace    lines of what happened that a failure is printed with\n"
-    "  --without  switches off dedup, sealing, leases, fencing or checksums; then a failure is what is expected\n";
+    "  --bug      plants repetition, update, seal, lease, fence or checksum (scenario.h); then a failure is expected\n";
 
 struct Flags {
   uint64_t first = 1;
@@ -37,15 +41,26 @@ struct Flags {
   bool show = false;
   uint64_t kinds = std::numeric_limits<uint64_t>::max();
   bool found = false;
-  std::string without;
+  PlantedBug bug = PlantedBug::kNone;
+  std::string bug_name;
 };
+
+std::optional<PlantedBug> BugOf(absl::string_view name) {
+  for (const auto& [known, bug] : kBugs) {
+    if (known == name) return bug;
+  }
+  return std::nullopt;
+}
 
 std::optional<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
   for (int i = 1; i < argc; ++i) {
     absl::string_view argument = argv[i];
-    if (absl::ConsumePrefix(&argument, "--without=")) {
-      flags.without = std::string(argument);
+    if (absl::ConsumePrefix(&argument, "--bug=")) {
+      const std::optional<PlantedBug> bug = BugOf(argument);
+      if (!bug.has_value()) return std::nullopt;
+      flags.bug = *bug;
+      flags.bug_name = std::string(argument);
       continue;
     }
     if (argument == "--found" || argument == "--show") {
@@ -64,16 +79,6 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
   return flags;
 }
 
-std::optional<Hooks> HooksFor(const std::string& protection) {
-  if (protection.empty()) return Hooks();
-  if (protection == "dedup") return Hooks{.core = {.count_repetitions = true}};
-  if (protection == "sealing") return Hooks{.core = {.seal_early = true}};
-  if (protection == "leases") return Hooks{.core = {.ignore_leases = true}};
-  if (protection == "fencing") return Hooks{.core = {.accept_fenced = true}};
-  if (protection == "checksums") return Hooks{.verify_checksums = false};
-  return std::nullopt;
-}
-
 // The failure with what led to it, from a second run that keeps a trace; that it fails alike shows that a run is a
 // function of its seed.
 void PrintFailure(const Scenario& scenario, const std::string& failure, const Flags& flags) {
@@ -81,16 +86,16 @@ void PrintFailure(const Scenario& scenario, const std::string& failure, const Fl
   const std::string same = again.Run();
   std::printf("%s\n%s\nfailed: %s\n", Describe(scenario).c_str(), again.trace_tail().c_str(), failure.c_str());
   if (same != failure) std::printf("and differently when run again: %s\n", same.c_str());
-  const std::string without = flags.without.empty() ? "" : " --without=" + flags.without;
+  const std::string bug = flags.bug_name.empty() ? "" : " --bug=" + flags.bug_name;
   const bool all = flags.kinds == Flags().kinds;
   const std::string kinds = all ? "" : " --kinds=" + std::to_string(flags.kinds);
   std::printf("replay: sim_test --seed=%llu%s%s\n", static_cast<unsigned long long>(scenario.seed), kinds.c_str(),
-              without.c_str());
+              bug.c_str());
 }
 
 // Whether the seed breaks no invariant.
-bool RunSeed(uint64_t seed, const Flags& flags, const Hooks& hooks) {
-  const Scenario scenario = MakeScenario(seed, hooks, flags.kinds);
+bool RunSeed(uint64_t seed, const Flags& flags) {
+  const Scenario scenario = MakeScenario(seed, flags.bug, flags.kinds);
   World world(scenario, flags.show ? flags.trace : 0);
   const std::string failure = world.Run();
   if (!failure.empty()) {
@@ -101,11 +106,11 @@ bool RunSeed(uint64_t seed, const Flags& flags, const Hooks& hooks) {
   return failure.empty();
 }
 
-int RunSeeds(const Flags& flags, const Hooks& hooks) {
+int RunSeeds(const Flags& flags) {
   std::printf("seeds %llu ... %llu\n", static_cast<unsigned long long>(flags.first),
               static_cast<unsigned long long>(flags.first + flags.seeds - 1));
   for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
-    if (RunSeed(seed, flags, hooks)) continue;
+    if (RunSeed(seed, flags)) continue;
     const uint64_t run = seed - flags.first + 1;
     std::printf("%llu seeds run\n", static_cast<unsigned long long>(run));
     return 1;
@@ -114,10 +119,10 @@ int RunSeeds(const Flags& flags, const Hooks& hooks) {
   return 0;
 }
 
-int RunFoundSeeds(Flags flags, const Hooks& hooks) {
+int RunFoundSeeds(Flags flags) {
   for (const FoundSeed& found : kFoundSeeds) {
     flags.kinds = found.kinds;
-    if (RunSeed(found.seed, flags, hooks)) continue;
+    if (RunSeed(found.seed, flags)) continue;
     std::printf("it had found: %s\n", found.what);
     return 1;
   }
@@ -135,12 +140,11 @@ int main(int argc, char** argv) {
     return 0;
   }
   const std::optional<Flags> flags = ParseFlags(argc, argv);
-  const std::optional<Hooks> hooks = flags.has_value() ? HooksFor(flags->without) : std::nullopt;
-  if (!hooks.has_value()) {
+  if (!flags.has_value()) {
     std::fputs(kUsage, stderr);
     return 2;
   }
-  const int failed = flags->found ? RunFoundSeeds(*flags, *hooks) : RunSeeds(*flags, *hooks);
-  // Without a protection the simulator has to notice.
-  return flags->without.empty() ? failed : 1 - failed;
+  const int failed = flags->found ? RunFoundSeeds(*flags) : RunSeeds(*flags);
+  // A planted bug has to be noticed.
+  return flags->bug == PlantedBug::kNone ? failed : 1 - failed;
 }

@@ -19,23 +19,6 @@ constexpr int64_t kTickMicros = 6000;
 // Falls for a while, then stands still: policies that look at it have something to decide.
 double LossOf(uint64_t step) { return step < 5 ? 10.0 - static_cast<double>(step) : 5.0; }
 
-// As it is decoded from the wire.
-WorkerDirective DirectiveOf(const Directive& directive) {
-  WorkerDirective out;
-  out.lease_through_step = directive.lease_through_step;
-  for (const ModeInterval& interval : directive.modes) out.modes.emplace_back(interval.first_step, interval.mode);
-  out.went_back_epoch = directive.went_back_epoch;
-  out.resume_step = directive.resume_step;
-  out.snapshot_at = directive.snapshot_at;
-  out.snapshot_id = directive.snapshot_number;
-  return out;
-}
-
-absl::StatusOr<WorkerDirective> DecodedOf(const absl::StatusOr<Directive>& directive) {
-  if (!directive.ok()) return directive.status();
-  return DirectiveOf(*directive);
-}
-
 }  // namespace
 
 SimWorker::SimWorker(World& world, Process& process, Checkpoints& checkpoints, uint32_t rank, uint64_t incarnation)
@@ -46,6 +29,18 @@ SimWorker::SimWorker(World& world, Process& process, Checkpoints& checkpoints, u
       incarnation_(incarnation),
       step_(checkpoints.last_step()),
       ledger_(step_, {}) {}
+
+WorkerDirective SimWorker::DirectiveOf(const Directive& directive) const {
+  WorkerDirective out;
+  out.lease_through_step = directive.lease_through_step;
+  for (const ModeInterval& interval : directive.modes) out.modes.emplace_back(interval.first_step, interval.mode);
+  if (world_.scenario().bug == PlantedBug::kLease && rank_ > 0 && out.modes.size() > 1) --out.modes.back().first;
+  out.went_back_epoch = directive.went_back_epoch;
+  out.resume_step = directive.resume_step;
+  out.snapshot_at = directive.snapshot_at;
+  out.snapshot_id = directive.snapshot_number;
+  return out;
+}
 
 void SimWorker::Start() {
   SendJoin();
@@ -397,7 +392,9 @@ void SimWorker::OnReported(uint64_t epoch, uint64_t step, const absl::StatusOr<D
   // One of another epoch tells that the job has gone on to it.
   if (directive.ok() ? directive->epoch != epoch : RecoveryFor(directive.status()) == Recovery::kRefreshEpoch)
     SendJoin();
-  switch (ledger_.Settle(DecodedOf(directive))) {
+  const absl::StatusOr<WorkerDirective> decoded =
+      directive.ok() ? DirectiveOf(*directive) : absl::StatusOr<WorkerDirective>(directive.status());
+  switch (ledger_.Settle(decoded)) {
     case StepLedger::Verdict::kAskAgain:
       return;
     case StepLedger::Verdict::kRefused:

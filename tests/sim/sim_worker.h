@@ -52,6 +52,8 @@ class SimWorker {
   };
 
   void Tick();
+  // As it is decoded from the wire.
+  WorkerDirective DirectiveOf(const Directive& directive) const;
   void SendJoin();
   void OnJoined(const JoinResult& joined);
   void GoBack(const WorkerDirective& directive);

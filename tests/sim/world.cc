@@ -56,7 +56,6 @@ void World::MakeShards() {
   options.window_steps = scenario_.window_steps;
   options.statistics_deadline = scenario_.statistics_deadline;
   options.quorum = 0.5;
-  options.faults = scenario_.hooks.core;
   options.snapshot_interval_steps = scenario_.snapshot_interval_steps;
   uint32_t id = 0;
   for (int s = 0; s < scenario_.shards; ++s) {
@@ -65,7 +64,6 @@ void World::MakeShards() {
   CoordinatorOptions coordinator_options;
   coordinator_options.lease_steps = scenario_.lease_steps;
   coordinator_options.shard_loss_timeout = absl::Microseconds(kShardLossMicros);
-  coordinator_options.faults = scenario_.hooks.core;
   coordinator_options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
     return std::make_unique<SimMethod>(no_events_);
   };

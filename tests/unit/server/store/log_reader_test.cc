@@ -34,7 +34,7 @@ class LogReaderTest : public ::testing::Test {
   // What is handed out goes to seen_, as "sequence:type:payload".
   absl::StatusOr<LogContents> Read() {
     seen_.clear();
-    return ReadLog(fs_, "log", true, [this](const Record& record) {
+    return ReadLog(fs_, "log", [this](const Record& record) {
       seen_.push_back(absl::StrCat(record.sequence, ":", record.type, ":", record.payload));
       return absl::OkStatus();
     });
@@ -102,9 +102,9 @@ TEST_F(LogReaderTest, SaysThatASegmentWasRemovedMeanwhile) {
 }
 
 TEST_F(LogReaderTest, ADirectoryThatIsNotThere) {
-  EXPECT_EQ(ReadLog(fs_, "elsewhere", true, nullptr).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ReadLog(fs_, "elsewhere", nullptr).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(fs_.MakeDir("empty").ok());
-  const auto contents = ReadLog(fs_, "empty", true, nullptr);
+  const auto contents = ReadLog(fs_, "empty", nullptr);
   ASSERT_TRUE(contents.ok()) << contents.status();
   EXPECT_THAT(contents->segments, IsEmpty());
   EXPECT_EQ(contents->next_sequence, 1u);

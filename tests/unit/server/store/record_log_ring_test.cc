@@ -254,7 +254,7 @@ TEST_F(RecordLogRingTest, AReaderSeesWhatIsInTheRingOfALogInUse) {
     ASSERT_TRUE(i != 5 || log_->Sync().ok());
   }
   std::vector<std::string> seen;
-  const auto contents = ReadLog(fs_, "log", true, [&seen](const Record& record) {
+  const auto contents = ReadLog(fs_, "log", [&seen](const Record& record) {
     seen.emplace_back(record.payload);
     return absl::OkStatus();
   });

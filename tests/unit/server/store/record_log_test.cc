@@ -165,17 +165,6 @@ TEST_F(RecordLogTest, AMissingSegmentIsDataLoss) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("00000000000000000003.log"));
 }
 
-TEST_F(RecordLogTest, WithoutChecksumsDamagedPayloadsComeThrough) {
-  ASSERT_TRUE(Reopen().ok());
-  Append("aaaa");
-  ASSERT_TRUE(log_->Sync().ok());
-  log_ = nullptr;
-  Damage(OnlySegment(), kSegmentHeaderBytes + kRecordHeaderBytes + 1);
-  EXPECT_FALSE(Reopen().ok());
-  ASSERT_TRUE(Reopen({.verify_checksums = false}).ok());
-  EXPECT_THAT(replayed_, ElementsAre("1:1:aiaa"));  // 'a' with bit 3 inverted
-}
-
 // Magic, version 2, first sequence 1, and a checksum that fits.
 std::string NewerHeader() {
   std::string header("PCONDLOG");
