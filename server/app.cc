@@ -2,6 +2,7 @@
 #include "server/app.h"
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -58,28 +59,43 @@ class LocalShard final : public ShardControl {
     MutexLock lock(mu_);
     address_ = std::move(address);
   }
+  void Lead(uint64_t token) override { token_.store(token); }
   absl::StatusOr<ShardDescription> Describe() override {
-    PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, shard_.Describe());
-    MutexLock lock(mu_);
-    description.advertise_address = address_;
-    return description;
+    return Addressed(Call([&] { return shard_.Describe(); }));
   }
   absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
-    PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, shard_.Probe(lease));
-    MutexLock lock(mu_);
-    description.advertise_address = address_;
-    return description;
+    return Addressed(Call([&] { return shard_.Probe(lease); }));
   }
-  absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_.Install(install); }
-  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_.Fence(fence); }
-  absl::Status HoldFactors(const FactorHold& hold) override { return shard_.HoldFactors(hold); }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
+    return Call([&] { return shard_.Install(install); });
+  }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
+    return Call([&] { return shard_.Fence(fence); });
+  }
+  absl::Status HoldFactors(const FactorHold& hold) override {
+    return Call([&] { return shard_.HoldFactors(hold); });
+  }
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
-    return shard_.TakeSnapshot(order);
+    return Call([&] { return shard_.TakeSnapshot(order); });
   }
-  absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_.Remove(session_id); }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override {
+    return Call([&] { return shard_.Remove(session_id); });
+  }
 
  private:
+  template <typename Make>
+  auto Call(const Make& make) -> decltype(make()) {
+    PRECONDOR_ASSIGN_OR_RETURN(const FencingGate::Pass pass, shard_.Admit(token_.load()));
+    return make();
+  }
+  absl::StatusOr<ShardDescription> Addressed(absl::StatusOr<ShardDescription> description) {
+    MutexLock lock(mu_);
+    if (description.ok()) description->advertise_address = address_;
+    return description;
+  }
+
   Shard& shard_;
+  std::atomic<uint64_t> token_ = 0;
   Mutex mu_;
   std::string address_ ABSL_GUARDED_BY(mu_);
 };
@@ -345,16 +361,25 @@ class ServerApp final : public App {
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
     options.shard_loss_timeout = absl::Milliseconds(config_.shard_loss_ms);
+    options.probe_interval = absl::Milliseconds(config_.reconcile_interval_ms);
     options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);
     options.stands_by = !config_.etcd_endpoints.empty();
     storage_ = std::make_unique<CoordinatorStorage>(config_, disk_, [this](const absl::Status& why) {
       logger_.Log(Severity::kError, "another coordinator leads", {{"reason", absl::string_view(why.message())}});
       RequestDrain(absl::ZeroDuration());
     });
+    options.on_replaced = [this](const absl::Status& why) { OnReplaced(why); };
     coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *storage_, clock_, logger_, metrics_);
     if (!storage_->stands_by()) PRECONDOR_RETURN_IF_ERROR(Lead());
     session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_);
     return absl::OkStatus();
+  }
+
+  // A shard says that another coordinator leads. Of candidates, the process ends and campaigns anew when it is started
+  // again; one that is alone stays, not ready, until it is started again.
+  void OnReplaced(const absl::Status& why) {
+    storage_->Lose(why);
+    ChangeHealth([](Health& health) { health.replaced = true; });
   }
 
   // Takes up what the journal says. A candidate waits here until it leads.
@@ -474,6 +499,7 @@ class ServerApp final : public App {
   struct Health {
     bool begun = false;
     bool draining = false;
+    bool replaced = false;    // of a coordinator, by another one
     size_t lost_devices = 0;  // of a shard
   };
 
@@ -482,7 +508,7 @@ class ServerApp final : public App {
     MutexLock lock(health_mu_);
     change(health_);
     if (service == nullptr) return;
-    const bool ready = health_.begun && !health_.draining && health_.lost_devices == 0;
+    const bool ready = health_.begun && !health_.draining && !health_.replaced && health_.lost_devices == 0;
     // A restart helps where nothing can be computed any more, but not a process that is finishing its work.
     const bool alive = health_.draining || backends_.empty() || health_.lost_devices < backends_.size();
     if (std::exchange(health_told_, std::pair(ready, alive)) == std::pair(ready, alive)) return;  // to those who watch

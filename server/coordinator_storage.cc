@@ -47,6 +47,15 @@ void CoordinatorStorage::Stop() {
   if (election_ != nullptr) election_->Stop();
 }
 
+void CoordinatorStorage::Lose(const absl::Status& why) {
+  if (election_ != nullptr) election_->Lose(why);
+}
+
+uint64_t CoordinatorStorage::leadership() const {
+  const CoordinatorJournal* const opened = journal();
+  return opened == nullptr ? 0 : opened->leadership();
+}
+
 void CoordinatorStorage::Open(std::unique_ptr<CoordinatorJournal> journal) {
   MutexLock lock(mu_);
   journal_ = std::move(journal);

@@ -35,10 +35,13 @@ class CoordinatorStorage final : public CoordinatorJournal {
   absl::StatusOr<std::vector<CoordinatorRecord>> Recover();
   // Ends Recover, and gives leadership up.
   void Stop();
+  // Where candidates stand by: another one leads, which came to light elsewhere. See EtcdElection::Lose.
+  void Lose(const absl::Status& why);
 
   absl::Status Append(const CoordinatorRecord& record) override;
   absl::Status Compact(absl::Span<const CoordinatorRecord> records) override;
   bool wants_compaction() const override;
+  uint64_t leadership() const override;
 
  private:
   CoordinatorJournal* journal() const;

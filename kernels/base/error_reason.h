@@ -39,8 +39,9 @@ enum class ErrorReason : uint8_t {
   kNotActive = 23,       // not all ranks have joined
   kDuplicateFrame = 24,  // two frames of one contribution overlap on a stream
   kMemoryLost = 25,      // factor updates are gone that a replica has had answers of
+  kStaleLeader = 26,     // a coordinator that another one has replaced
 };
-inline constexpr size_t kErrorReasonCount = 26;  // checked against the names
+inline constexpr size_t kErrorReasonCount = 27;  // checked against the names
 
 absl::string_view ErrorReasonName(ErrorReason reason);  // "STALE_EPOCH" ...
 

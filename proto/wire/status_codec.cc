@@ -61,8 +61,9 @@ PRECONDOR_SAME_REASON(kDraining, DRAINING);
 PRECONDOR_SAME_REASON(kNotActive, NOT_ACTIVE);
 PRECONDOR_SAME_REASON(kDuplicateFrame, DUPLICATE_FRAME);
 PRECONDOR_SAME_REASON(kMemoryLost, MEMORY_LOST);
+PRECONDOR_SAME_REASON(kStaleLeader, STALE_LEADER);
 #undef PRECONDOR_SAME_REASON
-static_assert(v1::ErrorReason_MAX == v1::ERROR_REASON_MEMORY_LOST, "a reason was added: add its line above");
+static_assert(v1::ErrorReason_MAX == v1::ERROR_REASON_STALE_LEADER, "a reason was added: add its line above");
 
 // Bytes of the well-formed UTF-8 sequence at the start of `text`, 0 when there is none (Unicode 15, table 3-7).
 size_t SequenceLength(absl::string_view text) {

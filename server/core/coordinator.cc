@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -69,7 +68,7 @@ absl::Status AddContext(const absl::Status& status, const std::string& context) 
 Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, CoordinatorJournal& journal,
                          const Clock& clock, Logger& logger, Observer& observer)
     : options_(std::move(options)),
-      shards_(std::move(shards)),
+      shards_(Watched(std::move(shards))),
       clock_(clock),
       logger_(logger),
       observer_(observer),
@@ -78,175 +77,6 @@ Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> 
       leads_(!options_.stands_by) {}
 
 Coordinator::~Coordinator() = default;
-
-// --- the journal ----------------------------------------------------------------------------------------------------
-
-absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
-  std::map<uint64_t, SessionRecord> sessions;
-  std::map<uint64_t, std::vector<SessionSnapshot>> snapshots;
-  for (const CoordinatorRecord& record : records) {
-    if (const auto* opened = std::get_if<SessionRecord>(&record)) {
-      // One of the same name that is still there was never announced: its writing had failed, or seemed to.
-      std::erase_if(sessions, [&](const auto& entry) { return entry.second.spec.name == opened->spec.name; });
-      sessions.insert_or_assign(opened->session_id, *opened);
-    } else if (const auto* membership = std::get_if<MembershipRecord>(&record)) {
-      if (auto found = sessions.find(membership->session_id); found != sessions.end()) {
-        found->second.membership = membership->membership;
-      }
-    } else if (const auto* promise = std::get_if<PromiseRecord>(&record)) {
-      if (auto found = sessions.find(promise->session_id); found != sessions.end()) {
-        found->second.promise = promise->promise;
-      }
-    } else if (const auto* taken = std::get_if<SnapshotsRecord>(&record)) {
-      snapshots[taken->session_id] = taken->snapshots;
-    } else if (const auto* closed = std::get_if<CloseRecord>(&record)) {
-      sessions.erase(closed->session_id);
-    }
-  }
-  for (auto& [id, record] : sessions) {
-    std::vector<PlacedLayers> placement;
-    for (const ShardEndpoint& shard : shards_)
-      placement.push_back({.shard = shard.address, .address = "", .layers = {}});
-    for (PlacedLayers& placed : record.placement) {
-      if (placed.layers.empty()) continue;
-      const auto found = std::find_if(placement.begin(), placement.end(),
-                                      [&](const PlacedLayers& place) { return place.shard == placed.shard; });
-      if (found == placement.end()) {
-        return absl::FailedPreconditionError(absl::StrCat("session \"", record.spec.name, "\" has ",
-                                                          placed.layers.size(), " layers on shard ", placed.shard,
-                                                          ", which is not among this coordinator's shards"));
-      }
-      *found = std::move(placed);
-    }
-    record.placement = std::move(placement);
-    auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
-    session->AdoptSnapshots(snapshots[id]);
-    observer_.OnSessionOpened(record.spec.name);
-    ShowLastSnapshot(record.spec.name, session->snapshots());
-    observer_.OnEpoch(record.spec.name, session->epoch(), session->joined(), record.spec.world_size);
-    logger_.Log(Severity::kInfo, "session restored",
-                {{"session", record.spec.name},
-                 {"session_id", id},
-                 {"epoch", session->epoch()},
-                 {"joined", session->joined()},
-                 {"granted_through", session->directive().lease_through_step}});
-    MutexLock lock(mu_);
-    last_session_id_ = std::max(last_session_id_, id);
-    places_[record.spec.name].state = session;
-    by_id_.emplace(id, std::move(session));
-  }
-  {
-    MutexLock lock(mu_);
-    leads_ = true;
-    // Whoever stood by has not asked before.
-    for (Seen& seen : seen_) seen.answered = clock_.Monotonic();
-  }
-  PublishCount();
-  return absl::OkStatus();
-}
-
-// Without a reason code: clients ask again, and may find the one that leads.
-absl::Status Coordinator::CheckLeads() const {
-  MutexLock lock(mu_);
-  if (leads_) return absl::OkStatus();
-  return absl::UnavailableError("this coordinator stands by, another one leads");
-}
-
-absl::Status Coordinator::WriteDown(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt) {
-  return WriteDown([&record] { return record; }, adopt);
-}
-
-absl::Status Coordinator::WriteDown(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt) {
-  MutexLock serial(journal_mu_);
-  const CoordinatorRecord record = make();
-  if (absl::Status written = journal_.Append(record); !written.ok()) {
-    logger_.Log(Severity::kError, "journal not written", {{"reason", absl::string_view(written.message())}});
-    observer_.OnJournal(false);
-    return absl::UnavailableError(absl::StrCat("the coordinator cannot write its journal: ", written.message()));
-  }
-  observer_.OnJournal(true);
-  adopt();
-  CompactJournal();
-  return absl::OkStatus();
-}
-
-absl::Status Coordinator::WriteMembership(CoordinatorSession& session, const Membership& next) {
-  const auto make = [&]() -> CoordinatorRecord {
-    MutexLock lock(mu_);
-    if (!session.move_in_doubt()) return MembershipRecord{.session_id = session.id(), .membership = next};
-    // It may be written that the layers are elsewhere.
-    SessionRecord whole = session.record();
-    whole.membership = next;
-    return whole;
-  };
-  return WriteDown(make, [&] {
-    MutexLock lock(mu_);
-    session.Adopt(next);
-    session.set_move_in_doubt(false);
-  });
-}
-
-void Coordinator::CompactJournal() {
-  if (!journal_.wants_compaction()) return;
-  std::vector<CoordinatorRecord> records;
-  {
-    MutexLock lock(mu_);
-    for (const auto& [id, session] : by_id_) {
-      records.emplace_back(session->record());
-      if (session->snapshots().empty()) continue;
-      records.emplace_back(SnapshotsRecord{.session_id = id, .snapshots = session->snapshots()});
-    }
-  }
-  if (absl::Status status = journal_.Compact(records); !status.ok()) {
-    logger_.Log(Severity::kWarning, "journal not compacted", {{"reason", absl::string_view(status.message())}});
-  }
-}
-
-void Coordinator::KeepPromise(CoordinatorSession& session) {
-  std::optional<Promise> promise;
-  {
-    MutexLock lock(mu_);
-    promise = session.BeginPromise();
-  }
-  if (!promise.has_value()) return;
-  bool returns = false;
-  {
-    MutexLock lock(mu_);
-    returns = session.ReturnsToSecondOrder(*promise);
-  }
-  if (returns && !HoldFactors(session).ok()) {
-    MutexLock lock(mu_);
-    return session.StayInFirstOrder();
-  }
-  std::vector<ModeInterval> before;
-  FallbackDecision decision;
-  const absl::Status written = WriteDown(PromiseRecord{.session_id = session.id(), .promise = *promise}, [&] {
-    MutexLock lock(mu_);
-    before = session.summary().modes;
-    session.EndPromise(true);
-    decision = session.decision();
-  });
-  if (!written.ok()) {
-    MutexLock lock(mu_);
-    return session.EndPromise(false);
-  }
-  if (before == promise->schedule) return;
-  observer_.OnModeChange(session.spec().name, promise->schedule.back().mode);
-  const ModeInterval& last = promise->schedule.back();
-  // The audit log: what was decided, from what.
-  logger_.Log(Severity::kInfo, "mode changes",
-              {{"session", session.spec().name},
-               {"mode", ModeName(last.mode)},
-               {"from_step", last.first_step},
-               {"rule", FallbackReasonName(decision.reason)},
-               {"reason", decision.sentence},
-               {"step", decision.inputs.step},
-               {"loss", decision.inputs.loss},
-               {"rate", decision.inputs.rate},
-               {"threshold_rate", decision.inputs.threshold_rate},
-               {"phase_steps", decision.inputs.phase_steps},
-               {"streak_steps", static_cast<int64_t>(decision.inputs.streak_steps)}});
-}
 
 // --- opening and closing --------------------------------------------------------------------------------------------
 
@@ -393,19 +223,44 @@ absl::Status Coordinator::RemoveFromShards(uint64_t session_id, const std::vecto
 
 absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name) {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  Turn turn(*this, name, /*create=*/false);
-  if (turn.state() == nullptr) return false;
-  const uint64_t id = turn.state()->id();
-  // Kept when a shard does not answer, so that closing can be repeated.
-  PRECONDOR_RETURN_IF_ERROR(RemoveFromShards(id, turn.state()->placement()));
-  PRECONDOR_RETURN_IF_ERROR(WriteDown(CloseRecord{.session_id = id}, [&] {
+  std::shared_ptr<CoordinatorSession> ends;
+  {
+    Turn turn(*this, name, /*create=*/false);
+    ends = turn.state();
+    if (ends != nullptr) {
+      // Before any shard is told: what has been removed nobody can give back.
+      PRECONDOR_RETURN_IF_ERROR(WriteDown(ClosingRecord{.session_id = ends->id()}, [&] {
+        MutexLock lock(mu_);
+        by_id_.erase(ends->id());
+        ending_.emplace(ends->id(), Ending{.state = ends, .removed = std::vector<bool>(shards_.size(), false)});
+      }));
+      turn.SetState(nullptr);
+    }
+  }
+  if (ends != nullptr) {
+    PublishCount();
+    observer_.OnSessionClosed(name);
+    logger_.Log(Severity::kInfo, "session closed", {{"session", name}, {"session_id", ends->id()}});
+  } else {
+    // Perhaps this was asked before, and shards did not answer.
     MutexLock lock(mu_);
-    by_id_.erase(id);
-  }));
-  turn.SetState(nullptr);
-  PublishCount();
-  observer_.OnSessionClosed(name);
-  logger_.Log(Severity::kInfo, "session closed", {{"session", name}, {"session_id", id}});
+    for (const auto& [id, ending] : ending_) {
+      if (ending.state->spec().name == name) ends = ending.state;
+    }
+  }
+  if (ends == nullptr) return false;
+  absl::Status first;
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    const bool has_layers = !ends->placement()[s].layers.empty();
+    // One that had layers before they were moved, or is lost, is told when it is there again.
+    const bool degrades = ends->spec().on_shard_loss == ShardLossPolicy::kDegrade;
+    if (IsSilent(s) && (!has_layers || (degrades && IsLost(s)))) continue;
+    // All are asked, so that one that is gone does not keep the others' memory.
+    absl::Status removed = RemoveEnding(ends->id(), s);
+    if (first.ok() && has_layers) first = std::move(removed);
+  }
+  CloseRemoved();
+  PRECONDOR_RETURN_IF_ERROR(first);
   return true;
 }
 

@@ -3,7 +3,10 @@
 // Off the data path. Decisions are pure functions in server/policy; this class keeps the state they act on.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -99,8 +102,14 @@ struct CoordinatorOptions {
   MethodFactory make_method = MakeMethod;
   // A shard that has not answered for so long is lost to sessions that degrade: their layers there begin anew on
   // others. Half of it is for how long a shard may go on with such a session unheard.
+  // Silence counts in probes that were sent, probe_interval apart, and not answered: as many as fit into this time, and
+  // at least 3. A coordinator that was stopped, and sent none meanwhile, takes nothing away.
   absl::Duration shard_loss_timeout = absl::Seconds(10);
-  uint64_t snapshot_interval_steps = 0;  // between two snapshots of a session; 0: none but those asked for
+  absl::Duration probe_interval = absl::Seconds(1);  // how often a server asks each shard
+  uint64_t snapshot_interval_steps = 0;              // between two snapshots of a session; 0: none but those asked for
+  // Called once, with the reason, when a shard has said that another coordinator has taken over: this one has stopped
+  // then, calls no shard any more and answers Unavailable. On any thread, without a lock. May be empty.
+  std::function<void(const absl::Status&)> on_replaced;
 };
 
 // Thread-safe; calls block while shards are asked or the journal is written, so that servers run them off their RPC
@@ -113,8 +122,9 @@ class Coordinator {
               const Clock& clock, Logger& logger, Observer& observer);
   ~Coordinator();
 
-  // Goes on from what the journal holds, in its order. Before any other call. FailedPrecondition: a session has layers
-  // on a shard that is not among this coordinator's.
+  // Goes on from what the journal holds, in its order, and leads with a fencing token that is greater than those before
+  // (ShardControl::Lead). Before any other call. FailedPrecondition: a session has layers on a shard that is not among
+  // this coordinator's; Unavailable: the token cannot be written down.
   absl::Status Restore(absl::Span<const CoordinatorRecord> records);
   // Asks every shard what it holds; installs what it lacks (it was restarted, or a call was lost), has removed what
   // nobody knows, and moves layers away from shards that are lost. A server calls it every now and then, often against
@@ -153,6 +163,12 @@ class Coordinator {
 
  private:
   absl::Status CheckLeads() const;
+  void RestoreEnding(uint64_t session_id, SessionRecord record);
+  // `last`: the greatest token of the journal.
+  absl::Status TakeLead(uint64_t last);
+  // A shard has refused a call: another coordinator leads.
+  void StepDown(const absl::Status& why);
+  std::vector<ShardEndpoint> Watched(std::vector<ShardEndpoint> shards);
   // A place in the table; `state` is null while the session is being opened. While an operation that asks shards is
   // under way the place is busy and others like it wait, so that shards hear of changes in order and no lock is held.
   struct Place {
@@ -173,6 +189,7 @@ class Coordinator {
   // Asks a shard what it holds, grants it its lease and notes that it is there.
   absl::StatusOr<ShardDescription> Probe(size_t shard);
   bool IsLost(size_t shard) const;
+  bool IsSilent(size_t shard) const;  // it did not answer the last probe
   // Unavailable: the session degrades, and its turn is not to be spent on a shard that did not answer the last probe.
   absl::Status CheckAnswers(const SessionSpec& spec, size_t shard) const;
   // Moves the layers of sessions that degrade away from the shards that are lost.
@@ -189,6 +206,12 @@ class Coordinator {
   absl::Status InstallOnShards(const std::vector<SessionInstall>& installs,
                                std::optional<size_t>* failed = nullptr) const;
   absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
+  // Has one shard remove what it has of a session that ends, unless it has said that it did.
+  absl::Status RemoveEnding(uint64_t session_id, size_t shard);
+  // The same for all sessions that end.
+  void RemoveEnding(size_t shard);
+  // Writes down of the sessions that end which ones every shard has removed.
+  void CloseRemoved();
   // Has the session's factors held again, before a step in second order is promised. An error: not by every shard.
   absl::Status HoldFactors(CoordinatorSession& session);
   // Has factors released, or held, where the shard does not do what the sessions need.
@@ -225,12 +248,22 @@ class Coordinator {
   uint64_t NextSessionId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublishCount();
 
+  // A session that ends: its ClosingRecord is written.
+  struct Ending {
+    std::shared_ptr<CoordinatorSession> state;
+    std::vector<bool> removed;  // by shard: it holds nothing of the session any more
+  };
+
   // When a shard was last heard of.
   struct Seen {
-    absl::Time answered;    // by this process's monotonic clock; at first, when it began
-    absl::Time shard_time;  // by the shard's; see ShardLease
-    bool silent = false;    // the last probe was not answered
+    absl::Time answered;     // by this process's monotonic clock; at first, when it began
+    absl::Time shard_time;   // by the shard's; see ShardLease
+    bool silent = false;     // the last probe was not answered
+    int64_t unanswered = 0;  // probes sent since `answered` that were not, at least probe_interval apart
+    absl::Time counted = absl::InfinitePast();  // when the last of them was sent
   };
+
+  std::atomic<bool> replaced_ = false;  // by another coordinator
 
   // Const after construction.
   const CoordinatorOptions options_;
@@ -242,6 +275,7 @@ class Coordinator {
   // Before mu_. Held while a record is written and what it says is adopted, so that a compaction sees both or neither.
   Mutex journal_mu_ ABSL_ACQUIRED_BEFORE(mu_);
   CoordinatorJournal& journal_ ABSL_GUARDED_BY(journal_mu_);
+  uint64_t journalled_token_ ABSL_GUARDED_BY(journal_mu_) = 0;  // 0: the journal needs none
 
   mutable Mutex mu_;
   std::vector<Seen> seen_ ABSL_GUARDED_BY(mu_);  // by shard
@@ -249,6 +283,7 @@ class Coordinator {
   absl::flat_hash_map<std::string, Place> places_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> opening_ ABSL_GUARDED_BY(mu_);  // ids that shards may hear of and by_id_ lacks
+  std::map<uint64_t, Ending> ending_ ABSL_GUARDED_BY(mu_);      // by id, which by_id_ lacks
   uint64_t last_session_id_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool leads_ ABSL_GUARDED_BY(mu_);

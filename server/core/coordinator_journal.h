@@ -83,15 +83,26 @@ struct PromiseRecord {
   uint64_t session_id = 0;
   Promise promise;
 };
+// The session has ended, and every shard has removed what it had of it.
 struct CloseRecord {
   uint64_t session_id = 0;
+};
+// The session ends: its name is free, and every shard is to remove what it has of it. Written before the first is told,
+// so that a coordinator that is restarted in between goes on with it. A CloseRecord follows.
+struct ClosingRecord {
+  uint64_t session_id = 0;
+};
+// Of no session: a process begins to lead, with a token greater than any before. See ShardControl::Lead.
+struct LeadRecord {
+  uint64_t token = 0;
 };
 // All that are still of interest, ascending.
 struct SnapshotsRecord {
   uint64_t session_id = 0;
   std::vector<SessionSnapshot> snapshots;
 };
-using CoordinatorRecord = std::variant<SessionRecord, MembershipRecord, PromiseRecord, CloseRecord, SnapshotsRecord>;
+using CoordinatorRecord = std::variant<SessionRecord, MembershipRecord, PromiseRecord, CloseRecord, SnapshotsRecord,
+                                       ClosingRecord, LeadRecord>;
 
 // One caller at a time.
 class CoordinatorJournal {
@@ -104,6 +115,9 @@ class CoordinatorJournal {
   virtual absl::Status Compact(absl::Span<const CoordinatorRecord> records) = 0;
   // Whether so much has been appended since the last compaction that one would pay.
   virtual bool wants_compaction() const = 0;
+  // Where the storage elects a leader: the number of this process's leadership, greater than that of any before. 0: it
+  // elects none, and the coordinator counts by LeadRecords.
+  virtual uint64_t leadership() const { return 0; }
 };
 
 // Forgets everything: for a coordinator without a disk.

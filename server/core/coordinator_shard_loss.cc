@@ -20,6 +20,8 @@
 namespace precondor {
 namespace {
 
+constexpr int64_t kLeastProbes = 3;  // that have to go unanswered before a shard is lost
+
 // The layers on shards that are lost, ascending.
 std::vector<uint32_t> LostLayers(const std::vector<PlacedLayers>& placement, const std::vector<bool>& lost) {
   std::vector<uint32_t> layers;
@@ -42,8 +44,17 @@ std::string LayerNames(const SessionSpec& spec, const std::vector<uint32_t>& lay
 }  // namespace
 
 bool Coordinator::IsLost(size_t shard) const {
+  const int64_t needed = std::max(
+      kLeastProbes, absl::ToInt64Nanoseconds(absl::Ceil(options_.shard_loss_timeout, options_.probe_interval)) /
+                        absl::ToInt64Nanoseconds(options_.probe_interval));
   MutexLock lock(mu_);
-  return clock_.Monotonic() - seen_[shard].answered >= options_.shard_loss_timeout;
+  // The time as well: until then the shard may answer what it was granted (ShardLease).
+  return seen_[shard].unanswered >= needed && clock_.Monotonic() - seen_[shard].answered >= options_.shard_loss_timeout;
+}
+
+bool Coordinator::IsSilent(size_t shard) const {
+  MutexLock lock(mu_);
+  return seen_[shard].silent;
 }
 
 void Coordinator::ReplaceLostShards(const std::vector<std::optional<ShardDescription>>& shards) {
@@ -150,14 +161,15 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
       return;
     }
     if (first) observer_.OnLayersMoved(name, static_cast<int64_t>(layers.size()));
-    logger_.Log(Severity::kWarning, "layers moved",
-                {{"session", name},
-                 {"session_id", session.id()},
-                 {"shard", from},
-                 {"layers", static_cast<uint64_t>(homeless.size())},
-                 {"names", LayerNames(session.spec(), homeless)},
-                 {"epoch", *epoch},
-                 {"reason", absl::StrCat("no answer for ", absl::FormatDuration(options_.shard_loss_timeout))}});
+    logger_.Log(
+        Severity::kWarning, "layers moved",
+        {{"session", name},
+         {"session_id", session.id()},
+         {"shard", from},
+         {"layers", static_cast<uint64_t>(homeless.size())},
+         {"names", LayerNames(session.spec(), homeless)},
+         {"epoch", *epoch},
+         {"reason", absl::StrCat("probes not answered for ", absl::FormatDuration(options_.shard_loss_timeout))}});
     std::optional<size_t> refused_by;
     const absl::Status told = TellShards(session, &refused_by);
     if (told.ok()) return;

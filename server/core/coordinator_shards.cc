@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/error_reason.h"
 #include "server/core/coordinator.h"
 #include "server/core/coordinator_session.h"
 #include "server/core/coordinator_turn.h"
@@ -16,7 +18,8 @@ bool Coordinator::RemoveOrphans(const ShardEndpoint& shard, const ShardDescripti
   for (const HeldSession& held : description.sessions) {
     {
       MutexLock lock(mu_);
-      if (by_id_.contains(held.session_id) || opening_.contains(held.session_id)) continue;
+      const uint64_t id = held.session_id;
+      if (by_id_.contains(id) || opening_.contains(id) || ending_.contains(id)) continue;
     }
     const absl::Status removed = shard.control->Remove(held.session_id).status();
     any = any || removed.ok();
@@ -49,8 +52,57 @@ void Coordinator::RemoveLeftovers(size_t shard, const ShardDescription& descript
   }
 }
 
+absl::Status Coordinator::RemoveEnding(uint64_t session_id, size_t shard) {
+  {
+    MutexLock lock(mu_);
+    const auto found = ending_.find(session_id);
+    if (found == ending_.end() || found->second.removed[shard]) return absl::OkStatus();
+  }
+  if (absl::Status removed = shards_[shard].control->Remove(session_id).status(); !removed.ok()) {
+    return ReasonedStatus(
+        removed.code(), GetErrorReason(removed),
+        absl::StrCat("session_id ", session_id, " ends, shard ", shards_[shard].address, ": ", removed.message()));
+  }
+  MutexLock lock(mu_);
+  const auto found = ending_.find(session_id);
+  if (found != ending_.end()) found->second.removed[shard] = true;
+  return absl::OkStatus();
+}
+
+void Coordinator::RemoveEnding(size_t shard) {
+  std::vector<uint64_t> ids;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, ending] : ending_) ids.push_back(id);
+  }
+  for (const uint64_t id : ids) {
+    const absl::Status removed = RemoveEnding(id, shard);
+    if (removed.ok()) continue;
+    logger_.Log(Severity::kWarning, "session that ends stays", {{"reason", absl::string_view(removed.message())}});
+  }
+}
+
+void Coordinator::CloseRemoved() {
+  std::vector<uint64_t> removed;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, ending] : ending_) {
+      if (absl::c_linear_search(ending.removed, false)) continue;
+      removed.push_back(id);
+    }
+  }
+  for (const uint64_t id : removed) {
+    // What is not written is found again the next time.
+    WriteDown(CloseRecord{.session_id = id}, [&] {
+      MutexLock lock(mu_);
+      ending_.erase(id);
+    }).IgnoreError();
+  }
+}
+
 absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
   ShardLease lease{.from = absl::InfinitePast(), .duration = options_.shard_loss_timeout / 2};
+  const absl::Time sent = clock_.Monotonic();
   {
     MutexLock lock(mu_);
     lease.from = seen_[shard].shard_time;
@@ -61,7 +113,11 @@ absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
   seen.silent = !description.ok();
   if (description.ok()) {
     seen.answered = clock_.Monotonic();
+    seen.unanswered = 0;
     seen.shard_time = description->shard_time;
+  } else if (sent >= seen.answered && sent - seen.counted >= options_.probe_interval) {
+    ++seen.unanswered;
+    seen.counted = sent;
   }
   return description;
 }
@@ -78,10 +134,12 @@ absl::Status Coordinator::CheckAnswers(const SessionSpec& spec, size_t shard) co
 }
 
 void Coordinator::Reconcile() {
+  if (!CheckLeads().ok()) return;
   std::vector<std::optional<ShardDescription>> descriptions(shards_.size());
   for (size_t s = 0; s < shards_.size(); ++s) {
     absl::StatusOr<ShardDescription> description = Probe(s);
     if (!description.ok()) continue;  // it is down, and asked again
+    RemoveEnding(s);
     RemoveOrphans(shards_[s], *description);
     RemoveLeftovers(s, *description);
     SettleFactors(s, *description);
@@ -101,6 +159,7 @@ void Coordinator::Reconcile() {
     for (const std::string& name : lacking) Reinstall(name, s);
     descriptions[s] = *std::move(description);
   }
+  CloseRemoved();
   ReplaceLostShards(descriptions);
   SettleSnapshots();
 }

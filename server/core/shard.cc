@@ -75,7 +75,10 @@ absl::Status CheckLease(const SessionContext& session) {
 
 Shard::Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
              Observer& observer)
-    : context_(MakeContext(options, std::move(devices), clock, logger, observer)) {
+    : context_(MakeContext(options, std::move(devices), clock, logger, observer)),
+      gate_([journal = options.journal](uint64_t token) {
+        return journal == nullptr ? absl::OkStatus() : journal->RememberLeader(token);
+      }) {
   for (const ShardDevice& device : context_->devices) observer.OnDevice(device.name, true);
 }
 
@@ -91,6 +94,11 @@ Shard::~Shard() {
 }
 
 // --- control --------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<FencingGate::Pass> Shard::Admit(uint64_t token) {
+  PRECONDOR_RETURN_IF_ERROR(CheckServing());
+  return gate_.Enter(token);
+}
 
 absl::StatusOr<ShardDescription> Shard::Describe() {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());

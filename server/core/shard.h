@@ -30,6 +30,7 @@
 #include "server/core/contribution.h"
 #include "server/core/device_assignment.h"
 #include "server/core/executor.h"
+#include "server/core/fencing_gate.h"
 #include "server/core/memory_account.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
@@ -124,6 +125,10 @@ class Shard final : public ShardControl {
   absl::Status HoldFactors(const FactorHold& hold) override;
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
+  // Before each of these, with the token that the call carries; the call is made while the pass is there. Errors: those
+  // of FencingGate::Enter.
+  absl::StatusOr<FencingGate::Pass> Admit(uint64_t token);
+  bool AdmitsAtOnce(uint64_t token) const { return gate_.IsCurrent(token); }
   // From now on a session that is not here yet is Unavailable (DRAINING); those that are here go on.
   void BeginDrain();
 
@@ -194,6 +199,8 @@ class Shard final : public ShardControl {
   // From here to FinishReplay whatever else is asked is Unavailable.
   void AwaitReplay() { restoring_.store(true, std::memory_order_release); }
   absl::Status CheckServing() const;
+  // The greatest fencing token that was remembered.
+  void RestoreLeader(uint64_t token) { gate_.Restore(token); }
   // The session's membership and layers are those of `record`, as Install says; a removed one is gone. Records come in
   // the order in which they were written, those of sessions that are not here are passed over, and an older install
   // changes nothing. A session that cannot come back exactly is given up, logged and removed; one that
@@ -262,6 +269,7 @@ class Shard final : public ShardControl {
 
   std::atomic<bool> restoring_ = false;
   std::atomic<uint64_t> memory_generation_ = 0;
+  FencingGate gate_;
 
   mutable Mutex mu_;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);

@@ -108,6 +108,9 @@ struct EpochFence {
 class ShardControl {
  public:
   virtual ~ShardControl() = default;
+  // From here on calls carry this token: greater than that of every coordinator that has led before. A shard that has
+  // seen a greater one refuses them all, FailedPrecondition STALE_LEADER, and changes nothing. Before any other call.
+  virtual void Lead(uint64_t token) {}
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
   // The same for one who wants to know whether the shard is there: gives up soon, and grants the lease.
   virtual absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return Describe(); }

@@ -113,6 +113,8 @@ class ShardJournal {
   }
   // A snapshot as of that step is to count as the coordinator's of that number. Before anybody begins the step.
   virtual void Expect(const SnapshotOrder& order) {}
+  // When it returns OK, the shard refuses coordinators with smaller fencing tokens after a crash as well.
+  virtual absl::Status RememberLeader(uint64_t token) { return absl::OkStatus(); }
   // What has become of an order; nullopt: nothing is known of it. Aborted: it was given up, with the reason; those of
   // the disk.
   virtual absl::StatusOr<std::optional<SnapshotProgress>> ProgressOf(const SnapshotOrder& order) {

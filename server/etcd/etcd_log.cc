@@ -130,7 +130,10 @@ std::vector<etcdserverpb::RequestOp> EtcdLog::Operations(const CoordinatorRecord
   } else {
     operations.push_back(Put(session + KindName(kind), store::EncodeCoordinatorRecord(record)));
   }
-  if (kind == store::kCloseRecord) operations.push_back(Delete(session + KindName(store::kSnapshotsRecord)));
+  if (kind == store::kCloseRecord) {
+    operations.push_back(Delete(session + KindName(store::kSnapshotsRecord)));
+    operations.push_back(Delete(session + KindName(store::kClosingRecord)));
+  }
   if (kind == store::kCloseRecord || kind == store::kSessionRecord) {
     operations.push_back(Delete(session + KindName(store::kMembershipRecord)));
     operations.push_back(Delete(session + KindName(store::kPromiseRecord)));

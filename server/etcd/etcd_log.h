@@ -40,6 +40,8 @@ class EtcdLog final : public CoordinatorJournal {
   // `records` says.
   absl::Status Compact(absl::Span<const CoordinatorRecord> records) override;
   bool wants_compaction() const override { return doubtful_; }  // an Append failed and may be there
+  // The revision that made this process the leader.
+  uint64_t leadership() const override { return static_cast<uint64_t>(election_.revision()); }
 
  private:
   EtcdLog(EtcdClient& client, EtcdElection& election) : client_(client), election_(election) {}

@@ -8,9 +8,16 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/byte_codec.h"
 #include "kernels/base/status_macros.h"
+#include "server/store/crc32c.h"
 
 namespace precondor::recovery {
+namespace {
+
+constexpr absl::string_view kLeaderFile = "leader";  // docs/storage.md
+
+}  // namespace
 
 ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOptions options, const Clock& clock,
                        Logger& logger, Observer& observer)
@@ -26,9 +33,30 @@ KeptFactors::Options ShardStore::KeptOptions(absl::Duration retry) {
           .sync = [this] { log_.Sync(); }};
 }
 
+absl::Status ShardStore::RememberLeader(uint64_t token) {
+  std::string bytes;
+  PutU64(bytes, token);
+  PutU32(bytes, store::Crc32c(bytes));
+  return store::WriteFileDurably(fs_, store::JoinPath(dir_, kLeaderFile), bytes);
+}
+
+absl::StatusOr<uint64_t> ShardStore::ReadLeader() const {
+  const std::string path = store::JoinPath(dir_, kLeaderFile);
+  const absl::StatusOr<std::string> bytes = fs_.ReadFile(path);
+  if (absl::IsNotFound(bytes.status())) return 0;
+  PRECONDOR_RETURN_IF_ERROR(bytes.status());
+  Decoder in(*bytes);
+  const uint64_t token = in.U64();
+  const uint32_t checksum = in.U32();
+  if (in.done() && checksum == store::Crc32c(absl::string_view(*bytes).substr(0, sizeof(token)))) return token;
+  return absl::DataLossError(absl::StrCat(path, ": damaged; expected a fencing token and its checksum"));
+}
+
 absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, store::ParentDir(dir_)));
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
+  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t leader, ReadLeader());
+  shard.RestoreLeader(leader);
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> kept, kept_.Open());
   std::set<uint64_t> held(kept.begin(), kept.end());
   const auto restore = [&](const SessionSnapshot& snapshot) {

@@ -27,6 +27,7 @@ class ShardStore final : public ShardJournal {
 
   void Append(const ShardRecord& record) override;
   void Sync() override { log_.Sync(); }
+  absl::Status RememberLeader(uint64_t token) override;
   void Keep(LayerImage image) override;
   void Expect(const SnapshotOrder& order) override { snapshots_.Expect(order); }
   absl::StatusOr<std::optional<SnapshotProgress>> ProgressOf(const SnapshotOrder& order) override {
@@ -43,6 +44,8 @@ class ShardStore final : public ShardJournal {
   ShardSnapshots& snapshots() { return snapshots_; }
 
  private:
+  // 0: none has been remembered. DataLoss: the file is damaged.
+  absl::StatusOr<uint64_t> ReadLeader() const;
   KeptFactors::Options KeptOptions(absl::Duration retry);
   // A snapshot must not outlive factors that it counts on.
   absl::Status Check(const SessionSnapshot& snapshot) const;

@@ -2,6 +2,7 @@
 #include "server/rpc/shard_client.h"
 
 #include <algorithm>
+#include <atomic>
 #include <grpcpp/grpcpp.h>
 #include <utility>
 
@@ -38,6 +39,8 @@ class ShardClient final : public ShardControl {
  public:
   ShardClient(std::string address, absl::Duration timeout)
       : address_(std::move(address)), timeout_(timeout), stub_(v1::ShardService::NewStub(MakeChannel(address_))) {}
+
+  void Lead(uint64_t token) override { token_.store(token); }
 
   absl::StatusOr<ShardDescription> Describe() override {
     v1::DescribeShardResponse response;
@@ -101,12 +104,13 @@ class ShardClient final : public ShardControl {
  private:
   template <typename Request, typename Response>
   absl::Status Call(grpc::Status (v1::ShardService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                    const Request& request, Response& response) {
-    return Call(method, request, response, timeout_, /*wait_for_ready=*/true);
+                    Request request, Response& response) {
+    return Call(method, std::move(request), response, timeout_, /*wait_for_ready=*/true);
   }
   template <typename Request, typename Response>
   absl::Status Call(grpc::Status (v1::ShardService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                    const Request& request, Response& response, absl::Duration timeout, bool wait_for_ready) {
+                    Request request, Response& response, absl::Duration timeout, bool wait_for_ready) {
+    request.set_fencing_token(token_.load());
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     context.set_wait_for_ready(wait_for_ready);
@@ -136,6 +140,7 @@ class ShardClient final : public ShardControl {
   const std::string address_;
   const absl::Duration timeout_;
   const std::unique_ptr<v1::ShardService::Stub> stub_;
+  std::atomic<uint64_t> token_ = 0;
 
   Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,15 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/shard_service.h"
 
+#include <type_traits>
+#include <utility>
+
 #include "kernels/base/status_macros.h"
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {
 
+template <typename Request>
+grpc::ServerUnaryReactor* ShardService::RunAdmitted(grpc::CallbackServerContext* context, absl::string_view method,
+                                                    const Request& request, std::function<absl::Status()> work) {
+  const uint64_t token = request.fencing_token();
+  auto admitted = [this, token, work = std::move(work)]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const FencingGate::Pass pass, shard_.Admit(token));
+    return work();
+  };
+  // Probes are answered while others' calls wait.
+  constexpr bool kProbe = std::is_same_v<Request, v1::DescribeShardRequest>;
+  if (kProbe && shard_.AdmitsAtOnce(token)) return runner_.RunNow(context, method, admitted);
+  return runner_.Run(context, method, std::move(admitted));
+}
+
 grpc::ServerUnaryReactor* ShardService::DescribeShard(grpc::CallbackServerContext* context,
                                                       const v1::DescribeShardRequest* request,
                                                       v1::DescribeShardResponse* response) {
-  return runner_.RunNow(context, "ShardService/DescribeShard", [this, request, response]() -> absl::Status {
+  return RunAdmitted(context, "ShardService/DescribeShard", *request, [this, request, response]() -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const ShardDescription description, shard_.Probe(DecodeLease(*request)));
     *response = EncodeDescription(description);
     return absl::OkStatus();
@@ -19,7 +36,7 @@ grpc::ServerUnaryReactor* ShardService::DescribeShard(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* ShardService::InstallSession(grpc::CallbackServerContext* context,
                                                        const v1::InstallSessionRequest* request,
                                                        v1::InstallSessionResponse* response) {
-  return runner_.Run(context, "ShardService/InstallSession", [this, request, response]() -> absl::Status {
+  return RunAdmitted(context, "ShardService/InstallSession", *request, [this, request, response]() -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const SessionInstall install, DecodeInstall(*request));
     PRECONDOR_ASSIGN_OR_RETURN(const int64_t reserved, shard_.Install(install));
     response->set_reserved_bytes(static_cast<uint64_t>(reserved));
@@ -30,7 +47,7 @@ grpc::ServerUnaryReactor* ShardService::InstallSession(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* ShardService::FenceSession(grpc::CallbackServerContext* context,
                                                      const v1::FenceSessionRequest* request,
                                                      v1::FenceSessionResponse* response) {
-  return runner_.Run(context, "ShardService/FenceSession", [this, request, response]() -> absl::Status {
+  return RunAdmitted(context, "ShardService/FenceSession", *request, [this, request, response]() -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const EpochFence fence, DecodeFence(*request));
     PRECONDOR_ASSIGN_OR_RETURN(const std::optional<uint64_t> gone, shard_.Fence(fence));
     response->set_must_go_back(gone.has_value());
@@ -41,7 +58,7 @@ grpc::ServerUnaryReactor* ShardService::FenceSession(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* ShardService::HoldFactors(grpc::CallbackServerContext* context,
                                                     const v1::HoldFactorsRequest* request, v1::HoldFactorsResponse*) {
-  return runner_.Run(context, "ShardService/HoldFactors", [this, request] {
+  return RunAdmitted(context, "ShardService/HoldFactors", *request, [this, request] {
     return shard_.HoldFactors(
         {.session_id = request->session_id(), .version = request->version(), .hold = request->hold()});
   });
@@ -50,7 +67,7 @@ grpc::ServerUnaryReactor* ShardService::HoldFactors(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ShardService::TakeSnapshot(grpc::CallbackServerContext* context,
                                                      const v1::TakeSnapshotRequest* request,
                                                      v1::TakeSnapshotResponse* response) {
-  return runner_.Run(context, "ShardService/TakeSnapshot", [this, request, response]() -> absl::Status {
+  return RunAdmitted(context, "ShardService/TakeSnapshot", *request, [this, request, response]() -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const SnapshotProgress progress, shard_.TakeSnapshot(DecodeOrder(*request)));
     response->set_begun(progress.begun);
     response->set_durable(progress.durable);
@@ -62,7 +79,7 @@ grpc::ServerUnaryReactor* ShardService::TakeSnapshot(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* ShardService::RemoveSession(grpc::CallbackServerContext* context,
                                                       const v1::RemoveSessionRequest* request,
                                                       v1::RemoveSessionResponse* response) {
-  return runner_.Run(context, "ShardService/RemoveSession", [this, request, response]() -> absl::Status {
+  return RunAdmitted(context, "ShardService/RemoveSession", *request, [this, request, response]() -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(const bool existed, shard_.Remove(request->session_id()));
     response->set_existed(existed);
     return absl::OkStatus();

@@ -2,8 +2,10 @@
 // ShardService: a coordinator's side door to a shard.
 #pragma once
 
+#include <functional>
+
 #include "precondor/v1/shard.grpc.pb.h"
-#include "server/core/shard_control.h"
+#include "server/core/shard.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -11,7 +13,7 @@ namespace precondor::rpc {
 // Thread-safe. Both references outlive the service.
 class ShardService final : public v1::ShardService::CallbackService {
  public:
-  ShardService(ShardControl& shard, ControlRunner& runner) : shard_(shard), runner_(runner) {}
+  ShardService(Shard& shard, ControlRunner& runner) : shard_(shard), runner_(runner) {}
 
   grpc::ServerUnaryReactor* DescribeShard(grpc::CallbackServerContext* context, const v1::DescribeShardRequest* request,
                                           v1::DescribeShardResponse* response) override;
@@ -28,7 +30,12 @@ class ShardService final : public v1::ShardService::CallbackService {
                                           v1::RemoveSessionResponse* response) override;
 
  private:
-  ShardControl& shard_;
+  // Runs `work` if the request's fencing token is let in.
+  template <typename Request>
+  grpc::ServerUnaryReactor* RunAdmitted(grpc::CallbackServerContext* context, absl::string_view method,
+                                        const Request& request, std::function<absl::Status()> work);
+
+  Shard& shard_;
   ControlRunner& runner_;
 };
 

@@ -52,6 +52,16 @@ auto Fields(store::Is<CloseRecord> auto& value) {
   return std::tie(session_id);
 }
 
+auto Fields(store::Is<ClosingRecord> auto& value) {
+  auto& [session_id] = value;
+  return std::tie(session_id);
+}
+
+auto Fields(store::Is<LeadRecord> auto& value) {
+  auto& [token] = value;
+  return std::tie(token);
+}
+
 constexpr SnapshotState LastEnumerator(SnapshotState) { return SnapshotState::kFailed; }
 
 auto Fields(store::Is<SnapshotPart> auto& value) {
@@ -112,17 +122,23 @@ absl::StatusOr<CoordinatorRecord> DecodeAs(absl::string_view bytes) {
 
 template <uint8_t kKind, typename Record>
 constexpr bool IsKind = std::is_same_v<std::variant_alternative_t<kKind - 1, CoordinatorRecord>, Record>;
-static_assert(std::variant_size_v<CoordinatorRecord> == 5);
+static_assert(std::variant_size_v<CoordinatorRecord> == 7);
 static_assert(IsKind<kSessionRecord, SessionRecord> && IsKind<kMembershipRecord, MembershipRecord> &&
               IsKind<kPromiseRecord, PromiseRecord> && IsKind<kCloseRecord, CloseRecord> &&
-              IsKind<kSnapshotsRecord, SnapshotsRecord>);
+              IsKind<kSnapshotsRecord, SnapshotsRecord> && IsKind<kClosingRecord, ClosingRecord> &&
+              IsKind<kLeadRecord, LeadRecord>);
 
 }  // namespace
 
 uint8_t KindOf(const CoordinatorRecord& record) { return static_cast<uint8_t>(record.index() + 1); }
 
 uint64_t SessionIdOf(const CoordinatorRecord& record) {
-  return std::visit([](const auto& held) { return held.session_id; }, record);
+  return std::visit(
+      [](const auto& held) -> uint64_t {
+        if constexpr (requires { held.session_id; }) return held.session_id;
+        return 0;
+      },
+      record);
 }
 
 std::string EncodeCoordinatorRecord(const CoordinatorRecord& record) {
@@ -143,9 +159,13 @@ absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::st
       return DecodeAs<CloseRecord>(bytes);
     case kSnapshotsRecord:
       return DecodeAs<SnapshotsRecord>(bytes);
+    case kClosingRecord:
+      return DecodeAs<ClosingRecord>(bytes);
+    case kLeadRecord:
+      return DecodeAs<LeadRecord>(bytes);
     default:
       return absl::FailedPreconditionError(
-          absl::StrCat("coordinator record of kind ", kind, ", this program knows 1 to 5"));
+          absl::StrCat("coordinator record of kind ", kind, ", this program knows 1 to 7"));
   }
 }
 

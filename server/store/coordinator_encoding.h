@@ -18,9 +18,11 @@ inline constexpr uint8_t kMembershipRecord = 2;
 inline constexpr uint8_t kPromiseRecord = 3;
 inline constexpr uint8_t kCloseRecord = 4;
 inline constexpr uint8_t kSnapshotsRecord = 5;
+inline constexpr uint8_t kClosingRecord = 6;
+inline constexpr uint8_t kLeadRecord = 7;
 
 uint8_t KindOf(const CoordinatorRecord& record);
-uint64_t SessionIdOf(const CoordinatorRecord& record);
+uint64_t SessionIdOf(const CoordinatorRecord& record);  // 0: of no session
 
 // A version byte and the fields.
 std::string EncodeCoordinatorRecord(const CoordinatorRecord& record);

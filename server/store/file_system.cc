@@ -30,4 +30,15 @@ absl::Status MakeDirDurably(FileSystem& fs, const std::string& path) {
   return fs.SyncDir(ParentDir(path));
 }
 
+absl::Status WriteFileDurably(FileSystem& fs, const std::string& path, absl::string_view bytes) {
+  const std::string unfinished = absl::StrCat(path, ".tmp");
+  if (absl::Status left = fs.RemoveFile(unfinished); !left.ok() && !absl::IsNotFound(left)) return left;
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file, fs.Create(unfinished));
+  PRECONDOR_RETURN_IF_ERROR(file->Append(bytes));
+  PRECONDOR_RETURN_IF_ERROR(file->Sync());
+  PRECONDOR_RETURN_IF_ERROR(file->Close());
+  PRECONDOR_RETURN_IF_ERROR(fs.Rename(unfinished, path));
+  return fs.SyncDir(ParentDir(path));
+}
+
 }  // namespace precondor::store

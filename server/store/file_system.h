@@ -106,4 +106,7 @@ std::string ParentDir(absl::string_view path);  // "." for a bare name, "/" for 
 // Makes `path` and syncs its parent, so that the directory outlives a crash.
 absl::Status MakeDirDurably(FileSystem& fs, const std::string& path);
 
+// Makes or replaces a small file as a whole: after a crash it has the old bytes or the new, and after OK the new.
+absl::Status WriteFileDurably(FileSystem& fs, const std::string& path, absl::string_view bytes);
+
 }  // namespace precondor::store

@@ -13,6 +13,7 @@
 #include "tests/loopback/raw_client.h"
 #include "tests/support/dead_port.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/wait_until.h"
 
 namespace precondor {
 namespace {
@@ -344,6 +345,34 @@ TEST_F(ServerRolesTest, WatchersSeeTheDrain) {
     EXPECT_TRUE(InfoOf(*server).draining());
   }
   EXPECT_EQ(CheckHealth(shards_[1]->channel(), ""), 1) << "nobody drained it";
+}
+
+// As one that was paused, and replaced meanwhile.
+TEST_F(ServerRolesTest, ACoordinatorThatIsReplacedStopsAndIsNotReady) {
+  Start();
+  EXPECT_EQ(CheckHealth(coordinator_->channel(), ""), 1);
+  const auto later = StartCoordinator({AddressOf(*shards_[0]), AddressOf(*shards_[1])});
+  ASSERT_TRUE(later->Open(RawServer::Spec("later")).ok());
+  EXPECT_TRUE(WaitUntil([this] { return CheckHealth(coordinator_->channel(), "") == 2; }));
+  EXPECT_EQ(CheckHealth(coordinator_->channel(), "liveness"), 1);
+  const grpc::Status refused = coordinator_->Open(RawServer::Spec("late"));
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(refused.error_message(), HasSubstr("another coordinator has taken over"));
+  for (const auto& shard : shards_) EXPECT_EQ(InfoOf(*shard).sessions(), 1u) << "the later one's stays";
+  EXPECT_EQ(CheckHealth(later->channel(), ""), 1);
+}
+
+TEST_F(ServerRolesTest, AShardLetsNoCallInWithoutAToken) {
+  Start();
+  const auto stub = v1::ShardService::NewStub(shards_[0]->channel());
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::RemoveSessionRequest request;
+  request.set_session_id(1);
+  v1::RemoveSessionResponse response;
+  const grpc::Status refused = stub->RemoveSession(&context, request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(refused.error_message(), HasSubstr("fencing_token"));
 }
 
 TEST_F(ServerRolesTest, ADrainedCoordinatorLeavesTheShardsAtWork) {

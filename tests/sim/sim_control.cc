@@ -25,45 +25,40 @@ absl::Status SimControl::ComeBack() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ShardDescription> SimControl::Describe() {
-  PRECONDOR_RETURN_IF_ERROR(GoThere([](SimShard&) {}));
+template <typename Result>
+Result SimControl::Call(const std::function<Result(SimShard&)>& make) {
+  const auto admitted = [make, token = token_](SimShard& to) -> Result {
+    PRECONDOR_ASSIGN_OR_RETURN(const FencingGate::Pass pass, to.Admit(token));
+    return make(to);
+  };
+  PRECONDOR_RETURN_IF_ERROR(GoThere([admitted](SimShard& to) { (void)admitted(to); }));
+  Result result = admitted(to_);
   PRECONDOR_RETURN_IF_ERROR(ComeBack());
-  return to_.Describe();
+  return result;
+}
+
+absl::StatusOr<ShardDescription> SimControl::Describe() {
+  return Call<absl::StatusOr<ShardDescription>>([](SimShard& to) { return to.Describe(); });
 }
 
 absl::StatusOr<ShardDescription> SimControl::Probe(const ShardLease& lease) {
-  PRECONDOR_RETURN_IF_ERROR(GoThere([lease](SimShard& to) { (void)to.Probe(lease); }));
-  absl::StatusOr<ShardDescription> description = to_.Probe(lease);
-  PRECONDOR_RETURN_IF_ERROR(ComeBack());
-  return description;
+  return Call<absl::StatusOr<ShardDescription>>([lease](SimShard& to) { return to.Probe(lease); });
 }
 
 absl::StatusOr<int64_t> SimControl::Install(const SessionInstall& install) {
-  PRECONDOR_RETURN_IF_ERROR(GoThere([install](SimShard& to) { (void)to.Install(install); }));
-  absl::StatusOr<int64_t> reserved = to_.Install(install);
-  PRECONDOR_RETURN_IF_ERROR(ComeBack());
-  return reserved;
+  return Call<absl::StatusOr<int64_t>>([install](SimShard& to) { return to.Install(install); });
 }
 
 absl::StatusOr<std::optional<uint64_t>> SimControl::Fence(const EpochFence& fence) {
-  PRECONDOR_RETURN_IF_ERROR(GoThere([fence](SimShard& to) { (void)to.Fence(fence); }));
-  absl::StatusOr<std::optional<uint64_t>> gone = to_.Fence(fence);
-  PRECONDOR_RETURN_IF_ERROR(ComeBack());
-  return gone;
+  return Call<absl::StatusOr<std::optional<uint64_t>>>([fence](SimShard& to) { return to.Fence(fence); });
 }
 
 absl::Status SimControl::HoldFactors(const FactorHold& hold) {
-  PRECONDOR_RETURN_IF_ERROR(GoThere([hold](SimShard& to) { (void)to.HoldFactors(hold); }));
-  absl::Status held = to_.HoldFactors(hold);
-  PRECONDOR_RETURN_IF_ERROR(ComeBack());
-  return held;
+  return Call<absl::Status>([hold](SimShard& to) { return to.HoldFactors(hold); });
 }
 
 absl::StatusOr<bool> SimControl::Remove(uint64_t session_id) {
-  PRECONDOR_RETURN_IF_ERROR(GoThere([session_id](SimShard& to) { (void)to.Remove(session_id); }));
-  absl::StatusOr<bool> existed = to_.Remove(session_id);
-  PRECONDOR_RETURN_IF_ERROR(ComeBack());
-  return existed;
+  return Call<absl::StatusOr<bool>>([session_id](SimShard& to) { return to.Remove(session_id); });
 }
 
 }  // namespace precondor::sim

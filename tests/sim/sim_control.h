@@ -17,6 +17,7 @@ class SimCoordinator;
 class SimControl final : public ShardControl {
  public:
   SimControl(World& world, SimCoordinator& from, SimShard& to) : world_(world), from_(from), to_(to) {}
+  void Lead(uint64_t token) override { token_ = token; }
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;
@@ -25,6 +26,10 @@ class SimControl final : public ShardControl {
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
 
  private:
+  // What `make` comes to on the shard, or why it does not get there or back. One that was only given up on may come
+  // there later.
+  template <typename Result>
+  Result Call(const std::function<Result(SimShard&)>& make);
   // Why the call does not get there. `late` is what it then does when it was only given up on.
   absl::Status GoThere(const std::function<void(SimShard&)>& late);
   absl::Status ComeBack() const;
@@ -32,6 +37,7 @@ class SimControl final : public ShardControl {
   World& world_;
   SimCoordinator& from_;
   SimShard& to_;
+  uint64_t token_ = 0;
 };
 
 }  // namespace precondor::sim

@@ -48,16 +48,7 @@ void SimCoordinator::Start() {
   doomed_ = false;
   // Its journal is synced before anybody hears of what is in it: it makes no difference what has died.
   const absl::StatusOr<std::vector<CoordinatorRecord>> records = journal_.Reopen(world_.random().Chance(0.5));
-  if (!records.ok() && journal_.failing()) {
-    // A server that cannot use its disk does not start.
-    world_.trace().Note([&] { return "coordinator does not start: " + records.status().ToString(); });
-    process_.Kill();
-    world_.queue().After(kRestartMicros, [this] {
-      if (!process_.up()) Start();
-    });
-    return;
-  }
-  if (!records.ok()) return world_.Fail("the coordinator does not start: " + records.status().ToString());
+  if (!records.ok()) return DoNotStart(records.status());
   std::vector<ShardEndpoint> endpoints;
   for (const std::unique_ptr<SimShard>& shard : world_.shards()) {
     endpoints.push_back(
@@ -65,11 +56,21 @@ void SimCoordinator::Start() {
   }
   core_ =
       std::make_unique<Coordinator>(options_, std::move(endpoints), *disk_, clock_, world_.logger(), world_.observer());
-  if (absl::Status restored = core_->Restore(*records); !restored.ok()) world_.Fail(restored.ToString());
+  if (const absl::Status restored = core_->Restore(*records); !restored.ok()) return DoNotStart(restored);
   core_->Reconcile();
   Tick();
   // Who may take a shard's layers away has to let it know that it is heard.
   if (world_.spec().on_shard_loss == ShardLossPolicy::kDegrade) Probe();
+}
+
+void SimCoordinator::DoNotStart(const absl::Status& why) {
+  if (!journal_.failing()) return world_.Fail("the coordinator does not start: " + why.ToString());
+  // A server that cannot use its disk does not start.
+  world_.trace().Note([&] { return "coordinator does not start: " + why.ToString(); });
+  process_.Kill();
+  world_.queue().After(kRestartMicros, [this] {
+    if (!process_.up()) Start();
+  });
 }
 
 void SimCoordinator::Tick() {

@@ -37,6 +37,7 @@ class SimCoordinator {
 
  private:
   class Disk;  // the journal as this life sees it
+  void DoNotStart(const absl::Status& why);
   void Tick();
   void Probe();
 

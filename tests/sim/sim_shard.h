@@ -48,7 +48,8 @@ class SimShard {
   void DeliverFetch(const ContributionKey& key, const ResultFn& result);
   absl::Status DeliverResume(const ContributionKey& key, uint64_t factor_version);
 
-  // As a call of the coordinator's arrives.
+  // As a call of the coordinator's arrives; each has to be admitted.
+  absl::StatusOr<FencingGate::Pass> Admit(uint64_t token) { return shard_->Admit(token); }
   absl::StatusOr<ShardDescription> Describe() { return shard_->Describe(); }
   absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return shard_->Probe(lease); }
   absl::StatusOr<int64_t> Install(const SessionInstall& install);

@@ -17,6 +17,7 @@ constexpr int64_t kCloseLimitMicros = 2'000'000;
 constexpr int64_t kSettleMicros = 500'000;  // longer than any message takes
 constexpr int64_t kOpenLimitMicros = 60'000'000;
 constexpr int64_t kShardLossMicros = 60'000;
+constexpr int64_t kProbeMicros = 5'000;    // SimCoordinator's
 constexpr int64_t kReturnMicros = 15'000;  // between two looks whether a lost shard's layers are elsewhere
 constexpr uint64_t kMaxEvents = 3'000'000;
 
@@ -64,6 +65,7 @@ void World::MakeShards() {
   CoordinatorOptions coordinator_options;
   coordinator_options.lease_steps = scenario_.lease_steps;
   coordinator_options.shard_loss_timeout = absl::Microseconds(kShardLossMicros);
+  coordinator_options.probe_interval = absl::Microseconds(kProbeMicros);
   coordinator_options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
     return std::make_unique<SimMethod>(no_events_);
   };

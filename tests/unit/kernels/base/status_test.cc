@@ -26,12 +26,12 @@ TEST(ErrorReasonTest, IsUnspecifiedWhereNoneWasGiven) {
 
 TEST(ErrorReasonTest, EveryReasonSurvivesAndHasItsOwnName) {
   std::set<std::string> names;
-  for (int i = 0; i <= static_cast<int>(ErrorReason::kMemoryLost); ++i) {
+  for (int i = 0; i <= static_cast<int>(ErrorReason::kStaleLeader); ++i) {
     const auto reason = static_cast<ErrorReason>(i);
     names.insert(std::string(ErrorReasonName(reason)));
     EXPECT_EQ(GetErrorReason(ReasonedStatus(absl::StatusCode::kInternal, reason, "")), reason);
   }
-  EXPECT_EQ(names.size(), static_cast<size_t>(ErrorReason::kMemoryLost) + 1);
+  EXPECT_EQ(names.size(), static_cast<size_t>(ErrorReason::kStaleLeader) + 1);
 }
 
 absl::StatusOr<int> Half(int x) {

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 
 #include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
 #include "server/core/coordinator.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_method.h"
@@ -26,6 +27,14 @@ namespace precondor {
 class FakeShard final : public ShardControl {
  public:
   static constexpr int64_t kSessionBytes = 1 << 30;
+  // As a real one: refuses tokens below the greatest.
+  absl::Status Admit(uint64_t token) {
+    ++calls;
+    if (token < leader)
+      return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleLeader, "stale");
+    leader = token;
+    return absl::OkStatus();
+  }
   absl::StatusOr<ShardDescription> Describe() override {
     if (down) return absl::UnavailableError("down");
     ShardDescription description;
@@ -77,10 +86,13 @@ class FakeShard final : public ShardControl {
   }
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     if (down) return absl::UnavailableError("down");
+    if (during_remove) PRECONDOR_RETURN_IF_ERROR(during_remove());
     ++removals;
     return installed.erase(session_id) > 0;
   }
 
+  uint64_t leader = 0;  // the greatest token
+  int calls = 0;
   const Clock* clock = nullptr;
   ShardLease lease;  // the last one
   std::string advertise;
@@ -95,6 +107,7 @@ class FakeShard final : public ShardControl {
   bool refuse_factors = false;
   std::map<uint64_t, bool> released;
   std::map<uint64_t, uint64_t> factors_version;
+  std::function<absl::Status()> during_remove;
   std::function<void()> during_order;
   std::vector<SnapshotOrder> orders;
   absl::Status order_status;
@@ -104,22 +117,43 @@ class FakeShard final : public ShardControl {
   int removals = 0;
 };
 
-// What a coordinator owns; the shard outlives it.
+// What a coordinator owns; the shard outlives it, and lets no coordinator in that another one has replaced.
 class ShardHandle final : public ShardControl {
  public:
   explicit ShardHandle(std::shared_ptr<FakeShard> shard) : shard_(std::move(shard)) {}
-  absl::StatusOr<ShardDescription> Describe() override { return shard_->Describe(); }
-  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override { return shard_->Probe(lease); }
-  absl::StatusOr<int64_t> Install(const SessionInstall& install) override { return shard_->Install(install); }
-  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override { return shard_->Fence(fence); }
-  absl::Status HoldFactors(const FactorHold& hold) override { return shard_->HoldFactors(hold); }
+  void Lead(uint64_t token) override { token_ = token; }
+  absl::StatusOr<ShardDescription> Describe() override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Describe();
+  }
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Probe(lease);
+  }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Install(install);
+  }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Fence(fence);
+  }
+  absl::Status HoldFactors(const FactorHold& hold) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->HoldFactors(hold);
+  }
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
     return shard_->TakeSnapshot(order);
   }
-  absl::StatusOr<bool> Remove(uint64_t session_id) override { return shard_->Remove(session_id); }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Remove(session_id);
+  }
 
  private:
   const std::shared_ptr<FakeShard> shard_;
+  uint64_t token_ = 0;
 };
 
 // A disk in memory. A failed write may have reached it or not, as on a real one.
@@ -137,7 +171,9 @@ class FakeJournal final : public CoordinatorJournal {
     return absl::OkStatus();
   }
   bool wants_compaction() const override { return records.size() > compact_above; }
+  uint64_t leadership() const override { return elected; }
 
+  uint64_t elected = 0;  // by storage that elects leaders
   std::function<void(const CoordinatorRecord&)> during_append;
   bool fail = false;
   bool lands = false;  // a failed write is there after a crash all the same

@@ -112,6 +112,68 @@ TEST_F(CoordinatorJournalTest, ClosedSessionsStayClosed) {
   EXPECT_TRUE(coordinator->ListSessions().empty());
 }
 
+TEST_F(CoordinatorJournalTest, AClosingIsWrittenDownBeforeAnyShardRemoves) {
+  Open();
+  JoinAll();
+  bool written = false;
+  journal.during_append = [&](const CoordinatorRecord& record) {
+    if (!std::holds_alternative<ClosingRecord>(record)) return;
+    written = true;
+    EXPECT_EQ(shards[0]->removals + shards[1]->removals, 0);
+  };
+  EXPECT_TRUE(*coordinator->CloseSession("job"));
+  EXPECT_TRUE(written);
+  EXPECT_TRUE(std::holds_alternative<CloseRecord>(journal.records.back()));
+}
+
+TEST_F(CoordinatorJournalTest, AClosingThatACrashInterruptsIsFinished) {
+  const uint64_t id = Open();
+  JoinAll();
+  shards[1]->down = true;
+  EXPECT_EQ(coordinator->CloseSession("job").status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(shards[0]->installed.contains(id));
+  EXPECT_TRUE(shards[1]->installed.contains(id));
+  CrashAndRestore();
+  coordinator->Reconcile();
+  EXPECT_TRUE(coordinator->ListSessions().empty());
+  EXPECT_FALSE(shards[0]->installed.contains(id)) << "nothing is installed again";
+  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("job", 0, 6, 0).status()), ErrorReason::kUnknownSession);
+  shards[1]->down = false;
+  coordinator->Reconcile();
+  EXPECT_FALSE(shards[1]->installed.contains(id));
+  EXPECT_TRUE(std::holds_alternative<CloseRecord>(journal.records.back()));
+  EXPECT_FALSE(*coordinator->CloseSession("job"));
+}
+
+TEST_F(CoordinatorJournalTest, AClosingOutlivesACompaction) {
+  const uint64_t id = Open();
+  shards[1]->during_remove = [] { return absl::UnavailableError("the answer is lost"); };
+  EXPECT_FALSE(coordinator->CloseSession("job").ok());
+  spec.name = "other";
+  journal.compact_above = 0;
+  Open();
+  EXPECT_GE(journal.compactions, 1);
+  CrashAndRestore();
+  shards[1]->during_remove = nullptr;
+  coordinator->Reconcile();
+  EXPECT_FALSE(shards[1]->installed.contains(id));
+  ASSERT_EQ(coordinator->ListSessions().size(), 1u);
+}
+
+TEST_F(CoordinatorJournalTest, TheNameOfASessionThatEndsIsFree) {
+  const uint64_t id = Open();
+  shards[1]->down = true;
+  EXPECT_FALSE(coordinator->CloseSession("job").ok());
+  shards[1]->down = false;
+  const uint64_t next = Open();
+  EXPECT_NE(next, id);
+  CrashAndRestore();
+  coordinator->Reconcile();
+  ASSERT_EQ(coordinator->ListSessions().size(), 1u);
+  EXPECT_EQ(coordinator->ListSessions()[0].session_id, next);
+  for (const auto& shard : shards) EXPECT_FALSE(shard->installed.contains(id));
+}
+
 TEST_F(CoordinatorJournalTest, SessionOnAShardThatIsGoneIsAnError) {
   Open();
   shards.pop_back();
@@ -145,10 +207,10 @@ TEST_F(CoordinatorJournalTest, LeasesEndWhereTheDiskDoes) {
     if (granted < step + 1) break;
   }
   EXPECT_LT(step, 1000u) << "steps were granted that nobody has written down";
+  journal.fail = false;
   MakeCoordinator();
   ASSERT_TRUE(coordinator->Restore(journal.records).ok());
   EXPECT_GE(coordinator->JoinSession("job", 0, 5, 0)->directive.lease_through_step, granted);
-  journal.fail = false;
   EXPECT_GT(ReportAll(id, granted)->lease_through_step, granted) << "and go on when it is back";
 }
 

@@ -93,6 +93,19 @@ TEST_F(ShardLossTest, AShardThatReturnsIsRidOfTheSession) {
   EXPECT_THAT(LayersOf(1, id), IsEmpty());
 }
 
+TEST_F(ShardLossTest, AShardThatIsLostKeepsNoSessionFromEnding) {
+  const uint64_t id = OpenAndJoin();
+  shards[1]->down = true;
+  Reconcile(9);
+  EXPECT_FALSE(coordinator->CloseSession("job").ok()) << "it may come back";
+  Reconcile(3);
+  EXPECT_TRUE(*coordinator->CloseSession("job"));
+  EXPECT_TRUE(shards[1]->installed.contains(id));
+  shards[1]->down = false;
+  Reconcile(1);
+  EXPECT_FALSE(shards[1]->installed.contains(id));
+}
+
 TEST_F(ShardLossTest, ASessionThatWaitsIsLeftAlone) {
   spec.on_shard_loss = ShardLossPolicy::kWait;
   const uint64_t id = OpenAndJoin();
@@ -120,6 +133,42 @@ TEST_F(ShardLossTest, ACoordinatorThatWasStoppedAsksBeforeItJudges) {
   clock.Advance(absl::Hours(1));
   Reconcile(1);
   EXPECT_EQ(coordinator->GetSession("job")->epoch, 1u);
+}
+
+// Its connections may have ended meanwhile, so that its first probes fail although the shards are well.
+TEST_F(ShardLossTest, TimeWithoutProbesIsNoSilence) {
+  OpenAndJoin();
+  Reconcile(1);
+  for (int pause = 0; pause < 3; ++pause) {
+    clock.Advance(absl::Hours(1));
+    for (const auto& shard : shards) shard->down = true;
+    Reconcile(2);
+    coordinator->ProbeShard(1);
+    coordinator->ProbeShard(1);  // at one instant: no more silence than one
+    coordinator->Reconcile();
+    EXPECT_EQ(coordinator->GetSession("job")->epoch, 1u) << "pause " << pause;
+    for (const auto& shard : shards) shard->down = false;
+    Reconcile(1);
+  }
+  EXPECT_EQ(observer.moved, 0);
+}
+
+TEST_F(ShardLossTest, SilenceIsCountedInProbesWhoeverSendsThem) {
+  OpenAndJoin();
+  Reconcile(1);
+  shards[1]->down = true;
+  // As many as ten intervals would bring, in no time.
+  for (int i = 0; i < 20; ++i) coordinator->ProbeShard(1);
+  clock.Advance(absl::Seconds(10));
+  Reconcile(1);
+  EXPECT_EQ(coordinator->GetSession("job")->epoch, 1u);
+  for (int i = 0; i < 8; ++i) {
+    coordinator->ProbeShard(1);
+    clock.Advance(absl::Seconds(1));
+  }
+  EXPECT_EQ(coordinator->GetSession("job")->epoch, 1u);
+  Reconcile(2);
+  EXPECT_EQ(coordinator->GetSession("job")->epoch, 2u);
 }
 
 TEST_F(ShardLossTest, WithoutRoomTheSessionWaitsAndTriesAgain) {

@@ -114,6 +114,20 @@ class ShardStoreTest : public ShardFixture {
   std::unique_ptr<ShardStore> store;
 };
 
+TEST_F(ShardStoreTest, RemembersTheNewestCoordinator) {
+  Open();
+  ASSERT_TRUE(shard->Admit(7).ok());
+  ASSERT_TRUE(shard->Admit(9).ok());
+  Open();
+  const absl::Status refused = shard->Admit(8).status();
+  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kStaleLeader) << refused;
+  EXPECT_TRUE(shard->Admit(9).ok());
+  DamageFile(dir.path() + data + "/shard/leader");
+  const absl::Status damaged = Reopen();
+  EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << damaged;
+  EXPECT_THAT(std::string(damaged.message()), ::testing::HasSubstr("shard/leader"));
+}
+
 TEST_F(ShardStoreTest, ComesBackAfterEveryStepAsIfNothingHadBeen) {
   Open();
   std::vector<std::vector<float>> expected;

@@ -21,7 +21,9 @@ std::vector<CoordinatorRecord> Samples() {
           PromiseRecord{9, SamplePromise()},
           CloseRecord{0xFFFFFFFFFFFFFFFF},
           SessionRecord{},
-          SampleSnapshots(11)};
+          SampleSnapshots(11),
+          ClosingRecord{12},
+          LeadRecord{13}};
 }
 
 TEST(CoordinatorEncodingTest, EveryKindComesBackAsItWas) {
@@ -71,6 +73,8 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
       u64(2) + text("shard0") + text("host-one:1") + u64(1) + u32(0) + text("shard1") + text("") + u64(1) + u32(1);
 
   EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(5) + u64(258));
+  EXPECT_EQ(EncodeCoordinatorRecord(ClosingRecord{258}), u8(5) + u64(258));
+  EXPECT_EQ(EncodeCoordinatorRecord(LeadRecord{259}), u8(5) + u64(259));
   EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(5) + u64(8) + membership);
   EXPECT_EQ(EncodeCoordinatorRecord(PromiseRecord{9, SamplePromise()}), u8(5) + u64(9) + promise);
   const std::string session = u64(7) + spec + placement + membership + promise;
@@ -143,9 +147,9 @@ TEST(CoordinatorEncodingTest, NewerVersionsAndKindsAreNamed) {
   const absl::Status version = DecodeCoordinatorRecord(kCloseRecord, bytes).status();
   EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(version.message()), HasSubstr("version 6"));
-  const absl::Status kind = DecodeCoordinatorRecord(6, bytes).status();
+  const absl::Status kind = DecodeCoordinatorRecord(8, bytes).status();
   EXPECT_EQ(kind.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 6"));
+  EXPECT_THAT(std::string(kind.message()), HasSubstr("kind 8"));
 }
 
 }  // namespace

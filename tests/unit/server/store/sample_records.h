@@ -138,6 +138,10 @@ inline bool Same(const CoordinatorRecord& a, const CoordinatorRecord& b) {
     const auto& other = std::get<SnapshotsRecord>(b);
     return snapshots->session_id == other.session_id && snapshots->snapshots == other.snapshots;
   }
+  if (const auto* lead = std::get_if<LeadRecord>(&a)) return lead->token == std::get<LeadRecord>(b).token;
+  if (const auto* closing = std::get_if<ClosingRecord>(&a)) {
+    return closing->session_id == std::get<ClosingRecord>(b).session_id;
+  }
   return std::get<CloseRecord>(a).session_id == std::get<CloseRecord>(b).session_id;
 }
 

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// A coordinator's journal: what it goes on from when it begins to lead, and what it writes down while it does.
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator.h"
+#include "server/core/coordinator_session.h"
+#include "server/core/leader_calls.h"
+
+namespace precondor {
+
+namespace {
+
+// What the records of a journal come to.
+struct Journalled {
+  std::map<uint64_t, SessionRecord> sessions;
+  std::map<uint64_t, SessionRecord> ending;  // their ClosingRecord was written
+  std::map<uint64_t, std::vector<SessionSnapshot>> snapshots;
+  uint64_t last_token = 0;
+};
+
+Journalled ReadRecords(absl::Span<const CoordinatorRecord> records) {
+  Journalled read;
+  auto& sessions = read.sessions;
+  for (const CoordinatorRecord& record : records) {
+    if (const auto* opened = std::get_if<SessionRecord>(&record)) {
+      // One of the same name that is still there was never announced: its writing had failed, or seemed to.
+      std::erase_if(sessions, [&](const auto& entry) { return entry.second.spec.name == opened->spec.name; });
+      sessions.insert_or_assign(opened->session_id, *opened);
+    } else if (const auto* membership = std::get_if<MembershipRecord>(&record)) {
+      if (auto found = sessions.find(membership->session_id); found != sessions.end()) {
+        found->second.membership = membership->membership;
+      }
+    } else if (const auto* promise = std::get_if<PromiseRecord>(&record)) {
+      if (auto found = sessions.find(promise->session_id); found != sessions.end()) {
+        found->second.promise = promise->promise;
+      }
+    } else if (const auto* taken = std::get_if<SnapshotsRecord>(&record)) {
+      read.snapshots[taken->session_id] = taken->snapshots;
+    } else if (const auto* closing = std::get_if<ClosingRecord>(&record)) {
+      auto found = sessions.find(closing->session_id);
+      if (found != sessions.end()) read.ending.insert(sessions.extract(found));
+    } else if (const auto* led = std::get_if<LeadRecord>(&record)) {
+      read.last_token = std::max(read.last_token, led->token);
+    } else if (const auto* closed = std::get_if<CloseRecord>(&record)) {
+      sessions.erase(closed->session_id);
+      read.ending.erase(closed->session_id);
+    }
+  }
+  return read;
+}
+
+}  // namespace
+
+void Coordinator::RestoreEnding(uint64_t session_id, SessionRecord record) {
+  std::vector<PlacedLayers> placement(shards_.size());
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    for (const PlacedLayers& placed : record.placement) {
+      if (placed.shard == shards_[s].address) placement[s] = placed;
+    }
+  }
+  record.placement = std::move(placement);
+  auto state = std::make_shared<CoordinatorSession>(std::move(record), options_.lease_steps);
+  MutexLock lock(mu_);
+  last_session_id_ = std::max(last_session_id_, session_id);
+  ending_.emplace(session_id, Ending{.state = std::move(state), .removed = std::vector<bool>(shards_.size(), false)});
+}
+
+absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
+  Journalled read = ReadRecords(records);
+  for (auto& [id, record] : read.ending) RestoreEnding(id, std::move(record));
+  for (auto& [id, record] : read.sessions) {
+    std::vector<PlacedLayers> placement;
+    for (const ShardEndpoint& shard : shards_)
+      placement.push_back({.shard = shard.address, .address = "", .layers = {}});
+    for (PlacedLayers& placed : record.placement) {
+      if (placed.layers.empty()) continue;
+      const auto found = std::find_if(placement.begin(), placement.end(),
+                                      [&](const PlacedLayers& place) { return place.shard == placed.shard; });
+      if (found == placement.end()) {
+        return absl::FailedPreconditionError(absl::StrCat("session \"", record.spec.name, "\" has ",
+                                                          placed.layers.size(), " layers on shard ", placed.shard,
+                                                          ", which is not among this coordinator's shards"));
+      }
+      *found = std::move(placed);
+    }
+    record.placement = std::move(placement);
+    auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
+    session->AdoptSnapshots(read.snapshots[id]);
+    observer_.OnSessionOpened(record.spec.name);
+    ShowLastSnapshot(record.spec.name, session->snapshots());
+    observer_.OnEpoch(record.spec.name, session->epoch(), session->joined(), record.spec.world_size);
+    logger_.Log(Severity::kInfo, "session restored",
+                {{"session", record.spec.name},
+                 {"session_id", id},
+                 {"epoch", session->epoch()},
+                 {"joined", session->joined()},
+                 {"granted_through", session->directive().lease_through_step}});
+    MutexLock lock(mu_);
+    last_session_id_ = std::max(last_session_id_, id);
+    places_[record.spec.name].state = session;
+    by_id_.emplace(id, std::move(session));
+  }
+  PRECONDOR_RETURN_IF_ERROR(TakeLead(read.last_token));
+  {
+    MutexLock lock(mu_);
+    leads_ = true;
+    // Whoever stood by has not asked before.
+    for (Seen& seen : seen_) {
+      seen.answered = clock_.Monotonic();
+      seen.unanswered = 0;
+    }
+  }
+  PublishCount();
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::TakeLead(uint64_t last) {
+  uint64_t token = 0;
+  {
+    MutexLock serial(journal_mu_);
+    token = journal_.leadership();
+    if (token == 0) {
+      // From the clock, so that a coordinator that has lost its journal is not behind the one that wrote it.
+      const int64_t now = absl::ToUnixNanos(clock_.Now());
+      token = std::max(last + 1, static_cast<uint64_t>(std::max<int64_t>(now, 1)));
+      if (absl::Status written = journal_.Append(LeadRecord{.token = token}); !written.ok()) {
+        return absl::UnavailableError(
+            absl::StrCat("the coordinator cannot write down that it leads: ", written.message()));
+      }
+      journalled_token_ = token;
+    }
+  }
+  for (const ShardEndpoint& shard : shards_) shard.control->Lead(token);
+  logger_.Log(Severity::kInfo, "coordinator leads", {{"fencing_token", token}});
+  return absl::OkStatus();
+}
+
+std::vector<ShardEndpoint> Coordinator::Watched(std::vector<ShardEndpoint> shards) {
+  for (ShardEndpoint& shard : shards) {
+    shard.control = std::make_unique<LeaderCalls>(std::move(shard.control), replaced_,
+                                                  [this](const absl::Status& why) { StepDown(why); });
+  }
+  return shards;
+}
+
+void Coordinator::StepDown(const absl::Status& why) {
+  if (replaced_.exchange(true)) return;
+  {
+    MutexLock lock(mu_);
+    leads_ = false;
+  }
+  logger_.Log(Severity::kError, "another coordinator has taken over; this one calls no shard any more",
+              {{"reason", absl::string_view(why.message())}});
+  if (options_.on_replaced) options_.on_replaced(why);
+}
+
+// Without a reason code: clients ask again, and may find the one that leads.
+absl::Status Coordinator::CheckLeads() const {
+  if (replaced_.load()) return absl::UnavailableError("another coordinator has taken over");
+  MutexLock lock(mu_);
+  if (leads_) return absl::OkStatus();
+  return absl::UnavailableError("this coordinator stands by, another one leads");
+}
+
+absl::Status Coordinator::WriteDown(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt) {
+  return WriteDown([&record] { return record; }, adopt);
+}
+
+absl::Status Coordinator::WriteDown(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt) {
+  MutexLock serial(journal_mu_);
+  const CoordinatorRecord record = make();
+  if (absl::Status written = journal_.Append(record); !written.ok()) {
+    logger_.Log(Severity::kError, "journal not written", {{"reason", absl::string_view(written.message())}});
+    observer_.OnJournal(false);
+    return absl::UnavailableError(absl::StrCat("the coordinator cannot write its journal: ", written.message()));
+  }
+  observer_.OnJournal(true);
+  adopt();
+  CompactJournal();
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::WriteMembership(CoordinatorSession& session, const Membership& next) {
+  const auto make = [&]() -> CoordinatorRecord {
+    MutexLock lock(mu_);
+    if (!session.move_in_doubt()) return MembershipRecord{.session_id = session.id(), .membership = next};
+    // It may be written that the layers are elsewhere.
+    SessionRecord whole = session.record();
+    whole.membership = next;
+    return whole;
+  };
+  return WriteDown(make, [&] {
+    MutexLock lock(mu_);
+    session.Adopt(next);
+    session.set_move_in_doubt(false);
+  });
+}
+
+void Coordinator::CompactJournal() {
+  if (!journal_.wants_compaction()) return;
+  std::vector<CoordinatorRecord> records;
+  if (journalled_token_ != 0) records.emplace_back(LeadRecord{.token = journalled_token_});
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, session] : by_id_) {
+      records.emplace_back(session->record());
+      if (session->snapshots().empty()) continue;
+      records.emplace_back(SnapshotsRecord{.session_id = id, .snapshots = session->snapshots()});
+    }
+    for (const auto& [id, ending] : ending_) {
+      records.emplace_back(ending.state->record());
+      records.emplace_back(ClosingRecord{.session_id = id});
+    }
+  }
+  if (absl::Status status = journal_.Compact(records); !status.ok()) {
+    logger_.Log(Severity::kWarning, "journal not compacted", {{"reason", absl::string_view(status.message())}});
+  }
+}
+
+void Coordinator::KeepPromise(CoordinatorSession& session) {
+  std::optional<Promise> promise;
+  {
+    MutexLock lock(mu_);
+    promise = session.BeginPromise();
+  }
+  if (!promise.has_value()) return;
+  bool returns = false;
+  {
+    MutexLock lock(mu_);
+    returns = session.ReturnsToSecondOrder(*promise);
+  }
+  if (returns && !HoldFactors(session).ok()) {
+    MutexLock lock(mu_);
+    return session.StayInFirstOrder();
+  }
+  std::vector<ModeInterval> before;
+  FallbackDecision decision;
+  const absl::Status written = WriteDown(PromiseRecord{.session_id = session.id(), .promise = *promise}, [&] {
+    MutexLock lock(mu_);
+    before = session.summary().modes;
+    session.EndPromise(true);
+    decision = session.decision();
+  });
+  if (!written.ok()) {
+    MutexLock lock(mu_);
+    return session.EndPromise(false);
+  }
+  if (before == promise->schedule) return;
+  observer_.OnModeChange(session.spec().name, promise->schedule.back().mode);
+  const ModeInterval& last = promise->schedule.back();
+  // The audit log: what was decided, from what.
+  logger_.Log(Severity::kInfo, "mode changes",
+              {{"session", session.spec().name},
+               {"mode", ModeName(last.mode)},
+               {"from_step", last.first_step},
+               {"rule", FallbackReasonName(decision.reason)},
+               {"reason", decision.sentence},
+               {"step", decision.inputs.step},
+               {"loss", decision.inputs.loss},
+               {"rate", decision.inputs.rate},
+               {"threshold_rate", decision.inputs.threshold_rate},
+               {"phase_steps", decision.inputs.phase_steps},
+               {"streak_steps", static_cast<int64_t>(decision.inputs.streak_steps)}});
+}
+
+}  // namespace precondor

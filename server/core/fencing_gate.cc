@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/fencing_gate.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+
+absl::Status FencingGate::CheckToken(uint64_t token) const {
+  if (token == 0) return absl::InvalidArgumentError("fencing_token: expected anything but 0");
+  if (token >= seen_) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleLeader,
+                        absl::StrCat("fencing_token: expected at least ", seen_, ", got ", token,
+                                     ": another coordinator has taken over"));
+}
+
+absl::StatusOr<FencingGate::Pass> FencingGate::Enter(uint64_t token) {
+  mu_.Lock();
+  absl::Status status;
+  while ((status = CheckToken(token)).ok() && token > highest_) {
+    seen_ = token;  // from here on no earlier one gets in, so that those inside become fewer
+    if (raising_ || inside_ > 0) {
+      changed_.wait(mu_);
+      continue;
+    }
+    raising_ = true;
+    mu_.Unlock();
+    const absl::Status remembered = remember_(token);
+    mu_.Lock();
+    raising_ = false;
+    changed_.notify_all();
+    if (!remembered.ok()) {
+      status = absl::UnavailableError(absl::StrCat("fencing_token ", token, ": ", remembered.message()));
+      break;
+    }
+    highest_ = std::max(highest_, token);
+  }
+  if (status.ok()) ++inside_;
+  mu_.Unlock();
+  if (!status.ok()) return status;
+  return Pass(this);
+}
+
+bool FencingGate::IsCurrent(uint64_t token) const {
+  MutexLock lock(mu_);
+  return token == highest_ || token < seen_;
+}
+
+void FencingGate::Restore(uint64_t token) {
+  MutexLock lock(mu_);
+  highest_ = seen_ = std::max(highest_, token);
+}
+
+void FencingGate::Leave() {
+  MutexLock lock(mu_);
+  --inside_;
+  changed_.notify_all();
+}
+
+}  // namespace precondor
