@@ -44,21 +44,40 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
     spec_.layers.push_back({"layer", kRows, kCols, false});
   }
 
-  // What the coordinator asks of the shard when a session is over.
+  // What the coordinator asks of the shard when a session is over, with the coordinator's own token.
   void RemoveFromShard() {
     const std::unique_ptr<v1::ShardService::Stub> stub = v1::ShardService::NewStub(shard_->channel());
+    const uint64_t token = CurrentToken(*stub);
+    v1::DescribeShardRequest describe;
+    describe.set_fencing_token(token);
     v1::DescribeShardResponse described;
     grpc::ClientContext asking, removing;
     SetDeadline(asking);
     SetDeadline(removing);
-    ASSERT_TRUE(stub->DescribeShard(&asking, {}, &described).ok());
+    ASSERT_TRUE(stub->DescribeShard(&asking, describe, &described).ok());
     ASSERT_EQ(described.sessions_size(), 1);
     v1::RemoveSessionRequest request;
     request.set_session_id(described.sessions(0).session_id());
+    request.set_fencing_token(token);
     v1::RemoveSessionResponse response;
     const grpc::Status status = stub->RemoveSession(&removing, request, &response);
     ASSERT_TRUE(status.ok()) << status.error_message();
     ASSERT_TRUE(response.existed());
+  }
+  // As the refusal of a smaller one names it.
+  static uint64_t CurrentToken(v1::ShardService::Stub& stub) {
+    v1::DescribeShardRequest request;
+    request.set_fencing_token(1);
+    v1::DescribeShardResponse response;
+    grpc::ClientContext context;
+    SetDeadline(context);
+    const std::string refusal = stub.DescribeShard(&context, request, &response).error_message();
+    const std::string before = "expected at least ";
+    uint64_t token = 0;
+    const size_t at = refusal.find(before);
+    EXPECT_NE(at, std::string::npos) << refusal;
+    if (at != std::string::npos) token = std::stoull(refusal.substr(at + before.size()));
+    return token;
   }
 
   static absl::Status Step(Worker& worker, uint64_t step) {
