@@ -15,8 +15,9 @@ struct ProcessorFeatures {
 // What OPENBLAS_CORETYPE should say where OpenBLAS has chosen `core`; empty: it has chosen well, or there is no better.
 absl::string_view BetterBlasCore(absl::string_view core, const ProcessorFeatures& features);
 
-// Has the process' OpenBLAS use the better ones, where there are some and the environment has no OPENBLAS_CORETYPE. While
-// no other thread uses OpenBLAS: first thing in main, or where a module is loaded that has an OpenBLAS of its own.
+// Has the process' OpenBLAS use the better ones, where there are some and the environment has no OPENBLAS_CORETYPE.
+// While no other thread uses OpenBLAS: first thing in main, or where a module is loaded that has an OpenBLAS of its
+// own.
 void UseBestBlasCore();
 
 }  // namespace precondor
