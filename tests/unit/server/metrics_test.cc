@@ -273,7 +273,7 @@ TEST(MetricsTest, EveryReasonHasASeries) {
   for (const auto& [series, value] : Parse(metrics.Render()).samples) {
     if (absl::StartsWith(series, "precondor_rejected_total") && value == 1) ++ones;
   }
-  EXPECT_EQ(ones, 26) << "as many as precondor.v1.ErrorReason has";
+  EXPECT_EQ(ones, 27) << "as many as precondor.v1.ErrorReason has";
 }
 
 TEST(MetricsTest, LossesThatAreNotFiniteCountTheStepAndKeepTheLoss) {
