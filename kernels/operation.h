@@ -4,7 +4,7 @@
 // layers' work, what may change places) goes by these descriptions.
 //
 // What an operation does, its shapes and its errors: Backend's function of the same name, which makes it once its
-// operands are checked. Matrices and numbers belong to whoever made the operation, and its outputs have elements.
+// operands are checked. Matrices and numbers belong to the maker of the operation, and its outputs have elements.
 //
 // An operation says of itself:
 //   static void Describe(self, visitor)   visitor.Reads(view...) and visitor.Writes(view...), which may also be read,

@@ -82,7 +82,7 @@ class GroupingBackend final : public ForwardingBackend {
     return InTask() && !OwnTask().operations.empty() ? Wait(OwnTask()) : absl::OkStatus();
   }
 
-  // Puts it off until somebody waits: its caller when it is to know something of it, unless a batch asks for more.
+  // Puts it off until its task waits: at once where the caller needs its outcome, unless a batch asks for more.
   absl::Status PutOff(const Operation& operation) {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     if (!InTask()) {

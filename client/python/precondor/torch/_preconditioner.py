@@ -407,7 +407,7 @@ class Preconditioner:
                     self._session.close()
         finally:
             self._leave()
-            if self._is_local and self._group.size == 1:  # there is nobody else, and no later process
+            if self._is_local and self._group.size == 1:  # no other process uses it
                 with contextlib.suppress(PrecondorError):
                     self._session.close()
             self._client.close()
