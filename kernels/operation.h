@@ -9,7 +9,7 @@
 // An operation says of itself:
 //   static void Describe(self, visitor)   visitor.Reads(view...) and visitor.Writes(view...), which may also be read,
 //                                         for every matrix on the device; visitor.Takes(span...) for numbers that the
-//                                         host gives, kept by whoever runs the operation later than the call
+//                                         host gives, kept where the operation runs later than the call
 //   Awaited awaited() const               what its caller waits for, where it does wait
 //   kIsComposite                          that Backend::RunByPrimitives can make it of other operations
 #pragma once

@@ -49,7 +49,7 @@ void AwaitEnd(precondor::App& app, int watched) {
       return;
     }
     if (events[1].revents != 0) {
-      app.RequestDrain(absl::Milliseconds(1));  // nobody waits for an answer any more
+      app.RequestDrain(absl::Milliseconds(1));  // its clients are gone with it
       events[1].fd = -1;
     }
     if (events[0].revents == 0) continue;

@@ -228,7 +228,7 @@ absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name) {
     Turn turn(*this, name, /*create=*/false);
     ends = turn.state();
     if (ends != nullptr) {
-      // Before any shard is told: what has been removed nobody can give back.
+      // Before any shard is told: what a shard has removed is lost.
       PRECONDOR_RETURN_IF_ERROR(WriteDown(ClosingRecord{.session_id = ends->id()}, [&] {
         MutexLock lock(mu_);
         by_id_.erase(ends->id());

@@ -109,7 +109,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
   {
     MutexLock lock(mu_);
     leads_ = true;
-    // Whoever stood by has not asked before.
+    // A coordinator that stood by has not asked before.
     for (Seen& seen : seen_) {
       seen.answered = clock_.Monotonic();
       seen.unanswered = 0;

@@ -139,7 +139,7 @@ class Shard final : public ShardControl {
   absl::Status CheckHeader(const ContributionHeader& header, uint64_t payload_bytes) const;
 
   // How often a session that had been removed has been installed again since the process began, each time without its
-  // factors. Whoever is told of one number is to be told of each later one that concerns its session.
+  // factors. A client that knows one number has to hear of each later one of its session.
   uint64_t memory_generation() const { return memory_generation_.load(std::memory_order_acquire); }
   // Unavailable NOT_ACTIVE: of this session the shard has forgotten what it knew when `generation` was its number.
   absl::Status CheckMemory(uint64_t session_id, uint64_t generation) const;

@@ -3,12 +3,11 @@
 """A server of the process's own: precondor.server.LocalServer, and Preconditioner(model, "local") where there is torch."""
 
 import os
-import pathlib
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import numpy as np
@@ -23,20 +22,16 @@ except ImportError:
 DEADLINE_S = 60
 
 
-def wait_until(condition):
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def is_gone(pid):
+def ends(pid):
+    """Whether the process, which need not be a child, has ended within the deadline."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
+        process = os.pidfd_open(int(pid))
+    except ProcessLookupError:
         return True
+    try:
+        return bool(select.select([process], [], [], DEADLINE_S)[0])
+    finally:
+        os.close(process)
 
 
 def answer_of(address):
@@ -101,7 +96,7 @@ class LocalServerTest(unittest.TestCase):
             self.assertTrue(one.address.startswith("unix:"))
             self.assertEqual(answer_of(one.address), 6.0)
             self.assertTrue(one.running())
-        self.assertTrue(is_gone(one.pid))
+        self.assertTrue(ends(one.pid))
         self.assertFalse(one.running())
         self.assertEqual(os.listdir(self._folder.name), [])
         one.close()
@@ -130,7 +125,7 @@ class LocalServerTest(unittest.TestCase):
             holder.stdin.close()
             holder.wait(timeout=DEADLINE_S)
             holder.stdout.close()
-            self.assertTrue(wait_until(lambda: is_gone(pid)), f"the server outlives a process that {kill=}")
+            self.assertTrue(ends(pid), f"the server outlives a process that {kill=}")
             self.assertFalse(os.path.exists(address.removeprefix("unix:")))
         # What a killed process has left goes with the next server's start.
         self.assertEqual(len(os.listdir(self._folder.name)), 1)

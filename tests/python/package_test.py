@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/build-wheel.sh builds a wheel that brings a server and all libraries, and disturbs nobody's protobuf or gRPC.
+"""deploy/build-wheel.sh builds a wheel that brings a server and all libraries, and leaves other packages' protobuf and gRPC alone.
 
 Skips, with the reason, where pip has no registry.
 """
