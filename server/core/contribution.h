@@ -2,6 +2,7 @@
 // What workers hand to a shard and what it hands back, as core sees them: no protobuf, no sockets.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -40,12 +41,23 @@ struct TensorDesc {
   float scale = 1.0f;
 };
 
+// A contribution that counts, as it is kept until it is reduced: the payload as it came takes a fraction of what it
+// takes decoded.
+struct StagedContribution {
+  uint64_t samples = 0;
+  Payload bytes = {};                                   // statistics: a, then g; or a gradient
+  std::array<float, 2> scales = {1, 1};                 // of a and g; or of the gradient
+  std::array<int64_t, 2> rows = {0, 0};                 // of a and g as COVARIANCE has them; 0: packed
+  std::shared_ptr<const DevicePayload> on_device = {};  // a gradient's, in the place of `bytes`
+  bool whole = false;                                   // a gradient in f32 that is the average already
+};
+
 struct ContributionHeader {
   ContributionKey key;
   ContributionKind kind = ContributionKind::kStatistics;
   Mode mode = Mode::kSecondOrder;
   uint64_t samples = 1;
-  bool abstain = false;  // takes part without a vote; no tensors
+  bool abstain = false;  // takes part without a contribution; no tensors
   // Statistics: a [q, d_in], g [q, d_out], or of COVARIANCE each packed or as rows; gradient: [d_out, d_in]; pull:
   // none.
   std::vector<TensorDesc> tensors;

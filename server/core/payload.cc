@@ -228,17 +228,17 @@ std::array<int64_t, 2> RowsOf(const SessionSpec& spec, const ContributionHeader&
   return {rows(0, layer.d_in), rows(1, layer.d_out)};
 }
 
-StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const Vote& vote, int side) {
+StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side) {
   const int64_t d = side == 0 ? spec.layers[layer].d_in : spec.layers[layer].d_out;
   if (StatisticsOf(spec, layer) != StatisticsKind::kCovariance) return {VectorsPerWorker(spec, layer), d, false};
-  if (vote.rows[side] > 0) return {vote.rows[side], d, false};
+  if (contribution.rows[side] > 0) return {contribution.rows[side], d, false};
   return {1, PackedElements(d), true};
 }
 
-void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const Vote& vote, int side, absl::Span<float> out) {
-  const size_t before = side == 0 ? 0 : static_cast<size_t>(SideOf(spec, layer, vote, 0).elements());
+void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side, absl::Span<float> out) {
+  const size_t before = side == 0 ? 0 : static_cast<size_t>(SideOf(spec, layer, contribution, 0).elements());
   const DType dtype = spec.statistics_dtype;
-  DecodeElements(dtype, vote.bytes.data() + before * ByteSize(dtype), vote.scales[side], out);
+  DecodeElements(dtype, contribution.bytes.data() + before * ByteSize(dtype), contribution.scales[side], out);
 }
 
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload) {

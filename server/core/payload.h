@@ -11,7 +11,6 @@
 
 #include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
-#include "server/core/gather.h"
 
 namespace precondor {
 
@@ -35,18 +34,18 @@ uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool d
 absl::Status CheckStatistics(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
                              double max_norm_per_sqrt_element);
 
-// Rows of a and of g for Vote::rows. The header has passed CheckTensors.
+// Rows of a and of g for StagedContribution::rows. The header has passed CheckTensors.
 std::array<int64_t, 2> RowsOf(const SessionSpec& spec, const ContributionHeader& header);
 
-// One side of a vote that has passed CheckStatistics as floats: 0 is a, 1 is g.
+// One side of a contribution that has passed CheckStatistics as floats: 0 is a, 1 is g.
 struct StatisticsSide {
   int64_t rows = 0;  // 1 for a packed covariance
   int64_t cols = 0;
   bool packed = false;
   int64_t elements() const { return rows * cols; }
 };
-StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const Vote& vote, int side);
-void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const Vote& vote, int side, absl::Span<float> out);
+StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side);
+void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side, absl::Span<float> out);
 
 // InvalidArgument NON_FINITE unless every element, times its scale, is finite in f32.
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/core/gather.h"
 #include "server/core/payload.h"
 
 namespace precondor {
@@ -34,7 +33,7 @@ int64_t GradientBytes(const SessionSpec& spec, const LayerSpec& layer) {
 }
 
 int64_t StagingBytes(const SessionSpec& spec, const LayerSpec& layer, int64_t statistics, int window_steps) {
-  const int64_t slots = Mul(spec.world_size + GradientContributors(spec), Gather::kBytesPerContributor);
+  const int64_t slots = Mul(spec.world_size + GradientContributors(spec), kBytesPerContribution);
   return Add(Mul(window_steps + 1, Add(statistics, slots)), Mul(window_steps, GradientBytes(spec, layer)));
 }
 
@@ -70,7 +69,7 @@ int64_t StatisticsScratchElements(const SessionSpec& spec, uint32_t layer) {
   if (StatisticsOf(spec, layer) != StatisticsKind::kCovariance) {
     return Mul(VectorsPerStep(spec, layer), shape.d_in + shape.d_out);
   }
-  // Both sides merged; for the wider one a vote as it came, unpacked, and the sum.
+  // Both sides merged; for the wider one a contribution as it came, unpacked, and the sum.
   const int64_t widest = std::max(shape.d_in, shape.d_out);
   return Add(StatisticsElements(spec, layer), Add(PackedElements(widest), Mul(2, Mul(widest, widest))));
 }

@@ -11,6 +11,8 @@
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method.h"
 #include "kernels/methods/method_set.h"
+#include "server/core/contribution.h"
+#include "server/core/layer/contributions.h"
 
 namespace precondor {
 
@@ -85,5 +87,7 @@ Method::SplitBytes LayerBytes(const SessionSpec& spec, const Method& method, uin
 
 // Ranks that send a layer's gradient, or pull in its place: world_size, or 1 in DELEGATE.
 int64_t GradientContributors(const SessionSpec& spec);
+// What a shard keeps of one rank's contribution, besides its payload.
+inline constexpr int64_t kBytesPerContribution = Contributions::kBytesPerContributor + sizeof(StagedContribution);
 
 }  // namespace precondor

@@ -15,7 +15,7 @@
 namespace precondor {
 
 SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
-                               std::vector<std::shared_ptr<LayerPipeline>> layers, const Sizes& sizes,
+                               std::vector<std::shared_ptr<LayerDriver>> layers, const Sizes& sizes,
                                const Standing& standing)
     : context_(std::move(context)),
       layers_(std::move(layers)),
@@ -64,7 +64,7 @@ void SessionFactors::Tell(int64_t reserved_bytes) const {
 
 // --- a return to second order ---------------------------------------------------------------------------------------
 
-absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerPipeline& layer) const {
+absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerDriver& layer) const {
   ShardContext& shard = *context_->shard;
   const uint64_t release = layer.release();
   Returned returned{.layer = &layer, .state = nullptr, .release = 0};
@@ -87,7 +87,7 @@ absl::StatusOr<SessionFactors::Returned> SessionFactors::MakeState(LayerPipeline
 
 absl::StatusOr<std::vector<SessionFactors::Returned>> SessionFactors::MakeStates() const {
   std::vector<Returned> states;
-  for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
+  for (const std::shared_ptr<LayerDriver>& layer : layers_) {
     PRECONDOR_ASSIGN_OR_RETURN(states.emplace_back(), MakeState(*layer));
   }
   return states;
@@ -174,14 +174,14 @@ void SessionFactors::LetGo(uint64_t version, bool reserved) {
     leaving->factors = {.session_id = context_->session_id, .release = version, .states = {}};
     leaving->left = layers_.size();
   }
-  for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
+  for (const std::shared_ptr<LayerDriver>& layer : layers_) {
     layer->ReleaseState(version, [self = shared_from_this(), layer, leaving](absl::StatusOr<std::string> state) {
       self->HasLetGo(*layer, *leaving, std::move(state));
     });
   }
 }
 
-void SessionFactors::HasLetGo(const LayerPipeline& layer, Leaving& leaving, absl::StatusOr<std::string> state) {
+void SessionFactors::HasLetGo(const LayerDriver& layer, Leaving& leaving, absl::StatusOr<std::string> state) {
   if (!state.ok() && !absl::IsNotFound(state.status())) {
     context_->shard->logger.Log(Severity::kError, "factors of a layer are lost",
                                 {{"session", context_->spec.name},
@@ -255,7 +255,7 @@ void SessionFactors::FinishRelease() {
 
 uint64_t SessionFactors::KeepReplayed() {
   ReleasedFactors factors{.session_id = context_->session_id, .release = 0, .states = {}};
-  for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
+  for (const std::shared_ptr<LayerDriver>& layer : layers_) {
     std::optional<std::string> state = layer->TakeReleased();
     if (!state.has_value()) continue;
     factors.release = layer->release();
@@ -268,7 +268,7 @@ uint64_t SessionFactors::KeepReplayed() {
 
 bool SessionFactors::CompleteReplay() {
   std::vector<Returned> states;
-  for (const std::shared_ptr<LayerPipeline>& layer : layers_) {
+  for (const std::shared_ptr<LayerDriver>& layer : layers_) {
     if (layer->has_factors()) continue;
     absl::StatusOr<Returned> state = MakeState(*layer);
     if (!state.ok()) return false;

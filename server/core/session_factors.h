@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/layer_pipeline.h"
+#include "server/core/layer/layer_driver.h"
 #include "server/core/session_context.h"
 
 namespace precondor {
@@ -36,7 +36,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   };
   // `layers`: all that the session has here. Those hold their states when `standing` says so. That size has been
   // reserved, or the greater one while a release is being written; `standing.reserved` is not looked at.
-  SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerPipeline>> layers,
+  SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerDriver>> layers,
                  const Sizes& sizes, const Standing& standing);
 
   // The greatest version is the one that counts: one that is not greater than any before changes nothing. Errors of
@@ -72,16 +72,16 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   };
   // A layer's factors for a return, and the release that they are of; 0: fresh ones.
   struct Returned {
-    LayerPipeline* layer = nullptr;
+    LayerDriver* layer = nullptr;
     std::unique_ptr<LayerState> state;
     uint64_t release = 0;
   };
-  absl::StatusOr<Returned> MakeState(LayerPipeline& layer) const;
+  absl::StatusOr<Returned> MakeState(LayerDriver& layer) const;
   absl::StatusOr<std::vector<Returned>> MakeStates() const;
   // Has the layers take them, and tells.
   void Give(std::vector<Returned> states) const;
   void LetGo(uint64_t version, bool reserved);
-  void HasLetGo(const LayerPipeline& layer, Leaving& leaving, absl::StatusOr<std::string> state);
+  void HasLetGo(const LayerDriver& layer, Leaving& leaving, absl::StatusOr<std::string> state);
   // The last layer has let go.
   void Keep(ReleasedFactors factors, bool reserved);
   void FinishRelease();
@@ -94,7 +94,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   void Tell(int64_t reserved_bytes) const;
 
   const std::shared_ptr<SessionContext> context_;
-  const std::vector<std::shared_ptr<LayerPipeline>> layers_;
+  const std::vector<std::shared_ptr<LayerDriver>> layers_;
   const Sizes sizes_;
 
   mutable Mutex mu_;

@@ -38,7 +38,7 @@
 
 namespace precondor {
 
-class LayerPipeline;
+class LayerDriver;
 class ShardSession;
 struct LayerRoom;
 struct SessionContext;
@@ -261,7 +261,7 @@ class Shard final : public ShardControl {
   bool IsGivenUp(uint64_t session_id) const;
   void GiveUp(uint64_t session_id, const absl::Status& why);
   void LeaveAlone(uint64_t session_id, const absl::Status& why);
-  void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerPipeline&)> apply);
+  void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerDriver&)> apply);
   absl::Status ReplaceNamesake(const SessionInstall& install, bool record);
   absl::Status CheckNotDraining(absl::string_view name) const;
 

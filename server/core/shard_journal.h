@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/base/session_spec.h"
-#include "server/core/gather.h"
+#include "server/core/contribution.h"
 #include "server/core/shard_control.h"
 
 namespace precondor {
@@ -39,10 +39,10 @@ struct InstallRecord {
 struct RemoveRecord {
   uint64_t session_id = 0;
 };
-// A step's statistics are about to be applied, as the layer's worker applies them: votes in rank order; none: skipped.
+// A step's statistics are about to be applied, as the layer's worker applies them: contributions in rank order; none: skipped.
 struct UpdateRecord {
   LayerStep at;
-  std::vector<Vote> votes;
+  std::vector<StagedContribution> contributions;
 };
 // The update before this failed and left the factors as they were: it would not fail again for every reason.
 struct FailedUpdateRecord {
@@ -94,7 +94,7 @@ class ShardJournal {
   virtual ~ShardJournal() = default;
   // When it returns the operating system has the record: it outlives this process, not necessarily the machine. A
   // journal that cannot write says so in its own way and the shard goes on; it has to know later that there is a gap.
-  // The caller may take the votes back out of the record.
+  // The caller may take the contributions back out of the record.
   virtual void Append(const ShardRecord& record) = 0;
   // When it returns, what was appended before outlives the machine too, unless the journal cannot write. A journal in
   // memory has nothing to do.

@@ -58,20 +58,20 @@ void Shard::Replay(ShardRecord record) {
       [this](auto& of_layer) {
         using Record = std::decay_t<decltype(of_layer)>;
         if constexpr (!std::is_same_v<Record, InstallRecord> && !std::is_same_v<Record, RemoveRecord>) {
-          ReplayLayer(of_layer.at, [&of_layer](LayerPipeline& layer) { return layer.Replay(std::move(of_layer)); });
+          ReplayLayer(of_layer.at, [&of_layer](LayerDriver& layer) { return layer.Replay(std::move(of_layer)); });
         }
       },
       record);
 }
 
 void Shard::Replay(const LayerImage& image) {
-  ReplayLayer(image.at, [&image](LayerPipeline& layer) { return layer.Replay(image); });
+  ReplayLayer(image.at, [&image](LayerDriver& layer) { return layer.Replay(image); });
 }
 
-void Shard::ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerPipeline&)> apply) {
+void Shard::ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerDriver&)> apply) {
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(at.session_id);
   if (!session.ok()) return;
-  LayerPipeline* layer = at.layer < (*session)->spec().layers.size() ? (*session)->layer(at.layer) : nullptr;
+  LayerDriver* layer = at.layer < (*session)->spec().layers.size() ? (*session)->layer(at.layer) : nullptr;
   const absl::Status status =
       layer == nullptr ? absl::DataLossError(absl::StrCat("layer ", at.layer, ": not one of the session's here"))
                        : apply(*layer);
@@ -112,7 +112,7 @@ absl::Status Shard::RestoreLayer(const LayerImage& image) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(image.at.session_id));
   const SessionSpec& spec = session->spec();
-  LayerPipeline* const layer = image.at.layer < spec.layers.size() ? session->layer(image.at.layer) : nullptr;
+  LayerDriver* const layer = image.at.layer < spec.layers.size() ? session->layer(image.at.layer) : nullptr;
   if (layer == nullptr) {
     return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
                           absl::StrCat("session \"", spec.name, "\" layer ", image.at.layer, ": not on this shard"));

@@ -37,11 +37,11 @@ std::vector<Member> Replaced(const std::vector<uint64_t>& holders, const std::ve
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
                                                                    const SessionInstall& install,
                                                                    const SessionFactors::Sizes& sizes) {
-  std::vector<std::shared_ptr<LayerPipeline>> layers(install.spec.layers.size());
-  std::vector<std::shared_ptr<LayerPipeline>> owned;
+  std::vector<std::shared_ptr<LayerDriver>> layers(install.spec.layers.size());
+  std::vector<std::shared_ptr<LayerDriver>> owned;
   for (uint32_t layer : install.layers) {
     PRECONDOR_ASSIGN_OR_RETURN(layers[layer],
-                               LayerPipeline::Create(context, layer, install, !install.factors_released));
+                               LayerDriver::Create(context, layer, install, !install.factors_released));
     layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     owned.push_back(layers[layer]);
   }
@@ -52,7 +52,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
 }
 
 ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
-                           std::vector<std::shared_ptr<LayerPipeline>> layers, std::shared_ptr<SessionFactors> factors,
+                           std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
                            std::shared_ptr<const Membership> membership)
     : context_(std::move(context)),
       owned_(std::move(owned)),
@@ -140,12 +140,12 @@ absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const SessionInstall& install,
                                                                        const SessionFactors::Standing& standing,
                                                                        const SessionFactors::Sizes& sizes) const {
-  std::vector<std::shared_ptr<LayerPipeline>> layers(layers_.size());
-  std::vector<std::shared_ptr<LayerPipeline>> owned;
+  std::vector<std::shared_ptr<LayerDriver>> layers(layers_.size());
+  std::vector<std::shared_ptr<LayerDriver>> owned;
   for (uint32_t layer : install.layers) {
     layers[layer] = layers_[layer];
     if (layers[layer] == nullptr) {
-      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerPipeline::Create(context_, layer, install, standing.held));
+      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context_, layer, install, standing.held));
       layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     }
     owned.push_back(layers[layer]);
@@ -297,7 +297,7 @@ absl::Status ShardSession::Check(const ContributionHeader& header, uint64_t payl
   PRECONDOR_RETURN_IF_ERROR(CheckLayer(header.key));
   PRECONDOR_RETURN_IF_ERROR(CheckRole(header));
   PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec(), header, payload_bytes));
-  return layers_[header.key.layer]->CheckStep(header);
+  return layers_[header.key.layer]->Check(header);
 }
 
 absl::Status ShardSession::Resume(const ContributionKey& key, uint64_t factor_version) {
@@ -366,8 +366,8 @@ void ShardSession::SealOverdue(absl::Time now) {
 }
 
 void ShardSession::NameLaggards(absl::Time since) {
-  Laggards now;
-  for (uint32_t layer : owned_) layers_[layer]->AddLaggards(since, now);
+  Stragglers now;
+  for (uint32_t layer : owned_) layers_[layer]->AddStragglers(since, now);
   {
     MutexLock lock(mu_);
     if (now.ranks == laggards_) return;

@@ -13,7 +13,7 @@
 
 #include "kernels/base/mutex.h"
 #include "server/core/contribution.h"
-#include "server/core/layer_pipeline.h"
+#include "server/core/layer/layer_driver.h"
 #include "server/core/session_context.h"
 #include "server/core/session_factors.h"
 #include "server/core/shard.h"
@@ -59,7 +59,7 @@ class ShardSession {
   absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
   const std::vector<uint32_t>& owned() const { return owned_; }
   // Not null for a layer that passed Check.
-  LayerPipeline* layer(uint32_t index) const { return layers_[index].get(); }
+  LayerDriver* layer(uint32_t index) const { return layers_[index].get(); }
 
   // Ends the session; waiting results get `why`.
   void Close(const absl::Status& why);
@@ -91,7 +91,7 @@ class ShardSession {
   };
 
   ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
-               std::vector<std::shared_ptr<LayerPipeline>> layers, std::shared_ptr<SessionFactors> factors,
+               std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
                std::shared_ptr<const Membership> membership);
   static std::shared_ptr<Membership> MakeMembership(const SessionInstall& install);
   absl::Status EpochHasBegun(uint64_t epoch) const;
@@ -104,7 +104,7 @@ class ShardSession {
   // Const after construction.
   const std::shared_ptr<SessionContext> context_;
   const std::vector<uint32_t> owned_;
-  const std::vector<std::shared_ptr<LayerPipeline>> layers_;  // by layer index; null: another shard's
+  const std::vector<std::shared_ptr<LayerDriver>> layers_;  // by layer index; null: another shard's
   const std::shared_ptr<SessionFactors> factors_;
 
   mutable Mutex mu_;

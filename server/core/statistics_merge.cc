@@ -15,67 +15,67 @@ namespace {
 // One use: one side of one step.
 class SideMerge {
  public:
-  SideMerge(const SessionSpec& spec, uint32_t layer, const std::vector<Vote>& votes, int side, Backend& backend)
+  SideMerge(const SessionSpec& spec, uint32_t layer, const std::vector<StagedContribution>& contributions, int side, Backend& backend)
       : spec_(spec),
         layer_(layer),
-        votes_(votes),
+        contributions_(contributions),
         side_(side),
         d_(side == 0 ? spec.layers[layer].d_in : spec.layers[layer].d_out),
         backend_(backend) {
-    for (const Vote& vote : votes) samples_.push_back(vote.samples);
+    for (const StagedContribution& contribution : contributions) samples_.push_back(contribution.samples);
   }
 
   absl::Status Mean(MatrixView out) {
     PRECONDOR_ASSIGN_OR_RETURN(WeightedSum sum, WeightedSum::Make(d_));
     PRECONDOR_ASSIGN_OR_RETURN(HostBuffer<float> mean, HostBuffer<float>::Make(d_));
-    for (const Vote& vote : votes_) {
-      DecodeStatistics(spec_, layer_, vote, side_, mean.span());
-      sum.Add(vote.samples, mean.span());
+    for (const StagedContribution& contribution : contributions_) {
+      DecodeStatistics(spec_, layer_, contribution, side_, mean.span());
+      sum.Add(contribution.samples, mean.span());
     }
     sum.Finish(mean.span());
     return backend_.Upload(ConstMatrixView(mean.span().data(), 1, d_), out);
   }
 
-  // All votes as rows; `out` has as many as they have together.
+  // All contributions as rows; `out` has as many as they have together.
   absl::Status Stack(MatrixView out) {
     const std::vector<double> scales = StackingScales(samples_);
     int64_t done = 0;
-    for (size_t i = 0; i < votes_.size(); ++i) {
-      const int64_t rows = SideOf(spec_, layer_, votes_[i], side_).rows;
+    for (size_t i = 0; i < contributions_.size(); ++i) {
+      const int64_t rows = SideOf(spec_, layer_, contributions_[i], side_).rows;
       // The update divides by the rows of all ranks where each rank's own mean is meant.
       const double share =
-          static_cast<double>(out.rows) / static_cast<double>(rows * static_cast<int64_t>(votes_.size()));
-      PRECONDOR_RETURN_IF_ERROR(UploadVote(votes_[i], scales[i] * std::sqrt(share), out.RowRange(done, rows)));
+          static_cast<double>(out.rows) / static_cast<double>(rows * static_cast<int64_t>(contributions_.size()));
+      PRECONDOR_RETURN_IF_ERROR(UploadVote(contributions_[i], scales[i] * std::sqrt(share), out.RowRange(done, rows)));
       done += rows;
     }
     return absl::OkStatus();
   }
 
-  // Rows of all votes; 0 when some vote is a covariance.
+  // Rows of all contributions; 0 when some contribution is a covariance.
   int64_t TotalRows() const {
     int64_t total = 0;
-    for (const Vote& vote : votes_) {
-      if (vote.rows[side_] == 0) return 0;
-      total += vote.rows[side_];
+    for (const StagedContribution& contribution : contributions_) {
+      if (contribution.rows[side_] == 0) return 0;
+      total += contribution.rows[side_];
     }
     return total;
   }
 
-  // `came` has room for a vote, `each` and `sum` are [d, d].
+  // `came` has room for a contribution, `each` and `sum` are [d, d].
   absl::Status Covariance(MatrixView came, MatrixView each, MatrixView sum, MatrixView packed) {
     double total = 0;
     for (const uint64_t samples : samples_) total += static_cast<double>(samples);
-    for (size_t i = 0; i < votes_.size(); ++i) {
-      const StatisticsSide side = SideOf(spec_, layer_, votes_[i], side_);
-      const MatrixView vote(came.data, side.rows, side.cols);
-      PRECONDOR_RETURN_IF_ERROR(UploadVote(votes_[i], 1.0, vote));
+    for (size_t i = 0; i < contributions_.size(); ++i) {
+      const StatisticsSide side = SideOf(spec_, layer_, contributions_[i], side_);
+      const MatrixView contribution(came.data, side.rows, side.cols);
+      PRECONDOR_RETURN_IF_ERROR(UploadVote(contributions_[i], 1.0, contribution));
       const double weight = static_cast<double>(samples_[i]) / total;
       const double before = i == 0 ? 0.0 : 1.0;
       if (side.packed) {
-        PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(vote, each));
+        PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(contribution, each));
         PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(weight, each, before, sum));
       } else {
-        PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(weight / static_cast<double>(side.rows), vote, Transpose::kYes, vote,
+        PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(weight / static_cast<double>(side.rows), contribution, Transpose::kYes, contribution,
                                                 Transpose::kNo, before, sum));
       }
     }
@@ -83,29 +83,29 @@ class SideMerge {
   }
 
  private:
-  absl::Status UploadVote(const Vote& vote, double scale, MatrixView out) {
+  absl::Status UploadVote(const StagedContribution& contribution, double scale, MatrixView out) {
     if (static_cast<int64_t>(decoded_.span().size()) < out.size()) {
       PRECONDOR_ASSIGN_OR_RETURN(decoded_, HostBuffer<float>::Make(out.size()));
     }
     const absl::Span<float> values = decoded_.span().first(static_cast<size_t>(out.size()));
-    DecodeStatistics(spec_, layer_, vote, side_, values);
+    DecodeStatistics(spec_, layer_, contribution, side_, values);
     ScaleInPlace(scale, values);
     return backend_.Upload(ConstMatrixView(values.data(), out.rows, out.cols), out);
   }
 
   const SessionSpec& spec_;
   const uint32_t layer_;
-  const std::vector<Vote>& votes_;
+  const std::vector<StagedContribution>& contributions_;
   const int side_;
   const int64_t d_;
   Backend& backend_;
   std::vector<uint64_t> samples_;
-  HostBuffer<float> decoded_;  // one vote's, for all in turn
+  HostBuffer<float> decoded_;  // one contribution's, for all in turn
 };
 
 }  // namespace
 
-absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_t layer, const std::vector<Vote>& votes,
+absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_t layer, const std::vector<StagedContribution>& contributions,
                                                 Backend& backend, ScratchPool::Lease& scratch) {
   const LayerSpec& shape = spec.layers[layer];
   const StatisticsKind kind = StatisticsOf(spec, layer);
@@ -113,12 +113,12 @@ absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_
   LayerStatistics merged;
   int64_t offset = 0;
   for (const int s : {0, 1}) {
-    SideMerge side(spec, layer, votes, s, backend);
+    SideMerge side(spec, layer, contributions, s, backend);
     const int64_t d = s == 0 ? shape.d_in : shape.d_out;
     ConstMatrixView& vectors = s == 0 ? merged.a : merged.g;
     if (kind != StatisticsKind::kCovariance) {
       const bool mean = kind == StatisticsKind::kMean;
-      const int64_t k = mean ? 1 : static_cast<int64_t>(votes.size()) * VectorsPerWorker(spec, layer);
+      const int64_t k = mean ? 1 : static_cast<int64_t>(contributions.size()) * VectorsPerWorker(spec, layer);
       const MatrixView out = scratch.view(offset, k, d);
       PRECONDOR_RETURN_IF_ERROR(mean ? side.Mean(out) : side.Stack(out));
       vectors = out;

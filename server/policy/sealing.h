@@ -11,8 +11,8 @@ namespace precondor {
 
 struct SealingInput {
   int64_t members = 0;    // who may contribute
-  int64_t voted = 0;      // contributions that count
-  int64_t abstained = 0;  // takes part without a vote: abstentions and refused payloads
+  int64_t present = 0;    // contributions that count
+  int64_t abstained = 0;  // abstentions and refused payloads
   double quorum = 1.0;    // fraction of the members that suffices at the deadline, in (0, 1]
   absl::Duration deadline = absl::InfiniteDuration();  // from when the step could have been sealed
   absl::Duration waited = absl::ZeroDuration();        // since then
@@ -25,7 +25,8 @@ struct SealingDecision {
   std::string reason;
 };
 
-// All members in: kSeal, or kSkip when nobody has voted. Past the deadline: kSeal with a quorum of votes, kSkip below.
+// All members in: kSeal, or kSkip when no contribution counts. Past the deadline: kSeal with a quorum of contributions,
+// kSkip below.
 SealingDecision DecideSealing(const SealingInput& input);
 
 }  // namespace precondor

@@ -51,29 +51,29 @@ bool TakePlan(Decoder& in, Mode& mode, Plan& plan) {
          plan.decision <= Decision::kSkip;
 }
 
-void PutVotes(EncodedRecord& out, const std::vector<Vote>& votes) {
-  PutU64(out.own, votes.size());
-  for (const Vote& vote : votes) {
-    PutU64(out.own, vote.samples);
-    for (const float scale : vote.scales) PutU32(out.own, std::bit_cast<uint32_t>(scale));
-    PutU64(out.own, vote.bytes.size());
-    out.votes.emplace_back(out.own.size(),
-                           absl::string_view(reinterpret_cast<const char*>(vote.bytes.data()), vote.bytes.size()));
+void PutContributions(EncodedRecord& out, const std::vector<StagedContribution>& contributions) {
+  PutU64(out.own, contributions.size());
+  for (const StagedContribution& contribution : contributions) {
+    PutU64(out.own, contribution.samples);
+    for (const float scale : contribution.scales) PutU32(out.own, std::bit_cast<uint32_t>(scale));
+    PutU64(out.own, contribution.bytes.size());
+    out.contributions.emplace_back(out.own.size(),
+                           absl::string_view(reinterpret_cast<const char*>(contribution.bytes.data()), contribution.bytes.size()));
   }
 }
 
-std::vector<Vote> TakeVotes(Decoder& in) {
-  std::vector<Vote> votes;
+std::vector<StagedContribution> TakeContributions(Decoder& in) {
+  std::vector<StagedContribution> contributions;
   const uint64_t count = in.U64();
   for (uint64_t i = 0; i < count && in.ok(); ++i) {
-    Vote vote;
-    vote.samples = in.U64();
-    for (float& scale : vote.scales) scale = std::bit_cast<float>(in.U32());
+    StagedContribution contribution;
+    contribution.samples = in.U64();
+    for (float& scale : contribution.scales) scale = std::bit_cast<float>(in.U32());
     const absl::string_view bytes = in.Bytes();
-    vote.bytes.assign(bytes.begin(), bytes.end());
-    votes.push_back(std::move(vote));
+    contribution.bytes.assign(bytes.begin(), bytes.end());
+    contributions.push_back(std::move(contribution));
   }
-  return votes;
+  return contributions;
 }
 
 struct Encoder {
@@ -82,30 +82,30 @@ struct Encoder {
     return EncodedRecord{RecordType::kInstall, std::move(install), {}};
   }
   absl::StatusOr<EncodedRecord> operator()(const RemoveRecord& record) const {
-    EncodedRecord out{.type = RecordType::kRemove, .own = {}, .votes = {}};
+    EncodedRecord out{.type = RecordType::kRemove, .own = {}, .contributions = {}};
     PutU64(out.own, record.session_id);
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const UpdateRecord& record) const {
-    EncodedRecord out{.type = RecordType::kUpdate, .own = {}, .votes = {}};
+    EncodedRecord out{.type = RecordType::kUpdate, .own = {}, .contributions = {}};
     PutStep(out.own, record.at);
-    PutVotes(out, record.votes);
+    PutContributions(out, record.contributions);
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FailedUpdateRecord& record) const {
-    EncodedRecord out{.type = RecordType::kFailedUpdate, .own = {}, .votes = {}};
+    EncodedRecord out{.type = RecordType::kFailedUpdate, .own = {}, .contributions = {}};
     PutStep(out.own, record.at);
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const PlanRecord& record) const {
-    EncodedRecord out{.type = RecordType::kPlan, .own = {}, .votes = {}};
+    EncodedRecord out{.type = RecordType::kPlan, .own = {}, .contributions = {}};
     PutStep(out.own, record.at);
     PutPlan(out.own, record.mode, record.plan);
     return out;
   }
   absl::StatusOr<EncodedRecord> operator()(const FactorsRecord& record) const {
     const bool kept = record.release != 0;
-    EncodedRecord out{.type = kept ? RecordType::kKeptFactors : RecordType::kFactors, .own = {}, .votes = {}};
+    EncodedRecord out{.type = kept ? RecordType::kKeptFactors : RecordType::kFactors, .own = {}, .contributions = {}};
     PutStep(out.own, record.at);
     out.own.push_back(record.held ? 1 : 0);
     if (kept) PutU64(out.own, record.release);
@@ -128,11 +128,11 @@ absl::StatusOr<ShardRecord> DecodeInstallRecord(absl::string_view payload) {
 
 std::vector<absl::string_view> EncodedRecord::Pieces() const {
   std::vector<absl::string_view> pieces;
-  pieces.reserve(2 * votes.size() + 1);
+  pieces.reserve(2 * contributions.size() + 1);
   size_t done = 0;
-  for (const auto& [at, vote] : votes) {
+  for (const auto& [at, contribution] : contributions) {
     pieces.push_back(absl::string_view(own).substr(done, at - done));
-    pieces.push_back(vote);
+    pieces.push_back(contribution);
     done = at;
   }
   pieces.push_back(absl::string_view(own).substr(done));
@@ -157,8 +157,8 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       record = RemoveRecord{in.U64()};
       break;
     case RecordType::kUpdate: {
-      UpdateRecord update{.at = TakeStep(in), .votes = {}};
-      update.votes = TakeVotes(in);
+      UpdateRecord update{.at = TakeStep(in), .contributions = {}};
+      update.contributions = TakeContributions(in);
       record = std::move(update);
       break;
     }

@@ -26,18 +26,18 @@ enum class RecordType : uint8_t {
   // 8 was written by development versions, for factors from another shard's disk.
 };
 
-// The votes' bytes stay where they are, in the record: it outlives this.
+// The contributions' bytes stay where they are, in the record: it outlives this.
 struct EncodedRecord {
   RecordType type = RecordType::kInstall;
-  std::string own;                                          // all but the votes' bytes
-  std::vector<std::pair<size_t, absl::string_view>> votes;  // each comes in `own` before the byte of that number
+  std::string own;                                          // all but the contributions' bytes
+  std::vector<std::pair<size_t, absl::string_view>> contributions;  // each comes in `own` before the byte of that number
   // The payload, one piece after the other; they live as long as this and the record.
   std::vector<absl::string_view> Pieces() const;
 };
 
 // InvalidArgument: an install whose method has no message.
 absl::StatusOr<EncodedRecord> EncodeRecord(const ShardRecord& record);
-absl::StatusOr<EncodedRecord> EncodeRecord(ShardRecord&& record) = delete;  // its votes would be gone
+absl::StatusOr<EncodedRecord> EncodeRecord(ShardRecord&& record) = delete;  // its contributions would be gone
 absl::StatusOr<std::string> EncodeInstall(const InstallRecord& record);     // the payload
 // DataLoss: not what EncodeRecord gives; FailedPrecondition: a type of another version.
 absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload);

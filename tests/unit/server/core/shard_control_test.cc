@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a coordinator asks of a shard: installing, epochs, capacity, removal.
-#include "server/core/gather.h"
 #include "server/core/reservation.h"
 #include "tests/unit/server/core/shard_fixture.h"
 
@@ -26,7 +25,7 @@ class ShardControlTest : public ShardFixture {
 // By hand, per layer [2, 3] and [3, 2], W = 2, q = 1, f32: states 4 * 5 each; statistics 2 * 5 * 4 bytes * 3 steps;
 // gradients (2 * 6 * 4 + 6 * 8) * 2 steps; slots of both kinds for 2 ranks * 3 steps. Scratch of one task: statistics
 // 2 * 5 * 4 and one worker's 5 * 4, D and U 2 * 6 * 4, method 128.
-constexpr int64_t kPerLayer = 20 + 120 + 192 + 2 * 2 * 3 * Gather::kBytesPerContributor;
+constexpr int64_t kPerLayer = 20 + 120 + 192 + 2 * 2 * 3 * kBytesPerContribution;
 constexpr int64_t kNeeded = 2 * kPerLayer + 40 + 20 + 48 + 128;
 
 TEST_F(ShardControlTest, ReservesWhatTheFormulaSays) {

@@ -7,7 +7,7 @@
 
 #include "kernels/base/sanitizers.h"
 #include "kernels/methods/registry.h"
-#include "server/core/gather.h"
+#include "server/core/reservation.h"
 #include "server/core/thread_pool.h"
 #include "tests/support/memory_journal.h"
 #include "tests/unit/server/core/shard_fixture.h"
@@ -42,7 +42,7 @@ class ShardFactorsTest : public ShardFixture {
 
 // By hand, in first order: per layer the gradients of two steps, 2 * (2 * 6 * 4 + 6 * 8), and the slots of both kinds
 // for 2 ranks * 3 steps.
-constexpr int64_t kFirstOrder = 2 * (192 + 2 * 2 * 3 * Gather::kBytesPerContributor);
+constexpr int64_t kFirstOrder = 2 * (192 + 2 * 2 * 3 * kBytesPerContribution);
 
 TEST_F(ShardFactorsTest, ReleasedFactorsGiveTheirReservationBack) {
   struct Recorder final : Observer {

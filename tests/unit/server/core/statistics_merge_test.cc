@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What votes are merged to, against second moments in double precision.
+// What contributions are merged to, against second moments in double precision.
 #include "server/core/statistics_merge.h"
 
 #include <cmath>
@@ -75,16 +75,16 @@ class StatisticsMergeTest : public ::testing::Test {
 
   // Merges, and compares either form of each side with what it stands for.
   void ExpectMerged(const std::vector<Rank>& ranks, bool a_rows, bool g_rows) {
-    std::vector<Vote> votes;
+    std::vector<StagedContribution> contributions;
     std::vector<Rows> a, g;
     std::vector<uint64_t> samples;
     for (const Rank& rank : ranks) {
-      Vote vote{.samples = rank.samples};
-      if (!rank.a_packed) vote.rows[0] = static_cast<int64_t>(rank.a.size());
-      if (!rank.g_packed) vote.rows[1] = static_cast<int64_t>(rank.g.size());
-      Append(rank.a, rank.a_packed, vote.bytes);
-      Append(rank.g, rank.g_packed, vote.bytes);
-      votes.push_back(std::move(vote));
+      StagedContribution contribution{.samples = rank.samples};
+      if (!rank.a_packed) contribution.rows[0] = static_cast<int64_t>(rank.a.size());
+      if (!rank.g_packed) contribution.rows[1] = static_cast<int64_t>(rank.g.size());
+      Append(rank.a, rank.a_packed, contribution.bytes);
+      Append(rank.g, rank.g_packed, contribution.bytes);
+      contributions.push_back(std::move(contribution));
       a.push_back(rank.a);
       g.push_back(rank.g);
       samples.push_back(rank.samples);
@@ -92,7 +92,7 @@ class StatisticsMergeTest : public ::testing::Test {
     ScratchPool pool(*backend_);
     absl::StatusOr<ScratchPool::Lease> scratch = pool.Acquire(StatisticsScratchElements(spec_, 0));
     ASSERT_TRUE(scratch.ok());
-    const absl::StatusOr<LayerStatistics> merged = MergeStatistics(spec_, 0, votes, *backend_, *scratch);
+    const absl::StatusOr<LayerStatistics> merged = MergeStatistics(spec_, 0, contributions, *backend_, *scratch);
     ASSERT_TRUE(merged.ok()) << merged.status();
     EXPECT_EQ(merged->a.data != nullptr, a_rows);
     EXPECT_EQ(merged->g.data != nullptr, g_rows);

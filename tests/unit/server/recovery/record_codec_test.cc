@@ -49,14 +49,14 @@ TEST(RecordCodec, KeepsAnInstall) {
 
 TEST(RecordCodec, KeepsUpdatesBitForBit) {
   UpdateRecord record = MakeUpdate(7, 1, 4);
-  record.votes.push_back({.samples = 1, .bytes = {}, .scales = {2.0f, 3.0f}});
+  record.contributions.push_back({.samples = 1, .bytes = {}, .scales = {2.0f, 3.0f}});
   const UpdateRecord got = RoundTrip(record);
   ExpectEqual(got.at, record.at);
-  ASSERT_EQ(got.votes.size(), 2u);
-  EXPECT_EQ(got.votes[0].samples, 9u);
-  EXPECT_EQ(got.votes[0].bytes, Payload({4, 4, 4}));
-  EXPECT_EQ(got.votes[0].scales, (std::array<float, 2>{1.0f, 0.25f}));
-  EXPECT_TRUE(got.votes[1].bytes.empty());
+  ASSERT_EQ(got.contributions.size(), 2u);
+  EXPECT_EQ(got.contributions[0].samples, 9u);
+  EXPECT_EQ(got.contributions[0].bytes, Payload({4, 4, 4}));
+  EXPECT_EQ(got.contributions[0].scales, (std::array<float, 2>{1.0f, 0.25f}));
+  EXPECT_TRUE(got.contributions[1].bytes.empty());
   ExpectEqual(RoundTrip(FailedUpdateRecord{record.at}).at, record.at);
   EXPECT_EQ(RoundTrip(RemoveRecord{7}).session_id, 7u);
   EXPECT_TRUE(RoundTrip(FactorsRecord{.at = record.at, .held = true}).held);

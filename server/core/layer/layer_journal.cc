@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/core/layer_journal.h"
+#include "server/core/layer/layer_journal.h"
 
 #include <algorithm>
 #include <utility>
@@ -73,26 +73,25 @@ SettledStep& LayerJournal::Settle(uint64_t step, Mode mode) {
   return settled_.front();
 }
 
-void LayerJournal::BeforeUpdate(uint64_t step, std::vector<Vote>& votes, bool logged) {
+void LayerJournal::BeforeUpdate(uint64_t step, std::vector<StagedContribution>& contributions, bool logged) {
   if (journal_ == nullptr) return;
   Settle(step, Mode::kSecondOrder).updated = true;
   if (!logs_updates_) return;
   ++updates_;
   if (logged) return;
-  ShardRecord record = UpdateRecord{.at = At(step), .votes = std::move(votes)};
+  ShardRecord record = UpdateRecord{.at = At(step), .contributions = std::move(contributions)};
   journal_->Append(record);
-  votes = std::move(std::get<UpdateRecord>(record).votes);
+  contributions = std::move(std::get<UpdateRecord>(record).contributions);
 }
 
 void LayerJournal::AfterFailedUpdate(uint64_t step) {
   if (journal_ != nullptr && logs_updates_) journal_->Append(FailedUpdateRecord{At(step)});
 }
 
-void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result) {
+void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const Plan& plan) {
   if (journal_ == nullptr) return;
-  Plan plan{.decision = result.decision, .factor_version = result.factor_version, .reason = result.reason};
   Settle(step, mode).plan = plan;
-  journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = std::move(plan)});
+  journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = plan});
 }
 
 void LayerJournal::FactorsChanged(bool held, uint64_t release) {

@@ -7,7 +7,7 @@
 #include <deque>
 #include <vector>
 
-#include "server/core/layer_worker.h"
+#include "server/core/layer/layer_worker.h"
 #include "server/core/session_context.h"
 #include "server/core/shard_journal.h"
 
@@ -23,11 +23,11 @@ class LayerJournal {
   void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker);
   // The layer has factors from outside, as of a cut at `step`: gives its image.
   void BeginAt(uint64_t step, const LayerWorker& worker);
-  // The votes are about to be applied. `logged`: a record says so already.
-  void BeforeUpdate(uint64_t step, std::vector<Vote>& votes, bool logged);
+  // The contributions are about to be applied. `logged`: a record says so already.
+  void BeforeUpdate(uint64_t step, std::vector<StagedContribution>& contributions, bool logged);
   void AfterFailedUpdate(uint64_t step);
   // The answer is made and nobody has heard of it.
-  void BeforeAnswer(uint64_t step, Mode mode, const GradientResult& result);
+  void BeforeAnswer(uint64_t step, Mode mode, const Plan& plan);
 
   // The layer has no factors any more, or some again: those of `release`, or, with 0, fresh ones. As FactorsRecord.
   void FactorsChanged(bool held, uint64_t release);

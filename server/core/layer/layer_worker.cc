@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/core/layer_worker.h"
+#include "server/core/layer/layer_worker.h"
 
 #include <cmath>
 #include <cstring>
@@ -25,26 +25,26 @@ absl::Span<float> FloatsIn(Payload& bytes) {
   return absl::MakeSpan(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
 }
 
-// Leaves one vote, the average as the session's communicator makes it of the same gradients where that adds in rank
+// Leaves one contribution, the average as the session's communicator makes it of the same gradients where that adds in rank
 // order: of shares in f32, one rank after the other, and the shard's own zero at the end. So whoever has had an answer
 // by one way has the one that the others get by the other.
-void Average(std::vector<Vote>& votes) {
+void Average(std::vector<StagedContribution>& contributions) {
   uint64_t total = 0;
-  for (const Vote& vote : votes) total += vote.samples;
-  const absl::Span<float> sum = FloatsIn(votes[0].bytes);
-  for (size_t i = 0; i < votes.size(); ++i) {
-    const absl::Span<float> term = FloatsIn(votes[i].bytes);
-    ScaleInPlace(static_cast<double>(votes[i].scales[0]), term);
-    ScaleInPlace(static_cast<double>(ShareOf(votes[i].samples, total)), term);
+  for (const StagedContribution& contribution : contributions) total += contribution.samples;
+  const absl::Span<float> sum = FloatsIn(contributions[0].bytes);
+  for (size_t i = 0; i < contributions.size(); ++i) {
+    const absl::Span<float> term = FloatsIn(contributions[i].bytes);
+    ScaleInPlace(static_cast<double>(contributions[i].scales[0]), term);
+    ScaleInPlace(static_cast<double>(ShareOf(contributions[i].samples, total)), term);
     if (i == 0) continue;
     for (size_t k = 0; k < sum.size(); ++k) sum[k] += term[k];
-    votes[i].bytes = Payload();
+    contributions[i].bytes = Payload();
   }
   for (float& value : sum) value += 0.0f;
-  votes[0].samples = total;
-  votes[0].scales = {1, 1};
-  votes[0].whole = true;
-  votes.resize(1);
+  contributions[0].samples = total;
+  contributions[0].scales = {1, 1};
+  contributions[0].whole = true;
+  contributions.resize(1);
 }
 
 absl::Duration Since(const Clock& clock, absl::Time start) { return clock.Now() - start; }
@@ -96,13 +96,13 @@ LayerWorker::StateView LayerWorker::view() const {
   return {true, state_->version(), state_->bytes(), state_->summary()};
 }
 
-LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
+LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<StagedContribution> contributions) {
   UpdateOutcome outcome;
-  if (!votes.empty() && state_ != nullptr) {
+  if (!contributions.empty() && state_ != nullptr) {
     outcome.attempted = true;
     const LayerState::Summary before = state_->summary();
     saved_ = nullptr;
-    outcome.status = ApplyStatistics(votes, outcome);
+    outcome.status = ApplyStatistics(contributions, outcome);
     const LayerState::Summary after = state_->summary();
     outcome.decomposition_failed = after.failed_decompositions > before.failed_decompositions;
     outcome.reset = after.resets > before.resets;
@@ -115,12 +115,12 @@ LayerWorker::UpdateOutcome LayerWorker::Update(std::vector<Vote> votes) {
   return outcome;
 }
 
-absl::Status LayerWorker::ApplyStatistics(std::vector<Vote>& votes, UpdateOutcome& outcome) {
+absl::Status LayerWorker::ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome) {
   PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch,
                              device_.statistics_scratch.Acquire(StatisticsScratchElements(session_.spec, layer_)));
   PRECONDOR_ASSIGN_OR_RETURN(const LayerStatistics merged,
-                             MergeStatistics(session_.spec, layer_, votes, device_.backend, scratch));
-  votes.clear();
+                             MergeStatistics(session_.spec, layer_, contributions, device_.backend, scratch));
+  contributions.clear();
   SealedUpdate update;
   if (session_.spec.exchange == ExchangeMode::kReplay) {
     PRECONDOR_ASSIGN_OR_RETURN(update, Seal(merged));
@@ -148,12 +148,12 @@ absl::StatusOr<SealedUpdate> LayerWorker::Seal(const LayerStatistics& merged) co
   return update;
 }
 
-LayerWorker::Answer LayerWorker::Hand(const StepSlot& slot) {
+LayerWorker::Answer LayerWorker::Hand(const StepData& data) {
   Answer answer;
-  const bool known = slot.update.has_value() && slot.update->bytes != nullptr;
+  const bool known = data.update.has_value() && data.update->bytes != nullptr;
   // An update that came back with the factors, before the shard was lost: they have it, its vectors are gone.
   const bool made =
-      slot.update.has_value() || (slot.plan.has_value() && slot.plan->decision == Decision::kPreconditioned);
+      data.update.has_value() || (data.plan.has_value() && data.plan->decision == Decision::kPreconditioned);
   if (made && !known) {
     absl::StatusOr<GradientResult> factors = Fetch();
     if (factors.ok()) {
@@ -163,8 +163,8 @@ LayerWorker::Answer LayerWorker::Hand(const StepSlot& slot) {
     }
   } else if (known) {
     answer.result.decision = Decision::kPreconditioned;
-    answer.result.tensors = slot.update->tensors;
-    answer.result.bytes = slot.update->bytes;
+    answer.result.tensors = data.update->tensors;
+    answer.result.bytes = data.update->bytes;
   } else {
     answer.result.reason = state_ == nullptr ? NoFactors() : "the step's statistics have changed nothing";
   }
@@ -196,67 +196,67 @@ std::string LayerWorker::NoFactors() const {
   return absl::StrCat("layer \"", spec_.name, "\" has no factors since the fallback to first order");
 }
 
-void LayerWorker::Fold(StepSlot& slot, Vote vote) {
-  if (!slot.lost.ok()) return;
-  if (slot.result_buffer.empty()) slot.result_scale = vote.scales[0];
-  if (vote.whole && !AllFinite(FloatsIn(vote.bytes))) slot.lost = absl::InternalError(kNotFinite);
-  if (!single_ && !vote.whole) {
-    if (!slot.sum.has_value()) {
+void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
+  if (!data.lost.ok()) return;
+  if (data.result_buffer.empty()) data.result_scale = contribution.scales[0];
+  if (contribution.whole && !AllFinite(FloatsIn(contribution.bytes))) data.lost = absl::InternalError(kNotFinite);
+  if (!single_ && !contribution.whole) {
+    if (!data.sum.has_value()) {
       absl::StatusOr<WeightedSum> sum = WeightedSum::Make(spec_.d_out * spec_.d_in);
       if (!sum.ok()) {
-        slot.lost = sum.status();
+        data.lost = sum.status();
         return;
       }
-      slot.sum = *std::move(sum);
+      data.sum = *std::move(sum);
     }
-    slot.sum->Add(vote.samples, session_.spec.gradient_dtype, vote.bytes.data(), vote.scales[0]);
+    data.sum->Add(contribution.samples, session_.spec.gradient_dtype, contribution.bytes.data(), contribution.scales[0]);
   }
-  if (slot.result_buffer.empty()) slot.result_buffer = std::move(vote.bytes);
-  slot.on_device = std::move(vote.on_device);  // such a gradient is the only one
+  if (data.result_buffer.empty()) data.result_buffer = std::move(contribution.bytes);
+  data.on_device = std::move(contribution.on_device);  // such a gradient is the only one
 }
 
-LayerWorker::Answer LayerWorker::Precondition(StepSlot& slot, std::vector<Vote> votes) {
-  if (votes.size() > 1 && session_.spec.data_plane == DataPlane::kCollective) Average(votes);
-  for (Vote& vote : votes) Fold(slot, std::move(vote));
-  votes.clear();
-  if (slot.on_device != nullptr) return PreconditionOnDevice(slot);
+LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<StagedContribution> contributions) {
+  if (contributions.size() > 1 && session_.spec.data_plane == DataPlane::kCollective) Average(contributions);
+  for (StagedContribution& contribution : contributions) Accumulate(data, std::move(contribution));
+  contributions.clear();
+  if (data.on_device != nullptr) return PreconditionOnDevice(data);
   const DType dtype = session_.spec.gradient_dtype;
   const int64_t elements = spec_.d_out * spec_.d_in;
   // f32 values live in the buffer that becomes the result: heap blocks are aligned for them, and the wire's byte order
   // is the host's.
   absl::StatusOr<HostBuffer<float>> decoded = HostBuffer<float>::Make(dtype == DType::kF32 ? 0 : elements);
-  slot.lost.Update(decoded.status());
-  if (!slot.lost.ok()) return Skip(slot, std::string(slot.lost.message()));
-  float* data = dtype == DType::kF32 ? reinterpret_cast<float*>(slot.result_buffer.data()) : decoded->span().data();
-  const absl::Span<float> gradient = absl::MakeSpan(data, elements);
-  if (slot.sum.has_value()) {
-    slot.sum->Finish(gradient);
-    slot.sum.reset();
+  data.lost.Update(decoded.status());
+  if (!data.lost.ok()) return Skip(data, std::string(data.lost.message()));
+  float* values = dtype == DType::kF32 ? reinterpret_cast<float*>(data.result_buffer.data()) : decoded->span().data();
+  const absl::Span<float> gradient = absl::MakeSpan(values, elements);
+  if (data.sum.has_value()) {
+    data.sum->Finish(gradient);
+    data.sum.reset();
     // A single gradient was looked at when it came (CheckGradient).
-    if (!AllFinite(gradient)) return Skip(slot, std::string(kNotFinite));
-  } else if (dtype != DType::kF32 || slot.result_scale != 1.0f) {
-    DecodeElements(dtype, slot.result_buffer.data(), slot.result_scale, gradient);
+    if (!AllFinite(gradient)) return Skip(data, std::string(kNotFinite));
+  } else if (dtype != DType::kF32 || data.result_scale != 1.0f) {
+    DecodeElements(dtype, data.result_buffer.data(), data.result_scale, gradient);
   }
-  const bool planned = slot.plan.has_value() && slot.plan->decision == Decision::kIdentity;
-  if (planned || slot.mode == Mode::kFirstOrder) {
+  const bool planned = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
+  if (planned || data.mode == Mode::kFirstOrder) {
     Answer average;
     average.result.decision = Decision::kIdentity;
-    average.result.reason = planned ? slot.plan->reason : "first order";
-    return Encode(slot, std::move(average), gradient);
+    average.result.reason = planned ? data.plan->reason : "first order";
+    return Encode(data, std::move(average), gradient);
   }
-  absl::StatusOr<Answer> answer = RunMethod(gradient, HasTakenIn(slot));
-  if (answer.ok() && answer->result.decision == Decision::kSkip) return Skip(slot, std::move(answer->result.reason));
-  if (answer.ok()) return Encode(slot, *std::move(answer), gradient);
+  absl::StatusOr<Answer> answer = RunMethod(gradient, HasTakenIn(data));
+  if (answer.ok() && answer->result.decision == Decision::kSkip) return Skip(data, std::move(answer->result.reason));
+  if (answer.ok()) return Encode(data, *std::move(answer), gradient);
   // RunMethod leaves `gradient` as it was when it fails.
   Answer identity;
   identity.result.decision = Decision::kIdentity;
   identity.result.reason = std::string(answer.status().message());
-  return Encode(slot, std::move(identity), gradient);
+  return Encode(data, std::move(identity), gradient);
 }
 
-bool LayerWorker::HasTakenIn(const StepSlot& slot) const {
-  return !method_.needs_statistics() && state_ != nullptr && slot.plan.has_value() &&
-         slot.plan->decision == Decision::kPreconditioned && slot.plan->factor_version == state_->version();
+bool LayerWorker::HasTakenIn(const StepData& data) const {
+  return !method_.needs_statistics() && state_ != nullptr && data.plan.has_value() &&
+         data.plan->decision == Decision::kPreconditioned && data.plan->factor_version == state_->version();
 }
 
 bool LayerWorker::LacksGradientsOf(const Plan& plan) const {
@@ -318,18 +318,18 @@ void LayerWorker::NotePreconditioned(Answer& answer) const {
   answer.result.decision = Decision::kPreconditioned;
 }
 
-LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepSlot& slot) {
-  const std::shared_ptr<const DevicePayload> payload = std::move(slot.on_device);
+LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepData& data) {
+  const std::shared_ptr<const DevicePayload> payload = std::move(data.on_device);
   const ConstMatrixView gradient = payload->values;
   Backend& backend = device_.backend;
   // Kept for as long as it may be asked for; the gradient's place is the worker's again then.
   absl::StatusOr<DeviceMatrix> kept = backend.AllocateScratch(gradient.rows, gradient.cols);
-  if (!kept.ok()) return Skip(slot, std::string(kept.status().message()));
+  if (!kept.ok()) return Skip(data, std::string(kept.status().message()));
   Answer answer;
-  const bool planned = slot.plan.has_value() && slot.plan->decision == Decision::kIdentity;
-  absl::Status status = absl::FailedPreconditionError(planned ? slot.plan->reason : "first order");
-  if (!planned && slot.mode != Mode::kFirstOrder) {
-    absl::StatusOr<Answer> made = RunMethodOnDevice(gradient, HasTakenIn(slot), kept->view());
+  const bool planned = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
+  absl::Status status = absl::FailedPreconditionError(planned ? data.plan->reason : "first order");
+  if (!planned && data.mode != Mode::kFirstOrder) {
+    absl::StatusOr<Answer> made = RunMethodOnDevice(gradient, HasTakenIn(data), kept->view());
     status = made.status();
     if (made.ok()) answer = *std::move(made);
   }
@@ -340,9 +340,9 @@ LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepSlot& slot) {
     // The sum is there once the copy is.
     const absl::StatusOr<double> squared = copied.ok() ? backend.Dot(kept->view(), kept->view()) : copied;
     if (!squared.ok()) {
-      return Skip(slot, absl::StrCat("the gradient cannot be had from the device: ", squared.status().message()));
+      return Skip(data, absl::StrCat("the gradient cannot be had from the device: ", squared.status().message()));
     }
-    if (!std::isfinite(*squared)) return Skip(slot, "the gradient has become other than finite since it came");
+    if (!std::isfinite(*squared)) return Skip(data, "the gradient has become other than finite since it came");
   }
   answer.result.tensors = {{.dtype = DType::kF32, .dims = {gradient.rows, gradient.cols}, .scale = 1.0f}};
   answer.result.on_device = std::make_shared<DeviceAnswer>(backend, *std::move(kept));
@@ -376,25 +376,25 @@ absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethodOnDevice(ConstMatrixVi
   return answer;
 }
 
-LayerWorker::Answer LayerWorker::Encode(StepSlot& slot, Answer answer, absl::Span<float> values) {
+LayerWorker::Answer LayerWorker::Encode(StepData& data, Answer answer, absl::Span<float> values) {
   const DType dtype = session_.spec.gradient_dtype;
   GradientResult& result = answer.result;
   TensorDesc tensor{.dtype = dtype, .dims = {spec_.d_out, spec_.d_in}, .scale = 1.0f};
   if (dtype != DType::kF32) {
     if (dtype == DType::kF16) tensor.scale = F16Scale(values);
-    EncodeElements(dtype, values, tensor.scale, slot.result_buffer.data());
+    EncodeElements(dtype, values, tensor.scale, data.result_buffer.data());
   }
   result.tensors = {std::move(tensor)};
-  result.bytes = std::make_shared<const Payload>(std::move(slot.result_buffer));
+  result.bytes = std::make_shared<const Payload>(std::move(data.result_buffer));
   answer.state = view();
   result.factor_version = answer.state.version;
   return answer;
 }
 
-LayerWorker::Answer LayerWorker::Skip(StepSlot& slot, std::string reason) {
-  slot.sum.reset();
-  slot.result_buffer = Payload();
-  slot.on_device = nullptr;
+LayerWorker::Answer LayerWorker::Skip(StepData& data, std::string reason) {
+  data.sum.reset();
+  data.result_buffer = Payload();
+  data.on_device = nullptr;
   Answer answer;
   answer.result.decision = Decision::kSkip;
   answer.result.reason = std::move(reason);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of one layer: reduces votes, updates the factors, preconditions gradients.
+// The arithmetic of one layer: reduces contributions, updates the factors, preconditions gradients.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "absl/types/span.h"
 
 #include "server/core/session_context.h"
-#include "server/core/step_slot.h"
+#include "server/core/layer/step_data.h"
 
 namespace precondor {
 
@@ -33,7 +33,7 @@ class LayerWorker {
     LayerState::Summary summary;
   };
   struct UpdateOutcome {
-    absl::Status status;  // of the update; OK as well when there were no votes
+    absl::Status status;  // of the update; OK as well when there were no contributions
     bool attempted = false;
     bool decomposition_failed = false;  // an update that succeeded and left the last good decomposition
     bool reset = false;                 // and gave the factors up with it
@@ -48,20 +48,20 @@ class LayerWorker {
     StateView state;
   };
 
-  // One step's statistics, votes in rank order; none skips the update.
-  UpdateOutcome Update(std::vector<Vote> votes);
+  // One step's statistics, contributions in rank order; none skips the update.
+  UpdateOutcome Update(std::vector<StagedContribution> contributions);
 
-  // Adds a gradient to the slot's sum; in rank order.
-  void Fold(StepSlot& slot, Vote vote);
-  // Answers a sealed gradient phase: the votes not yet folded, in rank order.
-  Answer Precondition(StepSlot& slot, std::vector<Vote> votes);
+  // Adds a gradient to the step's sum; in rank order.
+  void Accumulate(StepData& data, StagedContribution contribution);
+  // Answers a sealed gradient phase: the contributions not yet folded, in rank order.
+  Answer Precondition(StepData& data, std::vector<StagedContribution> contributions);
   // Answers a sealed phase of pulls: what the step's update has made of the factors.
-  Answer Hand(const StepSlot& slot);
+  Answer Hand(const StepData& data);
   // The factors as they are, or IDENTITY and the reason where there are none. Unavailable when they cannot be read now.
   absl::StatusOr<GradientResult> Fetch();
 
   // The answer of a step that somebody had no gradient for; frees what has been added up.
-  Answer Skip(StepSlot& slot, std::string reason);
+  Answer Skip(StepData& data, std::string reason);
 
   // Of a method that takes gradients in: the plan's answer was made with gradients that came after those which these
   // factors have, so that it cannot be made again. Nobody who takes part holds it: Resume has seen to that.
@@ -78,15 +78,15 @@ class LayerWorker {
   absl::Status Load(absl::string_view bytes);
 
  private:
-  absl::Status ApplyStatistics(std::vector<Vote>& votes, UpdateOutcome& outcome);
+  absl::Status ApplyStatistics(std::vector<StagedContribution>& contributions, UpdateOutcome& outcome);
   absl::StatusOr<SealedUpdate> Seal(const LayerStatistics& merged) const;
   std::string NoFactors() const;
   // Has the executor do in the background what the factors have put off.
   // Whether what work takes by the clock is what placement may count with.
   bool TimesAreOwn() const;
   void PostDeferredWork();
-  // Of a method that takes gradients in: the factors have the slot's already, and their last answer is its.
-  bool HasTakenIn(const StepSlot& slot) const;
+  // Of a method that takes gradients in: the factors have the step's already, and their last answer is its.
+  bool HasTakenIn(const StepData& data) const;
   // OK where the method can be asked.
   absl::Status CheckReady() const;
   // The method's answer to d in u, both on the device. `u_squared`: |u|^2, if not null, and then u is complete.
@@ -95,9 +95,9 @@ class LayerWorker {
   absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient, bool taken_in);
   // The same for a gradient that lies on the device, and stays there as it is.
   void NotePreconditioned(Answer& answer) const;
-  Answer PreconditionOnDevice(StepSlot& slot);
+  Answer PreconditionOnDevice(StepData& data);
   absl::StatusOr<Answer> RunMethodOnDevice(ConstMatrixView gradient, bool taken_in, MatrixView u);
-  Answer Encode(StepSlot& slot, Answer answer, absl::Span<float> values);
+  Answer Encode(StepData& data, Answer answer, absl::Span<float> values);
 
   SessionContext& session_;
   SessionDevice& device_;

@@ -14,14 +14,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/core/layer_worker.h"
+#include "server/core/layer/layer_worker.h"
 #include "server/core/shard_journal.h"
 
 namespace precondor {
 
 struct ReplayedStep {
   SettledStep settled;
-  std::optional<std::vector<Vote>> votes;  // still to be applied
+  std::optional<std::vector<StagedContribution>> contributions;  // still to be applied
   bool failed = false;                     // not to be applied after all
 };
 
@@ -53,7 +53,7 @@ class LayerReplay {
     std::optional<std::string> released;
     std::map<uint64_t, ReplayedStep> steps;
   };
-  Outcome Finish(uint64_t began);
+  Outcome Finish(uint64_t began, int32_t staleness_steps);
 
  private:
   // DataLoss: an update that the record follows is not there. One that follows fewer was written by a layer that had
@@ -66,6 +66,9 @@ class LayerReplay {
   absl::Status Receive(const LayerStep& at);
   ReplayedStep* Find(const LayerStep& at, Mode mode);
   void Apply(ReplayedStep step);
+  // An answer shows that the updates before it were made: those without a record (LayerJournal) are given up, so that
+  // no step waits for statistics that ranks may keep no more.
+  void GiveUpUnlogged(int32_t staleness_steps);
 
   LayerWorker& worker_;
   const uint64_t window_;

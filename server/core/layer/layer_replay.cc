@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/core/layer_replay.h"
+#include "server/core/layer/layer_replay.h"
 
 #include <utility>
 
@@ -15,16 +15,16 @@ absl::Status LayerReplay::Load(const LayerImage& image) {
   began_ = image.at.began;
   release_ = image.release;
   image_updates_ = received_ = applied_ = image.at.updates;
-  for (const SettledStep& settled : image.settled) steps_[settled.step] = {.settled = settled, .votes = {}};
+  for (const SettledStep& settled : image.settled) steps_[settled.step] = {.settled = settled, .contributions = {}};
   return absl::OkStatus();
 }
 
 void LayerReplay::Apply(ReplayedStep step) {
-  if (!step.votes.has_value()) return;
+  if (!step.contributions.has_value()) return;
   ++applied_;
   // An update that failed then did so before anything came of it; one that fails now leaves the factors it would have
   // left then.
-  if (!step.failed) worker_.Update(*std::move(step.votes));
+  if (!step.failed) worker_.Update(*std::move(step.contributions));
 }
 
 void LayerReplay::BeginAt(uint64_t began) {
@@ -38,7 +38,7 @@ ReplayedStep* LayerReplay::Find(const LayerStep& at, Mode mode) {
   BeginAt(at.began);
   if (at.began < began_) return nullptr;
   ReplayedStep& found =
-      steps_.try_emplace(at.step, ReplayedStep{.settled = {.step = at.step, .mode = mode, .plan = {}}, .votes = {}})
+      steps_.try_emplace(at.step, ReplayedStep{.settled = {.step = at.step, .mode = mode, .plan = {}}, .contributions = {}})
           .first->second;
   while (steps_.begin()->first + window_ <= steps_.rbegin()->first) {
     const bool beyond = &steps_.begin()->second == &found;
@@ -63,11 +63,11 @@ absl::Status LayerReplay::Add(UpdateRecord record) {
   PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
   ReplayedStep* step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) {
-    Apply({.settled = {.step = record.at.step, .plan = {}}, .votes = std::move(record.votes)});
+    Apply({.settled = {.step = record.at.step, .plan = {}}, .contributions = std::move(record.contributions)});
     return absl::OkStatus();
   }
   step->settled.updated = true;
-  step->votes = std::move(record.votes);
+  step->contributions = std::move(record.contributions);
   return absl::OkStatus();
 }
 
@@ -103,7 +103,7 @@ absl::Status LayerReplay::Add(const FactorsRecord& record) {
   BeginAt(record.at.began);
   // What came before belongs to the factors that go.
   for (auto& [number, step] : steps_) {
-    Apply(std::exchange(step, {.settled = step.settled, .votes = {}, .failed = step.failed}));
+    Apply(std::exchange(step, {.settled = step.settled, .contributions = {}, .failed = step.failed}));
   }
   ++applied_;
   if (record.held) return record.release != 0 ? LoadReleased(record.release) : SetHeld(true);
@@ -128,8 +128,19 @@ absl::Status LayerReplay::LoadReleased(uint64_t release) {
   return absl::DataLossError(absl::StrCat("factors of release ", release, ", which were loaded: ", status.message()));
 }
 
-LayerReplay::Outcome LayerReplay::Finish(uint64_t began) {
+void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
+  bool answered = false;  // this step, or the one after it where answers are a step behind
+  for (auto later = steps_.rbegin(); later != steps_.rend(); ++later) {
+    const bool behind = answered;
+    SettledStep& step = later->second.settled;
+    answered = answered || step.plan.has_value();
+    if (staleness_steps == 0 ? answered : behind) step.updated = true;
+  }
+}
+
+LayerReplay::Outcome LayerReplay::Finish(uint64_t began, int32_t staleness_steps) {
   BeginAt(began);
+  GiveUpUnlogged(staleness_steps);
   return {.began = began_,
           .updates = applied_,
           .release = release_,

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/layer/contributions.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace precondor {
+
+PutOutcome Contributions::Put(uint32_t rank, ContributionStatus status, uint64_t digest) {
+  Slot& slot = slots_[rank - first_rank_];
+  if (slot.status == ContributionStatus::kMissing) {
+    slot.status = status;
+    slot.digest = digest;
+    ++(status == ContributionStatus::kPresent ? present_ : abstained_);
+    return PutOutcome::kTaken;
+  }
+  if (slot.digest == digest || slot.inherited) return PutOutcome::kDuplicate;
+  if (slot.status == ContributionStatus::kRefused && status == ContributionStatus::kAbstained) {
+    return PutOutcome::kDuplicate;
+  }
+  return PutOutcome::kConflict;
+}
+
+void Contributions::PutAll(absl::Span<const ContributionStatus> statuses) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].status = statuses[i];
+    slots_[i].inherited = true;
+    ++(statuses[i] == ContributionStatus::kPresent ? present_ : abstained_);
+  }
+  next_ = abstained_ > 0 ? slots_.size() : slots_.size() - 1;
+}
+
+void Contributions::Inherit(uint32_t rank, bool repeats) {
+  if (rank < first_rank_ || rank - first_rank_ >= slots_.size()) return;
+  Slot& slot = slots_[rank - first_rank_];
+  if (slot.status == ContributionStatus::kMissing) return;
+  slot.inherited = true;
+  slot.owed = repeats;
+}
+
+void Contributions::MarkAnswered(uint32_t rank) {
+  if (rank >= first_rank_ && rank - first_rank_ < slots_.size()) slots_[rank - first_rank_].owed = false;
+}
+
+std::optional<uint32_t> Contributions::owed_rank() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].owed) return first_rank_ + static_cast<uint32_t>(i);
+  }
+  return std::nullopt;
+}
+
+std::vector<uint32_t> Contributions::missing() const {
+  std::vector<uint32_t> ranks;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].status == ContributionStatus::kMissing) ranks.push_back(first_rank_ + static_cast<uint32_t>(i));
+  }
+  return ranks;
+}
+
+std::optional<uint32_t> Contributions::TakeNext() {
+  for (; next_ < slots_.size(); ++next_) {
+    const ContributionStatus status = slots_[next_].status;
+    if (status == ContributionStatus::kMissing) return std::nullopt;
+    if (status == ContributionStatus::kPresent) return first_rank_ + static_cast<uint32_t>(next_++);
+  }
+  return std::nullopt;
+}
+
+std::vector<uint32_t> Contributions::TakeRest() {
+  std::vector<uint32_t> ranks;
+  for (; next_ < slots_.size(); ++next_) {
+    if (slots_[next_].status == ContributionStatus::kPresent) ranks.push_back(first_rank_ + static_cast<uint32_t>(next_));
+  }
+  return ranks;
+}
+
+std::string Contributions::DescribeAbstention() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const ContributionStatus status = slots_[i].status;
+    if (status == ContributionStatus::kAbstained) return absl::StrCat("rank ", first_rank_ + i, " abstained");
+    if (status == ContributionStatus::kRefused) {
+      return absl::StrCat("rank ", first_rank_ + i, " sent a payload that was not finite");
+    }
+  }
+  return "";
+}
+
+}  // namespace precondor

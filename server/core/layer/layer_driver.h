@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// One layer of a session at work: feeds what happens to its state machine and carries the machine's effects out.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/mutex.h"
+#include "server/core/contribution.h"
+#include "server/core/layer/layer_events.h"
+#include "server/core/layer/layer_journal.h"
+#include "server/core/layer/layer_machine.h"
+#include "server/core/layer/layer_replay.h"
+#include "server/core/layer/layer_worker.h"
+#include "server/core/layer/step_data.h"
+#include "server/core/session_context.h"
+#include "server/core/shard_control.h"
+
+namespace precondor {
+
+// Thread-safe. Owns the layer's lock, strand, payloads, factors and journal. The way of a contribution: Submit* ->
+// LayerMachine under the lock -> Perform, which wakes the strand -> Run, until the machine has no work left.
+// Lock order: mu_ is a leaf. No callback, post or arithmetic happens under it.
+class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
+ public:
+  // `held`: the layer begins with fresh factors; otherwise it has none. Errors: those of Method::MakeState.
+  static absl::StatusOr<std::shared_ptr<LayerDriver>> Create(std::shared_ptr<SessionContext> session, uint32_t layer,
+                                                             const SessionInstall& install, bool held);
+
+  // See LayerMachine::Check.
+  absl::Status Check(const ContributionHeader& header) const;
+
+  // The header has passed every check that needs no payload. `ack` and `result` as in Shard.
+  void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
+  void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
+  // See Shard.
+  absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
+
+  // A rank comes from another shard generation, which answered it with factors of `factor_version`, and sends no
+  // gradient of steps before `key.step` again: those that this generation does not know are over. Where updates are
+  // missing here and several ranks get each answer, all of them have to begin again: MEMORY_LOST, as for whatever they
+  // send until then. Otherwise the epoch's errors.
+  absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
+
+  // Gives `result` the factors as they are, updates that are due from the journal included; see Shard::Fetch.
+  void Fetch(const ContributionKey& key, ResultFn result);
+
+  // Takes no contribution of an epoch before `epoch` any more; waiting results get `why`. Returns the first step from
+  // which on the layer keeps all. Nothing else when `epoch` is not new.
+  uint64_t EndEpoch(uint64_t epoch, const absl::Status& why);
+  // Goes on with `epoch`, which EndEpoch has named; factors stay. When the job goes back to a step, all steps are
+  // dropped. Otherwise they stay, so that processes that took ranks over (`replaced`) get the answers that the others
+  // got, and none retires before they have.
+  void BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced);
+  // Drops all steps, for good; waiting results get `why`.
+  void Close(const absl::Status& why);
+  // Gives a layer that has no factors some, after what is queued: those of `release`, or, with 0, fresh ones.
+  void SetState(std::unique_ptr<LayerState> state, uint64_t release);
+  // Takes the layer's factors away, after what is queued; then calls `done` on the strand with what LayerState::Save
+  // said of them, or NotFound: there is no journal that could keep them.
+  using ReleasedFn = std::function<void(absl::StatusOr<std::string> state)>;
+  void ReleaseState(uint64_t release, ReleasedFn done);
+  // Gives a layer that has had no contribution the factors of a snapshot as of `step`; its image goes to the journal.
+  void Restore(std::unique_ptr<LayerState> state, uint64_t step);
+
+  // Gives up on statistics that are overdue at `now`.
+  void SealOverdue(absl::Time now);
+  // See LayerMachine.
+  void AddStragglers(absl::Time since, Stragglers& stragglers) const;
+
+  // Coming back, before anything else: the layer's image, its records in order, then FinishReplay. Errors: those of
+  // LayerReplay.
+  absl::Status Replay(const LayerImage& image) { return replay().Load(image); }
+  template <typename Record>
+  absl::Status Replay(Record record) {
+    return replay().Add(std::move(record));
+  }
+  // The window's steps are there again: sealed statistics wait for their turn, gradients for their contributors.
+  void FinishReplay();
+  // After FinishReplay, once: factors of release() that the journal may not hold.
+  std::optional<std::string> TakeReleased() { return std::exchange(released_, std::nullopt); }
+
+  // Tells the observer and `ack` what became of a contribution that carried `bytes`.
+  void Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack);
+  LayerStats stats() const;
+  // Not while SetState or ReleaseState may be under way.
+  bool has_factors() const { return worker_.has_factors(); }
+  uint64_t release() const { return journal_.release(); }
+  uint32_t index() const { return layer_; }
+  const LayerSpec& spec() const { return session_->spec.layers[layer_]; }
+
+ private:
+  // An effect, with what it needs of `steps_`: taken out under the lock under which the machine decided on it.
+  struct Task {
+    Effect effect;
+    std::shared_ptr<StepData> data = {};
+    std::vector<ResultFn> requests = {};
+    std::vector<StagedContribution> contributions = {};
+    std::optional<GradientResult> answer = {};
+  };
+  using Tasks = absl::InlinedVector<Task, 4>;
+
+  LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer, const SessionInstall& install,
+              std::unique_ptr<LayerState> state);
+
+  // Has the machine take the event. `payload`: that of the event's contribution.
+  Tasks Feed(const LayerEvent& event, StagedContribution* payload = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Tasks FeedLocked(const LayerEvent& event, StagedContribution* payload = nullptr);
+  void Prepare(Task& task, StagedContribution* payload) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  const std::shared_ptr<StepData>& DataOf(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Carries effects out, in their order.
+  void Perform(Tasks tasks);
+
+  void Submit(const ContributionHeader& header, ContributionStatus status, uint64_t digest, StagedContribution contribution,
+              int64_t bytes, const absl::Status& refusal, const AckFn& ack, ResultFn result);
+  void RequestAnswer(const ContributionKey& key, ResultFn result);
+
+  // The rest runs on the strand.
+  void Run();
+  void ApplyPendingUpdates() { Perform(FeedLocked(FactorsNeeded{})); }
+  void Update(const ApplyUpdate& effect, Task& task);
+  void Answer(const ComputeAnswer& effect, Task& task);
+  void Deliver(StepId id);
+  // Gives the layer these factors, or none; the records follow.
+  void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release);
+  void ShowFactors();
+  void Show(const LayerWorker::StateView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Count(const LayerWorker::UpdateOutcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Count(const LayerWorker::Answer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  LayerReplay& replay();
+
+  // Const after construction.
+  const std::shared_ptr<SessionContext> session_;
+  const uint32_t layer_;
+  Executor& executor_;  // of the layer's device
+  const uint64_t strand_;
+
+  // Used on the strand alone.
+  LayerWorker worker_;
+  LayerJournal journal_;
+  std::unique_ptr<LayerReplay> replay_;  // until FinishReplay
+  std::optional<std::string> released_;  // from there until TakeReleased
+
+  mutable Mutex mu_;
+  LayerMachine machine_ ABSL_GUARDED_BY(mu_);
+  std::map<StepId, std::shared_ptr<StepData>> steps_ ABSL_GUARDED_BY(mu_);
+  int64_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;  // of the machine, as ShardContext::in_flight has it
+  LayerStats stats_ ABSL_GUARDED_BY(mu_);
+  // Sums and counts behind the means in stats_.
+  double update_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+  double precondition_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t updates_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace precondor

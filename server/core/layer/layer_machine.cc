@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks send, and how the epoch goes on. layer_machine_work.cc has the worker's side.
+#include "server/core/layer/layer_machine.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/payload.h"
+#include "server/policy/sealing.h"
+
+namespace precondor {
+
+LayerMachine::LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rollback_epoch)
+    : rules_(rules),
+      window_(rules),
+      ranks_(rules.spec->world_size),
+      epoch_(epoch),
+      rollback_epoch_(rollback_epoch) {}
+
+Effects LayerMachine::Step(const LayerEvent& event) {
+  Effects effects;
+  std::visit([&](const auto& of) { On(of, effects); }, event);
+  return effects;
+}
+
+void LayerMachine::Wake(Effects& effects) {
+  if (!std::exchange(awake_, true)) effects.push_back(WakeWorker{});
+}
+
+// --- checks ---------------------------------------------------------------------------------------------------------
+
+absl::Status LayerMachine::CheckEpoch(const ContributionKey& key) const {
+  if (key.epoch == epoch_) return absl::OkStatus();
+  // The session's membership was replaced just before or after its check.
+  const bool ahead = key.epoch > epoch_;
+  return ReasonedStatus(ahead ? absl::StatusCode::kUnavailable : absl::StatusCode::kFailedPrecondition,
+                        ahead ? ErrorReason::kFutureEpoch : ErrorReason::kStaleEpoch,
+                        absl::StrCat(DescribeKey(*rules_.spec, key), ": expected epoch ", epoch_, ", got ", key.epoch));
+}
+
+absl::Status LayerMachine::CheckNotLost(const ContributionKey& key) const {
+  if (!ranks_.AnyLost()) return absl::OkStatus();
+  if (!ranks_.IsLost(key.rank)) {
+    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                          absl::StrCat(DescribeKey(*rules_.spec, key), ": rank ", ranks_.first_lost(),
+                                       " has to begin again: the shard has lost factors that it knows"));
+  }
+  return ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kMemoryLost,
+                        absl::StrCat(DescribeKey(*rules_.spec, key),
+                                     ": the shard has lost factors that ranks have had answers with, and cannot give "
+                                     "the others the same: go back to a checkpoint with all ranks, and join again"));
+}
+
+absl::Status LayerMachine::CheckStep(const ContributionKey& key, Mode mode) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckEpoch(key));
+  PRECONDOR_RETURN_IF_ERROR(CheckNotLost(key));
+  return window_.Check(key, mode, ranks_.HasYetToBegin(key.rank) && rules_.SendsGradient(key.rank));
+}
+
+bool LayerMachine::IsStale(ContributionKind kind, const ContributionKey& key) const {
+  return kind == ContributionKind::kStatistics && key.step < window_.FirstToOpen() &&
+         window_.Find(key.step) == nullptr && CheckEpoch(key).ok() && CheckNotLost(key).ok();
+}
+
+absl::Status LayerMachine::Check(const ContributionHeader& header) const {
+  if (IsStale(header.kind, header.key)) return absl::OkStatus();
+  absl::Status status = CheckStep(header.key, header.mode);
+  // This rank may be the last of those that are owed an answer; the contribution itself takes note of that.
+  return GetErrorReason(status) == ErrorReason::kNotActive ? absl::OkStatus() : status;
+}
+
+// --- contributions --------------------------------------------------------------------------------------------------
+
+void LayerMachine::On(const ContributionArrived& event, Effects& effects) {
+  effects.push_back(Acknowledge{});
+  bool work = false;
+  // Also when it is then refused: after steps without a frame two ranks would wait for each other.
+  if (event.key.epoch == epoch_) {
+    ranks_.Hear(event.key.rank);
+    MarkAnswered(event.kind, event.key);
+    work = NoteBegun(event.key, event.now, effects);
+    work = NoteCatchup(event.key, event.now, effects) || work;
+  }
+  absl::StatusOr<bool> duplicate = Admit(event, work, effects);
+  if (duplicate.ok()) {
+    effects.front() = Acknowledge{.duplicate = *duplicate};
+  } else {
+    effects.front() = Refuse{std::move(duplicate).status()};
+  }
+  if (work) Wake(effects);
+}
+
+absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool& work, Effects& effects) {
+  const ContributionKey& key = event.key;
+  const bool is_gradient = event.kind != ContributionKind::kStatistics;
+  if (IsStale(event.kind, key)) return true;
+  PRECONDOR_RETURN_IF_ERROR(CheckStep(key, event.mode));
+  // Methods that need none: taken note of, and nothing else.
+  if (!is_gradient && !rules_.needs_statistics) return false;
+  WindowStep& of = FindOrOpen(key.step, event.mode, event.now, effects);
+  Phase& phase = of.phase(event.kind);
+  // Who was in has been counted; what each rank sent is not known any more.
+  if (!is_gradient && of.restored && phase.state != PhaseState::kOpen) return true;
+  if (phase.state != PhaseState::kOpen && !phase.contributions.has(key.rank)) {
+    return ReasonedStatus(
+        absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+        absl::StrCat(DescribeKey(*rules_.spec, key), ": sealed without this rank at its deadline"));
+  }
+  switch (phase.contributions.Put(key.rank, event.status, event.digest)) {
+    case PutOutcome::kDuplicate:
+      return true;
+    case PutOutcome::kConflict:
+      return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kConflict,
+                            absl::StrCat(DescribeKey(*rules_.spec, key),
+                                         ": other bytes under the key of an earlier ",
+                                         is_gradient ? "gradient" : "statistics"));
+    case PutOutcome::kTaken:
+      break;
+  }
+  const bool counts = event.status != ContributionStatus::kRefused;
+  effects.push_back(CountAccepted{.step = key.step, .mode = event.mode, .accepted = counts ? 1u : 0u});
+  if (event.status == ContributionStatus::kPresent) effects.push_back(KeepPayload{of.id, event.kind, key.rank});
+  if (is_gradient) {
+    ++of.in_flight;
+    // One rank without a gradient and all skip: the others' bytes are of no use.
+    if (phase.contributions.abstained() > 0) effects.push_back(DropPayloads{of.id, event.kind});
+  }
+  SealIfDue(of, event.kind, event.now, effects);
+  work = work || is_gradient || phase.state == PhaseState::kSealed;
+  return false;
+}
+
+void LayerMachine::On(const AverageArrived& event, Effects& effects) {
+  effects.push_back(Acknowledge{});
+  absl::Status status = Admit(event, effects);
+  if (!status.ok()) effects.front() = Refuse{std::move(status)};
+}
+
+absl::Status LayerMachine::Admit(const AverageArrived& event, Effects& effects) {
+  ContributionKey key = event.key;
+  PRECONDOR_RETURN_IF_ERROR(CheckEpoch(key));
+  bool work = false;
+  for (key.rank = 0; key.rank < event.statuses.size(); ++key.rank) {
+    ranks_.Hear(key.rank);
+    MarkAnswered(ContributionKind::kGradient, key);
+    work = NoteBegun(key, event.now, effects) || work;
+  }
+  key.rank = 0;
+  absl::Status status = CheckStep(key, event.mode);
+  if (status.ok()) {
+    WindowStep& of = FindOrOpen(key.step, event.mode, event.now, effects);
+    Contributions& contributions = of.gradient.contributions;
+    if (of.gradient.untouched()) {
+      contributions.PutAll(event.statuses);
+      effects.push_back(CountAccepted{
+          .step = key.step, .mode = event.mode, .accepted = static_cast<uint64_t>(contributions.present())});
+      const auto last = static_cast<uint32_t>(event.statuses.size() - 1);
+      if (contributions.abstained() == 0) effects.push_back(KeepPayload{of.id, ContributionKind::kGradient, last});
+      of.in_flight += contributions.count();
+      SealIfDue(of, ContributionKind::kGradient, event.now, effects);
+      work = true;
+    } else {
+      status = absl::AbortedError(
+          absl::StrCat(DescribeKey(*rules_.spec, key), ": gradients of this step have come over gRPC"));
+    }
+  }
+  if (work) Wake(effects);
+  return status;
+}
+
+void LayerMachine::MarkAnswered(ContributionKind kind, const ContributionKey& key) {
+  for (auto& [step, of] : window_.steps()) {
+    // A rank that sends anything of a later step has this one's answer; an acknowledgement that is lost does no harm.
+    if (step < key.step) of.gradient.contributions.MarkAnswered(key.rank);
+    if (kind == ContributionKind::kStatistics && step <= key.step) of.statistics.contributions.MarkAnswered(key.rank);
+  }
+}
+
+WindowStep& LayerMachine::FindOrOpen(uint64_t step, Mode mode, absl::Time now, Effects& effects) {
+  if (WindowStep* const found = window_.Find(step); found != nullptr) return *found;
+  WindowStep& of = window_.Open(step, mode, effects);
+  CountRanksThatBeganLater(of, now, effects);
+  return of;
+}
+
+void LayerMachine::SealIfDue(WindowStep& of, ContributionKind kind, absl::Time now, Effects& effects) {
+  const bool is_gradient = kind != ContributionKind::kStatistics;
+  Phase& phase = of.phase(kind);
+  phase.opened_at = std::min(phase.opened_at, now);
+  SealingInput input{.members = phase.contributions.count(),
+                     .present = phase.contributions.present(),
+                     .abstained = phase.contributions.abstained(),
+                     .quorum = rules_.quorum};
+  if (!is_gradient && of.gradient.state != PhaseState::kOpen) {
+    input.deadline = rules_.statistics_deadline;
+    input.waited = now - of.gradient.sealed_at;
+  }
+  SealingDecision decision = DecideSealing(input);
+  if (decision.verdict == SealingVerdict::kWait) return;
+  phase.skip = decision.verdict == SealingVerdict::kSkip || (!is_gradient && of.incomplete);
+  phase.sealed_at = now;
+  phase.Advance(PhaseEvent::kSeal);
+  if (!is_gradient) ++of.in_flight;
+  ReportSealed report{.step = of.step, .kind = kind, .open_for = now - phase.opened_at, .given_up = {}};
+  if (phase.contributions.arrived() < phase.contributions.count()) report.given_up = std::move(decision.reason);
+  effects.push_back(std::move(report));
+}
+
+void LayerMachine::On(const DeadlinePassed& event, Effects& effects) {
+  bool sealed = false;
+  for (auto& [step, of] : window_.steps()) {
+    if (!rules_.ExpectsStatistics(step, of.mode) || of.statistics.state != PhaseState::kOpen) continue;
+    // Answered already where statistics follow the gradient (staleness_steps): they block the next step's.
+    if (of.gradient.state != PhaseState::kSealed && of.gradient.state != PhaseState::kApplied) continue;
+    SealIfDue(of, ContributionKind::kStatistics, event.now, effects);
+    sealed = sealed || of.statistics.state == PhaseState::kSealed;
+  }
+  if (sealed) Wake(effects);
+}
+
+void LayerMachine::On(const AnswerRequested& event, Effects& effects) {
+  const ContributionKey& key = event.key;
+  if (key.epoch != epoch_) {
+    effects.push_back(Refuse{
+        ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
+                       absl::StrCat(DescribeKey(*rules_.spec, key), ": epoch ", key.epoch, " has ended"))});
+    return;
+  }
+  const WindowStep* const of = window_.Find(key.step);
+  if (of == nullptr || of->gradient.state == PhaseState::kRetired) {
+    effects.push_back(Refuse{ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+                                            absl::StrCat(DescribeKey(*rules_.spec, key), ": retired"))});
+  } else if (of->gradient.state == PhaseState::kApplied) {
+    effects.push_back(GiveAnswer{.id = of->id, .step = of->step});
+  } else {
+    effects.push_back(AwaitAnswer{of->id});
+  }
+}
+
+// --- ranks that come and go -----------------------------------------------------------------------------------------
+
+bool LayerMachine::NoteBegun(const ContributionKey& key, absl::Time now, Effects& effects) {
+  if (!ranks_.Begin(key.rank) || rules_.workers_precondition()) return false;
+  bool work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/false, effects);
+  // Statistics that its predecessor did not get through, or that are lost with a shard, will not come.
+  for (auto& [step, of] : window_.steps()) {
+    Phase& phase = of.statistics;
+    if (step >= key.step || !rules_.ExpectsStatistics(step, of.mode)) continue;
+    if (phase.state != PhaseState::kOpen || phase.contributions.has(key.rank)) continue;
+    phase.contributions.Put(key.rank, ContributionStatus::kAbstained, /*digest=*/0);
+    SealIfDue(of, ContributionKind::kStatistics, now, effects);
+    work = work || phase.state == PhaseState::kSealed;
+  }
+  return work;
+}
+
+bool LayerMachine::NoteCatchup(const ContributionKey& key, absl::Time now, Effects& effects) {
+  std::optional<RankProgress::Catchup>& catchup = ranks_.catchup(key.rank);
+  if (!catchup.has_value()) return false;
+  bool work = std::exchange(catchup->step, std::max(catchup->step, key.step)) < key.step;
+  if (std::exchange(catchup->begun, true)) return work;
+  for (auto& [step, of] : window_.steps()) work = CountRanksThatBeganLater(of, now, effects) || work;
+  return work;
+}
+
+bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effects& effects) {
+  bool counted = false;
+  ranks_.ForEachCatchup([&](uint32_t rank, const RankProgress::Catchup& catchup) {
+    if (!catchup.begun || of.step >= catchup.first_step) return;
+    Phase &statistics = of.statistics, &pulls = of.gradient;
+    if (rules_.ExpectsStatistics(of.step, of.mode) && statistics.state == PhaseState::kOpen &&
+        !statistics.contributions.has(rank)) {
+      statistics.contributions.Put(rank, ContributionStatus::kAbstained, /*digest=*/0);
+      of.incomplete = true;
+      SealIfDue(of, ContributionKind::kStatistics, now, effects);
+      counted = true;
+    }
+    if (pulls.state == PhaseState::kOpen && !pulls.contributions.has(rank)) {
+      pulls.contributions.Put(rank, ContributionStatus::kPresent, /*digest=*/0);
+      ++of.in_flight;
+      SealIfDue(of, ContributionKind::kPull, now, effects);
+      counted = true;
+    }
+  });
+  return counted;
+}
+
+void LayerMachine::On(const RankResumed& event, Effects& effects) {
+  const ContributionKey& key = event.key;
+  if (absl::Status status = CheckEpoch(key); !status.ok()) {
+    effects.push_back(Refuse{std::move(status)});
+    return;
+  }
+  // From a stream that broke long ago; or others have gone on before this rank came back.
+  if (!ranks_.Hear(key.rank) && key.step < window_.floor()) return;
+  const uint64_t known = factor_version_ + restored_updates_;
+  const uint64_t lost = held_ && event.factor_version > known ? event.factor_version - known : 0;
+  const bool begin_again = lost > 0 && !rules_.one_answer() && !ranks_.AnyLost();
+  if (begin_again) ranks_.LoseAll();
+  absl::Status status = CheckNotLost(key);
+  if (!status.ok()) effects.push_back(Refuse{status});
+  if (begin_again) {
+    window_.DropAll(status, effects);
+    window_.RestartAt(0);
+  }
+  ranks_.Begin(key.rank);
+  bool work = NoteCatchup(key, event.now, effects);
+  if (status.ok()) work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/true, effects) || work;
+  if (work) Wake(effects);
+  if (lost == 0) return;
+  effects.push_back(
+      ReportUpdatesLost{.rank = key.rank, .lost = lost, .answered_with = event.factor_version, .known = known});
+}
+
+void LayerMachine::On(const FactorsRequested& event, Effects& effects) {
+  absl::Status status = CheckEpoch(event.key);
+  if (status.ok()) {
+    // Its step is where the rank begins, and no claim to have come there.
+    ContributionKey fetch = event.key;
+    fetch.step = 0;
+    if (NoteCatchup(fetch, event.now, effects)) Wake(effects);
+    status = CheckNotLost(event.key);
+  }
+  if (status.ok()) {
+    effects.push_back(FetchFactors{});
+  } else {
+    effects.push_back(Refuse{std::move(status)});
+  }
+}
+
+// --- epochs ---------------------------------------------------------------------------------------------------------
+
+void LayerMachine::On(const EpochEnded& event, Effects& effects) {
+  if (event.epoch <= epoch_) return;
+  epoch_ = event.epoch;
+  for (const auto& [step, of] : window_.steps()) effects.push_back(EndRequests{.id = of.id, .status = event.why});
+}
+
+void LayerMachine::On(const EpochBegan& event, Effects& effects) {
+  if (event.epoch != epoch_) return;
+  if (event.rollback_step.has_value()) {
+    window_.DropAll(rules_.Retired(), effects);
+    window_.RestartAt(*event.rollback_step);
+    rollback_epoch_ = event.epoch;
+    ranks_.Rollback();
+  } else {
+    for (auto& [step, of] : window_.steps()) of.Inherit(event.replaced);
+    for (const Member& member : event.replaced) ranks_.Replace(member, rules_.workers_precondition());
+  }
+  // What waited for a replaced rank may not have to wait any more.
+  const auto& steps = window_.steps();
+  const bool due = std::any_of(steps.begin(), steps.end(), [](const auto& of) {
+    return !of.second.restored && of.second.statistics.state == PhaseState::kSealed;
+  });
+  if (due || !window_.owed_updates().empty()) Wake(effects);
+}
+
+void LayerMachine::On(const Closed& event, Effects& effects) {
+  // No epoch comes after this one: what still arrives is stale.
+  epoch_ = std::numeric_limits<uint64_t>::max();
+  window_.DropAll(event.why, effects);
+  for (const WindowStep& of : std::exchange(window_.owed_updates(), {})) effects.push_back(DropStep{of.id});
+}
+
+void LayerMachine::AddStragglers(absl::Time since, Stragglers& stragglers) const {
+  for (const auto& [step, of] : window_.steps()) {
+    for (const Phase* phase : {&of.statistics, &of.gradient}) {
+      if (phase->state != PhaseState::kOpen || phase->opened_at > since) continue;
+      if (!stragglers.ranks.empty() && step > stragglers.step) continue;
+      if (step < stragglers.step) stragglers.ranks.clear();
+      stragglers.step = step;
+      for (uint32_t rank : phase->contributions.missing()) stragglers.ranks.insert(rank);
+    }
+  }
+}
+
+}  // namespace precondor

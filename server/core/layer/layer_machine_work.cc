@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker's side of LayerMachine: what is next, and what has come of it.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/core/layer/layer_machine.h"
+
+namespace precondor {
+
+// --- what is next ---------------------------------------------------------------------------------------------------
+
+void LayerMachine::On(const WorkerReady&, Effects& effects) {
+  if (std::vector<WindowStep>& owed = window_.owed_updates(); !owed.empty()) {
+    OfferPendingUpdate(owed.front(), effects);
+    owed.erase(owed.begin());
+    return;
+  }
+  if (OfferAccumulation(effects)) return;
+  const bool gradient_first = rules_.spec->staleness_steps > 0;
+  for (auto& [step, of] : window_.steps()) {
+    for (const bool gradient : {gradient_first, !gradient_first}) {
+      const Offer offer = gradient ? OfferAnswer(of, effects) : OfferUpdate(of, effects);
+      if (offer == Offer::kWork) return;
+      if (offer == Offer::kBlocked) {
+        awake_ = false;
+        return;
+      }
+    }
+  }
+  awake_ = false;
+}
+
+// Adding gradients needs no turn, and frees the payloads early.
+bool LayerMachine::OfferAccumulation(Effects& effects) {
+  // A pull carries nothing to add; the weights of a COLLECTIVE session's sum are not known before all are in
+  // (LayerWorker::Precondition).
+  if (rules_.workers_precondition() || rules_.spec->data_plane == DataPlane::kCollective) return false;
+  for (auto& [step, of] : window_.steps()) {
+    Phase& phase = of.gradient;
+    if (phase.state != PhaseState::kOpen || phase.contributions.abstained() > 0) continue;
+    if (const std::optional<uint32_t> rank = phase.contributions.TakeNext()) {
+      effects.push_back(AccumulateGradient{of.id, *rank});
+      return true;
+    }
+  }
+  return false;
+}
+
+void LayerMachine::OfferPendingUpdate(WindowStep& of, Effects& effects) {
+  const bool restored = *std::exchange(of.pending_update, std::nullopt);
+  effects.push_back(BeginStep{.step = of.step, .rollback_epoch = rollback_epoch_});
+  effects.push_back(AppendUpdate{.id = of.id, .step = of.step, .logged = true});
+  effects.push_back(ApplyUpdate{.id = of.id, .step = of.step, .ranks = {}, .logged = true, .restored = restored});
+}
+
+LayerMachine::Offer LayerMachine::OfferUpdate(WindowStep& of, Effects& effects) {
+  Phase& phase = of.statistics;
+  if (!rules_.ExpectsStatistics(of.step, of.mode)) return Offer::kNothing;
+  if (phase.state == PhaseState::kOpen) return Offer::kBlocked;
+  if (phase.state != PhaseState::kSealed) return Offer::kNothing;
+  // Its predecessor's statistics are in, and the others could go on; but factors go one way.
+  if (!of.restored && ranks_.IsAwaitedBefore(of.step)) return Offer::kBlocked;
+  if (of.pending_update.has_value()) {
+    OfferPendingUpdate(of, effects);
+    return Offer::kWork;
+  }
+  std::vector<uint32_t> ranks;
+  if (phase.skip) {
+    effects.push_back(DropPayloads{of.id, ContributionKind::kStatistics});
+  } else {
+    ranks = phase.contributions.TakeRest();
+  }
+  effects.push_back(BeginStep{.step = of.step, .rollback_epoch = rollback_epoch_});
+  effects.push_back(AppendUpdate{.id = of.id, .step = of.step, .logged = false});
+  effects.push_back(ApplyUpdate{.id = of.id, .step = of.step, .ranks = std::move(ranks)});
+  return Offer::kWork;
+}
+
+LayerMachine::Offer LayerMachine::OfferAnswer(WindowStep& of, Effects& effects) {
+  Phase& phase = of.gradient;
+  if (phase.state == PhaseState::kOpen && of.restored && window_.IsOvertaken(of)) {
+    window_.RetireGradient(of, effects);
+    return Offer::kWork;
+  }
+  if (phase.state == PhaseState::kOpen) return Offer::kBlocked;
+  if (phase.state != PhaseState::kSealed) return Offer::kNothing;
+  ComputeAnswer answer{.id = of.id, .mode = of.mode, .ranks = {}, .skip_reason = {}, .plan = of.plan};
+  if (phase.contributions.abstained() > 0) {
+    answer.skip_reason = phase.contributions.DescribeAbstention();
+  } else {
+    answer.ranks = phase.contributions.TakeRest();
+  }
+  effects.push_back(BeginStep{.step = of.step, .rollback_epoch = rollback_epoch_});
+  effects.push_back(std::move(answer));
+  return Offer::kWork;
+}
+
+void LayerMachine::On(const FactorsNeeded&, Effects& effects) {
+  for (WindowStep& of : std::exchange(window_.owed_updates(), {})) OfferPendingUpdate(of, effects);
+  for (auto& [step, of] : window_.steps()) {
+    if (of.pending_update.has_value() && of.statistics.state == PhaseState::kSealed) OfferPendingUpdate(of, effects);
+  }
+}
+
+// --- what has come of it --------------------------------------------------------------------------------------------
+
+void LayerMachine::On(const UpdateDone& event, Effects& effects) {
+  if (event.failed && !event.logged) effects.push_back(AppendFailedUpdate{event.step});
+  held_ = event.held;
+  factor_version_ = event.factor_version;
+  if (event.restored) --restored_updates_;
+  WindowStep* const of = window_.FindId(event.id);
+  if (of == nullptr || of->statistics.state == PhaseState::kRetired) {  // its epoch ended meanwhile
+    effects.push_back(DropStep{event.id});
+    return;
+  }
+  window_.FinishUpdate(*of);
+  // A step that left the window stayed for this alone.
+  if (of->step >= window_.floor()) return;
+  effects.push_back(DropStep{of->id});
+  window_.steps().erase(of->step);
+}
+
+void LayerMachine::On(const AnswerDone& event, Effects& effects) {
+  held_ = event.held;
+  factor_version_ = event.factor_version;
+  WindowStep* const of = window_.FindId(event.id);
+  if (of == nullptr || of->gradient.state != PhaseState::kSealed) return;  // dropped meanwhile
+  const SessionSpec& spec = *rules_.spec;
+  if (!event.plan_holds) of->plan.reset();
+  if (!of->plan.has_value()) {
+    effects.push_back(AppendPlan{.step = of->step, .mode = of->mode, .plan = event.plan});
+  } else if (of->plan->decision != event.plan.decision || (of->plan->decision == Decision::kPreconditioned &&
+                                                           of->plan->factor_version != event.plan.factor_version)) {
+    absl::Status why = absl::InternalError(
+        absl::StrCat("session \"", spec.name, "\" step ", of->step, " layer \"", spec.layers[rules_.layer].name,
+                     "\": was answered ", DecisionName(of->plan->decision), " with factors ", of->plan->factor_version,
+                     " before the shard came back, and can now only be ", DecisionName(event.plan.decision),
+                     " with factors ", event.plan.factor_version, ": ", event.plan.reason));
+    of->in_flight -= of->gradient.contributions.arrived();
+    of->gradient.Advance(PhaseEvent::kRetire);
+    effects.push_back(ReportContradiction{why});
+    effects.push_back(EndRequests{.id = of->id, .status = std::move(why), .retired = true});
+    return;
+  }
+  effects.push_back(DeliverAnswer{of->id});
+}
+
+void LayerMachine::On(const AnswerVisible& event, Effects& effects) {
+  WindowStep* const of = window_.FindId(event.id);
+  if (of == nullptr || of->gradient.state != PhaseState::kSealed) return;
+  of->gradient.Advance(PhaseEvent::kApply);
+  delivering_ = of->gradient.contributions.arrived();
+  of->in_flight -= delivering_;
+  effects.push_back(GiveAnswer{.id = of->id, .step = of->step});
+}
+
+void LayerMachine::On(const AnswerDelivered&, Effects&) { delivering_ = 0; }
+
+void LayerMachine::On(const FactorsReplaced& event, Effects&) {
+  held_ = event.held;
+  factor_version_ = event.factor_version;
+}
+
+void LayerMachine::On(const ReplayFinished& event, Effects& effects) {
+  rollback_epoch_ = event.rollback_epoch;
+  held_ = event.held;
+  factor_version_ = event.factor_version;
+  bool work = false;
+  for (const RestoredStep& restored : event.steps) {
+    WindowStep& of = FindOrOpen(restored.step, restored.mode, event.now, effects);
+    of.restored = true;
+    of.plan = restored.plan;
+    if (restored.updated) of.statistics.Advance(PhaseEvent::kSeal);
+    if (restored.update_pending) {
+      of.pending_update = !restored.update_is_empty;
+      if (!restored.update_is_empty) ++restored_updates_;
+      ++of.in_flight;
+      work = true;
+    } else if (restored.updated) {
+      of.statistics.Advance(PhaseEvent::kApply);
+    }
+  }
+  if (work) Wake(effects);
+}
+
+}  // namespace precondor

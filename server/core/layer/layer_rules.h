@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a session fixes for one of its layers for good, as the layer's state machine needs it.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/session_spec.h"
+#include "server/core/layer/contributions.h"
+
+namespace precondor {
+
+// A value. `spec` outlives it.
+struct LayerRules {
+  const SessionSpec* spec = nullptr;
+  uint32_t layer = 0;
+  bool needs_statistics = true;  // Method::needs_statistics
+  uint64_t window_steps = 2;     // see ShardOptions, as are the next two
+  double quorum = 1.0;
+  absl::Duration statistics_deadline = absl::InfiniteDuration();
+
+  Contributions statistics_contributors() const;
+  Contributions gradient_contributors() const;
+  bool SendsGradient(uint32_t rank) const;
+  // One rank sends the gradients and gets the answers.
+  bool one_answer() const;
+  // Workers hold the factors too (REPLAY, PULL_FACTORS): a pull takes the gradient's place.
+  bool workers_precondition() const { return WorkersPrecondition(*spec); }
+  // Some steps have no gradient, so the next step that has one can be any number of steps ahead.
+  bool has_gaps() const;
+  bool ExpectsStatistics(uint64_t step, Mode mode) const;
+  // ABORTED STALE_STEP, for requests that wait for the answer to a step that has been retired.
+  absl::Status Retired() const;
+};
+
+}  // namespace precondor

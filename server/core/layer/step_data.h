@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What LayerDriver keeps for one opening of a step: payloads, the requests that wait, and the answer.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/session_spec.h"
+#include "server/core/contribution.h"
+#include "server/core/reduction.h"
+#include "server/core/shard_journal.h"
+
+namespace precondor {
+
+// An update that was made, for workers that have the factors too: in REPLAY the merged vectors it was made of.
+struct SealedUpdate {
+  std::vector<TensorDesc> tensors;  // a [k, d_in], g [k, d_out]
+  std::shared_ptr<const Payload> bytes;
+};
+
+// The payloads of one kind, of the ranks first_rank ... first_rank + count - 1.
+class StepPayloads {
+ public:
+  StepPayloads(uint32_t first_rank, uint32_t count) : first_rank_(first_rank), count_(count) {}
+  void Put(uint32_t rank, StagedContribution contribution) {
+    if (of_.empty()) of_.resize(count_);
+    of_[rank - first_rank_] = std::move(contribution);
+  }
+  // Those of `ranks`, in that order. Gives each once.
+  std::vector<StagedContribution> Take(absl::Span<const uint32_t> ranks) {
+    std::vector<StagedContribution> taken;
+    taken.reserve(ranks.size());
+    for (const uint32_t rank : ranks) taken.push_back(std::move(of_[rank - first_rank_]));
+    return taken;
+  }
+  void Clear() { of_.clear(); }
+
+ private:
+  const uint32_t first_rank_;
+  const uint32_t count_;
+  std::vector<StagedContribution> of_;  // empty: none
+};
+
+struct StepData {
+  StepData(StepPayloads of_statistics, StepPayloads of_gradients)
+      : statistics(std::move(of_statistics)), gradients(std::move(of_gradients)) {}
+
+  // Guarded by the layer's lock.
+  StepPayloads statistics;
+  StepPayloads gradients;
+  std::vector<ResultFn> requests;
+  std::optional<GradientResult> answer;
+
+  // Used by the layer's worker alone.
+  Mode mode = Mode::kSecondOrder;
+  std::optional<std::vector<StagedContribution>> logged;  // of the journal's record of an update that has yet to be applied
+  std::optional<Plan> plan;                         // that a rank may have been answered with
+  std::optional<SealedUpdate> update;               // once it was made, where workers have factors
+  std::optional<WeightedSum> sum;
+  absl::Status lost;      // why the average cannot be made
+  Payload result_buffer;  // the first gradient's bytes: the result has exactly their size
+  float result_scale = 1.0f;
+  std::shared_ptr<const DevicePayload> on_device;  // the only gradient, where it lies there
+};
+
+}  // namespace precondor
