@@ -33,11 +33,11 @@ class StepPayloads {
     if (of_.empty()) of_.resize(count_);
     of_[rank - first_rank_] = std::move(contribution);
   }
-  // Those of `ranks`, in that order. Gives each once.
+  // Those of `ranks`, in that order; empty of a rank that has come without one (a pull). Gives each once.
   std::vector<StagedContribution> Take(absl::Span<const uint32_t> ranks) {
-    std::vector<StagedContribution> taken;
-    taken.reserve(ranks.size());
-    for (const uint32_t rank : ranks) taken.push_back(std::move(of_[rank - first_rank_]));
+    std::vector<StagedContribution> taken(ranks.size());
+    if (of_.empty()) return taken;
+    for (size_t i = 0; i < ranks.size(); ++i) taken[i] = std::move(of_[ranks[i] - first_rank_]);
     return taken;
   }
   void Clear() { of_.clear(); }
