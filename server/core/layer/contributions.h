@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -25,7 +26,10 @@ class Contributions {
     bool inherited = false;  // from an earlier process that held the rank, or by way of PutAll
     bool owed = false;       // the process that holds the rank now has not had its answer
     uint64_t digest = 0;
-    bool operator==(const Slot&) const = default;
+    template <typename H>
+    friend H AbslHashValue(H h, const Slot& slot) {
+      return H::combine(std::move(h), slot.status, slot.inherited, slot.owed, slot.digest);
+    }
   };
 
  public:
@@ -70,7 +74,10 @@ class Contributions {
   // The lowest rank without a payload, as "rank 3 abstained" or "rank 3 sent a payload that was not finite".
   std::string DescribeAbstention() const;
 
-  bool operator==(const Contributions&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const Contributions& contributions) {
+    return H::combine(std::move(h), contributions.slots_, contributions.next_);
+  }
 
  private:
   uint32_t first_rank_;

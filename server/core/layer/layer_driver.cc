@@ -61,7 +61,7 @@ LayerDriver::LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer
       strand_(executor_.NewStrand()),
       worker_(*session_, layer, std::move(state)),
       journal_(*session_, layer, install.went_back_epoch),
-      machine_(RulesOf(*session_, layer), install.epoch, install.went_back_epoch) {
+      machine_(RulesOf(*session_, layer), install.epoch, install.went_back_epoch, install.members) {
   stats_.layer = layer;
   stats_.name = session_->spec.layers[layer].name;
   stats_.device = session_->DeviceOf(layer).place;

@@ -31,14 +31,14 @@ struct ContributionArrived {
   Mode mode = Mode::kSecondOrder;
   ContributionStatus status = ContributionStatus::kPresent;
   uint64_t digest = 0;
-  absl::Time now;
+  absl::Time now = {};
 };
 // The gradients of all ranks, which have averaged them by a communicator. Effects as above; `key.rank` is unused.
 struct AverageArrived {
   ContributionKey key;
   Mode mode = Mode::kSecondOrder;
   std::vector<ContributionStatus> statuses;  // by rank
-  absl::Time now;
+  absl::Time now = {};
 };
 // The sender of an accepted gradient wants the answer. Effects: Refuse, AwaitAnswer or GiveAnswer.
 struct AnswerRequested {
@@ -48,12 +48,12 @@ struct AnswerRequested {
 struct RankResumed {
   ContributionKey key;
   uint64_t factor_version = 0;
-  absl::Time now;
+  absl::Time now = {};
 };
 // A rank asks for the factors. Effects: Refuse or FetchFactors.
 struct FactorsRequested {
   ContributionKey key;
-  absl::Time now;
+  absl::Time now = {};
 };
 struct EpochEnded {
   uint64_t epoch = 0;  // the next one
@@ -61,14 +61,14 @@ struct EpochEnded {
 };
 struct EpochBegan {
   uint64_t epoch = 0;
-  std::optional<uint64_t> rollback_step;
-  std::vector<Member> replaced;
+  std::optional<uint64_t> rollback_step = {};
+  std::vector<Member> replaced = {};
 };
 struct Closed {
   absl::Status why;
 };
 struct DeadlinePassed {
-  absl::Time now;
+  absl::Time now = {};
 };
 // The worker can do the next piece of work. Effects: those of that piece; none: the worker sleeps until WakeWorker.
 struct WorkerReady {};
@@ -117,7 +117,7 @@ struct ReplayFinished {
   std::vector<RestoredStep> steps;  // ascending
   bool held = false;
   uint64_t factor_version = 0;
-  absl::Time now;
+  absl::Time now = {};
 };
 using LayerEvent =
     std::variant<ContributionArrived, AverageArrived, AnswerRequested, RankResumed, FactorsRequested, EpochEnded,

@@ -16,12 +16,15 @@
 
 namespace precondor {
 
-LayerMachine::LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rollback_epoch)
+LayerMachine::LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rollback_epoch,
+                           absl::Span<const Member> members)
     : rules_(rules),
       window_(rules),
       ranks_(rules.spec->world_size),
       epoch_(epoch),
-      rollback_epoch_(rollback_epoch) {}
+      rollback_epoch_(rollback_epoch) {
+  for (const Member& member : members) ranks_.Replace(member, /*holds_factors=*/false);
+}
 
 Effects LayerMachine::Step(const LayerEvent& event) {
   Effects effects;

@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <set>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "server/core/layer/layer_events.h"
 #include "server/core/layer/layer_rules.h"
@@ -34,7 +36,8 @@ struct Stragglers {
 // - What a rank can have been told is in the journal before: an Append effect comes before the effect that shows it.
 class LayerMachine {
  public:
-  LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rollback_epoch);
+  // `members`: of the epoch. Those that began after step 0 may have sent nothing to any shard generation yet.
+  LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rollback_epoch, absl::Span<const Member> members);
 
   // The only way to change the state.
   Effects Step(const LayerEvent& event);
@@ -49,6 +52,12 @@ class LayerMachine {
   void AddStragglers(absl::Time since, Stragglers& stragglers) const;
   const StepWindow& window() const { return window_; }
   const RankProgress& ranks() const { return ranks_; }
+  template <typename H>
+  friend H AbslHashValue(H h, const LayerMachine& machine) {
+    h = H::combine(std::move(h), machine.window_, machine.ranks_, machine.epoch_, machine.rollback_epoch_);
+    return H::combine(std::move(h), machine.factor_version_, machine.restored_updates_, machine.held_, machine.awake_,
+                      machine.delivering_);
+  }
   // The epoch with which the job last went back to an earlier step; 0: none.
   uint64_t rollback_epoch() const { return rollback_epoch_; }
 

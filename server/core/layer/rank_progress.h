@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -38,7 +39,10 @@ class RankProgress {
     uint64_t first_step = 0;  // where the process begins
     uint64_t step = 0;        // where it has come to
     bool begun = false;       // it has sent something: until then it may be told to begin earlier
-    bool operator==(const Catchup&) const = default;
+    template <typename H>
+    friend H AbslHashValue(H h, const Catchup& catchup) {
+      return H::combine(std::move(h), catchup.first_step, catchup.step, catchup.begun);
+    }
   };
   std::optional<Catchup>& catchup(uint32_t rank) { return ranks_[rank].catchup; }
   // A process that begins again before `step` may still fetch the factors of that time.
@@ -54,7 +58,10 @@ class RankProgress {
   // The job goes back to a checkpoint: where ranks stood does not count any more.
   void Rollback();
 
-  bool operator==(const RankProgress&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const RankProgress& progress) {
+    return H::combine(std::move(h), progress.ranks_);
+  }
 
  private:
   struct Rank {
@@ -62,7 +69,11 @@ class RankProgress {
     bool yet_to_begin = false;
     bool lost = false;
     std::optional<Catchup> catchup;
-    bool operator==(const Rank&) const = default;
+    template <typename H>
+    friend H AbslHashValue(H h, const Rank& rank) {
+      return H::combine(std::move(h), rank.heard, rank.yet_to_begin, rank.lost,
+                        rank.catchup.has_value(), rank.catchup.value_or(Catchup{}));
+    }
   };
   std::vector<Rank> ranks_;
   int64_t lost_ = 0;

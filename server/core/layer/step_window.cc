@@ -72,7 +72,8 @@ uint64_t StepWindow::FirstToOpen() const {
 uint64_t StepWindow::FirstKept() const {
   uint64_t first = std::max(floor_, opens_from_);
   for (const auto& [step, of] : steps_) {
-    if (of.gradient.state == PhaseState::kRetired) first = std::max(first, step + 1);
+    const bool overtaken = of.restored && of.gradient.state == PhaseState::kOpen && IsOvertaken(of);
+    if (overtaken || of.gradient.state == PhaseState::kRetired) first = std::max(first, step + 1);
     // Factors go one way: those from before a step that has been sealed are not to be had for long.
     const bool sealed = of.statistics.state == PhaseState::kSealed || of.statistics.state == PhaseState::kApplied;
     if (rules_.workers_precondition() && sealed) first = std::max(first, step);

@@ -38,6 +38,11 @@ struct Phase {
   absl::Time opened_at = absl::InfiniteFuture();
   absl::Time sealed_at = absl::InfiniteFuture();
 
+  template <typename H>
+  friend H AbslHashValue(H h, const Phase& phase) {
+    return H::combine(std::move(h), phase.contributions, phase.state, phase.skip);
+  }
+
   // Nothing is lost when it is dropped.
   bool untouched() const { return state == PhaseState::kOpen && contributions.empty(); }
   void Advance(PhaseEvent event) { state = NextState(state, event); }
@@ -63,6 +68,14 @@ struct WindowStep {
   void Inherit(absl::Span<const Member> members);
   // A rank that is to come to this step again.
   std::optional<uint32_t> owed_rank() const;
+  // Without ids and times, as are the others: states that differ in these alone go on alike (tests/explore).
+  template <typename H>
+  friend H AbslHashValue(H h, const WindowStep& of) {
+    const bool planned = of.plan.has_value();
+    h = H::combine(std::move(h), of.step, of.mode, of.statistics, of.gradient, of.restored, of.incomplete, of.in_flight);
+    return H::combine(std::move(h), of.pending_update.has_value(), of.pending_update.value_or(false), planned, planned ? of.plan->decision : Decision::kSkip,
+                      planned ? of.plan->factor_version : 0);
+  }
 };
 
 // A value; not thread-safe. At most window_steps + 1 steps are in it; the oldest may only be waiting for its update.
@@ -110,6 +123,10 @@ class StepWindow {
   std::vector<WindowStep>& owed_updates() { return owed_updates_; }
   // The sum of all steps' in_flight.
   int64_t in_flight() const;
+  template <typename H>
+  friend H AbslHashValue(H h, const StepWindow& window) {
+    return H::combine(std::move(h), window.steps_, window.owed_updates_, window.floor_, window.opens_from_);
+  }
 
  private:
   absl::Status CheckWindow(const ContributionKey& key, bool begins) const;

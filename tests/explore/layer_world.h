@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small job around one layer: the shard's real LayerMachine, its journal, and ranks as docs/protocol.md has them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/session_spec.h"
+#include "server/core/layer/layer_machine.h"
+
+namespace precondor::explore {
+
+// What may happen, and how often.
+struct WorldLimits {
+  std::string name = {};
+  ExchangeMode exchange = ExchangeMode::kDirect;
+  int32_t ranks = 2;
+  uint64_t steps = 2;
+  int32_t staleness = 0;
+  uint64_t window = 2;
+  int shard_crashes = 0;     // the shard's process is killed, and comes back from its journal
+  bool loses_log = false;    // its machine crashes as well: any end of the journal may be lost
+  int rank_crashes = 0;      // a rank's process is killed; another one begins at its last checkpoint
+  int broken_streams = 0;    // with what was on its way to the rank
+};
+
+// A planted bug, which the exploration has to find.
+enum class PlantedBug : uint8_t { kNone, kAnswerBeforePlan, kCountsTwice, kForgetsRank, kEarlyRetire, kIgnoresLoss };
+
+struct Item {
+  enum class Kind : uint8_t { kStatistics, kGradient, kResume, kFetch };
+  Kind kind = Kind::kStatistics;
+  uint64_t step = 0;
+  uint64_t version = 0;       // of a RESUME
+  int64_t place = 0;          // in the order of sending
+  bool already_answered = false;  // sent again for the others' sake
+  bool counted_before = false;    // acknowledged, in an earlier epoch or by an earlier shard generation
+  bool operator==(const Item&) const = default;
+};
+
+// What a rank was answered: factors are the steps whose statistics they have, in order.
+struct Answer {
+  Decision decision = Decision::kIdentity;
+  uint64_t version = 0;
+  std::vector<uint8_t> factors = {};
+  bool operator==(const Answer&) const = default;
+};
+
+struct Reply {
+  Item item = {};
+  bool acknowledged = false;
+  ErrorReason refused = ErrorReason::kUnspecified;  // unless acknowledged or answered
+  bool data_loss = false;
+  std::optional<Answer> answer = {};
+};
+
+struct Rank {
+  uint64_t step = 0;  // that it works on
+  bool begun = false;  // its items are in `items`
+  bool fetched = false;
+  uint64_t checkpoint = 0;
+  uint64_t epoch = 1;
+  uint8_t stream = 0;
+  bool connected = false;
+  uint8_t shard_life = 0;  // that it last met; 0: none
+  int64_t next_place = 0;
+  std::vector<Item> queue = {};   // to be sent, by place
+  std::vector<Item> sent = {};    // not answered
+  std::vector<Item> kept = {};    // answered, and may be needed again
+  std::optional<Item> retained = {};  // statistics that were acknowledged, of a step that may not have been sealed
+  std::optional<std::pair<uint64_t, uint64_t>> last_answer = {};  // step, version
+  std::vector<uint8_t> factors = {};                              // where workers hold them
+  std::vector<Reply> replies = {};                                // on their way
+};
+
+struct Record {
+  bool is_plan = false;
+  uint64_t step = 0;
+  uint64_t rollback_epoch = 0;
+  bool empty = false;  // an update without contributions
+  Plan plan = {};
+};
+
+// A value. `LayerRules` and the spec behind it are the explorer's.
+struct LayerWorld {
+  explicit LayerWorld(const LayerRules& rules) : machine(rules, 1, 0, {}) {}
+
+  LayerMachine machine;
+  std::vector<Effect> work;                                          // the worker's, yet to be carried out
+  std::map<StepId, std::vector<std::pair<uint8_t, uint8_t>>> waiting;  // rank and stream
+  std::map<StepId, Answer> made;
+  std::vector<uint8_t> factors = {};  // steps whose statistics they have
+  std::vector<Record> journal;
+  uint8_t shard_life = 1;
+  uint64_t epoch = 1;
+  uint64_t rollback_epoch = 0;
+  uint64_t rollback_step = 0;
+  std::vector<Rank> ranks;
+  std::vector<uint64_t> first_steps;  // by rank, that its process began with
+  int shard_crashes = 0, rank_crashes = 0, broken_streams = 0;
+  int errors = 0;  // that ended a process
+  std::map<std::pair<uint64_t, uint64_t>, Answer> answers;  // by (rollback epoch, step): the first that a rank had
+  std::string violation;                                    // empty: none
+};
+
+// Something that can happen next.
+struct Move {
+  enum class Kind : uint8_t { kBegin, kConnect, kSend, kReceive, kJoin, kWork, kBreak, kCrashRank, kCrashShard };
+  Kind kind = Kind::kBegin;
+  uint8_t rank = 0;
+  uint8_t records = 0;  // kCrashShard: that stay in the journal
+  bool is_fault() const { return kind >= Kind::kBreak; }
+};
+
+class LayerExplorer {
+ public:
+  LayerExplorer(const WorldLimits& limits, PlantedBug bug);
+  LayerWorld Start() const;
+  std::vector<Move> MovesOf(const LayerWorld& world) const;
+  // Names an invariant in `violation` if the move breaks one. `story`, if not null, gets a line for each thing done.
+  void Do(const Move& move, LayerWorld& world, std::vector<std::string>* story) const;
+  bool IsDone(const LayerWorld& world) const;
+  uint64_t Fingerprint(const LayerWorld& world) const;
+
+ private:
+  bool SendsGradient(uint32_t rank) const { return rules_.SendsGradient(rank); }
+  bool MaySend(const LayerWorld& world, const Item& item) const;
+  void GoOn(LayerWorld& world) const;
+  bool MayGoOn(const LayerWorld& world, uint32_t rank) const;
+  void Begin(LayerWorld& world, uint32_t rank) const;
+  void Connect(LayerWorld& world, uint32_t rank) const;
+  void Send(LayerWorld& world, uint32_t rank) const;
+  void Receive(LayerWorld& world, uint32_t rank) const;
+  void Refused(LayerWorld& world, uint32_t rank, const Reply& reply) const;
+  void Answered(LayerWorld& world, uint32_t rank, const Item& item, const Answer& answer) const;
+  void Join(LayerWorld& world, uint32_t rank) const;
+  void ReplaceRank(LayerWorld& world, uint32_t rank, uint64_t first_step) const;
+  void CrashShard(LayerWorld& world, size_t records) const;
+  void Feed(LayerWorld& world, const LayerEvent& event, uint32_t rank, const Item* item) const;
+  void Work(LayerWorld& world) const;
+  void ApplyPending(LayerWorld& world) const;
+  void Carry(LayerWorld& world, const Effect& effect) const;
+  void Reply_(LayerWorld& world, uint8_t rank, uint8_t stream, Reply reply) const;
+  void Tell(const std::string& line) const;
+
+  const WorldLimits limits_;
+  const PlantedBug bug_;
+  SessionSpec spec_;
+  LayerRules rules_;
+  mutable std::vector<std::string>* story_ = nullptr;
+};
+
+}  // namespace precondor::explore
