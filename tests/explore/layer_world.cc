@@ -339,7 +339,7 @@ void LayerExplorer::ReplaceRank(LayerWorld& world, uint32_t index, uint64_t firs
   world.ranks[index] = Rank{.step = first_step, .checkpoint = first_step, .epoch = ++world.epoch};
   world.first_steps[index] = first_step;
   const uint64_t first_kept = world.machine.first_kept();
-  Feed(world, EpochEnded{.epoch = world.epoch, .why = absl::AbortedError("epoch")}, 0, nullptr);
+  Feed(world, EpochEnded{.epoch = world.epoch, .why = ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch, "epoch")}, 0, nullptr);
   EpochBegan began{.epoch = world.epoch, .replaced = {{.rank = index, .first_step = first_step}}};
   if (first_step < first_kept) {
     began.rollback_step = first_step;
@@ -378,6 +378,7 @@ void LayerExplorer::Feed(LayerWorld& world, const LayerEvent& event, uint32_t ra
   for (const Effect& effect : world.machine.Step(event)) {
     if (const auto* refuse = std::get_if<Refuse>(&effect)) {
       refused = true;
+      if (item == nullptr) continue;
       Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .refused = GetErrorReason(refuse->status)});
     } else if (std::holds_alternative<Acknowledge>(effect)) {
       Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .acknowledged = true});
@@ -493,14 +494,10 @@ void LayerExplorer::Carry(LayerWorld& world, const Effect& effect) const {
     for (const auto& [rank, stream] : std::exchange(world.waiting[end->id], {})) {
       for (const Item& item : world.ranks[rank].sent) {
         if (item.kind != Kind::kGradient || (ended != nullptr && item.step != ended->step)) continue;
-        const ErrorReason reason = GetErrorReason(end->status);
-        Reply_(world, rank, stream,
-               {.item = item, .refused = reason == ErrorReason::kUnspecified ? ErrorReason::kStaleEpoch : reason});
+        Reply_(world, rank, stream, {.item = item, .refused = GetErrorReason(end->status)});
         break;
       }
     }
-  } else if (const auto* contradiction = std::get_if<ReportContradiction>(&effect)) {
-    world.violation = absl::StrCat("I2: ", contradiction->why.message());
   } else if (const auto* drop = std::get_if<DropStep>(&effect)) {
     world.waiting.erase(drop->id);
     world.made.erase(drop->id);

@@ -65,6 +65,15 @@ void Keepsakes::OnSubmit(const ContributionId& id) {
   }
 }
 
+void Keepsakes::DropBefore(uint64_t step) {
+  for (auto& [number, layer] : layers_) {
+    for (auto it = layer.answered_at.begin(); it != layer.answered_at.end();) {
+      const Sequence kept = (it++)->first;
+      if (items_.at(kept)->id.step < step) Erase(layer, kept);
+    }
+  }
+}
+
 std::optional<uint64_t> Keepsakes::FirstGradient(uint32_t layer) const {
   const auto found = layers_.find(layer);
   if (found == layers_.end()) return std::nullopt;

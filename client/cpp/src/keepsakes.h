@@ -30,6 +30,9 @@ class Keepsakes {
   // A submission shows that the job has gone back to an earlier step: what was kept of later ones goes.
   void OnSubmit(const ContributionId& id);
 
+  // What is kept of steps before this one goes.
+  void DropBefore(uint64_t step);
+
   // The lowest step whose gradient of the layer is kept.
   std::optional<uint64_t> FirstGradient(uint32_t layer) const;
 

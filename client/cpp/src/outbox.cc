@@ -37,6 +37,7 @@ absl::Status Outbox::Add(Item item, bool elsewhere) {
   if (const Entry* old = FindEntry(id); old != nullptr && old->needless) Erase(by_id_.at(id));
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
   kept_.OnSubmit(id);
+  working_on_ = id.step;
   // The job has gone back: that answer is another history's. A FETCH is of no step.
   const auto last = id.kind == v1::FRAME_KIND_FETCH ? answered_.end() : answered_.find(id.layer);
   if (last != answered_.end() && id.step <= last->second.step) {
@@ -115,7 +116,19 @@ bool Outbox::StartStream(uint64_t credit_bytes, uint64_t memory_id) {
   return other_memory;
 }
 
+void Outbox::DropBefore(uint64_t step) {
+  kept_.DropBefore(step);
+  std::erase_if(retained_, [step](const auto& of) { return of.second->id.step < step; });
+  std::vector<Sequence> unneeded;
+  for (const auto& [sequence, entry] : entries_) {
+    const ContributionId& id = entry.item->id;
+    if (entry.needless && id.step < step && id.kind != v1::FRAME_KIND_RESUME) unneeded.push_back(sequence);
+  }
+  for (const Sequence sequence : unneeded) Erase(sequence);
+}
+
 void Outbox::LetGoBefore(uint64_t step) {
+  if (working_on_ > step) DropBefore(step);
   std::set<uint32_t> let_go;
   for (auto& [layer, last] : answered_) {
     if (last.step >= step || last.factor_version == 0) continue;

@@ -58,7 +58,9 @@ class Outbox {
   // ahead of everything a RESUME for each layer that has been answered. True when there was a stream before, and the
   // memory may be another.
   bool StartStream(uint64_t credit_bytes, uint64_t memory_id = 0);
-  // Shards have let go of what steps before this one left: no RESUME claims it.
+  // Shards have let go of what steps before this one left: no RESUME claims it. Once this rank works on a later step,
+  // all ranks do, and nothing of the earlier ones is sent again for the others' sake: it would go into factors that
+  // came after.
   void LetGoBefore(uint64_t step);
   void StopStream();
 
@@ -145,6 +147,7 @@ class Outbox {
   static bool UsesCredit(State state) { return state == State::kSending || state == State::kSent; }
 
   absl::Status AddAt(Sequence sequence, Item item);
+  void DropBefore(uint64_t step);
   void SendKeptAgain();
   // Tells the shard's new memory what the former one has answered: what it cannot complete is to hold nothing up.
   void SendResume(uint32_t layer);
@@ -162,6 +165,7 @@ class Outbox {
   absl::Time settles_by_ = absl::InfinitePast();
   bool started_before_ = false;
   uint64_t memory_id_ = 0;
+  uint64_t working_on_ = 0;  // the step of the last Add
   uint64_t credit_bytes_ = 0;
   uint64_t credit_used_ = 0;  // payload bytes of entries being sent or sent
   size_t unacknowledged_ = 0;

@@ -66,6 +66,14 @@ absl::Status LayerMachine::CheckStep(const ContributionKey& key, Mode mode) cons
   return window_.Check(key, mode, ranks_.HasYetToBegin(key.rank) && rules_.SendsGradient(key.rank));
 }
 
+absl::Status LayerMachine::AnswerIsLost(const WindowStep& of) const {
+  return ReasonedStatus(
+      absl::StatusCode::kDataLoss, ErrorReason::kMemoryLost,
+      absl::StrCat("session \"", rules_.spec->name, "\" layer \"", rules_.spec->layers[rules_.layer].name, "\" step ",
+                   of.step, ": a rank has gone on with factors that the shard has lost, and the others cannot get: go ",
+                   "back to a checkpoint with all ranks, and join again"));
+}
+
 bool LayerMachine::IsStale(ContributionKind kind, const ContributionKey& key) const {
   return kind == ContributionKind::kStatistics && key.step < window_.FirstToOpen() &&
          window_.Find(key.step) == nullptr && CheckEpoch(key).ok() && CheckNotLost(key).ok();
@@ -110,6 +118,7 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
   Phase& phase = of.phase(event.kind);
   // Who was in has been counted; what each rank sent is not known any more.
   if (!is_gradient && of.restored && phase.state != PhaseState::kOpen) return true;
+  if (is_gradient && of.incomplete) return AnswerIsLost(of);
   if (phase.state != PhaseState::kOpen && !phase.contributions.has(key.rank)) {
     return ReasonedStatus(
         absl::StatusCode::kAborted, ErrorReason::kStaleStep,
@@ -200,9 +209,9 @@ void LayerMachine::SealIfDue(WindowStep& of, ContributionKind kind, absl::Time n
                      .present = phase.contributions.present(),
                      .abstained = phase.contributions.abstained(),
                      .quorum = rules_.quorum};
-  if (!is_gradient && of.gradient.state != PhaseState::kOpen) {
+  if (!is_gradient) {
     input.deadline = rules_.statistics_deadline;
-    input.waited = now - of.gradient.sealed_at;
+    input.waited = now - window_.CouldBeAnsweredAt(of);
   }
   SealingDecision decision = DecideSealing(input);
   if (decision.verdict == SealingVerdict::kWait) return;
@@ -219,8 +228,7 @@ void LayerMachine::On(const DeadlinePassed& event, Effects& effects) {
   bool sealed = false;
   for (auto& [step, of] : window_.steps()) {
     if (!rules_.ExpectsStatistics(step, of.mode) || of.statistics.state != PhaseState::kOpen) continue;
-    // Answered already where statistics follow the gradient (staleness_steps): they block the next step's.
-    if (of.gradient.state != PhaseState::kSealed && of.gradient.state != PhaseState::kApplied) continue;
+    // With staleness_steps the step itself may have been answered: its statistics block the next step's answer.
     SealIfDue(of, ContributionKind::kStatistics, event.now, effects);
     sealed = sealed || of.statistics.state == PhaseState::kSealed;
   }
@@ -280,7 +288,9 @@ bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effe
     if (rules_.ExpectsStatistics(of.step, of.mode) && statistics.state == PhaseState::kOpen &&
         !statistics.contributions.has(rank)) {
       statistics.contributions.Put(rank, ContributionStatus::kAbstained, /*digest=*/0);
-      of.incomplete = true;
+      if (!std::exchange(of.incomplete, true)) {
+        effects.push_back(EndRequests{.id = of.id, .status = AnswerIsLost(of)});
+      }
       SealIfDue(of, ContributionKind::kStatistics, now, effects);
       counted = true;
     }

@@ -84,6 +84,8 @@ class LayerMachine {
   // DATA_LOSS MEMORY_LOST for ranks that have to begin again; ranks that have done so wait for them.
   absl::Status CheckNotLost(const ContributionKey& key) const;
   absl::Status CheckStep(const ContributionKey& key, Mode mode) const;
+  // What ranks get that ask for the answer to an incomplete step: DATA_LOSS MEMORY_LOST.
+  absl::Status AnswerIsLost(const WindowStep& of) const;
   // Statistics of a step that is not opened any more: a lost shard generation had them, or they are too late for it.
   bool IsStale(ContributionKind kind, const ContributionKey& key) const;
 

@@ -73,7 +73,7 @@ uint64_t StepWindow::FirstKept() const {
   uint64_t first = std::max(floor_, opens_from_);
   for (const auto& [step, of] : steps_) {
     const bool overtaken = of.restored && of.gradient.state == PhaseState::kOpen && IsOvertaken(of);
-    if (overtaken || of.gradient.state == PhaseState::kRetired) first = std::max(first, step + 1);
+    if (overtaken || of.incomplete || of.gradient.state == PhaseState::kRetired) first = std::max(first, step + 1);
     // Factors go one way: those from before a step that has been sealed are not to be had for long.
     const bool sealed = of.statistics.state == PhaseState::kSealed || of.statistics.state == PhaseState::kApplied;
     if (rules_.workers_precondition() && sealed) first = std::max(first, step);
@@ -89,6 +89,14 @@ bool StepWindow::HasAnswered(uint64_t step) const {
 bool StepWindow::IsOvertaken(const WindowStep& of) const {
   return std::any_of(steps_.upper_bound(of.step), steps_.end(),
                      [](const auto& later) { return later.second.gradient.state != PhaseState::kOpen; });
+}
+
+absl::Time StepWindow::CouldBeAnsweredAt(const WindowStep& of) const {
+  for (auto it = steps_.find(of.step); it != steps_.end(); ++it) {
+    const Phase& gradient = it->second.gradient;
+    if (gradient.state == PhaseState::kSealed || gradient.state == PhaseState::kApplied) return gradient.sealed_at;
+  }
+  return absl::InfiniteFuture();
 }
 
 int64_t StepWindow::in_flight() const {

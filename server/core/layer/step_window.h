@@ -55,8 +55,8 @@ struct WindowStep {
   Phase statistics;
   Phase gradient;
   bool restored = false;  // from the journal, after the process that had it was lost
-  // Statistics of it are lost with a shard generation, and the ranks that sent them have gone on: no update is made of
-  // the rest, which some ranks would take in and some not.
+  // Where workers hold factors: statistics of it are lost with a shard generation, and a rank has gone on with the
+  // factors that they made. No update is made of the rest, and no rank gets an answer: it would have other factors.
   bool incomplete = false;
   // The journal's record of its update has yet to be applied; the value says whether there is anything to apply.
   std::optional<bool> pending_update = {};
@@ -103,6 +103,10 @@ class StepWindow {
   // A later step's gradient is on its way: each rank that contributed to that step has had this one's answer, or had
   // sent this one again before.
   bool IsOvertaken(const WindowStep& of) const;
+
+  // When the step could have been answered but for its statistics: its gradients were complete, or those of a later
+  // step, if its own are not sent any more. InfiniteFuture: not yet.
+  absl::Time CouldBeAnsweredAt(const WindowStep& of) const;
 
   // Opens the step, which is not in the window and has passed Check, and retires those that leave the window.
   WindowStep& Open(uint64_t step, Mode mode, Effects& effects);
