@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kSilenceMicros = 6000;
 constexpr int64_t kRetryMicros = 3000;
 constexpr int64_t kSettleMicros = 1'000'000;
+constexpr uint64_t kGenerations = 1'000'000;  // more than a process of a shard has
 
 // What comes over one direction of a stream: in order and once, up to the first message that is lost.
 template <typename Event>
@@ -66,7 +67,7 @@ class SimLink::Stream : public std::enable_shared_from_this<Stream> {
   using AtShard = std::function<void(const std::shared_ptr<Stream>&)>;
   using AtRank = std::function<void(SimLink&)>;
 
-  Stream(SimLink& link) : link_(&link), world_(link.world_), process_(link.process_), shard_(link.shard_) {}
+  Stream(SimLink& link) : link_(&link), world_(link.world_), process_(link.process_), shard_(link.shard_), session_id_(link.options_.session_id) {}
   // Nothing comes of it any more.
   void End() { link_ = nullptr; }
 
@@ -74,7 +75,9 @@ class SimLink::Stream : public std::enable_shared_from_this<Stream> {
     world_.network().Send(process_, shard_.process(),
                           [self = shared_from_this(), number = up_.Number(), event = std::move(event)] {
                             self->up_.Arrive(number, event, [&](const AtShard& next) {
-                              if (self->MeetsItsShard()) next(self);
+                              if (!self->MeetsItsShard()) return;
+                              if (self->IsOfItsGeneration()) return next(self);
+                              self->Down([](SimLink& link) { link.Connect(); });
                             });
                           });
   }
@@ -96,9 +99,13 @@ class SimLink::Stream : public std::enable_shared_from_this<Stream> {
  private:
   bool MeetsItsShard() {
     const uint64_t life = shard_.process().life();
-    if (!shard_life_.has_value()) shard_life_ = life;
+    if (!shard_life_.has_value()) {
+      shard_life_ = life;
+      generation_ = shard_.generation();
+    }
     return shard_life_ == life;
   }
+  bool IsOfItsGeneration() const { return shard_.IsOf(session_id_, generation_); }
   void AtLink(const AtRank& event) {
     if (link_ != nullptr && process_.life() == life_) event(*link_);
   }
@@ -108,7 +115,9 @@ class SimLink::Stream : public std::enable_shared_from_this<Stream> {
   Process& process_;
   SimShard& shard_;
   const uint64_t life_ = process_.life();
+  const uint64_t session_id_;
   std::optional<uint64_t> shard_life_;  // of the shard's process that took it
+  uint64_t generation_ = 0;             // of that shard, when it did
   Pipe<AtShard> up_;
   Pipe<AtRank> down_;
 };
@@ -156,7 +165,8 @@ void SimLink::Connect() {
   heard_us_ = world_.queue().now_us();
   stream_->Up([shard = &shard_](const std::shared_ptr<Stream>& stream) {
     if (!shard->serving()) return;
-    stream->Down([life = shard->process().life()](SimLink& link) { link.OnCredit(life); });
+    const uint64_t memory_id = shard->process().life() * kGenerations + shard->generation();
+    stream->Down([memory_id](SimLink& link) { link.OnCredit(memory_id); });
   });
 }
 

@@ -23,7 +23,7 @@ LayerMachine::LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rol
       ranks_(rules.spec->world_size),
       epoch_(epoch),
       rollback_epoch_(rollback_epoch) {
-  for (const Member& member : members) ranks_.Replace(member, /*holds_factors=*/false);
+  for (const Member& member : members) ranks_.Restore(member);
 }
 
 Effects LayerMachine::Step(const LayerEvent& event) {
@@ -261,12 +261,7 @@ bool LayerMachine::NoteBegun(const ContributionKey& key, absl::Time now, Effects
   bool work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/false, effects);
   // Statistics that its predecessor did not get through, or that are lost with a shard, will not come.
   for (auto& [step, of] : window_.steps()) {
-    Phase& phase = of.statistics;
-    if (step >= key.step || !rules_.ExpectsStatistics(step, of.mode)) continue;
-    if (phase.state != PhaseState::kOpen || phase.contributions.has(key.rank)) continue;
-    phase.contributions.Put(key.rank, ContributionStatus::kAbstained, /*digest=*/0);
-    SealIfDue(of, ContributionKind::kStatistics, now, effects);
-    work = work || phase.state == PhaseState::kSealed;
+    if (step < key.step) work = AbstainFromStatistics(of, key.rank, now, effects) || work;
   }
   return work;
 }
@@ -280,20 +275,29 @@ bool LayerMachine::NoteCatchup(const ContributionKey& key, absl::Time now, Effec
   return work;
 }
 
+bool LayerMachine::AbstainFromStatistics(WindowStep& of, uint32_t rank, absl::Time now, Effects& effects) {
+  Phase& phase = of.statistics;
+  if (!rules_.ExpectsStatistics(of.step, of.mode) || phase.state != PhaseState::kOpen) return false;
+  if (phase.contributions.has(rank)) return false;
+  phase.contributions.Put(rank, ContributionStatus::kAbstained, /*digest=*/0);
+  if (rules_.workers_precondition() && !std::exchange(of.incomplete, true)) {
+    effects.push_back(EndRequests{.id = of.id, .status = AnswerIsLost(of)});
+  }
+  SealIfDue(of, ContributionKind::kStatistics, now, effects);
+  return true;
+}
+
 bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effects& effects) {
   bool counted = false;
+  if (!rules_.workers_precondition()) {
+    ranks_.ForEachThatBeganAfter(
+        of.step, [&](uint32_t rank) { counted = AbstainFromStatistics(of, rank, now, effects) || counted; });
+    return counted;
+  }
   ranks_.ForEachCatchup([&](uint32_t rank, const RankProgress::Catchup& catchup) {
     if (!catchup.begun || of.step >= catchup.first_step) return;
-    Phase &statistics = of.statistics, &pulls = of.gradient;
-    if (rules_.ExpectsStatistics(of.step, of.mode) && statistics.state == PhaseState::kOpen &&
-        !statistics.contributions.has(rank)) {
-      statistics.contributions.Put(rank, ContributionStatus::kAbstained, /*digest=*/0);
-      if (!std::exchange(of.incomplete, true)) {
-        effects.push_back(EndRequests{.id = of.id, .status = AnswerIsLost(of)});
-      }
-      SealIfDue(of, ContributionKind::kStatistics, now, effects);
-      counted = true;
-    }
+    Phase& pulls = of.gradient;
+    if (AbstainFromStatistics(of, rank, now, effects)) counted = true;
     if (pulls.state == PhaseState::kOpen && !pulls.contributions.has(rank)) {
       pulls.contributions.Put(rank, ContributionStatus::kPresent, /*digest=*/0);
       ++of.in_flight;

@@ -98,7 +98,9 @@ class LayerMachine {
   bool NoteBegun(const ContributionKey& key, absl::Time now, Effects& effects);
   // A replaced rank that holds factors sends something of `key.step`, or fetches. True when that may have made work.
   bool NoteCatchup(const ContributionKey& key, absl::Time now, Effects& effects);
-  // Such a rank, which has begun after the step, sends nothing to it any more. True when a phase may have been sealed.
+  // The rank's statistics of the step do not come any more. True when it had not contributed.
+  bool AbstainFromStatistics(WindowStep& of, uint32_t rank, absl::Time now, Effects& effects);
+  // Replaced ranks that have begun after the step send nothing to it. True when a phase may have been sealed.
   bool CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effects& effects);
   WindowStep& FindOrOpen(uint64_t step, Mode mode, absl::Time now, Effects& effects);
   void SealIfDue(WindowStep& of, ContributionKind kind, absl::Time now, Effects& effects);

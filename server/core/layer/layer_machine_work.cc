@@ -170,7 +170,7 @@ void LayerMachine::On(const ReplayFinished& event, Effects& effects) {
   factor_version_ = event.factor_version;
   bool work = false;
   for (const RestoredStep& restored : event.steps) {
-    WindowStep& of = FindOrOpen(restored.step, restored.mode, event.now, effects);
+    WindowStep& of = window_.Open(restored.step, restored.mode, effects);
     of.restored = true;
     of.plan = restored.plan;
     if (restored.updated) of.statistics.Advance(PhaseEvent::kSeal);
@@ -182,6 +182,7 @@ void LayerMachine::On(const ReplayFinished& event, Effects& effects) {
     } else if (restored.updated) {
       of.statistics.Advance(PhaseEvent::kApply);
     }
+    work = CountRanksThatBeganLater(of, event.now, effects) || work;
   }
   if (work) Wake(effects);
 }

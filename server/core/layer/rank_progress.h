@@ -23,6 +23,15 @@ class RankProgress {
 
   // Another process holds the rank now. `holds_factors`: it has factors of its own, fetched from here.
   void Replace(const Member& member, bool holds_factors);
+  // A member of the epoch in which this shard generation begins: what it sent to the one before is not known.
+  void Restore(const Member& member);
+  // Calls `use(rank)` for each of these that began after `step`, and so sends nothing to it.
+  template <typename Use>
+  void ForEachThatBeganAfter(uint64_t step, const Use& use) const {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].first_step > step) use(static_cast<uint32_t>(rank));
+    }
+  }
   // The replaced rank has yet to show at which step it begins.
   bool HasYetToBegin(uint32_t rank) const { return ranks_[rank].yet_to_begin; }
   // It has shown that. False when it had before, or was never replaced.
@@ -66,12 +75,13 @@ class RankProgress {
  private:
   struct Rank {
     bool heard = false;
+    uint64_t first_step = 0;
     bool yet_to_begin = false;
     bool lost = false;
     std::optional<Catchup> catchup;
     template <typename H>
     friend H AbslHashValue(H h, const Rank& rank) {
-      return H::combine(std::move(h), rank.heard, rank.yet_to_begin, rank.lost,
+      return H::combine(std::move(h), rank.heard, rank.first_step, rank.yet_to_begin, rank.lost,
                         rank.catchup.has_value(), rank.catchup.value_or(Catchup{}));
     }
   };
