@@ -235,7 +235,8 @@ StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const StagedContr
   return {1, PackedElements(d), true};
 }
 
-void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side, absl::Span<float> out) {
+void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side,
+                      absl::Span<float> out) {
   const size_t before = side == 0 ? 0 : static_cast<size_t>(SideOf(spec, layer, contribution, 0).elements());
   const DType dtype = spec.statistics_dtype;
   DecodeElements(dtype, contribution.bytes.data() + before * ByteSize(dtype), contribution.scales[side], out);

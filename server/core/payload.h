@@ -45,7 +45,8 @@ struct StatisticsSide {
   int64_t elements() const { return rows * cols; }
 };
 StatisticsSide SideOf(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side);
-void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side, absl::Span<float> out);
+void DecodeStatistics(const SessionSpec& spec, uint32_t layer, const StagedContribution& contribution, int side,
+                      absl::Span<float> out);
 
 // InvalidArgument NON_FINITE unless every element, times its scale, is finite in f32.
 absl::Status CheckGradient(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload);

@@ -39,7 +39,8 @@ struct InstallRecord {
 struct RemoveRecord {
   uint64_t session_id = 0;
 };
-// A step's statistics are about to be applied, as the layer's worker applies them: contributions in rank order; none: skipped.
+// A step's statistics are about to be applied, as the layer's worker applies them: contributions in rank order; none:
+// skipped.
 struct UpdateRecord {
   LayerStep at;
   std::vector<StagedContribution> contributions;

@@ -40,8 +40,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
   std::vector<std::shared_ptr<LayerDriver>> layers(install.spec.layers.size());
   std::vector<std::shared_ptr<LayerDriver>> owned;
   for (uint32_t layer : install.layers) {
-    PRECONDOR_ASSIGN_OR_RETURN(layers[layer],
-                               LayerDriver::Create(context, layer, install, !install.factors_released));
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context, layer, install, !install.factors_released));
     layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     owned.push_back(layers[layer]);
   }

@@ -15,7 +15,8 @@ namespace {
 // One use: one side of one step.
 class SideMerge {
  public:
-  SideMerge(const SessionSpec& spec, uint32_t layer, const std::vector<StagedContribution>& contributions, int side, Backend& backend)
+  SideMerge(const SessionSpec& spec, uint32_t layer, const std::vector<StagedContribution>& contributions, int side,
+            Backend& backend)
       : spec_(spec),
         layer_(layer),
         contributions_(contributions),
@@ -75,8 +76,8 @@ class SideMerge {
         PRECONDOR_RETURN_IF_ERROR(backend_.UnpackLower(contribution, each));
         PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(weight, each, before, sum));
       } else {
-        PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(weight / static_cast<double>(side.rows), contribution, Transpose::kYes, contribution,
-                                                Transpose::kNo, before, sum));
+        PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(weight / static_cast<double>(side.rows), contribution, Transpose::kYes,
+                                                contribution, Transpose::kNo, before, sum));
       }
     }
     return backend_.PackLower(sum, packed);
@@ -105,8 +106,9 @@ class SideMerge {
 
 }  // namespace
 
-absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_t layer, const std::vector<StagedContribution>& contributions,
-                                                Backend& backend, ScratchPool::Lease& scratch) {
+absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_t layer,
+                                                const std::vector<StagedContribution>& contributions, Backend& backend,
+                                                ScratchPool::Lease& scratch) {
   const LayerSpec& shape = spec.layers[layer];
   const StatisticsKind kind = StatisticsOf(spec, layer);
   const int64_t widest = std::max(shape.d_in, shape.d_out);

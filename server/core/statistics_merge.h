@@ -13,13 +13,14 @@
 
 namespace precondor {
 
-// Contributions in rank order, at least one; they have passed CheckStatistics. Weighted by samples, always in rank order, so
-// that the result is bitwise the same for any arrival order:
+// Contributions in rank order, at least one; they have passed CheckStatistics. Weighted by samples, always in rank
+// order, so that the result is bitwise the same for any arrival order:
 //   MEAN: the mean of the vectors, in f64. Other vectors: stacked, by StackingScales.
 //   COVARIANCE, per side: rows are stacked when nobody sent a covariance and they stay fewer elements than one;
 //   otherwise the mean of the covariances, in f32, (1/n) X'X for a rank's rows X [n, d].
 // The views lie in `scratch`, which has StatisticsScratchElements. Errors: the backend's, ResourceExhausted.
-absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_t layer, const std::vector<StagedContribution>& contributions,
-                                                Backend& backend, ScratchPool::Lease& scratch);
+absl::StatusOr<LayerStatistics> MergeStatistics(const SessionSpec& spec, uint32_t layer,
+                                                const std::vector<StagedContribution>& contributions, Backend& backend,
+                                                ScratchPool::Lease& scratch);
 
 }  // namespace precondor

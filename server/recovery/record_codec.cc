@@ -57,8 +57,9 @@ void PutContributions(EncodedRecord& out, const std::vector<StagedContribution>&
     PutU64(out.own, contribution.samples);
     for (const float scale : contribution.scales) PutU32(out.own, std::bit_cast<uint32_t>(scale));
     PutU64(out.own, contribution.bytes.size());
-    out.contributions.emplace_back(out.own.size(),
-                           absl::string_view(reinterpret_cast<const char*>(contribution.bytes.data()), contribution.bytes.size()));
+    out.contributions.emplace_back(
+        out.own.size(),
+        absl::string_view(reinterpret_cast<const char*>(contribution.bytes.data()), contribution.bytes.size()));
   }
 }
 

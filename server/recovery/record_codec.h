@@ -29,8 +29,9 @@ enum class RecordType : uint8_t {
 // The contributions' bytes stay where they are, in the record: it outlives this.
 struct EncodedRecord {
   RecordType type = RecordType::kInstall;
-  std::string own;                                          // all but the contributions' bytes
-  std::vector<std::pair<size_t, absl::string_view>> contributions;  // each comes in `own` before the byte of that number
+  std::string own;  // all but the contributions' bytes
+  std::vector<std::pair<size_t, absl::string_view>>
+      contributions;  // each comes in `own` before the byte of that number
   // The payload, one piece after the other; they live as long as this and the record.
   std::vector<absl::string_view> Pieces() const;
 };

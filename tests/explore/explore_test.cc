@@ -26,7 +26,7 @@ constexpr absl::string_view kUsage =
     "  --world       worlds whose name contains this; default: all\n"
     "  --large       the worlds that take an hour, in place of those of CI\n"
     "  --max-states  stop a world here, with exit status 3; default 20,000,000\n"
-    "  --bug         plants answer_before_plan, counts_twice, forgets_rank; a failure is then expected\n"
+    "  --bug         plants forgets_rank, forgets_kept, forgets_begin or loses_update; a failure is then expected\n"
     "example: explore_test --world=replay --bug=forgets_rank\n";
 
 // Names: exchange, ranks x steps, faults.
@@ -34,14 +34,14 @@ std::vector<WorldLimits> Worlds(bool large) {
   using enum ExchangeMode;
   std::vector<WorldLimits> worlds;
   const auto add = [&worlds](WorldLimits limits) {
-    static const std::unordered_map<int, const char*> kNames = {
-        {static_cast<int>(kDirect), "direct"}, {static_cast<int>(kDelegate), "delegate"},
-        {static_cast<int>(kReplay), "replay"}};
-    limits.name = absl::StrCat(
-        kNames.at(static_cast<int>(limits.exchange)), "_", limits.ranks, "x", limits.steps,
-        limits.staleness > 0 ? "_stale" : "", limits.shard_crashes > 0 ? (limits.loses_log ? "_machine" : "_shard") : "",
-        limits.shard_crashes > 1 ? "2" : "", limits.rank_crashes > 0 ? "_rank" : "",
-        limits.broken_streams > 0 ? "_stream" : "");
+    static const std::unordered_map<int, const char*> kNames = {{static_cast<int>(kDirect), "direct"},
+                                                                {static_cast<int>(kDelegate), "delegate"},
+                                                                {static_cast<int>(kReplay), "replay"}};
+    limits.name = absl::StrCat(kNames.at(static_cast<int>(limits.exchange)), "_", limits.ranks, "x", limits.steps,
+                               limits.staleness > 0 ? "_stale" : "",
+                               limits.shard_crashes > 0 ? (limits.loses_log ? "_machine" : "_shard") : "",
+                               limits.shard_crashes > 1 ? "2" : "", limits.rank_crashes > 0 ? "_rank" : "",
+                               limits.broken_streams > 0 ? "_stream" : "");
     worlds.push_back(limits);
   };
   for (const ExchangeMode exchange : {kDirect, kDelegate, kReplay}) {
@@ -55,29 +55,31 @@ std::vector<WorldLimits> Worlds(bool large) {
       add(limits);
       limits = of;
       limits.shard_crashes = 1;
-      limits.broken_streams = 1;
       add(limits);
       limits.loses_log = true;
       add(limits);
       limits = of;
       limits.rank_crashes = 1;
+      limits.broken_streams = 1;
+      add(limits);
+      if (large || exchange == kDelegate) {
+        limits.broken_streams = 0;
+        limits.shard_crashes = 1;
+        limits.loses_log = true;
+        add(limits);
+      }
+      if (!large) continue;
+      limits = of;
+      limits.shard_crashes = 1;
+      limits.loses_log = true;
       limits.broken_streams = 1;
       add(limits);
       limits.broken_streams = 0;
-      limits.shard_crashes = 1;
-      limits.loses_log = true;
-      add(limits);
-      if (!large) continue;
       limits.steps = 3;
-      add(limits);
-      limits.shard_crashes = 2;
       add(limits);
       limits = of;
       limits.ranks = 3;
-      limits.shard_crashes = 1;
-      limits.loses_log = true;
-      add(limits);
-      limits.rank_crashes = 1;
+      limits.broken_streams = 1;
       add(limits);
     }
   }
@@ -195,10 +197,11 @@ int Main(int argc, char** argv) {
     } else if (absl::ConsumePrefix(&argument, "--max-states=")) {
       known = absl::SimpleAtoi(argument, &max_states);
     } else if (absl::ConsumePrefix(&argument, "--bug=")) {
-      bug = argument == "answer_before_plan" ? PlantedBug::kAnswerBeforePlan
-            : argument == "counts_twice"     ? PlantedBug::kCountsTwice
-            : argument == "forgets_rank"     ? PlantedBug::kForgetsRank
-                                             : PlantedBug::kNone;
+      bug = argument == "forgets_rank"    ? PlantedBug::kForgetsRank
+            : argument == "forgets_kept"  ? PlantedBug::kForgetsKept
+            : argument == "forgets_begin" ? PlantedBug::kForgetsBegin
+            : argument == "loses_update"  ? PlantedBug::kLosesUpdate
+                                          : PlantedBug::kNone;
       known = bug != PlantedBug::kNone;
     } else {
       known = false;

@@ -81,22 +81,18 @@ bool LayerExplorer::IsDone(const LayerWorld& world) const {
 std::vector<Move> LayerExplorer::MovesOf(const LayerWorld& world) const {
   std::vector<Move> moves;
   if (IsDone(world)) return moves;
+  // At once, since nothing comes of waiting with them: a rank that connects later sends later, which is another order.
+  for (uint8_t i = 0; i < world.ranks.size(); ++i) {
+    if (world.ranks[i].epoch != world.epoch) return {{Move::Kind::kJoin, i}};
+    if (!world.ranks[i].connected) return {{Move::Kind::kConnect, i}};
+  }
   for (uint8_t i = 0; i < world.ranks.size(); ++i) {
     const Rank& rank = world.ranks[i];
-    if (rank.epoch != world.epoch) {
-      moves.push_back({Move::Kind::kJoin, i});
-      continue;
-    }
-    if (!rank.connected) {
-      moves.push_back({Move::Kind::kConnect, i});
-    } else {
-      if (rank.step < limits_.steps && !rank.begun && (rank.fetched || !rules_.workers_precondition())) {
-        moves.push_back({Move::Kind::kBegin, i});
-      }
-      if (!rank.queue.empty() && MaySend(world, rank.queue.front())) moves.push_back({Move::Kind::kSend, i});
-      if (!rank.replies.empty()) moves.push_back({Move::Kind::kReceive, i});
-    }
-    if (world.broken_streams < limits_.broken_streams && rank.connected) moves.push_back({Move::Kind::kBreak, i});
+    const bool has_factors = rank.fetched || !rules_.workers_precondition();
+    if (rank.step < limits_.steps && !rank.begun && has_factors) moves.push_back({Move::Kind::kBegin, i});
+    if (!rank.queue.empty() && MaySend(world, rank.queue.front())) moves.push_back({Move::Kind::kSend, i});
+    if (!rank.replies.empty()) moves.push_back({Move::Kind::kReceive, i});
+    if (world.broken_streams < limits_.broken_streams) moves.push_back({Move::Kind::kBreak, i});
     if (world.rank_crashes < limits_.rank_crashes) moves.push_back({Move::Kind::kCrashRank, i});
   }
   if (!world.work.empty()) moves.push_back({Move::Kind::kWork});
@@ -170,9 +166,8 @@ void LayerExplorer::Begin(LayerWorld& world, uint32_t index) const {
 // In DELEGATE a step's gradient is the average of all ranks.
 bool LayerExplorer::MaySend(const LayerWorld& world, const Item& item) const {
   if (limits_.exchange != ExchangeMode::kDelegate || item.kind != Kind::kGradient) return true;
-  return std::all_of(world.ranks.begin(), world.ranks.end(), [&](const Rank& rank) {
-    return rank.step > item.step || (rank.step == item.step && rank.begun);
-  });
+  return std::all_of(world.ranks.begin(), world.ranks.end(),
+                     [&](const Rank& rank) { return rank.step > item.step || (rank.step == item.step && rank.begun); });
 }
 
 bool LayerExplorer::MayGoOn(const LayerWorld& world, uint32_t index) const {
@@ -200,6 +195,7 @@ void LayerExplorer::Connect(LayerWorld& world, uint32_t index) const {
   if (!other) return;
   std::optional<uint64_t> first_gradient;
   for (const Item& item : rank.kept) {
+    if (bug_ == PlantedBug::kForgetsKept) break;
     if (item.kind == Kind::kGradient && !first_gradient.has_value()) first_gradient = item.step;
     Item again = item;
     again.already_answered = again.counted_before = true;
@@ -232,10 +228,9 @@ void LayerExplorer::Send(LayerWorld& world, uint32_t index) const {
       break;
   }
   const ContributionKind pull = rules_.workers_precondition() ? ContributionKind::kPull : ContributionKind::kGradient;
-  ContributionArrived event{.key = key,
-                            .kind = item.kind == Kind::kStatistics ? ContributionKind::kStatistics : pull,
-                            .digest = item.step + 1};
-  if (bug_ == PlantedBug::kCountsTwice && item.counted_before) event.digest += 100;
+  const ContributionArrived event{.key = key,
+                                  .kind = item.kind == Kind::kStatistics ? ContributionKind::kStatistics : pull,
+                                  .digest = item.step + 1};
   Feed(world, event, index, &item);
 }
 
@@ -275,7 +270,8 @@ void LayerExplorer::Refused(LayerWorld& world, uint32_t index, const Reply& repl
       Insert(rank.queue, item);
       return;
     case ErrorReason::kMemoryLost:
-      // The trainer goes back to a checkpoint that all ranks have.
+      // The trainer goes back to a checkpoint that all ranks have: what they had after it is another history.
+      world.answers.clear();
       return ReplaceRank(world, index, 0);
     default:
       break;
@@ -318,7 +314,8 @@ void LayerExplorer::Answered(LayerWorld& world, uint32_t index, const Item& item
   }
   // What all ranks have had by now, since each submits after its last answer.
   std::erase_if(rank.kept, [&](const Item& of) { return of.step < item.step; });
-  const bool several = rules_.workers_precondition() || (limits_.exchange == ExchangeMode::kDirect && limits_.ranks > 1);
+  const bool several =
+      rules_.workers_precondition() || (limits_.exchange == ExchangeMode::kDirect && limits_.ranks > 1);
   if (several) rank.kept.push_back(item);
   if (rank.retained.has_value() && rank.retained->step <= item.step) rank.retained.reset();
   rank.last_answer = {item.step, answer.version};
@@ -339,7 +336,10 @@ void LayerExplorer::ReplaceRank(LayerWorld& world, uint32_t index, uint64_t firs
   world.ranks[index] = Rank{.step = first_step, .checkpoint = first_step, .epoch = ++world.epoch};
   world.first_steps[index] = first_step;
   const uint64_t first_kept = world.machine.first_kept();
-  Feed(world, EpochEnded{.epoch = world.epoch, .why = ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch, "epoch")}, 0, nullptr);
+  Feed(world,
+       EpochEnded{.epoch = world.epoch,
+                  .why = ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch, "epoch")},
+       0, nullptr);
   EpochBegan began{.epoch = world.epoch, .replaced = {{.rank = index, .first_step = first_step}}};
   if (first_step < first_kept) {
     began.rollback_step = first_step;
@@ -429,14 +429,16 @@ void LayerExplorer::ApplyPending(LayerWorld& world) const {
 }
 
 void LayerExplorer::Carry(LayerWorld& world, const Effect& effect) const {
-  const auto then = [&world](const Effects& effects) { world.work.insert(world.work.end(), effects.begin(), effects.end()); };
+  const auto then = [&world](const Effects& effects) {
+    world.work.insert(world.work.begin(), effects.begin(), effects.end());
+  };
   if (std::holds_alternative<WakeWorker>(effect)) {
     // The worker asks for work until there is none.
     const Effects next = world.machine.Step(WorkerReady{});
+    if (!next.empty()) world.work.insert(world.work.begin(), WakeWorker{});
     then(next);
-    if (!next.empty()) world.work.push_back(WakeWorker{});
   } else if (const auto* append = std::get_if<AppendUpdate>(&effect)) {
-    if (!append->logged) {
+    if (!append->logged && bug_ != PlantedBug::kLosesUpdate) {
       const auto* apply = std::get_if<ApplyUpdate>(&world.work.front());
       world.journal.push_back({.step = append->step,
                                .rollback_epoch = world.machine.rollback_epoch(),
@@ -462,21 +464,14 @@ void LayerExplorer::Carry(LayerWorld& world, const Effect& effect) const {
     }
     if (answer.decision == Decision::kIdentity) answer.factors.clear();
     world.made[compute->id] = answer;
-    const Effects next = world.machine.Step(AnswerDone{.id = compute->id,
-                                                       .plan = {.decision = answer.decision,
-                                                                .factor_version = answer.version,
-                                                                .reason = {}},
-                                                       .held = true,
-                                                       .factor_version = world.factors.size()});
-    then(next);
-    if (bug_ == PlantedBug::kAnswerBeforePlan && world.work.size() >= 2) {
-      std::rotate(world.work.begin(), world.work.end() - 1, world.work.end());
-    }
+    then(world.machine.Step(
+        AnswerDone{.id = compute->id,
+                   .plan = {.decision = answer.decision, .factor_version = answer.version, .reason = {}},
+                   .held = true,
+                   .factor_version = world.factors.size()}));
   } else if (const auto* plan = std::get_if<AppendPlan>(&effect)) {
-    world.journal.push_back({.is_plan = true,
-                             .step = plan->step,
-                             .rollback_epoch = world.machine.rollback_epoch(),
-                             .plan = plan->plan});
+    world.journal.push_back(
+        {.is_plan = true, .step = plan->step, .rollback_epoch = world.machine.rollback_epoch(), .plan = plan->plan});
   } else if (const auto* deliver = std::get_if<DeliverAnswer>(&effect)) {
     for (const Effect& shown : world.machine.Step(AnswerVisible{deliver->id})) {
       const auto* give = std::get_if<GiveAnswer>(&shown);
@@ -547,10 +542,12 @@ void LayerExplorer::CrashShard(LayerWorld& world, size_t records) const {
     answered = answered || later->second.restored.plan.has_value();
     if (limits_.staleness == 0 ? answered : behind) later->second.restored.updated = true;
   }
-  ReplayFinished finished{.rollback_epoch = rollback_epoch, .steps = {}, .held = true, .factor_version = world.factors.size()};
+  ReplayFinished finished{
+      .rollback_epoch = rollback_epoch, .steps = {}, .held = true, .factor_version = world.factors.size()};
   for (auto& [step, replayed] : steps) finished.steps.push_back(replayed.restored);
   std::vector<Member> members;
   for (uint32_t i = 0; i < world.ranks.size(); ++i) members.push_back({.rank = i, .first_step = world.first_steps[i]});
+  if (bug_ == PlantedBug::kForgetsBegin) members.clear();
   world.machine = LayerMachine(rules_, world.epoch, world.rollback_epoch, members);
   world.work.clear();
   world.waiting.clear();

@@ -23,21 +23,22 @@ struct WorldLimits {
   uint64_t steps = 2;
   int32_t staleness = 0;
   uint64_t window = 2;
-  int shard_crashes = 0;     // the shard's process is killed, and comes back from its journal
-  bool loses_log = false;    // its machine crashes as well: any end of the journal may be lost
-  int rank_crashes = 0;      // a rank's process is killed; another one begins at its last checkpoint
-  int broken_streams = 0;    // with what was on its way to the rank
+  int shard_crashes = 0;   // the shard's process is killed, and comes back from its journal
+  bool loses_log = false;  // its machine crashes as well: any end of the journal may be lost
+  int rank_crashes = 0;    // a rank's process is killed; another one begins at its last checkpoint
+  int broken_streams = 0;  // with what was on its way to the rank
 };
 
-// A planted bug, which the exploration has to find.
-enum class PlantedBug : uint8_t { kNone, kAnswerBeforePlan, kCountsTwice, kForgetsRank, kEarlyRetire, kIgnoresLoss };
+// A planted bug, which the exploration has to find: a rank sends no RESUME, or nothing of what it keeps; a shard that
+// comes back does not know where ranks began, or has no record of updates.
+enum class PlantedBug : uint8_t { kNone, kForgetsRank, kForgetsKept, kForgetsBegin, kLosesUpdate };
 
 struct Item {
   enum class Kind : uint8_t { kStatistics, kGradient, kResume, kFetch };
   Kind kind = Kind::kStatistics;
   uint64_t step = 0;
-  uint64_t version = 0;       // of a RESUME
-  int64_t place = 0;          // in the order of sending
+  uint64_t version = 0;           // of a RESUME
+  int64_t place = 0;              // in the order of sending
   bool already_answered = false;  // sent again for the others' sake
   bool counted_before = false;    // acknowledged, in an earlier epoch or by an earlier shard generation
   bool operator==(const Item&) const = default;
@@ -60,7 +61,7 @@ struct Reply {
 };
 
 struct Rank {
-  uint64_t step = 0;  // that it works on
+  uint64_t step = 0;   // that it works on
   bool begun = false;  // its items are in `items`
   bool fetched = false;
   uint64_t checkpoint = 0;
@@ -69,9 +70,9 @@ struct Rank {
   bool connected = false;
   uint8_t shard_life = 0;  // that it last met; 0: none
   int64_t next_place = 0;
-  std::vector<Item> queue = {};   // to be sent, by place
-  std::vector<Item> sent = {};    // not answered
-  std::vector<Item> kept = {};    // answered, and may be needed again
+  std::vector<Item> queue = {};       // to be sent, by place
+  std::vector<Item> sent = {};        // not answered
+  std::vector<Item> kept = {};        // answered, and may be needed again
   std::optional<Item> retained = {};  // statistics that were acknowledged, of a step that may not have been sealed
   std::optional<std::pair<uint64_t, uint64_t>> last_answer = {};  // step, version
   std::vector<uint8_t> factors = {};                              // where workers hold them
@@ -91,7 +92,7 @@ struct LayerWorld {
   explicit LayerWorld(const LayerRules& rules) : machine(rules, 1, 0, {}) {}
 
   LayerMachine machine;
-  std::vector<Effect> work;                                          // the worker's, yet to be carried out
+  std::vector<Effect> work;                                            // the worker's, yet to be carried out
   std::map<StepId, std::vector<std::pair<uint8_t, uint8_t>>> waiting;  // rank and stream
   std::map<StepId, Answer> made;
   std::vector<uint8_t> factors = {};  // steps whose statistics they have
@@ -103,7 +104,7 @@ struct LayerWorld {
   std::vector<Rank> ranks;
   std::vector<uint64_t> first_steps;  // by rank, that its process began with
   int shard_crashes = 0, rank_crashes = 0, broken_streams = 0;
-  int errors = 0;  // that ended a process
+  int errors = 0;                                           // that ended a process
   std::map<std::pair<uint64_t, uint64_t>, Answer> answers;  // by (rollback epoch, step): the first that a rank had
   std::string violation;                                    // empty: none
 };

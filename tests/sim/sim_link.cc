@@ -67,7 +67,12 @@ class SimLink::Stream : public std::enable_shared_from_this<Stream> {
   using AtShard = std::function<void(const std::shared_ptr<Stream>&)>;
   using AtRank = std::function<void(SimLink&)>;
 
-  Stream(SimLink& link) : link_(&link), world_(link.world_), process_(link.process_), shard_(link.shard_), session_id_(link.options_.session_id) {}
+  Stream(SimLink& link)
+      : link_(&link),
+        world_(link.world_),
+        process_(link.process_),
+        shard_(link.shard_),
+        session_id_(link.options_.session_id) {}
   // Nothing comes of it any more.
   void End() { link_ = nullptr; }
 

@@ -68,7 +68,8 @@ std::optional<uint32_t> Contributions::TakeNext() {
 std::vector<uint32_t> Contributions::TakeRest() {
   std::vector<uint32_t> ranks;
   for (; next_ < slots_.size(); ++next_) {
-    if (slots_[next_].status == ContributionStatus::kPresent) ranks.push_back(first_rank_ + static_cast<uint32_t>(next_));
+    if (slots_[next_].status == ContributionStatus::kPresent)
+      ranks.push_back(first_rank_ + static_cast<uint32_t>(next_));
   }
   return ranks;
 }

@@ -142,8 +142,8 @@ void LayerDriver::Prepare(Task& task, StagedContribution* payload) {
     task.contributions = task.data->gradients.Take({accumulate->rank});
   } else if (const auto* apply = std::get_if<ApplyUpdate>(&task.effect)) {
     task.data = DataOf(apply->id);
-    task.contributions = apply->logged ? *std::exchange(task.data->logged, std::nullopt)
-                                       : task.data->statistics.Take(apply->ranks);
+    task.contributions =
+        apply->logged ? *std::exchange(task.data->logged, std::nullopt) : task.data->statistics.Take(apply->ranks);
   } else if (const auto* compute = std::get_if<ComputeAnswer>(&task.effect)) {
     task.data = DataOf(compute->id);
     task.contributions = task.data->gradients.Take(compute->ranks);
@@ -183,8 +183,7 @@ void LayerDriver::SubmitStatistics(const ContributionHeader& header, Payload pay
   Submit(header, status, digest, std::move(contribution), bytes, refusal, ack, /*result=*/nullptr);
 }
 
-void LayerDriver::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack,
-                                 ResultFn result) {
+void LayerDriver::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result) {
   const uint64_t digest = Digest(header, payload, session_->shard->options.device_plane);
   const int64_t bytes = header.on_device == nullptr ? static_cast<int64_t>(payload.size()) : header.on_device->bytes();
   StagedContribution contribution{.samples = header.samples};
@@ -282,8 +281,8 @@ LayerStats LayerDriver::stats() const {
 // --- ranks and epochs -----------------------------------------------------------------------------------------------
 
 absl::Status LayerDriver::Resume(const ContributionKey& key, uint64_t factor_version) {
-  Tasks tasks = FeedLocked(
-      RankResumed{.key = key, .factor_version = factor_version, .now = session_->shard->clock.Now()});
+  Tasks tasks =
+      FeedLocked(RankResumed{.key = key, .factor_version = factor_version, .now = session_->shard->clock.Now()});
   absl::Status status;
   if (!tasks.empty()) {
     if (const auto* refuse = std::get_if<Refuse>(&tasks.front().effect)) status = refuse->status;
@@ -323,8 +322,7 @@ uint64_t LayerDriver::EndEpoch(uint64_t epoch, const absl::Status& why) {
   return first_kept;
 }
 
-void LayerDriver::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to,
-                             absl::Span<const Member> replaced) {
+void LayerDriver::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced) {
   Perform(FeedLocked(
       EpochBegan{.epoch = epoch, .rollback_step = goes_back_to, .replaced = {replaced.begin(), replaced.end()}}));
 }

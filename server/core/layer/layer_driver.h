@@ -121,8 +121,9 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Carries effects out, in their order.
   void Perform(Tasks tasks);
 
-  void Submit(const ContributionHeader& header, ContributionStatus status, uint64_t digest, StagedContribution contribution,
-              int64_t bytes, const absl::Status& refusal, const AckFn& ack, ResultFn result);
+  void Submit(const ContributionHeader& header, ContributionStatus status, uint64_t digest,
+              StagedContribution contribution, int64_t bytes, const absl::Status& refusal, const AckFn& ack,
+              ResultFn result);
   void RequestAnswer(const ContributionKey& key, ResultFn result);
 
   // The rest runs on the strand.

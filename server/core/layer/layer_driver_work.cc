@@ -33,52 +33,47 @@ void LayerDriver::Perform(Tasks tasks) {
   ShardContext& shard = *session_->shard;
   for (size_t i = 0; i < tasks.size(); ++i) {
     Task& task = tasks[i];
-    std::visit(Overload{
-                   [&](const ReportSealed& effect) {
-                     shard.observer.OnSealed(job, effect.kind, effect.open_for);
-                     if (effect.given_up.empty()) return;
-                     shard.logger.Log(
-                         Severity::kWarning, "statistics sealed without all ranks",
-                         {{"session", job}, {"step", effect.step}, {"layer", layer}, {"reason", effect.given_up}});
-                   },
-                   [&](const ReportUpdatesLost& effect) {
-                     shard.observer.OnUpdatesLost(job, static_cast<int64_t>(effect.lost));
-                     shard.logger.Log(Severity::kWarning, "factor updates are lost",
-                                      {{"session", job},
-                                       {"layer", layer},
-                                       {"rank", effect.rank},
-                                       {"updates", effect.lost},
-                                       {"answered_with", effect.answered_with},
-                                       {"has", effect.known}});
-                   },
-                   [&](const ReportContradiction& effect) {
-                     shard.logger.Log(Severity::kError, "an answer cannot be repeated",
-                                      {{"reason", absl::string_view(effect.why.message())}});
-                   },
-                   [&](const EndRequests& effect) {
-                     for (ResultFn& request : task.requests) request(effect.status);
-                   },
-                   [&](const WakeWorker&) {
-                     executor_.Post(strand_, [self = shared_from_this()] { self->Run(); });
-                   },
-                   [&](const BeginStep& effect) {
-                     journal_.BeginStep(effect.rollback_epoch, effect.step, worker_);
-                   },
-                   [&](const AccumulateGradient&) {
-                     worker_.Accumulate(*task.data, std::move(task.contributions.front()));
-                   },
-                   // The update comes next.
-                   [&](const AppendUpdate& effect) {
-                     journal_.BeforeUpdate(effect.step, tasks[i + 1].contributions, effect.logged);
-                   },
-                   [&](const ApplyUpdate& effect) { Update(effect, task); },
-                   [&](const AppendFailedUpdate& effect) { journal_.AfterFailedUpdate(effect.step); },
-                   [&](const ComputeAnswer& effect) { Answer(effect, task); },
-                   [&](const AppendPlan& effect) { journal_.BeforeAnswer(effect.step, effect.mode, effect.plan); },
-                   [&](const DeliverAnswer& effect) { Deliver(effect.id); },
-                   // Prepare, or who fed the event, has seen to the others.
-                   [](const auto&) {}},
-               task.effect);
+    std::visit(
+        Overload{
+            [&](const ReportSealed& effect) {
+              shard.observer.OnSealed(job, effect.kind, effect.open_for);
+              if (effect.given_up.empty()) return;
+              shard.logger.Log(
+                  Severity::kWarning, "statistics sealed without all ranks",
+                  {{"session", job}, {"step", effect.step}, {"layer", layer}, {"reason", effect.given_up}});
+            },
+            [&](const ReportUpdatesLost& effect) {
+              shard.observer.OnUpdatesLost(job, static_cast<int64_t>(effect.lost));
+              shard.logger.Log(Severity::kWarning, "factor updates are lost",
+                               {{"session", job},
+                                {"layer", layer},
+                                {"rank", effect.rank},
+                                {"updates", effect.lost},
+                                {"answered_with", effect.answered_with},
+                                {"has", effect.known}});
+            },
+            [&](const ReportContradiction& effect) {
+              shard.logger.Log(Severity::kError, "an answer cannot be repeated",
+                               {{"reason", absl::string_view(effect.why.message())}});
+            },
+            [&](const EndRequests& effect) {
+              for (ResultFn& request : task.requests) request(effect.status);
+            },
+            [&](const WakeWorker&) { executor_.Post(strand_, [self = shared_from_this()] { self->Run(); }); },
+            [&](const BeginStep& effect) { journal_.BeginStep(effect.rollback_epoch, effect.step, worker_); },
+            [&](const AccumulateGradient&) { worker_.Accumulate(*task.data, std::move(task.contributions.front())); },
+            // The update comes next.
+            [&](const AppendUpdate& effect) {
+              journal_.BeforeUpdate(effect.step, tasks[i + 1].contributions, effect.logged);
+            },
+            [&](const ApplyUpdate& effect) { Update(effect, task); },
+            [&](const AppendFailedUpdate& effect) { journal_.AfterFailedUpdate(effect.step); },
+            [&](const ComputeAnswer& effect) { Answer(effect, task); },
+            [&](const AppendPlan& effect) { journal_.BeforeAnswer(effect.step, effect.mode, effect.plan); },
+            [&](const DeliverAnswer& effect) { Deliver(effect.id); },
+            // Prepare, or who fed the event, has seen to the others.
+            [](const auto&) {}},
+        task.effect);
   }
 }
 

@@ -78,10 +78,10 @@ struct FactorsNeeded {};
 struct UpdateDone {
   StepId id = 0;
   uint64_t step = 0;
-  bool logged = false;     // as in ApplyUpdate
-  bool restored = false;   // as in ApplyUpdate
-  bool failed = false;     // the update was tried, and left the factors as they were
-  bool held = false;       // there are factors
+  bool logged = false;    // as in ApplyUpdate
+  bool restored = false;  // as in ApplyUpdate
+  bool failed = false;    // the update was tried, and left the factors as they were
+  bool held = false;      // there are factors
   uint64_t factor_version = 0;
 };
 struct AnswerDone {
@@ -108,8 +108,8 @@ struct RestoredStep {
   uint64_t step = 0;
   Mode mode = Mode::kSecondOrder;
   std::optional<Plan> plan;
-  bool updated = false;         // its statistics are in the factors, or given up, or pending
-  bool update_pending = false;  // the update is in the log and has yet to be applied
+  bool updated = false;          // its statistics are in the factors, or given up, or pending
+  bool update_pending = false;   // the update is in the log and has yet to be applied
   bool update_is_empty = false;  // pending, and has no contributions to apply
 };
 struct ReplayFinished {
@@ -119,10 +119,9 @@ struct ReplayFinished {
   uint64_t factor_version = 0;
   absl::Time now = {};
 };
-using LayerEvent =
-    std::variant<ContributionArrived, AverageArrived, AnswerRequested, RankResumed, FactorsRequested, EpochEnded,
-                 EpochBegan, Closed, DeadlinePassed, WorkerReady, FactorsNeeded, UpdateDone, AnswerDone,
-                 AnswerVisible, AnswerDelivered, FactorsReplaced, ReplayFinished>;
+using LayerEvent = std::variant<ContributionArrived, AverageArrived, AnswerRequested, RankResumed, FactorsRequested,
+                                EpochEnded, EpochBegan, Closed, DeadlinePassed, WorkerReady, FactorsNeeded, UpdateDone,
+                                AnswerDone, AnswerVisible, AnswerDelivered, FactorsReplaced, ReplayFinished>;
 
 // --- effects --------------------------------------------------------------------------------------------------------
 

@@ -18,11 +18,7 @@ namespace precondor {
 
 LayerMachine::LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rollback_epoch,
                            absl::Span<const Member> members)
-    : rules_(rules),
-      window_(rules),
-      ranks_(rules.spec->world_size),
-      epoch_(epoch),
-      rollback_epoch_(rollback_epoch) {
+    : rules_(rules), window_(rules), ranks_(rules.spec->world_size), epoch_(epoch), rollback_epoch_(rollback_epoch) {
   for (const Member& member : members) ranks_.Restore(member);
 }
 
@@ -120,17 +116,15 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
   if (!is_gradient && of.restored && phase.state != PhaseState::kOpen) return true;
   if (is_gradient && of.incomplete) return AnswerIsLost(of);
   if (phase.state != PhaseState::kOpen && !phase.contributions.has(key.rank)) {
-    return ReasonedStatus(
-        absl::StatusCode::kAborted, ErrorReason::kStaleStep,
-        absl::StrCat(DescribeKey(*rules_.spec, key), ": sealed without this rank at its deadline"));
+    return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+                          absl::StrCat(DescribeKey(*rules_.spec, key), ": sealed without this rank at its deadline"));
   }
   switch (phase.contributions.Put(key.rank, event.status, event.digest)) {
     case PutOutcome::kDuplicate:
       return true;
     case PutOutcome::kConflict:
       return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kConflict,
-                            absl::StrCat(DescribeKey(*rules_.spec, key),
-                                         ": other bytes under the key of an earlier ",
+                            absl::StrCat(DescribeKey(*rules_.spec, key), ": other bytes under the key of an earlier ",
                                          is_gradient ? "gradient" : "statistics"));
     case PutOutcome::kTaken:
       break;
@@ -238,9 +232,9 @@ void LayerMachine::On(const DeadlinePassed& event, Effects& effects) {
 void LayerMachine::On(const AnswerRequested& event, Effects& effects) {
   const ContributionKey& key = event.key;
   if (key.epoch != epoch_) {
-    effects.push_back(Refuse{
-        ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
-                       absl::StrCat(DescribeKey(*rules_.spec, key), ": epoch ", key.epoch, " has ended"))});
+    effects.push_back(
+        Refuse{ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
+                              absl::StrCat(DescribeKey(*rules_.spec, key), ": epoch ", key.epoch, " has ended"))});
     return;
   }
   const WindowStep* const of = window_.Find(key.step);

@@ -37,9 +37,10 @@ void LayerReplay::BeginAt(uint64_t began) {
 ReplayedStep* LayerReplay::Find(const LayerStep& at, Mode mode) {
   BeginAt(at.began);
   if (at.began < began_) return nullptr;
-  ReplayedStep& found =
-      steps_.try_emplace(at.step, ReplayedStep{.settled = {.step = at.step, .mode = mode, .plan = {}}, .contributions = {}})
-          .first->second;
+  ReplayedStep& found = steps_
+                            .try_emplace(at.step, ReplayedStep{.settled = {.step = at.step, .mode = mode, .plan = {}},
+                                                               .contributions = {}})
+                            .first->second;
   while (steps_.begin()->first + window_ <= steps_.rbegin()->first) {
     const bool beyond = &steps_.begin()->second == &found;
     Apply(std::move(steps_.begin()->second));

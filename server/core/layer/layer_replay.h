@@ -22,7 +22,7 @@ namespace precondor {
 struct ReplayedStep {
   SettledStep settled;
   std::optional<std::vector<StagedContribution>> contributions;  // still to be applied
-  bool failed = false;                     // not to be applied after all
+  bool failed = false;                                           // not to be applied after all
 };
 
 // One use, one thread.

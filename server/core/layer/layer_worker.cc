@@ -25,9 +25,9 @@ absl::Span<float> FloatsIn(Payload& bytes) {
   return absl::MakeSpan(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
 }
 
-// Leaves one contribution, the average as the session's communicator makes it of the same gradients where that adds in rank
-// order: of shares in f32, one rank after the other, and the shard's own zero at the end. So whoever has had an answer
-// by one way has the one that the others get by the other.
+// Leaves one contribution, the average as the session's communicator makes it of the same gradients where that adds in
+// rank order: of shares in f32, one rank after the other, and the shard's own zero at the end. So whoever has had an
+// answer by one way has the one that the others get by the other.
 void Average(std::vector<StagedContribution>& contributions) {
   uint64_t total = 0;
   for (const StagedContribution& contribution : contributions) total += contribution.samples;
@@ -209,7 +209,8 @@ void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
       }
       data.sum = *std::move(sum);
     }
-    data.sum->Add(contribution.samples, session_.spec.gradient_dtype, contribution.bytes.data(), contribution.scales[0]);
+    data.sum->Add(contribution.samples, session_.spec.gradient_dtype, contribution.bytes.data(),
+                  contribution.scales[0]);
   }
   if (data.result_buffer.empty()) data.result_buffer = std::move(contribution.bytes);
   data.on_device = std::move(contribution.on_device);  // such a gradient is the only one

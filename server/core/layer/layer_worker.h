@@ -14,8 +14,8 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
-#include "server/core/session_context.h"
 #include "server/core/layer/step_data.h"
+#include "server/core/session_context.h"
 
 namespace precondor {
 

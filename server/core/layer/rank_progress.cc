@@ -34,9 +34,8 @@ uint32_t RankProgress::first_lost() const {
 }
 
 bool RankProgress::IsAwaitedBefore(uint64_t step) const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [step](const Rank& rank) {
-    return rank.catchup.has_value() && rank.catchup->step < step;
-  });
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [step](const Rank& rank) { return rank.catchup.has_value() && rank.catchup->step < step; });
 }
 
 void RankProgress::Rollback() {

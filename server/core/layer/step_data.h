@@ -60,9 +60,10 @@ struct StepData {
 
   // Used by the layer's worker alone.
   Mode mode = Mode::kSecondOrder;
-  std::optional<std::vector<StagedContribution>> logged;  // of the journal's record of an update that has yet to be applied
-  std::optional<Plan> plan;                         // that a rank may have been answered with
-  std::optional<SealedUpdate> update;               // once it was made, where workers have factors
+  std::optional<std::vector<StagedContribution>>
+      logged;                          // of the journal's record of an update that has yet to be applied
+  std::optional<Plan> plan;            // that a rank may have been answered with
+  std::optional<SealedUpdate> update;  // once it was made, where workers have factors
   std::optional<WeightedSum> sum;
   absl::Status lost;      // why the average cannot be made
   Payload result_buffer;  // the first gradient's bytes: the result has exactly their size

@@ -136,9 +136,9 @@ absl::Status StepWindow::CheckWindow(const ContributionKey& key, bool begins) co
     if (begins && step < key.step && LacksFor(of, key.rank, key.step, /*resumes=*/false)) continue;
     const bool leaves = key.step > step && key.step - step >= window;
     if (const std::optional<uint32_t> rank = of.owed_rank(); leaves && rank.has_value()) {
-      return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                            absl::StrCat(DescribeKey(spec, key), ": rank ", *rank,
-                                         " begins again and has not come past step ", step));
+      return ReasonedStatus(
+          absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+          absl::StrCat(DescribeKey(spec, key), ": rank ", *rank, " begins again and has not come past step ", step));
     }
     if (leaves && of.restored && of.gradient.state == PhaseState::kSealed) {
       // A rank that has had its answer before the shard came back may be ahead of those that get it now.

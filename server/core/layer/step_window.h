@@ -72,9 +72,10 @@ struct WindowStep {
   template <typename H>
   friend H AbslHashValue(H h, const WindowStep& of) {
     const bool planned = of.plan.has_value();
-    h = H::combine(std::move(h), of.step, of.mode, of.statistics, of.gradient, of.restored, of.incomplete, of.in_flight);
-    return H::combine(std::move(h), of.pending_update.has_value(), of.pending_update.value_or(false), planned, planned ? of.plan->decision : Decision::kSkip,
-                      planned ? of.plan->factor_version : 0);
+    h = H::combine(std::move(h), of.step, of.mode, of.statistics, of.gradient, of.restored, of.incomplete,
+                   of.in_flight);
+    return H::combine(std::move(h), of.pending_update.has_value(), of.pending_update.value_or(false), planned,
+                      planned ? of.plan->decision : Decision::kSkip, planned ? of.plan->factor_version : 0);
   }
 };
 
