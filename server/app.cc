@@ -81,6 +81,12 @@ class LocalShard final : public ShardControl {
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     return Call([&] { return shard_.Remove(session_id); });
   }
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
+    return Call([&] { return shard_.Quarantine(session_id); });
+  }
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
+    return Call([&] { return shard_.ListQuarantined(); });
+  }
 
  private:
   template <typename Make>
@@ -269,6 +275,7 @@ class ServerApp final : public App {
                                                             clock_, logger_, metrics_);
       options.journal = shard_store_.get();
       options.snapshot_interval_steps = static_cast<uint64_t>(config_.snapshot_interval_steps);
+      if (config_.quarantine_days > 0) options.quarantine_time = absl::Hours(24 * config_.quarantine_days);
     }
     options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
@@ -471,7 +478,10 @@ class ServerApp final : public App {
       sealing_.Start(absl::Milliseconds(pause), [this] { shard_->SealOverdue(); });
     }
     if (shard_store_ != nullptr) {
-      settling_.Start(absl::Milliseconds(500), [this] { shard_->SettleFactors(); });
+      settling_.Start(absl::Milliseconds(500), [this] {
+        shard_->SettleFactors();
+        shard_->SettleQuarantine();
+      });
     }
     if (planes_ != nullptr) sweeping_.Start(absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {

@@ -21,6 +21,8 @@ namespace {
 
 using absl::StatusCode;
 
+constexpr size_t kAbandoned = 1000;  // ids; an Install that comes later than so many sessions is put in quarantine
+
 absl::Status NoSession(const absl::AlphaNum& which) {
   return ReasonedStatus(StatusCode::kNotFound, ErrorReason::kUnknownSession,
                         absl::StrCat("session ", which, ": there is none on this coordinator"));
@@ -142,6 +144,11 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
     });
   }
   if (!status.ok()) {
+    {
+      MutexLock lock(mu_);
+      abandoned_.insert(id);
+      if (abandoned_.size() > kAbandoned) abandoned_.erase(abandoned_.begin());
+    }
     if (absl::Status removed = RemoveFromShards(id, session->placement()); !removed.ok()) {
       logger_.Log(Severity::kError, "could not take a failed session back",
                   {{"session", spec.name}, {"session_id", id}, {"reason", absl::string_view(removed.message())}});
@@ -170,7 +177,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
     if (!description.ok()) {
       return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
     }
-    if (RemoveOrphans(shard, *description)) {  // what each of its devices has left is another matter then
+    if (ClearOrphans(shard, *description)) {  // what each of its devices has left is another matter then
       description = shard.control->Describe();
       if (!description.ok()) {
         return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));

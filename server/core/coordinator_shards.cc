@@ -13,23 +13,30 @@
 
 namespace precondor {
 
-bool Coordinator::RemoveOrphans(const ShardEndpoint& shard, const ShardDescription& description) {
+bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description) {
   bool any = false;
   for (const HeldSession& held : description.sessions) {
+    const uint64_t id = held.session_id;
+    bool abandoned = false;
     {
       MutexLock lock(mu_);
-      const uint64_t id = held.session_id;
       if (by_id_.contains(id) || opening_.contains(id) || ending_.contains(id)) continue;
+      abandoned = abandoned_.contains(id);
     }
-    const absl::Status removed = shard.control->Remove(held.session_id).status();
-    any = any || removed.ok();
-    logger_.Log(
-        Severity::kWarning, removed.ok() ? "orphaned session removed" : "orphaned session stays",
-        {{"session", held.name},
-         {"session_id", held.session_id},
-         {"shard", shard.address},
-         {"reserved_bytes", held.reserved_bytes},
-         {"reason", removed.ok() ? "this coordinator does not know it" : absl::string_view(removed.message())}});
+    const absl::Status cleared =
+        abandoned ? shard.control->Remove(id).status() : shard.control->Quarantine(id).status();
+    any = any || cleared.ok();
+    logger_.Log(Severity::kWarning,
+                !cleared.ok() ? "orphaned session stays"
+                : abandoned   ? "session that was not opened removed"
+                              : "orphaned session quarantined",
+                {{"session", held.name},
+                 {"session_id", id},
+                 {"shard", shard.address},
+                 {"reserved_bytes", held.reserved_bytes},
+                 {"reason", !cleared.ok() ? absl::string_view(cleared.message())
+                            : abandoned   ? "it was installed too late"
+                                        : "this coordinator does not know it; see precondorctl session quarantined"}});
   }
   return any;
 }
@@ -140,7 +147,7 @@ void Coordinator::Reconcile() {
     absl::StatusOr<ShardDescription> description = Probe(s);
     if (!description.ok()) continue;  // it is down, and asked again
     RemoveEnding(s);
-    RemoveOrphans(shards_[s], *description);
+    ClearOrphans(shards_[s], *description);
     RemoveLeftovers(s, *description);
     SettleFactors(s, *description);
     std::vector<std::string> lacking;

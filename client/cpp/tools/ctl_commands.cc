@@ -60,6 +60,35 @@ absl::StatusOr<CtlOutput> RunSessions(const CtlOptions& options) {
   return CtlOutput{options.json ? Dump(SessionsJson(response)) : SessionsTable(response), true};
 }
 
+absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
+  Canceller canceller;
+  if (options.action == "quarantined") {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListQuarantinedSessionsResponse response,
+                               server.ListQuarantinedSessions({}, canceller));
+    return CtlOutput{options.json ? Dump(QuarantinedJson(response)) : QuarantinedTable(response), true};
+  }
+  if (options.action == "delete-quarantined") {
+    v1::DeleteQuarantinedSessionRequest request;
+    request.set_session(options.argument);
+    request.set_session_id(options.session_id);
+    PRECONDOR_RETURN_IF_ERROR(server.DeleteQuarantinedSession(request, canceller).status());
+    return CtlOutput{
+        options.json ? Dump({{"deleted", options.argument}}) : absl::StrCat(options.argument, ": deleted\n"), true};
+  }
+  v1::AdoptSessionRequest request;
+  request.set_session(options.argument);
+  request.set_session_id(options.session_id);
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::AdoptSessionResponse adopted, server.AdoptSession(request, canceller));
+  if (options.json) {
+    return CtlOutput{
+        Dump({{"adopted", options.argument}, {"session_id", adopted.session_id()}, {"epoch", adopted.epoch()}}), true};
+  }
+  return CtlOutput{absl::StrCat(options.argument, ": adopted, epoch ", adopted.epoch(), "; its ranks can join\n"),
+                   true};
+}
+
 // A coordinator owns no layers: its shards are asked.
 absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
   ControlClient server(options.server, options.timeout);
@@ -238,6 +267,7 @@ absl::StatusOr<CtlOutput> RunDrain(const CtlOptions& options) {
 absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) {
   if (options.command == "status") return RunStatus(options);
   if (options.command == "sessions") return RunSessions(options);
+  if (options.command == "session") return RunSession(options);
   if (options.command == "layers") return RunLayers(options);
   if (options.command == "mode") return RunMode(options);
   if (options.command == "snapshot") return RunSnapshot(options);
