@@ -44,6 +44,7 @@ class Observer {
   // A shard has the device; later, not: a fault has ended its use.
   virtual void OnDevice(absl::string_view device, bool usable) {}
   virtual void OnShardSessions(int64_t sessions) {}
+  virtual void OnQuarantinedSessions(int64_t sessions) {}
   // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
   virtual void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
   // A shard's log took a record of so many bytes, or failed; a session cannot come back from it, or can again.
