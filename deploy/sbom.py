@@ -19,12 +19,23 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.parse
 
 
 def debian_component(name, version, architecture, licence, distribution="debian"):
-    return {"type": "library", "name": name, "version": version, "bom-ref": f"deb:{name}:{architecture}",
-            "purl": f"pkg:deb/{distribution}/{name}@{version.replace('+', '%2B').replace(':', '%3A')}?arch={architecture}",
+    purl = f"pkg:deb/{distribution}/{urllib.parse.quote(name)}@{urllib.parse.quote(version)}?arch={architecture}"
+    return {"type": "library", "name": name, "version": version, "purl": purl,
             "licenses": [{"license": {"name": f"file:{licence}"}}]}
+
+
+def bill(subject, components):
+    """The JSON of a bill. Of components with the same purl, but for qualifiers, the first counts."""
+    known = {}
+    for component in components:
+        key = component["purl"].split("?")[0]
+        known.setdefault(key, {**component, "bom-ref": key})
+    return json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "metadata": {"component": subject},
+                       "components": [known[key] for key in sorted(known)]}, indent=1) + "\n"
 
 
 def bundled_packages(objects, static):
@@ -44,13 +55,16 @@ def bundle(arguments):
     arguments.licences.mkdir(parents=True, exist_ok=True)
     components = []
     for package in bundled_packages(arguments.objects, arguments.static):
-        version, architecture = subprocess.run(
-            ["dpkg-query", "-W", "-f", "${Version} ${Architecture}", package],
-            check=True, capture_output=True, text=True).stdout.split()
+        query = subprocess.run(["dpkg-query", "-W", "-f", "${Version} ${Architecture}", package],
+                               capture_output=True, text=True, check=False)
+        if query.returncode != 0:  # one of --static that the build did without
+            continue
+        version, architecture = query.stdout.split()
         shutil.copy(f"/usr/share/doc/{package}/copyright", arguments.licences / package)
         components.append(debian_component(package, version, architecture, f"{arguments.licences.name}/{package}"))
     if arguments.components:
-        arguments.components.write_text(json.dumps(components, indent=1) + "\n")
+        arguments.components.parent.mkdir(parents=True, exist_ok=True)
+        arguments.components.write_text(bill({"type": "library", "name": "precondor"}, components))
 
 
 def installed_debian_packages(root):
@@ -63,13 +77,18 @@ def installed_debian_packages(root):
                                    f"/usr/share/doc/{name}/copyright", distribution)
 
 
+def components_of(file):
+    """What another bill names by purl."""
+    return [component for component in json.loads(file.read_text())["components"] if component.get("purl")]
+
+
 def python_packages(site_packages):
     for distribution in importlib.metadata.distributions(path=[str(site_packages)]):
         name, version = distribution.metadata["Name"].lower(), distribution.version
-        yield {"type": "library", "name": name, "version": version, "bom-ref": f"pypi:{name}",
-               "purl": f"pkg:pypi/{name}@{version}"}
-    for nested in site_packages.glob("*.dist-info/sboms/*.cdx.json"):
-        yield from json.loads(nested.read_text()).get("components", [])
+        yield {"type": "library", "name": name, "version": version, "purl": f"pkg:pypi/{name}@{version}"}
+    # Our own first, since it knows where the licences are.
+    for nested in sorted(site_packages.glob("*.dist-info/sboms/*.json"), key=lambda path: path.name != "precondor.cdx.json"):
+        yield from components_of(nested)
 
 
 def image(arguments):
@@ -77,14 +96,9 @@ def image(arguments):
     if arguments.site_packages:
         components += python_packages(arguments.site_packages)
     for file in arguments.components:
-        components += json.loads(file.read_text())
-    known = {}
-    for component in components:
-        known.setdefault(component["bom-ref"], component)
-    json.dump({"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
-               "metadata": {"component": {"type": "container", "name": arguments.name, "version": arguments.version,
-                                          "licenses": [{"license": {"id": "Apache-2.0"}}]}},
-               "components": sorted(known.values(), key=lambda component: component["bom-ref"])}, sys.stdout, indent=1)
+        components += components_of(file)
+    sys.stdout.write(bill({"type": "container", "name": arguments.name, "version": arguments.version,
+                           "licenses": [{"license": {"id": "Apache-2.0"}}]}, components))
 
 
 def main():

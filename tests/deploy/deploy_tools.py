@@ -19,5 +19,14 @@ def require(*programs):
         site.addsitedir(str(folder))
     missing = [program for program in programs if not shutil.which(program)]
     if missing:
-        print(f"{pathlib.Path(sys.argv[0]).name}: skipped: no {', '.join(missing)}; deploy/install.sh --deploy installs it")
-        sys.exit(SKIPPED)
+        skip(f"no {', '.join(missing)}; deploy/install.sh --deploy installs it")
+
+
+def skip(reason):
+    print(f"{pathlib.Path(sys.argv[0]).name}: skipped: {reason}")
+    sys.exit(SKIPPED)
+
+
+def skip_unless_root():
+    if os.geteuid() != 0:
+        skip("not root, which containers in namespaces of their own need here")
