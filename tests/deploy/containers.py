@@ -23,7 +23,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
 PYTHON_IMAGE = "localhost/python:3.11"
 SERVER_IMAGE = "localhost/precondor:server"
-PROGRAMS = ["podman", "buildah", "debootstrap", "runc", "ip"]
 # As docs/docker.md says to run them.
 HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=10001:10001", "--pids-limit=256",
             "--memory=512m"]
@@ -136,8 +135,8 @@ class Engine:
             shutil.rmtree(context)
 
     def build_files(self, tag, source, target):
-        """An image with one folder, for a stage of deploy/docker/Dockerfile that would build its content."""
-        self.build(tag, source, f"FROM scratch\nCOPY . {target}\n")
+        """BASE_IMAGE with one more folder, as BUILD_IMAGE of deploy/docker/Dockerfile, which would build its content."""
+        self.build(tag, source, f"FROM {BASE_IMAGE}\nCOPY . {target}\n")
 
     def build_target(self, target, tag, **arguments):
         self.build(tag, ROOT, target=target, file=(ROOT / "deploy/docker/Dockerfile").read_text(encoding="utf-8"),
@@ -148,7 +147,7 @@ class Engine:
         self.build_bases()
         run(ROOT / "deploy/pack-server.sh", "--binaries", binaries, "--tree", self.folder / "tree")
         self.build_files("localhost/programs", self.folder / "tree", "/opt/precondor/")
-        self.build_target("server", SERVER_IMAGE, PROGRAMS="localhost/programs")
+        self.build_target("server", SERVER_IMAGE, BUILD_IMAGE="localhost/programs")
 
     def start(self, name, *arguments, image=SERVER_IMAGE, options=()):
         """Starts a hardened container and waits until the server in it is ready."""

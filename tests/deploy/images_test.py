@@ -225,7 +225,7 @@ class FullTest(ImageCase):
         (wheel,) = wheels.glob("precondor-*.whl")
         run(ROOT / "build/wheel/tools/bin/pip", "download", "--quiet", "--dest", wheels, wheel)
         engine.build_files("localhost/wheels", wheels, "/wheels/")
-        engine.build_target("client", "localhost/precondor:client", WHEELS="localhost/wheels")
+        engine.build_target("client", "localhost/precondor:client", BUILD_IMAGE="localhost/wheels")
         image = engine.inspect("localhost/precondor:client")
         self.assertEqual(list(metadata_findings(image, "client")), [])
         self.assertLess(image["Size"], MAX_CLIENT_BYTES)
@@ -243,7 +243,13 @@ class FullTest(ImageCase):
 
     def test_cuda_image(self):
         """Its stages and configuration; its base and its programs are those of the CPU's image here."""
-        engine.build_target("server-cuda", "localhost/precondor:cuda", CUDA_IMAGE=BASE_IMAGE, CUDA_PROGRAMS="localhost/programs")
+        toolkit = self.folder / "toolkit"
+        for file in ("usr/local/cuda/bin/nvcc", "usr/include/nccl.h", "usr/lib/x86_64-linux-gnu/libnccl.so"):
+            (toolkit / file).parent.mkdir(parents=True)
+            (toolkit / file).touch()
+        engine.build_files("localhost/toolkit", toolkit, "/")
+        engine.build_target("server-cuda", "localhost/precondor:cuda", CUDA_IMAGE=BASE_IMAGE, CUDA_DEVEL_IMAGE="localhost/toolkit",
+                            BUILD_IMAGE="localhost/programs")
         self.assertEqual(list(metadata_findings(engine.inspect("localhost/precondor:cuda"), "server")), [])
         engine.start("cuda", "--role=shard", "--memory-limit=256MiB", image="localhost/precondor:cuda", options=["--network=none"])
         self.assertEqual(list(process_findings("cuda")), [])
