@@ -66,17 +66,10 @@ wheel unpack --dest "$plain/tree" "$plain"/precondor-*.whl >&2
 rm "$plain"/precondor-*.whl
 tree=$(echo "$plain"/tree/precondor-*)
 licences=$(echo "$tree"/precondor-*.dist-info)/licenses
-mkdir -p "$licences"
+mapfile -t objects < <(find "$tree" -type f \( -name '*.so' -o -path '*/bin/*' \))
+"$root/deploy/sbom.py" bundle --licences "$licences" --components "${licences%/*}/sboms/precondor.cdx.json" \
+  --static libopenblas-pthread-dev --static libhwy-dev --static nlohmann-json3-dev --static libabsl-dev "${objects[@]}"
 cp "$root/LICENSE" "$licences/precondor"
-packages=(libopenblas-pthread-dev libhwy-dev nlohmann-json3-dev libabsl-dev)
-while read -r library; do
-  owner=$(dpkg -S "$library" "${library#/usr}" 2>/dev/null | head -n 1) || true
-  if [[ -n "$owner" ]]; then packages+=("${owner%%:*}"); fi
-done < <(find "$tree" -type f \( -name '*.so' -o -path '*/bin/*' \) -exec ldd {} + |
-  awk '$3 ~ /^\// {print $3}' | sort -u | xargs -r realpath)
-for package in $(printf '%s\n' "${packages[@]}" | sort -u); do
-  if [[ -f "/usr/share/doc/$package/copyright" ]]; then cp -L "/usr/share/doc/$package/copyright" "$licences/$package"; fi
-done
 wheel pack --dest-dir "$plain" "$tree" >&2
 
 echo "== libraries" >&2

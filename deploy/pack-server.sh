@@ -5,8 +5,11 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: deploy/pack-server.sh [--binaries DIR] [--help]
+Usage: deploy/pack-server.sh [--binaries DIR] [--tree DIR] [--help]
   --binaries DIR  the build tree that holds the programs; default build/dev
+  --tree DIR      for container images (deploy/docker): instead of the archive, writes the folder DIR with bin (these
+                  programs, precondorctl and precondor-perf), lib, share (data of the example), licences of the
+                  libraries and components.json, which lists them for deploy/sbom.py
   --help          this text
 Writes build/server.tar.xz: precondor-server, precondor-digits, libprecondor-cuda.so and libprecondor-nccl.so where they
 were built, and in lib all libraries they need but glibc, the C++ runtime, CUDA's own and NCCL. Built on Debian 12,
@@ -27,9 +30,11 @@ fail_usage() {
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 binaries=$root/build/dev
+tree=""
 while (( $# )); do
   case "$1" in
     --binaries) [[ -n "${2:-}" ]] || fail_usage "--binaries needs a folder"; binaries=$(realpath -m "$2"); shift 2 ;;
+    --tree) [[ -n "${2:-}" ]] || fail_usage "--tree needs a folder"; tree=$(realpath -m "$2"); shift 2 ;;
     --help | -h) usage; exit 0 ;;
     *) fail_usage "unknown argument: $1" ;;
   esac
@@ -40,9 +45,15 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir "$stage/lib"
 objects=()
-for program in server/precondor-server client/cpp/examples/precondor-digits; do  # where quickstart.sh looks for them
+programs=(server/precondor-server client/cpp/examples/precondor-digits)
+if [[ -n "$tree" ]]; then programs+=(client/cpp/tools/precondorctl client/cpp/tools/precondor-perf); fi
+for program in "${programs[@]}"; do
   [[ -x "$binaries/$program" ]] || { echo "deploy/pack-server.sh: no program $binaries/$program" >&2; exit 1; }
-  install -D "$binaries/$program" "$stage/$program"
+  if [[ -n "$tree" ]]; then
+    install -D -t "$stage/bin" "$binaries/$program"
+  else
+    install -D "$binaries/$program" "$stage/$program"  # where quickstart.sh looks for it
+  fi
   objects+=("$binaries/$program")
 done
 # take_module FILE WITHOUT: what the server loads when it is asked for, and how it does without.
@@ -66,6 +77,19 @@ fi
 awk -v leave="$from_the_machine" '$3 ~ /^\// && $1 !~ leave {print $3}' <<<"$libraries" | sort -u |
   xargs cp -L -t "$stage/lib"
 find "$stage" -type f -exec strip --strip-debug {} +
+if [[ -n "$tree" ]]; then
+  deploy/sbom.py bundle --licences "$stage/licences" --components "$stage/components.json" \
+    --static libhwy-dev --static libabsl-dev --static nlohmann-json3-dev "${objects[@]}"
+  cp LICENSE "$stage/licences/precondor"
+  install -D -m 644 -t "$stage/share" client/cpp/examples/data/{digits.csv,ATTRIBUTION.md}
+  chmod -R u=rwX,go=rX "$stage"
+  mkdir -p "$(dirname "$tree")"
+  rm -rf "$tree"
+  mv -T "$stage" "$tree"
+  trap - EXIT
+  echo "packed $(find "$tree/lib" -type f | wc -l) libraries, $(du -sh "$tree" | cut -f1), as $tree"
+  exit 0
+fi
 mkdir -p build
 XZ_OPT=-3 tar -C "$stage" -cJf build/server.tar.xz .
 echo "packed $(find "$stage/lib" -type f | wc -l) libraries, $(du -sh "$stage" | cut -f1), as build/server.tar.xz," \

@@ -23,7 +23,9 @@ EXAMPLES = "client/python/examples"
 ADDED_FLAG = re.compile(r'add_argument\(\s*"(--[a-z][a-z0-9-]*)"')
 # Flags of other people's programs that our documents use.
 OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--target", "--help", "--version",
-          "--nproc"}  # torchrun's --nproc_per_node
+          "--nproc",  # torchrun's --nproc_per_node
+          "--build-arg", "--cap-drop", "--detach", "--entrypoint", "--format", "--gpus", "--health-cmd", "--memory", "--name", "--network",
+          "--no-cache-dir", "--pids-limit", "--read-only", "--rm", "--security-opt", "--stop-timeout"}  # docker's, pip's
 FLAG = re.compile(r"(?<![\w-])--(?!gtest_)[a-z][a-z0-9-]*[a-z0-9]")
 METRIC = re.compile(r"\bprecondor_[a-z0-9_]+")
 SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
