@@ -25,7 +25,7 @@ ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOpti
       dir_(store::JoinPath(data_dir, "shard")),
       log_(fs, store::JoinPath(dir_, "log"), options, clock, logger, observer),
       kept_(fs, store::JoinPath(dir_, "factors"), KeptOptions(options.reopen_interval), clock, logger, observer),
-      snapshots_(fs, store::JoinPath(dir_, "snapshots"), logger, observer, options.background) {}
+      snapshots_(fs, store::JoinPath(dir_, "snapshots"), clock, logger, observer, options.background) {}
 
 KeptFactors::Options ShardStore::KeptOptions(absl::Duration retry) {
   return {.retry = retry,

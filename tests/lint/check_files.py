@@ -14,7 +14,8 @@ TOP_FOLDERS = {"proto", "server", "client", "kernels", "deploy", "tests", "docs"
 
 # Hosts that a document or a licence may name.
 HOSTS = {"github.com", "arxiv.org", "doi.org", "www.apache.org", "www.w3.org", "creativecommons.org",
-         "archive.ics.uci.edu", "buf.build", "localhost", "127.0.0.1"}
+         "archive.ics.uci.edu", "buf.build", "localhost", "127.0.0.1",
+         "shard0", "prometheus"}  # the last two are services of deploy/compose
 ADDRESS = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3}){3})(?![\d.])")
 OPEN_ADDRESSES = re.compile(r"^(127\.|0\.0\.0\.0$|192\.0\.2\.|255\.)")  # loopback, any, RFC 5737 documentation
 PATTERNS = [
