@@ -43,6 +43,7 @@
 #include "server/rpc/shard_service.h"
 #include "server/rpc/snapshot_service.h"
 #include "server/shard_backend.h"
+#include "server/status_html.h"
 #include "server/status_pages.h"
 #include "server/store/posix_file_system.h"
 #include "server/unix_listener.h"
@@ -322,11 +323,20 @@ class ServerApp final : public App {
   }
 
   std::map<std::string, metrics::Page> MakePages() {
-    return {
-        {"/layers",
-         {.content_type = "application/json", .make = [this](absl::string_view query) -> absl::StatusOr<std::string> {
-            return LayersPage(shard_.get(), metrics::QueryParameter(query, "session"));
-          }}}};
+    const auto layers = [this](absl::string_view query) {
+      return LayersPage(shard_.get(), metrics::QueryParameter(query, "session"));
+    };
+    const auto status = [this](absl::string_view) -> absl::StatusOr<std::string> {
+      return StatusPage({.version = PRECONDOR_VERSION,
+                         .role = ServerRoleName(config_.role),
+                         .draining = draining(),
+                         .shard = shard_.get(),
+                         .coordinator = coordinator_.get()});
+    };
+    const auto page = [](absl::string_view) -> absl::StatusOr<std::string> { return kStatusHtml; };
+    return {{"/", {.content_type = "text/html; charset=utf-8", .make = page}},
+            {"/layers", {.content_type = "application/json", .make = layers}},
+            {"/status", {.content_type = "application/json", .make = status}}};
   }
 
   rpc::SnapshotSubject MakeSnapshotSubject() {

@@ -2,6 +2,7 @@
 #include "server/status_pages.h"
 
 #include <cmath>
+#include <map>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -43,7 +44,59 @@ Json LayerObject(const LayerStats& stats) {
       {"mean_precondition_seconds", Number(stats.precondition_seconds)}};
 }
 
+Json SessionObject(const SessionSpec& spec, uint64_t epoch, uint32_t joined, Mode mode) {
+  return {{"train_job", spec.name},
+          {"epoch", epoch},
+          {"joined", joined},
+          {"world_size", spec.world_size},
+          {"mode", std::string(ModeName(mode))}};
+}
+
+Json CoordinatorObject(const CoordinatorSessionSummary& session) {
+  Json last_snapshot = nullptr;
+  for (const SessionSnapshot& snapshot : session.snapshots) {
+    if (snapshot.state == SnapshotState::kComplete) last_snapshot = snapshot.step;
+  }
+  const FallbackInputs& inputs = session.decision.inputs;
+  return {{"last_step", session.last_step},
+          {"loss", Number(session.loss)},
+          {"smoothed_loss", Number(inputs.loss)},
+          {"loss_rate", Number(inputs.rate)},
+          {"rule", std::string(FallbackReasonName(session.decision.reason))},
+          {"reason", session.decision.sentence},
+          {"last_snapshot_step", std::move(last_snapshot)}};
+}
+
 }  // namespace
+
+std::string StatusPage(const StatusSubject& subject) {
+  std::map<std::string, Json> sessions;
+  Json shards = Json::array();
+  if (subject.shard != nullptr) {
+    for (const ShardSessionSummary& session : subject.shard->ListSessions()) {
+      Json& object = sessions[session.spec.name];
+      object = SessionObject(session.spec, session.epoch, session.joined, session.mode);
+      object["shard"] = {{"last_step", session.last_step}, {"reserved_bytes", session.reserved_bytes}};
+    }
+  }
+  if (subject.coordinator != nullptr) {
+    for (const CoordinatorSessionSummary& session : subject.coordinator->ListSessions()) {
+      Json& object = sessions[session.spec.name];
+      Json seen = SessionObject(session.spec, session.epoch, session.joined, session.mode);
+      if (object.contains("shard")) seen["shard"] = object["shard"];
+      seen["coordinator"] = CoordinatorObject(session);
+      object = std::move(seen);
+    }
+    for (const std::string& address : subject.coordinator->ShardAddresses()) shards.push_back(address);
+  }
+  Json objects = Json::array();
+  for (auto& [name, object] : sessions) objects.push_back(std::move(object));
+  return Dump({{"version", std::string(subject.version)},
+               {"role", std::string(subject.role)},
+               {"draining", subject.draining},
+               {"shards", std::move(shards)},
+               {"sessions", std::move(objects)}});
+}
 
 absl::StatusOr<std::string> LayersPage(const Shard* shard, absl::string_view session) {
   Json sessions = Json::array();

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "server/core/coordinator.h"
 #include "server/core/shard.h"
 
 namespace precondor {
@@ -15,5 +16,14 @@ namespace precondor {
 // Counters and factor state of each layer of a session, or of all sessions for an empty name; none without a shard.
 // NotFound: no session of that name.
 absl::StatusOr<std::string> LayersPage(const Shard* shard, absl::string_view session);
+
+struct StatusSubject {
+  absl::string_view version, role;
+  bool draining = false;
+  const Shard* shard = nullptr;              // null: it is none
+  const Coordinator* coordinator = nullptr;  // likewise
+};
+// The sessions that a server knows, as coordinator, as shard or as both.
+std::string StatusPage(const StatusSubject& subject);
 
 }  // namespace precondor

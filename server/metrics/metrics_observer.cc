@@ -130,7 +130,11 @@ class MetricsObserver::Impl {
   }
   prometheus::Counter& rejected(ErrorReason reason) { return *rejected_[static_cast<size_t>(reason)]; }
   prometheus::Counter& admissions(bool admitted) { return *admissions_[admitted]; }
-  prometheus::Counter& dropped_log_lines() { return *dropped_log_lines_; }
+  // Under the lock: scrapes may overlap.
+  void RaiseDroppedLogLines(int64_t total) {
+    MutexLock lock(mu_);
+    dropped_log_lines_->Increment(std::max(0.0, static_cast<double>(total) - dropped_log_lines_->Value()));
+  }
   prometheus::Histogram& log_sync() { return *log_sync_; }
   prometheus::Histogram& snapshot_seconds() { return *snapshot_seconds_; }
   void ObserveStage(Stage stage, absl::Duration took) { stages_[stage]->Observe(absl::ToDoubleSeconds(took)); }
@@ -227,6 +231,7 @@ class MetricsObserver::Impl {
     job.removers.push_back([family = gauges_[id], gauge] { family->Remove(gauge); });
     return gauge;
   }
+
   template <typename J, typename F>
   static void Add(absl::flat_hash_map<std::string, std::unique_ptr<J>>& jobs, absl::string_view name, F fill) {
     std::unique_ptr<J>& job = jobs[name];
@@ -358,10 +363,7 @@ void MetricsObserver::OnDrain() { impl_->plain(kDraining).Set(1); }
 void MetricsObserver::OnShardStep(absl::string_view train_job, uint64_t step) {
   impl_->WithShardJob(train_job, [step](Impl::ShardJob& job) { job.step->Set(static_cast<double>(step)); });
 }
-void MetricsObserver::OnDroppedLogLines(int64_t total) {
-  prometheus::Counter& counter = impl_->dropped_log_lines();
-  counter.Increment(static_cast<double>(total) - counter.Value());
-}
+void MetricsObserver::OnDroppedLogLines(int64_t total) { impl_->RaiseDroppedLogLines(total); }
 void MetricsObserver::OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {
   if (auto* counter = impl_->transfer(0, path, kind); counter != nullptr) {
     counter->Increment(static_cast<double>(bytes));

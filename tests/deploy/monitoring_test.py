@@ -25,6 +25,7 @@ import deploy_tools
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/e2e/chaos"))
 from cluster import Cluster, Training, free_port, wait_for  # noqa: E402
+from monitoring_program import Program  # noqa: E402
 
 deploy_tools.require("prometheus", "promtool", "prometheus-alertmanager", "amtool", "curl")
 import jsonschema  # noqa: E402
@@ -103,23 +104,6 @@ def load():
 def get(url):
     with urllib.request.urlopen(url, timeout=10) as answer:
         return answer.read().decode()
-
-
-class Program:
-    """A program of somebody else's with its log, ended at the end."""
-
-    def __init__(self, folder, arguments, environment=None):
-        self.log = pathlib.Path(folder) / f"{pathlib.Path(arguments[0]).name}.log"
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
 
 
 class Prometheus(Program):
