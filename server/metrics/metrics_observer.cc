@@ -30,9 +30,9 @@ constexpr size_t kKinds = kKindLabels.size();
 constexpr size_t kKindsWithBytes = 2;  // a pull has none
 enum ContributionResult : uint8_t { kAccepted, kDuplicate, kRefused };
 constexpr std::array<const char*, 3> kContributionResults = {"accepted", "duplicate", "rejected"};
-enum Stage : uint8_t { kReceive, kSealWaitStage, kUpdate, kPrecondition, kReply };
+enum Stage : uint8_t { kReceive, kSealWait, kUpdate, kPrecondition, kReply };
 constexpr std::array<const char*, 5> kStages = {"receive", "seal_wait", "update", "precondition", "reply"};
-constexpr std::array<Stage, 3> kJobStageList = {kSealWaitStage, kUpdate, kPrecondition};
+constexpr std::array<Stage, 3> kJobStageList = {kSealWait, kUpdate, kPrecondition};
 constexpr std::array<const char*, 2> kDirections = {"received", "sent"};
 constexpr std::array<const char*, 4> kPaths = {"stream", "unary", "ring", "collective"};
 constexpr std::array<const char*, 4> kTransferKinds = {"statistics", "gradient", "answer", "factors"};
@@ -396,8 +396,8 @@ void MetricsObserver::OnRejected(absl::string_view train_job, ContributionKind k
                       [&](Impl::ShardJob& job) { job.contributions[KindIndex(kind)][kRefused]->Increment(); });
 }
 void MetricsObserver::OnSealed(absl::string_view train_job, ContributionKind, absl::Duration open_for) {
-  impl_->ObserveStage(kSealWaitStage, open_for);
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { Impl::AddToStage(job, kSealWaitStage, open_for); });
+  impl_->ObserveStage(kSealWait, open_for);
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { Impl::AddToStage(job, kSealWait, open_for); });
 }
 void MetricsObserver::OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) {
   impl_->ObserveStage(kUpdate, took);

@@ -261,6 +261,22 @@ class Live(unittest.TestCase):
         firing = [alert["labels"]["alertname"] for alert in self.prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"]
         self.assertEqual(firing, [], "nothing is wrong with this service")
 
+    def test_what_happens_is_counted(self):
+        for series in ('precondor_stage_seconds_count{stage="receive"}', 'precondor_stage_seconds_count{stage="seal_wait"}',
+                       'precondor_stage_seconds_count{stage="update"}', 'precondor_stage_seconds_count{stage="precondition"}',
+                       'precondor_stage_seconds_count{stage="reply"}', 'precondor_job_stages_total{stage="update"}',
+                       'precondor_transfer_bytes_total{direction="received",path="stream",kind="statistics"}',
+                       'precondor_transfer_bytes_total{direction="received",path="stream",kind="gradient"}',
+                       'precondor_transfer_bytes_total{direction="sent",path="stream",kind="answer"}',
+                       'precondor_contributions_total{kind="gradient",result="accepted"}',
+                       'precondor_admissions_total{result="admitted"}', 'precondor_job_reserved_bytes{part="factors"}',
+                       'precondor_job_reserved_bytes{part="gradients"}', "precondor_shard_step_number",
+                       "precondor_last_snapshot_bytes", "precondor_log_size_bytes", "precondor_log_sync_seconds_count",
+                       "precondor_snapshot_seconds_count", "precondor_lease_step_number - precondor_last_step_number",
+                       'precondor_mode_step_seconds{mode="second_order"}'):
+            with self.subTest(series):
+                wait_for(series, lambda series=series: self.prometheus.query(f"sum({series}) > 0"))
+
     def test_a_job_costs_few_series_and_layers_are_a_page(self):
         jobs = self.prometheus.ask("label/train_job/values")
         self.assertEqual(len(jobs), 1)
@@ -345,6 +361,12 @@ class AlarmChain(unittest.TestCase):
         self.assertEqual(received[0]["labels"]["instance"], instance)
         self.assertEqual(received[0]["labels"]["severity"], "critical")
         stopped = cluster.step()
+        for path in DASHBOARDS:
+            for where, expression in expressions(json.loads(path.read_text())):
+                with self.subTest(where):  # it may be empty, but a fault makes none an error
+                    prometheus.query(filled(expression, {"train_job": ".*", "shard": ".*"}))
+        missing = [e for w, e in expressions(json.loads((ROOT / "deploy/grafana/overview.json").read_text())) if "that do not" in w]
+        self.assertEqual([value for _, value in prometheus.query(missing[0])], [1.0])
 
         page, _, anchor = received[0]["annotations"]["runbook_url"].partition("#")
         section = sections((ROOT / page).read_text())[anchor]
