@@ -24,7 +24,7 @@ import deploy_tools
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/e2e/chaos"))
-from cluster import Cluster, Training, free_port, wait_for  # noqa: E402
+from cluster import Cluster, Server, Training, free_port, wait_for  # noqa: E402
 from monitoring_program import Program  # noqa: E402
 
 deploy_tools.require("prometheus", "promtool", "prometheus-alertmanager", "amtool", "curl")
@@ -276,6 +276,12 @@ class Live(unittest.TestCase):
                        'precondor_mode_step_seconds{mode="second_order"}'):
             with self.subTest(series):
                 wait_for(series, lambda series=series: self.prometheus.query(f"sum({series}) > 0"))
+
+    def test_log_lines_that_nothing_takes_are_counted(self):
+        server = Server(BINARIES, self.folder, "full", ["--role=shard"], prefix=["bash", "-c", 'exec "$@" 2>/dev/full', "-"])
+        self.addCleanup(server.close)
+        server.start()
+        wait_for("a lost line", lambda: server.metric("precondor_dropped_log_lines_total"))
 
     def test_a_job_costs_few_series_and_layers_are_a_page(self):
         jobs = self.prometheus.ask("label/train_job/values")
