@@ -222,7 +222,7 @@ class Live(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="precondor-monitoring-")
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        cls.cluster = cls.enterClassContext(Cluster(BINARIES, cls.folder))
+        cls.cluster = cls.enterClassContext(Cluster(BINARIES, cls.folder, shard_arguments=["--snapshot-interval-steps=500"]))
         cls.enterClassContext(train(cls.cluster, cls.folder))
         cls.prometheus = cls.enterClassContext(Prometheus(cls.folder, cls.cluster.servers(), RULES.read_text()))
         wait_for("Prometheus", cls.prometheus.ready)
