@@ -116,8 +116,9 @@ inline constexpr std::array<MetricInfo, kMetricCount> kCatalog = {{
      "Layers whose factors were sent to a worker that asked for them"},
     {"precondor_fetched_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of these factors"},
     {"precondor_job_reserved_bytes", MetricType::kGauge, "train_job,part",
-     "Memory that the job has reserved on this shard: for factors, 0 while they are released, and for work (staging "
-     "and scratch)"},
+     "Memory that the job has reserved on this shard: gradients is what first order needs too, factors the rest, 0 "
+     "while they "
+     "are released"},
     {"precondor_shard_step_number", MetricType::kGauge, "train_job",
      "Greatest step that this shard has sealed of the job"},
     {"precondor_log_stale_status", MetricType::kGauge, "train_job",
