@@ -67,8 +67,8 @@ class Observer {
   virtual void OnLogStale(absl::string_view train_job, bool stale) {}
   // One sync of the shard's log, and how many bytes its files then have.
   virtual void OnLogSync(absl::Duration took, int64_t log_bytes) {}
-  // A snapshot was written: what it took, its size, and when it ended. OnSnapshot follows.
-  virtual void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes, absl::Time at) {}
+  // A snapshot was written just now: what it took, and its size. OnSnapshot follows.
+  virtual void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) {}
   // A session's snapshot became durable, or was given up.
   virtual void OnSnapshot(absl::string_view train_job, bool ok) {}
   // Released factors of a session became durable, or an attempt failed and will be made again.

@@ -50,6 +50,9 @@ double ResidentBytes() {
   return file ? static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) : 0.0;
 }
 
+// Of the wall clock, as Prometheus compares it with its own.
+double UnixSeconds() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+
 using Labels = std::map<std::string, std::string>;
 
 }  // namespace
@@ -121,7 +124,7 @@ class MetricsObserver::Impl {
       AddTransfer(0, path, kind);
     }
     for (const auto& [path, kind] : {std::pair(0, 2), {0, 3}, {1, 2}, {2, 2}, {3, 2}}) AddTransfer(1, path, kind);
-    plain(kStartTime).Set(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+    plain(kStartTime).Set(UnixSeconds());
   }
 
   // Null for what does not occur.
@@ -441,14 +444,13 @@ void MetricsObserver::OnAdmission(bool admitted) { impl_->admissions(admitted).I
 void MetricsObserver::OnLogSync(absl::Duration took, int64_t log_bytes) {
   impl_->log_sync().Observe(absl::ToDoubleSeconds(took));
   impl_->plain(kLogSize).Set(static_cast<double>(log_bytes));
-  impl_->plain(kLogSyncTime).Set(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  impl_->plain(kLogSyncTime).Set(UnixSeconds());
 }
-void MetricsObserver::OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes,
-                                        absl::Time at) {
+void MetricsObserver::OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) {
   impl_->snapshot_seconds().Observe(absl::ToDoubleSeconds(took));
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
     job.last_snapshot_bytes->Set(static_cast<double>(bytes));
-    job.last_snapshot_time->Set(absl::ToDoubleSeconds(at - absl::UnixEpoch()));
+    job.last_snapshot_time->Set(UnixSeconds());
   });
 }
 void MetricsObserver::OnReservedBytes(int64_t reserved, int64_t capacity) {

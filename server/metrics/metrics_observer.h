@@ -66,7 +66,7 @@ class MetricsObserver final : public Observer {
   void OnLogSync(absl::Duration took, int64_t log_bytes) override;
   void OnDataPlane(absl::string_view train_job, bool joined) override;
   void OnDataPlaneFailure(absl::string_view train_job) override;
-  void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes, absl::Time at) override;
+  void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) override;
   void OnSnapshot(absl::string_view train_job, bool ok) override;
   void OnFactorsKept(absl::string_view train_job, bool ok) override;
   void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) override;

@@ -287,8 +287,7 @@ void ShardSnapshots::Write(const SessionSnapshot& snapshot) {
     }
   }
   const std::string& name = snapshot.install.install.spec.name;
-  const absl::Time now = clock_.Now();
-  observer_.OnSnapshotWritten(name, now - start, StateBytes(snapshot), now);
+  observer_.OnSnapshotWritten(name, clock_.Now() - start, StateBytes(snapshot));
   observer_.OnSnapshot(name, true);
   durable_(snapshot, before);
 }

@@ -276,6 +276,9 @@ class Live(unittest.TestCase):
                        'precondor_mode_step_seconds{mode="second_order"}'):
             with self.subTest(series):
                 wait_for(series, lambda series=series: self.prometheus.query(f"sum({series}) > 0"))
+        for time in ("last_snapshot", "last_log_sync", "start"):
+            ages = self.prometheus.query(f"abs(time() - (precondor_{time}_timestamp_seconds > 0))")
+            self.assertTrue(ages and all(age < 3600 for _, age in ages), ages)
 
     def test_log_lines_that_nothing_takes_are_counted(self):
         server = Server(BINARIES, self.folder, "full", ["--role=shard"], prefix=["bash", "-c", 'exec "$@" 2>/dev/full', "-"])

@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -103,7 +104,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnSessionGradientMemory("job", 30);
   metrics.OnSessionMemory("job", 100);
   metrics.OnLogSync(absl::Milliseconds(6), 4096);
-  metrics.OnSnapshotWritten("job", absl::Seconds(2), 512, absl::FromUnixSeconds(1700000000));
+  metrics.OnSnapshotWritten("job", absl::Seconds(2), 512);
   metrics.OnLease("job", 106);
   metrics.OnUpdate("job", absl::Milliseconds(2), true);
   metrics.OnUpdate("job", absl::Milliseconds(4), false);
@@ -244,7 +245,6 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {"precondor_log_sync_seconds_sum", 0.006},
       {"precondor_snapshot_seconds_sum", 2},
       {R"(precondor_last_snapshot_bytes{train_job="job"})", 512},
-      {R"(precondor_last_snapshot_timestamp_seconds{train_job="job"})", 1700000000},
       {R"(precondor_lease_step_number{train_job="job"})", 106},
       {R"(precondor_mode_step_seconds{mode="second_order",train_job="job"})", 1.5},
       {R"(precondor_mode_step_seconds{mode="first_order",train_job="job"})", 0},
@@ -304,6 +304,10 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
     EXPECT_NEAR(scrape.samples.at(series), value, 1e-9) << series;
   }
   EXPECT_GT(scrape.samples.at("precondor_resident_memory_bytes"), 1e6);
+  for (const char* time : {R"(precondor_last_snapshot_timestamp_seconds{train_job="job"})",
+                           "precondor_last_log_sync_timestamp_seconds", "precondor_start_timestamp_seconds"}) {
+    EXPECT_NEAR(scrape.samples.at(time), absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()), 3600) << time;
+  }
 }
 
 // What a Prometheus pays: a job's own series on a server that is coordinator and shard, and all others, whose number
@@ -414,7 +418,7 @@ void Late(MetricsObserver& metrics) {
   metrics.OnLease("job", 7);
   metrics.OnShardStep("job", 7);
   metrics.OnSessionMemory("job", 7);
-  metrics.OnSnapshotWritten("job", absl::Seconds(1), 1, absl::UnixEpoch());
+  metrics.OnSnapshotWritten("job", absl::Seconds(1), 1);
   metrics.OnModeChange("job", Mode::kFirstOrder);
   metrics.OnLaggards("job", {1});
   metrics.OnSessionSnapshot("job", true);
