@@ -19,10 +19,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 #include "kernels/cuda/cuda_module.h"
+#include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
 #include "server/core/coordinator.h"
@@ -169,7 +171,7 @@ class ServerApp final : public App {
     sweeping_.Stop();
     if (planes_ != nullptr) planes_->Stop();
     StopListening();
-    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
+    if (server_ != nullptr) server_->Shutdown(wire::GrpcDeadline(absl::ZeroDuration()));
     server_.reset();
     control_threads_.Drain();
     for (const auto& threads : compute_threads_) threads->Drain();
@@ -216,7 +218,7 @@ class ServerApp final : public App {
       if (draining_) return;
       draining_ = true;
       if (deadline <= absl::ZeroDuration()) deadline = absl::Milliseconds(config_.drain_deadline_ms);
-      drain_until_ = absl::Now() + deadline;
+      drain_until_ = MonotonicNow() + deadline;
       drain_requested_.notify_all();
     }
     logger_.Log(Severity::kInfo, "draining", {{"deadline_ms", absl::ToInt64Milliseconds(deadline)}});
@@ -233,7 +235,7 @@ class ServerApp final : public App {
       drain_requested_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return draining_; });
       until = drain_until_;
     }
-    while (shard_ != nullptr && (shard_->in_flight() > 0 || planes_->busy()) && absl::Now() < until) {
+    while (shard_ != nullptr && (shard_->in_flight() > 0 || planes_->busy()) && MonotonicNow() < until) {
       absl::SleepFor(absl::Milliseconds(5));
     }
     const int64_t abandoned = shard_ == nullptr ? 0 : shard_->in_flight();
@@ -242,7 +244,7 @@ class ServerApp final : public App {
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     if (planes_ != nullptr) planes_->Stop();
     StopListening();
-    server_->Shutdown(absl::ToChronoTime(std::min(until, absl::Now() + absl::Milliseconds(500))));
+    server_->Shutdown(wire::GrpcDeadline(std::min(until - MonotonicNow(), absl::Milliseconds(500))));
     logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
   }
 

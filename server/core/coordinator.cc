@@ -75,7 +75,7 @@ Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> 
       logger_(logger),
       observer_(observer),
       journal_(journal),
-      seen_(shards_.size(), {.answered = clock.Monotonic(), .shard_time = absl::InfinitePast()}),
+      seen_(shards_.size(), {.answered = clock.Now(), .shard_time = absl::InfinitePast()}),
       leads_(!options_.stands_by) {}
 
 Coordinator::~Coordinator() = default;
@@ -113,7 +113,7 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec) {
 
 uint64_t Coordinator::NextSessionId() {
   // From the clock, so that a coordinator that lost its table does not give an old number out again.
-  const int64_t now = absl::ToUnixNanos(clock_.Now());
+  const int64_t now = absl::ToUnixNanos(clock_.Wall());
   last_session_id_ = std::max(last_session_id_ + 1, static_cast<uint64_t>(std::max<int64_t>(now, 1)));
   return last_session_id_;
 }

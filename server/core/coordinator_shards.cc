@@ -109,7 +109,7 @@ void Coordinator::CloseRemoved() {
 
 absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
   ShardLease lease{.from = absl::InfinitePast(), .duration = options_.shard_loss_timeout / 2};
-  const absl::Time sent = clock_.Monotonic();
+  const absl::Time sent = clock_.Now();
   {
     MutexLock lock(mu_);
     lease.from = seen_[shard].shard_time;
@@ -119,7 +119,7 @@ absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
   Seen& seen = seen_[shard];
   seen.silent = !description.ok();
   if (description.ok()) {
-    seen.answered = clock_.Monotonic();
+    seen.answered = clock_.Now();
     seen.unanswered = 0;
     seen.shard_time = description->shard_time;
   } else if (sent >= seen.answered && sent - seen.counted >= options_.probe_interval) {

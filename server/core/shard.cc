@@ -65,7 +65,7 @@ absl::Status CheckLease(const SessionContext& session) {
   const ShardContext& shard = *session.shard;
   const int64_t installed = session.installed_ns;
   const absl::Time since = installed == 0 ? absl::InfinitePast() : absl::FromUnixNanos(installed);
-  if (shard.lease.Holds(since, shard.clock.Monotonic())) return absl::OkStatus();
+  if (shard.lease.Holds(since, shard.clock.Now())) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
                         absl::StrCat("session \"", session.spec.name,
                                      "\": the coordinator has not been heard of for so long that its layers here may "
@@ -126,7 +126,7 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
 
 absl::StatusOr<ShardDescription> Shard::Probe(const ShardLease& lease) {
   PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, Describe());
-  description.shard_time = context_->clock.Monotonic();
+  description.shard_time = context_->clock.Now();
   context_->lease.Grant(lease, description.shard_time);
   return description;
 }
@@ -141,7 +141,7 @@ absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   // that follow are worth nothing without it.
   if (context_->options.journal != nullptr) context_->options.journal->Sync();
   if (const auto session = Find(install.session_id); session.ok()) {
-    (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Monotonic());
+    (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Now());
   }
   return *bytes;
 }

@@ -213,7 +213,7 @@ std::vector<uint64_t> Quarantine::Age(absl::Duration most) {
   std::vector<Entry> to_write;
   {
     MutexLock lock(mu_);
-    const absl::Time now = clock_.Monotonic();
+    const absl::Time now = clock_.Now();
     const absl::Duration passed = aged_at_.has_value() ? now - *aged_at_ : absl::ZeroDuration();
     aged_at_ = now;
     for (auto& [id, entry] : entries_) {

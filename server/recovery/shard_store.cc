@@ -159,7 +159,7 @@ absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
   const std::optional<InstallRecord> install = log_.InstallOf(session_id);
   if (!install.has_value()) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": not in the log"));
   PRECONDOR_RETURN_IF_ERROR(
-      quarantine_.Put({.install = install->install, .last_step = last_step, .since = clock_.Now()},
+      quarantine_.Put({.install = install->install, .last_step = last_step, .since = clock_.Wall()},
                       [this](const store::LogReplay& replay) { return log_.Read(replay); }));
   snapshots_.Forget(session_id);
   log_.Forget(session_id);

@@ -15,6 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/shard.grpc.pb.h"
+#include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "proto/wire/status_codec.h"
 #include "server/rpc/convert.h"
@@ -131,7 +132,7 @@ class ShardClient final : public ShardControl {
                     Request request, Response& response, absl::Duration timeout, bool wait_for_ready) {
     request.set_fencing_token(token_.load());
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    context.set_deadline(wire::GrpcDeadline(timeout));
     context.set_wait_for_ready(wait_for_ready);
     {
       MutexLock lock(mu_);

@@ -12,8 +12,8 @@ namespace precondor {
 // Thread-safe.
 class FakeClock final : public Clock {
  public:
-  absl::Time Now() const override { return absl::FromUnixNanos(nanos_.load() + wall_nanos_.load()); }
-  absl::Time Monotonic() const override { return absl::FromUnixNanos(nanos_.load()); }
+  absl::Time Now() const override { return absl::FromUnixNanos(nanos_.load()); }
+  absl::Time Wall() const override { return absl::FromUnixNanos(nanos_.load() + wall_nanos_.load()); }
   // Time passes.
   void Advance(absl::Duration by) { nanos_ += absl::ToInt64Nanoseconds(by); }
   // The wall clock is set to another time, ahead or back; none passes.

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include <google/protobuf/wrappers.pb.h>
 #include <nlohmann/json.hpp>
 
@@ -19,6 +18,7 @@
 #include "client/cpp/tools/ctl_render.h"
 #include "client/cpp/tools/ctl_restore.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/grpc_deadline.h"
 #include "proto/wire/status_codec.h"
 
 namespace precondor {
@@ -225,7 +225,7 @@ absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
   const auto channel = MakeChannel(options.server);
   Stub stub(channel);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
+  context.set_deadline(wire::GrpcDeadline(options.timeout));
   context.set_wait_for_ready(true);
   google::protobuf::StringValue request;
   request.set_value(options.argument);

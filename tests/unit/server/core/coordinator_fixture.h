@@ -51,7 +51,7 @@ class FakeShard final : public ShardControl {
     absl::StatusOr<ShardDescription> description = Describe();
     if (!description.ok()) return description;
     if (granted.duration > absl::ZeroDuration()) lease = granted;
-    if (clock != nullptr) description->shard_time = clock->Monotonic();
+    if (clock != nullptr) description->shard_time = clock->Now();
     return description;
   }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
