@@ -20,10 +20,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 #include "kernels/cuda/cuda_module.h"
+#include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
 #include "server/core/coordinator.h"
@@ -83,6 +85,12 @@ class LocalShard final : public ShardControl {
   }
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     return Call([&] { return shard_.Remove(session_id); });
+  }
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
+    return Call([&] { return shard_.Quarantine(session_id); });
+  }
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
+    return Call([&] { return shard_.ListQuarantined(); });
   }
 
  private:
@@ -167,7 +175,7 @@ class ServerApp final : public App {
     sweeping_.Stop();
     if (planes_ != nullptr) planes_->Stop();
     StopListening();
-    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
+    if (server_ != nullptr) server_->Shutdown(wire::GrpcDeadline(absl::ZeroDuration()));
     server_.reset();
     control_threads_.Drain();
     for (const auto& threads : compute_threads_) threads->Drain();
@@ -221,7 +229,7 @@ class ServerApp final : public App {
       if (draining_) return;
       draining_ = true;
       if (deadline <= absl::ZeroDuration()) deadline = absl::Milliseconds(config_.drain_deadline_ms);
-      drain_until_ = absl::Now() + deadline;
+      drain_until_ = MonotonicNow() + deadline;
       drain_requested_.notify_all();
     }
     logger_.Log(Severity::kInfo, "draining", {{"deadline_ms", absl::ToInt64Milliseconds(deadline)}});
@@ -238,7 +246,7 @@ class ServerApp final : public App {
       drain_requested_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return draining_; });
       until = drain_until_;
     }
-    while (shard_ != nullptr && (shard_->in_flight() > 0 || planes_->busy()) && absl::Now() < until) {
+    while (shard_ != nullptr && (shard_->in_flight() > 0 || planes_->busy()) && MonotonicNow() < until) {
       absl::SleepFor(absl::Milliseconds(5));
     }
     const int64_t abandoned = shard_ == nullptr ? 0 : shard_->in_flight();
@@ -247,7 +255,7 @@ class ServerApp final : public App {
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     if (planes_ != nullptr) planes_->Stop();
     StopListening();
-    server_->Shutdown(absl::ToChronoTime(std::min(until, absl::Now() + absl::Milliseconds(500))));
+    server_->Shutdown(wire::GrpcDeadline(std::min(until - MonotonicNow(), absl::Milliseconds(500))));
     logger_.Log(abandoned == 0 ? Severity::kInfo : Severity::kWarning, "stopped", {{"abandoned", abandoned}});
   }
 
@@ -280,6 +288,7 @@ class ServerApp final : public App {
                                                             clock_, logger_, metrics_);
       options.journal = shard_store_.get();
       options.snapshot_interval_steps = static_cast<uint64_t>(config_.snapshot_interval_steps);
+      if (config_.quarantine_days > 0) options.quarantine_time = absl::Hours(24 * config_.quarantine_days);
     }
     options.trim_memory = [] { malloc_trim(0); };
     if (config_.slow_worker_ms > 0) options.slow_worker = absl::Milliseconds(config_.slow_worker_ms);
@@ -499,7 +508,10 @@ class ServerApp final : public App {
       sealing_.Start(absl::Milliseconds(pause), [this] { shard_->SealOverdue(); });
     }
     if (shard_store_ != nullptr) {
-      settling_.Start(absl::Milliseconds(500), [this] { shard_->SettleFactors(); });
+      settling_.Start(absl::Milliseconds(500), [this] {
+        shard_->SettleFactors();
+        shard_->SettleQuarantine();
+      });
     }
     if (planes_ != nullptr) sweeping_.Start(absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {

@@ -202,6 +202,8 @@ const std::vector<Option>& Options() {
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
                    "steps between two snapshots of a session in the data directory; 0: none"),
+      NumberOption("quarantine_days", &C::quarantine_days, 0, 36500,
+                   "days that a running shard keeps sessions which no coordinator knows, on disk alone; 0: for ever"),
       NumberOption("session_snapshot_steps", &C::session_snapshot_steps, 0, 1 << 30,
                    "coordinator: steps between two snapshots of a whole session, all shards as of one step; 0: none"),
       ListOption("etcd_endpoints", &C::etcd_endpoints,

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "kernels/base/clock.h"
 
 namespace precondor {
 
@@ -15,7 +15,7 @@ void Periodic::Run(absl::Duration pause, const std::function<void()>& work) {
   for (;;) {
     work();
     MutexLock lock(mu_);
-    stop_requested_.wait_until(mu_, absl::ToChronoTime(absl::Now() + pause),
+    stop_requested_.wait_until(mu_, SteadyTime(MonotonicNow() + pause),
                                [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_; });
     if (stop_) return;
   }

@@ -17,11 +17,11 @@ class Deadline {
  public:
   // Passes too, within a tenth of a second, once `*give_up` is true; null: never. It outlives the deadline.
   explicit Deadline(absl::Duration timeout, const std::atomic<bool>* give_up = nullptr)
-      : end_(RealClock().Monotonic() + timeout), give_up_(give_up) {}
+      : end_(MonotonicNow() + timeout), give_up_(give_up) {}
   bool passed() const { return left() <= absl::ZeroDuration(); }
   absl::Duration left() const {
     if (give_up_ != nullptr && give_up_->load(std::memory_order_relaxed)) return absl::ZeroDuration();
-    return end_ - RealClock().Monotonic();
+    return end_ - MonotonicNow();
   }
   // What poll takes: at least 1 before the end, 0 from then on. It may come back before the end.
   int poll_ms() const {

@@ -64,7 +64,7 @@ LineLogger::LineLogger(LogFormat format, Severity threshold, const Clock& clock,
 
 void LineLogger::Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) {
   if (severity < threshold_) return;
-  const std::string time = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", clock_.Now(), absl::UTCTimeZone());
+  const std::string time = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", clock_.Wall(), absl::UTCTimeZone());
   std::string line;
   if (format_ == LogFormat::kJson) {
     line = absl::StrCat("{\"ts\":\"", time, "\",\"severity\":\"", SeverityName(severity),

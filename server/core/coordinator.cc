@@ -21,6 +21,8 @@ namespace {
 
 using absl::StatusCode;
 
+constexpr size_t kAbandoned = 1000;  // ids; an Install that comes later than so many sessions is put in quarantine
+
 absl::Status NoSession(const absl::AlphaNum& which) {
   return ReasonedStatus(StatusCode::kNotFound, ErrorReason::kUnknownSession,
                         absl::StrCat("session ", which, ": there is none on this coordinator"));
@@ -73,7 +75,7 @@ Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> 
       logger_(logger),
       observer_(observer),
       journal_(journal),
-      seen_(shards_.size(), {.answered = clock.Monotonic(), .shard_time = absl::InfinitePast()}),
+      seen_(shards_.size(), {.answered = clock.Now(), .shard_time = absl::InfinitePast()}),
       leads_(!options_.stands_by) {}
 
 Coordinator::~Coordinator() = default;
@@ -111,7 +113,7 @@ absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec) {
 
 uint64_t Coordinator::NextSessionId() {
   // From the clock, so that a coordinator that lost its table does not give an old number out again.
-  const int64_t now = absl::ToUnixNanos(clock_.Now());
+  const int64_t now = absl::ToUnixNanos(clock_.Wall());
   last_session_id_ = std::max(last_session_id_ + 1, static_cast<uint64_t>(std::max<int64_t>(now, 1)));
   return last_session_id_;
 }
@@ -142,6 +144,11 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
     });
   }
   if (!status.ok()) {
+    {
+      MutexLock lock(mu_);
+      abandoned_.insert(id);
+      if (abandoned_.size() > kAbandoned) abandoned_.erase(abandoned_.begin());
+    }
     if (absl::Status removed = RemoveFromShards(id, session->placement()); !removed.ok()) {
       logger_.Log(Severity::kError, "could not take a failed session back",
                   {{"session", spec.name}, {"session_id", id}, {"reason", absl::string_view(removed.message())}});
@@ -170,7 +177,7 @@ absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpe
     if (!description.ok()) {
       return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
     }
-    if (RemoveOrphans(shard, *description)) {  // what each of its devices has left is another matter then
+    if (ClearOrphans(shard, *description)) {  // what each of its devices has left is another matter then
       description = shard.control->Describe();
       if (!description.ok()) {
         return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/coordinator_journal.h"
+#include "server/core/coordinator_types.h"
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
 #include "server/policy/fallback.h"
@@ -33,63 +35,6 @@
 namespace precondor {
 
 class CoordinatorSession;
-
-struct Directive {
-  uint64_t lease_through_step = 0;
-  std::vector<ModeInterval> modes;
-  uint64_t epoch = 0;
-  uint64_t went_back_epoch = 0;  // the last one with which the job went back; 0: none
-  uint64_t resume_step = 0;      // to which it went back
-  uint64_t snapshot_at = 0;      // the step as of which the last snapshot is taken; 0: none
-  uint64_t snapshot_number = 0;
-};
-
-struct ShardAssignment {
-  std::string address;
-  std::vector<uint32_t> layers;
-};
-
-struct OpenResult {
-  uint64_t session_id = 0;
-  bool created = false;
-  SessionSpec spec;
-};
-
-struct JoinResult {
-  uint64_t session_id = 0;
-  uint64_t epoch = 0;
-  bool active = false;
-  std::vector<ShardAssignment> shard_map;
-  Directive directive;
-  SessionSpec spec;
-};
-
-struct StepReport {
-  uint64_t session_id = 0;
-  uint64_t epoch = 0;
-  uint32_t rank = 0;
-  uint64_t incarnation = 0;
-  uint64_t step = 0;
-  double loss = 0;
-  uint64_t samples = 1;
-  bool finite = true;
-  double learning_rate = 0;
-};
-
-struct CoordinatorSessionSummary {
-  uint64_t session_id = 0;
-  SessionSpec spec;
-  uint64_t epoch = 0;
-  uint32_t joined = 0;
-  uint64_t last_step = 0;
-  Mode mode = Mode::kSecondOrder;
-  double loss = 0;
-  std::vector<ShardAssignment> shard_map;
-  FallbackDecision decision;  // the last one, with its inputs
-  std::vector<ModeInterval> modes;
-  std::optional<Mode> forced;  // by an operator
-  std::vector<SessionSnapshot> snapshots;
-};
 
 struct ShardEndpoint {
   std::string address;  // as configured; workers dial the shard's advertised address when it has one
@@ -126,9 +71,9 @@ class Coordinator {
   // (ShardControl::Lead). Before any other call. FailedPrecondition: a session has layers on a shard that is not among
   // this coordinator's; Unavailable: the token cannot be written down.
   absl::Status Restore(absl::Span<const CoordinatorRecord> records);
-  // Asks every shard what it holds; installs what it lacks (it was restarted, or a call was lost), has removed what
-  // nobody knows, and moves layers away from shards that are lost. A server calls it every now and then, often against
-  // shard_loss_timeout; the first time right after Restore. One caller at a time.
+  // Asks every shard what it holds; installs what it lacks (it was restarted, or a call was lost), puts in quarantine
+  // what nobody knows, and moves layers away from shards that are lost. A server calls it every now and then, often
+  // against shard_loss_timeout; the first time right after Restore. One caller at a time.
   void Reconcile();
   // Asks one shard whether it is there, which lets it go on with sessions that degrade. A server does it for every
   // shard on a thread of its own, as often as Reconcile: a shard that hangs must not keep the others from being asked.
@@ -152,6 +97,16 @@ class Coordinator {
   // Opens a session that begins with factors from outside, as of `step`: nobody can join it before every shard has them
   // (Shard::RestoreLayer). FailedPrecondition: there is one of that name; a shard cannot take part.
   absl::StatusOr<CoordinatorSessionSummary> RestoreSession(const SessionSpec& spec, uint64_t step);
+
+  // --- sessions that this coordinator does not know and its shards keep; see ShardControl::Quarantine
+  // Unavailable: a shard does not answer.
+  absl::StatusOr<std::vector<QuarantineSummary>> ListQuarantined() const;
+  // Takes one into the journal, in an epoch of its own that nobody has joined, and has it installed: its factors are
+  // those that the shards have. `session_id`: which, of several of that name; 0: the only one. FailedPrecondition:
+  // several, or one of that name is open, or shards lack layers of it; NotFound; the errors of ShardControl::Install.
+  absl::StatusOr<CoordinatorSessionSummary> AdoptSession(absl::string_view name, uint64_t session_id);
+  // Has it deleted, for an operator. Errors as for AdoptSession.
+  absl::Status DeleteQuarantined(absl::string_view name, uint64_t session_id);
 
   std::vector<CoordinatorSessionSummary> ListSessions() const;
   absl::StatusOr<CoordinatorSessionSummary> GetSession(absl::string_view name) const;
@@ -181,9 +136,11 @@ class Coordinator {
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec);
   // One entry a shard.
   absl::StatusOr<std::vector<PlacedLayers>> MakePlan(const SessionSpec& spec);
-  // Has sessions removed from the shard that this coordinator does not know: left behind by one that was restarted, or
-  // by an Install that was given up on and came through later. True when one was: the description is of before.
-  bool RemoveOrphans(const ShardEndpoint& shard, const ShardDescription& description);
+  // Has sessions put in quarantine that this coordinator does not know: its journal is not the one that they are in.
+  // Those that it has begun to open and given up are removed: their Install came through later. True when there was
+  // one: the description is of before.
+  bool ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description);
+  absl::StatusOr<QuarantineSummary> FindQuarantined(absl::string_view name, uint64_t session_id) const;
   // The same of what it holds of sessions that have no layers there any more.
   void RemoveLeftovers(size_t shard, const ShardDescription& description);
   // Asks a shard what it holds, grants it its lease and notes that it is there.
@@ -283,6 +240,7 @@ class Coordinator {
   absl::flat_hash_map<std::string, Place> places_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> opening_ ABSL_GUARDED_BY(mu_);  // ids that shards may hear of and by_id_ lacks
+  std::set<uint64_t> abandoned_ ABSL_GUARDED_BY(mu_);           // that this process gave out and did not open
   std::map<uint64_t, Ending> ending_ ABSL_GUARDED_BY(mu_);      // by id, which by_id_ lacks
   uint64_t last_session_id_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -27,7 +27,7 @@ absl::Status Coordinator::HoldFactors(CoordinatorSession& session) {
   std::vector<PlacedLayers> placement;
   {
     MutexLock lock(mu_);
-    hold = session.MakeFactorHold(clock_.Now());
+    hold = session.MakeFactorHold(clock_.Wall());
     placement = session.placement();
   }
   for (size_t s = 0; s < shards_.size(); ++s) {
@@ -43,7 +43,7 @@ void Coordinator::SettleFactors(size_t shard, const ShardDescription& descriptio
     for (const HeldSession& held : description.sessions) {
       const auto found = by_id_.find(held.session_id);
       if (found == by_id_.end() || found->second->NeedsFactors() != held.factors_released) continue;
-      holds.emplace_back(found->second, found->second->MakeFactorHold(clock_.Now()));
+      holds.emplace_back(found->second, found->second->MakeFactorHold(clock_.Wall()));
     }
   }
   // What fails is found again the next time.

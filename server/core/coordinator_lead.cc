@@ -111,7 +111,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
     leads_ = true;
     // A coordinator that stood by has not asked before.
     for (Seen& seen : seen_) {
-      seen.answered = clock_.Monotonic();
+      seen.answered = clock_.Now();
       seen.unanswered = 0;
     }
   }
@@ -126,7 +126,7 @@ absl::Status Coordinator::TakeLead(uint64_t last) {
     token = journal_.leadership();
     if (token == 0) {
       // From the clock, so that a coordinator that has lost its journal is not behind the one that wrote it.
-      const int64_t now = absl::ToUnixNanos(clock_.Now());
+      const int64_t now = absl::ToUnixNanos(clock_.Wall());
       token = std::max(last + 1, static_cast<uint64_t>(std::max<int64_t>(now, 1)));
       if (absl::Status written = journal_.Append(LeadRecord{.token = token}); !written.ok()) {
         return absl::UnavailableError(

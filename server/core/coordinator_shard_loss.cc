@@ -49,7 +49,7 @@ bool Coordinator::IsLost(size_t shard) const {
                         absl::ToInt64Nanoseconds(options_.probe_interval));
   MutexLock lock(mu_);
   // The time as well: until then the shard may answer what it was granted (ShardLease).
-  return seen_[shard].unanswered >= needed && clock_.Monotonic() - seen_[shard].answered >= options_.shard_loss_timeout;
+  return seen_[shard].unanswered >= needed && clock_.Now() - seen_[shard].answered >= options_.shard_loss_timeout;
 }
 
 bool Coordinator::IsSilent(size_t shard) const {

@@ -13,23 +13,30 @@
 
 namespace precondor {
 
-bool Coordinator::RemoveOrphans(const ShardEndpoint& shard, const ShardDescription& description) {
+bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description) {
   bool any = false;
   for (const HeldSession& held : description.sessions) {
+    const uint64_t id = held.session_id;
+    bool abandoned = false;
     {
       MutexLock lock(mu_);
-      const uint64_t id = held.session_id;
       if (by_id_.contains(id) || opening_.contains(id) || ending_.contains(id)) continue;
+      abandoned = abandoned_.contains(id);
     }
-    const absl::Status removed = shard.control->Remove(held.session_id).status();
-    any = any || removed.ok();
-    logger_.Log(
-        Severity::kWarning, removed.ok() ? "orphaned session removed" : "orphaned session stays",
-        {{"session", held.name},
-         {"session_id", held.session_id},
-         {"shard", shard.address},
-         {"reserved_bytes", held.reserved_bytes},
-         {"reason", removed.ok() ? "this coordinator does not know it" : absl::string_view(removed.message())}});
+    const absl::Status cleared =
+        abandoned ? shard.control->Remove(id).status() : shard.control->Quarantine(id).status();
+    any = any || cleared.ok();
+    logger_.Log(Severity::kWarning,
+                !cleared.ok() ? "orphaned session stays"
+                : abandoned   ? "session that was not opened removed"
+                              : "orphaned session quarantined",
+                {{"session", held.name},
+                 {"session_id", id},
+                 {"shard", shard.address},
+                 {"reserved_bytes", held.reserved_bytes},
+                 {"reason", !cleared.ok() ? absl::string_view(cleared.message())
+                            : abandoned   ? "it was installed too late"
+                                        : "this coordinator does not know it; see precondorctl session quarantined"}});
   }
   return any;
 }
@@ -102,7 +109,7 @@ void Coordinator::CloseRemoved() {
 
 absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
   ShardLease lease{.from = absl::InfinitePast(), .duration = options_.shard_loss_timeout / 2};
-  const absl::Time sent = clock_.Monotonic();
+  const absl::Time sent = clock_.Now();
   {
     MutexLock lock(mu_);
     lease.from = seen_[shard].shard_time;
@@ -112,7 +119,7 @@ absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
   Seen& seen = seen_[shard];
   seen.silent = !description.ok();
   if (description.ok()) {
-    seen.answered = clock_.Monotonic();
+    seen.answered = clock_.Now();
     seen.unanswered = 0;
     seen.shard_time = description->shard_time;
   } else if (sent >= seen.answered && sent - seen.counted >= options_.probe_interval) {
@@ -140,7 +147,7 @@ void Coordinator::Reconcile() {
     absl::StatusOr<ShardDescription> description = Probe(s);
     if (!description.ok()) continue;  // it is down, and asked again
     RemoveEnding(s);
-    RemoveOrphans(shards_[s], *description);
+    ClearOrphans(shards_[s], *description);
     RemoveLeftovers(s, *description);
     SettleFactors(s, *description);
     std::vector<std::string> lacking;

@@ -60,6 +60,7 @@ class Observer {
   virtual void OnShardSessions(int64_t sessions) {}
   // A reservation of a session's memory, or of part of it, was granted or refused for want of room.
   virtual void OnAdmission(bool admitted) {}
+  virtual void OnQuarantinedSessions(int64_t sessions) {}
   // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
   virtual void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
   // A shard's log took a record of so many bytes, or failed; a session cannot come back from it, or can again.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
@@ -64,7 +65,7 @@ absl::Status CheckLease(const SessionContext& session) {
   const ShardContext& shard = *session.shard;
   const int64_t installed = session.installed_ns;
   const absl::Time since = installed == 0 ? absl::InfinitePast() : absl::FromUnixNanos(installed);
-  if (shard.lease.Holds(since, shard.clock.Monotonic())) return absl::OkStatus();
+  if (shard.lease.Holds(since, shard.clock.Now())) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
                         absl::StrCat("session \"", session.spec.name,
                                      "\": the coordinator has not been heard of for so long that its layers here may "
@@ -125,26 +126,29 @@ absl::StatusOr<ShardDescription> Shard::Describe() {
 
 absl::StatusOr<ShardDescription> Shard::Probe(const ShardLease& lease) {
   PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, Describe());
-  description.shard_time = context_->clock.Monotonic();
+  description.shard_time = context_->clock.Now();
   context_->lease.Grant(lease, description.shard_time);
   return description;
 }
 
 absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(const int64_t bytes, InstallRecorded(install, true));
+  PRECONDOR_ASSIGN_OR_RETURN(const bool returned, BringBack(install.session_id));
+  const absl::StatusOr<int64_t> bytes = InstallRecorded(install, true);
+  if (returned) EndReturn(install.session_id);
+  PRECONDOR_RETURN_IF_ERROR(bytes.status());
   // Whoever hears of it may rely on finding the session here, even after the machine has lost its power: the records
   // that follow are worth nothing without it.
   if (context_->options.journal != nullptr) context_->options.journal->Sync();
   if (const auto session = Find(install.session_id); session.ok()) {
-    (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Monotonic());
+    (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Now());
   }
-  return bytes;
+  return *bytes;
 }
 
 absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bool record) {
   PRECONDOR_RETURN_IF_ERROR(CheckInstall(install));
-  if (absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(install.session_id); session.ok()) {
+  if (absl::StatusOr<std::shared_ptr<ShardSession>> session = FindAny(install.session_id); session.ok()) {
     PRECONDOR_ASSIGN_OR_RETURN(const bool other_layers, (*session)->ChangesLayers(install));
     if (other_layers) return ChangeLayers(*session, install, record);
     // Before the layers' records of the new epoch; a replay refuses it for the reason that Reinstall has.
@@ -158,7 +162,11 @@ absl::StatusOr<int64_t> Shard::InstallRecorded(const SessionInstall& install, bo
 
 absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(fence.session_id));
+  PRECONDOR_ASSIGN_OR_RETURN(const bool returned, BringBack(fence.session_id));
+  const auto end = absl::MakeCleanup([&] {
+    if (returned) EndReturn(fence.session_id);
+  });
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindAny(fence.session_id));
   return session->Fence(fence);
 }
 
@@ -220,7 +228,7 @@ absl::Status Shard::ReplaceNamesake(const SessionInstall& install, bool record) 
   // Names are unique on a coordinator: it has forgotten the older one, and nobody else would free it.
   context_->logger.Log(Severity::kWarning, "session replaced by a later one of the same name",
                        {{"session", install.spec.name}, {"session_id", older}});
-  return RemoveRecorded(older, record).status();
+  return PutAside(older, record).status();
 }
 
 uint64_t Shard::GenerationOfNew(uint64_t session_id) {
@@ -246,25 +254,41 @@ absl::Status Shard::HoldFactors(const FactorHold& hold) {
 
 absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  return RemoveRecorded(session_id, true);
+  PRECONDOR_ASSIGN_OR_RETURN(const bool existed, RemoveRecorded(session_id, true));
+  PRECONDOR_ASSIGN_OR_RETURN(const bool aside, RemoveAside(session_id));
+  return existed || aside;
 }
 
-absl::StatusOr<bool> Shard::RemoveRecorded(uint64_t session_id, bool record) {
+std::shared_ptr<ShardSession> Shard::TakeOut(uint64_t session_id, bool aside) {
   std::shared_ptr<ShardSession> session;
   {
     MutexLock lock(mu_);
     auto found = sessions_.find(session_id);
-    if (found == sessions_.end()) return false;
+    if (found == sessions_.end()) return nullptr;
     session = std::move(found->second);
     sessions_.erase(found);
     removed_.insert(session_id);
+    if (aside) {
+      aside_.insert(session_id);
+      context_->observer.OnQuarantinedSessions(static_cast<int64_t>(aside_.size()));
+      parting_[session_id] = {.last_step = session->context().last_step.load(), .work = session->shared_context()};
+    }
     context_->observer.OnShardSessions(static_cast<int64_t>(sessions_.size()));
   }
-  session->Close(ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kUnknownSession,
-                                absl::StrCat("session \"", session->spec().name, "\" has been closed")));
+  const std::string& name = session->spec().name;
+  session->Close(aside ? ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                                        absl::StrCat("session \"", name, "\": no coordinator knows it"))
+                       : ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kUnknownSession,
+                                        absl::StrCat("session \"", name, "\" has been closed")));
   context_->memory.Release(session->factors().Close());
+  context_->observer.OnSessionRemoved(name);
+  return session;
+}
+
+absl::StatusOr<bool> Shard::RemoveRecorded(uint64_t session_id, bool record) {
+  const std::shared_ptr<ShardSession> session = TakeOut(session_id, /*aside=*/false);
+  if (session == nullptr) return false;
   if (record) Record(RemoveRecord{session_id});
-  context_->observer.OnSessionRemoved(session->spec().name);
   context_->logger.Log(Severity::kInfo, "session removed",
                        {{"session", session->spec().name}, {"session_id", session_id}});
   return true;
@@ -278,6 +302,20 @@ void Shard::BeginDrain() {
 // --- data plane -----------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<ShardSession>> Shard::Find(uint64_t session_id) const {
+  {
+    MutexLock lock(mu_);
+    const auto found = sessions_.find(session_id);
+    const bool returning = returning_.contains(session_id);
+    if (found != sessions_.end() && !returning) return found->second;
+    if (returning || aside_.contains(session_id)) {
+      return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                            absl::StrCat("session_id ", session_id, ": in quarantine, since no coordinator knows it"));
+    }
+  }
+  return FindAny(session_id);
+}
+
+absl::StatusOr<std::shared_ptr<ShardSession>> Shard::FindAny(uint64_t session_id) const {
   MutexLock lock(mu_);
   auto found = sessions_.find(session_id);
   if (found != sessions_.end()) return found->second;
@@ -413,7 +451,9 @@ std::vector<std::shared_ptr<ShardSession>> Shard::AllSessions() const {
   std::vector<std::shared_ptr<ShardSession>> sessions;
   {
     MutexLock lock(mu_);
-    for (const auto& [id, session] : sessions_) sessions.push_back(session);
+    for (const auto& [id, session] : sessions_) {
+      if (!returning_.contains(id)) sessions.push_back(session);
+    }
   }
   std::sort(sessions.begin(), sessions.end(), [](const auto& x, const auto& y) { return x->id() < y->id(); });
   return sessions;

@@ -35,6 +35,7 @@
 #include "server/core/observer.h"
 #include "server/core/shard_control.h"
 #include "server/core/shard_journal.h"
+#include "server/core/shard_summary.h"
 
 namespace precondor {
 
@@ -43,34 +44,6 @@ class ShardSession;
 struct LayerRoom;
 struct SessionContext;
 struct ShardContext;
-
-// Counters and factor state of one layer, for AdminService.GetLayerStats.
-struct LayerStats {
-  uint32_t layer = 0;
-  std::string name;
-  size_t device = 0;  // its place among the shard's
-  uint64_t factor_version = 0;
-  std::string input_representation, output_representation;
-  int64_t input_rank = 0, output_rank = 0;
-  double input_damping = 0, output_damping = 0;
-  int64_t failed_decompositions = 0, factor_resets = 0;
-  int64_t state_bytes = 0;
-  uint64_t accepted = 0, duplicates = 0, rejected = 0;
-  uint64_t preconditioned = 0, identity = 0, skipped = 0;
-  uint64_t last_sealed_step = 0;
-  double update_seconds = 0, precondition_seconds = 0;  // means
-};
-
-struct ShardSessionSummary {
-  uint64_t session_id = 0;
-  SessionSpec spec;
-  uint64_t epoch = 0;
-  uint32_t joined = 0;
-  uint64_t last_step = 0;
-  Mode mode = Mode::kSecondOrder;  // of that step
-  int64_t reserved_bytes = 0;
-  bool factors_released = false;
-};
 
 struct ShardOptions {
   std::string advertise_address;
@@ -91,7 +64,8 @@ struct ShardOptions {
   DeviceGroup* group = nullptr;
   // Gives freed memory back to the system; called when a session's factors are gone. May be empty.
   std::function<void()> trim_memory;
-  bool device_plane = false;  // gradients may come in memory of the backend's device
+  absl::Duration quarantine_time = absl::InfiniteDuration();  // after which sessions there are deleted
+  bool device_plane = false;                                  // gradients may come in memory of the backend's device
   // Workers that a step has been waiting for so long are named by NameLaggards.
   absl::Duration slow_worker = absl::InfiniteDuration();
 };
@@ -125,6 +99,8 @@ class Shard final : public ShardControl {
   absl::Status HoldFactors(const FactorHold& hold) override;
   absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override;
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override;
   // Before each of these, with the token that the call carries; the call is made while the pass is there. Errors: those
   // of FencingGate::Enter.
   absl::StatusOr<FencingGate::Pass> Admit(uint64_t token);
@@ -188,6 +164,8 @@ class Shard final : public ShardControl {
   void SealOverdue();
   // Gives the memory of released factors back that have become durable. The same.
   void SettleFactors();
+  // Writes sessions down as quarantined whose work has ended, and deletes those whose time is over. The same.
+  void SettleQuarantine();
   // Logs and reports which workers hold the others up, when that has changed. The same.
   void NameLaggards();
   // Devices that faults have ended the use of; of each, observer and log hear once. Layers on one are answered IDENTITY
@@ -211,6 +189,10 @@ class Shard final : public ShardControl {
   // ResourceExhausted CAPACITY: there is no room for a session that has to come back. Its records have to stay as they
   // are: with more memory or devices it comes back from them.
   absl::Status replay_status() const;
+  // What has become of the replay of a session that ShardJournal::Return brings back; a bad end is forgotten with it.
+  absl::Status CheckReplayed(uint64_t session_id);
+  // The session is in quarantine, or on its way there.
+  bool IsAside(uint64_t session_id) const;
   // Steps may go on: not unless replay_status() is OK. Returns the sessions that were given up.
   std::vector<uint64_t> FinishReplay();
 
@@ -235,7 +217,9 @@ class Shard final : public ShardControl {
 
  private:
   using Sessions = absl::flat_hash_map<uint64_t, std::shared_ptr<ShardSession>>;
+  // Not one that comes back from quarantine at the moment.
   absl::StatusOr<std::shared_ptr<ShardSession>> Find(uint64_t session_id) const;
+  absl::StatusOr<std::shared_ptr<ShardSession>> FindAny(uint64_t session_id) const;
   std::vector<std::shared_ptr<ShardSession>> AllSessions() const;
   absl::StatusOr<std::shared_ptr<ShardSession>> CheckedSession(const ContributionHeader& header,
                                                                uint64_t payload_bytes) const;
@@ -256,6 +240,16 @@ class Shard final : public ShardControl {
   absl::StatusOr<int64_t> ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
                                        bool record);
   absl::StatusOr<bool> RemoveRecorded(uint64_t session_id, bool record);
+  // Takes the session out of the table and frees its memory; null: it is not there. It is `aside` from then on.
+  std::shared_ptr<ShardSession> TakeOut(uint64_t session_id, bool aside);
+  // See Quarantine. `record`: a removal.
+  absl::StatusOr<bool> PutAside(uint64_t session_id, bool record);
+  // Brings a session in quarantine back; true: it was there, and is hidden until EndReturn.
+  absl::StatusOr<bool> BringBack(uint64_t session_id);
+  void EndReturn(uint64_t session_id);
+  // Deletes it there; false: it was not there.
+  absl::StatusOr<bool> RemoveAside(uint64_t session_id);
+  void SetAside(uint64_t session_id, bool aside);
   uint64_t GenerationOfNew(uint64_t session_id);
   void Record(const ShardRecord& record);
   bool IsGivenUp(uint64_t session_id) const;
@@ -278,6 +272,15 @@ class Shard final : public ShardControl {
   std::set<std::string> lost_devices_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);    // while replaying
   std::map<uint64_t, absl::Status> no_room_ ABSL_GUARDED_BY(mu_);  // likewise, by session
+  // On the way to quarantine: what is still at work on it, and whether it is being written down.
+  struct Parting {
+    uint64_t last_step = 0;
+    std::weak_ptr<SessionContext> work;
+    bool busy = false;
+  };
+  std::map<uint64_t, Parting> parting_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<uint64_t> aside_ ABSL_GUARDED_BY(mu_);      // there, or on the way
+  absl::flat_hash_set<uint64_t> returning_ ABSL_GUARDED_BY(mu_);  // on the way back
 };
 
 }  // namespace precondor

@@ -97,6 +97,13 @@ struct SnapshotProgress {
   uint64_t snapshot_id = 0;  // the shard's, once durable
 };
 
+// What a shard keeps on its disk of a session that its coordinator did not know.
+struct QuarantinedSession {
+  SessionInstall install;  // the last
+  uint64_t last_step = 0;  // that had been begun
+  absl::Time since;        // wall clock, for people
+};
+
 // How a new epoch begins: its members, of a session that is installed.
 struct EpochFence {
   uint64_t session_id = 0;
@@ -114,6 +121,8 @@ class ShardControl {
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
   // The same for one who wants to know whether the shard is there: gives up soon, and grants the lease.
   virtual absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return Describe(); }
+  // A session in quarantine comes back first, as it was, and then goes on as one that is installed; Unavailable: not
+  // yet; DataLoss: it cannot, and stays there.
   // Reserves exactly what the layers need and accepts frames of the epoch; returns the bytes reserved. The same epoch
   // again adds the members and changes nothing else; a greater epoch replaces the membership, factors stay; a smaller
   // one is FailedPrecondition. ResourceExhausted names needed, reserved and capacity.
@@ -133,8 +142,14 @@ class ShardControl {
   virtual absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) {
     return absl::FailedPreconditionError("snapshot: this shard has no data directory");
   }
-  // Frees everything of the session; waiting results get Aborted. False: there was none.
+  // Frees everything of the session, also of one in quarantine; waiting results get Aborted. False: there was none.
+  // For sessions that are known to have ended, and for an operator.
   virtual absl::StatusOr<bool> Remove(uint64_t session_id) = 0;
+  // Puts a session that the coordinator does not know in quarantine: memory is freed, what is on the disk stays until
+  // the session is installed again, removed, or the shard's time for it is over. Waiting results get Unavailable.
+  // Without a data directory there is nothing to keep, and this is Remove. False: there was none.
+  virtual absl::StatusOr<bool> Quarantine(uint64_t session_id) = 0;
+  virtual absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() = 0;
   // Ends the calls under way, and all later ones, with Cancelled. For calls within the process there is nothing to end.
   virtual void CancelCalls() {}
 };

@@ -16,6 +16,8 @@
 
 namespace precondor {
 
+class Shard;
+
 // Where in a layer's life a record belongs.
 struct LayerStep {
   uint64_t session_id = 0;
@@ -111,6 +113,20 @@ class ShardJournal {
   virtual absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t release, uint32_t layer) {
     return absl::NotFoundError("factors are not kept here");
   }
+  // --- sessions in quarantine (ShardControl::Quarantine): they do not come back by themselves
+  // Whether this one can go there. Unimplemented: there is no such place; FailedPrecondition: the disk lacks records of
+  // it.
+  virtual absl::Status CheckQuarantine(uint64_t session_id) { return absl::UnimplementedError("no quarantine"); }
+  // Puts a session there whose work has ended. Durable when it returns OK; otherwise nothing has changed.
+  virtual absl::Status Quarantine(uint64_t session_id, uint64_t last_step) { return CheckQuarantine(session_id); }
+  virtual std::vector<QuarantinedSession> ListQuarantined() const { return {}; }
+  // Has the shard replay it and asks it how that went (Shard::CheckReplayed); durable out of quarantine when OK.
+  virtual absl::Status Return(uint64_t session_id, Shard& shard) { return CheckQuarantine(session_id); }
+  // Deletes it. False: it was not there.
+  virtual absl::StatusOr<bool> DeleteQuarantined(uint64_t session_id) { return false; }
+  // Notes that time has passed. Returns the sessions that have been there for `most` while the shard was running.
+  virtual std::vector<uint64_t> AgeQuarantined(absl::Duration most) { return {}; }
+
   // A snapshot as of that step is to count as the coordinator's of that number. Before anybody begins the step.
   virtual void Expect(const SnapshotOrder& order) {}
   // When it returns OK, the shard refuses coordinators with smaller fencing tokens after a crash as well.

@@ -13,7 +13,10 @@
 namespace precondor {
 
 void Shard::GiveUp(uint64_t session_id, const absl::Status& why) {
-  context_->logger.Log(Severity::kError, "session cannot come back; its factors are lost",
+  const bool aside = IsAside(session_id);
+  context_->logger.Log(Severity::kError,
+                       aside ? "session cannot come back from quarantine, and stays there"
+                             : "session cannot come back; its factors are lost",
                        {{"session_id", session_id}, {"reason", absl::string_view(why.message())}});
   if (const absl::StatusOr<bool> removed = RemoveRecorded(session_id, false); !removed.ok()) return;
   MutexLock lock(mu_);
@@ -39,7 +42,7 @@ bool Shard::IsGivenUp(uint64_t session_id) const {
 void Shard::Replay(ShardRecord record) {
   if (const auto* install = std::get_if<InstallRecord>(&record)) {
     if (IsGivenUp(install->install.session_id)) return;  // a later epoch of what is lost
-    const bool known = Find(install->install.session_id).ok();
+    const bool known = FindAny(install->install.session_id).ok();
     const absl::Status status = InstallRecorded(install->install, false).status();
     // Of a known session an older install is no news, and one that was refused then is refused again.
     if (status.ok() || known) return;
@@ -69,7 +72,7 @@ void Shard::Replay(const LayerImage& image) {
 }
 
 void Shard::ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerPipeline&)> apply) {
-  const absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(at.session_id);
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindAny(at.session_id);
   if (!session.ok()) return;
   LayerPipeline* layer = at.layer < (*session)->spec().layers.size() ? (*session)->layer(at.layer) : nullptr;
   const absl::Status status =
@@ -150,6 +153,9 @@ std::vector<uint64_t> Shard::FinishReplay() {
   // What their log holds leads nowhere, and may be followed by a new beginning.
   for (uint64_t session_id : given_up) Record(RemoveRecord{session_id});
   restoring_.store(false, std::memory_order_release);
+  if (ShardJournal* const journal = context_->options.journal; journal != nullptr) {
+    for (const QuarantinedSession& session : journal->ListQuarantined()) SetAside(session.install.session_id, true);
+  }
   return given_up;
 }
 

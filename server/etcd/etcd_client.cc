@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/grpc_deadline.h"
 #include "proto/wire/status_codec.h"
 
 namespace precondor::etcd {
@@ -39,7 +40,7 @@ absl::Status EtcdClient::Call(absl::string_view what,
   for (size_t i = 0; i < members_.size(); ++i) {
     const size_t index = (first + i) % members_.size();
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + request_timeout_));
+    context.set_deadline(wire::GrpcDeadline(request_timeout_));
     const absl::Status status = wire::FromGrpcStatus(call(members_[index], context));
     if (status.ok()) {
       MutexLock lock(mu_);

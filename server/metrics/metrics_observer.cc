@@ -102,8 +102,8 @@ class MetricsObserver::Impl {
           break;
       }
     }
-    for (MetricId id : {kReservedBytes, kCapacityBytes, kShardSessions, kCoordinatorSessions, kJournalFailing,
-                        kDraining, kResidentBytes, kLogSize, kLogSyncTime, kStartTime}) {
+    for (MetricId id : {kReservedBytes, kCapacityBytes, kShardSessions, kQuarantinedSessions, kCoordinatorSessions,
+                        kJournalFailing, kDraining, kResidentBytes, kLogSize, kLogSyncTime, kStartTime}) {
       plain_[id] = &gauges_[id]->Add({});
     }
     journal_failures_ = &counters_[kJournalFailures]->Add({});
@@ -467,6 +467,9 @@ void MetricsObserver::OnDevice(absl::string_view device, bool usable) {
 }
 void MetricsObserver::OnShardSessions(int64_t sessions) {
   impl_->plain(kShardSessions).Set(static_cast<double>(sessions));
+}
+void MetricsObserver::OnQuarantinedSessions(int64_t sessions) {
+  impl_->plain(kQuarantinedSessions).Set(static_cast<double>(sessions));
 }
 void MetricsObserver::OnLogAppend(int64_t bytes, bool ok) {
   ok ? impl_->log_bytes().Increment(static_cast<double>(bytes)) : impl_->log_failures().Increment();

@@ -60,6 +60,7 @@ class MetricsObserver final : public Observer {
   void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override;
   void OnDevice(absl::string_view device, bool usable) override;
   void OnShardSessions(int64_t sessions) override;
+  void OnQuarantinedSessions(int64_t sessions) override;
   void OnAdmission(bool admitted) override;
   void OnLogAppend(int64_t bytes, bool ok) override;
   void OnLogStale(absl::string_view train_job, bool stale) override;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/deadline.h"
 #include "kernels/base/status_macros.h"
 
@@ -218,7 +219,7 @@ absl::Status EpochPlane::Take(uint32_t bucket, size_t first, const std::shared_p
 }
 
 absl::StatusOr<std::vector<GradientResult>> EpochPlane::Await(Answers& answers, size_t first, size_t count) {
-  const auto until = absl::ToChronoTime(absl::Now() + invitation_.timeout);
+  const auto until = SteadyTime(MonotonicNow() + invitation_.timeout);
   MutexLock lock(answers.mu);
   const bool complete = answers.changed.wait_until(answers.mu, until, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(answers.mu) {
     const auto begin = answers.there.begin() + static_cast<int64_t>(first);

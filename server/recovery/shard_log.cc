@@ -43,20 +43,34 @@ ShardLog::~ShardLog() {
   if (syncer_.joinable()) syncer_.join();
 }
 
-void ShardLog::Know(const InstallRecord& install) {
+void ShardLog::Know(const InstallRecord& install, uint64_t needed_from) {
   const absl::StatusOr<std::string> encoded = EncodeInstall(install);
   MutexLock lock(mu_);
-  if (encoded.ok()) Adopt(install, *encoded, 1);
+  if (encoded.ok()) Adopt(install, *encoded, needed_from);
 }
 
-absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay) {
+void ShardLog::Forget(uint64_t session_id) {
+  MutexLock lock(mu_);
+  Adopt(RemoveRecord{session_id}, "", 0);
+  DropUnneeded();
+}
+
+absl::Status ShardLog::Read(const store::LogReplay& replay) {
+  Sync();
+  if (!writable()) return absl::UnavailableError("the shard's log cannot be written");
+  return store::ReadLog(fs_, dir_, replay).status();
+}
+
+absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay, Skip skip) {
   uint64_t records = 0, bytes = 0;
   absl::Time next_line = clock_.Now() + options_.progress_interval;
   // Without mu_: nobody else has the log yet, and RecordLog holds its own lock here, which comes after mu_ elsewhere.
   const auto one = [&](const store::Record& record) ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
-    Adopt(decoded, record.payload, record.sequence);
-    replay(std::move(decoded));
+    if (!skip(SessionOf(decoded), record.sequence)) {
+      Adopt(decoded, record.payload, record.sequence);
+      replay(std::move(decoded));
+    }
     ++records;
     bytes += record.payload.size();
     if (clock_.Now() >= next_line) {

@@ -45,11 +45,19 @@ class ShardLog {
   // Syncs what there is.
   ~ShardLog();
 
-  // Before Open: a snapshot knows of this session; the log may not any more.
-  void Know(const InstallRecord& install);
+  // Before Open: a snapshot knows of this session; the log may not any more. Later: it comes back, and its records are
+  // those from `needed_from` on.
+  void Know(const InstallRecord& install, uint64_t needed_from = 1);
+  // The session's records are not needed any more.
+  void Forget(uint64_t session_id);
   // Before anything else. Hands every record to `replay`, in order. Errors: those of RecordLog::Open; records that
   // cannot be decoded are DataLoss.
-  absl::Status Open(absl::FunctionRef<void(ShardRecord)> replay);
+  // Not those of which `skip` says that they are not their session's any more.
+  static bool SkipNone(uint64_t, uint64_t) { return false; }
+  using Skip = absl::FunctionRef<bool(uint64_t session_id, uint64_t sequence)>;
+  absl::Status Open(absl::FunctionRef<void(ShardRecord)> replay, Skip skip = &SkipNone);
+  // Every record that has been appended so far, as it is on the disk. Errors: those of store::ReadLog.
+  absl::Status Read(const store::LogReplay& replay);
 
   // An install that was the session's last and is appended again is left out.
   void Append(const ShardRecord& record);

@@ -81,8 +81,8 @@ ShardSnapshots::~ShardSnapshots() {
   if (writer_.joinable()) writer_.join();
 }
 
-absl::Status ShardSnapshots::Open(const std::function<void(const SessionSnapshot&)>& restore, Durable durable,
-                                  Check check) {
+absl::Status ShardSnapshots::Open(const Restore& restore, Durable durable, Check check,
+                                  const std::function<bool(uint64_t session_id)>& skip) {
   durable_ = std::move(durable);
   check_ = std::move(check);
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
@@ -90,26 +90,32 @@ absl::Status ShardSnapshots::Open(const std::function<void(const SessionSnapshot
   for (const std::string& name : names) {
     uint64_t session_id = 0;
     if (!absl::SimpleAtoi(name, &session_id)) continue;
-    PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
-    const absl::StatusOr<store::FoundSnapshot> found = store->LatestValid();
-    if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
-    if (!found.ok()) {
-      logger_.Log(Severity::kWarning, "no whole snapshot",
-                  {{"session_id", session_id}, {"reason", absl::string_view(found.status().message())}});
-      continue;
-    }
-    for (const absl::Status& skipped : found->skipped) {
-      logger_.Log(Severity::kError, "snapshot is damaged; an older one serves",
-                  {{"session_id", session_id}, {"reason", absl::string_view(skipped.message())}});
-    }
-    PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, Decode(*store, found->manifest));
-    {
-      MutexLock lock(mu_);
-      last_sequence_[session_id] = snapshot.sequence;
-    }
-    restore(snapshot);
+    PRECONDOR_RETURN_IF_ERROR(StoreOf(session_id).status());
+    if (skip == nullptr || !skip(session_id)) PRECONDOR_RETURN_IF_ERROR(Load(session_id, restore));
   }
   if (background_) writer_ = std::thread([this] { Loop(); });
+  return absl::OkStatus();
+}
+
+absl::Status ShardSnapshots::Load(uint64_t session_id, const Restore& restore) {
+  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
+  const absl::StatusOr<store::FoundSnapshot> found = store->LatestValid();
+  if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
+  if (!found.ok()) {
+    logger_.Log(Severity::kWarning, "no whole snapshot",
+                {{"session_id", session_id}, {"reason", absl::string_view(found.status().message())}});
+    return absl::OkStatus();
+  }
+  for (const absl::Status& skipped : found->skipped) {
+    logger_.Log(Severity::kError, "snapshot is damaged; an older one serves",
+                {{"session_id", session_id}, {"reason", absl::string_view(skipped.message())}});
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, Decode(*store, found->manifest));
+  {
+    MutexLock lock(mu_);
+    last_sequence_[session_id] = snapshot.sequence;
+  }
+  restore(snapshot);
   return absl::OkStatus();
 }
 
@@ -216,6 +222,12 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
   }
   ++writing_[session_id];
   PostLocked([this, whole = std::move(whole)] { Write(*whole); });
+}
+
+void ShardSnapshots::Forget(uint64_t session_id) {
+  MutexLock lock(mu_);
+  gathering_.erase(session_id);
+  ordered_.erase(session_id);
 }
 
 void ShardSnapshots::Remove(uint64_t session_id) {

@@ -68,10 +68,17 @@ class ShardSnapshots {
   ~ShardSnapshots();
 
   // Before anything else: hands over the newest snapshot of each session that is whole, and begins to take images.
-  absl::Status Open(const std::function<void(const SessionSnapshot&)>& restore, Durable durable, Check check = nullptr);
+  // Of those that `skip` names the files stay as they are.
+  using Restore = std::function<void(const SessionSnapshot&)>;
+  absl::Status Open(const Restore& restore, Durable durable, Check check = nullptr,
+                    const std::function<bool(uint64_t session_id)>& skip = nullptr);
+  // Hands over the newest one of this session; none: it has none.
+  absl::Status Load(uint64_t session_id, const Restore& restore);
 
   // One layer's image; `install` and `sequence` as of now, the first image's count.
   void Keep(LayerImage image, const InstallRecord& install, uint64_t sequence);
+  // The session takes none any more; those that it has stay.
+  void Forget(uint64_t session_id);
   // The session is gone, and so are its snapshots.
   void Remove(uint64_t session_id);
   // See ShardJournal.

@@ -23,6 +23,9 @@ ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOpti
                        Logger& logger, Observer& observer)
     : fs_(fs),
       dir_(store::JoinPath(data_dir, "shard")),
+      clock_(clock),
+      logger_(logger),
+      quarantine_(fs, store::JoinPath(dir_, "quarantine"), clock),
       log_(fs, store::JoinPath(dir_, "log"), options, clock, logger, observer),
       kept_(fs, store::JoinPath(dir_, "factors"), KeptOptions(options.reopen_interval), clock, logger, observer),
       snapshots_(fs, store::JoinPath(dir_, "snapshots"), clock, logger, observer, options.background) {}
@@ -57,6 +60,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
   PRECONDOR_ASSIGN_OR_RETURN(const uint64_t leader, ReadLeader());
   shard.RestoreLeader(leader);
+  PRECONDOR_RETURN_IF_ERROR(quarantine_.Open());
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> kept, kept_.Open());
   std::set<uint64_t> held(kept.begin(), kept.end());
   const auto restore = [&](const SessionSnapshot& snapshot) {
@@ -67,16 +71,24 @@ absl::Status ShardStore::Restore(Shard& shard) {
   };
   PRECONDOR_RETURN_IF_ERROR(snapshots_.Open(
       restore, [this](const SessionSnapshot& snapshot, uint64_t sequence) { OnDurable(snapshot, sequence); },
-      [this](const SessionSnapshot& snapshot) { return Check(snapshot); }));
-  PRECONDOR_RETURN_IF_ERROR(log_.Open([&shard](ShardRecord record) { shard.Replay(std::move(record)); }));
+      [this](const SessionSnapshot& snapshot) { return Check(snapshot); },
+      [this](uint64_t session_id) { return quarantine_.Holds(session_id); }));
+  const std::vector<uint64_t> returned = quarantine_.Returned();
+  for (const uint64_t id : returned) PRECONDOR_RETURN_IF_ERROR(ReplayQuarantined(id, shard, 1));
+  PRECONDOR_RETURN_IF_ERROR(
+      log_.Open([&shard](ShardRecord record) { shard.Replay(std::move(record)); },
+                [this](uint64_t session_id, uint64_t sequence) { return quarantine_.Skips(session_id, sequence); }));
   if (const absl::Status replayed = shard.replay_status(); !replayed.ok()) {
     return absl::Status(replayed.code(),
                         absl::StrCat("sessions stored in ", dir_, " do not all fit: ", replayed.message(),
                                      "; nothing of them was changed: start with more memory or devices"));
   }
   // Sessions that a record after their snapshot removed; those that FinishReplay gives up remove themselves.
+  held.insert(returned.begin(), returned.end());
   for (const ShardSessionSummary& session : shard.ListSessions()) held.erase(session.session_id);
   for (const uint64_t gone : held) {
+    if (quarantine_.Holds(gone) || shard.IsAside(gone)) continue;
+    if (quarantine_.Knows(gone)) PRECONDOR_RETURN_IF_ERROR(quarantine_.Remove(gone));
     snapshots_.Remove(gone);
     kept_.Remove(gone);
   }
@@ -89,6 +101,12 @@ void ShardStore::Append(const ShardRecord& record) {
   if (const auto* removal = std::get_if<RemoveRecord>(&record)) {
     snapshots_.Remove(removal->session_id);
     kept_.Remove(removal->session_id);
+    const bool known = quarantine_.Knows(removal->session_id);
+    const absl::Status removed = known ? quarantine_.Remove(removal->session_id) : absl::OkStatus();
+    if (!removed.ok()) {
+      logger_.Log(Severity::kWarning, "records of a closed session stay",
+                  {{"session_id", removal->session_id}, {"reason", absl::string_view(removed.message())}});
+    }
   } else if (const auto* factors = std::get_if<FactorsRecord>(&record); factors != nullptr && factors->held) {
     kept_.TakenBack(factors->at.session_id, factors->release);
   }
@@ -125,6 +143,60 @@ void ShardStore::OnDurable(const SessionSnapshot& snapshot, uint64_t sequence) {
   }
   log_.OnSnapshot(snapshot.install.install.session_id, sequence, cuts);
   kept_.OnSnapshot(snapshot.install.install.session_id, floor);
+  // What stays is removed after the next one.
+  quarantine_.OnSnapshot(snapshot.install.install.session_id, sequence).IgnoreError();
+}
+
+// --- quarantine -----------------------------------------------------------------------------------------------------
+
+absl::Status ShardStore::CheckQuarantine(uint64_t session_id) {
+  if (!log_.stale(session_id)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("session_id ", session_id, ": the log lacks records of it, it would not come back from quarantine"));
+}
+
+absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
+  const std::optional<InstallRecord> install = log_.InstallOf(session_id);
+  if (!install.has_value()) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": not in the log"));
+  PRECONDOR_RETURN_IF_ERROR(
+      quarantine_.Put({.install = install->install, .last_step = last_step, .since = clock_.Wall()},
+                      [this](const store::LogReplay& replay) { return log_.Read(replay); }));
+  snapshots_.Forget(session_id);
+  log_.Forget(session_id);
+  return absl::OkStatus();
+}
+
+absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, Shard& shard, uint64_t needed_from) {
+  return quarantine_.Replay(session_id, [&](const store::Record& record) -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
+    if (const auto* install = std::get_if<InstallRecord>(&decoded)) log_.Know(*install, needed_from);
+    shard.Replay(std::move(decoded));
+    return absl::OkStatus();
+  });
+}
+
+absl::Status ShardStore::Return(uint64_t session_id, Shard& shard) {
+  const uint64_t from = log_.next_sequence();
+  if (from == 0) return absl::UnavailableError("the shard's log cannot be written");
+  absl::Status status = snapshots_.Load(session_id, [&](const SessionSnapshot& snapshot) {
+    log_.Know(snapshot.install, from);
+    shard.Replay(snapshot.install);
+    for (const auto& [layer, image] : snapshot.images) shard.Replay(image);
+  });
+  if (status.ok()) status = ReplayQuarantined(session_id, shard, from);
+  const absl::Status replayed = shard.CheckReplayed(session_id);
+  if (status.ok()) status = replayed;
+  if (status.ok()) status = quarantine_.Return(session_id, from);
+  if (!status.ok()) log_.Forget(session_id);
+  return status;
+}
+
+absl::StatusOr<bool> ShardStore::DeleteQuarantined(uint64_t session_id) {
+  if (!quarantine_.Holds(session_id)) return false;
+  Append(RemoveRecord{session_id});
+  log_.Sync();
+  if (quarantine_.Holds(session_id)) return absl::UnavailableError("its files cannot be removed");
+  return true;
 }
 
 }  // namespace precondor::recovery

@@ -9,6 +9,7 @@
 #include "server/core/shard.h"
 #include "server/core/shard_journal.h"
 #include "server/recovery/kept_factors.h"
+#include "server/recovery/quarantine.h"
 #include "server/recovery/shard_log.h"
 #include "server/recovery/shard_snapshots.h"
 
@@ -34,6 +35,13 @@ class ShardStore final : public ShardJournal {
     return snapshots_.ProgressOf(order);
   }
 
+  absl::Status CheckQuarantine(uint64_t session_id) override;
+  absl::Status Quarantine(uint64_t session_id, uint64_t last_step) override;
+  std::vector<QuarantinedSession> ListQuarantined() const override { return quarantine_.List(); }
+  absl::Status Return(uint64_t session_id, Shard& shard) override;
+  absl::StatusOr<bool> DeleteQuarantined(uint64_t session_id) override;
+  std::vector<uint64_t> AgeQuarantined(absl::Duration most) override { return quarantine_.Age(most); }
+
   void KeepFactors(ReleasedFactors factors) override;
   bool FactorsKept(uint64_t session_id, uint64_t release) override { return kept_.Kept(session_id, release); }
   absl::StatusOr<std::string> ReadFactors(uint64_t session_id, uint64_t release, uint32_t layer) override {
@@ -50,9 +58,14 @@ class ShardStore final : public ShardJournal {
   // A snapshot must not outlive factors that it counts on.
   absl::Status Check(const SessionSnapshot& snapshot) const;
   void OnDurable(const SessionSnapshot& snapshot, uint64_t sequence);
+  // Into a shard: what the quarantine has of a session.
+  absl::Status ReplayQuarantined(uint64_t session_id, Shard& shard, uint64_t needed_from);
 
   store::FileSystem& fs_;
   const std::string dir_;
+  const Clock& clock_;
+  Logger& logger_;
+  recovery::Quarantine quarantine_;
   ShardLog log_;
   KeptFactors kept_;
   ShardSnapshots snapshots_;  // its thread calls log_ and kept_

@@ -106,11 +106,11 @@ absl::StatusOr<std::shared_ptr<StreamRing>> DeviceRings::Open(const v1::Ring& re
 
 void DeviceRings::Retire(std::unique_ptr<SharedRing> memory, bool unmapped) {
   MutexLock lock(mu_);
-  retired_.push_back({std::move(memory), clock_.Monotonic() + (unmapped ? absl::ZeroDuration() : kLinger)});
+  retired_.push_back({std::move(memory), clock_.Now() + (unmapped ? absl::ZeroDuration() : kLinger)});
 }
 
 void DeviceRings::Collect() {
-  const absl::Time now = clock_.Monotonic();
+  const absl::Time now = clock_.Now();
   std::vector<Retired> due;
   {
     MutexLock lock(mu_);

@@ -15,6 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/shard.grpc.pb.h"
+#include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "proto/wire/status_codec.h"
 #include "server/rpc/convert.h"
@@ -95,6 +96,25 @@ class ShardClient final : public ShardControl {
     return response.existed();
   }
 
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
+    v1::QuarantineSessionRequest request;
+    request.set_session_id(session_id);
+    v1::QuarantineSessionResponse response;
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::QuarantineSession, request, response));
+    return response.existed();
+  }
+
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
+    v1::ListQuarantinedResponse response;
+    PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::ListQuarantined, v1::ListQuarantinedRequest(), response));
+    std::vector<QuarantinedSession> listed;
+    for (const v1::QuarantinedPart& part : response.sessions()) {
+      PRECONDOR_ASSIGN_OR_RETURN(QuarantinedSession session, DecodeQuarantined(part));
+      listed.push_back(std::move(session));
+    }
+    return listed;
+  }
+
   void CancelCalls() override {
     MutexLock lock(mu_);
     cancelled_ = true;
@@ -112,7 +132,7 @@ class ShardClient final : public ShardControl {
                     Request request, Response& response, absl::Duration timeout, bool wait_for_ready) {
     request.set_fencing_token(token_.load());
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    context.set_deadline(wire::GrpcDeadline(timeout));
     context.set_wait_for_ready(wait_for_ready);
     {
       MutexLock lock(mu_);

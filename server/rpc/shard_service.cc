@@ -86,4 +86,26 @@ grpc::ServerUnaryReactor* ShardService::RemoveSession(grpc::CallbackServerContex
   });
 }
 
+grpc::ServerUnaryReactor* ShardService::QuarantineSession(grpc::CallbackServerContext* context,
+                                                          const v1::QuarantineSessionRequest* request,
+                                                          v1::QuarantineSessionResponse* response) {
+  return RunAdmitted(context, "ShardService/QuarantineSession", *request, [this, request, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const bool existed, shard_.Quarantine(request->session_id()));
+    response->set_existed(existed);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ShardService::ListQuarantined(grpc::CallbackServerContext* context,
+                                                        const v1::ListQuarantinedRequest* request,
+                                                        v1::ListQuarantinedResponse* response) {
+  return RunAdmitted(context, "ShardService/ListQuarantined", *request, [this, response]() -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<QuarantinedSession> listed, shard_.ListQuarantined());
+    for (const QuarantinedSession& session : listed) {
+      PRECONDOR_ASSIGN_OR_RETURN(*response->add_sessions(), EncodeQuarantined(session));
+    }
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace precondor::rpc

@@ -28,6 +28,12 @@ class ShardService final : public v1::ShardService::CallbackService {
                                          v1::TakeSnapshotResponse* response) override;
   grpc::ServerUnaryReactor* RemoveSession(grpc::CallbackServerContext* context, const v1::RemoveSessionRequest* request,
                                           v1::RemoveSessionResponse* response) override;
+  grpc::ServerUnaryReactor* QuarantineSession(grpc::CallbackServerContext* context,
+                                              const v1::QuarantineSessionRequest* request,
+                                              v1::QuarantineSessionResponse* response) override;
+  grpc::ServerUnaryReactor* ListQuarantined(grpc::CallbackServerContext* context,
+                                            const v1::ListQuarantinedRequest* request,
+                                            v1::ListQuarantinedResponse* response) override;
 
  private:
   // Runs `work` if the request's fencing token is let in.

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every text file: licence line, size limits, no private paths or unknown hosts, no leftovers, tidy whitespace."""
+"""Every text file: licence line, size limits, no private paths or unknown hosts, no leftovers, tidy whitespace; and
+which parts of the product may ask for the time of the wall clock."""
 
 import re
 
-from lint_support import Case, line_of, main
+from lint_support import Case, line_of, main, without_comments
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = (".cc", ".cu", ".h", ".cuh", ".py", ".sh", ".cmake", "CMakeLists.txt", ".proto", ".ci/run", "pre-commit")
@@ -24,6 +25,27 @@ PATTERNS = [
     (re.compile(r"[ \t]+$", re.MULTILINE), "trailing white space"),
     (re.compile(r"\bissue #?\d+\b|\bworktree\b", re.IGNORECASE), "the repository speaks of the project alone"),
 ]
+# Anything that waits, times or compares does so in monotonic time (kernels/base/clock.h), since a wall clock may be set.
+WALL_CLOCK = re.compile(
+    r"\babsl::(Now|GetCurrentTimeNanos|ToChronoTime)\(|\b(system_clock|high_resolution_clock|CLOCK_REALTIME)\b"
+    r"|\b(gettimeofday|std::time|time\.time|time\.time_ns|datetime\.(now|utcnow|today))\(|\bWall\(\)")
+PRODUCT = ("kernels/", "proto/", "server/", "client/")
+PROGRAMS = (".cc", ".cu", ".h", ".cuh", ".py")
+MAY_ASK_FOR_WALL_CLOCK = {
+    "kernels/base/clock.h",  # the clock itself
+    "kernels/base/log.cc",  # times of log lines
+    "proto/wire/grpc_deadline.h",  # gRPC turns it into monotonic time at once
+    "server/metrics/metrics_observer.cc",  # Unix times, which Prometheus compares with its own
+    "server/app.cc",  # number of a process' memory
+    "server/core/coordinator.cc",  # session ids, beyond those of a journal that is lost
+    "server/core/coordinator_factors.cc",  # versions of factors' holds, beyond those of the process before
+    "server/core/coordinator_lead.cc",  # fencing tokens, beyond those of a journal that is lost
+    "server/recovery/shard_store.cc",  # since when a session is in quarantine, for people
+    "client/cpp/src/client.cc",  # incarnations, beyond those of the processes before
+    "client/python/examples/compare.py",  # names of sessions, which no other run has
+    "client/python/examples/jax_digits.py",  # likewise
+    "client/python/examples/training.py",  # likewise
+}
 EXEMPT = ("LICENSE", "tests/lint/check_files.py")
 
 
@@ -40,6 +62,14 @@ def _check_text(path, text):
             yield f"{path}:{line_of(text, match.start())}: address {match.group(1)}"
     if text and not text.endswith("\n"):
         yield f"{path}: no newline at the end"
+
+
+def _check_clock(path, text):
+    if not path.startswith(PRODUCT) or not path.endswith(PROGRAMS) or path in MAY_ASK_FOR_WALL_CLOCK:
+        return
+    code = text if path.endswith(".py") else without_comments(text)
+    for match in WALL_CLOCK.finditer(code):
+        yield f"{path}:{line_of(code, match.start())}: '{match.group(0)}': the wall clock; use monotonic time"
 
 
 def _check_size(path, text):
@@ -66,6 +96,7 @@ def check(tree):
             findings.append(f"{path}: no '#pragma once'")
         findings += _check_size(path, text)
         findings += _check_text(path, text)
+        findings += _check_clock(path, text)
     return findings
 
 
@@ -85,6 +116,13 @@ CASES = [
     Case("leftover", {"kernels/a.cc": _OK + "// TODO: later\n"}, ["a.cc:2: 'TODO'"]),
     Case("trailing space", {"docs/a.md": "a \n"}, ["trailing"]),
     Case("no newline", {"docs/a.md": "a"}, ["no newline"]),
+    Case("wall clock", {"server/a.cc": _OK + "auto end = absl::Now() + pause;\n",
+                        "client/b.py": f"# {SPDX}\nend = time.time() + 5\n",
+                        "kernels/c.h": _ONCE + "return clock.Wall();\n"},
+         ["b.py:2: 'time.time\\('", "c.h:3: 'Wall", "a.cc:2: 'absl::Now"]),
+    Case("clocks that may be asked", {"server/a.cc": _OK + "clock.Now(); MonotonicNow(); // not absl::Now()\n",
+                                      "kernels/base/log.cc": _OK + "clock.Wall();\n",
+                                      "tests/unit/a.cc": _OK + "absl::Now();\n"}, []),
     Case("eighth folder", {"misc/a.md": "a\n"}, ["beyond the seven"]),
 ]
 

@@ -5,11 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "client/cpp/src/shard_link.h"
+#include "kernels/base/clock.h"
 #include "tests/loopback/raw_client.h"
 #include "tests/support/fake_plane.h"
 #include "tests/support/temp_dir.h"
@@ -191,9 +191,9 @@ TEST_F(RingFramesTest, MemoryComesBackWithTheStreamsEnd) {
     ASSERT_EQ(broken.AskForRing(1).header().kind(), v1::FRAME_KIND_RING);
   }
   // Its peer may be one that is alive and has yet to notice.
-  const absl::Time since = absl::Now();
+  const absl::Time since = MonotonicNow();
   EXPECT_TRUE(WaitUntil([&] { return Metric(server_, kReserved) == before; }));
-  EXPECT_GE(absl::Now() - since, absl::Seconds(5));
+  EXPECT_GE(MonotonicNow() - since, absl::Seconds(5));
 }
 
 class RingLinkTest : public RingFramesTest {
@@ -226,7 +226,7 @@ TEST_F(RingLinkTest, AGradientOfAnotherDeviceLeavesTheRingToOthers) {
   const auto here = std::make_shared<FakePlane>(Stream(*server_.data).credit.ring_offers(0).device());
   here->maps = true;
   const auto link = LinkTo(server_.app().addresses()[0]);
-  link->Tick(absl::Now());
+  link->Tick(MonotonicNow());
   const absl::Status refused = Take(*link, std::make_shared<FakePlane>("another")).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("another device than the gradient's"));
@@ -238,7 +238,7 @@ TEST_F(RingLinkTest, AShardThatIsDownIsWaitedForOnce) {
   const auto plane = std::make_shared<FakePlane>();
   const auto link = LinkTo("unix:" + folder_.path() + "/nobody");
   // The gradient's deadline is sooner than connect_timeout.
-  const absl::Status first = Take(*link, plane, absl::Now() + absl::Milliseconds(10)).status();
+  const absl::Status first = Take(*link, plane, MonotonicNow() + absl::Milliseconds(10)).status();
   EXPECT_EQ(first.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(first.message()), HasSubstr("no stream"));
   EXPECT_EQ(Take(*link, plane).status(), first);

@@ -12,9 +12,9 @@ namespace precondor::sim {
 class SimClock final : public Clock {
  public:
   explicit SimClock(const EventQueue& queue) : queue_(queue) {}
-  absl::Time Now() const override { return absl::FromUnixMicros(kStartMicros + queue_.now_us() + offset_us_); }
-  absl::Time Monotonic() const override { return absl::FromUnixMicros(kStartMicros + queue_.now_us()); }
-  // Forwards or backwards.
+  absl::Time Now() const override { return absl::FromUnixMicros(kStartMicros + queue_.now_us()); }
+  absl::Time Wall() const override { return absl::FromUnixMicros(kStartMicros + queue_.now_us() + offset_us_); }
+  // The wall clock, forwards or backwards.
   void Jump(int64_t by_us) { offset_us_ += by_us; }
 
  private:

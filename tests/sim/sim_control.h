@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "server/core/shard_control.h"
 #include "tests/sim/sim_shard.h"
@@ -24,6 +25,8 @@ class SimControl final : public ShardControl {
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override;
   absl::Status HoldFactors(const FactorHold& hold) override;
   absl::StatusOr<bool> Remove(uint64_t session_id) override;
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override;
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override;
 
  private:
   // What `make` comes to on the shard, or why it does not get there or back. One that was only given up on may come

@@ -151,6 +151,7 @@ void SimShard::Tick() {
   process_.After(kTickMicros, [this] {
     shard_->SealOverdue();
     shard_->SettleFactors();
+    shard_->SettleQuarantine();
     Tick();
   });
 }
@@ -203,6 +204,12 @@ absl::StatusOr<bool> SimShard::Remove(uint64_t session_id) {
     owned_.clear();
   }
   return existed;
+}
+
+absl::StatusOr<bool> SimShard::Quarantine(uint64_t session_id) {
+  world_.trace().Note([&] { return process_.name() + " quarantine"; });
+  if (world_.session_id() == session_id) world_.Fail("a session that the coordinator knows is quarantined");
+  return shard_->Quarantine(session_id);
 }
 
 // --- the workers' frames --------------------------------------------------------------------------------------------

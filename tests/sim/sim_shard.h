@@ -56,6 +56,7 @@ class SimShard {
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
   absl::Status HoldFactors(const FactorHold& hold);
   absl::StatusOr<bool> Remove(uint64_t session_id);
+  absl::StatusOr<bool> Quarantine(uint64_t session_id);
 
   // Whether the layer was ever in that state here.
   bool Had(const std::string& layer, const MethodState& state) const;

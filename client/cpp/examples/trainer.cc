@@ -4,11 +4,11 @@
 #include <memory>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
 #include "client/cpp/examples/mlp.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/optimizer.h"
 
@@ -64,7 +64,7 @@ absl::StatusOr<TrainResult> Train(const Run& run, const DigitsData& data, Gradie
     }
     const auto step_id = static_cast<uint64_t>(step);
     if (options.before_step) options.before_step(step_id, result.seconds);
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = MonotonicNow();
     const std::vector<int32_t> rows = BatchRows(data.train.size(), kBatchSize, run.seed, step_id);
     const Examples batch = Select(data.train, absl::MakeConstSpan(rows).subspan(static_cast<size_t>(range.begin),
                                                                                 static_cast<size_t>(range.count)));
@@ -79,7 +79,7 @@ absl::StatusOr<TrainResult> Train(const Run& run, const DigitsData& data, Gradie
     } else {
       ++result.skipped_steps;
     }
-    result.seconds += absl::ToDoubleSeconds(absl::Now() - begin);
+    result.seconds += absl::ToDoubleSeconds(MonotonicNow() - begin);
     const int64_t done = step + 1;
     if (!options.evaluate || (done % kEvaluateEvery != 0 && done != run.task.steps)) continue;
     evaluated.weights() = model.weights();

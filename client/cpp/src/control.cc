@@ -8,15 +8,16 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/src/channel.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/admin.grpc.pb.h"
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "precondor/v1/session.grpc.pb.h"
 #include "precondor/v1/snapshot.grpc.pb.h"
+#include "proto/wire/grpc_deadline.h"
 #include "proto/wire/status_codec.h"
 
 namespace precondor {
@@ -86,14 +87,14 @@ ControlClient::~ControlClient() = default;
 
 absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, bool wait_for_ready, Canceller& canceller,
                                    const Attempt& attempt) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   const std::string what = absl::StrCat("server ", address_, ": ", name);
   if (const absl::Status usable = CheckUnixAddress(address_); !usable.ok()) return WithContext(usable, what);
   absl::Duration pause = kFirstPause;
   absl::Status last;
   while (true) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_deadline(wire::GrpcDeadline(deadline - MonotonicNow()));
     context.set_wait_for_ready(wait_for_ready);
     absl::Status status;
     if (!canceller.Run(context, [&] { status = wire::FromGrpcStatus(attempt(context)); })) {
@@ -107,7 +108,7 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, boo
     const bool answered = GetErrorReason(status) != ErrorReason::kUnspecified;
     if (status.code() != absl::StatusCode::kUnavailable || answered) return WithContext(status, what);
     last = status;
-    if (absl::Now() + pause >= deadline) return WithContext(last, what);
+    if (MonotonicNow() + pause >= deadline) return WithContext(last, what);
     if (!canceller.Pause(pause)) return absl::CancelledError(absl::StrCat(what, ": cancelled"));
     pause = std::min(pause * 2, kLastPause);
   }
@@ -145,6 +146,9 @@ PRECONDOR_CONTROL_CALL(CloseSession, session)
 PRECONDOR_CONTROL_CALL(JoinPlane, precondition)
 PRECONDOR_CONTROL_CALL(GetServerInfo, admin)
 PRECONDOR_CONTROL_CALL(ListSessions, admin)
+PRECONDOR_CONTROL_CALL(ListQuarantinedSessions, admin)
+PRECONDOR_CONTROL_CALL(AdoptSession, admin)
+PRECONDOR_CONTROL_CALL(DeleteQuarantinedSession, admin)
 PRECONDOR_CONTROL_CALL(GetLayerStats, admin)
 PRECONDOR_CONTROL_CALL(Drain, admin)
 PRECONDOR_CONTROL_CALL(GetMode, admin)
@@ -158,12 +162,12 @@ PRECONDOR_CONTROL_CALL(RestoreLayer, snapshot)
 
 absl::StatusOr<v1::JoinSessionResponse> JoinUntilActive(ControlClient& control, const v1::JoinSessionRequest& request,
                                                         absl::Duration timeout, Canceller& canceller) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   absl::Duration pause = absl::Milliseconds(10);
   while (true) {
     absl::StatusOr<v1::JoinSessionResponse> joined = control.JoinSession(request, canceller);
     if (!joined.ok() || joined->active()) return joined;
-    if (absl::Now() + pause >= deadline) {
+    if (MonotonicNow() + pause >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("session ", request.name(), ": rank ", request.rank(),
                                                       " has joined, but not every other rank within ",
                                                       absl::FormatDuration(timeout)));

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_module.h"
 
@@ -74,7 +74,7 @@ void DeviceCourier::Fail(const absl::Status& status) {
 
 bool DeviceCourier::WaitIdle(absl::Time deadline) {
   MutexLock lock(mu_);
-  return changed_.wait_until(mu_, absl::ToChronoTime(deadline), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  return changed_.wait_until(mu_, SteadyTime(deadline), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return queue_.empty() && current_ == nullptr;
   });
 }
@@ -119,7 +119,7 @@ absl::Status DeviceCourier::AwaitMarks(const Parcel& parcel) {
   for (const auto& mark : parcel.marks) {
     while (true) {
       PRECONDOR_ASSIGN_OR_RETURN(const bool reached, parcel.plane->Reached(*mark));
-      if (absl::Now() >= parcel.deadline) return LateError(parcel);
+      if (MonotonicNow() >= parcel.deadline) return LateError(parcel);
       if (reached) break;
       MutexLock lock(mu_);
       PRECONDOR_RETURN_IF_ERROR(failed_);

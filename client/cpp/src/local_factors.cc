@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
@@ -83,7 +84,7 @@ absl::StatusOr<uint64_t> LocalFactors::Checksum(int64_t index, absl::Time deadli
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
-    const bool rests = settled_.wait_until(mu_, absl::ToChronoTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const bool rests = settled_.wait_until(mu_, SteadyTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       const bool waits = layer.standing == Standing::kFetching || layer.fetched.has_value() || !layer.open.empty();
       return !failed_.ok() || (!layer.busy && !layer.queued && !waits);
     });

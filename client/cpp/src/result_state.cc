@@ -8,8 +8,9 @@
 #include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "absl/types/span.h"
+
+#include "kernels/base/clock.h"
 
 namespace precondor {
 namespace {
@@ -173,9 +174,9 @@ bool PreconditionFuture::State::ready() const {
 }
 
 bool PreconditionFuture::State::WaitFor(absl::Duration timeout) const {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(mu_);
-  return changed_.wait_until(mu_, absl::ToChronoTime(deadline),
+  return changed_.wait_until(mu_, SteadyTime(deadline),
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ReadyLocked(); });
 }
 

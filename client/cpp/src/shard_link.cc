@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/src/channel.h"
 #include "client/cpp/src/result_state.h"
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/frame_codec.h"
@@ -128,7 +128,7 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
       epoch_(options_.epoch),
       outbox_(options_.may_lose_shard) {
   // Of a job that has gone on before: what others send again may hold old steps open.
-  if (epoch_ > 1) outbox_.SettlesBy(absl::Now() + options_.result_timeout);
+  if (epoch_ > 1) outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
   if (!options_.plane.has_value()) return;
   WorkerPlane::Hooks hooks_of_plane;
   hooks_of_plane.ask = hooks_.ask_plane;
@@ -151,7 +151,7 @@ ShardLink::~ShardLink() {
       ring_ = nullptr;  // unmapped before the shard hears of the end
       expired_in_ring_.clear();
       stream_->HalfClose();
-      changed_.wait_until(mu_, absl::ToChronoTime(absl::Now() + kCloseTimeout),
+      changed_.wait_until(mu_, SteadyTime(MonotonicNow() + kCloseTimeout),
                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return state_ == StreamState::kNone; });
     }
   }
@@ -264,7 +264,7 @@ void ShardLink::Adopt(Outbox::Moved moved) {
   {
     MutexLock lock(mu_);
     outbox_.Adopt(std::move(moved));
-    outbox_.SettlesBy(absl::Now() + options_.result_timeout);
+    outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
     Pump();
   }
   hooks_.wake();
@@ -293,7 +293,7 @@ void ShardLink::Fail(const absl::Status& status) {
 
 bool ShardLink::WaitAcknowledged(absl::Time deadline) {
   MutexLock lock(mu_);
-  return changed_.wait_until(mu_, absl::ToChronoTime(deadline),
+  return changed_.wait_until(mu_, SteadyTime(deadline),
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return outbox_.unacknowledged() == 0; });
 }
 
@@ -316,7 +316,7 @@ std::optional<Outbox::Frame> ShardLink::NextFrame(absl::Time now) {
 void ShardLink::Pump() {
   if (state_ != StreamState::kOpen || writing_) return;
   if (ring_state_ == RingState::kToAsk) return WriteRingRequest();
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   std::optional<Outbox::Frame> frame = NextFrame(now);
   if (!frame.has_value()) return;
   std::vector<Outbox::Frame> frames = {*std::move(frame)};
@@ -468,7 +468,7 @@ void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
   outbox_.LetGoBefore(let_go_before);
   backoff_ = kFirstBackoff;
   if (outbox_.StartStream(credit.credit_bytes(), credit.memory_id()))
-    outbox_.SettlesBy(absl::Now() + options_.result_timeout);
+    outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
   Pump();
 }
 
@@ -569,7 +569,7 @@ void ShardLink::ToStream(const std::vector<ContributionId>& ids) {
 }
 
 void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   Recovery recovery = Recovery::kRefused;
   Outbox::Item item;
   uint64_t epoch = 0;
@@ -625,7 +625,7 @@ void ShardLink::OnStreamDone(const grpc::Status& status) {
     for (const Outbox::Item& item : outbox_.Items()) {
       if (item->result != nullptr) item->result->Restart();
     }
-    connect_at_ = absl::Now() + backoff_;
+    connect_at_ = MonotonicNow() + backoff_;
     backoff_ = std::min(backoff_ * 2, kLastBackoff);
     if (!closing_ && failed_.ok()) traffic_.reconnects.fetch_add(1, std::memory_order_relaxed);
   }

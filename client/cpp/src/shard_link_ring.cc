@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/src/shard_link.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 
@@ -16,7 +16,7 @@ namespace precondor {
 absl::StatusOr<ShardLink::RingPlace> ShardLink::TakeRingPlace(const std::shared_ptr<DevicePlane>& plane,
                                                               absl::FunctionRef<uint64_t()> wanted, uint32_t layer,
                                                               uint64_t bytes, absl::Time deadline) {
-  const auto until = absl::ToChronoTime(std::min(deadline, absl::Now() + options_.connect_timeout));
+  const auto until = SteadyTime(std::min(deadline, MonotonicNow() + options_.connect_timeout));
   MutexLock lock(mu_);
   const auto given_up = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !failed_.ok() || !waits_for_rings_; };
   // Others wait behind this gradient, which may be for shards that are there: one wait says enough.

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 
@@ -70,9 +70,9 @@ absl::Status StepControl::LeaseTimeout() const {
 }
 
 absl::Status StepControl::AwaitLease(uint64_t step) {
-  const absl::Time deadline = absl::Now() + options_.lease_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.lease_timeout;
   MutexLock lock(mu_);
-  changed_.wait_until(mu_, absl::ToChronoTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  changed_.wait_until(mu_, SteadyTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return ledger_.MayStart(step) || !ledger_.owes() || !failed_.ok() || stopping_;
   });
   PRECONDOR_RETURN_IF_ERROR(failed_);
@@ -84,16 +84,16 @@ absl::Status StepControl::AwaitLease(uint64_t step) {
 }
 
 absl::Status StepControl::AwaitStart(uint64_t number, uint64_t next_step) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   const absl::Time deadline = now + options_.lease_timeout;
   const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return (ledger_.answered() >= number && ledger_.MayStart(next_step)) || refused_.contains(number) ||
            !failed_.ok() || stopping_;
   };
-  if (!away_) changed_.wait_until(mu_, absl::ToChronoTime(std::min(deadline, now + kPatience)), settled);
+  if (!away_) changed_.wait_until(mu_, SteadyTime(std::min(deadline, now + kPatience)), settled);
   if (!settled()) {
     away_ = true;
-    changed_.wait_until(mu_, absl::ToChronoTime(deadline),
+    changed_.wait_until(mu_, SteadyTime(deadline),
                         [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return settled() || ledger_.MayStart(next_step); });
   }
   PRECONDOR_RETURN_IF_ERROR(failed_);

@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/src/result_state.h"
 #include "client/cpp/src/worker_input.h"
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/statistics.h"
@@ -71,8 +71,7 @@ void Borrowed::Release() {
 
 void Borrowed::Wait(absl::Time deadline) {
   MutexLock lock(mu_);
-  changed_.wait_until(mu_, absl::ToChronoTime(deadline),
-                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; });
+  changed_.wait_until(mu_, SteadyTime(deadline), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; });
 }
 
 // --- making and ending --------------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ WorkerImpl::~WorkerImpl() {
   courier_.Stop();
   routes_.Clear();
   // A caller may free its gradients as soon as the worker is gone.
-  borrowed_->Wait(absl::Now() + kReleaseTimeout);
+  borrowed_->Wait(MonotonicNow() + kReleaseTimeout);
 }
 
 // --- state --------------------------------------------------------------------------------------------------------
@@ -278,7 +277,7 @@ absl::Status WorkerImpl::AbstainStatistics(uint64_t step, int64_t layer) {
 
 absl::Status WorkerImpl::SubmitStatistics(std::shared_ptr<Contribution> statistics, int64_t layer) {
   const uint64_t step = statistics->id.step;
-  statistics->deadline = absl::Now() + options_.result_timeout;
+  statistics->deadline = MonotonicNow() + options_.result_timeout;
   const bool pulls = factors_ != nullptr && TakesStatistics(spec_, layer);
   if (!pulls) return routes_.Submit(static_cast<size_t>(layer), std::move(statistics));
   factors_->Need(layer, steps_->ModeSince(step));
@@ -297,7 +296,7 @@ absl::Status WorkerImpl::SendRequest(v1::FrameKind kind, uint64_t step, int64_t 
   auto request = std::make_shared<Contribution>();
   request->id = {kind, step, static_cast<uint32_t>(layer)};
   request->result = std::move(sink);
-  request->deadline = absl::Now() + options_.result_timeout;
+  request->deadline = MonotonicNow() + options_.result_timeout;
   return routes_.Submit(static_cast<size_t>(layer), std::move(request));
 }
 
@@ -377,7 +376,7 @@ PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
 
 PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution,
                                       const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer) {
-  contribution->deadline = absl::Now() + options_.result_timeout;
+  contribution->deadline = MonotonicNow() + options_.result_timeout;
   const absl::Status status = routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
   if (!status.ok()) state->Fail(status);
   return PreconditionFuture(state);
@@ -390,11 +389,11 @@ absl::StatusOr<uint64_t> WorkerImpl::FactorsChecksum(int64_t layer) {
                                                       ExchangeModeName(spec_.exchange)));
   }
   PRECONDOR_RETURN_IF_ERROR(CheckLayer(layer));
-  return factors_->Checksum(layer, absl::Now() + options_.result_timeout);
+  return factors_->Checksum(layer, MonotonicNow() + options_.result_timeout);
 }
 
 absl::Status WorkerImpl::Flush() {
-  const absl::Time deadline = absl::Now() + options_.result_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.result_timeout;
   if (!courier_.WaitIdle(deadline)) {
     return absl::DeadlineExceededError(absl::StrCat("session ", session_,
                                                     ": gradients in device memory not computed within ",
@@ -443,7 +442,7 @@ absl::StatusOr<WorkerDirective> WorkerImpl::SendReport(const OwnReport& report) 
     CountControl(request, *response);
     {
       MutexLock lock(mu_);
-      epoch_known_at_ = absl::Now();
+      epoch_known_at_ = MonotonicNow();
     }
     if (response->directive().epoch() != used) OnStaleEpoch(used);
     return WorkerDirective::Decode(response->directive());
@@ -503,7 +502,7 @@ void WorkerImpl::Fail(const absl::Status& status) {
 void WorkerImpl::TimerLoop() {
   absl::Time ask_at = absl::InfinitePast();
   while (true) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     absl::Time next = std::min(now + kTick, courier_.Tick(now));
     for (const ShardRoutes::Link& link : routes_.links()) next = std::min(next, link->Tick(now));
     MutexLock lock(mu_);
@@ -512,7 +511,7 @@ void WorkerImpl::TimerLoop() {
       ask_at = now + kAskInterval;
       changed_.notify_all();
     }
-    changed_.wait_until(mu_, absl::ToChronoTime(next),
+    changed_.wait_until(mu_, SteadyTime(next),
                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || wake_; });
     if (stopping_) return;
     wake_ = false;
@@ -550,16 +549,16 @@ v1::JoinSessionRequest WorkerImpl::JoinRequest() const {
 }
 
 absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
-  const absl::Time deadline = absl::Now() + options_.lease_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.lease_timeout;
   while (true) {
-    const absl::Time begun = absl::Now();
+    const absl::Time begun = MonotonicNow();
     absl::StatusOr<v1::JoinSessionResponse> joined =
         JoinUntilActive(*control_, JoinRequest(), options_.join_timeout, canceller_);
     // A coordinator that is gone is waited for; ranks that are missing have had their time.
-    const bool gone =
-        joined.status().code() == absl::StatusCode::kUnavailable ||
-        (joined.status().code() == absl::StatusCode::kDeadlineExceeded && absl::Now() - begun < options_.join_timeout);
-    if (!gone || absl::Now() >= deadline || !canceller_.Pause(kTick)) return joined;
+    const bool gone = joined.status().code() == absl::StatusCode::kUnavailable ||
+                      (joined.status().code() == absl::StatusCode::kDeadlineExceeded &&
+                       MonotonicNow() - begun < options_.join_timeout);
+    if (!gone || MonotonicNow() >= deadline || !canceller_.Pause(kTick)) return joined;
   }
 }
 
@@ -568,7 +567,7 @@ void WorkerImpl::AskForEpoch() {
   const absl::StatusOr<v1::JoinSessionResponse> joined = control_->JoinSession(JoinRequest(), canceller_);
   if (joined.ok()) {
     MutexLock lock(mu_);
-    epoch_known_at_ = absl::Now();
+    epoch_known_at_ = MonotonicNow();
   }
   if (joined.ok() && joined->session_id() != session_id_) {
     Fail(
@@ -617,7 +616,7 @@ void WorkerImpl::DeclinePlane(const std::string& address, uint64_t epoch, const 
 
 absl::StatusOr<PlaneMeeting> WorkerImpl::AskForPlane(const std::string& address, uint64_t epoch) {
   ControlClient shard(address, options_.rpc_timeout);
-  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.connect_timeout;
   const v1::JoinPlaneRequest request = PlaneRequest(epoch);
   while (true) {
     const absl::StatusOr<v1::JoinPlaneResponse> response = shard.JoinPlane(request, canceller_);
@@ -632,7 +631,7 @@ absl::StatusOr<PlaneMeeting> WorkerImpl::AskForPlane(const std::string& address,
       }
       return meeting;
     }
-    const bool again = RecoveryFor(response.status()) == Recovery::kRetryLater && absl::Now() < deadline;
+    const bool again = RecoveryFor(response.status()) == Recovery::kRetryLater && MonotonicNow() < deadline;
     if (!again || !canceller_.Pause(kAskAgain)) return response.status();
   }
 }

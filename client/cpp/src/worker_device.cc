@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/src/device_answer.h"
 #include "client/cpp/src/worker.h"
 #include "client/cpp/src/worker_input.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/tensor_codec.h"
 
@@ -67,7 +67,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
   sent->contribution.id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
   sent->contribution.mode = *mode;
   sent->contribution.samples = samples;
-  sent->contribution.deadline = absl::Now() + options_.result_timeout;
+  sent->contribution.deadline = MonotonicNow() + options_.result_timeout;
   sent->answer = std::make_shared<DeviceAnswer>(what, sent->plane, sent->out, state);
   sent->contribution.result = sent->answer;
   parcel->what = what;

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
@@ -96,7 +96,7 @@ bool WorkerPlane::Offer(const Item& item) {
     next_grpc_ = std::max(next_grpc_, id.step + 1);
     return false;
   }
-  last_offer_ = absl::Now();
+  last_offer_ = MonotonicNow();
   changed_.notify_all();
   return true;
 }
@@ -281,11 +281,11 @@ absl::StatusOr<std::vector<WorkerPlane::Item>> WorkerPlane::AwaitBucket(const Bu
     }
     // Somebody may be waiting for the answer of what is held, and not send the rest before it is there.
     const absl::Time until = last_offer_ + timeout_;
-    if (absl::Now() >= until) {
+    if (MonotonicNow() >= until) {
       return absl::DeadlineExceededError(absl::StrCat("step ", *step, ": not all of this rank's gradients came within ",
                                                       absl::FormatDuration(timeout_), " of each other"));
     }
-    changed_.wait_until(mu_, absl::ToChronoTime(until));
+    changed_.wait_until(mu_, SteadyTime(until));
   }
 }
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include <google/protobuf/wrappers.pb.h>
 #include <nlohmann/json.hpp>
 
@@ -19,6 +18,7 @@
 #include "client/cpp/tools/ctl_render.h"
 #include "client/cpp/tools/ctl_restore.h"
 #include "kernels/base/status_macros.h"
+#include "proto/wire/grpc_deadline.h"
 #include "proto/wire/status_codec.h"
 
 namespace precondor {
@@ -58,6 +58,35 @@ absl::StatusOr<CtlOutput> RunSessions(const CtlOptions& options) {
   Canceller canceller;
   PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse response, server.ListSessions({}, canceller));
   return CtlOutput{options.json ? Dump(SessionsJson(response)) : SessionsTable(response), true};
+}
+
+absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
+  ControlClient server(options.server, options.timeout);
+  PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
+  Canceller canceller;
+  if (options.action == "quarantined") {
+    PRECONDOR_ASSIGN_OR_RETURN(const v1::ListQuarantinedSessionsResponse response,
+                               server.ListQuarantinedSessions({}, canceller));
+    return CtlOutput{options.json ? Dump(QuarantinedJson(response)) : QuarantinedTable(response), true};
+  }
+  if (options.action == "delete-quarantined") {
+    v1::DeleteQuarantinedSessionRequest request;
+    request.set_session(options.argument);
+    request.set_session_id(options.session_id);
+    PRECONDOR_RETURN_IF_ERROR(server.DeleteQuarantinedSession(request, canceller).status());
+    return CtlOutput{
+        options.json ? Dump({{"deleted", options.argument}}) : absl::StrCat(options.argument, ": deleted\n"), true};
+  }
+  v1::AdoptSessionRequest request;
+  request.set_session(options.argument);
+  request.set_session_id(options.session_id);
+  PRECONDOR_ASSIGN_OR_RETURN(const v1::AdoptSessionResponse adopted, server.AdoptSession(request, canceller));
+  if (options.json) {
+    return CtlOutput{
+        Dump({{"adopted", options.argument}, {"session_id", adopted.session_id()}, {"epoch", adopted.epoch()}}), true};
+  }
+  return CtlOutput{absl::StrCat(options.argument, ": adopted, epoch ", adopted.epoch(), "; its ranks can join\n"),
+                   true};
 }
 
 // A coordinator owns no layers: its shards are asked.
@@ -196,7 +225,7 @@ absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
   const auto channel = MakeChannel(options.server);
   Stub stub(channel);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
+  context.set_deadline(wire::GrpcDeadline(options.timeout));
   context.set_wait_for_ready(true);
   google::protobuf::StringValue request;
   request.set_value(options.argument);
@@ -238,6 +267,7 @@ absl::StatusOr<CtlOutput> RunDrain(const CtlOptions& options) {
 absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) {
   if (options.command == "status") return RunStatus(options);
   if (options.command == "sessions") return RunSessions(options);
+  if (options.command == "session") return RunSession(options);
   if (options.command == "layers") return RunLayers(options);
   if (options.command == "mode") return RunMode(options);
   if (options.command == "snapshot") return RunSnapshot(options);

@@ -21,8 +21,9 @@ struct CommandWords {
   size_t least;
   size_t most;
 };
-constexpr std::array<CommandWords, 8> kCommands = {{{"status", 0, 0},
+constexpr std::array<CommandWords, 9> kCommands = {{{"status", 0, 0},
                                                     {"sessions", 0, 0},
+                                                    {"session", 1, 2},
                                                     {"layers", 1, 1},
                                                     {"mode", 1, 2},
                                                     {"snapshot", 1, 2},
@@ -30,6 +31,7 @@ constexpr std::array<CommandWords, 8> kCommands = {{{"status", 0, 0},
                                                     {"drain", 0, 0},
                                                     {"help", 0, 0}}};
 constexpr std::array<absl::string_view, 4> kSnapshotActions = {"create", "list", "verify", "restore"};
+constexpr std::array<absl::string_view, 3> kSessionActions = {"quarantined", "adopt", "delete-quarantined"};
 constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
 
 std::string CommandNames() {
@@ -65,12 +67,18 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
     return absl::InvalidArgumentError(
         absl::StrCat("--snapshot: expected the number of a snapshot as snapshot list shows it, got \"", value, "\""));
   }
+  if (name == "id") {
+    if (absl::SimpleAtoi(value, &options.session_id) && options.session_id > 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("--id: expected the id of a session as session quarantined shows it, got \"", value, "\""));
+  }
   PRECONDOR_ASSIGN_OR_RETURN(options.drain_deadline, ParseSeconds(name, value));
   return absl::OkStatus();
 }
 
 bool TakesValue(absl::string_view name) {
-  return name == "server" || name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot";
+  return name == "server" || name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" ||
+         name == "id";
 }
 
 absl::Status CheckDeadline(const CtlOptions& options) {
@@ -93,7 +101,20 @@ absl::Status CheckSnapshot(const CtlOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSession(const CtlOptions& options) {
+  if (std::find(kSessionActions.begin(), kSessionActions.end(), options.action) == kSessionActions.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("session: expected ", absl::StrJoin(kSessionActions, ", "), ", got \"", options.action, "\""));
+  }
+  if ((options.action == "quarantined") == options.argument.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("session ", options.action, ": expected ",
+                                                 options.argument.empty() ? "the name of a session" : "no argument"));
+}
+
 absl::Status CheckRestoreFlags(const CtlOptions& options) {
+  if (options.session_id != 0 && options.command != "session") {
+    return absl::InvalidArgumentError("--id: for the commands session adopt and session delete-quarantined only");
+  }
   const bool restore_flags = !options.snapshot_paths.empty() || options.snapshot != 0 || options.replace;
   if (!restore_flags || options.action == "restore") return absl::OkStatus();
   return absl::InvalidArgumentError("--snapshot-path, --snapshot and --replace: for the command snapshot restore only");
@@ -109,6 +130,7 @@ absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& opt
   }
   const size_t arguments = words.size() - 1;
   if (arguments < command->least && options.command == "snapshot") return CheckSnapshot(options);
+  if (arguments < command->least && options.command == "session") return CheckSession(options);
   if (arguments < command->least) {
     return absl::InvalidArgumentError(absl::StrCat(options.command, ": expected the name of a session"));
   }
@@ -116,10 +138,10 @@ absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& opt
     return absl::InvalidArgumentError(
         absl::StrCat(options.command, ": unexpected argument \"", words[1 + command->most], "\""));
   }
-  if (options.command == "snapshot") {
+  if (options.command == "snapshot" || options.command == "session") {
     options.action = words[1];
     if (arguments > 1) options.argument = words[2];
-    PRECONDOR_RETURN_IF_ERROR(CheckSnapshot(options));
+    PRECONDOR_RETURN_IF_ERROR(options.command == "session" ? CheckSession(options) : CheckSnapshot(options));
     return CheckDeadline(options);
   }
   if (arguments > 0) options.argument = words[1];
@@ -176,6 +198,12 @@ absl::string_view CtlHelp() {
 Commands
   status            version, role, memory and sessions of a server; of a coordinator's shards too
   sessions          sessions that a server knows
+  session quarantined
+                    sessions on the shards' disks that the coordinator does not know, since it lost its journal
+  session adopt SESSION
+                    has the coordinator go on with such a session; ranks then join it, and its factors are as they were
+  session delete-quarantined SESSION
+                    deletes such a session with its factors from all shards
   layers SESSION    counters and factor state of a session's layers; through a coordinator, of all its shards
   mode SESSION [second-order|first-order|auto]
                     shows in which mode the steps are and why; or sets it, auto gives it back to the policy
@@ -195,6 +223,7 @@ Flags
   --deadline=DURATION  drain: time for work in flight; without it, the server's own setting
   --snapshot-path=DIR  snapshot restore: the data directory of one of the shards that took it, or a copy; once for each
   --snapshot=ID        snapshot restore: which one, by the number that snapshot list shows; without it, the newest
+  --id=ID              session adopt, session delete-quarantined: which one, of several of that name
   --replace            snapshot restore: close the session first if there is one; its factors are lost
   --json               one JSON document instead of a table
   --help               this text

@@ -13,16 +13,18 @@
 namespace precondor {
 
 struct CtlOptions {
-  std::string command;   // "status", "sessions", "layers", "mode", "snapshot", "health", "drain", "help"
-  std::string argument;  // layers, mode, snapshot: the session; health: the service, may be empty
+  std::string command;   // "status", "sessions", "session", "layers", "mode", "snapshot", "health", "drain", "help"
+  std::string argument;  // session, layers, mode, snapshot: the session; health: the service, may be empty
   std::string mode;      // mode: "second-order", "first-order", "auto"; empty: show
-  std::string action;    // snapshot: "create", "list", "verify", "restore"
+  // snapshot: "create", "list", "verify", "restore"; session: "quarantined", "adopt", "delete-quarantined"
+  std::string action;
   std::string server = "127.0.0.1:7070";
   absl::Duration timeout = absl::Seconds(10);
   absl::Duration drain_deadline = absl::ZeroDuration();  // 0: the server's own
   std::vector<std::string> snapshot_paths;               // snapshot restore: data directories of shards
   uint64_t snapshot = 0;                                 // the same: number of the session's snapshot; 0: the newest
   bool replace = false;                                  // the same: close a session of that name first
+  uint64_t session_id = 0;  // session adopt and delete-quarantined: which of that name; 0: the only one
   bool json = false;
 };
 

@@ -5,10 +5,10 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include <nlohmann/json.hpp>
 
 #include "client/cpp/src/control.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/spec_codec.h"
 #include "server/recovery/stored_session.h"
@@ -42,7 +42,7 @@ absl::Status SendLayer(ControlClient& shard, uint64_t session_id, uint64_t step,
 
 absl::Status AwaitComplete(ControlClient& server, const v1::RestoreSessionResponse& opened, absl::Duration timeout,
                            Canceller& canceller) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   do {
     PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSnapshotsResponse listed, server.ListSnapshots({}, canceller));
     for (const v1::SessionSnapshot& snapshot : listed.session_snapshots()) {
@@ -50,7 +50,7 @@ absl::Status AwaitComplete(ControlClient& server, const v1::RestoreSessionRespon
       if (snapshot.state() == v1::SNAPSHOT_STATE_COMPLETE) return absl::OkStatus();
       if (snapshot.state() == v1::SNAPSHOT_STATE_FAILED) return absl::AbortedError(snapshot.reason());
     }
-  } while (absl::Now() < deadline && canceller.Pause(kPause));
+  } while (MonotonicNow() < deadline && canceller.Pause(kPause));
   return absl::DeadlineExceededError(
       absl::StrCat("all layers have been sent, and not every shard has them on its disk within ",
                    absl::FormatDuration(timeout), "; snapshot list shows it as complete when they have"));

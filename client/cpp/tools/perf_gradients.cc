@@ -14,9 +14,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
 
@@ -93,7 +93,7 @@ double TcpSeconds(int64_t bytes) {
       if (size <= 0 || !SendAll(far, buffer.data(), size)) return;
     }
   });
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   std::thread sender([near, bytes] {
     const std::vector<char> buffer(kChunk);
     for (int64_t at = 0; at < bytes && SendAll(near, buffer.data(), std::min(kChunk, bytes - at)); at += kChunk) {
@@ -105,7 +105,7 @@ double TcpSeconds(int64_t bytes) {
     if (size <= 0) break;
     received += size;
   }
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
   sender.join();
   shutdown(near, SHUT_RDWR);
   echo.join();
@@ -124,7 +124,7 @@ absl::StatusOr<double> ServiceSeconds(Worker& worker, size_t size_index, int64_t
   const Size& size = kSizes[size_index];
   std::vector<std::vector<float>> tensors(kUnderWay, std::vector<float>(static_cast<size_t>(size.bytes() / 4), 1.0f));
   std::vector<std::vector<float>> outs = tensors;
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   for (int64_t round = 0; round < rounds; ++round, ++step) {
     std::vector<PreconditionFuture> futures;
     for (size_t i = 0; i < kUnderWay; ++i) {
@@ -135,7 +135,7 @@ absl::StatusOr<double> ServiceSeconds(Worker& worker, size_t size_index, int64_t
     for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
     PRECONDOR_RETURN_IF_ERROR(Report(worker, step));
   }
-  return absl::ToDoubleSeconds(absl::Now() - start);
+  return absl::ToDoubleSeconds(MonotonicNow() - start);
 }
 
 absl::Status MeasureLatency(Worker& worker, uint64_t& step, std::vector<PerfRow>& rows) {
@@ -144,11 +144,11 @@ absl::Status MeasureLatency(Worker& worker, uint64_t& step, std::vector<PerfRow>
   std::vector<double> micros;
   const int64_t layer = static_cast<int64_t>(worker.spec().layers.size()) - 1;
   for (int round = 0; round < kRounds; ++round, ++step) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     const auto future = worker.Precondition(step, layer, ConstMatrixView(tensor.data(), 1, kSmall),
                                             MatrixView(out.data(), 1, kSmall), 1);
     PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
-    micros.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+    micros.push_back(absl::ToDoubleMicroseconds(MonotonicNow() - start));
     PRECONDOR_RETURN_IF_ERROR(Report(worker, step));
   }
   rows.push_back({"gradients/latency_64B_p50", Percentile(micros, 0.5), "us"});

@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/src/control.h"
+#include "kernels/base/clock.h"
 
 extern char** environ;
 
@@ -40,9 +40,9 @@ absl::StatusOr<std::unique_ptr<PerfServer>> PerfServer::Start(const PerfOptions&
     server->pid_ = 0;
     return absl::NotFoundError(absl::StrCat("cannot start ", options.server_binary));
   }
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  const absl::Time deadline = MonotonicNow() + absl::Seconds(30);
   Canceller canceller;
-  while (absl::Now() < deadline && waitpid(server->pid_, nullptr, WNOHANG) == 0) {
+  while (MonotonicNow() < deadline && waitpid(server->pid_, nullptr, WNOHANG) == 0) {
     std::ifstream file(port_file);
     std::string port;
     if (std::getline(file, port) && !port.empty()) {

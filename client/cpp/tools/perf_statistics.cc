@@ -11,10 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/status_macros.h"
 #include "precondor/client.h"
 
@@ -122,12 +122,12 @@ class Run {
   // Seconds of one step: every worker's statistics sent, sealed and applied. A layer's abstaining gradient is answered
   // once the statistics of its step have been applied, which tells the end without asking.
   absl::StatusOr<double> Step() {
-    const absl::Time start = absl::Now();
+    const absl::Time start = MonotonicNow();
     PRECONDOR_RETURN_IF_ERROR(ForEachWorker([this](uint32_t rank) -> absl::Status {
       PRECONDOR_RETURN_IF_ERROR(Send(rank));
       return AwaitApplied(*workers_[rank]);
     }));
-    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
     PRECONDOR_RETURN_IF_ERROR(
         ForEachWorker([this](uint32_t rank) { return workers_[rank]->ReportStep(step_, 1.0, 1, true, 0.1).status(); }));
     ++step_;

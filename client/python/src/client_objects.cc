@@ -12,6 +12,7 @@
 
 #include "client/python/src/arrays.h"
 #include "client/python/src/spec_dict.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 
 namespace precondor::python {
@@ -55,9 +56,10 @@ bool FutureObject::Ready() const {
 
 bool FutureObject::Wait(double timeout_s) const {
   process_.Check();
-  const absl::Time deadline = std::isinf(timeout_s) ? absl::InfiniteFuture() : absl::Now() + absl::Seconds(timeout_s);
+  const absl::Time deadline =
+      std::isinf(timeout_s) ? absl::InfiniteFuture() : MonotonicNow() + absl::Seconds(timeout_s);
   WaitInterruptibly([&] {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - MonotonicNow();
     return future_.WaitFor(std::clamp(left, absl::ZeroDuration(), kSlice)) || left <= kSlice;
   });
   return future_.ready();

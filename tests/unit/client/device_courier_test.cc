@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "client/cpp/src/device_answer.h"
+#include "kernels/base/clock.h"
 #include "tests/support/fake_plane.h"
 
 namespace precondor {
@@ -55,15 +55,15 @@ TEST_F(DeviceCourierTest, DeliversInOrderWhatItsStreamHasMade) {
   plane_->hangs = true;
   Post(first_, absl::InfiniteFuture(), 1);
   Post(second_, absl::InfiniteFuture(), 2);
-  EXPECT_FALSE(courier_.WaitIdle(absl::Now()));
+  EXPECT_FALSE(courier_.WaitIdle(MonotonicNow()));
   plane_->hangs = false;
-  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
   EXPECT_THAT(delivered_, ElementsAre(1, 2));
 }
 
 TEST_F(DeviceCourierTest, AStreamThatHangsHoldsUpNoDeadline) {
   plane_->hangs = true;
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   Post(first_, now + kAmple, 1);
   Post(second_, now + 2 * kAmple, 2);
   EXPECT_EQ(courier_.Tick(now), now + kAmple);
@@ -80,19 +80,19 @@ TEST_F(DeviceCourierTest, AStreamThatHangsHoldsUpNoDeadline) {
 
 TEST_F(DeviceCourierTest, ItsThreadGoesOnAtTheDeadlineOfWhatHangs) {
   plane_->hangs = true;
-  Post(first_, absl::Now() + absl::Milliseconds(5), 1);
+  Post(first_, MonotonicNow() + absl::Milliseconds(5), 1);
   EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
-  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
   plane_->hangs = false;
   Post(second_, absl::InfiniteFuture(), 2);
-  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
   EXPECT_THAT(delivered_, ElementsAre(2));
 }
 
 TEST_F(DeviceCourierTest, WhatIsLateInTheQueueIsNotDelivered) {
-  Post(first_, absl::Now() - absl::Seconds(1), 1);
+  Post(first_, MonotonicNow() - absl::Seconds(1), 1);
   EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
-  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
   EXPECT_TRUE(delivered_.empty());
 }
 
@@ -103,7 +103,7 @@ TEST_F(DeviceCourierTest, AFailureEndsAllThatWaitAndAllToCome) {
   Post(second_, absl::InfiniteFuture(), 2);
   EXPECT_EQ(first_.state->Wait().status(), absl::AbortedError("told to"));
   EXPECT_EQ(second_.state->Wait().status(), absl::AbortedError("told to"));
-  ASSERT_TRUE(courier_.WaitIdle(absl::Now() + kAmple));
+  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
   EXPECT_TRUE(delivered_.empty());
 }
 

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/state_codec.h"
@@ -332,14 +332,14 @@ TEST_F(LocalFactorsTest, TheEndAnswersWhatIsLeft) {
 }
 
 TEST_F(LocalFactorsTest, ChecksumsAreOfTheFactorsAfterWhatIsExpected) {
-  const auto checksum = [this] { return factors_->Checksum(0, absl::Now() + kLong); };
+  const auto checksum = [this] { return factors_->Checksum(0, MonotonicNow() + kLong); };
   EXPECT_EQ(*checksum(), 0u) << "there are none";
   shard_->Update(1000);
   factors_->Need(0, 0);
   GiveFactors(*AwaitFetch(0));
   EXPECT_EQ(*checksum(), SavedChecksum(shard_->Saved()));
   const auto pull = factors_->Expect(0, 2);
-  EXPECT_EQ(factors_->Checksum(0, absl::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(factors_->Checksum(0, MonotonicNow()).status().code(), absl::StatusCode::kDeadlineExceeded);
   std::thread later([&] { DeliverVectors(*pull, 2, shard_->Update(2)); });
   const absl::StatusOr<uint64_t> after = checksum();
   later.join();

@@ -121,6 +121,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnDevice("cuda:1", true);
   metrics.OnDevice("cuda:1", false);
   metrics.OnShardSessions(3);
+  metrics.OnQuarantinedSessions(2);
   metrics.OnCoordinatorSessions(4);
   metrics.OnStepReported("job", 41, 1.0, Mode::kSecondOrder);
   metrics.OnStepReported("job", 42, 0.5, Mode::kFirstOrder);
@@ -262,6 +263,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_device_status{device="cuda:0"})", 1},
       {R"(precondor_device_status{device="cuda:1"})", 0},
       {"precondor_shard_sessions", 3},
+      {"precondor_quarantined_sessions", 2},
       {"precondor_coordinator_sessions", 4},
       {R"(precondor_steps_total{train_job="job"})", 2},
       {R"(precondor_last_step_number{train_job="job"})", 42},

@@ -51,7 +51,7 @@ class FakeShard final : public ShardControl {
     absl::StatusOr<ShardDescription> description = Describe();
     if (!description.ok()) return description;
     if (granted.duration > absl::ZeroDuration()) lease = granted;
-    if (clock != nullptr) description->shard_time = clock->Monotonic();
+    if (clock != nullptr) description->shard_time = clock->Now();
     return description;
   }
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
@@ -60,6 +60,7 @@ class FakeShard final : public ShardControl {
     if (during_install) during_install();
     if (refuse_installs || install.layers.size() > most_layers) return absl::ResourceExhaustedError("full");
     if (down) return absl::UnavailableError("down");
+    quarantined.erase(install.session_id);
     installed[install.session_id] = install;
     ++installs;
     return 1;
@@ -88,9 +89,25 @@ class FakeShard final : public ShardControl {
     if (down) return absl::UnavailableError("down");
     if (during_remove) PRECONDOR_RETURN_IF_ERROR(during_remove());
     ++removals;
-    return installed.erase(session_id) > 0;
+    return installed.erase(session_id) + quarantined.erase(session_id) > 0;
   }
 
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
+    if (down) return absl::UnavailableError("down");
+    const auto found = installed.find(session_id);
+    if (found == installed.end()) return false;
+    quarantined[session_id] = {.install = found->second, .last_step = 7, .since = absl::FromUnixSeconds(9)};
+    installed.erase(found);
+    return true;
+  }
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
+    if (down) return absl::UnavailableError("down");
+    std::vector<QuarantinedSession> listed;
+    for (const auto& [id, session] : quarantined) listed.push_back(session);
+    return listed;
+  }
+
+  std::map<uint64_t, QuarantinedSession> quarantined;
   uint64_t leader = 0;  // the greatest token
   int calls = 0;
   const Clock* clock = nullptr;
@@ -149,6 +166,14 @@ class ShardHandle final : public ShardControl {
   absl::StatusOr<bool> Remove(uint64_t session_id) override {
     PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
     return shard_->Remove(session_id);
+  }
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Quarantine(session_id);
+  }
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->ListQuarantined();
   }
 
  private:

@@ -314,7 +314,7 @@ TEST_F(CoordinatorJournalTest, EpochWaitsForAShardThatDoesNotAnswer) {
   }
 }
 
-TEST_F(CoordinatorJournalTest, ReconcileInstallsWhatAShardLacksAndRemovesWhatNobodyKnows) {
+TEST_F(CoordinatorJournalTest, ReconcileInstallsWhatAShardLacksAndQuarantinesWhatNobodyKnows) {
   const uint64_t id = Open();
   JoinAll();
   shards[0]->installed.clear();  // it was restarted
@@ -326,6 +326,7 @@ TEST_F(CoordinatorJournalTest, ReconcileInstallsWhatAShardLacksAndRemovesWhatNob
   ASSERT_TRUE(shards[0]->installed.contains(id));
   EXPECT_EQ(shards[0]->installed.at(id).members.size(), 2u);
   EXPECT_FALSE(shards[1]->installed.contains(99));
+  EXPECT_TRUE(shards[1]->quarantined.contains(99));
   const int installs = shards[0]->installs + shards[1]->installs;
   coordinator->Reconcile();
   EXPECT_EQ(shards[0]->installs + shards[1]->installs, installs) << "nothing is lacking";

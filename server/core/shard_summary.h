@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a shard tells of its sessions and layers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/base/session_spec.h"
+
+namespace precondor {
+
+// Counters and factor state of one layer, for AdminService.GetLayerStats.
+struct LayerStats {
+  uint32_t layer = 0;
+  std::string name;
+  size_t device = 0;  // its place among the shard's
+  uint64_t factor_version = 0;
+  std::string input_representation, output_representation;
+  int64_t input_rank = 0, output_rank = 0;
+  double input_damping = 0, output_damping = 0;
+  int64_t failed_decompositions = 0, factor_resets = 0;
+  int64_t state_bytes = 0;
+  uint64_t accepted = 0, duplicates = 0, rejected = 0;
+  uint64_t preconditioned = 0, identity = 0, skipped = 0;
+  uint64_t last_sealed_step = 0;
+  double update_seconds = 0, precondition_seconds = 0;  // means
+};
+
+struct ShardSessionSummary {
+  uint64_t session_id = 0;
+  SessionSpec spec;
+  uint64_t epoch = 0;
+  uint32_t joined = 0;
+  uint64_t last_step = 0;
+  Mode mode = Mode::kSecondOrder;  // of that step
+  int64_t reserved_bytes = 0;
+  bool factors_released = false;
+};
+
+}  // namespace precondor

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sessions that no coordinator knows, on a real disk: out of memory, and back as they were.
+#include "server/recovery/quarantine.h"
+
+#include <filesystem>
+
+#include "server/recovery/shard_store.h"
+#include "server/store/posix_file_system.h"
+#include "tests/support/damage_file.h"
+#include "tests/support/failing_file_system.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/server/core/shard_fixture.h"
+
+namespace precondor::recovery {
+namespace {
+
+class QuarantineTest : public ShardFixture {
+ protected:
+  QuarantineTest() {
+    spec.world_size = 1;
+    spec.method.name = "mkor";
+    options.make_method = MakeMethod;
+    options.snapshot_interval_steps = 4;
+    log_options.sync_interval = log_options.reopen_interval = absl::Milliseconds(1);
+    log_options.log.segment_bytes = 2000;
+  }
+  ~QuarantineTest() override { shard.reset(); }
+
+  // The process ends and comes back.
+  void Reopen() {
+    shard.reset();
+    store.reset();
+    store = std::make_unique<ShardStore>(fs, dir.path() + "/data", log_options, clock, logger, observer);
+    options.journal = store.get();
+    shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, observer);
+    shard->AwaitReplay();
+    const absl::Status restored = store->Restore(*shard);
+    ASSERT_TRUE(restored.ok()) << restored;
+  }
+  // On a new disk.
+  void Begin() {
+    shard.reset();
+    store.reset();
+    std::filesystem::remove_all(dir.path() + "/data");
+    epoch = 1;
+    Reopen();
+    ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  }
+  std::vector<float> Step(uint64_t step) {
+    std::vector<float> answers;
+    for (uint32_t layer : {0, 1}) {
+      for (ContributionKind kind : {ContributionKind::kStatistics, ContributionKind::kGradient}) {
+        const ContributionHeader header = Header(kind, step, 0, layer);
+        Payload payload = Filled(header, 1.0f + 0.25f * static_cast<float>((step * 7 + layer) % 11));
+        const std::shared_ptr<Reply> reply = Send(header, std::move(payload));
+        EXPECT_TRUE(reply->accepted()) << "step " << step << ": " << reply->ack->status();
+        if (kind == ContributionKind::kStatistics || !reply->accepted()) continue;
+        for (float value : reply->values()) answers.push_back(value);
+      }
+    }
+    return answers;
+  }
+  std::vector<std::vector<float>> Uninterrupted() {
+    Begin();
+    std::vector<std::vector<float>> answers;
+    for (uint64_t step = 0; step < kSteps; ++step) answers.push_back(Step(step));
+    return answers;
+  }
+  void Quarantine() {
+    const auto existed = shard->Quarantine(kSession);
+    ASSERT_TRUE(existed.ok() && *existed) << existed.status();
+    EXPECT_EQ(shard->reserved_bytes(), 0);
+    EXPECT_TRUE(shard->ListSessions().empty());
+    ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
+  }
+  // As a coordinator does that has taken it into its journal.
+  void Adopt() {
+    ++epoch;
+    const auto installed = shard->Install(MakeInstall(epoch));
+    ASSERT_TRUE(installed.ok()) << installed.status();
+    EXPECT_TRUE(shard->ListQuarantined()->empty());
+  }
+
+  static constexpr uint64_t kSteps = 24;
+  TempDir dir;
+  FailingFileSystem fs;
+  ShardLogOptions log_options;
+  std::unique_ptr<ShardStore> store;
+};
+
+TEST_F(QuarantineTest, GivesFactorsBackBitwiseAfterAnyStep) {
+  const std::vector<std::vector<float>> expected = Uninterrupted();
+  for (const uint64_t stop : {1, 4, 6}) {
+    for (const bool restart : {false, true}) {
+      Begin();
+      for (uint64_t step = 0; step < stop; ++step) Step(step);
+      Quarantine();
+      if (restart) Reopen();
+      EXPECT_TRUE(shard->ListSessions().empty()) << "it does not come back by itself";
+      ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
+      const QuarantinedSession listed = shard->ListQuarantined()->front();
+      EXPECT_EQ(listed.install.spec.name, "job");
+      EXPECT_EQ(listed.install.layers.size(), 2u);
+      EXPECT_EQ(listed.last_step, stop - 1);
+      Adopt();
+      if (restart) Reopen();
+      for (uint64_t step = stop; step < kSteps; ++step) {
+        EXPECT_EQ(Step(step), expected[step]) << "stopped before " << stop << ", step " << step;
+        // Out of the records that lie apart, and out of those and the log.
+        if (step == stop || step == stop + 2) Reopen();
+      }
+    }
+  }
+}
+
+TEST_F(QuarantineTest, TakesASessionASecondTime) {
+  const std::vector<std::vector<float>> expected = Uninterrupted();
+  Begin();
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    EXPECT_EQ(Step(step), expected[step]) << step;
+    if (step % 3 != 1) continue;
+    Quarantine();
+    if (step % 2 == 1) Reopen();
+    Adopt();
+  }
+}
+
+TEST_F(QuarantineTest, KeepsItsRecordsNoLongerThanNeeded) {
+  Begin();
+  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Quarantine();
+  Adopt();
+  const std::string kept = dir.path() + "/data/shard/quarantine/7";
+  EXPECT_TRUE(std::filesystem::exists(kept));
+  // Those that the interval makes are at 8, 12, 16.
+  for (uint64_t step = 6; step < kSteps; ++step) {
+    Step(step);
+    store->snapshots().WaitIdle();
+  }
+  EXPECT_FALSE(std::filesystem::exists(kept));
+}
+
+TEST_F(QuarantineTest, RefusesFramesAndIsDeletedByRemove) {
+  Begin();
+  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Quarantine();
+  const std::shared_ptr<Reply> refused = Gradient(6, 0, 1);
+  EXPECT_EQ(refused->reason(), ErrorReason::kNotActive) << refused->ack->status();
+  EXPECT_FALSE(*shard->Quarantine(kSession)) << "again";
+  const auto removed = shard->Remove(kSession);
+  ASSERT_TRUE(removed.ok() && *removed) << removed.status();
+  store->snapshots().WaitIdle();
+  Reopen();
+  EXPECT_TRUE(shard->ListQuarantined()->empty());
+  EXPECT_TRUE(shard->ListSessions().empty());
+  for (const std::string part : {"quarantine", "snapshots", "factors"}) {
+    EXPECT_TRUE(std::filesystem::is_empty(dir.path() + "/data/shard/" + part)) << part;
+  }
+  EXPECT_FALSE(*shard->Remove(kSession));
+}
+
+TEST_F(QuarantineTest, EndsAfterItsTimeOfARunningShardWhateverTheWallClockSays) {
+  options.quarantine_time = absl::Hours(24 * 30);
+  Begin();
+  Step(0);
+  Quarantine();
+  clock.SetWall(absl::Hours(24 * 365 * 50));
+  Reopen();
+  shard->SettleQuarantine();
+  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+  for (int day = 0; day < 29; ++day) {
+    clock.Advance(absl::Hours(24));
+    shard->SettleQuarantine();
+    if (day % 10 == 5) Reopen();
+    shard->SettleQuarantine();
+  }
+  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+  clock.SetWall(-absl::Hours(24 * 365 * 60));
+  clock.Advance(absl::Hours(25));
+  shard->SettleQuarantine();
+  EXPECT_TRUE(shard->ListQuarantined()->empty());
+  store->snapshots().WaitIdle();
+  Reopen();
+  EXPECT_TRUE(shard->ListQuarantined()->empty());
+  EXPECT_TRUE(shard->ListSessions().empty());
+}
+
+TEST_F(QuarantineTest, StaysForEverWithoutATime) {
+  Begin();
+  Step(0);
+  Quarantine();
+  for (int year = 0; year < 100; ++year) {
+    clock.Advance(absl::Hours(24 * 365));
+    shard->SettleQuarantine();
+  }
+  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+}
+
+TEST_F(QuarantineTest, MakesRoomForASessionOfTheSameName) {
+  Begin();
+  Step(0);
+  SessionInstall other = MakeInstall();
+  other.session_id = kSession + 1;
+  ASSERT_TRUE(shard->Install(other).ok());
+  ASSERT_EQ(shard->ListSessions().size(), 1u);
+  EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
+  shard->SettleQuarantine();
+  ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
+  // A crash before it is written down: the log has both.
+  Begin();
+  Step(0);
+  ASSERT_TRUE(shard->Install(other).ok());
+  Reopen();
+  shard->SettleQuarantine();
+  ASSERT_EQ(shard->ListSessions().size(), 1u);
+  EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
+  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+}
+
+TEST_F(QuarantineTest, StaysWhenItCannotComeBack) {
+  options.snapshot_interval_steps = 0;
+  Begin();
+  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Quarantine();
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir.path() + "/data/shard/quarantine")) {
+    if (entry.path().extension() == ".log") DamageFile(entry.path().string());
+  }
+  const absl::Status refused = shard->Install(MakeInstall(2)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
+  EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
+  EXPECT_EQ(shard->reserved_bytes(), 0);
+  EXPECT_TRUE(*shard->Remove(kSession));
+}
+
+TEST_F(QuarantineTest, WithoutADataDirectoryThereIsNothingToKeep) {
+  options.journal = nullptr;
+  MakeShard();
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  EXPECT_TRUE(*shard->Quarantine(kSession));
+  EXPECT_TRUE(shard->ListQuarantined()->empty());
+  EXPECT_EQ(shard->reserved_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace precondor::recovery
