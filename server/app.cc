@@ -9,6 +9,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server_posix.h>
 #include <malloc.h>
+#include <map>
 #include <optional>
 #include <thread>
 #include <unistd.h>
@@ -44,6 +45,8 @@
 #include "server/rpc/shard_service.h"
 #include "server/rpc/snapshot_service.h"
 #include "server/shard_backend.h"
+#include "server/status_html.h"
+#include "server/status_pages.h"
 #include "server/store/posix_file_system.h"
 #include "server/unix_listener.h"
 
@@ -158,6 +161,7 @@ class ServerApp final : public App {
         }) {}
 
   ~ServerApp() override {
+    metrics_.StopServing();
     if (storage_ != nullptr) storage_->Stop();
     if (standing_by_.joinable()) standing_by_.join();
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
@@ -185,8 +189,15 @@ class ServerApp final : public App {
     if (local_ != nullptr) {
       local_->set_advertise_address(config_.advertise.empty() ? addresses_.front() : config_.advertise);
     }
+    metrics_.SetProbe([this](metrics::MetricsObserver& metrics) {
+      metrics.OnDroppedLogLines(logger_.dropped_lines());
+      if (shard_ == nullptr) return;
+      for (const ShardSessionSummary& session : shard_->ListSessions()) {
+        metrics.OnShardStep(session.spec.name, session.last_step);
+      }
+    });
     if (!config_.metrics_listen.empty()) {
-      PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen));
+      PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen, MakePages()));
       PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, absl::StrCat(metrics_port_)));
     }
     // Whoever probes meanwhile hears that it is alive and not ready.
@@ -295,7 +306,7 @@ class ServerApp final : public App {
     planes_ = std::make_unique<ShardPlanes>(*shard_, logger_, metrics_, std::move(transport),
                                             absl::Milliseconds(config_.plane_timeout_ms));
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
-        *shard_, *planes_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_, rings_.get());
+        *shard_, *planes_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_, metrics_, rings_.get());
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();
   }
@@ -318,6 +329,23 @@ class ServerApp final : public App {
     }
     PRECONDOR_ASSIGN_OR_RETURN(device_plane_, LoadCudaPlane(backends_.front().cuda_device));
     return absl::OkStatus();
+  }
+
+  std::map<std::string, metrics::Page> MakePages() {
+    const auto layers = [this](absl::string_view query) {
+      return LayersPage(shard_.get(), metrics::QueryParameter(query, "session"));
+    };
+    const auto status = [this](absl::string_view) -> absl::StatusOr<std::string> {
+      return StatusPage({.version = PRECONDOR_VERSION,
+                         .role = ServerRoleName(config_.role),
+                         .draining = draining(),
+                         .shard = shard_.get(),
+                         .coordinator = coordinator_.get()});
+    };
+    const auto page = [](absl::string_view) -> absl::StatusOr<std::string> { return kStatusHtml; };
+    return {{"/", {.content_type = "text/html; charset=utf-8", .make = page}},
+            {"/layers", {.content_type = "application/json", .make = layers}},
+            {"/status", {.content_type = "application/json", .make = status}}};
   }
 
   rpc::SnapshotSubject MakeSnapshotSubject() {
@@ -576,6 +604,23 @@ class ServerApp final : public App {
   std::thread standing_by_;                         // of a candidate
 };
 
+// Lines go to standard error; one that it does not take is counted and lost.
+class ServerLogger final : public Logger {
+ public:
+  ServerLogger(LogFormat format, Severity threshold, const Clock& clock)
+      : lines_(format, threshold, clock, [this](absl::string_view line) {
+          if (std::fwrite(line.data(), 1, line.size(), stderr) != line.size()) dropped_.fetch_add(1);
+        }) {}
+  void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) override {
+    lines_.Log(severity, message, fields);
+  }
+  int64_t dropped_lines() const override { return dropped_.load(); }
+
+ private:
+  std::atomic<int64_t> dropped_ = 0;
+  LineLogger lines_;
+};
+
 }  // namespace
 
 std::unique_ptr<Logger> MakeServerLogger(const ServerConfig& config, const Clock& clock) {
@@ -584,8 +629,7 @@ std::unique_ptr<Logger> MakeServerLogger(const ServerConfig& config, const Clock
   if (config.log_level == "warning") threshold = Severity::kWarning;
   if (config.log_level == "error") threshold = Severity::kError;
   const LogFormat format = config.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
-  return std::make_unique<LineLogger>(format, threshold, clock,
-                                      [](absl::string_view line) { std::fwrite(line.data(), 1, line.size(), stderr); });
+  return std::make_unique<ServerLogger>(format, threshold, clock);
 }
 
 absl::StatusOr<std::unique_ptr<App>> App::Start(const ServerConfig& config, Logger& logger) {

@@ -37,6 +37,8 @@ class Logger {
  public:
   virtual ~Logger() = default;
   virtual void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields = {}) = 0;
+  // Lines that could not be written.
+  virtual int64_t dropped_lines() const { return 0; }
 };
 
 enum class LogFormat : uint8_t { kText, kJson };

@@ -425,6 +425,7 @@ absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
   const std::string& name = session->spec().name;
   observer_.OnStepReported(name, finished->step, finished->loss, mode);
   observer_.OnDecision(name, decision);
+  observer_.OnLease(name, directive.lease_through_step);
   logger_.Log(Severity::kDebug, "step reported by all",
               {{"session", name},
                {"step", finished->step},

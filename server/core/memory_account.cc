@@ -58,6 +58,7 @@ absl::Status MemoryAccount::Reserve(absl::string_view session, const DeviceBytes
     if (devices_.size() > 1) absl::StrAppend(&reasons, device == 0 ? "" : "; ", devices_[device], " ");
     absl::StrAppend(&reasons, decision.reason);
   }
+  observer_.OnAdmission(admit);
   if (!admit) {
     return ReasonedStatus(absl::StatusCode::kResourceExhausted, ErrorReason::kCapacity,
                           absl::StrCat("session \"", session, "\" ", reasons));

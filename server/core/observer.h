@@ -17,9 +17,21 @@
 
 namespace precondor {
 
+// How a payload travels between a worker and this process: frames of a stream, a unary call, a ring in the memory of a
+// device, or a communicator.
+enum class TransferPath : uint8_t { kStream, kUnary, kRing, kCollective };
+enum class TransferKind : uint8_t { kStatistics, kGradient, kAnswer, kFactors };
+
 class Observer {
  public:
   virtual ~Observer() = default;
+  // Payload bytes that workers sent to this process, or it sent to them, retransmissions included.
+  virtual void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {}
+  virtual void OnSent(TransferPath path, TransferKind kind, int64_t bytes) {}
+  // From the first frame of a contribution to its acknowledgement or refusal.
+  virtual void OnReceive(absl::Duration took) {}
+  // From the time that an answer waits to be written to a stream until the transport has taken its last frame.
+  virtual void OnReply(absl::Duration took) {}
   // A shard has a session of this job, or no longer. The removal of an old session may come after the installation of
   // its namesake; each installation has one removal, later.
   virtual void OnSessionInstalled(absl::string_view train_job) {}
@@ -36,6 +48,8 @@ class Observer {
   virtual void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {}
   // A worker was given a layer's factors as they are (FETCH).
   virtual void OnFetch(absl::string_view train_job, int64_t bytes) {}
+  // The part of what follows that a session needs in first order too.
+  virtual void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) {}
   // What a session has reserved on a shard: once installed, and when its factors are released or begin anew.
   virtual void OnSessionMemory(absl::string_view train_job, int64_t reserved) {}
   // On all devices of a shard together, and on each, by its name.
@@ -44,12 +58,18 @@ class Observer {
   // A shard has the device; later, not: a fault has ended its use.
   virtual void OnDevice(absl::string_view device, bool usable) {}
   virtual void OnShardSessions(int64_t sessions) {}
+  // A reservation of a session's memory, or of part of it, was granted or refused for want of room.
+  virtual void OnAdmission(bool admitted) {}
   virtual void OnQuarantinedSessions(int64_t sessions) {}
   // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
   virtual void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
   // A shard's log took a record of so many bytes, or failed; a session cannot come back from it, or can again.
   virtual void OnLogAppend(int64_t bytes, bool ok) {}
   virtual void OnLogStale(absl::string_view train_job, bool stale) {}
+  // One sync of the shard's log, and how many bytes its files then have.
+  virtual void OnLogSync(absl::Duration took, int64_t log_bytes) {}
+  // A snapshot was written just now: what it took, and its size. OnSnapshot follows.
+  virtual void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) {}
   // A session's snapshot became durable, or was given up.
   virtual void OnSnapshot(absl::string_view train_job, bool ok) {}
   // Released factors of a session became durable, or an attempt failed and will be made again.
@@ -78,6 +98,8 @@ class Observer {
   virtual void OnModeChange(absl::string_view train_job, Mode mode) {}
   // All ranks have reported `step`; `loss` is not finite when none of theirs was.
   virtual void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {}
+  // The last step that any rank of the session may begin now.
+  virtual void OnLease(absl::string_view train_job, uint64_t through_step) {}
   virtual void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {}
 };
 

@@ -115,6 +115,7 @@ absl::StatusOr<LayerRoom> Shard::MakeRoom(const SessionInstall& install, const M
 }
 
 void Shard::NoteLayers(const SessionInstall& install, const LayerRoom& room, absl::string_view event) {
+  context_->observer.OnSessionGradientMemory(install.spec.name, room.sizes.released.total());
   context_->observer.OnSessionMemory(install.spec.name, room.bytes.total());
   context_->logger.Log(Severity::kInfo, event,
                        {{"session", install.spec.name},

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/metrics/metrics_observer.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <fstream>
 #include <prometheus/counter.h>
-#include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
@@ -17,6 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "kernels/base/mutex.h"
 #include "server/metrics/catalog.h"
@@ -26,6 +27,15 @@ namespace {
 
 constexpr std::array<const char*, 3> kKindLabels = {"statistics", "gradient", "pull"};
 constexpr size_t kKinds = kKindLabels.size();
+constexpr size_t kKindsWithBytes = 2;  // a pull has none
+enum ContributionResult : uint8_t { kAccepted, kDuplicate, kRefused };
+constexpr std::array<const char*, 3> kContributionResults = {"accepted", "duplicate", "rejected"};
+enum Stage : uint8_t { kReceive, kSealWait, kUpdate, kPrecondition, kReply };
+constexpr std::array<const char*, 5> kStages = {"receive", "seal_wait", "update", "precondition", "reply"};
+constexpr std::array<Stage, 3> kJobStageList = {kSealWait, kUpdate, kPrecondition};
+constexpr std::array<const char*, 2> kDirections = {"received", "sent"};
+constexpr std::array<const char*, 4> kPaths = {"stream", "unary", "ring", "collective"};
+constexpr std::array<const char*, 4> kTransferKinds = {"statistics", "gradient", "answer", "factors"};
 constexpr std::array<Decision, 3> kDecisions = {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip};
 
 size_t KindIndex(ContributionKind kind) { return static_cast<size_t>(kind) - 1; }
@@ -40,6 +50,9 @@ double ResidentBytes() {
   return file ? static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) : 0.0;
 }
 
+// Of the wall clock, as Prometheus compares it with its own.
+double UnixSeconds() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+
 using Labels = std::map<std::string, std::string>;
 
 }  // namespace
@@ -52,26 +65,26 @@ class MetricsObserver::Impl {
     std::vector<std::function<void()>> removers;
   };
   struct ShardJob : Job {
-    std::array<prometheus::Counter*, kKinds> contributions, bytes, duplicates;
-    std::array<std::array<prometheus::Counter*, kErrorReasonCount>, kKinds> rejected;
-    std::array<prometheus::Histogram*, kKinds> seal_wait;
+    std::array<std::array<prometheus::Counter*, kContributionResults.size()>, kKinds> contributions;
+    std::array<prometheus::Counter*, kKindsWithBytes> bytes;
+    std::array<prometheus::Counter*, kStages.size()> stages, stage_seconds;  // null but for kJobStageList
     std::array<prometheus::Counter*, kDecisions.size()> results;
     prometheus::Counter *updates, *update_failures, *updates_lost, *result_bytes, *fetches, *fetched_bytes,
         *data_plane_failures;
-    prometheus::Histogram *update_seconds, *precondition_seconds;
     prometheus::Counter *snapshots_done, *snapshots_failed;
     prometheus::Counter *factors_kept, *factors_not_kept, *layers_kept, *layers_fresh;
-    prometheus::Gauge *reserved_bytes, *log_stale, *data_plane;
+    prometheus::Gauge *gradient_bytes, *factor_bytes, *step, *log_stale, *data_plane;
+    prometheus::Gauge *last_snapshot_time, *last_snapshot_bytes;
     prometheus::Gauge *lagging_workers, *lagging_rank;
   };
   struct CoordinatorJob : Job {
     prometheus::Counter* steps;
     prometheus::Counter* mode_changes;
     prometheus::Counter* moved_layers;
-    prometheus::Gauge *last_step, *loss, *second_order, *epoch, *joined, *expected;
+    prometheus::Gauge *last_step, *lease_step, *loss, *second_order, *epoch, *joined, *expected;
     prometheus::Counter *snapshots_complete, *snapshots_failed;
     prometheus::Gauge* last_snapshot;
-    prometheus::Gauge *smoothed_loss, *loss_rate, *fallback_threshold;
+    prometheus::Gauge *smoothed_loss, *loss_rate, *fallback_threshold, *second_order_seconds, *first_order_seconds;
   };
 
   Impl() : registry_(std::make_shared<prometheus::Registry>()) {
@@ -90,12 +103,47 @@ class MetricsObserver::Impl {
       }
     }
     for (MetricId id : {kReservedBytes, kCapacityBytes, kShardSessions, kQuarantinedSessions, kCoordinatorSessions,
-                        kJournalFailing, kDraining, kResidentBytes}) {
+                        kJournalFailing, kDraining, kResidentBytes, kLogSize, kLogSyncTime, kStartTime}) {
       plain_[id] = &gauges_[id]->Add({});
     }
     journal_failures_ = &counters_[kJournalFailures]->Add({});
     log_bytes_ = &counters_[kLogBytes]->Add({});
     log_failures_ = &counters_[kLogFailures]->Add({});
+    dropped_log_lines_ = &AddCounter(kDroppedLogLines, {});
+    for (size_t i = 0; i < kStages.size(); ++i) stages_[i] = &AddHistogram(kStageSeconds, {{"stage", kStages[i]}});
+    for (size_t reason = 0; reason < kErrorReasonCount; ++reason) {
+      rejected_[reason] =
+          &AddCounter(kRejected, {{"reason", Lower(ErrorReasonName(static_cast<ErrorReason>(reason)))}});
+    }
+    for (const bool admitted : {false, true}) {
+      admissions_[admitted] = &AddCounter(kAdmissions, {{"result", admitted ? "admitted" : "refused"}});
+    }
+    log_sync_ = &AddHistogram(kLogSyncSeconds, {});
+    snapshot_seconds_ = &AddHistogram(kSnapshotSeconds, {});
+    for (const auto& [path, kind] : {std::pair(0, 0), {0, 1}, {1, 0}, {1, 1}, {2, 1}, {3, 1}}) {
+      AddTransfer(0, path, kind);
+    }
+    for (const auto& [path, kind] : {std::pair(0, 2), {0, 3}, {1, 2}, {2, 2}, {3, 2}}) AddTransfer(1, path, kind);
+    plain(kStartTime).Set(UnixSeconds());
+  }
+
+  // Null for what does not occur.
+  prometheus::Counter* transfer(size_t direction, TransferPath path, TransferKind kind) {
+    return transfers_[direction][static_cast<size_t>(path)][static_cast<size_t>(kind)];
+  }
+  prometheus::Counter& rejected(ErrorReason reason) { return *rejected_[static_cast<size_t>(reason)]; }
+  prometheus::Counter& admissions(bool admitted) { return *admissions_[admitted]; }
+  // Under the lock: scrapes may overlap.
+  void RaiseDroppedLogLines(int64_t total) {
+    MutexLock lock(mu_);
+    dropped_log_lines_->Increment(std::max(0.0, static_cast<double>(total) - dropped_log_lines_->Value()));
+  }
+  prometheus::Histogram& log_sync() { return *log_sync_; }
+  prometheus::Histogram& snapshot_seconds() { return *snapshot_seconds_; }
+  void ObserveStage(Stage stage, absl::Duration took) { stages_[stage]->Observe(absl::ToDoubleSeconds(took)); }
+  static void AddToStage(ShardJob& job, Stage stage, absl::Duration took) {
+    job.stages[stage]->Increment();
+    job.stage_seconds[stage]->Increment(std::max(0.0, absl::ToDoubleSeconds(took)));
   }
 
   prometheus::Gauge& plain(MetricId id) { return *plain_[id]; }
@@ -151,37 +199,30 @@ class MetricsObserver::Impl {
     seconds->Observe(absl::ToDoubleSeconds(took));
   }
 
+  void SetProbe(std::function<void()> probe) { probe_ = std::move(probe); }
+
   std::string Render() {
+    if (probe_) probe_();
     plain(kResidentBytes).Set(ResidentBytes());
     return prometheus::TextSerializer().Serialize(registry_->Collect());
   }
 
-  absl::StatusOr<int> Serve(const std::string& address) {
-    try {
-      exposer_ = std::make_unique<prometheus::Exposer>(address, 1);
-    } catch (const std::exception& error) {
-      return absl::UnavailableError(absl::StrCat("metrics_listen ", address, ": ", error.what()));
-    }
-    collectable_ = std::make_shared<Collector>(*this);
-    exposer_->RegisterCollectable(collectable_);
-    const std::vector<int> ports = exposer_->GetListeningPorts();
-    if (ports.empty()) return absl::UnavailableError(absl::StrCat("metrics_listen ", address, ": no port was opened"));
-    return ports[0];
+  absl::StatusOr<int> Serve(const std::string& address, std::map<std::string, Page> pages) {
+    pages["/metrics"] = {.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                         .make = [this](absl::string_view) -> absl::StatusOr<std::string> { return Render(); }};
+    absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(address, std::move(pages));
+    if (!server.ok()) return server.status();
+    http_ = *std::move(server);
+    return http_->port();
   }
+  void StopServing() { http_.reset(); }
 
  private:
-  // The registry, with the gauges that are read at scrape time brought up to date.
-  class Collector final : public prometheus::Collectable {
-   public:
-    explicit Collector(Impl& impl) : impl_(impl) {}
-    std::vector<prometheus::MetricFamily> Collect() const override {
-      impl_.plain(kResidentBytes).Set(ResidentBytes());
-      return impl_.registry_->Collect();
-    }
-
-   private:
-    Impl& impl_;
-  };
+  void AddTransfer(size_t direction, size_t path, size_t kind) {
+    transfers_[direction][path][kind] =
+        &AddCounter(kTransferBytes,
+                    {{"direction", kDirections[direction]}, {"path", kPaths[path]}, {"kind", kTransferKinds[kind]}});
+  }
 
   prometheus::Counter* JobCounter(Job& job, MetricId id, const Labels& labels) {
     prometheus::Counter* counter = &AddCounter(id, labels);
@@ -192,11 +233,6 @@ class MetricsObserver::Impl {
     prometheus::Gauge* gauge = &AddGauge(id, labels);
     job.removers.push_back([family = gauges_[id], gauge] { family->Remove(gauge); });
     return gauge;
-  }
-  prometheus::Histogram* JobHistogram(Job& job, MetricId id, const Labels& labels) {
-    prometheus::Histogram* histogram = &AddHistogram(id, labels);
-    job.removers.push_back([family = histograms_[id], histogram] { family->Remove(histogram); });
-    return histogram;
   }
 
   template <typename J, typename F>
@@ -223,14 +259,16 @@ class MetricsObserver::Impl {
     job.lagging_rank->Set(-1);
     for (size_t kind = 0; kind < kKinds; ++kind) {
       Labels labels = {{"train_job", name}, {"kind", kKindLabels[kind]}};
-      job.contributions[kind] = JobCounter(job, kContributions, labels);
-      job.bytes[kind] = JobCounter(job, kContributionBytes, labels);
-      job.duplicates[kind] = JobCounter(job, kDuplicates, labels);
-      job.seal_wait[kind] = JobHistogram(job, kSealWait, labels);
-      for (size_t reason = 0; reason < kErrorReasonCount; ++reason) {
-        labels["reason"] = Lower(ErrorReasonName(static_cast<ErrorReason>(reason)));
-        job.rejected[kind][reason] = JobCounter(job, kRejected, labels);
+      if (kind < kKindsWithBytes) job.bytes[kind] = JobCounter(job, kContributionBytes, labels);
+      for (size_t result = 0; result < kContributionResults.size(); ++result) {
+        labels["result"] = kContributionResults[result];
+        job.contributions[kind][result] = JobCounter(job, kContributions, labels);
       }
+    }
+    for (const Stage stage : kJobStageList) {
+      const Labels labels = {{"train_job", name}, {"stage", kStages[stage]}};
+      job.stages[stage] = JobCounter(job, kJobStages, labels);
+      job.stage_seconds[stage] = JobCounter(job, kJobStageSeconds, labels);
     }
     for (size_t i = 0; i < kDecisions.size(); ++i) {
       job.results[i] =
@@ -239,12 +277,14 @@ class MetricsObserver::Impl {
     job.updates = JobCounter(job, kUpdates, own);
     job.update_failures = JobCounter(job, kUpdateFailures, own);
     job.updates_lost = JobCounter(job, kUpdatesLost, own);
-    job.update_seconds = JobHistogram(job, kUpdateSeconds, own);
-    job.precondition_seconds = JobHistogram(job, kPreconditionSeconds, own);
     job.result_bytes = JobCounter(job, kResultBytes, own);
     job.fetches = JobCounter(job, kFetches, own);
     job.fetched_bytes = JobCounter(job, kFetchedBytes, own);
-    job.reserved_bytes = JobGauge(job, kJobReservedBytes, own);
+    job.gradient_bytes = JobGauge(job, kJobReservedBytes, {{"train_job", name}, {"part", "gradients"}});
+    job.factor_bytes = JobGauge(job, kJobReservedBytes, {{"train_job", name}, {"part", "factors"}});
+    job.step = JobGauge(job, kShardStep, own);
+    job.last_snapshot_time = JobGauge(job, kLastSnapshotTime, own);
+    job.last_snapshot_bytes = JobGauge(job, kLastSnapshotBytes, own);
     job.log_stale = JobGauge(job, kLogStale, own);
     job.data_plane = JobGauge(job, kDataPlane, own);
     job.data_plane_failures = JobCounter(job, kDataPlaneFailures, own);
@@ -260,7 +300,10 @@ class MetricsObserver::Impl {
     const Labels own = {{"train_job", name}};
     job.steps = JobCounter(job, kSteps, own);
     job.last_step = JobGauge(job, kLastStep, own);
+    job.lease_step = JobGauge(job, kLeaseStep, own);
     job.loss = JobGauge(job, kLoss, own);
+    job.second_order_seconds = JobGauge(job, kModeStepSeconds, {{"train_job", name}, {"mode", "second_order"}});
+    job.first_order_seconds = JobGauge(job, kModeStepSeconds, {{"train_job", name}, {"mode", "first_order"}});
     job.second_order = JobGauge(job, kSecondOrder, own);
     job.second_order->Set(1);
     job.epoch = JobGauge(job, kEpoch, own);
@@ -282,7 +325,14 @@ class MetricsObserver::Impl {
   std::array<prometheus::Family<prometheus::Gauge>*, kMetricCount> gauges_ = {};
   std::array<prometheus::Family<prometheus::Histogram>*, kMetricCount> histograms_ = {};
   std::array<prometheus::Gauge*, kMetricCount> plain_ = {};
-  prometheus::Counter *journal_failures_ = nullptr, *log_bytes_ = nullptr, *log_failures_ = nullptr;
+  prometheus::Counter *journal_failures_ = nullptr, *log_bytes_ = nullptr, *log_failures_ = nullptr,
+                      *dropped_log_lines_ = nullptr;
+  std::array<prometheus::Histogram*, kStages.size()> stages_ = {};
+  std::array<prometheus::Counter*, kErrorReasonCount> rejected_ = {};
+  std::array<prometheus::Counter*, 2> admissions_ = {};
+  std::array<std::array<std::array<prometheus::Counter*, kTransferKinds.size()>, kPaths.size()>, kDirections.size()>
+      transfers_ = {};
+  prometheus::Histogram *log_sync_ = nullptr, *snapshot_seconds_ = nullptr;
 
   Mutex mu_;
   absl::flat_hash_map<std::string, std::unique_ptr<ShardJob>> shard_jobs_ ABSL_GUARDED_BY(mu_);
@@ -290,8 +340,8 @@ class MetricsObserver::Impl {
   absl::flat_hash_map<std::string, prometheus::Counter*> rpcs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, prometheus::Histogram*> rpc_seconds_ ABSL_GUARDED_BY(mu_);
 
-  std::shared_ptr<Collector> collectable_;  // the exposer holds it weakly
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::function<void()> probe_;       // set before anything is served
+  std::unique_ptr<HttpServer> http_;  // asks for the rest: ends first
 };
 
 MetricsObserver::MetricsObserver(absl::string_view version, absl::string_view role) : impl_(std::make_unique<Impl>()) {
@@ -300,40 +350,64 @@ MetricsObserver::MetricsObserver(absl::string_view version, absl::string_view ro
 
 MetricsObserver::~MetricsObserver() = default;
 
-absl::StatusOr<int> MetricsObserver::Serve(const std::string& address) { return impl_->Serve(address); }
+absl::StatusOr<int> MetricsObserver::Serve(const std::string& address, std::map<std::string, Page> pages) {
+  return impl_->Serve(address, std::move(pages));
+}
+void MetricsObserver::StopServing() { impl_->StopServing(); }
+void MetricsObserver::SetProbe(std::function<void(MetricsObserver&)> probe) {
+  impl_->SetProbe([this, probe = std::move(probe)] { probe(*this); });
+}
 std::string MetricsObserver::Render() const { return impl_->Render(); }
 
 void MetricsObserver::OnRpc(absl::string_view method, absl::StatusCode code, absl::Duration took) {
   impl_->RecordRpc(method, code, took);
 }
 void MetricsObserver::OnDrain() { impl_->plain(kDraining).Set(1); }
+void MetricsObserver::OnShardStep(absl::string_view train_job, uint64_t step) {
+  impl_->WithShardJob(train_job, [step](Impl::ShardJob& job) { job.step->Set(static_cast<double>(step)); });
+}
+void MetricsObserver::OnDroppedLogLines(int64_t total) { impl_->RaiseDroppedLogLines(total); }
+void MetricsObserver::OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {
+  if (auto* counter = impl_->transfer(0, path, kind); counter != nullptr) {
+    counter->Increment(static_cast<double>(bytes));
+  }
+}
+void MetricsObserver::OnSent(TransferPath path, TransferKind kind, int64_t bytes) {
+  if (auto* counter = impl_->transfer(1, path, kind); counter != nullptr) {
+    counter->Increment(static_cast<double>(bytes));
+  }
+}
+void MetricsObserver::OnReceive(absl::Duration took) { impl_->ObserveStage(kReceive, took); }
+void MetricsObserver::OnReply(absl::Duration took) { impl_->ObserveStage(kReply, took); }
 
 void MetricsObserver::OnSessionInstalled(absl::string_view train_job) { impl_->Install(train_job); }
 void MetricsObserver::OnSessionRemoved(absl::string_view train_job) { impl_->Remove(train_job); }
 void MetricsObserver::OnSessionOpened(absl::string_view train_job) { impl_->Open(train_job); }
 void MetricsObserver::OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.contributions[KindIndex(kind)]->Increment();
-    job.bytes[KindIndex(kind)]->Increment(static_cast<double>(bytes));
+    job.contributions[KindIndex(kind)][kAccepted]->Increment();
+    if (KindIndex(kind) < kKindsWithBytes) job.bytes[KindIndex(kind)]->Increment(static_cast<double>(bytes));
   });
 }
 void MetricsObserver::OnDuplicate(absl::string_view train_job, ContributionKind kind) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.duplicates[KindIndex(kind)]->Increment(); });
+  impl_->WithShardJob(train_job,
+                      [&](Impl::ShardJob& job) { job.contributions[KindIndex(kind)][kDuplicate]->Increment(); });
 }
 void MetricsObserver::OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) {
-  impl_->WithShardJob(
-      train_job, [&](Impl::ShardJob& job) { job.rejected[KindIndex(kind)][static_cast<size_t>(reason)]->Increment(); });
+  impl_->rejected(reason).Increment();
+  impl_->WithShardJob(train_job,
+                      [&](Impl::ShardJob& job) { job.contributions[KindIndex(kind)][kRefused]->Increment(); });
 }
-void MetricsObserver::OnSealed(absl::string_view train_job, ContributionKind kind, absl::Duration open_for) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.seal_wait[KindIndex(kind)]->Observe(absl::ToDoubleSeconds(open_for));
-  });
+void MetricsObserver::OnSealed(absl::string_view train_job, ContributionKind, absl::Duration open_for) {
+  impl_->ObserveStage(kSealWait, open_for);
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { Impl::AddToStage(job, kSealWait, open_for); });
 }
 void MetricsObserver::OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) {
+  impl_->ObserveStage(kUpdate, took);
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
     job.updates->Increment();
     if (!ok) job.update_failures->Increment();
-    job.update_seconds->Observe(absl::ToDoubleSeconds(took));
+    Impl::AddToStage(job, kUpdate, took);
   });
 }
 void MetricsObserver::OnUpdatesLost(absl::string_view train_job, int64_t updates) {
@@ -341,8 +415,8 @@ void MetricsObserver::OnUpdatesLost(absl::string_view train_job, int64_t updates
                       [&](Impl::ShardJob& job) { job.updates_lost->Increment(static_cast<double>(updates)); });
 }
 void MetricsObserver::OnPrecondition(absl::string_view train_job, absl::Duration took) {
-  impl_->WithShardJob(train_job,
-                      [&](Impl::ShardJob& job) { job.precondition_seconds->Observe(absl::ToDoubleSeconds(took)); });
+  impl_->ObserveStage(kPrecondition, took);
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { Impl::AddToStage(job, kPrecondition, took); });
 }
 void MetricsObserver::OnResult(absl::string_view train_job, Decision decision, int64_t bytes) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
@@ -359,7 +433,25 @@ void MetricsObserver::OnFetch(absl::string_view train_job, int64_t bytes) {
   });
 }
 void MetricsObserver::OnSessionMemory(absl::string_view train_job, int64_t reserved) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.reserved_bytes->Set(static_cast<double>(reserved)); });
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
+    job.factor_bytes->Set(std::max(0.0, static_cast<double>(reserved) - job.gradient_bytes->Value()));
+  });
+}
+void MetricsObserver::OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) {
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.gradient_bytes->Set(static_cast<double>(reserved)); });
+}
+void MetricsObserver::OnAdmission(bool admitted) { impl_->admissions(admitted).Increment(); }
+void MetricsObserver::OnLogSync(absl::Duration took, int64_t log_bytes) {
+  impl_->log_sync().Observe(absl::ToDoubleSeconds(took));
+  impl_->plain(kLogSize).Set(static_cast<double>(log_bytes));
+  impl_->plain(kLogSyncTime).Set(UnixSeconds());
+}
+void MetricsObserver::OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) {
+  impl_->snapshot_seconds().Observe(absl::ToDoubleSeconds(took));
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
+    job.last_snapshot_bytes->Set(static_cast<double>(bytes));
+    job.last_snapshot_time->Set(UnixSeconds());
+  });
 }
 void MetricsObserver::OnReservedBytes(int64_t reserved, int64_t capacity) {
   impl_->plain(kReservedBytes).Set(static_cast<double>(reserved));
@@ -423,6 +515,8 @@ void MetricsObserver::OnDecision(absl::string_view train_job, const FallbackDeci
     job.smoothed_loss->Set(decision.inputs.loss);
     job.loss_rate->Set(decision.inputs.rate);
     job.fallback_threshold->Set(decision.inputs.threshold_rate);
+    job.second_order_seconds->Set(decision.inputs.second_order_seconds);
+    job.first_order_seconds->Set(decision.inputs.first_order_seconds);
   });
 }
 void MetricsObserver::OnLayersMoved(absl::string_view train_job, int64_t layers) {
@@ -448,6 +542,10 @@ void MetricsObserver::OnStepReported(absl::string_view train_job, uint64_t step,
     if (std::isfinite(loss)) job.loss->Set(loss);
     job.second_order->Set(mode == Mode::kSecondOrder ? 1 : 0);
   });
+}
+void MetricsObserver::OnLease(absl::string_view train_job, uint64_t through_step) {
+  impl_->WithCoordinatorJob(train_job,
+                            [&](Impl::CoordinatorJob& job) { job.lease_step->Set(static_cast<double>(through_step)); });
 }
 void MetricsObserver::OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {
   impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {

@@ -2,6 +2,8 @@
 // Core's Observer as Prometheus series, served over HTTP. The only user of prometheus-cpp.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -10,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "server/core/observer.h"
+#include "server/metrics/http_server.h"
 
 namespace precondor::metrics {
 
@@ -21,14 +24,25 @@ class MetricsObserver final : public Observer {
   MetricsObserver(absl::string_view version, absl::string_view role);
   ~MetricsObserver() override;
 
-  // Serves /metrics on `address` (host:port, port 0 for a free one) and returns the port; Unavailable when it cannot.
-  absl::StatusOr<int> Serve(const std::string& address);
+  // Serves /metrics and `pages`, by path, on `address` (host:port, port 0 for a free one) and returns the port;
+  // Unavailable when it cannot.
+  absl::StatusOr<int> Serve(const std::string& address, std::map<std::string, Page> pages = {});
+  // Ends that; no page is asked for any more when it returns.
+  void StopServing();
+  // Before Serve. `probe` is called before each scrape, to tell what is read then and not told as it happens.
+  void SetProbe(std::function<void(MetricsObserver&)> probe);
   // The text that /metrics answers with.
   std::string Render() const;
 
   void OnRpc(absl::string_view method, absl::StatusCode code, absl::Duration took);
   void OnDrain();
+  void OnShardStep(absl::string_view train_job, uint64_t step);
+  void OnDroppedLogLines(int64_t total);
 
+  void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) override;
+  void OnSent(TransferPath path, TransferKind kind, int64_t bytes) override;
+  void OnReceive(absl::Duration took) override;
+  void OnReply(absl::Duration took) override;
   void OnSessionInstalled(absl::string_view train_job) override;
   void OnSessionRemoved(absl::string_view train_job) override;
   void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) override;
@@ -40,16 +54,20 @@ class MetricsObserver final : public Observer {
   void OnPrecondition(absl::string_view train_job, absl::Duration took) override;
   void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) override;
   void OnFetch(absl::string_view train_job, int64_t bytes) override;
+  void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) override;
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
   void OnReservedBytes(int64_t reserved, int64_t capacity) override;
   void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override;
   void OnDevice(absl::string_view device, bool usable) override;
   void OnShardSessions(int64_t sessions) override;
   void OnQuarantinedSessions(int64_t sessions) override;
+  void OnAdmission(bool admitted) override;
   void OnLogAppend(int64_t bytes, bool ok) override;
   void OnLogStale(absl::string_view train_job, bool stale) override;
+  void OnLogSync(absl::Duration took, int64_t log_bytes) override;
   void OnDataPlane(absl::string_view train_job, bool joined) override;
   void OnDataPlaneFailure(absl::string_view train_job) override;
+  void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) override;
   void OnSnapshot(absl::string_view train_job, bool ok) override;
   void OnFactorsKept(absl::string_view train_job, bool ok) override;
   void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) override;
@@ -64,6 +82,7 @@ class MetricsObserver final : public Observer {
   void OnLayersMoved(absl::string_view train_job, int64_t layers) override;
   void OnModeChange(absl::string_view train_job, Mode mode) override;
   void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) override;
+  void OnLease(absl::string_view train_job, uint64_t through_step) override;
   void OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) override;
 
  private:

@@ -201,6 +201,10 @@ absl::Status EpochPlane::Take(uint32_t bucket, size_t first, const std::shared_p
                      .root = ranks_});
   }
   PRECONDOR_RETURN_IF_ERROR(group_->Run(calls, invitation_.timeout));
+  for (const ReducedGradient& gradient : gradients) {
+    observer_.OnReceived(TransferPath::kCollective, TransferKind::kGradient,
+                         static_cast<int64_t>(gradient.average.size()));
+  }
   for (size_t i = 0; i < layers.size(); ++i) {
     const size_t place = first + i;
     PRECONDOR_RETURN_IF_ERROR(
@@ -265,6 +269,7 @@ absl::Status EpochPlane::Give(uint32_t bucket, size_t first, Answers& answers) {
       return absl::InternalError(absl::StrCat("layer ", layers[i], ": expected an answer of ", elements,
                                               " f32, got one of ", results[i].bytes->size(), " bytes"));
     }
+    observer_.OnSent(TransferPath::kCollective, TransferKind::kAnswer, elements * static_cast<int64_t>(sizeof(float)));
     send(skipped ? static_cast<const void*>(zeros_.data()) : results[i].bytes->data(), elements);
   }
   return group_->Run(calls, invitation_.timeout);

@@ -242,8 +242,11 @@ absl::Duration ShardLog::Work() {
   // Without the lock: nobody who appends waits for the disk, nor for a log to be read that is opened again.
   if (log == nullptr) {
     Reopen();
-  } else if (!log->Sync().ok()) {
-    Abandon(log);
+  } else {
+    const absl::Time start = clock_.Now();
+    const bool synced = log->Sync().ok();
+    observer_.OnLogSync(clock_.Now() - start, static_cast<int64_t>(log->size_bytes()));
+    if (!synced) Abandon(log);
   }
   log.reset();
   MutexLock lock(mu_);

@@ -31,6 +31,12 @@ absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
   return out;
 }
 
+int64_t StateBytes(const SessionSnapshot& snapshot) {
+  int64_t bytes = 0;
+  for (const auto& [layer, image] : snapshot.images) bytes += static_cast<int64_t>(image.state.size());
+  return bytes;
+}
+
 }  // namespace
 
 std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(layer, absl::kZeroPad6)); }
@@ -62,9 +68,9 @@ absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
   return snapshot;
 }
 
-ShardSnapshots::ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer,
-                               bool background)
-    : fs_(fs), dir_(std::move(dir)), logger_(logger), observer_(observer), background_(background) {}
+ShardSnapshots::ShardSnapshots(store::FileSystem& fs, std::string dir, const Clock& clock, Logger& logger,
+                               Observer& observer, bool background)
+    : fs_(fs), dir_(std::move(dir)), clock_(clock), logger_(logger), observer_(observer), background_(background) {}
 
 ShardSnapshots::~ShardSnapshots() {
   {
@@ -280,6 +286,7 @@ void ShardSnapshots::Write(const SessionSnapshot& snapshot) {
   const absl::StatusOr<store::SnapshotStore*> store = StoreOf(session_id);
   absl::Status allowed = store.status();
   if (store.ok() && check_ != nullptr) allowed = check_(snapshot);
+  const absl::Time start = clock_.Now();
   const absl::StatusOr<uint64_t> written = allowed.ok() ? WriteFiles(snapshot, **store) : allowed;
   uint64_t before = 0;
   {
@@ -291,7 +298,9 @@ void ShardSnapshots::Write(const SessionSnapshot& snapshot) {
       ordered->progress = {.begun = true, .durable = true, .snapshot_id = *written};
     }
   }
-  observer_.OnSnapshot(snapshot.install.install.spec.name, true);
+  const std::string& name = snapshot.install.install.spec.name;
+  observer_.OnSnapshotWritten(name, clock_.Now() - start, StateBytes(snapshot));
+  observer_.OnSnapshot(name, true);
   durable_(snapshot, before);
 }
 

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
 #include "server/core/observer.h"
@@ -61,7 +62,8 @@ class ShardSnapshots {
   using Check = std::function<absl::Status(const SessionSnapshot& snapshot)>;
 
   // References outlive it. Without `background` nothing is written but by Work.
-  ShardSnapshots(store::FileSystem& fs, std::string dir, Logger& logger, Observer& observer, bool background = true);
+  ShardSnapshots(store::FileSystem& fs, std::string dir, const Clock& clock, Logger& logger, Observer& observer,
+                 bool background = true);
   // Finishes what is being written.
   ~ShardSnapshots();
 
@@ -128,6 +130,7 @@ class ShardSnapshots {
 
   store::FileSystem& fs_;
   const std::string dir_;
+  const Clock& clock_;
   Logger& logger_;
   Observer& observer_;
   const bool background_;

@@ -28,7 +28,7 @@ ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOpti
       quarantine_(fs, store::JoinPath(dir_, "quarantine"), clock),
       log_(fs, store::JoinPath(dir_, "log"), options, clock, logger, observer),
       kept_(fs, store::JoinPath(dir_, "factors"), KeptOptions(options.reopen_interval), clock, logger, observer),
-      snapshots_(fs, store::JoinPath(dir_, "snapshots"), logger, observer, options.background) {}
+      snapshots_(fs, store::JoinPath(dir_, "snapshots"), clock, logger, observer, options.background) {}
 
 KeptFactors::Options ShardStore::KeptOptions(absl::Duration retry) {
   return {.retry = retry,

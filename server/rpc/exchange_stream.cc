@@ -39,8 +39,12 @@ v1::ExchangeResponse ResultFrame(const v1::FrameHeader& contribution, const Grad
   return response;
 }
 
-void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const GradientResult& result) {
+void PushResult(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
+                const GradientResult& result) {
   v1::ExchangeResponse response = ResultFrame(contribution, result);
+  observer.OnSent(TransferPath::kStream,
+                  contribution.kind() == v1::FRAME_KIND_FETCH ? TransferKind::kFactors : TransferKind::kAnswer,
+                  result.payload_bytes());
   if (result.bytes == nullptr) return queue.Push(std::move(response));
   for (const wire::Chunk& chunk : wire::PlanChunks(result.bytes->size())) {
     response.mutable_header()->set_chunk_offset(chunk.offset);
@@ -48,37 +52,39 @@ void PushResult(FrameQueue& queue, const v1::FrameHeader& contribution, const Gr
   }
 }
 
-void PushAnswer(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::StatusOr<GradientResult>& result) {
+void PushAnswer(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
+                const absl::StatusOr<GradientResult>& result) {
   // What came by a ring that is not there any more is answered with bytes.
   const absl::StatusOr<GradientResult> host = result.ok() ? OnHost(*result) : result;
   if (host.ok()) {
-    PushResult(queue, contribution, *host);
+    PushResult(queue, observer, contribution, *host);
   } else {
     PushError(queue, contribution, host.status());
   }
 }
 
 // Answers a contribution that the queue owes one to.
-ResultFn Answering(const std::shared_ptr<FrameQueue>& queue, const v1::FrameHeader& contribution) {
-  return [queue, contribution](const absl::StatusOr<GradientResult>& result) {
-    PushAnswer(*queue, contribution, result);
+ResultFn Answering(const std::shared_ptr<FrameQueue>& queue, Observer& observer, const v1::FrameHeader& contribution) {
+  return [queue, &observer, contribution](const absl::StatusOr<GradientResult>& result) {
+    PushAnswer(*queue, observer, contribution, result);
     queue->Settle();
   };
 }
 
 // The same for one whose payload lies in a ring, and whose answer is to lie there.
 ResultFn AnsweringInRing(const std::shared_ptr<FrameQueue>& queue, const std::shared_ptr<StreamRing>& ring,
-                         const v1::FrameHeader& contribution) {
-  return [queue, ring, contribution](const absl::StatusOr<GradientResult>& result) {
+                         Observer& observer, const v1::FrameHeader& contribution) {
+  return [queue, ring, &observer, contribution](const absl::StatusOr<GradientResult>& result) {
     const bool written = result.ok() && result->on_device != nullptr &&
                          ring->Write(contribution.ring_offset(), result->on_device->view()).ok();
     ring->GiveBack(contribution.ring_offset());
     if (written) {
+      observer.OnSent(TransferPath::kRing, TransferKind::kAnswer, result->payload_bytes());
       v1::ExchangeResponse response = ResultFrame(contribution, *result);
       response.mutable_header()->set_ring_offset(contribution.ring_offset());
       queue->Push(std::move(response));
     } else {
-      PushAnswer(*queue, contribution, result);
+      PushAnswer(*queue, observer, contribution, result);
     }
     queue->Settle();
   };
@@ -87,24 +93,28 @@ ResultFn AnsweringInRing(const std::shared_ptr<FrameQueue>& queue, const std::sh
 }  // namespace
 
 ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, DeviceRings* rings,
-                               const Clock& clock, RpcRecorder recorder)
+                               const Clock& clock, Observer& observer, RpcRecorder recorder)
     : shard_(shard),
       memory_generation_(shard.memory_generation()),
       rings_(rings),
       clock_(clock),
+      observer_(observer),
       recorder_(std::move(recorder)),
       start_(clock.Now()),
       assembler_(wire::AssemblerLimits{.max_open_bytes = credit_bytes}),
-      queue_(std::make_shared<FrameQueue>(FrameQueue::Events{.write =
-                                                                 [this](const grpc::ByteBuffer* frame, bool more) {
-                                                                   // Small frames that wait together leave together.
-                                                                   grpc::WriteOptions options;
-                                                                   if (more) options.set_buffer_hint();
-                                                                   StartWrite(frame, options);
-                                                                 },
-                                                             .resume = [this] { StartRead(&incoming_); },
-                                                             .drained = [this] { Finish(grpc::Status::OK); }},
-                                          credit_bytes)) {
+      queue_(std::make_shared<FrameQueue>(
+          FrameQueue::Events{.write =
+                                 [this](const grpc::ByteBuffer* frame, bool more) {
+                                   // Small frames that wait together leave together.
+                                   grpc::WriteOptions options;
+                                   if (more) options.set_buffer_hint();
+                                   StartWrite(frame, options);
+                                 },
+                             .resume = [this] { StartRead(&incoming_); },
+                             .drained = [this] { Finish(grpc::Status::OK); },
+                             .now = [&clock] { return clock.Now(); },
+                             .replied = [&observer](absl::Duration took) { observer.OnReply(took); }},
+          credit_bytes)) {
   // A stream takes what is sent again in its order, from the first frame on or not at all.
   if (const absl::Status serving = shard.CheckServing(); !serving.ok()) {
     End(serving);
@@ -184,8 +194,9 @@ absl::Status ExchangeStream::CheckMemory(const v1::ExchangeRequest& frame) const
 
 void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload) {
   const v1::FrameHeader& header = message.header();
+  const absl::Time now = clock_.Now();
   if (header.kind() == v1::FRAME_KIND_RING) return OpenRing(message);
-  if (header.has_ring_offset()) return SubmitInRing(header, payload);
+  if (header.has_ring_offset()) return SubmitInRing(header, payload, now);
   if (header.kind() == v1::FRAME_KIND_RESUME) {
     const absl::Status taken = shard_.Resume(DecodeKey(header), header.factor_version());
     return taken.ok() ? PushAck(*queue_, header, /*duplicate=*/false) : PushError(*queue_, header, taken);
@@ -199,12 +210,26 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
     if (!status.ok()) shard_.CountRefusal(decoded, status);
     return status;
   };
+  observer_.OnReceived(TransferPath::kStream,
+                       header.kind() == v1::FRAME_KIND_STATISTICS ? TransferKind::kStatistics : TransferKind::kGradient,
+                       static_cast<int64_t>(payload.size()));
   absl::StatusOr<wire::ChunkAssembler::Result> result = assembler_.Add(header, payload, admit);
+  const bool open = result.ok() && result->progress == wire::ChunkAssembler::Progress::kPartial;
+  const absl::Time began = BeganAt(header, open, now);
   if (!result.ok()) {
     PushError(*queue_, header, result.status());
   } else if (result->progress == wire::ChunkAssembler::Progress::kComplete) {
-    Submit(*std::move(result));
+    Submit(*std::move(result), began);
   }
+}
+
+absl::Time ExchangeStream::BeganAt(const v1::FrameHeader& header, bool open, absl::Time now) {
+  if (!open && header.chunk_offset() == 0) return now;
+  const auto key =
+      std::tuple(header.session_id(), header.step(), header.layer(), header.rank(), static_cast<int>(header.kind()));
+  const absl::Time began = began_.try_emplace(key, now).first->second;
+  if (!open) began_.erase(key);
+  return began;
 }
 
 // A few bytes ask for a layer's factors: credit bounds contributions, and not this.
@@ -218,10 +243,11 @@ void ExchangeStream::Fetch(const v1::FrameHeader& header) {
                                                  ": expected one after the other, and answers read, but an earlier one "
                                                  "of the layer is not answered or the stream's answers wait")));
   }
-  shard_.Fetch(key, [queue = queue_, header, name](const absl::StatusOr<GradientResult>& result) {
-    PushAnswer(*queue, header, result);
-    queue->SettleOnce(name);
-  });
+  shard_.Fetch(key,
+               [queue = queue_, &observer = observer_, header, name](const absl::StatusOr<GradientResult>& result) {
+                 PushAnswer(*queue, observer, header, result);
+                 queue->SettleOnce(name);
+               });
 }
 
 void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
@@ -264,25 +290,30 @@ absl::StatusOr<ContributionHeader> ExchangeStream::TakeFromRing(const v1::FrameH
   return status;
 }
 
-void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload) {
+void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began) {
   const absl::StatusOr<ContributionHeader> contribution = TakeFromRing(header, payload);
   if (!contribution.ok()) return PushError(*queue_, header, contribution.status());
   queue_->Owe();
-  auto ack = [queue = queue_, ring = ring_, header](const absl::StatusOr<bool>& duplicate) {
+  observer_.OnReceived(TransferPath::kRing, TransferKind::kGradient, static_cast<int64_t>(header.payload_bytes()));
+  auto ack = [queue = queue_, ring = ring_, &observer = observer_, &clock = clock_, began,
+              header](const absl::StatusOr<bool>& duplicate) {
+    observer.OnReceive(clock.Now() - began);
     if (duplicate.ok()) return PushAck(*queue, header, *duplicate);
     ring->GiveBack(header.ring_offset());
     PushError(*queue, header, duplicate.status());
     queue->Settle();
   };
-  shard_.SubmitGradient(*contribution, {}, std::move(ack), AnsweringInRing(queue_, ring_, header));
+  shard_.SubmitGradient(*contribution, {}, std::move(ack), AnsweringInRing(queue_, ring_, observer_, header));
 }
 
-void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution) {
+void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution, absl::Time began) {
   const absl::StatusOr<ContributionHeader> decoded = DecodeHeader(contribution.header);
   if (!decoded.ok()) return PushError(*queue_, contribution.header, decoded.status());
   const bool gradient = decoded->kind != ContributionKind::kStatistics;
   queue_->Owe();
-  auto ack = [queue = queue_, header = contribution.header, gradient](const absl::StatusOr<bool>& duplicate) {
+  auto ack = [queue = queue_, &observer = observer_, &clock = clock_, began, header = contribution.header,
+              gradient](const absl::StatusOr<bool>& duplicate) {
+    observer.OnReceive(clock.Now() - began);
     if (duplicate.ok()) {
       PushAck(*queue, header, *duplicate);
     } else {
@@ -292,7 +323,7 @@ void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution) {
   };
   if (!gradient) return shard_.SubmitStatistics(*decoded, std::move(contribution.payload), std::move(ack));
   shard_.SubmitGradient(*decoded, std::move(contribution.payload), std::move(ack),
-                        Answering(queue_, contribution.header));
+                        Answering(queue_, observer_, contribution.header));
 }
 
 }  // namespace precondor::rpc

@@ -4,13 +4,16 @@
 
 #include <atomic>
 #include <grpcpp/grpcpp.h>
+#include <map>
 #include <memory>
+#include <tuple>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
+#include "server/core/observer.h"
 #include "server/core/shard.h"
 #include "server/rpc/device_rings.h"
 #include "server/rpc/frame_queue.h"
@@ -25,7 +28,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  public:
   // `memory_id` as PreconditionService's. `rings`: where the peer may have one; null: it may not.
   ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, DeviceRings* rings, const Clock& clock,
-                 RpcRecorder recorder);
+                 Observer& observer, RpcRecorder recorder);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -40,20 +43,25 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void Fetch(const v1::FrameHeader& header);
   void OpenRing(const v1::ExchangeRequest& request);
   // A frame whose payload lies in the ring.
-  void SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
+  void SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began);
   absl::StatusOr<ContributionHeader> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
-  void Submit(wire::ChunkAssembler::Result contribution);
+  void Submit(wire::ChunkAssembler::Result contribution, absl::Time began);
+  // When the first frame of the contribution came that this frame belongs to; `open`: more of its frames follow.
+  absl::Time BeganAt(const v1::FrameHeader& header, bool open, absl::Time now);
   void End(const absl::Status& status);
 
   Shard& shard_;
   const uint64_t memory_generation_;
   DeviceRings* const rings_;
   const Clock& clock_;
+  Observer& observer_;
   const RpcRecorder recorder_;
   const absl::Time start_;
   std::atomic<bool> cancelled_ = false;
   absl::StatusCode code_ = absl::StatusCode::kOk;  // written before Finish, read in OnDone
   wire::ChunkAssembler assembler_;
+  // Of contributions that have not come whole, as many as assembler_ has at most: session, step, layer, rank, kind.
+  std::map<std::tuple<uint64_t, uint64_t, uint32_t, uint32_t, int>, absl::Time> began_;
   grpc::ByteBuffer incoming_;
   std::shared_ptr<StreamRing> ring_;  // from a RING frame on
   const std::shared_ptr<FrameQueue> queue_;

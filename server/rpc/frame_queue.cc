@@ -12,13 +12,20 @@ void FrameQueue::Push(v1::ExchangeResponse frame, wire::PayloadPart payload) {
   if (closed_) return;
   const size_t bytes = frame.ByteSizeLong() + payload.size;
   waiting_bytes_ += bytes;
-  frames_.push_back({std::move(frame), std::move(payload), bytes});
+  const v1::FrameHeader& header = frame.header();
+  std::optional<absl::Time> answered;
+  if (events_.now && header.kind() == v1::FRAME_KIND_RESULT &&
+      header.chunk_offset() + payload.size >= header.payload_bytes()) {
+    answered = events_.now();
+  }
+  frames_.push_back({std::move(frame), std::move(payload), bytes, answered});
   WriteNext();
 }
 
 void FrameQueue::Written() {
   MutexLock lock(mu_);
   writing_ = false;
+  if (!closed_ && writing_answered_.has_value()) events_.replied(events_.now() - *writing_answered_);
   WriteNext();
   CheckDrained();
 }
@@ -92,6 +99,7 @@ void FrameQueue::WriteNext() {
     if (!message.ok()) continue;
     writing_message_ = *std::move(message);
     writing_ = true;
+    writing_answered_ = next.answered;
     events_.write(&writing_message_, !frames_.empty());
   }
   if (paused_ && !closed_ && waiting_bytes_ <= limit_bytes_) {
@@ -115,9 +123,12 @@ FrameQueue::Frame FrameQueue::TakeBundle() {
   };
   if (!bundles_ || first.payload.size > 0 || frames_.empty() || !joins(frames_.front())) return first;
   Frame bundle;
+  bundle.answered = first.answered;
   *bundle.message.add_bundle() = std::move(first.message);
   do {
-    *bundle.message.add_bundle() = TakeFront().message;
+    Frame next = TakeFront();
+    if (!bundle.answered.has_value()) bundle.answered = next.answered;
+    *bundle.message.add_bundle() = std::move(next.message);
   } while (!frames_.empty() && joins(frames_.front()));
   return bundle;
 }

@@ -7,8 +7,11 @@
 #include <deque>
 #include <functional>
 #include <grpcpp/support/byte_buffer.h>
+#include <optional>
 #include <set>
 #include <string>
+
+#include "absl/time/time.h"
 
 #include "kernels/base/mutex.h"
 #include "precondor/v1/precondition.pb.h"
@@ -27,6 +30,9 @@ class FrameQueue {
     std::function<void()> resume;
     // Half-closed, all answered, all written.
     std::function<void()> drained;
+    // The time, and how long an answer waited from Push until the transport took its last frame; both may be empty.
+    std::function<absl::Time()> now = nullptr;
+    std::function<void(absl::Duration)> replied = nullptr;
   };
   // `limit_bytes`: with more than that waiting the queue is full; a peer that does not read has it filled by its own
   // contributions' answers.
@@ -63,6 +69,7 @@ class FrameQueue {
     v1::ExchangeResponse message;
     wire::PayloadPart payload;
     size_t bytes = 0;
+    std::optional<absl::Time> answered = std::nullopt;  // when the last frame of an answer was pushed
   };
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Frame TakeFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -75,7 +82,8 @@ class FrameQueue {
   std::deque<Frame> frames_ ABSL_GUARDED_BY(mu_);
   grpc::ByteBuffer writing_message_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of frames_
+  std::optional<absl::Time> writing_answered_ ABSL_GUARDED_BY(mu_);  // of the message under way
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;                    // of frames_
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool bundles_ ABSL_GUARDED_BY(mu_) = false;

@@ -21,15 +21,20 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
  public:
   // `reactor`, `request` and `response` are there until Finish.
   UnaryCall(grpc::ServerUnaryReactor* reactor, const v1::PreconditionRequest& request,
-            v1::PreconditionResponse& response, Shard& shard, ControlRunner& runner)
+            v1::PreconditionResponse& response, Shard& shard, ControlRunner& runner, Observer& observer)
       : reactor_(reactor),
         request_(request),
         response_(response),
         shard_(shard),
         runner_(runner),
+        observer_(observer),
         start_(runner.clock().Now()) {}
 
   void Start() {
+    observer_.OnReceived(TransferPath::kUnary, TransferKind::kGradient,
+                         static_cast<int64_t>(request_.payload().size()));
+    observer_.OnReceived(TransferPath::kUnary, TransferKind::kStatistics,
+                         static_cast<int64_t>(request_.statistics_payload().size()));
     absl::StatusOr<ContributionHeader> gradient =
         CheckedHeader(request_.gradient(), ContributionKind::kGradient, request_.payload());
     if (!gradient.ok()) return Finish(gradient.status());
@@ -89,6 +94,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
     shard_.SubmitGradient(
         header, std::move(payload),
         [self = shared_from_this()](const absl::StatusOr<bool>& duplicate) {
+          self->observer_.OnReceive(self->runner_.clock().Now() - self->start_);
           if (!duplicate.ok()) self->Finish(duplicate.status());
         },
         [self = shared_from_this()](const absl::StatusOr<GradientResult>& result) { self->Answer(result); });
@@ -105,6 +111,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
     }
     *response_.mutable_header() = AnswerHeader(request_.gradient(), v1::FRAME_KIND_RESULT);
     EncodeResult(*result, *response_.mutable_header(), *response_.mutable_outcome());
+    observer_.OnSent(TransferPath::kUnary, TransferKind::kAnswer, result->payload_bytes());
     if (result->bytes != nullptr) response_.set_payload(result->bytes->data(), result->bytes->size());
     End(absl::OkStatus());
   }
@@ -119,6 +126,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   v1::PreconditionResponse& response_;
   Shard& shard_;
   ControlRunner& runner_;
+  Observer& observer_;
   const absl::Time start_;
   Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
@@ -128,8 +136,8 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
 class UnaryReactor final : public grpc::ServerUnaryReactor {
  public:
   UnaryReactor(const v1::PreconditionRequest& request, v1::PreconditionResponse& response, Shard& shard,
-               ControlRunner& runner)
-      : call_(std::make_shared<UnaryCall>(this, request, response, shard, runner)) {
+               ControlRunner& runner, Observer& observer)
+      : call_(std::make_shared<UnaryCall>(this, request, response, shard, runner, observer)) {
     call_->Start();
   }
   void OnCancel() override { call_->Finish(absl::CancelledError("the client cancelled the call, or is gone")); }
@@ -144,13 +152,13 @@ class UnaryReactor final : public grpc::ServerUnaryReactor {
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService::Exchange(
     grpc::CallbackServerContext* context) {
   DeviceRings* const rings = rings_ != nullptr && DeviceRings::IsOnThisHost(context->peer()) ? rings_ : nullptr;
-  return new ExchangeStream(shard_, credit_bytes_, memory_id_, rings, runner_.clock(), runner_.recorder());
+  return new ExchangeStream(shard_, credit_bytes_, memory_id_, rings, runner_.clock(), observer_, runner_.recorder());
 }
 
 grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext*,
                                                             const v1::PreconditionRequest* request,
                                                             v1::PreconditionResponse* response) {
-  return new UnaryReactor(*request, *response, shard_, runner_);
+  return new UnaryReactor(*request, *response, shard_, runner_, observer_);
 }
 
 grpc::ServerUnaryReactor* PreconditionService::JoinPlane(grpc::CallbackServerContext* context,

@@ -20,12 +20,13 @@ class PreconditionService final
   // without one. Later ones add Shard::memory_generation.
   // `rings`: for streams of this host; null: none.
   PreconditionService(Shard& shard, ShardPlanes& planes, uint64_t credit_bytes, uint64_t memory_id,
-                      ControlRunner& runner, DeviceRings* rings)
+                      ControlRunner& runner, Observer& observer, DeviceRings* rings)
       : shard_(shard),
         planes_(planes),
         credit_bytes_(credit_bytes),
         memory_id_(memory_id),
         runner_(runner),
+        observer_(observer),
         rings_(rings) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
@@ -40,6 +41,7 @@ class PreconditionService final
   const uint64_t credit_bytes_;
   const uint64_t memory_id_;
   ControlRunner& runner_;
+  Observer& observer_;
   DeviceRings* const rings_;
 };
 

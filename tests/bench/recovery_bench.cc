@@ -317,7 +317,7 @@ class Bench {
     const std::string dir = store::JoinPath(options_.dir, "snapshots");
     double seconds = 0;
     {
-      ShardSnapshots snapshots(fs, dir, logger, observer);
+      ShardSnapshots snapshots(fs, dir, clock_, logger, observer);
       PRECONDOR_CHECK(snapshots.Open([](const SessionSnapshot&) {}, [](const SessionSnapshot&, uint64_t) {}).ok());
       for (const uint32_t layer : install.install.layers) {
         const auto start = std::chrono::steady_clock::now();

@@ -32,6 +32,8 @@ SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CATALOG = "server/metrics/catalog.h"
 OPERATIONS = "docs/operations.md"
+MONITORING = "docs/monitoring.md"
+ENTRY = re.compile(r'\{"(precondor_\w+)", MetricType::k(\w+), "([^"]*)",\s*((?:"[^"]*"\s*)+)\}')  # of the catalog
 
 
 def _links(tree, path, text):
@@ -55,6 +57,23 @@ def _flags(path, text, helps):
                 yield f"{path}:{number}: {flag} is not in {where}"
 
 
+def _metrics(tree, metrics):
+    """Each metric has the row that its entry in the catalog makes, and other documents name no other metric."""
+    for path in (OPERATIONS, MONITORING, "docs/runbooks.md"):
+        text = tree.read(path) if tree.has(path) else ""
+        for match in METRIC.finditer(text):
+            if metrics and SAMPLES.sub("", match.group(0)) not in metrics and not match.group(0).endswith("_"):
+                yield f"{path}:{line_of(text, match.start())}: {match.group(0)} is not in {CATALOG}"
+    if not metrics or not tree.has(MONITORING):
+        return
+    rows = set(tree.read(MONITORING).split("\n"))
+    for name, kind, labels, texts in ENTRY.findall(tree.read(CATALOG)):
+        text = "".join(re.findall(r'"([^"]*)"', texts))
+        row = f"| `{name}` | {kind.lower()} | {labels.replace(',', ', ')} | {text} |"
+        if row not in rows:
+            yield f"{MONITORING}: expected the row: {row}"
+
+
 def check(tree, helps):
     findings = []
     documents = [p for p in tree.paths(".md") if p.startswith("docs/") or "/" not in p]
@@ -64,13 +83,9 @@ def check(tree, helps):
         findings += _links(tree, path, text)
         if helps and path != "docs/gotchas.md":
             findings += _flags(path, text, helps)
+    findings += _metrics(tree, metrics)
     if tree.has(OPERATIONS):
         operations = tree.read(OPERATIONS)
-        for match in METRIC.finditer(operations):
-            if metrics and SAMPLES.sub("", match.group(0)) not in metrics:
-                findings.append(f"{OPERATIONS}:{line_of(operations, match.start())}: {match.group(0)} is not in {CATALOG}")
-        findings += [f"{OPERATIONS}: metric {name} is not described" for name in sorted(metrics)
-                     if name not in METRIC.findall(operations)]
         findings += [f"{OPERATIONS}: flag {flag} of precondor-server is not described"
                      for flag in sorted(helps.get("precondor-server", set()) - {"--help"}) if flag not in operations]
     return findings
@@ -88,8 +103,10 @@ CASES = [
     Case("undocumented flag", {OPERATIONS: "nothing\n"}, ["flag --role of precondor-server is not described"]),
     Case("unknown metric", {OPERATIONS: "--role precondor_y_seconds precondor_y_seconds_sum precondor_x_total\n",
                             CATALOG: '"precondor_y_seconds"'}, ["precondor_x_total is not in"]),
-    Case("undocumented metric", {OPERATIONS: "--role\n", CATALOG: '"precondor_y_total"'},
-         ["precondor_y_total is not described"]),
+    Case("undocumented metric", {MONITORING: "x\n", CATALOG: '{"precondor_y_total", MetricType::kCounter, "a,b", "What" " it is"},'},
+         ["expected the row: | `precondor_y_total` | counter | a, b | What it is |"]),
+    Case("documented metric", {MONITORING: "| `precondor_y_total` | counter |  | What |\n",
+                               CATALOG: '{"precondor_y_total", MetricType::kCounter, "", "What"},'}, []),
 ]
 
 

@@ -15,7 +15,8 @@ TOP_FOLDERS = {"proto", "server", "client", "kernels", "deploy", "tests", "docs"
 
 # Hosts that a document or a licence may name.
 HOSTS = {"github.com", "arxiv.org", "doi.org", "www.apache.org", "www.w3.org", "creativecommons.org",
-         "archive.ics.uci.edu", "buf.build", "localhost", "127.0.0.1"}
+         "archive.ics.uci.edu", "buf.build", "localhost", "127.0.0.1",
+         "shard0", "prometheus"}  # the last two are services of deploy/compose
 ADDRESS = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3}){3})(?![\d.])")
 OPEN_ADDRESSES = re.compile(r"^(127\.|0\.0\.0\.0$|192\.0\.2\.|255\.)")  # loopback, any, RFC 5737 documentation
 PATTERNS = [
@@ -34,6 +35,7 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "kernels/base/clock.h",  # the clock itself
     "kernels/base/log.cc",  # times of log lines
     "proto/wire/grpc_deadline.h",  # gRPC turns it into monotonic time at once
+    "server/metrics/metrics_observer.cc",  # Unix times, which Prometheus compares with its own
     "server/app.cc",  # number of a process' memory
     "server/core/coordinator.cc",  # session ids, beyond those of a journal that is lost
     "server/core/coordinator_factors.cc",  # versions of factors' holds, beyond those of the process before

@@ -247,7 +247,7 @@ class ModeSwitchTest : public ::testing::TestWithParam<ExchangeMode> {
 TEST_P(ModeSwitchTest, FallsBackForAllAtOnceFreesTheFactorsAndReturnsToFreshOnes) {
   Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = 20});
   job.Join();
-  const std::string reserved = "precondor_job_reserved_bytes{train_job=\"job\"}";
+  const std::string reserved = "precondor_job_reserved_bytes{part=\"factors\",train_job=\"job\"}";
   std::vector<double> before;
   for (const auto& shard : job.shards) before.push_back(Metric(*shard, reserved));
   const auto second = job.Run(0, 20);
@@ -289,7 +289,7 @@ TEST_P(ModeSwitchTest, ReturnsToTheFactorsThatWereReleased) {
     const TempDir dir;
     Job job(GetParam(), {.policy = FallbackPolicy::kAtStep, .at_step = 20}, dir.path());
     job.Join();
-    const std::string reserved = "precondor_job_reserved_bytes{train_job=\"job\"}";
+    const std::string reserved = "precondor_job_reserved_bytes{part=\"factors\",train_job=\"job\"}";
     const std::string durable = "precondor_factor_releases_total{outcome=\"durable\",train_job=\"job\"}";
     const std::string returned = "precondor_returned_layers_total{factors=\"kept\",train_job=\"job\"}";
     std::vector<double> before;
@@ -412,8 +412,7 @@ TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(DetailOf(status).reason(), v1::ERROR_REASON_MODE_CONFLICT);
   EXPECT_THAT(status.error_message(), HasSubstr("expected mode SECOND_ORDER as the step began, got FIRST_ORDER"));
-  EXPECT_EQ(Metric(*shard, "precondor_rejected_total{kind=\"gradient\",reason=\"mode_conflict\",train_job=\"job\"}"),
-            1);
+  EXPECT_EQ(Metric(*shard, "precondor_rejected_total{reason=\"mode_conflict\"}"), 1);
 }
 
 std::string Name(const ::testing::TestParamInfo<ExchangeMode>& test) {

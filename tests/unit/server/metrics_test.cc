@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -90,6 +91,21 @@ void Drive(MetricsObserver& metrics) {
     metrics.OnRejected("job", kind, ErrorReason::kNonFinite);
     metrics.OnSealed("job", kind, absl::Milliseconds(30));
   }
+  metrics.OnReceived(TransferPath::kStream, TransferKind::kGradient, 1000);
+  metrics.OnReceived(TransferPath::kStream, TransferKind::kAnswer, 1);  // does not occur
+  metrics.OnSent(TransferPath::kRing, TransferKind::kAnswer, 64);
+  metrics.OnReceive(absl::Milliseconds(3));
+  metrics.OnReply(absl::Milliseconds(7));
+  metrics.OnShardStep("job", 43);
+  metrics.OnDroppedLogLines(2);
+  metrics.OnDroppedLogLines(5);
+  metrics.OnAdmission(true);
+  metrics.OnAdmission(false);
+  metrics.OnSessionGradientMemory("job", 30);
+  metrics.OnSessionMemory("job", 100);
+  metrics.OnLogSync(absl::Milliseconds(6), 4096);
+  metrics.OnSnapshotWritten("job", absl::Seconds(2), 512);
+  metrics.OnLease("job", 106);
   metrics.OnUpdate("job", absl::Milliseconds(2), true);
   metrics.OnUpdate("job", absl::Milliseconds(4), false);
   metrics.OnUpdatesLost("job", 7);
@@ -113,6 +129,7 @@ void Drive(MetricsObserver& metrics) {
   decision.inputs.loss = 0.75;
   decision.inputs.rate = 0.125;
   decision.inputs.threshold_rate = 0.25;
+  decision.inputs.second_order_seconds = 1.5;
   metrics.OnDecision("job", decision);
   metrics.OnModeChange("job", Mode::kFirstOrder);
   metrics.OnLayersMoved("job", 3);
@@ -189,26 +206,52 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
   Drive(metrics);
   const Scrape scrape = Parse(metrics.Render());
   const std::map<std::string, double> expected = {
-      {R"(precondor_contributions_total{kind="statistics",train_job="job"})", 2},
-      {R"(precondor_contributions_total{kind="gradient",train_job="job"})", 2},
-      {R"(precondor_contributions_total{kind="pull",train_job="job"})", 1},
+      {R"(precondor_contributions_total{kind="statistics",result="accepted",train_job="job"})", 2},
+      {R"(precondor_contributions_total{kind="gradient",result="accepted",train_job="job"})", 2},
+      {R"(precondor_contributions_total{kind="gradient",result="duplicate",train_job="job"})", 1},
+      {R"(precondor_contributions_total{kind="statistics",result="rejected",train_job="job"})", 1},
+      {R"(precondor_contributions_total{kind="pull",result="accepted",train_job="job"})", 1},
+      {R"(precondor_contributions_total{kind="pull",result="rejected",train_job="job"})", 0},
       {R"(precondor_fetches_total{train_job="job"})", 2},
       {R"(precondor_fetched_bytes_total{train_job="job"})", 320},
       {R"(precondor_contribution_bytes_total{kind="statistics",train_job="job"})", 105},
       {R"(precondor_contribution_bytes_total{kind="gradient",train_job="job"})", 1005},
-      {R"(precondor_duplicates_total{kind="gradient",train_job="job"})", 1},
-      {R"(precondor_rejected_total{kind="statistics",reason="non_finite",train_job="job"})", 1},
-      {R"(precondor_rejected_total{kind="statistics",reason="over_norm",train_job="job"})", 0},
-      {R"(precondor_seal_wait_seconds_count{kind="gradient",train_job="job"})", 1},
-      {R"(precondor_seal_wait_seconds_sum{kind="gradient",train_job="job"})", 0.03},
-      {R"(precondor_seal_wait_seconds_bucket{kind="gradient",train_job="job",le="0.025"})", 0},
-      {R"(precondor_seal_wait_seconds_bucket{kind="gradient",train_job="job",le="0.05"})", 1},
+      {R"(precondor_rejected_total{reason="non_finite"})", 2},
+      {R"(precondor_rejected_total{reason="over_norm"})", 0},
+      {R"(precondor_stage_seconds_count{stage="seal_wait"})", 2},
+      {R"(precondor_stage_seconds_sum{stage="seal_wait"})", 0.06},
+      {R"(precondor_stage_seconds_bucket{stage="seal_wait",le="0.025"})", 0},
+      {R"(precondor_stage_seconds_bucket{stage="seal_wait",le="0.05"})", 2},
+      {R"(precondor_stage_seconds_sum{stage="receive"})", 0.003},
+      {R"(precondor_stage_seconds_sum{stage="reply"})", 0.007},
+      {R"(precondor_stage_seconds_sum{stage="update"})", 0.006},
+      {R"(precondor_stage_seconds_bucket{stage="precondition",le="10"})", 0},
+      {R"(precondor_stage_seconds_bucket{stage="precondition",le="+Inf"})", 1},
+      {R"(precondor_job_stages_total{stage="seal_wait",train_job="job"})", 2},
+      {R"(precondor_job_stages_total{stage="update",train_job="job"})", 2},
+      {R"(precondor_job_stages_total{stage="precondition",train_job="job"})", 1},
+      {R"(precondor_job_stage_seconds_total{stage="seal_wait",train_job="job"})", 0.06},
+      {R"(precondor_job_stage_seconds_total{stage="update",train_job="job"})", 0.006},
+      {R"(precondor_job_stage_seconds_total{stage="precondition",train_job="job"})", 20},
+      {R"(precondor_transfer_bytes_total{direction="received",kind="gradient",path="stream"})", 1000},
+      {R"(precondor_transfer_bytes_total{direction="received",kind="statistics",path="stream"})", 0},
+      {R"(precondor_transfer_bytes_total{direction="sent",kind="answer",path="ring"})", 64},
+      {R"(precondor_shard_step_number{train_job="job"})", 43},
+      {R"(precondor_dropped_log_lines_total)", 5},
+      {R"(precondor_admissions_total{result="admitted"})", 1},
+      {R"(precondor_admissions_total{result="refused"})", 1},
+      {R"(precondor_job_reserved_bytes{part="gradients",train_job="job"})", 30},
+      {R"(precondor_job_reserved_bytes{part="factors",train_job="job"})", 70},
+      {"precondor_log_size_bytes", 4096},
+      {"precondor_log_sync_seconds_sum", 0.006},
+      {"precondor_snapshot_seconds_sum", 2},
+      {R"(precondor_last_snapshot_bytes{train_job="job"})", 512},
+      {R"(precondor_lease_step_number{train_job="job"})", 106},
+      {R"(precondor_mode_step_seconds{mode="second_order",train_job="job"})", 1.5},
+      {R"(precondor_mode_step_seconds{mode="first_order",train_job="job"})", 0},
       {R"(precondor_updates_total{train_job="job"})", 2},
       {R"(precondor_update_failures_total{train_job="job"})", 1},
       {R"(precondor_updates_lost_total{train_job="job"})", 7},
-      {R"(precondor_update_seconds_sum{train_job="job"})", 0.006},
-      {R"(precondor_precondition_seconds_bucket{train_job="job",le="10"})", 0},
-      {R"(precondor_precondition_seconds_bucket{train_job="job",le="+Inf"})", 1},
       {R"(precondor_results_total{decision="identity",train_job="job"})", 1},
       {R"(precondor_results_total{decision="preconditioned",train_job="job"})", 1},
       {R"(precondor_results_total{decision="skip",train_job="job"})", 0},
@@ -263,13 +306,46 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
     EXPECT_NEAR(scrape.samples.at(series), value, 1e-9) << series;
   }
   EXPECT_GT(scrape.samples.at("precondor_resident_memory_bytes"), 1e6);
+  for (const char* time : {R"(precondor_last_snapshot_timestamp_seconds{train_job="job"})",
+                           "precondor_last_log_sync_timestamp_seconds", "precondor_start_timestamp_seconds"}) {
+    EXPECT_NEAR(scrape.samples.at(time), absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()), 3600) << time;
+  }
+}
+
+// What a Prometheus pays: a job's own series on a server that is coordinator and shard, and all others, whose number
+// follows from the code and not from what runs.
+TEST(MetricsTest, AJobCostsAtMost60Series) {
+  MetricsObserver metrics("1", "all");
+  const size_t without = Parse(metrics.Render()).samples.size();
+  Drive(metrics);
+  size_t of_job = 0;
+  for (const auto& [series, value] : Parse(metrics.Render()).samples) {
+    of_job += absl::StrContains(series, "train_job=\"job\"") ? 1 : 0;
+  }
+  EXPECT_GT(of_job, 40u);
+  EXPECT_LE(of_job, 60u);
+  EXPECT_LE(without, 200u);
+  const size_t with_one = Parse(metrics.Render()).samples.size();
+  metrics.OnSessionInstalled("other");
+  metrics.OnSessionOpened("other");
+  EXPECT_EQ(Parse(metrics.Render()).samples.size() - with_one, of_job);
+}
+
+TEST(MetricsTest, TheProbeIsAskedBeforeEachScrape) {
+  MetricsObserver metrics("1", "shard");
+  uint64_t step = 0;
+  metrics.SetProbe([&step](MetricsObserver& probed) { probed.OnShardStep("job", ++step); });
+  metrics.OnSessionInstalled("job");
+  for (const double expected : {1, 2}) {
+    EXPECT_EQ(Value(metrics, R"(precondor_shard_step_number{train_job="job"})"), expected);
+  }
 }
 
 TEST(MetricsTest, EveryReasonHasASeries) {
   MetricsObserver metrics("1", "shard");
   metrics.OnSessionInstalled("job");
   for (size_t reason = 0; reason < kErrorReasonCount; ++reason) {
-    metrics.OnRejected("job", ContributionKind::kGradient, static_cast<ErrorReason>(reason));
+    metrics.OnRejected("", ContributionKind::kGradient, static_cast<ErrorReason>(reason));
   }
   int64_t ones = 0;
   for (const auto& [series, value] : Parse(metrics.Render()).samples) {
@@ -303,6 +379,8 @@ TEST(MetricsTest, AJobHasTheSeriesOfItsSideAtZeroFromTheStart) {
                                          "precondor_training_loss",
                                          "precondor_second_order_mode",
                                          "precondor_smoothed_loss",
+                                         "precondor_lease_step_number",
+                                         "precondor_mode_step_seconds",
                                          "precondor_loss_rate",
                                          "precondor_moved_layers_total",
                                          "precondor_mode_changes_total",
@@ -339,6 +417,10 @@ void Late(MetricsObserver& metrics) {
   metrics.OnResult("job", Decision::kIdentity, 1);
   metrics.OnStepReported("job", 99, 1.0, Mode::kSecondOrder);
   metrics.OnDecision("job", {});
+  metrics.OnLease("job", 7);
+  metrics.OnShardStep("job", 7);
+  metrics.OnSessionMemory("job", 7);
+  metrics.OnSnapshotWritten("job", absl::Seconds(1), 1);
   metrics.OnModeChange("job", Mode::kFirstOrder);
   metrics.OnLaggards("job", {1});
   metrics.OnSessionSnapshot("job", true);
@@ -387,21 +469,26 @@ TEST(MetricsTest, NamesOfJobsAreEscaped) {
   EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="a\"b\\c\nd"})"), 0);
 }
 
-// The answer to GET /metrics of a server on this machine, headers and all.
-std::string Get(int port) {
+// What a server on this machine answers, headers and all.
+std::string Ask(int port, const std::string& request) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  EXPECT_EQ(send(fd, request.data(), request.size(), 0), static_cast<ssize_t>(request.size()));
+  const std::string lines = request + " HTTP/1.0\r\n\r\n";
+  EXPECT_EQ(send(fd, lines.data(), lines.size(), 0), static_cast<ssize_t>(lines.size()));
   std::string answer;
   char part[4096];
   for (ssize_t n = 0; (n = recv(fd, part, sizeof(part), 0)) > 0;) answer.append(part, static_cast<size_t>(n));
   close(fd);
   return answer;
+}
+
+std::string BodyOf(const std::string& answer) {
+  const size_t body = answer.find("\r\n\r\n");
+  return body == std::string::npos ? "no body" : answer.substr(body + 4);
 }
 
 TEST(MetricsTest, ServesTheScrapeOverHttp) {
@@ -410,22 +497,46 @@ TEST(MetricsTest, ServesTheScrapeOverHttp) {
   ASSERT_TRUE(port.ok()) << port.status();
   ASSERT_GT(*port, 0);
   Drive(metrics);
-  const std::string answer = Get(*port);
+  const std::string answer = Ask(*port, "GET /metrics");
   EXPECT_THAT(answer, HasSubstr(" 200 OK"));
-  const size_t body = answer.find("\r\n\r\n");
-  ASSERT_NE(body, std::string::npos);
-  const Scrape scrape = Parse(answer.substr(body + 4));
-  std::set<std::string> ours;
-  for (const std::string& family : scrape.families) {
-    if (!absl::StartsWith(family, "exposer_")) ours.insert(family);  // the HTTP library's own
-  }
-  EXPECT_EQ(ours, Parse(metrics.Render()).families);
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
+  const Scrape scrape = Parse(BodyOf(answer));
+  EXPECT_EQ(scrape.families, Parse(metrics.Render()).families);
   EXPECT_GT(scrape.samples.at("precondor_resident_memory_bytes"), 1e6);
 
   MetricsObserver second("1", "all");
   const absl::Status taken = second.Serve(absl::StrCat("127.0.0.1:", *port)).status();
   EXPECT_EQ(taken.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(taken.message()), HasSubstr(absl::StrCat("metrics_listen 127.0.0.1:", *port)));
+}
+
+TEST(MetricsTest, OtherPagesAreServedAndNothingCanBeWritten) {
+  MetricsObserver metrics("1", "all");
+  const Page echo = {.content_type = "application/json",
+                     .make = [](absl::string_view query) -> absl::StatusOr<std::string> {
+                       const std::string session = QueryParameter(query, "session");
+                       if (session == "none") return absl::NotFoundError("no such session");
+                       if (session == "broken") return absl::InternalError("broken");
+                       return absl::StrCat("\"", session, "\"");
+                     }};
+  const absl::StatusOr<int> port = metrics.Serve("127.0.0.1:0", {{"/layers", echo}});
+  ASSERT_TRUE(port.ok()) << port.status();
+  const std::string page = Ask(*port, "GET /layers?session=a%20b%22");
+  EXPECT_THAT(page, HasSubstr(" 200 OK"));
+  EXPECT_THAT(page, HasSubstr("Content-Type: application/json\r\n"));
+  EXPECT_THAT(page, HasSubstr("X-Content-Type-Options: nosniff\r\n"));
+  EXPECT_EQ(BodyOf(page), "\"a b\"\"");
+  EXPECT_EQ(BodyOf(Ask(*port, "GET /layers")), "\"\"");
+  EXPECT_EQ(BodyOf(Ask(*port, "HEAD /layers?session=a")), "");
+  EXPECT_THAT(Ask(*port, "GET /layers?session=none"), HasSubstr(" 404 Not Found"));
+  EXPECT_THAT(Ask(*port, "GET /layers?session=broken"), HasSubstr(" 500 Internal Server Error"));
+  for (const char* missing : {"/", "/layers/", "/metrics/x", "/../etc/passwd"}) {
+    EXPECT_THAT(Ask(*port, absl::StrCat("GET ", missing)), HasSubstr(" 404 Not Found")) << missing;
+  }
+  for (const char* method : {"POST", "PUT", "DELETE", "OPTIONS"}) {
+    EXPECT_THAT(Ask(*port, absl::StrCat(method, " /metrics")), HasSubstr(" 405 Method Not Allowed")) << method;
+  }
+  metrics.StopServing();
 }
 
 }  // namespace

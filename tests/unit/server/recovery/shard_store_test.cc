@@ -215,9 +215,10 @@ TEST(ShardSnapshotsTest, TheWriterLeavesTheProcessorToSteps) {
   const int own = getpriority(PRIO_PROCESS, 0);
   const TempDir dir;
   NicenessFileSystem fs;
+  const RealClock clock;
   NullLogger logger;
   Observer observer;
-  ShardSnapshots snapshots(fs, dir.path() + "/snapshots", logger, observer);
+  ShardSnapshots snapshots(fs, dir.path() + "/snapshots", clock, logger, observer);
   ASSERT_TRUE(snapshots.Open([](const SessionSnapshot&) {}, [](const SessionSnapshot&, uint64_t) {}).ok());
   InstallRecord install;
   install.install.session_id = 1;

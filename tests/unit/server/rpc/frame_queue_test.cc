@@ -56,6 +56,30 @@ TEST_F(FrameQueueTest, WritesOneMessageAtATimeInOrder) {
   EXPECT_THAT(written, ElementsAre(ElementsAre(1u), ElementsAre(2u), ElementsAre(3u)));
 }
 
+TEST(FrameQueueTimesTest, TellsHowLongTheLastFrameOfAnAnswerWaited) {
+  absl::Time now = absl::UnixEpoch();
+  std::vector<absl::Duration> waits;
+  FrameQueue queue(FrameQueue::Events{.write = [](const grpc::ByteBuffer*, bool) {},
+                                      .resume = [] {},
+                                      .drained = [] {},
+                                      .now = [&now] { return now; },
+                                      .replied = [&waits](absl::Duration wait) { waits.push_back(wait); }},
+                   kLimitBytes);
+  const auto payload = std::make_shared<std::string>(10, 'x');
+  v1::ExchangeResponse answer;
+  answer.mutable_header()->set_kind(v1::FRAME_KIND_RESULT);
+  answer.mutable_header()->set_payload_bytes(20);
+  queue.Push(Ack(1));
+  queue.Push(answer, {payload->data(), 10, payload});
+  answer.mutable_header()->set_chunk_offset(10);
+  queue.Push(answer, {payload->data(), 10, payload});
+  for (int i = 0; i < 3; ++i) {
+    now += absl::Seconds(1);
+    queue.Written();
+  }
+  EXPECT_THAT(waits, ElementsAre(absl::Seconds(3)));
+}
+
 TEST_F(FrameQueueTest, BundlesWhatWaitsOnceThePeerTakesThem) {
   queue.AllowBundles();
   queue.Push(Ack(1));

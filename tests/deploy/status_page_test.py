@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The status page of the metrics port in headless Chromium, beside a job that trains.
+
+Usage: status_page_test.py BINARIES [--screenshots=DIR]   (keeps the pictures that it takes)
+"""
+
+import base64
+import json
+import pathlib
+import struct
+import sys
+import tempfile
+import unittest
+import urllib.error
+import urllib.request
+
+import deploy_tools
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e/chaos"))
+from cluster import Cluster, Training, free_port, wait_for  # noqa: E402
+from monitoring_program import Program  # noqa: E402
+
+deploy_tools.require("chromium", "chromedriver")
+
+BINARIES = None
+SCREENSHOTS = None
+TAB, ENTER = "\ue004", "\ue007"  # as WebDriver has them
+
+
+class Browser:
+    """A window of headless Chromium, through chromedriver."""
+
+    def __init__(self, url, folder):
+        self.url = url
+        self.session = ""
+        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                     "--disable-dev-shm-usage", f"--user-data-dir={folder}"]
+        made = self.ask("POST", "", {"capabilities": {"alwaysMatch": {
+            "browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}, "goog:chromeOptions": {"args": arguments}}}})
+        self.session = "/" + made["sessionId"]
+
+    def ask(self, method, path, body=None):
+        request = urllib.request.Request(f"{self.url}/session{self.session}{path}", method=method,
+                                         data=None if body is None else json.dumps(body).encode(),
+                                         headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())["value"]
+
+    def open(self, url):
+        self.ask("POST", "/url", {"url": url})
+
+    def run(self, script):
+        return self.ask("POST", "/execute/sync", {"script": script, "args": []})
+
+    def text(self):
+        return self.run("return document.body.innerText")
+
+    def click(self, selector):
+        found = self.ask("POST", "/element", {"using": "css selector", "value": selector})
+        self.ask("POST", f"/element/{next(iter(found.values()))}/click", {})
+
+    def press(self, *keys):
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def darken(self):
+        self.ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": {
+            "features": [{"name": "prefers-color-scheme", "value": "dark"}]}})
+
+    def resize(self, width, height):
+        self.ask("POST", "/window/rect", {"width": width, "height": height})
+
+    def screenshot(self, name):
+        """A PNG; its width."""
+        png = base64.b64decode(self.ask("GET", "/screenshot"))
+        if SCREENSHOTS is not None:
+            (SCREENSHOTS / f"{name}.png").write_bytes(png)
+        return struct.unpack(">I", png[16:20])[0]
+
+    def errors(self):
+        """What the console shows, warnings and errors alike."""
+        return self.ask("POST", "/se/log", {"type": "browser"})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.ask("DELETE", "")
+
+
+class StatusPage(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="precondor-page-")))
+        cls.folder = folder
+        cls.cluster = cls.enterClassContext(Cluster(BINARIES, folder, shards=1))
+        cls.enterClassContext(Training(BINARIES, cls.cluster, folder, ["--steps=1000000"]))
+        port = free_port()
+        cls.driver = f"http://127.0.0.1:{port}"
+        cls.enterClassContext(Program(folder, ["chromedriver", f"--port={port}", "--allowed-ips=127.0.0.1"]))
+        wait_for("chromedriver", cls.driver_ready)
+        wait_for("steps", lambda: (cls.cluster.step() or 0) > 10)
+
+    @classmethod
+    def driver_ready(cls):
+        try:
+            with urllib.request.urlopen(f"{cls.driver}/status", timeout=5) as answer:
+                return json.loads(answer.read())["value"]["ready"]
+        except OSError:
+            return False
+
+    def browser(self, name):
+        return self.enterContext(Browser(self.driver, self.folder / f"profile-{name}"))
+
+    def page(self, server):
+        return f"http://127.0.0.1:{server.metrics_port}/"
+
+    def test_the_coordinator_shows_mode_loss_step_and_plots(self):
+        browser = self.browser("coordinator")
+        browser.resize(1200, 900)
+        browser.open(self.page(self.cluster.coordinator))
+        wait_for("a plot of the loss", lambda: browser.run("return document.querySelectorAll('polyline').length") >= 2)
+        text = browser.text()
+        for expected in ("serving", "coordinator", "second order", "Ranks joined", "4 of 4", "Loss", "Steps left in the lease",
+                         self.cluster.shards[0].address):
+            self.assertIn(expected, text)
+        self.assertNotIn("NaN", text)
+        self.assertNotIn("undefined", text)
+        browser.screenshot("coordinator-wide-light")
+        self.assertEqual(browser.errors(), [])
+
+    def test_the_shard_shows_stages_memory_and_snapshots_in_the_dark_and_narrow(self):
+        browser = self.browser("shard")
+        browser.darken()
+        browser.resize(500, 900)
+        browser.open(self.page(self.cluster.shards[0]))
+        wait_for("the slowest stage", lambda: "a layer" in browser.text())
+        text = browser.text()
+        for expected in ("Reserved", "Device cpu", "usable", "Slowest ranks", "none lags", "ago"):
+            self.assertIn(expected, text)
+        self.assertTrue(browser.run("return matchMedia('(prefers-color-scheme: dark)').matches"))
+        self.assertLessEqual(browser.run("return document.documentElement.scrollWidth"),
+                             browser.run("return document.documentElement.clientWidth"), "nothing sticks out")
+        self.assertGreater(browser.screenshot("shard-narrow-dark"), 300)
+        self.assertEqual(browser.errors(), [])
+
+    def test_cards_fold_by_click_and_by_keyboard_and_stay_so(self):
+        browser = self.browser("keys")
+        browser.open(self.page(self.cluster.coordinator))
+        wait_for("a job", lambda: browser.run("return document.querySelectorAll('section').length") == 2)
+        is_open = "return document.querySelectorAll('details')[{}].open"
+        browser.click("section:nth-of-type(2) summary")
+        self.assertFalse(browser.run(is_open.format(1)))
+        browser.run("document.activeElement.blur()")
+        reads = browser.run("return performance.getEntriesByName(location.origin + '/status').length")
+        wait_for("another reading", lambda: browser.run(
+            "return performance.getEntriesByName(location.origin + '/status').length") > reads)
+        self.assertFalse(browser.run(is_open.format(1)), "a reading does not open it again")
+        browser.run("document.querySelector('summary').focus()")
+        browser.press(TAB, ENTER)
+        self.assertTrue(browser.run(is_open.format(1)))
+        self.assertEqual(browser.errors(), [])
+
+    def test_the_page_needs_nothing_from_elsewhere_and_writes_nothing(self):
+        browser = self.browser("assets")
+        browser.open(self.page(self.cluster.shards[0]))
+        wait_for("readings", lambda: "serving" in browser.text())
+        origin = browser.run("return location.origin")
+        for name in browser.run("return performance.getEntriesByType('resource').map(e => e.name)"):
+            self.assertTrue(name.startswith((origin, "data:")), name)
+        self.assertEqual(browser.run("return document.querySelectorAll('form, input, button, textarea').length"), 0)
+        for path in ("", "status", "layers", "metrics"):
+            request = urllib.request.Request(self.page(self.cluster.shards[0]) + path, method="POST", data=b"x")
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=10)
+            self.assertEqual(refused.exception.code, 405)
+            refused.exception.close()
+
+    def test_a_server_that_ends_shows_as_such(self):
+        with Cluster(BINARIES, self.folder / "other", shards=1, durable=False) as other:
+            browser = self.browser("gone")
+            browser.open(self.page(other.coordinator))
+            wait_for("readings", lambda: "No session is open." in browser.text())
+            other.coordinator.kill()
+            wait_for("the end", lambda: "does not answer" in browser.text())
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        if argument.startswith("--screenshots="):
+            SCREENSHOTS = pathlib.Path(argument.partition("=")[2])
+        elif not argument.startswith("-"):
+            BINARIES = pathlib.Path(argument)
+    unittest.main(argv=[sys.argv[0], "-v"])
