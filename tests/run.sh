@@ -8,7 +8,9 @@ usage() {
 Usage: tests/run.sh [--preset NAME] [--label NAME] [--no-install] [--help]
   --preset NAME   a preset of CMakePresets.json: dev (default), clang, asan, tsan, cuda; builds in build/NAME
   --label NAME    only the tests with this CTest label: unit, conformance, sim, loopback, golden, python, e2e, lint,
-                  bench, gpu, soak. Default: all that the preset selects (dev: all but gpu, bench, soak)
+                  deploy, deploy-full, bench, gpu, soak. Default: all that the preset selects (dev: all but
+                  deploy-full, bench, gpu, soak). The tools of deploy are installed only for a label that begins so;
+                  without them its tests are skipped
   --no-install    do not look for missing packages
   --help          this text
 The last lines are CTest's summary; the exit status is 0 when every test passed.
@@ -40,13 +42,16 @@ run() {
   "$@"
 }
 
-if [[ "$install" == yes ]]; then run deploy/install.sh --test; fi
+if [[ "$install" == yes ]]; then
+  run deploy/install.sh --test
+  if [[ "$label" == deploy* ]]; then run deploy/install.sh --deploy; fi
+fi
 run cmake --preset "$preset"
 run cmake --build --preset "$preset"
 case "$label" in
   "") run ctest --preset "$preset" -j 2 ;;
   # The presets leave these out, and a preset's exclusion wins over a label given here.
-  gpu | bench | soak)
+  gpu | bench | soak | deploy-full)
     run ctest --test-dir "build/$preset" -L "^$label\$" --output-on-failure --no-tests=error --timeout 1800 ;;
   *) run ctest --preset "$preset" -L "^$label\$" -j 2 ;;
 esac
