@@ -51,7 +51,7 @@ REFUSED = {
     "no shard": ({"shard": {"replicas": 0}}, "replicas"),
     "option that the server does not have": ({"config": {"log_levle": "debug"}}, "log_levle"),
     "option that the chart sets": ({"shard": {"config": {"data_dir": "/tmp"}}}, "data_dir"),
-    "etcd as an address with a scheme": ({"coordinator": {"etcd": {"endpoints": ["http://etcd:2379"]}}}, "endpoints"),
+    "etcd by a path": ({"coordinator": {"etcd": {"endpoints": ["etcd/etcd:2379"]}}}, "endpoints"),
     "fraction of a core": ({"shard": {"cpu": "500m"}}, "cpu"),
     "size without a unit that is known": ({"shard": {"persistence": {"size": "10GB"}}}, "size"),
     "policy that lets nobody in": ({"networkPolicy": {"clients": []}}, "clients"),
