@@ -63,7 +63,7 @@ class PodsTest(unittest.TestCase):
         self.bridge = self.enterContext(Network([])).prefix + "bridge"
         self.addresses = {name: f"192.0.2.{i + 1}" for i, name in enumerate(self.specs)}
         self.names = {f"{name}.{name.rsplit('-', 1)[0]}.{NAMESPACE}.svc": at for name, at in self.addresses.items()}
-        self.names["precondor:"] = f"{self.addresses[COORDINATOR]}:"  # the Service
+        self.names["=precondor:"] = f"={self.addresses[COORDINATOR]}:"  # the Service, after --server
 
     def tearDown(self):
         subprocess.run(["podman", "pod", "rm", "--all", "--force", "--time=0"], env=self.engine.environment,
