@@ -190,7 +190,7 @@ def hardening(objects):
 
 # ---- Programs ----
 class Programs:
-    """The built programs. check_config: also asks the server whether it takes the flags and variables of each container."""
+    """The built programs: what their help lists, and what the server's own check of its configuration says."""
 
     def __init__(self, server, ctl):
         self.server = server
@@ -232,9 +232,9 @@ def _port(address):
 def _server(pod, container, programs):
     flags = container.get("args") or []
     environment = environment_of(container)
-    options = dict(flag[2:].split("=", 1) for flag in flags)
-    variables = {key: value for key, value in environment.items() if key.startswith("PRECONDOR_")}
-    options.update({key[len("PRECONDOR_"):].lower().replace("_", "-"): value for key, value in variables.items()})
+    options = {key[len("PRECONDOR_"):].lower().replace("_", "-"): value for key, value in environment.items()
+               if key.startswith("PRECONDOR_")}
+    options.update(flag[2:].split("=", 1) for flag in flags)  # flags win
     for option in options:
         if f"--{option}" not in programs.flags("precondor-server"):
             yield f"precondor-server has no option {option}"
