@@ -29,6 +29,7 @@ OTHERS = {"--preset", "--build", "--install", "--prefix", "--test-dir", "--targe
 FLAG = re.compile(r"(?<![\w-])--(?!gtest_)[a-z][a-z0-9-]*[a-z0-9]")
 METRIC = re.compile(r"\bprecondor_[a-z0-9_]+")
 SAMPLES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
+OTHERS |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--previous"}  # helm's and kubectl's
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CATALOG = "server/metrics/catalog.h"
 OPERATIONS = "docs/operations.md"

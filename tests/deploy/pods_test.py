@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The chart's pods run: podman plays the rendered templates, in network namespaces of their own, with the built programs' image.
+
+The test does what the controllers of Kubernetes do: it names the pods and their volumes, expands variables, and puts
+addresses in the place of names. Also runs the examples' program with two ranks.
+
+Usage: pods_test.py --binaries DIR [-k PATTERN]
+"""
+
+import argparse
+import copy
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from deploy_tools import require, skip_unless_root
+
+require("helm", "podman", "buildah", "debootstrap", "runc", "ip", "nsenter")
+skip_unless_root()
+
+import chart_test
+import manifests
+from containers import SERVER_IMAGE, Engine, Network, run, wait_for
+
+NAMESPACE = "training"  # that of chart_test.template
+NOT_IN_PODMAN = ("ports", "readinessProbe", "livenessProbe")  # those of gRPC; ports need a network of podman's
+SHARDS = ["precondor-shard-0", "precondor-shard-1"]
+COORDINATOR = "precondor-coordinator-0"
+LAST_STEP = 99
+binaries = None
+
+
+def pod_specs(objects):
+    """Name and spec of each pod that the controllers would make, and of the chart's test."""
+    for thing in objects:
+        if thing["kind"] == "Pod":
+            yield thing["metadata"]["name"], copy.deepcopy(thing["spec"])
+        elif thing["kind"] == "StatefulSet":
+            for i in range(thing["spec"]["replicas"]):
+                name, spec = f"{thing['metadata']['name']}-{i}", copy.deepcopy(thing["spec"]["template"]["spec"])
+                for claim in thing["spec"]["volumeClaimTemplates"]:
+                    volume = claim["metadata"]["name"]
+                    spec["volumes"].append({"name": volume, "persistentVolumeClaim": {"claimName": f"{volume}-{name}"}})
+                yield name, spec
+
+
+class PodsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.engine = cls.enterClassContext(Engine())
+        cls.engine.build_server(binaries)
+
+    def setUp(self):
+        repository, tag = SERVER_IMAGE.rsplit(":", 1)
+        self.specs = dict(pod_specs(chart_test.template({"image": {"repository": repository, "tag": tag, "pullPolicy": "Never"}})))
+        self.bridge = self.enterContext(Network([])).prefix + "bridge"
+        self.addresses = {name: f"192.0.2.{i + 1}" for i, name in enumerate(self.specs)}
+        self.names = {f"{name}.{name.rsplit('-', 1)[0]}.{NAMESPACE}.svc": at for name, at in self.addresses.items()}
+        self.names["=precondor:"] = f"={self.addresses[COORDINATOR]}:"  # the Service, after --server
+
+    def tearDown(self):
+        subprocess.run(["podman", "pod", "rm", "--all", "--force", "--time=0"], env=self.engine.environment,
+                       capture_output=True, check=False)
+
+    def play(self, name):
+        spec = copy.deepcopy(self.specs[name])
+        for container in spec["containers"]:
+            for key in NOT_IN_PODMAN:
+                container.pop(key, None)
+            environment = manifests.environment_of(container, NAMESPACE)
+            container["env"] = [{"name": key, "value": value} for key, value in environment.items()]
+        text = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+        for host, address in self.names.items():
+            text = text.replace(host, address)
+        file = self.engine.folder / f"{name}.json"
+        file.write_text(text, encoding="utf-8")
+        self.engine.podman("kube", "play", "--network=none", file)
+        infra = self.engine.podman("pod", "inspect", "--format={{.InfraContainerID}}", name).strip()
+        process, port = self.engine.inspect(infra)["State"]["Pid"], f"port{list(self.specs).index(name)}"
+        run("ip", "-n", self.bridge, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", process)
+        run("ip", "-n", self.bridge, "link", "set", port, "master", "bridge", "up")
+        inside = ["nsenter", f"--net=/proc/{process}/ns/net", "ip"]
+        run(*inside, "address", "add", f"{self.addresses[name]}/24", "dev", "eth0")
+        run(*inside, "link", "set", "eth0", "up")
+
+    def container(self, name, which=None):
+        return f"{name}-{which or self.specs[name]['containers'][0]['name']}"
+
+    def ctl(self, name, *arguments):
+        port = 7071 if name in SHARDS else 7070
+        return subprocess.run(["podman", "exec", self.container(name), "precondorctl", f"--server=127.0.0.1:{port}", *arguments],
+                              env=self.engine.environment, capture_output=True, text=True, check=False)
+
+    def sessions(self, name):
+        return json.loads(self.ctl(name, "sessions", "--json").stdout)
+
+    def await_ready(self, name):
+        wait_for(f"{name} to be ready", lambda: self.ctl(name, "health").returncode == 0)
+
+    def check_hardened(self, name):
+        state = self.engine.inspect(self.container(name))
+        process = pathlib.Path(f"/proc/{state['State']['Pid']}")
+        status = dict(re.findall(r"^(\w+):\s+(.*)$", (process / "status").read_text(encoding="utf-8"), re.M))
+        self.assertEqual({*status["Uid"].split(), *status["Gid"].split()}, {"10001"})
+        self.assertEqual((int(status["CapEff"], 16), int(status["CapBnd"], 16)), (0, 0))
+        self.assertEqual((status["NoNewPrivs"], status["Seccomp"]), ("1", "2"))
+        root = next(line.split() for line in (process / "mounts").read_text(encoding="utf-8").splitlines() if line.split()[1] == "/")
+        self.assertIn("ro", root[3].split(","))
+        limit = self.specs[name]["containers"][0]["resources"]["limits"]["memory"]
+        self.assertEqual(state["HostConfig"]["Memory"], manifests.mebibytes(limit) << 20)
+
+    def test_pods_serve_end_in_order_and_come_back(self):
+        for name in (COORDINATOR, *SHARDS):  # in any order
+            self.play(name)
+        for name in (COORDINATOR, *SHARDS):
+            self.await_ready(name)
+            self.check_hardened(name)
+
+        test = "precondor-test"
+        self.play(test)
+        for which in ("health", "status"):
+            container = self.container(test, which)
+            self.engine.podman("wait", container)
+            self.assertEqual(self.engine.inspect(container)["State"]["ExitCode"], 0, self.engine.logs(container))
+
+        # As in an update of a StatefulSet with OnDelete: the pod ends, and a new one has its volume.
+        updated = SHARDS[0]
+        self.engine.podman("pod", "stop", f"--time={self.specs[updated]['terminationGracePeriodSeconds']}", updated)
+        self.assertEqual(self.engine.inspect(self.container(updated))["State"]["ExitCode"], 0, self.engine.logs(self.container(updated)))
+        self.assertNotEqual(self.ctl(COORDINATOR, "--timeout=1s", "status").returncode, 0)
+        self.engine.podman("pod", "rm", updated)
+        self.play(updated)
+        self.await_ready(updated)
+        wait_for("the coordinator to see the new pod", lambda: self.ctl(COORDINATOR, "status").returncode == 0)
+        self.assertEqual(self.sessions(updated), self.sessions(SHARDS[1]))
+
+
+class ExampleTest(unittest.TestCase):
+    def test_two_ranks_train(self):
+        python = "/usr/bin/python3"  # Debian's, which has torch
+        environment = {**os.environ, "PYTHONPATH": str(binaries / "client/python")}
+        if subprocess.run([python, "-c", "import torch, precondor"], env=environment, capture_output=True, check=False).returncode:
+            self.skipTest("no torch, or no Python package in the build tree")
+        program = chart_test.KUSTOMIZE / "examples" / "program" / "train.py"
+        with tempfile.TemporaryDirectory() as folder:
+            port_file = pathlib.Path(folder) / "port"
+            server = subprocess.Popen([binaries / "server/precondor-server", "--listen=127.0.0.1:0", f"--port-file={port_file}"],
+                                      stderr=subprocess.DEVNULL)
+            self.addCleanup(server.wait)
+            self.addCleanup(server.kill)
+            wait_for("the server's port", port_file.exists)
+            address = f"127.0.0.1:{port_file.read_text(encoding='utf-8').strip()}"
+            with socket.create_server(("127.0.0.1", 0)) as found:
+                environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(found.getsockname()[1]), WORLD_SIZE="2")
+            ranks = [subprocess.Popen([python, program, address, "example"], env={**environment, "RANK": str(rank)}, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in (0, 1)]
+            for rank in ranks:
+                self.addCleanup(rank.wait)
+                self.addCleanup(rank.kill)
+            printed = "".join(rank.communicate(timeout=300)[0] for rank in ranks)
+        losses = {(int(rank), int(step)): float(loss)
+                  for rank, step, loss in re.findall(r"rank (\d) step (\d+) loss ([\d.]+)", printed)}
+        for rank in (0, 1):
+            self.assertIn((rank, LAST_STEP), losses, printed)
+            self.assertLess(losses[rank, LAST_STEP], losses[rank, 0] / 10, printed)
+
+
+def main():
+    global binaries
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--binaries", required=True)
+    parser.add_argument("--full", action="store_true", help=argparse.SUPPRESS)  # CMake's; there is no shorter form
+    arguments, rest = parser.parse_known_args()
+    binaries = pathlib.Path(arguments.binaries)
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()
