@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what building and testing Precondor needs on Debian 12. Idempotent; quick when all is there.
-# Usage: deploy/install.sh [--test | --bench]   (--test adds what only tests and lint need, --bench a peer to compare with and the examples' text)
+# Usage: deploy/install.sh [--test | --bench]   (--test adds what only tests and lint need, and deploy/torch2.sh; --bench a peer to
+# compare with and the examples' text)
 set -euo pipefail
 
 build_packages=(
@@ -29,11 +30,18 @@ case "${1:-}" in
   --bench) packages+=("${bench_packages[@]}") ;;
   --help | -h)
     echo "Usage: deploy/install.sh [--test | --bench]"
-    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, --bench torch and"
-    echo "a text, which benchmarks run beside ours and examples train on."
+    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, and runs"
+    echo "deploy/torch2.sh; --bench adds torch and a text, which benchmarks run beside ours and examples train on."
     exit 0 ;;
   *) echo "install: unknown argument: $1; see --help" >&2; exit 2 ;;
 esac
+
+# What is not Debian's. Without a package index the tests that want it are shown as skipped.
+install_torch2() {
+  if [[ "$1" == --test ]]; then
+    "$(dirname "${BASH_SOURCE[0]}")/torch2.sh" >&2 || echo "install: deploy/torch2.sh failed; the tests with torch 2 will be skipped" >&2
+  fi
+}
 
 missing=()
 for package in "${packages[@]}"; do
@@ -41,6 +49,7 @@ for package in "${packages[@]}"; do
 done
 if (( ${#missing[@]} == 0 )); then
   echo "install: all ${#packages[@]} packages are there"
+  install_torch2 "${1:-}"
   exit 0
 fi
 
@@ -61,3 +70,4 @@ echo "install: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 "${sudo[@]}" apt-get update -q
 "${sudo[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
+install_torch2 "${1:-}"
