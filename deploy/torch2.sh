@@ -10,7 +10,7 @@ Usage: deploy/torch2.sh [--print] [--help]
   --help    this text
 The environment is for Debian's python3, which the build's extension is for. It is kept outside the checkout, in
 ${XDG_CACHE_HOME:-~/.cache}/precondor, under a name that changes with its packages. The last line printed is its path.
-The first time costs 0.8 GB of download, 2.2 GB of disk and 3 minutes; later runs cost nothing.
+The first time costs 0.8 GB of download, 2.2 GB of disk and 1 to 3 minutes; later runs cost nothing.
 
 PyPI's torch for x86 is built for CUDA. The 4 GB of NVIDIA's libraries that it asks for are not installed: empty libraries with
 their names and symbols take their place, so that it loads on a machine without a GPU. It works on the CPU alone.
