@@ -90,7 +90,8 @@ class CompileTest(torch_case.ServerCase):
             sent.append(finish(pair, loss_scale))
             return sent[-1]
 
-        pre = self.preconditioner(called, f"{self.name}-{how}", optimizer=optimizer, warmup_steps=2, inv_freq=3, replace=True, **options)
+        pre = self.preconditioner(called, f"{self.name}-{how}", optimizer=optimizer, warmup_steps=2, inv_freq=3, replace=True,
+                                  **options)
         with unittest.mock.patch.object(Pair, "finish", keep):
             for step in range(steps):
                 optimizer.zero_grad()
@@ -177,7 +178,8 @@ class CompileTest(torch_case.ServerCase):
         pre = self.preconditioner(called)
         called(torch.randn(5, 2, 8)).sum().backward()
         self.expect(precondor.FailedPreconditionError,
-                    r"layer attention\.\w+: it has a gradient, but step 0, which takes statistics, saw no call of it", pre.step, 1.0)
+                    r"layer attention\.\w+: it has a gradient, but step 0, which takes statistics, saw no call of it",
+                    pre.step, 1.0)
         pre.close()
         model.zero_grad()
         pre = self.preconditioner(called, f"{self.name}-skip", skip=["attention.*"])

@@ -74,6 +74,9 @@ class FsdpTest(unittest.TestCase):
     def test_compiled_blocks(self):
         self.expect_ddp([2], 1e-6, {"compiled": True})
 
+    def test_weights_in_bf16(self):
+        self.expect_ddp([2], 0.02, {"bf16": True}, optimizer="SGD")  # some ten roundings of 2^-9 on numbers of up to 1
+
     def test_what_is_not_supported_is_refused_by_name(self):
         for case, kind, pattern in (
                 ("fsdp1", precondor.UnimplementedError, "FullyShardedDataParallel"),

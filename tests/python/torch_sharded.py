@@ -37,19 +37,21 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def make(how, reshard, hsdp, by_columns, compiled):
+def make(how, reshard, hsdp, by_columns, compiled, bf16):
     """(the model, what is called)"""
     torch.manual_seed(3)
     model = Net()
     if how == "ddp":
         return model, nn.parallel.DistributedDataParallel(model)
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard")) if hsdp else \
         init_device_mesh("cpu", (size,))
     options = {"mesh": mesh, "reshard_after_forward": reshard}
+    if bf16:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if by_columns:  # what torch can so divide: even parts alone
         options["shard_placement_fn"] = lambda parameter: (
             Shard(1) if parameter.dim() == 2 and parameter.shape[1] % size == 0 else None)
@@ -65,11 +67,11 @@ def whole(parameter):
     return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().numpy()
 
 
-def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=False, compiled=False, micro_batches=1, clip=False,
-          optimizer="AdamW", **options):
+def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False, micro_batches=1,
+          clip=False, optimizer="AdamW", **options):
     """(last weights, whole; decisions of the last step; names of layers; the losses)."""
     size = dist.get_world_size()
-    model, called = make(how, reshard, hsdp, by_columns, compiled)
+    model, called = make(how, reshard, hsdp, by_columns, compiled, bf16)
     optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.02)
     losses = []
     with precondor.torch.Preconditioner(called, address, session=session, optimizer=optimizer, warmup_steps=2, inv_freq=2,
@@ -81,7 +83,7 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
             parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches)))
             for place, (part_x, part_y) in enumerate(parts):
                 with pre.no_sync() if place + 1 < len(parts) else contextlib.nullcontext():
-                    loss = nn.functional.mse_loss(called(part_x), part_y) / len(parts)
+                    loss = nn.functional.mse_loss(called(part_x).float(), part_y) / len(parts)
                     loss.backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)

@@ -15,7 +15,8 @@ is_tracing: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_c
 
 
 class Hook:
-    """A module's hook, which does nothing while the module is traced. Copies of the module (an average of weights, a teacher) get one that does nothing."""
+    """A module's hook, which does nothing while the module is traced. Copies of the module (an average of weights, a teacher)
+    get one that does nothing."""
 
     def __init__(self, call: Optional[Callable[..., Any]] = None) -> None:
         self._call = call

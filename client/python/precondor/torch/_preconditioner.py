@@ -112,14 +112,15 @@ class Preconditioner:
         """Connects, opens the session and puts hooks into the model.
 
         Args:
-            model: a plain module, or DistributedDataParallel itself rather than the module in it.
+            model: a plain module, one under fully_shard, or DistributedDataParallel itself rather than the module in it; each
+                may be compiled.
             address: of the coordinator: host:port, or unix:/path/to/socket on its host; or "local": a server of this job's
                 own, on this host alone, which the first rank starts and which ends with that process (precondor.server).
             session: a name of this training run's own; a local server needs none.
             optimizer: where the learning rate is read, for the report and KL_CLIP; needed under AMP.
             exchange: "DIRECT" (the server averages what every rank sends; the default of a plain model), "DELEGATE" (the
-                job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel),
-                "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
+                job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel and
+                of fully_shard), "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
             process_group: of torch.distributed; None: DDP's, or the default one.
             fold_bias: a bias becomes its weight's last column; False: it is left to the optimizer.
             skip: regular expressions; modules whose whole name matches one are left to the optimizer.
@@ -137,7 +138,7 @@ class Preconditioner:
         Raises:
             UnavailableError: nobody answers at the address.
             FailedPreconditionError: SPEC_MISMATCH: the session's name is taken, or the model or an option has changed.
-            UnimplementedError: a model in parts (FSDP, tensor parallelism, DataParallel) or compiled.
+            UnimplementedError: a model in parts but by fully_shard (FSDP1, tensor parallelism, DataParallel).
             InvalidArgumentError: an option, or a model without any layer.
         """
         _layers.refuse_unknown(model)
