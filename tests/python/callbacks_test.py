@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callbacks for transformers and Lightning do in their frameworks' loops what the two lines do in a loop of one's own.
 
-A test is skipped where its framework does not import, and the whole exits with 77 where neither does: Debian has none of them.
-To run it, `pip install transformers accelerate lightning` into an environment with torch and run it there.
+CTest runs it in deploy/torch2.sh's environment, which has both.
 """
 
 import argparse
-import importlib
 import sys
 import tempfile
 import unittest
@@ -18,30 +16,13 @@ import numpy as np
 
 from interop_test import Server
 
-server = None
-missing = {}
-
-
-def framework(name):
-    """The module of callbacks for it, or None; why goes to `missing`."""
-    try:
-        return importlib.import_module(f"precondor.torch.callbacks.{name}")
-    except Exception as error:  # pylint: disable=broad-except  # whatever an import of theirs ends with
-        missing[name] = f"{type(error).__name__}: {error}"
-        return None
-
-
-huggingface = framework("huggingface")
-lightning = framework("lightning")
-if huggingface is None and lightning is None:
-    print("callbacks_test.py: skipped:", "; ".join(f"{name}: {why}" for name, why in missing.items()))
-    sys.exit(77)
-
 import torch
 from torch import nn
 
 from precondor.torch import Preconditioner
+from precondor.torch.callbacks import huggingface, lightning
 
+server = None
 ROWS, BATCH, STEPS, RATE = 48, 8, 12, 0.05
 OPTIONS = {"statistics": "MEAN", "warmup_steps": 3, "inv_freq": 3, "statistics_dtype": "f32"}
 
@@ -125,7 +106,6 @@ class CallbacksTest(unittest.TestCase):
                     np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
                     self.assertGreater(np.abs(one - first).max(), 1e-3)
 
-    @unittest.skipIf(huggingface is None, missing.get("huggingface", ""))
     def test_transformers_trainer(self):
         import transformers
 
@@ -156,7 +136,6 @@ class CallbacksTest(unittest.TestCase):
             arguments._n_gpu = 2
             huggingface.PrecondorCallback(server.address, session="x").on_train_begin(arguments, None, None, Model(), None)
 
-    @unittest.skipIf(lightning is None, missing.get("lightning", ""))
     def test_lightning_trainer(self):
         base = sys.modules[lightning.Callback.__module__.split(".")[0]]
         pl = getattr(base, "pytorch", base)

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The JAX example: its optax transformation trains as the formulas in f64 do, and the program learns.
 
-JAX and optax come from PyPI into a virtual environment in the build folder, once. Where that fails the test exits with 77,
-which CTest shows as skipped, and prints why.
+JAX and optax are those of deploy/torch2.sh's environment, in which CTest runs it.
 """
 
 import argparse
@@ -14,10 +13,6 @@ import sys
 import tempfile
 import unittest
 
-from pip_environment import run_inside
-
-# numpy: Debian's pybind11 is from before its version 2.
-PACKAGES = ["jax==0.4.38", "jaxlib==0.4.38", "optax==0.2.4", "chex==0.1.88", "numpy==1.26.4"]
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
 TIMEOUT_S = 120
 
@@ -109,11 +104,7 @@ class JaxTest(unittest.TestCase):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", required=True)
-    parser.add_argument("--venv", type=pathlib.Path, required=True, help="where the packages are, or go")
-    parser.add_argument("--inside", action="store_true", help="this is the environment's interpreter")
     arguments = parser.parse_args()
-    if not arguments.inside:
-        run_inside(arguments.venv, PACKAGES)
     global server_program
     server_program = arguments.server
     sys.path.insert(0, str(EXAMPLES))

@@ -173,8 +173,8 @@ FUNCTIONS = {function.__name__: function
                               buckets)}
 
 
-def serve(rank, size, folder, pipe):
-    """The process."""
+def serve(rank, size, folder, pipe, functions):
+    """The process. functions: that it can be told to call."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size)
     while True:
@@ -183,17 +183,18 @@ def serve(rank, size, folder, pipe):
         except EOFError:
             break
         try:
-            pipe.send(FUNCTIONS[name](rank, **arguments))
+            pipe.send(functions[name](rank, **arguments))
         except Exception as error:  # the test's to judge  # pylint: disable=broad-except
             pipe.send(error)
     dist.destroy_process_group()
 
 
-def start(size, folder, environments):
+def start(size, folder, environments, functions):
     """(processes, pipes to them). environments: what each has beside this process's."""
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(size)]
-    processes = [context.Process(target=serve, args=(rank, size, folder, ends[rank][1]), daemon=True) for rank in range(size)]
+    processes = [context.Process(target=serve, args=(rank, size, folder, ends[rank][1], functions), daemon=True)
+                 for rank in range(size)]
     for process, end, additions in zip(processes, ends, environments):
         before = dict(os.environ)
         os.environ.update(additions)
@@ -205,9 +206,9 @@ def start(size, folder, environments):
 
 
 @contextlib.contextmanager
-def running(folder, environments):
+def running(folder, environments, functions=FUNCTIONS):
     """The pipes to ranks of a group, with these additions to their environments."""
-    processes, pipes = start(len(environments), folder, environments)
+    processes, pipes = start(len(environments), folder, environments, functions)
     try:
         yield pipes
     finally:

@@ -17,6 +17,7 @@ from . import _device
 from ._agreement import Agreement
 from ._group import Group
 from ._layers import Matrix
+from ._shards import Shards
 from ._statistics import Covariance, Vectors
 
 _DECISIONS = ("PRECONDITIONED", "IDENTITY", "SKIP")
@@ -74,13 +75,16 @@ class Pair:
 class Exchange:
     """Sends what a step has and takes its answers. One step at a time; send() may be called during the backward pass."""
 
-    def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True) -> None:
-        """in_place: a gradient may be sent from, and its answer written to, its own memory where its form allows it."""
+    def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True,
+                 shards: Optional[Shards] = None) -> None:
+        """in_place: a gradient may be sent from, and its answer written to, its own memory where its form allows it. shards: of
+        a model under fully_shard, in DELEGATE."""
         self._worker = worker
         self._group = group
         self._slots = slots
         self._in_place = in_place
-        self._delegates = worker.spec.exchange == "DELEGATE" and group.size > 1
+        self._shards = shards
+        self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or shards is not None)
         self._flat: List[torch.Tensor] = []  # DELEGATE: of each rank decision and product of its layers, then their values
         self._why_host = ""  # the last gradient on a device that did not stay there was copied to the host here
         has_factors = worker.spec.exchange in ("REPLAY", "PULL_FACTORS")
@@ -105,6 +109,11 @@ class Exchange:
         """Worker.device_plane, or why gradients are copied to the host here before they are sent."""
         use = self._worker.device_plane()
         return {**use, "reason": self._why_host or use["reason"]}
+
+    def collect(self, step: int) -> None:
+        """Before a step's first send(): brings together what ranks have in parts."""
+        if self._shards is not None and self.takes_part(step):
+            self._shards.collect()
 
     def send(self, step: int, slot: Slot, pair: Optional[Pair], *, finite: bool, loss_scale: float, samples: int) -> None:
         """The slot's statistics, where the step takes any, and its gradient, where this rank sends it."""
@@ -160,6 +169,8 @@ class Exchange:
 
     def _stays_on_device(self, slot: Slot) -> bool:
         """Whether the worker takes the gradient from a CUDA device's memory."""
+        if self._shards is not None:
+            return False
         if self._delegates:
             self._place_flat()
             return slot.on_device
@@ -172,6 +183,8 @@ class Exchange:
         return not why_not
 
     def _load(self, slot: Slot, on_device: bool) -> torch.Tensor:
+        if self._shards is not None:
+            return slot.buffer
         weight = slot.matrix.weight
         cuda = _device.ordinal(weight) is not None
         if not self._delegates and self._in_place and (on_device or (not cuda and weight.device.type == "cpu")):
@@ -206,7 +219,7 @@ class Exchange:
     def _make_flat(self, device: Optional[torch.device]) -> None:
         """device: in whose memory; None: the host's."""
         self._flat = []
-        for rank in range(self._group.size):
+        for rank in range(self._group.size) if self._shards is None else [self._group.rank]:
             owned = self._owned(rank)
             sizes = [slot.layer.d_out * slot.layer.d_in for slot in owned]
             flat = _buffer(2 * len(owned) + sum(sizes), device, self._group.device.type == "cuda").zero_()
@@ -217,30 +230,39 @@ class Exchange:
 
     def _share(self, own: Dict[int, Answer], failure: Optional[PrecondorError]) -> Dict[int, Answer]:
         """Every rank's answers, as its owner has them. Products are rounded to f32 for the owner too: all scale alike."""
-        answers: Dict[int, Answer] = {}
-        failed: Optional[int] = None
-        for rank, flat in enumerate(self._flat):
+        lines: Dict[int, Sequence[float]] = {}
+        own_lines = torch.tensor([self._line(own.get(slot.place), failure) for slot in self._owned(self._group.rank)],
+                                 dtype=torch.float32, device="cpu").view(-1, 2)
+        if self._shards is not None:
+            lines = self._shards.distribute(own_lines)
+        for rank, flat in enumerate(self._flat if self._shards is None else []):
             owned = self._owned(rank)
             if not owned:
                 continue
             header = flat[:2 * len(owned)].view(-1, 2)
             if rank == self._group.rank:
-                lines = [(_FAILED, 0.0)] * len(owned)
-                if failure is None:
-                    answered = [own[slot.place] for slot in owned]
-                    lines = [(float(_DECISIONS.index(answer.decision)), answer.inner_product) for answer in answered]
-                header.copy_(torch.tensor(lines, dtype=torch.float32, device="cpu"))
+                header.copy_(own_lines)
             self._group.broadcast(flat, rank)
-            for (decision, product), slot in zip(header.tolist(), owned):
-                if decision == _FAILED:
-                    failed = rank
-                    continue
-                answers[slot.place] = Answer(_DECISIONS[int(decision)], product)
-                slot.value = slot.buffer
+            lines.update(zip([slot.place for slot in owned], header.tolist()))
+        answers: Dict[int, Answer] = {}
+        failed: Optional[int] = None
+        for slot in self._slots:
+            decision, product = lines[slot.place]
+            if decision == _FAILED:
+                failed = slot.place % self._group.size
+                continue
+            answers[slot.place] = Answer(_DECISIONS[int(decision)], product)
+            slot.value = slot.buffer
         if failed is not None and failure is None:
             raise AbortedError(f"rank {failed} has no answers to pass on", "ABORTED", "UNSPECIFIED",
                                "Its own exception says why; all ranks go back to one checkpoint")
         return answers
+
+    @staticmethod
+    def _line(answer: Optional[Answer], failure: Optional[PrecondorError]) -> Tuple[float, float]:
+        if failure is not None:
+            return _FAILED, 0.0
+        return float(_DECISIONS.index(answer.decision)), answer.inner_product
 
 
 def _buffer(size: int, device: Optional[torch.device], pinned: bool) -> torch.Tensor:
@@ -267,3 +289,19 @@ def is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def slots_of(matrices: Sequence[Matrix]) -> List[Slot]:
+    slots: List[Slot] = []
+    for matrix in matrices:
+        for group, layer in enumerate(matrix.layers()):
+            slots.append(Slot(len(slots), layer, matrix, group))
+    return slots
+
+
+def kinds_of(spec: SessionSpec) -> List[str]:
+    kinds = [spec.statistics] * len(spec.layers)
+    for one in spec.layer_methods:
+        for place in one.layers:
+            kinds[place] = one.statistics
+    return kinds

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .._errors import PrecondorError, from_status
+from ._compiled import original
 
 
 # Tensors of the last collectives. When the interpreter ends, torch 1.13 waits with the GIL for gloo's thread, which may want
@@ -86,6 +87,11 @@ class Group:
         dist.broadcast(there, source, group=self._group)
         flat.copy_(there)
 
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, received_sizes: List[int], sent_sizes: List[int]) -> None:
+        """Flat tensors on `device`, of which each rank gets its own part; a rank's sizes are what the others expect."""
+        _kept.extend(one for one in (received, sent) if not any(one is kept for kept in _kept))
+        dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self._group)
+
     def average_gradients(self, parameters: Sequence[torch.nn.Parameter], samples: int) -> None:
         """.grad becomes the ranks' mean, weighted by their samples; a rank without one counts as zeros, and where nobody has
         one there is none."""
@@ -113,9 +119,10 @@ class Group:
 
 def of(model: torch.nn.Module, process_group: Any) -> Tuple[torch.nn.Module, Group, bool]:
     """The model that DistributedDataParallel has inside, its group, and whether DDP averages the gradients."""
+    model = original(model)
     averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     if averaged:
         process_group = process_group or model.process_group
-        model = model.module
+        model = original(model.module)
     first: Optional[torch.nn.Parameter] = next(model.parameters(), None)
     return model, Group(process_group, torch.device("cpu") if first is None else first.device), averaged

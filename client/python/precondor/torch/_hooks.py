@@ -10,14 +10,19 @@ import torch
 from torch import nn
 
 
+# Whether the call is one of torch.compile, which makes a graph of it.
+is_tracing: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+
+
 class Hook:
-    """A module's hook. Copies of the module (an average of weights, a teacher) get one that does nothing."""
+    """A module's hook, which does nothing while the module is traced. Copies of the module (an average of weights, a teacher)
+    get one that does nothing."""
 
     def __init__(self, call: Optional[Callable[..., Any]] = None) -> None:
         self._call = call
 
     def __call__(self, *arguments: Any) -> None:
-        if self._call is not None:
+        if self._call is not None and not is_tracing():
             self._call(*arguments)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "Hook":
@@ -39,9 +44,9 @@ class _NodeHandle:
         self._node = None
 
 
-def right_after_forward(module: nn.Module, call: Callable[..., Any]) -> Any:
-    """Calls `call` before the hooks of a forward pass that are there already, which may give another output; the handle."""
-    handle = module.register_forward_hook(Hook(call))
+def right_after_forward(module: nn.Module, hook: Hook) -> Any:
+    """Calls `hook` before the hooks of a forward pass that are there already, which may give another output; the handle."""
+    handle = module.register_forward_hook(hook)
     module._forward_hooks.move_to_end(handle.id, last=False)  # torch 2's prepend=True
     return handle
 

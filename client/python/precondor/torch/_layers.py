@@ -34,7 +34,7 @@ class Matrix:
         self.bias = bias
         self.groups = groups
         self.d_out = weight.shape[0] // groups
-        self.d_in = weight[0].numel() + (bias is not None)
+        self.d_in = weight.shape[1:].numel() + (bias is not None)
 
     def layers(self) -> List[Layer]:
         shape = tuple(self.weight.shape[1:])
@@ -195,20 +195,21 @@ def compile_pattern(what: str, pattern: str) -> "re.Pattern[str]":
                                    "INVALID_ARGUMENT") from None
 
 
-def refuse_sharded(model: nn.Module) -> None:
-    """UnimplementedError for models whose parameters are not whole on every rank, or whose modules are not called."""
+def plain_name(name: str) -> str:
+    """A module's name without what compiling it and checkpointing it add."""
+    return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.|$)", "", name).lstrip(".")
+
+
+def refuse_unknown(model: nn.Module) -> None:
+    """UnimplementedError for models whose modules are not called, or not with the weights that they have."""
     for name, module in model.named_modules():
         for base in type(module).__mro__:
-            if base.__name__ in ("FullyShardedDataParallel", "FSDPModule", "DataParallel", "OptimizedModule"):
+            if base.__name__ in ("FullyShardedDataParallel", "DataParallel"):
                 raise UnimplementedError(
                     f"model{'.' + name if name else ''} is a {base.__name__}", "UNIMPLEMENTED", "UNSPECIFIED",
-                    "Preconditioner takes a plain model or DistributedDataParallel, where every rank has all of every "
-                    "weight and Python calls every module; docs/pytorch.md says what works with what")
+                    "Preconditioner takes a plain model, DistributedDataParallel or one under fully_shard; docs/pytorch.md says "
+                    "what works with what")
     for name, parameter in model.named_parameters():
-        if type(parameter).__name__ in ("DTensor", "FlatParameter") or hasattr(parameter, "device_mesh"):
-            raise UnimplementedError(
-                f"parameter {name} is a sharded {type(parameter).__name__}", "UNIMPLEMENTED", "UNSPECIFIED",
-                "FSDP and tensor parallelism are not supported: every rank needs all of every weight")
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise InvalidArgumentError(f"parameter {name} has no shape yet: run the model once before",
                                        "INVALID_ARGUMENT")
@@ -250,11 +251,11 @@ def _matrix_of(choice: Choice, name: str, module: nn.Module, weight: nn.Paramete
 
 def choose(model: nn.Module, choice: Choice) -> Chosen:
     """The layers of a model, in the order of its modules."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     uses = _uses(model)
     chosen = Chosen([], {}, {})
     users: Dict[nn.Module, nn.MultiheadAttention] = {}  # of weights whose modules are not called
-    for name, module in model.named_modules():
+    for name, module in ((plain_name(name), module) for name, module in model.named_modules()):
         own = [parameter for parameter in module._parameters.values() if parameter is not None]
         reasons = {id(parameter): f"a parameter of {type(module).__name__}" for parameter in own}
         if isinstance(module, nn.MultiheadAttention):

@@ -15,14 +15,16 @@ import torch
 from torch import nn
 
 from .._client import Client, Session, Worker, kl_clip_scale
-from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, from_status
+from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
 from .._session import Layer, Method, SessionSpec
-from . import _group, _layers, _local
+from . import _group, _layers, _local, _shards
+from ._amp import optimized, unscale
 from ._arguments import count_of, number_of
 from ._attention import Tap
 from ._buckets import rest_of
 from ._checkpoint import check_state, make_state, restore_snapshot
-from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number
+from ._compiled import SUPPORTED, Switch, TappedHook, forget_graphs, is_compiled, original
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number, kinds_of, slots_of
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
 
@@ -110,14 +112,15 @@ class Preconditioner:
         """Connects, opens the session and puts hooks into the model.
 
         Args:
-            model: a plain module, or DistributedDataParallel itself rather than the module in it.
+            model: a plain module, one under fully_shard, or DistributedDataParallel itself rather than the module in it; each
+                may be compiled.
             address: of the coordinator: host:port, or unix:/path/to/socket on its host; or "local": a server of this job's
                 own, on this host alone, which the first rank starts and which ends with that process (precondor.server).
             session: a name of this training run's own; a local server needs none.
             optimizer: where the learning rate is read, for the report and KL_CLIP; needed under AMP.
             exchange: "DIRECT" (the server averages what every rank sends; the default of a plain model), "DELEGATE" (the
-                job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel),
-                "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
+                job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel and
+                of fully_shard), "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
             process_group: of torch.distributed; None: DDP's, or the default one.
             fold_bias: a bias becomes its weight's last column; False: it is left to the optimizer.
             skip: regular expressions; modules whose whole name matches one are left to the optimizer.
@@ -135,17 +138,20 @@ class Preconditioner:
         Raises:
             UnavailableError: nobody answers at the address.
             FailedPreconditionError: SPEC_MISMATCH: the session's name is taken, or the model or an option has changed.
-            UnimplementedError: a model in parts (FSDP, tensor parallelism, DataParallel) or compiled.
+            UnimplementedError: a model in parts but by fully_shard (FSDP1, tensor parallelism, DataParallel).
             InvalidArgumentError: an option, or a model without any layer.
         """
-        _layers.refuse_sharded(model)
+        _layers.refuse_unknown(model)
         self._outer = model
         self._model, self._group, self._ddp = _group.of(model, process_group)
+        sharded = _shards.refuse_unknown(self._model, self._group.size)
         self._optimizer = optimizer
         self._overlap = overlap
         chosen = _layers.choose(self._model, _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias))
         self._left = chosen.left
-        self._slots = _slots_of([matrix for _, matrix in chosen.matrices])
+        self._slots = slots_of([matrix for _, matrix in chosen.matrices])
+        if sharded:
+            _shards.refuse_whole([matrix for _, matrix in chosen.matrices])
         method = _layers.as_method(method)
         self._is_local = address == "local"
         if not session and not self._is_local:
@@ -155,17 +161,18 @@ class Preconditioner:
             session = session or unique
         self._spec = SessionSpec(
             name=session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
-            seed=seed, exchange=exchange or ("DELEGATE" if self._ddp else "DIRECT"),
+            seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded else "DIRECT"),
             statistics=_layers.statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics),
             data_plane=data_plane)
-        self._check_options()
+        self._check_options(sharded)
         self._rest = rest_of(model) if overlap and self._ddp else None
-        self._kinds = _kinds_of(self._spec)
+        self._kinds = kinds_of(self._spec)
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
-        self._averages = not self._ddp and self._group.size > 1
+        self._averages = not self._ddp and not sharded and self._group.size > 1
+        self._shards = _shards.Shards(self._group, self._slots) if sharded else None
 
         self._worker: Optional[Worker] = None
         self._exchange: Optional[Exchange] = None
@@ -178,6 +185,7 @@ class Preconditioner:
         self._arrived: Set[int] = set()  # overlap: parameters whose gradient is there
         self._handles: List[Any] = []
         self._taps: List[Tap] = []
+        self._switch = Switch()
         self._unwatched = 0  # contexts of unwatched that are entered
         self._warned: Set[int] = set()  # places of layers
         self._last: Dict[str, float] = {}
@@ -193,6 +201,7 @@ class Preconditioner:
         if self._rest is not None:
             self._rest.begin(parameter for slot in self._slots for parameter in slot.matrix.parameters())
         self._watch(chosen)
+        forget_graphs()
         _open.add(self)
 
     # --- what it is -----------------------------------------------------------------------------------------------------
@@ -278,9 +287,10 @@ class Preconditioner:
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")
-        loss_scale, finite = self._unscale(scaler)
+        loss_scale, finite = unscale(scaler, self._optimizer, self._slots, self._group, self._averages, self._shards is not None)
         self._average(samples)
         mode = self.mode
+        self._exchange.collect(self._step)
         for slot in reversed(self._slots):
             if not self._exchange.is_sent(slot):
                 self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples)
@@ -288,7 +298,7 @@ class Preconditioner:
         scale = self._scale(answers, rate)
         self._store(answers, scale)
         if not finite:
-            for parameter in self._optimized():
+            for parameter in optimized(self._optimizer):
                 parameter.grad = None
         self._reporter.report(self._step, loss, samples, rate or 0.0, finite)
         result = StepResult(self._step, mode,
@@ -303,8 +313,14 @@ class Preconditioner:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Round every backward pass of a step but the last, with `overlap` or DDP, whose no_sync it enters."""
-        with self._outer.no_sync() if self._ddp else contextlib.nullcontext():
+        """Round every backward pass of a step but the last, with `overlap`, DDP, whose no_sync it enters, or fully_shard, whose
+        set_requires_gradient_sync it calls."""
+        outer = original(self._outer)
+        with contextlib.ExitStack() as stack:
+            if self._ddp:
+                stack.enter_context(outer.no_sync())
+            elif self._shards is not None:
+                stack.enter_context(_shards.without_sync(outer))
             self._holding += 1
             try:
                 yield
@@ -316,10 +332,12 @@ class Preconditioner:
         """Around passes that are not the step's: torch.autograd.grad of a penalty or an attack, losses that only measure.
         Neither a forward nor a backward pass in it counts in the statistics."""
         self._unwatched += 1
+        on, self._switch.on = self._switch.on, False
         try:
             yield
         finally:
             self._unwatched -= 1
+            self._switch.on = on
 
     def discard(self) -> None:
         """Forgets the statistics of the backward passes since the last step, of a batch that is given up or tried again. The
@@ -393,6 +411,7 @@ class Preconditioner:
         if self._closed:
             return
         self._closed = True
+        self._switch.on = False
         for handle in self._handles:
             handle.remove()
         for tap in self._taps:
@@ -420,7 +439,13 @@ class Preconditioner:
 
     # --- the inside ---------------------------------------------------------------------------------------------------------
 
-    def _check_options(self) -> None:
+    def _check_options(self, sharded: bool) -> None:
+        if is_compiled(self._outer) and not SUPPORTED:
+            raise UnimplementedError(f"model: is compiled: needs torch 2.4 or later, got {torch.__version__}", "UNIMPLEMENTED")
+        if sharded and (self._spec.exchange != "DELEGATE" or self._overlap):
+            raise UnimplementedError(
+                f"exchange {self._spec.exchange}{', overlap' * self._overlap}: expected DELEGATE without overlap under fully_shard",
+                "UNIMPLEMENTED", "UNSPECIFIED", "A rank has a part of every gradient, and only after the backward pass")
         if not self._slots:
             raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
                                        "INVALID_ARGUMENT")
@@ -443,8 +468,9 @@ class Preconditioner:
         for module, matrix in chosen.matrices:
             own = slots[matrix]
             if module is not None:
-                self._handles.append(right_after_forward(
-                    module, lambda module, inputs, output, own=own: self._on_forward(own, inputs, output)))
+                self._handles.append(right_after_forward(module, TappedHook(
+                    lambda module, inputs, output, own=own: self._on_forward(own, inputs, output),
+                    lambda x, grad, own=own: self._on_tap(own, x, grad), self._switch)))
             if self._overlap:
                 for parameter in matrix.parameters():
                     self._handles.append(after_accumulation(
@@ -458,7 +484,8 @@ class Preconditioner:
     def _join(self, first_step: int = 0, resumes: bool = False) -> None:
         if self._worker is not None:
             return
-        self._check_parameters()
+        if self._shards is None:  # which has others while a forward pass is made
+            self._check_parameters()
         if not self._is_new and not resumes:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
@@ -466,7 +493,7 @@ class Preconditioner:
                 f"(load_state_dict), choose another name, or begin anew with replace=True")
         self._worker = self._session.join(self._group.rank, first_step)
         # DDP writes its buckets back to the gradients at the end of the backward pass, when answers may have come.
-        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None)
+        self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, shards=self._shards)
         self._reporter = Reporter(self._worker)
         self._begin(first_step)
 
@@ -485,6 +512,7 @@ class Preconditioner:
         self._pairs = {}
         self._wanted = None
         self._arrived = set()
+        self._switch.on = self._worker is None or any(self._worker.needs_statistics(step, slot.place) for slot in self._slots)
 
     def _on_forward(self, slots: Sequence[Slot], inputs: Tuple[Any, ...], output: Any) -> None:
         if not torch.is_grad_enabled() or not isinstance(output, torch.Tensor) or output.grad_fn is None:
@@ -496,14 +524,7 @@ class Preconditioner:
 
     def _on_call(self, slots: Sequence[Slot], x: torch.Tensor, output: torch.Tensor, around: Tuple[int, int] = (0, 0)) -> None:
         """A call with the weight, or with its rows but for some before and behind them."""
-        if self._unwatched:
-            return
-        self._join()
-        if self._wanted is None:
-            self._reporter.directive_for(self._step)
-            self._wanted = frozenset(slot.place for slot in self._slots
-                                     if self._worker.needs_statistics(self._step, slot.place))
-        if slots[0].place not in self._wanted:
+        if not self._wants(slots):
             return
         # Under autocast the layer itself works on a copy in its own type, and its input may be written over.
         step, x = self._step, x.detach().to(output.dtype)
@@ -521,6 +542,22 @@ class Preconditioner:
 
         # On the node and not the tensor: an operation in place after the module leaves the node as it is.
         output.grad_fn.register_hook(on_backward)
+
+    def _wants(self, slots: Sequence[Slot]) -> bool:
+        """Whether the passes that are being made count in statistics of these layers."""
+        if self._unwatched or self._closed:
+            return False
+        self._join()
+        if self._wanted is None:
+            self._reporter.directive_for(self._step)
+            self._wanted = frozenset(slot.place for slot in self._slots
+                                     if self._worker.needs_statistics(self._step, slot.place))
+        return slots[0].place in self._wanted
+
+    def _on_tap(self, slots: Sequence[Slot], x: torch.Tensor, grad: torch.Tensor) -> None:
+        """A backward pass of a call in a compiled graph."""
+        if self._wants(slots):
+            self._on_backward(self._step, slots, x, grad, (0, 0))
 
     @torch.no_grad()
     def _on_backward(self, step: int, slots: Sequence[Slot], x: torch.Tensor, grad: Optional[torch.Tensor],
@@ -562,11 +599,19 @@ class Preconditioner:
         self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples)
 
     def _miss(self, slot: Slot) -> None:
-        """Warns of a layer that has a gradient and was not called."""
-        if slot.matrix.has_gradient() and slot.place not in self._warned and bool(slot.matrix.weight.grad.any()):
-            self._warn(slot, "it has a gradient, but no forward pass of its module in this step had a backward pass. There are "
-                             "no statistics of it, and its gradient stays as it is. If its weight is used by something else "
-                             "than its module, skip= leaves it out")
+        """Warns of a layer that has a gradient and was not called; an error where a graph may have lost the call."""
+        if slot.place in self._warned or not slot.matrix.has_gradient() or \
+                not bool(_shards.local(slot.matrix.weight.grad).any()):
+            return
+        if is_compiled(self._outer):
+            raise FailedPreconditionError(
+                f"layer {slot.layer.name}: it has a gradient, but step {self._step}, which takes statistics, saw no call of it",
+                "FAILED_PRECONDITION", "UNSPECIFIED",
+                "Make Preconditioner before the first compiled call. nn.MultiheadAttention is seen outside compiled code alone; "
+                "what else calls its weight and not its module, skip= leaves out")
+        self._warn(slot, "it has a gradient, but no forward pass of its module in this step had a backward pass. There are no "
+                         "statistics of it, and its gradient stays as it is. If its weight is used by something else than its "
+                         "module, skip= leaves it out")
 
     def _warn(self, slot: Slot, what: str) -> None:
         """Once of a layer: the first reason mostly explains the others."""
@@ -582,41 +627,6 @@ class Preconditioner:
                                        "learning_rate= to step, or the method option scaling NORM_RESCALE",
                                        "INVALID_ARGUMENT")
         return given
-
-    def _optimized(self) -> Set[nn.Parameter]:
-        """What the optimizer trains."""
-        return {parameter for group in self._optimizer.param_groups for parameter in group["params"]}
-
-    def _unscale(self, scaler: Optional[Any]) -> Tuple[float, bool]:
-        """The loss scale that statistics still have, and whether all gradients of all ranks are finite."""
-        if scaler is None or not scaler.is_enabled():
-            return 1.0, True
-        if self._optimizer is None:
-            raise InvalidArgumentError("scaler: needs optimizer= of Preconditioner", "INVALID_ARGUMENT")
-        own = self._optimized()
-        stranger = next((slot for slot in self._slots if not own >= set(slot.matrix.parameters())), None)
-        if stranger is not None:
-            raise InvalidArgumentError(
-                f"scaler: layer {stranger.layer.name}: expected its parameters in optimizer= of Preconditioner",
-                "INVALID_ARGUMENT", "UNSPECIFIED",
-                "The scaler unscales one optimizer here. Leave out layers that it does not train: skip=")
-        gradients = [one.grad._values() if one.grad.is_sparse else one.grad for one in own if one.grad is not None]
-        finite = all(bool(torch.isfinite(one).all()) for one in gradients)
-        if self._averages:
-            finite = self._group.all(finite)
-        if not finite and gradients:
-            gradients[0].fill_(float("inf"))  # or this rank's scaler would not hear of another's overflow
-        loss_scale = scaler.get_scale()
-        try:
-            scaler.unscale_(self._optimizer)
-        except RuntimeError as error:
-            if "already been called" not in str(error):
-                raise
-            if self._averages:
-                raise InvalidArgumentError(
-                    "scaler: unscale_ has been called, and this rank's scaler does not know of the other ranks' overflows",
-                    "INVALID_ARGUMENT", "UNSPECIFIED", "Leave unscale_ to step(), and clip after it") from None
-        return loss_scale, finite
 
     def _average(self, samples: int) -> None:
         """What neither DDP nor the server averages."""
@@ -640,8 +650,12 @@ class Preconditioner:
             answer = answers.get(slot.place)
             if answer is None or answer.decision == "SKIP":
                 continue
-            if slot.place in self._clips and scale != 1.0 and answer.decision == "PRECONDITIONED":
-                value.mul_(scale)
+            factor = scale if slot.place in self._clips and answer.decision == "PRECONDITIONED" else 1.0
+            if self._shards is not None:
+                self._shards.store(slot.place, factor)
+                continue
+            if factor != 1.0:
+                value.mul_(factor)
             if not slot.matrix.has_gradient():  # this rank has none, and got the others'
                 continue
             if value is slot.buffer:
@@ -675,19 +689,3 @@ class Preconditioner:
 def _device_of(model: nn.Module) -> int:
     """The number of the model's first CUDA device; 0 where it has none."""
     return next((parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda), 0)
-
-
-def _slots_of(matrices: Sequence[_layers.Matrix]) -> List[Slot]:
-    slots: List[Slot] = []
-    for matrix in matrices:
-        for group, layer in enumerate(matrix.layers()):
-            slots.append(Slot(len(slots), layer, matrix, group))
-    return slots
-
-
-def _kinds_of(spec: SessionSpec) -> List[str]:
-    kinds = [spec.statistics] * len(spec.layers)
-    for one in spec.layer_methods:
-        for place in one.layers:
-            kinds[place] = one.statistics
-    return kinds

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of models under torch.compile, from torch 2.4 on.
+
+What a hook does in Python is lost or breaks the graph where a module is traced. There it puts a tap into the graph instead: a
+function that gives the module's output on, and whose backward pass hands the input and the output's gradient to Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from torch import nn
+
+from ._hooks import Hook, is_tracing
+
+SUPPORTED = hasattr(torch.library, "custom_op")
+
+# Told of a call in a compiled graph: the input and the output's gradient.
+Tell = Callable[[torch.Tensor, torch.Tensor], None]
+
+_keys = itertools.count()
+_hooks: "weakref.WeakValueDictionary[int, TappedHook]" = weakref.WeakValueDictionary()
+
+
+class Switch:
+    """Whether a forward pass that begins now is to have taps. Compiled code is guarded by it, and so there are two graphs: one
+    without taps for the other steps."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+if SUPPORTED:
+    # With an output that the leaf's gradient needs, so that the graph keeps the call. The key is a tensor, whose value is not
+    # guarded: blocks that are compiled one by one share their graphs.
+    @torch.library.custom_op("precondor::tap", mutates_args=())
+    def _tell(x: torch.Tensor, grad: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        hook = _hooks.get(int(key))
+        if hook is not None:
+            hook.tell(x, grad)
+        return torch.zeros((), dtype=torch.float32, device="cpu")
+
+    @_tell.register_fake
+    def _(x: torch.Tensor, grad: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        del x, grad, key
+        return torch.zeros((), dtype=torch.float32, device="cpu")
+
+
+class _Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, x: torch.Tensor, leaf: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        del leaf
+        ctx.save_for_backward(x, key)
+        return output.clone()  # an operation in place may follow
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        x, key = ctx.saved_tensors
+        return grad, None, _tell(x.detach(), grad.detach(), key), None
+
+
+class TappedHook(Hook):
+    """A layer's forward hook: `call` where Python calls the module, a tap where it is traced."""
+
+    def __init__(self, call: Callable[..., Any], tell: Tell, switch: Switch) -> None:
+        super().__init__(call)
+        self.tell = tell
+        self._switch = switch
+        key = next(_keys)
+        _hooks[key] = self
+        self._key = torch.tensor(key, dtype=torch.int64, device="cpu")
+        self._leaf = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+
+    def __call__(self, module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> Any:
+        if not is_tracing():
+            return super().__call__(module, inputs, output)
+        if not self._switch.on or not torch.is_grad_enabled() or not inputs or not isinstance(output, torch.Tensor) or \
+                not output.requires_grad:
+            return None
+        return _Tap.apply(output, inputs[0].detach().to(output.dtype), self._leaf, self._key)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether it, or a part of it, is."""
+    return any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+               for module in model.modules())
+
+
+def forget_graphs() -> None:
+    """Has everything compiled traced again, with the hooks that there are now. Without it a graph of the model, or of another
+    of its class, that was made before them would go on being used, for dynamo does not look at hooks."""
+    if SUPPORTED and "torch._dynamo" in sys.modules:
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        torch.compiler.reset()
+
+
+def original(model: nn.Module) -> nn.Module:
+    """What torch.compile has wrapped."""
+    return getattr(model, "_orig_mod", model)

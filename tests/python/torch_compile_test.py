@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""precondor.torch of compiled models: the statistics and the training of the model as it is, in one graph.
+
+Needs torch 2.4 or later: CTest runs it in deploy/torch2.sh's environment.
+"""
+
+import shutil
+import unittest
+import unittest.mock
+
+import torch_case  # before torch: it skips where there is none
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import precondor
+from precondor.torch._exchange import Pair
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 9), nn.Linear(9, 6, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu_(self.up(x)))  # in place of the layer's output
+
+
+class Net(nn.Module):
+    """A convolution, blocks of one class, and a layer that is called twice."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(4)
+        self.conv = nn.Conv1d(1, 2, 3, padding=1)
+        self.blocks = nn.ModuleList([Block() for _ in range(10)])  # more than dynamo would compile again for
+        self.head = nn.Linear(6, 6)
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        x = self.conv(x[:, None]).sum(1)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return self.head(torch.tanh(self.head(x)))
+
+
+def batch(step, part=0):
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + part))
+
+
+class Graphs:
+    """A backend that keeps what it compiles."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, graph, inputs):
+        from torch._dynamo.backends.debugging import aot_eager
+        self.graphs.append([str(node.target) for node in graph.graph.nodes if node.op != "placeholder"])
+        return aot_eager(graph, inputs)
+
+
+class CompileTest(torch_case.ServerCase):
+    def setUp(self):
+        super().setUp()
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+
+    def tearDown(self):
+        self.assertEqual(dict(torch._dynamo.utils.counters["graph_break"]), {})
+
+    def compiled(self, how, model, backend="aot_eager"):
+        if how == "whole":
+            return torch.compile(model, fullgraph=True, backend=backend)
+        if how == "regional":
+            for block in model.blocks:
+                block.compile(fullgraph=True, backend=backend)
+        return model
+
+    def train(self, how, model=None, steps=5, backend="aot_eager", micro_batches=2, **options):
+        """(weights, every statistic that is sent)"""
+        model = Net() if model is None else model
+        called = self.compiled(how, model, backend)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        sent, finish = [], Pair.finish
+
+        def keep(pair, loss_scale):
+            sent.append(finish(pair, loss_scale))
+            return sent[-1]
+
+        pre = self.preconditioner(called, f"{self.name}-{how}", optimizer=optimizer, warmup_steps=2, inv_freq=3, replace=True,
+                                  **options)
+        with unittest.mock.patch.object(Pair, "finish", keep):
+            for step in range(steps):
+                optimizer.zero_grad()
+                for part in range(micro_batches):
+                    loss = called(batch(step, part)).square().mean() / micro_batches
+                    loss.backward()
+                self.assertEqual(set(pre.step(loss).decisions.values()), {"PRECONDITIONED"})
+                optimizer.step()
+        self.assertEqual([layer.name for layer in pre.layers][:2], ["conv", "blocks.0.up"])
+        pre.close(end_session=True)
+        return [parameter.detach().numpy() for parameter in model.parameters()], sent
+
+    def expect_same(self, got, wanted, tolerance):
+        self.assertEqual(len(got[1]), len(wanted[1]))
+        for one, other in zip(got[1], wanted[1]):
+            self.assertEqual(one[2], other[2])
+            for side in (0, 1):
+                np.testing.assert_allclose(one[side], other[side], rtol=0, atol=tolerance * max(1, np.abs(other[side]).max()))
+        for one, other in zip(got[0], wanted[0]):
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+    def test_training_is_that_of_the_model_as_it_is(self):
+        for statistics, method in (("SIGNED", "mkor"), ("MEAN", "eva"), ("COVARIANCE", "kfac")):
+            wanted = self.train("plain", statistics=statistics, method=method)
+            for how in ("whole", "regional"):
+                with self.subTest(how=how, statistics=statistics):
+                    self.expect_same(self.train(how, statistics=statistics, method=method), wanted, 2e-6)
+        with self.subTest("checkpointed"):
+            wanted = self.train("plain")
+            self.expect_same(self.train("whole", Net(checkpointed=True)), wanted, 2e-6)
+
+    @unittest.skipUnless(shutil.which("g++"), "inductor needs a compiler")
+    def test_inductor(self):
+        wanted = self.train("plain", steps=3)
+        self.expect_same(self.train("regional", steps=3, backend="inductor"), wanted, 2e-5)  # it orders sums otherwise
+
+    def test_other_steps_have_the_graph_of_the_model_alone(self):
+        graphs, plain = Graphs(), Graphs()
+        torch.compile(Net(), fullgraph=True, backend=plain)(batch(0))
+        self.train("whole", backend=graphs, steps=8)
+        self.assertEqual(len(graphs.graphs), 2)
+        self.assertEqual(graphs.graphs[1], plain.graphs[0])
+        self.assertGreater(len(graphs.graphs[0]), len(plain.graphs[0]))
+
+    def test_blocks_of_one_class_share_their_graphs(self):
+        graphs = Graphs()
+        self.train("regional", backend=graphs, steps=8)
+        self.assertEqual(len(graphs.graphs), 2)
+
+    def test_graphs_from_before_are_made_anew(self):
+        wanted = self.train("plain")
+        model = Net()
+        model.compile(fullgraph=True, backend="aot_eager")
+        model(batch(0)).sum().backward()
+        self.expect_same(self.train("compiled", model), wanted, 2e-6)
+
+    def test_copies_and_closed_models_are_not_watched(self):
+        model = Net()
+        called = torch.compile(model, fullgraph=True, backend="aot_eager")
+        pre = self.preconditioner(called)
+        teacher = torch.compile(Net(), fullgraph=True, backend="aot_eager")  # of its class, without hooks
+        teacher(batch(0)).sum().backward()
+        with pre.unwatched():
+            called(batch(0)).sum().backward()
+        self.assertEqual(pre._pairs, {})
+        called(batch(0)).sum().backward()
+        self.assertEqual(len(pre._pairs), len(pre.layers))
+        pre.close()
+        pre._pairs.clear()
+        called(batch(0)).sum().backward()
+        self.assertEqual(pre._pairs, {})
+
+    def test_a_layer_that_was_not_seen_is_an_error(self):
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention, self.last = nn.MultiheadAttention(8, 2), nn.Linear(8, 3)
+
+            def forward(self, x):
+                return self.last(self.attention(x, x, x, need_weights=False)[0])
+
+        model = Attention()
+        called = torch.compile(model, fullgraph=True, backend="aot_eager")
+        pre = self.preconditioner(called)
+        called(torch.randn(5, 2, 8)).sum().backward()
+        self.expect(precondor.FailedPreconditionError,
+                    r"layer attention\.\w+: it has a gradient, but step 0, which takes statistics, saw no call of it",
+                    pre.step, 1.0)
+        pre.close()
+        model.zero_grad()
+        pre = self.preconditioner(called, f"{self.name}-skip", skip=["attention.*"])
+        called(torch.randn(5, 2, 8)).sum().backward()
+        self.assertEqual(pre.step(1.0).decisions, {"last": "PRECONDITIONED"})
+
+
+if __name__ == "__main__":
+    torch_case.main(__doc__)

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""precondor.torch under fully_shard (FSDP2) trains as under DistributedDataParallel, with two and four ranks on gloo.
+
+Needs torch 2.6 or later: CTest runs it in deploy/torch2.sh's environment.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+
+import precondor
+import torch_sharded
+from interop_test import Server, TIMEOUT_S
+from torch_rank import running
+
+
+class FsdpTest(unittest.TestCase):
+    server = None
+    ranks = {}
+
+    def run_all(self, size, name, **arguments):
+        """What the function gives on each rank."""
+        session = f"{self.id().rsplit('.', 1)[-1][:60]}-{size}"
+        ranks = self.ranks[size]
+        for rank in ranks:
+            rank.send((name, {"address": self.server.address, "session": session, **arguments}))
+        answers = []
+        for rank in ranks:
+            self.assertTrue(rank.poll(TIMEOUT_S), f"{name}: a rank does not answer")
+            answers.append(rank.recv())
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def expect_ddp(self, sizes, tolerance, how, **options):
+        """The weights of all ranks are DDP's within the tolerance; 0: to the bit."""
+        for size in sizes:
+            with self.subTest(size=size, how=how, **options):
+                wanted = self.run_all(size, "train", how="ddp", **options)[0]
+                for weights, decisions, names, _ in self.run_all(size, "train", how="fsdp", **how, **options):
+                    self.assertEqual(set(decisions.values()), {"PRECONDITIONED"})
+                    self.assertEqual(names, wanted[2])
+                    for got, expected in zip(weights, wanted[0]):
+                        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+
+    # Two ranks: a sum of two numbers has one order. With four gloo's all-reduce and reduce-scatter add in different ones.
+    def test_weights_are_ddps(self):
+        for optimizer in ("SGD", "AdamW"):
+            for reshard in (True, False):
+                self.expect_ddp([2], 0, {"reshard": reshard}, optimizer=optimizer)
+                self.expect_ddp([4], 1e-6, {"reshard": reshard}, optimizer=optimizer)
+
+    def test_shards_of_columns(self):
+        self.expect_ddp([2], 0, {"by_columns": True})
+
+    def test_hybrid_meshes(self):
+        self.expect_ddp([4], 1e-6, {"hsdp": True})
+
+    def test_accumulation(self):
+        self.expect_ddp([2], 1e-6, {}, micro_batches=4)
+
+    def test_clipping(self):
+        self.expect_ddp([2], 1e-6, {}, clip=True, optimizer="SGD")
+
+    def test_scaling_by_the_learning_rate(self):
+        self.expect_ddp([2], 1e-6, {}, method="eva")
+
+    def test_compiled_blocks(self):
+        self.expect_ddp([2], 1e-6, {"compiled": True})
+
+    def test_weights_in_bf16(self):
+        self.expect_ddp([2], 0.02, {"bf16": True}, optimizer="SGD")  # some ten roundings of 2^-9 on numbers of up to 1
+
+    def test_what_is_not_supported_is_refused_by_name(self):
+        for case, kind, pattern in (
+                ("fsdp1", precondor.UnimplementedError, "FullyShardedDataParallel"),
+                ("tensor", precondor.UnimplementedError, r"parameter 0.weight is placed \['Shard'\]: tensor parallelism"),
+                ("tensor and fsdp", precondor.UnimplementedError, r"parameter 0.weight is placed \['_StridedShard', 'Shard'\]"),
+                ("part", precondor.InvalidArgumentError, "layer 1: expected a parameter under fully_shard"),
+                ("exchange", precondor.UnimplementedError, "exchange REPLAY: expected DELEGATE"),
+                ("overlap", precondor.UnimplementedError, "exchange DELEGATE, overlap: expected DELEGATE without"),
+                ("scaler", precondor.UnimplementedError, "scaler: is not supported under fully_shard")):
+            with self.subTest(case=case):
+                ranks = self.ranks[4]
+                for rank in ranks:
+                    rank.send(("refused", {"address": self.server.address, "session": f"refused-{case}", "case": case}))
+                for rank in ranks:
+                    self.assertTrue(rank.poll(TIMEOUT_S))
+                    answer = rank.recv()
+                    self.assertIsInstance(answer, kind)
+                    self.assertRegex(str(answer), pattern)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    arguments = parser.parse_args()
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    with tempfile.TemporaryDirectory() as two, tempfile.TemporaryDirectory() as four:
+        FsdpTest.server = Server(arguments.server, two)
+        try:
+            with running(two, [{}] * 2, torch_sharded.FUNCTIONS) as pair, running(four, [{}] * 4, torch_sharded.FUNCTIONS) as quad:
+                FsdpTest.ranks = {2: pair, 4: quad}
+                result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
+        finally:
+            status = FsdpTest.server.stop()
+    if status != 0:
+        sys.exit(f"the server ended with {status}")
+    sys.exit(not result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()

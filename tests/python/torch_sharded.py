@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch_fsdp_test.py trains in each rank: one small net, under DistributedDataParallel or fully_shard."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import precondor.torch
+
+STEPS, BATCH = 6, 8
+
+
+class Block(nn.Module):
+    """With sides that few numbers of ranks divide, and that some ranks have none of."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(6, 9), nn.LayerNorm(9), nn.Linear(9, 6, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.norm(self.up(x))))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 2, groups=2)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.conv(x).flatten(1)[:, :6]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def make(how, reshard, hsdp, by_columns, compiled, bf16):
+    """(the model, what is called)"""
+    torch.manual_seed(3)
+    model = Net()
+    if how == "ddp":
+        return model, nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard")) if hsdp else \
+        init_device_mesh("cpu", (size,))
+    options = {"mesh": mesh, "reshard_after_forward": reshard}
+    if bf16:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if by_columns:  # what torch can so divide: even parts alone
+        options["shard_placement_fn"] = lambda parameter: (
+            Shard(1) if parameter.dim() == 2 and parameter.shape[1] % size == 0 else None)
+    for block in model.blocks:
+        if compiled:
+            block.compile(fullgraph=True, backend="aot_eager")
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model, model
+
+
+def whole(parameter):
+    return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().numpy()
+
+
+def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False, micro_batches=1,
+          clip=False, optimizer="AdamW", **options):
+    """(last weights, whole; decisions of the last step; names of layers; the losses)."""
+    size = dist.get_world_size()
+    model, called = make(how, reshard, hsdp, by_columns, compiled, bf16)
+    optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.02)
+    losses = []
+    with precondor.torch.Preconditioner(called, address, session=session, optimizer=optimizer, warmup_steps=2, inv_freq=2,
+                                        exchange="DELEGATE", **options) as pre:
+        for step in range(STEPS):
+            x = torch.randn(BATCH * size, 2, 3, 3, generator=torch.Generator().manual_seed(step))[rank::size]
+            y = torch.stack([x.sum((1, 2, 3)), x[:, 0].sum((1, 2)), x[:, 1, 0, 0]], 1).tanh()
+            optimizer.zero_grad()
+            parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches)))
+            for place, (part_x, part_y) in enumerate(parts):
+                with pre.no_sync() if place + 1 < len(parts) else contextlib.nullcontext():
+                    loss = nn.functional.mse_loss(called(part_x).float(), part_y) / len(parts)
+                    loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            result = pre.step(loss)
+            optimizer.step()
+            losses.append(loss.item())
+        names = [layer.name for layer in pre.layers]
+    return [whole(parameter) for parameter in model.parameters()], result.decisions, names, losses
+
+
+def refused(rank, address, session, case):
+    """The error that Preconditioner, or its first step, raises."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    del rank
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, options, scaler = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), {}, None
+    if case == "fsdp1":
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    elif case == "tensor":
+        parallelize_module(model, mesh, {"0": ColwiseParallel()})
+    elif case == "tensor and fsdp":
+        if dist.get_world_size() < 4:
+            return None
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
+        fully_shard(model, mesh=mesh["data"])
+    elif case == "part":
+        fully_shard(model[0], mesh=mesh)
+    else:
+        fully_shard(model, mesh=mesh)
+        options = {"exchange": {"exchange": "REPLAY"}, "overlap": {"overlap": True}}.get(case, {})
+        scaler = torch.amp.GradScaler("cpu") if case == "scaler" else None
+    try:
+        pre = precondor.torch.Preconditioner(model, address, session=session, **options)
+        try:
+            loss = model(torch.ones(2, 4)).sum()
+            loss.backward()
+            pre.step(loss, scaler=scaler)
+        finally:
+            pre.close(end_session=True)
+    except precondor.PrecondorError as error:
+        return error
+    return None
+
+
+FUNCTIONS = {"train": train, "refused": refused}
