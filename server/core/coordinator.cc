@@ -21,7 +21,6 @@ namespace {
 
 using absl::StatusCode;
 
-constexpr size_t kAbandoned = 1000;  // ids; an Install that comes later than so many sessions is put in quarantine
 
 absl::Status NoSession(const absl::AlphaNum& which) {
   return ReasonedStatus(StatusCode::kNotFound, ErrorReason::kUnknownSession,
@@ -146,8 +145,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
   if (!status.ok()) {
     {
       MutexLock lock(mu_);
-      abandoned_.insert(id);
-      if (abandoned_.size() > kAbandoned) abandoned_.erase(abandoned_.begin());
+      Abandon(id);
     }
     if (absl::Status removed = RemoveFromShards(id, session->placement()); !removed.ok()) {
       logger_.Log(Severity::kError, "could not take a failed session back",

@@ -136,6 +136,8 @@ class Coordinator {
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec);
   // One entry a shard.
   absl::StatusOr<std::vector<PlacedLayers>> MakePlan(const SessionSpec& spec);
+  // Shards that hear of it later, by a call that was late, are told to remove it.
+  void Abandon(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Has sessions put in quarantine that this coordinator does not know: its journal is not the one that they are in.
   // Those that it has begun to open and given up are removed: their Install came through later. True when there was
   // one: the description is of before.
@@ -240,7 +242,7 @@ class Coordinator {
   absl::flat_hash_map<std::string, Place> places_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> opening_ ABSL_GUARDED_BY(mu_);  // ids that shards may hear of and by_id_ lacks
-  std::set<uint64_t> abandoned_ ABSL_GUARDED_BY(mu_);           // that this process gave out and did not open
+  std::set<uint64_t> abandoned_ ABSL_GUARDED_BY(mu_);           // that this process did not open, or has closed
   std::map<uint64_t, Ending> ending_ ABSL_GUARDED_BY(mu_);      // by id, which by_id_ lacks
   uint64_t last_session_id_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

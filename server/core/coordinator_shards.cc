@@ -12,6 +12,11 @@
 #include "server/core/coordinator_turn.h"
 
 namespace precondor {
+namespace {
+
+constexpr size_t kAbandoned = 1000;  // ids; an Install that comes later than so many sessions is put in quarantine
+
+}  // namespace
 
 bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description) {
   bool any = false;
@@ -28,7 +33,7 @@ bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescriptio
     any = any || cleared.ok();
     logger_.Log(Severity::kWarning,
                 !cleared.ok() ? "orphaned session stays"
-                : abandoned   ? "session that was not opened removed"
+                : abandoned   ? "session that is not open removed"
                               : "orphaned session quarantined",
                 {{"session", held.name},
                  {"session_id", id},
@@ -103,8 +108,14 @@ void Coordinator::CloseRemoved() {
     WriteDown(CloseRecord{.session_id = id}, [&] {
       MutexLock lock(mu_);
       ending_.erase(id);
+      Abandon(id);
     }).IgnoreError();
   }
+}
+
+void Coordinator::Abandon(uint64_t id) {
+  abandoned_.insert(id);
+  if (abandoned_.size() > kAbandoned) abandoned_.erase(abandoned_.begin());
 }
 
 absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {

@@ -312,12 +312,13 @@ class Bench {
   }
   double WriteSnapshot(const InstallRecord& install, const std::string& state, uint64_t step) {
     store::PosixFileSystem fs;
+    RealClock clock;
     NullLogger logger;
     SnapshotCounter observer;
     const std::string dir = store::JoinPath(options_.dir, "snapshots");
     double seconds = 0;
     {
-      ShardSnapshots snapshots(fs, dir, clock_, logger, observer);
+      ShardSnapshots snapshots(fs, dir, clock, logger, observer);
       PRECONDOR_CHECK(snapshots.Open([](const SessionSnapshot&) {}, [](const SessionSnapshot&, uint64_t) {}).ok());
       for (const uint32_t layer : install.install.layers) {
         const auto start = std::chrono::steady_clock::now();
