@@ -13,6 +13,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/session_spec.h"
 #include "server/core/layer/layer_machine.h"
@@ -31,6 +33,8 @@ namespace {
 
 using std::filesystem::path;
 
+constexpr uint64_t kNoStep = ~uint64_t{0};
+
 std::string ReadFile(const path& from) {
   std::ifstream in(from);
   std::stringstream text;
@@ -40,15 +44,14 @@ std::string ReadFile(const path& from) {
 
 std::vector<path> FilesIn(const path& folder) {
   std::vector<path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() == ".txt" && entry.path().filename() != "CMakeLists.txt")
-      files.push_back(entry.path());
+  for (const path& file : std::filesystem::directory_iterator(folder)) {
+    if (file.extension() == ".txt" && file.filename() != "CMakeLists.txt") files.push_back(file);
   }
   std::sort(files.begin(), files.end());
   return files;
 }
 
-// "statistics rank=0 step=3 abstain". What is not taken by the end of its life is an error of the script.
+// "statistics rank=0 step=3 abstains". An option that is not taken is an error of the script.
 class Line {
  public:
   explicit Line(const std::string& text) : text_(text) {
@@ -59,7 +62,7 @@ class Line {
       options_.insert(option);
     }
   }
-  ~Line() { EXPECT_TRUE(options_.empty()) << "\"" << text_ << "\": " << options_.begin()->first << " is unknown"; }
+  ~Line() { EXPECT_TRUE(options_.empty()) << text_ << ": " << options_.begin()->first << " is unknown"; }
   Line(const Line&) = delete;
   Line& operator=(const Line&) = delete;
 
@@ -70,9 +73,8 @@ class Line {
     return found.empty() ? std::move(otherwise) : found.mapped();
   }
   uint64_t Number(const std::string& key, uint64_t otherwise) { return ToNumber(Text(key, absl::StrCat(otherwise))); }
-  std::optional<uint64_t> OptionalNumber(const std::string& key) {
-    if (!options_.contains(key)) return std::nullopt;
-    return Number(key, 0);
+  absl::Duration Seconds(const std::string& key, absl::Duration otherwise) {
+    return options_.contains(key) ? absl::Seconds(Number(key, 0)) : otherwise;
   }
   // "1:4,2:0": ranks, and the steps that their processes begin with.
   std::vector<Member> Members(const std::string& key) {
@@ -83,16 +85,11 @@ class Line {
     }
     return members;
   }
-  // Seconds.
-  absl::Duration Time(const std::string& key, absl::Duration otherwise) {
-    const std::optional<uint64_t> seconds = OptionalNumber(key);
-    return seconds.has_value() ? absl::Seconds(*seconds) : otherwise;
-  }
 
  private:
   uint64_t ToNumber(const std::string& text) const {
     uint64_t number = 0;
-    EXPECT_TRUE(absl::SimpleAtoi(text, &number)) << "\"" << text_ << "\": " << text << " is no number";
+    EXPECT_TRUE(absl::SimpleAtoi(text, &number)) << text_ << ": " << text << " is no number";
     return number;
   }
   const std::string text_;
@@ -119,18 +116,14 @@ class Script {
   void Do(Line& line) {
     const std::string& name = line.name();
     if (name == "layer") return Begin(line);
-    if (machine_ == nullptr) {
-      ADD_FAILURE() << "a script begins with its layer";
-      return;
-    }
-    now_ = absl::UnixEpoch() + line.Time("at", now_ - absl::UnixEpoch());
+    PRECONDOR_CHECK(machine_ != nullptr);  // a script begins with its layer
+    now_ = absl::UnixEpoch() + line.Seconds("at", now_ - absl::UnixEpoch());
     if (name == "given") return FinishStep(line.Number("step", 0));
     if (name == "restored") return Restore(line);
     if (name == "work") return Work();
     if (name == "done") return Answer(line.Has("failed"));
     if (name == "epoch-ended") epoch_ = line.Number("epoch", epoch_ + 1);
-    const std::optional<LayerEvent> event = EventOf(line);
-    if (event.has_value()) Feed(*event);
+    Feed(EventOf(line));
   }
 
   void Begin(Line& line) {
@@ -146,8 +139,8 @@ class Script {
     EXPECT_EQ(exchange, ExchangeModeName(spec_.exchange));
     rules_ = {.spec = &spec_,
               .window_steps = line.Number("window", 2),
-              .statistics_deadline = line.Time("deadline", absl::InfiniteDuration())};
-    epoch_ = line.Number("epoch", 1);
+              .statistics_deadline = line.Seconds("deadline", absl::InfiniteDuration())};
+    epoch_ = 1;
     machine_ = std::make_unique<LayerMachine>(rules_, epoch_, /*rollback_epoch=*/0, line.Members("members"));
     (void)machine_->Step(FactorsReplaced{.held = true, .factor_version = 0});
     factors_ = 0;
@@ -180,19 +173,19 @@ class Script {
     step.update_is_empty = line.Has("empty");
     const std::string plan = line.Text("plan", "");
     for (const auto decision : {Decision::kPreconditioned, Decision::kIdentity, Decision::kSkip}) {
-      if (plan == DecisionName(decision))
-        step.plan = Plan{.decision = decision, .factor_version = line.Number("factors", 0), .reason = {}};
+      if (plan == DecisionName(decision)) step.plan = Plan{decision, line.Number("factors", 0), /*reason=*/""};
     }
     EXPECT_EQ(plan.empty(), !step.plan.has_value()) << plan;
   }
 
-  std::optional<LayerEvent> EventOf(Line& line) {
+  LayerEvent EventOf(Line& line) {
     const std::string& name = line.name();
     if (name == "epoch-ended") {
       return EpochEnded{epoch_, ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch, "epoch")};
     }
     if (name == "epoch-began") {
-      const auto rollback_step = line.OptionalNumber("rollback");
+      const uint64_t step = line.Number("rollback", kNoStep);
+      const std::optional<uint64_t> rollback_step = step == kNoStep ? std::nullopt : std::optional(step);
       return EpochBegan{epoch_, rollback_step, line.Members("replaced")};
     }
     if (name == "deadline-passed") return DeadlinePassed{now_};
@@ -211,14 +204,9 @@ class Script {
     if (name == "resume") return RankResumed{key, line.Number("factors", 0), now_};
     if (name == "fetch") return FactorsRequested{key, now_};
     ContributionArrived event{.key = key, .now = now_};
-    if (name == "gradient")
-      event.kind = ContributionKind::kGradient;
-    else if (name == "pull")
-      event.kind = ContributionKind::kPull;
-    else if (name != "statistics") {
-      ADD_FAILURE() << name << " is no event";
-      return std::nullopt;
-    }
+    if (name == "gradient") event.kind = ContributionKind::kGradient;
+    if (name == "pull") event.kind = ContributionKind::kPull;
+    EXPECT_TRUE(event.kind != ContributionKind::kStatistics || name == "statistics") << name << " is no event";
     if (line.Has("first-order")) event.mode = Mode::kFirstOrder;
     if (line.Has("abstains")) event.status = ContributionStatus::kAbstained;
     if (line.Has("not-finite")) event.status = ContributionStatus::kRefused;
@@ -240,18 +228,19 @@ class Script {
 
   // What the worker does until it sleeps.
   void Work() {
-    for (;;) {
-      while (!owed_.empty()) Answer(/*failed=*/false);
-      if (!Feed(WorkerReady{})) return;
+    for (int i = 0; i < 1000; ++i) {
+      if (!owed_.empty()) {
+        Answer(/*failed=*/false);
+      } else if (!Feed(WorkerReady{})) {
+        return;
+      }
     }
+    ADD_FAILURE() << "the worker does not sleep";
   }
 
   // The driver has carried out the oldest effect that it has to report on.
   void Answer(bool failed) {
-    if (owed_.empty()) {
-      ADD_FAILURE() << "no effect is to be done";
-      return;
-    }
+    PRECONDOR_CHECK(!owed_.empty());
     const Effect effect = owed_.front();
     owed_.pop_front();
     if (const auto* update = std::get_if<ApplyUpdate>(&effect)) {
