@@ -21,7 +21,6 @@ namespace {
 
 using absl::StatusCode;
 
-
 absl::Status NoSession(const absl::AlphaNum& which) {
   return ReasonedStatus(StatusCode::kNotFound, ErrorReason::kUnknownSession,
                         absl::StrCat("session ", which, ": there is none on this coordinator"));

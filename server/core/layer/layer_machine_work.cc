@@ -86,6 +86,12 @@ LayerMachine::Offer LayerMachine::OfferAnswer(WindowStep& of, Effects& effects) 
   }
   if (phase.state == PhaseState::kOpen) return Offer::kBlocked;
   if (phase.state != PhaseState::kSealed) return Offer::kNothing;
+  if (of.incomplete) {
+    // Its answer is lost, and no other one may take its place in the journal.
+    of.in_flight -= phase.contributions.arrived();
+    window_.RetireGradient(of, effects);
+    return Offer::kWork;
+  }
   ComputeAnswer answer{.id = of.id, .mode = of.mode, .ranks = {}, .skip_reason = {}, .plan = of.plan};
   if (phase.contributions.abstained() > 0) {
     answer.skip_reason = phase.contributions.DescribeAbstention();
