@@ -143,8 +143,17 @@ void SimShard::Start() {
     return Kill(Loss::kProcess, kRestartMicros);
   }
   if (!restored.ok()) world_.Fail("I5: " + restored.ToString());
+  if (disk_.damaged()) LoseUnmarkedFences();
   ForEachWitness([](LayerWitness& witness) { witness.Restored(); });
   Tick();
+}
+
+// Damage to the last records is taken for a torn end while no sync mark behind them is on the disk.
+void SimShard::LoseUnmarkedFences() {
+  uint64_t known = 0;
+  for (const ShardSessionSummary& session : shard_->ListSessions()) known = std::max(known, session.epoch);
+  fenced_ = std::min(fenced_, known);
+  installed_ = std::min(installed_, known);
 }
 
 void SimShard::Tick() {

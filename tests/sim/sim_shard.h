@@ -73,6 +73,7 @@ class SimShard {
   void End();
   // A new process's shard, from its disk.
   absl::Status Restore();
+  void LoseUnmarkedFences();
   LayerWitness& witness(uint32_t layer) { return *witnesses_.at(layer); }
   LayerWitness& witness(const std::string& layer);
   // Of layers that it is about to get.
