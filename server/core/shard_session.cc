@@ -41,7 +41,6 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
   std::vector<std::shared_ptr<LayerDriver>> owned;
   for (uint32_t layer : install.layers) {
     PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context, layer, install, !install.factors_released));
-    layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     owned.push_back(layers[layer]);
   }
   auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
@@ -145,7 +144,6 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
     layers[layer] = layers_[layer];
     if (layers[layer] == nullptr) {
       PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context_, layer, install, standing.held));
-      layers[layer]->BeginEpoch(install.epoch, std::nullopt, install.members);
     }
     owned.push_back(layers[layer]);
   }

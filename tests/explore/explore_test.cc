@@ -33,10 +33,13 @@ constexpr absl::string_view kUsage =
 std::vector<WorldLimits> Worlds(bool large) {
   using enum ExchangeMode;
   std::vector<WorldLimits> worlds;
-  const auto add = [&worlds](WorldLimits limits) {
+  const auto add = [&worlds, large](WorldLimits limits) {
     static const std::unordered_map<int, const char*> kNames = {{static_cast<int>(kDirect), "direct"},
                                                                 {static_cast<int>(kDelegate), "delegate"},
                                                                 {static_cast<int>(kReplay), "replay"}};
+    // Several times as many states.
+    limits.splits_requests = large || limits.exchange == kDelegate || limits.steps > 2 ||
+                             (limits.exchange == kReplay && limits.shard_crashes > 0);
     limits.name = absl::StrCat(kNames.at(static_cast<int>(limits.exchange)), "_", limits.ranks, "x", limits.steps,
                                limits.staleness > 0 ? "_stale" : "",
                                limits.shard_crashes > 0 ? (limits.loses_log ? "_machine" : "_shard") : "",

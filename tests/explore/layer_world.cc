@@ -90,11 +90,15 @@ std::vector<Move> LayerExplorer::MovesOf(const LayerWorld& world) const {
     const Rank& rank = world.ranks[i];
     const bool has_factors = rank.fetched || !rules_.workers_precondition();
     if (rank.step < limits_.steps && !rank.begun && has_factors) moves.push_back({Move::Kind::kBegin, i});
-    if (!rank.queue.empty() && MaySend(world, rank.queue.front())) moves.push_back({Move::Kind::kSend, i});
+    const bool reading = std::none_of(world.requests.begin(), world.requests.end(), [&](const Request& request) {
+      return request.rank == i && request.stream == rank.stream;
+    });
+    if (reading && !rank.queue.empty() && MaySend(world, rank.queue.front())) moves.push_back({Move::Kind::kSend, i});
     if (!rank.replies.empty()) moves.push_back({Move::Kind::kReceive, i});
     if (world.broken_streams < limits_.broken_streams) moves.push_back({Move::Kind::kBreak, i});
     if (world.rank_crashes < limits_.rank_crashes) moves.push_back({Move::Kind::kCrashRank, i});
   }
+  for (uint8_t i = 0; i < world.requests.size(); ++i) moves.push_back({Move::Kind::kRequest, i});
   if (!world.work.empty()) moves.push_back({Move::Kind::kWork});
   if (world.shard_crashes < limits_.shard_crashes) {
     const size_t least = limits_.loses_log ? 0 : world.journal.size();
@@ -117,6 +121,9 @@ void LayerExplorer::Do(const Move& move, LayerWorld& world, std::vector<std::str
       break;
     case Move::Kind::kSend:
       Send(world, rank);
+      break;
+    case Move::Kind::kRequest:
+      Ask(world, rank);
       break;
     case Move::Kind::kReceive:
       Receive(world, rank);
@@ -392,20 +399,31 @@ void LayerExplorer::Feed(LayerWorld& world, const LayerEvent& event, uint32_t ra
                                .factors = world.factors}});
     } else if (std::holds_alternative<WakeWorker>(effect)) {
       world.work.push_back(effect);
-    } else if (const auto* await = std::get_if<AwaitAnswer>(&effect)) {
-      world.waiting[await->id].emplace_back(static_cast<uint8_t>(rank), stream);
-    } else if (const auto* give = std::get_if<GiveAnswer>(&effect); give != nullptr && item != nullptr) {
-      Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .answer = world.made.at(give->id)});
     } else {
       Carry(world, effect);
     }
   }
   const auto* arrived = std::get_if<ContributionArrived>(&event);
   if (arrived != nullptr && !refused && arrived->kind != ContributionKind::kStatistics) {
-    Feed(world, AnswerRequested{arrived->key}, rank, item);
+    world.requests.push_back({static_cast<uint8_t>(rank), stream, arrived->key, *item});
+    if (!limits_.splits_requests) Ask(world, static_cast<uint8_t>(world.requests.size() - 1));
   }
   if (std::holds_alternative<RankResumed>(event) && !refused) {
     Reply_(world, static_cast<uint8_t>(rank), stream, {.item = *item, .acknowledged = true});
+  }
+}
+
+void LayerExplorer::Ask(LayerWorld& world, uint8_t index) const {
+  const Request request = world.requests[index];
+  world.requests.erase(world.requests.begin() + index);
+  for (const Effect& effect : world.machine.Step(AnswerRequested{request.key})) {
+    if (const auto* refuse = std::get_if<Refuse>(&effect)) {
+      Reply_(world, request.rank, request.stream, {.item = request.item, .refused = GetErrorReason(refuse->status)});
+    } else if (const auto* await = std::get_if<AwaitAnswer>(&effect)) {
+      world.waiting[await->id].emplace_back(request.rank, request.stream);
+    } else if (const auto* give = std::get_if<GiveAnswer>(&effect)) {
+      Reply_(world, request.rank, request.stream, {.item = request.item, .answer = world.made.at(give->id)});
+    }
   }
 }
 
@@ -550,6 +568,7 @@ void LayerExplorer::CrashShard(LayerWorld& world, size_t records) const {
   if (bug_ == PlantedBug::kForgetsBegin) members.clear();
   world.machine = LayerMachine(rules_, world.epoch, world.rollback_epoch, members);
   world.work.clear();
+  world.requests.clear();
   world.waiting.clear();
   world.made.clear();
   ++world.shard_life;
@@ -611,6 +630,12 @@ uint64_t LayerExplorer::Fingerprint(const LayerWorld& world) const {
     if (const auto* deliver = std::get_if<DeliverAnswer>(&effect)) put_id(deliver->id);
     if (const auto* append = std::get_if<AppendUpdate>(&effect)) put(append->step);
     if (const auto* plan = std::get_if<AppendPlan>(&effect)) put(plan->step);
+  }
+  for (const Request& request : world.requests) {
+    put(request.rank + 1);
+    put(world.ranks[request.rank].connected && world.ranks[request.rank].stream == request.stream);
+    put(request.key.epoch);
+    put_items({request.item});
   }
   for (const auto& [id, requests] : world.waiting) {
     put_id(id);

@@ -23,10 +23,11 @@ struct WorldLimits {
   uint64_t steps = 2;
   int32_t staleness = 0;
   uint64_t window = 2;
-  int shard_crashes = 0;   // the shard's process is killed, and comes back from its journal
-  bool loses_log = false;  // its machine crashes as well: any end of the journal may be lost
-  int rank_crashes = 0;    // a rank's process is killed; another one begins at its last checkpoint
-  int broken_streams = 0;  // with what was on its way to the rank
+  int shard_crashes = 0;         // the shard's process is killed, and comes back from its journal
+  bool loses_log = false;        // its machine crashes as well: any end of the journal may be lost
+  int rank_crashes = 0;          // a rank's process is killed; another one begins at its last checkpoint
+  bool splits_requests = false;  // others may come between a contribution and its request for the answer
+  int broken_streams = 0;        // with what was on its way to the rank
 };
 
 // A planted bug, which the exploration has to find: a rank sends no RESUME, or nothing of what it keeps; a shard that
@@ -87,12 +88,21 @@ struct Record {
   Plan plan = {};
 };
 
+// A contribution has arrived, and is about to request the answer.
+struct Request {
+  uint8_t rank = 0;
+  uint8_t stream = 0;
+  ContributionKey key = {};
+  Item item = {};
+};
+
 // A value. `LayerRules` and the spec behind it are the explorer's.
 struct LayerWorld {
   explicit LayerWorld(const LayerRules& rules) : machine(rules, 1, 0, {}) {}
 
   LayerMachine machine;
   std::vector<Effect> work;                                            // the worker's, yet to be carried out
+  std::vector<Request> requests;                                       // in the order of arrival
   std::map<StepId, std::vector<std::pair<uint8_t, uint8_t>>> waiting;  // rank and stream
   std::map<StepId, Answer> made;
   std::vector<uint8_t> factors = {};  // steps whose statistics they have
@@ -111,9 +121,20 @@ struct LayerWorld {
 
 // Something that can happen next.
 struct Move {
-  enum class Kind : uint8_t { kBegin, kConnect, kSend, kReceive, kJoin, kWork, kBreak, kCrashRank, kCrashShard };
+  enum class Kind : uint8_t {
+    kBegin,
+    kConnect,
+    kSend,
+    kRequest,
+    kReceive,
+    kJoin,
+    kWork,
+    kBreak,
+    kCrashRank,
+    kCrashShard
+  };
   Kind kind = Kind::kBegin;
-  uint8_t rank = 0;
+  uint8_t rank = 0;     // kRequest: which one
   uint8_t records = 0;  // kCrashShard: that stay in the journal
   bool is_fault() const { return kind >= Kind::kBreak; }
 };
@@ -143,6 +164,7 @@ class LayerExplorer {
   void ReplaceRank(LayerWorld& world, uint32_t rank, uint64_t first_step) const;
   void CrashShard(LayerWorld& world, size_t records) const;
   void Feed(LayerWorld& world, const LayerEvent& event, uint32_t rank, const Item* item) const;
+  void Ask(LayerWorld& world, uint8_t request) const;
   void Work(LayerWorld& world) const;
   void ApplyPending(LayerWorld& world) const;
   void Carry(LayerWorld& world, const Effect& effect) const;

@@ -217,7 +217,7 @@ absl::StatusOr<bool> SimShard::Remove(uint64_t session_id) {
 
 absl::StatusOr<bool> SimShard::Quarantine(uint64_t session_id) {
   world_.trace().Note([&] { return process_.name() + " quarantine"; });
-  if (world_.session_id() == session_id) world_.Fail("a session that the coordinator knows is quarantined");
+  if (world_.session_id() == session_id) world_.OnQuarantined(*this);
   return shard_->Quarantine(session_id);
 }
 

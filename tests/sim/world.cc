@@ -83,6 +83,11 @@ void World::OnRemoved(const SimShard& shard) {
   Fail("I5: " + shard.process().name() + " removed a session that nobody has closed");
 }
 
+void World::OnQuarantined(const SimShard& shard) {
+  // An install may be on its way while the session is closed.
+  if (!closing_) Fail(shard.process().name() + " quarantines a session that nobody has closed");
+}
+
 void World::Fail(const std::string& what) {
   if (!failure_.empty() || what.empty()) return;
   failure_ = what;

@@ -62,8 +62,9 @@ class World {
   // Every rank has begun the step, or has come past it.
   bool AllReached(uint64_t generation, uint64_t step) const;
   std::string NoteMode(uint64_t step, Mode mode) { return job_.NoteMode(step, mode); }
-  // A shard has forgotten all of the session.
+  // A shard has forgotten all of the session, or set it aside.
   void OnRemoved(const SimShard& shard);
+  void OnQuarantined(const SimShard& shard);
   // "" is no failure; the first one stays.
   void Fail(const std::string& what);
 

@@ -19,7 +19,7 @@ namespace precondor {
 LayerMachine::LayerMachine(const LayerRules& rules, uint64_t epoch, uint64_t rollback_epoch,
                            absl::Span<const Member> members)
     : rules_(rules), window_(rules), ranks_(rules.spec->world_size), epoch_(epoch), rollback_epoch_(rollback_epoch) {
-  for (const Member& member : members) ranks_.Restore(member);
+  for (const Member& member : members) ranks_.Replace(member, rules_.workers_precondition());
 }
 
 Effects LayerMachine::Step(const LayerEvent& event) {
@@ -241,6 +241,8 @@ void LayerMachine::On(const AnswerRequested& event, Effects& effects) {
   if (of == nullptr || of->gradient.state == PhaseState::kRetired) {
     effects.push_back(Refuse{ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                                             absl::StrCat(DescribeKey(*rules_.spec, key), ": retired"))});
+  } else if (of->incomplete) {
+    effects.push_back(Refuse{AnswerIsLost(*of)});
   } else if (of->gradient.state == PhaseState::kApplied) {
     effects.push_back(GiveAnswer{.id = of->id, .step = of->step});
   } else {
@@ -275,6 +277,7 @@ bool LayerMachine::AbstainFromStatistics(WindowStep& of, uint32_t rank, absl::Ti
   if (phase.contributions.has(rank)) return false;
   phase.contributions.Put(rank, ContributionStatus::kAbstained, /*digest=*/0);
   if (rules_.workers_precondition() && !std::exchange(of.incomplete, true)) {
+    of.in_flight -= of.gradient.contributions.arrived();
     effects.push_back(EndRequests{.id = of.id, .status = AnswerIsLost(of)});
   }
   SealIfDue(of, ContributionKind::kStatistics, now, effects);
@@ -292,6 +295,7 @@ bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effe
     if (!catchup.begun || of.step >= catchup.first_step) return;
     Phase& pulls = of.gradient;
     if (AbstainFromStatistics(of, rank, now, effects)) counted = true;
+    if (of.incomplete) return;
     if (pulls.state == PhaseState::kOpen && !pulls.contributions.has(rank)) {
       pulls.contributions.Put(rank, ContributionStatus::kPresent, /*digest=*/0);
       ++of.in_flight;

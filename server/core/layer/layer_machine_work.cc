@@ -88,7 +88,6 @@ LayerMachine::Offer LayerMachine::OfferAnswer(WindowStep& of, Effects& effects) 
   if (phase.state != PhaseState::kSealed) return Offer::kNothing;
   if (of.incomplete) {
     // Its answer is lost, and no other one may take its place in the journal.
-    of.in_flight -= phase.contributions.arrived();
     window_.RetireGradient(of, effects);
     return Offer::kWork;
   }

@@ -10,15 +10,10 @@ bool RankProgress::Hear(uint32_t rank) { return !std::exchange(ranks_[rank].hear
 
 void RankProgress::Replace(const Member& member, bool holds_factors) {
   Rank& rank = ranks_[member.rank];
-  rank.first_step = 0;
+  rank.first_step = member.first_step;
   if (member.first_step > 0) rank.yet_to_begin = true;
   if (holds_factors) rank.catchup = Catchup{.first_step = member.first_step, .step = member.first_step};
   if (std::exchange(rank.lost, false)) --lost_;
-}
-
-void RankProgress::Restore(const Member& member) {
-  ranks_[member.rank].first_step = member.first_step;
-  ranks_[member.rank].yet_to_begin = member.first_step > 0;
 }
 
 bool RankProgress::Begin(uint32_t rank) { return std::exchange(ranks_[rank].yet_to_begin, false); }

@@ -21,15 +21,15 @@ class RankProgress {
   // The rank has sent something to this shard generation. False when it had before.
   bool Hear(uint32_t rank);
 
-  // Another process holds the rank now. `holds_factors`: it has factors of its own, fetched from here.
+  // Another process holds the rank now, or this shard generation begins in an epoch of which it is a member: what it
+  // sent to the one before is not known. `holds_factors`: it has factors of its own, fetched from here.
   void Replace(const Member& member, bool holds_factors);
-  // A member of the epoch in which this shard generation begins: what it sent to the one before is not known.
-  void Restore(const Member& member);
-  // Calls `use(rank)` for each of these that began after `step`, and so sends nothing to it.
+  // Calls `use(rank)` for each that has begun after `step`, and so sends nothing to it. One that has yet to begin may
+  // still be told to begin earlier.
   template <typename Use>
   void ForEachThatBeganAfter(uint64_t step, const Use& use) const {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (ranks_[rank].first_step > step) use(static_cast<uint32_t>(rank));
+      if (ranks_[rank].first_step > step && !ranks_[rank].yet_to_begin) use(static_cast<uint32_t>(rank));
     }
   }
   // The replaced rank has yet to show at which step it begins.

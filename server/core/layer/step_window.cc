@@ -221,7 +221,7 @@ bool StepWindow::SkipStepsBefore(uint32_t rank, uint64_t step, bool resumes, Eff
 }
 
 void StepWindow::RetireGradient(WindowStep& of, Effects& effects) {
-  if (of.gradient.state == PhaseState::kOpen) of.in_flight -= of.gradient.contributions.arrived();
+  if (of.gradient.state == PhaseState::kOpen && !of.incomplete) of.in_flight -= of.gradient.contributions.arrived();
   of.gradient.Advance(PhaseEvent::kRetire);
   effects.push_back(EndRequests{.id = of.id, .status = rules_.Retired(), .retired = true});
 }
