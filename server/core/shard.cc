@@ -135,7 +135,7 @@ absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(const bool returned, BringBack(install.session_id));
   const absl::StatusOr<int64_t> bytes = InstallRecorded(install, true);
-  if (returned) EndReturn(install.session_id);
+  if (returned) Release(install.session_id, /*gone=*/true);
   PRECONDOR_RETURN_IF_ERROR(bytes.status());
   // Whoever hears of it may rely on finding the session here, even after the machine has lost its power: the records
   // that follow are worth nothing without it.
@@ -164,7 +164,7 @@ absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(const bool returned, BringBack(fence.session_id));
   const auto end = absl::MakeCleanup([&] {
-    if (returned) EndReturn(fence.session_id);
+    if (returned) Release(fence.session_id, /*gone=*/true);
   });
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindAny(fence.session_id));
   return session->Fence(fence);
@@ -175,8 +175,10 @@ void Shard::Record(const ShardRecord& record) {
 }
 
 absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool record) {
+  PRECONDOR_RETURN_IF_ERROR(CheckNotAside(install.session_id));
   PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(install.spec, context_->options.make_method));
-  PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install, record));
+  // In a replay there are none: who has gone says so in a record of its own.
+  if (record) PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install));
   PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(install.spec.name));
   PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room,
                              MakeRoom(install, methods, nullptr, !install.factors_released, context_->memory.none()));
@@ -200,11 +202,13 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
   bool inserted = false;
   {
     MutexLock lock(mu_);
-    inserted = sessions_.try_emplace(install.session_id, *session).second;
+    const auto aside = aside_.find(install.session_id);
+    const bool gone = aside != aside_.end() && aside->second.state != Aside::State::kReturning;
+    inserted = !gone && sessions_.try_emplace(install.session_id, *session).second;
     context_->observer.OnShardSessions(static_cast<int64_t>(sessions_.size()));
   }
   if (!inserted) {
-    // The same Install came twice at once and the other one was faster.
+    // The same Install came twice at once and the other one was faster; it may be in quarantine again by now.
     context_->observer.OnSessionRemoved(install.spec.name);
     context_->memory.Release((*session)->factors().Close());
     return InstallRecorded(install, record);
@@ -213,7 +217,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
   return room.bytes.total();
 }
 
-absl::Status Shard::ReplaceNamesake(const SessionInstall& install, bool record) {
+absl::Status Shard::ReplaceNamesake(const SessionInstall& install) {
   uint64_t older = 0;
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
     if (session->spec().name != install.spec.name || session->id() == install.session_id) continue;
@@ -228,7 +232,7 @@ absl::Status Shard::ReplaceNamesake(const SessionInstall& install, bool record) 
   // Names are unique on a coordinator: it has forgotten the older one, and nobody else would free it.
   context_->logger.Log(Severity::kWarning, "session replaced by a later one of the same name",
                        {{"session", install.spec.name}, {"session_id", older}});
-  return PutAside(older, record).status();
+  return PutAside(older, /*whole=*/false).status();
 }
 
 uint64_t Shard::GenerationOfNew(uint64_t session_id) {
@@ -259,19 +263,22 @@ absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
   return existed || aside;
 }
 
-std::shared_ptr<ShardSession> Shard::TakeOut(uint64_t session_id, bool aside) {
+absl::StatusOr<std::shared_ptr<ShardSession>> Shard::TakeOut(uint64_t session_id, bool aside, bool record) {
   std::shared_ptr<ShardSession> session;
+  uint64_t last_step = 0;
   {
     MutexLock lock(mu_);
     auto found = sessions_.find(session_id);
     if (found == sessions_.end()) return nullptr;
+    if (record && aside_.contains(session_id)) return NotYet(session_id);
     session = std::move(found->second);
     sessions_.erase(found);
     removed_.insert(session_id);
+    last_step = session->context().last_step.load();
     if (aside) {
-      aside_.insert(session_id);
+      aside_[session_id] = {
+          .state = Aside::State::kParting, .last_step = last_step, .work = session->shared_context()};
       context_->observer.OnQuarantinedSessions(static_cast<int64_t>(aside_.size()));
-      parting_[session_id] = {.last_step = session->context().last_step.load(), .work = session->shared_context()};
     }
     context_->observer.OnShardSessions(static_cast<int64_t>(sessions_.size()));
   }
@@ -280,15 +287,21 @@ std::shared_ptr<ShardSession> Shard::TakeOut(uint64_t session_id, bool aside) {
                                         absl::StrCat("session \"", name, "\": no coordinator knows it"))
                        : ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kUnknownSession,
                                         absl::StrCat("session \"", name, "\" has been closed")));
+  // Before another session has the memory: a restart makes room in the same order.
+  if (record && aside) {
+    Record(QuarantineRecord{.session_id = session_id, .last_step = last_step});
+  } else if (record) {
+    Record(RemoveRecord{session_id});
+  }
   context_->memory.Release(session->factors().Close());
   context_->observer.OnSessionRemoved(name);
   return session;
 }
 
 absl::StatusOr<bool> Shard::RemoveRecorded(uint64_t session_id, bool record) {
-  const std::shared_ptr<ShardSession> session = TakeOut(session_id, /*aside=*/false);
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session,
+                             TakeOut(session_id, /*aside=*/false, record));
   if (session == nullptr) return false;
-  if (record) Record(RemoveRecord{session_id});
   context_->logger.Log(Severity::kInfo, "session removed",
                        {{"session", session->spec().name}, {"session_id", session_id}});
   return true;
@@ -304,10 +317,7 @@ void Shard::BeginDrain() {
 absl::StatusOr<std::shared_ptr<ShardSession>> Shard::Find(uint64_t session_id) const {
   {
     MutexLock lock(mu_);
-    const auto found = sessions_.find(session_id);
-    const bool returning = returning_.contains(session_id);
-    if (found != sessions_.end() && !returning) return found->second;
-    if (returning || aside_.contains(session_id)) {
+    if (aside_.contains(session_id)) {
       return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
                             absl::StrCat("session_id ", session_id, ": in quarantine, since no coordinator knows it"));
     }
@@ -452,7 +462,7 @@ std::vector<std::shared_ptr<ShardSession>> Shard::AllSessions() const {
   {
     MutexLock lock(mu_);
     for (const auto& [id, session] : sessions_) {
-      if (!returning_.contains(id)) sessions.push_back(session);
+      if (!aside_.contains(id)) sessions.push_back(session);
     }
   }
   std::sort(sessions.begin(), sessions.end(), [](const auto& x, const auto& y) { return x->id() < y->id(); });

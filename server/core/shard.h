@@ -191,7 +191,7 @@ class Shard final : public ShardControl {
   absl::Status replay_status() const;
   // What has become of the replay of a session that ShardJournal::Return brings back; a bad end is forgotten with it.
   absl::Status CheckReplayed(uint64_t session_id);
-  // The session is in quarantine, or on its way there.
+  // The session is in quarantine, or on its way there or back.
   bool IsAside(uint64_t session_id) const;
   // Steps may go on: not unless replay_status() is OK. Returns the sessions that were given up.
   std::vector<uint64_t> FinishReplay();
@@ -240,23 +240,38 @@ class Shard final : public ShardControl {
   absl::StatusOr<int64_t> ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
                                        bool record);
   absl::StatusOr<bool> RemoveRecorded(uint64_t session_id, bool record);
-  // Takes the session out of the table and frees its memory; null: it is not there. It is `aside` from then on.
-  std::shared_ptr<ShardSession> TakeOut(uint64_t session_id, bool aside);
-  // See Quarantine. `record`: a removal.
-  absl::StatusOr<bool> PutAside(uint64_t session_id, bool record);
-  // Brings a session in quarantine back; true: it was there, and is hidden until EndReturn.
+  // Takes the session out of the table and frees its memory; null: it is not there. It is `aside` from then on. With
+  // `record`: Unavailable NOT_ACTIVE while it comes back from quarantine.
+  absl::StatusOr<std::shared_ptr<ShardSession>> TakeOut(uint64_t session_id, bool aside, bool record);
+  // See Quarantine. `whole`: not one that the disk lacks records of.
+  absl::StatusOr<bool> PutAside(uint64_t session_id, bool whole);
+  // Brings a session in quarantine back; true: it was there, and is hidden until Release.
   absl::StatusOr<bool> BringBack(uint64_t session_id);
-  void EndReturn(uint64_t session_id);
+  absl::Status ReturnClaimed(uint64_t session_id);
   // Deletes it there; false: it was not there.
   absl::StatusOr<bool> RemoveAside(uint64_t session_id);
-  void SetAside(uint64_t session_id, bool aside);
+
+  // A session in quarantine, or on its way there or back. But for kParting and kThere it is one thread's.
+  struct Aside {
+    enum class State { kParting, kWriting, kThere, kReturning, kDeleting };
+    State state = State::kThere;
+    uint64_t last_step = 0;
+    std::weak_ptr<SessionContext> work;  // kParting: what is still at work on it
+  };
+  // From kThere to `to`, which the caller ends with Release. False: it is not aside. Unavailable NOT_ACTIVE.
+  absl::StatusOr<bool> Claim(uint64_t session_id, Aside::State to);
+  void Release(uint64_t session_id, bool gone);
+  void SetAside(uint64_t session_id, Aside aside);
+  // Unavailable NOT_ACTIVE: it is aside, and does not come back at the moment.
+  absl::Status CheckNotAside(uint64_t session_id) const;
+  static absl::Status NotYet(uint64_t session_id);
   uint64_t GenerationOfNew(uint64_t session_id);
   void Record(const ShardRecord& record);
   bool IsGivenUp(uint64_t session_id) const;
   void GiveUp(uint64_t session_id, const absl::Status& why);
   void LeaveAlone(uint64_t session_id, const absl::Status& why);
   void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerDriver&)> apply);
-  absl::Status ReplaceNamesake(const SessionInstall& install, bool record);
+  absl::Status ReplaceNamesake(const SessionInstall& install);
   absl::Status CheckNotDraining(absl::string_view name) const;
 
   const std::shared_ptr<ShardContext> context_;
@@ -272,15 +287,7 @@ class Shard final : public ShardControl {
   std::set<std::string> lost_devices_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> given_up_ ABSL_GUARDED_BY(mu_);    // while replaying
   std::map<uint64_t, absl::Status> no_room_ ABSL_GUARDED_BY(mu_);  // likewise, by session
-  // On the way to quarantine: what is still at work on it, and whether it is being written down.
-  struct Parting {
-    uint64_t last_step = 0;
-    std::weak_ptr<SessionContext> work;
-    bool busy = false;
-  };
-  std::map<uint64_t, Parting> parting_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_set<uint64_t> aside_ ABSL_GUARDED_BY(mu_);      // there, or on the way
-  absl::flat_hash_set<uint64_t> returning_ ABSL_GUARDED_BY(mu_);  // on the way back
+  std::map<uint64_t, Aside> aside_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace precondor

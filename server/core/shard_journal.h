@@ -63,8 +63,15 @@ struct FactorsRecord {
   // The release in which they went, or from which they are back, as they were; 0: they are not kept, or fresh.
   uint64_t release = 0;
 };
-using ShardRecord =
-    std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord, FactorsRecord>;
+// The session has left memory for the quarantine, or has come back from there. Records that its last work still makes
+// come later.
+struct QuarantineRecord {
+  uint64_t session_id = 0;
+  bool back = false;
+  uint64_t last_step = 0;  // that had been begun
+};
+using ShardRecord = std::variant<InstallRecord, RemoveRecord, UpdateRecord, FailedUpdateRecord, PlanRecord,
+                                 FactorsRecord, QuarantineRecord>;
 
 // A step that repetitions may still ask for.
 struct SettledStep {
@@ -118,12 +125,13 @@ class ShardJournal {
   // Whether this one can go there. Unimplemented: there is no such place; FailedPrecondition: the disk lacks records of
   // it.
   virtual absl::Status CheckQuarantine(uint64_t session_id) { return absl::UnimplementedError("no quarantine"); }
-  // Puts a session there whose work has ended. Durable when it returns OK; otherwise nothing has changed.
+  // Puts a session there whose work has ended. Durable when it returns OK; otherwise nothing has changed. NotFound:
+  // nothing is known of it. Calls that concern the same session do not overlap; this one may take long.
   virtual absl::Status Quarantine(uint64_t session_id, uint64_t last_step) { return CheckQuarantine(session_id); }
   virtual std::vector<QuarantinedSession> ListQuarantined() const { return {}; }
   // Has the shard replay it and asks it how that went (Shard::CheckReplayed); durable out of quarantine when OK.
   virtual absl::Status Return(uint64_t session_id, Shard& shard) { return CheckQuarantine(session_id); }
-  // Deletes it. False: it was not there.
+  // Deletes it. False: it was not there. Otherwise it stays as it was, or its files are gone and no restart finds it.
   virtual absl::StatusOr<bool> DeleteQuarantined(uint64_t session_id) { return false; }
   // Notes that time has passed. Returns the sessions that have been there for `most` while the shard was running.
   virtual std::vector<uint64_t> AgeQuarantined(absl::Duration most) { return {}; }

@@ -12,49 +12,69 @@
 #include "server/core/shard_session.h"
 
 namespace precondor {
-namespace {
 
-absl::Status NotYet(uint64_t session_id) {
+absl::Status Shard::NotYet(uint64_t session_id) {
   return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
                         absl::StrCat("session_id ", session_id, ": on its way to or from quarantine"));
 }
-
-}  // namespace
 
 bool Shard::IsAside(uint64_t session_id) const {
   MutexLock lock(mu_);
   return aside_.contains(session_id);
 }
 
-void Shard::SetAside(uint64_t session_id, bool aside) {
+absl::Status Shard::CheckNotAside(uint64_t session_id) const {
   MutexLock lock(mu_);
-  if (aside) {
-    aside_.insert(session_id);
-  } else {
+  const auto found = aside_.find(session_id);
+  const bool free = found == aside_.end() || found->second.state == Aside::State::kReturning;
+  return free ? absl::OkStatus() : NotYet(session_id);
+}
+
+void Shard::SetAside(uint64_t session_id, Aside aside) {
+  MutexLock lock(mu_);
+  aside_[session_id] = std::move(aside);
+  context_->observer.OnQuarantinedSessions(static_cast<int64_t>(aside_.size()));
+}
+
+absl::StatusOr<bool> Shard::Claim(uint64_t session_id, Aside::State to) {
+  MutexLock lock(mu_);
+  const auto found = aside_.find(session_id);
+  if (found == aside_.end()) return false;
+  if (found->second.state != Aside::State::kThere) return NotYet(session_id);
+  found->second.state = to;
+  return true;
+}
+
+void Shard::Release(uint64_t session_id, bool gone) {
+  MutexLock lock(mu_);
+  if (gone) {
     aside_.erase(session_id);
+  } else {
+    aside_[session_id].state = Aside::State::kThere;
   }
   context_->observer.OnQuarantinedSessions(static_cast<int64_t>(aside_.size()));
 }
 
 absl::StatusOr<bool> Shard::Quarantine(uint64_t session_id) {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(const bool existed, PutAside(session_id, true));
-  SettleQuarantine();
-  return existed;
+  return PutAside(session_id, /*whole=*/true);
 }
 
-absl::StatusOr<bool> Shard::PutAside(uint64_t session_id, bool record) {
+absl::StatusOr<bool> Shard::PutAside(uint64_t session_id, bool whole) {
   ShardJournal* const journal = context_->options.journal;
   const absl::Status possible =
       journal == nullptr ? absl::UnimplementedError("") : journal->CheckQuarantine(session_id);
-  if (absl::IsUnimplemented(possible)) return RemoveRecorded(session_id, record);
-  PRECONDOR_RETURN_IF_ERROR(possible);
-  const std::shared_ptr<ShardSession> session = TakeOut(session_id, /*aside=*/true);
+  if (absl::IsUnimplemented(possible)) return RemoveRecorded(session_id, true);
+  if (whole) PRECONDOR_RETURN_IF_ERROR(possible);
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session,
+                             TakeOut(session_id, /*aside=*/true, /*record=*/true));
   if (session == nullptr) return false;
   context_->logger.Log(Severity::kWarning, "session goes to quarantine",
                        {{"session", session->spec().name},
                         {"session_id", session_id},
-                        {"reason", "the coordinator does not know it; precondorctl session adopt brings it back"}});
+                        {"reason", possible.ok() ? "the coordinator does not know it; precondorctl session adopt "
+                                                   "brings it back"
+                                                 : absl::string_view(possible.message())}});
   return true;
 }
 
@@ -64,30 +84,27 @@ void Shard::SettleQuarantine() {
   std::vector<std::pair<uint64_t, uint64_t>> ready;  // session and its last step
   {
     MutexLock lock(mu_);
-    for (auto& [id, parting] : parting_) {
-      if (parting.busy || !parting.work.expired()) continue;
-      parting.busy = true;
-      ready.emplace_back(id, parting.last_step);
+    for (auto& [id, aside] : aside_) {
+      if (aside.state != Aside::State::kParting || !aside.work.expired()) continue;
+      aside.state = Aside::State::kWriting;
+      ready.emplace_back(id, aside.last_step);
     }
   }
   for (const auto& [id, last_step] : ready) {
     const absl::Status written = journal->Quarantine(id, last_step);
-    {
-      MutexLock lock(mu_);
-      if (written.ok()) {
-        parting_.erase(id);
-      } else {
-        parting_[id].busy = false;
-      }
+    if (written.ok() || absl::IsNotFound(written)) {
+      Release(id, /*gone=*/!written.ok());
+    } else {
+      SetAside(id, {.state = Aside::State::kParting, .last_step = last_step, .work = {}});
     }
     if (written.ok()) continue;
-    context_->logger.Log(Severity::kWarning, "quarantine not written; tried again",
+    context_->logger.Log(Severity::kWarning,
+                         absl::IsNotFound(written) ? "nothing to keep in quarantine"
+                                                   : "quarantine not written; tried again",
                          {{"session_id", id}, {"reason", absl::string_view(written.message())}});
   }
-  const std::vector<uint64_t> expired = journal->AgeQuarantined(context_->options.quarantine_time);
-  for (const uint64_t id : expired) {
-    const absl::StatusOr<bool> deleted = journal->DeleteQuarantined(id);
-    if (deleted.ok()) SetAside(id, false);
+  for (const uint64_t id : journal->AgeQuarantined(context_->options.quarantine_time)) {
+    const absl::StatusOr<bool> deleted = RemoveAside(id);
     context_->logger.Log(
         Severity::kWarning, deleted.ok() ? "quarantined session deleted" : "quarantined session cannot be deleted",
         {{"session_id", id},
@@ -102,38 +119,19 @@ absl::StatusOr<std::vector<QuarantinedSession>> Shard::ListQuarantined() {
 }
 
 absl::StatusOr<bool> Shard::RemoveAside(uint64_t session_id) {
-  SettleQuarantine();
-  {
-    MutexLock lock(mu_);
-    if (parting_.contains(session_id) || returning_.contains(session_id)) return NotYet(session_id);
-    if (!aside_.contains(session_id)) return false;
-  }
-  PRECONDOR_ASSIGN_OR_RETURN(const bool existed, context_->options.journal->DeleteQuarantined(session_id));
-  SetAside(session_id, false);
+  PRECONDOR_ASSIGN_OR_RETURN(const bool claimed, Claim(session_id, Aside::State::kDeleting));
+  if (!claimed) return false;
+  absl::StatusOr<bool> existed = context_->options.journal->DeleteQuarantined(session_id);
+  Release(session_id, /*gone=*/existed.ok());
   return existed;
 }
 
 absl::StatusOr<bool> Shard::BringBack(uint64_t session_id) {
-  {
-    MutexLock lock(mu_);
-    if (returning_.contains(session_id)) return NotYet(session_id);
-    if (!aside_.contains(session_id)) return false;
-  }
-  SettleQuarantine();
-  ShardJournal* const journal = context_->options.journal;
-  for (const QuarantinedSession& session : journal->ListQuarantined()) {
-    if (session.install.session_id != session_id) continue;
-    PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(session.install.spec.name));
-    PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(session.install, true));
-  }
-  {
-    MutexLock lock(mu_);
-    if (parting_.contains(session_id) || !returning_.insert(session_id).second) return NotYet(session_id);
-  }
-  if (absl::Status returned = journal->Return(session_id, *this); !returned.ok()) {
+  PRECONDOR_ASSIGN_OR_RETURN(const bool claimed, Claim(session_id, Aside::State::kReturning));
+  if (!claimed) return false;
+  if (const absl::Status returned = ReturnClaimed(session_id); !returned.ok()) {
     RemoveRecorded(session_id, false).IgnoreError();
-    MutexLock lock(mu_);
-    returning_.erase(session_id);
+    Release(session_id, /*gone=*/false);
     return ReasonedStatus(returned.code(), GetErrorReason(returned),
                           absl::StrCat("session_id ", session_id, ": not back from quarantine: ", returned.message()));
   }
@@ -143,10 +141,14 @@ absl::StatusOr<bool> Shard::BringBack(uint64_t session_id) {
   return true;
 }
 
-void Shard::EndReturn(uint64_t session_id) {
-  SetAside(session_id, false);
-  MutexLock lock(mu_);
-  returning_.erase(session_id);
+absl::Status Shard::ReturnClaimed(uint64_t session_id) {
+  ShardJournal* const journal = context_->options.journal;
+  for (const QuarantinedSession& session : journal->ListQuarantined()) {
+    if (session.install.session_id != session_id) continue;
+    PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(session.install.spec.name));
+    PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(session.install));
+  }
+  return journal->Return(session_id, *this);
 }
 
 absl::Status Shard::CheckReplayed(uint64_t session_id) {

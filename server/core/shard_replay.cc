@@ -41,7 +41,8 @@ bool Shard::IsGivenUp(uint64_t session_id) const {
 
 void Shard::Replay(ShardRecord record) {
   if (const auto* install = std::get_if<InstallRecord>(&record)) {
-    if (IsGivenUp(install->install.session_id)) return;  // a later epoch of what is lost
+    // A later epoch of what is lost, or an install that was under way when the session went to quarantine.
+    if (IsGivenUp(install->install.session_id) || !CheckNotAside(install->install.session_id).ok()) return;
     const bool known = FindAny(install->install.session_id).ok();
     const absl::Status status = InstallRecorded(install->install, false).status();
     // Of a known session an older install is no news, and one that was refused then is refused again.
@@ -55,12 +56,18 @@ void Shard::Replay(ShardRecord record) {
     MutexLock lock(mu_);
     given_up_.erase(removal->session_id);
     no_room_.erase(removal->session_id);
+    aside_.erase(removal->session_id);
     return;
+  }
+  if (const auto* quarantine = std::get_if<QuarantineRecord>(&record)) {
+    if (quarantine->back) return;
+    (void)RemoveRecorded(quarantine->session_id, false).ok();
+    return SetAside(quarantine->session_id,
+                    {.state = Aside::State::kParting, .last_step = quarantine->last_step, .work = {}});
   }
   std::visit(
       [this](auto& of_layer) {
-        using Record = std::decay_t<decltype(of_layer)>;
-        if constexpr (!std::is_same_v<Record, InstallRecord> && !std::is_same_v<Record, RemoveRecord>) {
+        if constexpr (requires { of_layer.at; }) {
           ReplayLayer(of_layer.at, [&of_layer](LayerDriver& layer) { return layer.Replay(std::move(of_layer)); });
         }
       },
@@ -154,7 +161,7 @@ std::vector<uint64_t> Shard::FinishReplay() {
   for (uint64_t session_id : given_up) Record(RemoveRecord{session_id});
   restoring_.store(false, std::memory_order_release);
   if (ShardJournal* const journal = context_->options.journal; journal != nullptr) {
-    for (const QuarantinedSession& session : journal->ListQuarantined()) SetAside(session.install.session_id, true);
+    for (const QuarantinedSession& session : journal->ListQuarantined()) SetAside(session.install.session_id, {});
   }
   return given_up;
 }

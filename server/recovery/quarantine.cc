@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/quarantine.h"
 
-#include <limits>
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -22,8 +22,13 @@ constexpr absl::string_view kStateFile = "STATE";
 constexpr absl::string_view kMagic = "PCONQUAR";
 constexpr uint32_t kFormat = 1;
 constexpr absl::string_view kPartPrefix = "log-";
-constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 constexpr absl::Duration kAgeStep = absl::Hours(1);  // between two writes of an age
+
+// Not one that says where the session is.
+bool OfLife(const store::Record& record) {
+  const auto type = static_cast<RecordType>(record.type);
+  return type != RecordType::kRemove && type != RecordType::kQuarantine;
+}
 
 absl::Status RemoveFlatDir(store::FileSystem& fs, const std::string& dir) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(dir));
@@ -39,17 +44,19 @@ std::string Quarantine::PartOf(uint64_t session_id, uint64_t part) const {
   return store::JoinPath(DirOf(session_id), absl::StrCat(kPartPrefix, part));
 }
 
-absl::Status Quarantine::RemoveParts(uint64_t session_id, uint64_t but) const {
-  const std::string keep = but == 0 ? "" : absl::StrCat(kPartPrefix, but);
+absl::Status Quarantine::RemoveParts(uint64_t session_id, const std::set<uint64_t>& but) const {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(DirOf(session_id)));
   for (const std::string& name : names) {
-    if (!absl::StartsWith(name, kPartPrefix) || name == keep) continue;
+    uint64_t part = 0;
+    if (!absl::StartsWith(name, kPartPrefix)) continue;
+    if (absl::SimpleAtoi(name.substr(kPartPrefix.size()), &part) && but.contains(part)) continue;
     PRECONDOR_RETURN_IF_ERROR(RemoveFlatDir(fs_, store::JoinPath(DirOf(session_id), name)));
   }
   return absl::OkStatus();
 }
 
 absl::Status Quarantine::Open() {
+  MutexLock files(files_mu_);
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(dir_));
   for (const std::string& name : names) {
@@ -57,11 +64,11 @@ absl::Status Quarantine::Open() {
     if (!absl::SimpleAtoi(name, &session_id)) continue;
     absl::StatusOr<Entry> entry = Read(session_id);
     if (absl::IsNotFound(entry.status())) {
-      PRECONDOR_RETURN_IF_ERROR(Remove(session_id));  // never finished, or removed in part
+      PRECONDOR_RETURN_IF_ERROR(RemoveLocked(session_id));  // never finished, or removed in part
       continue;
     }
     PRECONDOR_RETURN_IF_ERROR(entry.status());
-    PRECONDOR_RETURN_IF_ERROR(RemoveParts(session_id, entry->part));
+    PRECONDOR_RETURN_IF_ERROR(RemoveParts(session_id, {entry->part}));
     MutexLock lock(mu_);
     entries_.insert_or_assign(session_id, *std::move(entry));
   }
@@ -147,29 +154,43 @@ bool Quarantine::Skips(uint64_t session_id, uint64_t sequence) const {
   return entry.has_value() && sequence < entry->from;
 }
 
-absl::Status Quarantine::Put(QuarantinedSession session, ReadLog read) {
+absl::StatusOr<uint64_t> Quarantine::CopyRecords(const std::string& part, uint64_t session_id, uint64_t needed_from,
+                                                 ReadLog read) const {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::RecordLog> log,
+                             store::RecordLog::Open(fs_, part, {}, nullptr));
+  const auto copy = [&](const store::Record& record) { return log->Append(record.type, record.payload).status(); };
+  if (const std::optional<Entry> before = Find(session_id); before.has_value()) {
+    // Unless two snapshots have been taken since it came back.
+    if (needed_from <= before->from) PRECONDOR_RETURN_IF_ERROR(Replay(session_id, copy));
+    needed_from = std::max(needed_from, before->from);
+  }
+  const auto take = [&](const store::Record& record) -> absl::Status {
+    if (record.sequence < needed_from || !OfLife(record)) return absl::OkStatus();
+    PRECONDOR_ASSIGN_OR_RETURN(const ShardRecord decoded, DecodeRecord(record.type, record.payload));
+    return SessionOf(decoded) == session_id ? copy(record) : absl::OkStatus();
+  };
+  PRECONDOR_ASSIGN_OR_RETURN(const uint64_t end, read(take));
+  PRECONDOR_RETURN_IF_ERROR(log->Sync());
+  return end;
+}
+
+absl::Status Quarantine::Put(QuarantinedSession session, uint64_t needed_from, ReadLog read) {
+  MutexLock files(files_mu_);
   const uint64_t session_id = session.install.session_id;
-  const std::optional<Entry> before = Find(session_id);
-  Entry entry{.session = std::move(session), .part = before.has_value() ? before->part + 1 : 1, .from = kNone};
+  Entry entry{.session = std::move(session)};
+  // That of the entry, and that of a write of which it is not known what a crash leaves.
+  std::set<uint64_t> counted;
+  if (const std::optional<Entry> before = Find(session_id); before.has_value()) counted.insert(before->part);
+  if (const absl::StatusOr<Entry> written = Read(session_id); written.ok()) counted.insert(written->part);
+  entry.part = counted.empty() ? 1 : *counted.rbegin() + 1;
   const std::string part = PartOf(session_id, entry.part);
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, DirOf(session_id)));
-  PRECONDOR_RETURN_IF_ERROR(RemoveParts(session_id, before.has_value() ? before->part : 0));
-  {
-    PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<store::RecordLog> log,
-                               store::RecordLog::Open(fs_, part, {}, nullptr));
-    const auto copy = [&](const store::Record& record) { return log->Append(record.type, record.payload).status(); };
-    if (before.has_value()) PRECONDOR_RETURN_IF_ERROR(Replay(session_id, copy));
-    PRECONDOR_RETURN_IF_ERROR(read([&](const store::Record& record) -> absl::Status {
-      if (before.has_value() && record.sequence < before->from) return absl::OkStatus();
-      PRECONDOR_ASSIGN_OR_RETURN(const ShardRecord decoded, DecodeRecord(record.type, record.payload));
-      return SessionOf(decoded) == session_id ? copy(record) : absl::OkStatus();
-    }));
-    PRECONDOR_RETURN_IF_ERROR(log->Sync());
-  }
+  PRECONDOR_RETURN_IF_ERROR(RemoveParts(session_id, counted));
+  PRECONDOR_ASSIGN_OR_RETURN(entry.from, CopyRecords(part, session_id, needed_from, read));
   PRECONDOR_RETURN_IF_ERROR(fs_.SyncDir(DirOf(session_id)));
   PRECONDOR_RETURN_IF_ERROR(Write(entry));
   // What stays is removed by the next Open.
-  RemoveParts(session_id, entry.part).IgnoreError();
+  RemoveParts(session_id, {entry.part}).IgnoreError();
   return absl::OkStatus();
 }
 
@@ -180,6 +201,7 @@ absl::Status Quarantine::Replay(uint64_t session_id, const store::LogReplay& rep
 }
 
 absl::Status Quarantine::Return(uint64_t session_id, uint64_t sequence) {
+  MutexLock files(files_mu_);
   std::optional<Entry> entry = Find(session_id);
   if (!entry.has_value()) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": not in quarantine"));
   entry->returned = true;
@@ -188,11 +210,17 @@ absl::Status Quarantine::Return(uint64_t session_id, uint64_t sequence) {
 }
 
 absl::Status Quarantine::OnSnapshot(uint64_t session_id, uint64_t sequence) {
+  MutexLock files(files_mu_);
   const std::optional<Entry> entry = Find(session_id);
-  return entry.has_value() && entry->returned && sequence >= entry->from ? Remove(session_id) : absl::OkStatus();
+  return entry.has_value() && entry->returned && sequence >= entry->from ? RemoveLocked(session_id) : absl::OkStatus();
 }
 
 absl::Status Quarantine::Remove(uint64_t session_id) {
+  MutexLock files(files_mu_);
+  return RemoveLocked(session_id);
+}
+
+absl::Status Quarantine::RemoveLocked(uint64_t session_id) {
   const std::string dir = DirOf(session_id);
   const absl::StatusOr<std::vector<std::string>> names = fs_.List(dir);
   if (absl::IsNotFound(names.status())) return absl::OkStatus();
@@ -204,13 +232,14 @@ absl::Status Quarantine::Remove(uint64_t session_id) {
     MutexLock lock(mu_);
     entries_.erase(session_id);
   }
-  PRECONDOR_RETURN_IF_ERROR(RemoveParts(session_id, 0));
+  PRECONDOR_RETURN_IF_ERROR(RemoveParts(session_id, {}));
   return RemoveFlatDir(fs_, dir);
 }
 
 std::vector<uint64_t> Quarantine::Age(absl::Duration most) {
   std::vector<uint64_t> old;
   std::vector<Entry> to_write;
+  MutexLock files(files_mu_);
   {
     MutexLock lock(mu_);
     const absl::Time now = clock_.Now();

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,14 +27,15 @@ namespace precondor::recovery {
 //
 // A session that has come back keeps its directory until two snapshots have been taken since: its records are those
 // here, and then those of the log from the sequence on at which it came back.
-// Thread-safe; calls that change the same session do not overlap.
+// Thread-safe. Whatever changes files does so in turn.
 class Quarantine {
  public:
   // References outlive it.
   Quarantine(store::FileSystem& fs, std::string dir, const Clock& clock)
       : fs_(fs), dir_(std::move(dir)), clock_(clock) {}
 
-  // Before anything else. Removes what a crash left unfinished. DataLoss: a damaged file; those of the disk.
+  // Before anything else, and by one process at a time. Removes what a crash left unfinished. DataLoss: a damaged file;
+  // those of the disk.
   absl::Status Open();
 
   // In quarantine now.
@@ -43,13 +45,14 @@ class Quarantine {
   bool Knows(uint64_t session_id) const { return Find(session_id).has_value(); }
   // Of sessions that have come back.
   std::vector<uint64_t> Returned() const;
-  // Whether a record of the shard's log is not the session's any more, or is here.
+  // Whether a record of the shard's log is here, or of no use any more.
   bool Skips(uint64_t session_id, uint64_t sequence) const;
 
-  // Hands the records of a log to the callback.
-  using ReadLog = absl::FunctionRef<absl::Status(const store::LogReplay&)>;
-  // Copies the session's records of the log to here. Durable when it returns OK; otherwise nothing has changed.
-  absl::Status Put(QuarantinedSession session, ReadLog read);
+  // Hands the records of a log to the callback, and returns the sequence after them.
+  using ReadLog = absl::FunctionRef<absl::StatusOr<uint64_t>(const store::LogReplay&)>;
+  // Copies the session's records of the log from `needed_from` on to here. Durable when it returns OK; otherwise
+  // nothing has changed.
+  absl::Status Put(QuarantinedSession session, uint64_t needed_from, ReadLog read);
   // The session's records that are here.
   absl::Status Replay(uint64_t session_id, const store::LogReplay& replay) const;
   // The session's next records are those of the log from `sequence` on. Durable when it returns OK.
@@ -68,21 +71,25 @@ class Quarantine {
     QuarantinedSession session;
     bool returned = false;
     uint64_t part = 0;  // number of the folder with records; 0: none
-    uint64_t from = 0;  // sequence of the log's first record that is the session's and not here
+    uint64_t from = 0;  // records of the log below this sequence are here, or of no use any more
     absl::Duration age = absl::ZeroDuration();
     absl::Duration written_age = absl::ZeroDuration();
   };
   std::string DirOf(uint64_t session_id) const;
   std::string PartOf(uint64_t session_id, uint64_t part) const;
   std::optional<Entry> Find(uint64_t session_id) const;
-  absl::Status Write(Entry entry);
+  absl::Status Write(Entry entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_mu_);
   absl::StatusOr<Entry> Read(uint64_t session_id) const;
-  absl::Status RemoveParts(uint64_t session_id, uint64_t but) const;
+  absl::Status RemoveLocked(uint64_t session_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_mu_);
+  absl::Status RemoveParts(uint64_t session_id, const std::set<uint64_t>& but) const;
+  absl::StatusOr<uint64_t> CopyRecords(const std::string& part, uint64_t session_id, uint64_t needed_from,
+                                       ReadLog read) const;
 
   store::FileSystem& fs_;
   const std::string dir_;
   const Clock& clock_;
 
+  Mutex files_mu_;  // from the look at an entry until it is written; before mu_
   mutable Mutex mu_;
   std::map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mu_);
   std::optional<absl::Time> aged_at_ ABSL_GUARDED_BY(mu_);

@@ -87,6 +87,13 @@ struct Encoder {
     PutU64(out.own, record.session_id);
     return out;
   }
+  absl::StatusOr<EncodedRecord> operator()(const QuarantineRecord& record) const {
+    EncodedRecord out{.type = RecordType::kQuarantine, .own = {}, .contributions = {}};
+    PutU64(out.own, record.session_id);
+    PutFixed(out.own, record.back ? 1 : 0, 1);
+    PutU64(out.own, record.last_step);
+    return out;
+  }
   absl::StatusOr<EncodedRecord> operator()(const UpdateRecord& record) const {
     EncodedRecord out{.type = RecordType::kUpdate, .own = {}, .contributions = {}};
     PutStep(out.own, record.at);
@@ -157,6 +164,13 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
     case RecordType::kRemove:
       record = RemoveRecord{in.U64()};
       break;
+    case RecordType::kQuarantine: {
+      QuarantineRecord quarantine{.session_id = in.U64()};
+      quarantine.back = in.U8() != 0;
+      quarantine.last_step = in.U64();
+      record = quarantine;
+      break;
+    }
     case RecordType::kUpdate: {
       UpdateRecord update{.at = TakeStep(in), .contributions = {}};
       update.contributions = TakeContributions(in);
@@ -185,7 +199,7 @@ absl::StatusOr<ShardRecord> DecodeRecord(uint8_t type, absl::string_view payload
       break;
     }
     default:
-      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 7, got ", type));
+      return absl::FailedPreconditionError(absl::StrCat("record type: expected 1 ... 7 or 9, got ", type));
   }
   if (!valid || !in.done()) return Damaged(absl::StrCat("record of type ", type));
   return record;
@@ -197,7 +211,7 @@ uint64_t SessionOf(const ShardRecord& record) {
         using Record = std::decay_t<decltype(one)>;
         if constexpr (std::is_same_v<Record, InstallRecord>) {
           return one.install.session_id;
-        } else if constexpr (std::is_same_v<Record, RemoveRecord>) {
+        } else if constexpr (requires { one.session_id; }) {
           return one.session_id;
         } else {
           return one.at.session_id;

@@ -24,6 +24,7 @@ enum class RecordType : uint8_t {
   kFactors = 6,
   kKeptFactors = 7,  // the same with a release
   // 8 was written by development versions, for factors from another shard's disk.
+  kQuarantine = 9,
 };
 
 // The contributions' bytes stay where they are, in the record: it outlives this.

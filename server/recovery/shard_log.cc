@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "kernels/base/status_macros.h"
 
 namespace precondor::recovery {
@@ -23,6 +25,10 @@ std::optional<LayerStep> PlaceOf(const ShardRecord& record) {
 // Whether an image of the cut has in it whatever happened at `step`.
 bool Holds(const LayerStep& cut, const LayerStep& step) {
   return cut.began > step.began || (cut.began == step.began && cut.step > step.step);
+}
+
+absl::Status Unwritable(const absl::Status& why) {
+  return absl::UnavailableError(absl::StrCat("the shard's log cannot be written: ", why.message()));
 }
 
 bool ChangesSessions(RecordType type) { return type == RecordType::kInstall || type == RecordType::kRemove; }
@@ -55,10 +61,24 @@ void ShardLog::Forget(uint64_t session_id) {
   DropUnneeded();
 }
 
-absl::Status ShardLog::Read(const store::LogReplay& replay) {
-  Sync();
-  if (!writable()) return absl::UnavailableError("the shard's log cannot be written");
-  return store::ReadLog(fs_, dir_, replay).status();
+absl::Status ShardLog::Scan(const store::LogReplay& replay) const {
+  const absl::Status read = store::ReadLog(fs_, dir_, replay).status();
+  return absl::IsNotFound(read) ? absl::OkStatus() : read;
+}
+
+absl::StatusOr<uint64_t> ShardLog::Read(const store::LogReplay& replay) {
+  uint64_t end = 0;
+  {
+    std::shared_ptr<store::RecordLog> log;
+    {
+      MutexLock lock(mu_);
+      log = log_;
+    }
+    if (log != nullptr) end = log->next_sequence();
+    PRECONDOR_RETURN_IF_ERROR(SyncLog(log));
+  }
+  PRECONDOR_RETURN_IF_ERROR(store::ReadLog(fs_, dir_, replay).status());
+  return end;
 }
 
 absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay, Skip skip) {
@@ -135,6 +155,24 @@ void ShardLog::Append(const ShardRecord& record) {
   changed_.notify_all();
 }
 
+absl::StatusOr<uint64_t> ShardLog::AppendDurably(const ShardRecord& record) {
+  PRECONDOR_ASSIGN_OR_RETURN(const EncodedRecord encoded, EncodeRecord(record));
+  std::shared_ptr<store::RecordLog> log;
+  uint64_t sequence = 0;
+  {
+    MutexLock lock(mu_);
+    if (log_ == nullptr) return Unwritable(broken_);
+    log = log_;
+    const absl::StatusOr<uint64_t> written = Write(*log, encoded);
+    changed_.notify_all();
+    if (!written.ok()) return Unwritable(written.status());
+    sequence = *written;
+    Adopt(record, encoded.own, sequence);
+  }
+  PRECONDOR_RETURN_IF_ERROR(SyncLog(log));
+  return sequence;
+}
+
 void ShardLog::AppendOfSession(const ShardRecord& record, const EncodedRecord& encoded) {
   if (encoded.type == RecordType::kInstall) {
     const auto known = sessions_.find(SessionOf(record));
@@ -185,6 +223,12 @@ std::optional<InstallRecord> ShardLog::InstallOf(uint64_t session_id) const {
   return std::get<InstallRecord>(*std::move(decoded));
 }
 
+uint64_t ShardLog::NeededFrom(uint64_t session_id) const {
+  MutexLock lock(mu_);
+  const auto found = sessions_.find(session_id);
+  return found == sessions_.end() ? 0 : found->second.needed_from;
+}
+
 void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& cuts) {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);
@@ -230,7 +274,15 @@ void ShardLog::Sync() {
     MutexLock lock(mu_);
     log = log_;
   }
-  if (log != nullptr && !log->Sync().ok()) Abandon(log);
+  SyncLog(log).IgnoreError();
+}
+
+absl::Status ShardLog::SyncLog(const std::shared_ptr<store::RecordLog>& log) {
+  if (log == nullptr) return Unwritable(absl::UnavailableError("it is opened again"));
+  const absl::Status synced = log->Sync();
+  if (synced.ok()) return synced;
+  Abandon(log);
+  return Unwritable(synced);
 }
 
 absl::Duration ShardLog::Work() {

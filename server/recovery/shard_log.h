@@ -56,15 +56,22 @@ class ShardLog {
   static bool SkipNone(uint64_t, uint64_t) { return false; }
   using Skip = absl::FunctionRef<bool(uint64_t session_id, uint64_t sequence)>;
   absl::Status Open(absl::FunctionRef<void(ShardRecord)> replay, Skip skip = &SkipNone);
-  // Every record that has been appended so far, as it is on the disk. Errors: those of store::ReadLog.
-  absl::Status Read(const store::LogReplay& replay);
+  // Before Open: what it will hand over. Nothing where there is no log yet. Errors: those of store::ReadLog.
+  absl::Status Scan(const store::LogReplay& replay) const;
+  // Every record that has been appended so far. Returns the sequence after them, all of which outlive the machine.
+  // Errors: Unavailable while the log cannot be written; those of store::ReadLog.
+  absl::StatusOr<uint64_t> Read(const store::LogReplay& replay);
 
   // An install that was the session's last and is appended again is left out.
   void Append(const ShardRecord& record);
+  // Its sequence, when it outlives the machine. Unavailable: it is not known whether it does.
+  absl::StatusOr<uint64_t> AppendDurably(const ShardRecord& record);
   // The sequence that the next record gets; 0 while the log cannot be written.
   uint64_t next_sequence() const;
   // Nullopt: no such session.
   std::optional<InstallRecord> InstallOf(uint64_t session_id) const;
+  // Records below it are of no use to the session.
+  uint64_t NeededFrom(uint64_t session_id) const;
 
   // A snapshot of the session is durable: the log is needed from `sequence` on, and `cuts` is where its images begin.
   void OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& cuts);
@@ -97,6 +104,7 @@ class ShardLog {
   void DropUnneeded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SayWithoutRing(const store::RecordLog& log);
   void SyncLoop();
+  absl::Status SyncLog(const std::shared_ptr<store::RecordLog>& log);
   void Abandon(const std::shared_ptr<store::RecordLog>& log);
   void Reopen();
 

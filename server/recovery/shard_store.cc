@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -58,15 +59,26 @@ absl::StatusOr<uint64_t> ShardStore::ReadLeader() const {
 absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, store::ParentDir(dir_)));
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
+  PRECONDOR_ASSIGN_OR_RETURN(lock_, fs_.Lock(store::JoinPath(dir_, "LOCK")));
   PRECONDOR_ASSIGN_OR_RETURN(const uint64_t leader, ReadLeader());
   shard.RestoreLeader(leader);
   PRECONDOR_RETURN_IF_ERROR(quarantine_.Open());
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> kept, kept_.Open());
   std::set<uint64_t> held(kept.begin(), kept.end());
+  // Only what is here in the end is replayed: so there is room for it, and no session meets another of its name.
+  PRECONDOR_ASSIGN_OR_RETURN(Ends ends, FindEnds());
+  const auto replay = [&](ShardRecord record) {
+    const bool moves = std::holds_alternative<QuarantineRecord>(record);
+    if (!moves && ends[SessionOf(record)].aside_at == 0) shard.Replay(std::move(record));
+  };
   const auto restore = [&](const SessionSnapshot& snapshot) {
-    held.insert(snapshot.install.install.session_id);
-    log_.Know(snapshot.install);
-    shard.Replay(snapshot.install);
+    const uint64_t id = snapshot.install.install.session_id;
+    held.insert(id);
+    const End& end = ends[id];
+    if (end.removed_at != 0 && snapshot.sequence <= end.removed_at) return;
+    log_.Know(snapshot.install, end.removed_at + 1);
+    replay(snapshot.install);
+    if (end.aside_at != 0) return;
     for (const auto& [layer, image] : snapshot.images) shard.Replay(image);
   };
   PRECONDOR_RETURN_IF_ERROR(snapshots_.Open(
@@ -74,10 +86,15 @@ absl::Status ShardStore::Restore(Shard& shard) {
       [this](const SessionSnapshot& snapshot) { return Check(snapshot); },
       [this](uint64_t session_id) { return quarantine_.Holds(session_id); }));
   const std::vector<uint64_t> returned = quarantine_.Returned();
-  for (const uint64_t id : returned) PRECONDOR_RETURN_IF_ERROR(ReplayQuarantined(id, shard, 1));
-  PRECONDOR_RETURN_IF_ERROR(
-      log_.Open([&shard](ShardRecord record) { shard.Replay(std::move(record)); },
-                [this](uint64_t session_id, uint64_t sequence) { return quarantine_.Skips(session_id, sequence); }));
+  for (const uint64_t id : returned) PRECONDOR_RETURN_IF_ERROR(ReplayQuarantined(id, 1, replay));
+  PRECONDOR_RETURN_IF_ERROR(log_.Open(replay, [&](uint64_t session_id, uint64_t sequence) {
+    return sequence <= ends[session_id].removed_at || quarantine_.Holds(session_id) ||
+           quarantine_.Skips(session_id, sequence);
+  }));
+  for (const auto& [id, end] : ends) {
+    if (end.aside_at == 0 || quarantine_.Holds(id)) continue;
+    shard.Replay(QuarantineRecord{.session_id = id, .last_step = end.last_step});
+  }
   if (const absl::Status replayed = shard.replay_status(); !replayed.ok()) {
     return absl::Status(replayed.code(),
                         absl::StrCat("sessions stored in ", dir_, " do not all fit: ", replayed.message(),
@@ -94,6 +111,31 @@ absl::Status ShardStore::Restore(Shard& shard) {
   }
   shard.FinishReplay();
   return absl::OkStatus();
+}
+
+absl::StatusOr<ShardStore::Ends> ShardStore::FindEnds() {
+  Ends ends;
+  PRECONDOR_RETURN_IF_ERROR(log_.Scan([&](const store::Record& record) -> absl::Status {
+    const auto type = static_cast<RecordType>(record.type);
+    if (type != RecordType::kRemove && type != RecordType::kQuarantine) return absl::OkStatus();
+    PRECONDOR_ASSIGN_OR_RETURN(const ShardRecord decoded, DecodeRecord(record.type, record.payload));
+    const uint64_t id = SessionOf(decoded);
+    if (quarantine_.Skips(id, record.sequence)) return absl::OkStatus();
+    const auto* const moved = std::get_if<QuarantineRecord>(&decoded);
+    End& end = ends[id];
+    if (moved == nullptr) {
+      end = {.removed_at = record.sequence};
+    } else {
+      end.aside_at = moved->back ? 0 : record.sequence;
+      end.last_step = moved->last_step;
+    }
+    return absl::OkStatus();
+  }));
+  // Their files were about to go.
+  for (const auto& [id, end] : ends) {
+    if (end.removed_at != 0 && quarantine_.Knows(id)) PRECONDOR_RETURN_IF_ERROR(quarantine_.Remove(id));
+  }
+  return ends;
 }
 
 void ShardStore::Append(const ShardRecord& record) {
@@ -157,20 +199,27 @@ absl::Status ShardStore::CheckQuarantine(uint64_t session_id) {
 
 absl::Status ShardStore::Quarantine(uint64_t session_id, uint64_t last_step) {
   const std::optional<InstallRecord> install = log_.InstallOf(session_id);
-  if (!install.has_value()) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": not in the log"));
-  PRECONDOR_RETURN_IF_ERROR(
+  if (!install.has_value()) {
+    // So that a session of this number can begin anew.
+    Append(RemoveRecord{session_id});
+    return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": the log does not know it"));
+  }
+  const absl::Status put =
       quarantine_.Put({.install = install->install, .last_step = last_step, .since = clock_.Wall()},
-                      [this](const store::LogReplay& replay) { return log_.Read(replay); }));
+                      log_.NeededFrom(session_id), [this](const store::LogReplay& replay) { return log_.Read(replay); });
+  if (absl::IsNotFound(put)) return absl::DataLossError(put.message());
+  PRECONDOR_RETURN_IF_ERROR(put);
   snapshots_.Forget(session_id);
   log_.Forget(session_id);
   return absl::OkStatus();
 }
 
-absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, Shard& shard, uint64_t needed_from) {
+absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, uint64_t needed_from,
+                                           absl::FunctionRef<void(ShardRecord)> replay) {
   return quarantine_.Replay(session_id, [&](const store::Record& record) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
     if (const auto* install = std::get_if<InstallRecord>(&decoded)) log_.Know(*install, needed_from);
-    shard.Replay(std::move(decoded));
+    replay(std::move(decoded));
     return absl::OkStatus();
   });
 }
@@ -183,19 +232,26 @@ absl::Status ShardStore::Return(uint64_t session_id, Shard& shard) {
     shard.Replay(snapshot.install);
     for (const auto& [layer, image] : snapshot.images) shard.Replay(image);
   });
-  if (status.ok()) status = ReplayQuarantined(session_id, shard, from);
+  const auto replay = [&shard](ShardRecord record) { shard.Replay(std::move(record)); };
+  if (status.ok()) status = ReplayQuarantined(session_id, from, replay);
   const absl::Status replayed = shard.CheckReplayed(session_id);
   if (status.ok()) status = replayed;
-  if (status.ok()) status = quarantine_.Return(session_id, from);
+  if (status.ok()) {
+    const absl::StatusOr<uint64_t> back = log_.AppendDurably(QuarantineRecord{.session_id = session_id, .back = true});
+    status = back.ok() ? quarantine_.Return(session_id, *back) : back.status();
+  }
   if (!status.ok()) log_.Forget(session_id);
   return status;
 }
 
 absl::StatusOr<bool> ShardStore::DeleteQuarantined(uint64_t session_id) {
   if (!quarantine_.Holds(session_id)) return false;
-  Append(RemoveRecord{session_id});
-  log_.Sync();
-  if (quarantine_.Holds(session_id)) return absl::UnavailableError("its files cannot be removed");
+  // Before anything is removed: the log may still have records of it, and what has half gone cannot come back.
+  PRECONDOR_RETURN_IF_ERROR(log_.AppendDurably(RemoveRecord{session_id}).status());
+  const absl::Status removed = quarantine_.Remove(session_id);
+  if (quarantine_.Holds(session_id)) return removed;
+  snapshots_.Remove(session_id);
+  kept_.Remove(session_id);
   return true;
 }
 

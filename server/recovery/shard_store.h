@@ -2,9 +2,13 @@
 // A shard's journal on a disk: a log of records, snapshots that bound it, and factors that were released.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "server/core/shard.h"
 #include "server/core/shard_journal.h"
@@ -58,13 +62,24 @@ class ShardStore final : public ShardJournal {
   // A snapshot must not outlive factors that it counts on.
   absl::Status Check(const SessionSnapshot& snapshot) const;
   void OnDurable(const SessionSnapshot& snapshot, uint64_t sequence);
-  // Into a shard: what the quarantine has of a session.
-  absl::Status ReplayQuarantined(uint64_t session_id, Shard& shard, uint64_t needed_from);
+  // Hands over what the quarantine has of a session, whose records in the log are those from `needed_from` on.
+  absl::Status ReplayQuarantined(uint64_t session_id, uint64_t needed_from,
+                                 absl::FunctionRef<void(ShardRecord)> replay);
+
+  // What the log says of where a session has gone; 0: nothing. A later one of its life is in records after `removed_at`.
+  struct End {
+    uint64_t removed_at = 0;
+    uint64_t aside_at = 0;
+    uint64_t last_step = 0;
+  };
+  using Ends = std::map<uint64_t, End>;  // by session
+  absl::StatusOr<Ends> FindEnds();
 
   store::FileSystem& fs_;
   const std::string dir_;
   const Clock& clock_;
   Logger& logger_;
+  std::unique_ptr<store::FileLock> lock_;
   recovery::Quarantine quarantine_;
   ShardLog log_;
   KeptFactors kept_;

@@ -62,6 +62,16 @@ class QuarantineLoopbackTest : public ::testing::Test {
     journal_ = journal;
     StartCoordinator();
   }
+  // And the coordinator, with its journal.
+  void RestartShards() {
+    coordinator_.reset();
+    for (int s = 0; s < 2; ++s) {
+      const std::string listen = shards_[s]->app().addresses().front();
+      shards_[s].reset();
+      shards_[s] = StartShard(s, listen);
+    }
+    StartCoordinator();
+  }
   std::string address() const { return absl::StrCat("127.0.0.1:", coordinator_->app().port()); }
   absl::StatusOr<std::string> Ctl(std::vector<std::string> arguments) const {
     arguments.push_back("--server=" + address());
@@ -176,13 +186,7 @@ TEST_F(QuarantineLoopbackTest, StaysThereWhileShardsAreRestartedUntilItIsDeleted
   Train(0, 5);
   RestartCoordinator("-empty");
   ASSERT_TRUE(AwaitQuarantine());
-  coordinator_.reset();
-  for (int s = 0; s < 2; ++s) {
-    const std::string listen = shards_[s]->app().addresses().front();
-    shards_[s].reset();
-    shards_[s] = StartShard(s, listen);
-  }
-  StartCoordinator();
+  RestartShards();
   ASSERT_TRUE(AwaitQuarantine());
   EXPECT_EQ(Reserved(), 0);
   const auto deleted = Ctl({"session", "delete-quarantined", "job"});
@@ -203,13 +207,18 @@ TEST_F(QuarantineLoopbackTest, AWrongPathDoesNoHarm) {
 }
 
 TEST_F(QuarantineLoopbackTest, AJobOfTheSameNameBeginsAnewBesideIt) {
+  const std::vector<std::vector<float>> expected = Expected(3, 8);
   Train(0, 3);
   RestartCoordinator("-empty");
-  Train(0, 3);
+  Train(0, 2);
   ASSERT_TRUE(AwaitQuarantine());
   EXPECT_THAT(std::string(Ctl({"session", "adopt", "job"}).status().message()), HasSubstr("close it before"));
   ASSERT_TRUE(*client_->CloseSession("job"));
-  ASSERT_TRUE(Ctl({"session", "adopt", "job"}).ok());
+  const auto adopted = Ctl({"session", "adopt", "job"});
+  ASSERT_TRUE(adopted.ok()) << adopted.status();
+  RestartShards();
+  EXPECT_EQ(Train(3, 8), expected);
+  EXPECT_TRUE(Quarantined().empty());
 }
 
 TEST_F(QuarantineLoopbackTest, WhatIsClosedIsRemoved) {

@@ -3,12 +3,14 @@
 #include "server/recovery/quarantine.h"
 
 #include <filesystem>
+#include <thread>
 
 #include "server/recovery/shard_store.h"
 #include "server/store/posix_file_system.h"
 #include "tests/support/damage_file.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/wait_until.h"
 #include "tests/unit/server/core/shard_fixture.h"
 
 namespace precondor::recovery {
@@ -71,8 +73,29 @@ class QuarantineTest : public ShardFixture {
     ASSERT_TRUE(existed.ok() && *existed) << existed.status();
     EXPECT_EQ(shard->reserved_bytes(), 0);
     EXPECT_TRUE(shard->ListSessions().empty());
+    shard->SettleQuarantine();
     ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
   }
+  // Another session, which takes as much memory.
+  SessionInstall OtherInstall(uint64_t session_id, const std::string& name) const {
+    SessionInstall install = MakeInstall();
+    install.session_id = session_id;
+    install.spec.name = name;
+    return install;
+  }
+  std::vector<uint64_t> Sessions() const {
+    std::vector<uint64_t> ids;
+    for (const ShardSessionSummary& session : shard->ListSessions()) ids.push_back(session.session_id);
+    return ids;
+  }
+  std::vector<uint64_t> Quarantined() const {
+    std::vector<uint64_t> ids;
+    const auto listed = shard->ListQuarantined();
+    for (const QuarantinedSession& session : *listed) ids.push_back(session.install.session_id);
+    return ids;
+  }
+  std::string InShard(const std::string& name) const { return dir.path() + "/data/shard/" + name; }
+  void FinishFiles() { store->snapshots().WaitIdle(); }
   // As a coordinator does that has taken it into its journal.
   void Adopt() {
     ++epoch;
@@ -82,6 +105,7 @@ class QuarantineTest : public ShardFixture {
   }
 
   static constexpr uint64_t kSteps = 24;
+  static constexpr uint64_t kOther = kSession + 1;
   TempDir dir;
   FailingFileSystem fs;
   ShardLogOptions log_options;
@@ -230,6 +254,192 @@ TEST_F(QuarantineTest, StaysWhenItCannotComeBack) {
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
   EXPECT_EQ(shard->reserved_bytes(), 0);
   EXPECT_TRUE(*shard->Remove(kSession));
+}
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// What came between has a later id and the same name: in the log it comes before the session's return.
+TEST_F(QuarantineTest, ComesBackWhateverALaterSessionOfItsNameCameTo) {
+  const std::vector<std::vector<float>> expected = Uninterrupted();
+  enum class End { kRemoved, kQuarantined, kOnItsWay };
+  for (const End end : {End::kRemoved, End::kQuarantined, End::kOnItsWay}) {
+    for (const bool restart : {false, true}) {
+      Begin();
+      for (uint64_t step = 0; step < 6; ++step) Step(step);
+      ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
+      EXPECT_THAT(Sessions(), ElementsAre(kOther));
+      shard->SettleQuarantine();
+      EXPECT_THAT(Quarantined(), ElementsAre(kSession));
+      if (restart) Reopen();
+      ASSERT_TRUE(*(end == End::kRemoved ? shard->Remove(kOther) : shard->Quarantine(kOther)));
+      if (end == End::kQuarantined) shard->SettleQuarantine();
+      ++epoch;
+      ASSERT_TRUE(shard->Install(MakeInstall(epoch)).ok());
+      for (uint64_t step = 6; step < kSteps; ++step) {
+        if (step % 4 == 2) Reopen();
+        ASSERT_THAT(Sessions(), ElementsAre(kSession)) << "end " << static_cast<int>(end) << " step " << step;
+        EXPECT_EQ(Step(step), expected[step]) << "end " << static_cast<int>(end) << " step " << step;
+      }
+      shard->SettleQuarantine();
+      if (end == End::kRemoved) {
+        EXPECT_THAT(Quarantined(), IsEmpty());
+      } else {
+        EXPECT_THAT(Quarantined(), ElementsAre(kOther));
+      }
+    }
+  }
+}
+
+// The memory that it left may be another's.
+TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
+  enum class End { kOnItsWay, kDeleted, kRemoved, kFilesLeft };
+  for (const End end : {End::kOnItsWay, End::kDeleted, End::kRemoved, End::kFilesLeft}) {
+    options.capacity_bytes = int64_t{1} << 30;
+    Begin();
+    options.capacity_bytes = shard->reserved_bytes();
+    Reopen();
+    for (uint64_t step = 0; step < 6; ++step) Step(step);
+    FinishFiles();
+    ASSERT_TRUE(*(end == End::kRemoved ? shard->Remove(kSession) : shard->Quarantine(kSession)));
+    ASSERT_TRUE(shard->Install(OtherInstall(kOther, "other")).ok());
+    if (end == End::kDeleted || end == End::kFilesLeft) {
+      shard->SettleQuarantine();
+      if (end == End::kFilesLeft) std::filesystem::copy(InShard(""), dir.path() + "/before",
+                                                        std::filesystem::copy_options::recursive);
+      ASSERT_TRUE(*shard->Remove(kSession));
+    }
+    FinishFiles();
+    if (end == End::kFilesLeft) {  // a crash after the record
+      shard.reset();
+      store.reset();
+      for (const std::string part : {"quarantine", "snapshots"}) {
+        std::filesystem::remove_all(InShard(part));
+        std::filesystem::copy(dir.path() + "/before/" + part, InShard(part),
+                              std::filesystem::copy_options::recursive);
+      }
+    }
+    Reopen();
+    EXPECT_THAT(Sessions(), ElementsAre(kOther)) << static_cast<int>(end);
+    shard->SettleQuarantine();
+    if (end == End::kOnItsWay) {
+      EXPECT_THAT(Quarantined(), ElementsAre(kSession));
+      ASSERT_TRUE(*shard->Remove(kOther));
+      Adopt();
+    } else {
+      EXPECT_THAT(Quarantined(), IsEmpty());
+      FinishFiles();
+      EXPECT_TRUE(std::filesystem::is_empty(InShard("quarantine")));
+      EXPECT_FALSE(std::filesystem::exists(InShard("snapshots/7")));
+    }
+  }
+}
+
+TEST_F(QuarantineTest, ARemovedSessionCanBeInstalledAgain) {
+  Begin();
+  Step(0);
+  ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
+  shard->SettleQuarantine();
+  ASSERT_TRUE(*shard->Remove(kSession));
+  Reopen();
+  ASSERT_TRUE(*shard->Remove(kOther));
+  const absl::Status installed = shard->Install(MakeInstall()).status();
+  ASSERT_TRUE(installed.ok()) << installed;
+  Step(0);
+  Reopen();
+  EXPECT_THAT(Sessions(), ElementsAre(kSession));
+  const std::vector<float> next = Step(1);
+  EXPECT_EQ(next, Uninterrupted()[1]);
+}
+
+TEST_F(QuarantineTest, IsDeletedOnlyOnceTheLogSaysSo) {
+  const std::vector<std::vector<float>> expected = Uninterrupted();
+  Begin();
+  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  Quarantine();
+  fs.set_full(true);
+  EXPECT_EQ(shard->Remove(kSession).status().code(), absl::StatusCode::kUnavailable);
+  FinishFiles();
+  fs.set_full(false);
+  ASSERT_TRUE(WaitUntil([&] { return store->log().writable(); }));
+  EXPECT_THAT(Quarantined(), ElementsAre(kSession));
+  Adopt();
+  for (uint64_t step = 6; step < kSteps; ++step) {
+    EXPECT_EQ(Step(step), expected[step]) << step;
+    if (step % 4 == 2) Reopen();
+  }
+}
+
+// Its name is another session's; what the disk has of it stays for a person to look at.
+TEST_F(QuarantineTest, TakesWhatItsLogLacksRecordsOfWhenItsNameIsNeeded) {
+  Begin();
+  for (uint64_t step = 0; step < 3; ++step) Step(step);
+  fs.set_full(true);
+  store->log().Sync();
+  ASSERT_FALSE(store->log().writable());
+  Step(3);
+  ASSERT_TRUE(store->log().stale(kSession));
+  EXPECT_EQ(shard->Quarantine(kSession).status().code(), absl::StatusCode::kFailedPrecondition) << "it is whole here";
+  fs.set_full(false);
+  ASSERT_TRUE(WaitUntil([&] { return store->log().writable(); }));
+  const absl::Status installed = shard->Install(OtherInstall(kOther, spec.name)).status();
+  ASSERT_TRUE(installed.ok()) << installed;
+  shard->SettleQuarantine();
+  EXPECT_THAT(Quarantined(), ElementsAre(kSession));
+  Reopen();
+  EXPECT_THAT(Sessions(), ElementsAre(kOther));
+  EXPECT_TRUE(*shard->Remove(kSession));
+  EXPECT_THAT(Quarantined(), IsEmpty());
+}
+
+TEST_F(QuarantineTest, OneOnItsWayIsNeitherInstalledNorRemoved) {
+  const std::vector<std::vector<float>> expected = Uninterrupted();
+  Begin();
+  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  ASSERT_TRUE(*shard->Quarantine(kSession));
+  EXPECT_THAT(Quarantined(), IsEmpty()) << "it is written down by SettleQuarantine alone";
+  EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall(2)).status()), ErrorReason::kNotActive);
+  EXPECT_EQ(GetErrorReason(shard->Remove(kSession).status()), ErrorReason::kNotActive);
+  EXPECT_FALSE(*shard->Quarantine(kSession));
+  shard->SettleQuarantine();
+  Adopt();
+  EXPECT_EQ(Step(6), expected[6]);
+}
+
+TEST_F(QuarantineTest, ItsDirectoryIsAnotherProcesssUntilThatEnds) {
+  Begin();
+  Step(0);
+  const std::string unfinished = InShard("quarantine/99");
+  std::filesystem::create_directory(unfinished);
+  ShardStore second(fs, dir.path() + "/data", log_options, clock, logger, observer);
+  Shard other(options, *backend, executor, clock, logger, observer);
+  other.AwaitReplay();
+  EXPECT_EQ(second.Restore(other).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(std::filesystem::exists(unfinished));
+  Reopen();
+  EXPECT_FALSE(std::filesystem::exists(unfinished));
+}
+
+TEST_F(QuarantineTest, AnAgeThatIsWrittenUndoesNothing) {
+  recovery::Quarantine quarantine(fs, dir.path() + "/apart", clock);
+  ASSERT_TRUE(quarantine.Open().ok());
+  const auto no_records = [](const store::LogReplay&) -> absl::StatusOr<uint64_t> { return 1; };
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_TRUE(quarantine.Put({.install = MakeInstall(), .last_step = 0, .since = clock.Wall()}, 1, no_records).ok());
+    quarantine.Age(absl::InfiniteDuration());
+    clock.Advance(absl::Hours(2));
+    const bool removed = i % 2 == 0;
+    std::thread ages([&] { quarantine.Age(absl::InfiniteDuration()); });
+    const absl::Status gone = removed ? quarantine.Remove(kSession) : quarantine.Return(kSession, 5);
+    ages.join();
+    ASSERT_TRUE(gone.ok()) << gone;
+    recovery::Quarantine again(fs, dir.path() + "/apart", clock);
+    ASSERT_TRUE(again.Open().ok());
+    for (const recovery::Quarantine* one : {&quarantine, &again}) {
+      ASSERT_FALSE(one->Holds(kSession)) << "round " << i;
+      ASSERT_EQ(one->Knows(kSession), !removed) << "round " << i;
+    }
+  }
 }
 
 TEST_F(QuarantineTest, WithoutADataDirectoryThereIsNothingToKeep) {

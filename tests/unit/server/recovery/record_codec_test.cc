@@ -59,6 +59,11 @@ TEST(RecordCodec, KeepsUpdatesBitForBit) {
   EXPECT_TRUE(got.contributions[1].bytes.empty());
   ExpectEqual(RoundTrip(FailedUpdateRecord{record.at}).at, record.at);
   EXPECT_EQ(RoundTrip(RemoveRecord{7}).session_id, 7u);
+  for (const bool back : {false, true}) {
+    const QuarantineRecord got = RoundTrip(QuarantineRecord{.session_id = 7, .back = back, .last_step = 11});
+    EXPECT_EQ(got.back, back);
+    EXPECT_EQ(got.last_step, 11u);
+  }
   EXPECT_TRUE(RoundTrip(FactorsRecord{.at = record.at, .held = true}).held);
   EXPECT_FALSE(RoundTrip(FactorsRecord{.at = record.at, .held = false}).held);
   EXPECT_EQ(RoundTrip(FactorsRecord{.at = record.at, .held = true}).release, 0u);
@@ -123,10 +128,10 @@ TEST(RecordCodec, RefusesOtherVersions) {
     EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
     EXPECT_EQ(refused.message(), absl::StrCat("layer image: format: expected 4, got ", static_cast<int>(format)));
   }
-  for (const uint8_t type : {0, 8, 9}) {
+  for (const uint8_t type : {0, 8, 10}) {
     const absl::Status refused = DecodeRecord(type, "").status();
     EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-    EXPECT_EQ(refused.message(), absl::StrCat("record type: expected 1 ... 7, got ", static_cast<int>(type)));
+    EXPECT_EQ(refused.message(), absl::StrCat("record type: expected 1 ... 7 or 9, got ", static_cast<int>(type)));
   }
 }
 
