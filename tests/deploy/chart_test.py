@@ -300,7 +300,6 @@ def main():
     parser.add_argument("--full", action="store_true")
     arguments, rest = parser.parse_known_args()
     deploy_tools.require("helm", "kubectl", "kubernetes-validate")
-    sys.path.sort(key=lambda folder: deploy_tools.TOOLS not in pathlib.Path(folder).parents)  # before Debian's jsonschema
     programs = manifests.Programs(arguments.server, arguments.ctl)
     unittest.main(argv=[sys.argv[0], *rest])
 

@@ -4,7 +4,6 @@
 import os
 import pathlib
 import shutil
-import site
 import sys
 
 SKIPPED = 77  # what CTest shows as skipped
@@ -13,10 +12,12 @@ TOOLS = CACHE / "deploy-tools"
 
 
 def require(*programs):
-    """Puts the tools' programs on PATH and their packages on sys.path; skips this test if one of `programs` is missing."""
+    """Puts the tools' programs on PATH and their packages on sys.path, before Debian's packages of the same names.
+
+    Skips this test if one of `programs` is missing. Call it before the import of such a package.
+    """
     os.environ["PATH"] = f"{TOOLS / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin"
-    for folder in TOOLS.glob("lib/python3*/site-packages"):
-        site.addsitedir(str(folder))
+    sys.path[1:1] = map(str, TOOLS.glob("lib/python3*/site-packages"))  # [0] is the test's own folder
     missing = [program for program in programs if not shutil.which(program)]
     if missing:
         skip(f"no {', '.join(missing)}; deploy/install.sh --deploy installs it")
