@@ -126,6 +126,16 @@ class ChartTest(unittest.TestCase):
         self.assertLessEqual({"PRECONDOR_QUORUM": "0.5", "PRECONDOR_SNAPSHOT_INTERVAL_STEPS": "1000000",
                               "PRECONDOR_LOG_LEVEL": "warning", "PRECONDOR_DRAIN_DEADLINE_MS": "60000"}.items(), options.items())
 
+    def test_alerts_choose_what_the_pod_monitor_scrapes(self):
+        objects = template({**VALUES["monitoring"], **VALUES["other names"]})
+        endpoint, = find(objects, "PodMonitor", "pre")["spec"]["podMetricsEndpoints"]
+        job, = [step["replacement"] for step in endpoint["relabelings"] if step["targetLabel"] == "job"]
+        rules = json.dumps([thing["spec"] for thing in objects if thing["kind"] == "PrometheusRule"])
+        chosen = re.findall(r'job=~\\"(.*?)\\"', rules)
+        self.assertTrue(chosen)
+        for pattern in chosen:
+            self.assertRegex(job, f"^(?:{pattern})$")
+
     def test_schema_refuses(self):
         for name, (values, word) in REFUSED.items():
             with self.subTest(name), self.assertRaisesRegex(AssertionError, word):

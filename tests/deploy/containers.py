@@ -24,7 +24,7 @@ BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
 PYTHON_IMAGE = "localhost/python:3.11"
 SERVER_IMAGE = "localhost/precondor:server"
 # As docs/docker.md says to run them.
-HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=10001:10001", "--pids-limit=256",
+HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=10001:10001", "--pids-limit=4096",
             "--memory=512m"]
 DEADLINE_S = 60.0
 
