@@ -10,17 +10,16 @@ import copy
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import tarfile
 import tempfile
 import unittest
 
 import deploy_tools
+from deploy_tools import ROOT, run
 
 import manifests
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "precondor"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 EXAMPLES = ("job", "jobset", "pytorchjob", "trainjob")
@@ -59,14 +58,6 @@ REFUSED = {
 programs = None  # manifests.Programs
 
 
-def run(*command):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=120, check=False)
-    if done.returncode != 0:
-        raise AssertionError(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
 def load(text):
     import yaml
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -77,11 +68,11 @@ def template(values, *flags):
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         json.dump(values, file)
         file.flush()
-        return load(run("helm", "template", "precondor", CHART, "--namespace", "training", "--values", file.name, *flags))
+        return load(run("helm", "template", "precondor", CHART, "--namespace", "training", "--values", file.name, *flags).stdout)
 
 
 def kustomize(folder):
-    return load(run("kubectl", "kustomize", KUSTOMIZE / folder))
+    return load(run("kubectl", "kustomize", KUSTOMIZE / folder).stdout)
 
 
 def find(objects, kind, name):
