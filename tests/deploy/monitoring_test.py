@@ -288,6 +288,10 @@ class Live(unittest.TestCase):
         shard = self.cluster.shards[0]
         own = self.prometheus.query(f'count({{train_job="{jobs[0]}",instance="127.0.0.1:{shard.metrics_port}",__name__!~".*:.*"}})')
         self.assertLessEqual(own[0][1], 60)
+        for server in self.cluster.servers():
+            counted = run("bash", "-c", "curl -sf http://$0/metrics | grep '^precondor_' | grep -vc train_job=",
+                          f"127.0.0.1:{server.metrics_port}", timeout=60).stdout
+            self.assertLessEqual(int(counted), 600)
         page = f"http://127.0.0.1:{shard.metrics_port}/layers"
         layers = json.loads(get(f"{page}?session={urllib.parse.quote(jobs[0])}"))["sessions"][0]["layers"]
         self.assertGreater(layers[0]["factor_version"], 0)
