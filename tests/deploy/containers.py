@@ -72,7 +72,7 @@ def remove_store(folder):
     subprocess.run(["podman", "rm", "--all", "--force", "--time=0"], env=store_environment(folder), capture_output=True, check=False)
     mounts = [line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     for mount in reversed(mounts):
-        if mount.startswith(f"{folder}/"):
+        if mount == str(folder) or mount.startswith(f"{folder}/"):
             subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
     shutil.rmtree(folder)
 
@@ -88,13 +88,14 @@ def make_store():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_store(folder)
         folder = pathlib.Path(tempfile.mkdtemp(prefix=FOLDERS))
+        run("mount", "-t", "tmpfs", "-o", "mode=700", "tmpfs", folder)  # buildah waits for the disk after each layer
         lock = open(folder / "lock", "w", encoding="utf-8")
         fcntl.flock(lock, fcntl.LOCK_EX)
     return folder, lock
 
 
 class Engine:
-    """podman and buildah over a store in a temporary folder. Closing it removes all that was made."""
+    """podman and buildah over a store in a temporary folder, in memory: 1 to 3 GB. Closing it removes all that was made."""
 
     def __init__(self):
         self.folder, self.lock = make_store()
