@@ -10,7 +10,8 @@ Usage: deploy/torch2.sh [--print] [--help]
   --help    this text
 The environment is for Debian's python3, which the build's extension is for. It is kept outside the checkout, in
 ${XDG_CACHE_HOME:-~/.cache}/precondor, under a name that changes with its packages. The last line printed is its path.
-The first time costs 0.8 GB of download, 2.2 GB of disk and 1 to 3 minutes; later runs cost nothing.
+The first time costs 0.8 GB of download, 2.2 GB of disk and 1 to 3 minutes; later runs cost nothing. Environments of other packages
+stay, as another checkout may use them: delete what is older than all of your checkouts by hand (torch2-* there).
 
 PyPI's torch for x86 is built for CUDA. The 4 GB of NVIDIA's libraries that it asks for are not installed: empty libraries with
 their names and symbols take their place, so that it loads on a machine without a GPU. It works on the CPU alone.
@@ -64,5 +65,4 @@ make_stubs "$site/torch/lib"
 "${pip[@]}" "$torch" "${packages[@]}" >&2
 "$venv/bin/python" -c 'import torch, torch.distributed; assert torch.distributed.is_gloo_available(); torch.linalg.eigh(torch.eye(3))'
 touch "$venv/complete"
-find "$cache" -maxdepth 1 -name 'torch2-*' ! -name "$name" -exec rm -r {} +
 echo "$venv"

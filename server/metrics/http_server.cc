@@ -34,8 +34,10 @@ class CivetwebServer final : public HttpServer {
   }
 
   absl::Status Listen(const std::string& address) {
-    const std::array<const char*, 7> options = {"listening_ports",    address.c_str(), "num_threads", "2",
-                                                "request_timeout_ms", "10000",         nullptr};
+    // A client that sends or reads nothing, such as a browser that opens connections ahead, holds a thread until the
+    // timeout.
+    const std::array<const char*, 7> options = {"listening_ports",    address.c_str(), "num_threads", "8",
+                                                "request_timeout_ms", "2000",          nullptr};
     mg_callbacks callbacks = {};
     errno = 0;
     context_ = mg_start(&callbacks, nullptr, const_cast<const char**>(options.data()));

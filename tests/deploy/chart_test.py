@@ -10,17 +10,16 @@ import copy
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import tarfile
 import tempfile
 import unittest
 
 import deploy_tools
+from deploy_tools import ROOT, run
 
 import manifests
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "precondor"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 EXAMPLES = ("job", "jobset", "pytorchjob", "trainjob")
@@ -59,14 +58,6 @@ REFUSED = {
 programs = None  # manifests.Programs
 
 
-def run(*command):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=120, check=False)
-    if done.returncode != 0:
-        raise AssertionError(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
 def load(text):
     import yaml
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -77,11 +68,11 @@ def template(values, *flags):
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         json.dump(values, file)
         file.flush()
-        return load(run("helm", "template", "precondor", CHART, "--namespace", "training", "--values", file.name, *flags))
+        return load(run("helm", "template", "precondor", CHART, "--namespace", "training", "--values", file.name, *flags).stdout)
 
 
 def kustomize(folder):
-    return load(run("kubectl", "kustomize", KUSTOMIZE / folder))
+    return load(run("kubectl", "kustomize", KUSTOMIZE / folder).stdout)
 
 
 def find(objects, kind, name):
@@ -125,6 +116,16 @@ class ChartTest(unittest.TestCase):
         options = manifests.environment_of(shard(template(VALUES["options"]))["containers"][0])
         self.assertLessEqual({"PRECONDOR_QUORUM": "0.5", "PRECONDOR_SNAPSHOT_INTERVAL_STEPS": "1000000",
                               "PRECONDOR_LOG_LEVEL": "warning", "PRECONDOR_DRAIN_DEADLINE_MS": "60000"}.items(), options.items())
+
+    def test_alerts_choose_what_the_pod_monitor_scrapes(self):
+        objects = template({**VALUES["monitoring"], **VALUES["other names"]})
+        endpoint, = find(objects, "PodMonitor", "pre")["spec"]["podMetricsEndpoints"]
+        job, = [step["replacement"] for step in endpoint["relabelings"] if step["targetLabel"] == "job"]
+        rules = json.dumps([thing["spec"] for thing in objects if thing["kind"] == "PrometheusRule"])
+        chosen = re.findall(r'job=~\\"(.*?)\\"', rules)
+        self.assertTrue(chosen)
+        for pattern in chosen:
+            self.assertRegex(job, f"^(?:{pattern})$")
 
     def test_schema_refuses(self):
         for name, (values, word) in REFUSED.items():
@@ -300,7 +301,6 @@ def main():
     parser.add_argument("--full", action="store_true")
     arguments, rest = parser.parse_known_args()
     deploy_tools.require("helm", "kubectl", "kubernetes-validate")
-    sys.path.sort(key=lambda folder: deploy_tools.TOOLS not in pathlib.Path(folder).parents)  # before Debian's jsonschema
     programs = manifests.Programs(arguments.server, arguments.ctl)
     unittest.main(argv=[sys.argv[0], *rest])
 

@@ -2,19 +2,16 @@
 """deploy/compose/compose.yaml as docker-compose reads it, with its variables' defaults."""
 
 import os
-import pathlib
-import subprocess
+
+from deploy_tools import ROOT, run
 
 import yaml
 
-FILE = pathlib.Path(__file__).resolve().parents[2] / "deploy/compose/compose.yaml"
+FILE = ROOT / "deploy/compose/compose.yaml"
 
 
 def services(file=FILE, folder=FILE.parent, **variables):
     """By name; an AssertionError with what docker-compose says where it refuses the file. Mounts are absolute."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PRECONDOR_", "COMPOSE_"))}
-    done = subprocess.run(["docker-compose", f"--project-directory={folder}", f"--file={file}", "config"],
-                          env={**environment, **variables}, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise AssertionError(done.stderr)
+    done = run("docker-compose", f"--project-directory={folder}", f"--file={file}", "config", env={**environment, **variables})
     return yaml.safe_load(done.stdout)["services"]

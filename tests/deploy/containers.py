@@ -11,42 +11,22 @@ import itertools
 import json
 import os
 import pathlib
-import select
+import re
 import shutil
 import subprocess
 import tempfile
-import time
 
-from deploy_tools import CACHE
+from deploy_tools import CACHE, ROOT, run
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from cluster import wait_for
+
 BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
 PYTHON_IMAGE = "localhost/python:3.11"
 SERVER_IMAGE = "localhost/precondor:server"
 # As docs/docker.md says to run them.
-HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=10001:10001", "--pids-limit=256",
+HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=10001:10001", "--pids-limit=4096",
             "--memory=512m"]
-DEADLINE_S = 60.0
-
-
-def wait_for(what, condition, deadline_s=DEADLINE_S):
-    """The first true value of `condition()`."""
-    end = time.monotonic() + deadline_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {deadline_s:g} s: {what}")
-        select.select([], [], [], 0.02)  # lets others run
-
-
-def run(*command, **more):
-    """The finished process, its output as text; an AssertionError with what it said where it failed."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **more)
-    if done.returncode != 0:
-        raise AssertionError(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    return done
+FOLDERS = "precondor-containers-"  # how the names of the stores' folders begin
 
 
 def pack_base(root, archive):
@@ -81,32 +61,59 @@ def base_archives():
     return slim, python
 
 
+def store_environment(folder):
+    """The variables with which podman and buildah use the store in `folder`."""
+    return {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(folder),
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"), "CONTAINERS_CONF": str(folder / "containers.conf")}
+
+
+def remove_store(folder):
+    """Ends a store's containers and deletes its folder."""
+    subprocess.run(["podman", "rm", "--all", "--force", "--time=0"], env=store_environment(folder), capture_output=True, check=False)
+    mounts = [line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    for mount in reversed(mounts):
+        if mount == str(folder) or mount.startswith(f"{folder}/"):
+            subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
+    shutil.rmtree(folder)
+
+
+def make_store():
+    """A new folder and its lock, which the kernel releases when this process ends. Removes the stores of killed tests."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "containers.lock", "w", encoding="utf-8") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+            # An error: in use, or a process of it still writes there, and a later run removes it.
+            with open(folder / "lock", "w", encoding="utf-8") as lock, contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_store(folder)
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=FOLDERS))
+        run("mount", "-t", "tmpfs", "-o", "mode=700", "tmpfs", folder)  # buildah waits for the disk after each layer
+        lock = open(folder / "lock", "w", encoding="utf-8")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
+
+
 class Engine:
-    """podman and buildah over a store in a temporary folder. Closing it removes all that was made."""
+    """podman and buildah over a store in a temporary folder, in memory: 1 to 3 GB. Closing it removes all that was made."""
 
     def __init__(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="precondor-containers-"))
+        self.folder, self.lock = make_store()
         (self.folder / "storage.conf").write_text(
             f'[storage]\ndriver = "overlay"\ngraphroot = "{self.folder}/graph"\nrunroot = "{self.folder}/run"\n')
         (self.folder / "containers.conf").write_text(
             '[containers]\nnetns = "none"\ndefault_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
             '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "runc"\nlock_type = "file"\n'
             f'tmp_dir = "{self.folder}/tmp"\n')
-        self.environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(self.folder),
-                            "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
-                            "CONTAINERS_CONF": str(self.folder / "containers.conf")}
+        self.environment = store_environment(self.folder)
         self.namespaces = itertools.count()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        subprocess.run(["podman", "rm", "--all", "--force", "--time=0"], env=self.environment, capture_output=True, check=False)
-        mounts = [line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
-        for mount in reversed(mounts):
-            if mount.startswith(f"{self.folder}/"):
-                subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
-        shutil.rmtree(self.folder)
+        remove_store(self.folder)
+        self.lock.close()
 
     def podman(self, *arguments):
         return run("podman", *arguments, env=self.environment, timeout=300).stdout
@@ -168,6 +175,20 @@ class Engine:
         self.podman("stop", "--time=60", name)
         return self.inspect(name)["State"]["ExitCode"]
 
+    def process_findings(self, name):
+        """What is wrong with a running container's first process, as the kernel shows it."""
+        process = pathlib.Path(f"/proc/{self.inspect(name)['State']['Pid']}")
+        status = dict(re.findall(r"^(\w+):\s+(.*)$", (process / "status").read_text(encoding="utf-8"), re.M))
+        if {*status["Uid"].split(), *status["Gid"].split()} != {"10001"}:
+            yield f"runs as root or as another user: Uid {status['Uid']}, Gid {status['Gid']}"
+        if int(status["CapEff"], 16) or int(status["CapBnd"], 16):
+            yield f"has capabilities {status['CapEff']}, {status['CapBnd']}"
+        if (status["NoNewPrivs"], status["Seccomp"]) != ("1", "2"):
+            yield f"can gain privileges, or calls are not filtered: {status['NoNewPrivs']}, {status['Seccomp']}"
+        root = next(line.split() for line in (process / "mounts").read_text(encoding="utf-8").splitlines() if line.split()[1] == "/")
+        if "ro" not in root[3].split(","):
+            yield "its root can be written"
+
     def logs(self, name):
         done = subprocess.run(["podman", "logs", name], env=self.environment, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
@@ -182,6 +203,9 @@ class Network:
         self.addresses = {name: f"192.0.2.{i + 1}" for i, name in enumerate(names)}
 
     def __enter__(self):
+        for left in pathlib.Path("/run/netns").glob("pc*-*"):
+            if not pathlib.Path("/proc", re.match(r"pc(\d*)-", left.name)[1]).exists():  # of a test that was killed
+                subprocess.run(["ip", "netns", "delete", left.name], capture_output=True, check=False)
         with contextlib.ExitStack() as undo:
             undo.callback(self.__exit__)
             bridge = self.prefix + "bridge"

@@ -17,13 +17,14 @@ import sys
 import tempfile
 import unittest
 
-from deploy_tools import require, skip_unless_root
+from deploy_tools import ROOT, require, run, skip_unless_root
 
 require("docker-compose", "hadolint", "podman", "buildah", "debootstrap", "runc", "ip")
 skip_unless_root()
 
 import compose
-from containers import BASE_IMAGE, HARDENED, ROOT, SERVER_IMAGE, Engine, Network, run, wait_for
+from cluster import wait_for
+from containers import BASE_IMAGE, HARDENED, SERVER_IMAGE, Engine, Network
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 MAX_SERVER_BYTES = 256 << 20
@@ -59,22 +60,6 @@ def metadata_findings(image, kind):
         yield "no health check by precondorctl"
     if set(config.get("ExposedPorts", {})) != {"7070/tcp", "9090/tcp"}:
         yield f"ports {config.get('ExposedPorts')}"
-
-
-def process_findings(name):
-    """What is wrong with a running container's first process, as the kernel shows it."""
-    state = engine.inspect(name)["State"]
-    status = dict(re.findall(r"^(\w+):\s+(.*)$", pathlib.Path(f"/proc/{state['Pid']}/status").read_text(encoding="utf-8"), re.M))
-    if set(status["Uid"].split()) != {"10001"} or set(status["Gid"].split()) != {"10001"}:
-        yield f"runs as root or as another user: Uid {status['Uid']}, Gid {status['Gid']}"
-    if int(status["CapEff"], 16) or int(status["CapBnd"], 16):
-        yield f"has capabilities {status['CapEff']}, {status['CapBnd']}"
-    if status["NoNewPrivs"] != "1":
-        yield "can gain privileges"
-    root = next(line for line in pathlib.Path(f"/proc/{state['Pid']}/mounts").read_text(encoding="utf-8").splitlines()
-                if line.split()[1] == "/")
-    if "ro" not in root.split()[3].split(","):
-        yield "its root can be written"
 
 
 def in_image(image, *command):
@@ -143,13 +128,13 @@ class ShortTest(ImageCase):
         self.assertRegex("\n".join(metadata_findings(engine.inspect("localhost/root"), "server")), "^runs as root")
         engine.podman("run", "--detach", "--pull=never", "--no-healthcheck", "--network=none", "--name=root", "localhost/root",
                       "--role=shard")
-        self.assertRegex("\n".join(process_findings("root")), "^runs as root(.|\n)*capabilities(.|\n)*written")
+        self.assertRegex("\n".join(engine.process_findings("root")), "^runs as root(.|\n)*capabilities(.|\n)*written")
 
     def test_training_between_namespaces_then_drain(self):
         with Network(["coordinator", "client"]) as network:
             engine.start("coordinator", "--advertise=coordinator:7070", "--memory-limit=256MiB", "--data-dir=/data",
                          options=[*network.options("coordinator"), "--volume=data:/data"])
-            self.assertEqual(list(process_findings("coordinator")), [])
+            self.assertEqual(list(engine.process_findings("coordinator")), [])
             self.assertEqual(engine.inspect("coordinator")["HostConfig"]["Memory"], 512 << 20)
             limit = "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes"
             self.assertEqual(engine.podman("exec", "coordinator", "sh", "-c", limit).strip(), str(512 << 20))
@@ -240,6 +225,13 @@ class FullTest(ImageCase):
                 "python3", "/job/loop.py", "coordinator:7070").split()
         self.assertEqual(len(losses), 40)
         self.assertLess(float(losses[-1]), 0.01 * float(losses[0]))
+        # As docs/docker.md builds on it, with another change of what is installed than a download of torch.
+        snippet = re.search(r"^FROM precondor-client:0.1.0\n.*?(?=^```)", (ROOT / "docs/docker.md").read_text(encoding="utf-8"), re.M | re.S)[0]
+        change = "pip install --no-cache-dir torch"
+        self.assertIn(change, snippet)
+        snippet = snippet.replace("precondor-client:0.1.0", "localhost/precondor:client").replace(change, "pip uninstall --yes numpy")
+        engine.build("localhost/torch", self.folder, snippet)
+        self.assertEqual(list(metadata_findings(engine.inspect("localhost/torch"), "client")), [])
 
     def test_cuda_image(self):
         """Its stages and configuration; its base and its programs are those of the CPU's image here."""
@@ -252,7 +244,7 @@ class FullTest(ImageCase):
                             BUILD_IMAGE="localhost/programs")
         self.assertEqual(list(metadata_findings(engine.inspect("localhost/precondor:cuda"), "server")), [])
         engine.start("cuda", "--role=shard", "--memory-limit=256MiB", image="localhost/precondor:cuda", options=["--network=none"])
-        self.assertEqual(list(process_findings("cuda")), [])
+        self.assertEqual(list(engine.process_findings("cuda")), [])
         self.assertEqual(engine.stop("cuda"), 0)
 
 

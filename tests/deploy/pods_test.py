@@ -14,20 +14,20 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from deploy_tools import require, skip_unless_root
+from deploy_tools import require, run, skip_unless_root
 
 require("helm", "podman", "buildah", "debootstrap", "runc", "ip", "nsenter")
 skip_unless_root()
 
 import chart_test
 import manifests
-from containers import SERVER_IMAGE, Engine, Network, run, wait_for
+from cluster import Server, free_port, wait_for
+from containers import SERVER_IMAGE, Engine, Network
 
 NAMESPACE = "training"  # that of chart_test.template
 NOT_IN_PODMAN = ("ports", "readinessProbe", "livenessProbe")  # those of gRPC; ports need a network of podman's
@@ -105,16 +105,9 @@ class PodsTest(unittest.TestCase):
         wait_for(f"{name} to be ready", lambda: self.ctl(name, "health").returncode == 0)
 
     def check_hardened(self, name):
-        state = self.engine.inspect(self.container(name))
-        process = pathlib.Path(f"/proc/{state['State']['Pid']}")
-        status = dict(re.findall(r"^(\w+):\s+(.*)$", (process / "status").read_text(encoding="utf-8"), re.M))
-        self.assertEqual({*status["Uid"].split(), *status["Gid"].split()}, {"10001"})
-        self.assertEqual((int(status["CapEff"], 16), int(status["CapBnd"], 16)), (0, 0))
-        self.assertEqual((status["NoNewPrivs"], status["Seccomp"]), ("1", "2"))
-        root = next(line.split() for line in (process / "mounts").read_text(encoding="utf-8").splitlines() if line.split()[1] == "/")
-        self.assertIn("ro", root[3].split(","))
+        self.assertEqual(list(self.engine.process_findings(self.container(name))), [])
         limit = self.specs[name]["containers"][0]["resources"]["limits"]["memory"]
-        self.assertEqual(state["HostConfig"]["Memory"], manifests.mebibytes(limit) << 20)
+        self.assertEqual(self.engine.inspect(self.container(name))["HostConfig"]["Memory"], manifests.mebibytes(limit) << 20)
 
     def test_pods_serve_end_in_order_and_come_back(self):
         for name in (COORDINATOR, *SHARDS):  # in any order
@@ -150,16 +143,11 @@ class ExampleTest(unittest.TestCase):
             self.skipTest("no torch, or no Python package in the build tree")
         program = chart_test.KUSTOMIZE / "examples" / "program" / "train.py"
         with tempfile.TemporaryDirectory() as folder:
-            port_file = pathlib.Path(folder) / "port"
-            server = subprocess.Popen([binaries / "server/precondor-server", "--listen=127.0.0.1:0", f"--port-file={port_file}"],
-                                      stderr=subprocess.DEVNULL)
-            self.addCleanup(server.wait)
-            self.addCleanup(server.kill)
-            wait_for("the server's port", port_file.exists)
-            address = f"127.0.0.1:{port_file.read_text(encoding='utf-8').strip()}"
-            with socket.create_server(("127.0.0.1", 0)) as found:
-                environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(found.getsockname()[1]), WORLD_SIZE="2")
-            ranks = [subprocess.Popen([python, program, address, "example"], env={**environment, "RANK": str(rank)}, text=True,
+            server = Server(binaries, folder, "server", [])
+            self.addCleanup(server.close)
+            server.start()
+            environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="2")
+            ranks = [subprocess.Popen([python, program, server.address, "example"], env={**environment, "RANK": str(rank)}, text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in (0, 1)]
             for rank in ranks:
                 self.addCleanup(rank.wait)

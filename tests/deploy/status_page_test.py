@@ -17,9 +17,8 @@ import urllib.request
 
 import deploy_tools
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e/chaos"))
-from cluster import Cluster, Training, free_port, wait_for  # noqa: E402
-from monitoring_program import Program  # noqa: E402
+from cluster import Cluster, Training, free_port, wait_for
+from monitoring_program import Program
 
 deploy_tools.require("chromium", "chromedriver")
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <arpa/inet.h>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <map>
 #include <netinet/in.h>
@@ -469,16 +470,23 @@ TEST(MetricsTest, NamesOfJobsAreEscaped) {
   EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="a\"b\\c\nd"})"), 0);
 }
 
-// What a server on this machine answers, headers and all.
-std::string Ask(int port, const std::string& request) {
+// A connection to a server on this machine, after `text` was sent.
+int Send(int port, const std::string& text) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  const timeval limit = {.tv_sec = 60, .tv_usec = 0};  // a read that waits longer fails
+  EXPECT_EQ(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-  const std::string lines = request + " HTTP/1.0\r\n\r\n";
-  EXPECT_EQ(send(fd, lines.data(), lines.size(), 0), static_cast<ssize_t>(lines.size()));
+  EXPECT_EQ(send(fd, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  return fd;
+}
+
+// What a server on this machine answers, headers and all.
+std::string Ask(int port, const std::string& request) {
+  const int fd = Send(port, request + " HTTP/1.0\r\n\r\n");
   std::string answer;
   char part[4096];
   for (ssize_t n = 0; (n = recv(fd, part, sizeof(part), 0)) > 0;) answer.append(part, static_cast<size_t>(n));
@@ -537,6 +545,32 @@ TEST(MetricsTest, OtherPagesAreServedAndNothingCanBeWritten) {
     EXPECT_THAT(Ask(*port, absl::StrCat(method, " /metrics")), HasSubstr(" 405 Method Not Allowed")) << method;
   }
   metrics.StopServing();
+}
+
+TEST(MetricsTest, IsScrapedWhileOthersWait) {
+  MetricsObserver metrics("1", "all");
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  const Page waits = {.content_type = "text/plain", .make = [&](absl::string_view) -> absl::StatusOr<std::string> {
+                        released.wait();
+                        return "done";
+                      }};
+  const Page large = {.content_type = "text/plain", .make = [](absl::string_view) -> absl::StatusOr<std::string> {
+                        return std::string(64 << 20, 'x');  // more than sockets buffer
+                      }};
+  const absl::StatusOr<int> port = metrics.Serve("127.0.0.1:0", {{"/waits", waits}, {"/large", large}});
+  ASSERT_TRUE(port.ok()) << port.status();
+  std::vector<int> waiting;
+  for (int i = 0; i < 7; ++i) waiting.push_back(Send(*port, "GET /waits HTTP/1.0\r\n\r\n"));
+  EXPECT_THAT(Ask(*port, "GET /metrics"), HasSubstr(" 200 OK"));
+  release.set_value();
+  for (const int fd : waiting) close(fd);
+
+  // More than there are threads, but each is given up in the end.
+  std::vector<int> slow;
+  for (int i = 0; i < 9; ++i) slow.push_back(Send(*port, i % 2 == 0 ? "GET /large HTTP/1.0\r\n\r\n" : "GET"));
+  EXPECT_THAT(Ask(*port, "GET /metrics"), HasSubstr(" 200 OK"));
+  for (const int fd : slow) close(fd);
 }
 
 }  // namespace
