@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -282,13 +281,6 @@ def clip_of(spec: SessionSpec) -> Dict[int, str]:
         if scaling == "KL_CLIP":
             clips[place] = str(method.options.get("scaling_clip", 0.001))
     return clips
-
-
-def is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def slots_of(matrices: Sequence[Matrix]) -> List[Slot]:
