@@ -74,10 +74,14 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
     """(last weights, whole; decisions of the last step; names of layers; the losses)."""
     size = dist.get_world_size()
     model, called = make(how, reshard, hsdp, by_columns, compiled, bf16)
-    optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.02)
     losses = []
-    with precondor.torch.Preconditioner(called, address, session=session, optimizer=optimizer, warmup_steps=2, inv_freq=2,
-                                        exchange="DELEGATE", **options) as pre:
+    with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2, exchange="DELEGATE",
+                                        **options) as pre:
+        if optimizer == "made":
+            optimizer = pre.make_optimizer(0.02)
+        else:
+            optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.02)
+        pre.attach(optimizer)  # which does nothing after a step by hand
         for step in range(STEPS):
             x = torch.randn(BATCH * size, 2, 3, 3, generator=torch.Generator().manual_seed(step))[rank::size]
             y = torch.stack([x.sum((1, 2, 3)), x[:, 0].sum((1, 2)), x[:, 1, 0, 0]], 1).tanh()
@@ -89,7 +93,8 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
                     loss.backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            result = pre.step(loss)
+            if step % 2 or step == STEPS - 1:
+                result = pre.step(loss)
             optimizer.step()
             losses.append(loss.item())
         names = [layer.name for layer in pre.layers]

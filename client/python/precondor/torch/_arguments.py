@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Union
+from typing import Optional, Union
 
 import torch
 
@@ -40,6 +40,16 @@ def count_of(samples: int) -> int:
         raise InvalidArgumentError(f"samples: expected a whole number of 1 ... {_MAX_SAMPLES}, got {samples!r}",
                                    "INVALID_ARGUMENT")
     return count
+
+
+def rate_of(given: Optional[float], optimizer: Optional[torch.optim.Optimizer], needed: bool) -> Optional[float]:
+    """The learning rate of a step: given, or the optimizer's."""
+    if given is None and optimizer is not None:
+        given = float(optimizer.param_groups[0]["lr"])
+    if given is None and needed:
+        raise InvalidArgumentError("scaling KL_CLIP needs the learning rate: give optimizer= to Preconditioner, or "
+                                   "learning_rate= to step, or the method option scaling NORM_RESCALE", "INVALID_ARGUMENT")
+    return given
 
 
 def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: bool) -> None:

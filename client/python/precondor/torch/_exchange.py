@@ -297,3 +297,11 @@ def kinds_of(spec: SessionSpec) -> List[str]:
         for place in one.layers:
             kinds[place] = one.statistics
     return kinds
+
+
+def methods_of(spec: SessionSpec) -> List[str]:
+    methods = [spec.method.name] * len(spec.layers)
+    for one in spec.layer_methods:
+        for place in one.layers:
+            methods[place] = one.method.name
+    return methods

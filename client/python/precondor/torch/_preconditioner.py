@@ -17,14 +17,14 @@ from torch import nn
 from .._client import Client, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
 from .._session import Layer, Method, SessionSpec
-from . import _group, _layers, _local, _shards
+from . import _device, _group, _layers, _local, _optimizer, _shards
 from ._amp import optimized, unscale
-from ._arguments import check_options, count_of, number_of
+from ._arguments import check_options, count_of, number_of, rate_of
 from ._attention import Tap
 from ._buckets import rest_of
 from ._checkpoint import check_state, make_state, restore_snapshot
 from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, original
-from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, slots_of
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, slots_of
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
 
@@ -174,7 +174,7 @@ class Preconditioner:
             data_plane=data_plane)
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
-        self._kinds = kinds_of(self._spec)
+        self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
         self._shards = _shards.Shards(self._group, self._slots) if sharded else None
@@ -193,6 +193,7 @@ class Preconditioner:
         self._switch = Switch()
         self._tapped = False  # compiled code has been seen
         self._missed: Optional[PrecondorError] = None  # of this step
+        self._made = False  # a step, since the attached optimizer's last
         self._unwatched = 0  # contexts of unwatched that are entered
         self._warned: Set[int] = set()  # places of layers
         self._last: Dict[str, float] = {}
@@ -200,7 +201,7 @@ class Preconditioner:
         self._client: Client = self._group.check(
             lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout,
                            result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
-                           plane_device=_device_of(self._model) if plane_device is None else plane_device))
+                           plane_device=_device.first_of(self._model) if plane_device is None else plane_device))
         if replace:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(session))
         self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
@@ -287,9 +288,9 @@ class Preconditioner:
         began = time.monotonic()
         loss, samples = number_of(loss), count_of(samples)
         self._join()
-        self._check_parameters()
+        _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         self._reporter.wait()
-        rate = self._learning_rate(learning_rate)
+        rate = rate_of(learning_rate, self._optimizer, bool(self._clips))
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")
@@ -311,11 +312,42 @@ class Preconditioner:
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
                             not finite, scale)
         self._begin(self._step + 1)
+        self._made = True
         self._last = {kind.lower(): sum(decision == kind for decision in result.decisions.values())
                       for kind in ("PRECONDITIONED", "IDENTITY")}
         self._last["skipped"] = sum(decision == "SKIP" for decision in result.decisions.values())
         self._last["step_seconds"] = time.monotonic() - began
         return result
+
+    def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
+        """Of the model's parameters, for BaseOptimizer: layers of kron and soap, whose answers are whole updates, apart from all
+        others; matrices with weight decay, biases and other vectors without."""
+        whole = {parameter for slot in self._slots if self._methods[slot.place] in ("kron", "soap")
+                 for parameter in slot.matrix.parameters()}
+        return _optimizer.groups_of(self._model, whole, weight_decay)
+
+    def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
+        """BaseOptimizer of param_groups(), AdamW where no layer has kron or soap; options: betas, eps. Its rate is reported."""
+        self._optimizer = _optimizer.BaseOptimizer(self.param_groups(weight_decay), lr, **options)
+        return self._optimizer
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on optimizer.step() begins with step(), unless one has been made since the last: the loop needs no line for
+        it. The loss is reported where optimizer.step(closure) gives it. With a GradScaler, or to report the loss, call
+        step(loss, scaler=scaler) yourself.
+
+        Raises:
+            UnimplementedError: torch before 2.0. InvalidArgumentError: LBFGS, or an optimizer that does not train every layer.
+        """
+        def before(loss: Any) -> None:
+            if not self._made:
+                self.step(loss)
+            self._made = False
+
+        parameters = [parameter for slot in self._slots for parameter in slot.matrix.parameters()]
+        self._handles.append(_optimizer.attach(optimizer, parameters, before))
+        self._optimizer = self._optimizer or optimizer
+        self._made = False
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -469,7 +501,7 @@ class Preconditioner:
         if self._worker is not None:
             return
         if self._shards is None:  # which has others while a forward pass is made
-            self._check_parameters()
+            _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         if not self._is_new and not resumes:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
@@ -480,16 +512,6 @@ class Preconditioner:
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, shards=self._shards)
         self._reporter = Reporter(self._worker)
         self._begin(first_step)
-
-    def _check_parameters(self) -> None:
-        held = {id(parameter) for parameter in self._model.parameters()}
-        for slot in self._slots:
-            if any(id(parameter) not in held for parameter in slot.matrix.parameters()):
-                raise FailedPreconditionError(
-                    f"layer {slot.layer.name}: a parameter of it is no longer the model's, and has no gradient to precondition",
-                    "FAILED_PRECONDITION", "UNSPECIFIED",
-                    "Make Preconditioner after whatever replaces parameters: an assignment to a module, "
-                    "load_state_dict(assign=True), weight_norm")
 
     def _begin(self, step: int) -> None:
         if self._reporter is not None:
@@ -616,15 +638,6 @@ class Preconditioner:
             self._warned.add(slot.place)
             warnings.warn(f"layer {slot.layer.name}: {what}")
 
-    def _learning_rate(self, given: Optional[float]) -> Optional[float]:
-        if given is None and self._optimizer is not None:
-            given = float(self._optimizer.param_groups[0]["lr"])
-        if given is None and self._clips:
-            raise InvalidArgumentError("scaling KL_CLIP needs the learning rate: give optimizer= to Preconditioner, or "
-                                       "learning_rate= to step, or the method option scaling NORM_RESCALE",
-                                       "INVALID_ARGUMENT")
-        return given
-
     def _average(self, samples: int) -> None:
         """What neither DDP nor the server averages."""
         if not self._averages:
@@ -681,8 +694,3 @@ class Preconditioner:
             self._worker.flush()
         except InvalidArgumentError as error:  # it has counted as an abstention, and the job goes on
             warnings.warn(f"the server refused statistics: {error.message}")
-
-
-def _device_of(model: nn.Module) -> int:
-    """The number of the model's first CUDA device; 0 where it has none."""
-    return next((parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda), 0)
