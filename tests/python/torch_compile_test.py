@@ -6,6 +6,9 @@ Needs torch 2.4 or later: CTest runs it in deploy/torch2.sh's environment.
 """
 
 import shutil
+import subprocess
+import sys
+import tempfile
 import unittest
 import unittest.mock
 
@@ -16,6 +19,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import precondor
+import precondor.torch
+from interop_test import Server
+from precondor import _programs
 from precondor.torch._exchange import Pair
 
 
@@ -62,6 +68,38 @@ class Graphs:
         return aot_eager(graph, inputs)
 
 
+class Attention(nn.Module):
+    """With projections that are not seen in compiled code."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(8, 2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.attention(x, x, x, need_weights=False)[0])
+
+
+# Compiled code that was made before Preconditioner, which is there before torch imports its compiler.
+LATE_IMPORT = """
+import sys
+import torch
+import precondor.torch
+model = torch.nn.Linear(3, 2)
+pre = precondor.torch.Preconditioner(model, sys.argv[1], session=sys.argv[2])
+assert "torch._dynamo" not in sys.modules
+model(torch.ones(4, 3)).sum().backward()
+pre.step(1.0)
+import torch._dynamo
+teacher = torch.compile(torch.nn.Linear(3, 2), backend="eager")
+model(torch.ones(4, 3)).sum().backward()
+pre.step(1.0)
+teacher(torch.ones(4, 3))
+torch.compile(model, backend="eager")(torch.ones(4, 3)).sum().backward()
+assert pre._pairs, "no statistics"
+pre.close(end_session=True)
+"""
+
+
 class CompileTest(torch_case.ServerCase):
     def setUp(self):
         super().setUp()
@@ -92,6 +130,8 @@ class CompileTest(torch_case.ServerCase):
 
         pre = self.preconditioner(called, f"{self.name}-{how}", optimizer=optimizer, warmup_steps=2, inv_freq=3, replace=True,
                                   **options)
+        if how.endswith("-later"):
+            called = self.compiled(how[:-len("-later")], model, backend)
         with unittest.mock.patch.object(Pair, "finish", keep):
             for step in range(steps):
                 optimizer.zero_grad()
@@ -119,8 +159,11 @@ class CompileTest(torch_case.ServerCase):
             for how in ("whole", "regional"):
                 with self.subTest(how=how, statistics=statistics):
                     self.expect_same(self.train(how, statistics=statistics, method=method), wanted, 2e-6)
+        wanted = self.train("plain")
+        for how in ("whole-later", "regional-later"):
+            with self.subTest(how=how):
+                self.expect_same(self.train(how), wanted, 2e-6)
         with self.subTest("checkpointed"):
-            wanted = self.train("plain")
             self.expect_same(self.train("whole", Net(checkpointed=True)), wanted, 2e-6)
 
     @unittest.skipUnless(shutil.which("g++"), "inductor needs a compiler")
@@ -143,10 +186,14 @@ class CompileTest(torch_case.ServerCase):
 
     def test_graphs_from_before_are_made_anew(self):
         wanted = self.train("plain")
-        model = Net()
-        model.compile(fullgraph=True, backend="aot_eager")
-        model(batch(0)).sum().backward()
-        self.expect_same(self.train("compiled", model), wanted, 2e-6)
+        for first in (True, False):
+            with self.subTest(first_preconditioner_of_the_process=first):
+                torch._dynamo.config.skip_nnmodule_hook_guards = first
+                model = Net()
+                model.compile(fullgraph=True, backend="aot_eager")
+                model(batch(0)).sum().backward()
+                self.expect_same(self.train("compiled", model), wanted, 2e-6)
+                self.assertFalse(torch._dynamo.config.skip_nnmodule_hook_guards)
 
     def test_copies_and_closed_models_are_not_watched(self):
         model = Net()
@@ -164,15 +211,51 @@ class CompileTest(torch_case.ServerCase):
         called(batch(0)).sum().backward()
         self.assertEqual(pre._pairs, {})
 
+    def test_a_model_that_is_compiled_later(self):
+        """Preconditioner knows the model alone, and not what has been made of it."""
+        model = Attention()
+        pre = self.preconditioner(model)
+        torch.compile(model, fullgraph=True, backend="aot_eager")(torch.randn(5, 2, 8)).sum().backward()
+        self.expect(precondor.FailedPreconditionError, r"layer attention\.\w+: it has a gradient, but step 0", pre.step, 1.0)
+
+    def test_a_compiler_that_is_imported_later(self):
+        subprocess.run([sys.executable, "-B", "-c", LATE_IMPORT, self.server.address, self.name], check=True)
+
+    def test_a_second_preconditioner_keeps_what_is_compiled(self):
+        self.preconditioner(nn.Linear(3, 2))
+        graphs = Graphs()
+        called = torch.compile(nn.Linear(3, 2), fullgraph=True, backend=graphs)
+        called(torch.ones(4, 3))
+        self.preconditioner(nn.Linear(3, 2), f"{self.name}-2")
+        called(torch.ones(4, 3))
+        self.assertEqual(len(graphs.graphs), 1)
+
+    def test_second_order_that_comes_back(self):
+        """The step's graph is chosen by its own directive, not by one that is older."""
+        model = nn.Linear(3, 2)
+        called = torch.compile(model, fullgraph=True, backend="aot_eager")
+
+        def train_until(pre, mode):
+            for _ in range(40):
+                if pre.mode == mode:
+                    return
+                called(torch.ones(4, 3)).sum().backward()
+                pre.step(1.0)
+            self.fail(f"the mode does not become {mode}")
+
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(_programs.path_of("precondor-server"), folder, "--lease-steps=1")
+            try:
+                pre = precondor.torch.Preconditioner(called, server.address, session="modes", inv_freq=1)
+                for mode in ("first-order", "second-order") * 3:
+                    subprocess.run([_programs.path_of("precondorctl"), f"--server={server.address}", "mode", "modes", mode],
+                                   check=True, stdout=subprocess.DEVNULL)
+                    train_until(pre, mode.replace("-", "_").upper())
+                pre.close(end_session=True)
+            finally:
+                self.assertEqual(server.stop(), 0)
+
     def test_a_layer_that_was_not_seen_is_an_error(self):
-        class Attention(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.attention, self.last = nn.MultiheadAttention(8, 2), nn.Linear(8, 3)
-
-            def forward(self, x):
-                return self.last(self.attention(x, x, x, need_weights=False)[0])
-
         model = Attention()
         called = torch.compile(model, fullgraph=True, backend="aot_eager")
         pre = self.preconditioner(called)

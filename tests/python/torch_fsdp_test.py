@@ -15,24 +15,30 @@ import numpy as np
 
 import precondor
 import torch_sharded
-from interop_test import Server, TIMEOUT_S
+from interop_test import Server
 from torch_rank import running
+
+DEADLINE_S = 240  # importing torch's compiler in each rank takes a minute and more on a busy machine
 
 
 class FsdpTest(unittest.TestCase):
     server = None
     ranks = {}
 
-    def run_all(self, size, name, **arguments):
-        """What the function gives on each rank."""
-        session = f"{self.id().rsplit('.', 1)[-1][:60]}-{size}"
+    def ask(self, size, name, session, **arguments):
+        """What the function gives on each rank; a raised exception as it was."""
         ranks = self.ranks[size]
         for rank in ranks:
             rank.send((name, {"address": self.server.address, "session": session, **arguments}))
         answers = []
         for rank in ranks:
-            self.assertTrue(rank.poll(TIMEOUT_S), f"{name}: a rank does not answer")
+            self.assertTrue(rank.poll(DEADLINE_S), f"{name}: a rank does not answer")
             answers.append(rank.recv())
+        return answers
+
+    def run_all(self, size, name, **arguments):
+        """What the function gives on each rank."""
+        answers = self.ask(size, name, f"{self.id().rsplit('.', 1)[-1][:60]}-{size}", **arguments)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
@@ -62,6 +68,9 @@ class FsdpTest(unittest.TestCase):
     def test_hybrid_meshes(self):
         self.expect_ddp([4], 1e-6, {"hsdp": True})
 
+    def test_its_own_optimizer(self):
+        self.expect_ddp([2], 0, {}, optimizer="made", layer_methods={"blocks.0.*": "soap"})
+
     def test_accumulation(self):
         self.expect_ddp([2], 1e-6, {}, micro_batches=4)
 
@@ -77,6 +86,17 @@ class FsdpTest(unittest.TestCase):
     def test_weights_in_bf16(self):
         self.expect_ddp([2], 0.02, {"bf16": True}, optimizer="SGD")  # some ten roundings of 2^-9 on numbers of up to 1
 
+    def test_a_layer_that_one_rank_missed_is_an_error_on_every_rank(self):
+        for exchange in ("DIRECT", "DELEGATE", "REPLAY"):
+            with self.subTest(exchange=exchange):
+                pattern = "layer 0: it has a gradient, but step 0, which takes statistics, saw no call of it"
+                for rank, answer in enumerate(self.ask(2, "missed", f"missed-{exchange}", exchange=exchange)):
+                    self.assertIsInstance(answer, precondor.FailedPreconditionError)
+                    self.assertRegex(str(answer), f"^{'rank 0: ' if rank else ''}{pattern}")
+
+    def test_buffers_are_freed(self):
+        self.assertEqual(self.run_all(2, "released"), [(0, 4)] * 2)
+
     def test_what_is_not_supported_is_refused_by_name(self):
         for case, kind, pattern in (
                 ("fsdp1", precondor.UnimplementedError, "FullyShardedDataParallel"),
@@ -87,12 +107,7 @@ class FsdpTest(unittest.TestCase):
                 ("overlap", precondor.UnimplementedError, "exchange DELEGATE, overlap: expected DELEGATE without"),
                 ("scaler", precondor.UnimplementedError, "scaler: is not supported under fully_shard")):
             with self.subTest(case=case):
-                ranks = self.ranks[4]
-                for rank in ranks:
-                    rank.send(("refused", {"address": self.server.address, "session": f"refused-{case}", "case": case}))
-                for rank in ranks:
-                    self.assertTrue(rank.poll(TIMEOUT_S))
-                    answer = rank.recv()
+                for answer in self.ask(4, "refused", f"refused-{case}", case=case):
                     self.assertIsInstance(answer, kind)
                     self.assertRegex(str(answer), pattern)
 

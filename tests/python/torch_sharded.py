@@ -2,6 +2,8 @@
 """What torch_fsdp_test.py trains in each rank: one small net, under DistributedDataParallel or fully_shard."""
 
 import contextlib
+import gc
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -72,10 +74,14 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
     """(last weights, whole; decisions of the last step; names of layers; the losses)."""
     size = dist.get_world_size()
     model, called = make(how, reshard, hsdp, by_columns, compiled, bf16)
-    optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.02)
     losses = []
-    with precondor.torch.Preconditioner(called, address, session=session, optimizer=optimizer, warmup_steps=2, inv_freq=2,
-                                        exchange="DELEGATE", **options) as pre:
+    with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2, exchange="DELEGATE",
+                                        **options) as pre:
+        if optimizer == "made":
+            optimizer = pre.make_optimizer(0.02)
+        else:
+            optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.02)
+        pre.attach(optimizer)  # which does nothing after a step by hand
         for step in range(STEPS):
             x = torch.randn(BATCH * size, 2, 3, 3, generator=torch.Generator().manual_seed(step))[rank::size]
             y = torch.stack([x.sum((1, 2, 3)), x[:, 0].sum((1, 2)), x[:, 1, 0, 0]], 1).tanh()
@@ -87,7 +93,8 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
                     loss.backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            result = pre.step(loss)
+            if step % 2 or step == STEPS - 1:
+                result = pre.step(loss)
             optimizer.step()
             losses.append(loss.item())
         names = [layer.name for layer in pre.layers]
@@ -131,4 +138,36 @@ def refused(rank, address, session, case):
     return None
 
 
-FUNCTIONS = {"train": train, "refused": refused}
+def missed(rank, address, session, exchange):
+    """The error of a step in which the first rank, and no other, has a gradient of a layer that it did not call."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    called = torch.compile(model, fullgraph=True, backend="eager")
+    pre = precondor.torch.Preconditioner(called, address, session=session, exchange=exchange)
+    try:
+        loss = called(torch.ones(2, 4)).sum()
+        if rank == 0:
+            pre.discard()
+            loss = nn.functional.linear(torch.ones(2, 4), model[0].weight, model[0].bias).sum() + model[1](torch.ones(2, 4)).sum()
+        loss.backward()
+        pre.step(loss)
+    except precondor.PrecondorError as error:
+        return error
+    finally:
+        pre.close(end_session=True)
+    return None
+
+
+def released(rank, address, session):
+    """How many of the exchange's buffers outlive the Preconditioner."""
+    del rank
+    model, _ = make("fsdp", True, False, False, False, False)
+    with precondor.torch.Preconditioner(model, address, session=session) as pre:
+        model(torch.ones(2, 2, 3, 3)).sum().backward()
+        pre.step()
+        buffers = [weakref.ref(buffer) for buffer in pre._shards._buffers.values()]
+    del pre
+    gc.collect()
+    return sum(buffer() is not None for buffer in buffers), len(buffers)
+
+
+FUNCTIONS = {function.__name__: function for function in (train, refused, missed, released)}

@@ -4,7 +4,8 @@
 Importing this imports torch, 1.13 or later; `import precondor` does not.
 """
 
+from ._optimizer import BaseOptimizer
 from ._preconditioner import Preconditioner, StepResult
 from .lamb import Lamb
 
-__all__ = ["Lamb", "Preconditioner", "StepResult"]
+__all__ = ["BaseOptimizer", "Lamb", "Preconditioner", "StepResult"]

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training loop gives to a step, as the numbers that it stands for."""
+"""What a training loop gives to a step, as the numbers that it stands for; options that do not go together."""
 
 from __future__ import annotations
 
+import math
 import operator
-from typing import Union
+from typing import Optional, Union
 
 import torch
 
-from .._errors import InvalidArgumentError
+from .._errors import InvalidArgumentError, UnimplementedError
+from .._session import SessionSpec
+from ._exchange import clip_of
 
 _MAX_SAMPLES = 1 << 40  # the servers'
 
@@ -37,3 +40,38 @@ def count_of(samples: int) -> int:
         raise InvalidArgumentError(f"samples: expected a whole number of 1 ... {_MAX_SAMPLES}, got {samples!r}",
                                    "INVALID_ARGUMENT")
     return count
+
+
+def rate_of(given: Optional[float], optimizer: Optional[torch.optim.Optimizer], needed: bool) -> Optional[float]:
+    """The learning rate of a step: given, or the optimizer's."""
+    if given is None and optimizer is not None:
+        given = float(optimizer.param_groups[0]["lr"])
+    if given is None and needed:
+        raise InvalidArgumentError("scaling KL_CLIP needs the learning rate: give optimizer= to Preconditioner, or "
+                                   "learning_rate= to step, or the method option scaling NORM_RESCALE", "INVALID_ARGUMENT")
+    return given
+
+
+def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: bool) -> None:
+    """Refuses what does not go together. sharded: under fully_shard; several: ranks, or DistributedDataParallel."""
+    if sharded and (spec.exchange != "DELEGATE" or overlap):
+        raise UnimplementedError(
+            f"exchange {spec.exchange}{', overlap' * overlap}: expected DELEGATE without overlap under fully_shard",
+            "UNIMPLEMENTED", "UNSPECIFIED", "A rank has a part of every gradient, and only after the backward pass")
+    if overlap and several and spec.exchange != "DIRECT":
+        raise InvalidArgumentError(
+            f"overlap: expected exchange DIRECT with several ranks or DistributedDataParallel, got {spec.exchange}",
+            "INVALID_ARGUMENT", "UNSPECIFIED", "The gradients that leave have to be there before the job has averaged them")
+    clips = clip_of(spec)
+    for place, clip in clips.items():
+        if not _is_number(clip) or clip != clips[min(clips)]:
+            raise InvalidArgumentError(
+                f"layer {spec.layers[place].name}: scaling_clip: expected a number, the same for all layers, got {clip!r}",
+                "INVALID_ARGUMENT", "UNSPECIFIED", "A schedule of it is for clients that follow it; or scaling NORM_RESCALE")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

@@ -90,12 +90,18 @@ def is_compiled(model: nn.Module) -> bool:
                for module in model.modules())
 
 
-def forget_graphs() -> None:
-    """Has everything compiled traced again, with the hooks that there are now. Without it a graph of the model, or of another
-    of its class, that was made before them would go on being used, for dynamo does not look at hooks."""
-    if SUPPORTED and "torch._dynamo" in sys.modules:
+def guard_hooks() -> bool:
+    """Has compiled code look at modules' hooks, in the whole process; False as long as torch has not imported its compiler.
+
+    By default it does not: a graph of the model, or of another of its class, that was made before the hooks would go on being
+    used. The first time, what is compiled so far is forgotten, for it was made without looking.
+    """
+    if not SUPPORTED or "torch._dynamo" not in sys.modules:
+        return not SUPPORTED
+    if torch._dynamo.config.skip_nnmodule_hook_guards:
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch.compiler.reset()
+    return True
 
 
 def original(model: nn.Module) -> nn.Module:

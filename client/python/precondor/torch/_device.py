@@ -31,3 +31,8 @@ def matrix(tensor: torch.Tensor) -> Any:
 def pinned(size: int) -> torch.Tensor:
     """f32, of the host's memory that the device copies from and to by itself."""
     return torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=True)
+
+
+def first_of(model: torch.nn.Module) -> int:
+    """The number of the model's first CUDA device; 0 where it has none."""
+    return next((parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda), 0)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -284,13 +283,6 @@ def clip_of(spec: SessionSpec) -> Dict[int, str]:
     return clips
 
 
-def is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def slots_of(matrices: Sequence[Matrix]) -> List[Slot]:
     slots: List[Slot] = []
     for matrix in matrices:
@@ -305,3 +297,11 @@ def kinds_of(spec: SessionSpec) -> List[str]:
         for place in one.layers:
             kinds[place] = one.statistics
     return kinds
+
+
+def methods_of(spec: SessionSpec) -> List[str]:
+    methods = [spec.method.name] * len(spec.layers)
+    for one in spec.layer_methods:
+        for place in one.layers:
+            methods[place] = one.method.name
+    return methods

@@ -39,13 +39,10 @@ class Group:
             value = call()
         except PrecondorError as error:
             own, failure = error, (self.rank, error.code, error.reason, error.message)
-        for other in self.gather(failure):
-            if own is not None:
-                raise own
-            if other is not None:
-                rank, code, reason, message = other
-                raise from_status(code, reason, f"rank {rank}: {message}")
-        return value
+        if self.all(own is None):
+            return value
+        rank, code, reason, message = next(one for one in self.gather(failure) if one is not None)
+        raise own or from_status(code, reason, f"rank {rank}: {message}")
 
     def gather(self, value: Any) -> List[Any]:
         """Every rank's small value that pickles, in the order of ranks."""
@@ -89,7 +86,6 @@ class Group:
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, received_sizes: List[int], sent_sizes: List[int]) -> None:
         """Flat tensors on `device`, of which each rank gets its own part; a rank's sizes are what the others expect."""
-        _kept.extend(one for one in (received, sent) if not any(one is kept for kept in _kept))
         dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self._group)
 
     def average_gradients(self, parameters: Sequence[torch.nn.Parameter], samples: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import nn
 
-from .._errors import InvalidArgumentError, UnimplementedError
+from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
 from .._session import Layer, LayerMethod, Method
 
 # (rows of the input, without the 1 of a bias; rows of the output's gradient), both [n, d]; of one group.
@@ -213,6 +213,18 @@ def refuse_unknown(model: nn.Module) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise InvalidArgumentError(f"parameter {name} has no shape yet: run the model once before",
                                        "INVALID_ARGUMENT")
+
+
+def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
+    """FailedPreconditionError for a layer whose parameters are no longer the model's."""
+    held = {id(parameter) for parameter in model.parameters()}
+    for matrix in matrices:
+        if any(id(parameter) not in held for parameter in matrix.parameters()):
+            raise FailedPreconditionError(
+                f"layer {matrix.name}: a parameter of it is no longer the model's, and has no gradient to precondition",
+                "FAILED_PRECONDITION", "UNSPECIFIED",
+                "Make Preconditioner after whatever replaces parameters: an assignment to a module, "
+                "load_state_dict(assign=True), weight_norm")
 
 
 def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:

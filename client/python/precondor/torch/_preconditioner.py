@@ -9,7 +9,7 @@ import dataclasses
 import time
 import warnings
 import weakref
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 import torch
 from torch import nn
@@ -17,14 +17,14 @@ from torch import nn
 from .._client import Client, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
 from .._session import Layer, Method, SessionSpec
-from . import _group, _layers, _local, _shards
+from . import _device, _group, _layers, _local, _optimizer, _shards
 from ._amp import optimized, unscale
-from ._arguments import count_of, number_of
+from ._arguments import check_options, count_of, number_of, rate_of
 from ._attention import Tap
 from ._buckets import rest_of
 from ._checkpoint import check_state, make_state, restore_snapshot
-from ._compiled import SUPPORTED, Switch, TappedHook, forget_graphs, is_compiled, original
-from ._exchange import Answer, Exchange, Pair, Slot, clip_of, is_number, kinds_of, slots_of
+from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, original
+from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, slots_of
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
 
@@ -141,6 +141,8 @@ class Preconditioner:
             UnimplementedError: a model in parts but by fully_shard (FSDP1, tensor parallelism, DataParallel).
             InvalidArgumentError: an option, or a model without any layer.
         """
+        if is_compiled(model) and not SUPPORTED:
+            raise UnimplementedError(f"model: is compiled: needs torch 2.4 or later, got {torch.__version__}", "UNIMPLEMENTED")
         _layers.refuse_unknown(model)
         self._outer = model
         self._model, self._group, self._ddp = _group.of(model, process_group)
@@ -150,6 +152,9 @@ class Preconditioner:
         chosen = _layers.choose(self._model, _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias))
         self._left = chosen.left
         self._slots = slots_of([matrix for _, matrix in chosen.matrices])
+        if not self._slots:
+            raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
+                                       "INVALID_ARGUMENT")
         if sharded:
             _shards.refuse_whole([matrix for _, matrix in chosen.matrices])
         method = _layers.as_method(method)
@@ -167,9 +172,9 @@ class Preconditioner:
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics),
             data_plane=data_plane)
-        self._check_options(sharded)
+        check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
-        self._kinds = kinds_of(self._spec)
+        self._kinds, self._methods = kinds_of(self._spec), methods_of(self._spec)
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
         self._shards = _shards.Shards(self._group, self._slots) if sharded else None
@@ -180,12 +185,15 @@ class Preconditioner:
         self._address = address
         self._step = 0
         self._pairs: Dict[int, Pair] = {}
-        self._wanted: Optional[frozenset] = None  # places that this step takes statistics of, once it is known
+        self._wanted: FrozenSet[int] = frozenset()  # places that this step takes statistics of
         self._holding = 0  # contexts of no_sync that are entered
         self._arrived: Set[int] = set()  # overlap: parameters whose gradient is there
         self._handles: List[Any] = []
         self._taps: List[Tap] = []
         self._switch = Switch()
+        self._tapped = False  # compiled code has been seen
+        self._missed: Optional[PrecondorError] = None  # of this step
+        self._made = False  # a step, since the attached optimizer's last
         self._unwatched = 0  # contexts of unwatched that are entered
         self._warned: Set[int] = set()  # places of layers
         self._last: Dict[str, float] = {}
@@ -193,7 +201,7 @@ class Preconditioner:
         self._client: Client = self._group.check(
             lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout,
                            result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
-                           plane_device=_device_of(self._model) if plane_device is None else plane_device))
+                           plane_device=_device.first_of(self._model) if plane_device is None else plane_device))
         if replace:
             self._group.check(lambda: self._group.rank == 0 and self._client.close_session(session))
         self._session: Session = self._group.check(lambda: self._client.open_session(self._spec))
@@ -201,7 +209,7 @@ class Preconditioner:
         if self._rest is not None:
             self._rest.begin(parameter for slot in self._slots for parameter in slot.matrix.parameters())
         self._watch(chosen)
-        forget_graphs()
+        self._guarded = guard_hooks()
         _open.add(self)
 
     # --- what it is -----------------------------------------------------------------------------------------------------
@@ -231,7 +239,6 @@ class Preconditioner:
         """"SECOND_ORDER" or "FIRST_ORDER", of the step that comes next."""
         if self._worker is None:
             return "SECOND_ORDER"
-        self._reporter.directive_for(self._step)
         return self._worker.mode(self._step)
 
     @property
@@ -281,9 +288,9 @@ class Preconditioner:
         began = time.monotonic()
         loss, samples = number_of(loss), count_of(samples)
         self._join()
-        self._check_parameters()
+        _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         self._reporter.wait()
-        rate = self._learning_rate(learning_rate)
+        rate = rate_of(learning_rate, self._optimizer, bool(self._clips))
         if self._exchange.any_sent() and (scaler is not None or samples != 1):
             raise InvalidArgumentError("overlap: gradients have left, so that neither scaler nor samples can be used",
                                        "INVALID_ARGUMENT")
@@ -294,7 +301,7 @@ class Preconditioner:
         for slot in reversed(self._slots):
             if not self._exchange.is_sent(slot):
                 self._send(slot, finite=finite, loss_scale=loss_scale, samples=samples)
-        answers = self._exchange.receive(self._step)
+        answers = self._receive()
         scale = self._scale(answers, rate)
         self._store(answers, scale)
         if not finite:
@@ -305,11 +312,42 @@ class Preconditioner:
                             {slot.layer.name: answers[slot.place].decision for slot in self._slots if slot.place in answers},
                             not finite, scale)
         self._begin(self._step + 1)
+        self._made = True
         self._last = {kind.lower(): sum(decision == kind for decision in result.decisions.values())
                       for kind in ("PRECONDITIONED", "IDENTITY")}
         self._last["skipped"] = sum(decision == "SKIP" for decision in result.decisions.values())
         self._last["step_seconds"] = time.monotonic() - began
         return result
+
+    def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
+        """Of the model's parameters, for BaseOptimizer: layers of kron and soap, whose answers are whole updates, apart from all
+        others; matrices with weight decay, biases and other vectors without."""
+        whole = {parameter for slot in self._slots if self._methods[slot.place] in ("kron", "soap")
+                 for parameter in slot.matrix.parameters()}
+        return _optimizer.groups_of(self._model, whole, weight_decay)
+
+    def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
+        """BaseOptimizer of param_groups(), AdamW where no layer has kron or soap; options: betas, eps. Its rate is reported."""
+        self._optimizer = _optimizer.BaseOptimizer(self.param_groups(weight_decay), lr, **options)
+        return self._optimizer
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on optimizer.step() begins with step(), unless one has been made since the last: the loop needs no line for
+        it. The loss is reported where optimizer.step(closure) gives it. With a GradScaler, or to report the loss, call
+        step(loss, scaler=scaler) yourself.
+
+        Raises:
+            UnimplementedError: torch before 2.0. InvalidArgumentError: LBFGS, or an optimizer that does not train every layer.
+        """
+        def before(loss: Any) -> None:
+            if not self._made:
+                self.step(loss)
+            self._made = False
+
+        parameters = [parameter for slot in self._slots for parameter in slot.matrix.parameters()]
+        self._handles.append(_optimizer.attach(optimizer, parameters, before))
+        self._optimizer = self._optimizer or optimizer
+        self._made = False
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -439,28 +477,6 @@ class Preconditioner:
 
     # --- the inside ---------------------------------------------------------------------------------------------------------
 
-    def _check_options(self, sharded: bool) -> None:
-        if is_compiled(self._outer) and not SUPPORTED:
-            raise UnimplementedError(f"model: is compiled: needs torch 2.4 or later, got {torch.__version__}", "UNIMPLEMENTED")
-        if sharded and (self._spec.exchange != "DELEGATE" or self._overlap):
-            raise UnimplementedError(
-                f"exchange {self._spec.exchange}{', overlap' * self._overlap}: expected DELEGATE without overlap under fully_shard",
-                "UNIMPLEMENTED", "UNSPECIFIED", "A rank has a part of every gradient, and only after the backward pass")
-        if not self._slots:
-            raise InvalidArgumentError(f"model: no layer to precondition; left to the optimizer: {self._left}",
-                                       "INVALID_ARGUMENT")
-        if self._overlap and (self._ddp or self._group.size > 1) and self._spec.exchange != "DIRECT":
-            raise InvalidArgumentError(
-                f"overlap: expected exchange DIRECT with several ranks or DistributedDataParallel, got {self._spec.exchange}",
-                "INVALID_ARGUMENT", "UNSPECIFIED", "The gradients that leave have to be there before the job has averaged them")
-        clips = clip_of(self._spec)
-        for place, clip in clips.items():
-            if not is_number(clip) or clip != clips[min(clips)]:
-                raise InvalidArgumentError(
-                    f"layer {self._spec.layers[place].name}: scaling_clip: expected a number, the same for all layers, got "
-                    f"{clip!r}",
-                    "INVALID_ARGUMENT", "UNSPECIFIED", "A schedule of it is for clients that follow it; or scaling NORM_RESCALE")
-
     def _watch(self, chosen: _layers.Chosen) -> None:
         slots: Dict[_layers.Matrix, List[Slot]] = {}
         for slot in self._slots:
@@ -485,7 +501,7 @@ class Preconditioner:
         if self._worker is not None:
             return
         if self._shards is None:  # which has others while a forward pass is made
-            self._check_parameters()
+            _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         if not self._is_new and not resumes:
             raise from_status(
                 "FAILED_PRECONDITION", "UNSPECIFIED",
@@ -497,22 +513,17 @@ class Preconditioner:
         self._reporter = Reporter(self._worker)
         self._begin(first_step)
 
-    def _check_parameters(self) -> None:
-        held = {id(parameter) for parameter in self._model.parameters()}
-        for slot in self._slots:
-            if any(id(parameter) not in held for parameter in slot.matrix.parameters()):
-                raise FailedPreconditionError(
-                    f"layer {slot.layer.name}: a parameter of it is no longer the model's, and has no gradient to precondition",
-                    "FAILED_PRECONDITION", "UNSPECIFIED",
-                    "Make Preconditioner after whatever replaces parameters: an assignment to a module, "
-                    "load_state_dict(assign=True), weight_norm")
-
     def _begin(self, step: int) -> None:
+        if self._reporter is not None:
+            self._reporter.directive_for(step)  # or ranks could follow directives of several ages, and have other graphs
+        self._guarded = self._guarded or guard_hooks()
         self._step = step
         self._pairs = {}
-        self._wanted = None
+        self._missed = None
         self._arrived = set()
-        self._switch.on = self._worker is None or any(self._worker.needs_statistics(step, slot.place) for slot in self._slots)
+        self._wanted = frozenset(slot.place for slot in self._slots
+                                 if self._worker is not None and self._worker.needs_statistics(step, slot.place))
+        self._switch.on = self._worker is None or bool(self._wanted)
 
     def _on_forward(self, slots: Sequence[Slot], inputs: Tuple[Any, ...], output: Any) -> None:
         if not torch.is_grad_enabled() or not isinstance(output, torch.Tensor) or output.grad_fn is None:
@@ -548,14 +559,11 @@ class Preconditioner:
         if self._unwatched or self._closed:
             return False
         self._join()
-        if self._wanted is None:
-            self._reporter.directive_for(self._step)
-            self._wanted = frozenset(slot.place for slot in self._slots
-                                     if self._worker.needs_statistics(self._step, slot.place))
         return slots[0].place in self._wanted
 
     def _on_tap(self, slots: Sequence[Slot], x: torch.Tensor, grad: torch.Tensor) -> None:
         """A backward pass of a call in a compiled graph."""
+        self._tapped = True
         if self._wants(slots):
             self._on_backward(self._step, slots, x, grad, (0, 0))
 
@@ -594,21 +602,32 @@ class Preconditioner:
 
     def _send(self, slot: Slot, *, finite: bool, loss_scale: float, samples: int) -> None:
         pair = self._pairs.get(slot.place)
-        if pair is None and finite and self._worker.needs_statistics(self._step, slot.place):
+        if pair is None and finite and slot.place in self._wanted:
             self._miss(slot)
         self._exchange.send(self._step, slot, pair, finite=finite, loss_scale=loss_scale, samples=samples)
+
+    def _receive(self) -> Dict[int, Answer]:
+        """The step's answers, for which others wait too; at a statistic step every rank raises what one of them missed."""
+        def receive() -> Dict[int, Answer]:
+            answers = self._exchange.receive(self._step)
+            if self._missed is not None:
+                raise self._missed
+            return answers
+
+        return self._group.check(receive) if self._wanted else receive()
 
     def _miss(self, slot: Slot) -> None:
         """Warns of a layer that has a gradient and was not called; an error where a graph may have lost the call."""
         if slot.place in self._warned or not slot.matrix.has_gradient() or \
                 not bool(_shards.local(slot.matrix.weight.grad).any()):
             return
-        if is_compiled(self._outer):
-            raise FailedPreconditionError(
+        if self._tapped or is_compiled(self._outer):
+            self._missed = self._missed or FailedPreconditionError(
                 f"layer {slot.layer.name}: it has a gradient, but step {self._step}, which takes statistics, saw no call of it",
                 "FAILED_PRECONDITION", "UNSPECIFIED",
-                "Make Preconditioner before the first compiled call. nn.MultiheadAttention is seen outside compiled code alone; "
-                "what else calls its weight and not its module, skip= leaves out")
+                "nn.MultiheadAttention is seen outside compiled code alone; what else calls its weight and not its module, skip= "
+                "leaves out")
+            return
         self._warn(slot, "it has a gradient, but no forward pass of its module in this step had a backward pass. There are no "
                          "statistics of it, and its gradient stays as it is. If its weight is used by something else than its "
                          "module, skip= leaves it out")
@@ -618,15 +637,6 @@ class Preconditioner:
         if slot.place not in self._warned:
             self._warned.add(slot.place)
             warnings.warn(f"layer {slot.layer.name}: {what}")
-
-    def _learning_rate(self, given: Optional[float]) -> Optional[float]:
-        if given is None and self._optimizer is not None:
-            given = float(self._optimizer.param_groups[0]["lr"])
-        if given is None and self._clips:
-            raise InvalidArgumentError("scaling KL_CLIP needs the learning rate: give optimizer= to Preconditioner, or "
-                                       "learning_rate= to step, or the method option scaling NORM_RESCALE",
-                                       "INVALID_ARGUMENT")
-        return given
 
     def _average(self, samples: int) -> None:
         """What neither DDP nor the server averages."""
@@ -684,8 +694,3 @@ class Preconditioner:
             self._worker.flush()
         except InvalidArgumentError as error:  # it has counted as an abstention, and the job goes on
             warnings.warn(f"the server refused statistics: {error.message}")
-
-
-def _device_of(model: nn.Module) -> int:
-    """The number of the model's first CUDA device; 0 where it has none."""
-    return next((parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda), 0)

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers that precondor.torch makes, and those that call its step by themselves.
+
+Skips with 77, and says so, where torch is not installed.
+"""
+
+import unittest
+
+import torch_case  # before torch: it skips where there is none
+import torch
+from torch import nn
+
+import precondor
+from precondor.torch import BaseOptimizer
+
+HAS_STEP_HOOKS = hasattr(torch.optim.Optimizer, "register_step_pre_hook")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.table = nn.Embedding(5, 6)
+        self.body, self.norm, self.head = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(torch.tanh(self.body(self.table(x)))))
+
+
+def loss_of(model, step):
+    x = torch.randint(5, (7,), generator=torch.Generator().manual_seed(step))
+    return (model(x) - x[:, None] / 5).square().mean()
+
+
+class OptimizerTest(torch_case.ServerCase):
+    def expect_equal(self, got, wanted, tolerance=0.0):
+        for one, other in zip(got.parameters(), wanted.parameters()):
+            torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+
+    def test_base_optimizer_is_adamw_and_plain_descent(self):
+        model, wanted = Net(), Net()
+        optimizer = BaseOptimizer([{"params": [*model.body.parameters(), *model.table.parameters()], "plain": True},
+                                   {"params": [*model.norm.parameters(), *model.head.parameters()], "weight_decay": 0.2}], lr=0.02)
+        plain = torch.optim.SGD([*wanted.body.parameters(), *wanted.table.parameters()], lr=0.02, weight_decay=0.01)
+        adam = torch.optim.AdamW([*wanted.norm.parameters(), *wanted.head.parameters()], lr=0.02, weight_decay=0.2)
+        for step in range(12):
+            for one, optimizers in ((model, [optimizer]), (wanted, [plain, adam])):
+                one.zero_grad()
+                loss_of(one, step).backward()
+                for each in optimizers:
+                    each.step()
+            if step == 5:
+                saved = optimizer.state_dict()
+                optimizer = BaseOptimizer(optimizer.param_groups, lr=1.0)
+                optimizer.load_state_dict(saved)
+        self.expect_equal(model, wanted, 1e-6)
+
+    def test_groups(self):
+        model = Net()
+        model.table.weight.requires_grad_(False)
+        pre = self.preconditioner(model, layer_methods={"head": "soap"})
+        groups = pre.param_groups(weight_decay=0.3)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.assertEqual({(group["plain"], group["weight_decay"]): [names[id(one)] for one in group["params"]]
+                          for group in groups},
+                         {(False, 0.3): ["body.weight"], (False, 0): ["body.bias", "norm.weight", "norm.bias"],
+                          (True, 0.3): ["head.weight"], (True, 0): ["head.bias"]})
+        optimizer = pre.make_optimizer(0.1, weight_decay=0.0, betas=(0.8, 0.9))
+        self.assertEqual({(group["lr"], group["weight_decay"], group["betas"]) for group in optimizer.param_groups},
+                         {(0.1, 0.0, (0.8, 0.9))})
+
+    def train(self, name, how, **options):
+        """The model after some steps, and what was reported as losses. how: of the loop."""
+        model, losses = Net(), []
+        pre = self.preconditioner(model, f"{self.name}-{name}", method="eva", **options)
+        optimizer = pre.make_optimizer(0.01)  # eva scales by its rate
+        step = pre.step
+        pre.step = lambda loss=None, **options: losses.append(loss if loss is None else loss.item()) or step(loss, **options)
+        if how != "by hand":
+            pre.attach(optimizer)
+        for number in range(6):
+            optimizer.zero_grad()
+
+            def closure():
+                loss = loss_of(model, number)
+                loss.backward()
+                return loss
+
+            if how in ("closure", "closure by name"):
+                optimizer.step(closure) if how == "closure" else optimizer.step(closure=closure)
+                continue
+            loss = closure()
+            if how != "attached":
+                pre.step(loss)
+            optimizer.step()
+        self.assertEqual(pre.step_number, 6)
+        pre.close(end_session=True)
+        optimizer.step()  # the hook is out
+        return model, losses
+
+    @unittest.skipUnless(HAS_STEP_HOOKS, "torch before 2.0")
+    def test_an_attached_optimizer_makes_the_steps(self):
+        torch.optim.AdamW([nn.Parameter(torch.ones(2))])  # torch puts its wrapper round step once a class
+        wanted, losses = self.train("hand", "by hand")
+        for how, reported in (("attached", [None] * 6), ("attached with the loss", losses), ("closure", losses),
+                              ("closure by name", losses)):
+            with self.subTest(how=how):
+                got, told = self.train(how.replace(" ", "-"), how)
+                self.assertEqual(told, reported)
+                self.expect_equal(got, wanted)
+
+    @unittest.skipUnless(HAS_STEP_HOOKS, "torch before 2.0")
+    def test_a_skipped_step_of_a_scaler(self):
+        model = Net()
+        pre = self.preconditioner(model)
+        optimizer = pre.make_optimizer(0.01)
+        pre.attach(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            if step == 1:
+                model.body.weight.grad[0, 0] = float("inf")
+            self.assertEqual(pre.step(1.0, scaler=scaler).skipped, step == 1)
+            scaler.step(optimizer)
+            scaler.update()
+        self.assertEqual(pre.step_number, 4)
+
+    def test_what_cannot_be_attached(self):
+        model = Net()
+        pre = self.preconditioner(model)
+        if not HAS_STEP_HOOKS:
+            self.expect(precondor.UnimplementedError, "attach: needs torch 2.0", pre.attach, pre.make_optimizer(0.1))
+            return
+        self.expect(precondor.InvalidArgumentError, "LBFGS", pre.attach, torch.optim.LBFGS(model.parameters()))
+        self.expect(precondor.InvalidArgumentError, "trains every layer", pre.attach,
+                    torch.optim.SGD(model.body.parameters(), lr=0.1))
+
+
+if __name__ == "__main__":
+    torch_case.main(__doc__)
