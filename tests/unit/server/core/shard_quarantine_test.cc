@@ -12,7 +12,8 @@ namespace {
 class QuarantineJournal final : public ShardJournal {
  public:
   void Append(const ShardRecord& record) override {
-    if (const auto* install = std::get_if<InstallRecord>(&record)) known[install->install.session_id] = install->install;
+    if (const auto* install = std::get_if<InstallRecord>(&record))
+      known[install->install.session_id] = install->install;
     if (std::holds_alternative<QuarantineRecord>(record)) Run(on_record);
   }
   void Keep(LayerImage) override {}
@@ -20,7 +21,7 @@ class QuarantineJournal final : public ShardJournal {
   absl::Status CheckQuarantine(uint64_t) override { return absl::OkStatus(); }
   absl::Status Quarantine(uint64_t session_id, uint64_t last_step) override {
     if (!known.contains(session_id)) return absl::NotFoundError("");
-    there[session_id] = {.install = known.at(session_id), .last_step = last_step};
+    there[session_id] = {.install = known.at(session_id), .last_step = last_step, .since = absl::UnixEpoch()};
     return absl::OkStatus();
   }
   std::vector<QuarantinedSession> ListQuarantined() const override {
