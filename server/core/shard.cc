@@ -276,8 +276,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> Shard::TakeOut(uint64_t session_id
     removed_.insert(session_id);
     last_step = session->context().last_step.load();
     if (aside) {
-      aside_[session_id] = {
-          .state = Aside::State::kParting, .last_step = last_step, .work = session->shared_context()};
+      aside_[session_id] = {.state = Aside::State::kParting, .last_step = last_step, .work = session->shared_context()};
       context_->observer.OnQuarantinedSessions(static_cast<int64_t>(aside_.size()));
     }
     context_->observer.OnShardSessions(static_cast<int64_t>(sessions_.size()));
@@ -299,8 +298,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> Shard::TakeOut(uint64_t session_id
 }
 
 absl::StatusOr<bool> Shard::RemoveRecorded(uint64_t session_id, bool record) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session,
-                             TakeOut(session_id, /*aside=*/false, record));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, TakeOut(session_id, /*aside=*/false, record));
   if (session == nullptr) return false;
   context_->logger.Log(Severity::kInfo, "session removed",
                        {{"session", session->spec().name}, {"session_id", session_id}});

@@ -98,10 +98,10 @@ void Shard::SettleQuarantine() {
       SetAside(id, {.state = Aside::State::kParting, .last_step = last_step, .work = {}});
     }
     if (written.ok()) continue;
-    context_->logger.Log(Severity::kWarning,
-                         absl::IsNotFound(written) ? "nothing to keep in quarantine"
-                                                   : "quarantine not written; tried again",
-                         {{"session_id", id}, {"reason", absl::string_view(written.message())}});
+    context_->logger.Log(
+        Severity::kWarning,
+        absl::IsNotFound(written) ? "nothing to keep in quarantine" : "quarantine not written; tried again",
+        {{"session_id", id}, {"reason", absl::string_view(written.message())}});
   }
   for (const uint64_t id : journal->AgeQuarantined(context_->options.quarantine_time)) {
     const absl::StatusOr<bool> deleted = RemoveAside(id);

@@ -66,7 +66,8 @@ class ShardStore final : public ShardJournal {
   absl::Status ReplayQuarantined(uint64_t session_id, uint64_t needed_from,
                                  absl::FunctionRef<void(ShardRecord)> replay);
 
-  // What the log says of where a session has gone; 0: nothing. A later one of its life is in records after `removed_at`.
+  // What the log says of where a session has gone; 0: nothing. A later one of its life is in records after
+  // `removed_at`.
   struct End {
     uint64_t removed_at = 0;
     uint64_t aside_at = 0;

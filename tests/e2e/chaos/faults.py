@@ -45,7 +45,11 @@ class FaultTest(unittest.TestCase):
         wait_for(f"step {target}", reached)
 
     def await_progress(self, cluster, before):
-        wait_for("the job to go on", lambda: (cluster.step() or 0) > before + 2)
+        try:
+            wait_for("the job to go on", lambda: (cluster.step() or 0) > before + 2)
+        except Failure as failure:
+            server = cluster.coordinator
+            raise Failure(f"{failure}; coordinator: exit status {server.process.poll()}, {server.log_tail()}") from None
 
     def await_standstill(self, cluster):
         """The coordinator answers, and the step that it answers does not grow any more."""

@@ -305,8 +305,8 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
     ASSERT_TRUE(shard->Install(OtherInstall(kOther, "other")).ok());
     if (end == End::kDeleted || end == End::kFilesLeft) {
       shard->SettleQuarantine();
-      if (end == End::kFilesLeft) std::filesystem::copy(InShard(""), dir.path() + "/before",
-                                                        std::filesystem::copy_options::recursive);
+      if (end == End::kFilesLeft)
+        std::filesystem::copy(InShard(""), dir.path() + "/before", std::filesystem::copy_options::recursive);
       ASSERT_TRUE(*shard->Remove(kSession));
     }
     FinishFiles();
@@ -315,8 +315,7 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
       store.reset();
       for (const std::string part : {"quarantine", "snapshots"}) {
         std::filesystem::remove_all(InShard(part));
-        std::filesystem::copy(dir.path() + "/before/" + part, InShard(part),
-                              std::filesystem::copy_options::recursive);
+        std::filesystem::copy(dir.path() + "/before/" + part, InShard(part), std::filesystem::copy_options::recursive);
       }
     }
     Reopen();
