@@ -559,6 +559,7 @@ class Preconditioner:
         if self._unwatched or self._closed:
             return False
         self._join()
+        self._reporter.check_process()
         return slots[0].place in self._wanted
 
     def _on_tap(self, slots: Sequence[Slot], x: torch.Tensor, grad: torch.Tensor) -> None:
