@@ -68,6 +68,10 @@ class FsdpTest(unittest.TestCase):
     def test_hybrid_meshes(self):
         self.expect_ddp([4], 1e-6, {"hsdp": True})
 
+    def test_weights_that_multiply_from_the_right(self):
+        self.expect_ddp([2], 0, {}, transposed=True)
+        self.expect_ddp([4], 1e-6, {}, transposed=True, optimizer="SGD")
+
     def test_its_own_optimizer(self):
         self.expect_ddp([2], 0, {}, optimizer="made", layer_methods={"blocks.0.*": "soap"})
 

@@ -25,6 +25,20 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.norm(self.up(x))))
 
 
+class Right(nn.Module):
+    """Multiplies by its weight from the right: a rank's rows of it are columns of the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(6, 6) / 3), nn.Parameter(torch.zeros(6))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+precondor.torch.register_layer(Right, transposed=True)
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -39,10 +53,12 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def make(how, reshard, hsdp, by_columns, compiled, bf16):
+def make(how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False, transposed=False):
     """(the model, what is called)"""
     torch.manual_seed(3)
     model = Net()
+    if transposed:
+        model.blocks[1] = Right()
     if how == "ddp":
         return model, nn.parallel.DistributedDataParallel(model)
     from torch.distributed.device_mesh import init_device_mesh
@@ -69,11 +85,11 @@ def whole(parameter):
     return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().numpy()
 
 
-def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False, micro_batches=1,
-          clip=False, optimizer="AdamW", **options):
+def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False,
+          transposed=False, micro_batches=1, clip=False, optimizer="AdamW", **options):
     """(last weights, whole; decisions of the last step; names of layers; the losses)."""
     size = dist.get_world_size()
-    model, called = make(how, reshard, hsdp, by_columns, compiled, bf16)
+    model, called = make(how, reshard, hsdp, by_columns, compiled, bf16, transposed)
     losses = []
     with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2, exchange="DELEGATE",
                                         **options) as pre:
@@ -160,7 +176,7 @@ def missed(rank, address, session, exchange):
 def released(rank, address, session):
     """How many of the exchange's buffers outlive the Preconditioner."""
     del rank
-    model, _ = make("fsdp", True, False, False, False, False)
+    model, _ = make("fsdp")
     with precondor.torch.Preconditioner(model, address, session=session) as pre:
         model(torch.ones(2, 2, 3, 3)).sum().backward()
         pre.step()

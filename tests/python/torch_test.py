@@ -145,14 +145,14 @@ class TorchTest(torch_case.ServerCase):
                                   layer_methods={"first": "kfac", "gr.*": precondor.Method("mkor", {"rank": 3})})
         self.assertEqual([(layer.name, layer.d_out, layer.d_in, layer.has_bias) for layer in pre.layers],
                          [("first", 8, 7, True), ("grouped.group0", 3, 19, True), ("grouped.group1", 3, 19, True),
-                          ("no_bias", 6, 6, False)])
+                          ("no_bias", 6, 6, False), ("up", 16, 4, False)])
         left = pre.left
         self.assertRegex(left.pop("head.weight"), "longer side of 2000")
         self.assertEqual({name: left[name] for name in ("frozen.weight", "one.weight", "tied.weight", "skipped.bias",
-                                                        "up.weight", "typed.weight", "no_bias.bias", "norm.bias", "words.weight",
+                                                        "up.bias", "typed.weight", "no_bias.bias", "norm.bias", "words.weight",
                                                         "complex.weight")},
                          {"frozen.weight": "frozen", "one.weight": "a side of 1", "tied.weight": "tied: several modules have it",
-                          "skipped.bias": "skip", "up.weight": "a parameter of ConvTranspose2d",
+                          "skipped.bias": "skip", "up.bias": "a bias that is not folded in",
                           "typed.weight": "skip_types", "no_bias.bias": "frozen",
                           "complex.weight": "of torch.complex64",
                           "norm.bias": "a parameter of LayerNorm", "words.weight": "a parameter of Embedding"})

@@ -4,8 +4,9 @@
 Importing this imports torch, 1.13 or later; `import precondor` does not.
 """
 
+from ._layers import register_layer
 from ._optimizer import BaseOptimizer
 from ._preconditioner import Preconditioner, StepResult
 from .lamb import Lamb
 
-__all__ = ["BaseOptimizer", "Lamb", "Preconditioner", "StepResult"]
+__all__ = ["BaseOptimizer", "Lamb", "Preconditioner", "StepResult", "register_layer"]

@@ -13,6 +13,9 @@ from torch import nn
 from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
 from .._session import Layer, LayerMethod, Method
 
+# Methods that learn from gradients alone, and whose answers are whole updates.
+WHOLE_UPDATES = ("kron", "soap")
+
 # (rows of the input, without the 1 of a bias; rows of the output's gradient), both [n, d]; of one group.
 Rows = Tuple[torch.Tensor, torch.Tensor]
 
@@ -63,7 +66,7 @@ class Matrix:
         grad = self.weight.grad
         if self.bias is not None or grad.dtype != torch.float32 or not grad.is_contiguous():
             return None
-        return grad.detach()[self._rows_of(group)].view(self.d_out, self.d_in)
+        return self._of_group(grad.detach(), group).view(self.d_out, self.d_in)
 
     def split(self, matrix: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """The parts of matrix [d_out, d_in] that are the weight's, in the weight's shape, and the bias'."""
@@ -88,14 +91,57 @@ class Matrix:
             self._of_group(self.bias.grad, group).copy_(bias, non_blocking=True)
 
     def _of_group(self, grad: torch.Tensor, group: int) -> torch.Tensor:
-        return grad if self.groups == 1 else grad[self._rows_of(group)]
+        rows = grad.shape[0] // self.groups
+        return grad if self.groups == 1 else grad[group * rows:(group + 1) * rows]
 
-    def _rows_of(self, group: int) -> slice:
-        return slice(group * self.d_out, (group + 1) * self.d_out)
+
+class Transposed(Matrix):
+    """A weight [d_in, d_out], or [d_in, d_out / kernel, kernel], which multiplies rows from the right."""
+
+    def __init__(self, name: str, weight: nn.Parameter, bias: Optional[nn.Parameter], groups: int = 1) -> None:
+        super().__init__(name, weight, bias, groups)
+        self.d_out = weight.shape[1:].numel()
+        self.d_in = weight.shape[0] // groups + (bias is not None)
+
+    def layers(self) -> List[Layer]:
+        dims = () if self.weight.dim() == 2 else (*self.weight.shape[1:], self.d_in)
+        return [dataclasses.replace(layer, shape=dims) for layer in super().layers()]
+
+    def rows(self, x: torch.Tensor, grad: torch.Tensor) -> Iterator[Rows]:
+        if x.shape == (*grad.shape[:-1], self.weight.shape[0]) and grad.shape[-1] == self.d_out:
+            yield x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+
+    def in_place(self, group: int) -> Optional[torch.Tensor]:
+        return None
+
+    def split(self, matrix: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        columns = self.d_in - (self.bias is not None)
+        weight = matrix[:, :columns].T.unflatten(1, tuple(self.weight.shape[1:]))
+        return weight, None if self.bias is None else matrix[:, -1]
+
+
+def _patches(x: torch.Tensor, kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """Of x [batch, channels, ...]: a row for each place of the kernel, place after place, its columns as in a weight's row."""
+    if len(kernel) < 3:
+        if len(kernel) == 1:
+            x = x[:, :, None]
+        kernel, dilation, stride = ((1, *value)[-2:] for value in (kernel, dilation, stride))
+        patches = nn.functional.unfold(x, kernel, dilation=dilation, stride=stride)  # [batch, columns, places]
+        return patches.transpose(1, 2).reshape(-1, patches.shape[1])
+    for axis, (k, d, s) in enumerate(zip(kernel, dilation, stride), 2):
+        x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+    axes = range(2, 2 + len(kernel))
+    patches = x.permute(0, *axes, 1, *(axis + len(kernel) for axis in axes))
+    return patches.reshape(-1, patches.shape[1 + len(kernel):].numel())
+
+
+def _pixels(x: torch.Tensor) -> torch.Tensor:
+    """Of x [batch, channels, ...]: a row for each place."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
 class Convolution(Matrix):
-    """Conv1d and Conv2d: a row is a patch, as in precondor/convolution.h, whose layout is torch's unfold."""
+    """Conv1d, Conv2d and Conv3d: a row is a patch, as in precondor/convolution.h, whose layout is torch's unfold."""
 
     def __init__(self, name: str, module: nn.Module, bias: Optional[nn.Parameter]) -> None:
         super().__init__(name, module.weight, bias, module.groups)
@@ -113,13 +159,8 @@ class Convolution(Matrix):
         places = [(size - d * (k - 1) - 1) // s + 1 for size, k, d, s in zip(x.shape[2:], self._kernel, dilation, stride)]
         if x.shape[1] != self.weight.shape[1] * self.groups or grad.shape != (len(x), self.weight.shape[0], *places):
             return
-        if self._axes == 1:
-            x, grad = x[:, :, None], grad[:, :, None]
-        along = [(1, *value)[-2:] for value in (self._kernel, dilation, stride)]
-        patches = nn.functional.unfold(x, along[0], dilation=along[1], stride=along[2])  # [batch, columns, places]
-        patches = patches.transpose(1, 2).reshape(-1, patches.shape[1])
-        grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
-        yield from zip(patches.chunk(self.groups, 1), grad.chunk(self.groups, 1))
+        patches = _patches(x, self._kernel, dilation, stride)
+        yield from zip(patches.chunk(self.groups, 1), _pixels(grad).chunk(self.groups, 1))
 
     def _along(self, value: Union[int, Sequence[int]]) -> Tuple[int, ...]:
         return (value,) * self._axes if isinstance(value, int) else tuple(value)
@@ -138,25 +179,55 @@ class Convolution(Matrix):
         return grad.shape[0] if grad.dim() == self._axes + 2 else 1
 
 
+class TransposedConvolution(Transposed):
+    """ConvTranspose1d, 2d and 3d: x's places are the rows, and the places of the output's gradient that each of them reaches.
+    The bias is no column of the weight."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module.weight, None, module.groups)
+        self._module = module
+
+    def rows(self, x: torch.Tensor, grad: torch.Tensor) -> Iterator[Rows]:
+        module, kernel = self._module, self.weight.shape[2:]
+        if grad.dim() == self.weight.dim() - 1:  # without a batch dimension
+            x, grad = x[None], grad[None]
+        if x.dim() != self.weight.dim() or x.shape[1] != self.weight.shape[0] or \
+                grad.shape[:2] != (len(x), self.weight.shape[1] * self.groups):
+            return
+        reach = [(size - 1) * s + d * (k - 1) + 1 for size, k, d, s in zip(x.shape[2:], kernel, module.dilation, module.stride)]
+        # What lies behind comes of output_padding, and was reached by nothing.
+        rims = [one for size, p, end in reversed(list(zip(grad.shape[2:], module.padding, reach)))
+                for one in (p, end - p - size)]
+        patches = _patches(nn.functional.pad(grad.to(torch.float32), rims), kernel, module.dilation, module.stride)
+        yield from zip(_pixels(x).chunk(self.groups, 1), patches.chunk(self.groups, 1))
+
+    def samples(self, grad: torch.Tensor) -> int:
+        return grad.shape[0] if grad.dim() == self.weight.dim() else 1
+
+
 @dataclasses.dataclass
 class Chosen:
-    """matrices: in the session's order, with the module whose calls are watched, None where that is an attention.
-    attentions: with the matrices that they use. left: why each other parameter is left to the optimizer."""
+    """matrices: in the session's order, with the module whose calls are watched, None where that is an attention or none.
+    attentions: with the matrices that they use. left: why each other parameter is left to the optimizer. by_gradient: by name
+    of a matrix that is a layer by its gradient alone, its method."""
 
     matrices: List[Tuple[Optional[nn.Module], Matrix]]
     attentions: Dict[nn.MultiheadAttention, List[Matrix]]
     left: Dict[str, str]
+    by_gradient: Dict[str, Method] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """skip: regular expressions of whole module names; skip_types: a class or several; of a layer's longer side."""
+    """skip: regular expressions of whole module names; skip_types: a class or several; of a layer's longer side.
+    parameter_methods: by regular expression of whole names of parameters that are no layer."""
 
     skip: Sequence[str]
     skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]]
     min_dim: int
     max_dim: int
     fold_bias: bool
+    parameter_methods: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.skip, str):
@@ -164,6 +235,11 @@ class Choice:
                                        "INVALID_ARGUMENT", "UNSPECIFIED", f"Write [{self.skip!r}]")
         for pattern in self.skip:
             compile_pattern("skip", pattern)
+        for pattern, method in self.parameter_methods.items():
+            compile_pattern("parameter_methods", pattern)
+            if as_method(method).name not in WHOLE_UPDATES:
+                raise InvalidArgumentError(f"parameter_methods: {pattern!r}: expected kron or soap, which take no statistics, got "
+                                           f"{as_method(method).name}", "INVALID_ARGUMENT")
 
     def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:
         """Why a weight is left to the optimizer, "" if nothing speaks against it so far."""
@@ -227,9 +303,35 @@ def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
                 "load_state_dict(assign=True), weight_norm")
 
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+# Of modules that users have registered: whether the weight multiplies from the right.
+_registered: Dict[Type[nn.Module], bool] = {}
+
+
+def register_layer(module_type: Type[nn.Module], *, transposed: bool = False) -> None:
+    """Makes a layer of modules of this class, or of one derived from it, that give x weight' + bias, with weight [d_out, d_in];
+    transposed: x weight + bias, with weight [d_in, d_out]. x is their first argument, [..., d_in]; a bias may be None or not
+    there. Before Preconditioner is made. nn.Linear, torch's convolutions and transformers' Conv1D need none."""
+    if not (isinstance(module_type, type) and issubclass(module_type, nn.Module)):
+        raise InvalidArgumentError(f"register_layer: expected a class of modules, got {module_type!r}", "INVALID_ARGUMENT")
+    _registered[module_type] = transposed
+
+
+def _product_of(module: nn.Module) -> Optional[bool]:
+    """Whether a module that multiplies by its weight does so from the right; None: it does something else."""
+    for base in type(module).__mro__:
+        if base in _registered:
+            return _registered[base]
+        if base is nn.Linear or (base.__name__, base.__module__) == ("Conv1D", "transformers.pytorch_utils"):
+            return base is not nn.Linear
+    return None
+
+
 def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:
     """(what its name gets, weight, bias) of each weight of a module that could be a layer."""
-    if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+    if isinstance(module, _CONVOLUTIONS + _TRANSPOSED_CONVOLUTIONS) or _product_of(module) is not None:
         return [("", "weight", "bias")]
     if not isinstance(module, nn.MultiheadAttention):
         return []
@@ -255,8 +357,12 @@ def _matrix_of(choice: Choice, name: str, module: nn.Module, weight: nn.Paramete
         return None, "tied: several modules have it"
     foldable = choice.fold_bias and bias is not None and bias.requires_grad and uses[id(bias)] == 1
     folded = bias if foldable else None
-    convolves = isinstance(module, (nn.Conv1d, nn.Conv2d))
-    matrix = Convolution(name, module, folded) if convolves else Matrix(name, weight, folded)
+    if isinstance(module, _CONVOLUTIONS):
+        matrix: Matrix = Convolution(name, module, folded)
+    elif isinstance(module, _TRANSPOSED_CONVOLUTIONS):
+        matrix = TransposedConvolution(name, module)
+    else:
+        matrix = (Transposed if _product_of(module) else Matrix)(name, weight, folded)
     reason = choice.of_size(matrix)
     return (None if reason else matrix), reason
 
@@ -290,18 +396,57 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
             if user is not None:
                 chosen.attentions.setdefault(user, []).append(matrix)
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
+    _add_by_gradient(model, choice, chosen)
     return chosen
 
 
-def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str) -> Tuple[LayerMethod, ...]:
-    """SessionSpec.layer_methods for the first pattern that matches the whole of a layer's name."""
+def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
+    """Matrices among what is left for which choice.parameter_methods has a method: the first that matches."""
+    sparse = {id(module.weight) for module in model.modules()
+              if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse}
+    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    unused = set(choice.parameter_methods)
+    for name in list(chosen.left):
+        parameter = parameters[name]
+        pattern = next((one for one in choice.parameter_methods if re.fullmatch(one, name)), None)
+        if pattern is None or parameter.dim() < 2 or not parameter.requires_grad or not parameter.is_floating_point():
+            continue
+        matrix = Matrix(name, parameter, None)
+        reason = "its gradients are sparse" if id(parameter) in sparse else choice.of_size(matrix)
+        if reason:
+            chosen.left[name] = reason
+            continue
+        unused.discard(pattern)
+        del chosen.left[name]
+        chosen.matrices.append((None, matrix))
+        chosen.by_gradient[name] = as_method(choice.parameter_methods[pattern])
+    if unused:
+        raise InvalidArgumentError(f"parameter_methods: no matrix that is left to the optimizer has a name that {min(unused)!r} "
+                                   f"matches; left are {chosen.left}", "INVALID_ARGUMENT")
+
+
+def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str,
+               by_gradient: Mapping[str, Method]) -> Tuple[LayerMethod, ...]:
+    """SessionSpec.layer_methods: by_gradient, by name, and the first pattern of methods that matches the whole of a layer's."""
+    found_by_gradient: Dict[str, LayerMethod] = {}
+    for place, layer in enumerate(layers):
+        if layer.name in by_gradient:
+            method = by_gradient[layer.name]
+            before = found_by_gradient.get(repr(method))
+            found_by_gradient[repr(method)] = LayerMethod(method, (*(before.layers if before else ()), place))
+    return tuple(found_by_gradient.values()) + _exceptions(
+        [None if layer.name in by_gradient else layer for layer in layers], methods, statistics)
+
+
+def _exceptions(layers: Sequence[Optional[Layer]], methods: Mapping[str, Union[Method, str]],
+                statistics: str) -> Tuple[LayerMethod, ...]:
     places: Dict[str, List[int]] = {pattern: [] for pattern in methods}
     for pattern in methods:
         matching = compile_pattern("layer_methods", pattern).fullmatch
-        found = [place for place, layer in enumerate(layers) if matching(layer.name)]
+        found = [place for place, layer in enumerate(layers) if layer is not None and matching(layer.name)]
         if not found:
             raise InvalidArgumentError(f"layer_methods: no layer's whole name matches {pattern!r}; there are "
-                                       f"{[layer.name for layer in layers]}", "INVALID_ARGUMENT")
+                                       f"{[layer.name for layer in layers if layer is not None]}", "INVALID_ARGUMENT")
         taken = {place for others in places.values() for place in others}
         places[pattern] = [place for place in found if place not in taken]
     return tuple(

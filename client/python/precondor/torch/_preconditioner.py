@@ -89,6 +89,7 @@ class Preconditioner:
         min_dim: int = 2,
         max_dim: int = 1 << 20,
         layer_methods: Optional[Mapping[str, Union[Method, str]]] = None,
+        parameter_methods: Optional[Mapping[str, Union[Method, str]]] = None,
         replace: bool = False,
         overlap: bool = False,
         seed: int = 0,
@@ -124,9 +125,9 @@ class Preconditioner:
             process_group: of torch.distributed; None: DDP's, or the default one.
             fold_bias: a bias becomes its weight's last column; False: it is left to the optimizer.
             skip: regular expressions; modules whose whole name matches one are left to the optimizer.
-            skip_types: so are modules of this class, or of these classes,
-            min_dim, max_dim: and those whose longer side is not in this range.
+            skip_types, min_dim, max_dim: so are modules of these classes, and those whose longer side is not in this range.
             layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
+            parameter_methods: of whole parameter names -> kron or soap: layers by their gradients alone (docs/pytorch.md).
             replace: end a session of this name that is there, and begin anew.
             overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
                 touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages
@@ -149,7 +150,8 @@ class Preconditioner:
         sharded = _shards.refuse_unknown(self._model, self._group.size)
         self._optimizer = optimizer
         self._overlap = overlap
-        chosen = _layers.choose(self._model, _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias))
+        choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {})
+        chosen = _layers.choose(self._model, choice)
         self._left = chosen.left
         self._slots = slots_of([matrix for _, matrix in chosen.matrices])
         if not self._slots:
@@ -170,7 +172,8 @@ class Preconditioner:
             statistics=_layers.statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
-            layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics),
+            layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics,
+                                             chosen.by_gradient),
             data_plane=data_plane)
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
@@ -322,7 +325,7 @@ class Preconditioner:
     def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
         """Of the model's parameters, for BaseOptimizer: layers of kron and soap, whose answers are whole updates, apart from all
         others; matrices with weight decay, biases and other vectors without."""
-        whole = {parameter for slot in self._slots if self._methods[slot.place] in ("kron", "soap")
+        whole = {parameter for slot in self._slots if self._methods[slot.place] in _layers.WHOLE_UPDATES
                  for parameter in slot.matrix.parameters()}
         return _optimizer.groups_of(self._model, whole, weight_decay)
 
@@ -559,6 +562,7 @@ class Preconditioner:
         if self._unwatched or self._closed:
             return False
         self._join()
+        self._reporter.check_process()
         return slots[0].place in self._wanted
 
     def _on_tap(self, slots: Sequence[Slot], x: torch.Tensor, grad: torch.Tensor) -> None:

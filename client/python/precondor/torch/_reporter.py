@@ -36,11 +36,15 @@ class Reporter:
 
     def wait(self) -> None:
         """Until the last report is answered; raises what it did. Ctrl-C leaves it as it is. ForkError in a forked child."""
-        if os.getpid() != self._process:
-            raise fork_error(self._process, os.getpid())  # nobody answers here
+        self.check_process()
         if self._last is not None:
             self._known = self._last.result()
             self._last = None
+
+    def check_process(self) -> None:
+        """ForkError in a forked child, which has no reporter."""
+        if os.getpid() != self._process:
+            raise fork_error(self._process, os.getpid())
 
     def directive_for(self, step: int) -> Optional[StepDirective]:
         """One that covers `step`, or tells that a snapshot is taken as of it; waits for an answer only where it has to. None:

@@ -106,8 +106,9 @@ def _rectangle(parameter: torch.Tensor) -> _Rectangle:
 def _piece(slot: Any, part: int, parameter: nn.Parameter, rectangle: _Rectangle) -> Optional[_Piece]:
     """Of a layer, which is some of the parameter's rows: all but in a convolution with groups."""
     sends, offsets, sizes = rectangle
-    first = slot.group * slot.layer.d_out
-    begin, end = max(offsets[0], first), min(offsets[0] + sizes[0], first + slot.layer.d_out)
+    rows = parameter.shape[0] // slot.matrix.groups
+    first = slot.group * rows
+    begin, end = max(offsets[0], first), min(offsets[0] + sizes[0], first + rows)
     if begin >= end or 0 in sizes:
         return None
     rest = list(zip(offsets[1:], sizes[1:]))

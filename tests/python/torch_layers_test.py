@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules and parameters precondor.torch makes layers, and that their rows are those of their gradients.
+
+Skips with 77, and says so, where torch is not installed.
+"""
+
+import copy
+import unittest
+
+import torch_case  # before torch: it skips where there is none
+import torch
+from torch import nn
+
+import precondor
+from precondor.torch import _layers, register_layer
+
+try:
+    from transformers.pytorch_utils import Conv1D
+except ImportError:
+    Conv1D = None
+
+
+class Right(nn.Module):
+    """x weight + bias."""
+
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(d_in, d_out)), nn.Parameter(torch.randn(d_out))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Derived(Right):
+    pass
+
+
+class Left(nn.Module):
+    """x weight', without a bias."""
+
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(d_out, d_in))
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+register_layer(Right, transposed=True)
+register_layer(Left)
+
+# (module, shape of its input)
+CASES = [
+    (lambda: Right(4, 3), (5, 4)),
+    (lambda: Left(4, 3), (2, 5, 4)),
+    (lambda: nn.Conv3d(2, 3, 2), (2, 2, 3, 4, 3)),
+    (lambda: nn.Conv3d(2, 4, (2, 1, 3), stride=(1, 2, 2), padding=(1, 0, 2), dilation=(2, 1, 1), groups=2), (3, 2, 4, 5, 5)),
+    (lambda: nn.Conv3d(2, 3, 3, padding="same", padding_mode="circular", bias=False), (1, 2, 4, 3, 5)),
+    (lambda: nn.Conv3d(2, 3, 2, padding=1), (2, 4, 3, 5)),  # no batch
+    (lambda: nn.ConvTranspose1d(3, 2, 3), (2, 3, 4)),
+    (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, padding=2, output_padding=1, groups=2), (4, 5)),  # no batch
+    (lambda: nn.ConvTranspose2d(3, 2, (2, 3), stride=(3, 1), dilation=(1, 2), bias=False), (2, 3, 4, 3)),
+    (lambda: nn.ConvTranspose2d(4, 4, 2, stride=1, dilation=3, output_padding=2, padding=1, groups=2), (2, 4, 3, 3)),
+    (lambda: nn.ConvTranspose3d(2, 3, (1, 2, 3), stride=2, padding=(0, 1, 1)), (2, 2, 2, 3, 2)),
+]
+if Conv1D is not None:
+    CASES.append((lambda: Conv1D(3, 4), (2, 5, 4)))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.table, self.places = nn.Embedding(5, 6), nn.Embedding(3, 6)
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 5, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(self.table(x) + self.places(x % 3))))
+
+
+class LayersTest(torch_case.ServerCase):
+    def test_rows_are_those_of_the_gradient(self):
+        for make, shape in CASES:
+            torch.manual_seed(3)
+            module = make()
+            with self.subTest(module=module):
+                [(_, matrix)] = _layers.choose(module, _layers.Choice((), (), 2, 1 << 20, True)).matrices
+                x = torch.randn(shape)
+                output = module(x)
+                output.retain_grad()
+                output.square().sum().backward()
+                rows = list(matrix.rows(x, output.grad))
+                self.assertEqual(len(rows), len(matrix.layers()))
+                for group, ((a, g), layer) in enumerate(zip(rows, matrix.layers())):
+                    if layer.has_bias:
+                        a = torch.cat([a, torch.ones(len(a), 1)], 1)
+                    wanted = torch.full((layer.d_out, layer.d_in), float("nan"))
+                    matrix.load(group, matrix.split(wanted))
+                    torch.testing.assert_close(g.T @ a, wanted, rtol=1e-4, atol=1e-4)
+                    if layer.shape:
+                        self.assertEqual(torch.Size(layer.shape).numel(), wanted.numel())
+
+    def test_answers_come_to_where_the_gradients_were(self):
+        for place, (make, shape) in enumerate(CASES):
+            module = make()
+            with self.subTest(module=module):
+                pre = self.preconditioner(module, f"{self.name}-{place}", method="identity")
+                module(torch.randn(shape)).square().sum().backward()
+                wanted = [parameter.grad.clone() for parameter in module.parameters()]
+                self.assertEqual(set(pre.step(1.0).decisions.values()), {"IDENTITY"})
+                for parameter, gradient in zip(module.parameters(), wanted):
+                    self.assertTrue(torch.equal(parameter.grad, gradient))
+
+    def test_a_transposed_layer_is_its_linear_layer(self):
+        right, linear = nn.Sequential(Right(4, 3)), nn.Sequential(nn.Linear(4, 3))
+        linear[0].weight.data, linear[0].bias.data = right[0].weight.data.T.clone(), right[0].bias.data.clone()
+        answers = []
+        for model in (right, linear):
+            pre = self.preconditioner(model, replace=True)
+            model(torch.randn(6, 4, generator=torch.Generator().manual_seed(3))).square().mean().backward()
+            pre.step(1.0)
+            answers.append([parameter.grad for parameter in model.parameters()])
+            pre.close(end_session=True)
+        torch.testing.assert_close(answers[0][0].T, answers[1][0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(answers[0][1], answers[1][1], rtol=1e-5, atol=1e-6)
+
+    def test_training_with_every_kind(self):
+        class Every(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.modules_of_cases = nn.ModuleList(make() for make, _ in CASES)
+
+            def forward(self, inputs):
+                return sum(module(x).square().mean() for module, x in zip(self.modules_of_cases, inputs))
+
+        model = Every()
+        pre = self.preconditioner(model)
+        optimizer = pre.make_optimizer(0.003)
+        losses = []
+        inputs = [torch.randn(shape) for _, shape in CASES]
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = model(inputs)
+            loss.backward()
+            self.assertEqual(set(pre.step(loss).decisions.values()), {"PRECONDITIONED"})
+            optimizer.step()
+            losses.append(loss.item())
+        self.assertLess(losses[-1], 0.9 * losses[0])
+
+    def test_what_registered_classes_mean(self):
+        self.expect(precondor.InvalidArgumentError, "expected a class of modules, got 3", register_layer, 3)
+        model = nn.Sequential(Derived(4, 3), nn.Bilinear(2, 3, 4))
+        pre = self.preconditioner(model)
+        self.assertEqual([layer.name for layer in pre.layers], ["0"])
+        self.assertEqual(pre.left["1.weight"], "a parameter of Bilinear")
+
+    @unittest.skipIf(Conv1D is None, "transformers is not installed")
+    def test_gpt2(self):
+        from transformers import GPT2Config, GPT2LMHeadModel
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=8, n_embd=12, n_layer=2, n_head=2))
+        pre = self.preconditioner(model, parameter_methods={"transformer.w[tp]e.weight": "soap"})
+        blocks = [f"transformer.h.{block}.{name}" for block in range(2)
+                  for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
+        self.assertEqual([layer.name for layer in pre.layers], [*blocks, "transformer.wte.weight", "transformer.wpe.weight"])
+        self.assertEqual(sum("ln_" not in name for name in pre.left), 0)
+        characters = torch.randint(50, (3, 8))
+        loss = model(characters, labels=characters).loss
+        loss.backward()
+        self.assertEqual(set(pre.step(loss).decisions.values()), {"PRECONDITIONED"})
+
+    # --- layers by their gradients alone ----------------------------------------------------------------------------------
+
+    def test_embeddings_and_tied_weights_by_their_gradients(self):
+        model = Tied()
+        pre = self.preconditioner(model, parameter_methods={"table.*": "soap", ".*": precondor.Method("kron", {"momentum": 0.5})},
+                                  layer_methods={".*": "mkor"})
+        self.assertEqual([layer.name for layer in pre.layers], ["body", "table.weight", "places.weight"])
+        self.assertEqual(pre.left, {})
+        self.assertEqual([(one.method.name, one.layers) for one in pre.spec.layer_methods],
+                         [("soap", (1,)), ("kron", (2,)), ("mkor", (0,))])
+        # The same gradients as a layer's that is called.
+        twins = nn.ModuleDict({"table": nn.Linear(6, 5, bias=False), "places": nn.Linear(6, 3, bias=False)})
+        others = self.preconditioner(twins, f"{self.name}-twins",
+                                     layer_methods={"table": "soap", "places": precondor.Method("kron", {"momentum": 0.5})})
+        differs = False
+        for step in range(14):
+            model.zero_grad()
+            model(torch.randint(5, (7,), generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            own = [model.table.weight, model.places.weight]
+            theirs = [twins["table"].weight, twins["places"].weight]
+            gradients = [copy.deepcopy(one.grad) for one in own]
+            for one, gradient in zip(theirs, gradients):
+                one.grad = gradient.clone()
+            self.assertEqual(set(pre.step(1.0).decisions.values()), {"PRECONDITIONED"})
+            others.step(1.0)
+            self.assertTrue(torch.equal(own[0].grad, theirs[0].grad))
+            differs = differs or not torch.equal(own[0].grad, gradients[0])
+            torch.testing.assert_close(own[1].grad.norm(), theirs[1].grad.norm(), rtol=0.5, atol=0.0)  # of other draws
+        self.assertTrue(differs)
+        self.assertEqual({group["plain"]: len(group["params"]) for group in pre.param_groups()}, {True: 2, False: 1})
+
+    def test_what_parameter_methods_refuse(self):
+        model = Tied()
+        for methods, pattern in (({"table.*": "mkor"}, "expected kron or soap, which take no statistics, got mkor"),
+                                 ({"table": "soap"}, r"parameter_methods: no matrix .* 'table' matches"),
+                                 ({"body.*": "soap"}, r"'body.\*' matches"),
+                                 ({"(": "soap"}, "parameter_methods: expected a regular expression")):
+            with self.subTest(methods=methods):
+                self.expect(precondor.InvalidArgumentError, pattern, self.preconditioner, model, parameter_methods=methods)
+        model.places = nn.Embedding(3, 6, sparse=True)
+        self.expect(precondor.InvalidArgumentError, "its gradients are sparse", self.preconditioner, model,
+                    parameter_methods={"places.*": "soap"})
+
+
+if __name__ == "__main__":
+    torch_case.main(__doc__)
