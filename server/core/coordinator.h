@@ -168,7 +168,7 @@ class Coordinator {
   // Has one shard remove what it has of a session that ends, unless it has said that it did.
   absl::Status RemoveEnding(uint64_t session_id, size_t shard);
   // The same for all sessions that end.
-  void RemoveEnding(size_t shard);
+  void RemoveEnding(size_t shard, const ShardDescription& description);
   // Writes down of the sessions that end which ones every shard has removed.
   void CloseRemoved();
   // Has the session's factors held again, before a step in second order is promised. An error: not by every shard.

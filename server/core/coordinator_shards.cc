@@ -81,10 +81,15 @@ absl::Status Coordinator::RemoveEnding(uint64_t session_id, size_t shard) {
   return absl::OkStatus();
 }
 
-void Coordinator::RemoveEnding(size_t shard) {
+void Coordinator::RemoveEnding(size_t shard, const ShardDescription& description) {
   std::vector<uint64_t> ids;
   {
     MutexLock lock(mu_);
+    for (const HeldSession& held : description.sessions) {
+      // Perhaps again: an Install was on its way.
+      if (const auto found = ending_.find(held.session_id); found != ending_.end())
+        found->second.removed[shard] = false;
+    }
     for (const auto& [id, ending] : ending_) ids.push_back(id);
   }
   for (const uint64_t id : ids) {
@@ -157,7 +162,7 @@ void Coordinator::Reconcile() {
   for (size_t s = 0; s < shards_.size(); ++s) {
     absl::StatusOr<ShardDescription> description = Probe(s);
     if (!description.ok()) continue;  // it is down, and asked again
-    RemoveEnding(s);
+    RemoveEnding(s, *description);
     ClearOrphans(shards_[s], *description);
     RemoveLeftovers(s, *description);
     SettleFactors(s, *description);

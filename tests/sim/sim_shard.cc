@@ -105,6 +105,7 @@ void SimShard::Kill(Loss loss, int64_t down_us) {
   const bool machine = loss != Loss::kProcess;
   // What the disk would not take is lost with the process.
   const bool losing = machine || (world_.opened() && disk_.stale(world_.session_id()));
+  fences_may_be_lost_ = disk_.failing();
   world_.trace().Note([&] {
     return process_.name() + (machine ? "'s machine crashes" : losing ? " is killed, its log stale" : " is killed");
   });
@@ -143,13 +144,14 @@ void SimShard::Start() {
     return Kill(Loss::kProcess, kRestartMicros);
   }
   if (!restored.ok()) world_.Fail("I5: " + restored.ToString());
-  if (disk_.damaged()) LoseUnmarkedFences();
+  if (disk_.damaged() || fences_may_be_lost_) LoseFences();
   ForEachWitness([](LayerWitness& witness) { witness.Restored(); });
   Tick();
 }
 
-// Damage to the last records is taken for a torn end while no sync mark behind them is on the disk.
-void SimShard::LoseUnmarkedFences() {
+// A disk that fails may have taken none; or one is damaged and no sync mark behind it is on the disk: it reads as a
+// torn end.
+void SimShard::LoseFences() {
   uint64_t known = 0;
   for (const ShardSessionSummary& session : shard_->ListSessions()) known = std::max(known, session.epoch);
   fenced_ = std::min(fenced_, known);

@@ -73,7 +73,7 @@ class SimShard {
   void End();
   // A new process's shard, from its disk.
   absl::Status Restore();
-  void LoseUnmarkedFences();
+  void LoseFences();
   LayerWitness& witness(uint32_t layer) { return *witnesses_.at(layer); }
   LayerWitness& witness(const std::string& layer);
   // Of layers that it is about to get.
@@ -98,6 +98,7 @@ class SimShard {
   std::unique_ptr<Shard> shard_;
   uint64_t fenced_ = 0;     // no contribution of an earlier epoch may count (I1)
   uint64_t installed_ = 0;  // of that, what it knows when it comes back
+  bool fences_may_be_lost_ = false;
 };
 
 }  // namespace precondor::sim
