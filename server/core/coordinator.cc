@@ -317,12 +317,17 @@ absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<
   std::vector<SessionInstall> installs;
   Membership told;
   uint32_t joined = 0;
+  bool factors_first = false;
   {
     MutexLock lock(mu_);
+    factors_first = WorkersPrecondition(session.spec()) && session.epoch() > 1 && session.NeedsFactors();
     installs = session.MakeInstalls();
     told = session.membership();
     joined = session.joined();
   }
+  // Before a rank can ask: one that was told that there are none would go on with other factors than one that asks
+  // later.
+  if (factors_first) PRECONDOR_RETURN_IF_ERROR(HoldFactors(session));
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs, failed));
   observer_.OnEpoch(session.spec().name, told.epoch, joined, session.spec().world_size);
   bool factors_again = false;

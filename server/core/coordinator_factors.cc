@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator.h"
 #include "server/core/coordinator_session.h"
@@ -31,7 +32,10 @@ absl::Status Coordinator::HoldFactors(CoordinatorSession& session) {
     placement = session.placement();
   }
   for (size_t s = 0; s < shards_.size(); ++s) {
-    if (!placement[s].layers.empty()) PRECONDOR_RETURN_IF_ERROR(SendFactorHold(session, s, hold));
+    if (placement[s].layers.empty()) continue;
+    const absl::Status held = SendFactorHold(session, s, hold);
+    // A shard that has lost the session makes them with its next Install.
+    if (GetErrorReason(held) != ErrorReason::kUnknownSession) PRECONDOR_RETURN_IF_ERROR(held);
   }
   return absl::OkStatus();
 }

@@ -34,6 +34,11 @@ constexpr FoundSeed kFoundSeeds[] = {
     {5388, 21, "a rank began again before first order, whose factors had been released"},
     {46653, 21, "an update was made of what statistics a lost memory had left over, and not all ranks had it"},
     {41833, 21, "an update that waited for a rank which began again was forgotten when another took its place"},
+    {17332, 21,
+     "a rank that had yet to begin was taken for one that begins after the step, and an update lacked its part"},
+    {745161, 21, "a session that ended stayed where an install came late"},
+    {789994, 21,
+     "ranks that went back from first order were told that there are no factors, before they were held again"},
 };
 
 }  // namespace precondor::sim

@@ -100,6 +100,32 @@ TEST_F(CoordinatorFactorsTest, AShardWithoutRoomKeepsTheSessionInFirstOrder) {
   EXPECT_FALSE(Released(0) || Released(1));
 }
 
+TEST_F(CoordinatorFactorsTest, AreHeldAgainBeforeRanksWithFactorsGoBack) {
+  options.make_method = MakeMethod;
+  MakeCoordinator();
+  spec.exchange = ExchangeMode::kReplay;
+  spec.method.name = "mkor";
+  FallBackAt(5);
+  Begin();
+  for (uint64_t step = 0; step < 8; ++step) ReportAll(step);
+  coordinator->Reconcile();
+  ASSERT_TRUE(Released(0) && Released(1));
+  for (const auto& shard : shards) {
+    shard->during_install = [&] { EXPECT_FALSE(Released(0) || Released(1)) << "a rank could ask for them"; };
+  }
+  shards[1]->refuse_factors = true;
+  const int installs = shards[0]->installs;
+  clock.Advance(absl::Seconds(1));
+  EXPECT_FALSE(coordinator->JoinSession("job", 0, 6, 3).ok()) << "there is no room";
+  EXPECT_EQ(shards[0]->installs, installs);
+  shards[1]->refuse_factors = false;
+  clock.Advance(absl::Seconds(1));
+  const auto joined = coordinator->JoinSession("job", 0, 6, 3);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_GT(shards[0]->installs, installs);
+  EXPECT_EQ(shards[0]->installed.at(id).goes_back_to, 3u);
+}
+
 TEST_F(CoordinatorFactorsTest, LeasesGoOnWhileThereIsNoRoom) {
   FallBackAt(5);
   Begin();
