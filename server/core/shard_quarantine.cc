@@ -154,7 +154,7 @@ absl::Status Shard::ReturnClaimed(uint64_t session_id) {
 absl::Status Shard::CheckReplayed(uint64_t session_id) {
   MutexLock lock(mu_);
   const auto no_room = no_room_.find(session_id);
-  const absl::Status crowded = no_room == no_room_.end() ? absl::OkStatus() : no_room->second;
+  absl::Status crowded = no_room == no_room_.end() ? absl::OkStatus() : no_room->second;
   no_room_.erase(session_id);
   const bool lost = given_up_.erase(session_id) > 0;
   if (!crowded.ok()) return crowded;
