@@ -233,7 +233,7 @@ absl::Status LayerDriver::SubmitReduced(ReducedGradient gradient, ResultFn resul
   const int64_t bytes = static_cast<int64_t>(gradient.average.size());
   StagedContribution average{.samples = SamplesOf(gradient), .bytes = std::move(gradient.average), .whole = true};
   Tasks tasks = FeedLocked(event, &average);
-  const absl::Status status = OutcomeOf(tasks.front().effect).status();
+  absl::Status status = OutcomeOf(tasks.front().effect).status();
   if (status.ok()) {
     for (const ContributionStatus share : event.statuses) {
       session_->shard->observer.OnContribution(session_->spec.name, ContributionKind::kGradient,
