@@ -336,7 +336,7 @@ absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<
     factors_again = session.NoteShardsTold(told);
   }
   // Without them the steps that the job goes back to are answered IDENTITY.
-  if (factors_again) HoldFactors(session).IgnoreError();
+  if (factors_again && !factors_first) HoldFactors(session).IgnoreError();
   return absl::OkStatus();
 }
 

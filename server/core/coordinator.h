@@ -72,8 +72,8 @@ class Coordinator {
   // this coordinator's; Unavailable: the token cannot be written down.
   absl::Status Restore(absl::Span<const CoordinatorRecord> records);
   // Asks every shard what it holds; installs what it lacks (it was restarted, or a call was lost), puts in quarantine
-  // what nobody knows, and moves layers away from shards that are lost. A server calls it every now and then, often
-  // against shard_loss_timeout; the first time right after Restore. One caller at a time.
+  // sessions that it does not know, and moves layers away from shards that are lost. A server calls it every now and
+  // then, often against shard_loss_timeout; the first time right after Restore. One caller at a time.
   void Reconcile();
   // Asks one shard whether it is there, which lets it go on with sessions that degrade. A server does it for every
   // shard on a thread of its own, as often as Reconcile: a shard that hangs must not keep the others from being asked.
@@ -101,7 +101,7 @@ class Coordinator {
   // --- sessions that this coordinator does not know and its shards keep; see ShardControl::Quarantine
   // Unavailable: a shard does not answer.
   absl::StatusOr<std::vector<QuarantineSummary>> ListQuarantined() const;
-  // Takes one into the journal, in an epoch of its own that nobody has joined, and has it installed: its factors are
+  // Takes one into the journal, in a new epoch without members, and has it installed: its factors are
   // those that the shards have. `session_id`: which, of several of that name; 0: the only one. FailedPrecondition:
   // several, or one of that name is open, or shards lack layers of it; NotFound; the errors of ShardControl::Install.
   absl::StatusOr<CoordinatorSessionSummary> AdoptSession(absl::string_view name, uint64_t session_id);

@@ -37,7 +37,7 @@ void AddPart(const QuarantinedSession& found, size_t shard, QuarantineSummary& s
   }
 }
 
-// Nobody has joined the epoch that follows; those who had are known, so that none of them goes on unheard.
+// The epoch that follows has no members yet; the last holders are known, so that none goes on without joining.
 Membership NextMembership(const SessionInstall& install) {
   Membership next = CoordinatorSession::FirstMembership(install.spec);
   next.epoch = install.epoch + 1;
