@@ -24,15 +24,26 @@ add_compile_options("$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-array-bounds;-Wno-res
 add_compile_options(
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>
   "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:SHELL:-Xclang -fno-pch-timestamp>")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  # In place of CMake's own form, which also includes the header's text by a path that ccache does not make relative.
+  set(CMAKE_CXX_COMPILE_OPTIONS_USE_PCH -include-pch <PCH_FILE>)
+endif()
 
 # The targets that own them. A library is compiled as PIC and a program as PIE, so each needs a target of its kind.
+function(precondor_pch_checksum target)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    set_target_properties(${target} PROPERTIES CXX_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/deploy/cmake/compile_pch.sh)
+  endif()
+endfunction()
 file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/pch/main.cc CONTENT "int main() { return 0; }\n")
 add_library(precondor_library_pch STATIC EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/pch/main.cc)
 target_precompile_headers(precondor_library_pch PRIVATE ${headers})
+precondor_pch_checksum(precondor_library_pch)
 
 if(PRECONDOR_TESTS)
   add_executable(precondor_test_pch EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/pch/main.cc)
   target_precompile_headers(precondor_test_pch PRIVATE ${headers} <gmock/gmock.h> <gtest/gtest.h>)
   target_compile_options(precondor_test_pch PRIVATE -O0)
   target_link_libraries(precondor_test_pch PRIVATE GTest::gmock GTest::gtest)
+  precondor_pch_checksum(precondor_test_pch)
 endif()

@@ -29,7 +29,7 @@ if(PRECONDOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Paths within the tree do not count: every clone on a machine finds what another has compiled.
   # With the sloppiness that ccache asks for where headers are precompiled; no source here uses __TIME__ or __DATE__. What
   # CMake writes for them is new when it is compiled, and would not be kept: every clone would then compile anew.
-  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_PCH_EXTSUM=1
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${PRECONDOR_CCACHE})
   foreach(language C CXX CUDA)
     set(CMAKE_${language}_COMPILER_LAUNCHER ${launcher})
