@@ -33,7 +33,7 @@
 #include "server/core/thread_pool.h"
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
-#include "server/plane/shard_planes.h"
+#include "server/plane/collective_registry.h"
 #include "server/plane_transports.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/shard_store.h"
@@ -169,8 +169,8 @@ class ServerApp final : public App {
     reconciling_.Stop();
     checking_.Stop();
     collecting_.Stop();
-    naming_.Stop();
-    settling_.Stop();
+    straggler_timer_.Stop();
+    reconcile_timer_.Stop();
     sealing_.Stop();
     sweeping_.Stop();
     if (planes_ != nullptr) planes_->Stop();
@@ -303,8 +303,8 @@ class ServerApp final : public App {
     if (shard_store_ != nullptr) shard_->AwaitReplay();
     const uint64_t memory_id = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
     PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport transport, MakePlaneTransport(config_));
-    planes_ = std::make_unique<ShardPlanes>(*shard_, logger_, metrics_, std::move(transport),
-                                            absl::Milliseconds(config_.plane_timeout_ms));
+    planes_ = std::make_unique<CollectiveRegistry>(*shard_, logger_, metrics_, std::move(transport),
+                                                   absl::Milliseconds(config_.plane_timeout_ms));
     precondition_service_ = std::make_unique<rpc::PreconditionService>(
         *shard_, *planes_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_, metrics_, rings_.get());
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
@@ -508,7 +508,7 @@ class ServerApp final : public App {
       sealing_.Start(absl::Milliseconds(pause), [this] { shard_->SealOverdue(); });
     }
     if (shard_store_ != nullptr) {
-      settling_.Start(absl::Milliseconds(500), [this] {
+      reconcile_timer_.Start(absl::Milliseconds(500), [this] {
         shard_->SettleFactors();
         shard_->SettleQuarantine();
       });
@@ -516,7 +516,7 @@ class ServerApp final : public App {
     if (planes_ != nullptr) sweeping_.Start(absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
-      naming_.Start(absl::Milliseconds(pause), [this] { shard_->NameLaggards(); });
+      straggler_timer_.Start(absl::Milliseconds(pause), [this] { shard_->ReportStragglers(); });
     }
     if (shard_ != nullptr) checking_.Start(absl::Seconds(1), [this] { CheckDevices(); });
     if (rings_ != nullptr) {
@@ -577,8 +577,8 @@ class ServerApp final : public App {
   rpc::ControlRunner runner_;
   std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // of each device
   std::unique_ptr<Shard> shard_;
-  std::unique_ptr<ShardPlanes> planes_;  // of a shard
-  LocalShard* local_ = nullptr;          // owned by coordinator_
+  std::unique_ptr<CollectiveRegistry> planes_;  // of a shard
+  LocalShard* local_ = nullptr;                 // owned by coordinator_
   std::unique_ptr<CoordinatorStorage> storage_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<rpc::PreconditionService> precondition_service_;
@@ -599,7 +599,7 @@ class ServerApp final : public App {
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
-  Periodic checking_, collecting_, sealing_, settling_, naming_, sweeping_, reconciling_;
+  Periodic checking_, collecting_, sealing_, reconcile_timer_, straggler_timer_, sweeping_, reconciling_;
   std::vector<std::unique_ptr<Periodic>> probing_;  // by shard
   std::thread standing_by_;                         // of a candidate
 };

@@ -16,10 +16,10 @@ namespace {
 // For ranks on this host.
 PlaneTransport LocalTransport() {
   return {.name = "local",
-          .open = []() -> absl::StatusOr<PlaneTransport::Meeting> {
+          .open = []() -> absl::StatusOr<PlaneTransport::Rendezvous> {
             PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LocalRendezvous> rendezvous, LocalRendezvous::Start());
             const std::string unique_id = rendezvous->unique_id();
-            return PlaneTransport::Meeting{unique_id, std::shared_ptr<LocalRendezvous>(std::move(rendezvous))};
+            return PlaneTransport::Rendezvous{unique_id, std::shared_ptr<LocalRendezvous>(std::move(rendezvous))};
           },
           .join = &MakeLocalCollective};
 }
@@ -27,9 +27,9 @@ PlaneTransport LocalTransport() {
 // For ranks that have a CUDA device each, wherever they are.
 PlaneTransport NcclTransport(int device) {
   return {.name = "nccl",
-          .open = []() -> absl::StatusOr<PlaneTransport::Meeting> {
+          .open = []() -> absl::StatusOr<PlaneTransport::Rendezvous> {
             PRECONDOR_ASSIGN_OR_RETURN(std::string unique_id, LoadNewNcclId());
-            return PlaneTransport::Meeting{std::move(unique_id), nullptr};
+            return PlaneTransport::Rendezvous{std::move(unique_id), nullptr};
           },
           .join =
               [device](absl::string_view unique_id, int rank, int size, absl::Duration timeout,

@@ -12,7 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/answer_lengths.h"
 #include "kernels/cuda/grouped_operations.h"
-#include "kernels/cuda/parcel.h"
+#include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/rounding.h"
 #include "kernels/cuda/symmetric_tiles.h"
 
@@ -112,44 +112,44 @@ absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, co
 // Both products of each operation, one call for the first ones and one for the second.
 class ProductPair {
  public:
-  void Ask(Parcel& parcel, size_t count) {
-    for (auto& part : inputs_) part = parcel.Add<const void*>(count);
-    for (auto& part : outputs_) part = parcel.Add<void*>(count);
+  void Ask(PackedUpload& upload, size_t count) {
+    for (auto& part : inputs_) part = upload.Add<const void*>(count);
+    for (auto& part : outputs_) part = upload.Add<void*>(count);
   }
   // half = l d, u = half r.
   void Add(const Factors& first, const Factors& second) {
     products_[0].push_back(first);
     products_[1].push_back(second);
   }
-  void Fill(Parcel& parcel) const {
+  void Fill(PackedUpload& upload) const {
     for (size_t which = 0; which < 2; ++which) {
       for (size_t i = 0; i < products_[which].size(); ++i) {
-        parcel.OnHost(inputs_[2 * which])[i] = products_[which][i].a;
-        parcel.OnHost(inputs_[2 * which + 1])[i] = products_[which][i].b;
-        parcel.OnHost(outputs_[which])[i] = products_[which][i].c;
+        upload.OnHost(inputs_[2 * which])[i] = products_[which][i].a;
+        upload.OnHost(inputs_[2 * which + 1])[i] = products_[which][i].b;
+        upload.OnHost(outputs_[which])[i] = products_[which][i].c;
       }
     }
   }
-  absl::Status Run(Device& device, const Parcel& parcel, const Arithmetic& in) const {
+  absl::Status Run(Device& device, const PackedUpload& upload, const Arithmetic& in) const {
     if (products_[0].empty()) return absl::OkStatus();
     for (size_t which = 0; which < 2; ++which) {
-      const Pointers pointers{parcel.OnDevice(inputs_[2 * which]), parcel.OnDevice(inputs_[2 * which + 1]),
-                              parcel.OnDevice(outputs_[which])};
+      const Pointers pointers{upload.OnDevice(inputs_[2 * which]), upload.OnDevice(inputs_[2 * which + 1]),
+                              upload.OnDevice(outputs_[which])};
       PRECONDOR_RETURN_IF_ERROR(GroupedProducts(device, products_[which], in, pointers));
     }
     return absl::OkStatus();
   }
 
  private:
-  std::array<Parcel::Part<const void*>, 4> inputs_;
-  std::array<Parcel::Part<void*>, 2> outputs_;
+  std::array<PackedUpload::Part<const void*>, 4> inputs_;
+  std::array<PackedUpload::Part<void*>, 2> outputs_;
   std::array<std::vector<Factors>, 2> products_;
 };
 
 // What is not there yet of all operations' l and r, made in one launch.
 class Expansions {
  public:
-  void Ask(Parcel& parcel, const Operations& operations) {
+  void Ask(PackedUpload& upload, const Operations& operations) {
     size_t count = 0, weights = 0;
     for (const auto* operation : operations) {
       for (const SymmetricForm* form : {&operation->l, &operation->r}) {
@@ -157,32 +157,32 @@ class Expansions {
         weights += form->is_there() ? 0 : form->rows.rows;
       }
     }
-    jobs_ = parcel.Add<ExpandJob>(count);
-    weights_ = parcel.Add<double>(weights);
+    jobs_ = upload.Add<ExpandJob>(count);
+    weights_ = upload.Add<double>(weights);
   }
   // x [n, n], of rows of `stride` elements, f32 or bf16.
-  void Add(Parcel& parcel, const SymmetricForm& form, void* x, int64_t stride, bool in_bf16) {
-    std::copy(form.weights.begin(), form.weights.end(), parcel.OnHost(weights_).begin() + weight_);
+  void Add(PackedUpload& upload, const SymmetricForm& form, void* x, int64_t stride, bool in_bf16) {
+    std::copy(form.weights.begin(), form.weights.end(), upload.OnHost(weights_).begin() + weight_);
     ExpandJob job;
-    job.m = JobOfForm(form, parcel.OnDevice(weights_) + weight_);
+    job.m = JobOfForm(form, upload.OnDevice(weights_) + weight_);
     job.x = x;
     job.stride = stride;
     job.in_bf16 = in_bf16;
     job.first = tiles_;
-    parcel.OnHost(jobs_)[count_++] = job;
+    upload.OnHost(jobs_)[count_++] = job;
     weight_ += form.weights.size();
     tiles_ += TileCount(form.n);
   }
-  absl::Status Run(Device& device, const Parcel& parcel) const {
+  absl::Status Run(Device& device, const PackedUpload& upload) const {
     if (count_ == 0) return absl::OkStatus();
     return device.Run("SymmetricExpand", [&](cudaStream_t stream) {
-      return SymmetricExpand(stream, parcel.OnDevice(jobs_), static_cast<int>(count_), tiles_);
+      return SymmetricExpand(stream, upload.OnDevice(jobs_), static_cast<int>(count_), tiles_);
     });
   }
 
  private:
-  Parcel::Part<ExpandJob> jobs_;
-  Parcel::Part<double> weights_;
+  PackedUpload::Part<ExpandJob> jobs_;
+  PackedUpload::Part<double> weights_;
   size_t count_ = 0, weight_ = 0;
   int64_t tiles_ = 0;
 };
@@ -205,29 +205,29 @@ class Bf16Plan {
     }
     PRECONDOR_ASSIGN_OR_RETURN(memory_, device.Array<Bf16>(elements));
     PRECONDOR_ASSIGN_OR_RETURN(squares_, device.Array<double>(2 * (static_cast<int64_t>(asked) + parts)));
-    expansions_.Ask(parcel_, operations_);
-    products_.Ask(parcel_, operations_.size());
-    jobs_ = parcel_.Add<RoundingJob>(operations_.size() + there);
-    const auto counters = parcel_.Add<unsigned>(asked);
-    PRECONDOR_RETURN_IF_ERROR(parcel_.Open(device));
+    expansions_.Ask(upload_, operations_);
+    products_.Ask(upload_, operations_.size());
+    jobs_ = upload_.Add<RoundingJob>(operations_.size() + there);
+    const auto counters = upload_.Add<unsigned>(asked);
+    PRECONDOR_RETURN_IF_ERROR(upload_.Open(device));
     next_ = memory_.data();
     next_squares_ = squares_.data();
     next_partials_ = squares_.data() + 2 * asked;
-    next_counter_ = parcel_.OnDevice(counters);
+    next_counter_ = upload_.OnDevice(counters);
     for (const auto* operation : operations_) Add(*operation);
-    products_.Fill(parcel_);
+    products_.Fill(upload_);
     answer_blocks_ = Put(answers_, 0, 0);
     blocks_ = Put(factors_, answers_.size(), answer_blocks_);
-    return parcel_.Send(device);
+    return upload_.Send(device);
   }
 
   absl::Status Run(Device& device) const {
-    const RoundingJob* const jobs = parcel_.OnDevice(jobs_);
+    const RoundingJob* const jobs = upload_.OnDevice(jobs_);
     const int answers = static_cast<int>(answers_.size()), all = answers + static_cast<int>(factors_.size());
-    PRECONDOR_RETURN_IF_ERROR(expansions_.Run(device, parcel_));
+    PRECONDOR_RETURN_IF_ERROR(expansions_.Run(device, upload_));
     PRECONDOR_RETURN_IF_ERROR(
         device.Run("DensePrecondition", [&](cudaStream_t stream) { return RoundToBf16(stream, jobs, all, blocks_); }));
-    PRECONDOR_RETURN_IF_ERROR(products_.Run(device, parcel_, kInBf16));
+    PRECONDOR_RETURN_IF_ERROR(products_.Run(device, upload_, kInBf16));
     PRECONDOR_RETURN_IF_ERROR(device.Run("DensePrecondition", [&](cudaStream_t stream) {
       return WidenFromBf16(stream, jobs, answers, answer_blocks_);
     }));
@@ -261,7 +261,7 @@ class Bf16Plan {
     if (form.is_there()) {
       factors_.push_back({.from = form.matrix, .rounded = x, .stride = Padded(n)});
     } else {
-      expansions_.Add(parcel_, form, x, Padded(n), /*in_bf16=*/true);
+      expansions_.Add(upload_, form, x, Padded(n), /*in_bf16=*/true);
     }
     return x;
   }
@@ -271,7 +271,7 @@ class Bf16Plan {
     for (RoundingJob job : some) {
       job.first = blocks;
       blocks += RoundingBlocks(job.from);
-      parcel_.OnHost(jobs_)[place++] = job;
+      upload_.OnHost(jobs_)[place++] = job;
     }
     return blocks;
   }
@@ -279,10 +279,10 @@ class Bf16Plan {
   const Operations& operations_;
   DeviceArray<Bf16> memory_;
   DeviceArray<double> squares_;
-  Parcel parcel_;
+  PackedUpload upload_;
   Expansions expansions_;
   ProductPair products_;
-  Parcel::Part<RoundingJob> jobs_;
+  PackedUpload::Part<RoundingJob> jobs_;
   std::vector<RoundingJob> answers_, factors_;  // of d's, which become answers, and of l's and r's that are there
   int64_t answer_blocks_ = 0, blocks_ = 0;
   Bf16* next_ = nullptr;
@@ -332,11 +332,11 @@ class AlignedCopies {
 // Of matrices in f32. In F32 large products are cuBLAS', small ones our own kernel's, which gives each what it gives
 // alone; in TF32 all of them are cuBLAS'.
 absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32) {
-  Parcel parcel;
+  PackedUpload upload;
   Expansions expansions;
-  expansions.Ask(parcel, operations);
+  expansions.Ask(upload, operations);
   ProductPair of_cublas;
-  of_cublas.Ask(parcel, operations.size());
+  of_cublas.Ask(upload, operations.size());
   const auto stride_of = [in_tf32](int64_t cols) { return in_tf32 ? PaddedInF32(cols) : cols; };
   const auto copied = [in_tf32](ConstMatrixView x) { return in_tf32 ? AlignedCopies::Elements(x) : 0; };
   int64_t elements = 0;
@@ -346,7 +346,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
       elements += form->is_there() ? copied(form->matrix) : form->n * stride_of(form->n);
     }
   }
-  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> memory, device.Array<float>(elements));
   float* next = memory.data();
   AlignedCopies copies;
@@ -354,7 +354,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
     if (form.is_there()) return in_tf32 ? copies.Of(form.matrix, next) : form.matrix;
     const int64_t stride = stride_of(form.n);
     float* const x = Take(next, form.n * stride);
-    expansions.Add(parcel, form, x, stride, /*in_bf16=*/false);
+    expansions.Add(upload, form, x, stride, /*in_bf16=*/false);
     return ConstMatrixView(x, form.n, form.n, stride);
   };
   std::array<std::vector<operation::Gemm>, 2> small;
@@ -378,11 +378,11 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
     dots.push_back({operation->d, operation->d, &operation->squares[0]});
     dots.push_back({operation->u, operation->u, &operation->squares[1]});
   }
-  of_cublas.Fill(parcel);
-  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  of_cublas.Fill(upload);
+  PRECONDOR_RETURN_IF_ERROR(upload.Send(device));
   PRECONDOR_RETURN_IF_ERROR(copies.RunBefore(device));
-  PRECONDOR_RETURN_IF_ERROR(expansions.Run(device, parcel));
-  PRECONDOR_RETURN_IF_ERROR(of_cublas.Run(device, parcel, in_tf32 ? kInTf32 : kInF32));
+  PRECONDOR_RETURN_IF_ERROR(expansions.Run(device, upload));
+  PRECONDOR_RETURN_IF_ERROR(of_cublas.Run(device, upload, in_tf32 ? kInTf32 : kInF32));
   PRECONDOR_RETURN_IF_ERROR(copies.RunAfter(device));
   for (const std::vector<operation::Gemm>& some : small) {
     if (!some.empty()) PRECONDOR_RETURN_IF_ERROR(RunProducts(device, AllOf(some)));

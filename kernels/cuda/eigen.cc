@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/cuda/parcel.h"
+#include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/symmetric_eigens.h"
 
 namespace precondor::cuda {
@@ -117,25 +117,25 @@ absl::Status RunSymmetricEigens(Device& device, absl::Span<const operation::Symm
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<char> on_device, device.Array<char>(static_cast<int64_t>(device_bytes)));
   std::vector<char> on_host(host_bytes);  // each has its own, until all are done
 
-  Parcel parcel;
-  const auto jobs = parcel.Add<SymmetricEigenJob>(count);
-  const auto infos = parcel.Add<int>(count);
-  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  PackedUpload upload;
+  const auto jobs = upload.Add<SymmetricEigenJob>(count);
+  const auto infos = upload.Add<int>(count);
+  PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
   double* wide = memory.data() + learnt;
   for (size_t i = 0; i < count; ++i) {
     const operation::SymmetricEigen& eigen = *operations[order[i]];
-    parcel.OnHost(jobs)[i] = {eigen.a, wide, parcel.OnDevice(infos) + i, memory.data() + rows + i, eigen.q};
+    upload.OnHost(jobs)[i] = {eigen.a, wide, upload.OnDevice(infos) + i, memory.data() + rows + i, eigen.q};
     wide += sizes[i] * sizes[i];
   }
-  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
-  const SymmetricEigenJob* const sent = parcel.OnDevice(jobs);
+  PRECONDOR_RETURN_IF_ERROR(upload.Send(device));
+  const SymmetricEigenJob* const sent = upload.OnDevice(jobs);
   PRECONDOR_RETURN_IF_ERROR(device.Run(
       "SymmetricEigen", [&](cudaStream_t stream) { return WidenSymmetric(stream, sent, static_cast<int>(count)); }));
   char* host = on_host.data();
   absl::Status decomposed;
   for (const Batch& batch : batches) {
     if (decomposed.ok())
-      decomposed = Decompose(device, parameters, batch, on_device.data(), host, parcel.OnDevice(infos));
+      decomposed = Decompose(device, parameters, batch, on_device.data(), host, upload.OnDevice(infos));
     host += batch.host_bytes;
   }
   if (decomposed.ok()) {

@@ -8,7 +8,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/parcel.h"
+#include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/products.h"
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/sherman_morrison.h"
@@ -292,22 +292,22 @@ absl::Status RunShermanMorrisonTerms(Device& device,
     weights += terms->h.weights.size();
     asked += terms->squares.size();
   }
-  Parcel parcel;
-  const auto jobs = parcel.Add<ShermanMorrisonJob>(count);
-  const auto all_weights = parcel.Add<double>(weights);
-  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  PackedUpload upload;
+  const auto jobs = upload.Add<ShermanMorrisonJob>(count);
+  const auto all_weights = upload.Add<double>(weights);
+  PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
   // Every number that the host learns, in one piece: squares, then whether products are infinite.
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> memory,
                              device.Array<double>(static_cast<int64_t>(asked + count)));
   size_t weight = 0, square = 0;
   for (size_t i = 0; i < count; ++i) {
     const operation::ShermanMorrisonTerms& terms = *operations[i];
-    std::copy(terms.h.weights.begin(), terms.h.weights.end(), parcel.OnHost(all_weights).begin() + weight);
-    ShermanMorrisonJob& job = parcel.OnHost(jobs)[i];
+    std::copy(terms.h.weights.begin(), terms.h.weights.end(), upload.OnHost(all_weights).begin() + weight);
+    ShermanMorrisonJob& job = upload.OnHost(jobs)[i];
     job.scale = terms.h.scale;
     job.shift = terms.h.shift;
     job.factor = terms.factor;
-    job.weights = parcel.OnDevice(all_weights) + weight;
+    job.weights = upload.OnDevice(all_weights) + weight;
     job.rows = terms.h.rows;
     job.v = terms.v;
     job.y = terms.y;
@@ -317,9 +317,9 @@ absl::Status RunShermanMorrisonTerms(Device& device,
     weight += terms.h.weights.size();
     square += terms.squares.size();
   }
-  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  PRECONDOR_RETURN_IF_ERROR(upload.Send(device));
   PRECONDOR_RETURN_IF_ERROR(device.Run("ShermanMorrisonTerms", [&](cudaStream_t stream) {
-    return ShermanMorrisonTerms(stream, parcel.OnDevice(jobs), static_cast<int>(count));
+    return ShermanMorrisonTerms(stream, upload.OnDevice(jobs), static_cast<int>(count));
   }));
   std::vector<double> known(asked + count);
   PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(known)));

@@ -14,7 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/answer_lengths.h"
 #include "kernels/cuda/low_rank_appends.h"
-#include "kernels/cuda/parcel.h"
+#include "kernels/cuda/packed_upload.h"
 #include "kernels/cuda/products.h"
 
 namespace precondor::cuda {
@@ -157,26 +157,26 @@ class Plan {
 absl::Status RunLowRankAppends(Device& device, absl::Span<const operation::LowRankAppend* const> operations) {
   size_t rows = 0;
   for (const auto* append : operations) rows += append->slots.size();
-  Parcel parcel;
-  const auto jobs = parcel.Add<LowRankAppendJob>(operations.size());
-  const auto scales = parcel.Add<double>(rows);
-  const auto slots = parcel.Add<int64_t>(rows);
-  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  PackedUpload upload;
+  const auto jobs = upload.Add<LowRankAppendJob>(operations.size());
+  const auto scales = upload.Add<double>(rows);
+  const auto slots = upload.Add<int64_t>(rows);
+  PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
   int64_t blocks = 0;
   size_t row = 0;
   for (size_t i = 0; i < operations.size(); ++i) {
     const operation::LowRankAppend& append = *operations[i];
-    std::copy(append.scales.begin(), append.scales.end(), parcel.OnHost(scales).begin() + row);
-    std::copy(append.slots.begin(), append.slots.end(), parcel.OnHost(slots).begin() + row);
-    LowRankAppendJob& job = parcel.OnHost(jobs)[i];
-    job = {append.rows, parcel.OnDevice(scales) + row, parcel.OnDevice(slots) + row, append.vectors, append.gram.data,
+    std::copy(append.scales.begin(), append.scales.end(), upload.OnHost(scales).begin() + row);
+    std::copy(append.slots.begin(), append.slots.end(), upload.OnHost(slots).begin() + row);
+    LowRankAppendJob& job = upload.OnHost(jobs)[i];
+    job = {append.rows, upload.OnDevice(scales) + row, upload.OnDevice(slots) + row, append.vectors, append.gram.data,
            blocks};
     blocks += LowRankAppendBlocks(job);
     row += append.slots.size();
   }
-  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
+  PRECONDOR_RETURN_IF_ERROR(upload.Send(device));
   return device.Run("LowRankAppend", [&](cudaStream_t stream) {
-    return LowRankAppends(stream, parcel.OnDevice(jobs), static_cast<int>(operations.size()), blocks);
+    return LowRankAppends(stream, upload.OnDevice(jobs), static_cast<int>(operations.size()), blocks);
   });
 }
 
@@ -193,20 +193,20 @@ absl::Status RunLowRankPreconditions(Device& device,
     ++asked;
     tiles += ProductTiles(operation->d);
   }
-  Parcel parcel;
-  const auto jobs = parcel.Add<ProductJob>(job_count);
-  const auto counters = parcel.Add<unsigned>(static_cast<size_t>(counter_count));
-  PRECONDOR_RETURN_IF_ERROR(parcel.Open(device));
+  PackedUpload upload;
+  const auto jobs = upload.Add<ProductJob>(job_count);
+  const auto counters = upload.Add<unsigned>(static_cast<size_t>(counter_count));
+  PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> floats, device.Array<float>(float_count));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> squares,
                              device.Array<double>(2 * (static_cast<int64_t>(asked) + tiles)));
-  Plan plan(floats.data(), squares.data() + 2 * asked, parcel.OnDevice(counters));
+  Plan plan(floats.data(), squares.data() + 2 * asked, upload.OnDevice(counters));
   double* next = squares.data();
   for (const auto* operation : operations) plan.Add(*operation, operation->squares.empty() ? nullptr : Take(next, 2));
-  auto to = parcel.OnHost(jobs).begin();
+  auto to = upload.OnHost(jobs).begin();
   for (const auto& launch : plan.launches()) to = std::copy(launch.begin(), launch.end(), to);
-  PRECONDOR_RETURN_IF_ERROR(parcel.Send(device));
-  const ProductJob* from = parcel.OnDevice(jobs);
+  PRECONDOR_RETURN_IF_ERROR(upload.Send(device));
+  const ProductJob* from = upload.OnDevice(jobs);
   for (size_t launch = 0; launch < kLaunches; ++launch) {
     const int count = static_cast<int>(plan.launches()[launch].size());
     if (count == 0) continue;

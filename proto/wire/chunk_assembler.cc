@@ -84,7 +84,7 @@ ChunkAssembler::Key ChunkAssembler::KeyOf(const v1::FrameHeader& header) {
 absl::StatusOr<ChunkAssembler::Result> ChunkAssembler::Add(const v1::FrameHeader& header, const ReceivedBytes& chunk,
                                                            Admission admit) {
   const Key key = KeyOf(header);
-  if (PassOver(key, header, chunk.size())) return Result{Progress::kIgnored, {}, {}};
+  if (SkipFrame(key, header, chunk.size())) return Result{Progress::kIgnored, {}, {}};
   const auto it = open_.find(key);
   absl::StatusOr<Result> result =
       it == open_.end() ? Begin(key, header, chunk, admit) : Continue(key, it->second, header, chunk);
@@ -150,7 +150,7 @@ absl::StatusOr<ChunkAssembler::Result> ChunkAssembler::Continue(const Key& key, 
   return result;
 }
 
-bool ChunkAssembler::PassOver(const Key& key, const v1::FrameHeader& header, uint64_t size) {
+bool ChunkAssembler::SkipFrame(const Key& key, const v1::FrameHeader& header, uint64_t size) {
   const auto it = refused_.find(key);
   if (it == refused_.end()) return false;
   Refused& refused = it->second;

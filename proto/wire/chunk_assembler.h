@@ -81,7 +81,7 @@ class ChunkAssembler {
   absl::StatusOr<Result> Continue(const Key& key, Assembly& assembly, const v1::FrameHeader& header,
                                   const ReceivedBytes& chunk);
   // True when the chunk belongs to a refused contribution.
-  bool PassOver(const Key& key, const v1::FrameHeader& header, uint64_t size);
+  bool SkipFrame(const Key& key, const v1::FrameHeader& header, uint64_t size);
   void Refuse(const Key& key, const v1::FrameHeader& header, uint64_t size);
 
   const AssemblerLimits limits_;

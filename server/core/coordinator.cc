@@ -132,7 +132,7 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                        .spec = spec,
                        .placement = std::move(placement),
                        .membership = CoordinatorSession::FirstMembership(spec),
-                       .promise = CoordinatorSession::FirstPromise(spec, options_.lease_steps)};
+                       .lease = CoordinatorSession::FirstLease(spec, options_.lease_steps)};
   auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
   absl::Status status = InstallOnShards(session->MakeInstalls());
   if (status.ok()) {
@@ -295,7 +295,7 @@ absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint
     MutexLock lock(mu_);
     session.WantStep(first_step);
   }
-  KeepPromise(session);
+  WriteLease(session);
   PRECONDOR_RETURN_IF_ERROR(TellShards(session));
   MutexLock lock(mu_);
   CoordinatorSessionSummary summary = session.summary();
@@ -413,7 +413,7 @@ absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
     MutexLock lock(mu_);
     PRECONDOR_ASSIGN_OR_RETURN(finished, session->Report(report, clock_.Now()));
   }
-  KeepPromise(*session);
+  WriteLease(*session);
   Directive directive;
   Mode mode = Mode::kSecondOrder;
   FallbackDecision decision;
@@ -446,7 +446,7 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::SetMode(absl::string_view
     MutexLock lock(mu_);
     session.Force(mode);
   }
-  KeepPromise(session);
+  WriteLease(session);
   MutexLock lock(mu_);
   return session.summary();
 }

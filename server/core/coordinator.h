@@ -200,8 +200,8 @@ class Coordinator {
   absl::Status WriteDown(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt);
   // Writes down and adopts who holds the ranks, in the caller's turn.
   absl::Status WriteMembership(CoordinatorSession& session, const Membership& next);
-  // Writes down what the session wants to promise, if anything.
-  void KeepPromise(CoordinatorSession& session);
+  // Writes down what the session wants to grant, if anything.
+  void WriteLease(CoordinatorSession& session);
   void CompactJournal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(journal_mu_);
   std::shared_ptr<CoordinatorSession> Find(uint64_t session_id) const;
   uint64_t NextSessionId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

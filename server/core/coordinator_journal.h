@@ -37,11 +37,11 @@ struct Membership {
 };
 
 // What workers may rely on, whatever happens to the coordinator.
-struct Promise {
+struct LeaseTerms {
   uint64_t durable_through = 0;        // no step beyond it has been granted to anybody
   std::vector<ModeInterval> schedule;  // of all steps granted so far, and on
   FallbackState fallback;              // that the schedule came from, as of then
-  bool operator==(const Promise&) const = default;
+  bool operator==(const LeaseTerms&) const = default;
 };
 
 enum class SnapshotState : uint8_t { kUnderWay = 1, kComplete = 2, kFailed = 3 };
@@ -72,16 +72,16 @@ struct SessionRecord {
   SessionSpec spec;
   std::vector<PlacedLayers> placement;
   Membership membership;
-  Promise promise;
+  LeaseTerms lease;
 };
 // The others replace what an earlier record said. One whose session is not open means nothing.
 struct MembershipRecord {
   uint64_t session_id = 0;
   Membership membership;
 };
-struct PromiseRecord {
+struct LeaseRecord {
   uint64_t session_id = 0;
-  Promise promise;
+  LeaseTerms lease;
 };
 // The session has ended, and every shard has removed what it had of it.
 struct CloseRecord {
@@ -101,8 +101,8 @@ struct SnapshotsRecord {
   uint64_t session_id = 0;
   std::vector<SessionSnapshot> snapshots;
 };
-using CoordinatorRecord = std::variant<SessionRecord, MembershipRecord, PromiseRecord, CloseRecord, SnapshotsRecord,
-                                       ClosingRecord, LeadRecord>;
+using CoordinatorRecord =
+    std::variant<SessionRecord, MembershipRecord, LeaseRecord, CloseRecord, SnapshotsRecord, ClosingRecord, LeadRecord>;
 
 // One caller at a time.
 class CoordinatorJournal {

@@ -35,9 +35,9 @@ Journalled ReadRecords(absl::Span<const CoordinatorRecord> records) {
       if (auto found = sessions.find(membership->session_id); found != sessions.end()) {
         found->second.membership = membership->membership;
       }
-    } else if (const auto* promise = std::get_if<PromiseRecord>(&record)) {
-      if (auto found = sessions.find(promise->session_id); found != sessions.end()) {
-        found->second.promise = promise->promise;
+    } else if (const auto* lease = std::get_if<LeaseRecord>(&record)) {
+      if (auto found = sessions.find(lease->session_id); found != sessions.end()) {
+        found->second.lease = lease->lease;
       }
     } else if (const auto* taken = std::get_if<SnapshotsRecord>(&record)) {
       read.snapshots[taken->session_id] = taken->snapshots;
@@ -222,17 +222,17 @@ void Coordinator::CompactJournal() {
   }
 }
 
-void Coordinator::KeepPromise(CoordinatorSession& session) {
-  std::optional<Promise> promise;
+void Coordinator::WriteLease(CoordinatorSession& session) {
+  std::optional<LeaseTerms> lease;
   {
     MutexLock lock(mu_);
-    promise = session.BeginPromise();
+    lease = session.BeginLeaseWrite();
   }
-  if (!promise.has_value()) return;
+  if (!lease.has_value()) return;
   bool returns = false;
   {
     MutexLock lock(mu_);
-    returns = session.ReturnsToSecondOrder(*promise);
+    returns = session.ReturnsToSecondOrder(*lease);
   }
   if (returns && !HoldFactors(session).ok()) {
     MutexLock lock(mu_);
@@ -240,19 +240,19 @@ void Coordinator::KeepPromise(CoordinatorSession& session) {
   }
   std::vector<ModeInterval> before;
   FallbackDecision decision;
-  const absl::Status written = WriteDown(PromiseRecord{.session_id = session.id(), .promise = *promise}, [&] {
+  const absl::Status written = WriteDown(LeaseRecord{.session_id = session.id(), .lease = *lease}, [&] {
     MutexLock lock(mu_);
     before = session.summary().modes;
-    session.EndPromise(true);
+    session.EndLeaseWrite(true);
     decision = session.decision();
   });
   if (!written.ok()) {
     MutexLock lock(mu_);
-    return session.EndPromise(false);
+    return session.EndLeaseWrite(false);
   }
-  if (before == promise->schedule) return;
-  observer_.OnModeChange(session.spec().name, promise->schedule.back().mode);
-  const ModeInterval& last = promise->schedule.back();
+  if (before == lease->schedule) return;
+  observer_.OnModeChange(session.spec().name, lease->schedule.back().mode);
+  const ModeInterval& last = lease->schedule.back();
   // The audit log: what was decided, from what.
   logger_.Log(Severity::kInfo, "mode changes",
               {{"session", session.spec().name},

@@ -127,8 +127,8 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string
                        .spec = install.spec,
                        .placement = found.placement,
                        .membership = NextMembership(install),
-                       .promise = CoordinatorSession::FirstPromise(install.spec, options_.lease_steps)};
-  record.promise.durable_through += found.last_step;
+                       .lease = CoordinatorSession::FirstLease(install.spec, options_.lease_steps)};
+  record.lease.durable_through += found.last_step;
   for (size_t s = 0; s < shards_.size(); ++s) {
     if (record.placement[s].layers.empty()) continue;
     PRECONDOR_ASSIGN_OR_RETURN(const ShardDescription description, shards_[s].control->Describe());

@@ -46,13 +46,12 @@ Membership CoordinatorSession::FirstMembership(const SessionSpec& spec) {
           .last_holders = std::vector<uint64_t>(ranks, 0)};
 }
 
-Promise CoordinatorSession::FirstPromise(const SessionSpec& spec, uint64_t lease_steps) {
-  Promise promise;
-  promise.durable_through = Plus(lease_steps, lease_steps * kDurableLeases);
+LeaseTerms CoordinatorSession::FirstLease(const SessionSpec& spec, uint64_t lease_steps) {
+  LeaseTerms lease;
+  lease.durable_through = Plus(lease_steps, lease_steps * kDurableLeases);
   // A mode that is known beforehand holds from the step that it names.
-  promise.schedule =
-      CarryOut(Decide(spec.fallback, promise.fallback), {{0, Mode::kSecondOrder}}, /*first_open_step=*/0);
-  return promise;
+  lease.schedule = CarryOut(Decide(spec.fallback, lease.fallback), {{0, Mode::kSecondOrder}}, /*first_open_step=*/0);
+  return lease;
 }
 
 CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
@@ -61,12 +60,12 @@ CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_step
       lease_steps_(lease_steps),
       placement_(std::move(record.placement)),
       membership_(std::move(record.membership)),
-      promise_(std::move(record.promise)),
-      fallback_(promise_.fallback),
+      lease_(std::move(record.lease)),
+      fallback_(lease_.fallback),
       decision_(Decide(spec_.fallback, fallback_)),
-      // After a restart anything up to the promise may have been granted.
-      granted_through_(membership_.epoch == 1 && joined() == 0 ? lease_steps : promise_.durable_through),
-      open_from_(promise_.fallback.observed ? Plus(promise_.fallback.last_step, 1) : 0),
+      // After a restart anything up to the lease may have been granted.
+      granted_through_(membership_.epoch == 1 && joined() == 0 ? lease_steps : lease_.durable_through),
+      open_from_(lease_.fallback.observed ? Plus(lease_.fallback.last_step, 1) : 0),
       losses_(spec_.world_size, lease_steps + 1) {
   wanted_through_ = granted_through_;
 }
@@ -115,7 +114,7 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
   next.last_holders[rank] = incarnation;
   // Where workers have factors it needs those of its step, which the shards have let go of.
   const bool lacks =
-      WorkersPrecondition(spec_) && !NeedsFactors() && ModeAt(promise_.schedule, first_step) == Mode::kSecondOrder;
+      WorkersPrecondition(spec_) && !NeedsFactors() && ModeAt(lease_.schedule, first_step) == Mode::kSecondOrder;
   if (lacks && next.epoch != membership_.epoch) GoBack(next, first_step);
   return next;
 }
@@ -242,7 +241,7 @@ absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(co
                          .loss = finished->loss,
                          .learning_rate = finished->learning_rate,
                          .seconds = next_in_line ? absl::ToDoubleSeconds(now - last_finished_) : 0.0,
-                         .mode = ModeAt(promise_.schedule, finished->step),
+                         .mode = ModeAt(lease_.schedule, finished->step),
                          .skipped = finished->finite == 0});
     decision_ = Decide(spec_.fallback, fallback_);
     last_finished_ = now;
@@ -262,38 +261,38 @@ void CoordinatorSession::Force(std::optional<Mode> mode) {
 // While a change of mode is being written down, or may be found written after a crash, nobody may be granted a step
 // that it would change.
 void CoordinatorSession::Grant() {
-  if (in_doubt_ || (pending_.has_value() && pending_->schedule != promise_.schedule)) return;
-  uint64_t through = std::min(wanted_through_, promise_.durable_through);
+  if (in_doubt_ || (pending_.has_value() && pending_->schedule != lease_.schedule)) return;
+  uint64_t through = std::min(wanted_through_, lease_.durable_through);
   if (planned_snapshot_.has_value()) through = std::min(through, *planned_snapshot_ - 1);
   granted_through_ = std::max(granted_through_, through);
 }
 
 std::vector<ModeInterval> CoordinatorSession::WantedSchedule() const {
-  const bool first_order = promise_.schedule.back().mode == Mode::kFirstOrder;
-  if (first_order && decision_.mode == Mode::kSecondOrder && open_from_ < stay_until_) return promise_.schedule;
-  return CarryOut(decision_, promise_.schedule, Plus(granted_through_, 1));
+  const bool first_order = lease_.schedule.back().mode == Mode::kFirstOrder;
+  if (first_order && decision_.mode == Mode::kSecondOrder && open_from_ < stay_until_) return lease_.schedule;
+  return CarryOut(decision_, lease_.schedule, Plus(granted_through_, 1));
 }
 
-std::optional<Promise> CoordinatorSession::BeginPromise() {
+std::optional<LeaseTerms> CoordinatorSession::BeginLeaseWrite() {
   if (pending_.has_value()) return std::nullopt;
   std::vector<ModeInterval> schedule = WantedSchedule();
-  const bool forced = fallback_.forced != promise_.fallback.forced;
-  const bool runs_short = Plus(wanted_through_, lease_steps_) > promise_.durable_through;
-  if (schedule == promise_.schedule && !runs_short && !forced && !in_doubt_) return std::nullopt;
-  pending_ = Promise{
-      .durable_through = std::max(promise_.durable_through, Plus(wanted_through_, kDurableLeases * lease_steps_)),
+  const bool forced = fallback_.forced != lease_.fallback.forced;
+  const bool runs_short = Plus(wanted_through_, lease_steps_) > lease_.durable_through;
+  if (schedule == lease_.schedule && !runs_short && !forced && !in_doubt_) return std::nullopt;
+  pending_ = LeaseTerms{
+      .durable_through = std::max(lease_.durable_through, Plus(wanted_through_, kDurableLeases * lease_steps_)),
       .schedule = std::move(schedule),
       .fallback = fallback_};
   return pending_;
 }
 
-void CoordinatorSession::EndPromise(bool durable) {
-  std::optional<Promise> written = std::exchange(pending_, std::nullopt);
+void CoordinatorSession::EndLeaseWrite(bool durable) {
+  std::optional<LeaseTerms> written = std::exchange(pending_, std::nullopt);
   if (durable) {
-    promise_ = *std::move(written);
+    lease_ = *std::move(written);
     in_doubt_ = false;
   } else {
-    in_doubt_ = in_doubt_ || written->schedule != promise_.schedule;
+    in_doubt_ = in_doubt_ || written->schedule != lease_.schedule;
   }
   Grant();
 }
@@ -307,7 +306,7 @@ bool CoordinatorSession::NoteShardsTold(const Membership& told) {
 
 bool CoordinatorSession::NeedsFactors() const {
   if (decision_.probe) return true;
-  const std::vector<ModeInterval>& schedule = pending_.has_value() ? pending_->schedule : promise_.schedule;
+  const std::vector<ModeInterval>& schedule = pending_.has_value() ? pending_->schedule : lease_.schedule;
   const std::vector<ModeInterval> to_come = ModesBetween(schedule, open_from_, std::numeric_limits<uint64_t>::max());
   return std::any_of(to_come.begin(), to_come.end(),
                      [](const ModeInterval& interval) { return interval.mode == Mode::kSecondOrder; });
@@ -318,8 +317,8 @@ FactorHold CoordinatorSession::MakeFactorHold(absl::Time now) {
   return {.session_id = id_, .version = factor_version_, .hold = NeedsFactors()};
 }
 
-bool CoordinatorSession::ReturnsToSecondOrder(const Promise& next) const {
-  return promise_.schedule.back().mode == Mode::kFirstOrder && next.schedule.back().mode == Mode::kSecondOrder;
+bool CoordinatorSession::ReturnsToSecondOrder(const LeaseTerms& next) const {
+  return lease_.schedule.back().mode == Mode::kFirstOrder && next.schedule.back().mode == Mode::kSecondOrder;
 }
 
 void CoordinatorSession::StayInFirstOrder() {
@@ -423,7 +422,7 @@ Directive CoordinatorSession::directive() const {
   const bool announced = !snapshots_.empty() && snapshots_.back().state != SnapshotState::kFailed &&
                          planned_snapshot_ != snapshots_.back().step;
   return {.lease_through_step = granted_through_,
-          .modes = ModesBetween(promise_.schedule, 0, granted_through_),
+          .modes = ModesBetween(lease_.schedule, 0, granted_through_),
           .epoch = membership_.epoch,
           .went_back_epoch = membership_.went_back_epoch,
           .resume_step = membership_.resume_step,
@@ -432,7 +431,7 @@ Directive CoordinatorSession::directive() const {
 }
 
 SessionRecord CoordinatorSession::record() const {
-  return {.session_id = id_, .spec = spec_, .placement = placement_, .membership = membership_, .promise = promise_};
+  return {.session_id = id_, .spec = spec_, .placement = placement_, .membership = membership_, .lease = lease_};
 }
 
 CoordinatorSessionSummary CoordinatorSession::summary() const {
@@ -449,7 +448,7 @@ CoordinatorSessionSummary CoordinatorSession::summary() const {
           .loss = last_loss_,
           .shard_map = std::move(shard_map),
           .decision = decision_,
-          .modes = promise_.schedule,
+          .modes = lease_.schedule,
           .forced = fallback_.forced,
           .snapshots = snapshots_};
 }

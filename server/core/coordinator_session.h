@@ -24,8 +24,8 @@ namespace precondor {
 // Not thread-safe: the Coordinator's lock guards it, but for id and spec, which are const, and the placement, which
 // changes in a turn and under the lock, so that either is enough to read it.
 //
-// Nothing that others rely on changes before it is durable: a change is planned (Plan..., BeginPromise), written down
-// without the lock, and then adopted.
+// Nothing that others rely on changes before it is durable: a change is planned (Plan..., BeginLeaseWrite), written
+// down without the lock, and then adopted.
 class CoordinatorSession {
  public:
   // `record.placement` has one entry a shard of the coordinator, in its order; those without layers are empty.
@@ -33,7 +33,7 @@ class CoordinatorSession {
 
   // How a session begins: nobody has joined, the first lease is granted.
   static Membership FirstMembership(const SessionSpec& spec);
-  static Promise FirstPromise(const SessionSpec& spec, uint64_t lease_steps);
+  static LeaseTerms FirstLease(const SessionSpec& spec, uint64_t lease_steps);
 
   uint64_t id() const { return id_; }
   const SessionSpec& spec() const { return spec_; }
@@ -77,10 +77,10 @@ class CoordinatorSession {
   // An operator's choice of the mode; nullopt gives it back to the policy.
   void Force(std::optional<Mode> mode);
 
-  // A promise to write down: a longer lease, or a change of mode from the first step that nobody has been granted.
-  // Until EndPromise no lease grows into what it changes. nullopt: nothing to write, or one is being written.
-  std::optional<Promise> BeginPromise();
-  void EndPromise(bool durable);
+  // A lease to write down: a longer lease, or a change of mode from the first step that nobody has been granted.
+  // Until EndLeaseWrite no lease grows into what it changes. nullopt: nothing to write, or one is being written.
+  std::optional<LeaseTerms> BeginLeaseWrite();
+  void EndLeaseWrite(bool durable);
 
   // --- factors ----------------------------------------------------------------------------------------------------
   // Whether a step that some rank has yet to finish is in second order, or a probe of first order is under way.
@@ -88,8 +88,8 @@ class CoordinatorSession {
   // What NeedsFactors says, with a version greater than any before, also before a restart.
   FactorHold MakeFactorHold(absl::Time now);
   // Steps in second order follow steps in first order that had none promised after them.
-  bool ReturnsToSecondOrder(const Promise& next) const;
-  // Instead of EndPromise: the shards cannot hold the factors. Tried again a lease's steps later.
+  bool ReturnsToSecondOrder(const LeaseTerms& next) const;
+  // Instead of EndLeaseWrite: the shards cannot hold the factors. Tried again a lease's steps later.
   void StayInFirstOrder();
 
   // --- snapshots --------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class CoordinatorSession {
 
   Directive directive() const;
   const FallbackDecision& decision() const { return decision_; }
-  Mode mode() const { return ModeAt(promise_.schedule, last_step_); }
+  Mode mode() const { return ModeAt(lease_.schedule, last_step_); }
   SessionRecord record() const;
   CoordinatorSessionSummary summary() const;
 
@@ -132,11 +132,11 @@ class CoordinatorSession {
   std::vector<PlacedLayers> placement_;
   Membership membership_;
   bool shards_told_ = false;
-  Promise promise_;                 // durable
-  std::optional<Promise> pending_;  // being written down
+  LeaseTerms lease_;                   // durable
+  std::optional<LeaseTerms> pending_;  // being written down
   bool move_in_doubt_ = false;
   bool in_doubt_ = false;         // a change of mode may or may not have been written
-  FallbackState fallback_;        // goes ahead of promise_.fallback
+  FallbackState fallback_;        // goes ahead of lease_.fallback
   FallbackDecision decision_;     // from fallback_
   uint64_t wanted_through_ = 0;   // that reports and joins ask for
   uint64_t granted_through_ = 0;  // to anybody, ever

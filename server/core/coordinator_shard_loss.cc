@@ -145,9 +145,9 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
   const std::string from = absl::StrJoin(lost_names, ",");
   // One that refuses what it was found to have room for is not asked for these layers again; each round has one less.
   std::vector<std::optional<ShardDescription>> candidates = shards;
-  std::vector<uint32_t> homeless = layers;
+  std::vector<uint32_t> unplaced = layers;
   for (bool first = true;; first = false) {
-    const absl::StatusOr<std::vector<PlacedLayers>> placement = MakeMove(session, homeless, candidates);
+    const absl::StatusOr<std::vector<PlacedLayers>> placement = MakeMove(session, unplaced, candidates);
     const absl::StatusOr<uint64_t> epoch = placement.ok() ? WriteMove(session, *placement) : placement.status();
     if (!epoch.ok()) {
       logger_.Log(Severity::kWarning,
@@ -156,7 +156,7 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
                   {{"session", name},
                    {"session_id", session.id()},
                    {"shard", from},
-                   {"layers", static_cast<uint64_t>(homeless.size())},
+                   {"layers", static_cast<uint64_t>(unplaced.size())},
                    {"reason", absl::string_view(epoch.status().message())}});
       return;
     }
@@ -166,8 +166,8 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
         {{"session", name},
          {"session_id", session.id()},
          {"shard", from},
-         {"layers", static_cast<uint64_t>(homeless.size())},
-         {"names", LayerNames(session.spec(), homeless)},
+         {"layers", static_cast<uint64_t>(unplaced.size())},
+         {"names", LayerNames(session.spec(), unplaced)},
          {"epoch", *epoch},
          {"reason", absl::StrCat("probes not answered for ", absl::FormatDuration(options_.shard_loss_timeout))}});
     std::optional<size_t> refused_by;
@@ -178,10 +178,10 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
     // One that does not answer is asked again, or lost in its turn.
     if (!refused_by.has_value() || absl::IsUnavailable(told) || !candidates[*refused_by].has_value()) return;
     candidates[*refused_by] = std::nullopt;
-    std::erase_if(homeless, [&](uint32_t layer) {
+    std::erase_if(unplaced, [&](uint32_t layer) {
       return !absl::c_binary_search(session.placement()[*refused_by].layers, layer);
     });
-    if (homeless.empty()) return;
+    if (unplaced.empty()) return;
   }
 }
 

@@ -33,7 +33,7 @@ class Observer {
   // From the time that an answer waits to be written to a stream until the transport has taken its last frame.
   virtual void OnReply(absl::Duration took) {}
   // A shard has a session of this job, or no longer. The removal of an old session may come after the installation of
-  // its namesake; each installation has one removal, later.
+  // a new one with its name; each installation has one removal, later.
   virtual void OnSessionInstalled(absl::string_view train_job) {}
   virtual void OnSessionRemoved(absl::string_view train_job) {}
   virtual void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) {}
@@ -62,7 +62,7 @@ class Observer {
   virtual void OnAdmission(bool admitted) {}
   virtual void OnQuarantinedSessions(int64_t sessions) {}
   // Ranks that the others have been waiting for, for longer than is normal; empty once they are not.
-  virtual void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
+  virtual void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) {}
   // A shard's log took a record of so many bytes, or failed; a session cannot come back from it, or can again.
   virtual void OnLogAppend(int64_t bytes, bool ok) {}
   virtual void OnLogStale(absl::string_view train_job, bool stale) {}

@@ -163,11 +163,11 @@ void SessionFactors::Release(uint64_t version) {
     held_ = false;
     letting_go_ = context_->shard->options.journal != nullptr;
   }
-  LetGo(version, /*reserved=*/true);
+  Evict(version, /*reserved=*/true);
 }
 
-void SessionFactors::LetGo(uint64_t version, bool reserved) {
-  auto leaving = std::make_shared<Leaving>();
+void SessionFactors::Evict(uint64_t version, bool reserved) {
+  auto leaving = std::make_shared<EvictionBatch>();
   leaving->reserved = reserved;
   {
     MutexLock lock(leaving->mu);
@@ -176,12 +176,12 @@ void SessionFactors::LetGo(uint64_t version, bool reserved) {
   }
   for (const std::shared_ptr<LayerDriver>& layer : layers_) {
     layer->ReleaseState(version, [self = shared_from_this(), layer, leaving](absl::StatusOr<std::string> state) {
-      self->HasLetGo(*layer, *leaving, std::move(state));
+      self->OnEvicted(*layer, *leaving, std::move(state));
     });
   }
 }
 
-void SessionFactors::HasLetGo(const LayerDriver& layer, Leaving& leaving, absl::StatusOr<std::string> state) {
+void SessionFactors::OnEvicted(const LayerDriver& layer, EvictionBatch& leaving, absl::StatusOr<std::string> state) {
   if (!state.ok() && !absl::IsNotFound(state.status())) {
     context_->shard->logger.Log(Severity::kError, "factors of a layer are lost",
                                 {{"session", context_->spec.name},
@@ -308,7 +308,7 @@ void SessionFactors::FinishReplay() {
       writing_ = kept;
     }
   }
-  if (leaves) return LetGo(version, reserved);
+  if (leaves) return Evict(version, reserved);
   Settle();
 }
 

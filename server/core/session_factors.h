@@ -64,7 +64,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
 
  private:
   // What the layers let go of, as it comes.
-  struct Leaving {
+  struct EvictionBatch {
     bool reserved = true;  // their memory is
     Mutex mu;
     ReleasedFactors factors ABSL_GUARDED_BY(mu);
@@ -80,8 +80,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   absl::StatusOr<std::vector<Returned>> MakeStates() const;
   // Has the layers take them, and tells.
   void Give(std::vector<Returned> states) const;
-  void LetGo(uint64_t version, bool reserved);
-  void HasLetGo(const LayerDriver& layer, Leaving& leaving, absl::StatusOr<std::string> state);
+  void Evict(uint64_t version, bool reserved);
+  void OnEvicted(const LayerDriver& layer, EvictionBatch& leaving, absl::StatusOr<std::string> state);
   // The last layer has let go.
   void Keep(ReleasedFactors factors, bool reserved);
   void FinishRelease();

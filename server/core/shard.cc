@@ -178,7 +178,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
   PRECONDOR_RETURN_IF_ERROR(CheckNotAside(install.session_id));
   PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(install.spec, context_->options.make_method));
   // In a replay there are none: who has gone says so in a record of its own.
-  if (record) PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(install));
+  if (record) PRECONDOR_RETURN_IF_ERROR(ReplaceSameNameSession(install));
   PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(install.spec.name));
   PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room,
                              MakeRoom(install, methods, nullptr, !install.factors_released, context_->memory.none()));
@@ -217,7 +217,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
   return room.bytes.total();
 }
 
-absl::Status Shard::ReplaceNamesake(const SessionInstall& install) {
+absl::Status Shard::ReplaceSameNameSession(const SessionInstall& install) {
   uint64_t older = 0;
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) {
     if (session->spec().name != install.spec.name || session->id() == install.session_id) continue;
@@ -447,10 +447,10 @@ size_t Shard::CountLostDevices() {
   return count;
 }
 
-void Shard::NameLaggards() {
+void Shard::ReportStragglers() {
   if (context_->options.slow_worker == absl::InfiniteDuration()) return;
   const absl::Time since = context_->clock.Now() - context_->options.slow_worker;
-  for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->NameLaggards(since);
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->ReportStragglers(since);
 }
 
 // --- inspection -----------------------------------------------------------------------------------------------------

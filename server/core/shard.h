@@ -66,7 +66,7 @@ struct ShardOptions {
   std::function<void()> trim_memory;
   absl::Duration quarantine_time = absl::InfiniteDuration();  // after which sessions there are deleted
   bool device_plane = false;                                  // gradients may come in memory of the backend's device
-  // Workers that a step has been waiting for so long are named by NameLaggards.
+  // Workers that a step has been waiting for so long are named by ReportStragglers.
   absl::Duration slow_worker = absl::InfiniteDuration();
 };
 
@@ -167,7 +167,7 @@ class Shard final : public ShardControl {
   // Writes sessions down as quarantined whose work has ended, and deletes those whose time is over. The same.
   void SettleQuarantine();
   // Logs and reports which workers hold the others up, when that has changed. The same.
-  void NameLaggards();
+  void ReportStragglers();
   // Devices that faults have ended the use of; of each, observer and log hear once. Layers on one are answered IDENTITY
   // or with errors. A server calls it every now and then.
   size_t CountLostDevices();
@@ -271,7 +271,7 @@ class Shard final : public ShardControl {
   void GiveUp(uint64_t session_id, const absl::Status& why);
   void LeaveAlone(uint64_t session_id, const absl::Status& why);
   void ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerDriver&)> apply);
-  absl::Status ReplaceNamesake(const SessionInstall& install);
+  absl::Status ReplaceSameNameSession(const SessionInstall& install);
   absl::Status CheckNotDraining(absl::string_view name) const;
 
   const std::shared_ptr<ShardContext> context_;

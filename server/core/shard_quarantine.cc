@@ -146,7 +146,7 @@ absl::Status Shard::ReturnClaimed(uint64_t session_id) {
   for (const QuarantinedSession& session : journal->ListQuarantined()) {
     if (session.install.session_id != session_id) continue;
     PRECONDOR_RETURN_IF_ERROR(CheckNotDraining(session.install.spec.name));
-    PRECONDOR_RETURN_IF_ERROR(ReplaceNamesake(session.install));
+    PRECONDOR_RETURN_IF_ERROR(ReplaceSameNameSession(session.install));
   }
   return journal->Return(session_id, *this);
 }

@@ -362,15 +362,15 @@ void ShardSession::SealOverdue(absl::Time now) {
   for (uint32_t layer : owned_) layers_[layer]->SealOverdue(now);
 }
 
-void ShardSession::NameLaggards(absl::Time since) {
+void ShardSession::ReportStragglers(absl::Time since) {
   Stragglers now;
   for (uint32_t layer : owned_) layers_[layer]->AddStragglers(since, now);
   {
     MutexLock lock(mu_);
-    if (now.ranks == laggards_) return;
-    laggards_ = now.ranks;
+    if (now.ranks == stragglers_) return;
+    stragglers_ = now.ranks;
   }
-  context_->shard->observer.OnLaggards(spec().name, {now.ranks.begin(), now.ranks.end()});
+  context_->shard->observer.OnStragglers(spec().name, {now.ranks.begin(), now.ranks.end()});
   if (now.ranks.empty()) {
     context_->shard->logger.Log(Severity::kInfo, "no worker holds the others up any more", {{"session", spec().name}});
     return;

@@ -65,7 +65,7 @@ class ShardSession {
   void Close(const absl::Status& why);
   void SealOverdue(absl::Time now);
   // Logs and reports whom a step has been waiting for since before `since`, when that has changed.
-  void NameLaggards(absl::Time since);
+  void ReportStragglers(absl::Time since);
 
   // See Shard::RequestSnapshot.
   absl::Status RequestSnapshot(uint64_t step);
@@ -109,7 +109,7 @@ class ShardSession {
 
   mutable Mutex mu_;
   std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mu_);
-  std::set<uint32_t> laggards_ ABSL_GUARDED_BY(mu_);  // as last reported
+  std::set<uint32_t> stragglers_ ABSL_GUARDED_BY(mu_);  // as last reported
 };
 
 }  // namespace precondor

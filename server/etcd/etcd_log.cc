@@ -136,7 +136,7 @@ std::vector<etcdserverpb::RequestOp> EtcdLog::Operations(const CoordinatorRecord
   }
   if (kind == store::kCloseRecord || kind == store::kSessionRecord) {
     operations.push_back(Delete(session + KindName(store::kMembershipRecord)));
-    operations.push_back(Delete(session + KindName(store::kPromiseRecord)));
+    operations.push_back(Delete(session + KindName(store::kLeaseRecord)));
   }
   return operations;
 }

@@ -500,7 +500,7 @@ void MetricsObserver::OnFactorsReturned(absl::string_view train_job, int64_t kep
 void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
   impl_->plain(kCoordinatorSessions).Set(static_cast<double>(sessions));
 }
-void MetricsObserver::OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) {
+void MetricsObserver::OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
     job.lagging_workers->Set(static_cast<double>(ranks.size()));
     job.lagging_rank->Set(ranks.empty() ? -1.0 : static_cast<double>(ranks.front()));

@@ -71,7 +71,7 @@ class MetricsObserver final : public Observer {
   void OnSnapshot(absl::string_view train_job, bool ok) override;
   void OnFactorsKept(absl::string_view train_job, bool ok) override;
   void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) override;
-  void OnLaggards(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
+  void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
   void OnSessionOpened(absl::string_view train_job) override;
   void OnSessionClosed(absl::string_view train_job) override;
   void OnCoordinatorSessions(int64_t sessions) override;

@@ -170,11 +170,11 @@ grpc::ServerUnaryReactor* PreconditionService::JoinPlane(grpc::CallbackServerCon
                                  .rank = request->rank(),
                                  .incarnation = request->incarnation()};
     if (!request->declined().empty()) return planes_.Decline(key, request->declined());
-    PRECONDOR_ASSIGN_OR_RETURN(const PlaneInvitation invitation, planes_.Join(key));
-    response->set_transport(invitation.transport);
-    response->set_unique_id(invitation.unique_id);
-    response->set_timeout_ms(absl::ToInt64Milliseconds(invitation.timeout));
-    for (const std::vector<uint32_t>& layers : invitation.buckets) {
+    PRECONDOR_ASSIGN_OR_RETURN(const RendezvousInfo rendezvous_info, planes_.Join(key));
+    response->set_transport(rendezvous_info.transport);
+    response->set_unique_id(rendezvous_info.unique_id);
+    response->set_timeout_ms(absl::ToInt64Milliseconds(rendezvous_info.timeout));
+    for (const std::vector<uint32_t>& layers : rendezvous_info.buckets) {
       response->add_buckets()->mutable_layers()->Add(layers.begin(), layers.end());
     }
     return absl::OkStatus();

@@ -4,7 +4,7 @@
 
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard.h"
-#include "server/plane/shard_planes.h"
+#include "server/plane/collective_registry.h"
 #include "server/rpc/device_rings.h"
 #include "server/rpc/unary.h"
 
@@ -19,7 +19,7 @@ class PreconditionService final
   // `memory_id` is what the first streams begin with: another one for every process that comes back from a disk, 0
   // without one. Later ones add Shard::memory_generation.
   // `rings`: for streams of this host; null: none.
-  PreconditionService(Shard& shard, ShardPlanes& planes, uint64_t credit_bytes, uint64_t memory_id,
+  PreconditionService(Shard& shard, CollectiveRegistry& planes, uint64_t credit_bytes, uint64_t memory_id,
                       ControlRunner& runner, Observer& observer, DeviceRings* rings)
       : shard_(shard),
         planes_(planes),
@@ -37,7 +37,7 @@ class PreconditionService final
 
  private:
   Shard& shard_;
-  ShardPlanes& planes_;
+  CollectiveRegistry& planes_;
   const uint64_t credit_bytes_;
   const uint64_t memory_id_;
   ControlRunner& runner_;

@@ -25,15 +25,15 @@ auto Fields(store::Is<Membership> auto& value) {
   return std::tie(epoch, went_back_epoch, resume_step, incarnations, first_steps, last_holders);
 }
 
-auto Fields(store::Is<Promise> auto& value) {
+auto Fields(store::Is<LeaseTerms> auto& value) {
   auto& [durable_through, schedule, fallback] = value;
   return std::tie(durable_through, schedule, fallback);
 }
 
 auto Fields(store::Is<SessionRecord> auto& value) {
-  auto& [session_id, spec, placement, membership, promise] = value;
+  auto& [session_id, spec, placement, membership, lease] = value;
   return std::tuple_cat(
-      std::tie(session_id, spec, placement, membership, promise, spec.on_shard_loss, spec.layer_methods),
+      std::tie(session_id, spec, placement, membership, lease, spec.on_shard_loss, spec.layer_methods),
       std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}), std::tie(spec.data_plane));
 }
 
@@ -42,9 +42,9 @@ auto Fields(store::Is<MembershipRecord> auto& value) {
   return std::tie(session_id, membership);
 }
 
-auto Fields(store::Is<PromiseRecord> auto& value) {
-  auto& [session_id, promise] = value;
-  return std::tie(session_id, promise);
+auto Fields(store::Is<LeaseRecord> auto& value) {
+  auto& [session_id, lease] = value;
+  return std::tie(session_id, lease);
 }
 
 auto Fields(store::Is<CloseRecord> auto& value) {
@@ -124,7 +124,7 @@ template <uint8_t kKind, typename Record>
 constexpr bool IsKind = std::is_same_v<std::variant_alternative_t<kKind - 1, CoordinatorRecord>, Record>;
 static_assert(std::variant_size_v<CoordinatorRecord> == 7);
 static_assert(IsKind<kSessionRecord, SessionRecord> && IsKind<kMembershipRecord, MembershipRecord> &&
-              IsKind<kPromiseRecord, PromiseRecord> && IsKind<kCloseRecord, CloseRecord> &&
+              IsKind<kLeaseRecord, LeaseRecord> && IsKind<kCloseRecord, CloseRecord> &&
               IsKind<kSnapshotsRecord, SnapshotsRecord> && IsKind<kClosingRecord, ClosingRecord> &&
               IsKind<kLeadRecord, LeadRecord>);
 
@@ -153,8 +153,8 @@ absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::st
       return DecodeAs<SessionRecord>(bytes);
     case kMembershipRecord:
       return DecodeAs<MembershipRecord>(bytes);
-    case kPromiseRecord:
-      return DecodeAs<PromiseRecord>(bytes);
+    case kLeaseRecord:
+      return DecodeAs<LeaseRecord>(bytes);
     case kCloseRecord:
       return DecodeAs<CloseRecord>(bytes);
     case kSnapshotsRecord:

@@ -15,7 +15,7 @@ namespace precondor::store {
 // Stable numbers of the kinds; 1 + the index in CoordinatorRecord.
 inline constexpr uint8_t kSessionRecord = 1;
 inline constexpr uint8_t kMembershipRecord = 2;
-inline constexpr uint8_t kPromiseRecord = 3;
+inline constexpr uint8_t kLeaseRecord = 3;
 inline constexpr uint8_t kCloseRecord = 4;
 inline constexpr uint8_t kSnapshotsRecord = 5;
 inline constexpr uint8_t kClosingRecord = 6;

@@ -36,9 +36,9 @@ int main(int argc, char** argv) {
     words >> command >> session >> step;
     absl::Status status = election.Check();
     if (command == "append") {
-      precondor::PromiseRecord record;
+      precondor::LeaseRecord record;
       record.session_id = session;
-      record.promise.durable_through = step;
+      record.lease.durable_through = step;
       status = opened->journal->Append(record);
     }
     std::cout << absl::StatusCodeToString(status.code()) << std::endl;

@@ -121,14 +121,14 @@ TEST_F(EtcdTest, TheNextLeaderFindsTheLastRecordOfEachKind) {
     const auto log = OpenLog(*first);
     ASSERT_EQ(log.records.size(), 0u);
     MembershipRecord membership = {7, SampleMembership()};
-    PromiseRecord promise = {7, SamplePromise()};
+    LeaseRecord lease = {7, SampleLease()};
     for (const CoordinatorRecord& record :
          {CoordinatorRecord(SampleSession(7)), CoordinatorRecord(SampleSession(8, "other")),
-          CoordinatorRecord(membership), CoordinatorRecord(promise)}) {
+          CoordinatorRecord(membership), CoordinatorRecord(lease)}) {
       ASSERT_TRUE(log.journal->Append(record).ok());
     }
-    promise.promise.durable_through = 500;
-    ASSERT_TRUE(log.journal->Append(promise).ok());
+    lease.lease.durable_through = 500;
+    ASSERT_TRUE(log.journal->Append(lease).ok());
     ASSERT_TRUE(log.journal->Append(CloseRecord{8}).ok());
     EXPECT_FALSE(log.journal->wants_compaction());
   }
@@ -138,9 +138,9 @@ TEST_F(EtcdTest, TheNextLeaderFindsTheLastRecordOfEachKind) {
   ASSERT_EQ(log.records.size(), 3u);
   EXPECT_TRUE(Same(log.records[0], SampleSession(7)));
   EXPECT_TRUE(Same(log.records[1], MembershipRecord{7, SampleMembership()}));
-  PromiseRecord promise = {7, SamplePromise()};
-  promise.promise.durable_through = 500;
-  EXPECT_TRUE(Same(log.records[2], promise));
+  LeaseRecord lease = {7, SampleLease()};
+  lease.lease.durable_through = 500;
+  EXPECT_TRUE(Same(log.records[2], lease));
 }
 
 TEST_F(EtcdTest, ManySessionsComeBackInPages) {
@@ -272,9 +272,9 @@ TEST_F(EtcdTest, AStoppedLeaderIsReplacedAndItsLaterWriteRefused) {
   request.set_key("/precondor/coordinator/session/00000000000000000005/3");
   const auto found = client_->Range(request);
   ASSERT_TRUE(found.ok() && found->kvs_size() == 1);
-  const auto record = store::DecodeCoordinatorRecord(store::kPromiseRecord, found->kvs(0).value());
+  const auto record = store::DecodeCoordinatorRecord(store::kLeaseRecord, found->kvs(0).value());
   ASSERT_TRUE(record.ok()) << record.status();
-  EXPECT_EQ(std::get<PromiseRecord>(*record).promise.durable_through, 200u);
+  EXPECT_EQ(std::get<LeaseRecord>(*record).lease.durable_through, 200u);
 }
 
 TEST_F(EtcdTest, ALeaderThatCannotReachEtcdStopsLeadingAndSaysSoOnce) {

@@ -92,7 +92,7 @@ void DrawShardLoss(Random& random, Scenario& scenario) {
 // Both, then: what a shard had gathered, and the rank that would send it again. Not a trainer that goes back as well:
 // how far the job was is among what the shard may lose. Nor staleness: there an answer does not show that its step's
 // statistics are in the log.
-void DrawMeetings(Random& random, Scenario& scenario) {
+void DrawRendezvous(Random& random, Scenario& scenario) {
   using Loses = FaultKind::Loses;
   std::vector<PlannedFault>& faults = scenario.faults;
   const auto goes_back = [](const FaultKind& kind) { return std::string(kind.name) == "roll_back_rank"; };
@@ -139,7 +139,7 @@ Scenario MakeScenario(uint64_t seed, PlantedBug bug, size_t kinds) {
   // Down to where payloads wait for each other's acknowledgements.
   scenario.credit_bytes = random.Chance(0.5) ? 1 << 20 : static_cast<uint64_t>(random.Between(1, 100));
   if (kinds > FaultKinds().size()) DrawShardLoss(random, scenario);
-  if (kinds > FaultKinds().size() + 1) DrawMeetings(random, scenario);
+  if (kinds > FaultKinds().size() + 1) DrawRendezvous(random, scenario);
   if (kinds > FaultKinds().size() + 2) DrawWorkersWithFactors(random, scenario);
   std::stable_sort(scenario.faults.begin(), scenario.faults.end(),
                    [](const PlannedFault& x, const PlannedFault& y) { return x.at_us < y.at_us; });

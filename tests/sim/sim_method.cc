@@ -11,7 +11,7 @@
 namespace precondor::sim {
 namespace {
 
-uint64_t Fold(uint64_t digest, const std::vector<float>& values) {
+uint64_t Accumulate(uint64_t digest, const std::vector<float>& values) {
   digest = Mix(digest ^ values.size());
   for (const float value : values) {
     uint32_t bits = 0;
@@ -79,7 +79,7 @@ absl::StatusOr<MethodState> DecodeState(absl::string_view bytes) {
 }
 
 MethodState After(const MethodState& before, const Stacked& update) {
-  return {.version = before.version + 1, .digest = Fold(Fold(before.digest, update.a), update.g)};
+  return {.version = before.version + 1, .digest = Accumulate(Accumulate(before.digest, update.a), update.g)};
 }
 
 double GainOf(const MethodState& state) { return static_cast<double>(1 + state.digest % 255); }

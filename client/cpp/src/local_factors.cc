@@ -110,21 +110,21 @@ void LocalFactors::Wake(int64_t index) {
   changed_.notify_one();
 }
 
-// --- what is handed out -------------------------------------------------------------------------------------------
+// --- what is received out -------------------------------------------------------------------------------------------
 
 std::shared_ptr<AnswerSink> LocalFactors::MakeSink(int64_t layer, const std::string& what,
-                                                   HandedFactorsSink::Done done) const {
+                                                   FactorUpdateSink::Done done) const {
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
-  HandedFactorsSink::Limits limits;
+  FactorUpdateSink::Limits limits;
   limits.dims = {shape.d_in, shape.d_out};
   limits.most_rows = spec_.exchange == ExchangeMode::kReplay ? VectorsPerStep(spec_, layer) : 0;
   limits.most_bytes = methods_.of(layer).SavedBytes(shape);
-  return std::make_shared<HandedFactorsSink>(what, limits, std::move(done));
+  return std::make_shared<FactorUpdateSink>(what, limits, std::move(done));
 }
 
 void LocalFactors::StartFetch(int64_t layer) {
   fetch_(layer, MakeSink(layer, absl::StrCat(Describe(layer), ": factors"),
-                         [this, layer](absl::StatusOr<HandedFactors> fetched) {
+                         [this, layer](absl::StatusOr<FactorUpdate> fetched) {
                            MutexLock lock(mu_);
                            layers_[static_cast<size_t>(layer)].fetched = std::move(fetched);
                            Wake(layer);
@@ -159,10 +159,11 @@ std::shared_ptr<AnswerSink> LocalFactors::Expect(int64_t layer, uint64_t step) {
     expecting.failure.reset();
   }
   return MakeSink(layer, absl::StrCat(Describe(layer), " step ", step, ": update"),
-                  [this, layer, step](absl::StatusOr<HandedFactors> handed) {
+                  [this, layer, step](absl::StatusOr<FactorUpdate> received) {
                     MutexLock lock(mu_);
                     Layer& expecting = layers_[static_cast<size_t>(layer)];
-                    if (expecting.open.contains(step)) expecting.handed.insert({step, {.factors = std::move(handed)}});
+                    if (expecting.open.contains(step))
+                      expecting.received.insert({step, {.factors = std::move(received)}});
                     Wake(layer);
                   });
 }
@@ -170,7 +171,7 @@ std::shared_ptr<AnswerSink> LocalFactors::Expect(int64_t layer, uint64_t step) {
 void LocalFactors::Forget(int64_t layer, uint64_t step) {
   MutexLock lock(mu_);
   layers_[static_cast<size_t>(layer)].open.erase(step);
-  layers_[static_cast<size_t>(layer)].handed.erase(step);
+  layers_[static_cast<size_t>(layer)].received.erase(step);
   Wake(layer);
 }
 
@@ -269,8 +270,8 @@ bool LocalFactors::Work() {
 }
 
 bool LocalFactors::WorkOn(int64_t index) {
-  std::optional<absl::StatusOr<HandedFactors>> fetched;
-  std::optional<std::pair<uint64_t, Handed>> handed;
+  std::optional<absl::StatusOr<FactorUpdate>> fetched;
+  std::optional<std::pair<uint64_t, ReceivedUpdate>> received;
   std::optional<Request> request;
   bool renew = false;
   {
@@ -284,9 +285,9 @@ bool LocalFactors::WorkOn(int64_t index) {
     } else if (due && (layer.open.empty() || layer.requests.front().step < *layer.open.begin())) {
       request = std::move(layer.requests.front());
       layer.requests.pop_front();
-    } else if (told && !layer.handed.empty() && layer.handed.begin()->first == *layer.open.begin()) {
-      auto first = layer.handed.extract(layer.handed.begin());
-      handed.emplace(first.key(), std::move(first.mapped()));
+    } else if (told && !layer.received.empty() && layer.received.begin()->first == *layer.open.begin()) {
+      auto first = layer.received.extract(layer.received.begin());
+      received.emplace(first.key(), std::move(first.mapped()));
     } else if (known && (layer.release || layer.renew_from.has_value()) && !due && !told) {
       renew = layer.renew_from.has_value();
       layer.standing = renew ? Standing::kFetching : Standing::kUnknown;
@@ -301,8 +302,8 @@ bool LocalFactors::WorkOn(int64_t index) {
   }
   if (fetched.has_value()) {
     TakeFetched(index, *std::move(fetched));
-  } else if (handed.has_value()) {
-    TakeHanded(index, handed->first, std::move(handed->second));
+  } else if (received.has_value()) {
+    TakeUpdate(index, received->first, std::move(received->second));
   } else if (request.has_value()) {
     absl::StatusOr<Preconditioned> answer = Compute(index, *request);
     answer.ok() ? request->answer->Complete(*std::move(answer)) : request->answer->Fail(answer.status());
@@ -313,7 +314,7 @@ bool LocalFactors::WorkOn(int64_t index) {
   return true;
 }
 
-void LocalFactors::TakeFetched(int64_t index, absl::StatusOr<HandedFactors> fetched) {
+void LocalFactors::TakeFetched(int64_t index, absl::StatusOr<FactorUpdate> fetched) {
   absl::Status status = fetched.status();
   if (status.ok() && fetched->decision == Decision::kIdentity) {
     states_[static_cast<size_t>(index)] = nullptr;
@@ -327,17 +328,17 @@ void LocalFactors::TakeFetched(int64_t index, absl::StatusOr<HandedFactors> fetc
   layers_[static_cast<size_t>(index)].version = state == nullptr ? 0 : state->version();
 }
 
-void LocalFactors::TakeHanded(int64_t index, uint64_t step, Handed handed) {
+void LocalFactors::TakeUpdate(int64_t index, uint64_t step, ReceivedUpdate received) {
   absl::Status why;
-  const Verdict verdict = Apply(index, handed, why);
+  const Verdict verdict = Apply(index, received, why);
   const LayerState* const state = states_[static_cast<size_t>(index)].get();
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
     layer.version = state == nullptr ? 0 : state->version();
     if (verdict == Verdict::kFetch) {
-      handed.fetched_since = true;
-      layer.handed.insert({step, std::move(handed)});
+      received.fetched_since = true;
+      layer.received.insert({step, std::move(received)});
       layer.standing = Standing::kFetching;
     } else {
       layer.open.erase(step);
@@ -348,14 +349,14 @@ void LocalFactors::TakeHanded(int64_t index, uint64_t step, Handed handed) {
   if (verdict == Verdict::kFailed) GiveUp(index, step, why);
 }
 
-LocalFactors::Verdict LocalFactors::Apply(int64_t index, const Handed& handed, absl::Status& why) {
-  if (!handed.factors.ok()) {
-    if (handed.fetched_since) return Verdict::kOver;
-    why = handed.factors.status();
+LocalFactors::Verdict LocalFactors::Apply(int64_t index, const ReceivedUpdate& received, absl::Status& why) {
+  if (!received.factors.ok()) {
+    if (received.fetched_since) return Verdict::kOver;
+    why = received.factors.status();
     // Of a step that is over: what it would have told is in the factors that the shard has.
     return GetErrorReason(why) == ErrorReason::kStaleStep ? Verdict::kFetch : Verdict::kFailed;
   }
-  const HandedFactors& factors = *handed.factors;
+  const FactorUpdate& factors = *received.factors;
   const LayerState* const state = states_[static_cast<size_t>(index)].get();
   const uint64_t version = state == nullptr ? 0 : state->version();
   if (factors.factor_version == version) return Verdict::kOver;
@@ -369,7 +370,7 @@ LocalFactors::Verdict LocalFactors::Apply(int64_t index, const Handed& handed, a
     }
     if (why.ok()) return Verdict::kOver;
   }
-  if (!handed.fetched_since) return Verdict::kFetch;
+  if (!received.fetched_since) return Verdict::kFetch;
   why = absl::FailedPreconditionError(absl::StrCat(
       Describe(index), ": the step's factors are of version ", factors.factor_version, ", those fetched of version ",
       version, ", which nothing leads from to it: go back to a checkpoint with all ranks, and join again"));
@@ -385,9 +386,9 @@ absl::Status LocalFactors::LoadState(int64_t index, const std::string& bytes) {
   return state->Load(bytes);
 }
 
-absl::Status LocalFactors::Replay(int64_t index, const HandedFactors& handed) {
+absl::Status LocalFactors::Replay(int64_t index, const FactorUpdate& received) {
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(index)];
-  const auto* next = reinterpret_cast<const uint8_t*>(handed.bytes.data());
+  const auto* next = reinterpret_cast<const uint8_t*>(received.bytes.data());
   const auto upload = [&](int64_t rows, int64_t d) -> absl::StatusOr<DeviceMatrix> {
     std::vector<float> host(static_cast<size_t>(rows * d));
     DecodeElements(DType::kF32, next, 1.0f, absl::MakeSpan(host));
@@ -396,8 +397,8 @@ absl::Status LocalFactors::Replay(int64_t index, const HandedFactors& handed) {
     PRECONDOR_RETURN_IF_ERROR(backend_->Upload(ConstMatrixView(host.data(), rows, d), vectors.view()));
     return vectors;
   };
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix a, upload(handed.rows[0], shape.d_in));
-  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix g, upload(handed.rows[1], shape.d_out));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix a, upload(received.rows[0], shape.d_in));
+  PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix g, upload(received.rows[1], shape.d_out));
   return states_[static_cast<size_t>(index)]->Update({.a = a.view(), .g = g.view()});
 }
 

@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/answer_sink.h"
-#include "client/cpp/src/handed_factors.h"
+#include "client/cpp/src/factor_update.h"
 #include "client/cpp/src/result_state.h"
 #include "kernels/backend.h"
 #include "kernels/base/mutex.h"
@@ -30,7 +30,8 @@
 namespace precondor {
 
 // Thread-safe. Invariants:
-// - A layer's factors are of version v exactly when its shard's were after the same statistic steps: what is handed out
+// - A layer's factors are of version v exactly when its shard's were after the same statistic steps: what is received
+// out
 //   for version v + 1 is applied to v alone. Whoever finds itself at another version, or does not know, fetches.
 // - A gradient of step t is preconditioned when the layer's statistic steps up to t are over, and not before.
 // - A layer is worked on by one thread at a time. Lock order: mu_ is a leaf; hooks and arithmetic happen without it.
@@ -83,16 +84,16 @@ class LocalFactors {
     MatrixView out;
     std::shared_ptr<PreconditionFuture::State> answer;
   };
-  struct Handed {
-    absl::StatusOr<HandedFactors> factors;
+  struct ReceivedUpdate {
+    absl::StatusOr<FactorUpdate> factors;
     bool fetched_since = false;  // because of it
   };
   struct Layer {
     Standing standing = Standing::kUnknown;
     std::optional<uint64_t> last_expected;
-    std::set<uint64_t> open;            // steps whose PULL is not over
-    std::map<uint64_t, Handed> handed;  // of those, what has come
-    std::optional<absl::StatusOr<HandedFactors>> fetched;
+    std::set<uint64_t> open;                      // steps whose PULL is not over
+    std::map<uint64_t, ReceivedUpdate> received;  // of those, what has come
+    std::optional<absl::StatusOr<FactorUpdate>> fetched;
     std::deque<Request> requests;
     uint64_t since = 0;  // of the last Need
     bool release = false;
@@ -104,12 +105,12 @@ class LocalFactors {
     bool busy = false;    // a thread works on it, or reads it
     bool queued = false;  // in ready_
   };
-  // What comes of something handed out.
+  // What comes of something received out.
   enum class Verdict : uint8_t { kOver, kFetch, kFailed };
 
   LocalFactors(SessionSpec spec, std::string what, Fetch fetch, MethodSet methods, std::unique_ptr<Backend> backend);
   std::string Describe(int64_t layer) const;
-  std::shared_ptr<AnswerSink> MakeSink(int64_t layer, const std::string& what, HandedFactorsSink::Done done) const;
+  std::shared_ptr<AnswerSink> MakeSink(int64_t layer, const std::string& what, FactorUpdateSink::Done done) const;
   void StartFetch(int64_t layer);
   absl::Status CheckStep(const Layer& layer, int64_t index, uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Wake(int64_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -117,11 +118,11 @@ class LocalFactors {
   void Loop();
   // One piece of work on the layer; false when there is none now.
   bool WorkOn(int64_t index);
-  void TakeFetched(int64_t index, absl::StatusOr<HandedFactors> fetched);
-  void TakeHanded(int64_t index, uint64_t step, Handed handed);
-  Verdict Apply(int64_t index, const Handed& handed, absl::Status& why);
+  void TakeFetched(int64_t index, absl::StatusOr<FactorUpdate> fetched);
+  void TakeUpdate(int64_t index, uint64_t step, ReceivedUpdate received);
+  Verdict Apply(int64_t index, const ReceivedUpdate& received, absl::Status& why);
   absl::Status LoadState(int64_t index, const std::string& bytes);
-  absl::Status Replay(int64_t index, const HandedFactors& handed);
+  absl::Status Replay(int64_t index, const FactorUpdate& received);
   static bool WaitsForRenewal(const Layer& layer, uint64_t step) {
     return layer.renew_from.has_value() && step >= *layer.renew_from;
   }

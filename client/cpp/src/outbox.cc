@@ -34,7 +34,7 @@ Recovery RecoveryFor(const absl::Status& refusal) {
 
 absl::Status Outbox::Add(Item item, bool elsewhere) {
   const ContributionId id = item->id;
-  if (const Entry* old = FindEntry(id); old != nullptr && old->needless) Erase(by_id_.at(id));
+  if (const Entry* old = FindEntry(id); old != nullptr && old->already_answered) Erase(by_id_.at(id));
   PRECONDOR_RETURN_IF_ERROR(AddAt(next_sequence_, std::move(item)));
   kept_.OnSubmit(id);
   working_on_ = id.step;
@@ -43,14 +43,14 @@ absl::Status Outbox::Add(Item item, bool elsewhere) {
   if (last != answered_.end() && id.step <= last->second.step) {
     answered_.erase(last);
   }
-  if (elsewhere) Move(next_sequence_, entries_.at(next_sequence_), State::kElsewhere);
+  if (elsewhere) Move(next_sequence_, entries_.at(next_sequence_), State::kOnCollective);
   ++next_sequence_;
   return absl::OkStatus();
 }
 
 void Outbox::ToStream(const ContributionId& id) {
   Entry* entry = FindEntry(id);
-  if (entry != nullptr && entry->state == State::kElsewhere) Move(by_id_.at(id), *entry, State::kQueued);
+  if (entry != nullptr && entry->state == State::kOnCollective) Move(by_id_.at(id), *entry, State::kQueued);
 }
 
 absl::Status Outbox::AddAt(Sequence sequence, Item item) {
@@ -122,7 +122,7 @@ void Outbox::DropBefore(uint64_t step) {
   std::vector<Sequence> unneeded;
   for (const auto& [sequence, entry] : entries_) {
     const ContributionId& id = entry.item->id;
-    if (entry.needless && id.step < step && id.kind != v1::FRAME_KIND_RESUME) unneeded.push_back(sequence);
+    if (entry.already_answered && id.step < step && id.kind != v1::FRAME_KIND_RESUME) unneeded.push_back(sequence);
   }
   for (const Sequence sequence : unneeded) Erase(sequence);
 }
@@ -147,7 +147,7 @@ void Outbox::LetGoBefore(uint64_t step) {
 void Outbox::StopStream() {
   open_ = false;
   for (auto& [sequence, entry] : entries_) {
-    if (entry.state == State::kElsewhere) continue;
+    if (entry.state == State::kOnCollective) continue;
     if (entry.state == State::kSent || entry.state == State::kAcknowledged) entry.sent_before = true;
     if (entry.state != State::kQueued) Move(sequence, entry, State::kQueued);
   }
@@ -167,13 +167,13 @@ void Outbox::SendResume(uint32_t layer) {
   const Sequence sequence = first_sequence_ - 1;
   if (!AddAt(sequence, std::move(resume)).ok()) return;  // on its way
   first_sequence_ = sequence;
-  entries_.at(sequence).needless = true;
+  entries_.at(sequence).already_answered = true;
 }
 
 void Outbox::SendAgain(Sequence sequence, const Item& item) {
   if (!AddAt(sequence, item).ok()) return;  // under way as it is
   Entry& entry = entries_.at(sequence);
-  entry.sent_before = entry.acknowledged_before = entry.needless = true;
+  entry.sent_before = entry.acknowledged_before = entry.already_answered = true;
 }
 
 Outbox::Item Outbox::Kept(const Contribution& item) {
@@ -205,7 +205,7 @@ Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
   Entry& entry = entries_.at(found->second);
   if (entry.state != State::kSent) return nullptr;
   // Whoever has had the answer wants no other.
-  if (entry.needless) return Erase(found->second);
+  if (entry.already_answered) return Erase(found->second);
   if (HasResult(id.kind)) {
     Move(found->second, entry, State::kAcknowledged);
     return entry.item;
@@ -322,7 +322,7 @@ Recovery Outbox::RecoveryOf(const absl::Status& refusal, absl::Time now) const {
 bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) const {
   const Entry* entry = FindEntry(id);
   if (entry == nullptr) return false;
-  if (entry->needless) return true;
+  if (entry->already_answered) return true;
   if (id.kind != v1::FRAME_KIND_STATISTICS) return false;
   const bool over = GetErrorReason(refusal) == ErrorReason::kStaleStep;
   return entry->acknowledged_before || (over && entry->sent_before);
@@ -366,7 +366,7 @@ void Outbox::Adopt(Moved&& moved) {
     Entry& added = entries_.at(sequence + shift);
     added.sent_before = entry.sent_before;
     added.acknowledged_before = entry.acknowledged_before;
-    added.needless = entry.needless;
+    added.already_answered = entry.already_answered;
   }
   for (auto& [sequence, taken] : moved.kept) {
     const Item item = taken.item;
@@ -389,7 +389,7 @@ std::optional<uint64_t> Outbox::answered_through() const {
 std::vector<Outbox::Item> Outbox::Items() const {
   std::vector<Item> items;
   for (const auto& [sequence, entry] : entries_) {
-    if (entry.state != State::kElsewhere) items.push_back(entry.item);
+    if (entry.state != State::kOnCollective) items.push_back(entry.item);
   }
   return items;
 }

@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/contribution.h"
-#include "client/cpp/src/keepsakes.h"
+#include "client/cpp/src/retransmit_buffer.h"
 #include "proto/wire/tensor_codec.h"
 
 namespace precondor {
@@ -124,7 +124,7 @@ class Outbox {
   bool empty() const { return entries_.empty(); }
 
  private:
-  enum class State : uint8_t { kQueued, kSending, kSent, kParked, kAcknowledged, kElsewhere };
+  enum class State : uint8_t { kQueued, kSending, kSent, kParked, kAcknowledged, kOnCollective };
   struct Entry {
     Item item;
     State state = State::kQueued;
@@ -132,7 +132,7 @@ class Outbox {
     absl::Time not_before = absl::InfinitePast();
     bool sent_before = false;          // whole, on an earlier stream
     bool acknowledged_before = false;  // in an earlier epoch, or by the shard before it was lost
-    bool needless = false;             // its own answer has come
+    bool already_answered = false;     // its own answer has come
   };
   using Sequence = int64_t;
 
@@ -178,12 +178,12 @@ class Outbox {
     Mode mode = Mode::kSecondOrder;
   };
   std::map<uint32_t, LastAnswer> answered_;
-  Keepsakes kept_;
+  RetransmitBuffer kept_;
 };
 
 struct Outbox::Moved {
   std::map<Sequence, Entry> entries;
-  std::map<Sequence, Keepsakes::Taken> kept;
+  std::map<Sequence, RetransmitBuffer::Taken> kept;
   std::map<uint32_t, LastAnswer> answered;
   Sequence first = 0;  // of both
   Sequence next = 0;   // of what would have followed

@@ -130,7 +130,7 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
   // Of a job that has gone on before: what others send again may hold old steps open.
   if (epoch_ > 1) outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
   if (!options_.plane.has_value()) return;
-  WorkerPlane::Hooks hooks_of_plane;
+  WorkerCollectiveSession::Hooks hooks_of_plane;
   hooks_of_plane.ask = hooks_.ask_plane;
   hooks_of_plane.decline = hooks_.decline_plane;
   hooks_of_plane.answered = [this](Outbox::Item item, const wire::PlaneAnswer& answer,
@@ -138,7 +138,7 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
     OnPlaneAnswer(std::move(item), answer, values);
   };
   hooks_of_plane.give_back = [this](const std::vector<ContributionId>& ids) { ToStream(ids); };
-  plane_ = std::make_unique<WorkerPlane>(*options_.plane, std::move(hooks_of_plane));
+  plane_ = std::make_unique<WorkerCollectiveSession>(*options_.plane, std::move(hooks_of_plane));
   plane_->BeginEpoch(epoch_);
 }
 

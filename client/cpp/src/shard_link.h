@@ -24,7 +24,7 @@
 #include "client/cpp/src/outbox.h"
 #include "client/cpp/src/ring_slots.h"
 #include "client/cpp/src/traffic.h"
-#include "client/cpp/src/worker_plane.h"
+#include "client/cpp/src/worker_collective_session.h"
 #include "kernels/base/mutex.h"
 #include "kernels/device_plane.h"
 #include "proto/wire/frame_codec.h"
@@ -52,7 +52,7 @@ class ShardLink {
     bool keep_gradients = false;     // other ranks may need this one's again when the shard is lost
     bool may_lose_shard = false;     // its layers may go to other shards
     // Of a session with data_plane COLLECTIVE: gradients go over a communicator as far as there is one.
-    std::optional<WorkerPlane::Options> plane;
+    std::optional<WorkerCollectiveSession::Options> plane;
   };
   struct Hooks {
     std::function<void()> wake;                       // Tick has something to do
@@ -61,8 +61,8 @@ class ShardLink {
     std::function<void()> forgotten;                  // the shard does not know the session: is there one?
     std::function<void(const absl::Status&)> fatal;   // the worker is done for
     std::function<void(const absl::Status&)> refused_statistics;
-    // See WorkerPlane; on a thread of the link.
-    std::function<absl::StatusOr<PlaneMeeting>(uint64_t epoch)> ask_plane;
+    // See WorkerCollectiveSession; on a thread of the link.
+    std::function<absl::StatusOr<PlaneRendezvous>(uint64_t epoch)> ask_plane;
     std::function<void(uint64_t epoch, const absl::Status& why)> decline_plane;
   };
 
@@ -105,7 +105,7 @@ class ShardLink {
   std::optional<uint64_t> answered_through() const;
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
-  // See WorkerPlane; OK without one.
+  // See WorkerCollectiveSession; OK without one.
   absl::Status plane_status() const { return plane_ == nullptr ? absl::OkStatus() : plane_->status(); }
   // False when something was still unacknowledged at the deadline.
   bool WaitAcknowledged(absl::Time deadline);
@@ -201,7 +201,7 @@ class ShardLink {
   // Nobody waits for their answers any more; their slots are the shard's until these come, or the stream ends.
   absl::flat_hash_map<ContributionId, std::shared_ptr<RingSlots>> expired_in_ring_ ABSL_GUARDED_BY(mu_);
 
-  std::unique_ptr<WorkerPlane> plane_;  // last, constant; null without one. Its lock comes after mu_
+  std::unique_ptr<WorkerCollectiveSession> plane_;  // last, constant; null without one. Its lock comes after mu_
 };
 
 }  // namespace precondor

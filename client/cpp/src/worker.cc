@@ -172,8 +172,8 @@ WorkerImpl::~WorkerImpl() {
   if (steps_ != nullptr) steps_->Stop();
   if (factors_ != nullptr) factors_->Stop();
   for (const ShardRoutes::Link& link : routes_.links()) link->StopWaitingForRings();
-  courier_.Fail(absl::CancelledError(absl::StrCat("session ", session_, ": the worker was destroyed")));
-  courier_.Stop();
+  send_queue_.Fail(absl::CancelledError(absl::StrCat("session ", session_, ": the worker was destroyed")));
+  send_queue_.Stop();
   routes_.Clear();
   // A caller may free its gradients as soon as the worker is gone.
   borrowed_->Wait(MonotonicNow() + kReleaseTimeout);
@@ -394,7 +394,7 @@ absl::StatusOr<uint64_t> WorkerImpl::FactorsChecksum(int64_t layer) {
 
 absl::Status WorkerImpl::Flush() {
   const absl::Time deadline = MonotonicNow() + options_.result_timeout;
-  if (!courier_.WaitIdle(deadline)) {
+  if (!send_queue_.WaitIdle(deadline)) {
     return absl::DeadlineExceededError(absl::StrCat("session ", session_,
                                                     ": gradients in device memory not computed within ",
                                                     absl::FormatDuration(options_.result_timeout)));
@@ -495,7 +495,7 @@ void WorkerImpl::Fail(const absl::Status& status) {
   }
   if (steps_ != nullptr) steps_->Fail(status);
   if (factors_ != nullptr) factors_->Fail(status);
-  courier_.Fail(status);
+  send_queue_.Fail(status);
   routes_.Fail(status);
 }
 
@@ -503,7 +503,7 @@ void WorkerImpl::TimerLoop() {
   absl::Time ask_at = absl::InfinitePast();
   while (true) {
     const absl::Time now = MonotonicNow();
-    absl::Time next = std::min(now + kTick, courier_.Tick(now));
+    absl::Time next = std::min(now + kTick, send_queue_.Tick(now));
     for (const ShardRoutes::Link& link : routes_.links()) next = std::min(next, link->Tick(now));
     MutexLock lock(mu_);
     if (MayLoseShards() && epoch_known_at_ + kAskInterval <= now && ask_at <= now) {
@@ -610,11 +610,11 @@ v1::JoinPlaneRequest WorkerImpl::PlaneRequest(uint64_t epoch) const {
 void WorkerImpl::DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why) {
   v1::JoinPlaneRequest request = PlaneRequest(epoch);
   request.set_declined(std::string(why.message()));
-  // Whoever cannot be told waits for the meeting's end.
+  // Whoever cannot be told waits for the rendezvous's end.
   ControlClient(address, options_.connect_timeout).JoinPlane(request, canceller_).IgnoreError();
 }
 
-absl::StatusOr<PlaneMeeting> WorkerImpl::AskForPlane(const std::string& address, uint64_t epoch) {
+absl::StatusOr<PlaneRendezvous> WorkerImpl::AskForPlane(const std::string& address, uint64_t epoch) {
   ControlClient shard(address, options_.rpc_timeout);
   const absl::Time deadline = MonotonicNow() + options_.connect_timeout;
   const v1::JoinPlaneRequest request = PlaneRequest(epoch);
@@ -622,14 +622,14 @@ absl::StatusOr<PlaneMeeting> WorkerImpl::AskForPlane(const std::string& address,
     const absl::StatusOr<v1::JoinPlaneResponse> response = shard.JoinPlane(request, canceller_);
     if (response.ok()) {
       CountControl(request, *response);
-      PlaneMeeting meeting{.transport = response->transport(),
-                           .unique_id = response->unique_id(),
-                           .timeout = absl::Milliseconds(response->timeout_ms()),
-                           .buckets = {}};
+      PlaneRendezvous rendezvous{.transport = response->transport(),
+                                 .unique_id = response->unique_id(),
+                                 .timeout = absl::Milliseconds(response->timeout_ms()),
+                                 .buckets = {}};
       for (const v1::PlaneBucket& bucket : response->buckets()) {
-        meeting.buckets.emplace_back(bucket.layers().begin(), bucket.layers().end());
+        rendezvous.buckets.emplace_back(bucket.layers().begin(), bucket.layers().end());
       }
-      return meeting;
+      return rendezvous;
     }
     const bool again = RecoveryFor(response.status()) == Recovery::kRetryLater && MonotonicNow() < deadline;
     if (!again || !canceller_.Pause(kAskAgain)) return response.status();

@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/src/control.h"
-#include "client/cpp/src/device_courier.h"
+#include "client/cpp/src/device_send_queue.h"
 #include "client/cpp/src/local_factors.h"
 #include "client/cpp/src/shard_link.h"
 #include "client/cpp/src/shard_routes.h"
@@ -94,7 +94,7 @@ class WorkerImpl final : public Worker {
                             const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer);
   // In DIRECT alone the shard is needed in first order: otherwise the average is there already.
   bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
-  // Of a gradient in device memory, on the courier's thread once it is computed.
+  // Of a gradient in device memory, on the send queue's thread once it is computed.
   struct DeviceGradient;
   // OK where a ring can take the session's gradients.
   absl::Status CheckRings() const;
@@ -122,7 +122,7 @@ class WorkerImpl final : public Worker {
   void Fail(const absl::Status& status);
 
   // Where the ranks and the shard meet in `epoch`; waits until the shard knows all ranks, at most for connect_timeout.
-  absl::StatusOr<PlaneMeeting> AskForPlane(const std::string& address, uint64_t epoch);
+  absl::StatusOr<PlaneRendezvous> AskForPlane(const std::string& address, uint64_t epoch);
   void DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why);
   v1::JoinPlaneRequest PlaneRequest(uint64_t epoch) const;
   // One attempt of the step control to report, under the current epoch.
@@ -153,7 +153,7 @@ class WorkerImpl final : public Worker {
   std::unique_ptr<LocalFactors> factors_;  // constant after Make; null unless workers have some. Outlives routes_
   ShardRoutes routes_;
 
-  DeviceCourier courier_;  // what it delivers goes to routes_
+  DeviceSendQueue send_queue_;  // what it delivers goes to routes_
 
   mutable Mutex mu_;
   CondVar changed_;

@@ -48,15 +48,15 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
     status = absl::FailedPreconditionError(absl::StrCat(what, ": ", CheckRings().message()));
   }
   if (!status.ok()) return FailedFuture(status);
-  auto parcel = std::make_shared<DeviceCourier::Parcel>();
-  absl::StatusOr<std::shared_ptr<DevicePlane>> plane = courier_.PlaneOf(gradient.device);
+  auto pending = std::make_shared<DeviceSendQueue::PendingSend>();
+  absl::StatusOr<std::shared_ptr<DevicePlane>> plane = send_queue_.PlaneOf(gradient.device);
   if (!plane.ok()) return FailedFuture(plane.status());
   for (void* stream : {gradient.stream, out.stream}) {
-    if (!parcel->marks.empty() && out.stream == gradient.stream) break;
+    if (!pending->marks.empty() && out.stream == gradient.stream) break;
     absl::StatusOr<std::unique_ptr<DevicePlane::Mark>> mark = (*plane)->Record(stream);
     if (!mark.ok()) return FailedFuture(mark.status());
     // The plane outlives its marks.
-    parcel->marks.emplace_back((*mark).release(), [plane = *plane](const DevicePlane::Mark* ended) { delete ended; });
+    pending->marks.emplace_back((*mark).release(), [plane = *plane](const DevicePlane::Mark* ended) { delete ended; });
   }
   const auto state = std::make_shared<PreconditionFuture::State>(what, MatrixView(), false, false);
   auto sent = std::make_shared<DeviceGradient>();
@@ -70,12 +70,12 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
   sent->contribution.deadline = MonotonicNow() + options_.result_timeout;
   sent->answer = std::make_shared<DeviceAnswer>(what, sent->plane, sent->out, state);
   sent->contribution.result = sent->answer;
-  parcel->what = what;
-  parcel->plane = sent->plane;
-  parcel->answer = sent->answer;
-  parcel->deadline = sent->contribution.deadline;
-  parcel->deliver = [this, sent = std::shared_ptr<const DeviceGradient>(std::move(sent))] { Deliver(*sent); };
-  courier_.Post(std::move(parcel));
+  pending->what = what;
+  pending->plane = sent->plane;
+  pending->answer = sent->answer;
+  pending->deadline = sent->contribution.deadline;
+  pending->deliver = [this, sent = std::shared_ptr<const DeviceGradient>(std::move(sent))] { Deliver(*sent); };
+  send_queue_.Post(std::move(pending));
   return PreconditionFuture(state);
 }
 
@@ -91,7 +91,7 @@ absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {
   const ShardRoutes::Link link = routes_.of_layer(static_cast<size_t>(layer));
   if (link == nullptr) return absl::OkStatus();
   PRECONDOR_RETURN_IF_ERROR(link->RingStatus(nullptr));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<DevicePlane> plane, courier_.PlaneOf(device));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<DevicePlane> plane, send_queue_.PlaneOf(device));
   return link->RingStatus(plane.get());
 }
 

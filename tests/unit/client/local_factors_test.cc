@@ -356,11 +356,11 @@ TEST_F(LocalFactorsTest, ChecksumsAreOfTheFactorsAfterWhatIsExpected) {
   EXPECT_EQ(checksum().status().code(), absl::StatusCode::kAborted);
 }
 
-TEST(HandedFactorsSinkTest, BelievesOnlyWhatCanCome) {
-  const HandedFactorsSink::Limits limits{.dims = {kCols, kRows}, .most_rows = 2, .most_bytes = 100};
-  std::vector<absl::StatusOr<HandedFactors>> done;
-  HandedFactorsSink sink("update", limits,
-                         [&](absl::StatusOr<HandedFactors> handed) { done.push_back(std::move(handed)); });
+TEST(FactorUpdateSinkTest, BelievesOnlyWhatCanCome) {
+  const FactorUpdateSink::Limits limits{.dims = {kCols, kRows}, .most_rows = 2, .most_bytes = 100};
+  std::vector<absl::StatusOr<FactorUpdate>> done;
+  FactorUpdateSink sink("update", limits,
+                        [&](absl::StatusOr<FactorUpdate> handed) { done.push_back(std::move(handed)); });
   const auto message = [](const absl::Status& status) { return std::string(status.message()); };
   const wire::TensorFormat a{DType::kF32, {2, kCols}, 1}, g{DType::kF32, {2, kRows}, 1};
   EXPECT_THAT(message(sink.Begin({}, 101)), HasSubstr("at most 100 bytes, got 101"));

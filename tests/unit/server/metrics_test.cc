@@ -134,7 +134,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnDecision("job", decision);
   metrics.OnModeChange("job", Mode::kFirstOrder);
   metrics.OnLayersMoved("job", 3);
-  metrics.OnLaggards("job", {3, 5});
+  metrics.OnStragglers("job", {3, 5});
   metrics.OnJournal(true);
   metrics.OnLogAppend(77, true);
   metrics.OnLogAppend(0, false);
@@ -423,7 +423,7 @@ void Late(MetricsObserver& metrics) {
   metrics.OnSessionMemory("job", 7);
   metrics.OnSnapshotWritten("job", absl::Seconds(1), 1);
   metrics.OnModeChange("job", Mode::kFirstOrder);
-  metrics.OnLaggards("job", {1});
+  metrics.OnStragglers("job", {1});
   metrics.OnSessionSnapshot("job", true);
   metrics.OnLastSessionSnapshot("job", 9);
   metrics.OnFactorsKept("job", true);
@@ -450,10 +450,10 @@ TEST(MetricsTest, SeriesOfAClosedJobGoAndNothingLateBringsThemBack) {
   EXPECT_THAT(metrics.Render(), Not(HasSubstr("train_job=\"job\"")));
   EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="other"})"), 0) << "another job's stay";
   metrics.OnSessionInstalled("job");
-  EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="job"})"), 0) << "a namesake starts anew";
+  EXPECT_EQ(Value(metrics, R"(precondor_updates_total{train_job="job"})"), 0) << "a session of that name starts anew";
 }
 
-TEST(MetricsTest, ANamesakeOutlivesTheLateRemovalOfTheOldSession) {
+TEST(MetricsTest, ASessionOfTheSameNameOutlivesTheLateRemovalOfTheOldSession) {
   MetricsObserver metrics("1", "shard");
   metrics.OnSessionInstalled("job");
   metrics.OnSessionInstalled("job");

@@ -61,8 +61,8 @@ TEST_F(CoordinatorFactorsTest, AreHeldAgainBeforeAReturnIsWrittenDown) {
   ASSERT_TRUE(Released(0) && Released(1));
   bool written = false;
   journal.during_append = [&](const CoordinatorRecord& record) {
-    const auto* promise = std::get_if<PromiseRecord>(&record);
-    if (promise == nullptr || promise->promise.schedule.back().mode != Mode::kSecondOrder) return;
+    const auto* lease = std::get_if<LeaseRecord>(&record);
+    if (lease == nullptr || lease->lease.schedule.back().mode != Mode::kSecondOrder) return;
     written = true;
     EXPECT_FALSE(Released(0));
     EXPECT_FALSE(Released(1));

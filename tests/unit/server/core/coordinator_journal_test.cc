@@ -257,7 +257,7 @@ TEST_F(CoordinatorJournalTest, NoStepIsGrantedWhileAChangeOfModeIsBeingWritten) 
   const uint64_t granted = ReportAll(id, 0)->lease_through_step;
   bool reported = false;
   journal.during_append = [&](const CoordinatorRecord& record) {
-    if (reported || !std::holds_alternative<PromiseRecord>(record)) return;
+    if (reported || !std::holds_alternative<LeaseRecord>(record)) return;
     reported = true;
     // A report that comes just now must not reach into what is about to change.
     EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 1, 1))->lease_through_step, granted);

@@ -235,7 +235,7 @@ TEST_F(ShardControlTest, TrainerMayRollBackWithANewEpochAlone) {
 
 TEST_F(ShardControlTest, NamesWhoHoldsTheOthersUp) {
   struct Recorder final : public Observer {
-    void OnLaggards(absl::string_view job, const std::vector<uint32_t>& ranks) override {
+    void OnStragglers(absl::string_view job, const std::vector<uint32_t>& ranks) override {
       EXPECT_EQ(job, "job");
       reported.push_back(ranks);
     }
@@ -251,21 +251,21 @@ TEST_F(ShardControlTest, NamesWhoHoldsTheOthersUp) {
   };
   send(0, 1);
   clock.Advance(absl::Seconds(29));
-  slow.NameLaggards();
+  slow.ReportStragglers();
   EXPECT_TRUE(recorder.reported.empty());
   send(1, 1);
   clock.Advance(absl::Seconds(1));
-  slow.NameLaggards();
-  slow.NameLaggards();
+  slow.ReportStragglers();
+  slow.ReportStragglers();
   EXPECT_THAT(recorder.reported, ::testing::ElementsAre(::testing::ElementsAre(0u, 2u))) << "once";
   send(0, 0);
-  slow.NameLaggards();
+  slow.ReportStragglers();
   EXPECT_THAT(recorder.reported.back(), ::testing::ElementsAre(2u));
   send(0, 2);
-  slow.NameLaggards();
+  slow.ReportStragglers();
   EXPECT_TRUE(recorder.reported.back().empty());
   clock.Advance(absl::Seconds(40));
-  slow.NameLaggards();
+  slow.ReportStragglers();
   EXPECT_THAT(recorder.reported.back(), ::testing::ElementsAre(0u, 2u)) << "for the next step";
 }
 

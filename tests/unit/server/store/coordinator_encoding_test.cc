@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 std::vector<CoordinatorRecord> Samples() {
   return {SampleSession(7),
           MembershipRecord{8, SampleMembership()},
-          PromiseRecord{9, SamplePromise()},
+          LeaseRecord{9, SampleLease()},
           CloseRecord{0xFFFFFFFFFFFFFFFF},
           SessionRecord{},
           SampleSnapshots(11),
@@ -60,7 +60,7 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
                                u8(1) + f64(0.1) + f64(-0.0) + f64(3e-4) + u64(17) + f64(2.25) + u64(20) +       //
                                u8(4) + u64(static_cast<uint64_t>(-5)) + windows + u64(6) + u64(7) + f64(0.7) +  //
                                f64(0.8) + f64(0.5) + f64(0.25) + u32(11) + u8(2) + u64(30) + u32(1) + u8(1) + u8(1);
-  const std::string promise = u64(104) + u64(2) + u64(0) + u8(1) + u64(64) + u8(2) + fallback;
+  const std::string lease = u64(104) + u64(2) + u64(0) + u8(1) + u64(64) + u8(2) + fallback;
   const std::string options = u64(3) + text("beta") + u8(1) + f64(0.99) + text("exact") + u8(0) + u8(1) + text("form") +
                               u8(2) + text(std::string("a\0b", 3));
   const std::string config = u8(4) + u8(1) + u64(500) + f64(0.9) + f64(0.8) + f64(0.7) + u32(1) + f64(0.6) + u32(2) +
@@ -76,8 +76,8 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
   EXPECT_EQ(EncodeCoordinatorRecord(ClosingRecord{258}), u8(5) + u64(258));
   EXPECT_EQ(EncodeCoordinatorRecord(LeadRecord{259}), u8(5) + u64(259));
   EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(5) + u64(8) + membership);
-  EXPECT_EQ(EncodeCoordinatorRecord(PromiseRecord{9, SamplePromise()}), u8(5) + u64(9) + promise);
-  const std::string session = u64(7) + spec + placement + membership + promise;
+  EXPECT_EQ(EncodeCoordinatorRecord(LeaseRecord{9, SampleLease()}), u8(5) + u64(9) + lease);
+  const std::string session = u64(7) + spec + placement + membership + lease;
   const std::string layer_methods = u64(1) + text("identity") + u64(0) + u8(4) + u64(1) + u32(1);
   const std::string shapes = u64(1) + u32(1) + u64(3) + u64(64) + u64(128) + u64(128);
   EXPECT_EQ(EncodeCoordinatorRecord(SampleSession(7)), u8(5) + session + u8(2) + layer_methods + shapes + u8(2));
@@ -127,18 +127,18 @@ TEST(CoordinatorEncodingTest, BytesThatAreCutShortOrLongerAreDataLoss) {
 
 TEST(CoordinatorEncodingTest, NoBytesAreTakenForAValueThatDoesNotExist) {
   const CoordinatorRecord record =
-      PromiseRecord{1, {.durable_through = 1, .schedule = {{0, Mode::kFirstOrder}}, .fallback = {}}};
+      LeaseRecord{1, {.durable_through = 1, .schedule = {{0, Mode::kFirstOrder}}, .fallback = {}}};
   std::string bytes = EncodeCoordinatorRecord(record);
   const size_t mode = 1 + 8 + 8 + 8 + 8;
   ASSERT_EQ(bytes[mode], 2);
   for (const char bad : {0, 3, 127}) {
     bytes[mode] = bad;
-    EXPECT_EQ(DecodeCoordinatorRecord(kPromiseRecord, bytes).status().code(), absl::StatusCode::kDataLoss) << int{bad};
+    EXPECT_EQ(DecodeCoordinatorRecord(kLeaseRecord, bytes).status().code(), absl::StatusCode::kDataLoss) << int{bad};
   }
   // A count that no memory could hold.
   bytes[mode] = 2;
   bytes[1 + 8 + 8 + 7] = 127;
-  EXPECT_EQ(DecodeCoordinatorRecord(kPromiseRecord, bytes).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(DecodeCoordinatorRecord(kLeaseRecord, bytes).status().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST(CoordinatorEncodingTest, NewerVersionsAndKindsAreNamed) {

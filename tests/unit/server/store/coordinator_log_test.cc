@@ -27,9 +27,9 @@ using Operation = FakeFileSystem::Operation;
 
 constexpr CoordinatorLogOptions kSmall = {.compact_bytes = 4000, .log = {.segment_bytes = 2000}};
 
-PromiseRecord PromiseThrough(uint64_t session_id, uint64_t step) {
-  PromiseRecord record = {session_id, SamplePromise()};
-  record.promise.durable_through = step;
+LeaseRecord LeaseThrough(uint64_t session_id, uint64_t step) {
+  LeaseRecord record = {session_id, SampleLease()};
+  record.lease.durable_through = step;
   return record;
 }
 
@@ -57,7 +57,7 @@ class CoordinatorLogTest : public ::testing::Test {
 TEST_F(CoordinatorLogTest, EveryRecordThatWasAppendedSurvivesACrashOfTheMachine) {
   EXPECT_THAT(records_, SizeIs(0));
   const std::vector<CoordinatorRecord> written = {SampleSession(1), MembershipRecord{1, SampleMembership()},
-                                                  PromiseThrough(1, 5), CloseRecord{1}};
+                                                  LeaseThrough(1, 5), CloseRecord{1}};
   for (const CoordinatorRecord& record : written) ASSERT_TRUE(log_->Append(record).ok());
   fs_.Crash();
   ASSERT_TRUE(Reopen().ok());
@@ -67,7 +67,7 @@ TEST_F(CoordinatorLogTest, EveryRecordThatWasAppendedSurvivesACrashOfTheMachine)
 TEST_F(CoordinatorLogTest, ACompactionTakesThePlaceOfAllBefore) {
   ASSERT_TRUE(log_->Append(SampleSession(1)).ok());
   uint64_t step = 0;
-  while (!log_->wants_compaction()) ASSERT_TRUE(log_->Append(PromiseThrough(1, ++step)).ok());
+  while (!log_->wants_compaction()) ASSERT_TRUE(log_->Append(LeaseThrough(1, ++step)).ok());
   EXPECT_GT(step, 5u);
   const uint64_t before = fs_.used_bytes();
   ASSERT_TRUE(log_->Compact({SampleSession(1), SampleSession(2, "other")}).ok());
@@ -79,7 +79,7 @@ TEST_F(CoordinatorLogTest, ACompactionTakesThePlaceOfAllBefore) {
   ExpectRecords({SampleSession(1), SampleSession(2, "other"), CloseRecord{2}});
   // Known to the next process too: the next one is due after as many bytes as the first.
   uint64_t again = 0;
-  while (!log_->wants_compaction()) ASSERT_TRUE(log_->Append(PromiseThrough(1, ++again)).ok());
+  while (!log_->wants_compaction()) ASSERT_TRUE(log_->Append(LeaseThrough(1, ++again)).ok());
   EXPECT_GT(again, 5u);
 }
 
@@ -106,7 +106,7 @@ TEST_F(CoordinatorLogTest, AnUnfinishedCompactionCountsForNothing) {
 TEST_F(CoordinatorLogTest, ALogWithoutItsBeginningIsRefused) {
   ASSERT_TRUE(log_->Append(SampleSession(1)).ok());
   uint64_t step = 0;
-  while (fs_.files().size() < 4) ASSERT_TRUE(log_->Append(PromiseThrough(1, ++step)).ok());  // two locks, two segments
+  while (fs_.files().size() < 4) ASSERT_TRUE(log_->Append(LeaseThrough(1, ++step)).ok());  // two locks, two segments
   log_ = nullptr;
   ASSERT_TRUE(fs_.RemoveFile("coordinator/log/00000000000000000001.log").ok());
   const absl::Status status = Reopen();
@@ -119,7 +119,7 @@ TEST_F(CoordinatorLogTest, ATornEndIsCutOff) {
   fs_.set_hook([](Operation operation, const std::string&, uint64_t) {
     return operation == Operation::kSync ? absl::UnavailableError("power") : absl::OkStatus();
   });
-  EXPECT_FALSE(log_->Append(PromiseThrough(1, 5)).ok());
+  EXPECT_FALSE(log_->Append(LeaseThrough(1, 5)).ok());
   fs_.set_hook(nullptr);
   fs_.Crash();
   ASSERT_TRUE(Reopen().ok());
@@ -158,17 +158,17 @@ TEST_F(CoordinatorLogTest, GoesOnByItselfOnceTheDiskHasRoom) {
   ASSERT_TRUE(log_->Append(SampleSession(1)).ok());
   fs_.set_capacity(fs_.used_bytes() + 100);
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(log_->Append(PromiseThrough(1, 5)).code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(log_->Append(LeaseThrough(1, 5)).code(), absl::StatusCode::kResourceExhausted);
   }
   fs_.set_capacity(1 << 20);
-  EXPECT_TRUE(log_->Append(PromiseThrough(1, 6)).ok());
+  EXPECT_TRUE(log_->Append(LeaseThrough(1, 6)).ok());
   EXPECT_TRUE(log_->wants_compaction()) << "what failed may be in the log";
   ASSERT_TRUE(log_->Compact({SampleSession(1)}).ok());
   EXPECT_FALSE(log_->wants_compaction());
-  ASSERT_TRUE(log_->Append(PromiseThrough(1, 7)).ok());
+  ASSERT_TRUE(log_->Append(LeaseThrough(1, 7)).ok());
   fs_.Crash();
   ASSERT_TRUE(Reopen().ok());
-  ExpectRecords({SampleSession(1), PromiseThrough(1, 7)});
+  ExpectRecords({SampleSession(1), LeaseThrough(1, 7)});
 }
 
 TEST_F(CoordinatorLogTest, DoesNotGoOnWithoutWhatWasDurable) {
@@ -191,10 +191,10 @@ std::map<uint64_t, uint64_t> GrantedBySession(const std::vector<CoordinatorRecor
   std::map<uint64_t, uint64_t> granted;
   for (const CoordinatorRecord& record : records) {
     if (const auto* session = std::get_if<SessionRecord>(&record)) {
-      granted[session->session_id] = session->promise.durable_through;
-    } else if (const auto* promise = std::get_if<PromiseRecord>(&record)) {
-      const auto found = granted.find(promise->session_id);
-      if (found != granted.end()) found->second = promise->promise.durable_through;
+      granted[session->session_id] = session->lease.durable_through;
+    } else if (const auto* lease = std::get_if<LeaseRecord>(&record)) {
+      const auto found = granted.find(lease->session_id);
+      if (found != granted.end()) found->second = lease->lease.durable_through;
     } else if (const auto* close = std::get_if<CloseRecord>(&record)) {
       granted.erase(close->session_id);
     }
@@ -232,11 +232,11 @@ TEST(CoordinatorLogCrashTest, NothingThatWasAnnouncedIsForgotten) {
       });
       while (true) {
         const uint64_t session = 1 + next(4), choice = next(10), through = 1 + counter;
-        CoordinatorRecord record = PromiseThrough(session, through);
+        CoordinatorRecord record = LeaseThrough(session, through);
         uint64_t says = through;
         if (announced.count(session) == 0) {
           SessionRecord open = SampleSession(session);
-          open.promise.durable_through = through;
+          open.lease.durable_through = through;
           record = open;
         } else if (choice == 0) {
           record = CloseRecord{session};
@@ -255,7 +255,7 @@ TEST(CoordinatorLogCrashTest, NothingThatWasAnnouncedIsForgotten) {
         std::vector<CoordinatorRecord> live;
         for (const auto& [id, granted] : announced) {
           SessionRecord open = SampleSession(id);
-          open.promise.durable_through = granted;
+          open.lease.durable_through = granted;
           live.emplace_back(open);
         }
         compactions += opened->journal->Compact(live).ok();

@@ -90,7 +90,7 @@ inline Membership SampleMembership() {
           .last_holders = {7, 8, 9}};
 }
 
-inline Promise SamplePromise() {
+inline LeaseTerms SampleLease() {
   return {.durable_through = 104,
           .schedule = {{0, Mode::kSecondOrder}, {64, Mode::kFirstOrder}},
           .fallback = SampleFallbackState()};
@@ -102,7 +102,7 @@ inline SessionRecord SampleSession(uint64_t session_id, const std::string& name 
           .placement = {{.shard = "shard0", .address = "host-one:1", .layers = {0}},
                         {.shard = "shard1", .address = "", .layers = {1}}},
           .membership = SampleMembership(),
-          .promise = SamplePromise()};
+          .lease = SampleLease()};
 }
 
 inline SnapshotsRecord SampleSnapshots(uint64_t session_id) {
@@ -124,15 +124,15 @@ inline bool Same(const CoordinatorRecord& a, const CoordinatorRecord& b) {
     const auto& other = std::get<SessionRecord>(b);
     return session->session_id == other.session_id && session->spec == other.spec &&
            session->placement == other.placement && session->membership == other.membership &&
-           session->promise == other.promise;
+           session->lease == other.lease;
   }
   if (const auto* membership = std::get_if<MembershipRecord>(&a)) {
     const auto& other = std::get<MembershipRecord>(b);
     return membership->session_id == other.session_id && membership->membership == other.membership;
   }
-  if (const auto* promise = std::get_if<PromiseRecord>(&a)) {
-    const auto& other = std::get<PromiseRecord>(b);
-    return promise->session_id == other.session_id && promise->promise == other.promise;
+  if (const auto* lease = std::get_if<LeaseRecord>(&a)) {
+    const auto& other = std::get<LeaseRecord>(b);
+    return lease->session_id == other.session_id && lease->lease == other.lease;
   }
   if (const auto* snapshots = std::get_if<SnapshotsRecord>(&a)) {
     const auto& other = std::get<SnapshotsRecord>(b);

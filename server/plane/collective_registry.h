@@ -13,23 +13,23 @@
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
 #include "server/core/shard.h"
-#include "server/plane/epoch_plane.h"
 #include "server/plane/plane_transport.h"
+#include "server/plane/shard_collective_session.h"
 
 namespace precondor {
 
 // Thread-safe.
-class ShardPlanes {
+class CollectiveRegistry {
  public:
-  // The references outlive it. `timeout`: of the meeting, and of every operation.
-  ShardPlanes(Shard& shard, Logger& logger, Observer& observer, PlaneTransport transport, absl::Duration timeout)
+  // The references outlive it. `timeout`: of the rendezvous, and of every operation.
+  CollectiveRegistry(Shard& shard, Logger& logger, Observer& observer, PlaneTransport transport, absl::Duration timeout)
       : shard_(shard), logger_(logger), observer_(observer), transport_(std::move(transport)), timeout_(timeout) {}
-  ~ShardPlanes() { Stop(); }
+  ~CollectiveRegistry() { Stop(); }
 
-  // Where the ranks of the key's session and epoch meet: the same for all of them. The first call opens the meeting.
+  // Where the ranks of the key's session and epoch meet: the same for all of them. The first call opens the rendezvous.
   // The errors of Shard::PartOf; FailedPrecondition: the session's data plane is gRPC, or the communicator of this
-  // epoch has ended, with the reason. Unavailable: after Stop, or no meeting can be opened.
-  absl::StatusOr<PlaneInvitation> Join(const ContributionKey& key);
+  // epoch has ended, with the reason. Unavailable: after Stop, or no rendezvous can be opened.
+  absl::StatusOr<RendezvousInfo> Join(const ContributionKey& key);
   // Ends the communicator of the key's session and epoch for all, since the key's rank cannot take part. The errors of
   // Join.
   absl::Status Decline(const ContributionKey& key, absl::string_view why);
@@ -41,7 +41,7 @@ class ShardPlanes {
   void Stop();
 
  private:
-  using Planes = absl::flat_hash_map<uint64_t, std::unique_ptr<EpochPlane>>;  // by session
+  using Planes = absl::flat_hash_map<uint64_t, std::unique_ptr<ShardCollectiveSession>>;  // by session
 
   Shard& shard_;
   Logger& logger_;

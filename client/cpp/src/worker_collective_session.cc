@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/src/worker_plane.h"
+#include "client/cpp/src/worker_collective_session.h"
 
 #include <algorithm>
 #include <limits>
@@ -37,21 +37,21 @@ void Weigh(float share, absl::Span<const float> gradient, absl::Span<float> out)
 
 }  // namespace
 
-WorkerPlane::WorkerPlane(Options options, Hooks hooks)
+WorkerCollectiveSession::WorkerCollectiveSession(Options options, Hooks hooks)
     : options_(std::move(options)), hooks_(std::move(hooks)), thread_([this] { Run(); }) {}
 
-WorkerPlane::~WorkerPlane() {
+WorkerCollectiveSession::~WorkerCollectiveSession() {
   Leave();
   thread_.join();
 }
 
-int64_t WorkerPlane::ElementsOf(uint32_t layer) const {
+int64_t WorkerCollectiveSession::ElementsOf(uint32_t layer) const {
   return options_.layers[layer].d_out * options_.layers[layer].d_in;
 }
 
 // --- what comes in ------------------------------------------------------------------------------------------------
 
-std::vector<ContributionId> WorkerPlane::TakePending(uint64_t end, std::vector<Item>& freed) {
+std::vector<ContributionId> WorkerCollectiveSession::TakePending(uint64_t end, std::vector<Item>& freed) {
   std::vector<ContributionId> ids;
   while (!pending_.empty() && pending_.begin()->first < end) {
     next_grpc_ = std::max(next_grpc_, pending_.begin()->first + 1);
@@ -64,7 +64,7 @@ std::vector<ContributionId> WorkerPlane::TakePending(uint64_t end, std::vector<I
   return ids;
 }
 
-std::vector<ContributionId> WorkerPlane::BeginEpoch(uint64_t epoch) {
+std::vector<ContributionId> WorkerCollectiveSession::BeginEpoch(uint64_t epoch) {
   std::shared_ptr<Collective> former;
   std::vector<Item> freed;
   std::vector<ContributionId> ids;
@@ -83,7 +83,7 @@ std::vector<ContributionId> WorkerPlane::BeginEpoch(uint64_t epoch) {
   return ids;
 }
 
-bool WorkerPlane::Offer(const Item& item) {
+bool WorkerCollectiveSession::Offer(const Item& item) {
   MutexLock lock(mu_);
   const ContributionId& id = item->id;
   bool takes = !leaving_ && phase_ != Phase::kOff && id.step >= next_grpc_;
@@ -101,7 +101,7 @@ bool WorkerPlane::Offer(const Item& item) {
   return true;
 }
 
-void WorkerPlane::Leave() {
+void WorkerCollectiveSession::Leave() {
   std::shared_ptr<Collective> collective;
   std::vector<Item> freed;
   {
@@ -117,14 +117,14 @@ void WorkerPlane::Leave() {
   if (collective != nullptr) collective->Abort("the worker leaves");
 }
 
-absl::Status WorkerPlane::status() const {
+absl::Status WorkerCollectiveSession::status() const {
   MutexLock lock(mu_);
   return status_;
 }
 
 // --- the thread ---------------------------------------------------------------------------------------------------
 
-void WorkerPlane::Run() {
+void WorkerCollectiveSession::Run() {
   uint64_t served = 0;
   while (true) {
     {
@@ -139,7 +139,7 @@ void WorkerPlane::Run() {
   }
 }
 
-void WorkerPlane::Finish(uint64_t epoch, const absl::Status& why) {
+void WorkerCollectiveSession::Finish(uint64_t epoch, const absl::Status& why) {
   std::shared_ptr<Collective> ended;
   std::vector<Item> freed;
   std::vector<ContributionId> ids;
@@ -160,21 +160,21 @@ void WorkerPlane::Finish(uint64_t epoch, const absl::Status& why) {
   ended->Abort(why.message());
 }
 
-absl::Status WorkerPlane::Serve(uint64_t epoch) {
+absl::Status WorkerCollectiveSession::Serve(uint64_t epoch) {
   PRECONDOR_RETURN_IF_ERROR(Join(epoch));
   PRECONDOR_RETURN_IF_ERROR(AgreeOnFirstStep());
   while (true) PRECONDOR_RETURN_IF_ERROR(ServeStep());
 }
 
-absl::Status WorkerPlane::CheckMeeting(const PlaneMeeting& meeting) const {
-  if (meeting.transport != "local" && meeting.transport != kNccl) {
+absl::Status WorkerCollectiveSession::CheckRendezvous(const PlaneRendezvous& rendezvous) const {
+  if (rendezvous.transport != "local" && rendezvous.transport != kNccl) {
     return absl::UnimplementedError(
-        absl::StrCat("expected a communicator of kind \"local\" or \"nccl\", got \"", meeting.transport, "\""));
+        absl::StrCat("expected a communicator of kind \"local\" or \"nccl\", got \"", rendezvous.transport, "\""));
   }
-  if (meeting.timeout <= absl::ZeroDuration()) return absl::InvalidArgumentError("expected a positive time-out");
+  if (rendezvous.timeout <= absl::ZeroDuration()) return absl::InvalidArgumentError("expected a positive time-out");
   std::vector<bool> taken(options_.layers.size());
-  if (meeting.buckets.empty()) return absl::InvalidArgumentError("expected buckets, got none");
-  for (const std::vector<uint32_t>& layers : meeting.buckets) {
+  if (rendezvous.buckets.empty()) return absl::InvalidArgumentError("expected buckets, got none");
+  for (const std::vector<uint32_t>& layers : rendezvous.buckets) {
     if (layers.empty()) return absl::InvalidArgumentError("expected buckets of layers, got an empty one");
     for (const uint32_t layer : layers) {
       if (layer >= taken.size() || taken[layer]) {
@@ -187,9 +187,9 @@ absl::Status WorkerPlane::CheckMeeting(const PlaneMeeting& meeting) const {
   return absl::OkStatus();
 }
 
-absl::Status WorkerPlane::Join(uint64_t epoch) {
-  PRECONDOR_ASSIGN_OR_RETURN(const PlaneMeeting meeting, hooks_.ask(epoch));
-  absl::StatusOr<std::shared_ptr<Collective>> collective = Meet(meeting);
+absl::Status WorkerCollectiveSession::Join(uint64_t epoch) {
+  PRECONDOR_ASSIGN_OR_RETURN(const PlaneRendezvous rendezvous, hooks_.ask(epoch));
+  absl::StatusOr<std::shared_ptr<Collective>> collective = Meet(rendezvous);
   if (!collective.ok()) {
     hooks_.decline(epoch, collective.status());
     return collective.status();
@@ -200,12 +200,12 @@ absl::Status WorkerPlane::Join(uint64_t epoch) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Collective>> WorkerPlane::Meet(const PlaneMeeting& meeting) {
-  PRECONDOR_RETURN_IF_ERROR(CheckMeeting(meeting));
-  timeout_ = std::min(meeting.timeout, options_.longest);
+absl::StatusOr<std::shared_ptr<Collective>> WorkerCollectiveSession::Meet(const PlaneRendezvous& rendezvous) {
+  PRECONDOR_RETURN_IF_ERROR(CheckRendezvous(rendezvous));
+  timeout_ = std::min(rendezvous.timeout, options_.longest);
   buckets_.clear();
   int64_t widest = 0;
-  for (const std::vector<uint32_t>& layers : meeting.buckets) {
+  for (const std::vector<uint32_t>& layers : rendezvous.buckets) {
     Bucket& bucket = buckets_.emplace_back();
     bucket.layers = layers;
     for (const uint32_t layer : layers) bucket.elements += ElementsOf(layer);
@@ -213,14 +213,14 @@ absl::StatusOr<std::shared_ptr<Collective>> WorkerPlane::Meet(const PlaneMeeting
   }
   staging_.resize(static_cast<size_t>(widest));
   const int size = options_.world_size + 1;
-  if (meeting.transport == kNccl) {
+  if (rendezvous.transport == kNccl) {
     const NcclOptions as{.device = options_.device, .give_up = &give_up_};
-    return LoadHostNcclCollective(meeting.unique_id, options_.rank, size, as, timeout_);
+    return LoadHostNcclCollective(rendezvous.unique_id, options_.rank, size, as, timeout_);
   }
-  return MakeLocalCollective(meeting.unique_id, options_.rank, size, timeout_, &give_up_);
+  return MakeLocalCollective(rendezvous.unique_id, options_.rank, size, timeout_, &give_up_);
 }
 
-absl::Status WorkerPlane::AgreeOnFirstStep() {
+absl::Status WorkerCollectiveSession::AgreeOnFirstStep() {
   const size_t width = static_cast<size_t>(wire::PlaneElements(wire::kPlaneHelloBytes));
   std::vector<float> mine(width), all(width * static_cast<size_t>(options_.world_size + 1));
   {
@@ -250,7 +250,7 @@ absl::Status WorkerPlane::AgreeOnFirstStep() {
   return absl::OkStatus();
 }
 
-absl::Status WorkerPlane::ServeStep() {
+absl::Status WorkerCollectiveSession::ServeStep() {
   std::optional<uint64_t> step;
   for (uint32_t index = 0; index < buckets_.size(); ++index) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<Item> items, AwaitBucket(buckets_[index], step));
@@ -260,8 +260,8 @@ absl::Status WorkerPlane::ServeStep() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<WorkerPlane::Item>> WorkerPlane::AwaitBucket(const Bucket& bucket,
-                                                                        std::optional<uint64_t>& step) {
+absl::StatusOr<std::vector<WorkerCollectiveSession::Item>> WorkerCollectiveSession::AwaitBucket(
+    const Bucket& bucket, std::optional<uint64_t>& step) {
   MutexLock lock(mu_);
   while (true) {
     if (phase_ != Phase::kOn || collective_ != group_) return absl::AbortedError("the epoch is over");
@@ -290,7 +290,7 @@ absl::StatusOr<std::vector<WorkerPlane::Item>> WorkerPlane::AwaitBucket(const Bu
 }
 
 // The samples of each layer over all ranks; 0 when one of them has none.
-absl::StatusOr<std::vector<uint64_t>> WorkerPlane::ExchangeOffers(const wire::PlaneOffer& offer) {
+absl::StatusOr<std::vector<uint64_t>> WorkerCollectiveSession::ExchangeOffers(const wire::PlaneOffer& offer) {
   const size_t layers = offer.parts.size();
   const size_t bytes = wire::PlaneOfferBytes(layers);
   const size_t width = static_cast<size_t>(wire::PlaneElements(bytes));
@@ -320,7 +320,7 @@ absl::StatusOr<std::vector<uint64_t>> WorkerPlane::ExchangeOffers(const wire::Pl
   return totals;
 }
 
-absl::Status WorkerPlane::Reduce(uint32_t index, const std::vector<Item>& items) {
+absl::Status WorkerCollectiveSession::Reduce(uint32_t index, const std::vector<Item>& items) {
   wire::PlaneOffer offer{.step = items[0]->id.step, .bucket = index, .mode = items[0]->mode, .parts = {}};
   for (const Item& item : items) {
     const bool refused = !item->abstain && !AllFinite(FloatsOf(*item));
@@ -344,7 +344,7 @@ absl::Status WorkerPlane::Reduce(uint32_t index, const std::vector<Item>& items)
   return group_->Run(calls, timeout_);
 }
 
-absl::Status WorkerPlane::Receive(uint32_t index, uint64_t step) {
+absl::Status WorkerCollectiveSession::Receive(uint32_t index, uint64_t step) {
   Bucket& bucket = buckets_[index];
   if (bucket.answers == nullptr || bucket.answers.use_count() > 1) {
     bucket.answers = std::make_shared<std::vector<float>>(static_cast<size_t>(bucket.elements));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers' side of a communicator against a shard that is written out here, from docs/collective.md.
-#include "client/cpp/src/worker_plane.h"
+#include "client/cpp/src/worker_collective_session.h"
 
 #include <condition_variable>
 #include <cstring>
@@ -28,14 +28,14 @@ constexpr int kRanks = 2;
 class Rank {
  public:
   explicit Rank(int rank)
-      : plane_(WorkerPlane::Options{.what = absl::StrCat("rank ", rank),
-                                    .rank = rank,
-                                    .world_size = kRanks,
-                                    .layers = {{"a", 2, 3}, {"b", 3, 2}},
-                                    .longest = kAmple},
+      : plane_(WorkerCollectiveSession::Options{.what = absl::StrCat("rank ", rank),
+                                                .rank = rank,
+                                                .world_size = kRanks,
+                                                .layers = {{"a", 2, 3}, {"b", 3, 2}},
+                                                .longest = kAmple},
                Hooks()) {}
-  WorkerPlane& plane() { return plane_; }
-  PlaneMeeting meeting;
+  WorkerCollectiveSession& plane() { return plane_; }
+  PlaneRendezvous rendezvous;
 
   bool Offer(uint64_t step, uint32_t layer, float value, uint64_t samples) {
     auto item = std::make_shared<Contribution>();
@@ -62,11 +62,11 @@ class Rank {
   }
 
  private:
-  WorkerPlane::Hooks Hooks() {
-    WorkerPlane::Hooks hooks;
-    hooks.ask = [this](uint64_t) -> absl::StatusOr<PlaneMeeting> { return meeting; };
+  WorkerCollectiveSession::Hooks Hooks() {
+    WorkerCollectiveSession::Hooks hooks;
+    hooks.ask = [this](uint64_t) -> absl::StatusOr<PlaneRendezvous> { return rendezvous; };
     hooks.decline = [this](uint64_t, const absl::Status& why) { Note(absl::StrCat("declined: ", why.message())); };
-    hooks.answered = [this](const WorkerPlane::Item& item, const wire::PlaneAnswer&,
+    hooks.answered = [this](const WorkerCollectiveSession::Item& item, const wire::PlaneAnswer&,
                             const wire::ReceivedBytes& values) {
       std::vector<float> floats(values.size() / sizeof(float));
       values.CopyTo(floats.data());
@@ -87,7 +87,7 @@ class Rank {
   Mutex mu_;
   CondVar changed_;
   std::vector<std::string> events_ ABSL_GUARDED_BY(mu_);
-  WorkerPlane plane_;  // last: its hooks use the others
+  WorkerCollectiveSession plane_;  // last: its hooks use the others
 };
 
 // Answers each sum with itself. `steps` of them, then it leaves; what the ranks' hellos and first offers said.
@@ -137,13 +137,13 @@ struct Shard {
   }
 };
 
-class WorkerPlaneTest : public ::testing::Test {
+class WorkerCollectiveSessionTest : public ::testing::Test {
  protected:
-  // The meeting is not complete before the shard comes.
+  // The rendezvous is not complete before the shard comes.
   void Begin(uint64_t epoch) {
     Open();
     for (Rank* rank : {&first_, &second_}) {
-      rank->meeting = Meeting();
+      rank->rendezvous = Rendezvous();
       rank->plane().BeginEpoch(epoch);
     }
   }
@@ -152,13 +152,13 @@ class WorkerPlaneTest : public ::testing::Test {
     ASSERT_TRUE(started.ok()) << started.status();
     rendezvous_ = *std::move(started);
   }
-  PlaneMeeting Meeting() const {
+  PlaneRendezvous Rendezvous() const {
     return {.transport = "local", .unique_id = rendezvous_->unique_id(), .timeout = kAmple, .buckets = {{1}, {0}}};
   }
   void StartShard(int steps) {
     thread_ = std::thread([this, steps] { shard_.Run(rendezvous_->unique_id(), steps); });
   }
-  ~WorkerPlaneTest() override {
+  ~WorkerCollectiveSessionTest() override {
     if (thread_.joinable()) thread_.join();
   }
 
@@ -168,7 +168,7 @@ class WorkerPlaneTest : public ::testing::Test {
   std::thread thread_;
 };
 
-TEST_F(WorkerPlaneTest, WeighsBySamplesAndAnswersInTheOrderOfBuckets) {
+TEST_F(WorkerCollectiveSessionTest, WeighsBySamplesAndAnswersInTheOrderOfBuckets) {
   Begin(1);
   StartShard(1);
   EXPECT_TRUE(first_.OfferAll(0, 4.0f, 1));
@@ -179,7 +179,7 @@ TEST_F(WorkerPlaneTest, WeighsBySamplesAndAnswersInTheOrderOfBuckets) {
   }
 }
 
-TEST_F(WorkerPlaneTest, BeginsWithTheGreatestFirstStepAndGivesTheOthersBack) {
+TEST_F(WorkerCollectiveSessionTest, BeginsWithTheGreatestFirstStepAndGivesTheOthersBack) {
   EXPECT_FALSE(first_.Offer(4, 0, 1.0f, 1)) << "no epoch yet: over gRPC";
   Begin(1);
   EXPECT_FALSE(first_.Offer(4, 1, 1.0f, 1)) << "the rest of that step too";
@@ -197,7 +197,7 @@ TEST_F(WorkerPlaneTest, BeginsWithTheGreatestFirstStepAndGivesTheOthersBack) {
   EXPECT_THAT(shard_.offered_steps, ::testing::ElementsAre(5, 5));
 }
 
-TEST_F(WorkerPlaneTest, RanksAtDifferentStepsEndIt) {
+TEST_F(WorkerCollectiveSessionTest, RanksAtDifferentStepsEndIt) {
   Begin(1);
   StartShard(1);
   EXPECT_TRUE(first_.OfferAll(0, 1.0f, 1));
@@ -208,8 +208,8 @@ TEST_F(WorkerPlaneTest, RanksAtDifferentStepsEndIt) {
   EXPECT_FALSE(first_.Offer(2, 0, 1.0f, 1)) << "until another epoch";
 }
 
-TEST_F(WorkerPlaneTest, ANewEpochGivesBackWhatIsHeldAndBeginsAfterIt) {
-  first_.meeting.transport = "carrier pigeon";
+TEST_F(WorkerCollectiveSessionTest, ANewEpochGivesBackWhatIsHeldAndBeginsAfterIt) {
+  first_.rendezvous.transport = "carrier pigeon";
   first_.plane().BeginEpoch(1);
   EXPECT_THAT(first_.Next(),
               HasSubstr("declined: expected a communicator of kind \"local\" or \"nccl\", got \"carrier pigeon\""));
@@ -223,7 +223,7 @@ TEST_F(WorkerPlaneTest, ANewEpochGivesBackWhatIsHeldAndBeginsAfterIt) {
   EXPECT_TRUE(first_.plane().BeginEpoch(2).empty()) << "the same";
   EXPECT_EQ(second_.Next(), "a7.0 6");
   Open();
-  second_.meeting = Meeting();
+  second_.rendezvous = Rendezvous();
   EXPECT_TRUE(second_.plane().BeginEpoch(3).empty());
   EXPECT_TRUE(second_.Offer(8, 0, 1.0f, 1));
   const std::vector<ContributionId> held = second_.plane().BeginEpoch(4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/plane/epoch_plane.h"
+#include "server/plane/shard_collective_session.h"
 
 #include <algorithm>
 #include <utility>
@@ -37,9 +37,10 @@ std::vector<std::vector<uint32_t>> PlaneBuckets(const SessionSpec& spec, const s
   return buckets;
 }
 
-EpochPlane::EpochPlane(Shard& shard, Logger& logger, Observer& observer, const PlaneTransport& transport,
-                       PlaneTransport::Meeting meeting, uint64_t session_id, uint64_t epoch, Shard::SessionPart part,
-                       absl::Duration timeout)
+ShardCollectiveSession::ShardCollectiveSession(Shard& shard, Logger& logger, Observer& observer,
+                                               const PlaneTransport& transport, PlaneTransport::Rendezvous rendezvous,
+                                               uint64_t session_id, uint64_t epoch, Shard::SessionPart part,
+                                               absl::Duration timeout)
     : shard_(shard),
       logger_(logger),
       observer_(observer),
@@ -48,24 +49,24 @@ EpochPlane::EpochPlane(Shard& shard, Logger& logger, Observer& observer, const P
       epoch_(epoch),
       spec_(std::move(part.spec)),
       ranks_(spec_.world_size),
-      invitation_{.transport = transport.name,
-                  .unique_id = std::move(meeting.unique_id),
-                  .timeout = timeout,
-                  .buckets = PlaneBuckets(spec_, part.layers)},
-      place_(std::move(meeting.place)),
+      rendezvous_info_{.transport = transport.name,
+                       .unique_id = std::move(rendezvous.unique_id),
+                       .timeout = timeout,
+                       .buckets = PlaneBuckets(spec_, part.layers)},
+      place_(std::move(rendezvous.place)),
       thread_([this] { Run(); }) {}
 
-EpochPlane::~EpochPlane() {
+ShardCollectiveSession::~ShardCollectiveSession() {
   End("the shard is shutting down");
   thread_.join();
 }
 
-absl::Status EpochPlane::status() const {
+absl::Status ShardCollectiveSession::status() const {
   MutexLock lock(mu_);
   return status_;
 }
 
-void EpochPlane::End(absl::string_view reason, bool in_order) {
+void ShardCollectiveSession::End(absl::string_view reason, bool in_order) {
   std::shared_ptr<Collective> collective;
   std::shared_ptr<Answers> awaited;
   {
@@ -85,16 +86,16 @@ void EpochPlane::End(absl::string_view reason, bool in_order) {
   awaited->changed.notify_all();
 }
 
-void EpochPlane::Run() { Finish(Serve()); }
+void ShardCollectiveSession::Run() { Finish(Serve()); }
 
-absl::Status EpochPlane::Serve() {
+absl::Status ShardCollectiveSession::Serve() {
   PRECONDOR_RETURN_IF_ERROR(Join());
   while (true) PRECONDOR_RETURN_IF_ERROR(Step());
 }
 
-absl::Status EpochPlane::Join() {
+absl::Status ShardCollectiveSession::Join() {
   absl::StatusOr<std::unique_ptr<Collective>> joined =
-      transport_.join(invitation_.unique_id, ranks_, ranks_ + 1, invitation_.timeout, &give_up_);
+      transport_.join(rendezvous_info_.unique_id, ranks_, ranks_ + 1, rendezvous_info_.timeout, &give_up_);
   place_.reset();
   PRECONDOR_RETURN_IF_ERROR(joined.status());
   std::shared_ptr<Collective> collective = *std::move(joined);
@@ -105,7 +106,7 @@ absl::Status EpochPlane::Join() {
   }
   group_ = collective.get();
   int64_t widest = 0;
-  for (const auto& bucket : invitation_.buckets) {
+  for (const auto& bucket : rendezvous_info_.buckets) {
     for (const uint32_t layer : bucket) widest = std::max(widest, ElementsOf(layer));
   }
   zeros_.resize(static_cast<size_t>(widest));
@@ -117,14 +118,16 @@ absl::Status EpochPlane::Join() {
   std::vector<float> all(mine.size() * static_cast<size_t>(ranks_ + 1));
   wire::ToPlaneElements(wire::EncodePlaneHello(0), absl::MakeSpan(mine));
   return group_->AllGather(DType::kF32, mine.data(), all.data(), static_cast<int64_t>(mine.size()),
-                           invitation_.timeout);
+                           rendezvous_info_.timeout);
 }
 
-int64_t EpochPlane::ElementsOf(uint32_t layer) const { return spec_.layers[layer].d_out * spec_.layers[layer].d_in; }
+int64_t ShardCollectiveSession::ElementsOf(uint32_t layer) const {
+  return spec_.layers[layer].d_out * spec_.layers[layer].d_in;
+}
 
-absl::Status EpochPlane::Step() {
+absl::Status ShardCollectiveSession::Step() {
   size_t layers = 0;
-  for (const auto& bucket : invitation_.buckets) layers += bucket.size();
+  for (const auto& bucket : rendezvous_info_.buckets) layers += bucket.size();
   const auto answers = std::make_shared<Answers>();
   {
     MutexLock lock(answers->mu);
@@ -139,20 +142,20 @@ absl::Status EpochPlane::Step() {
   // Preconditioning of the first buckets goes on beside the sums of the next ones.
   std::vector<size_t> first;
   size_t place = 0;
-  for (uint32_t bucket = 0; bucket < invitation_.buckets.size(); ++bucket) {
+  for (uint32_t bucket = 0; bucket < rendezvous_info_.buckets.size(); ++bucket) {
     first.push_back(place);
     PRECONDOR_RETURN_IF_ERROR(Take(bucket, place, answers));
-    place += invitation_.buckets[bucket].size();
+    place += rendezvous_info_.buckets[bucket].size();
   }
-  for (uint32_t bucket = 0; bucket < invitation_.buckets.size(); ++bucket) {
+  for (uint32_t bucket = 0; bucket < rendezvous_info_.buckets.size(); ++bucket) {
     PRECONDOR_RETURN_IF_ERROR(Give(bucket, first[bucket], *answers));
   }
   busy_ = false;
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<wire::PlaneOffer>> EpochPlane::GatherOffers(uint32_t bucket) {
-  const size_t layers = invitation_.buckets[bucket].size();
+absl::StatusOr<std::vector<wire::PlaneOffer>> ShardCollectiveSession::GatherOffers(uint32_t bucket) {
+  const size_t layers = rendezvous_info_.buckets[bucket].size();
   const size_t bytes = wire::PlaneOfferBytes(layers);
   const size_t width = static_cast<size_t>(wire::PlaneElements(bytes));
   std::vector<float> mine(width), all(width * static_cast<size_t>(ranks_ + 1));
@@ -174,10 +177,10 @@ absl::StatusOr<std::vector<wire::PlaneOffer>> EpochPlane::GatherOffers(uint32_t 
   return offers;
 }
 
-absl::Status EpochPlane::Take(uint32_t bucket, size_t first, const std::shared_ptr<Answers>& answers) {
+absl::Status ShardCollectiveSession::Take(uint32_t bucket, size_t first, const std::shared_ptr<Answers>& answers) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::PlaneOffer> offers, GatherOffers(bucket));
   busy_ = true;
-  const std::vector<uint32_t>& layers = invitation_.buckets[bucket];
+  const std::vector<uint32_t>& layers = rendezvous_info_.buckets[bucket];
   std::vector<ReducedGradient> gradients;
   std::vector<CollectiveCall> calls;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -200,7 +203,7 @@ absl::Status EpochPlane::Take(uint32_t bucket, size_t first, const std::shared_p
                      .count = elements,
                      .root = ranks_});
   }
-  PRECONDOR_RETURN_IF_ERROR(group_->Run(calls, invitation_.timeout));
+  PRECONDOR_RETURN_IF_ERROR(group_->Run(calls, rendezvous_info_.timeout));
   for (const ReducedGradient& gradient : gradients) {
     observer_.OnReceived(TransferPath::kCollective, TransferKind::kGradient,
                          static_cast<int64_t>(gradient.average.size()));
@@ -218,8 +221,9 @@ absl::Status EpochPlane::Take(uint32_t bucket, size_t first, const std::shared_p
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<GradientResult>> EpochPlane::Await(Answers& answers, size_t first, size_t count) {
-  const auto until = SteadyTime(MonotonicNow() + invitation_.timeout);
+absl::StatusOr<std::vector<GradientResult>> ShardCollectiveSession::Await(Answers& answers, size_t first,
+                                                                          size_t count) {
+  const auto until = SteadyTime(MonotonicNow() + rendezvous_info_.timeout);
   MutexLock lock(answers.mu);
   const bool complete = answers.changed.wait_until(answers.mu, until, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(answers.mu) {
     const auto begin = answers.there.begin() + static_cast<int64_t>(first);
@@ -229,7 +233,7 @@ absl::StatusOr<std::vector<GradientResult>> EpochPlane::Await(Answers& answers, 
   if (answers.given_up) return absl::AbortedError("the plane was ended");
   if (!complete) {
     return absl::DeadlineExceededError(
-        absl::StrCat("answers were not ready within ", absl::FormatDuration(invitation_.timeout)));
+        absl::StrCat("answers were not ready within ", absl::FormatDuration(rendezvous_info_.timeout)));
   }
   std::vector<GradientResult> results;
   for (size_t i = first; i < first + count; ++i) {
@@ -239,8 +243,8 @@ absl::StatusOr<std::vector<GradientResult>> EpochPlane::Await(Answers& answers, 
   return results;
 }
 
-absl::Status EpochPlane::Give(uint32_t bucket, size_t first, Answers& answers) {
-  const std::vector<uint32_t>& layers = invitation_.buckets[bucket];
+absl::Status ShardCollectiveSession::Give(uint32_t bucket, size_t first, Answers& answers) {
+  const std::vector<uint32_t>& layers = rendezvous_info_.buckets[bucket];
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<GradientResult> results, Await(answers, first, layers.size()));
   std::string outcomes;
   for (const GradientResult& result : results) {
@@ -272,10 +276,10 @@ absl::Status EpochPlane::Give(uint32_t bucket, size_t first, Answers& answers) {
     observer_.OnSent(TransferPath::kCollective, TransferKind::kAnswer, elements * static_cast<int64_t>(sizeof(float)));
     send(skipped ? static_cast<const void*>(zeros_.data()) : results[i].bytes->data(), elements);
   }
-  return group_->Run(calls, invitation_.timeout);
+  return group_->Run(calls, rendezvous_info_.timeout);
 }
 
-void EpochPlane::Finish(const absl::Status& why) {
+void ShardCollectiveSession::Finish(const absl::Status& why) {
   std::shared_ptr<Collective> collective;
   std::string reason;
   bool ended_in_order = false;

@@ -17,7 +17,7 @@
 namespace precondor::cuda {
 
 // One thread at a time. Its arrays on the device live as long as it does.
-class Parcel {
+class PackedUpload {
  public:
   template <typename T>
   struct Part {

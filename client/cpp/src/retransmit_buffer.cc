@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/src/keepsakes.h"
+#include "client/cpp/src/retransmit_buffer.h"
 
 #include <algorithm>
 #include <utility>
@@ -12,12 +12,12 @@ constexpr int64_t kStatisticSteps = 3;
 
 }  // namespace
 
-void Keepsakes::Erase(Layer& layer, Sequence sequence) {
+void RetransmitBuffer::Erase(Layer& layer, Sequence sequence) {
   layer.answered_at.erase(sequence);
   items_.erase(sequence);
 }
 
-void Keepsakes::KeepStatistics(Sequence sequence, Item item) {
+void RetransmitBuffer::KeepStatistics(Sequence sequence, Item item) {
   Layer& layer = layers_[item->id.layer];
   items_[sequence] = std::move(item);
   layer.answered_at.try_emplace(sequence, std::nullopt);
@@ -29,13 +29,13 @@ void Keepsakes::KeepStatistics(Sequence sequence, Item item) {
   }
 }
 
-void Keepsakes::KeepGradient(Sequence sequence, Item item, Sequence next) {
+void RetransmitBuffer::KeepGradient(Sequence sequence, Item item, Sequence next) {
   Layer& layer = layers_[item->id.layer];
   items_[sequence] = std::move(item);
   layer.answered_at[sequence] = next;
 }
 
-void Keepsakes::OnAnswer(const ContributionId& id, Sequence sequence, Sequence next) {
+void RetransmitBuffer::OnAnswer(const ContributionId& id, Sequence sequence, Sequence next) {
   const auto found = layers_.find(id.layer);
   if (found == layers_.end()) return;
   Layer& layer = found->second;
@@ -50,7 +50,7 @@ void Keepsakes::OnAnswer(const ContributionId& id, Sequence sequence, Sequence n
   }
 }
 
-void Keepsakes::OnSubmit(const ContributionId& id) {
+void RetransmitBuffer::OnSubmit(const ContributionId& id) {
   const auto found = layers_.find(id.layer);
   if (found == layers_.end()) return;
   Layer& layer = found->second;
@@ -65,7 +65,7 @@ void Keepsakes::OnSubmit(const ContributionId& id) {
   }
 }
 
-void Keepsakes::DropBefore(uint64_t step) {
+void RetransmitBuffer::DropBefore(uint64_t step) {
   for (auto& [number, layer] : layers_) {
     for (auto it = layer.answered_at.begin(); it != layer.answered_at.end();) {
       const Sequence kept = (it++)->first;
@@ -74,7 +74,7 @@ void Keepsakes::DropBefore(uint64_t step) {
   }
 }
 
-std::optional<uint64_t> Keepsakes::FirstGradient(uint32_t layer) const {
+std::optional<uint64_t> RetransmitBuffer::FirstGradient(uint32_t layer) const {
   const auto found = layers_.find(layer);
   if (found == layers_.end()) return std::nullopt;
   std::optional<uint64_t> first;
@@ -85,7 +85,8 @@ std::optional<uint64_t> Keepsakes::FirstGradient(uint32_t layer) const {
   return first;
 }
 
-std::map<Keepsakes::Sequence, Keepsakes::Taken> Keepsakes::TakeLayers(const std::set<uint32_t>& layers) {
+std::map<RetransmitBuffer::Sequence, RetransmitBuffer::Taken> RetransmitBuffer::TakeLayers(
+    const std::set<uint32_t>& layers) {
   std::map<Sequence, Taken> taken;
   for (const uint32_t layer : layers) {
     const auto found = layers_.find(layer);
@@ -100,12 +101,12 @@ std::map<Keepsakes::Sequence, Keepsakes::Taken> Keepsakes::TakeLayers(const std:
   return taken;
 }
 
-void Keepsakes::Put(Sequence sequence, Taken taken) {
+void RetransmitBuffer::Put(Sequence sequence, Taken taken) {
   layers_[taken.item->id.layer].answered_at[sequence] = taken.answered_at;
   items_[sequence] = std::move(taken.item);
 }
 
-void Keepsakes::Clear() {
+void RetransmitBuffer::Clear() {
   items_.clear();
   layers_.clear();
 }

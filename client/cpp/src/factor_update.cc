@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/src/handed_factors.h"
+#include "client/cpp/src/factor_update.h"
 
 #include <utility>
 
@@ -10,11 +10,11 @@
 
 namespace precondor {
 
-HandedFactorsSink::HandedFactorsSink(std::string what, const Limits& limits, Done done)
+FactorUpdateSink::FactorUpdateSink(std::string what, const Limits& limits, Done done)
     : what_(std::move(what)), limits_(limits), done_(std::move(done)) {}
 
-absl::StatusOr<std::array<int64_t, 2>> HandedFactorsSink::RowsOf(absl::Span<const wire::TensorFormat> tensors,
-                                                                 uint64_t payload_bytes) const {
+absl::StatusOr<std::array<int64_t, 2>> FactorUpdateSink::RowsOf(absl::Span<const wire::TensorFormat> tensors,
+                                                                uint64_t payload_bytes) const {
   std::array<int64_t, 2> rows = {0, 0};
   if (tensors.empty()) {
     if (payload_bytes <= static_cast<uint64_t>(limits_.most_bytes)) return rows;
@@ -42,56 +42,56 @@ absl::StatusOr<std::array<int64_t, 2>> HandedFactorsSink::RowsOf(absl::Span<cons
   return absl::InvalidArgumentError(absl::StrCat(what_, ": expected ", bytes, " bytes, got ", payload_bytes));
 }
 
-absl::Status HandedFactorsSink::Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) {
+absl::Status FactorUpdateSink::Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) {
   PRECONDOR_ASSIGN_OR_RETURN(const auto rows, RowsOf(tensors, payload_bytes));
   MutexLock lock(mu_);
   begun_ = true;
   expected_bytes_ = payload_bytes;
-  handed_.rows = rows;
-  handed_.bytes.clear();
-  handed_.bytes.reserve(payload_bytes);
+  update_.rows = rows;
+  update_.bytes.clear();
+  update_.bytes.reserve(payload_bytes);
   return absl::OkStatus();
 }
 
-absl::Status HandedFactorsSink::Append(uint64_t offset, const wire::ReceivedBytes& chunk) {
+absl::Status FactorUpdateSink::Append(uint64_t offset, const wire::ReceivedBytes& chunk) {
   MutexLock lock(mu_);
   if (over_) return absl::OkStatus();
-  const uint64_t have = handed_.bytes.size();
+  const uint64_t have = update_.bytes.size();
   if (!begun_ || offset != have || chunk.size() > expected_bytes_ - have) {
     return absl::InvalidArgumentError(absl::StrCat(what_, ": expected bytes from ", have, " to at most ",
                                                    expected_bytes_, ", got ", chunk.size(), " from ", offset));
   }
-  for (const absl::string_view piece : chunk.pieces()) handed_.bytes.append(piece.data(), piece.size());
+  for (const absl::string_view piece : chunk.pieces()) update_.bytes.append(piece.data(), piece.size());
   return absl::OkStatus();
 }
 
-bool HandedFactorsSink::HasAllBytes() const {
+bool FactorUpdateSink::HasAllBytes() const {
   MutexLock lock(mu_);
-  return begun_ && handed_.bytes.size() == expected_bytes_;
+  return begun_ && update_.bytes.size() == expected_bytes_;
 }
 
-void HandedFactorsSink::Restart() {
+void FactorUpdateSink::Restart() {
   MutexLock lock(mu_);
   if (over_) return;
   begun_ = false;
-  handed_.bytes.clear();
+  update_.bytes.clear();
 }
 
-bool HandedFactorsSink::Complete(Preconditioned outcome) {
-  HandedFactors handed;
+bool FactorUpdateSink::Complete(Preconditioned outcome) {
+  FactorUpdate update;
   {
     MutexLock lock(mu_);
     if (std::exchange(over_, true)) return false;
-    handed = std::move(handed_);
+    update = std::move(update_);
   }
-  handed.decision = outcome.decision;
-  handed.factor_version = outcome.factor_version;
-  handed.reason = std::move(outcome.reason);
-  done_(std::move(handed));
+  update.decision = outcome.decision;
+  update.factor_version = outcome.factor_version;
+  update.reason = std::move(outcome.reason);
+  done_(std::move(update));
   return true;
 }
 
-bool HandedFactorsSink::Fail(absl::Status status) {
+bool FactorUpdateSink::Fail(absl::Status status) {
   {
     MutexLock lock(mu_);
     if (std::exchange(over_, true)) return false;
@@ -100,7 +100,7 @@ bool HandedFactorsSink::Fail(absl::Status status) {
   return true;
 }
 
-bool HandedFactorsSink::ready() const {
+bool FactorUpdateSink::ready() const {
   MutexLock lock(mu_);
   return over_;
 }

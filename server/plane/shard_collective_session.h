@@ -25,7 +25,7 @@
 namespace precondor {
 
 // Where the ranks meet, and what goes in which order.
-struct PlaneInvitation {
+struct RendezvousInfo {
   std::string transport;
   std::string unique_id;
   absl::Duration timeout;
@@ -39,17 +39,17 @@ std::vector<std::vector<uint32_t>> PlaneBuckets(const SessionSpec& spec, const s
 
 // Thread-safe. One thread takes part in the communicator, from the construction to its end: a failure, End, or the end
 // of the epoch or session.
-class EpochPlane {
+class ShardCollectiveSession {
  public:
   // The references outlive it. `part` is that of `session_id` in `epoch`.
-  EpochPlane(Shard& shard, Logger& logger, Observer& observer, const PlaneTransport& transport,
-             PlaneTransport::Meeting meeting, uint64_t session_id, uint64_t epoch, Shard::SessionPart part,
-             absl::Duration timeout);
+  ShardCollectiveSession(Shard& shard, Logger& logger, Observer& observer, const PlaneTransport& transport,
+                         PlaneTransport::Rendezvous rendezvous, uint64_t session_id, uint64_t epoch,
+                         Shard::SessionPart part, absl::Duration timeout);
   // Ends it and waits for the thread.
-  ~EpochPlane();
+  ~ShardCollectiveSession();
 
   uint64_t epoch() const { return epoch_; }
-  const PlaneInvitation& invitation() const { return invitation_; }
+  const RendezvousInfo& rendezvous_info() const { return rendezvous_info_; }
   // OK until it has ended.
   absl::Status status() const;
   // A step's gradients have begun to come, and its answers have not all gone.
@@ -88,7 +88,7 @@ class EpochPlane {
   const uint64_t epoch_;
   const SessionSpec spec_;
   const int ranks_;  // of the session; the shard's own comes after them
-  const PlaneInvitation invitation_;
+  const RendezvousInfo rendezvous_info_;
   std::atomic<bool> give_up_ = false;
   std::atomic<bool> busy_ = false;
 

@@ -29,18 +29,18 @@
 namespace precondor {
 
 // What JoinPlane answers.
-struct PlaneMeeting {
+struct PlaneRendezvous {
   std::string transport;
   std::string unique_id;
   absl::Duration timeout;
   std::vector<std::vector<uint32_t>> buckets;  // layers
 };
 
-// Thread-safe. It holds the gradients of an epoch until all have come to the meeting, so that the same steps go the
+// Thread-safe. It holds the gradients of an epoch until all have come to the rendezvous, so that the same steps go the
 // same way on every run; those of steps that some rank has sent over gRPC go there too. When the communicator ends, so
 // does everything that it has not answered, and all that follows until another epoch. Hooks are called on its one
 // thread and without its lock; Offer and BeginEpoch may be called under locks that the hooks take.
-class WorkerPlane {
+class WorkerCollectiveSession {
  public:
   using Item = std::shared_ptr<const Contribution>;
   struct Options {
@@ -49,12 +49,12 @@ class WorkerPlane {
     int world_size = 1;
     int device = 0;                 // ClientOptions::plane_device
     std::vector<LayerSpec> layers;  // of the session
-    absl::Duration longest;         // that it waits for others, whatever the meeting says
+    absl::Duration longest;         // that it waits for others, whatever the rendezvous says
   };
   struct Hooks {
     // Asks the shard where to meet. Ends early after Leave.
-    std::function<absl::StatusOr<PlaneMeeting>(uint64_t epoch)> ask;
-    // Tells the shard that this rank does not come to the meeting, or gives the communicator up.
+    std::function<absl::StatusOr<PlaneRendezvous>(uint64_t epoch)> ask;
+    // Tells the shard that this rank does not come to the rendezvous, or gives the communicator up.
     std::function<void(uint64_t epoch, const absl::Status& why)> decline;
     // One gradient's answer; no values for SKIP.
     std::function<void(Item item, const wire::PlaneAnswer& answer, const wire::ReceivedBytes& values)> answered;
@@ -62,8 +62,8 @@ class WorkerPlane {
     std::function<void(const std::vector<ContributionId>&)> give_back;
   };
 
-  WorkerPlane(Options options, Hooks hooks);
-  ~WorkerPlane();
+  WorkerCollectiveSession(Options options, Hooks hooks);
+  ~WorkerCollectiveSession();
 
   // Another communicator, for this epoch. Returns what the former has not answered, which goes over gRPC.
   std::vector<ContributionId> BeginEpoch(uint64_t epoch);
@@ -87,7 +87,7 @@ class WorkerPlane {
   void Run();
   absl::Status Serve(uint64_t epoch);
   absl::Status Join(uint64_t epoch);
-  absl::StatusOr<std::shared_ptr<Collective>> Meet(const PlaneMeeting& meeting);
+  absl::StatusOr<std::shared_ptr<Collective>> Meet(const PlaneRendezvous& rendezvous);
   absl::Status AgreeOnFirstStep();
   absl::Status ServeStep();
   // Waits for this rank's gradients of one bucket; `step` is that of the first, for those that follow.
@@ -95,7 +95,7 @@ class WorkerPlane {
   absl::Status Reduce(uint32_t index, const std::vector<Item>& items);
   absl::StatusOr<std::vector<uint64_t>> ExchangeOffers(const wire::PlaneOffer& offer);
   absl::Status Receive(uint32_t index, uint64_t step);
-  absl::Status CheckMeeting(const PlaneMeeting& meeting) const;
+  absl::Status CheckRendezvous(const PlaneRendezvous& rendezvous) const;
   void Finish(uint64_t epoch, const absl::Status& why);
   // Gives up all that is held of steps before `end`.
   std::vector<ContributionId> TakePending(uint64_t end, std::vector<Item>& freed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -110,7 +110,7 @@ class WorkerPlane {
   std::vector<float> staging_;
   std::shared_ptr<Collective> group_;  // collective_, until it is given up
 
-  std::atomic<bool> give_up_ = false;  // on the meeting
+  std::atomic<bool> give_up_ = false;  // on the rendezvous
   mutable Mutex mu_;
   CondVar changed_;
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;

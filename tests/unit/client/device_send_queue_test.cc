@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients in device memory whose streams are slow, hang, or come when nobody waits any more.
-#include "client/cpp/src/device_courier.h"
+#include "client/cpp/src/device_send_queue.h"
 
 #include <memory>
 #include <thread>
@@ -32,44 +32,44 @@ struct Sent {
   std::shared_ptr<DeviceAnswer> answer;
 };
 
-class DeviceCourierTest : public ::testing::Test {
+class DeviceSendQueueTest : public ::testing::Test {
  protected:
   void Post(const Sent& sent, absl::Time deadline, int name) {
-    auto parcel = std::make_shared<DeviceCourier::Parcel>();
-    parcel->what = "layer 0";
-    parcel->plane = plane_;
-    parcel->marks.push_back(*plane_->Record(nullptr));
-    parcel->answer = sent.answer;
-    parcel->deadline = deadline;
-    parcel->deliver = [this, name] { delivered_.push_back(name); };
-    courier_.Post(std::move(parcel));
+    auto pending = std::make_shared<DeviceSendQueue::PendingSend>();
+    pending->what = "layer 0";
+    pending->plane = plane_;
+    pending->marks.push_back(*plane_->Record(nullptr));
+    pending->answer = sent.answer;
+    pending->deadline = deadline;
+    pending->deliver = [this, name] { delivered_.push_back(name); };
+    send_queue_.Post(std::move(pending));
   }
 
   const std::shared_ptr<FakePlane> plane_ = std::make_shared<FakePlane>();
-  std::vector<int> delivered_;  // read while the courier is idle
+  std::vector<int> delivered_;  // read while the send queue is idle
   const Sent first_{plane_}, second_{plane_};
-  DeviceCourier courier_;
+  DeviceSendQueue send_queue_;
 };
 
-TEST_F(DeviceCourierTest, DeliversInOrderWhatItsStreamHasMade) {
+TEST_F(DeviceSendQueueTest, DeliversInOrderWhatItsStreamHasMade) {
   plane_->hangs = true;
   Post(first_, absl::InfiniteFuture(), 1);
   Post(second_, absl::InfiniteFuture(), 2);
-  EXPECT_FALSE(courier_.WaitIdle(MonotonicNow()));
+  EXPECT_FALSE(send_queue_.WaitIdle(MonotonicNow()));
   plane_->hangs = false;
-  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
+  ASSERT_TRUE(send_queue_.WaitIdle(MonotonicNow() + kAmple));
   EXPECT_THAT(delivered_, ElementsAre(1, 2));
 }
 
-TEST_F(DeviceCourierTest, AStreamThatHangsHoldsUpNoDeadline) {
+TEST_F(DeviceSendQueueTest, AStreamThatHangsHoldsUpNoDeadline) {
   plane_->hangs = true;
   const absl::Time now = MonotonicNow();
   Post(first_, now + kAmple, 1);
   Post(second_, now + 2 * kAmple, 2);
-  EXPECT_EQ(courier_.Tick(now), now + kAmple);
+  EXPECT_EQ(send_queue_.Tick(now), now + kAmple);
   EXPECT_FALSE(first_.state->ready());
   // Whether it is the thread's current one or still waits for its turn.
-  EXPECT_EQ(courier_.Tick(now + 2 * kAmple), absl::InfiniteFuture());
+  EXPECT_EQ(send_queue_.Tick(now + 2 * kAmple), absl::InfiniteFuture());
   for (const Sent* sent : {&first_, &second_}) {
     ASSERT_TRUE(sent->state->ready());
     const absl::Status late = sent->state->Wait().status();
@@ -78,45 +78,45 @@ TEST_F(DeviceCourierTest, AStreamThatHangsHoldsUpNoDeadline) {
   }
 }
 
-TEST_F(DeviceCourierTest, ItsThreadGoesOnAtTheDeadlineOfWhatHangs) {
+TEST_F(DeviceSendQueueTest, ItsThreadGoesOnAtTheDeadlineOfWhatHangs) {
   plane_->hangs = true;
   Post(first_, MonotonicNow() + absl::Milliseconds(5), 1);
   EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
-  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
+  ASSERT_TRUE(send_queue_.WaitIdle(MonotonicNow() + kAmple));
   plane_->hangs = false;
   Post(second_, absl::InfiniteFuture(), 2);
-  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
+  ASSERT_TRUE(send_queue_.WaitIdle(MonotonicNow() + kAmple));
   EXPECT_THAT(delivered_, ElementsAre(2));
 }
 
-TEST_F(DeviceCourierTest, WhatIsLateInTheQueueIsNotDelivered) {
+TEST_F(DeviceSendQueueTest, WhatIsLateInTheQueueIsNotDelivered) {
   Post(first_, MonotonicNow() - absl::Seconds(1), 1);
   EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kDeadlineExceeded);
-  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
+  ASSERT_TRUE(send_queue_.WaitIdle(MonotonicNow() + kAmple));
   EXPECT_TRUE(delivered_.empty());
 }
 
-TEST_F(DeviceCourierTest, AFailureEndsAllThatWaitAndAllToCome) {
+TEST_F(DeviceSendQueueTest, AFailureEndsAllThatWaitAndAllToCome) {
   plane_->hangs = true;
   Post(first_, absl::InfiniteFuture(), 1);
-  courier_.Fail(absl::AbortedError("told to"));
+  send_queue_.Fail(absl::AbortedError("told to"));
   Post(second_, absl::InfiniteFuture(), 2);
   EXPECT_EQ(first_.state->Wait().status(), absl::AbortedError("told to"));
   EXPECT_EQ(second_.state->Wait().status(), absl::AbortedError("told to"));
-  ASSERT_TRUE(courier_.WaitIdle(MonotonicNow() + kAmple));
+  ASSERT_TRUE(send_queue_.WaitIdle(MonotonicNow() + kAmple));
   EXPECT_TRUE(delivered_.empty());
 }
 
-TEST_F(DeviceCourierTest, EndsWhileAStreamHangs) {
+TEST_F(DeviceSendQueueTest, EndsWhileAStreamHangs) {
   plane_->hangs = true;
   Post(first_, absl::InfiniteFuture(), 1);
   Post(second_, absl::InfiniteFuture(), 2);
-  courier_.Stop();
+  send_queue_.Stop();
   EXPECT_EQ(first_.state->Wait().status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(second_.state->Wait().status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(DeviceCourierTest, AfterAnOutcomeTheCallersMemoryIsItsOwn) {
+TEST_F(DeviceSendQueueTest, AfterAnOutcomeTheCallersMemoryIsItsOwn) {
   const std::vector<float> late = {1, 2};
   ASSERT_TRUE(first_.answer->Fail(absl::DeadlineExceededError("late")));
   EXPECT_TRUE(first_.answer->TakeFromRing(late.data()).ok());
@@ -136,7 +136,7 @@ TEST_F(DeviceCourierTest, AfterAnOutcomeTheCallersMemoryIsItsOwn) {
   }
 }
 
-TEST_F(DeviceCourierTest, NobodyHearsOfAFailureWhileTheCallersMemoryIsUsed) {
+TEST_F(DeviceSendQueueTest, NobodyHearsOfAFailureWhileTheCallersMemoryIsUsed) {
   std::thread failing;
   EXPECT_TRUE(first_.answer
                   ->WithMemory([&] {

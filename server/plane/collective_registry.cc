@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/plane/shard_planes.h"
+#include "server/plane/collective_registry.h"
 
 #include <algorithm>
 #include <utility>
@@ -11,32 +11,33 @@
 
 namespace precondor {
 
-absl::StatusOr<PlaneInvitation> ShardPlanes::Join(const ContributionKey& key) {
+absl::StatusOr<RendezvousInfo> CollectiveRegistry::Join(const ContributionKey& key) {
   PRECONDOR_ASSIGN_OR_RETURN(Shard::SessionPart part, shard_.PartOf(key));
   const std::string what = absl::StrCat("session \"", part.spec.name, "\" epoch ", key.epoch);
   if (part.spec.data_plane != DataPlane::kCollective) {
     return absl::FailedPreconditionError(absl::StrCat(what, ": the session's data_plane is GRPC"));
   }
-  std::unique_ptr<EpochPlane> former;  // its thread is waited for without the lock
+  std::unique_ptr<ShardCollectiveSession> former;  // its thread is waited for without the lock
   MutexLock lock(mu_);
   if (stopped_) return absl::UnavailableError(absl::StrCat(what, ": the shard is shutting down"));
   if (const auto known = planes_.find(key.session_id); known != planes_.end() && known->second->epoch() == key.epoch) {
     const absl::Status status = known->second->status();
-    if (status.ok()) return known->second->invitation();
+    if (status.ok()) return known->second->rendezvous_info();
     return absl::FailedPreconditionError(absl::StrCat(what, ": the communicator has ended: ", status.message()));
   }
   if (const auto known = planes_.find(key.session_id); known != planes_.end() && known->second->epoch() > key.epoch) {
     return absl::FailedPreconditionError(absl::StrCat(what, ": epoch ", known->second->epoch(), " has begun"));
   }
-  PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport::Meeting meeting, transport_.open());
-  std::unique_ptr<EpochPlane>& plane = planes_[key.session_id];
-  former = std::exchange(plane, std::make_unique<EpochPlane>(shard_, logger_, observer_, transport_, std::move(meeting),
-                                                             key.session_id, key.epoch, std::move(part), timeout_));
+  PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport::Rendezvous rendezvous, transport_.open());
+  std::unique_ptr<ShardCollectiveSession>& plane = planes_[key.session_id];
+  former = std::exchange(
+      plane, std::make_unique<ShardCollectiveSession>(shard_, logger_, observer_, transport_, std::move(rendezvous),
+                                                      key.session_id, key.epoch, std::move(part), timeout_));
   if (former != nullptr) former->End(absl::StrCat("epoch ", key.epoch, " has begun"));
-  return plane->invitation();
+  return plane->rendezvous_info();
 }
 
-absl::Status ShardPlanes::Decline(const ContributionKey& key, absl::string_view why) {
+absl::Status CollectiveRegistry::Decline(const ContributionKey& key, absl::string_view why) {
   PRECONDOR_RETURN_IF_ERROR(Join(key).status());  // it may be the first
   MutexLock lock(mu_);
   const auto plane = planes_.find(key.session_id);
@@ -45,8 +46,8 @@ absl::Status ShardPlanes::Decline(const ContributionKey& key, absl::string_view 
   return absl::OkStatus();
 }
 
-void ShardPlanes::Sweep() {
-  std::vector<std::unique_ptr<EpochPlane>> over;
+void CollectiveRegistry::Sweep() {
+  std::vector<std::unique_ptr<ShardCollectiveSession>> over;
   {
     MutexLock lock(mu_);
     for (auto plane = planes_.begin(); plane != planes_.end();) {
@@ -61,12 +62,12 @@ void ShardPlanes::Sweep() {
   for (const auto& plane : over) plane->End("the epoch is over");
 }
 
-bool ShardPlanes::busy() const {
+bool CollectiveRegistry::busy() const {
   MutexLock lock(mu_);
   return std::any_of(planes_.begin(), planes_.end(), [](const auto& plane) { return plane.second->busy(); });
 }
 
-void ShardPlanes::Stop() {
+void CollectiveRegistry::Stop() {
   Planes ended;
   {
     MutexLock lock(mu_);

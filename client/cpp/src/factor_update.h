@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard answers a PULL or a FETCH with, put together from its chunks and checked before it is believed.
+// The answer of a shard to a PULL (one step's statistics) or a FETCH (whole factors), assembled from its chunks and
+// checked before it is used.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@
 
 namespace precondor {
 
-struct HandedFactors {
+struct FactorUpdate {
   Decision decision = Decision::kIdentity;  // kIdentity: a step that has changed nothing, or no factors
   uint64_t factor_version = 0;              // after it
   std::string reason;
@@ -25,18 +26,18 @@ struct HandedFactors {
   std::string bytes;                     // a [rows, d_in], then g [rows, d_out], f32 as on the wire; or the factors
 };
 
-// One answer. Thread-safe; `done` is called once, without the lock.
-class HandedFactorsSink final : public AnswerSink {
+// Receives one answer. Thread-safe; calls `done` once, without holding its lock.
+class FactorUpdateSink final : public AnswerSink {
  public:
   struct Limits {
     std::array<int64_t, 2> dims = {0, 0};  // d_in, d_out
     int64_t most_rows = 0;                 // of vectors; 0: none are due
     int64_t most_bytes = 0;                // of factors
   };
-  using Done = std::function<void(absl::StatusOr<HandedFactors> handed)>;
+  using Done = std::function<void(absl::StatusOr<FactorUpdate> update)>;
 
   // `what`: for messages.
-  HandedFactorsSink(std::string what, const Limits& limits, Done done);
+  FactorUpdateSink(std::string what, const Limits& limits, Done done);
 
   absl::Status Begin(absl::Span<const wire::TensorFormat> tensors, uint64_t payload_bytes) override;
   absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) override;
@@ -59,7 +60,7 @@ class HandedFactorsSink final : public AnswerSink {
   bool over_ ABSL_GUARDED_BY(mu_) = false;
   bool begun_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t expected_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  HandedFactors handed_ ABSL_GUARDED_BY(mu_);
+  FactorUpdate update_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace precondor

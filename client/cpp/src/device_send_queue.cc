@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/src/device_courier.h"
+#include "client/cpp/src/device_send_queue.h"
 
 #include <algorithm>
 #include <utility>
@@ -19,29 +19,29 @@ constexpr absl::Duration kLastPause = absl::Microseconds(200);
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<DevicePlane>> DeviceCourier::PlaneOf(int device) {
+absl::StatusOr<std::shared_ptr<DevicePlane>> DeviceSendQueue::PlaneOf(int device) {
   MutexLock lock(mu_);
   const auto found = planes_.find(device);
   if (found != planes_.end()) return found->second;
   return planes_.emplace(device, LoadCudaPlane(device)).first->second;
 }
 
-void DeviceCourier::Post(std::shared_ptr<const Parcel> parcel) {
+void DeviceSendQueue::Post(std::shared_ptr<const PendingSend> pending) {
   absl::Status failed;
   {
     MutexLock lock(mu_);
     failed = failed_;
     if (failed.ok()) {
-      queue_.push_back(std::move(parcel));
+      queue_.push_back(std::move(pending));
       if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
       changed_.notify_all();
       return;
     }
   }
-  parcel->answer->Fail(failed);
+  pending->answer->Fail(failed);
 }
 
-absl::Time DeviceCourier::Tick(absl::Time now) {
+absl::Time DeviceSendQueue::Tick(absl::Time now) {
   std::vector<Item> late;
   absl::Time next = absl::InfiniteFuture();
   {
@@ -60,7 +60,7 @@ absl::Time DeviceCourier::Tick(absl::Time now) {
   return next;
 }
 
-void DeviceCourier::Fail(const absl::Status& status) {
+void DeviceSendQueue::Fail(const absl::Status& status) {
   std::deque<Item> failing;
   {
     MutexLock lock(mu_);
@@ -72,14 +72,14 @@ void DeviceCourier::Fail(const absl::Status& status) {
   for (const Item& item : failing) item->answer->Fail(status);
 }
 
-bool DeviceCourier::WaitIdle(absl::Time deadline) {
+bool DeviceSendQueue::WaitIdle(absl::Time deadline) {
   MutexLock lock(mu_);
   return changed_.wait_until(mu_, SteadyTime(deadline), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return queue_.empty() && current_ == nullptr;
   });
 }
 
-void DeviceCourier::Stop() {
+void DeviceSendQueue::Stop() {
   Fail(absl::CancelledError("the worker was destroyed"));
   std::thread ending;
   {
@@ -91,9 +91,9 @@ void DeviceCourier::Stop() {
   if (ending.joinable()) ending.join();
 }
 
-void DeviceCourier::Loop() {
+void DeviceSendQueue::Loop() {
   while (true) {
-    Item parcel;
+    Item pending;
     Item done;  // freed after the lock
     {
       MutexLock lock(mu_);
@@ -101,25 +101,25 @@ void DeviceCourier::Loop() {
       changed_.notify_all();
       changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
-      parcel = current_ = std::move(queue_.front());
+      pending = current_ = std::move(queue_.front());
       queue_.pop_front();
     }
     done = nullptr;
-    const absl::Status status = AwaitMarks(*parcel);
+    const absl::Status status = AwaitMarks(*pending);
     if (!status.ok()) {
-      parcel->answer->Fail(status);
-    } else if (!parcel->answer->ready()) {
-      parcel->deliver();
+      pending->answer->Fail(status);
+    } else if (!pending->answer->ready()) {
+      pending->deliver();
     }
   }
 }
 
-absl::Status DeviceCourier::AwaitMarks(const Parcel& parcel) {
+absl::Status DeviceSendQueue::AwaitMarks(const PendingSend& pending) {
   absl::Duration pause = kFirstPause;
-  for (const auto& mark : parcel.marks) {
+  for (const auto& mark : pending.marks) {
     while (true) {
-      PRECONDOR_ASSIGN_OR_RETURN(const bool reached, parcel.plane->Reached(*mark));
-      if (MonotonicNow() >= parcel.deadline) return LateError(parcel);
+      PRECONDOR_ASSIGN_OR_RETURN(const bool reached, pending.plane->Reached(*mark));
+      if (MonotonicNow() >= pending.deadline) return LateError(pending);
       if (reached) break;
       MutexLock lock(mu_);
       PRECONDOR_RETURN_IF_ERROR(failed_);
@@ -130,9 +130,9 @@ absl::Status DeviceCourier::AwaitMarks(const Parcel& parcel) {
   return absl::OkStatus();
 }
 
-absl::Status DeviceCourier::LateError(const Parcel& parcel) {
+absl::Status DeviceSendQueue::LateError(const PendingSend& pending) {
   return absl::DeadlineExceededError(
-      absl::StrCat(parcel.what, ": gradient in device memory not computed and handed over within result_timeout"));
+      absl::StrCat(pending.what, ": gradient in device memory not computed and handed over within result_timeout"));
 }
 
 }  // namespace precondor

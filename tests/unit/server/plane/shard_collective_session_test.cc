@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/plane/epoch_plane.h"
+#include "server/plane/shard_collective_session.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
