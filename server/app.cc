@@ -301,12 +301,13 @@ class ServerApp final : public App {
     }
     uploads_ = std::make_unique<recovery::LayerUploads>(static_cast<uint64_t>(config_.memory_limit_bytes));
     if (shard_store_ != nullptr) shard_->AwaitReplay();
-    const uint64_t memory_id = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+    const uint64_t shard_generation = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
     PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport transport, MakePlaneTransport(config_));
     planes_ = std::make_unique<CollectiveRegistry>(*shard_, logger_, metrics_, std::move(transport),
                                                    absl::Milliseconds(config_.plane_timeout_ms));
-    precondition_service_ = std::make_unique<rpc::PreconditionService>(
-        *shard_, *planes_, static_cast<uint64_t>(config_.credit_bytes), memory_id, runner_, metrics_, rings_.get());
+    precondition_service_ =
+        std::make_unique<rpc::PreconditionService>(*shard_, *planes_, static_cast<uint64_t>(config_.credit_bytes),
+                                                   shard_generation, runner_, metrics_, rings_.get());
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();
   }

@@ -16,7 +16,7 @@ constexpr absl::string_view kNames[] = {
     "DTYPE_MISMATCH",     "SIZE_MISMATCH", "STALE_EPOCH",     "FUTURE_EPOCH",  "STALE_INCARNATION", "STALE_STEP",
     "STEP_TOO_FAR_AHEAD", "CONFLICT",      "NON_FINITE",      "OVER_NORM",     "MODE_CONFLICT",     "SPEC_MISMATCH",
     "NOT_STATISTIC_STEP", "NOT_DELEGATE",  "NOT_OWNER",       "CAPACITY",      "DRAINING",          "NOT_ACTIVE",
-    "DUPLICATE_FRAME",    "MEMORY_LOST",   "STALE_LEADER",
+    "DUPLICATE_FRAME",    "STATE_LOST",    "STALE_LEADER",
 };
 static_assert(std::size(kNames) == static_cast<size_t>(ErrorReason::kStaleLeader) + 1);
 static_assert(std::size(kNames) == kErrorReasonCount);

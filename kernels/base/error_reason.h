@@ -38,7 +38,7 @@ enum class ErrorReason : uint8_t {
   kDraining = 22,
   kNotActive = 23,       // not all ranks have joined
   kDuplicateFrame = 24,  // two frames of one contribution overlap on a stream
-  kMemoryLost = 25,      // factor updates are gone that a replica has had answers of
+  kStateLost = 25,       // factor updates are gone that a replica has had answers of
   kStaleLeader = 26,     // a coordinator that another one has replaced
 };
 inline constexpr size_t kErrorReasonCount = 27;  // checked against the names

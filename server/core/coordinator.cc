@@ -345,7 +345,7 @@ absl::Status Coordinator::FenceEpoch(CoordinatorSession& session) {
   {
     MutexLock lock(mu_);
     fence = session.MakeFence();
-    const bool decided = session.membership().went_back_epoch == fence.epoch;
+    const bool decided = session.membership().rollback_epoch == fence.epoch;
     if (fence.epoch == 1 || decided) return absl::OkStatus();
   }
   std::optional<uint64_t> back_to;

@@ -28,7 +28,7 @@ struct PlacedLayers {
 // Who holds each rank.
 struct Membership {
   uint64_t epoch = 1;
-  uint64_t went_back_epoch = 0;        // the last one with which the job went back to an earlier step; 0: none
+  uint64_t rollback_epoch = 0;         // the last one with which the job went back to an earlier step; 0: none
   uint64_t resume_step = 0;            // that it went back to
   std::vector<uint64_t> incarnations;  // by rank; 0: free
   std::vector<uint64_t> first_steps;   // by rank, that its last holder began with

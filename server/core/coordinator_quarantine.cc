@@ -23,9 +23,9 @@ void AddPart(const QuarantinedSession& found, size_t shard, QuarantineSummary& s
   const SessionInstall& install = found.install;
   summary.last_step = std::max(summary.last_step, found.last_step);
   summary.since = std::max(summary.since, found.since);
-  const uint64_t went_back = std::max(summary.install.went_back_epoch, install.went_back_epoch);
+  const uint64_t rollback_epoch = std::max(summary.install.rollback_epoch, install.rollback_epoch);
   if (install.epoch > summary.install.epoch) summary.install = install;
-  summary.install.went_back_epoch = went_back;
+  summary.install.rollback_epoch = rollback_epoch;
   epochs[shard] = install.epoch;
   std::vector<uint32_t>& layers = summary.placement[shard].layers;
   layers = install.layers;
@@ -41,9 +41,9 @@ void AddPart(const QuarantinedSession& found, size_t shard, QuarantineSummary& s
 Membership NextMembership(const SessionInstall& install) {
   Membership next = CoordinatorSession::FirstMembership(install.spec);
   next.epoch = install.epoch + 1;
-  next.went_back_epoch = install.went_back_epoch;
+  next.rollback_epoch = install.rollback_epoch;
   // Where that was is known of the last epoch alone. A rank that has not heard of it begins at the start then.
-  next.resume_step = install.went_back_epoch == install.epoch ? install.goes_back_to.value_or(0) : 0;
+  next.resume_step = install.rollback_epoch == install.epoch ? install.rollback_step.value_or(0) : 0;
   for (const Member& member : install.members) {
     next.first_steps[member.rank] = member.first_step;
     next.last_holders[member.rank] = member.incarnation;

@@ -28,7 +28,7 @@ std::string RankText(const SessionSpec& spec, uint32_t rank) {
 
 // With the membership's epoch.
 void GoBack(Membership& membership, uint64_t step) {
-  membership.went_back_epoch = membership.epoch;
+  membership.rollback_epoch = membership.epoch;
   membership.resume_step = step;
   // Whoever goes on does so from there.
   for (uint64_t& first_step : membership.first_steps) first_step = std::min(first_step, step);
@@ -39,7 +39,7 @@ void GoBack(Membership& membership, uint64_t step) {
 Membership CoordinatorSession::FirstMembership(const SessionSpec& spec) {
   const size_t ranks = static_cast<size_t>(spec.world_size);
   return {.epoch = 1,
-          .went_back_epoch = 0,
+          .rollback_epoch = 0,
           .resume_step = 0,
           .incarnations = std::vector<uint64_t>(ranks, 0),
           .first_steps = std::vector<uint64_t>(ranks, 0),
@@ -134,10 +134,10 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanLeave(uint32_t
 void CoordinatorSession::Adopt(Membership next) {
   const uint32_t before = joined();
   const bool new_epoch = next.epoch != membership_.epoch;
-  if (next.went_back_epoch != membership_.went_back_epoch) {
+  if (next.rollback_epoch != membership_.rollback_epoch) {
     const bool needed_before = NeedsFactors();
     open_from_ = next.resume_step;
-    went_back_ = !needed_before && NeedsFactors();
+    rolled_back_ = !needed_before && NeedsFactors();
   }
   membership_ = std::move(next);
   if (new_epoch) {
@@ -188,14 +188,14 @@ EpochFence CoordinatorSession::MakeFence() const {
 }
 
 std::vector<SessionInstall> CoordinatorSession::MakeInstalls() const {
-  std::optional<uint64_t> goes_back_to;
-  if (membership_.went_back_epoch == membership_.epoch) goes_back_to = membership_.resume_step;
+  std::optional<uint64_t> rollback_step;
+  if (membership_.rollback_epoch == membership_.epoch) rollback_step = membership_.resume_step;
   std::vector<SessionInstall> installs;
   for (const PlacedLayers& placed : placement_) {
     installs.push_back({.session_id = id_,
                         .epoch = membership_.epoch,
-                        .goes_back_to = goes_back_to,
-                        .went_back_epoch = membership_.went_back_epoch,
+                        .rollback_step = rollback_step,
+                        .rollback_epoch = membership_.rollback_epoch,
                         .spec = spec_,
                         .layers = placed.layers,
                         .members = Members(),
@@ -301,7 +301,7 @@ void CoordinatorSession::EndLeaseWrite(bool durable) {
 
 bool CoordinatorSession::NoteShardsTold(const Membership& told) {
   shards_told_ = shards_told_ || told == membership_;
-  return shards_told_ && std::exchange(went_back_, false);
+  return shards_told_ && std::exchange(rolled_back_, false);
 }
 
 bool CoordinatorSession::NeedsFactors() const {
@@ -396,7 +396,7 @@ SnapshotOrder CoordinatorSession::MakeSnapshotOrder(const SessionSnapshot& snaps
 }
 
 std::optional<std::string> CoordinatorSession::WhyNoSnapshot(const SessionSnapshot& snapshot) const {
-  if (membership_.went_back_epoch > snapshot.epoch) {
+  if (membership_.rollback_epoch > snapshot.epoch) {
     return absl::StrCat("the job went back to step ", membership_.resume_step);
   }
   for (const SnapshotPart& part : snapshot.parts) {
@@ -424,7 +424,7 @@ Directive CoordinatorSession::directive() const {
   return {.lease_through_step = granted_through_,
           .modes = ModesBetween(lease_.schedule, 0, granted_through_),
           .epoch = membership_.epoch,
-          .went_back_epoch = membership_.went_back_epoch,
+          .rollback_epoch = membership_.rollback_epoch,
           .resume_step = membership_.resume_step,
           .snapshot_at = announced ? snapshots_.back().step : 0,
           .snapshot_number = announced ? snapshots_.back().number : 0};

@@ -143,7 +143,7 @@ class CoordinatorSession {
   uint64_t last_step_ = 0;        // that all have reported in this epoch
   uint64_t open_from_ = 0;        // the lowest step not reported by all
   uint64_t stay_until_ = 0;       // no return to second order before all have reported the steps below
-  bool went_back_ = false;        // to steps in second order, from first order, and not told to shards
+  bool rolled_back_ = false;      // to steps in second order, from first order, and not told to shards
   uint64_t factor_version_ = 0;
   std::vector<SessionSnapshot> snapshots_;    // durable, ascending
   std::optional<uint64_t> planned_snapshot_;  // as of this step, not announced

@@ -97,7 +97,7 @@ struct SessionContext {
 
   std::shared_ptr<ShardContext> shard;
   uint64_t session_id = 0;
-  uint64_t memory_generation = 0;  // the shard's, when the session came; 0 unless it had been here and was removed
+  uint64_t state_generation = 0;  // the shard's, when the session came; 0 unless it had been here and was removed
   SessionSpec spec;
   MethodSet methods;
   std::vector<std::unique_ptr<SessionDevice>> devices;  // as the shard has them

@@ -16,26 +16,26 @@ namespace precondor {
 
 SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
                                std::vector<std::shared_ptr<LayerDriver>> layers, const Sizes& sizes,
-                               const Standing& standing)
+                               const FactorState& state)
     : context_(std::move(context)),
       layers_(std::move(layers)),
       sizes_(sizes),
-      held_(standing.held),
-      reserved_(standing.held || standing.writing != 0 ? sizes.held : sizes.released),
-      version_(standing.version),
-      writing_(standing.writing) {}
+      held_(state.held),
+      reserved_(state.held || state.writing != 0 ? sizes.held : sizes.released),
+      version_(state.version),
+      writing_(state.writing) {}
 
-absl::StatusOr<SessionFactors::Standing> SessionFactors::standing() const {
+absl::StatusOr<SessionFactors::FactorState> SessionFactors::state() const {
   MutexLock lock(mu_);
   if (!holding_ && !letting_go_ && !closed_) {
-    return Standing{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
+    return FactorState{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
   }
   return absl::UnavailableError(absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed"));
 }
 
-bool SessionFactors::HandOver(const Standing& expected) {
+bool SessionFactors::HandOver(const FactorState& expected) {
   MutexLock lock(mu_);
-  const Standing now{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
+  const FactorState now{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
   if (closed_ || holding_ || letting_go_ || now != expected) return false;
   closed_ = true;
   reserved_ = NoBytes();

@@ -27,17 +27,17 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
     DeviceBytes released;
   };
   // How it stands, for another set of layers to go on from.
-  struct Standing {
+  struct FactorState {
     bool held = false;
     DeviceBytes reserved = {};
     uint64_t version = 0;
     uint64_t writing = 0;  // the release that is not durable yet; its memory counts as if it were held
-    bool operator==(const Standing&) const = default;
+    bool operator==(const FactorState&) const = default;
   };
-  // `layers`: all that the session has here. Those hold their states when `standing` says so. That size has been
-  // reserved, or the greater one while a release is being written; `standing.reserved` is not looked at.
+  // `layers`: all that the session has here. Those hold their states when `state` says so. That size has been
+  // reserved, or the greater one while a release is being written; `state.reserved` is not looked at.
   SessionFactors(std::shared_ptr<SessionContext> context, std::vector<std::shared_ptr<LayerDriver>> layers,
-                 const Sizes& sizes, const Standing& standing);
+                 const Sizes& sizes, const FactorState& state);
 
   // The greatest version is the one that counts: one that is not greater than any before changes nothing. Errors of
   // Hold, and nothing has changed: ResourceExhausted CAPACITY, those of Method::MakeState, Unavailable while another
@@ -53,9 +53,9 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   void FinishReplay();
 
   // Unavailable while factors are being made or taken away.
-  absl::StatusOr<Standing> standing() const;
+  absl::StatusOr<FactorState> state() const;
   // Ends like Close, unless it stands otherwise by now.
-  bool HandOver(const Standing& expected);
+  bool HandOver(const FactorState& expected);
 
   bool held() const;
   int64_t reserved_bytes() const;  // on all devices
@@ -103,7 +103,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   uint64_t version_ ABSL_GUARDED_BY(mu_);
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
   bool letting_go_ ABSL_GUARDED_BY(mu_) = false;  // layers have yet to, and there is a journal
-  uint64_t writing_ ABSL_GUARDED_BY(mu_);         // see Standing
+  uint64_t writing_ ABSL_GUARDED_BY(mu_);         // see FactorState
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -185,7 +185,7 @@ absl::StatusOr<int64_t> Shard::InstallNew(const SessionInstall& install, bool re
   std::shared_ptr<SessionContext> session_context(
       new SessionContext{.shard = context_,
                          .session_id = install.session_id,
-                         .memory_generation = GenerationOfNew(install.session_id),
+                         .state_generation = GenerationOfNew(install.session_id),
                          .spec = install.spec,
                          .methods = std::move(methods),
                          .devices = MakeSessionDevices(*context_),
@@ -238,7 +238,7 @@ absl::Status Shard::ReplaceSameNameSession(const SessionInstall& install) {
 uint64_t Shard::GenerationOfNew(uint64_t session_id) {
   MutexLock lock(mu_);
   if (!removed_.contains(session_id)) return 0;
-  return memory_generation_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  return state_generation_.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
 absl::Status Shard::CheckNotDraining(absl::string_view name) const {
@@ -331,10 +331,10 @@ absl::StatusOr<std::shared_ptr<ShardSession>> Shard::FindAny(uint64_t session_id
                         absl::StrCat("session_id ", session_id, ": no such session on this shard"));
 }
 
-absl::Status Shard::CheckMemory(uint64_t session_id, uint64_t generation) const {
-  if (memory_generation() == generation) return absl::OkStatus();
+absl::Status Shard::CheckGeneration(uint64_t session_id, uint64_t generation) const {
+  if (state_generation() == generation) return absl::OkStatus();
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(session_id);
-  if (!session.ok() || (*session)->context().memory_generation <= generation) return absl::OkStatus();
+  if (!session.ok() || (*session)->context().state_generation <= generation) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
                         absl::StrCat("session \"", (*session)->spec().name,
                                      "\": removed and installed again since the stream began, expected a new stream"));

@@ -116,9 +116,9 @@ class Shard final : public ShardControl {
 
   // How often a session that had been removed has been installed again since the process began, each time without its
   // factors. A client that knows one number has to hear of each later one of its session.
-  uint64_t memory_generation() const { return memory_generation_.load(std::memory_order_acquire); }
+  uint64_t state_generation() const { return state_generation_.load(std::memory_order_acquire); }
   // Unavailable NOT_ACTIVE: of this session the shard has forgotten what it knew when `generation` was its number.
-  absl::Status CheckMemory(uint64_t session_id, uint64_t generation) const;
+  absl::Status CheckGeneration(uint64_t session_id, uint64_t generation) const;
 
   // Counts a contribution that CheckHeader refused with `why` and that will therefore not be submitted.
   void CountRefusal(const ContributionHeader& header, const absl::Status& why);
@@ -152,7 +152,7 @@ class Shard final : public ShardControl {
   // A rank that was answered by a memory which may be lost (the one before this process, or another shard's) says what
   // it has: factors of `factor_version` in its last answer of `key.layer`, and the first step whose gradient it will
   // send or send again. What this memory cannot bring to an end any more holds nothing up from then on. DATA_LOSS
-  // MEMORY_LOST: see ErrorReason; otherwise the errors of CheckHeader that concern the key. Repetitions do no harm.
+  // STATE_LOST: see ErrorReason; otherwise the errors of CheckHeader that concern the key. Repetitions do no harm.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
 
   // Gives `result` the layer's factors as they are, for a worker that keeps some and has just begun, or lost the
@@ -277,7 +277,7 @@ class Shard final : public ShardControl {
   const std::shared_ptr<ShardContext> context_;
 
   std::atomic<bool> restoring_ = false;
-  std::atomic<uint64_t> memory_generation_ = 0;
+  std::atomic<uint64_t> state_generation_ = 0;
   FencingGate gate_;
 
   mutable Mutex mu_;

@@ -64,10 +64,10 @@ struct Member {
 struct SessionInstall {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
-  std::optional<uint64_t> goes_back_to = {};  // the epoch begins with this step again: what is kept of any step goes
+  std::optional<uint64_t> rollback_step = {};  // the epoch begins with this step again: what is kept of any step goes
   // The last epoch with which the job went back, this one included; 0: none. A snapshot takes images of layers that
   // agree on it, also of those that are new here.
-  uint64_t went_back_epoch = 0;
+  uint64_t rollback_epoch = 0;
   SessionSpec spec;
   std::vector<uint32_t> layers;   // owned here, ascending
   std::vector<Member> members;    // joined so far; frames are accepted once all ranks are in

@@ -135,14 +135,14 @@ void Shard::NoteLayers(const SessionInstall& install, const LayerRoom& room, abs
 absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>& session, const SessionInstall& install,
                                             bool record) {
   SessionContext& context = session->context();
-  PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::Standing standing, session->factors().standing());
+  PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::FactorState state, session->factors().state());
   // What is to go is freed when the new layers are there: until then both count.
   PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room, MakeRoom(install, context.methods, &context,
-                                                            standing.held || standing.writing != 0, standing.reserved));
+                                                            state.held || state.writing != 0, state.reserved));
   const absl::Status busy = absl::UnavailableError(
       absl::StrCat("session \"", install.spec.name, "\": it is being changed already; try again"));
   absl::StatusOr<std::shared_ptr<ShardSession>> next = busy;
-  if (GiveDevices(context, room.layers)) next = session->WithLayers(install, standing, room.sizes);
+  if (GiveDevices(context, room.layers)) next = session->WithLayers(install, state, room.sizes);
   if (!next.ok()) {
     context_->memory.Release(room.more);
     return next.status();
@@ -153,7 +153,7 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
   {
     MutexLock lock(mu_);
     const auto found = sessions_.find(install.session_id);
-    swapped = found != sessions_.end() && found->second == session && session->factors().HandOver(standing);
+    swapped = found != sessions_.end() && found->second == session && session->factors().HandOver(state);
     if (swapped) found->second = *next;
   }
   if (!swapped) {
@@ -161,7 +161,7 @@ absl::StatusOr<int64_t> Shard::ChangeLayers(const std::shared_ptr<ShardSession>&
     return busy;
   }
   (*next)->Succeed(*session, install);
-  context_->memory.Release(standing.reserved + room.more - room.bytes);
+  context_->memory.Release(state.reserved + room.more - room.bytes);
   NoteLayers(install, room, "session goes on with other layers");
   return room.bytes.total();
 }

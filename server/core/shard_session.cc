@@ -44,7 +44,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
     owned.push_back(layers[layer]);
   }
   auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
-                                                  SessionFactors::Standing{.held = !install.factors_released});
+                                                  SessionFactors::FactorState{.held = !install.factors_released});
   return std::shared_ptr<ShardSession>(new ShardSession(std::move(context), install.layers, std::move(layers),
                                                         std::move(factors), MakeMembership(install)));
 }
@@ -109,7 +109,7 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
   // Frames of the new epoch that come before their layer's turn here are told to retry.
   for (uint32_t layer : owned_) {
     layers_[layer]->EndEpoch(install.epoch, EpochHasBegun(install.epoch));
-    layers_[layer]->BeginEpoch(install.epoch, install.goes_back_to, replaced);
+    layers_[layer]->BeginEpoch(install.epoch, install.rollback_step, replaced);
   }
   return absl::OkStatus();
 }
@@ -136,18 +136,18 @@ absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) 
 }
 
 absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const SessionInstall& install,
-                                                                       const SessionFactors::Standing& standing,
+                                                                       const SessionFactors::FactorState& state,
                                                                        const SessionFactors::Sizes& sizes) const {
   std::vector<std::shared_ptr<LayerDriver>> layers(layers_.size());
   std::vector<std::shared_ptr<LayerDriver>> owned;
   for (uint32_t layer : install.layers) {
     layers[layer] = layers_[layer];
     if (layers[layer] == nullptr) {
-      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context_, layer, install, standing.held));
+      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context_, layer, install, state.held));
     }
     owned.push_back(layers[layer]);
   }
-  auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, standing);
+  auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, state);
   return std::shared_ptr<ShardSession>(
       new ShardSession(context_, install.layers, std::move(layers), std::move(factors), MakeMembership(install)));
 }
@@ -160,7 +160,7 @@ void ShardSession::Succeed(const ShardSession& previous, const SessionInstall& i
       continue;
     }
     layers_[layer]->EndEpoch(install.epoch, EpochHasBegun(install.epoch));
-    layers_[layer]->BeginEpoch(install.epoch, install.goes_back_to, replaced);
+    layers_[layer]->BeginEpoch(install.epoch, install.rollback_step, replaced);
   }
 }
 

@@ -39,10 +39,10 @@ class ShardSession {
   // STALE_EPOCH when it is not later.
   absl::StatusOr<bool> ChangesLayers(const SessionInstall& install) const;
   // The session with the layers of `install`, some of them this one's, which know
-  // nothing of it yet. `standing` is how this one's factors stand, `sizes` are the new ones. Errors: those of
+  // nothing of it yet. `state` is how this one's factors stand, `sizes` are the new ones. Errors: those of
   // Method::MakeState.
   absl::StatusOr<std::shared_ptr<ShardSession>> WithLayers(const SessionInstall& install,
-                                                           const SessionFactors::Standing& standing,
+                                                           const SessionFactors::FactorState& state,
                                                            const SessionFactors::Sizes& sizes) const;
   // Goes on in the place of `previous`, which made it: kept layers begin the epoch, those that left end.
   void Succeed(const ShardSession& previous, const SessionInstall& install);

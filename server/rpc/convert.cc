@@ -114,7 +114,7 @@ v1::Directive EncodeDirective(const Directive& directive) {
   v1::Directive out;
   out.set_lease_through_step(directive.lease_through_step);
   out.set_epoch(directive.epoch);
-  out.set_went_back_epoch(directive.went_back_epoch);
+  out.set_rollback_epoch(directive.rollback_epoch);
   out.set_resume_step(directive.resume_step);
   out.set_snapshot_at(directive.snapshot_at);
   out.set_snapshot_id(directive.snapshot_number);
@@ -156,9 +156,9 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   v1::InstallSessionRequest request;
   request.set_session_id(install.session_id);
   request.set_epoch(install.epoch);
-  request.set_goes_back(install.goes_back_to.has_value());
-  request.set_resume_step(install.goes_back_to.value_or(0));
-  request.set_went_back_epoch(install.went_back_epoch);
+  request.set_rolls_back(install.rollback_step.has_value());
+  request.set_resume_step(install.rollback_step.value_or(0));
+  request.set_rollback_epoch(install.rollback_epoch);
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(install.spec));
   request.set_factors_released(install.factors_released);
   request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
@@ -212,8 +212,8 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   SessionInstall install;
   install.session_id = request.session_id();
   install.epoch = request.epoch();
-  if (request.goes_back()) install.goes_back_to = request.resume_step();
-  install.went_back_epoch = request.went_back_epoch();
+  if (request.rolls_back()) install.rollback_step = request.resume_step();
+  install.rollback_epoch = request.rollback_epoch();
   PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
   install.factors_released = request.factors_released();

@@ -92,10 +92,10 @@ ResultFn AnsweringInRing(const std::shared_ptr<FrameQueue>& queue, const std::sh
 
 }  // namespace
 
-ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, DeviceRings* rings,
+ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t shard_generation, DeviceRings* rings,
                                const Clock& clock, Observer& observer, RpcRecorder recorder)
     : shard_(shard),
-      memory_generation_(shard.memory_generation()),
+      state_generation_(shard.state_generation()),
       rings_(rings),
       clock_(clock),
       observer_(observer),
@@ -123,7 +123,7 @@ ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t mem
   v1::ExchangeResponse credit;
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(credit_bytes);
-  if (memory_id != 0) credit.set_memory_id(memory_id + memory_generation_);
+  if (shard_generation != 0) credit.set_shard_generation(shard_generation + state_generation_);
   if (rings_ != nullptr) *credit.add_ring_offers() = rings_->Offer();
   queue_->Push(std::move(credit));
   StartRead(&incoming_);
@@ -167,7 +167,7 @@ void ExchangeStream::End(const absl::Status& status) {
 absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
   PRECONDOR_ASSIGN_OR_RETURN(wire::Received<v1::ExchangeRequest> frame, wire::DecodeRequest(buffer));
   if (frame.message.bundle_size() == 0) {
-    PRECONDOR_RETURN_IF_ERROR(CheckMemory(frame.message));
+    PRECONDOR_RETURN_IF_ERROR(CheckGeneration(frame.message));
     HandleFrame(frame.message, frame.payload);
     return absl::OkStatus();
   }
@@ -177,7 +177,7 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
     return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
                           "bundle: expected frames alone, got a header, a payload or a bundle beside or inside them");
   }
-  for (const v1::ExchangeRequest& part : frame.message.bundle()) PRECONDOR_RETURN_IF_ERROR(CheckMemory(part));
+  for (const v1::ExchangeRequest& part : frame.message.bundle()) PRECONDOR_RETURN_IF_ERROR(CheckGeneration(part));
   queue_->AllowBundles();
   queue_->Hold();
   const auto message = std::make_shared<const v1::ExchangeRequest>(std::move(frame.message));
@@ -188,8 +188,8 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
   return absl::OkStatus();
 }
 
-absl::Status ExchangeStream::CheckMemory(const v1::ExchangeRequest& frame) const {
-  return shard_.CheckMemory(frame.header().session_id(), memory_generation_);
+absl::Status ExchangeStream::CheckGeneration(const v1::ExchangeRequest& frame) const {
+  return shard_.CheckGeneration(frame.header().session_id(), state_generation_);
 }
 
 void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload) {

@@ -26,8 +26,8 @@ namespace precondor::rpc {
 // be decoded ends the stream with InvalidArgument.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // `memory_id` as PreconditionService's. `rings`: where the peer may have one; null: it may not.
-  ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t memory_id, DeviceRings* rings, const Clock& clock,
+  // `shard_generation` as PreconditionService's. `rings`: where the peer may have one; null: it may not.
+  ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t shard_generation, DeviceRings* rings, const Clock& clock,
                  Observer& observer, RpcRecorder recorder);
 
   void OnReadDone(bool ok) override;
@@ -38,7 +38,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   absl::Status Handle(const grpc::ByteBuffer& message);
   // Whether the shard still knows of the frame's session what it knew when the stream began.
-  absl::Status CheckMemory(const v1::ExchangeRequest& frame) const;
+  absl::Status CheckGeneration(const v1::ExchangeRequest& frame) const;
   void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload);
   void Fetch(const v1::FrameHeader& header);
   void OpenRing(const v1::ExchangeRequest& request);
@@ -51,7 +51,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void End(const absl::Status& status);
 
   Shard& shard_;
-  const uint64_t memory_generation_;
+  const uint64_t state_generation_;
   DeviceRings* const rings_;
   const Clock& clock_;
   Observer& observer_;

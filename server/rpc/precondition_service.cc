@@ -152,7 +152,8 @@ class UnaryReactor final : public grpc::ServerUnaryReactor {
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService::Exchange(
     grpc::CallbackServerContext* context) {
   DeviceRings* const rings = rings_ != nullptr && DeviceRings::IsOnThisHost(context->peer()) ? rings_ : nullptr;
-  return new ExchangeStream(shard_, credit_bytes_, memory_id_, rings, runner_.clock(), observer_, runner_.recorder());
+  return new ExchangeStream(shard_, credit_bytes_, shard_generation_, rings, runner_.clock(), observer_,
+                            runner_.recorder());
 }
 
 grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext*,

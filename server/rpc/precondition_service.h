@@ -16,15 +16,14 @@ class PreconditionService final
           v1::PreconditionService::WithCallbackMethod_Precondition<
               v1::PreconditionService::WithCallbackMethod_JoinPlane<v1::PreconditionService::Service>>> {
  public:
-  // `memory_id` is what the first streams begin with: another one for every process that comes back from a disk, 0
-  // without one. Later ones add Shard::memory_generation.
-  // `rings`: for streams of this host; null: none.
-  PreconditionService(Shard& shard, CollectiveRegistry& planes, uint64_t credit_bytes, uint64_t memory_id,
+  // `shard_generation` is what the first streams begin with: another one for every process that comes back from a disk,
+  // 0 without one. Later ones add Shard::state_generation. `rings`: for streams of this host; null: none.
+  PreconditionService(Shard& shard, CollectiveRegistry& planes, uint64_t credit_bytes, uint64_t shard_generation,
                       ControlRunner& runner, Observer& observer, DeviceRings* rings)
       : shard_(shard),
         planes_(planes),
         credit_bytes_(credit_bytes),
-        memory_id_(memory_id),
+        shard_generation_(shard_generation),
         runner_(runner),
         observer_(observer),
         rings_(rings) {}
@@ -39,7 +38,7 @@ class PreconditionService final
   Shard& shard_;
   CollectiveRegistry& planes_;
   const uint64_t credit_bytes_;
-  const uint64_t memory_id_;
+  const uint64_t shard_generation_;
   ControlRunner& runner_;
   Observer& observer_;
   DeviceRings* const rings_;

@@ -21,8 +21,8 @@ auto Fields(store::Is<PlacedLayers> auto& value) {
 }
 
 auto Fields(store::Is<Membership> auto& value) {
-  auto& [epoch, went_back_epoch, resume_step, incarnations, first_steps, last_holders] = value;
-  return std::tie(epoch, went_back_epoch, resume_step, incarnations, first_steps, last_holders);
+  auto& [epoch, rollback_epoch, resume_step, incarnations, first_steps, last_holders] = value;
+  return std::tie(epoch, rollback_epoch, resume_step, incarnations, first_steps, last_holders);
 }
 
 auto Fields(store::Is<LeaseTerms> auto& value) {

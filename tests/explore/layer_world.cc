@@ -276,7 +276,7 @@ void LayerExplorer::Refused(LayerWorld& world, uint32_t index, const Reply& repl
     case ErrorReason::kStepTooFarAhead:
       Insert(rank.queue, item);
       return;
-    case ErrorReason::kMemoryLost:
+    case ErrorReason::kStateLost:
       // The trainer goes back to a checkpoint that all ranks have: what they had after it is another history.
       world.answers.clear();
       return ReplaceRank(world, index, 0);

@@ -169,7 +169,7 @@ TEST(ClientStepTest, FailsWhenTheJobHasGoneBackBehindIt) {
     const auto worker = Join(Options(server), 4);
     ASSERT_TRUE(Report(*worker, 4).ok());
     server.Change([&](Script& script) {
-      script.went_back_epoch = 2;
+      script.rollback_epoch = 2;
       script.resume_step = resume;
     });
     server.BumpEpoch();

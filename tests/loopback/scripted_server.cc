@@ -87,7 +87,7 @@ class ScriptedServer::Session final : public v1::SessionService::Service {
   void FillDirective(v1::Directive* directive) ABSL_EXCLUSIVE_LOCKS_REQUIRED(owner_->mu_) {
     directive->set_lease_through_step(owner_->script_.lease_through_step);
     directive->set_epoch(owner_->epoch_);
-    directive->set_went_back_epoch(owner_->script_.went_back_epoch);
+    directive->set_rollback_epoch(owner_->script_.rollback_epoch);
     directive->set_resume_step(owner_->script_.resume_step);
     directive->set_snapshot_at(owner_->script_.snapshot_at);
     directive->set_snapshot_id(owner_->script_.snapshot_id);
@@ -227,7 +227,7 @@ bool ScriptedServer::Serve(Stream& stream) {
     MutexLock lock(mu_);
     ++streams_;
     credit.set_credit_bytes(script_.credit_bytes);
-    credit.set_memory_id(1);
+    credit.set_shard_generation(1);
   }
   if (!stream.Write(credit)) return false;
   {

@@ -40,7 +40,7 @@ class ScriptedServer {
     uint64_t chunk_bytes = uint64_t{1} << 20;  // of results
     bool active = true;                        // what JoinSession says
     uint64_t lease_through_step = 100;
-    uint64_t went_back_epoch = 0;
+    uint64_t rollback_epoch = 0;
     uint64_t resume_step = 0;
     uint64_t snapshot_at = 0;
     uint64_t snapshot_id = 0;

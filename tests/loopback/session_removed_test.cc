@@ -123,7 +123,7 @@ class SessionRemovedTest : public ::testing::TestWithParam<bool> {
 
 // Each answer goes to both ranks: they begin again from a checkpoint, instead of going on with factors that are new.
 TEST_P(SessionRemovedTest, ReplicasAreToldThatItsMemoryIsLost) {
-  for (const absl::Status& end : Train()) EXPECT_EQ(GetErrorReason(end), ErrorReason::kMemoryLost) << end;
+  for (const absl::Status& end : Train()) EXPECT_EQ(GetErrorReason(end), ErrorReason::kStateLost) << end;
 }
 
 INSTANTIATE_TEST_SUITE_P(Disks, SessionRemovedTest, ::testing::Bool(),

@@ -317,7 +317,7 @@ TEST_F(ForgottenTest, WhereAllRanksGetEachAnswerNoneGetsAnother) {
   forgetting.join();
   uint64_t resume = std::numeric_limits<uint64_t>::max();
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
-    EXPECT_EQ(GetErrorReason(ends[rank]), ErrorReason::kMemoryLost) << "rank " << rank << ": " << ends[rank];
+    EXPECT_EQ(GetErrorReason(ends[rank]), ErrorReason::kStateLost) << "rank " << rank << ": " << ends[rank];
     resume = std::min(resume, before[rank].rbegin()->first);
   }
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {

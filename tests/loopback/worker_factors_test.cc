@@ -348,7 +348,7 @@ TEST_P(WorkerFactorsTest, FactorsThatAShardHasLostAreLostForAll) {
   }
   for (std::thread& rank : ranks) rank.join();
   for (uint32_t rank : {0u, 1u}) {
-    EXPECT_EQ(GetErrorReason(ends[rank]), ErrorReason::kMemoryLost) << ends[rank];
+    EXPECT_EQ(GetErrorReason(ends[rank]), ErrorReason::kStateLost) << ends[rank];
     EXPECT_EQ(after[rank], after[0]);
     for (const Answer& answer : after[rank]) EXPECT_EQ(answer.factor_version, 3u);
   }

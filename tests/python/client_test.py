@@ -162,7 +162,7 @@ class ClientTest(unittest.TestCase):
         session = self.open(method="identity")
         for first_step, steps, wanted in ((0, 6, None), (5, 3, None), (2, 1, 2), (2, 3, 2), (5, 1, 2)):
             worker = self.enterContext(session.join(first_step=first_step))
-            self.assertEqual(worker.went_back_to, wanted, first_step)
+            self.assertEqual(worker.rollback_step, wanted, first_step)
             for step in range(first_step, first_step + steps):
                 worker.precondition(step, 0, np.ones((2, 3), np.float32), 1).result()
                 worker.report_step(step, 1.0, 1, 0.1)

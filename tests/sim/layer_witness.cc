@@ -28,7 +28,7 @@ std::string LayerWitness::Text(const std::string& what, uint64_t step) const {
          std::to_string(layer_);
 }
 
-void LayerWitness::WentBack(uint64_t generation) { generation_ = generation; }
+void LayerWitness::RolledBack(uint64_t generation) { generation_ = generation; }
 
 std::string LayerWitness::Made() {
   if (replaying_ || inexact_) {

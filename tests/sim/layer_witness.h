@@ -28,7 +28,7 @@ class LayerWitness {
       : oracle_(oracle), spec_(spec), layer_(layer), patient_(patient), late_(late), generation_(generation) {}
 
   // The shard dropped its open steps: the job begins again with `step`.
-  void WentBack(uint64_t generation);
+  void RolledBack(uint64_t generation);
   uint64_t generation() const { return generation_; }
 
   // The shard was told that the factors are not needed; it may take them up again later.

@@ -170,8 +170,8 @@ void SimLink::Connect() {
   heard_us_ = world_.queue().now_us();
   stream_->Up([shard = &shard_](const std::shared_ptr<Stream>& stream) {
     if (!shard->serving()) return;
-    const uint64_t memory_id = shard->process().life() * kGenerations + shard->generation();
-    stream->Down([memory_id](SimLink& link) { link.OnCredit(memory_id); });
+    const uint64_t shard_generation = shard->process().life() * kGenerations + shard->generation();
+    stream->Down([shard_generation](SimLink& link) { link.OnCredit(shard_generation); });
   });
 }
 
@@ -201,12 +201,12 @@ void SimLink::Adopt(Outbox::Moved moved) {
   Pump();
 }
 
-void SimLink::OnCredit(uint64_t memory_id) {
+void SimLink::OnCredit(uint64_t shard_generation) {
   if (open_) return;
   open_ = true;
   heard_us_ = world_.queue().now_us();
   outbox_.LetGoBefore(hooks_.let_go_before());
-  if (outbox_.StartStream(world_.scenario().credit_bytes, memory_id)) {
+  if (outbox_.StartStream(world_.scenario().credit_bytes, shard_generation)) {
     outbox_.SettlesBy(Now() + absl::Microseconds(kSettleMicros));
   }
   Pump();

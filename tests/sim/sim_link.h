@@ -60,7 +60,7 @@ class SimLink {
   void Pump();
   void Write(const Outbox::Frame& frame);
   ContributionHeader HeaderOf(const Contribution& item) const;
-  void OnCredit(uint64_t memory_id);
+  void OnCredit(uint64_t shard_generation);
   void OnAck(uint64_t epoch, const ContributionId& id, const absl::StatusOr<bool>& ack);
   void OnResult(uint64_t epoch, const ContributionId& id, const absl::StatusOr<GradientResult>& result);
   void OnRefused(const ContributionId& id, const absl::Status& status);

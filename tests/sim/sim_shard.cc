@@ -81,7 +81,7 @@ void SimShard::MakeWitnesses(const SessionInstall& install) {
   for (const uint32_t layer : install.layers) {
     if (owned_.contains(layer)) continue;
     witnesses_[layer] = std::make_unique<LayerWitness>(world_.oracle(), world_.spec(), layer, patient,
-                                                       /*late=*/world_.opened(), install.went_back_epoch);
+                                                       /*late=*/world_.opened(), install.rollback_epoch);
   }
 }
 
@@ -174,7 +174,7 @@ absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
   absl::StatusOr<int64_t> reserved = shard_->Install(install);
   world_.trace().Note([&] {
     return process_.name() + " install epoch " + std::to_string(install.epoch) +
-           (install.goes_back_to.has_value() ? " back to " + std::to_string(*install.goes_back_to) : "") +
+           (install.rollback_step.has_value() ? " back to " + std::to_string(*install.rollback_step) : "") +
            MembersText(install.members) + LayersText(install.layers) + ": " + reserved.status().ToString();
   });
   if (!reserved.ok()) return reserved;
@@ -185,7 +185,7 @@ absl::StatusOr<int64_t> SimShard::Install(const SessionInstall& install) {
   // The same install again does not go back again.
   for (const uint32_t layer : install.layers) {
     LayerWitness& its = witness(layer);
-    if (install.goes_back_to.has_value() && its.generation() < install.epoch) its.WentBack(install.epoch);
+    if (install.rollback_step.has_value() && its.generation() < install.epoch) its.RolledBack(install.epoch);
   }
   return reserved;
 }

@@ -43,8 +43,10 @@ class SimShard {
   // Whether it takes streams.
   bool serving() const { return shard_->CheckServing().ok(); }
   // As ExchangeStream asks: of a stream when it begins, and of each frame of it.
-  uint64_t generation() const { return shard_->memory_generation(); }
-  bool IsOf(uint64_t session_id, uint64_t generation) const { return shard_->CheckMemory(session_id, generation).ok(); }
+  uint64_t generation() const { return shard_->state_generation(); }
+  bool IsOf(uint64_t session_id, uint64_t generation) const {
+    return shard_->CheckGeneration(session_id, generation).ok();
+  }
   // As a frame arrives; `ack` and `result` see what the shard says before the network does.
   void Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result);
 

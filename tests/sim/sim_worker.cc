@@ -35,7 +35,7 @@ WorkerDirective SimWorker::DirectiveOf(const Directive& directive) const {
   out.lease_through_step = directive.lease_through_step;
   for (const ModeInterval& interval : directive.modes) out.modes.emplace_back(interval.first_step, interval.mode);
   if (world_.scenario().bug == PlantedBug::kLease && rank_ > 0 && out.modes.size() > 1) --out.modes.back().first;
-  out.went_back_epoch = directive.went_back_epoch;
+  out.rollback_epoch = directive.rollback_epoch;
   out.resume_step = directive.resume_step;
   out.snapshot_at = directive.snapshot_at;
   out.snapshot_id = directive.snapshot_number;
@@ -105,7 +105,7 @@ void SimWorker::OnJoined(const JoinResult& joined) {
   }
   epoch_ = joined.epoch;
   session_ = joined.session_id;
-  generation_ = directive.went_back_epoch;
+  generation_ = directive.rollback_epoch;
   // Answers of a step that it has not finished bind it just so.
   uint64_t next_step = step_;
   for (const auto& [address, link] : links_) {
@@ -172,7 +172,7 @@ void SimWorker::OnError(const absl::Status& status) {
   // The others could get another answer than this rank has had; its trainer begins again, or gives up.
   const bool shared = world_.spec().exchange != ExchangeMode::kDelegate;
   const ErrorReason reason = GetErrorReason(status);
-  if (reason == ErrorReason::kMemoryLost && world_.job().inexact() && shared) return world_.LoseJob();
+  if (reason == ErrorReason::kStateLost && world_.job().inexact() && shared) return world_.LoseJob();
   // Another rank has begun after the step, and cannot repeat what the shard lost with it.
   if (reason == ErrorReason::kStaleStep && world_.scenario().meets) return world_.LoseJob();
   world_.Fail("I7: " + process_.name() + " got " + status.ToString());

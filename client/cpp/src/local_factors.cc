@@ -56,7 +56,7 @@ LocalFactors::LocalFactors(SessionSpec spec, std::string what, Fetch fetch, Meth
       states_(spec_.layers.size()) {
   // Methods without statistics have nothing to fetch, and no factors.
   for (size_t i = 0; i < layers_.size(); ++i) {
-    if (!TakesStatistics(spec_, static_cast<int64_t>(i))) layers_[i].standing = Standing::kKnown;
+    if (!TakesStatistics(spec_, static_cast<int64_t>(i))) layers_[i].sync_state = SyncState::kKnown;
   }
 }
 
@@ -85,7 +85,7 @@ absl::StatusOr<uint64_t> LocalFactors::Checksum(int64_t index, absl::Time deadli
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
     const bool rests = settled_.wait_until(mu_, SteadyTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      const bool waits = layer.standing == Standing::kFetching || layer.fetched.has_value() || !layer.open.empty();
+      const bool waits = layer.sync_state == SyncState::kFetching || layer.fetched.has_value() || !layer.open.empty();
       return !failed_.ok() || (!layer.busy && !layer.queued && !waits);
     });
     PRECONDOR_RETURN_IF_ERROR(failed_);
@@ -110,7 +110,7 @@ void LocalFactors::Wake(int64_t index) {
   changed_.notify_one();
 }
 
-// --- what is received out -------------------------------------------------------------------------------------------
+// --- what is handed out -------------------------------------------------------------------------------------------
 
 std::shared_ptr<AnswerSink> LocalFactors::MakeSink(int64_t layer, const std::string& what,
                                                    FactorUpdateSink::Done done) const {
@@ -139,13 +139,13 @@ void LocalFactors::Need(int64_t index, uint64_t since) {
     if (!failed_.ok()) return;
     const bool other = std::exchange(layer.since, since) != since;
     layer.release = false;
-    if (layer.standing != Standing::kUnknown) {
+    if (layer.sync_state != SyncState::kUnknown) {
       if (other) layer.renew_from = since;
       if (other) Wake(index);
       return;
     }
     layer.renew_from.reset();
-    layer.standing = Standing::kFetching;
+    layer.sync_state = SyncState::kFetching;
   }
   StartFetch(index);
 }
@@ -232,7 +232,7 @@ void LocalFactors::GiveUp(int64_t index, uint64_t from_step, const absl::Status&
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
-    layer.standing = Standing::kUnknown;
+    layer.sync_state = SyncState::kUnknown;
     const auto first = std::find_if(layer.requests.begin(), layer.requests.end(),
                                     [&](const Request& request) { return request.step >= from_step; });
     std::move(first, layer.requests.end(), std::back_inserter(failed));
@@ -277,7 +277,7 @@ bool LocalFactors::WorkOn(int64_t index) {
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
-    const bool known = layer.standing == Standing::kKnown;
+    const bool known = layer.sync_state == SyncState::kKnown;
     const bool due = known && !layer.requests.empty() && !WaitsForRenewal(layer, layer.requests.front().step);
     const bool told = known && !layer.open.empty() && !WaitsForRenewal(layer, *layer.open.begin());
     if (layer.fetched.has_value()) {
@@ -290,7 +290,7 @@ bool LocalFactors::WorkOn(int64_t index) {
       received.emplace(first.key(), std::move(first.mapped()));
     } else if (known && (layer.release || layer.renew_from.has_value()) && !due && !told) {
       renew = layer.renew_from.has_value();
-      layer.standing = renew ? Standing::kFetching : Standing::kUnknown;
+      layer.sync_state = renew ? SyncState::kFetching : SyncState::kUnknown;
       layer.renew_from.reset();
       layer.release = false;
       layer.version = 0;
@@ -324,7 +324,7 @@ void LocalFactors::TakeFetched(int64_t index, absl::StatusOr<FactorUpdate> fetch
   if (!status.ok()) return GiveUp(index, 0, status);
   const LayerState* const state = states_[static_cast<size_t>(index)].get();
   MutexLock lock(mu_);
-  layers_[static_cast<size_t>(index)].standing = Standing::kKnown;
+  layers_[static_cast<size_t>(index)].sync_state = SyncState::kKnown;
   layers_[static_cast<size_t>(index)].version = state == nullptr ? 0 : state->version();
 }
 
@@ -339,7 +339,7 @@ void LocalFactors::TakeUpdate(int64_t index, uint64_t step, ReceivedUpdate recei
     if (verdict == Verdict::kFetch) {
       received.fetched_since = true;
       layer.received.insert({step, std::move(received)});
-      layer.standing = Standing::kFetching;
+      layer.sync_state = SyncState::kFetching;
     } else {
       layer.open.erase(step);
       if (verdict == Verdict::kFailed) layer.failure = {step, why};

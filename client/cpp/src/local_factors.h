@@ -77,7 +77,7 @@ class LocalFactors {
   uint64_t VersionOf(int64_t layer) const;
 
  private:
-  enum class Standing : uint8_t { kUnknown, kFetching, kKnown };
+  enum class SyncState : uint8_t { kUnknown, kFetching, kKnown };
   struct Request {
     uint64_t step = 0;
     ConstMatrixView gradient;
@@ -89,7 +89,7 @@ class LocalFactors {
     bool fetched_since = false;  // because of it
   };
   struct Layer {
-    Standing standing = Standing::kUnknown;
+    SyncState sync_state = SyncState::kUnknown;
     std::optional<uint64_t> last_expected;
     std::set<uint64_t> open;                      // steps whose PULL is not over
     std::map<uint64_t, ReceivedUpdate> received;  // of those, what has come
@@ -105,7 +105,7 @@ class LocalFactors {
     bool busy = false;    // a thread works on it, or reads it
     bool queued = false;  // in ready_
   };
-  // What comes of something received out.
+  // What comes of something handed out.
   enum class Verdict : uint8_t { kOver, kFetch, kFailed };
 
   LocalFactors(SessionSpec spec, std::string what, Fetch fetch, MethodSet methods, std::unique_ptr<Backend> backend);

@@ -25,7 +25,7 @@ Recovery RecoveryFor(const absl::Status& refusal) {
     case ErrorReason::kStaleIncarnation:
     case ErrorReason::kSpecMismatch:
     case ErrorReason::kNotOwner:
-    case ErrorReason::kMemoryLost:
+    case ErrorReason::kStateLost:
       return Recovery::kFatal;
     default:
       return refusal.code() == absl::StatusCode::kUnavailable ? Recovery::kRetryLater : Recovery::kRefused;
@@ -103,17 +103,18 @@ void Outbox::Move(Sequence sequence, Entry& entry, State to) {
   entry.state = to;
 }
 
-bool Outbox::StartStream(uint64_t credit_bytes, uint64_t memory_id) {
+bool Outbox::StartStream(uint64_t credit_bytes, uint64_t shard_generation) {
   StopStream();
-  const bool other_memory = std::exchange(started_before_, true) && (memory_id != memory_id_ || memory_id == 0);
-  if (other_memory) {
+  const bool other_generation =
+      std::exchange(started_before_, true) && (shard_generation != shard_generation_ || shard_generation == 0);
+  if (other_generation) {
     SendKeptAgain();
     for (const auto& [layer, last] : answered_) SendResume(layer);
   }
-  memory_id_ = memory_id;
+  shard_generation_ = shard_generation;
   open_ = true;
   credit_bytes_ = credit_bytes;
-  return other_memory;
+  return other_generation;
 }
 
 void Outbox::DropBefore(uint64_t step) {

@@ -54,10 +54,10 @@ class Outbox {
   // not allow it. A payload larger than all of the credit goes alone.
   std::optional<Frame> Next(absl::Time now);
   // A new stream with this credit: everything unanswered goes out again, in its order. Without one nothing does.
-  // `memory_id` as in the CREDIT frame: another one than before, and what is kept goes out again too, in its place, and
-  // ahead of everything a RESUME for each layer that has been answered. True when there was a stream before, and the
-  // memory may be another.
-  bool StartStream(uint64_t credit_bytes, uint64_t memory_id = 0);
+  // `shard_generation` as in the CREDIT frame: another one than before, and what is kept goes out again too, in its
+  // place, and ahead of everything a RESUME for each layer that has been answered. True when there was a stream before,
+  // and the memory may be another.
+  bool StartStream(uint64_t credit_bytes, uint64_t shard_generation = 0);
   // Shards have let go of what steps before this one left: no RESUME claims it. Once this rank works on a later step,
   // all ranks do, and nothing of the earlier ones is sent again for the others' sake: it would go into factors that
   // came after.
@@ -76,7 +76,7 @@ class Outbox {
   // Whether the shard comes back with what it knew, or another takes its place, so that gradients are worth their
   // memory: without the factors they were answered with, others cannot get the same answers. Before the first stream
   // nobody knows. Statistics are always kept.
-  bool keeps_gradients() const { return memory_id_ != 0 || may_lose_shard_ || !started_before_; }
+  bool keeps_gradients() const { return shard_generation_ != 0 || may_lose_shard_ || !started_before_; }
   Item Remove(const ContributionId& id);
   // Whether it is still there, and not another of its id that came after it.
   bool Holds(const Item& item) const { return Find(item->id) == item; }
@@ -164,7 +164,7 @@ class Outbox {
   bool open_ = false;
   absl::Time settles_by_ = absl::InfinitePast();
   bool started_before_ = false;
-  uint64_t memory_id_ = 0;
+  uint64_t shard_generation_ = 0;
   uint64_t working_on_ = 0;  // the step of the last Add
   uint64_t credit_bytes_ = 0;
   uint64_t credit_used_ = 0;  // payload bytes of entries being sent or sent

@@ -467,7 +467,7 @@ void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
   changed_.notify_all();
   outbox_.LetGoBefore(let_go_before);
   backoff_ = kFirstBackoff;
-  if (outbox_.StartStream(credit.credit_bytes(), credit.memory_id()))
+  if (outbox_.StartStream(credit.credit_bytes(), credit.shard_generation()))
     outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
   Pump();
 }

@@ -43,13 +43,13 @@ uint64_t WorkerDirective::LastFirstOrder(uint64_t step) const {
 }
 
 bool WorkerDirective::LeavesBehind(uint64_t epoch, uint64_t next_step) const {
-  return went_back_epoch > epoch && resume_step < next_step;
+  return rollback_epoch > epoch && resume_step < next_step;
 }
 
 absl::StatusOr<WorkerDirective> WorkerDirective::Decode(const v1::Directive& directive) {
   WorkerDirective out;
   out.lease_through_step = directive.lease_through_step();
-  out.went_back_epoch = directive.went_back_epoch();
+  out.rollback_epoch = directive.rollback_epoch();
   out.resume_step = directive.resume_step();
   out.snapshot_at = directive.snapshot_at();
   out.snapshot_id = directive.snapshot_id();

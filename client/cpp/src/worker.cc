@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   // Of this epoch alone: the job may have gone on for long since an earlier one went back.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
   PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
-  if (directive.went_back_epoch != 0) worker->went_back_to_ = directive.resume_step;
+  if (directive.rollback_epoch != 0) worker->rollback_step_ = directive.resume_step;
   worker->Start(as.first_step, std::move(directive));
   // In first order too: the shards learn that the rank has begun.
   if (worker->factors_ != nullptr) {
@@ -191,7 +191,7 @@ std::string WorkerImpl::Describe(uint64_t step, int64_t layer) const {
 }
 
 absl::Status WorkerImpl::CheckResume(const WorkerDirective& directive, uint64_t epoch, uint64_t next_step) const {
-  if (directive.went_back_epoch <= epoch || next_step <= directive.resume_step) return absl::OkStatus();
+  if (directive.rollback_epoch <= epoch || next_step <= directive.resume_step) return absl::OkStatus();
   return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleEpoch,
                         absl::StrCat("session ", session_, ": the job has gone back to step ", directive.resume_step,
                                      ", rank ", rank_, " has answers of step ", next_step - 1, ": go back to step ",

@@ -54,7 +54,7 @@ class WorkerImpl final : public Worker {
   const SessionSpec& spec() const override { return spec_; }
   uint32_t rank() const override { return rank_; }
   uint64_t epoch() const override;
-  std::optional<uint64_t> went_back_to() const override { return went_back_to_; }
+  std::optional<uint64_t> rollback_step() const override { return rollback_step_; }
   Mode ModeOf(uint64_t step) const override { return steps_->ModeOf(step); }
   absl::Status SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
                               uint64_t samples) override;
@@ -146,7 +146,7 @@ class WorkerImpl final : public Worker {
   const uint32_t rank_;
   const uint64_t incarnation_;
   const uint64_t session_id_;
-  std::optional<uint64_t> went_back_to_;  // constant after Make
+  std::optional<uint64_t> rollback_step_;  // constant after Make
   TrafficCounters traffic_;
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();
   Canceller canceller_;

@@ -106,10 +106,10 @@ class Worker:
         return self._core.epoch()
 
     @property
-    def went_back_to(self) -> Optional[int]:
+    def rollback_step(self) -> Optional[int]:
         """The step that the job had gone back to when this worker joined: factors stayed as they were, with updates of later
         steps. None: it never has."""
-        return self._core.went_back_to()
+        return self._core.rollback_step()
 
     def mode(self, step: int) -> str:
         """"SECOND_ORDER" or "FIRST_ORDER", of a step up to the lease's end."""

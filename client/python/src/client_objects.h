@@ -48,7 +48,7 @@ class WorkerObject {
   pybind11::dict Spec() const;
   uint32_t Rank() const { return Get()->rank(); }
   uint64_t Epoch() const { return Get()->epoch(); }
-  std::optional<uint64_t> WentBackTo() const { return Get()->went_back_to(); }
+  std::optional<uint64_t> RollbackStep() const { return Get()->rollback_step(); }
   std::string ModeOf(uint64_t step) const;
   bool NeedsStatistics(uint64_t step, int64_t layer) const;
   bool SendsGradient(int64_t layer) const;

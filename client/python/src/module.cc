@@ -33,7 +33,7 @@ PYBIND11_MODULE(_core, m) {
       .def("spec", &WorkerObject::Spec)
       .def("rank", &WorkerObject::Rank)
       .def("epoch", &WorkerObject::Epoch)
-      .def("went_back_to", &WorkerObject::WentBackTo)
+      .def("rollback_step", &WorkerObject::RollbackStep)
       .def("mode_of", &WorkerObject::ModeOf)
       .def("needs_statistics", &WorkerObject::NeedsStatistics)
       .def("sends_gradient", &WorkerObject::SendsGradient)

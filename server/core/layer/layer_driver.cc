@@ -60,8 +60,8 @@ LayerDriver::LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer
       executor_(session_->DeviceOf(layer).executor),
       strand_(executor_.NewStrand()),
       worker_(*session_, layer, std::move(state)),
-      journal_(*session_, layer, install.went_back_epoch),
-      machine_(RulesOf(*session_, layer), install.epoch, install.went_back_epoch, install.members) {
+      journal_(*session_, layer, install.rollback_epoch),
+      machine_(RulesOf(*session_, layer), install.epoch, install.rollback_epoch, install.members) {
   stats_.layer = layer;
   stats_.name = session_->spec.layers[layer].name;
   stats_.device = session_->DeviceOf(layer).place;
@@ -322,9 +322,9 @@ uint64_t LayerDriver::EndEpoch(uint64_t epoch, const absl::Status& why) {
   return first_kept;
 }
 
-void LayerDriver::BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced) {
+void LayerDriver::BeginEpoch(uint64_t epoch, std::optional<uint64_t> rollback_step, absl::Span<const Member> replaced) {
   Perform(FeedLocked(
-      EpochBegan{.epoch = epoch, .rollback_step = goes_back_to, .replaced = {replaced.begin(), replaced.end()}}));
+      EpochBegan{.epoch = epoch, .rollback_step = rollback_step, .replaced = {replaced.begin(), replaced.end()}}));
 }
 
 void LayerDriver::Close(const absl::Status& why) { Perform(FeedLocked(Closed{why})); }

@@ -48,7 +48,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
 
   // A rank comes from another shard generation, which answered it with factors of `factor_version`, and sends no
   // gradient of steps before `key.step` again: those that this generation does not know are over. Where updates are
-  // missing here and several ranks get each answer, all of them have to begin again: MEMORY_LOST, as for whatever they
+  // missing here and several ranks get each answer, all of them have to begin again: STATE_LOST, as for whatever they
   // send until then. Otherwise the epoch's errors.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
 
@@ -61,7 +61,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Goes on with `epoch`, which EndEpoch has named; factors stay. When the job goes back to a step, all steps are
   // dropped. Otherwise they stay, so that processes that took ranks over (`replaced`) get the answers that the others
   // got, and none retires before they have.
-  void BeginEpoch(uint64_t epoch, std::optional<uint64_t> goes_back_to, absl::Span<const Member> replaced);
+  void BeginEpoch(uint64_t epoch, std::optional<uint64_t> rollback_step, absl::Span<const Member> replaced);
   // Drops all steps, for good; waiting results get `why`.
   void Close(const absl::Status& why);
   // Gives a layer that has no factors some, after what is queued: those of `release`, or, with 0, fresh ones.

@@ -50,7 +50,7 @@ absl::Status LayerMachine::CheckNotLost(const ContributionKey& key) const {
                           absl::StrCat(DescribeKey(*rules_.spec, key), ": rank ", ranks_.first_lost(),
                                        " has to begin again: the shard has lost factors that it knows"));
   }
-  return ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kMemoryLost,
+  return ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kStateLost,
                         absl::StrCat(DescribeKey(*rules_.spec, key),
                                      ": the shard has lost factors that ranks have had answers with, and cannot give "
                                      "the others the same: go back to a checkpoint with all ranks, and join again"));
@@ -64,7 +64,7 @@ absl::Status LayerMachine::CheckStep(const ContributionKey& key, Mode mode) cons
 
 absl::Status LayerMachine::AnswerIsLost(const WindowStep& of) const {
   return ReasonedStatus(
-      absl::StatusCode::kDataLoss, ErrorReason::kMemoryLost,
+      absl::StatusCode::kDataLoss, ErrorReason::kStateLost,
       absl::StrCat("session \"", rules_.spec->name, "\" layer \"", rules_.spec->layers[rules_.layer].name, "\" step ",
                    of.step, ": a rank has gone on with factors that the shard has lost, and the others cannot get: go ",
                    "back to a checkpoint with all ranks, and join again"));

@@ -43,7 +43,7 @@ class LayerMachine {
   Effects Step(const LayerEvent& event);
 
   // Whether the contribution may come now. ABORTED STALE_STEP, FAILED_PRECONDITION STEP_TOO_FAR_AHEAD or MODE_CONFLICT,
-  // DATA_LOSS MEMORY_LOST, or the epoch's errors.
+  // DATA_LOSS STATE_LOST, or the epoch's errors.
   absl::Status Check(const ContributionHeader& header) const;
   uint64_t first_kept() const { return window_.FirstKept(); }
   // Unanswered gradients, and updates that are due.
@@ -81,10 +81,10 @@ class LayerMachine {
   void On(const ReplayFinished& event, Effects& effects);
 
   absl::Status CheckEpoch(const ContributionKey& key) const;
-  // DATA_LOSS MEMORY_LOST for ranks that have to begin again; ranks that have done so wait for them.
+  // DATA_LOSS STATE_LOST for ranks that have to begin again; ranks that have done so wait for them.
   absl::Status CheckNotLost(const ContributionKey& key) const;
   absl::Status CheckStep(const ContributionKey& key, Mode mode) const;
-  // What ranks get that ask for the answer to an incomplete step: DATA_LOSS MEMORY_LOST.
+  // What ranks get that ask for the answer to an incomplete step: DATA_LOSS STATE_LOST.
   absl::Status AnswerIsLost(const WindowStep& of) const;
   // Statistics of a step that is not opened any more: a lost shard generation had them, or they are too late for it.
   bool IsStale(ContributionKind kind, const ContributionKey& key) const;

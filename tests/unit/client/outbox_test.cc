@@ -447,7 +447,7 @@ TEST_F(OutboxTest, ASessionThatTheShardDoesNotKnowMayComeAgain) {
   EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kUnknownSession), kNow), Recovery::kRetryLater);
   EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kNotOwner), kNow), Recovery::kFatal);
   EXPECT_EQ(degrades.RecoveryOf(Refusal(ErrorReason::kNotOwner), kNow), Recovery::kRetryLater);
-  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kMemoryLost), kNow), Recovery::kFatal);
+  EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kStateLost), kNow), Recovery::kFatal);
   EXPECT_EQ(outbox_.RecoveryOf(Refusal(ErrorReason::kNotActive), kNow), Recovery::kRetryLater);
 }
 

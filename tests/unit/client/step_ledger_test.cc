@@ -54,7 +54,7 @@ TEST(StepLedgerTest, AsksAgainForTheStepAfterTheLastReport) {
 
 TEST(StepLedgerTest, AJobThatWentBackSinceLeavesBehindWhoHasFinishedMore) {
   WorkerDirective directive;
-  directive.went_back_epoch = 4;
+  directive.rollback_epoch = 4;
   directive.resume_step = 10;
   EXPECT_TRUE(directive.LeavesBehind(3, 11));
   EXPECT_FALSE(directive.LeavesBehind(3, 10)) << "it begins where the job goes back to";

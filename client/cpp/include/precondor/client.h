@@ -138,7 +138,7 @@ class Worker {
   virtual uint64_t epoch() const = 0;
   // The step that the job had gone back to when this worker joined: factors stayed as they were, with updates of later
   // steps. Absent: it never has.
-  virtual std::optional<uint64_t> went_back_to() const = 0;
+  virtual std::optional<uint64_t> rollback_step() const = 0;
   // Of a step up to the lease's end. A session may fall back to first order (spec().fallback): from then on nothing is
   // preconditioned, no statistics are sent, and in DELEGATE no gradients either.
   virtual Mode ModeOf(uint64_t step) const = 0;

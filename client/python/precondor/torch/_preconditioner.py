@@ -436,7 +436,7 @@ class Preconditioner:
                 f"session {self._spec.name}: the servers have no factors of it", "FAILED_PRECONDITION", "UNSPECIFIED",
                 "Give snapshot_paths, or go on with fresh ones: exact=False")
         self._join(step, resumes=True)
-        later = self._worker.went_back_to
+        later = self._worker.rollback_step
         if exact and not all(self._group.gather(later is None or later < step)):
             self._leave()
             raise FailedPreconditionError(

@@ -123,7 +123,7 @@ TEST_F(CoordinatorFactorsTest, AreHeldAgainBeforeRanksWithFactorsGoBack) {
   const auto joined = coordinator->JoinSession("job", 0, 6, 3);
   ASSERT_TRUE(joined.ok()) << joined.status();
   EXPECT_GT(shards[0]->installs, installs);
-  EXPECT_EQ(shards[0]->installed.at(id).goes_back_to, 3u);
+  EXPECT_EQ(shards[0]->installed.at(id).rollback_step, 3u);
 }
 
 TEST_F(CoordinatorFactorsTest, LeasesGoOnWhileThereIsNoRoom) {
@@ -198,12 +198,12 @@ TEST_F(CoordinatorFactorsTest, AWorkerThatNeedsReleasedOnesItselfTakesTheJobBack
   coordinator->Reconcile();
   ASSERT_TRUE(Released(0) && Released(1));
   clock.Advance(absl::Seconds(1));
-  EXPECT_EQ(coordinator->JoinSession("job", 1, 6, 12)->directive.went_back_epoch, 0u) << "in first order";
+  EXPECT_EQ(coordinator->JoinSession("job", 1, 6, 12)->directive.rollback_epoch, 0u) << "in first order";
   EXPECT_TRUE(Released(0) && Released(1));
   clock.Advance(absl::Seconds(1));
   // The shards keep the step, and not the factors for it.
   const auto joined = coordinator->JoinSession("job", 1, 7, 11);
-  EXPECT_EQ(joined->directive.went_back_epoch, joined->epoch);
+  EXPECT_EQ(joined->directive.rollback_epoch, joined->epoch);
   EXPECT_EQ(joined->directive.resume_step, 11u);
   EXPECT_FALSE(Released(0));
   EXPECT_FALSE(Released(1));

@@ -292,23 +292,23 @@ TEST_F(CoordinatorJournalTest, GoingBackIsWrittenDownBeforeShardsAndWorkersHearO
   shards[1]->gone = 40;
   journal.during_append = [&](const CoordinatorRecord& record) {
     const auto* membership = std::get_if<MembershipRecord>(&record);
-    if (membership == nullptr || membership->membership.went_back_epoch != membership->membership.epoch) return;
+    if (membership == nullptr || membership->membership.rollback_epoch != membership->membership.epoch) return;
     for (const auto& shard : shards) EXPECT_EQ(shard->installed.at(id).epoch, 1u);
   };
   const auto joined = coordinator->JoinSession("job", 1, 6, 40);
   ASSERT_TRUE(joined.ok()) << joined.status();
   EXPECT_EQ(joined->epoch, 2u);
-  EXPECT_EQ(joined->directive.went_back_epoch, 2u);
+  EXPECT_EQ(joined->directive.rollback_epoch, 2u);
   EXPECT_EQ(joined->directive.resume_step, 40u);
   for (const auto& shard : shards) {
-    EXPECT_EQ(shard->installed.at(id).goes_back_to, 40u) << "all go back, whoever said so";
+    EXPECT_EQ(shard->installed.at(id).rollback_step, 40u) << "all go back, whoever said so";
     EXPECT_THAT(shard->fences, ElementsAre(2u));
   }
   shards[1]->gone.reset();
   CrashAndRestore();
-  EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0)->directive.went_back_epoch, 2u);
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0)->directive.rollback_epoch, 2u);
   ASSERT_TRUE(coordinator->JoinSession("job", 0, 7, 41).ok());
-  for (const auto& shard : shards) EXPECT_EQ(shard->installed.at(id).goes_back_to, std::nullopt);
+  for (const auto& shard : shards) EXPECT_EQ(shard->installed.at(id).rollback_step, std::nullopt);
 }
 
 TEST_F(CoordinatorJournalTest, EpochWaitsForAShardThatDoesNotAnswer) {

@@ -65,7 +65,7 @@ TEST_F(ShardLossTest, LayersGoToTheSurvivorsInANewEpoch) {
   for (const size_t s : {size_t{0}, size_t{2}}) {
     EXPECT_EQ(shards[s]->installed[id].epoch, 2u);
     EXPECT_THAT(shards[s]->fences, ElementsAre(2)) << "before any shard begins the epoch";
-    EXPECT_FALSE(shards[s]->installed[id].goes_back_to.has_value()) << "the job goes on";
+    EXPECT_FALSE(shards[s]->installed[id].rollback_step.has_value()) << "the job goes on";
     EXPECT_EQ(shards[s]->installed[id].members.size(), 2u);
   }
   EXPECT_EQ(observer.moved, 2);
@@ -79,7 +79,7 @@ TEST_F(ShardLossTest, LayersGoToTheSurvivorsInANewEpoch) {
   EXPECT_THAT(joined->shard_map[0].layers, ElementsAre(0, 1, 3));
   EXPECT_EQ(joined->shard_map[1].address, "shard2");
   // No step had to be given up.
-  EXPECT_EQ(joined->directive.went_back_epoch, 0u);
+  EXPECT_EQ(joined->directive.rollback_epoch, 0u);
 }
 
 TEST_F(ShardLossTest, AShardThatReturnsIsRidOfTheSession) {

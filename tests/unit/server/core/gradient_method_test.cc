@@ -161,8 +161,8 @@ TEST_P(GradientMethodTest, ReplicasNeverGetTwoAnswersToOneStep) {
   }
   // Rank 0 has the answer of step 6, rank 1 has not.
   Crash();
-  EXPECT_EQ(GetErrorReason(Resume(7, 0, 7)), ErrorReason::kMemoryLost);
-  EXPECT_EQ(SendGradient(6, 1)->reason(), ErrorReason::kMemoryLost);
+  EXPECT_EQ(GetErrorReason(Resume(7, 0, 7)), ErrorReason::kStateLost);
+  EXPECT_EQ(SendGradient(6, 1)->reason(), ErrorReason::kStateLost);
   // Both go back to step 5; the factors are those of the snapshot.
   ++epoch;
   SessionInstall install = MakeInstall(epoch);

@@ -12,11 +12,11 @@ class ShardControlTest : public ShardFixture {
  protected:
   // A new epoch, in which other processes hold these ranks and begin at `first_step`.
   void Replace(uint64_t next, const std::vector<uint32_t>& ranks, uint64_t first_step,
-               std::optional<uint64_t> goes_back_to = std::nullopt) {
+               std::optional<uint64_t> rollback_step = std::nullopt) {
     for (uint32_t rank : ranks) incarnations[rank] = next;
     SessionInstall install = MakeInstall(next);
     for (uint32_t rank : ranks) install.members[rank].first_step = first_step;
-    install.goes_back_to = goes_back_to;
+    install.rollback_step = rollback_step;
     ASSERT_TRUE(shard->Install(install).ok());
     epoch = next;
   }
@@ -80,7 +80,7 @@ TEST_F(ShardControlTest, JobThatGoesBackDropsOpenSlotsAndKeepsFactors) {
   Statistics(0, 0, 1);
   Statistics(0, 1, 1);
   const auto waiting = Gradient(0, 0, 1);
-  Replace(2, {0}, 0, /*goes_back_to=*/0);
+  Replace(2, {0}, 0, /*rollback_step=*/0);
   ASSERT_TRUE(waiting->result.has_value());
   EXPECT_EQ(waiting->result->status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(GetErrorReason(waiting->result->status()), ErrorReason::kStaleEpoch);
@@ -227,9 +227,9 @@ TEST_F(ShardControlTest, TrainerMayRollBackWithANewEpochAlone) {
     Gradient(step, 1, 1);
   }
   EXPECT_EQ(Gradient(40, 0, 1)->reason(), ErrorReason::kStaleStep);
-  Replace(2, {1}, 40, /*goes_back_to=*/40);
+  Replace(2, {1}, 40, /*rollback_step=*/40);
   EXPECT_TRUE(Gradient(40, 0, 1)->accepted());
-  Replace(3, {1}, 90, /*goes_back_to=*/90);
+  Replace(3, {1}, 90, /*rollback_step=*/90);
   EXPECT_TRUE(Gradient(90, 0, 1)->accepted());
 }
 

@@ -166,11 +166,11 @@ TEST_F(ShardLayersTest, TheNewLayersImagesFitThoseOfTheOthers) {
   MakeShard();
   ASSERT_TRUE(shard->Install(Of({0}, 1)).ok());
   SessionInstall back = Of({0}, 2);
-  back.goes_back_to = 0;
-  back.went_back_epoch = 2;
+  back.rollback_step = 0;
+  back.rollback_epoch = 2;
   ASSERT_TRUE(shard->Install(back).ok());
   SessionInstall more = Of({0, 1}, 3);
-  more.went_back_epoch = 2;
+  more.rollback_epoch = 2;
   ASSERT_TRUE(shard->Install(more).ok());
   epoch = 3;
   Step(0, 0);

@@ -238,7 +238,7 @@ TEST_F(ShardPullTest, ALossIsNoticedBehindTheWindowToo) {
   Start();  // with nothing
   EXPECT_TRUE(Statistics(9, 0, 1)->accepted());
   const ContributionKey key = PullHeader(2, 1).key;
-  EXPECT_EQ(GetErrorReason(shard->Resume(key, 3)), ErrorReason::kMemoryLost);
+  EXPECT_EQ(GetErrorReason(shard->Resume(key, 3)), ErrorReason::kStateLost);
   Start();
   EXPECT_TRUE(Statistics(9, 0, 1)->accepted());
   EXPECT_TRUE(Statistics(9, 1, 1)->accepted());

@@ -455,7 +455,7 @@ TEST_F(ShardJournalTest, AJobThatWentBackComesBackToWhereItWas) {
     Gradient(step, 0, 1);
   }
   SessionInstall back = MakeInstall(2);
-  back.goes_back_to = 3;
+  back.rollback_step = 3;
   ASSERT_TRUE(shard->Install(back).ok());
   epoch = 2;
   ReplaceShard();
@@ -466,7 +466,7 @@ TEST_F(ShardJournalTest, AJobThatWentBackComesBackToWhereItWas) {
   EXPECT_EQ((*Gradient(3, 0, 1)->result)->factor_version, 10u);
   // Back once more, with an update in hand that has come back and not had its turn.
   back.epoch = 3;
-  back.goes_back_to = 1;
+  back.rollback_step = 1;
   ASSERT_TRUE(shard->Install(back).ok());
   epoch = 3;
   Statistics(1, 0, 1);

@@ -125,17 +125,17 @@ TEST_F(ShardResumeTest, ReplicasThatWouldGetOtherAnswersBeginAgainAllOfThem) {
   const std::shared_ptr<Reply> waiting = Gradient(5, 1, 1);
   const absl::Status lost = Resume(5, 0, 3);
   EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(GetErrorReason(lost), ErrorReason::kMemoryLost);
+  EXPECT_EQ(GetErrorReason(lost), ErrorReason::kStateLost);
   EXPECT_THAT(std::string(lost.message()), HasSubstr("go back to a checkpoint with all ranks"));
-  EXPECT_EQ(Gradient(5, 0, 1)->reason(), ErrorReason::kMemoryLost);
-  EXPECT_EQ(Statistics(5, 1, 1)->reason(), ErrorReason::kMemoryLost);
-  EXPECT_EQ(GetErrorReason(Resume(4, 1, 2)), ErrorReason::kMemoryLost);
+  EXPECT_EQ(Gradient(5, 0, 1)->reason(), ErrorReason::kStateLost);
+  EXPECT_EQ(Statistics(5, 1, 1)->reason(), ErrorReason::kStateLost);
+  EXPECT_EQ(GetErrorReason(Resume(4, 1, 2)), ErrorReason::kStateLost);
   EXPECT_FALSE(waiting->result.has_value() && waiting->result->ok());
 
   // The first that begins again waits for the other.
   ASSERT_TRUE(Replace({0}, 4).ok());
   EXPECT_EQ(Statistics(4, 0, 1)->reason(), ErrorReason::kNotActive);
-  EXPECT_EQ(Statistics(4, 1, 1)->reason(), ErrorReason::kMemoryLost);
+  EXPECT_EQ(Statistics(4, 1, 1)->reason(), ErrorReason::kStateLost);
   ASSERT_TRUE(Replace({1}, 4).ok());
   const auto answers = SendStep(4);
   for (const std::shared_ptr<Reply>& answer : answers) {
@@ -225,24 +225,24 @@ TEST_F(ShardResumeTest, ChecksWhoSpeaksOfWhat) {
 TEST_F(ShardResumeTest, AStreamIsOfTheMemoryInWhichItBegan) {
   Start();
   const uint64_t id = MakeInstall().session_id;
-  EXPECT_EQ(shard->memory_generation(), 0u);
-  EXPECT_TRUE(shard->CheckMemory(id, 0).ok());
+  EXPECT_EQ(shard->state_generation(), 0u);
+  EXPECT_TRUE(shard->CheckGeneration(id, 0).ok());
   ASSERT_TRUE(shard->Remove(id).value());
-  EXPECT_TRUE(shard->CheckMemory(id, 0).ok()) << "to say so is another check's business";
+  EXPECT_TRUE(shard->CheckGeneration(id, 0).ok()) << "to say so is another check's business";
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  EXPECT_EQ(shard->memory_generation(), 1u);
-  const absl::Status former = shard->CheckMemory(id, 0);
+  EXPECT_EQ(shard->state_generation(), 1u);
+  const absl::Status former = shard->CheckGeneration(id, 0);
   EXPECT_TRUE(absl::IsUnavailable(former)) << former;
   EXPECT_THAT(std::string(former.message()), HasSubstr("removed and installed again"));
-  EXPECT_TRUE(shard->CheckMemory(id, 1).ok());
+  EXPECT_TRUE(shard->CheckGeneration(id, 1).ok());
   // Others have lost nothing, nor do repetitions of the install.
   SessionInstall other = MakeInstall();
   other.session_id = id + 1;
   other.spec.name = "another";
   ASSERT_TRUE(shard->Install(other).ok());
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
-  EXPECT_EQ(shard->memory_generation(), 1u);
-  EXPECT_TRUE(shard->CheckMemory(other.session_id, 0).ok());
+  EXPECT_EQ(shard->state_generation(), 1u);
+  EXPECT_TRUE(shard->CheckGeneration(other.session_id, 0).ok());
 }
 
 }  // namespace

@@ -34,13 +34,13 @@ void ExpectEqual(const LayerStep& got, const LayerStep& expected) {
 
 TEST(RecordCodec, KeepsAnInstall) {
   InstallRecord record = MakeInstall(7, 3);
-  record.install.goes_back_to = 12;
-  record.install.went_back_epoch = 3;
+  record.install.rollback_step = 12;
+  record.install.rollback_epoch = 3;
   const SessionInstall got = RoundTrip(record).install;
   EXPECT_EQ(got.session_id, 7u);
   EXPECT_EQ(got.epoch, 3u);
-  EXPECT_EQ(got.goes_back_to, 12u);
-  EXPECT_EQ(got.went_back_epoch, 3u);
+  EXPECT_EQ(got.rollback_step, 12u);
+  EXPECT_EQ(got.rollback_epoch, 3u);
   EXPECT_EQ(DescribeDifference(got.spec, record.install.spec), "");
   EXPECT_EQ(got.layers, record.install.layers);
   ASSERT_EQ(got.members.size(), 2u);

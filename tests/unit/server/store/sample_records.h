@@ -83,7 +83,7 @@ inline SessionSpec SampleSpec(const std::string& name = "job") {
 
 inline Membership SampleMembership() {
   return {.epoch = 4,
-          .went_back_epoch = 3,
+          .rollback_epoch = 3,
           .resume_step = 12,
           .incarnations = {7, 0, 9},
           .first_steps = {1, 2, 3},
