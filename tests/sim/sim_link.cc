@@ -313,7 +313,7 @@ void SimLink::OnRefused(const ContributionId& id, const absl::Status& status) {
   if (outbox_.Find(id) == nullptr) return;
   Outbox::Item item;
   bool counted = false;
-  if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, Now() + absl::Microseconds(kRetryMicros));
+  if (recovery == Recovery::kRetryLater) outbox_.RetryAfter(id, Now(), absl::Microseconds(kRetryMicros));
   if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
   if (outbox_.CountsAsAbstention(id, status)) {
     (void)outbox_.AbstainInstead(id);

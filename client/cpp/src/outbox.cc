@@ -149,6 +149,7 @@ void Outbox::StopStream() {
   open_ = false;
   for (auto& [sequence, entry] : entries_) {
     if (entry.state == State::kOnCollective) continue;
+    entry.retries = 0;
     if (entry.state == State::kSent || entry.state == State::kAcknowledged) entry.sent_before = true;
     if (entry.state != State::kQueued) Move(sequence, entry, State::kQueued);
   }
@@ -295,10 +296,11 @@ Outbox::Item Outbox::AbstainInstead(const ContributionId& id) {
   return std::exchange(entry.item, std::move(abstention));
 }
 
-void Outbox::RetryAt(const ContributionId& id, absl::Time at) {
+void Outbox::RetryAfter(const ContributionId& id, absl::Time now, absl::Duration pause) {
+  constexpr int kMostDoublings = 5;
   Entry* entry = FindEntry(id);
   if (entry == nullptr) return;
-  entry->not_before = at;
+  entry->not_before = now + pause * (1 << std::min(entry->retries++, kMostDoublings));
   if (entry->state != State::kQueued) Move(by_id_.at(id), *entry, State::kQueued);
 }
 

@@ -88,8 +88,9 @@ class Outbox {
   // Then: sends an abstention in its place, which is acknowledged, answered and kept as anything else. A rank that went
   // on without the answer would be ahead of what the others know. Returns what was refused.
   Item AbstainInstead(const ContributionId& id);
-  // Sends it again from `at` on.
-  void RetryAt(const ContributionId& id, absl::Time at);
+  // Sends it again after `pause`. Each further refusal on the same stream doubles the pause, up to 32 times `pause`: a
+  // shard that is not ready for a large gradient does not receive all of it again and again.
+  void RetryAfter(const ContributionId& id, absl::Time now, absl::Duration pause);
   // Keeps it until the next StartStream.
   void Park(const ContributionId& id);
   // Until then the shard's memory may be one that does not know yet what is over.
@@ -130,6 +131,7 @@ class Outbox {
     State state = State::kQueued;
     uint64_t sent_bytes = 0;
     absl::Time not_before = absl::InfinitePast();
+    int retries = 0;                   // on this stream
     bool sent_before = false;          // whole, on an earlier stream
     bool acknowledged_before = false;  // in an earlier epoch, or by the shard before it was lost
     bool already_answered = false;     // its own answer has come

@@ -29,11 +29,14 @@ namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kLastBackoff = absl::Seconds(2);
-constexpr absl::Duration kRetryPause = absl::Milliseconds(20);  // after a refusal that will pass
+constexpr absl::Duration kRetryPause = absl::Milliseconds(20);  // after the first refusal that will pass
 constexpr absl::Duration kCloseTimeout = absl::Seconds(1);      // for a stream that ends in order
 // Frames below this size wait in the transport for the one that follows at once: fewer system calls.
 constexpr uint64_t kCoalesceBytes = 64 << 10;
 constexpr size_t kBundledHeaderBytes = 160;  // more than any frame's header takes
+
+// Ranks that were refused together do not come again together.
+absl::Duration RetryPause(uint32_t rank) { return kRetryPause * (1 + rank % 16 / 32.0); }
 
 const std::string& ExchangeMethod() {
   static const std::string* const kMethod = new std::string("/precondor.v1.PreconditionService/Exchange");
@@ -583,7 +586,7 @@ void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) 
     }
     epoch = epoch_;
     recovery = outbox_.RecoveryOf(status, now);
-    if (recovery == Recovery::kRetryLater) outbox_.RetryAt(id, now + kRetryPause);
+    if (recovery == Recovery::kRetryLater) outbox_.RetryAfter(id, now, RetryPause(options_.rank));
     if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
     if (outbox_.CountsAsAbstention(id, status)) {
       abstains = true;

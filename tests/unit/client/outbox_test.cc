@@ -253,11 +253,27 @@ TEST_F(OutboxTest, RetriesAfterAPauseAndTellsWhen) {
   ASSERT_TRUE(Add(Statistics(0, 0), 10).ok());
   WriteAll();
   const absl::Time later = kNow + absl::Milliseconds(20);
-  outbox_.RetryAt(Statistics(0, 0), later);
+  outbox_.RetryAfter(Statistics(0, 0), kNow, absl::Milliseconds(20));
   EXPECT_EQ(outbox_.NextEvent(kNow), later);
   EXPECT_EQ(WriteAll(), "");
   EXPECT_EQ(WriteAll(later), "S0.0[0+10]");
   EXPECT_EQ(outbox_.NextEvent(later), absl::InfiniteFuture());
+}
+
+TEST_F(OutboxTest, PausesGrowWithEachRefusalUntilTheNextStream) {
+  outbox_.StartStream(kCredit);
+  ASSERT_TRUE(Add(Gradient(0, 0), 900).ok());
+  absl::Time now = kNow;
+  for (const int64_t pause_ms : {20, 40, 80, 160, 320, 640, 640}) {
+    ASSERT_EQ(WriteAll(now), "G0.0[0+900]");
+    outbox_.RetryAfter(Gradient(0, 0), now, absl::Milliseconds(20));
+    now += absl::Milliseconds(pause_ms);
+    EXPECT_EQ(outbox_.NextEvent(kNow), now) << pause_ms;
+  }
+  outbox_.StartStream(kCredit);
+  ASSERT_EQ(WriteAll(now), "G0.0[0+900]");
+  outbox_.RetryAfter(Gradient(0, 0), now, absl::Milliseconds(20));
+  EXPECT_EQ(outbox_.NextEvent(now), now + absl::Milliseconds(20));
 }
 
 TEST_F(OutboxTest, ParkedItemsWaitForTheNextStreamAndUseNoCredit) {
