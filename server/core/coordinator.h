@@ -147,6 +147,8 @@ class Coordinator {
   void RemoveLeftovers(size_t shard, const ShardDescription& description);
   // Asks a shard what it holds, grants it its lease and notes that it is there.
   absl::StatusOr<ShardDescription> Probe(size_t shard);
+  // Logs that a shard has stopped answering, or answers again, and counts the shards that do not answer.
+  void ReportReachability(size_t shard, const absl::Status& probe);
   bool IsLost(size_t shard) const;
   bool IsSilent(size_t shard) const;  // it did not answer the last probe
   // Unavailable: the session degrades, and its turn is not to be spent on a shard that did not answer the last probe.
@@ -213,6 +215,8 @@ class Coordinator {
     std::vector<bool> removed;  // by shard: it holds nothing of the session any more
   };
 
+  // Probes in a row that a shard leaves unanswered before it is reported; it is not lost before that either.
+  static constexpr int64_t kLeastProbes = 3;
   // When a shard was last heard of.
   struct Seen {
     absl::Time answered;     // by this process's monotonic clock; at first, when it began

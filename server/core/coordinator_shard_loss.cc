@@ -20,8 +20,6 @@
 namespace precondor {
 namespace {
 
-constexpr int64_t kLeastProbes = 3;  // that have to go unanswered before a shard is lost
-
 // The layers on shards that are lost, ascending.
 std::vector<uint32_t> LostLayers(const std::vector<PlacedLayers>& placement, const std::vector<bool>& lost) {
   std::vector<uint32_t> layers;

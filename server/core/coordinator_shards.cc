@@ -131,18 +131,35 @@ absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
     lease.from = seen_[shard].shard_time;
   }
   absl::StatusOr<ShardDescription> description = shards_[shard].control->Probe(lease);
-  MutexLock lock(mu_);
-  Seen& seen = seen_[shard];
-  seen.silent = !description.ok();
-  if (description.ok()) {
-    seen.answered = clock_.Now();
-    seen.unanswered = 0;
-    seen.shard_time = description->shard_time;
-  } else if (sent >= seen.answered && sent - seen.counted >= options_.probe_interval) {
-    ++seen.unanswered;
-    seen.counted = sent;
+  bool changed = false;
+  {
+    MutexLock lock(mu_);
+    Seen& seen = seen_[shard];
+    seen.silent = !description.ok();
+    if (description.ok()) {
+      changed = seen.unanswered >= kLeastProbes;
+      seen.answered = clock_.Now();
+      seen.unanswered = 0;
+      seen.shard_time = description->shard_time;
+    } else if (sent >= seen.answered && sent - seen.counted >= options_.probe_interval) {
+      changed = ++seen.unanswered == kLeastProbes;
+      seen.counted = sent;
+    }
   }
+  if (changed) ReportReachability(shard, description.status());
   return description;
+}
+
+void Coordinator::ReportReachability(size_t shard, const absl::Status& probe) {
+  if (probe.ok()) {
+    logger_.Log(Severity::kInfo, "shard answers again", {{"shard", shards_[shard].address}});
+  } else {
+    logger_.Log(Severity::kWarning, "shard does not answer",
+                {{"shard", shards_[shard].address}, {"probes", kLeastProbes}, {"reason", probe.message()}});
+  }
+  MutexLock lock(mu_);
+  observer_.OnUnreachableShards(
+      absl::c_count_if(seen_, [](const Seen& seen) { return seen.unanswered >= kLeastProbes; }));
 }
 
 void Coordinator::ProbeShard(size_t shard) {

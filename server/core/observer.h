@@ -84,6 +84,8 @@ class Observer {
   virtual void OnSessionOpened(absl::string_view train_job) {}
   virtual void OnSessionClosed(absl::string_view train_job) {}
   virtual void OnCoordinatorSessions(int64_t sessions) {}
+  // How many shards have left the last three probes unanswered, when that number may have changed.
+  virtual void OnUnreachableShards(int64_t shards) {}
   // Layers of a session began anew on other shards, because theirs was lost.
   virtual void OnLayersMoved(absl::string_view train_job, int64_t layers) {}
   // A snapshot of a whole session is durable on all its shards, or has failed.

@@ -102,8 +102,9 @@ class MetricsObserver::Impl {
           break;
       }
     }
-    for (MetricId id : {kReservedBytes, kCapacityBytes, kShardSessions, kQuarantinedSessions, kCoordinatorSessions,
-                        kJournalFailing, kDraining, kResidentBytes, kLogSize, kLogSyncTime, kStartTime}) {
+    for (MetricId id :
+         {kReservedBytes, kCapacityBytes, kShardSessions, kQuarantinedSessions, kCoordinatorSessions,
+          kUnreachableShards, kJournalFailing, kDraining, kResidentBytes, kLogSize, kLogSyncTime, kStartTime}) {
       plain_[id] = &gauges_[id]->Add({});
     }
     journal_failures_ = &counters_[kJournalFailures]->Add({});
@@ -499,6 +500,9 @@ void MetricsObserver::OnFactorsReturned(absl::string_view train_job, int64_t kep
 }
 void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
   impl_->plain(kCoordinatorSessions).Set(static_cast<double>(sessions));
+}
+void MetricsObserver::OnUnreachableShards(int64_t shards) {
+  impl_->plain(kUnreachableShards).Set(static_cast<double>(shards));
 }
 void MetricsObserver::OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {

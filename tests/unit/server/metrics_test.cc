@@ -124,6 +124,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnShardSessions(3);
   metrics.OnQuarantinedSessions(2);
   metrics.OnCoordinatorSessions(4);
+  metrics.OnUnreachableShards(2);
   metrics.OnStepReported("job", 41, 1.0, Mode::kSecondOrder);
   metrics.OnStepReported("job", 42, 0.5, Mode::kFirstOrder);
   FallbackDecision decision;
@@ -266,6 +267,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {"precondor_shard_sessions", 3},
       {"precondor_quarantined_sessions", 2},
       {"precondor_coordinator_sessions", 4},
+      {"precondor_unreachable_shards", 2},
       {R"(precondor_steps_total{train_job="job"})", 2},
       {R"(precondor_last_step_number{train_job="job"})", 42},
       {R"(precondor_training_loss{train_job="job"})", 0.5},

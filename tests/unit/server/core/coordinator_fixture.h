@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -247,12 +248,19 @@ class CoordinatorFixture : public ::testing::Test {
   FakeClock clock;
   FakeJournal journal;
   CoordinatorJournal* journal_in_use = &journal;  // by the next MakeCoordinator
-  NullLogger logger;
+  // Keeps the lines about shards that stop answering or answer again.
+  struct ShardLineLogger final : public Logger {
+    void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) override {
+      if (absl::StrContains(message, "answer")) lines.push_back(absl::StrCat(message, " ", fields.begin()->text));
+    }
+    std::vector<std::string> lines;
+  } logger;
   struct Recorder final : public Observer {
     void OnStepReported(absl::string_view, uint64_t step, double loss, Mode) override {
       losses.emplace_back(step, loss);
     }
     void OnCoordinatorSessions(int64_t count) override { sessions = count; }
+    void OnUnreachableShards(int64_t count) override { unreachable = count; }
     void OnSessionOpened(absl::string_view name) override { events.push_back(absl::StrCat("opened ", name)); }
     void OnSessionClosed(absl::string_view name) override { events.push_back(absl::StrCat("closed ", name)); }
     void OnEpoch(absl::string_view name, uint64_t epoch, int64_t joined, int64_t world_size) override {
@@ -269,6 +277,7 @@ class CoordinatorFixture : public ::testing::Test {
     std::vector<std::string> events;
     std::vector<std::pair<uint64_t, double>> losses;
     int64_t sessions = -1;
+    int64_t unreachable = 0;
   } observer;
   std::vector<std::shared_ptr<FakeShard>> shards;
   CoordinatorOptions options;

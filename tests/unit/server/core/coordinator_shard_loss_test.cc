@@ -48,6 +48,21 @@ class ShardLossTest : public CoordinatorFixture {
   }
 };
 
+TEST_F(ShardLossTest, AShardThatDoesNotAnswerIsReportedOnceAndWhenItAnswersAgain) {
+  shards[1]->down = shards[2]->down = true;
+  Reconcile(2);
+  EXPECT_THAT(logger.lines, IsEmpty()) << "two probes may be lost";
+  EXPECT_EQ(observer.unreachable, 0);
+  Reconcile(5);
+  EXPECT_THAT(logger.lines, ElementsAre("shard does not answer shard1", "shard does not answer shard2"));
+  EXPECT_EQ(observer.unreachable, 2);
+  shards[1]->down = false;
+  Reconcile(3);
+  EXPECT_THAT(logger.lines, ElementsAre("shard does not answer shard1", "shard does not answer shard2",
+                                        "shard answers again shard1"));
+  EXPECT_EQ(observer.unreachable, 1);
+}
+
 // Equal layers on equal shards: 0 and 3 on the first, 1 and 4 on the second, 2 and 5 on the third.
 TEST_F(ShardLossTest, LayersGoToTheSurvivorsInANewEpoch) {
   const uint64_t id = OpenAndJoin();
