@@ -605,33 +605,7 @@ class ServerApp final : public App {
   std::thread standing_by_;                         // of a candidate
 };
 
-// Lines go to standard error; one that it does not take is counted and lost.
-class ServerLogger final : public Logger {
- public:
-  ServerLogger(LogFormat format, Severity threshold, const Clock& clock)
-      : lines_(format, threshold, clock, [this](absl::string_view line) {
-          if (std::fwrite(line.data(), 1, line.size(), stderr) != line.size()) dropped_.fetch_add(1);
-        }) {}
-  void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) override {
-    lines_.Log(severity, message, fields);
-  }
-  int64_t dropped_lines() const override { return dropped_.load(); }
-
- private:
-  std::atomic<int64_t> dropped_ = 0;
-  LineLogger lines_;
-};
-
 }  // namespace
-
-std::unique_ptr<Logger> MakeServerLogger(const ServerConfig& config, const Clock& clock) {
-  Severity threshold = Severity::kInfo;
-  if (config.log_level == "debug") threshold = Severity::kDebug;
-  if (config.log_level == "warning") threshold = Severity::kWarning;
-  if (config.log_level == "error") threshold = Severity::kError;
-  const LogFormat format = config.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
-  return std::make_unique<ServerLogger>(format, threshold, clock);
-}
 
 absl::StatusOr<std::unique_ptr<App>> App::Start(const ServerConfig& config, Logger& logger) {
   auto app = std::make_unique<ServerApp>(config, logger);

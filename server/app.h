@@ -15,9 +15,6 @@
 
 namespace precondor {
 
-// Lines on standard error, in the form and from the severity that the configuration says. `clock` outlives it.
-std::unique_ptr<Logger> MakeServerLogger(const ServerConfig& config, const Clock& clock);
-
 // Thread-safe. Threads: gRPC's, a pool for arithmetic, a pool for control calls, the metrics port's
 // (docs/threading.md).
 class App {

@@ -19,6 +19,7 @@
 #include "kernels/base/malloc_options.h"
 #include "server/app.h"
 #include "server/config.h"
+#include "server/server_logger.h"
 
 namespace {
 

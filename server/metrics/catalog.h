@@ -193,7 +193,7 @@ inline constexpr std::array<MetricInfo, kMetricCount> kCatalog = {{
     {"precondor_rpc_seconds", MetricType::kHistogram, "method", "Time of an RPC; of Exchange, of a whole stream"},
     {"precondor_draining_status", MetricType::kGauge, "", "1 after a drain has begun"},
     {"precondor_dropped_log_lines_total", MetricType::kCounter, "",
-     "Log lines that could not be written to standard error"},
+     "Log lines that standard error did not take at once, or that repeated a message more than 100 times in 10 s"},
     {"precondor_resident_memory_bytes", MetricType::kGauge, "", "Resident memory of the process"},
     {"precondor_start_timestamp_seconds", MetricType::kGauge, "", "Unix time at which the process started"},
     {"precondor_build_info", MetricType::kGauge, "version,role", "1; the labels tell what runs"},
