@@ -164,13 +164,14 @@ class Backend {
   absl::Status LowRankPrecondition(const LowRankInverse& out_side, const LowRankInverse& in_side, ConstMatrixView d,
                                    LengthRule rule, MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
   // u = l d r for dense symmetric l [m, m], r [n, n], times the rule's factor. u must not alias. Unimplemented where
-  // !KnowsProducts(precision). May round: kBf16 l, r, d, l d, l d r by 2^-9 of elements, kTf32 all but l d r by 2^-10.
+  // !SupportsPrecision(precision). May round: kBf16 l, r, d, l d, l d r by 2^-9 of elements, kTf32 all but l d r by
+  // 2^-10.
   absl::Status DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, MatrixView u,
                                  ProductPrecision precision = ProductPrecision::kF32);
   absl::Status DensePrecondition(const SymmetricForm& l, const SymmetricForm& r, ConstMatrixView d, LengthRule rule,
                                  MatrixView u, ProductPrecision precision = ProductPrecision::kF32);
-  // All backends know all but kBf16.
-  bool KnowsProducts(ProductPrecision precision) const;
+  // Every backend supports all precisions except kBf16.
+  bool SupportsPrecision(ProductPrecision precision) const;
   // terms [k, n], sum_i terms_i' terms_i = U'(I + V U')^-1 U for V = factor v, U = V h, by which a Sherman-Morrison
   // step lessens h = scale m + shift I + sum_i weights[i] rows_i rows_i'. y is v m before, and unspecified after; m is
   // not looked at. squares[j] = sum_i terms_ij^2, where not empty. terms must not alias what h shows.

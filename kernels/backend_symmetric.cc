@@ -93,7 +93,7 @@ absl::Status CheckDensePrecondition(const Backend& backend, const SymmetricForm&
   PRECONDOR_RETURN_IF_ERROR(CheckForm("l", l, d.rows));
   PRECONDOR_RETURN_IF_ERROR(CheckForm("r", r, d.cols));
   PRECONDOR_RETURN_IF_ERROR(Check("DensePrecondition", "u", u, d.rows, d.cols));
-  if (backend.KnowsProducts(precision)) return absl::OkStatus();
+  if (backend.SupportsPrecision(precision)) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("DensePrecondition: precision: expected F32, all that this ",
                                                backend.name(), " backend knows, got BF16"));
 }

@@ -421,7 +421,7 @@ class Mkor final : public Method {
  private:
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend, DeviceGroup* group,
                                                         int primary) const {
-    if (!backend.KnowsProducts(config_.products)) {
+    if (!backend.SupportsPrecision(config_.products)) {
       return absl::UnimplementedError(
           absl::StrCat("method mkor: option products: expected F32, as this machine's ", backend.name(),
                        " backend has no products of bf16 (docs/methods/mkor.md), got BF16"));

@@ -167,7 +167,7 @@ class Bench {
     layers.push_back(CheckedLayer(m, n, "DENSE", 0, 1));
     for (const int64_t rank : ranks)
       layers.push_back(CheckedLayer(m, n, "LOW_RANK", rank, rank / BenchLayer::kVectors));
-    const bool bf16 = backend_->KnowsProducts(ProductPrecision::kBf16);
+    const bool bf16 = backend_->SupportsPrecision(ProductPrecision::kBf16);
     if (bf16) layers.push_back(Bf16Layer(m, n, *layers.front()));
     std::vector<std::function<double()>> measured = {[] {
       double done = 0;

@@ -280,7 +280,7 @@ class Case {
     product.d = Add(m, n);
     product.u = Add(m, n);
     const ProductPrecision precision = static_cast<ProductPrecision>(random_() % 4);
-    if (backend_.KnowsProducts(precision)) product.precision = precision;
+    if (backend_.SupportsPrecision(precision)) product.precision = precision;
     if (random_() % 3 != 0) product.squares = Out(2);
     operation_.what = product;
   }

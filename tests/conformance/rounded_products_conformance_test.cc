@@ -70,7 +70,7 @@ struct Rounding {
 class RoundedProductsConformanceTest : public testing::TestWithParam<Rounding> {
  protected:
   void SetUp() override {
-    if (!backend_->KnowsProducts(GetParam().precision)) GTEST_SKIP() << "no oneDNN, or no AVX512_BF16";
+    if (!backend_->SupportsPrecision(GetParam().precision)) GTEST_SKIP() << "no oneDNN, or no AVX512_BF16";
   }
   Backend& backend() { return *backend_; }
 
@@ -140,8 +140,8 @@ INSTANTIATE_TEST_SUITE_P(All, RoundedProductsConformanceTest,
 TEST(RoundedProducts, ABackendWithoutBf16SaysSo) {
   const std::unique_ptr<Backend> inner = MakeTestBackend();
   FaultyBackend backend(*inner);  // has the defaults
-  EXPECT_FALSE(backend.KnowsProducts(ProductPrecision::kBf16));
-  EXPECT_TRUE(backend.KnowsProducts(ProductPrecision::kTf32));
+  EXPECT_FALSE(backend.SupportsPrecision(ProductPrecision::kBf16));
+  EXPECT_TRUE(backend.SupportsPrecision(ProductPrecision::kTf32));
   DeviceMatrix l = backend.Allocate(2, 2).value(), d = backend.Allocate(2, 2).value(),
                u = backend.Allocate(2, 2).value();
   const absl::Status status =

@@ -295,7 +295,7 @@ TEST_P(SymmetricConformanceTest, MultipliesByFormsAsByTheirMatrices) {
       const Dense of_d = Read(d), expected = reference::Product(reference::Product(Read(left), of_d), Read(full));
       for (const ProductPrecision precision :
            {ProductPrecision::kF32, ProductPrecision::kBf16, ProductPrecision::kTf32}) {
-        if (!backend().KnowsProducts(precision)) continue;
+        if (!backend().SupportsPrecision(precision)) continue;
         Guarded u = Put(Dense(m, n, kNaN));
         double d_length = 0, u_length = 0;
         const auto rule = [&](double of_gradient, double of_answer) {

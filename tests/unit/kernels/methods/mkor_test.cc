@@ -182,7 +182,7 @@ TEST(MkorTest, ProductsOfBf16AreAChoiceThatAMachineMayNotHave) {
   const absl::Status refused = method->MakeState(layer, without).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("option products: expected F32"));
-  if (!cpu->KnowsProducts(ProductPrecision::kBf16)) GTEST_SKIP() << "no oneDNN, or no AVX512_BF16";
+  if (!cpu->SupportsPrecision(ProductPrecision::kBf16)) GTEST_SKIP() << "no oneDNN, or no AVX512_BF16";
   LayerDriver exact(*plain, layer, *cpu), rounded(*method, layer, *cpu);
   VectorStream a(Stream::kCorrelated, layer.d_in, 1), g(Stream::kCorrelated, layer.d_out, 2);
   for (int step = 0; step < 20; ++step) {
@@ -222,7 +222,7 @@ TEST(MkorTest, ProductsInTwoTermsOrInTf32NeedNothingOfAMachine) {
 
 // What admission counts on, with the backend's own kernels and not a backend that counts: with not a byte more they do.
 TEST(MkorTest, StateAndScratchAreAllThatALayerTakes) {
-  const bool bf16 = MakeTestBackend()->KnowsProducts(ProductPrecision::kBf16);
+  const bool bf16 = MakeTestBackend()->SupportsPrecision(ProductPrecision::kBf16);
   struct Case {
     std::string rule;
     int64_t m, n, rank, k;  // rank 0: dense
