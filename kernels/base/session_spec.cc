@@ -107,6 +107,7 @@ std::string LayersDifference(const std::vector<LayerSpec>& have, const std::vect
 }
 
 absl::Status CheckLayerMethods(const SessionSpec& spec) {
+  PRECONDOR_RETURN_IF_ERROR(CheckRange("layer_methods: count", spec.layer_methods.size(), 0, kMaxLayerMethods));
   std::vector<bool> taken(spec.layers.size(), false);
   for (size_t i = 0; i < spec.layer_methods.size(); ++i) {
     const LayerMethod& entry = spec.layer_methods[i];

@@ -89,6 +89,7 @@ struct SessionSpec {
 inline constexpr int64_t kMaxDimension = int64_t{1} << 20;
 inline constexpr int64_t kMaxLayers = 1 << 16;
 inline constexpr int64_t kMaxTensorDims = 8;
+inline constexpr int64_t kMaxLayerMethods = 256;  // each question about a layer's method looks through them
 inline constexpr int32_t kMaxWorldSize = 1 << 16;
 inline constexpr int32_t kMaxSketches = 16;
 inline constexpr int32_t kMaxCollectiveWorkers = 255;  // of a session with data_plane COLLECTIVE

@@ -80,6 +80,7 @@ TEST(SessionSpecTest, NamesTheFieldWhatWasExpectedAndWhatCame) {
       {[](SessionSpec& s) { s.data_plane = DataPlane(3); }, {"data_plane", "1 ... 2", "got 3"}},
       {[](SessionSpec& s) { s.fallback.beta = 2; }, {"fallback.beta", "[0, 1]", "got 2"}},
       {[](SessionSpec& s) { s.layer_methods = {{}}; }, {"layer_methods[0].layers", "at least one", "none"}},
+      {[](SessionSpec& s) { s.layer_methods.resize(kMaxLayerMethods + 1); }, {"layer_methods: count", "256", "257"}},
       {[](SessionSpec& s) { s.layer_methods = {OfLayers({2})}; }, {"layer_methods[0].layers", "0 ... 1", "got 2"}},
       {[](SessionSpec& s) {
          s.layer_methods = {OfLayers({1, 0})};
