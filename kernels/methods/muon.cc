@@ -54,8 +54,7 @@ class MuonState final : public LayerState {
     if (config_.nesterov) {
       PRECONDOR_ASSIGN_OR_RETURN(next.lookahead, backend_.AllocateScratch(d.rows, d.cols));
       PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, next.lookahead.view()));
-      PRECONDOR_RETURN_IF_ERROR(
-          backend_.Axpby(config_.momentum, next.momentum.view(), 1.0, next.lookahead.view()));
+      PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(config_.momentum, next.momentum.view(), 1.0, next.lookahead.view()));
     }
     PRECONDOR_RETURN_IF_ERROR(Answer(next, u));
     held_ = std::move(next);
