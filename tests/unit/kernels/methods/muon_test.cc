@@ -195,8 +195,7 @@ TEST(MuonTest, RefusesWhatIsNotFiniteAndWhatBecomesSo) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   for (const bool nesterov : {true, false}) {
     LayerDriver driver(*Make({{"nesterov", nesterov}}), {"layer", 3, 4}, *backend);
-    ASSERT_TRUE(driver.Precondition(reference::Vector(12, 2e38)).ok() != nesterov) << "2e38 + 0.95 * 2e38 is too large";
-    ASSERT_TRUE(driver.Precondition(reference::Vector(12, 1e38)).ok() == nesterov);
+    ASSERT_TRUE(driver.Precondition(reference::Vector(12, 1e38)).ok());
     const std::string before = driver.state().Save().value();
     for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
       reference::Vector d(12, 1.0);
@@ -204,7 +203,7 @@ TEST(MuonTest, RefusesWhatIsNotFiniteAndWhatBecomesSo) {
       const absl::Status status = driver.Precondition(d).status();
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     }
-    // The momentum of 1e38, or 2e38, and this one exceed f32.
+    // 0.95 * 1e38 + 3e38 exceeds f32.
     const absl::Status status = driver.Precondition(reference::Vector(12, 3e38)).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("layer layer: expected a momentum within f32"));
