@@ -12,7 +12,6 @@
 #include "kernels/methods/gradient.h"
 #include "kernels/methods/muon_config.h"
 #include "kernels/methods/state_codec.h"
-#include "kernels/methods/tensor.h"
 
 namespace precondor {
 namespace {
@@ -49,7 +48,8 @@ class MuonState final : public LayerState {
     PRECONDOR_RETURN_IF_ERROR(ExpectFiniteGradient(layer_, d, backend_));
     // The next state is made beside the held one, so that a failure leaves the state as it was.
     Parts next;
-    PRECONDOR_ASSIGN_OR_RETURN(next.momentum, CloneMatrix(held_.momentum.view(), backend_));
+    PRECONDOR_ASSIGN_OR_RETURN(next.momentum, backend_.AllocateScratch(d.rows, d.cols));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(held_.momentum.view(), next.momentum.view()));
     PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1.0, d, config_.momentum, next.momentum.view()));
     if (config_.nesterov) {
       PRECONDOR_ASSIGN_OR_RETURN(next.lookahead, backend_.AllocateScratch(d.rows, d.cols));
