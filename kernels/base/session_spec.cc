@@ -263,7 +263,7 @@ StatisticsKind StatisticsOf(const SessionSpec& spec, int64_t layer) {
 }
 
 bool TakesStatistics(const SessionSpec& spec, int64_t layer) {
-  static constexpr absl::string_view kNone[] = {"identity", "kron", "soap"};
+  static constexpr absl::string_view kNone[] = {"identity", "kron", "soap", "muon"};
   return !absl::c_linear_search(kNone, MethodOf(spec, layer).name);
 }
 

@@ -12,6 +12,8 @@
 #include "kernels/methods/kron_config.h"
 #include "kernels/methods/mkor.h"
 #include "kernels/methods/mkor_config.h"
+#include "kernels/methods/muon.h"
+#include "kernels/methods/muon_config.h"
 #include "kernels/methods/soap.h"
 #include "kernels/methods/soap_config.h"
 
@@ -29,6 +31,7 @@ constexpr Entry kMethods[] = {
     {"mkor", MakeMkor, [](OptionReader& reader) { ReadMkorConfig(reader); }},
     {"kron", MakeKron, [](OptionReader& reader) { ReadKronConfig(reader); }},
     {"soap", MakeSoap, [](OptionReader& reader) { ReadSoapConfig(reader); }},
+    {"muon", MakeMuon, [](OptionReader& reader) { ReadMuonConfig(reader); }},
     {"identity", MakeIdentity, [](OptionReader&) {}},
     {"eva", MakeEva, ReadEvaOptions},
     {"kfac", MakeKfac, [](OptionReader& reader) { ReadKfacConfig(reader); }},

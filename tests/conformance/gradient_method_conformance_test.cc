@@ -36,6 +36,8 @@ std::vector<MethodConfig> Configurations() {
         {{"merge_small_dims", false}, {"block_size", 4.0}},
         {{"memory_save_mode", text("ALL_DIAG")}, {"momentum", 0.0}},
         {{"block_size", 7.0}, {"max_size_triangular", 20.0}, {"update_flat_steps", 5.0}, {"update_decay", 0.1}}}},
+      {"muon",
+       {{{"nesterov", false}, {"ns_steps", 4.0}}, {{"momentum", 0.0}, {"scale", text("ORIGINAL")}, {"epsilon", 0.0}}}},
       {"soap",
        {{{"refresh_interval", 3.0}, {"max_factor_dim", 10.0}},
         {{"momentum", 0.0}, {"refresh_interval", 1.0}},

@@ -535,7 +535,7 @@ INSTANTIATE_TEST_SUITE_P(
         MethodConfig{"mkor", {{"rule", std::string("PUBLISHED")}, {"representation", std::string("DENSE")}}},
         MethodConfig{"mkor", {{"representation", std::string("DENSE")}}}, MethodConfig{"eva", {}},
         MethodConfig{"kfac", {{"inv_update_steps", std::string("2")}}}, MethodConfig{"kron", {}},
-        MethodConfig{"soap", {}}));
+        MethodConfig{"soap", {}}, MethodConfig{"muon", {}}));
 
 // Has no terms of vectors of this length while it is told so.
 class RefusesTerms final : public ForwardingBackend {

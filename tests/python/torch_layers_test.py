@@ -203,7 +203,7 @@ class LayersTest(torch_case.ServerCase):
 
     def test_what_parameter_methods_refuse(self):
         model = Tied()
-        for methods, pattern in (({"table.*": "mkor"}, "expected kron or soap, which take no statistics, got mkor"),
+        for methods, pattern in (({"table.*": "mkor"}, "expected one of kron, soap, muon, which take no statistics, got mkor"),
                                  ({"table": "soap"}, r"parameter_methods: no matrix .* 'table' matches"),
                                  ({"body.*": "soap"}, r"'body.\*' matches"),
                                  ({"(": "soap"}, "parameter_methods: expected a regular expression")):

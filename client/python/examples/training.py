@@ -54,7 +54,7 @@ def method_option(text):
 
 
 def add_method_arguments(group):
-    group.add_argument("--method", default="mkor", help="the server's: mkor, kfac, eva, kron, soap, ... (%(default)s)")
+    group.add_argument("--method", default="mkor", help="the server's: mkor, kfac, eva, kron, soap, muon, ... (%(default)s)")
     group.add_argument("--option", type=method_option, action="append", default=[], metavar="NAME=VALUE",
                        help="of the method, e.g. rank=32; may be repeated")
     group.add_argument("--exchange", default="", choices=("", "DIRECT", "DELEGATE", "REPLAY", "PULL_FACTORS"),

@@ -14,7 +14,7 @@ from .._errors import FailedPreconditionError, InvalidArgumentError, Unimplement
 from .._session import Layer, LayerMethod, Method
 
 # Methods that learn from gradients alone, and whose answers are whole updates.
-WHOLE_UPDATES = ("kron", "soap")
+WHOLE_UPDATES = ("kron", "soap", "muon")
 
 # (rows of the input, without the 1 of a bias; rows of the output's gradient), both [n, d]; of one group.
 Rows = Tuple[torch.Tensor, torch.Tensor]
@@ -238,7 +238,8 @@ class Choice:
         for pattern, method in self.parameter_methods.items():
             compile_pattern("parameter_methods", pattern)
             if as_method(method).name not in WHOLE_UPDATES:
-                raise InvalidArgumentError(f"parameter_methods: {pattern!r}: expected kron or soap, which take no statistics, got "
+                raise InvalidArgumentError(f"parameter_methods: {pattern!r}: expected one of {', '.join(WHOLE_UPDATES)}, which "
+                                           "take no statistics, got "
                                            f"{as_method(method).name}", "INVALID_ARGUMENT")
 
     def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:

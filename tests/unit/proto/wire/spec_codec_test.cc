@@ -274,7 +274,7 @@ TEST(MethodCodecTest, EveryFieldOfEveryArmIsAnOption) {
 
 TEST(MethodCodecTest, EncodingRefusesWhatHasNoField) {
   ExpectMalformed(EncodeMethodConfig({"adam", {}}).status(),
-                  "expected one of mkor, identity, eva, kfac, kron, soap, got \"adam\"");
+                  "expected one of mkor, identity, eva, kfac, kron, soap, muon, got \"adam\"");
   ExpectMalformed(EncodeMethodConfig({"method", {}}).status(), "got \"method\"");
   ExpectMalformed(EncodeMethodConfig({"mkor", {{"rnk", 3.0}}}).status(),
                   "method.mkor: expected one of clip, damping, gamma, max_factor_dim, norm_threshold, products, "

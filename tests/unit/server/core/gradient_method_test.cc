@@ -205,7 +205,7 @@ TEST_P(GradientMethodTest, StepsWithoutAnAnswerTeachNothing) {
   ExpectAnswer(*SendGradient(3), {0, 3});
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GradientMethodTest, testing::Values("kron", "soap"));
+INSTANTIATE_TEST_SUITE_P(All, GradientMethodTest, testing::Values("kron", "soap", "muon"));
 
 }  // namespace
 }  // namespace precondor

@@ -68,7 +68,7 @@ TEST_F(ShardDeviceTest, AnswersOnTheDeviceAndLeavesTheGradient) {
 
 TEST_F(ShardDeviceTest, GivesTheBitsThatBytesGet) {
   options.make_method = MakeMethod;
-  for (const std::string method : {"mkor", "eva", "kron", "soap", "identity"}) {
+  for (const std::string method : {"mkor", "eva", "kron", "soap", "muon", "identity"}) {
     spec.method = {.name = method, .options = {}};
     std::vector<std::vector<float>> answers;
     for (const bool on_device : {true, false}) {

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Method muon: the gradients' momentum, made nearly orthogonal by Newton-Schulz iterations (docs/methods/muon.md).
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/methods/method.h"
+
+namespace precondor {
+
+// Errors: those of MakeMethod.
+absl::StatusOr<std::unique_ptr<Method>> MakeMuon(const MethodConfig& config);
+
+}  // namespace precondor

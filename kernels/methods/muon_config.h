@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options of method muon; docs/methods/muon.md has the formulas.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/base/session_spec.h"
+#include "kernels/methods/options.h"
+
+namespace precondor {
+
+// The factor that the orthogonal matrix is multiplied by.
+enum class MuonScale : uint8_t {
+  kMatchRmsAdamw,  // 0.2 sqrt(max(d_out, d_in)): elements have a root mean square of about 0.2, as AdamW's updates have
+  kOriginal,       // sqrt(max(1, d_out / d_in))
+};
+
+struct MuonConfig {
+  double momentum = 0.95;  // beta
+  bool nesterov = true;
+  int64_t ns_steps = 5;  // Newton-Schulz iterations
+  MuonScale scale = MuonScale::kMatchRmsAdamw;
+  double epsilon = 1e-7;  // is added to the Frobenius norm that the iteration's input is divided by
+
+  // The factor that `scale` names, for this layer.
+  double ScaleOf(const LayerSpec& layer) const;
+};
+
+// Reads every option. The reader keeps the first error; the caller calls its Finish.
+MuonConfig ReadMuonConfig(OptionReader& reader);
+// InvalidArgument names the option, what was expected and what came.
+absl::StatusOr<MuonConfig> ParseMuonConfig(const MethodConfig& config);
+
+}  // namespace precondor

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// Method muon against its f64 form, and by what orthogonalized matrices have in common.
+#include "kernels/methods/muon.h"
+
+#include <algorithm>
+#include <cmath>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/methods/muon_config.h"
+#include "tests/reference/muon.h"
+#include "tests/support/gradient_stream.h"
+#include "tests/support/method_driver.h"
+
+namespace precondor {
+namespace {
+
+using reference::Dense;
+using testing::HasSubstr;
+using Options = std::map<std::string, OptionValue>;
+
+// An iteration multiplies an error along a small singular value by at most 3.4445, five of them by 485. The error at
+// the start is f32's rounding, 6e-8 of |X| = 1, and grows like a random walk over the at most 25 terms of a dot
+// product: 485 * 6e-8 * sqrt(25).
+constexpr double kBound = 1.5e-4;
+// Seven iterations: 3.4445^2 times as much.
+constexpr double kBoundOfSeven = 12 * kBound;
+
+std::unique_ptr<Method> Make(const Options& options = {}) { return MakeMuon({"muon", options}).value(); }
+
+Dense AsDense(int64_t rows, int64_t cols, const reference::Vector& data) {
+  Dense x(rows, cols);
+  x.data = data;
+  return x;
+}
+
+// Ascending.
+reference::Vector SingularValues(const Dense& x) {
+  const Dense t = reference::Transposed(x);
+  reference::Vector values =
+      reference::SymmetricEigenvalues(x.rows <= x.cols ? reference::Product(x, t) : reference::Product(t, x));
+  for (double& value : values) value = std::sqrt(std::max(value, 0.0));
+  return values;
+}
+
+struct Case {
+  std::string name;
+  int64_t m, n;
+  Options options = {};
+  reference::MuonOptions oracle = {};
+  double scale = 1.0;
+  double bound = kBound;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {1, 12}, {12, 1}, {16, 16}, {8, 23}, {23, 8}}) {
+    cases.push_back({"Plain" + std::to_string(m) + "x" + std::to_string(n), m, n});
+  }
+  const OptionValue original(std::string("ORIGINAL"));
+  cases.push_back({"TallOriginal", 23, 8, {{"scale", original}}, {.original_scale = true}});
+  cases.push_back({"WideOriginal", 8, 23, {{"scale", original}}, {.original_scale = true}});
+  cases.push_back({"WithoutNesterov", 9, 14, {{"nesterov", false}}, {.nesterov = false}});
+  cases.push_back({"WithoutMomentum", 9, 14, {{"momentum", 0.0}}, {.beta = 0}});
+  cases.push_back({"OneIteration", 9, 14, {{"ns_steps", 1.0}}, {.iterations = 1}});
+  cases.push_back({"EvenIterations", 14, 9, {{"ns_steps", 4.0}}, {.iterations = 4}});
+  cases.push_back({"SevenIterations", 9, 14, {{"ns_steps", 7.0}}, {.iterations = 7}, 1.0, kBoundOfSeven});
+  cases.push_back({"Epsilon", 9, 14, {{"epsilon", 0.5}}, {.epsilon = 0.5}});
+  cases.push_back({"Tiny", 9, 14, {{"epsilon", 0.0}}, {.epsilon = 0}, 1e-30});
+  cases.push_back({"Huge", 9, 14, {}, {}, 1e30});
+  return cases;
+}
+
+class MuonOracle : public testing::TestWithParam<Case> {};
+
+TEST_P(MuonOracle, GivesTheReferencesAnswers) {
+  const Case& c = GetParam();
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = Make(c.options);
+  LayerDriver driver(*method, {"layer", c.m, c.n}, *backend);
+  GradientStream gradients(c.m, c.n, 5, c.scale);
+  reference::Muon oracle(c.oracle, c.m, c.n);
+  double worst = 0;
+  for (int step = 1; step <= 60; ++step) {
+    const Dense d = gradients.Next();
+    const absl::StatusOr<reference::Vector> u = driver.Precondition(d.data);
+    ASSERT_TRUE(u.ok()) << u.status();
+    const double difference = RelativeDifference(*u, oracle.Step(d).data);
+    ASSERT_LE(difference, c.bound) << "gradient " << step;
+    worst = std::max(worst, difference);
+  }
+  RecordProperty("worst_relative_difference", std::to_string(worst));
+  EXPECT_EQ(driver.state().bytes(), method->StateBytes({"layer", c.m, c.n}));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MuonOracle, testing::ValuesIn(Cases()),
+                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+// Five iterations of a x + b x^3 + c x^5 take every x in [0.002, 1] into [0.68, 1.21], as a scan of the interval in f64
+// shows; f32 adds less than kBound. [0.6, 1.3] leaves room for neither a missing iteration nor a wrong coefficient.
+TEST(MuonTest, SingularValuesAreNearOne) {
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>(1, 1), {1, 9}, {9, 1}, {16, 16}, {8, 40}, {40, 8}}) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    const LayerSpec layer{"layer", m, n};
+    LayerDriver driver(*Make(), layer, *backend);
+    GradientStream gradients(m, n, 3);
+    const Dense d = gradients.Gaussian(m, n);
+    ASSERT_GE(SingularValues(d).front(), 0.002 * reference::FrobeniusNorm(d)) << "too ill-conditioned for the bound";
+    const Dense u = AsDense(m, n, driver.Precondition(d.data).value());
+    for (const double value : SingularValues(u)) {
+      EXPECT_GE(value / MuonConfig().ScaleOf(layer), 0.6) << m << " x " << n;
+      EXPECT_LE(value / MuonConfig().ScaleOf(layer), 1.3) << m << " x " << n;
+    }
+    // min(m, n) singular values of that size, over m n elements.
+    const double rms = reference::FrobeniusNorm(u) / std::sqrt(static_cast<double>(m * n));
+    EXPECT_GE(rms, 0.2 * 0.6);
+    EXPECT_LE(rms, 0.2 * 1.3);
+  }
+}
+
+TEST(MuonTest, ATransposedGradientHasTheTransposedAnswer) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = Make();
+  LayerDriver wide(*method, {"wide", 7, 20}, *backend), tall(*method, {"tall", 20, 7}, *backend);
+  GradientStream gradients(7, 20, 2);
+  for (int step = 0; step < 10; ++step) {
+    const Dense d = gradients.Next();
+    const Dense u = AsDense(7, 20, wide.Precondition(d.data).value());
+    const reference::Vector other = tall.Precondition(reference::Transposed(d).data).value();
+    EXPECT_LE(RelativeDifference(other, reference::Transposed(u).data), kBound);
+  }
+}
+
+TEST(MuonTest, ALayersShapeChangesNothing) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  const std::unique_ptr<Method> method = Make();
+  LayerDriver matrix(*method, {"layer", 7, 24}, *backend),
+      tensor(*method, {"layer", 7, 24, false, {7, 4, 3, 2}}, *backend);
+  GradientStream gradients(7, 24, 2);
+  for (int step = 0; step < 5; ++step) {
+    const Dense d = gradients.Next();
+    EXPECT_EQ(tensor.Precondition(d.data).value(), matrix.Precondition(d.data).value());
+  }
+  EXPECT_EQ(tensor.state().Save().value(), matrix.state().Save().value());
+}
+
+TEST(MuonTest, TakesAndGivesMatricesOfAnyStride) {
+  for (const double ns_steps : {4.0, 5.0}) {
+    const std::unique_ptr<Backend> backend = MakeTestBackend();
+    const std::unique_ptr<Method> method = Make({{"ns_steps", ns_steps}});
+    const LayerSpec layer{"layer", 6, 20};
+    LayerDriver driver(*method, layer, *backend), strided(*method, layer, *backend);
+    DeviceMatrix wide_d = backend->Allocate(6, 32).value(), wide_u = backend->Allocate(6, 27).value();
+    const MatrixView d = wide_d.view().Corner(6, 20), u = wide_u.view().Corner(6, 20);
+    GradientStream gradients(6, 20, 1);
+    for (int step = 0; step < 5; ++step) {
+      const Dense gradient = gradients.Next();
+      const std::vector<float> values = ToFloats(gradient.data);
+      ASSERT_TRUE(backend->Upload(ConstMatrixView(values.data(), 6, 20), d).ok());
+      ASSERT_TRUE(strided.state().Precondition(d, u).ok());
+      reference::Vector got;
+      for (const reference::Vector& row : ToHost(*backend, u)) got.insert(got.end(), row.begin(), row.end());
+      EXPECT_LE(RelativeDifference(got, driver.Precondition(gradient.data).value()), kBound);
+    }
+  }
+}
+
+TEST(MuonTest, AZeroGradientGivesZeroUntilThereIsAMomentum) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  LayerDriver driver(*Make({{"epsilon", 0.0}}), {"layer", 5, 8}, *backend);
+  const reference::Vector zero(40, 0.0);
+  EXPECT_EQ(driver.Precondition(zero).value(), zero);
+  EXPECT_EQ(driver.Repeat().value(), zero);
+  GradientStream gradients(5, 8, 1);
+  EXPECT_GT(Norm(driver.Precondition(gradients.Next().data).value()), 0);
+  EXPECT_GT(Norm(driver.Precondition(zero).value()), 0) << "the momentum moves the layer on";
+}
+
+// 0.95^1000 is 5e-23. Over epsilon 1e-7 that is 5e-16, which five iterations make at most 485 times as large.
+TEST(MuonTest, EpsilonStopsALayerWhoseGradientsHaveEnded) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  LayerDriver driver(*Make(), {"layer", 5, 8}, *backend);
+  GradientStream gradients(5, 8, 1);
+  ASSERT_TRUE(driver.Precondition(gradients.Next().data).ok());
+  const reference::Vector zero(40, 0.0);
+  reference::Vector u;
+  for (int step = 0; step < 1000; ++step) u = driver.Precondition(zero).value();
+  EXPECT_LE(Norm(u), 1e-9);
+}
+
+TEST(MuonTest, RefusesWhatIsNotFiniteAndWhatBecomesSo) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const bool nesterov : {true, false}) {
+    LayerDriver driver(*Make({{"nesterov", nesterov}}), {"layer", 3, 4}, *backend);
+    ASSERT_TRUE(driver.Precondition(reference::Vector(12, 1e38)).ok());
+    const std::string before = driver.state().Save().value();
+    for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
+      reference::Vector d(12, 1.0);
+      d[5] = bad;
+      const absl::Status status = driver.Precondition(d).status();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    }
+    // 0.95 * 1e38 + 3e38 exceeds f32.
+    const absl::Status status = driver.Precondition(reference::Vector(12, 3e38)).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("layer layer: expected a momentum within f32"));
+    EXPECT_EQ(driver.state().Save().value(), before);
+    EXPECT_EQ(driver.state().version(), 1u);
+  }
+}
+
+TEST(MuonTest, ASavedStateRepeatsItsAnswerAndGoesOnBitwise) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  for (const bool nesterov : {true, false}) {
+    const std::unique_ptr<Method> method = Make({{"nesterov", nesterov}});
+    const LayerSpec layer{"layer", 6, 9};
+    EXPECT_EQ(method->StateBytes(layer), (nesterov ? 2 : 1) * 54 * 4);
+    LayerDriver one(*method, layer, *backend), other(*method, layer, *backend);
+    GradientStream gradients(6, 9, 1);
+    reference::Vector u;
+    for (int step = 0; step < 4; ++step) u = one.Precondition(gradients.Next().data).value();
+    EXPECT_TRUE(absl::IsFailedPrecondition(other.Repeat().status()));
+    ASSERT_TRUE(other.state().Load(one.state().Save().value()).ok());
+    EXPECT_EQ(other.Repeat().value(), u);
+    EXPECT_EQ(one.Repeat().value(), u);
+    for (int step = 0; step < 4; ++step) {
+      const Dense d = gradients.Next();
+      EXPECT_EQ(other.Precondition(d.data).value(), one.Precondition(d.data).value());
+    }
+    EXPECT_EQ(other.state().Save().value(), one.state().Save().value());
+  }
+}
+
+TEST(MuonTest, RefusesTheStateOfOtherOptions) {
+  const std::unique_ptr<Backend> backend = MakeTestBackend();
+  LayerDriver driver(*Make(), {"layer", 3, 4}, *backend);
+  for (const Options& options : std::vector<Options>{{{"momentum", 0.9}},
+                                                     {{"nesterov", false}},
+                                                     {{"ns_steps", 6.0}},
+                                                     {{"scale", std::string("ORIGINAL")}},
+                                                     {{"epsilon", 0.0}}}) {
+    LayerDriver other(*Make(options), {"layer", 3, 4}, *backend);
+    const absl::Status status = driver.state().Load(other.state().Save().value());
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("configuration"));
+  }
+}
+
+TEST(MuonConfigTest, ScalesFollowTheLayer) {
+  MuonConfig config;
+  EXPECT_DOUBLE_EQ(config.ScaleOf({"w", 100, 25}), 2.0);
+  EXPECT_DOUBLE_EQ(config.ScaleOf({"w", 25, 100}), 2.0);
+  config.scale = MuonScale::kOriginal;
+  EXPECT_DOUBLE_EQ(config.ScaleOf({"w", 100, 25}), 2.0);
+  EXPECT_DOUBLE_EQ(config.ScaleOf({"w", 25, 100}), 1.0);
+}
+
+TEST(MuonConfigTest, HasThePublishedDefaults) {
+  const MuonConfig config = ParseMuonConfig({"muon", {}}).value();
+  EXPECT_EQ(config.momentum, 0.95);
+  EXPECT_TRUE(config.nesterov);
+  EXPECT_EQ(config.ns_steps, 5);
+  EXPECT_EQ(config.epsilon, 1e-7);
+  EXPECT_EQ(config.scale, MuonScale::kMatchRmsAdamw);
+}
+
+TEST(MuonConfigTest, RefusesOptionsByName) {
+  const std::vector<std::pair<std::string, OptionValue>> cases = {
+      {"momentum", 1.0}, {"momentum", -0.1}, {"nesterov", 1.0}, {"ns_steps", 0.0}, {"ns_steps", 21.0},
+      {"ns_steps", 2.5}, {"epsilon", -1e-9}, {"epsilon", 1.5},  {"lr", 0.5},       {"scale", std::string("ADAM")}};
+  for (const auto& [name, value] : cases) {
+    const absl::Status status = ParseMuonConfig({"muon", {{name, value}}}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("option " + name)) << status;
+  }
+}
+
+}  // namespace
+}  // namespace precondor
