@@ -17,6 +17,8 @@
 #include "client/cpp/src/control.h"
 #include "client/cpp/tools/ctl_render.h"
 #include "client/cpp/tools/ctl_restore.h"
+#include "client/cpp/tools/plan.h"
+#include "client/cpp/tools/plan_report.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/grpc_deadline.h"
 #include "proto/wire/status_codec.h"
@@ -262,6 +264,14 @@ absl::StatusOr<CtlOutput> RunDrain(const CtlOptions& options) {
                    true};
 }
 
+absl::StatusOr<CtlOutput> RunPlan(const CtlOptions& options) {
+  PRECONDOR_ASSIGN_OR_RETURN(const ModelShapes model, PlanShapes(options.plan));
+  PlanInput input = options.plan.input;
+  PRECONDOR_ASSIGN_OR_RETURN(input.spec.layers, ExpandLayers(model, options.plan.expand));
+  PRECONDOR_ASSIGN_OR_RETURN(const Plan plan, MakePlan(input));
+  return CtlOutput{options.json ? Dump(PlanJson(model, input, plan)) : PlanTable(model, input, plan), plan.fits};
+}
+
 }  // namespace
 
 absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) {
@@ -273,7 +283,8 @@ absl::StatusOr<CtlOutput> RunCtlCommand(const CtlOptions& options) {
   if (options.command == "snapshot") return RunSnapshot(options);
   if (options.command == "health") return RunHealth(options);
   if (options.command == "drain") return RunDrain(options);
-  return CtlOutput{std::string(CtlHelp()), true};
+  if (options.command == "plan") return RunPlan(options);
+  return CtlOutput{absl::StrCat(CtlHelp(), PlanHelp()), true};
 }
 
 }  // namespace precondor

@@ -21,15 +21,16 @@ struct CommandWords {
   size_t least;
   size_t most;
 };
-constexpr std::array<CommandWords, 9> kCommands = {{{"status", 0, 0},
-                                                    {"sessions", 0, 0},
-                                                    {"session", 1, 2},
-                                                    {"layers", 1, 1},
-                                                    {"mode", 1, 2},
-                                                    {"snapshot", 1, 2},
-                                                    {"health", 0, 1},
-                                                    {"drain", 0, 0},
-                                                    {"help", 0, 0}}};
+constexpr std::array<CommandWords, 10> kCommands = {{{"status", 0, 0},
+                                                     {"sessions", 0, 0},
+                                                     {"session", 1, 2},
+                                                     {"layers", 1, 1},
+                                                     {"mode", 1, 2},
+                                                     {"snapshot", 1, 2},
+                                                     {"health", 0, 1},
+                                                     {"drain", 0, 0},
+                                                     {"plan", 0, 0},
+                                                     {"help", 0, 0}}};
 constexpr std::array<absl::string_view, 4> kSnapshotActions = {"create", "list", "verify", "restore"};
 constexpr std::array<absl::string_view, 3> kSessionActions = {"quarantined", "adopt", "delete-quarantined"};
 constexpr std::array<absl::string_view, 3> kModes = {"second-order", "first-order", "auto"};
@@ -78,7 +79,7 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
 
 bool TakesValue(absl::string_view name) {
   return name == "server" || name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" ||
-         name == "id";
+         name == "id" || IsPlanFlag(name);
 }
 
 absl::Status CheckDeadline(const CtlOptions& options) {
@@ -120,6 +121,16 @@ absl::Status CheckRestoreFlags(const CtlOptions& options) {
   return absl::InvalidArgumentError("--snapshot-path, --snapshot and --replace: for the command snapshot restore only");
 }
 
+absl::Status CheckPlan(const PlanFlags& flags, CtlOptions& options) {
+  if (options.command == "plan") {
+    PRECONDOR_ASSIGN_OR_RETURN(options.plan, ParsePlanOptions(flags));
+    return absl::OkStatus();
+  }
+  if (flags.empty()) return absl::OkStatus();
+  const std::string& flag = flags.begin()->first;
+  return absl::InvalidArgumentError(absl::StrCat("--", flag.substr(0, flag.find('.')), ": for the command plan only"));
+}
+
 absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& options) {
   if (words.empty()) return absl::InvalidArgumentError(absl::StrCat("expected a command: ", CommandNames()));
   options.command = words[0];
@@ -159,6 +170,7 @@ absl::Status CheckCommand(const std::vector<std::string>& words, CtlOptions& opt
 absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& arguments) {
   CtlOptions options;
   std::vector<std::string> words;
+  PlanFlags plan_flags;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const absl::string_view argument = arguments[i];
     if (argument == "-h" || argument == "--help") {
@@ -185,10 +197,11 @@ absl::StatusOr<CtlOptions> ParseCtlOptions(const std::vector<std::string>& argum
     }
     const absl::string_view value =
         equals == absl::string_view::npos ? absl::string_view(arguments[++i]) : argument.substr(equals + 1);
-    PRECONDOR_RETURN_IF_ERROR(SetFlag(name, value, options));
+    PRECONDOR_RETURN_IF_ERROR(IsPlanFlag(name) ? AddPlanFlag(name, value, plan_flags) : SetFlag(name, value, options));
   }
   PRECONDOR_RETURN_IF_ERROR(CheckCommand(words, options));
   PRECONDOR_RETURN_IF_ERROR(CheckRestoreFlags(options));
+  PRECONDOR_RETURN_IF_ERROR(CheckPlan(plan_flags, options));
   return options;
 }
 
@@ -216,6 +229,7 @@ Commands
                     the job then begins with the snapshot's step
   health [SERVICE]  asks grpc.health.v1; fails unless SERVING
   drain             stops taking new sessions, finishes what is under way, then ends the process
+  plan              what a session will take, and how many shards: memory, bytes and seconds a step; flags below
 
 Flags
   --server=HOST:PORT   the server to ask (127.0.0.1:7070), or unix:/path/to/socket

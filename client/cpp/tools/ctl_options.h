@@ -10,10 +10,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
+#include "client/cpp/tools/plan_options.h"
+
 namespace precondor {
 
 struct CtlOptions {
-  std::string command;   // "status", "sessions", "session", "layers", "mode", "snapshot", "health", "drain", "help"
+  // "status", "sessions", "session", "layers", "mode", "snapshot", "health", "drain", "plan", "help"
+  std::string command;
   std::string argument;  // session, layers, mode, snapshot: the session; health: the service, may be empty
   std::string mode;      // mode: "second-order", "first-order", "auto"; empty: show
   // snapshot: "create", "list", "verify", "restore"; session: "quarantined", "adopt", "delete-quarantined"
@@ -25,6 +28,7 @@ struct CtlOptions {
   uint64_t snapshot = 0;                                 // the same: number of the session's snapshot; 0: the newest
   bool replace = false;                                  // the same: close a session of that name first
   uint64_t session_id = 0;  // session adopt and delete-quarantined: which of that name; 0: the only one
+  PlanOptions plan;
   bool json = false;
 };
 

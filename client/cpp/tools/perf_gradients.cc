@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
+#include <map>
 #include <memory>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -25,25 +26,44 @@ namespace {
 
 constexpr uint64_t kReportEvery = 32;                  // steps, well inside a lease
 constexpr int kUnderWay = 4;                           // tensors of one size at a time
+constexpr size_t kMostSizes = 8;                       // shapes of a model
 constexpr int64_t kSmall = 16;                         // elements of the latency test: 64 bytes
 constexpr int64_t kChunk = 1 << 20;                    // of TCP
 constexpr int64_t kBytesPerSize = int64_t{512} << 20;  // one way
 
 struct Size {
-  const char* name;
+  std::string name;
   int64_t rows, cols;  // f32
   int64_t bytes() const { return rows * cols * 4; }
 };
-constexpr Size kSizes[] = {
-    {"64KiB", 128, 128}, {"1MiB", 512, 512}, {"4MiB", 1024, 1024}, {"16MiB", 2048, 2048}, {"64MiB", 4096, 4096}};
 
-SessionSpec Spec() {
+// The shapes that most layers have, at most kMostSizes, by ascending size; without layers, powers of two.
+std::vector<Size> Sizes(const std::vector<LayerSpec>& layers) {
+  if (layers.empty()) {
+    return {
+        {"64KiB", 128, 128}, {"1MiB", 512, 512}, {"4MiB", 1024, 1024}, {"16MiB", 2048, 2048}, {"64MiB", 4096, 4096}};
+  }
+  std::map<std::pair<int64_t, int64_t>, int64_t> counts;
+  for (const LayerSpec& layer : layers) ++counts[{layer.d_out, layer.d_in}];
+  std::vector<std::pair<int64_t, Size>> by_count;
+  for (const auto& [shape, count] : counts) {
+    by_count.push_back({count, {absl::StrCat(shape.first, "x", shape.second), shape.first, shape.second}});
+  }
+  std::stable_sort(by_count.begin(), by_count.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
+  if (by_count.size() > kMostSizes) by_count.resize(kMostSizes);
+  std::vector<Size> sizes;
+  for (auto& [count, size] : by_count) sizes.push_back(std::move(size));
+  std::stable_sort(sizes.begin(), sizes.end(), [](const Size& x, const Size& y) { return x.bytes() < y.bytes(); });
+  return sizes;
+}
+
+SessionSpec Spec(const std::vector<Size>& sizes) {
   SessionSpec spec;
   spec.name = "perf-gradients";
   spec.inv_freq = 1 << 30;
   spec.warmup_steps = 0;
   spec.method.name = "identity";
-  for (const Size& size : kSizes) {
+  for (const Size& size : sizes) {
     for (int i = 0; i < kUnderWay; ++i) {
       spec.layers.push_back({absl::StrCat(size.name, ".", i), size.rows, size.cols, false});
     }
@@ -120,8 +140,8 @@ absl::Status Report(Worker& worker, uint64_t step) {
 }
 
 // Seconds for `rounds` rounds of kUnderWay tensors of one size, there and back.
-absl::StatusOr<double> ServiceSeconds(Worker& worker, size_t size_index, int64_t rounds, uint64_t& step) {
-  const Size& size = kSizes[size_index];
+absl::StatusOr<double> ServiceSeconds(Worker& worker, const Size& size, size_t size_index, int64_t rounds,
+                                      uint64_t& step) {
   std::vector<std::vector<float>> tensors(kUnderWay, std::vector<float>(static_cast<size_t>(size.bytes() / 4), 1.0f));
   std::vector<std::vector<float>> outs = tensors;
   const absl::Time start = MonotonicNow();
@@ -159,27 +179,30 @@ absl::Status MeasureLatency(Worker& worker, uint64_t& step, std::vector<PerfRow>
 }  // namespace
 
 absl::StatusOr<std::vector<PerfRow>> MeasureGradients(const PerfOptions& options, const PerfServer& server) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerSpec> layers, PerfLayers(options));
+  const std::vector<Size> sizes = Sizes(layers);
+  const SessionSpec spec = Spec(sizes);
   ClientOptions client_options;
   client_options.coordinator = server.address();
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(client_options));
-  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(Spec()).status());
-  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, client->Join(Spec().name, {0, 0}));
+  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, client->Join(spec.name, {0, 0}));
   std::vector<PerfRow> rows;
   uint64_t step = 0;
-  for (size_t i = 0; i < std::size(kSizes); ++i) {
-    const int64_t round_bytes = kSizes[i].bytes() * kUnderWay;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t round_bytes = sizes[i].bytes() * kUnderWay;
     const int64_t rounds = std::clamp<int64_t>(kBytesPerSize / round_bytes, 2, 200);
-    PRECONDOR_RETURN_IF_ERROR(ServiceSeconds(*worker, i, 2, step).status());
-    PRECONDOR_ASSIGN_OR_RETURN(const double seconds, ServiceSeconds(*worker, i, rounds, step));
+    PRECONDOR_RETURN_IF_ERROR(ServiceSeconds(*worker, sizes[i], i, 2, step).status());
+    PRECONDOR_ASSIGN_OR_RETURN(const double seconds, ServiceSeconds(*worker, sizes[i], i, rounds, step));
     const double tcp_seconds = TcpSeconds(rounds * round_bytes);
     if (tcp_seconds <= 0) return absl::InternalError("cannot open a TCP connection on loopback");
     const double moved = 2e-9 * static_cast<double>(rounds * round_bytes);
-    rows.push_back({absl::StrCat("gradients/", kSizes[i].name), moved / seconds, "GB/s", moved / tcp_seconds,
+    rows.push_back({absl::StrCat("gradients/", sizes[i].name), moved / seconds, "GB/s", moved / tcp_seconds,
                     tcp_seconds / seconds});
   }
   PRECONDOR_RETURN_IF_ERROR(MeasureLatency(*worker, step, rows));
   worker.reset();
-  PRECONDOR_RETURN_IF_ERROR(client->CloseSession(Spec().name).status());
+  PRECONDOR_RETURN_IF_ERROR(client->CloseSession(spec.name).status());
   return rows;
 }
 

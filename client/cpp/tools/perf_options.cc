@@ -8,20 +8,46 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
+#include "client/cpp/tools/model_shapes.h"
+#include "kernels/base/status_macros.h"
+
 namespace precondor {
+namespace {
+
+// Which layers are the load; for the workload bert-large they are known.
+absl::Status CheckShapes(PerfOptions& options) {
+  const bool given = !options.preset.empty() || !options.layers.empty();
+  if (options.workload == "bert-large") {
+    if (given) {
+      return absl::InvalidArgumentError("--preset and --layers: for the workloads statistics and gradients only");
+    }
+    options.preset = "bert-large";
+    return absl::OkStatus();
+  }
+  if (!options.preset.empty() && !options.layers.empty()) {
+    return absl::InvalidArgumentError("expected one of --preset and --layers");
+  }
+  if (!given && options.workload == "statistics") {
+    return absl::InvalidArgumentError("--workload=statistics: expected --preset or --layers");
+  }
+  if (!given && options.scale != 1) return absl::InvalidArgumentError("--scale: expected --preset or --layers with it");
+  if (options.preset.empty()) return absl::OkStatus();
+  const absl::Status known = PresetShapes(options.preset).status();
+  return known.ok() ? known : absl::InvalidArgumentError(absl::StrCat("--preset: ", known.message()));
+}
+
+}  // namespace
 
 absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments) {
   PerfOptions options;
-  const std::map<absl::string_view, std::string*> texts = {{"workload", &options.workload},
-                                                           {"server-binary", &options.server_binary},
-                                                           {"data-dir", &options.data_dir},
-                                                           {"server", &options.server},
-                                                           {"json", &options.json}};
-  const std::map<absl::string_view, int64_t*> numbers = {{"workers", &options.workers},
-                                                         {"steps", &options.steps},
-                                                         {"warmup", &options.warmup},
-                                                         {"rank", &options.rank},
-                                                         {"threads", &options.threads}};
+  const std::map<absl::string_view, std::string*> texts = {
+      {"workload", &options.workload}, {"server-binary", &options.server_binary},
+      {"data-dir", &options.data_dir}, {"server", &options.server},
+      {"json", &options.json},         {"csv", &options.csv},
+      {"preset", &options.preset},     {"layers", &options.layers}};
+  const std::map<absl::string_view, int64_t*> numbers = {{"workers", &options.workers}, {"steps", &options.steps},
+                                                         {"warmup", &options.warmup},   {"rank", &options.rank},
+                                                         {"threads", &options.threads}, {"scale", &options.scale}};
   for (const std::string& argument : arguments) {
     if (argument == "--help" || argument == "-h") {
       options.workload = "help";
@@ -41,9 +67,9 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
       return absl::InvalidArgumentError(absl::StrCat("--", name, ": expected 1 ... 100000, got \"", value, "\""));
     }
   }
-  if (options.workload != "bert-large" && options.workload != "gradients") {
+  if (options.workload != "bert-large" && options.workload != "statistics" && options.workload != "gradients") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--workload: expected bert-large or gradients, got \"", options.workload, "\""));
+        absl::StrCat("--workload: expected bert-large, statistics or gradients, got \"", options.workload, "\""));
   }
   if (options.server.empty() == options.server_binary.empty()) {
     return absl::InvalidArgumentError("expected one of --server-binary and --server");
@@ -51,19 +77,29 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
   if (!options.data_dir.empty() && options.server_binary.empty()) {
     return absl::InvalidArgumentError("--data-dir: for a server that is started, needs --server-binary");
   }
+  PRECONDOR_RETURN_IF_ERROR(CheckShapes(options));
   return options;
 }
 
+absl::StatusOr<std::vector<LayerSpec>> PerfLayers(const PerfOptions& options) {
+  if (options.preset.empty() && options.layers.empty()) return std::vector<LayerSpec>();
+  PRECONDOR_ASSIGN_OR_RETURN(const ModelShapes model,
+                             options.layers.empty() ? PresetShapes(options.preset) : ReadLayerTable(options.layers));
+  return ExpandLayers(model, {.scale = options.scale, .fold_biases = false});
+}
+
 absl::string_view PerfHelp() {
-  return R"(Usage: precondor-perf --workload=bert-large|gradients (--server-binary=FILE | --server=HOST:PORT) [FLAGS]
+  return R"(Usage: precondor-perf --workload=NAME (--server-binary=FILE | --server=HOST:PORT) [FLAGS]
 
 Workloads
   bert-large  statistic steps of BERT-Large's 144 linear layers: workers send one f16 vector a side and layer, the server
               seals and applies them. Reports a whole step's p50 and p99, the part that is not kernels (less the time in
               updates by the server's own counters, over its threads; the same with factors of rank 1; and transport
               alone, with the method identity), and the server's memory against the computed.
+  statistics  the same measurements with the layers of --preset or --layers.
   gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
-              same run, and the latency of small tensors.
+              same run, and the latency of small tensors. With --preset or --layers the sizes are those of the layers, at
+              most the 8 that most layers have.
 
 Flags
   --server-binary=FILE  a precondor-server to start on loopback and stop; its memory is read
@@ -71,9 +107,17 @@ Flags
   --workers=8  --steps=60  --warmup=40  --rank=128
   --threads=2           of the server that is started
   --data-dir=DIR        of the server that is started: what its log costs is the difference to a run without
+  --preset=NAME         layers of resnet50, bert-large, gpt2-xl or llama2-7b, without biases
+  --layers=FILE         or of a file: [{"name": "fc*", "d_out": 4096, "d_in": 1024, "count": 24}]
+  --scale=1             divides the dimensions of these, for a small machine
   --json=FILE           the rows {name, value, unit, limit, ratio, target, pass}
+  --csv=FILE            the rows, a line each
 
 Exit code: 0 measured, every target met; 1 failed or a target missed; 2 wrong usage.
+
+Examples
+  precondor-perf --workload=statistics --preset=gpt2-xl --scale=8 --server-binary=precondor-server --csv=rows.csv
+  precondor-perf --workload=gradients --layers=model.json --server=gpu0:7070
 )";
 }
 

@@ -9,10 +9,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "kernels/base/session_spec.h"
+
 namespace precondor {
 
 struct PerfOptions {
-  std::string workload;       // "bert-large", "gradients", "help"
+  std::string workload;       // "bert-large", "statistics", "gradients", "help"
   std::string server_binary;  // started on loopback for the run
   std::string server;         // or one that is there: host:port or unix:/path
   int64_t workers = 8;
@@ -22,10 +24,18 @@ struct PerfOptions {
   int64_t threads = 2;   // of the server that is started
   std::string data_dir;  // of the server that is started; empty: it keeps nothing
   std::string json;      // file for the rows
+  std::string csv;       // file for the rows, a line each
+  std::string preset;    // a model of model_shapes.h whose layers are the load
+  std::string layers;    // or a file with a layer table
+  int64_t scale = 1;     // divides the dimensions of these
 };
 
 // InvalidArgument says what is wrong with which argument.
 absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments);
 absl::string_view PerfHelp();
+
+// The layers of --preset or --layers, without columns for biases; empty where neither is given. Errors are those of the
+// table's reader.
+absl::StatusOr<std::vector<LayerSpec>> PerfLayers(const PerfOptions& options);
 
 }  // namespace precondor

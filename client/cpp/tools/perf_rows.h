@@ -19,6 +19,8 @@ struct PerfRow {
 };
 
 std::string RowsJson(const std::vector<PerfRow>& rows);
+// A heading, then a line for each row; what a row does not have is empty.
+std::string RowsCsv(const std::vector<PerfRow>& rows);
 std::string RowsTable(const std::vector<PerfRow>& rows);
 
 // The value below which a part `fraction` of the samples lies (nearest rank); samples not empty.

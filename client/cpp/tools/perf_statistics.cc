@@ -21,25 +21,7 @@
 namespace precondor {
 namespace {
 
-constexpr int kBlocks = 24;
-constexpr int64_t kHidden = 1024, kInner = 4096;
 constexpr double kMilli = 1e3;
-
-std::vector<LayerSpec> BertLarge() {
-  std::vector<LayerSpec> layers;
-  for (int block = 0; block < kBlocks; ++block) {
-    const auto add = [&](const char* name, int64_t d_out, int64_t d_in) {
-      layers.push_back({absl::StrCat("block", block, ".", name), d_out, d_in, false});
-    };
-    add("query", kHidden, kHidden);
-    add("key", kHidden, kHidden);
-    add("value", kHidden, kHidden);
-    add("output", kHidden, kHidden);
-    add("up", kInner, kHidden);
-    add("down", kHidden, kInner);
-  }
-  return layers;
-}
 
 int64_t FactorElements(const std::vector<LayerSpec>& layers) {
   int64_t elements = 0;
@@ -53,7 +35,14 @@ int64_t DenseElements(const std::vector<LayerSpec>& layers) {
   return elements;
 }
 
-SessionSpec Spec(const PerfOptions& options, const std::string& method, int64_t factor_rank) {
+int64_t Widest(const std::vector<LayerSpec>& layers) {
+  int64_t widest = 0;
+  for (const LayerSpec& layer : layers) widest = std::max({widest, layer.d_in, layer.d_out});
+  return widest;
+}
+
+SessionSpec Spec(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method,
+                 int64_t factor_rank) {
   SessionSpec spec;
   spec.name = absl::StrCat("perf-", method, "-", factor_rank);
   spec.world_size = static_cast<int32_t>(options.workers);
@@ -66,7 +55,7 @@ SessionSpec Spec(const PerfOptions& options, const std::string& method, int64_t 
     spec.method.options["representation"] = std::string("LOW_RANK");
     spec.method.options["rank"] = static_cast<double>(factor_rank);
   }
-  spec.layers = BertLarge();
+  spec.layers = layers;
   return spec;
 }
 
@@ -92,11 +81,13 @@ absl::StatusOr<Counters> ReadCounters(ControlClient& control, const std::string&
 // A session with its workers, stepped together.
 class Run {
  public:
-  Run(const PerfOptions& options, const std::string& method, int64_t factor_rank, const PerfServer& server)
-      : spec_(Spec(options, method, factor_rank)),
+  Run(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method, int64_t factor_rank,
+      const PerfServer& server)
+      : spec_(Spec(options, layers, method, factor_rank)),
         address_(server.address()),
         control_(server.address(), absl::Seconds(30)),
-        noise_(size_t{1} << 20) {
+        widest_(static_cast<size_t>(Widest(layers))),
+        noise_(std::max(size_t{1} << 20, 4 * widest_)) {
     std::mt19937_64 rng(1);
     std::normal_distribution<float> normal;
     for (float& value : noise_) value = normal(rng);
@@ -165,7 +156,7 @@ class Run {
   // A place in the noise that differs by rank, layer and step: equal vectors would make factors of rank 1.
   const float* Vector(uint32_t rank, size_t layer) const {
     const uint64_t place = (step_ * spec_.layers.size() + layer) * static_cast<uint64_t>(spec_.world_size) + rank;
-    return noise_.data() + place * 7919 % (noise_.size() - static_cast<size_t>(kInner));
+    return noise_.data() + place * 7919 % (noise_.size() - widest_);
   }
 
   absl::Status AwaitApplied(Worker& worker) {
@@ -181,6 +172,7 @@ class Run {
   const SessionSpec spec_;
   const std::string address_;
   ControlClient control_;
+  const size_t widest_;
   std::vector<float> noise_;
   std::unique_ptr<Client> client_;
   std::vector<std::unique_ptr<Worker>> workers_;
@@ -196,9 +188,9 @@ struct Measured {
   int64_t payload_bytes = 0;  // of one worker and step
 };
 
-absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::string& method, int64_t factor_rank,
-                                 const PerfServer& server) {
-  Run run(options, method, factor_rank, server);
+absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::vector<LayerSpec>& layers,
+                                 const std::string& method, int64_t factor_rank, const PerfServer& server) {
+  Run run(options, layers, method, factor_rank, server);
   PRECONDOR_RETURN_IF_ERROR(run.Open());
   for (int64_t i = 0; i < options.warmup; ++i) PRECONDOR_RETURN_IF_ERROR(run.Step().status());
   Measured measured;
@@ -222,11 +214,12 @@ absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::string& 
 }  // namespace
 
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerSpec> layers, PerfLayers(options));
   const int64_t idle_bytes = server.resident_bytes();
   // The memory first, while the server has held nothing else.
-  PRECONDOR_ASSIGN_OR_RETURN(const Measured mkor, Measure(options, "mkor", options.rank, server));
-  PRECONDOR_ASSIGN_OR_RETURN(const Measured least, Measure(options, "mkor", 1, server));
-  PRECONDOR_ASSIGN_OR_RETURN(const Measured transport, Measure(options, "identity", 0, server));
+  PRECONDOR_ASSIGN_OR_RETURN(const Measured mkor, Measure(options, layers, "mkor", options.rank, server));
+  PRECONDOR_ASSIGN_OR_RETURN(const Measured least, Measure(options, layers, "mkor", 1, server));
+  PRECONDOR_ASSIGN_OR_RETURN(const Measured transport, Measure(options, layers, "identity", 0, server));
   const double step = Percentile(mkor.seconds, 0.5) * kMilli;
   const double kernels = Percentile(mkor.kernel_seconds, 0.5) * kMilli;
   const double other = Percentile(mkor.other_seconds, 0.5) * kMilli;
@@ -247,7 +240,6 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
       {"statistics/payload_per_worker", static_cast<double>(mkor.payload_bytes) / 1e6, "MB"},
   };
   if (mkor.resident_bytes > 0) {
-    const std::vector<LayerSpec> layers = BertLarge();
     const double vectors = static_cast<double>(FactorElements(layers) * options.rank * 4) / 1e6;
     const double state = static_cast<double>(mkor.state_bytes) / 1e6;
     // One step of every worker's vectors (f16) twice: where the transport received them, and kept until they are

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workload bert-large.
+// Workloads bert-large and statistics.
 #pragma once
 
 #include <vector>

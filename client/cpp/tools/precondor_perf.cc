@@ -24,6 +24,14 @@ absl::StatusOr<std::vector<precondor::PerfRow>> Measure(const precondor::PerfOpt
                                          : precondor::MeasureStatistics(options, **server);
 }
 
+bool Write(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  if (file.flush()) return true;
+  std::cerr << "precondor-perf: cannot write " << path << "\n";
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -45,13 +53,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::cout << precondor::RowsTable(*rows);
-  if (!options->json.empty()) {
-    std::ofstream file(options->json);
-    file << precondor::RowsJson(*rows);
-    if (!file.flush()) {
-      std::cerr << "precondor-perf: cannot write " << options->json << "\n";
-      return 1;
-    }
-  }
+  if (!options->json.empty() && !Write(options->json, precondor::RowsJson(*rows))) return 1;
+  if (!options->csv.empty() && !Write(options->csv, precondor::RowsCsv(*rows))) return 1;
   return std::all_of(rows->begin(), rows->end(), [](const precondor::PerfRow& row) { return row.pass; }) ? 0 : 1;
 }

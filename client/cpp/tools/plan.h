@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a session will take before it is opened: memory, bytes, arithmetic and seconds a step, and how many shards.
+// Pure functions. State, scratch and arithmetic are the methods' own figures, by which servers reserve and place.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/base/session_spec.h"
+
+namespace precondor {
+
+struct PlanInput {
+  SessionSpec spec;          // with its layers
+  double network_gbps = 0;   // 1e9 bits a second of each machine, in each direction
+  double device_tflops = 0;  // 1e12 operations a second that shards and workers reach; 0: no seconds of arithmetic
+  int64_t shard_memory_bytes = 0;
+  int64_t shards = 0;     // 0: as few as memory allows
+  int64_t threads = 512;  // layers that a shard works on at once; 512 is a CUDA device's default
+};
+
+// Payload bytes of one worker. Headers and acknowledgements come on top.
+struct WorkerTraffic {
+  int64_t statistics_sent = 0;   // at a statistic step
+  int64_t factors_received = 0;  // at a statistic step: merged vectors in REPLAY, at most so much in PULL_FACTORS
+  int64_t gradients_sent = 0;    // each step
+  int64_t answers_received = 0;  // each step: preconditioned gradients
+};
+
+struct ShardLoad {
+  int64_t layers = 0;
+  // Bytes that the shard reserves.
+  int64_t states = 0;
+  int64_t staging = 0;
+  int64_t scratch = 0;
+  // Payload bytes of all workers, of an average step.
+  double received = 0;
+  double sent = 0;
+  double cost = 0;  // operations by which layers are placed
+  // Operations of an average step.
+  double step_flops = 0;
+  int64_t reserved() const { return states + staging + scratch; }
+};
+
+struct Plan {
+  int64_t parameters = 0;
+  int64_t state_bytes = 0;  // factors of all layers at their fullest
+  WorkerTraffic worker;     // of the worker that moves most
+  double worker_sent = 0;   // of an average step, which has 1 / inv_freq statistic steps
+  double worker_received = 0;
+  // 2 m n (m + n) for a layer [m, n] with dense factors and 8 r m n with factors of rank r, summed over layers.
+  double precondition_flops = 0;  // each step
+  double update_flops = 0;        // a statistic step
+  std::vector<ShardLoad> shards;
+  int64_t shards_by_memory = 0;   // the fewest that hold the session; 0: a layer fits no shard
+  bool fits = false;              // whether `shards` hold the session
+  std::string reason;             // when it does not fit: what, with the numbers
+  double imbalance = 0;           // cost of the busiest shard over the mean; 1 is even
+  double network_seconds = 0;     // of an average step, at the busiest end; nothing is hidden behind computation
+  bool network_at_shard = false;  // whether that end is a shard
+  // Of an average step at device_tflops: the busiest shard, and a worker where workers precondition.
+  double shard_seconds = 0;
+  double worker_seconds = 0;
+};
+
+// Places layers as the coordinator does on shards of one device that hold nothing else. InvalidArgument or NotFound:
+// the errors of ValidateSessionSpec and of the method's options.
+absl::StatusOr<Plan> MakePlan(const PlanInput& input);
+
+// Bytes that a shard keeps of one rank's contribution besides its payload: no less than server/core reserves.
+inline constexpr int64_t kPlanBytesPerContribution = 256;
+// More shards than that are not looked for.
+inline constexpr int64_t kMaxPlanShards = 4096;
+
+}  // namespace precondor

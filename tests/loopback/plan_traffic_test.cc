@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What precondorctl plan predicts, against what workers count and what a shard reserves.
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+#include "client/cpp/tools/plan.h"
+#include "kernels/base/status_macros.h"
+#include "precondor/client.h"
+#include "tests/loopback/raw_client.h"
+#include "tests/support/normal_floats.h"
+
+namespace precondor {
+namespace {
+
+constexpr int32_t kWorkers = 2;
+constexpr uint64_t kSteps = 12;  // three of them with statistics
+
+SessionSpec Spec(ExchangeMode exchange) {
+  SessionSpec spec;
+  spec.name = "plan";
+  spec.world_size = kWorkers;
+  spec.exchange = exchange;
+  spec.inv_freq = 4;
+  spec.warmup_steps = 0;
+  spec.method.options["rank"] = 16.0;
+  spec.layers = {{"a", 96, 64, false}, {"b", 64, 96, false}, {"c", 96, 64, false}, {"d", 64, 96, false}};
+  return spec;
+}
+
+absl::Status RunStep(Worker& worker, uint64_t step) {
+  const SessionSpec& spec = worker.spec();
+  std::vector<std::vector<float>> gradients(spec.layers.size());
+  std::vector<PreconditionFuture> futures;
+  for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+    const auto index = static_cast<int64_t>(layer);
+    const auto& [d_out, d_in] = std::pair(spec.layers[layer].d_out, spec.layers[layer].d_in);
+    const int64_t k = VectorsPerWorker(spec, index);
+    const uint64_t seed = step * 100 + layer * 10 + worker.rank();
+    if (worker.NeedsStatistics(step, index)) {
+      const std::vector<float> a = Normal(k * d_in, seed), g = Normal(k * d_out, seed + 1);
+      PRECONDOR_RETURN_IF_ERROR(worker.SendStatistics(step, index, ConstMatrixView(a.data(), k, d_in),
+                                                      ConstMatrixView(g.data(), k, d_out), 1));
+    }
+    if (!worker.SendsGradient(index)) continue;
+    gradients[layer] = Normal(d_out * d_in, step * 10 + layer);
+    const MatrixView view(gradients[layer].data(), d_out, d_in);
+    futures.push_back(worker.Precondition(step, index, view, view, 1));
+  }
+  for (const PreconditionFuture& future : futures) PRECONDOR_RETURN_IF_ERROR(future.Wait().status());
+  return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
+}
+
+// What rank 0 counts, which is the rank that moves most.
+Traffic Measure(const SessionSpec& spec) {
+  RawServer server;
+  ClientOptions options;
+  options.coordinator = absl::StrCat("127.0.0.1:", server.app().port());
+  auto client = Client::Connect(options);
+  EXPECT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE((*client)->OpenSession(spec).ok());
+  std::vector<Traffic> counted(kWorkers);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto worker = (*client)->Join(spec.name, {.rank = rank, .incarnation = 1, .first_step = 0});
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      for (uint64_t step = 0; step < kSteps; ++step) {
+        const absl::Status done = RunStep(**worker, step);
+        ASSERT_TRUE(done.ok()) << "rank " << rank << " step " << step << ": " << done;
+      }
+      ASSERT_TRUE((*worker)->Flush().ok());
+      counted[rank] = (*worker)->traffic();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return counted[0];
+}
+
+class PlanTrafficTest : public ::testing::TestWithParam<ExchangeMode> {};
+
+TEST_P(PlanTrafficTest, PayloadIsWhatThePlanSays) {
+  PlanInput input;
+  input.spec = Spec(GetParam());
+  input.network_gbps = 10;
+  input.shard_memory_bytes = int64_t{1} << 30;
+  const auto plan = MakePlan(input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const Traffic traffic = Measure(input.spec);
+  const double sent = static_cast<double>(traffic.statistics_bytes + traffic.gradient_bytes) / kSteps;
+  const auto received = static_cast<double>(traffic.result_bytes) / kSteps;
+  EXPECT_NEAR(sent, plan->worker_sent, 0.2 * plan->worker_sent);
+  // PULL_FACTORS: the plan has the factors at their fullest, so that it is a bound.
+  if (GetParam() == ExchangeMode::kPullFactors) {
+    EXPECT_LE(received, 1.2 * plan->worker_received);
+  } else {
+    EXPECT_NEAR(received, plan->worker_received, 0.2 * plan->worker_received);
+  }
+  RecordProperty("sent_per_step", std::to_string(sent));
+  RecordProperty("received_per_step", std::to_string(received));
+}
+
+INSTANTIATE_TEST_SUITE_P(Exchange, PlanTrafficTest,
+                         ::testing::Values(ExchangeMode::kDirect, ExchangeMode::kDelegate, ExchangeMode::kReplay,
+                                           ExchangeMode::kPullFactors),
+                         [](const auto& info) { return std::string(ExchangeModeName(info.param)); });
+
+}  // namespace
+}  // namespace precondor
