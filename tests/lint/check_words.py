@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Plain English: words and phrases that documents, and the sources of the clean folders, must not use.
+
+The lint reads README.md, CONTRIBUTING.md, CHANGELOG.md and docs/, but not docs/adr and docs/lab, which are history. In
+documents, text in code blocks and in `backquotes` is exempt, because it quotes programs. CLEAN lists the source folders
+that have no finding. Add a source folder to CLEAN as soon as it has none, so that it stays clean.
+"""
+
+import re
+
+from lint_support import Case, line_of, main
+
+# A word or a phrase, and what to write in its place. A phrase also matches across the end of a line.
+BANNED = [
+    ("somebody", "name the worker, the shard, the process or the operator"),
+    ("someone", "name the worker, the shard, the process or the operator"),
+    ("anybody", "name the worker, the shard, the process or the operator"),
+    ("everybody", "name the workers, the ranks or the shards"),
+    ("nobody", "'no worker', 'no rank', 'no process'"),
+    ("whoever", "'each worker that', 'a process that'"),
+    ("whosoever", "'each worker that', 'a process that'"),
+    ("his", "'its', or the name"),
+    ("him", "'it', or the name"),
+    ("himself", "'itself', or the name"),
+    ("such a one", "repeat the name"),
+    ("as ever", "'as before', or leave it out"),
+    ("in vain", "'without effect', or say what failed"),
+    ("what is not there", "'what is missing'"),
+    ("what is there", "'what exists', 'the features'"),
+    ("what comes of it", "'the result', 'the error'"),
+    ("the same for", "repeat what holds"),
+    ("for good", "'permanently'"),
+    ("for ever", "'without limit', 'forever'"),
+    ("thereby", "'so', 'which'"),
+    ("whereby", "'by which', 'where'"),
+    ("wherein", "'in which'"),
+    ("therein", "'in it', or the name"),
+    ("in the meantime", "'meanwhile', 'until then'"),
+    ("needless", "'already answered', 'unnecessary'"),
+    ("homeless", "'unplaced'"),
+    ("keepsakes?", "'retransmit buffer'"),
+    ("laggards?", "'straggler'"),
+    ("culprit", "'failing rank'"),
+    ("heirs?", "'takeover target'"),
+    ("went back", "'rolled back', 'returned'"),
+    ("gone by then", "say what ended"),
+    ("without a word", "'without closing its connections'"),
+]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/")
+HISTORY = ("docs/adr/", "docs/lab/")
+# Source folders without a finding.
+CLEAN = (
+    "client/python/examples/two_lines/", "client/python/precondor/torch/callbacks/",
+    "deploy/cmake/", "deploy/compose/", "deploy/grafana/", "deploy/helm/", "deploy/kustomize/", "deploy/prometheus/",
+    "server/metrics/",
+    "tests/deploy/", "tests/explore/", "tests/golden/", "tests/gpu/", "tests/lint/", "tests/reference/",
+    "tests/transcripts/",
+    "tests/unit/client/examples/", "tests/unit/kernels/base/", "tests/unit/kernels/cpu/",
+    "tests/unit/server/plane/", "tests/unit/server/policy/", "tests/unit/server/rpc/",
+)
+SOURCES = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".proto", ".cmake", "CMakeLists.txt", ".yaml", ".yml", ".md")
+EXEMPT = ("tests/lint/check_words.py",)
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+QUOTED = re.compile(r"``[^`].*?``|`[^`\n]*`")
+# Between the words of a phrase: white space, and at the end of a line what begins the next line of a comment.
+GAP = r"(?:[ \t]+|[ \t]*\n[ \t]*(?://+|#+|\*|>)?[ \t]*)"
+
+
+def _pattern():
+    phrases = [GAP.join(phrase.split(" ")) for phrase, _ in BANNED]
+    return re.compile("|".join(rf"(?P<w{i}>\b{phrase}\b)" for i, phrase in enumerate(phrases)), re.IGNORECASE)
+
+
+PATTERN = _pattern()
+
+
+def _blank(match):
+    return re.sub(r"[^\n]", " ", match.group(0))
+
+
+def _is_document(path):
+    return path.endswith(".md") and path.startswith(DOCUMENTS) and not path.startswith(HISTORY)
+
+
+def _is_clean_source(path):
+    return path.endswith(SOURCES) and path.startswith(CLEAN) and path not in EXEMPT
+
+
+def findings_in(path, text):
+    if path.endswith(".md"):
+        text = QUOTED.sub(_blank, FENCE.sub(_blank, text))
+    for match in PATTERN.finditer(text):
+        word = re.sub(GAP, " ", match.group(0))
+        instead = BANNED[int(match.lastgroup[1:])][1]
+        yield f"{path}:{line_of(text, match.start())}: '{word}': write {instead}"
+
+
+def check(tree):
+    findings = []
+    for path in tree.paths(*SOURCES):
+        if _is_document(path) or _is_clean_source(path):
+            findings += findings_in(path, tree.read(path))
+    return findings
+
+
+CASES = [
+    Case("clean", {"README.md": "A shard owns its layers. History is its own topic.\n"}, []),
+    Case("banned word", {"docs/a.md": "One.\nNobody waits for\nsomebody.\n"}, ["a.md:2: 'Nobody'", "a.md:3: 'somebody'"]),
+    Case("phrase over two lines", {"CHANGELOG.md": "It holds in\nvain.\n"}, ["CHANGELOG.md:1: 'in vain'"]),
+    Case("code is exempt", {"docs/a.md": "Say `nobody waits`.\n```\nnobody\n```\nThat is all.\n"}, []),
+    Case("text after code counts", {"docs/a.md": "```\nx\n```\nwhoever\n"}, ["a.md:4: 'whoever'"]),
+    Case("history is exempt", {"docs/adr/0001-a.md": "nobody\n", "docs/lab/a.md": "nobody\n"}, []),
+    Case("comment of a clean folder", {"server/metrics/a.h": "// It is the\n// same for all, for\n  // good.\n"},
+         ["a.h:1: 'the same for'", "a.h:2: 'for good'"]),
+    Case("folder that is not clean yet", {"elsewhere/a.h": "// nobody\n"}, []),
+]
+
+if __name__ == "__main__":
+    main(check, CASES)
