@@ -386,7 +386,7 @@ absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const 
   return ScaleBy(scale, u);
 }
 
-bool Backend::SupportsPrecision(ProductPrecision precision) const { return DoKnowsProducts(precision); }
+bool Backend::SupportsPrecision(ProductPrecision precision) const { return DoSupportsPrecision(precision); }
 
 absl::Status Backend::FillNormal(const CounterRandom& random, MatrixView x) {
   PRECONDOR_RETURN_IF_ERROR(CheckView("FillNormal", "x", x));

@@ -211,7 +211,7 @@ class Backend {
 
   // Run, of at least one operation; their outputs have elements, and a Gemm an inner dimension of 1 or more.
   virtual void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) = 0;
-  virtual bool DoKnowsProducts(ProductPrecision precision) const { return precision != ProductPrecision::kBf16; }
+  virtual bool DoSupportsPrecision(ProductPrecision precision) const { return precision != ProductPrecision::kBf16; }
   // SymmetricUpdateMultiply, SymmetricExpand and SymmetricCompress by primitives know f32 alone.
   virtual bool DoKnowsSymmetric(SymmetricStorage storage) const { return storage == SymmetricStorage::kF32; }
   // Whether LowRankPrecondition with a rule is one operation; otherwise it is one that tells lengths, and ScaleBy.

@@ -466,7 +466,7 @@ class CpuBackend final : public Backend {
     squares[1] = Dot(u, u);
   }
 
-  bool DoKnowsProducts(ProductPrecision precision) const override {
+  bool DoSupportsPrecision(ProductPrecision precision) const override {
     return precision != ProductPrecision::kBf16 || cpu::KnowsBf16();
   }
   absl::Status RunOne(const operation::DensePrecondition& product) {

@@ -368,7 +368,7 @@ class CudaBackend final : public Backend {
     });
   }
 
-  bool DoKnowsProducts(ProductPrecision) const override { return true; }
+  bool DoSupportsPrecision(ProductPrecision) const override { return true; }
 
   // --- symmetric matrices in tiles --------------------------------------------------------------------------------
   bool DoKnowsSymmetric(SymmetricStorage) const override { return true; }

@@ -267,7 +267,7 @@ class GroupingBackend final : public ForwardingBackend {
     PRECONDOR_RETURN_IF_ERROR(Lost());  // what has been put off does not use it either
     return device_->UploadToIdle(host, device);
   }
-  bool DoKnowsProducts(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }
+  bool DoSupportsPrecision(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }
   bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
 
   const GroupingOptions options_;

@@ -5,6 +5,8 @@
 The lint reads README.md, CONTRIBUTING.md, CHANGELOG.md and docs/, but not docs/adr and docs/lab, which are history. In
 documents, text in code blocks and in `backquotes` is exempt, because it quotes programs. CLEAN lists the source folders
 that have no finding. Add a source folder to CLEAN as soon as it has none, so that it stays clean.
+
+RETIRED lists names that a standard term has replaced. No file but those of history has one, code included.
 """
 
 import re
@@ -61,6 +63,27 @@ CLEAN = (
 )
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".proto", ".cmake", "CMakeLists.txt", ".yaml", ".yml", ".md")
 EXEMPT = ("tests/lint/check_words.py",)
+# A part of an identifier, and the name in its place.
+RETIRED = {
+    "Keepsakes": "RetransmitBuffer",
+    "HandedFactors": "FactorUpdate",
+    "DeviceCourier": "DeviceSendQueue",
+    "Parcel": "PendingSend (client), PackedUpload (kernels/cuda)",
+    "WorkerPlane": "WorkerCollectiveSession",
+    "EpochPlane": "ShardCollectiveSession",
+    "ShardPlanes": "CollectiveRegistry",
+    "PlaneMeeting": "PlaneRendezvous",
+    "PlaneInvitation": "RendezvousInfo",
+    "went_back": "rollback_epoch, rollback_step",
+    "goes_back_to": "rollback_step",
+    "memory_id": "shard_generation",
+    "MEMORY_LOST": "STATE_LOST",
+    "MemoryLost": "StateLost",
+    "Laggard": "Straggler",
+    "PromiseRecord": "LeaseRecord",
+    "Namesake": "SameNameSession",
+    "KnowsProducts": "SupportsPrecision",
+}
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"``[^`].*?``|`[^`\n]*`")
 # Between the words of a phrase: white space, and at the end of a line what begins the next line of a comment.
@@ -73,6 +96,7 @@ def _pattern():
 
 
 PATTERN = _pattern()
+RETIRED_PATTERN = re.compile("|".join(RETIRED))
 
 
 def _blank(match):
@@ -96,9 +120,16 @@ def findings_in(path, text):
         yield f"{path}:{line_of(text, match.start())}: '{word}': write {instead}"
 
 
+def retired_names_in(path, text):
+    for match in RETIRED_PATTERN.finditer(text):
+        yield f"{path}:{line_of(text, match.start())}: '{match.group(0)}': the name is {RETIRED[match.group(0)]}"
+
+
 def check(tree):
     findings = []
     for path in tree.paths(*SOURCES):
+        if path not in EXEMPT and path != "CHANGELOG.md" and not path.startswith(HISTORY):
+            findings += retired_names_in(path, tree.read(path))
         if _is_document(path) or _is_clean_source(path):
             findings += findings_in(path, tree.read(path))
     return findings
@@ -113,6 +144,8 @@ CASES = [
     Case("history is exempt", {"docs/adr/0001-a.md": "nobody\n", "docs/lab/a.md": "nobody\n"}, []),
     Case("comment of a clean folder", {"server/metrics/a.h": "// It is the\n// same for all, for\n  // good.\n"},
          ["a.h:1: 'the same for'", "a.h:2: 'for good'"]),
+    Case("retired name", {"elsewhere/a.h": "int a;\nvoid OnLaggards();\n"}, ["a.h:2: 'Laggard': the name is Straggler"]),
+    Case("history keeps retired names", {"docs/adr/0001-a.md": "`memory_id`\n"}, []),
     Case("folder that is not clean yet", {"elsewhere/a.h": "// nobody\n"}, []),
 ]
 

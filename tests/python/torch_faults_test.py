@@ -116,7 +116,7 @@ class FaultsTest(unittest.TestCase):
             torch.save(saved, path)
             self.train(cluster, load={"snapshot_paths": ["x"]})
 
-    def test_goes_back_to_a_snapshot_bitwise(self):
+    def test_returns_to_a_snapshot_bitwise(self):
         """Trainer and servers end some steps after a snapshot; new servers get its files."""
         first = self.cluster("first", coordinator_arguments=["--lease-steps=2"])
         program = pathlib.Path(self.binaries) / "client/cpp/tools/precondorctl"

@@ -24,7 +24,7 @@ class CountingBackend final : public ForwardingBackend {
     if (sees_) sees_(operations);
     device_->Run(operations, statuses);
   }
-  bool DoKnowsProducts(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }
+  bool DoSupportsPrecision(ProductPrecision precision) const override { return device_->SupportsPrecision(precision); }
   bool DoKnowsSymmetric(SymmetricStorage storage) const override { return KnowsSymmetricOn(*device_, storage); }
 
   const std::unique_ptr<Backend> device_;

@@ -42,7 +42,7 @@ TEST(MkorConfigTest, TheClipDependsOnTheScaling) {
   EXPECT_EQ(ParseMkorConfig(With("scaling", std::string("RMS_CLIP")))->scaling.clip, 1.1);
 }
 
-TEST(MkorConfigTest, KnowsProductsByTheirNames) {
+TEST(MkorConfigTest, SupportsPrecisionByTheirNames) {
   EXPECT_EQ(ParseMkorConfig(MethodConfig())->products, ProductPrecision::kF32);
   EXPECT_EQ(ParseMkorConfig(With("products", std::string("F32")))->products, ProductPrecision::kF32);
   EXPECT_EQ(ParseMkorConfig(With("products", std::string("BF16")))->products, ProductPrecision::kBf16);
