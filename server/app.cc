@@ -200,7 +200,7 @@ class ServerApp final : public App {
       PRECONDOR_ASSIGN_OR_RETURN(metrics_port_, metrics_.Serve(config_.metrics_listen, MakePages()));
       PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.metrics_port_file, absl::StrCat(metrics_port_)));
     }
-    // Whoever probes meanwhile hears that it is alive and not ready.
+    // Until then a probe hears that it is alive and not ready.
     if (shard_store_ != nullptr) PRECONDOR_RETURN_IF_ERROR(shard_store_->Restore(*shard_));
     StartPeriodicWork();
     if (storage_ != nullptr && storage_->stands_by()) {

@@ -202,8 +202,9 @@ const std::vector<Option>& Options() {
                  "directory to come back from after a crash; one server's alone; empty: nothing is kept"),
       NumberOption("snapshot_interval_steps", &C::snapshot_interval_steps, 0, 1 << 30,
                    "steps between two snapshots of a session in the data directory; 0: none"),
-      NumberOption("quarantine_days", &C::quarantine_days, 0, 36500,
-                   "days that a running shard keeps sessions which no coordinator knows, on disk alone; 0: for ever"),
+      NumberOption(
+          "quarantine_days", &C::quarantine_days, 0, 36500,
+          "days that a running shard keeps sessions which no coordinator knows, on disk alone; 0: without limit"),
       NumberOption("session_snapshot_steps", &C::session_snapshot_steps, 0, 1 << 30,
                    "coordinator: steps between two snapshots of a whole session, all shards as of one step; 0: none"),
       ListOption("etcd_endpoints", &C::etcd_endpoints,
@@ -554,7 +555,7 @@ std::string ServerHelp() {
   text +=
       "\nExamples:\n"
       "  precondor-server                                        everything in one process on 127.0.0.1:7070\n"
-      "  precondor-server --listen=unix:/run/precondor.sock      the same for processes of this host alone\n"
+      "  precondor-server --listen=unix:/run/precondor.sock      only for processes of this host\n"
       "  precondor-server --role=shard --listen=0.0.0.0:7071 --memory-limit=64GiB\n"
       "  precondor-server --role=coordinator --shards=gpu0:7071,gpu1:7071 --metrics-listen=0.0.0.0:9090\n";
   return text;

@@ -62,7 +62,7 @@ void AwaitEnd(precondor::App& app, int watched) {
 int Serve(const precondor::ServerConfig& config) {
   const precondor::RealClock clock;
   const auto logger = precondor::MakeServerLogger(config, clock);
-  // Before anybody can know that the process is there. A signal that comes while it starts waits in the pipe.
+  // Before another process can know this one. A signal that comes while it starts waits in the pipe.
   if (pipe2(g_signal_pipe, O_CLOEXEC) != 0) return EXIT_FAILURE;
   struct sigaction action = {};
   action.sa_handler = [](int) { Notify(kSignalled); };

@@ -71,7 +71,7 @@ std::string Names(const std::vector<DeviceBackend>& devices) {
 }
 
 // Asks for the driver first: without one, CUDA's libraries need not be loaded to learn that there is no device. With
-// one, no backend is news to somebody.
+// one, an operator wants to know that there is no backend.
 absl::StatusOr<std::vector<DeviceBackend>> Find(const ServerConfig& config, Logger& logger) {
   absl::Status why = FindCudaDriver();
   const Severity severity = why.ok() ? Severity::kWarning : Severity::kInfo;
@@ -81,14 +81,14 @@ absl::StatusOr<std::vector<DeviceBackend>> Find(const ServerConfig& config, Logg
       logger.Log(Severity::kInfo, "backend", {{"backend", "cuda"}, {"devices", Names(*cuda)}});
       return cuda;
     }
-    if (!config.cuda_devices.empty()) return cuda.status();  // somebody has named them
+    if (!config.cuda_devices.empty()) return cuda.status();  // the operator has named them
     why = cuda.status();
   }
   logger.Log(severity, "backend", {{"backend", "cpu"}, {"reason", why.message()}});
   return Make("cpu", config);
 }
 
-// Empty where no shard has written anything. What is there without a record is of a time that had the CPU alone.
+// Empty where no shard has written anything. Data without a record is of a time that had the CPU alone.
 absl::StatusOr<std::string> Recorded(const std::string& data_dir, store::FileSystem& fs) {
   const absl::StatusOr<std::string> text = fs.ReadFile(store::JoinPath(data_dir, kFileName));
   if (absl::IsNotFound(text.status())) {

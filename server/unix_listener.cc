@@ -41,7 +41,7 @@ int WithAddress(Call call, int fd, const std::string& path) {
   return call(fd, reinterpret_cast<const sockaddr*>(&address), socklen_t{sizeof(address)});
 }
 
-// Excludes others that take or leave a path of the same directory. Where the directory cannot be locked nobody is
+// Excludes others that take or leave a path of the same directory. Where the directory cannot be locked no process is
 // excluded, and of two servers that start at once on a path that a third has left both may believe to have it.
 class DirectoryLock {
  public:
@@ -73,7 +73,7 @@ absl::Status RemoveStale(const std::string& path) {
   if (WithAddress(connect, fd, path) == 0) {
     return absl::AlreadyExistsError(absl::StrCat("unix:", path, ": another process listens there"));
   }
-  if (errno != ECONNREFUSED) return SystemError(path, "tell whether anybody listens there");
+  if (errno != ECONNREFUSED) return SystemError(path, "tell whether a process listens there");
   return unlink(path.c_str()) == 0 ? absl::OkStatus() : SystemError(path, "remove what a server left");
 }
 

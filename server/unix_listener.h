@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A socket in the file system that a server listens on. gRPC's own would take the path away from a server that runs,
-// remove at its end whatever is there then, and be open to everybody for a moment.
+// remove at its end whatever is there then, and be open to every user for a moment.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ absl::Status CheckPeerUser(int fd, uid_t user);
 // Bind, Serve and Stop by one thread.
 class UnixListener {
  public:
-  // Connections are taken from now on and wait for Serve. Only this process' user may connect. A socket that nobody
+  // Connections are taken from now on and wait for Serve. Only this process' user may connect. A socket that no process
   // answers at, left by a process that was killed, is replaced; of several processes that bind a path at once one
   // succeeds.
   // Errors: AlreadyExists when a server answers there, or the path is no socket; Unavailable: the system's reason.
@@ -34,7 +34,7 @@ class UnixListener {
 
   // Calls `accepted` with each connection's descriptor, which does not block and is the callee's, on one thread.
   void Serve(std::function<void(int fd)> accepted);
-  // No more connections. The file goes too, unless it has become somebody else's. Idempotent.
+  // No more connections. The file goes too, unless it belongs to another process by then. Idempotent.
   void Stop();
 
  private:

@@ -56,7 +56,7 @@ absl::StatusOr<bool> EtcdElection::TryOnce() {
   put.set_key(key);
   put.set_value(options_.identity);
   put.set_lease(lease);
-  // Somebody was faster; or this very request, the first answer to which was lost.
+  // Another candidate was faster; or this very request, the first answer to which was lost.
   *request.add_failure()->mutable_request_range() = look;
   const absl::StatusOr<etcdserverpb::TxnResponse> response = client_.Txn(request);
   int64_t revision = 0;

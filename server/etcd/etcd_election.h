@@ -26,10 +26,10 @@ struct ElectionOptions {
 };
 
 // A candidate leads from the moment Campaign returns OK until its lease may have run out: from then on Check says so,
-// for good. It counts the lease from before the last keep-alive that etcd answered, so that it stops before etcd lets
-// another one lead, as long as clocks run at the same rate. Whoever wakes up later than that finds its writes refused,
-// because each names the leadership it was made under (EtcdLog). Threads: one of its own, that keeps the lease alive;
-// calls may overlap. `client` must outlive the election.
+// permanently. It counts the lease from before the last keep-alive that etcd answered, so that it stops before etcd
+// lets another one lead, as long as clocks run at the same rate. A leader that wakes up later than that finds its
+// writes refused, because each names the leadership it was made under (EtcdLog). Threads: one of its own, that keeps
+// the lease alive; calls may overlap. `client` must outlive the election.
 class EtcdElection {
  public:
   // `on_lost` is called once, on the election's thread or in Lose, when leadership is lost other than by Stop; a server

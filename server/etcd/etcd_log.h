@@ -33,7 +33,7 @@ class EtcdLog final : public CoordinatorJournal {
   // record of a newer program; DataLoss a record that does not decode, naming its key; those of EtcdClient.
   static absl::StatusOr<Opened> Open(EtcdClient& client, EtcdElection& election);
 
-  // FailedPrecondition once another one leads or may lead, and then for good; those of EtcdClient, after which the
+  // FailedPrecondition once another one leads or may lead, and then permanently; those of EtcdClient, after which the
   // record may be there. A record larger than etcd takes in a request (1.5 MiB unless set) is InvalidArgument.
   absl::Status Append(const CoordinatorRecord& record) override;
   // In transactions of a session or of several removals each; one that fails leaves every session as it was or as

@@ -26,9 +26,9 @@ class CollectiveRegistry {
       : shard_(shard), logger_(logger), observer_(observer), transport_(std::move(transport)), timeout_(timeout) {}
   ~CollectiveRegistry() { Stop(); }
 
-  // Where the ranks of the key's session and epoch meet: the same for all of them. The first call opens the rendezvous.
-  // The errors of Shard::PartOf; FailedPrecondition: the session's data plane is gRPC, or the communicator of this
-  // epoch has ended, with the reason. Unavailable: after Stop, or no rendezvous can be opened.
+  // Where the ranks of the key's session and epoch meet: one rendezvous for all of them. The first call opens the
+  // rendezvous. The errors of Shard::PartOf; FailedPrecondition: the session's data plane is gRPC, or the communicator
+  // of this epoch has ended, with the reason. Unavailable: after Stop, or no rendezvous can be opened.
   absl::StatusOr<RendezvousInfo> Join(const ContributionKey& key);
   // Ends the communicator of the key's session and epoch for all, since the key's rank cannot take part. The errors of
   // Join.
@@ -37,7 +37,7 @@ class CollectiveRegistry {
   void Sweep();
   // Whether any is in the middle of a step.
   bool busy() const;
-  // Ends all, for good.
+  // Ends all collectives permanently.
   void Stop();
 
  private:

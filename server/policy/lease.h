@@ -21,7 +21,7 @@ struct ModeInterval {
 
 struct LeaseInput {
   uint64_t reported_step = 0;    // the step that has finished
-  uint64_t granted_through = 0;  // highest step granted to anybody so far
+  uint64_t granted_through = 0;  // highest step granted to any rank so far
   uint64_t lease_steps = 0;      // how far beyond the reported step a lease reaches
 };
 

@@ -71,7 +71,7 @@ ResultFn Answering(const std::shared_ptr<FrameQueue>& queue, Observer& observer,
   };
 }
 
-// The same for one whose payload lies in a ring, and whose answer is to lie there.
+// Does so for one whose payload lies in a ring, and whose answer is to lie there.
 ResultFn AnsweringInRing(const std::shared_ptr<FrameQueue>& queue, const std::shared_ptr<StreamRing>& ring,
                          Observer& observer, const v1::FrameHeader& contribution) {
   return [queue, ring, &observer, contribution](const absl::StatusOr<GradientResult>& result) {
@@ -149,8 +149,8 @@ void ExchangeStream::OnCancel() {
 
 void ExchangeStream::OnDone() {
   queue_->Close();
-  // Whoever ends a stream in order has unmapped its ring. One that is gone ends reading all the same, and is then said
-  // to have cancelled.
+  // A client that ends a stream in order has unmapped its ring. One that is gone ends reading all the same, and is then
+  // said to have cancelled.
   if (ring_ != nullptr && code_ == absl::StatusCode::kOk && !cancelled_.load(std::memory_order_relaxed)) {
     ring_->NoteUnmapped();
   }

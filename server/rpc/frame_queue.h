@@ -55,7 +55,7 @@ class FrameQueue {
   // One more, or one less, answer is owed.
   void Owe();
   void Settle();
-  // The same for an answer that may be large and was not paid for with a contribution. False, and nothing is owed: one
+  // Add for an answer that may be large and was not paid for with a contribution. False, and nothing is owed: one
   // of that name is, or the queue is full.
   bool OweOnce(const std::string& name);
   void SettleOnce(const std::string& name);

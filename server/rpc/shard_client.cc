@@ -49,7 +49,7 @@ class ShardClient final : public ShardControl {
     return DecodeDescription(response);
   }
 
-  // Fails at once where nobody listens.
+  // Fails at once where no server listens.
   absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
     v1::DescribeShardResponse response;
     PRECONDOR_RETURN_IF_ERROR(Call(&v1::ShardService::Stub::DescribeShard, EncodeLease(lease), response,
@@ -145,7 +145,7 @@ class ShardClient final : public ShardControl {
     });
     absl::Status status = wire::FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
     if (status.ok()) return status;
-    // A shard that does not answer in time, or ends and with it its calls, is unavailable to whoever asked the
+    // A shard that does not answer in time, or ends and with it its calls, is unavailable to the client that asked the
     // coordinator.
     const bool gone = absl::IsDeadlineExceeded(status) || (absl::IsCancelled(status) && !cancelled());
     const absl::StatusCode code = gone ? absl::StatusCode::kUnavailable : status.code();

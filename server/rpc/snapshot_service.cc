@@ -15,7 +15,7 @@ absl::Status SnapshotService::Create(const v1::CreateSnapshotRequest& request,
   if (request.step() != 0 && subject_.create) return subject_.create(request.session(), request.step());
   if (request.step() != 0 || subject_.coordinator == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "step: ", request.step() == 0 ? "a shard wants one that nobody has begun, got 0"
+        "step: ", request.step() == 0 ? "a shard expects one that no rank has begun, got 0"
                                       : absl::StrCat("a coordinator chooses it, expected 0, got ", request.step())));
   }
   PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot begun, subject_.coordinator->CreateSnapshot(request.session()));

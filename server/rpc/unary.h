@@ -25,7 +25,7 @@ class ControlRunner {
   ControlRunner(Executor& executor, const Clock& clock, RpcRecorder recorder)
       : executor_(executor), clock_(clock), recorder_(std::move(recorder)) {}
 
-  // Answers at once: for `work` that waits for nobody, so that it is done while others' calls wait.
+  // Answers at once: for `work` that does not wait, so that it is done while others' calls wait.
   grpc::ServerUnaryReactor* RunNow(grpc::CallbackServerContext* context, absl::string_view method,
                                    const std::function<absl::Status()>& work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -35,13 +35,13 @@ class ControlRunner {
     return reactor;
   }
 
-  // Runs `work` on the executor, unless its client is gone by then, and finishes the call with its status.
+  // Runs `work` on the executor, unless its client has gone, and finishes the call with its status.
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, absl::string_view method,
                                 std::function<absl::Status()> work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const absl::Time start = clock_.Now();
     executor_.Post(executor_.NewStrand(), [this, context, reactor, method, start, work = std::move(work)] {
-      // A queue of calls that nobody waits for any more would keep those behind it, and the server, from ending.
+      // A queue of calls that no client waits for any more would keep those behind it, and the server, from ending.
       const absl::Status status = context->IsCancelled() ? absl::CancelledError("the client is gone") : work();
       Finish(*reactor, method, start, status);
     });

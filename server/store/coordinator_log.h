@@ -53,7 +53,7 @@ class CoordinatorLog final : public CoordinatorJournal {
   FileSystem& fs_;
   const std::string dir_;
   const CoordinatorLogOptions options_;
-  std::unique_ptr<FileLock> lock_;  // also while the log is opened again, so that nobody else gets in between
+  std::unique_ptr<FileLock> lock_;  // also while the log is opened again, so that no other process gets in between
   std::unique_ptr<RecordLog> log_;  // null while it cannot be opened again
   uint64_t compacted_bytes_ = 0;    // of the last compaction
   uint64_t bytes_since_ = 0;        // appended after it

@@ -33,7 +33,7 @@ class WritableFile {
   virtual absl::Status Sync() = 0;
   // Has the system begin to write out what was appended, so that a later Sync finds less to wait for. Promises nothing.
   virtual void BeginWriteBack() {}
-  // The system need not keep the first `bytes`, which were synced, in memory: nobody is about to read them. Promises
+  // The system need not keep the first `bytes`, which were synced, in memory: no thread is about to read them. Promises
   // nothing.
   virtual void DropCached(uint64_t bytes) {}
   virtual absl::Status Close() = 0;
@@ -42,7 +42,7 @@ class WritableFile {
 // What a disk may ask of place, length and memory of a write that passes by the system's memory.
 inline constexpr size_t kBlockBytes = 4096;
 
-// A file that is written in whole blocks, each as often as one likes. Nobody reads it before it is synced or closed,
+// A file that is written in whole blocks, each any number of times. No thread reads it before it is synced or closed,
 // and no two calls on it overlap. The destructor closes without syncing.
 class BlockFile {
  public:
@@ -74,8 +74,8 @@ class FileSystem {
   virtual ~FileSystem() = default;
   // A new, empty file; AlreadyExists when there is one.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) = 0;
-  // The same for a file that is written from its beginning to its end and not read soon: its bytes need not pass
-  // through the system's memory. Nobody reads it before it is synced or closed, and no two calls on it overlap.
+  // Makes a file that is written from its beginning to its end and not read soon: its bytes need not pass
+  // through the system's memory. No thread reads it before it is synced or closed, and no two calls on it overlap.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> CreateLarge(const std::string& path) { return Create(path); }
   // A new, empty file; AlreadyExists when there is one.
   virtual absl::StatusOr<std::unique_ptr<BlockFile>> CreateBlocks(const std::string& path) = 0;
@@ -96,7 +96,7 @@ class FileSystem {
   virtual absl::Status SyncDir(const std::string& dir) = 0;
   // Bytes that this process may still write to the disk that holds `dir`.
   virtual absl::StatusOr<uint64_t> FreeSpace(const std::string& dir) = 0;
-  // Makes the file if it is missing. FailedPrecondition when somebody, in this process or another, holds the lock.
+  // Makes the file if it is missing. FailedPrecondition when this process or another one holds the lock.
   virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) = 0;
 };
 

@@ -135,7 +135,7 @@ absl::StatusOr<uint64_t> RecordLog::AppendPieces(uint8_t type, absl::Span<const 
   return next_sequence_++;
 }
 
-// A record that the ring can never hold passes by it, while nobody else writes.
+// A record that the ring can never hold passes by it, while no other thread writes.
 absl::Status RecordLog::AwaitRoom(uint64_t bytes) {
   while (poison_.ok() && ring_ != nullptr) {
     const bool holds = ring_->CanHold(bytes);
@@ -154,7 +154,7 @@ absl::Status RecordLog::Rotate() {
   }
   while (syncing_) synced_.wait(mu_);
   PRECONDOR_RETURN_IF_ERROR(poison_);
-  if (segments_.back().size_bytes < options_.segment_bytes) return absl::OkStatus();  // somebody else has done it
+  if (segments_.back().size_bytes < options_.segment_bytes) return absl::OkStatus();  // another thread has done it
   absl::Status status = active_->Sync();
   if (status.ok()) {
     synced_before_ = next_sequence_;

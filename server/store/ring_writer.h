@@ -72,7 +72,7 @@ class RingWriter {
   std::unique_ptr<LogRing> ring_;
   std::vector<Part> parts_;  // those that WriteOut has not brought to an end; the last one's end is the ring's
 
-  // Of whoever writes out.
+  // Of the thread that writes out.
   std::unique_ptr<BlockFile> file_;
   std::string path_, unfinished_;  // of the file; the second until it has its name
   uint64_t begin_ = 0;             // the position where it begins

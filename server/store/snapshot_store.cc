@@ -126,7 +126,7 @@ absl::Status SnapshotWriter::Commit(absl::string_view metadata) {
   absl::Status status = SyncAndClose(unsynced_);
   unsynced_.clear();
   if (status.ok()) status = WriteManifest(EncodeManifest({id_, std::string(metadata), files_}));
-  // The names in the directory before its own: whoever sees it under its name finds all of it.
+  // The names in the directory before its own: a process that sees it under its name finds all of it.
   if (status.ok()) status = fs_.SyncDir(unfinished_);
   if (status.ok()) status = fs_.Rename(unfinished_, JoinPath(dir_, IdName(id_)));
   if (!status.ok()) {

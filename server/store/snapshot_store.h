@@ -31,8 +31,8 @@ struct SnapshotManifest {
   std::map<std::string, SnapshotFile> files;  // by key
 };
 
-// One snapshot on its way to the disk, under a name that nobody reads. Destroyed before Commit it removes what it
-// wrote. Threads: calls may overlap, so that layers are written side by side; none may overlap Commit.
+// One snapshot on its way to the disk, under a name that no reader looks for. Destroyed before Commit it removes what
+// it wrote. Threads: calls may overlap, so that layers are written side by side; none may overlap Commit.
 class SnapshotWriter {
  public:
   ~SnapshotWriter();

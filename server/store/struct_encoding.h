@@ -99,7 +99,7 @@ struct Code<std::vector<T>> {
   }
   static void Take(Decoder& decoder, std::vector<T>& value) {
     value.clear();
-    // Grows with what is there, so that a bad count cannot claim memory.
+    // Grows with the bytes that exist, so that a bad count cannot claim memory.
     for (uint64_t left = decoder.U64(); left > 0 && decoder.ok(); --left) store::Take(decoder, value.emplace_back());
   }
 };

@@ -13,7 +13,7 @@
 
 namespace precondor {
 
-// Thread-safe. Called without a link's lock, but for Restart; Complete and Fail may call whoever waits.
+// Thread-safe. Called without a link's lock, except Restart; Complete and Fail may call the code that waits.
 class AnswerSink {
  public:
   virtual ~AnswerSink() = default;
@@ -35,7 +35,7 @@ class AnswerSink {
   // The first outcome counts; false when there was one already.
   virtual bool Complete(Preconditioned outcome) = 0;
   virtual bool Fail(absl::Status status) = 0;
-  // There is an outcome, and nobody else uses the caller's memory any more.
+  // There is an outcome, and no other thread uses the caller's memory any more.
   virtual bool ready() const = 0;
 };
 

@@ -8,7 +8,7 @@
 
 namespace precondor {
 
-// A channel of its own connection, quick to try again and to notice that nobody is there any more, without limits on
+// A channel of its own connection, quick to try again and to notice that the server is gone, without limits on
 // message sizes that tensors would meet.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control calls: unary, each with a deadline, repeated while nobody answers, and cancellable.
+// Control calls: unary, each with a deadline, repeated while no server answers, and cancellable.
 #pragma once
 
 #include <condition_variable>
@@ -44,7 +44,7 @@ class Canceller {
 };
 
 // The coordinator, or any server, as its clients call it. Statuses name the address and the call and keep their
-// ErrorReason. A call that finds nobody, or whose server ends, is repeated until its deadline; one that a server
+// ErrorReason. A call that finds no server, or whose server ends, is repeated until its deadline; one that a server
 // answered is not. Thread-safe.
 class ControlClient {
  public:

@@ -15,7 +15,7 @@
 namespace precondor {
 
 // Writes to `out`, on the plane's device, before it tells `future`; and uses the caller's memory no more once it has,
-// whoever made it: Fail waits for a use under way.
+// the caller that made it: Fail waits for a use under way.
 class DeviceAnswer final : public AnswerSink {
  public:
   DeviceAnswer(std::string what, std::shared_ptr<DevicePlane> plane, MatrixView out,

@@ -32,7 +32,7 @@ namespace precondor {
 // Thread-safe. Invariants:
 // - A layer's factors are of version v exactly when its shard's were after the same statistic steps: what is received
 // out
-//   for version v + 1 is applied to v alone. Whoever finds itself at another version, or does not know, fetches.
+//   for version v + 1 is applied to v alone. A rank that is at another version, or does not know its version, fetches.
 // - A gradient of step t is preconditioned when the layer's statistic steps up to t are over, and not before.
 // - A layer is worked on by one thread at a time. Lock order: mu_ is a leaf; hooks and arithmetic happen without it.
 class LocalFactors {

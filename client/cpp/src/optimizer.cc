@@ -98,7 +98,7 @@ class OptimizerBase : public Optimizer {
       shape.rows = static_cast<int64_t>(in.U64());
       shape.cols = static_cast<int64_t>(in.U64());
       shape.has_bias = in.U32() != 0;
-      // Each number is four bytes of what is there; a product of larger ones need not be formed.
+      // Each number is four bytes of the stored state; a product of larger ones need not be formed.
       const auto limit = static_cast<int64_t>(state.size());
       if (shape.rows < 0 || shape.cols < 0 || shape.rows > limit || shape.cols > limit) return Damaged(state);
       if (shape.rows * shape.cols > limit) return Damaged(state);

@@ -206,7 +206,7 @@ Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
   if (found == by_id_.end()) return nullptr;
   Entry& entry = entries_.at(found->second);
   if (entry.state != State::kSent) return nullptr;
-  // Whoever has had the answer wants no other.
+  // A caller that has the answer wants no other.
   if (entry.already_answered) return Erase(found->second);
   if (HasResult(id.kind)) {
     Move(found->second, entry, State::kAcknowledged);

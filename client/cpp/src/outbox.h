@@ -71,11 +71,11 @@ class Outbox {
   // the case that it is needed again (Kept); ignored when the shard remembers nothing. `factor_version` as in the
   // result.
   Item Finish(const ContributionId& id, Item kept, uint64_t factor_version);
-  // The contribution with bytes of its own and nobody who waits for its result.
+  // The contribution with bytes of its own and without a caller that waits for its result.
   static Item Kept(const Contribution& item);
   // Whether the shard comes back with what it knew, or another takes its place, so that gradients are worth their
   // memory: without the factors they were answered with, others cannot get the same answers. Before the first stream
-  // nobody knows. Statistics are always kept.
+  // that is unknown. Statistics are always kept.
   bool keeps_gradients() const { return shard_generation_ != 0 || may_lose_shard_ || !started_before_; }
   Item Remove(const ContributionId& id);
   // Whether it is still there, and not another of its id that came after it.
@@ -99,7 +99,7 @@ class Outbox {
   // an old step open that others have sent again.
   Recovery RecoveryOf(const absl::Status& refusal, absl::Time now) const;
   // True when `refusal` of a repetition means nothing, because the first time was counted: statistics whose step has
-  // been sealed since (a step seals with everybody's), or that had been acknowledged.
+  // been sealed since (a step seals with those of all ranks), or that had been acknowledged.
   bool WasCounted(const ContributionId& id, const absl::Status& refusal) const;
 
   // The epoch has changed and with it open slots were dropped: statistics acknowledged in a step that may not have been

@@ -180,7 +180,7 @@ bool PreconditionFuture::State::WaitFor(absl::Duration timeout) const {
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ReadyLocked(); });
 }
 
-// Whoever owns the state's contribution settles it at its deadline at the latest, and the worker's end settles all.
+// The owner of the state's contribution completes it at its deadline at the latest, and the worker's end settles all.
 absl::StatusOr<Preconditioned> PreconditionFuture::State::Wait() const {
   MutexLock lock(mu_);
   changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ReadyLocked(); });

@@ -22,10 +22,10 @@
 namespace precondor {
 
 // One gradient's answer. Invariants: `out` is written only between Begin and Complete, and never after ready();
-// ready() needs an outcome *and* that nobody reads the gradient's memory any more. Chunks come in order; a lost stream
-// starts them over (Restart). When `out` is the gradient's own memory, chunks are kept where gRPC received them and
-// written at once at the end, so that a gradient which may have to be sent again is never half overwritten.
-// Thread-safe; calls nobody.
+// ready() needs an outcome *and* that no thread reads the gradient's memory any more. Chunks come in order; a lost
+// stream starts them over (Restart). When `out` is the gradient's own memory, chunks are kept where gRPC received them
+// and written at once at the end, so that a gradient which may have to be sent again is never half overwritten.
+// Thread-safe; makes no calls.
 class PreconditionFuture::State final : public AnswerSink {
  public:
   // `payload_borrowed`: gRPC reads the gradient in place; OnPayloadReleased will tell when it no longer does.

@@ -75,8 +75,8 @@ class ShardLink {
 
   // A place in the current stream's ring for a layer's gradient of `bytes`: asks for a ring of `wanted()` bytes on the
   // plane's device where there is none yet, and waits for it until `deadline`, at most connect_timeout; once a wait was
-  // in vain, no other does before the shard says something. `wanted` must not call back. Unavailable, with the reason,
-  // where the gradient has to go as bytes.
+  // without effect, no other does before the shard says something. `wanted` must not call back. Unavailable, with the
+  // reason, where the gradient has to go as bytes.
   struct RingPlace {
     std::shared_ptr<RingSlots> ring;
     uint64_t offset = 0;
@@ -197,8 +197,8 @@ class ShardLink {
   std::shared_ptr<DevicePlane> ring_plane_ ABSL_GUARDED_BY(mu_);  // that maps it
   std::shared_ptr<RingSlots> ring_ ABSL_GUARDED_BY(mu_);          // kOpen
   absl::Status ring_refusal_ ABSL_GUARDED_BY(mu_);                // kRefused
-  bool ring_overdue_ ABSL_GUARDED_BY(mu_) = false;                // a wait for stream or ring was in vain
-  // Nobody waits for their answers any more; their slots are the shard's until these come, or the stream ends.
+  bool ring_overdue_ ABSL_GUARDED_BY(mu_) = false;                // a wait for stream or ring has failed
+  // No caller waits for their answers any more; their slots are the shard's until these come, or the stream ends.
   absl::flat_hash_map<ContributionId, std::shared_ptr<RingSlots>> expired_in_ring_ ABSL_GUARDED_BY(mu_);
 
   std::unique_ptr<WorkerCollectiveSession> plane_;  // last, constant; null without one. Its lock comes after mu_

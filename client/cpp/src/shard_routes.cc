@@ -108,7 +108,7 @@ void ShardRoutes::Fail(const absl::Status& status) {
     ++failing_;
   }
   for (const auto& [address, link] : failing->links) link->Fail(status);
-  // Whoever hears of the failure may end the worker: no link is to outlive Clear.
+  // The code that hears of the failure may end the worker: no link is to outlive Clear.
   failing.reset();
   MutexLock lock(mu_);
   --failing_;

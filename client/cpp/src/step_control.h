@@ -71,9 +71,9 @@ class StepControl {
   CondVar changed_;
   StepLedger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mu_);                // reports that somebody waits for
+  std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mu_);                // reports that a caller waits for
   std::map<uint64_t, absl::Status> refused_ ABSL_GUARDED_BY(mu_);  // of those
-  absl::Status late_refusal_ ABSL_GUARDED_BY(mu_);  // the first of a report that nobody waits for any more
+  absl::Status late_refusal_ ABSL_GUARDED_BY(mu_);  // the first of a report that no caller waits for any more
   bool away_ ABSL_GUARDED_BY(mu_) = false;          // the coordinator has kept a report waiting
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

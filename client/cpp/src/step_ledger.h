@@ -20,7 +20,7 @@ namespace precondor {
 struct WorkerDirective {
   uint64_t lease_through_step = 0;
   std::vector<std::pair<uint64_t, Mode>> modes;  // ascending by first step
-  uint64_t rollback_epoch = 0;                   // the last with which the job went back, to resume_step; 0: none
+  uint64_t rollback_epoch = 0;                   // the last with which the job rolled back, to resume_step; 0: none
   uint64_t resume_step = 0;
   uint64_t snapshot_at = 0;  // see StepDirective
   uint64_t snapshot_id = 0;
@@ -54,7 +54,7 @@ class StepLedger {
   enum class Verdict : uint8_t {
     kAskAgain,  // it is still owed
     kSettled,
-    kRefused,  // for good; it is owed no more
+    kRefused,  // permanently; it is not sent again
   };
 
   StepLedger(uint64_t first_step, WorkerDirective directive)

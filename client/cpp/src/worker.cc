@@ -92,7 +92,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
                              worker->FetchFactors(layer, sink);
                            }));
   }
-  // Of this epoch alone: the job may have gone on for long since an earlier one went back.
+  // Of this epoch alone: the job may have gone on for long since an earlier rollback.
   PRECONDOR_RETURN_IF_ERROR(worker->CheckResume(directive, joined.epoch() - 1, as.first_step));
   PRECONDOR_RETURN_IF_ERROR(worker->routes_.Change(joined.shard_map(), joined.epoch()));
   if (directive.rollback_epoch != 0) worker->rollback_step_ = directive.resume_step;
@@ -247,7 +247,7 @@ absl::Status WorkerImpl::SendStatistics(uint64_t step, int64_t layer, ConstMatri
   const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
   const std::string what = Describe(step, layer);
   const auto check = [&](const char* name, ConstMatrixView side, int64_t d) {
-    // A triangle stands for any number of rows; nobody sends none.
+    // A triangle stands for any number of rows; no rank sends none.
     const int64_t rows = side.cols == d ? std::max<int64_t>(side.rows, 1) : MaxRows(d) + 1;
     const StatisticsShape expected = ShapeOfStatistics(spec_, layer, d, rows);
     return CheckShape(what, name, side, expected.rows, expected.cols);
@@ -610,7 +610,7 @@ v1::JoinPlaneRequest WorkerImpl::PlaneRequest(uint64_t epoch) const {
 void WorkerImpl::DeclinePlane(const std::string& address, uint64_t epoch, const absl::Status& why) {
   v1::JoinPlaneRequest request = PlaneRequest(epoch);
   request.set_declined(std::string(why.message()));
-  // Whoever cannot be told waits for the rendezvous's end.
+  // A peer that cannot be told waits until the rendezvous ends.
   ControlClient(address, options_.connect_timeout).JoinPlane(request, canceller_).IgnoreError();
 }
 

@@ -279,7 +279,7 @@ absl::StatusOr<std::vector<WorkerCollectiveSession::Item>> WorkerCollectiveSessi
       changed_.wait(mu_);  // the job may rest between two steps
       continue;
     }
-    // Somebody may be waiting for the answer of what is held, and not send the rest before it is there.
+    // The caller may be waiting for the answer of what is held, and not send the rest before it is there.
     const absl::Time until = last_offer_ + timeout_;
     if (MonotonicNow() >= until) {
       return absl::DeadlineExceededError(absl::StrCat("step ", *step, ": not all of this rank's gradients came within ",

@@ -69,7 +69,7 @@ class WorkerCollectiveSession {
   std::vector<ContributionId> BeginEpoch(uint64_t epoch);
   // Takes a gradient, or an abstention from one; false: it goes over gRPC.
   bool Offer(const Item& item);
-  // Ends it for good, and what it holds; does not wait.
+  // Ends the session permanently, with all that it holds; does not wait.
   void Leave();
   // OK while gradients go over the communicator, or wait for it; otherwise why they do not.
   absl::Status status() const;

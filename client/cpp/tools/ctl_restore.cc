@@ -96,9 +96,10 @@ absl::StatusOr<CtlOutput> RunRestore(const CtlOptions& options) {
   }
   PRECONDOR_ASSIGN_OR_RETURN(const v1::RestoreSessionResponse opened, server.RestoreSession(request, canceller));
   if (const absl::Status sent = SendAll(options, server, stored, opened); !sent.ok()) {
-    return absl::Status(sent.code(), absl::StrCat("session ", options.argument,
-                                                  ": nobody can join it before it is restored; --replace begins anew: ",
-                                                  sent.message()));
+    return absl::Status(
+        sent.code(),
+        absl::StrCat("session ", options.argument,
+                     ": no rank can join it before it is restored; --replace begins anew: ", sent.message()));
   }
   const int shards = opened.shard_map().assignments_size();
   if (options.json) {

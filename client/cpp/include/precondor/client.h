@@ -47,12 +47,12 @@ class Client {
  public:
   // Make and WaitForServer.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
-  // One that has dialled nobody yet.
+  // One that has not connected to a server yet.
   static std::unique_ptr<Client> Make(ClientOptions options);
   virtual ~Client() = default;
 
-  // Unavailable, naming the address, when nobody answers in connect_timeout. FailedPrecondition: a release that does
-  // not go with this one (the same major version does, before 1.0 the same minor), or no coordinator.
+  // Unavailable, naming the address, when no server answers within connect_timeout. FailedPrecondition: a release that
+  // does not go with this one (the same major version does, before 1.0 the same minor), or no coordinator.
   virtual absl::Status WaitForServer() = 0;
 
   // True when this call created the session, false when it was there with the same description.
@@ -175,7 +175,7 @@ class Worker {
   // statistics or abstention: FailedPrecondition otherwise.
   virtual PreconditionFuture Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                           uint64_t samples) = 0;
-  // The same for matrices in device memory, both on one device; libprecondor-cuda.so has to be found
+  // Precondition for matrices in device memory, both on one device; libprecondor-cuda.so has to be found
   // (docs/cuda.md). Waits for nothing: what `stream` has been given so far makes the gradient, and has done with `out`.
   // Once the future is ready `out` can be read on any stream, after result_timeout at the latest, whatever
   // `stream` does. The answer of a step has to be ready before anything of a later one is sent for the layer: gradients
@@ -189,14 +189,14 @@ class Worker {
   // go through the host for as long as the shard's stream lasts. Waits for nothing; the first call for a device loads
   // the library.
   virtual absl::Status DevicePlaneStatus(int64_t layer, int device) = 0;
-  // This rank has no gradient: everybody's answer is kSkip. In REPLAY and PULL_FACTORS, where all ranks have the same
-  // gradient, this rank's.
+  // This rank has no gradient: the answer of every rank is kSkip. In REPLAY and PULL_FACTORS, where all ranks have the
+  // same gradient, this rank's.
   virtual PreconditionFuture AbstainGradient(uint64_t step, int64_t layer) = 0;
 
   // In REPLAY and PULL_FACTORS, of the layer's factors with the updates of every statistic step that this rank has sent
   // something for: the same number on all ranks whose factors are the same, bit for bit. A job whose replicas must not
-  // part compares them now and then, at the same step on all ranks; nobody else does. Takes about as long as an update.
-  // FailedPrecondition in the other modes, DeadlineExceeded after result_timeout.
+  // part compares them now and then, at the same step on all ranks; the library does not. Takes about as long as an
+  // update. FailedPrecondition in the other modes, DeadlineExceeded after result_timeout.
   virtual absl::StatusOr<uint64_t> FactorsChecksum(int64_t layer) = 0;
 
   // Waits until everything sent so far is acknowledged; the first refusal of statistics since the last Flush, if any.
@@ -209,7 +209,7 @@ class Worker {
   // on without it (the first report of such a stretch takes two seconds), and at the lease's end this call, and
   // anything sent for a later step, waits up to lease_timeout: DeadlineExceeded names the coordinator and the step. A
   // report that is refused later fails the next call. Aborted, here and from then on everywhere: another rank began
-  // again at a step that is history, and the job went back to it; the message names it.
+  // again at a step before the current one, and the job rolled back to it; the message names the step.
   virtual absl::StatusOr<StepDirective> ReportStep(uint64_t step, double loss, uint64_t samples, bool finite,
                                                    double learning_rate) = 0;
   virtual Traffic traffic() const = 0;
