@@ -13,7 +13,7 @@ Usage: deploy/build-wheel.sh [--python PYTHON] [--output DIR] [--build-dir DIR] 
   --help           this text
 The wheel holds client and server, with gRPC, protobuf, Abseil, OpenSSL, OpenBLAS and oneDNN as private copies, and in
 its .dist-info/licenses the licences of all that Debian has packaged of it. Built on Debian 12 it installs
-wherever glibc is 2.35 or later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets nobody else's protobuf or gRPC in a
+wherever glibc is 2.35 or later with g++ 12's libstdc++ (Ubuntu 22.04, say), and meets no other library's protobuf or gRPC in a
 process. The last line printed is the wheel's path. What building needs: deploy/install.sh, and a package index for pip.
 
 Example: deploy/build-wheel.sh && pip install build/wheels/precondor-*.whl

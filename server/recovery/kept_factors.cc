@@ -191,7 +191,7 @@ void KeptFactors::OnSnapshot(uint64_t session_id, uint64_t floor) {
   absl::Status status = ids.status();
   for (size_t i = 0; status.ok() && i < ids->size() && (*ids)[i] < floor; ++i) status = (*store)->Remove((*ids)[i]);
   if (status.ok()) return;
-  logger_.Log(Severity::kWarning, "released factors that nobody needs stay on the disk",
+  logger_.Log(Severity::kWarning, "released factors that are not needed stay on the disk",
               {{"session_id", session_id}, {"reason", absl::string_view(status.message())}});
 }
 

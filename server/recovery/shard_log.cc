@@ -84,7 +84,8 @@ absl::StatusOr<uint64_t> ShardLog::Read(const store::LogReplay& replay) {
 absl::Status ShardLog::Open(absl::FunctionRef<void(ShardRecord)> replay, Skip skip) {
   uint64_t records = 0, bytes = 0;
   absl::Time next_line = clock_.Now() + options_.progress_interval;
-  // Without mu_: nobody else has the log yet, and RecordLog holds its own lock here, which comes after mu_ elsewhere.
+  // Without mu_: no other thread has the log yet, and RecordLog holds its own lock here, which comes after mu_
+  // elsewhere.
   const auto one = [&](const store::Record& record) ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(ShardRecord decoded, DecodeRecord(record.type, record.payload));
     if (!skip(SessionOf(decoded), record.sequence)) {
@@ -291,7 +292,7 @@ absl::Duration ShardLog::Work() {
     MutexLock lock(mu_);
     log = log_;
   }
-  // Without the lock: nobody who appends waits for the disk, nor for a log to be read that is opened again.
+  // Without the lock: no thread that appends waits for the disk, nor for a log to be read that is opened again.
   if (log == nullptr) {
     Reopen();
   } else {
@@ -332,7 +333,7 @@ void ShardLog::SyncLoop() {
 void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   observer_.OnLogAppend(0, false);
   MutexLock lock(mu_);
-  if (log_ != log) return;  // somebody else has seen it
+  if (log_ != log) return;  // another thread has seen it
   broken_ = log->health();
   log_ = nullptr;
   changed_.notify_all();

@@ -117,7 +117,7 @@ class ShardLog {
 
   mutable Mutex mu_;
   CondVar changed_;                                             // there is something to sync
-  CondVar stopped_;                                             // between two syncs, when few appends wake anybody
+  CondVar stopped_;                                             // between two syncs, when few appends wake a thread
   std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
   std::atomic<bool> hurry_ = false;                             // and shall not pause: the log's ring fills up
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while it is opened again

@@ -330,7 +330,7 @@ absl::Status ShardSnapshots::Prune(store::SnapshotStore& store, uint64_t session
     const absl::StatusOr<SessionSnapshot> old =
         manifest.ok() ? DecodeMetadata(manifest->metadata) : absl::StatusOr<SessionSnapshot>(manifest.status());
     const uint64_t number = old.ok() ? old->number : 0;
-    // Since this process began nobody has said which of them are wanted.
+    // Since this process began, the coordinator has not said which of them are wanted.
     const bool wanted = number != 0 && (!order.has_value() || number == order->number ||
                                         std::find(order->keep.begin(), order->keep.end(), number) != order->keep.end());
     if (!wanted) PRECONDOR_RETURN_IF_ERROR(store.Remove(ids[i]));

@@ -180,7 +180,7 @@ void ShardStore::OnDurable(const SessionSnapshot& snapshot, uint64_t sequence) {
   uint64_t floor = std::numeric_limits<uint64_t>::max();
   for (const auto& [layer, image] : snapshot.images) {
     cuts[layer] = image.at;
-    // Records after the image make what is released later; nobody goes back to what came before it.
+    // Records after the image make what is released later; no recovery needs what came before it.
     floor = std::min(floor, image.release + (image.held ? 1 : 0));
   }
   log_.OnSnapshot(snapshot.install.install.session_id, sequence, cuts);

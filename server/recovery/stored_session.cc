@@ -77,9 +77,10 @@ absl::Status VerifyStoredSession(const StoredSession& session) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, ReadLayer(layer));
     PRECONDOR_ASSIGN_OR_RETURN(const LayerImage image, DecodeImage(bytes));
     if (began.value_or(image.at.began) != image.at.began) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "session \"", session.spec.name, "\" step ", session.step, " layer ", index,
-          ": the job went back between the parts of this snapshot: expected epoch ", *began, ", got ", image.at.began));
+      return absl::FailedPreconditionError(
+          absl::StrCat("session \"", session.spec.name, "\" step ", session.step, " layer ", index,
+                       ": the job rolled back between the parts of this snapshot: expected epoch ", *began, ", got ",
+                       image.at.began));
     }
     began = image.at.began;
   }

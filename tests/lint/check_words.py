@@ -53,10 +53,8 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/")
 HISTORY = ("docs/adr/", "docs/lab/")
 # Source folders without a finding.
 CLEAN = (
-    "client/cpp/include/", "client/cpp/src/", "client/cpp/tools/",
-    "client/python/examples/two_lines/", "client/python/precondor/torch/callbacks/",
-    "deploy/cmake/", "deploy/compose/", "deploy/grafana/", "deploy/helm/", "deploy/kustomize/", "deploy/prometheus/",
-    "server/etcd/", "server/metrics/", "server/plane/", "server/policy/", "server/rpc/", "server/store/",
+    "client/", "deploy/",
+    "server/etcd/", "server/metrics/", "server/plane/", "server/policy/", "server/recovery/", "server/rpc/", "server/store/",
     "server/app.", "server/config.", "server/main.", "server/shard_backend.", "server/unix_listener.",
     "tests/deploy/", "tests/explore/", "tests/golden/", "tests/gpu/", "tests/lint/", "tests/reference/",
     "tests/transcripts/",

@@ -89,7 +89,8 @@ class Child {
   }
   int fd() const { return output_.get(); }
   bool running() const { return pid_ >= 0; }
-  // Reads what is there; the complete lines. Empty at the end of the output, and then output() is closed.
+  // Reads the available output; returns the complete lines. Empty at the end of the output, and then output() is
+  // closed.
   std::vector<std::string> ReadLines() {
     std::array<char, 65536> chunk;
     const ssize_t n = read(output_.get(), chunk.data(), chunk.size());

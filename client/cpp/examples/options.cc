@@ -84,7 +84,7 @@ void MakeShort(Options& options) {
   options.learning_rates = {0.008, 0.016, 0.032};
 }
 
-// There is no coordinator in process, and so nobody to decide: all methods without those that fall back.
+// There is no coordinator in process, and so no decision: all methods without those that fall back.
 absl::Status SettleFallback(Options& options) {
   std::vector<MethodVariant>& methods = options.methods;
   if (options.in_process && methods.size() == AllMethods().size()) {

@@ -147,7 +147,7 @@ absl::Status SharedReducer::WeightedMean(int32_t rank, double weight, MatrixView
     for (int32_t r = 0; r < shape_.ranks; ++r) sum += Weights()[r] * static_cast<double>(Slot(r)[i]);
     matrix.data[i] = static_cast<float>(sum / total);
   }
-  return Barrier();  // nobody fills its slot again before everybody has read it
+  return Barrier();  // no rank fills its slot again before all have read it
 }
 
 absl::Status SharedReducer::Broadcast(int32_t rank, int32_t root, MatrixView matrix) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step loop, the same whoever preconditions.
+// The step loop, one for every way to precondition.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ def parse(text, name):
 
 
 class Digits:
-    """A fifth of the digits is held out, the same for every run."""
+    """A fifth of the digits is held out, equal in every run."""
 
     def __init__(self, file=FILE):
         try:

@@ -168,7 +168,7 @@ class Worker:
 
     def precondition_on_device(self, step: int, layer: int, gradient: Any, samples: int, *, device: int = 0,
                                stream: int = 0) -> Future:
-        """The same for a matrix in the memory of a CUDA device, which the preconditioned one replaces.
+        """As `precondition`, for a matrix in the memory of a CUDA device, which the preconditioned one replaces.
 
         gradient: f32 [d_out, d_in] with `__cuda_array_interface__`, as torch's and CuPy's have; `device` as CUDA counts,
         `stream` the cudaStream_t whose work makes it (`torch.cuda.current_stream().cuda_stream`). Needs
@@ -195,7 +195,7 @@ class Worker:
         return self._core.data_plane_status()
 
     def abstain_gradient(self, step: int, layer: int) -> Future:
-        """This rank has no gradient: everybody's answer is "SKIP"."""
+        """This rank has no gradient: the answer of every rank is "SKIP"."""
         return Future(self._core.abstain_gradient(step, layer))
 
     def factors_checksum(self, layer: int) -> int:
@@ -215,7 +215,7 @@ class Worker:
         """Reports a finished step, in order of steps, and waits until the next one may be started.
 
         Raises:
-            AbortedError: the job went back to an earlier step, which the message names.
+            AbortedError: the job rolled back to an earlier step, which the message names.
             DeadlineExceededError: the coordinator was gone for lease_timeout at the end of the lease.
         """
         return StepDirective(*self._core.report_step(step, loss, samples, finite, learning_rate))
@@ -278,7 +278,7 @@ class Client:
     Ctrl-C in a call that waits ends the client. Unusable in a forked child, as is any new one there (ForkError).
 
     Raises:
-        UnavailableError: nobody answers in connect_timeout. FailedPreconditionError: it is a shard, not a coordinator.
+        UnavailableError: no server answers within connect_timeout. FailedPreconditionError: it is a shard, not a coordinator.
         UnimplementedError: what answers is no Precondor server, or one of another version.
     """
 

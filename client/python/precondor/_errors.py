@@ -35,7 +35,7 @@ class FailedPreconditionError(PrecondorError):
 
 
 class AbortedError(PrecondorError):
-    """The job went back to an earlier step, or another process has the rank."""
+    """The job rolled back to an earlier step, or another process has the rank."""
 
 
 class ResourceExhaustedError(PrecondorError):
@@ -43,7 +43,7 @@ class ResourceExhaustedError(PrecondorError):
 
 
 class UnavailableError(PrecondorError, ConnectionError):
-    """Nobody answers at the address, or the server is going down."""
+    """No server answers at the address, or the server is going down."""
 
 
 class DeadlineExceededError(PrecondorError, TimeoutError):

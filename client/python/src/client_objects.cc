@@ -93,7 +93,7 @@ void WorkerObject::Close() {
   }
   for (const std::shared_ptr<Sent>& one : sent) {
     if (one->future.ready()) continue;
-    // gRPC may still read it: rather kept for ever than freed.
+    // gRPC may still read it: so it is never freed.
     one->gradient.release();
     one->out.release();
   }

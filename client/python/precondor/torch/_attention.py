@@ -46,7 +46,7 @@ class Tap:
             _entered.append(self)
 
     def leave(self, *unused: Any) -> None:
-        """After it, and once more when nobody watches any longer: before torch 2.1 one that raises is left by the latter."""
+        """After it, and once more when no preconditioner watches any longer: before torch 2.1 one that raises is left by the latter."""
         if self in _entered:
             _entered.remove(self)
         if not _entered and nn.functional.linear is _linear:

@@ -14,7 +14,7 @@ from .._errors import InvalidArgumentError
 
 class Rest:
     """DDP's communication hook for exchange DIRECT: between begin() and end() it averages every parameter but the layers',
-    whose gradients stay the rank's own; otherwise all. DDP has one hook at most and keeps it for good."""
+    whose gradients stay the rank's own; otherwise all. DDP has one hook at most and keeps it permanently."""
 
     def __init__(self, ddp: Any) -> None:
         """InvalidArgumentError: DDP has another hook."""

@@ -89,7 +89,7 @@ class Group:
         dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self._group)
 
     def average_gradients(self, parameters: Sequence[torch.nn.Parameter], samples: int) -> None:
-        """.grad becomes the ranks' mean, weighted by their samples; a rank without one counts as zeros, and where nobody has
+        """.grad becomes the ranks' mean, weighted by their samples; a rank without one counts as zeros, and where no rank has
         one there is none."""
         if self.size == 1 or not parameters:
             return

@@ -33,7 +33,7 @@ class Hook:
 
 
 class _NodeHandle:
-    """Of a hook on a node that nobody else holds."""
+    """Of a hook on a node without another owner."""
 
     def __init__(self, node: Any, handle: Any) -> None:
         self._node = node

@@ -137,7 +137,7 @@ class Preconditioner:
             The others are SessionSpec's and Client's.
 
         Raises:
-            UnavailableError: nobody answers at the address.
+            UnavailableError: no server answers at the address.
             FailedPreconditionError: SPEC_MISMATCH: the session's name is taken, or the model or an option has changed.
             UnimplementedError: a model in parts but by fully_shard (FSDP1, tensor parallelism, DataParallel).
             InvalidArgumentError: an option, or a model without any layer.
@@ -283,10 +283,10 @@ class Preconditioner:
 
         Raises:
             DeadlineExceededError: the servers were gone for longer than the timeouts.
-            AbortedError: the job went back, or another rank failed. After an error begin again from a checkpoint.
+            AbortedError: the job rolled back, or another rank failed. After an error begin again from a checkpoint.
             FailedPreconditionError: a layer's parameter has been replaced in the model.
             DataLossError: in REPLAY and PULL_FACTORS, when the ranks' factors are no longer the same.
-            A step is reported beside the next one, which raises what comes of it.
+            A step is reported beside the next one, which raises its error.
         """
         began = time.monotonic()
         loss, samples = number_of(loss), count_of(samples)
@@ -430,7 +430,7 @@ class Preconditioner:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(state, snapshot_paths, self._address,
                                                                                  precondorctl))
         elif self._is_new and step > 0 and exact:
-            # Or whoever tries again would find it, and take its factors for the run's.
+            # Otherwise the next attempt would find it, and take its factors for the run's.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
             raise FailedPreconditionError(
                 f"session {self._spec.name}: the servers have no factors of it", "FAILED_PRECONDITION", "UNSPECIFIED",

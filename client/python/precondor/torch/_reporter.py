@@ -14,7 +14,7 @@ from .._errors import fork_error
 
 
 class Reporter:
-    """Reports a worker's steps on a thread of its own: within the lease nobody has to wait for the coordinator's answer.
+    """Reports a worker's steps on a thread of its own: within the lease no step waits for the coordinator's answer.
 
     One thread uses it.
     """
