@@ -178,7 +178,9 @@ absl::StatusOr<ModelShapes> ReadLayerTable(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
   text << file.rdbuf();
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  if (!file)
+    return absl::NotFoundError(
+        absl::StrCat("--layers: expected a file with a layer table, cannot read \"", path, "\""));
   return ParseLayerTable(text.str(), path);
 }
 

@@ -24,8 +24,8 @@ struct LayerShape {
 
 struct ModelShapes {
   std::string name;
-  std::vector<LayerShape> layers;
-  std::string left_out;  // parameters that the optimizer keeps for itself, in words; empty: the table does not say
+  std::vector<LayerShape> layers = {};
+  std::string left_out = {};  // parameters that the optimizer keeps for itself, in words; empty: the table does not say
 };
 
 // "resnet50", "bert-large", "gpt2-xl", "llama2-7b".

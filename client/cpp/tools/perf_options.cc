@@ -96,7 +96,7 @@ Workloads
               seals and applies them. Reports a whole step's p50 and p99, the part that is not kernels (less the time in
               updates by the server's own counters, over its threads; the same with factors of rank 1; and transport
               alone, with the method identity), and the server's memory against the computed.
-  statistics  the same measurements with the layers of --preset or --layers.
+  statistics  these measurements with the layers of --preset or --layers, without targets.
   gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
               same run, and the latency of small tensors. With --preset or --layers the sizes are those of the layers, at
               most the 8 that most layers have.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -227,13 +228,15 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
   const double least_other = Percentile(least.other_seconds, 0.5) * kMilli;
   const double transport_step = Percentile(transport.seconds, 0.5) * kMilli;
   constexpr double kTargetMs = 20;
+  const bool has_targets = options.workload == "bert-large";  // other layers are measured without
   std::vector<PerfRow> rows = {
       {"statistics/step_p50", step, "ms"},
       {"statistics/step_p99", Percentile(mkor.seconds, 0.99) * kMilli, "ms"},
       {"statistics/kernels_over_threads_p50", kernels, "ms", step, kernels / step},
-      {"statistics/not_kernels_p50", other, "ms", step, other / step, kTargetMs,
-       // Less than none: the threads were kept from the cores; then nothing was measured.
-       other >= 0 && other < kTargetMs},
+      {"statistics/not_kernels_p50", other, "ms", step, other / step,
+       has_targets ? std::optional<double>(kTargetMs) : std::nullopt,
+       // A negative rest means that other work kept the threads from the cores: the run measured nothing.
+       other >= 0 && (!has_targets || other < kTargetMs)},
       {"statistics/transport_acknowledged", transport_step, "ms", step, transport_step / step},
       {"statistics/rank1_step_p50", least_step, "ms", step, least_step / step},
       {"statistics/rank1_not_kernels_p50", least_other, "ms", step, least_other / step},
@@ -249,8 +252,9 @@ absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& option
     const double dense = static_cast<double>(DenseElements(layers) * 4) / 1e6;
     constexpr double kTargetRatio = 1.1;
     const auto against = [&](const char* name, double computed) {
-      rows.push_back({name, resident, "MB", computed, resident / computed, kTargetRatio * computed,
-                      resident <= kTargetRatio * computed});
+      const double target = kTargetRatio * computed;
+      rows.push_back({name, resident, "MB", computed, resident / computed,
+                      has_targets ? std::optional<double>(target) : std::nullopt, !has_targets || resident <= target});
     };
     against("memory/resident_to_vectors_and_staging", vectors + staging);
     against("memory/resident_to_state_and_staging", state + staging);

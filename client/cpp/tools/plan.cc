@@ -115,7 +115,7 @@ int64_t Scratch(const std::vector<const LayerCost*>& layers, int64_t threads) {
 
 struct Placed {
   std::vector<ShardLoad> shards;
-  std::string reason;  // empty: the shards hold all layers
+  std::string reason;  // empty: the shards hold all layers, which are placed in either case
 };
 
 // As server/policy/placement.h: layers by descending cost to the least loaded shard with room for state and staging;
@@ -130,18 +130,20 @@ Placed Place(const PlanInput& input, const std::vector<LayerCost>& layers, int64
   for (const size_t index : order) {
     const LayerCost& layer = layers[index];
     const auto needs = layer.states + layer.staging;
-    size_t best = placed.shards.size();
+    size_t best = placed.shards.size(), least = 0;
     for (size_t s = 0; s < placed.shards.size(); ++s) {
       const ShardLoad& shard = placed.shards[s];
+      if (shard.cost < placed.shards[least].cost) least = s;
       if (shard.states + shard.staging + needs > input.shard_memory_bytes) continue;
       if (best == placed.shards.size() || shard.cost < placed.shards[best].cost) best = s;
     }
     if (best == placed.shards.size()) {
-      const std::string& name = input.spec.layers[index].name;
-      placed.reason =
-          absl::StrCat("layer ", index, " \"", name, "\" needs ", needs, " bytes of state and staging; none of ",
-                       shards, " shards has so much left of ", input.shard_memory_bytes);
-      return placed;
+      if (placed.reason.empty()) {
+        placed.reason = absl::StrCat("layer ", index, " \"", input.spec.layers[index].name, "\" needs ", needs,
+                                     " bytes of state and staging; none of ", shards, " shards has so much left of ",
+                                     input.shard_memory_bytes);
+      }
+      best = least;  // the plan goes on, to say what the shards would need
     }
     ShardLoad& shard = placed.shards[best];
     const double workers = input.spec.world_size, ranks = static_cast<double>(GradientRanks(input.spec));

@@ -54,7 +54,7 @@ struct Plan {
   // 2 m n (m + n) for a layer [m, n] with dense factors and 8 r m n with factors of rank r, summed over layers.
   double precondition_flops = 0;  // each step
   double update_flops = 0;        // a statistic step
-  std::vector<ShardLoad> shards;
+  std::vector<ShardLoad> shards;  // where the session does not fit, as if memory had no limit
   int64_t shards_by_memory = 0;   // the fewest that hold the session; 0: a layer fits no shard
   bool fits = false;              // whether `shards` hold the session
   std::string reason;             // when it does not fit: what, with the numbers

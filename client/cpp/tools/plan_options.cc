@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/method_set.h"
 #include "kernels/methods/registry.h"
 
 namespace precondor {
@@ -113,6 +114,14 @@ absl::Status ReadMethod(const PlanFlags& flags, MethodConfig& method) {
   return MakeMethod(method).status();
 }
 
+// What does not go together, before the layers are known.
+absl::Status CheckSession(SessionSpec spec) {
+  spec.layers = {{"every layer", 1, 1, false}};
+  absl::Status status = ValidateSessionSpec(spec);
+  status.Update(MethodSet::Make(spec).status());
+  return status.ok() ? status : absl::InvalidArgumentError(absl::StrCat("plan: ", status.message()));
+}
+
 absl::Status CheckFile(const PlanOptions& options) {
   if (options.preset.empty() == options.layers_file.empty()) {
     return absl::InvalidArgumentError(
@@ -168,6 +177,7 @@ absl::StatusOr<PlanOptions> ParsePlanOptions(const PlanFlags& flags) {
   input.shard_memory_bytes = static_cast<int64_t>(std::floor(memory_gib * (int64_t{1} << 30)));
   PRECONDOR_RETURN_IF_ERROR(CheckFile(options));
   PRECONDOR_RETURN_IF_ERROR(ReadMethod(flags, spec.method));
+  PRECONDOR_RETURN_IF_ERROR(CheckSession(spec));
   return options;
 }
 

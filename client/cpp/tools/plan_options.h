@@ -31,7 +31,7 @@ struct PlanOptions {
 // InvalidArgument or NotFound name the flag, what was expected and what came.
 absl::StatusOr<PlanOptions> ParsePlanOptions(const PlanFlags& flags);
 
-// The layer table of `options`, for its messages' sake also its name. Errors are those of the table's reader.
+// The layer table that `options` name. Errors are those of the table's reader.
 absl::StatusOr<ModelShapes> PlanShapes(const PlanOptions& options);
 
 absl::string_view PlanHelp();

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include <nlohmann/json.hpp>
 
 #include "client/cpp/tools/ctl_render.h"
@@ -44,6 +45,17 @@ std::string SessionText(const SessionSpec& spec) {
                       StatisticsKindName(spec.statistics), " every ", spec.inv_freq, " steps");
 }
 
+// "an average step: every step gradients 24.0 MiB, every 10 steps statistics 864.3 KiB"; what is 0 is left out.
+std::string TrafficText(const char* each_step, int64_t each_step_bytes, const SessionSpec& spec,
+                        const char* statistic_step, int64_t statistic_step_bytes) {
+  std::vector<std::string> parts;
+  if (each_step_bytes > 0) parts.push_back(absl::StrCat("every step ", each_step, " ", Bytes(each_step_bytes)));
+  if (statistic_step_bytes > 0) {
+    parts.push_back(absl::StrCat("every ", spec.inv_freq, " steps ", statistic_step, " ", Bytes(statistic_step_bytes)));
+  }
+  return parts.empty() ? "nothing" : absl::StrCat("an average step: ", absl::StrJoin(parts, ", "));
+}
+
 void AddShards(const PlanInput& input, const Plan& plan, std::vector<std::vector<std::string>>& rows) {
   const ShardLoad fullest = Fullest(plan);
   rows.push_back({"shards", absl::StrCat(plan.shards.size(), " of ", Bytes(input.shard_memory_bytes)),
@@ -75,13 +87,11 @@ std::string PlanTable(const ModelShapes& model, const PlanInput& input, const Pl
   rows.push_back({"parameters", Count(static_cast<double>(plan.parameters)), "of these layers, with folded biases"});
   rows.push_back({"factors", Bytes(plan.state_bytes), "of all layers, at their fullest"});
   rows.push_back({"a worker sends", Bytes(plan.worker_sent),
-                  absl::StrCat("a step: gradients ", Bytes(worker.gradients_sent), ", and every ", spec.inv_freq,
-                               " steps statistics ", Bytes(worker.statistics_sent))});
-  rows.push_back(
-      {"a worker receives", Bytes(plan.worker_received),
-       absl::StrCat("a step: answers ", Bytes(worker.answers_received), ", and every ", spec.inv_freq, " steps ",
-                    spec.exchange == ExchangeMode::kPullFactors ? "at most " : "",
-                    spec.exchange == ExchangeMode::kReplay ? "vectors " : "factors ", Bytes(worker.factors_received))});
+                  TrafficText("gradients", worker.gradients_sent, spec, "statistics", worker.statistics_sent)});
+  const bool replays = spec.exchange == ExchangeMode::kReplay;
+  rows.push_back({"a worker receives", Bytes(plan.worker_received),
+                  TrafficText("answers", worker.answers_received, spec, replays ? "merged vectors" : "factors, at most",
+                              worker.factors_received)});
   rows.push_back({"precondition", Count(plan.precondition_flops) + "FLOP", "a step, all layers"});
   rows.push_back({"update", Count(plan.update_flops) + "FLOP", "a statistic step, all layers"});
   rows.push_back({"shards needed by memory", plan.shards_by_memory > 0 ? absl::StrCat(plan.shards_by_memory) : "-",

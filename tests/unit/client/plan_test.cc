@@ -128,6 +128,8 @@ TEST(PlanTest, PlacesLayersEvenlyAndAsManyShardsAsMemoryNeeds) {
   const Plan tight = MustPlan(input);
   EXPECT_FALSE(tight.fits);
   EXPECT_THAT(tight.reason, HasSubstr(absl::StrCat(input.shard_memory_bytes)));
+  EXPECT_EQ(tight.shards[0].layers, 4);  // what it would need
+  EXPECT_GT(tight.shards[0].reserved(), input.shard_memory_bytes);
   input.shard_memory_bytes = 1000;
   const Plan none = MustPlan(input);
   EXPECT_FALSE(none.fits);
@@ -233,6 +235,10 @@ TEST(PlanOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--option=rank"}), HasSubstr("--option: expected NAME=VALUE"));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--rank=many"}), HasSubstr("rank"));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--gradient-dtype=f64"}), HasSubstr("expected f32, f16, bf16"));
+  EXPECT_THAT(message({"plan", "--preset=bert-large", "--statistics=COVARIANCE"}),
+              HasSubstr("statistics: expected vectors for method mkor, got COVARIANCE"));
+  EXPECT_THAT(message({"plan", "--preset=bert-large", "--exchange=REPLAY", "--method=kron"}),
+              HasSubstr("method: expected mkor, eva or identity with exchange REPLAY, got kron"));
   EXPECT_THAT(message({"status", "--preset=bert-large"}), HasSubstr("--preset: for the command plan only"));
 }
 
