@@ -5,6 +5,7 @@
 Skips with 77, and says so, where torch is not installed.
 """
 
+import copy
 import unittest
 
 import torch_case  # before torch: it skips where there is none
@@ -69,6 +70,27 @@ class OptimizerTest(torch_case.ServerCase):
         optimizer = pre.make_optimizer(0.1, weight_decay=0.0, betas=(0.8, 0.9))
         self.assertEqual({(group["lr"], group["weight_decay"], group["betas"]) for group in optimizer.param_groups},
                          {(0.1, 0.0, (0.8, 0.9))})
+
+    @unittest.skipUnless(hasattr(torch.optim, "Muon"), "torch without Muon")
+    def test_muon_moves_weights_as_torchs_does(self):
+        model = nn.ModuleDict({"tall": nn.Linear(6, 9, bias=False), "wide": nn.Linear(9, 4, bias=False)})
+        wanted = copy.deepcopy(model)
+        pre = self.preconditioner(model, method="muon")
+        optimizer = pre.make_optimizer(0.1, weight_decay=0.0)
+        published = torch.optim.Muon(wanted.parameters(), lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        for _ in range(8):
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            others = [parameter.detach().clone() for parameter in wanted.parameters()]
+            for one, other in zip(model.parameters(), wanted.parameters()):
+                one.grad = torch.randn_like(one)
+                other.grad = one.grad.clone()
+            self.assertEqual(set(pre.step(1.0).decisions.values()), {"PRECONDITIONED"})
+            optimizer.step()
+            published.step()
+            for one, start, other, other_start in zip(model.parameters(), before, wanted.parameters(), others):
+                moved, expected = (one - start).detach(), (other - other_start).detach()
+                # torch rounds every product to bf16, by 2^-9, in five iterations of three products: 0.022 seen.
+                self.assertLess((moved - expected).norm() / expected.norm(), 0.05)
 
     def train(self, name, how, **options):
         """The model after some steps, and what was reported as losses. how: of the loop."""

@@ -206,12 +206,12 @@ every method on the same grid; the runs that count then go through the service.
   --in-process             no service: the method is called directly, statistics as --workers workers would send them
   --shards N               shards of the service, for the report (1)
   --tasks LIST             classifier, autoencoder, or all (all)
-  --methods LIST           none, reference, blend, mean, mean-lowrank, signed, signed-lowrank, kron, soap, eva, kfac,
-                           kfac-covariance, mkor-h (signed-lowrank that falls back by loss-rate), or all (all)
+  --methods LIST           none, reference, blend, mean, mean-lowrank, signed, signed-lowrank, kron, soap, muon, eva,
+                           kfac, kfac-covariance, mkor-h (signed-lowrank that falls back by loss-rate), or all (all)
   --fallback POLICY        never, loss-rate, cost-aware or at-step:N: when preconditioned runs fall back to first order
                            (each method's own: never, mkor-h loss-rate)
-  --optimizers LIST        sgd, nesterov, plain (SGD without momentum), adamw, lamb, or all (adamw,lamb); kron and soap
-                           always run on plain
+  --optimizers LIST        sgd, nesterov, plain (SGD without momentum), adamw, lamb, or all (adamw,lamb); kron, soap
+                           and muon always run on plain
   --exchange MODE          direct: the shards average the gradients; delegate: the workers do, in shared memory; replay
                            and pull_factors: so do they, and precondition themselves (methods of mkor and eva) (direct)
   --on-shard-loss POLICY   wait: until the shard is back; degrade: its layers begin anew on the others; with

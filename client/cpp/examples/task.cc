@@ -108,6 +108,7 @@ std::vector<MethodVariant> AllMethods() {
           Mkor("signed-lowrank", "EXACT_DAMPED", "LOW_RANK", StatisticsKind::kSigned),
           FromGradients("kron", "kron TRIANGULAR", "triangular", {"kron", {}}),
           FromGradients("soap", "soap", "dense", {"soap", {}}),
+          FromGradients("muon", "muon", "none", {"muon", {}}),
           Rescaled("eva", "eva", StatisticsKind::kMean, "mean"),
           Kfac("kfac", StatisticsKind::kSigned),
           Kfac("kfac-covariance", StatisticsKind::kCovariance),

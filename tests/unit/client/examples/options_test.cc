@@ -110,7 +110,7 @@ TEST(OptionsTest, HelpNamesEveryTaskAndMethod) {
 }
 
 TEST(OptionsTest, MethodsWithAMomentumOfTheirOwnRunOnPlainSgd) {
-  for (const char* name : {"kron", "soap"}) EXPECT_EQ(FindMethod(name)->optimizer, "plain") << name;
+  for (const char* name : {"kron", "soap", "muon"}) EXPECT_EQ(FindMethod(name)->optimizer, "plain") << name;
   EXPECT_EQ(FindMethod("signed-lowrank")->optimizer, "");
   const OptimizerConfig plain = FindOptimizer("plain").value();
   EXPECT_EQ(plain.name, "sgd");
