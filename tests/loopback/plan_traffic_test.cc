@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -55,14 +56,22 @@ absl::Status RunStep(Worker& worker, uint64_t step) {
   return worker.ReportStep(step, 1.0, 1, true, 0.1).status();
 }
 
-// What rank 0 counts, which is the rank that moves most.
-Traffic Measure(const SessionSpec& spec) {
+struct Measured {
+  Traffic traffic;             // what rank 0 counts, which is the rank that moves most
+  int64_t reserved_bytes = 0;  // what the shard counts for the session
+};
+
+Measured Measure(const SessionSpec& spec) {
   RawServer server;
   ClientOptions options;
   options.coordinator = absl::StrCat("127.0.0.1:", server.app().port());
   auto client = Client::Connect(options);
   EXPECT_TRUE(client.ok()) << client.status();
   EXPECT_TRUE((*client)->OpenSession(spec).ok());
+  v1::GetServerInfoResponse info;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  EXPECT_TRUE(server.admin->GetServerInfo(&context, {}, &info).ok());
   std::vector<Traffic> counted(kWorkers);
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
@@ -78,19 +87,22 @@ Traffic Measure(const SessionSpec& spec) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return counted[0];
+  return {counted[0], static_cast<int64_t>(info.reserved_bytes())};
 }
 
 class PlanTrafficTest : public ::testing::TestWithParam<ExchangeMode> {};
 
-TEST_P(PlanTrafficTest, PayloadIsWhatThePlanSays) {
+TEST_P(PlanTrafficTest, PayloadAndMemoryAreWhatThePlanSays) {
   PlanInput input;
   input.spec = Spec(GetParam());
   input.network_gbps = 10;
   input.shard_memory_bytes = int64_t{1} << 30;
+  input.threads = 2;  // RawServer's
   const auto plan = MakePlan(input);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  const Traffic traffic = Measure(input.spec);
+  const auto [traffic, reserved_bytes] = Measure(input.spec);
+  EXPECT_LE(reserved_bytes, plan->shards[0].reserved());
+  EXPECT_GE(static_cast<double>(reserved_bytes), 0.95 * static_cast<double>(plan->shards[0].reserved()));
   const double sent = static_cast<double>(traffic.statistics_bytes + traffic.gradient_bytes) / kSteps;
   const auto received = static_cast<double>(traffic.result_bytes) / kSteps;
   EXPECT_NEAR(sent, plan->worker_sent, 0.2 * plan->worker_sent);
@@ -102,6 +114,10 @@ TEST_P(PlanTrafficTest, PayloadIsWhatThePlanSays) {
   }
   RecordProperty("sent_per_step", std::to_string(sent));
   RecordProperty("received_per_step", std::to_string(received));
+  RecordProperty("reserved", std::to_string(reserved_bytes));
+  RecordProperty("planned_sent_per_step", std::to_string(plan->worker_sent));
+  RecordProperty("planned_received_per_step", std::to_string(plan->worker_received));
+  RecordProperty("planned_reserved", std::to_string(plan->shards[0].reserved()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Exchange, PlanTrafficTest,

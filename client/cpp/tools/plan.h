@@ -71,7 +71,7 @@ struct Plan {
 absl::StatusOr<Plan> MakePlan(const PlanInput& input);
 
 // Bytes that a shard keeps of one rank's contribution besides its payload: no less than server/core reserves.
-inline constexpr int64_t kPlanBytesPerContribution = 256;
+inline constexpr int64_t kPlanBytesPerContribution = 96;
 // More shards than that are not looked for.
 inline constexpr int64_t kMaxPlanShards = 4096;
 
