@@ -106,6 +106,8 @@ INSTANTIATE_TEST_SUITE_P(Service, SameAnswerTest,
                                            // One worker: SOAP begins with a basis of the first gradient, whose null
                                            // space rounding decides on, and gives every direction steps of one length.
                                            Case{3, 1, ExchangeMode::kDelegate, "soap", "plain", kSgdBound},
+                                           Case{3, 4, ExchangeMode::kDirect, "muon", "plain", kWhitenedBound},
+                                           Case{3, 4, ExchangeMode::kDelegate, "muon", "plain", kWhitenedBound},
                                            Case{1, 1, ExchangeMode::kReplay, "signed-lowrank", "adamw", kAdamwBound},
                                            Case{3, 4, ExchangeMode::kReplay, "signed-lowrank", "sgd", kSgdBound},
                                            Case{3, 4, ExchangeMode::kReplay, "eva", "sgd", kSgdBound},
