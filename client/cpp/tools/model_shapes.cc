@@ -28,7 +28,7 @@ ModelShapes ResNet50() {
   };
   constexpr std::array<Stage, 4> kStages = {{{64, 3}, {128, 4}, {256, 6}, {512, 3}}};
   ModelShapes model{.name = "resnet50",
-                    .layers = {{"conv1", 64, 3 * 49}},
+                    .layers = {{"conv1", 64, int64_t{3} * 7 * 7}},
                     .left_out = "batch normalizations and the classifier fc [1000, 2048]"};
   int64_t inputs = 64;
   for (size_t s = 0; s < kStages.size(); ++s) {

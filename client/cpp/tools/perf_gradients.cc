@@ -46,12 +46,14 @@ std::vector<Size> Sizes(const std::vector<LayerSpec>& layers) {
   std::map<std::pair<int64_t, int64_t>, int64_t> counts;
   for (const LayerSpec& layer : layers) ++counts[{layer.d_out, layer.d_in}];
   std::vector<std::pair<int64_t, Size>> by_count;
+  by_count.reserve(counts.size());
   for (const auto& [shape, count] : counts) {
     by_count.push_back({count, {absl::StrCat(shape.first, "x", shape.second), shape.first, shape.second}});
   }
   std::stable_sort(by_count.begin(), by_count.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
   if (by_count.size() > kMostSizes) by_count.resize(kMostSizes);
   std::vector<Size> sizes;
+  sizes.reserve(by_count.size());
   for (auto& [count, size] : by_count) sizes.push_back(std::move(size));
   std::stable_sort(sizes.begin(), sizes.end(), [](const Size& x, const Size& y) { return x.bytes() < y.bytes(); });
   return sizes;

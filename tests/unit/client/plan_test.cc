@@ -49,8 +49,9 @@ Plan MustPlan(const PlanInput& input) {
 }
 
 // By hand: two layers [100, 200] and two [300, 200].
-constexpr int64_t kParameters = 2 * (100 * 200 + 300 * 200);
-constexpr int64_t kVectors = 2 * (100 + 200 + 300 + 200);  // elements of one vector for each side of each layer
+constexpr int64_t kParameters = int64_t{2} * (100 * 200 + 300 * 200);
+constexpr int64_t kVectors =
+    int64_t{2} * (100 + 200 + 300 + 200);  // elements of one vector for each side of each layer
 
 TEST(PlanTest, CountsBytesOfAWorkerAndOfAShard) {
   const Plan direct = MustPlan(Input(ExchangeMode::kDirect));
@@ -78,7 +79,7 @@ TEST(PlanTest, CountsBytesOfAWorkerAndOfAShard) {
   EXPECT_EQ(replay.worker.gradients_sent, 0);
   EXPECT_EQ(replay.worker.factors_received, 3 * kVectors * 4);
   EXPECT_DOUBLE_EQ(replay.worker_received, 3 * kVectors * 4 / 4.0);
-  EXPECT_DOUBLE_EQ(replay.shards[0].sent, 3 * 3 * kVectors * 4 / 4.0);
+  EXPECT_DOUBLE_EQ(replay.shards[0].sent, 9 * kVectors * 4 / 4.0);
 }
 
 TEST(PlanTest, CountsOperations) {
@@ -184,7 +185,7 @@ TEST(PlanTest, ReservesAndPlacesAsServersDo) {
       EXPECT_EQ(planned.scratch, reservation.scratch);
       // Three steps, three ranks twice, at most.
       const int64_t slots =
-          3 * 6 * static_cast<int64_t>(layers.size()) * (kPlanBytesPerContribution - kBytesPerContribution);
+          18 * static_cast<int64_t>(layers.size()) * (kPlanBytesPerContribution - kBytesPerContribution);
       EXPECT_GE(planned.staging, reservation.staging);
       EXPECT_LE(planned.staging, reservation.staging + slots);
     }
@@ -213,7 +214,7 @@ TEST(PlanOptionsTest, ReadsFlags) {
 }
 
 TEST(PlanOptionsTest, SaysWhatIsWrong) {
-  const auto message = [](std::vector<std::string> arguments) {
+  const auto message = [](const std::vector<std::string>& arguments) {
     const auto options = ParseCtlOptions(arguments);
     EXPECT_FALSE(options.ok());
     return std::string(options.status().message());
