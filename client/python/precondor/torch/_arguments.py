@@ -66,7 +66,7 @@ def check_options(spec: SessionSpec, *, sharded: bool, overlap: bool, several: b
     for place, clip in clips.items():
         if not _is_number(clip) or clip != clips[min(clips)]:
             raise InvalidArgumentError(
-                f"layer {spec.layers[place].name}: scaling_clip: expected one number for all layers, got {clip!r}",
+                f"layer {spec.layers[place].name}: scaling_clip: expected a number, one for all layers, got {clip!r}",
                 "INVALID_ARGUMENT", "UNSPECIFIED", "A schedule of it is for clients that follow it; or scaling NORM_RESCALE")
 
 
