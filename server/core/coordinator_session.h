@@ -77,7 +77,7 @@ class CoordinatorSession {
   // An operator's choice of the mode; nullopt gives it back to the policy.
   void Force(std::optional<Mode> mode);
 
-  // A lease to write down: a longer lease, or a change of mode from the first step that nobody has been granted.
+  // A lease to write down: a longer lease, or a change of mode from the first step that no rank has been granted.
   // Until EndLeaseWrite no lease grows into what it changes. nullopt: nothing to write, or one is being written.
   std::optional<LeaseTerms> BeginLeaseWrite();
   void EndLeaseWrite(bool durable);
