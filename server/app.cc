@@ -54,7 +54,8 @@ namespace precondor {
 namespace {
 
 constexpr char kLivenessService[] = "liveness";  // stays SERVING in a drain, unlike ""
-constexpr int kControlThreads = 8;  // they wait for shards: one that is gone must not hold up other sessions
+// They wait for shards, disks and etcd. The calls of a session take one or two of them, however many ranks it has.
+constexpr int kControlThreads = 32;
 
 // The shard of role `all`, under the address that this process turned out to have.
 class LocalShard final : public ShardControl {
@@ -299,7 +300,7 @@ class ServerApp final : public App {
       rings_ = std::make_unique<rpc::DeviceRings>(*device_plane_, shard_->memory(), config_.device_plane_bytes, clock_,
                                                   logger_);
     }
-    uploads_ = std::make_unique<recovery::LayerUploads>(static_cast<uint64_t>(config_.memory_limit_bytes));
+    uploads_ = std::make_unique<recovery::LayerUploads>(clock_);
     if (shard_store_ != nullptr) shard_->AwaitReplay();
     const uint64_t shard_generation = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
     PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport transport, MakePlaneTransport(config_));
@@ -372,6 +373,8 @@ class ServerApp final : public App {
       return EncodeSnapshot(summary);
     };
     subject.restore = [this](const v1::RestoreLayerRequest& request) -> absl::StatusOr<bool> {
+      PRECONDOR_ASSIGN_OR_RETURN(const uint64_t state_bytes,
+                                 shard_->RestorableBytes(request.session_id(), request.layer()));
       PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LayerImage> image,
                                  uploads_->Add({.session_id = request.session_id(),
                                                 .step = request.step(),
@@ -379,7 +382,8 @@ class ServerApp final : public App {
                                                 .offset = request.offset(),
                                                 .total_bytes = request.total_bytes(),
                                                 .checksum = request.checksum(),
-                                                .data = request.data()}));
+                                                .data = request.data()},
+                                               state_bytes));
       if (image.has_value()) PRECONDOR_RETURN_IF_ERROR(shard_->RestoreLayer(*image));
       return image.has_value();
     };

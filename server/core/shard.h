@@ -205,6 +205,9 @@ class Shard final : public ShardControl {
   // and nothing has changed: NotFound UNKNOWN_SESSION, FailedPrecondition when it is in use, holds no factors or has
   // not the layer here, those of LayerState::Load.
   absl::Status RestoreLayer(const LayerImage& image);
+  // Upper bound of the state in an image that RestoreLayer can take for this layer. The errors of RestoreLayer but for
+  // those of LayerState::Load.
+  absl::StatusOr<uint64_t> RestorableBytes(uint64_t session_id, uint32_t layer) const;
 
   // --- inspection ------------------------------------------------------------------------------------------------
   std::vector<ShardSessionSummary> ListSessions() const;
@@ -220,6 +223,8 @@ class Shard final : public ShardControl {
   // Not one that comes back from quarantine at the moment.
   absl::StatusOr<std::shared_ptr<ShardSession>> Find(uint64_t session_id) const;
   absl::StatusOr<std::shared_ptr<ShardSession>> FindAny(uint64_t session_id) const;
+  // Of a session that nobody has joined, that holds factors and has the layer here; the errors of RestoreLayer.
+  absl::StatusOr<std::shared_ptr<ShardSession>> FindRestorable(uint64_t session_id, uint32_t layer) const;
   std::vector<std::shared_ptr<ShardSession>> AllSessions() const;
   absl::StatusOr<std::shared_ptr<ShardSession>> CheckedSession(const ContributionHeader& header,
                                                                uint64_t payload_bytes) const;

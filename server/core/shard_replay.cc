@@ -118,14 +118,14 @@ absl::StatusOr<SnapshotProgress> Shard::TakeSnapshot(const SnapshotOrder& order)
   return SnapshotProgress{};
 }
 
-absl::Status Shard::RestoreLayer(const LayerImage& image) {
+absl::StatusOr<std::shared_ptr<ShardSession>> Shard::FindRestorable(uint64_t session_id, uint32_t index) const {
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(image.at.session_id));
+  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, Find(session_id));
   const SessionSpec& spec = session->spec();
-  LayerDriver* const layer = image.at.layer < spec.layers.size() ? session->layer(image.at.layer) : nullptr;
+  const LayerDriver* const layer = index < spec.layers.size() ? session->layer(index) : nullptr;
   if (layer == nullptr) {
     return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
-                          absl::StrCat("session \"", spec.name, "\" layer ", image.at.layer, ": not on this shard"));
+                          absl::StrCat("session \"", spec.name, "\" layer ", index, ": not on this shard"));
   }
   const ShardSessionSummary summary = session->summary();
   if (summary.joined > 0 || summary.factors_released) {
@@ -133,6 +133,20 @@ absl::Status Shard::RestoreLayer(const LayerImage& image) {
         "session \"", spec.name, "\" layer \"", layer->spec().name, "\": cannot be restored, ",
         summary.joined > 0 ? "the session is in use" : "the session is in first order and holds no factors"));
   }
+  return session;
+}
+
+absl::StatusOr<uint64_t> Shard::RestorableBytes(uint64_t session_id, uint32_t layer) const {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindRestorable(session_id, layer));
+  const Method& method = session->context().methods.of(layer);
+  return static_cast<uint64_t>(method.SavedBytes(session->spec().layers[layer]));
+}
+
+absl::Status Shard::RestoreLayer(const LayerImage& image) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session,
+                             FindRestorable(image.at.session_id, image.at.layer));
+  const SessionSpec& spec = session->spec();
+  LayerDriver* const layer = session->layer(image.at.layer);
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, session->context().MakeState(layer->index()));
   if (image.held) {
     if (const absl::Status loaded = state->Load(image.state); !loaded.ok()) {

@@ -11,31 +11,37 @@
 
 namespace precondor::recovery {
 
-absl::StatusOr<std::optional<LayerImage>> LayerUploads::Add(const LayerPiece& piece) {
+absl::Status LayerUploads::MakeRoom(const std::string& what) {
+  const absl::Time now = clock_.Now();
+  std::erase_if(begun_, [now](const auto& entry) { return now - entry.second.last_piece >= kIdle; });
+  if (begun_.size() < kMaxLayers) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(what, kMaxLayers, " other layers are being sent; try again later"));
+}
+
+absl::StatusOr<std::optional<LayerImage>> LayerUploads::Add(const LayerPiece& piece, uint64_t state_bytes) {
   const std::string what = absl::StrCat("session_id ", piece.session_id, " layer ", piece.layer, ": ");
-  if (piece.total_bytes > limit_bytes_) {
+  if (piece.total_bytes > state_bytes + kHeadBytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(what, "expected at most ", limit_bytes_, " bytes, got ", piece.total_bytes));
+        absl::StrCat(what, "expected at most ", state_bytes + kHeadBytes, " bytes, got ", piece.total_bytes));
   }
   std::string bytes;
   {
     MutexLock lock(mu_);
-    const std::pair<uint64_t, uint32_t> key(piece.session_id, piece.layer);
+    const Key key(piece.session_id, piece.layer);
     if (piece.offset == 0) begun_.erase(key);
     const auto found = begun_.find(key);
-    const uint64_t have = found == begun_.end() ? 0 : found->second.size();
-    if (piece.offset != have || piece.data.size() > piece.total_bytes - have) {
+    const uint64_t have = found == begun_.end() ? 0 : found->second.bytes.size();
+    if (piece.offset != have || have > piece.total_bytes || piece.data.size() > piece.total_bytes - have) {
       return absl::OutOfRangeError(absl::StrCat(what, "expected offset ", have, " and at most ",
                                                 piece.total_bytes - std::min(have, piece.total_bytes),
                                                 " bytes, got offset ", piece.offset, " and ", piece.data.size()));
     }
-    if (found == begun_.end() && begun_.size() >= kMaxLayers) {
-      return absl::ResourceExhaustedError(absl::StrCat(what, kMaxLayers, " others are being sent; one after another"));
-    }
-    std::string& begun = begun_[key];
-    begun.append(piece.data.data(), piece.data.size());
-    if (begun.size() < piece.total_bytes) return std::nullopt;
-    bytes = std::move(begun);
+    if (found == begun_.end()) PRECONDOR_RETURN_IF_ERROR(MakeRoom(what));
+    Upload& upload = begun_[key];
+    upload.bytes.append(piece.data.data(), piece.data.size());
+    upload.last_piece = clock_.Now();
+    if (upload.bytes.size() < piece.total_bytes) return std::nullopt;
+    bytes = std::move(upload.bytes);
     begun_.erase(key);
   }
   const uint32_t checksum = store::Crc32c(bytes);

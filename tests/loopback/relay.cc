@@ -2,6 +2,7 @@
 #include "tests/loopback/relay.h"
 
 #include <arpa/inet.h>
+#include <chrono>
 #include <condition_variable>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -86,6 +87,26 @@ void Relay::Cut() {
   for (const int socket : sockets_) shutdown(socket, SHUT_RDWR);
 }
 
+void Relay::Hold(bool hold) {
+  MutexLock lock(mu_);
+  hold_ = hold;
+  changed_.notify_all();
+}
+
+bool Relay::WaitUntilHeld() {
+  MutexLock lock(mu_);
+  return changed_.wait_for(mu_, std::chrono::seconds(20),
+                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return held_ > 0; });
+}
+
+void Relay::WaitWhileHeld() {
+  MutexLock lock(mu_);
+  ++held_;
+  changed_.notify_all();
+  changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !hold_ || stopping_; });
+  --held_;
+}
+
 int Relay::cuts() const {
   MutexLock lock(mu_);
   return cuts_;
@@ -115,6 +136,7 @@ void Relay::Pump(int from, int to) {
   char buffer[16384];
   while (true) {
     const ssize_t size = recv(from, buffer, sizeof(buffer), 0);
+    if (size > 0) WaitWhileHeld();
     if (size <= 0 || !SendAll(to, buffer, size) || !Pass(size)) break;
   }
   shutdown(from, SHUT_RDWR);

@@ -23,11 +23,16 @@ class Relay {
   void CutAfter(std::vector<int64_t> bytes);
   // Cuts every connection now.
   void Cut();
+  // While held, what comes goes no further, as from a process that hangs.
+  void Hold(bool hold);
+  // Waits until something has come and gone no further; false after 20 seconds.
+  bool WaitUntilHeld();
   int cuts() const;
 
  private:
   void AcceptLoop();
   void Pump(int from, int to);
+  void WaitWhileHeld();
   // False when the bytes just passed were the last before a cut.
   bool Pass(int64_t bytes);
 
@@ -36,6 +41,8 @@ class Relay {
   mutable Mutex mu_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool hold_ ABSL_GUARDED_BY(mu_) = false;
+  int held_ ABSL_GUARDED_BY(mu_) = 0;  // pumps that wait
   int target_ ABSL_GUARDED_BY(mu_) = 0;
   int cuts_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t passed_ ABSL_GUARDED_BY(mu_) = 0;

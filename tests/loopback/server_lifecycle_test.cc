@@ -106,7 +106,7 @@ class SilentShard final : public v1::ShardService::Service {
 
 // Calls that wait for a shard hold up neither those that do not, nor the end of the server once their clients are gone.
 TEST(ServerLifecycleTest, SilentShardHoldsUpOnlyThoseWhoNeedIt) {
-  constexpr int kThreads = 8;  // of the server's for calls that may wait
+  constexpr int kThreads = 32;  // of the server's for calls that may wait
   SilentShard shard;
   ServerConfig config;
   config.role = ServerRole::kCoordinator;

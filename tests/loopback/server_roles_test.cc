@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A coordinator and its shards, each as a server of its own: what goes wrong between them, and their ends.
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -11,6 +13,7 @@
 #include "precondor/v1/shard.grpc.pb.h"
 #include "tests/loopback/generic_call.h"
 #include "tests/loopback/raw_client.h"
+#include "tests/loopback/relay.h"
 #include "tests/support/dead_port.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
@@ -348,6 +351,41 @@ TEST_F(ServerRolesTest, WatchersSeeTheDrain) {
 }
 
 // As one that was paused, and replaced meanwhile.
+TEST_F(ServerRolesTest, AShardThatHangsHoldsUpNoJobOfOthers) {
+  constexpr int kRanks = 48;  // more than the coordinator has threads for calls
+  std::vector<Relay> relays(2);
+  std::vector<std::string> addresses;
+  for (Relay& relay : relays) {
+    shards_.push_back(StartShard());
+    relay.Target(shards_.back()->app().port());
+    addresses.push_back(relay.address());
+  }
+  coordinator_ = StartCoordinator(addresses);
+  ASSERT_TRUE(coordinator_->Open(RawServer::Spec("both", kRanks)).ok());
+  v1::SessionSpec spec = RawServer::Spec("one");
+  spec.mutable_layers()->RemoveLast();
+  ASSERT_TRUE(coordinator_->Open(spec).ok());
+  v1::JoinSessionResponse job;
+  ASSERT_TRUE(coordinator_->Join("one", 0, 1, &job).ok());
+  ASSERT_EQ(job.shard_map().assignments_size(), 1);
+  Relay& hung = relays[job.shard_map().assignments(0).address() == addresses[0] ? 1 : 0];
+  hung.Hold(true);
+  std::atomic<int> joined = 0;
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      v1::JoinSessionResponse ignored;
+      if (coordinator_->Join("both", rank, 1, &ignored).ok()) ++joined;
+    });
+  }
+  EXPECT_TRUE(hung.WaitUntilHeld());
+  EXPECT_TRUE(coordinator_->Join("one", 0, 2, &job).ok());
+  EXPECT_EQ(joined, 0);
+  hung.Hold(false);
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(joined, kRanks);
+}
+
 TEST_F(ServerRolesTest, ACoordinatorThatIsReplacedStopsAndIsNotReady) {
   Start();
   EXPECT_EQ(CheckHealth(coordinator_->channel(), ""), 1);

@@ -284,6 +284,7 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
   for (const auto& [layer, file] : stored->layers) {
     images.push_back(DecodeImage(ReadLayer(file).value()).value());
     EXPECT_TRUE(absl::IsFailedPrecondition(shard->RestoreLayer(images.back()))) << "the session is in use";
+    EXPECT_TRUE(absl::IsFailedPrecondition(shard->RestorableBytes(kSession, layer).status()));
   }
   data = "/restored";  // another machine's disk
   ASSERT_TRUE(Reopen().ok());
@@ -298,6 +299,8 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
   other = images[0];
   other.at.layer = 7;
   EXPECT_EQ(GetErrorReason(shard->RestoreLayer(other)), ErrorReason::kNotOwner);
+  EXPECT_EQ(GetErrorReason(shard->RestorableBytes(kSession, 7).status()), ErrorReason::kNotOwner);
+  EXPECT_GE(shard->RestorableBytes(kSession, images[0].at.layer).value(), images[0].state.size());
   for (const LayerImage& image : images) {
     const absl::Status restored = shard->RestoreLayer(image);
     ASSERT_TRUE(restored.ok()) << restored;
@@ -315,7 +318,9 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
 TEST(LayerUploadsTest, TakesPiecesInOrderAndChecksTheWhole) {
   LayerImage image{.at = {.session_id = 9, .layer = 3, .step = 1}, .settled = {}, .state = "state"};
   const std::string bytes = EncodeImageHead(image) + image.state;
-  LayerUploads uploads(1000);
+  FakeClock clock;
+  LayerUploads uploads(clock);
+  const auto add = [&](const LayerPiece& piece) { return uploads.Add(piece, /*state_bytes=*/1000); };
   const auto piece = [&](uint64_t offset, uint64_t count) {
     return LayerPiece{.session_id = 9,
                       .step = 40,
@@ -325,27 +330,30 @@ TEST(LayerUploadsTest, TakesPiecesInOrderAndChecksTheWhole) {
                       .checksum = store::Crc32c(bytes),
                       .data = absl::string_view(bytes).substr(offset, count)};
   };
-  EXPECT_TRUE(absl::IsOutOfRange(uploads.Add(piece(5, 5)).status())) << "not the first";
-  EXPECT_FALSE(uploads.Add(piece(0, 5))->has_value());
-  EXPECT_TRUE(absl::IsOutOfRange(uploads.Add(piece(6, 5)).status())) << "a gap";
-  EXPECT_FALSE(uploads.Add(piece(0, 7))->has_value()) << "begins anew";
-  const auto whole = uploads.Add(piece(7, bytes.size()));
+  EXPECT_TRUE(absl::IsOutOfRange(add(piece(5, 5)).status())) << "not the first";
+  EXPECT_FALSE(add(piece(0, 5))->has_value());
+  EXPECT_TRUE(absl::IsOutOfRange(add(piece(6, 5)).status())) << "a gap";
+  EXPECT_FALSE(add(piece(0, 7))->has_value()) << "begins anew";
+  const auto whole = add(piece(7, bytes.size()));
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ((*whole)->state, "state");
   EXPECT_EQ((*whole)->at.step, 40u);
   LayerPiece bad = piece(0, bytes.size());
   ++bad.checksum;
-  EXPECT_TRUE(absl::IsDataLoss(uploads.Add(bad).status()));
+  EXPECT_TRUE(absl::IsDataLoss(add(bad).status()));
   bad = piece(0, bytes.size());
-  bad.total_bytes = 1001;
-  EXPECT_TRUE(absl::IsResourceExhausted(uploads.Add(bad).status()));
+  bad.total_bytes = 1001 + LayerUploads::kHeadBytes;
+  EXPECT_TRUE(absl::IsResourceExhausted(add(bad).status()));
   bad.total_bytes = 3;
-  EXPECT_TRUE(absl::IsOutOfRange(uploads.Add(bad).status())) << "more than the whole";
+  EXPECT_TRUE(absl::IsOutOfRange(add(bad).status())) << "more than the whole";
   for (uint32_t layer = 0; layer <= LayerUploads::kMaxLayers; ++layer) {
     LayerPiece first = piece(0, 1);
     first.layer = layer;
-    EXPECT_EQ(uploads.Add(first).ok(), layer < LayerUploads::kMaxLayers) << layer;
+    EXPECT_EQ(add(first).ok(), layer < LayerUploads::kMaxLayers) << layer;
   }
+  clock.Advance(LayerUploads::kIdle);
+  EXPECT_TRUE(add(piece(0, 1)).ok()) << "the others have stopped";
+  EXPECT_TRUE(add(piece(1, 1)).ok()) << "this one has not";
 }
 
 TEST_F(ShardStoreTest, AnOrderThatARestartForgotIsNotTakenUpAgain) {
