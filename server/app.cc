@@ -7,7 +7,6 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/server_posix.h>
 #include <malloc.h>
 #include <map>
 #include <optional>
@@ -31,6 +30,7 @@
 #include "server/core/coordinator.h"
 #include "server/core/shard.h"
 #include "server/core/thread_pool.h"
+#include "server/listeners.h"
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
 #include "server/plane/collective_registry.h"
@@ -48,7 +48,6 @@
 #include "server/status_html.h"
 #include "server/status_pages.h"
 #include "server/store/posix_file_system.h"
-#include "server/unix_listener.h"
 
 namespace precondor {
 namespace {
@@ -148,8 +147,6 @@ absl::Status WritePortFile(const std::string& path, absl::string_view port) {
   return absl::OkStatus();
 }
 
-std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
-
 class ServerApp final : public App {
  public:
   ServerApp(const ServerConfig& config, Logger& logger)
@@ -188,7 +185,7 @@ class ServerApp final : public App {
     snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_);
     PRECONDOR_RETURN_IF_ERROR(StartServer());
     if (local_ != nullptr) {
-      local_->set_advertise_address(config_.advertise.empty() ? addresses_.front() : config_.advertise);
+      local_->set_advertise_address(config_.advertise.empty() ? addresses().front() : config_.advertise);
     }
     metrics_.SetProbe([this](metrics::MetricsObserver& metrics) {
       metrics.OnDroppedLogLines(logger_.dropped_lines());
@@ -209,18 +206,19 @@ class ServerApp final : public App {
     } else {
       ChangeHealth([](Health& health) { health.begun = true; });
     }
-    PRECONDOR_RETURN_IF_ERROR(WritePortFile(config_.port_file, port_ != 0 ? absl::StrCat(port_) : addresses_.front()));
+    PRECONDOR_RETURN_IF_ERROR(
+        WritePortFile(config_.port_file, port() != 0 ? absl::StrCat(port()) : addresses().front()));
     logger_.Log(Severity::kInfo, "serving",
                 {{"role", ServerRoleName(config_.role)},
-                 {"listen", absl::StrJoin(addresses_, ",")},
-                 {"port", port_},
+                 {"listen", absl::StrJoin(addresses(), ",")},
+                 {"port", port()},
                  {"metrics_port", metrics_port_},
                  {"version", PRECONDOR_VERSION}});
     return absl::OkStatus();
   }
 
-  int port() const override { return port_; }
-  const std::vector<std::string>& addresses() const override { return addresses_; }
+  int port() const override { return listeners_->port(); }
+  const std::vector<std::string>& addresses() const override { return listeners_->addresses(); }
   int metrics_port() const override { return metrics_port_; }
   std::string metrics_text() const override { return metrics_.Render(); }
 
@@ -459,16 +457,7 @@ class ServerApp final : public App {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    std::vector<int> ports(config_.listen.size(), 0);
-    for (size_t i = 0; i < ports.size(); ++i) {
-      if (const std::optional<std::string> path = UnixPath(config_.listen[i]); path.has_value()) {
-        PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<UnixListener> listener, UnixListener::Bind(*path));
-        unix_listeners_.push_back(std::move(listener));
-      } else {
-        builder.AddListeningPort(config_.listen[i], grpc::InsecureServerCredentials(), &ports[i]);
-      }
-    }
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a second server on the port must fail, not share it
+    PRECONDOR_ASSIGN_OR_RETURN(listeners_, Listeners::Bind(config_.listen, grpc::InsecureServerCredentials(), builder));
     wire::SetKeepalive(builder);
     builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes));
     builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes));
@@ -478,32 +467,23 @@ class ServerApp final : public App {
     builder.RegisterService(snapshot_service_.get());
     if (session_service_ != nullptr) builder.RegisterService(session_service_.get());
     server_ = builder.BuildAndStart();
-    for (size_t i = 0; i < ports.size(); ++i) {
-      const std::string& address = config_.listen[i];
-      const bool is_unix = UnixPath(address).has_value();
-      if (server_ == nullptr || (!is_unix && ports[i] == 0)) {
-        return absl::UnavailableError(absl::StrCat("listen: cannot bind ", absl::StrJoin(config_.listen, ",")));
-      }
-      if (port_ == 0) port_ = ports[i];
-      addresses_.push_back(is_unix ? AbsoluteUnixAddress(address) : absl::StrCat(HostOf(address), ":", ports[i]));
-    }
+    if (server_ == nullptr) return absl::InternalError("gRPC does not start a server");
     ChangeHealth([](Health&) {});
-    for (const auto& listener : unix_listeners_) {
-      listener->Serve([this](int fd) { Accept(fd); });
-    }
+    Listeners::Options options;
+    // Memory of the device goes to this user's processes alone, whatever else a socket lets in.
+    if (rings_ != nullptr) options.check_unix_peer = [](int fd) { return CheckPeerUser(fd, geteuid()); };
+    options.refused = [this](const absl::Status& why) {
+      logger_.Log(Severity::kWarning, "connection refused", {{"reason", absl::string_view(why.message())}});
+    };
+    options.failed = [this](const std::string& why) {
+      logger_.Log(Severity::kError, "cannot accept a connection", {{"reason", why}});
+    };
+    listeners_->Start(*server_, std::move(options));
     return absl::OkStatus();
   }
 
-  // Memory of the device goes to this user's processes alone, whatever else a socket lets in.
-  void Accept(int fd) {
-    const absl::Status peer = rings_ == nullptr ? absl::OkStatus() : CheckPeerUser(fd, geteuid());
-    if (peer.ok()) return grpc::AddInsecureChannelFromFd(server_.get(), fd);
-    logger_.Log(Severity::kWarning, "connection refused", {{"reason", absl::string_view(peer.message())}});
-    close(fd);
-  }
-
   void StopListening() {
-    for (const auto& listener : unix_listeners_) listener->Stop();
+    if (listeners_ != nullptr) listeners_->Stop();
   }
 
   void StartPeriodicWork() {
@@ -592,9 +572,7 @@ class ServerApp final : public App {
   std::unique_ptr<rpc::SessionService> session_service_;
   std::unique_ptr<rpc::AdminService> admin_service_;
   std::unique_ptr<grpc::Server> server_;
-  std::vector<std::unique_ptr<UnixListener>> unix_listeners_;  // hand connections to server_
-  std::vector<std::string> addresses_;
-  int port_ = 0;
+  std::unique_ptr<Listeners> listeners_;  // hand connections to server_
   int metrics_port_ = 0;
 
   Mutex health_mu_;  // what is told last is what is true

@@ -2,7 +2,6 @@
 #include "server/unix_listener.h"
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
@@ -22,7 +21,6 @@ namespace precondor {
 namespace {
 
 constexpr int kBacklog = 128;
-constexpr std::chrono::milliseconds kPause(100);  // when no descriptor is free
 
 absl::Status SystemError(const std::string& path, absl::string_view what) {
   return absl::UnavailableError(absl::StrCat("unix:", path, ": cannot ", what, ": ", std::strerror(errno)));
@@ -109,37 +107,14 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Bind(const std::stri
   return std::unique_ptr<UnixListener>(new UnixListener(path, fd, file.st_dev, file.st_ino));
 }
 
-void UnixListener::Serve(std::function<void(int fd)> accepted) {
-  thread_ = std::thread([this, accepted = std::move(accepted)] { AcceptLoop(accepted); });
-}
-
-void UnixListener::AcceptLoop(const std::function<void(int fd)>& accepted) {
-  for (;;) {
-    const int connection = accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    const bool pause = connection < 0 && errno != EINTR && errno != ECONNABORTED;
-    if (connection >= 0) accepted(connection);
-    MutexLock lock(mu_);
-    if (pause) stop_requested_.wait_for(mu_, kPause, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_; });
-    if (stop_) return;
-  }
-}
-
 void UnixListener::Stop() {
-  if (fd_ < 0) return;
+  if (std::exchange(stopped_, true)) return;
   {
     const DirectoryLock lock(path_);
     struct stat there = {};
     if (lstat(path_.c_str(), &there) == 0 && there.st_dev == device_ && there.st_ino == inode_) unlink(path_.c_str());
   }
-  {
-    MutexLock lock(mu_);
-    stop_ = true;
-    stop_requested_.notify_all();
-  }
-  shutdown(fd_, SHUT_RDWR);  // accept4 returns
-  if (thread_.joinable()) thread_.join();
-  close(fd_);
-  fd_ = -1;
+  acceptor_.Stop();
 }
 
 }  // namespace precondor

@@ -7,11 +7,11 @@
 #include <memory>
 #include <string>
 #include <sys/types.h>
-#include <thread>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
-#include "kernels/base/mutex.h"
+#include "server/acceptor.h"
 
 namespace precondor {
 
@@ -32,24 +32,22 @@ class UnixListener {
   UnixListener(const UnixListener&) = delete;
   UnixListener& operator=(const UnixListener&) = delete;
 
-  // Calls `accepted` with each connection's descriptor, which does not block and is the callee's, on one thread.
-  void Serve(std::function<void(int fd)> accepted);
+  // See Acceptor::Start.
+  void Serve(std::function<void(int fd)> accepted, std::function<void(int error)> failed) {
+    acceptor_.Start(std::move(accepted), std::move(failed));
+  }
   // No more connections. The file goes too, unless it belongs to another process by then. Idempotent.
   void Stop();
 
  private:
   UnixListener(std::string path, int fd, dev_t device, ino_t inode)
-      : path_(std::move(path)), fd_(fd), device_(device), inode_(inode) {}
-  void AcceptLoop(const std::function<void(int fd)>& accepted);
+      : path_(std::move(path)), acceptor_(fd), device_(device), inode_(inode) {}
 
   const std::string path_;
-  int fd_;  // -1 once stopped
+  Acceptor acceptor_;
   const dev_t device_;
   const ino_t inode_;
-  Mutex mu_;
-  CondVar stop_requested_;
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_;
+  bool stopped_ = false;
 };
 
 }  // namespace precondor

@@ -110,7 +110,12 @@ absl::Status ShardSnapshots::Load(uint64_t session_id, const Restore& restore) {
     logger_.Log(Severity::kError, "snapshot is damaged; an older one serves",
                 {{"session_id", session_id}, {"reason", absl::string_view(skipped.message())}});
   }
-  PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, Decode(*store, found->manifest));
+  std::map<uint32_t, LayerImage> images;
+  PRECONDOR_ASSIGN_OR_RETURN(SessionSnapshot snapshot, ReadLayers(*store, found->manifest, [&images](LayerImage image) {
+                               const uint32_t layer = image.at.layer;
+                               images.emplace(layer, std::move(image));
+                             }));
+  snapshot.images = std::move(images);
   {
     MutexLock lock(mu_);
     last_sequence_[session_id] = snapshot.sequence;
@@ -128,8 +133,9 @@ absl::StatusOr<store::SnapshotStore*> ShardSnapshots::StoreOf(uint64_t session_i
   return store.get();
 }
 
-absl::StatusOr<SessionSnapshot> ShardSnapshots::Decode(const store::SnapshotStore& store,
-                                                       const store::SnapshotManifest& manifest) const {
+absl::StatusOr<SessionSnapshot> ShardSnapshots::ReadLayers(const store::SnapshotStore& store,
+                                                           const store::SnapshotManifest& manifest,
+                                                           absl::FunctionRef<void(LayerImage)> take) const {
   PRECONDOR_ASSIGN_OR_RETURN(SessionSnapshot snapshot, DecodeMetadata(manifest.metadata));
   for (const auto& [key, file] : manifest.files) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, store.Read(manifest, key));
@@ -139,8 +145,7 @@ absl::StatusOr<SessionSnapshot> ShardSnapshots::Decode(const store::SnapshotStor
                           absl::StrCat("session \"", snapshot.install.install.spec.name, "\" snapshot ", manifest.id,
                                        " ", key, ": ", image.status().message()));
     }
-    const uint32_t layer = image->at.layer;
-    snapshot.images.emplace(layer, *std::move(image));
+    take(*std::move(image));
   }
   return snapshot;
 }
@@ -404,8 +409,8 @@ absl::StatusOr<SnapshotSummary> ShardSnapshots::Verify(uint64_t session_id, uint
   }
   if (!known) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": no snapshots on this shard"));
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
-  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->Verify(id));
-  PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, Decode(*store, manifest));
+  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->ReadManifest(id));
+  PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, ReadLayers(*store, manifest, [](LayerImage) {}));
   return Summarize(snapshot, manifest);
 }
 

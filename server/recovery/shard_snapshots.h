@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -87,7 +88,8 @@ class ShardSnapshots {
 
   // Of all sessions, newest last. Errors: the disk's.
   absl::StatusOr<std::vector<SnapshotSummary>> List() const;
-  // Reads all of a snapshot. Errors: those of SnapshotStore::Verify, of damaged images, NotFound: no such session.
+  // Reads all of a snapshot, with one layer in memory at a time. Errors: those of SnapshotStore::Read, of damaged
+  // images, NotFound: no such session.
   absl::StatusOr<SnapshotSummary> Verify(uint64_t session_id, uint64_t id) const;
 
   // Has the writer's thread run this, in its turn.
@@ -113,8 +115,10 @@ class ShardSnapshots {
   absl::StatusOr<store::SnapshotStore*> StoreOf(uint64_t session_id) const;
   absl::StatusOr<std::vector<SnapshotSummary>> ListOf(uint64_t session_id) const;
   static SnapshotSummary Summarize(const SessionSnapshot& snapshot, const store::SnapshotManifest& manifest);
-  absl::StatusOr<SessionSnapshot> Decode(const store::SnapshotStore& store,
-                                         const store::SnapshotManifest& manifest) const;
+  // Reads and checks every layer, one in memory at a time, and gives it to `take`. Returns what the snapshot is of,
+  // without images.
+  absl::StatusOr<SessionSnapshot> ReadLayers(const store::SnapshotStore& store, const store::SnapshotManifest& manifest,
+                                             absl::FunctionRef<void(LayerImage)> take) const;
   void GiveUp(const SessionSnapshot& snapshot, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The order that the snapshot carries out; null: none.
   Ordered* OrderOf(const SessionSnapshot& snapshot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -52,12 +52,14 @@ grpc::ServerUnaryReactor* SnapshotService::ListSnapshots(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* SnapshotService::VerifySnapshot(grpc::CallbackServerContext* context,
                                                           const v1::VerifySnapshotRequest* request,
                                                           v1::VerifySnapshotResponse* response) {
-  return runner_.Run(context, "SnapshotService/VerifySnapshot", [this, request, response]() -> absl::Status {
-    if (!subject_.verify) return absl::FailedPreconditionError("snapshot: shards have them, this is no shard");
-    PRECONDOR_ASSIGN_OR_RETURN(*response->mutable_snapshot(),
-                               subject_.verify(request->session_id(), request->snapshot_id()));
-    return absl::OkStatus();
-  });
+  // One at a time: each reads a disk and has a layer in memory.
+  return runner_.RunInOrder(
+      context, "SnapshotService/VerifySnapshot", "verify", [this, request, response]() -> absl::Status {
+        if (!subject_.verify) return absl::FailedPreconditionError("snapshot: shards have them, this is no shard");
+        PRECONDOR_ASSIGN_OR_RETURN(*response->mutable_snapshot(),
+                                   subject_.verify(request->session_id(), request->snapshot_id()));
+        return absl::OkStatus();
+      });
 }
 
 absl::Status SnapshotService::Restore(const v1::RestoreSessionRequest& request,

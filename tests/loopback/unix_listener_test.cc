@@ -62,7 +62,7 @@ TEST_F(UnixListenerTest, HandsConnectionsOverAndRemovesItsFile) {
   const Peer early(connect, path_);
   EXPECT_EQ(early.error(), 0) << "connections wait for Serve";
   std::promise<int> first;
-  (*listener)->Serve([&first](int fd) { first.set_value(fd); });
+  (*listener)->Serve([&first](int fd) { first.set_value(fd); }, [](int) {});
   const int fd = first.get_future().get();
   ASSERT_EQ(send(early.fd(), "x", 1, 0), 1);
   char got = 0;

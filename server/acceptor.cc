@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/acceptor.h"
+
+#include <cerrno>
+#include <chrono>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <utility>
+
+namespace precondor {
+namespace {
+
+constexpr std::chrono::milliseconds kPause(100);
+
+}  // namespace
+
+void Acceptor::Start(std::function<void(int fd)> accepted, std::function<void(int error)> failed) {
+  thread_ = std::thread([this, accepted = std::move(accepted), failed = std::move(failed)] { Loop(accepted, failed); });
+}
+
+void Acceptor::Loop(const std::function<void(int fd)>& accepted, const std::function<void(int error)>& failed) {
+  for (;;) {
+    const int connection = accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int error = connection < 0 ? errno : 0;
+    if (connection >= 0) accepted(connection);
+    const bool pause = error != 0 && error != EINTR && error != ECONNABORTED && !stopped();
+    if (pause) failed(error);
+    MutexLock lock(mu_);
+    if (pause) stop_requested_.wait_for(mu_, kPause, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_; });
+    if (stop_) return;
+  }
+}
+
+bool Acceptor::stopped() {
+  MutexLock lock(mu_);
+  return stop_;
+}
+
+void Acceptor::Stop() {
+  if (fd_ < 0) return;
+  {
+    MutexLock lock(mu_);
+    stop_ = true;
+    stop_requested_.notify_all();
+  }
+  shutdown(fd_, SHUT_RDWR);  // accept4 returns
+  if (thread_.joinable()) thread_.join();
+  close(fd_);
+  fd_ = -1;
+}
+
+}  // namespace precondor

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/tcp_listener.h"
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "proto/wire/keepalive.h"
+
+namespace precondor {
+namespace {
+
+constexpr int kBacklog = 1024;  // the system takes less where its own limit is lower
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+absl::Status Failed(const std::string& address, absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat("listen: cannot bind ", address, ": ", why));
+}
+
+bool Set(int fd, int level, int option, int value) { return setsockopt(fd, level, option, &value, sizeof(value)) == 0; }
+
+int PortOf(int fd) {
+  sockaddr_storage bound = {};
+  socklen_t size = sizeof(bound);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) return 0;
+  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+                                           : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+}
+
+// -1, with errno, where it cannot be.
+int Listen(const addrinfo& info) {
+  const int fd = socket(info.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return -1;
+  const int unacknowledged_ms = static_cast<int>(absl::ToInt64Milliseconds(wire::kKeepaliveTimeout));
+  // Connections inherit the last two. The first lets a server that is started again have its port at once, and no
+  // second one beside it.
+  const bool listens =
+      Set(fd, SOL_SOCKET, SO_REUSEADDR, 1) && (info.ai_family != AF_INET6 || Set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0)) &&
+      Set(fd, IPPROTO_TCP, TCP_NODELAY, 1) && Set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, unacknowledged_ms) &&
+      bind(fd, info.ai_addr, info.ai_addrlen) == 0 && listen(fd, kBacklog) == 0;
+  if (listens) return fd;
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return -1;
+}
+
+absl::StatusOr<TcpSocket> ListenOn(const std::string& address, const std::string& host, const std::string& port) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
+    return Failed(address, gai_strerror(error));
+  }
+  const AddressList addresses(found, freeaddrinfo);
+  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
+    if (const int fd = Listen(*info); fd >= 0) return TcpSocket{.fd = fd, .port = PortOf(fd)};
+  }
+  return Failed(address, std::strerror(errno));
+}
+
+}  // namespace
+
+absl::StatusOr<TcpSocket> ListenTcp(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return Failed(address, "expected host:port");
+  std::string host = address.substr(0, colon);
+  const std::string port = address.substr(colon + 1);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  if (host == "0.0.0.0") {
+    if (absl::StatusOr<TcpSocket> both = ListenOn(address, "::", port); both.ok()) return both;
+  }
+  return ListenOn(address, host, port);
+}
+
+}  // namespace precondor
