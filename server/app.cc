@@ -476,6 +476,7 @@ class ServerApp final : public App {
       logger_.Log(Severity::kWarning, "connection refused", {{"reason", absl::string_view(why.message())}});
     };
     options.failed = [this](const std::string& why) {
+      metrics_.OnAcceptFailure();
       logger_.Log(Severity::kError, "cannot accept a connection", {{"reason", why}});
     };
     listeners_->Start(*server_, std::move(options));

@@ -111,6 +111,7 @@ class MetricsObserver::Impl {
     log_bytes_ = &counters_[kLogBytes]->Add({});
     log_failures_ = &counters_[kLogFailures]->Add({});
     dropped_log_lines_ = &AddCounter(kDroppedLogLines, {});
+    accept_failures_ = &AddCounter(kAcceptFailures, {});
     for (size_t i = 0; i < kStages.size(); ++i) stages_[i] = &AddHistogram(kStageSeconds, {{"stage", kStages[i]}});
     for (size_t reason = 0; reason < kErrorReasonCount; ++reason) {
       rejected_[reason] =
@@ -139,6 +140,7 @@ class MetricsObserver::Impl {
     MutexLock lock(mu_);
     dropped_log_lines_->Increment(std::max(0.0, static_cast<double>(total) - dropped_log_lines_->Value()));
   }
+  prometheus::Counter& accept_failures() { return *accept_failures_; }
   prometheus::Histogram& log_sync() { return *log_sync_; }
   prometheus::Histogram& snapshot_seconds() { return *snapshot_seconds_; }
   void ObserveStage(Stage stage, absl::Duration took) { stages_[stage]->Observe(absl::ToDoubleSeconds(took)); }
@@ -327,7 +329,7 @@ class MetricsObserver::Impl {
   std::array<prometheus::Family<prometheus::Histogram>*, kMetricCount> histograms_ = {};
   std::array<prometheus::Gauge*, kMetricCount> plain_ = {};
   prometheus::Counter *journal_failures_ = nullptr, *log_bytes_ = nullptr, *log_failures_ = nullptr,
-                      *dropped_log_lines_ = nullptr;
+                      *dropped_log_lines_ = nullptr, *accept_failures_ = nullptr;
   std::array<prometheus::Histogram*, kStages.size()> stages_ = {};
   std::array<prometheus::Counter*, kErrorReasonCount> rejected_ = {};
   std::array<prometheus::Counter*, 2> admissions_ = {};
@@ -368,6 +370,7 @@ void MetricsObserver::OnShardStep(absl::string_view train_job, uint64_t step) {
   impl_->WithShardJob(train_job, [step](Impl::ShardJob& job) { job.step->Set(static_cast<double>(step)); });
 }
 void MetricsObserver::OnDroppedLogLines(int64_t total) { impl_->RaiseDroppedLogLines(total); }
+void MetricsObserver::OnAcceptFailure() { impl_->accept_failures().Increment(); }
 void MetricsObserver::OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {
   if (auto* counter = impl_->transfer(0, path, kind); counter != nullptr) {
     counter->Increment(static_cast<double>(bytes));

@@ -38,6 +38,7 @@ class MetricsObserver final : public Observer {
   void OnDrain();
   void OnShardStep(absl::string_view train_job, uint64_t step);
   void OnDroppedLogLines(int64_t total);
+  void OnAcceptFailure();
 
   void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) override;
   void OnSent(TransferPath path, TransferKind kind, int64_t bytes) override;

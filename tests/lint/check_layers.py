@@ -86,7 +86,7 @@ THIRD_PARTY = [
      "only kernels/cuda knows CUDA"),
     (r"^(prometheus/|civetweb)", ["server/metrics/", "tests/unit/server/metrics/"], "only server/metrics knows prometheus-cpp and civetweb"),
     (r"^(grpc|grpcpp)/",
-     ["proto/wire/", "server/rpc/", "server/etcd/", "server/app", "server/main", "client/cpp/src/", "client/cpp/tools/",
+     ["proto/wire/", "server/rpc/", "server/etcd/", "server/app", "server/listeners", "server/main", "client/cpp/src/", "client/cpp/tools/",
       "tests/unit/proto/", "tests/unit/server/rpc/", "tests/unit/client/", "tests/loopback/", "tests/golden/",
       "tests/support/", "tests/e2e/", "tests/fuzz/", "tests/bench/"],
      "gRPC lives in proto/wire, server/rpc, server/etcd and the client's sources"),

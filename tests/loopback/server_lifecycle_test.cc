@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Health, drain and the end of a server, in this process and as one of its own.
+#include <arpa/inet.h>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
@@ -7,7 +8,11 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <iterator>
+#include <netinet/in.h>
 #include <spawn.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -225,6 +230,44 @@ class Process {
  private:
   pid_t pid_ = -1;
 };
+
+TEST(ServerProcessTest, ServesAgainAfterItsDescriptorsWereUsedUp) {
+  const TempDir folder;
+  const std::string port_file = folder.path() + "/port";
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit low = limit;
+  low.rlim_cur = 100;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  Process process({"--listen=127.0.0.1:0", "--port-file=" + port_file});
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_TRUE(WaitUntil([&] { return std::filesystem::exists(port_file) || !process.running(); }));
+  int port = 0;
+  std::ifstream(port_file) >> port;
+  const auto descriptors = [&process] {
+    const std::filesystem::directory_iterator all(absl::StrCat("/proc/", process.pid(), "/fd"));
+    return std::distance(begin(all), end(all));
+  };
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::vector<int> sockets;
+  for (int i = 0; i < 120; ++i) {
+    sockets.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(sockets.back(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  EXPECT_TRUE(WaitUntil([&] { return descriptors() >= 100; })) << descriptors();
+  for (const int socket : sockets) close(socket);
+  const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
+  const auto admin = v1::AdminService::NewStub(channel);
+  v1::GetServerInfoResponse info;
+  grpc::ClientContext context;
+  SetDeadline(context);
+  context.set_wait_for_ready(true);
+  const grpc::Status status = admin->GetServerInfo(&context, {}, &info);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
 
 TEST(ServerProcessTest, EndsWithZeroOnSigtermWhileAStreamIsOpen) {
   const std::filesystem::path port_file = std::filesystem::path(::testing::TempDir()) / absl::StrCat("port", getpid());

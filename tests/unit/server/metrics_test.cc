@@ -99,6 +99,7 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnReply(absl::Milliseconds(7));
   metrics.OnShardStep("job", 43);
   metrics.OnDroppedLogLines(2);
+  metrics.OnAcceptFailure();
   metrics.OnDroppedLogLines(5);
   metrics.OnAdmission(true);
   metrics.OnAdmission(false);
@@ -240,6 +241,7 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_transfer_bytes_total{direction="sent",kind="answer",path="ring"})", 64},
       {R"(precondor_shard_step_number{train_job="job"})", 43},
       {R"(precondor_dropped_log_lines_total)", 5},
+      {R"(precondor_accept_failures_total)", 1},
       {R"(precondor_admissions_total{result="admitted"})", 1},
       {R"(precondor_admissions_total{result="refused"})", 1},
       {R"(precondor_job_reserved_bytes{part="gradients",train_job="job"})", 30},
