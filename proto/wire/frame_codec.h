@@ -27,6 +27,8 @@ namespace precondor::wire {
 inline constexpr size_t kMaxHeaderBytes = 256 << 10;
 // Most bytes of frames, payloads included, to put into one bundle: it is read as a header, with room to spare.
 inline constexpr size_t kMaxBundleBytes = 240 << 10;
+// Most frames in one bundle. A frame has a header of 30 bytes and more, so that only a bundle of empty ones exceeds it.
+inline constexpr int kMaxBundleFrames = 8192;
 // Most bytes of payload in one message: protobuf messages end below 2^31.
 inline constexpr uint64_t kMaxFramePayloadBytes = (uint64_t{1} << 31) - (128 << 10);
 

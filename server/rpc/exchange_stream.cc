@@ -171,6 +171,11 @@ absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
     HandleFrame(frame.message, frame.payload);
     return absl::OkStatus();
   }
+  if (frame.message.bundle_size() > wire::kMaxBundleFrames) {
+    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                          absl::StrCat("bundle: expected at most ", wire::kMaxBundleFrames, " frames, got ",
+                                       frame.message.bundle_size()));
+  }
   bool plain = !frame.message.has_header() && frame.payload.size() == 0;
   for (const v1::ExchangeRequest& part : frame.message.bundle()) plain = plain && part.bundle_size() == 0;
   if (!plain) {

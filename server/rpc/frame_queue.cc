@@ -6,11 +6,17 @@
 #include "absl/status/statusor.h"
 
 namespace precondor::rpc {
+namespace {
+
+// What a frame that waits takes of memory besides its bytes: messages, their strings and tensors.
+constexpr size_t kFrameOverheadBytes = 1024;
+
+}  // namespace
 
 void FrameQueue::Push(v1::ExchangeResponse frame, wire::PayloadPart payload) {
   MutexLock lock(mu_);
   if (closed_) return;
-  const size_t bytes = frame.ByteSizeLong() + payload.size;
+  const size_t bytes = kFrameOverheadBytes + frame.ByteSizeLong() + payload.size;
   waiting_bytes_ += bytes;
   const v1::FrameHeader& header = frame.header();
   std::optional<absl::Time> answered;
@@ -117,9 +123,9 @@ FrameQueue::Frame FrameQueue::TakeFront() {
 
 FrameQueue::Frame FrameQueue::TakeBundle() {
   Frame first = TakeFront();
-  size_t bytes = first.bytes;
+  size_t bytes = first.bytes - kFrameOverheadBytes;
   const auto joins = [&](const Frame& frame) {
-    return frame.payload.size == 0 && (bytes += frame.bytes) <= wire::kMaxBundleBytes;
+    return frame.payload.size == 0 && (bytes += frame.bytes - kFrameOverheadBytes) <= wire::kMaxBundleBytes;
   };
   if (!bundles_ || first.payload.size > 0 || frames_.empty() || !joins(frames_.front())) return first;
   Frame bundle;

@@ -34,7 +34,7 @@ class FrameQueue {
     std::function<absl::Time()> now = nullptr;
     std::function<void(absl::Duration)> replied = nullptr;
   };
-  // `limit_bytes`: with more than that waiting the queue is full; a peer that does not read has it filled by its own
+  // `limit_bytes`: with more than that waiting in memory the queue is full; a peer that does not read has it filled by its own
   // contributions' answers.
   FrameQueue(Events events, size_t limit_bytes) : events_(std::move(events)), limit_bytes_(limit_bytes) {}
 
@@ -83,7 +83,7 @@ class FrameQueue {
   grpc::ByteBuffer writing_message_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Time> writing_answered_ ABSL_GUARDED_BY(mu_);  // of the message under way
-  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;                    // of frames_
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;                    // of memory, of frames_
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool bundles_ ABSL_GUARDED_BY(mu_) = false;

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 
+#include "proto/wire/frame_codec.h"
 #include "tests/loopback/raw_client.h"
 
 namespace precondor {
@@ -253,14 +254,15 @@ TEST(ServerStreamTest, BundledFramesAreTakenAndAnsweredAsIfAlone) {
   EXPECT_EQ(answers({frames(bundled)}), alone);
 }
 
-TEST(ServerStreamTest, BundlesBesideOrInsideOthersEndTheStream) {
+TEST(ServerStreamTest, BundlesBesideOrInsideOthersOrTooLargeOnesEndTheStream) {
   RawServer server;
   const v1::JoinSessionResponse job = server.OpenAndJoin("job");
-  v1::ExchangeRequest nested, beside;
+  v1::ExchangeRequest nested, beside, many;
   nested.add_bundle()->add_bundle();
   beside.add_bundle();
   *beside.mutable_header() = RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0);
-  for (const v1::ExchangeRequest& bad : {nested, beside}) {
+  for (int i = 0; i <= wire::kMaxBundleFrames; ++i) many.add_bundle();
+  for (const v1::ExchangeRequest& bad : {nested, beside, many}) {
     grpc::ClientContext context;
     SetDeadline(context);
     auto stream = server.data->Exchange(&context);

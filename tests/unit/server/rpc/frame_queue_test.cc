@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr size_t kLimitBytes = 1000;
+constexpr size_t kLimitBytes = 2500;
 
 v1::ExchangeResponse Ack(uint64_t step) {
   v1::ExchangeResponse response;
@@ -101,6 +101,13 @@ TEST_F(FrameQueueTest, HoldsWhatIsPushedUntilReleased) {
   EXPECT_THAT(written, ElementsAre(ElementsAre(1u, 2u)));
 }
 
+TEST_F(FrameQueueTest, SmallFramesCountAsTheMemoryThatTheyTake) {
+  for (uint64_t step = 0; step < 3; ++step) queue.Push(Ack(step));
+  EXPECT_FALSE(queue.PauseWhenFull());
+  queue.Push(Ack(3));
+  EXPECT_TRUE(queue.PauseWhenFull());
+}
+
 TEST_F(FrameQueueTest, AFullQueueAsksToPauseAndResumesOnceWhenItIsNoLongerFull) {
   PushPayload(1, 600);  // being written: it waits no more
   EXPECT_FALSE(queue.PauseWhenFull());
@@ -139,7 +146,7 @@ TEST_F(FrameQueueTest, OwesAnAnswerOfANameOnceAndNoneWhileItIsFull) {
   EXPECT_TRUE(queue.OweOnce("layer 1"));
   PushPayload(3, 600);
   queue.SettleOnce("layer 1");
-  EXPECT_FALSE(queue.OweOnce("layer 1")) << "1200 bytes wait";
+  EXPECT_FALSE(queue.OweOnce("layer 1")) << "two payloads wait";
   queue.Written();
   EXPECT_TRUE(queue.OweOnce("layer 1"));
   queue.HalfClose();
