@@ -171,7 +171,7 @@ WorkerImpl::~WorkerImpl() {
   if (refresher_.joinable()) refresher_.join();
   if (steps_ != nullptr) steps_->Stop();
   if (factors_ != nullptr) factors_->Stop();
-  for (const ShardRoutes::Link& link : routes_.links()) link->StopWaitingForRings();
+  for (const ShardRoutes::Link& link : routes_.links()) link->path().StopWaiting();
   send_queue_.Fail(absl::CancelledError(absl::StrCat("session ", session_, ": the worker was destroyed")));
   send_queue_.Stop();
   routes_.Clear();
@@ -637,7 +637,7 @@ absl::StatusOr<PlaneRendezvous> WorkerImpl::AskForPlane(const std::string& addre
 }
 
 absl::Status WorkerImpl::DataPlaneStatus() const {
-  for (const ShardRoutes::Link& link : routes_.links()) PRECONDOR_RETURN_IF_ERROR(link->plane_status());
+  for (const ShardRoutes::Link& link : routes_.links()) PRECONDOR_RETURN_IF_ERROR(link->path().collective_status());
   return absl::OkStatus();
 }
 
