@@ -38,11 +38,11 @@
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/shard_store.h"
 #include "server/rpc/admin_service.h"
-#include "server/rpc/device_rings.h"
 #include "server/rpc/precondition_service.h"
 #include "server/rpc/session_service.h"
 #include "server/rpc/shard_client.h"
 #include "server/rpc/shard_service.h"
+#include "server/rpc/shared_regions.h"
 #include "server/rpc/snapshot_service.h"
 #include "server/shard_backend.h"
 #include "server/status_html.h"
@@ -295,8 +295,8 @@ class ServerApp final : public App {
     options.device_plane = device_plane_ != nullptr;
     shard_ = std::make_unique<Shard>(options, std::move(devices), clock_, logger_, metrics_);
     if (device_plane_ != nullptr) {
-      rings_ = std::make_unique<rpc::DeviceRings>(*device_plane_, shard_->memory(), config_.device_plane_bytes, clock_,
-                                                  logger_);
+      rings_ = std::make_unique<rpc::SharedRegions>(*device_plane_, shard_->memory(), config_.device_plane_bytes,
+                                                    clock_, logger_);
     }
     uploads_ = std::make_unique<recovery::LayerUploads>(clock_);
     if (shard_store_ != nullptr) shard_->AwaitReplay();
@@ -558,7 +558,7 @@ class ServerApp final : public App {
   std::vector<DeviceBackend> backends_;
   std::unique_ptr<DeviceGroup> group_;         // of several backends; outlives the shard's work
   std::unique_ptr<DevicePlane> device_plane_;  // null unless asked for
-  std::unique_ptr<rpc::DeviceRings> rings_;    // with it; outlives the shard's work
+  std::unique_ptr<rpc::SharedRegions> rings_;  // with it; outlives the shard's work
   ThreadPoolExecutor control_threads_;
   rpc::ControlRunner runner_;
   std::vector<std::unique_ptr<ThreadPoolExecutor>> compute_threads_;  // of each device

@@ -52,11 +52,11 @@ class OnDevice {
   absl::Status status_;
 };
 
-class ExportedRing final : public SharedRing {
+class ExportedRegion final : public SharedRegion {
  public:
-  ExportedRing(int device, void* data, int64_t bytes, std::string handle)
-      : SharedRing(static_cast<float*>(data), bytes, std::move(handle)), device_(device) {}
-  ~ExportedRing() override {
+  ExportedRegion(int device, void* data, int64_t bytes, std::string handle)
+      : SharedRegion(static_cast<float*>(data), bytes, std::move(handle)), device_(device) {}
+  ~ExportedRegion() override {
     const OnDevice current(device_);
     (void)Checked("cudaFree", cudaFree(data()));
   }
@@ -65,11 +65,11 @@ class ExportedRing final : public SharedRing {
   const int device_;
 };
 
-class MappedRing final : public SharedRing {
+class MappedRegion final : public SharedRegion {
  public:
-  MappedRing(int device, void* data, int64_t bytes)
-      : SharedRing(static_cast<float*>(data), bytes, ""), device_(device) {}
-  ~MappedRing() override {
+  MappedRegion(int device, void* data, int64_t bytes)
+      : SharedRegion(static_cast<float*>(data), bytes, ""), device_(device) {}
+  ~MappedRegion() override {
     const OnDevice current(device_);
     (void)Checked("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(data()));
   }
@@ -111,10 +111,10 @@ class CudaPlane final : public DevicePlane {
 
   const std::string& device() const override { return device_; }
 
-  absl::StatusOr<std::unique_ptr<SharedRing>> Export(int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<SharedRegion>> Export(int64_t bytes) override {
     const OnDevice current(index_);
     PRECONDOR_RETURN_IF_ERROR(current.status());
-    bytes = (bytes + kRingGranularity - 1) / kRingGranularity * kRingGranularity;
+    bytes = (bytes + kGranularity - 1) / kGranularity * kGranularity;
     void* data = nullptr;
     PRECONDOR_RETURN_IF_ERROR(Checked(absl::StrCat("ring of ", bytes, " bytes"), cudaMalloc(&data, bytes)));
     cudaIpcMemHandle_t handle = {};
@@ -123,10 +123,10 @@ class CudaPlane final : public DevicePlane {
       (void)cudaFree(data);
       return status;
     }
-    return std::make_unique<ExportedRing>(index_, data, bytes, std::string(handle.reserved, sizeof(handle.reserved)));
+    return std::make_unique<ExportedRegion>(index_, data, bytes, std::string(handle.reserved, sizeof(handle.reserved)));
   }
 
-  absl::StatusOr<std::unique_ptr<SharedRing>> Map(absl::string_view handle, int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<SharedRegion>> Map(absl::string_view handle, int64_t bytes) override {
     cudaIpcMemHandle_t opaque = {};
     if (handle.size() != sizeof(opaque.reserved)) {
       return absl::UnavailableError(absl::StrCat("device plane: expected a memory handle of ", sizeof(opaque.reserved),
@@ -139,7 +139,7 @@ class CudaPlane final : public DevicePlane {
     const absl::Status status =
         Checked("cudaIpcOpenMemHandle", cudaIpcOpenMemHandle(&data, opaque, cudaIpcMemLazyEnablePeerAccess));
     if (!status.ok()) return absl::UnavailableError(status.message());
-    return std::make_unique<MappedRing>(index_, data, bytes);
+    return std::make_unique<MappedRegion>(index_, data, bytes);
   }
 
   absl::StatusOr<std::unique_ptr<Mark>> Record(void* stream) override {

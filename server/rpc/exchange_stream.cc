@@ -9,99 +9,18 @@
 #include "kernels/base/status_macros.h"
 #include "proto/wire/frame_codec.h"
 #include "proto/wire/status_codec.h"
-#include "proto/wire/tensor_codec.h"
+#include "server/rpc/answer_frames.h"
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {
-namespace {
-
-void PushError(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::Status& status) {
-  v1::ExchangeResponse response;
-  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ERROR);
-  response.set_contribution(contribution.kind());
-  *response.mutable_error() = wire::ToErrorDetail(status);
-  queue.Push(std::move(response));
-}
-
-void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate) {
-  v1::ExchangeResponse response;
-  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ACK);
-  response.set_contribution(contribution.kind());
-  response.set_duplicate(duplicate);
-  queue.Push(std::move(response));
-}
-
-v1::ExchangeResponse ResultFrame(const v1::FrameHeader& contribution, const GradientResult& result) {
-  v1::ExchangeResponse response;
-  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_RESULT);
-  if (contribution.kind() != v1::FRAME_KIND_GRADIENT) response.set_contribution(contribution.kind());
-  EncodeResult(result, *response.mutable_header(), *response.mutable_outcome());
-  return response;
-}
-
-void PushResult(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
-                const GradientResult& result) {
-  v1::ExchangeResponse response = ResultFrame(contribution, result);
-  observer.OnSent(TransferPath::kStream,
-                  contribution.kind() == v1::FRAME_KIND_FETCH ? TransferKind::kFactors : TransferKind::kAnswer,
-                  result.payload_bytes());
-  if (result.bytes == nullptr) return queue.Push(std::move(response));
-  for (const wire::Chunk& chunk : wire::PlanChunks(result.bytes->size())) {
-    response.mutable_header()->set_chunk_offset(chunk.offset);
-    queue.Push(response, {result.bytes->data() + chunk.offset, chunk.size, result.bytes});
-  }
-}
-
-void PushAnswer(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
-                const absl::StatusOr<GradientResult>& result) {
-  // What came by a ring that is not there any more is answered with bytes.
-  const absl::StatusOr<GradientResult> host = result.ok() ? OnHost(*result) : result;
-  if (host.ok()) {
-    PushResult(queue, observer, contribution, *host);
-  } else {
-    PushError(queue, contribution, host.status());
-  }
-}
-
-// Answers a contribution that the queue owes one to.
-ResultFn Answering(const std::shared_ptr<FrameQueue>& queue, Observer& observer, const v1::FrameHeader& contribution) {
-  return [queue, &observer, contribution](const absl::StatusOr<GradientResult>& result) {
-    PushAnswer(*queue, observer, contribution, result);
-    queue->Settle();
-  };
-}
-
-// Does so for one whose payload lies in a ring, and whose answer is to lie there.
-ResultFn AnsweringInRing(const std::shared_ptr<FrameQueue>& queue, const std::shared_ptr<StreamRing>& ring,
-                         Observer& observer, const v1::FrameHeader& contribution) {
-  return [queue, ring, &observer, contribution](const absl::StatusOr<GradientResult>& result) {
-    const bool written = result.ok() && result->on_device != nullptr &&
-                         ring->Write(contribution.ring_offset(), result->on_device->view()).ok();
-    ring->GiveBack(contribution.ring_offset());
-    if (written) {
-      observer.OnSent(TransferPath::kRing, TransferKind::kAnswer, result->payload_bytes());
-      v1::ExchangeResponse response = ResultFrame(contribution, *result);
-      response.mutable_header()->set_ring_offset(contribution.ring_offset());
-      queue->Push(std::move(response));
-    } else {
-      PushAnswer(*queue, observer, contribution, result);
-    }
-    queue->Settle();
-  };
-}
-
-}  // namespace
-
-ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t shard_generation, DeviceRings* rings,
+ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t shard_generation, SharedRegions* regions,
                                const Clock& clock, Observer& observer, RpcRecorder recorder)
     : shard_(shard),
       state_generation_(shard.state_generation()),
-      rings_(rings),
       clock_(clock),
       observer_(observer),
       recorder_(std::move(recorder)),
       start_(clock.Now()),
-      assembler_(wire::AssemblerLimits{.max_open_bytes = credit_bytes}),
       queue_(std::make_shared<FrameQueue>(
           FrameQueue::Events{.write =
                                  [this](const grpc::ByteBuffer* frame, bool more) {
@@ -114,7 +33,8 @@ ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t sha
                              .drained = [this] { Finish(grpc::Status::OK); },
                              .now = [&clock] { return clock.Now(); },
                              .replied = [&observer](absl::Duration took) { observer.OnReply(took); }},
-          credit_bytes)) {
+          credit_bytes)),
+      path_(regions, credit_bytes, queue_, observer) {
   // A stream takes what is sent again in its order, from the first frame on or not at all.
   if (const absl::Status serving = shard.CheckServing(); !serving.ok()) {
     End(serving);
@@ -124,7 +44,7 @@ ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t sha
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(credit_bytes);
   if (shard_generation != 0) credit.set_shard_generation(shard_generation + state_generation_);
-  if (rings_ != nullptr) *credit.add_ring_offers() = rings_->Offer();
+  path_.Offer(credit);
   queue_->Push(std::move(credit));
   StartRead(&incoming_);
 }
@@ -149,11 +69,9 @@ void ExchangeStream::OnCancel() {
 
 void ExchangeStream::OnDone() {
   queue_->Close();
-  // A client that ends a stream in order has unmapped its ring. One that is gone ends reading all the same, and is then
-  // said to have cancelled.
-  if (ring_ != nullptr && code_ == absl::StatusCode::kOk && !cancelled_.load(std::memory_order_relaxed)) {
-    ring_->NoteUnmapped();
-  }
+  // A client that ends a stream in order has unmapped its region. One that is gone ends reading too, and gRPC says that
+  // it has cancelled.
+  if (code_ == absl::StatusCode::kOk && !cancelled_.load(std::memory_order_relaxed)) path_.NoteUnmapped();
   recorder_("PreconditionService/Exchange", code_, clock_.Now() - start_);
   delete this;
 }
@@ -218,7 +136,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   observer_.OnReceived(TransferPath::kStream,
                        header.kind() == v1::FRAME_KIND_STATISTICS ? TransferKind::kStatistics : TransferKind::kGradient,
                        static_cast<int64_t>(payload.size()));
-  absl::StatusOr<wire::ChunkAssembler::Result> result = assembler_.Add(header, payload, admit);
+  absl::StatusOr<wire::ChunkAssembler::Result> result = path_.AddInline(header, payload, admit);
   const bool open = result.ok() && result->progress == wire::ChunkAssembler::Progress::kPartial;
   const absl::Time began = BeganAt(header, open, now);
   if (!result.ok()) {
@@ -250,65 +168,53 @@ void ExchangeStream::Fetch(const v1::FrameHeader& header) {
   }
   shard_.Fetch(key,
                [queue = queue_, &observer = observer_, header, name](const absl::StatusOr<GradientResult>& result) {
-                 PushAnswer(*queue, observer, header, result);
+                 PayloadPath::Push(*queue, observer, header, result);
                  queue->SettleOnce(name);
                });
 }
 
 void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
-  const auto open = [&]() -> absl::StatusOr<std::shared_ptr<StreamRing>> {
-    if (rings_ != nullptr && ring_ == nullptr) return rings_->Open(request.ring());
-    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kMalformed,
-                          rings_ == nullptr ? "ring: expected none, since none was offered"
-                                            : "ring: expected one a stream, got another request");
-  };
-  absl::StatusOr<std::shared_ptr<StreamRing>> ring = open();
-  if (!ring.ok()) return PushError(*queue_, request.header(), ring.status());
-  ring_ = *std::move(ring);
+  absl::StatusOr<v1::Ring> granted = path_.Open(request.ring());
+  if (!granted.ok()) return PushError(*queue_, request.header(), granted.status());
   v1::ExchangeResponse response;
   *response.mutable_header() = AnswerHeader(request.header(), v1::FRAME_KIND_RING);
-  *response.mutable_ring() = request.ring();
-  response.mutable_ring()->set_bytes(static_cast<uint64_t>(ring_->memory().bytes()));
-  response.mutable_ring()->set_handle(ring_->memory().handle());
+  *response.mutable_ring() = *std::move(granted);
   queue_->Push(std::move(response));
 }
 
-absl::StatusOr<ContributionHeader> ExchangeStream::TakeFromRing(const v1::FrameHeader& header,
-                                                                const wire::ReceivedBytes& payload) {
+absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(const v1::FrameHeader& header,
+                                                                              const wire::ReceivedBytes& payload) {
   PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(header));
   // Whether it does, not yet what: the header has to be right before anything is looked at.
   decoded.on_device = std::make_shared<DevicePayload>();
   absl::Status status = shard_.CheckHeader(decoded, header.payload_bytes());
-  if (status.ok() && (ring_ == nullptr || payload.size() > 0 || header.chunk_offset() > 0)) {
-    status = ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
-                            ring_ == nullptr ? "header.ring_offset: expected none on a stream without a ring"
-                                             : "header.ring_offset: expected a frame without payload, got one with");
-  }
   if (status.ok()) {
     const std::vector<int64_t>& dims = decoded.tensors[0].dims;
-    absl::StatusOr<std::shared_ptr<const DevicePayload>> taken = ring_->Take(header.ring_offset(), dims[0], dims[1]);
-    status = taken.status();
-    if (taken.ok()) decoded.on_device = *std::move(taken);
+    absl::StatusOr<StreamRegion::Gradient> gradient = path_.TakeSlot(header, payload, dims[0], dims[1]);
+    if (gradient.ok()) {
+      decoded.on_device = gradient->payload;
+      return SlotContribution{std::move(decoded), *std::move(gradient)};
+    }
+    status = gradient.status();
   }
-  if (status.ok()) return decoded;
   shard_.CountRefusal(decoded, status);
   return status;
 }
 
 void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began) {
-  const absl::StatusOr<ContributionHeader> contribution = TakeFromRing(header, payload);
-  if (!contribution.ok()) return PushError(*queue_, header, contribution.status());
+  const absl::StatusOr<SlotContribution> taken = TakeFromRing(header, payload);
+  if (!taken.ok()) return PushError(*queue_, header, taken.status());
   queue_->Owe();
   observer_.OnReceived(TransferPath::kRing, TransferKind::kGradient, static_cast<int64_t>(header.payload_bytes()));
-  auto ack = [queue = queue_, ring = ring_, &observer = observer_, &clock = clock_, began,
-              header](const absl::StatusOr<bool>& duplicate) {
+  auto ack = [queue = queue_, region = taken->gradient.region, slot = taken->gradient.slot, &observer = observer_,
+              &clock = clock_, began, header](const absl::StatusOr<bool>& duplicate) {
     observer.OnReceive(clock.Now() - began);
     if (duplicate.ok()) return PushAck(*queue, header, *duplicate);
-    ring->GiveBack(header.ring_offset());
+    region->GiveBack(slot);
     PushError(*queue, header, duplicate.status());
     queue->Settle();
   };
-  shard_.SubmitGradient(*contribution, {}, std::move(ack), AnsweringInRing(queue_, ring_, observer_, header));
+  shard_.SubmitGradient(taken->header, {}, std::move(ack), path_.AnswerInSlot(header, taken->gradient));
 }
 
 void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution, absl::Time began) {
@@ -328,7 +234,7 @@ void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution, absl::Tim
   };
   if (!gradient) return shard_.SubmitStatistics(*decoded, std::move(contribution.payload), std::move(ack));
   shard_.SubmitGradient(*decoded, std::move(contribution.payload), std::move(ack),
-                        Answering(queue_, observer_, contribution.header));
+                        path_.AnswerInline(contribution.header));
 }
 
 }  // namespace precondor::rpc

@@ -15,8 +15,9 @@
 #include "proto/wire/chunk_assembler.h"
 #include "server/core/observer.h"
 #include "server/core/shard.h"
-#include "server/rpc/device_rings.h"
 #include "server/rpc/frame_queue.h"
+#include "server/rpc/payload_path.h"
+#include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -26,9 +27,9 @@ namespace precondor::rpc {
 // be decoded ends the stream with InvalidArgument.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // `shard_generation` as PreconditionService's. `rings`: where the peer may have one; null: it may not.
-  ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t shard_generation, DeviceRings* rings, const Clock& clock,
-                 Observer& observer, RpcRecorder recorder);
+  // `shard_generation` as PreconditionService's. `regions` as PayloadPath's.
+  ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t shard_generation, SharedRegions* regions,
+                 const Clock& clock, Observer& observer, RpcRecorder recorder);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -44,7 +45,11 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void OpenRing(const v1::ExchangeRequest& request);
   // A frame whose payload lies in the ring.
   void SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began);
-  absl::StatusOr<ContributionHeader> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
+  struct SlotContribution {
+    ContributionHeader header;
+    StreamRegion::Gradient gradient;
+  };
+  absl::StatusOr<SlotContribution> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
   void Submit(wire::ChunkAssembler::Result contribution, absl::Time began);
   // When the first frame of the contribution came that this frame belongs to; `open`: more of its frames follow.
   absl::Time BeganAt(const v1::FrameHeader& header, bool open, absl::Time now);
@@ -52,19 +57,17 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   Shard& shard_;
   const uint64_t state_generation_;
-  DeviceRings* const rings_;
   const Clock& clock_;
   Observer& observer_;
   const RpcRecorder recorder_;
   const absl::Time start_;
   std::atomic<bool> cancelled_ = false;
   absl::StatusCode code_ = absl::StatusCode::kOk;  // written before Finish, read in OnDone
-  wire::ChunkAssembler assembler_;
-  // Of contributions that have not come whole, as many as assembler_ has at most: session, step, layer, rank, kind.
+  // Of contributions that have not come whole, as many as path_ has at most: session, step, layer, rank, kind.
   std::map<std::tuple<uint64_t, uint64_t, uint32_t, uint32_t, int>, absl::Time> began_;
   grpc::ByteBuffer incoming_;
-  std::shared_ptr<StreamRing> ring_;  // from a RING frame on
   const std::shared_ptr<FrameQueue> queue_;
+  PayloadPath path_;
 };
 
 }  // namespace precondor::rpc

@@ -151,8 +151,9 @@ class UnaryReactor final : public grpc::ServerUnaryReactor {
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService::Exchange(
     grpc::CallbackServerContext* context) {
-  DeviceRings* const rings = rings_ != nullptr && DeviceRings::IsOnThisHost(context->peer()) ? rings_ : nullptr;
-  return new ExchangeStream(shard_, credit_bytes_, shard_generation_, rings, runner_.clock(), observer_,
+  SharedRegions* const regions =
+      regions_ != nullptr && SharedRegions::IsOnThisHost(context->peer()) ? regions_ : nullptr;
+  return new ExchangeStream(shard_, credit_bytes_, shard_generation_, regions, runner_.clock(), observer_,
                             runner_.recorder());
 }
 

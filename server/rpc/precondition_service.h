@@ -5,7 +5,7 @@
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard.h"
 #include "server/plane/collective_registry.h"
-#include "server/rpc/device_rings.h"
+#include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -17,16 +17,16 @@ class PreconditionService final
               v1::PreconditionService::WithCallbackMethod_JoinPlane<v1::PreconditionService::Service>>> {
  public:
   // `shard_generation` is what the first streams begin with: another one for every process that comes back from a disk,
-  // 0 without one. Later ones add Shard::state_generation. `rings`: for streams of this host; null: none.
+  // 0 without one. Later ones add Shard::state_generation. `regions`: for streams of this host; null: none.
   PreconditionService(Shard& shard, CollectiveRegistry& planes, uint64_t credit_bytes, uint64_t shard_generation,
-                      ControlRunner& runner, Observer& observer, DeviceRings* rings)
+                      ControlRunner& runner, Observer& observer, SharedRegions* regions)
       : shard_(shard),
         planes_(planes),
         credit_bytes_(credit_bytes),
         shard_generation_(shard_generation),
         runner_(runner),
         observer_(observer),
-        rings_(rings) {}
+        regions_(regions) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Precondition(grpc::CallbackServerContext* context, const v1::PreconditionRequest* request,
@@ -41,7 +41,7 @@ class PreconditionService final
   const uint64_t shard_generation_;
   ControlRunner& runner_;
   Observer& observer_;
-  DeviceRings* const rings_;
+  SharedRegions* const regions_;
 };
 
 }  // namespace precondor::rpc

@@ -46,7 +46,7 @@ std::string DigestOf(DevicePlane& plane, const float* data) {
 //   export             exports a ring of its own: its handle in hex
 int Peer() {
   absl::StatusOr<std::unique_ptr<DevicePlane>> plane = MakeCudaPlane(0);
-  std::unique_ptr<SharedRing> mapped, own;
+  std::unique_ptr<SharedRegion> mapped, own;
   const auto said = [](const absl::Status& status) { return status.ok() ? "ok" : status.ToString(); };
   std::string line;
   while (plane.ok() && std::getline(std::cin, line)) {
@@ -80,16 +80,16 @@ class DeviceRingTest : public testing::Test {
     peer.WriteLine(line);
     return peer.ReadLine().value_or("nothing: the peer has ended");
   }
-  static std::string MapLine(const SharedRing& ring) {
+  static std::string MapLine(const SharedRegion& ring) {
     return absl::StrCat("map ", absl::BytesToHexString(ring.handle()), " ", ring.bytes());
   }
-  std::unique_ptr<SharedRing> Export() {
-    absl::StatusOr<std::unique_ptr<SharedRing>> ring = plane_->Export((kAnswerAt + kCount) * 4);
+  std::unique_ptr<SharedRegion> Export() {
+    absl::StatusOr<std::unique_ptr<SharedRegion>> ring = plane_->Export((kAnswerAt + kCount) * 4);
     EXPECT_TRUE(ring.ok()) << ring.status();
     return *std::move(ring);
   }
   // The backend's stream writes `seed`'s elements into the ring; a mark tells when they are there.
-  void WriteByStream(const SharedRing& ring, uint64_t seed) {
+  void WriteByStream(const SharedRegion& ring, uint64_t seed) {
     const std::vector<float> values = Normal(kCount, seed);
     DeviceMatrix x = backend_->Allocate(kRows, kCols).value();
     ASSERT_TRUE(backend_->Upload(Matrix(values), x.view()).ok());
@@ -104,7 +104,7 @@ class DeviceRingTest : public testing::Test {
     ASSERT_TRUE(plane_->Copy(x.view(), MatrixView(ring.data(), kRows, kCols)).ok());
   }
   // What another process has put behind the parent's elements, by way of the backend's memory.
-  std::vector<float> ReadAnswer(const SharedRing& ring) {
+  std::vector<float> ReadAnswer(const SharedRegion& ring) {
     DeviceMatrix x = backend_->Allocate(kRows, kCols).value();
     std::vector<float> host(kCount);
     EXPECT_TRUE(backend_->Download(x.view(), Matrix(host)).ok());  // zeroed by now
@@ -169,7 +169,7 @@ TEST_F(DeviceRingTest, ARingThatCannotBeMappedIsUnavailable) {
   ASSERT_EQ(handle.size(), ring->handle().size());
   peer.Signal(SIGKILL);
   EXPECT_EQ(peer.ReadLine(), std::nullopt);
-  EXPECT_EQ(plane_->Map(handle, DevicePlane::kRingGranularity).status().code(), absl::StatusCode::kUnavailable)
+  EXPECT_EQ(plane_->Map(handle, DevicePlane::kGranularity).status().code(), absl::StatusCode::kUnavailable)
       << "the process that exported it is gone";
   // Neither has ended the device's use.
   WriteByStream(*ring, 7);

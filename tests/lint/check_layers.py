@@ -7,7 +7,7 @@ import re
 from lint_support import Case, line_of, main, without_comments
 
 KERNEL_SEAM = ["kernels/base/", "kernels/backend.h", "kernels/device_matrix.h", "kernels/device_plane.h",
-               "kernels/low_rank_inverse.h", "kernels/symmetric_form.h",
+               "kernels/region_memory.h", "kernels/low_rank_inverse.h", "kernels/symmetric_form.h",
                "kernels/operation.h", "kernels/collective.h", "kernels/device_group.h"]
 CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
 
@@ -15,7 +15,8 @@ CORE = KERNEL_SEAM + ["kernels/methods/", "server/policy/"]
 OURS = [
     ("kernels/base/", []),
     ("kernels/device_matrix", ["kernels/base/"]),
-    ("kernels/device_plane", ["kernels/base/"]),
+    ("kernels/region_memory", ["kernels/base/"]),
+    ("kernels/device_plane", ["kernels/base/", "kernels/region_memory.h"]),
     ("kernels/low_rank_inverse", ["kernels/base/"]),
     ("kernels/symmetric_form", ["kernels/base/", "kernels/device_matrix.h"]),
     ("kernels/backend", ["kernels/base/", "kernels/device_matrix.h", "kernels/low_rank_inverse.h",

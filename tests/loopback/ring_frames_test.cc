@@ -213,9 +213,9 @@ class RingLinkTest : public RingFramesTest {
     hooks.fatal = [](const absl::Status& status) { ADD_FAILURE() << status; };
     return std::make_unique<ShardLink>(std::move(options), std::move(hooks), traffic_);
   }
-  static absl::StatusOr<ShardLink::RingPlace> Take(ShardLink& link, const std::shared_ptr<DevicePlane>& plane,
-                                                   absl::Time deadline = absl::InfiniteFuture()) {
-    return link.TakeRingPlace(
+  static absl::StatusOr<PayloadPath::Place> Take(ShardLink& link, const std::shared_ptr<DevicePlane>& plane,
+                                                 absl::Time deadline = absl::InfiniteFuture()) {
+    return link.path().TakeSlot(
         plane, [] { return uint64_t{48}; }, 0, 48, deadline);
   }
 

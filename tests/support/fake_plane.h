@@ -22,11 +22,11 @@ class FakePlane final : public DevicePlane {
 
   const std::string& device() const override { return device_; }
 
-  absl::StatusOr<std::unique_ptr<SharedRing>> Export(int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<SharedRegion>> Export(int64_t bytes) override {
     if (refuses) return absl::ResourceExhaustedError("told to refuse");
     return std::make_unique<Ring>(*this, std::make_unique<std::vector<float>>(bytes / 4));
   }
-  absl::StatusOr<std::unique_ptr<SharedRing>> Map(absl::string_view, int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<SharedRegion>> Map(absl::string_view, int64_t bytes) override {
     if (maps) return Export(bytes);
     return absl::UnavailableError("no other process");
   }
@@ -55,10 +55,10 @@ class FakePlane final : public DevicePlane {
   int rings = 0;                    // that there are
 
  private:
-  class Ring final : public SharedRing {
+  class Ring final : public SharedRegion {
    public:
     Ring(FakePlane& plane, std::unique_ptr<std::vector<float>> memory)
-        : SharedRing(memory->data(), static_cast<int64_t>(memory->size()) * 4, "handle"),
+        : SharedRegion(memory->data(), static_cast<int64_t>(memory->size()) * 4, "handle"),
           plane_(plane),
           memory_(std::move(memory)) {
       ++plane_.rings;

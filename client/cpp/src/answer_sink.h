@@ -25,8 +25,8 @@ class AnswerSink {
   virtual absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) = 0;
   // True when every byte that Begin announced is there.
   virtual bool HasAllBytes() const = 0;
-  // All of a RESULT that lies in the ring that the contribution was in, [d_out, d_in]. Waits for the device.
-  virtual absl::Status TakeFromRing(const float* values) {
+  // All of a RESULT that lies in the contribution's slot of a shared region, [d_out, d_in]. Waits for the device.
+  virtual absl::Status TakeFromSlot(const float* values) {
     return absl::InvalidArgumentError("result: expected bytes, got one in a ring");
   }
   // Forgets what has come.

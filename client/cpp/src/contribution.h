@@ -16,10 +16,11 @@
 #include "kernels/base/session_spec.h"
 #include "precondor/v1/common.pb.h"
 #include "precondor/v1/precondition.pb.h"
+#include "proto/wire/slot_table.h"
 
 namespace precondor {
 
-class RingSlots;
+class RegionSlots;
 
 // A contribution within its worker; with session, epoch, rank and incarnation it is the key on the wire.
 struct ContributionId {
@@ -52,12 +53,11 @@ struct Contribution {
   std::shared_ptr<AnswerSink> result;            // of what has a RESULT
   absl::Time deadline = absl::InfiniteFuture();  // for its answer
   uint64_t factor_version = 0;                   // of a RESUME
-  // A gradient that lies in a ring, whose slot is its own until it is answered; it has no `payload`. `on_host` gives
-  // the same with one, for when the ring is gone; it waits for the device.
-  std::shared_ptr<RingSlots> ring;
-  uint64_t ring_offset = 0;
-  uint64_t ring_bytes = 0;
-  std::function<absl::StatusOr<std::shared_ptr<const Contribution>>()> on_host;
+  // A gradient in a slot of a shared region, which is its own until it is answered, has no `payload`. `make_inline`
+  // gives the same gradient with one, for when the region is gone; it waits for the gradient's device.
+  std::shared_ptr<RegionSlots> region;
+  wire::Slot slot;
+  std::function<absl::StatusOr<std::shared_ptr<const Contribution>>()> make_inline;
 };
 
 }  // namespace precondor

@@ -43,7 +43,7 @@ absl::Status DeviceAnswer::WithMemory(absl::FunctionRef<absl::Status()> use) {
   return use();
 }
 
-absl::Status DeviceAnswer::TakeFromRing(const float* values) {
+absl::Status DeviceAnswer::TakeFromSlot(const float* values) {
   MutexLock lock(memory_mu_);
   if (future_->ready()) return absl::OkStatus();
   return plane_->Copy(ConstMatrixView(values, out_.rows, out_.cols), out_);

@@ -26,7 +26,7 @@ class DeviceAnswer final : public AnswerSink {
   absl::Status Append(uint64_t offset, const wire::ReceivedBytes& chunk) override;
   bool HasAllBytes() const override;
   void Restart() override;
-  absl::Status TakeFromRing(const float* values) override;
+  absl::Status TakeFromSlot(const float* values) override;
   bool Complete(Preconditioned outcome) override;
   bool Fail(absl::Status status) override;
   bool ready() const override { return future_->ready(); }

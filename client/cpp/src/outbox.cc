@@ -117,34 +117,6 @@ bool Outbox::StartStream(uint64_t credit_bytes, uint64_t shard_generation) {
   return other_generation;
 }
 
-void Outbox::DropBefore(uint64_t step) {
-  kept_.DropBefore(step);
-  std::erase_if(retained_, [step](const auto& of) { return of.second->id.step < step; });
-  std::vector<Sequence> unneeded;
-  for (const auto& [sequence, entry] : entries_) {
-    const ContributionId& id = entry.item->id;
-    if (entry.already_answered && id.step < step && id.kind != v1::FRAME_KIND_RESUME) unneeded.push_back(sequence);
-  }
-  for (const Sequence sequence : unneeded) Erase(sequence);
-}
-
-void Outbox::LetGoBefore(uint64_t step) {
-  if (working_on_ > step) DropBefore(step);
-  std::set<uint32_t> let_go;
-  for (auto& [layer, last] : answered_) {
-    if (last.step >= step || last.factor_version == 0) continue;
-    last.factor_version = 0;
-    let_go.insert(layer);
-  }
-  if (let_go.empty()) return;
-  for (auto& [sequence, entry] : entries_) {
-    if (entry.item->id.kind != v1::FRAME_KIND_RESUME || !let_go.contains(entry.item->id.layer)) continue;
-    auto without = std::make_shared<Contribution>(*entry.item);
-    without->factor_version = 0;
-    entry.item = std::move(without);
-  }
-}
-
 void Outbox::StopStream() {
   open_ = false;
   for (auto& [sequence, entry] : entries_) {
@@ -153,42 +125,6 @@ void Outbox::StopStream() {
     if (entry.state == State::kSent || entry.state == State::kAcknowledged) entry.sent_before = true;
     if (entry.state != State::kQueued) Move(sequence, entry, State::kQueued);
   }
-}
-
-void Outbox::SendKeptAgain() {
-  for (const auto& [sequence, item] : kept_.items()) SendAgain(sequence, item);
-}
-
-void Outbox::SendResume(uint32_t layer) {
-  const LastAnswer& last = answered_.at(layer);
-  auto resume = std::make_shared<Contribution>();
-  const uint64_t next = last.step + 1;
-  resume->id = {v1::FRAME_KIND_RESUME, std::min(kept_.FirstGradient(layer).value_or(next), next), layer};
-  resume->mode = last.mode;
-  resume->factor_version = last.factor_version;
-  const Sequence sequence = first_sequence_ - 1;
-  if (!AddAt(sequence, std::move(resume)).ok()) return;  // on its way
-  first_sequence_ = sequence;
-  entries_.at(sequence).already_answered = true;
-}
-
-void Outbox::SendAgain(Sequence sequence, const Item& item) {
-  if (!AddAt(sequence, item).ok()) return;  // under way as it is
-  Entry& entry = entries_.at(sequence);
-  entry.sent_before = entry.acknowledged_before = entry.already_answered = true;
-}
-
-Outbox::Item Outbox::Kept(const Contribution& item) {
-  auto kept = std::make_shared<Contribution>(item);
-  kept->result = nullptr;
-  kept->deadline = absl::InfiniteFuture();
-  if (item.borrowed) {
-    const auto bytes = std::make_shared<const std::vector<uint8_t>>(item.payload.begin(), item.payload.end());
-    kept->payload = *bytes;
-    kept->payload_owner = bytes;
-    kept->borrowed = false;
-  }
-  return kept;
 }
 
 Outbox::Entry* Outbox::FindEntry(const ContributionId& id) {
@@ -215,11 +151,6 @@ Outbox::Item Outbox::Acknowledge(const ContributionId& id) {
   Retain(entry.item);
   kept_.KeepStatistics(found->second, Kept(*entry.item));
   return Erase(found->second);
-}
-
-void Outbox::Retain(const Item& item) {
-  Item& kept = retained_[item->id.layer];
-  if (kept == nullptr || kept->id.step <= item->id.step) kept = item;
 }
 
 Outbox::Item Outbox::Find(const ContributionId& id) const {
@@ -329,58 +260,6 @@ bool Outbox::WasCounted(const ContributionId& id, const absl::Status& refusal) c
   if (id.kind != v1::FRAME_KIND_STATISTICS) return false;
   const bool over = GetErrorReason(refusal) == ErrorReason::kStaleStep;
   return entry->acknowledged_before || (over && entry->sent_before);
-}
-
-void Outbox::Reopen() {
-  for (auto& [layer, item] : retained_) {
-    if (!AddAt(first_sequence_ - 1, item).ok()) continue;  // the caller has begun to send it anew
-    --first_sequence_;
-    FindEntry(item->id)->acknowledged_before = true;
-  }
-  retained_.clear();
-}
-
-Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {
-  Moved moved;
-  for (auto it = entries_.begin(); it != entries_.end();) {
-    const Sequence sequence = it->first;
-    Entry entry = it->second;
-    ++it;
-    if (!layers.contains(entry.item->id.layer)) continue;
-    Erase(sequence);
-    moved.entries.emplace(sequence, std::move(entry));
-  }
-  for (const uint32_t layer : layers) {
-    retained_.erase(layer);
-    if (auto answered = answered_.extract(layer)) moved.answered.insert(std::move(answered));
-  }
-  moved.kept = kept_.TakeLayers(layers);
-  moved.first = moved.next = next_sequence_;
-  if (!moved.entries.empty()) moved.first = std::min(moved.first, moved.entries.begin()->first);
-  if (!moved.kept.empty()) moved.first = std::min(moved.first, moved.kept.begin()->first);
-  return moved;
-}
-
-void Outbox::Adopt(Moved&& moved) {
-  const Sequence shift = next_sequence_ - moved.first;
-  next_sequence_ = moved.next + shift;
-  for (auto& [sequence, entry] : moved.entries) {
-    if (!AddAt(sequence + shift, entry.item).ok()) continue;
-    Entry& added = entries_.at(sequence + shift);
-    added.sent_before = entry.sent_before;
-    added.acknowledged_before = entry.acknowledged_before;
-    added.already_answered = entry.already_answered;
-  }
-  for (auto& [sequence, taken] : moved.kept) {
-    const Item item = taken.item;
-    if (taken.answered_at.has_value()) taken.answered_at = *taken.answered_at + shift;
-    kept_.Put(sequence + shift, std::move(taken));
-    SendAgain(sequence + shift, item);
-  }
-  for (const auto& [layer, last] : moved.answered) {
-    answered_[layer] = last;
-    SendResume(layer);
-  }
 }
 
 std::optional<uint64_t> Outbox::answered_through() const {

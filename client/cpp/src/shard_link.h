@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A worker's connection to one shard: one Exchange stream at a time, made again when it breaks, over an Outbox that
-// knows what has to be sent again.
+// knows what has to be sent again. A PayloadPath knows how the payloads travel.
 //
 // Life of a stream: kNone -> kOpening (call started, no credit yet) -> kOpen -> kClosing (broken or cancelled, its end
 // not yet reported) -> kNone. A new one is begun by Tick only, so that there are never two and each result's chunks
@@ -16,17 +16,14 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
 #include "client/cpp/src/outbox.h"
-#include "client/cpp/src/ring_slots.h"
+#include "client/cpp/src/payload_path.h"
 #include "client/cpp/src/traffic.h"
 #include "client/cpp/src/worker_collective_session.h"
 #include "kernels/base/mutex.h"
-#include "kernels/device_plane.h"
 #include "proto/wire/frame_codec.h"
 
 namespace grpc {
@@ -51,8 +48,7 @@ class ShardLink {
     absl::Duration result_timeout;   // that contributions' deadlines were made with, for messages
     bool keep_gradients = false;     // other ranks may need this one's again when the shard is lost
     bool may_lose_shard = false;     // its layers may go to other shards
-    // Of a session with data_plane COLLECTIVE: gradients go over a communicator as far as there is one.
-    std::optional<WorkerCollectiveSession::Options> plane;
+    std::optional<WorkerCollectiveSession::Options> plane;  // see PayloadPath::Options::collective
   };
   struct Hooks {
     std::function<void()> wake;                       // Tick has something to do
@@ -73,24 +69,11 @@ class ShardLink {
 
   const std::string& address() const { return options_.address; }
 
-  // A place in the current stream's ring for a layer's gradient of `bytes`: asks for a ring of `wanted()` bytes on the
-  // plane's device where there is none yet, and waits for it until `deadline`, at most connect_timeout; once a wait was
-  // without effect, no other does before the shard says something. `wanted` must not call back. Unavailable, with the
-  // reason, where the gradient has to go as bytes.
-  struct RingPlace {
-    std::shared_ptr<RingSlots> ring;
-    uint64_t offset = 0;
-  };
-  absl::StatusOr<RingPlace> TakeRingPlace(const std::shared_ptr<DevicePlane>& plane,
-                                          absl::FunctionRef<uint64_t()> wanted, uint32_t layer, uint64_t bytes,
-                                          absl::Time deadline);
-  // OK while a gradient on the plane's device may get such a place, or until that is known; otherwise why none does on
-  // this stream. Null: on any device.
-  absl::Status RingStatus(const DevicePlane* plane) const;
-  // From now on that waits for nothing.
-  void StopWaitingForRings();
+  // How this link's payloads travel, for callers that place one themselves before they submit it.
+  PayloadPath& path() { return path_; }
 
-  // AlreadyExists for a key not yet answered; Unavailable for one in a ring that is gone; after Fail, its status.
+  // AlreadyExists for a key not yet answered; Unavailable for one in a slot whose region is gone; after Fail, its
+  // status.
   absl::Status Submit(Outbox::Item item);
   // Connects when due, gives up what is past its deadline; returns when to be called again at the latest.
   absl::Time Tick(absl::Time now);
@@ -105,8 +88,6 @@ class ShardLink {
   std::optional<uint64_t> answered_through() const;
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
-  // See WorkerCollectiveSession; OK without one.
-  absl::Status plane_status() const { return plane_ == nullptr ? absl::OkStatus() : plane_->status(); }
   // False when something was still unacknowledged at the deadline.
   bool WaitAcknowledged(absl::Time deadline);
   size_t unacknowledged() const;
@@ -114,9 +95,8 @@ class ShardLink {
  private:
   class Stream;
   enum class StreamState : uint8_t { kNone, kOpening, kOpen, kClosing };
+  static constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 
-  // From the communicator.
-  void OnPlaneAnswer(Outbox::Item item, const wire::PlaneAnswer& answer, const wire::ReceivedBytes& values);
   void ToStream(const std::vector<ContributionId>& ids);
 
   // From the stream.
@@ -127,30 +107,14 @@ class ShardLink {
   void OnStreamDone(const grpc::Status& status);
 
   void OnCredit(const v1::ExchangeResponse& credit);
-  void OnRing(const v1::Ring& granted);
-  void OnRingRefused(const absl::Status& status);
   void OnAck(const ContributionId& id);
   void OnResult(const ContributionId& id, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   void OnRefused(const ContributionId& id, const absl::Status& status);
   void OnProtocolError(const absl::Status& status);
   // Null when the frame is not of the current epoch.
   std::optional<ContributionId> MatchKey(const v1::FrameHeader& header, v1::FrameKind kind) const;
-  // Appends one frame's bytes; true when the result is complete.
-  absl::StatusOr<bool> TakeResult(const Contribution& item, const v1::FrameHeader& header,
-                                  const wire::ReceivedBytes& payload);
-
-  // The ring is gone: what lies in it goes as bytes. Before the next stream may begin.
-  void MoveOutOfRing();
-  // The ring that the current stream offers; why there is none on the plane's device (null: on any).
-  absl::StatusOr<const v1::Ring*> OfferedRing(const DevicePlane* plane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status AskForRing(const std::shared_ptr<DevicePlane>& plane, absl::FunctionRef<uint64_t()> wanted)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The shard is done with the item's range, if it has one.
-  void GiveSlotBack(const Contribution& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The shard has answered `id`, of which `waiting`, if any, is not answered yet. True when that was one in the ring
-  // that has expired, whose slot it gives back.
-  bool OnAnswerOfExpired(const ContributionId& id, const Outbox::Item& waiting, bool in_ring)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The region is gone: what lies in its slots goes inline. Before the next stream may begin.
+  void SendSlotsInline();
   // One gradient, pull or fetch has its whole answer; or an error, that of `complete`.
   void Answer(Outbox::Item item, const absl::Status& complete, Preconditioned outcome);
   absl::Status LateError(const ContributionId& id) const;
@@ -162,8 +126,9 @@ class ShardLink {
   static size_t BundledBytes(const Outbox::Frame& frame);
   // One message: the frame, or a bundle of several.
   void WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WriteRingRequest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  v1::FrameHeader MakeHeader(const Outbox::Frame& frame) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteRegionRequest(v1::Ring wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // All but what PayloadPath::Describe sets.
+  v1::FrameHeader MakeHeader(const Contribution& item) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NotifyIfAcknowledged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
@@ -188,20 +153,7 @@ class ShardLink {
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   Outbox outbox_ ABSL_GUARDED_BY(mu_);
 
-  // The stream's ring: kNone -> kToAsk -> kAsked -> kOpen or kRefused.
-  enum class RingState : uint8_t { kNone, kToAsk, kAsked, kOpen, kRefused };
-  RingState ring_state_ ABSL_GUARDED_BY(mu_) = RingState::kNone;
-  bool waits_for_rings_ ABSL_GUARDED_BY(mu_) = true;
-  std::vector<v1::Ring> ring_offers_ ABSL_GUARDED_BY(mu_);
-  v1::Ring ring_request_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<DevicePlane> ring_plane_ ABSL_GUARDED_BY(mu_);  // that maps it
-  std::shared_ptr<RingSlots> ring_ ABSL_GUARDED_BY(mu_);          // kOpen
-  absl::Status ring_refusal_ ABSL_GUARDED_BY(mu_);                // kRefused
-  bool ring_overdue_ ABSL_GUARDED_BY(mu_) = false;                // a wait for stream or ring has failed
-  // No caller waits for their answers any more; their slots are the shard's until these come, or the stream ends.
-  absl::flat_hash_map<ContributionId, std::shared_ptr<RingSlots>> expired_in_ring_ ABSL_GUARDED_BY(mu_);
-
-  std::unique_ptr<WorkerCollectiveSession> plane_;  // last, constant; null without one. Its lock comes after mu_
+  PayloadPath path_;  // last: its hooks use all of the above
 };
 
 }  // namespace precondor

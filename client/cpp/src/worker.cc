@@ -1,60 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cpp/src/worker.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
-#include "client/cpp/src/result_state.h"
-#include "client/cpp/src/worker_input.h"
-#include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "precondor/statistics.h"
 #include "proto/wire/spec_codec.h"
-#include "proto/wire/tensor_codec.h"
 
 namespace precondor {
 namespace {
 
-// How late a deadline may be noticed.
-constexpr absl::Duration kTick = absl::Milliseconds(200);
-// Without an answered report, between two questions whether layers have gone to other shards.
-constexpr absl::Duration kAskInterval = absl::Seconds(1);
 // Between two questions to a shard that does not know yet of all ranks.
 constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
 // For gRPC to let go of borrowed memory once its connection is closed.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(10);
-
-bool Overlap(ConstMatrixView x, ConstMatrixView y) {
-  if (x.size() == 0 || y.size() == 0) return false;
-  const float* x_end = x.row(x.rows - 1) + x.cols;
-  const float* y_end = y.row(y.rows - 1) + y.cols;
-  return std::less<>()(x.data, y_end) && std::less<>()(y.data, x_end);
-}
-
-// The answer of a step in first order whose gradient is the job's average: that gradient, if it can be used.
-PreconditionFuture AnsweredFuture(const std::string& what, ConstMatrixView gradient, MatrixView out) {
-  auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
-  bool finite = true;
-  for (int64_t row = 0; row < gradient.rows; ++row) {
-    for (int64_t col = 0; col < gradient.cols; ++col) finite = finite && std::isfinite(gradient.row(row)[col]);
-  }
-  if (!finite) {
-    state->Complete({Decision::kSkip, 0, 0, "the gradient is not finite"});
-    return PreconditionFuture(std::move(state));
-  }
-  for (int64_t row = 0; row < gradient.rows; ++row) {
-    std::memmove(out.row(row), gradient.row(row), static_cast<size_t>(gradient.cols) * sizeof(float));
-  }
-  state->Complete({Decision::kIdentity, 0, 0, "first order"});
-  return PreconditionFuture(std::move(state));
-}
 
 }  // namespace
 
@@ -171,7 +133,7 @@ WorkerImpl::~WorkerImpl() {
   if (refresher_.joinable()) refresher_.join();
   if (steps_ != nullptr) steps_->Stop();
   if (factors_ != nullptr) factors_->Stop();
-  for (const ShardRoutes::Link& link : routes_.links()) link->StopWaitingForRings();
+  for (const ShardRoutes::Link& link : routes_.links()) link->path().StopWaiting();
   send_queue_.Fail(absl::CancelledError(absl::StrCat("session ", session_, ": the worker was destroyed")));
   send_queue_.Stop();
   routes_.Clear();
@@ -236,177 +198,6 @@ void WorkerImpl::CountControl(const google::protobuf::MessageLite& request,
                               const google::protobuf::MessageLite& response) {
   traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(request.ByteSizeLong() + response.ByteSizeLong()),
                                     std::memory_order_relaxed);
-}
-
-// --- data plane ---------------------------------------------------------------------------------------------------
-
-absl::Status WorkerImpl::SendStatistics(uint64_t step, int64_t layer, ConstMatrixView a, ConstMatrixView g,
-                                        uint64_t samples) {
-  PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, CheckStep(step, layer));
-  PRECONDOR_RETURN_IF_ERROR(CheckStatistics(step, layer));
-  const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
-  const std::string what = Describe(step, layer);
-  const auto check = [&](const char* name, ConstMatrixView side, int64_t d) {
-    // A triangle stands for any number of rows; no rank sends none.
-    const int64_t rows = side.cols == d ? std::max<int64_t>(side.rows, 1) : MaxRows(d) + 1;
-    const StatisticsShape expected = ShapeOfStatistics(spec_, layer, d, rows);
-    return CheckShape(what, name, side, expected.rows, expected.cols);
-  };
-  PRECONDOR_RETURN_IF_ERROR(check("a", a, shape.d_in));
-  PRECONDOR_RETURN_IF_ERROR(check("g", g, shape.d_out));
-  PRECONDOR_RETURN_IF_ERROR(CheckSamples(what, samples));
-  auto contribution = std::make_shared<Contribution>();
-  contribution->id = {v1::FRAME_KIND_STATISTICS, step, static_cast<uint32_t>(layer)};
-  contribution->mode = mode;
-  contribution->samples = samples;
-  const auto payload = EncodeTensors(spec_.statistics_dtype, {a, g}, contribution->tensors);
-  contribution->payload = *payload;
-  contribution->payload_owner = payload;
-  return SubmitStatistics(std::move(contribution), layer);
-}
-
-absl::Status WorkerImpl::AbstainStatistics(uint64_t step, int64_t layer) {
-  PRECONDOR_ASSIGN_OR_RETURN(const Mode mode, CheckStep(step, layer));
-  PRECONDOR_RETURN_IF_ERROR(CheckStatistics(step, layer));
-  auto contribution = std::make_shared<Contribution>();
-  contribution->id = {v1::FRAME_KIND_STATISTICS, step, static_cast<uint32_t>(layer)};
-  contribution->mode = mode;
-  contribution->abstain = true;
-  return SubmitStatistics(std::move(contribution), layer);
-}
-
-absl::Status WorkerImpl::SubmitStatistics(std::shared_ptr<Contribution> statistics, int64_t layer) {
-  const uint64_t step = statistics->id.step;
-  statistics->deadline = MonotonicNow() + options_.result_timeout;
-  const bool pulls = factors_ != nullptr && TakesStatistics(spec_, layer);
-  if (!pulls) return routes_.Submit(static_cast<size_t>(layer), std::move(statistics));
-  factors_->Need(layer, steps_->ModeSince(step));
-  std::shared_ptr<AnswerSink> update = factors_->Expect(layer, step);
-  if (update == nullptr) {
-    return absl::AlreadyExistsError(absl::StrCat(Describe(step, layer), ": sent already and not yet answered"));
-  }
-  absl::Status sent = routes_.Submit(static_cast<size_t>(layer), std::move(statistics));
-  if (sent.ok()) sent = SendRequest(v1::FRAME_KIND_PULL, step, layer, std::move(update));
-  if (!sent.ok()) factors_->Forget(layer, step);
-  return sent;
-}
-
-absl::Status WorkerImpl::SendRequest(v1::FrameKind kind, uint64_t step, int64_t layer,
-                                     std::shared_ptr<AnswerSink> sink) {
-  auto request = std::make_shared<Contribution>();
-  request->id = {kind, step, static_cast<uint32_t>(layer)};
-  request->result = std::move(sink);
-  request->deadline = MonotonicNow() + options_.result_timeout;
-  return routes_.Submit(static_cast<size_t>(layer), std::move(request));
-}
-
-void WorkerImpl::FetchFactors(int64_t layer, const std::shared_ptr<AnswerSink>& sink) {
-  const absl::Status sent = SendRequest(v1::FRAME_KIND_FETCH, steps_->next_step(), layer, sink);
-  if (!sent.ok()) sink->Fail(sent);
-}
-
-// An owner of the caller's memory: its end says that neither the outbox nor gRPC reads it any more.
-std::shared_ptr<const void> WorkerImpl::Borrow(const std::shared_ptr<PreconditionFuture::State>& state) {
-  borrowed_->Add();
-  return std::shared_ptr<const void>(state.get(), [state, borrowed = borrowed_](const void*) {
-    state->OnPayloadReleased();
-    borrowed->Release();
-  });
-}
-
-PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
-                                            uint64_t samples) {
-  const absl::StatusOr<Mode> mode = CheckStep(step, layer);
-  if (!mode.ok()) return FailedFuture(mode.status());
-  const LayerSpec& shape = spec_.layers[static_cast<size_t>(layer)];
-  const std::string what = Describe(step, layer);
-  absl::Status status = CheckGradient(layer);
-  status.Update(CheckShape(what, "gradient", gradient, shape.d_out, shape.d_in));
-  status.Update(CheckShape(what, "out", out, shape.d_out, shape.d_in));
-  status.Update(CheckSamples(what, samples));
-  if (!status.ok()) return FailedFuture(status);
-  if (AnsweredHere(*mode)) {
-    if (factors_ != nullptr) factors_->Release(layer);
-    return AnsweredFuture(what, gradient, out);
-  }
-  if (factors_ != nullptr) {
-    auto state = std::make_shared<PreconditionFuture::State>(what, out, false, false);
-    factors_->Precondition(step, steps_->ModeSince(step), layer, gradient, out, state);
-    return PreconditionFuture(std::move(state));
-  }
-  auto contribution = std::make_shared<Contribution>();
-  contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
-  contribution->mode = *mode;
-  contribution->samples = samples;
-  const absl::Span<const uint8_t> alias = wire::AliasPayload(spec_.gradient_dtype, gradient);
-  const bool borrowed = !alias.empty();
-  contribution->borrowed = borrowed;
-  const auto state =
-      std::make_shared<PreconditionFuture::State>(what, out, borrowed, borrowed && Overlap(gradient, out));
-  contribution->result = state;
-  if (borrowed) {
-    contribution->tensors.push_back(
-        wire::EncodeTensorHeader({spec_.gradient_dtype, {gradient.rows, gradient.cols}, 1.0f}));
-    contribution->payload = alias;
-    contribution->payload_owner = Borrow(state);
-  } else {
-    const auto payload = EncodeTensors(spec_.gradient_dtype, {gradient}, contribution->tensors);
-    contribution->payload = *payload;
-    contribution->payload_owner = payload;
-  }
-  return Submit(std::move(contribution), state, layer);
-}
-
-PreconditionFuture WorkerImpl::AbstainGradient(uint64_t step, int64_t layer) {
-  const absl::StatusOr<Mode> mode = CheckStep(step, layer);
-  if (!mode.ok()) return FailedFuture(mode.status());
-  if (absl::Status status = CheckGradient(layer); !status.ok()) return FailedFuture(status);
-  const auto state = std::make_shared<PreconditionFuture::State>(Describe(step, layer), MatrixView(), false, false);
-  if (factors_ != nullptr || AnsweredHere(*mode)) {
-    state->Complete({Decision::kSkip, 0, 0, absl::StrCat("rank ", rank_, " abstained")});
-    return PreconditionFuture(state);
-  }
-  auto contribution = std::make_shared<Contribution>();
-  contribution->id = {v1::FRAME_KIND_GRADIENT, step, static_cast<uint32_t>(layer)};
-  contribution->mode = *mode;
-  contribution->abstain = true;
-  contribution->result = state;
-  return Submit(std::move(contribution), state, layer);
-}
-
-PreconditionFuture WorkerImpl::Submit(std::shared_ptr<Contribution> contribution,
-                                      const std::shared_ptr<PreconditionFuture::State>& state, int64_t layer) {
-  contribution->deadline = MonotonicNow() + options_.result_timeout;
-  const absl::Status status = routes_.Submit(static_cast<size_t>(layer), std::move(contribution));
-  if (!status.ok()) state->Fail(status);
-  return PreconditionFuture(state);
-}
-
-absl::StatusOr<uint64_t> WorkerImpl::FactorsChecksum(int64_t layer) {
-  if (factors_ == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("session ", session_, " layer ", layer,
-                                                      ": expected exchange REPLAY or PULL_FACTORS, got ",
-                                                      ExchangeModeName(spec_.exchange)));
-  }
-  PRECONDOR_RETURN_IF_ERROR(CheckLayer(layer));
-  return factors_->Checksum(layer, MonotonicNow() + options_.result_timeout);
-}
-
-absl::Status WorkerImpl::Flush() {
-  const absl::Time deadline = MonotonicNow() + options_.result_timeout;
-  if (!send_queue_.WaitIdle(deadline)) {
-    return absl::DeadlineExceededError(absl::StrCat("session ", session_,
-                                                    ": gradients in device memory not computed within ",
-                                                    absl::FormatDuration(options_.result_timeout)));
-  }
-  if (const ShardRoutes::Link late = routes_.WaitAcknowledged(deadline); late != nullptr) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("session ", session_, ": ", late->unacknowledged(), " contributions to shard ", late->address(),
-                     " not acknowledged within ", absl::FormatDuration(options_.result_timeout)));
-  }
-  MutexLock lock(mu_);
-  PRECONDOR_RETURN_IF_ERROR(failed_);
-  return std::exchange(first_refusal_, absl::OkStatus());
 }
 
 // --- control ------------------------------------------------------------------------------------------------------
@@ -499,105 +290,6 @@ void WorkerImpl::Fail(const absl::Status& status) {
   routes_.Fail(status);
 }
 
-void WorkerImpl::TimerLoop() {
-  absl::Time ask_at = absl::InfinitePast();
-  while (true) {
-    const absl::Time now = MonotonicNow();
-    absl::Time next = std::min(now + kTick, send_queue_.Tick(now));
-    for (const ShardRoutes::Link& link : routes_.links()) next = std::min(next, link->Tick(now));
-    MutexLock lock(mu_);
-    if (MayLoseShards() && epoch_known_at_ + kAskInterval <= now && ask_at <= now) {
-      ask_ = true;
-      ask_at = now + kAskInterval;
-      changed_.notify_all();
-    }
-    changed_.wait_until(mu_, SteadyTime(next),
-                        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || wake_; });
-    if (stopping_) return;
-    wake_ = false;
-  }
-}
-
-void WorkerImpl::RefreshLoop() {
-  while (true) {
-    bool refresh = false;
-    {
-      MutexLock lock(mu_);
-      changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || refresh_ || ask_; });
-      if (stopping_) return;
-      refresh = refresh_;
-      ask_ = false;
-    }
-    if (!refresh) {
-      AskForEpoch();
-      continue;
-    }
-    const absl::Status status = Refresh();
-    if (status.ok()) continue;
-    Fail(status);
-    return;
-  }
-}
-
-v1::JoinSessionRequest WorkerImpl::JoinRequest() const {
-  v1::JoinSessionRequest request;
-  request.set_name(session_);
-  request.set_rank(rank_);
-  request.set_incarnation(incarnation_);
-  request.set_first_step(steps_->next_step());
-  return request;
-}
-
-absl::StatusOr<v1::JoinSessionResponse> WorkerImpl::JoinAgain() {
-  const absl::Time deadline = MonotonicNow() + options_.lease_timeout;
-  while (true) {
-    const absl::Time begun = MonotonicNow();
-    absl::StatusOr<v1::JoinSessionResponse> joined =
-        JoinUntilActive(*control_, JoinRequest(), options_.join_timeout, canceller_);
-    // A coordinator that is gone is waited for; ranks that are missing have had their time.
-    const bool gone = joined.status().code() == absl::StatusCode::kUnavailable ||
-                      (joined.status().code() == absl::StatusCode::kDeadlineExceeded &&
-                       MonotonicNow() - begun < options_.join_timeout);
-    if (!gone || MonotonicNow() >= deadline || !canceller_.Pause(kTick)) return joined;
-  }
-}
-
-void WorkerImpl::AskForEpoch() {
-  const uint64_t have = epoch();
-  const absl::StatusOr<v1::JoinSessionResponse> joined = control_->JoinSession(JoinRequest(), canceller_);
-  if (joined.ok()) {
-    MutexLock lock(mu_);
-    epoch_known_at_ = MonotonicNow();
-  }
-  if (joined.ok() && joined->session_id() != session_id_) {
-    Fail(
-        ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
-                       absl::StrCat("session ", session_, ": expected session_id ", session_id_,
-                                    ", which has been closed; there is another of this name, ", joined->session_id())));
-    return;
-  }
-  if (joined.ok() && joined->epoch() != have) OnStaleEpoch(have);
-  // A coordinator that cannot be reached, or a shard that it waits for, will be asked again.
-  if (!joined.ok() && RecoveryFor(joined.status()) == Recovery::kFatal) Fail(joined.status());
-}
-
-absl::Status WorkerImpl::Refresh() {
-  PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined, JoinAgain());
-  PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
-  // Answers of a step that it has not finished bind it just so.
-  const std::optional<uint64_t> answered = routes_.answered_through();
-  const uint64_t next_step = std::max(steps_->next_step(), answered.has_value() ? *answered + 1 : 0);
-  PRECONDOR_RETURN_IF_ERROR(CheckResume(directive, epoch(), next_step));
-  steps_->Adopt(std::move(directive));
-  {
-    MutexLock lock(mu_);
-    refresh_ = false;
-    epoch_ = joined.epoch();
-    changed_.notify_all();
-  }
-  return routes_.Change(joined.shard_map(), joined.epoch());
-}
-
 v1::JoinPlaneRequest WorkerImpl::PlaneRequest(uint64_t epoch) const {
   v1::JoinPlaneRequest request;
   request.set_session_id(session_id_);
@@ -637,15 +329,8 @@ absl::StatusOr<PlaneRendezvous> WorkerImpl::AskForPlane(const std::string& addre
 }
 
 absl::Status WorkerImpl::DataPlaneStatus() const {
-  for (const ShardRoutes::Link& link : routes_.links()) PRECONDOR_RETURN_IF_ERROR(link->plane_status());
+  for (const ShardRoutes::Link& link : routes_.links()) PRECONDOR_RETURN_IF_ERROR(link->path().collective_status());
   return absl::OkStatus();
-}
-
-bool WorkerImpl::AwaitEpochAfter(uint64_t stale) {
-  MutexLock lock(mu_);
-  changed_.wait_for(mu_, absl::ToChronoNanoseconds(options_.rpc_timeout),
-                    [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || epoch_ != stale || !failed_.ok(); });
-  return epoch_ != stale && failed_.ok();
 }
 
 }  // namespace precondor

@@ -96,11 +96,11 @@ class WorkerImpl final : public Worker {
   bool AnsweredHere(Mode mode) const { return mode == Mode::kFirstOrder && spec_.exchange != ExchangeMode::kDirect; }
   // Of a gradient in device memory, on the send queue's thread once it is computed.
   struct DeviceGradient;
-  // OK where a ring can take the session's gradients.
-  absl::Status CheckRings() const;
+  // OK where a shared region can take the session's gradients.
+  absl::Status CheckSlots() const;
   void Deliver(const DeviceGradient& gradient);
   void AnswerOnDevice(const DeviceGradient& gradient);
-  absl::Status SendInRing(const DeviceGradient& gradient);
+  absl::Status SendInSlot(const DeviceGradient& gradient);
   absl::Status SendThroughHost(const DeviceGradient& gradient);
   static absl::StatusOr<std::shared_ptr<const Contribution>> ContributionOnHost(const DeviceGradient& gradient);
   // Sends a layer's statistics or abstention and, where this worker has factors, asks what the step makes of them.

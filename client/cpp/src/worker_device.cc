@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A worker's gradients in device memory: into a ring of the shard's where there is one, else through the host.
+// A worker's gradients in device memory: into a slot of a region that the shard shares, else through the host.
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -45,7 +45,7 @@ PreconditionFuture WorkerImpl::Precondition(uint64_t step, int64_t layer, const 
                                                      gradient.device, " and ", out.device));
   }
   if (status.ok() && factors_ != nullptr) {
-    status = absl::FailedPreconditionError(absl::StrCat(what, ": ", CheckRings().message()));
+    status = absl::FailedPreconditionError(absl::StrCat(what, ": ", CheckSlots().message()));
   }
   if (!status.ok()) return FailedFuture(status);
   auto pending = std::make_shared<DeviceSendQueue::PendingSend>();
@@ -87,25 +87,25 @@ DevicePlaneUse WorkerImpl::device_plane() const {
 absl::Status WorkerImpl::DevicePlaneStatus(int64_t layer, int device) {
   PRECONDOR_RETURN_IF_ERROR(CheckLayer(layer));
   PRECONDOR_RETURN_IF_ERROR(CheckGradient(layer));
-  PRECONDOR_RETURN_IF_ERROR(CheckRings());
+  PRECONDOR_RETURN_IF_ERROR(CheckSlots());
   const ShardRoutes::Link link = routes_.of_layer(static_cast<size_t>(layer));
   if (link == nullptr) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(link->RingStatus(nullptr));
+  PRECONDOR_RETURN_IF_ERROR(link->path().SlotStatus(RegionKind::kCuda, ""));
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<DevicePlane> plane, send_queue_.PlaneOf(device));
-  return link->RingStatus(plane.get());
+  return link->path().SlotStatus(plane->kind(), plane->device());
 }
 
 void WorkerImpl::Deliver(const DeviceGradient& gradient) {
   if (AnsweredHere(gradient.contribution.mode)) return AnswerOnDevice(gradient);
-  const absl::Status in_ring = SendInRing(gradient);
-  if (!in_ring.ok()) {
+  const absl::Status in_slot = SendInSlot(gradient);
+  if (!in_slot.ok()) {
     if (gradient.answer->ready()) return;  // it was late, or the worker has failed
     const absl::Status sent = SendThroughHost(gradient);
     if (!sent.ok()) gradient.answer->Fail(sent);
   }
   MutexLock lock(mu_);
-  ++(in_ring.ok() ? device_plane_.in_ring : device_plane_.over_socket);
-  if (!in_ring.ok()) device_plane_.reason = std::string(in_ring.message());
+  ++(in_slot.ok() ? device_plane_.in_ring : device_plane_.over_socket);
+  if (!in_slot.ok()) device_plane_.reason = std::string(in_slot.message());
 }
 
 // As AnsweredFuture does on the host.
@@ -124,7 +124,7 @@ void WorkerImpl::AnswerOnDevice(const DeviceGradient& gradient) {
   }
 }
 
-absl::Status WorkerImpl::CheckRings() const {
+absl::Status WorkerImpl::CheckSlots() const {
   if (factors_ != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("expected a gradient in the host's memory, where exchange ",
                                                       ExchangeModeName(spec_.exchange),
@@ -142,8 +142,8 @@ absl::Status WorkerImpl::CheckRings() const {
   return absl::OkStatus();
 }
 
-absl::Status WorkerImpl::SendInRing(const DeviceGradient& gradient) {
-  PRECONDOR_RETURN_IF_ERROR(CheckRings());
+absl::Status WorkerImpl::SendInSlot(const DeviceGradient& gradient) {
+  PRECONDOR_RETURN_IF_ERROR(CheckSlots());
   const size_t layer = gradient.contribution.id.layer;
   const ShardRoutes::Link link = routes_.of_layer(layer);
   if (link == nullptr) return absl::UnavailableError("the layer has no shard");
@@ -152,24 +152,24 @@ absl::Status WorkerImpl::SendInRing(const DeviceGradient& gradient) {
     for (size_t other = 0; other < spec_.layers.size(); ++other) {
       const LayerSpec& shape = spec_.layers[other];
       const bool sends = SendsGradient(static_cast<int64_t>(other)) && routes_.of_layer(other) == link;
-      if (sends) bytes += RingSlots::SlotBytes(static_cast<uint64_t>(shape.d_out * shape.d_in) * sizeof(float));
+      if (sends) bytes += wire::SlotTable::Aligned(static_cast<uint64_t>(shape.d_out * shape.d_in) * sizeof(float));
     }
     return bytes;
   };
   auto contribution = std::make_shared<Contribution>(gradient.contribution);
   const int64_t rows = gradient.values.rows, cols = gradient.values.cols;
-  contribution->ring_bytes = static_cast<uint64_t>(rows * cols) * sizeof(float);
-  PRECONDOR_ASSIGN_OR_RETURN(const ShardLink::RingPlace place,
-                             link->TakeRingPlace(gradient.plane, wanted, contribution->id.layer,
-                                                 contribution->ring_bytes, contribution->deadline));
-  contribution->ring = place.ring;
-  contribution->ring_offset = place.offset;
+  const uint64_t bytes = static_cast<uint64_t>(rows * cols) * sizeof(float);
+  PRECONDOR_ASSIGN_OR_RETURN(
+      const PayloadPath::Place place,
+      link->path().TakeSlot(gradient.plane, wanted, contribution->id.layer, bytes, contribution->deadline));
+  contribution->region = place.region;
+  contribution->slot = place.slot;
   contribution->tensors.push_back(wire::EncodeTensorHeader({DType::kF32, {rows, cols}, 1.0f}));
-  contribution->on_host = [gradient] { return ContributionOnHost(gradient); };
+  contribution->make_inline = [gradient] { return ContributionOnHost(gradient); };
   absl::Status status = gradient.answer->WithMemory(
-      [&] { return gradient.plane->Copy(gradient.values, MatrixView(place.ring->at(place.offset), rows, cols)); });
+      [&] { return gradient.plane->Copy(gradient.values, MatrixView(place.region->at(place.slot), rows, cols)); });
   if (status.ok()) status = routes_.Submit(layer, std::move(contribution));
-  if (!status.ok()) place.ring->GiveBack(gradient.contribution.id.layer);
+  if (!status.ok()) place.region->GiveBack(place.slot);
   return status;
 }
 

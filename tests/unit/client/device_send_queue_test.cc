@@ -119,7 +119,7 @@ TEST_F(DeviceSendQueueTest, EndsWhileAStreamHangs) {
 TEST_F(DeviceSendQueueTest, AfterAnOutcomeTheCallersMemoryIsItsOwn) {
   const std::vector<float> late = {1, 2};
   ASSERT_TRUE(first_.answer->Fail(absl::DeadlineExceededError("late")));
-  EXPECT_TRUE(first_.answer->TakeFromRing(late.data()).ok());
+  EXPECT_TRUE(first_.answer->TakeFromSlot(late.data()).ok());
   EXPECT_EQ(first_.answer
                 ->WithMemory([]() -> absl::Status {
                   ADD_FAILURE();

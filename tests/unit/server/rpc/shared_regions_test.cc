@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/device_rings.h"
+#include "server/rpc/shared_regions.h"
 
 #include <cstring>
 
@@ -16,16 +16,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kBlock = DevicePlane::kRingGranularity;
+constexpr int64_t kBlock = RegionMemory::kGranularity;
 
-class DeviceRingsTest : public ::testing::Test {
+class SharedRegionsTest : public ::testing::Test {
  protected:
   v1::Ring Request(uint64_t bytes) const {
     v1::Ring request = rings_.Offer();
     request.set_bytes(bytes);
     return request;
   }
-  std::shared_ptr<StreamRing> Open(uint64_t bytes) {
+  std::shared_ptr<StreamRegion> Open(uint64_t bytes) {
     auto ring = rings_.Open(Request(bytes));
     EXPECT_TRUE(ring.ok()) << ring.status();
     return *std::move(ring);
@@ -37,10 +37,10 @@ class DeviceRingsTest : public ::testing::Test {
   NullLogger logger_;
   const std::shared_ptr<MemoryAccount> account_ =
       std::make_shared<MemoryAccount>(std::vector<std::string>{"cuda:0"}, 8 * kBlock, observer_);
-  DeviceRings rings_{plane_, account_, 4 * kBlock, clock_, logger_};
+  SharedRegions rings_{plane_, account_, 4 * kBlock, clock_, logger_};
 };
 
-TEST_F(DeviceRingsTest, OffersWhatItGives) {
+TEST_F(SharedRegionsTest, OffersWhatItGives) {
   EXPECT_EQ(rings_.Offer().kind(), v1::RING_KIND_CUDA);
   EXPECT_EQ(rings_.Offer().device(), plane_.device());
   EXPECT_EQ(rings_.Offer().bytes(), 4u * kBlock);
@@ -49,7 +49,7 @@ TEST_F(DeviceRingsTest, OffersWhatItGives) {
   EXPECT_EQ(Open(100 * kBlock)->memory().bytes(), 4 * kBlock);
 }
 
-TEST_F(DeviceRingsTest, RefusesWhatWasNotOffered) {
+TEST_F(SharedRegionsTest, RefusesWhatWasNotOffered) {
   for (int wrong = 0; wrong < 3; ++wrong) {
     v1::Ring request = Request(wrong == 0 ? 0 : 1);
     if (wrong == 1) request.set_kind(v1::RING_KIND_UNSPECIFIED);
@@ -59,7 +59,7 @@ TEST_F(DeviceRingsTest, RefusesWhatWasNotOffered) {
   EXPECT_EQ(account_->reserved().total(), 0);
 }
 
-TEST_F(DeviceRingsTest, TakesItsMemoryFromWhatSessionsMayReserve) {
+TEST_F(SharedRegionsTest, TakesItsMemoryFromWhatSessionsMayReserve) {
   ASSERT_TRUE(account_->Reserve("job", {{5 * kBlock}}).ok());
   const auto ring = Open(3 * kBlock);
   const absl::Status refused = rings_.Open(Request(1)).status();
@@ -71,31 +71,31 @@ TEST_F(DeviceRingsTest, TakesItsMemoryFromWhatSessionsMayReserve) {
   EXPECT_EQ(account_->reserved().total(), 3 * kBlock) << "what the device refused is not reserved";
 }
 
-TEST_F(DeviceRingsTest, FreesARingAtOnceWhenItsWorkerHasUnmappedIt) {
+TEST_F(SharedRegionsTest, FreesARingAtOnceWhenItsWorkerHasUnmappedIt) {
   Open(1)->NoteUnmapped();
   rings_.Collect();
   EXPECT_EQ(plane_.rings, 0);
   EXPECT_EQ(account_->reserved().total(), 0);
 }
 
-TEST_F(DeviceRingsTest, LeavesABrokenStreamsRingToAWorkerThatHasYetToNotice) {
+TEST_F(SharedRegionsTest, LeavesABrokenStreamsRingToAWorkerThatHasYetToNotice) {
   Open(1);
   rings_.Collect();
   EXPECT_EQ(plane_.rings, 1);
-  clock_.Advance(DeviceRings::kLinger);
+  clock_.Advance(SharedRegions::kLinger);
   rings_.Collect();
   EXPECT_EQ(plane_.rings, 0);
   EXPECT_EQ(account_->reserved().total(), 0);
 }
 
-TEST_F(DeviceRingsTest, KeepsARingForGradientsThatLieInIt) {
+TEST_F(SharedRegionsTest, KeepsARingForGradientsThatLieInIt) {
   std::shared_ptr<const DevicePayload> payload;
   {
     const auto ring = Open(1);
     ring->NoteUnmapped();
     const auto taken = ring->Take(0, 2, 3);
     ASSERT_TRUE(taken.ok()) << taken.status();
-    payload = *taken;
+    payload = taken->payload;
   }
   rings_.Collect();
   EXPECT_EQ(plane_.rings, 1);
@@ -104,46 +104,37 @@ TEST_F(DeviceRingsTest, KeepsARingForGradientsThatLieInIt) {
   EXPECT_EQ(plane_.rings, 0);
 }
 
-TEST_F(DeviceRingsTest, TakesWhatLiesThereAndWritesTheAnswerThere) {
+TEST_F(SharedRegionsTest, TakesWhatLiesThereAndWritesTheAnswerThere) {
   const auto ring = Open(1);
   const std::vector<float> gradient = {1, 2, 3, 4, 5, 6}, answer = {6, 5, 4, 3, 2, 1};
   float* const slot = ring->memory().data() + 64;
   std::memcpy(slot, gradient.data(), 24);
   const auto taken = ring->Take(256, 2, 3);
   ASSERT_TRUE(taken.ok()) << taken.status();
-  EXPECT_EQ((*taken)->values.data, slot);
-  EXPECT_EQ((*taken)->values.rows, 2);
-  EXPECT_TRUE((*taken)->facts.finite);
-  EXPECT_EQ((*taken)->facts.digest, PayloadDigest(reinterpret_cast<const uint8_t*>(gradient.data()), 6));
-  ASSERT_TRUE(ring->Write(256, ConstMatrixView(answer.data(), 2, 3)).ok());
+  EXPECT_EQ(taken->payload->values.data, slot);
+  EXPECT_EQ(taken->payload->values.rows, 2);
+  EXPECT_TRUE(taken->payload->facts.finite);
+  EXPECT_EQ(taken->payload->facts.digest, PayloadDigest(reinterpret_cast<const uint8_t*>(gradient.data()), 6));
+  ASSERT_TRUE(ring->Write(taken->slot, ConstMatrixView(answer.data(), 2, 3)).ok());
   EXPECT_EQ(std::vector<float>(slot, slot + 6), answer);
 }
 
-TEST_F(DeviceRingsTest, RefusesRangesThatAreNotTheWorkers) {
+TEST_F(SharedRegionsTest, AnAnswerToAnEarlierUseOfASlotIsNotWritten) {
   const auto ring = Open(1);
-  const auto refused = [&](uint64_t offset, int64_t rows, int64_t cols) {
-    const absl::Status status = ring->Take(offset, rows, cols).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    return GetErrorReason(status) == ErrorReason::kMalformed;
-  };
-  EXPECT_TRUE(refused(4, 1, 1)) << "not aligned";
-  EXPECT_TRUE(refused(kBlock, 1, 1)) << "behind the end";
-  EXPECT_TRUE(refused(kBlock - 256, 1, 65)) << "over the end";
-  EXPECT_TRUE(refused(~uint64_t{255}, 64, 2)) << "around";
-  EXPECT_TRUE(refused(0, kBlock, 1));
-  ASSERT_TRUE(ring->Take(512, 1, 128).ok());  // 512 bytes
-  EXPECT_TRUE(refused(512, 1, 1)) << "the same";
-  EXPECT_TRUE(refused(768, 1, 1)) << "in it";
-  EXPECT_TRUE(refused(256, 1, 65)) << "into it";
-  EXPECT_TRUE(refused(0, 1, 1024)) << "around it";
-  EXPECT_TRUE(ring->Take(256, 1, 64).ok());
-  EXPECT_TRUE(ring->Take(1024, 1, 1).ok());
-  EXPECT_TRUE(ring->Take(kBlock - 256, 1, 64).ok());
-  ring->GiveBack(512);
-  EXPECT_TRUE(ring->Take(512, 1, 1).ok());
+  const auto first = ring->Take(0, 1, 1);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(ring->Take(0, 1, 1).ok()) << "it is the shard's";
+  ring->GiveBack(first->slot);
+  const auto second = ring->Take(0, 1, 1);
+  ASSERT_TRUE(second.ok()) << second.status();
+  const float answer = 1;
+  EXPECT_EQ(ring->Write(first->slot, ConstMatrixView(&answer, 1, 1)).code(), absl::StatusCode::kFailedPrecondition);
+  ring->GiveBack(first->slot);
+  EXPECT_TRUE(ring->Write(second->slot, ConstMatrixView(&answer, 1, 1)).ok());
+  EXPECT_EQ(ring->memory().data()[0], answer);
 }
 
-TEST_F(DeviceRingsTest, GivesARangeBackThatCannotBeLookedAt) {
+TEST_F(SharedRegionsTest, GivesARangeBackThatCannotBeLookedAt) {
   const auto ring = Open(1);
   plane_.refuses = true;
   EXPECT_EQ(ring->Take(0, 1, 1).status().code(), absl::StatusCode::kInternal);
@@ -152,9 +143,9 @@ TEST_F(DeviceRingsTest, GivesARangeBackThatCannotBeLookedAt) {
 }
 
 TEST(IsOnThisHostTest, KnowsOneKindOfPeer) {
-  EXPECT_TRUE(DeviceRings::IsOnThisHost("fd:17"));
+  EXPECT_TRUE(SharedRegions::IsOnThisHost("fd:17"));
   for (const char* peer : {"", "ipv4:127.0.0.1:5", "ipv6:%5B::1%5D:7", "unix:/tmp/s", "unix:fd:1"}) {
-    EXPECT_FALSE(DeviceRings::IsOnThisHost(peer)) << peer;
+    EXPECT_FALSE(SharedRegions::IsOnThisHost(peer)) << peer;
   }
 }
 

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a link reads: what the shard has acknowledged, answered or refused.
+#include <grpcpp/support/byte_buffer.h>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/src/shard_link.h"
+#include "kernels/base/clock.h"
+#include "kernels/base/error_reason.h"
+#include "proto/wire/frame_codec.h"
+#include "proto/wire/spec_codec.h"
+#include "proto/wire/status_codec.h"
+
+namespace precondor {
+namespace {
+
+constexpr absl::Duration kRetryPause = absl::Milliseconds(20);  // after the first refusal that will pass
+
+// Ranks that were refused together do not come again together.
+absl::Duration RetryPause(uint32_t rank) { return kRetryPause * (1 + rank % 16 / 32.0); }
+
+// What a RESULT answers; of a gradient it need not say so.
+v1::FrameKind ResultOf(const v1::ExchangeResponse& message) {
+  const v1::FrameKind kind = message.contribution();
+  return kind == v1::FRAME_KIND_UNSPECIFIED ? v1::FRAME_KIND_GRADIENT : kind;
+}
+
+}  // namespace
+
+std::optional<ContributionId> ShardLink::MatchKey(const v1::FrameHeader& header, v1::FrameKind kind) const {
+  MutexLock lock(mu_);
+  if (header.session_id() != options_.session_id || header.epoch() != epoch_) return std::nullopt;
+  return ContributionId{kind, header.step(), header.layer()};
+}
+
+void ShardLink::OnRead(const grpc::ByteBuffer& buffer) {
+  absl::StatusOr<wire::Received<v1::ExchangeResponse>> frame = wire::DecodeResponse(buffer);
+  if (!frame.ok()) {
+    OnProtocolError(frame.status());
+    return;
+  }
+  const int64_t payload_bytes = static_cast<int64_t>(frame->payload.size());
+  traffic_.result_bytes.fetch_add(payload_bytes, std::memory_order_relaxed);
+  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer.Length()) - payload_bytes, std::memory_order_relaxed);
+  if (frame->message.bundle_size() == 0) return OnFrame(frame->message, frame->payload);
+  for (const v1::ExchangeResponse& part : frame->message.bundle()) OnFrame(part, {});
+}
+
+void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload) {
+  switch (message.header().kind()) {
+    case v1::FRAME_KIND_CREDIT:
+      OnCredit(message);
+      return;
+    case v1::FRAME_KIND_RING:
+      path_.OnGranted(message.ring());
+      return;
+    case v1::FRAME_KIND_ACK:
+      if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id);
+      return;
+    case v1::FRAME_KIND_RESULT:
+      if (const auto id = MatchKey(message.header(), ResultOf(message))) OnResult(*id, message, payload);
+      return;
+    case v1::FRAME_KIND_ERROR: {
+      const absl::Status status = wire::FromErrorDetail(message.error());
+      if (message.contribution() == v1::FRAME_KIND_RING) return path_.OnRefused(status);
+      if (const auto id = MatchKey(message.header(), message.contribution())) {
+        OnRefused(*id, status);
+      } else if (message.header().session_id() != options_.session_id) {
+        OnProtocolError(status);  // the shard could not even read whose frame it was
+      }
+      return;
+    }
+    default:
+      OnProtocolError(absl::InternalError(absl::StrCat("unexpected frame of kind ", message.header().kind())));
+  }
+}
+
+void ShardLink::OnProtocolError(const absl::Status& status) {
+  hooks_.fatal(absl::Status(status.code(), absl::StrCat("shard ", options_.address, ": ", status.message())));
+}
+
+void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
+  const uint64_t let_go_before = hooks_.let_go_before == nullptr ? 0 : hooks_.let_go_before();
+  MutexLock lock(mu_);
+  if (state_ != StreamState::kOpening) return;
+  state_ = StreamState::kOpen;
+  path_.OnStreamOpen(credit);
+  changed_.notify_all();
+  outbox_.LetGoBefore(let_go_before);
+  backoff_ = kFirstBackoff;
+  if (outbox_.StartStream(credit.credit_bytes(), credit.shard_generation()))
+    outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
+  Pump();
+}
+
+void ShardLink::OnAck(const ContributionId& id) {
+  Outbox::Item item;  // freed after the lock
+  MutexLock lock(mu_);
+  item = outbox_.Acknowledge(id);
+  NotifyIfAcknowledged();
+  Pump();
+}
+
+void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& message,
+                         const wire::ReceivedBytes& payload) {
+  Outbox::Item item;
+  {
+    MutexLock lock(mu_);
+    item = outbox_.Find(id);
+    if (path_.OnLateAnswer(id, item, message.header().has_ring_offset())) return;
+  }
+  if (item == nullptr || item->result == nullptr) return;
+  const v1::Outcome& outcome = message.outcome();
+  const absl::StatusOr<Decision> decision = wire::DecodeDecision(outcome.decision(), "decision");
+  absl::StatusOr<bool> complete = true;
+  if (!decision.ok()) {
+    complete = decision.status();
+  } else if (*decision != Decision::kSkip) {
+    complete = PayloadPath::Receive(*item, message.header(), payload);
+  }
+  if (complete.ok() && !*complete) return;
+  Answer(std::move(item), complete.status(),
+         {decision.value_or(Decision::kSkip), outcome.factor_version(), outcome.inner_product(), outcome.reason()});
+}
+
+void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Preconditioned outcome) {
+  const std::shared_ptr<AnswerSink> result = item->result;
+  bool keep = false;
+  {
+    MutexLock lock(mu_);
+    keep = options_.keep_gradients && outbox_.keeps_gradients();
+  }
+  Outbox::Item kept = keep ? Outbox::Kept(*item) : nullptr;
+  {
+    MutexLock lock(mu_);
+    // It may have expired meanwhile, and another have come.
+    if (outbox_.Holds(item)) outbox_.Finish(item->id, std::move(kept), outcome.factor_version);
+    path_.GiveBack(*item);
+    NotifyIfAcknowledged();
+    Pump();
+  }
+  item.reset();  // the gradient's memory is released before the result is written over it
+  if (complete.ok()) {
+    result->Complete(std::move(outcome));
+  } else {
+    result->Fail(absl::InternalError(absl::StrCat("shard ", options_.address, ": ", complete.message())));
+  }
+}
+
+void ShardLink::ToStream(const std::vector<ContributionId>& ids) {
+  MutexLock lock(mu_);
+  for (const ContributionId& id : ids) outbox_.ToStream(id);
+  Pump();
+}
+
+void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
+  const absl::Time now = MonotonicNow();
+  Recovery recovery = Recovery::kRefused;
+  Outbox::Item item;
+  uint64_t epoch = 0;
+  bool abstains = false;
+  {
+    MutexLock lock(mu_);
+    const Outbox::Item waiting = outbox_.Find(id);
+    if (waiting == nullptr) {
+      path_.OnLateAnswer(id, waiting, /*in_slot=*/false);
+      return;
+    }
+    epoch = epoch_;
+    recovery = outbox_.RecoveryOf(status, now);
+    if (recovery == Recovery::kRetryLater) outbox_.RetryAfter(id, now, RetryPause(options_.rank));
+    if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);
+    if (outbox_.CountsAsAbstention(id, status)) {
+      abstains = true;
+      item = outbox_.AbstainInstead(id);
+      if (item->result == nullptr) hooks_.refused_statistics(status);
+    } else if (recovery == Recovery::kRefused) {
+      const bool counted = outbox_.WasCounted(id, status);
+      item = outbox_.Remove(id);
+      if (item->result == nullptr && !counted) hooks_.refused_statistics(status);
+    }
+    if (item != nullptr) path_.GiveBack(*item);
+    NotifyIfAcknowledged();
+    Pump();
+  }
+  // It gets the session again, or the session is closed: the coordinator knows.
+  if (GetErrorReason(status) == ErrorReason::kUnknownSession) hooks_.forgotten();
+  if (recovery == Recovery::kRetryLater) hooks_.wake();
+  if (recovery == Recovery::kRefreshEpoch) hooks_.stale_epoch(epoch);
+  if (recovery == Recovery::kFatal) hooks_.fatal(status);
+  if (abstains || item == nullptr || item->result == nullptr) return;
+  const std::shared_ptr<AnswerSink> result = item->result;
+  item.reset();
+  result->Fail(status);
+}
+
+}  // namespace precondor

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// One Exchange call of a link.
+#pragma once
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/client_callback.h>
+
+#include "client/cpp/src/shard_link.h"
+
+namespace precondor {
+
+// Carries events of one call to its link. Every operation is started under the link's lock while the read of the loop
+// is outstanding, so that gRPC cannot report the end in between; OnDone is the last event. The link deletes it
+// later on a thread of its own: a context holds its channel, and gRPC 1.51 dies when its last channel goes on one of
+// gRPC's callback threads.
+class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  Stream(ShardLink* link, grpc::GenericStub& stub) : link_(link) {
+    stub.PrepareBidiStreamingCall(&context_, "/precondor.v1.PreconditionService/Exchange", {}, this);
+  }
+  void Start() {
+    StartRead(&in_);
+    StartCall();
+  }
+  void Write(const grpc::ByteBuffer& frame, bool more) {
+    out_ = frame;  // counts a reference
+    grpc::WriteOptions options;
+    if (more) options.set_buffer_hint();
+    StartWrite(&out_, options);
+  }
+  void HalfClose() { StartWritesDone(); }
+  void Cancel() { context_.TryCancel(); }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      link_->OnBroken();
+      return;
+    }
+    link_->OnRead(in_);
+    in_.Clear();
+    StartRead(&in_);
+  }
+  void OnWriteDone(bool ok) override {
+    out_.Clear();  // it would keep the payload's memory borrowed until the next write
+    link_->OnWriteDone(ok);
+  }
+  void OnDone(const grpc::Status& status) override { link_->OnStreamDone(status); }
+
+  ShardLink* const link_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer in_;
+  grpc::ByteBuffer out_;
+};
+
+}  // namespace precondor

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a link writes: the outbox' frames, several small ones in a message.
+#include <utility>
+#include <vector>
+
+#include "client/cpp/src/shard_link.h"
+#include "client/cpp/src/shard_link_stream.h"
+#include "kernels/base/check.h"
+#include "kernels/base/clock.h"
+#include "proto/wire/frame_codec.h"
+#include "proto/wire/spec_codec.h"
+
+namespace precondor {
+namespace {
+
+// Frames below this size wait in the transport for the one that follows at once: fewer system calls.
+constexpr uint64_t kCoalesceBytes = 64 << 10;
+constexpr size_t kBundledHeaderBytes = 160;  // more than any frame's header takes
+
+}  // namespace
+
+std::optional<Outbox::Frame> ShardLink::NextFrame(absl::Time now) {
+  if (!ahead_.has_value()) return outbox_.Next(now);
+  return std::exchange(ahead_, std::nullopt);
+}
+
+void ShardLink::Pump() {
+  if (state_ != StreamState::kOpen || writing_) return;
+  if (std::optional<v1::Ring> request = path_.TakeRequest()) return WriteRegionRequest(*std::move(request));
+  const absl::Time now = MonotonicNow();
+  std::optional<Outbox::Frame> frame = NextFrame(now);
+  if (!frame.has_value()) return;
+  std::vector<Outbox::Frame> frames = {*std::move(frame)};
+  if (frames.front().chunk.size < kCoalesceBytes) {
+    // What waits together travels together; a frame that waits in the transport for its successor needs one that is
+    // certain to come.
+    size_t bytes = BundledBytes(frames.front());
+    while ((ahead_ = NextFrame(now)).has_value() && (bytes += BundledBytes(*ahead_)) <= wire::kMaxBundleBytes) {
+      frames.push_back(*std::exchange(ahead_, std::nullopt));
+    }
+  }
+  WriteFrames(frames, ahead_.has_value());
+}
+
+size_t ShardLink::BundledBytes(const Outbox::Frame& frame) {
+  const bool whole = frame.chunk.size == frame.item->payload.size();
+  return whole && frame.chunk.size < kCoalesceBytes ? frame.chunk.size + kBundledHeaderBytes
+                                                    : wire::kMaxBundleBytes + 1;
+}
+
+void ShardLink::WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) {
+  v1::ExchangeRequest request;
+  std::vector<wire::PayloadPart> parts;
+  int64_t payload_bytes = 0;
+  for (const Outbox::Frame& frame : frames) {
+    const Contribution& item = *frame.item;
+    v1::ExchangeRequest* const message = frames.size() > 1 ? request.add_bundle() : &request;
+    *message->mutable_header() = MakeHeader(item);
+    const absl::Span<const uint8_t> inlined = PayloadPath::Describe(item, frame.chunk, *message->mutable_header());
+    if (!inlined.empty() && frames.size() > 1) message->set_payload(inlined.data(), inlined.size());
+    if (!inlined.empty() && frames.size() == 1) parts.push_back({inlined.data(), inlined.size(), item.payload_owner});
+    const int64_t bytes = static_cast<int64_t>(inlined.size());
+    auto& counter = item.id.kind == v1::FRAME_KIND_GRADIENT ? traffic_.gradient_bytes : traffic_.statistics_bytes;
+    counter.fetch_add(bytes, std::memory_order_relaxed);
+    payload_bytes += bytes;
+  }
+  absl::StatusOr<grpc::ByteBuffer> buffer = wire::EncodeFrame(request, parts);
+  PRECONDOR_CHECK(buffer.ok());  // a chunk or a bundle is far below the limit of a message
+  traffic_.overhead_bytes.fetch_add(static_cast<int64_t>(buffer->Length()) - payload_bytes, std::memory_order_relaxed);
+  writing_ = true;
+  stream_->Write(*std::move(buffer), more);
+}
+
+void ShardLink::WriteRegionRequest(v1::Ring wanted) {
+  v1::ExchangeRequest request;
+  request.mutable_header()->set_session_id(options_.session_id);
+  request.mutable_header()->set_kind(v1::FRAME_KIND_RING);
+  *request.mutable_ring() = std::move(wanted);
+  absl::StatusOr<grpc::ByteBuffer> buffer = wire::EncodeFrame(request, {});
+  PRECONDOR_CHECK(buffer.ok());
+  writing_ = true;
+  stream_->Write(*std::move(buffer), /*more=*/false);
+}
+
+v1::FrameHeader ShardLink::MakeHeader(const Contribution& item) const {
+  v1::FrameHeader header;
+  header.set_session_id(options_.session_id);
+  header.set_epoch(epoch_);
+  header.set_step(item.id.step);
+  header.set_layer(item.id.layer);
+  header.set_rank(options_.rank);
+  header.set_incarnation(options_.incarnation);
+  header.set_kind(item.id.kind);
+  header.set_mode(wire::EncodeMode(item.mode));
+  header.set_samples(item.samples);
+  header.set_abstain(item.abstain);
+  for (const v1::TensorHeader& tensor : item.tensors) *header.add_tensors() = tensor;
+  header.set_factor_version(item.factor_version);
+  return header;
+}
+
+void ShardLink::OnWriteDone(bool ok) {
+  MutexLock lock(mu_);
+  writing_ = false;
+  if (ok) Pump();  // otherwise the read fails too, and the stream ends
+}
+
+}  // namespace precondor

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// One kind of memory that a shard and a worker of one host can share, so that payloads need not pass through a socket
+// (docs/adr/0012-device-plane.md): the shard exports a region, the worker maps it, and both copy payloads in and out.
+// A new kind is a new RegionMemory; who has which part of a region is the same for all kinds (proto/wire/slot_table.h).
+//
+// Threads: all calls from any thread, several at once. Views are f32, row-major. Every call waits until its effect is
+// complete. Errors: Internal for faults of the memory's device, ResourceExhausted for memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/region_kind.h"
+
+namespace precondor {
+
+// Memory that two processes have mapped. Its end frees it in the process that exported it, which has to be after the
+// other process has unmapped it or has ended, and unmaps it in the other process.
+class SharedRegion {
+ public:
+  virtual ~SharedRegion() = default;
+  // 256-byte aligned.
+  float* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  // What Map takes; its bytes have a meaning for the kind alone. Empty in the process that has mapped the region.
+  const std::string& handle() const { return handle_; }
+
+ protected:
+  SharedRegion(float* data, int64_t bytes, std::string handle)
+      : data_(data), bytes_(bytes), handle_(std::move(handle)) {}
+
+ private:
+  float* const data_;
+  const int64_t bytes_;
+  const std::string handle_;
+};
+
+// What a shard has to know of a payload before it admits it.
+struct PayloadFacts {
+  uint64_t digest = 0;  // kernels/base/payload_digest.h
+  bool finite = false;  // every element is
+};
+
+class RegionMemory {
+ public:
+  // The size of a region is a multiple of this: a CUDA device cuts smaller allocations out of blocks, and a process
+  // that maps a piece of a block gets the whole block.
+  static constexpr int64_t kGranularity = int64_t{2} << 20;
+
+  virtual ~RegionMemory() = default;
+  virtual RegionKind kind() const = 0;
+  // Which memory of its kind this is, the same bytes in every process. For CUDA the device's UUID, 16 bytes.
+  virtual const std::string& device() const = 0;
+
+  // Allocates a region that another process can map. `bytes` are rounded up to kGranularity.
+  virtual absl::StatusOr<std::unique_ptr<SharedRegion>> Export(int64_t bytes) = 0;
+  // Opens a region that another process has exported. Unavailable, with the reason, where that is not possible.
+  virtual absl::StatusOr<std::unique_ptr<SharedRegion>> Map(absl::string_view handle, int64_t bytes) = 0;
+
+  // Copies into a region, out of it, or beside it.
+  virtual absl::Status Copy(ConstMatrixView from, MatrixView to) = 0;
+  virtual absl::StatusOr<PayloadFacts> Inspect(ConstMatrixView x) = 0;
+};
+
+}  // namespace precondor

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/answer_frames.h"
+
+#include <utility>
+
+#include "proto/wire/status_codec.h"
+#include "server/rpc/convert.h"
+
+namespace precondor::rpc {
+
+void PushError(FrameQueue& queue, const v1::FrameHeader& contribution, const absl::Status& status) {
+  v1::ExchangeResponse response;
+  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ERROR);
+  response.set_contribution(contribution.kind());
+  *response.mutable_error() = wire::ToErrorDetail(status);
+  queue.Push(std::move(response));
+}
+
+void PushAck(FrameQueue& queue, const v1::FrameHeader& contribution, bool duplicate) {
+  v1::ExchangeResponse response;
+  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_ACK);
+  response.set_contribution(contribution.kind());
+  response.set_duplicate(duplicate);
+  queue.Push(std::move(response));
+}
+
+}  // namespace precondor::rpc

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/payload_path.h"
+
+#include <utility>
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/region_codec.h"
+#include "proto/wire/tensor_codec.h"
+#include "server/rpc/answer_frames.h"
+#include "server/rpc/convert.h"
+
+namespace precondor::rpc {
+namespace {
+
+v1::ExchangeResponse ResultFrame(const v1::FrameHeader& contribution, const GradientResult& result) {
+  v1::ExchangeResponse response;
+  *response.mutable_header() = AnswerHeader(contribution, v1::FRAME_KIND_RESULT);
+  if (contribution.kind() != v1::FRAME_KIND_GRADIENT) response.set_contribution(contribution.kind());
+  EncodeResult(result, *response.mutable_header(), *response.mutable_outcome());
+  return response;
+}
+
+void PushResult(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
+                const GradientResult& result) {
+  v1::ExchangeResponse response = ResultFrame(contribution, result);
+  observer.OnSent(TransferPath::kStream,
+                  contribution.kind() == v1::FRAME_KIND_FETCH ? TransferKind::kFactors : TransferKind::kAnswer,
+                  result.payload_bytes());
+  if (result.bytes == nullptr) return queue.Push(std::move(response));
+  for (const wire::Chunk& chunk : wire::PlanChunks(result.bytes->size())) {
+    response.mutable_header()->set_chunk_offset(chunk.offset);
+    queue.Push(response, {result.bytes->data() + chunk.offset, chunk.size, result.bytes});
+  }
+}
+
+}  // namespace
+
+void PayloadPath::Offer(v1::ExchangeResponse& credit) const {
+  if (regions_ != nullptr) *credit.add_ring_offers() = regions_->Offer();
+}
+
+absl::StatusOr<v1::Ring> PayloadPath::Open(const v1::Ring& request) {
+  if (regions_ == nullptr || region_ != nullptr) {
+    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kMalformed,
+                          regions_ == nullptr ? "ring: expected none, since none was offered"
+                                              : "ring: expected one a stream, got another request");
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(region_, regions_->Open(request));
+  v1::Ring granted = request;
+  granted.set_bytes(static_cast<uint64_t>(region_->memory().bytes()));
+  granted.set_handle(region_->memory().handle());
+  return granted;
+}
+
+absl::StatusOr<StreamRegion::Gradient> PayloadPath::TakeSlot(const v1::FrameHeader& header,
+                                                             const wire::ReceivedBytes& payload, int64_t rows,
+                                                             int64_t cols) {
+  if (region_ == nullptr || payload.size() > 0 || header.chunk_offset() > 0) {
+    return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+                          region_ == nullptr ? "header.ring_offset: expected none on a stream without a ring"
+                                             : "header.ring_offset: expected a frame without payload, got one with");
+  }
+  return region_->Take(header.ring_offset(), rows, cols);
+}
+
+void PayloadPath::Push(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
+                       const absl::StatusOr<GradientResult>& result) {
+  // The answer to a gradient that came in a slot may still be on the device.
+  const absl::StatusOr<GradientResult> host = result.ok() ? OnHost(*result) : result;
+  if (host.ok()) {
+    PushResult(queue, observer, contribution, *host);
+  } else {
+    PushError(queue, contribution, host.status());
+  }
+}
+
+ResultFn PayloadPath::AnswerInline(const v1::FrameHeader& contribution) const {
+  return [queue = queue_, &observer = observer_, contribution](const absl::StatusOr<GradientResult>& result) {
+    Push(*queue, observer, contribution, result);
+    queue->Settle();
+  };
+}
+
+ResultFn PayloadPath::AnswerInSlot(const v1::FrameHeader& contribution, const StreamRegion::Gradient& gradient) const {
+  return [queue = queue_, region = gradient.region, slot = gradient.slot, &observer = observer_,
+          contribution](const absl::StatusOr<GradientResult>& result) {
+    const bool written =
+        result.ok() && result->on_device != nullptr && region->Write(slot, result->on_device->view()).ok();
+    region->GiveBack(slot);
+    if (written) {
+      observer.OnSent(TransferPath::kRing, TransferKind::kAnswer, result->payload_bytes());
+      v1::ExchangeResponse response = ResultFrame(contribution, *result);
+      response.mutable_header()->set_ring_offset(slot.offset);
+      queue->Push(std::move(response));
+    } else {
+      Push(*queue, observer, contribution, result);
+    }
+    queue->Settle();
+  };
+}
+
+void PayloadPath::NoteUnmapped() {
+  if (region_ != nullptr) region_->NoteUnmapped();
+}
+
+}  // namespace precondor::rpc

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/shared_regions.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/match.h"
+
+#include "kernels/base/status_macros.h"
+#include "proto/wire/region_codec.h"
+
+namespace precondor::rpc {
+
+StreamRegion::~StreamRegion() { regions_.Retire(std::move(memory_), unmapped_.load(std::memory_order_relaxed)); }
+
+MatrixView StreamRegion::View(uint64_t offset, int64_t rows, int64_t cols) const {
+  return MatrixView(memory_->data() + offset / sizeof(float), rows, cols);
+}
+
+absl::StatusOr<StreamRegion::Gradient> StreamRegion::Take(uint64_t offset, int64_t rows, int64_t cols) {
+  const uint64_t bytes = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * sizeof(float);
+  PRECONDOR_ASSIGN_OR_RETURN(const wire::Slot slot, slots_.Take(offset, bytes));
+  const MatrixView values = View(offset, rows, cols);
+  const absl::StatusOr<PayloadFacts> facts = regions_.memory_.Inspect(values);
+  if (!facts.ok()) {
+    GiveBack(slot);
+    return facts.status();
+  }
+  auto payload = std::make_shared<DevicePayload>();
+  payload->values = values;
+  payload->facts = *facts;
+  payload->memory = shared_from_this();
+  return Gradient{shared_from_this(), slot, std::move(payload)};
+}
+
+absl::Status StreamRegion::Write(const wire::Slot& slot, ConstMatrixView answer) {
+  if (!slots_.Holds(slot)) return absl::FailedPreconditionError("ring: the slot has been given back");
+  return regions_.memory_.Copy(answer, View(slot.offset, answer.rows, answer.cols));
+}
+
+SharedRegions::~SharedRegions() {
+  MutexLock lock(mu_);
+  for (const Retired& region : retired_) account_->Release(Of(region.memory->bytes()));
+}
+
+// Those are given to gRPC as descriptors, and it names no other connections so.
+bool SharedRegions::IsOnThisHost(const std::string& peer) { return absl::StartsWith(peer, "fd:"); }
+
+v1::Ring SharedRegions::Offer() const {
+  return wire::EncodeRegion(memory_.kind(), memory_.device(), static_cast<uint64_t>(most_bytes_));
+}
+
+absl::StatusOr<std::shared_ptr<StreamRegion>> SharedRegions::Open(const v1::Ring& request) {
+  PRECONDOR_RETURN_IF_ERROR(wire::CheckRegion(request, memory_.kind(), memory_.device()));
+  const int64_t wanted = static_cast<int64_t>(std::min<uint64_t>(request.bytes(), static_cast<uint64_t>(most_bytes_)));
+  const int64_t bytes =
+      (wanted + RegionMemory::kGranularity - 1) / RegionMemory::kGranularity * RegionMemory::kGranularity;
+  PRECONDOR_RETURN_IF_ERROR(account_->Reserve("ring of a worker", Of(bytes)));
+  absl::StatusOr<std::unique_ptr<SharedRegion>> memory = memory_.Export(bytes);
+  if (!memory.ok()) {
+    account_->Release(Of(bytes));
+    return memory.status();
+  }
+  logger_.Log(Severity::kInfo, "ring opened", {{"bytes", bytes}});
+  return std::make_shared<StreamRegion>(*this, *std::move(memory));
+}
+
+void SharedRegions::Retire(std::unique_ptr<SharedRegion> memory, bool unmapped) {
+  MutexLock lock(mu_);
+  retired_.push_back({std::move(memory), clock_.Now() + (unmapped ? absl::ZeroDuration() : kLinger)});
+}
+
+void SharedRegions::Collect() {
+  const absl::Time now = clock_.Now();
+  std::vector<Retired> due;
+  {
+    MutexLock lock(mu_);
+    const auto first =
+        std::partition(retired_.begin(), retired_.end(), [&](const Retired& region) { return region.due > now; });
+    std::move(first, retired_.end(), std::back_inserter(due));
+    retired_.erase(first, retired_.end());
+  }
+  for (Retired& region : due) {
+    const int64_t bytes = region.memory->bytes();
+    region.memory.reset();
+    account_->Release(Of(bytes));
+    logger_.Log(Severity::kInfo, "ring closed", {{"bytes", bytes}});
+  }
+}
+
+}  // namespace precondor::rpc
