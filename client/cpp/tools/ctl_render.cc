@@ -35,7 +35,7 @@ std::string SnapshotStateName(v1::SnapshotState state) {
 
 std::string MethodName(const v1::SessionSpec& spec) {
   const v1::MethodConfig& method = spec.method();
-  if (method.method_case() == v1::MethodConfig::METHOD_NOT_SET) return "mkor";
+  if (method.method_case() == v1::MethodConfig::METHOD_NOT_SET) return MethodConfig().name;
   return v1::MethodConfig::descriptor()->FindFieldByNumber(method.method_case())->name();
 }
 
