@@ -13,6 +13,8 @@
 #include "absl/time/time.h"
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/session_spec.h"
+
 namespace precondor {
 namespace {
 
