@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One kind of memory that a shard and a worker of one host can share, so that payloads need not pass through a socket
 // (docs/adr/0012-device-plane.md): the shard exports a region, the worker maps it, and both copy payloads in and out.
-// A new kind is a new RegionMemory; who has which part of a region is the same for all kinds (proto/wire/slot_table.h).
+// A new kind is a new RegionMemory; proto/wire/slot_table.h divides the regions of every kind.
 //
 // Threads: all calls from any thread, several at once. Views are f32, row-major. Every call waits until its effect is
 // complete. Errors: Internal for faults of the memory's device, ResourceExhausted for memory.

@@ -34,8 +34,8 @@ class FrameQueue {
     std::function<absl::Time()> now = nullptr;
     std::function<void(absl::Duration)> replied = nullptr;
   };
-  // `limit_bytes`: with more than that waiting in memory the queue is full; a peer that does not read has it filled by its own
-  // contributions' answers.
+  // `limit_bytes`: with more than that waiting in memory the queue is full; a peer that does not read has it filled by
+  // its own contributions' answers.
   FrameQueue(Events events, size_t limit_bytes) : events_(std::move(events)), limit_bytes_(limit_bytes) {}
 
   // A null part: no payload.
