@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # From a fresh machine to a trained model: installs, builds, starts one coordinator and two shards as processes on
-# loopback, trains on real data with four worker processes, shows a table, and stops what it started.
+# loopback, trains on real data with four workers, shows a table, and stops what it started.
 set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: deploy/quickstart.sh [--short] [--json FILE] [--svg FILE] [--no-install] [--binaries DIR] [-- FLAGS...]
-  --short         three methods and two seeds: under a minute once built
+Usage: deploy/quickstart.sh [--full] [--json FILE] [--no-install] [--binaries DIR] [-- FLAGS...]
+By default it trains two small models with AdamW alone and with two methods of Precondor, one seed, and shows how many
+steps each of them needs: under a minute once built.
+  --full          the whole table: all methods, AdamW and LAMB, five seeds, learning rates searched for every row; 20 minutes
   --json FILE     where to write the results (build/quickstart/runs.json)
-  --svg FILE      where to draw the loss curves (build/quickstart/curves.svg)
   --no-install    do not look for missing packages
   --binaries DIR  an existing build tree to use; implies --no-install and builds nothing
   --help          this text
-FLAGS go to precondor-digits, e.g. -- --tasks autoencoder --exchange delegate; see precondor-digits --help.
+FLAGS go to tests/bench/digits.py, e.g. -- --tasks autoencoder --seeds 3 --methods none,kfac; see tests/bench/digits.py --help.
 The servers' logs stay in build/quickstart. Safe to run again; the second time nothing is installed or built anew.
 HELP
 }
@@ -26,15 +27,17 @@ fail() {
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out="$root/build/quickstart"
 json="$out/runs.json"
-svg="$out/curves.svg"
 install=yes
 binaries=""
 flags=()
+targets=(precondor-server precondor-digits)
 while (( $# )); do
   case "$1" in
-    --short) flags+=(--short); shift ;;
+    --full)
+      flags+=(--methods=all "--optimizers=adamw,lamb" --seeds=5 --search)
+      targets+=(digits_in_process)
+      shift ;;
     --json) [[ -n "${2:-}" ]] || fail "--json needs a file" 2; json=$(realpath -m "$2"); shift 2 ;;
-    --svg) [[ -n "${2:-}" ]] || fail "--svg needs a file" 2; svg=$(realpath -m "$2"); shift 2 ;;
     --binaries) [[ -n "${2:-}" ]] || fail "--binaries needs a folder" 2; binaries=$(realpath -m "$2"); shift 2 ;;
     --no-install) install=no; shift ;;
     --help | -h) usage; exit 0 ;;
@@ -43,18 +46,20 @@ while (( $# )); do
   esac
 done
 cd "$root"
-mkdir -p "$out" "$(dirname "$json")" "$(dirname "$svg")"
+mkdir -p "$out" "$(dirname "$json")"
 
 if [[ -z "$binaries" ]]; then
-  if [[ "$install" == yes ]]; then deploy/install.sh; fi
+  if [[ "$install" == yes ]]; then
+    echo "quickstart, 1 of 3: packages"
+    deploy/install.sh
+  fi
   binaries="$root/build/dev"
-  echo "quickstart: building in build/dev"
+  echo "quickstart, 2 of 3: building ${targets[*]} in build/dev"
   cmake --preset dev >"$out/configure.log" || { cat "$out/configure.log" >&2; fail "cmake failed"; }
-  cmake --build --preset dev --target precondor-server precondor-digits
+  cmake --build --preset dev --target "${targets[@]}"
 fi
 server="$binaries/server/precondor-server"
-digits="$binaries/client/cpp/examples/precondor-digits"
-for program in "$server" "$digits"; do
+for program in "$server" "$binaries/client/cpp/examples/precondor-digits"; do
   [[ -x "$program" ]] || fail "no program $program"
 done
 
@@ -84,6 +89,7 @@ start() {
   echo "quickstart: $name is process $pid on $address"
 }
 
+echo "quickstart, 3 of 3: training"
 start shard-0 --role=shard
 shards="$address"
 start shard-1 --role=shard
@@ -91,7 +97,7 @@ shards+=",$address"
 start coordinator --role=coordinator --shards="$shards"
 
 # In the background, so that a signal to this script stops it at once.
-"$digits" --coordinator="$address" --shards=2 --workers=4 --json="$json" --svg="$svg" "${flags[@]}" &
+python3 -B tests/bench/digits.py --coordinator="$address" --shards=2 --binaries="$binaries" --json="$json" "${flags[@]}" &
 pids+=("$!")
 wait "$!"
-echo "quickstart: results in $json, loss curves in $svg"
+echo "quickstart: results in $json"

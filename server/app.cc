@@ -163,14 +163,7 @@ class ServerApp final : public App {
     if (storage_ != nullptr) storage_->Stop();
     if (standing_by_.joinable()) standing_by_.join();
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
-    probing_.clear();
-    reconciling_.Stop();
-    checking_.Stop();
-    collecting_.Stop();
-    straggler_timer_.Stop();
-    reconcile_timer_.Stop();
-    sealing_.Stop();
-    sweeping_.Stop();
+    timers_.StopAll();
     if (planes_ != nullptr) planes_->Stop();
     StopListening();
     if (server_ != nullptr) server_->Shutdown(wire::GrpcDeadline(absl::ZeroDuration()));
@@ -491,33 +484,32 @@ class ServerApp final : public App {
     if (shard_ != nullptr && config_.statistics_deadline_ms > 0) {
       // Late by a quarter of the deadline at most.
       const int64_t pause = std::max<int64_t>(1, config_.statistics_deadline_ms / 4);
-      sealing_.Start(absl::Milliseconds(pause), [this] { shard_->SealOverdue(); });
+      timers_.Start("seal-overdue", absl::Milliseconds(pause), [this] { shard_->SealOverdue(); });
     }
     if (shard_store_ != nullptr) {
-      reconcile_timer_.Start(absl::Milliseconds(500), [this] {
+      timers_.Start("flush-factors", absl::Milliseconds(500), [this] {
         shard_->SettleFactors();
         shard_->SettleQuarantine();
       });
     }
-    if (planes_ != nullptr) sweeping_.Start(absl::Milliseconds(500), [this] { planes_->Sweep(); });
+    if (planes_ != nullptr) timers_.Start("sweep-planes", absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
-      straggler_timer_.Start(absl::Milliseconds(pause), [this] { shard_->ReportStragglers(); });
+      timers_.Start("stragglers", absl::Milliseconds(pause), [this] { shard_->ReportStragglers(); });
     }
-    if (shard_ != nullptr) checking_.Start(absl::Seconds(1), [this] { CheckDevices(); });
+    if (shard_ != nullptr) timers_.Start("check-devices", absl::Seconds(1), [this] { CheckDevices(); });
     if (rings_ != nullptr) {
-      collecting_.Start(absl::Seconds(1), [this] { rings_->Collect(); });
+      timers_.Start("collect-rings", absl::Seconds(1), [this] { rings_->Collect(); });
     }
     if (coordinator_ != nullptr && !storage_->stands_by()) StartReconciling();
   }
 
   void StartReconciling() {
     const absl::Duration pause = absl::Milliseconds(config_.reconcile_interval_ms);
-    reconciling_.Start(pause, [this] { coordinator_->Reconcile(); });
-    // A thread each, so that a shard that hangs keeps none of the others from its lease.
+    timers_.Start("reconcile", pause, [this] { coordinator_->Reconcile(); });
+    // A timer for each shard: one that hangs keeps none of the others from its lease.
     for (size_t shard = 0; shard < coordinator_->ShardAddresses().size(); ++shard) {
-      probing_.push_back(std::make_unique<Periodic>());
-      probing_.back()->Start(pause, [this, shard] { coordinator_->ProbeShard(shard); });
+      timers_.Start("probe-shard", pause, [this, shard] { coordinator_->ProbeShard(shard); });
     }
   }
 
@@ -583,9 +575,8 @@ class ServerApp final : public App {
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
-  Periodic checking_, collecting_, sealing_, reconcile_timer_, straggler_timer_, sweeping_, reconciling_;
-  std::vector<std::unique_ptr<Periodic>> probing_;  // by shard
-  std::thread standing_by_;                         // of a candidate
+  PeriodicTimers timers_;
+  std::thread standing_by_;  // of a candidate
 };
 
 }  // namespace

@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/periodic.h"
 
+#include <pthread.h>
 #include <utility>
 
+#include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 
 namespace precondor {
 
-void Periodic::Start(absl::Duration pause, std::function<void()> work) {
-  thread_ = std::thread([this, pause, work = std::move(work)] { Run(pause, work); });
+void PeriodicTimers::Start(const std::string& name, absl::Duration pause, std::function<void()> work) {
+  {
+    MutexLock lock(mu_);
+    if (stop_) return;
+  }
+  std::thread& thread = threads_.emplace_back([this, pause, work = std::move(work)] { Run(pause, work); });
+  PRECONDOR_CHECK(pthread_setname_np(thread.native_handle(), name.c_str()) == 0);
 }
 
-void Periodic::Run(absl::Duration pause, const std::function<void()>& work) {
+void PeriodicTimers::Run(absl::Duration pause, const std::function<void()>& work) {
   for (;;) {
     work();
     MutexLock lock(mu_);
@@ -21,14 +28,14 @@ void Periodic::Run(absl::Duration pause, const std::function<void()>& work) {
   }
 }
 
-void Periodic::Stop() {
-  if (!thread_.joinable()) return;
+void PeriodicTimers::StopAll() {
   {
     MutexLock lock(mu_);
     stop_ = true;
   }
   stop_requested_.notify_all();
-  thread_.join();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 }  // namespace precondor

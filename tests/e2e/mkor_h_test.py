@@ -15,7 +15,7 @@ import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent / "chaos"))
 # pylint: disable=wrong-import-position
-from cluster import Cluster, Training
+from cluster import Cluster, Training, digits
 from link import Fault, Link, enter_own_network, server_address, why_no_link
 
 # The final losses of always-second-order runs differ by about this share of their median from seed to seed: a smaller
@@ -37,10 +37,13 @@ class MkorH(unittest.TestCase):
         self.cluster = self.enterContext(Cluster(self.binaries, self.folder.name, durable=False,
                                                  coordinator_arguments=["--log-format=json", *flags], **hosts))
 
-    def train(self, *flags, prefix=()):
-        """The rows that precondor-digits reports."""
-        with Training(self.binaries, self.cluster, self.folder.name, [f"--seeds={SEEDS}", *flags], prefix) as training:
-            return training.rows()
+    def train(self, *flags, seeds=SEEDS, prefix=()):
+        """The row of signed-lowrank with these flags, from a run for each seed."""
+        runs = []
+        for seed in range(1, seeds + 1):
+            with Training(self.binaries, self.cluster, self.folder.name, [f"--seed={seed}", *flags], prefix) as training:
+                runs.append(training.finish())
+        return digits.row_of(digits.Candidate(runs[0]["task"], "signed-lowrank", "adamw"), runs, shards=2)
 
     def mode_changes(self):
         log = (self.cluster.coordinator.folder / "log").read_text().splitlines()
@@ -54,8 +57,9 @@ class MkorH(unittest.TestCase):
 
     def test_loss_rate_falls_back_late_and_moves_no_gradient_from_then_on(self):
         self.serve()
-        always, mkor_h = self.train("--tasks=autoencoder", "--methods=signed-lowrank,mkor-h", "--exchange=delegate",
-                                    "--learning-rates=0.032")
+        flags = ["--task=autoencoder", "--exchange=delegate", "--learning-rate=0.032"]
+        always = self.train(*flags)
+        mkor_h = self.train(*flags, "--fallback=loss-rate")
         self.assertEqual(always["first_order_from"], [None] * SEEDS)
         # f32, there and back, of one worker a layer.
         widths = [64, 48, 24, 8, 24, 48, 64]
@@ -81,9 +85,9 @@ class MkorH(unittest.TestCase):
 
     def test_at_step_is_exact_and_direct_goes_on_averaging(self):
         self.serve()
-        flags = ["--tasks=classifier", "--methods=signed-lowrank", "--exchange=direct", "--learning-rates=0.016"]
-        (always,) = self.train(*flags)
-        (fallen_back,) = self.train(*flags, "--fallback=at-step:150")
+        flags = ["--task=classifier", "--exchange=direct", "--learning-rate=0.016"]
+        always = self.train(*flags)
+        fallen_back = self.train(*flags, "--fallback=at-step:150")
         self.assertEqual(fallen_back["first_order_from"], [150] * SEEDS)
         for modes in fallen_back["modes"]:
             before, after = modes
@@ -101,8 +105,8 @@ class MkorH(unittest.TestCase):
         self.serve("--lease-steps=8", coordinator_host=server_address(0), shard_host=lambda i: server_address(1 + i))
         far = Fault(delay_s=0.010, servers=(server_address(1), server_address(2)))
         link.set(to_servers=far, to_workers=far)
-        (row,) = self.train("--tasks=autoencoder", "--exchange=delegate", "--learning-rates=0.032",
-                            "--fallback=cost-aware", "--seeds=2", prefix=link.prefix)
+        row = self.train("--task=autoencoder", "--exchange=delegate", "--learning-rate=0.032", "--fallback=cost-aware",
+                         seeds=2, prefix=link.prefix)
         for modes in row["modes"]:
             self.assertEqual(modes[-1]["mode"], "FIRST_ORDER")
             # A round waits 60 steps, measures 3 times 20, and changes modes twice, which takes 8 leased steps and 5 to

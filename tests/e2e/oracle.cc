@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <utility>
 
-#include "client/cpp/examples/exchange.h"
 #include "client/cpp/examples/host_matrix.h"
 #include "client/cpp/examples/mlp.h"
+#include "client/cpp/examples/trainer.h"
 #include "kernels/base/session_spec.h"
 #include "precondor/statistics.h"
 
@@ -225,7 +225,7 @@ std::vector<Layer> InitialLayers(const digits::Run& run) {
 std::vector<std::vector<double>> TrainOracle(const digits::Run& run, const digits::DigitsData& data) {
   std::vector<Layer> layers = InitialLayers(run);
   const SessionSpec spec = digits::MakeSessionSpec(run, "oracle");
-  const bool preconditions = run.method.name != "none";
+  const bool preconditions = run.method.name != "identity";
   for (int64_t step = 0; step < run.task.steps; ++step) {
     const auto step_id = static_cast<uint64_t>(step);
     const digits::Examples batch =

@@ -9,7 +9,8 @@
 
 #include "client/cpp/examples/digits_data.h"
 #include "client/cpp/examples/host_matrix.h"
-#include "client/cpp/examples/task.h"
+#include "client/cpp/examples/run.h"
+#include "tests/e2e/in_process.h"
 #include "tests/e2e/service_training.h"
 
 namespace precondor::e2e {
@@ -34,21 +35,18 @@ class OracleTest : public ::testing::TestWithParam<Case> {};
 double DifferenceToOracle(const Case& test) {
   const auto data = digits::LoadDigits(PRECONDOR_DIGITS_DATA);
   EXPECT_TRUE(data.ok()) << data.status();
-  digits::Run run;
-  run.task = *digits::FindTask(test.task);
-  run.task.steps = kSteps;
-  run.method = *digits::FindMethod(test.method);
+  digits::Run run = RunOfRow(test.method, test.task, kSteps);
   run.optimizer = test.optimizer;
   run.workers = test.workers;
   run.learning_rate = run.optimizer == "sgd" ? 0.1 : 0.016;
-  const auto weights = TrainDirectly(run, test.dtype, *data);
-  EXPECT_TRUE(weights.ok()) << weights.status();
+  const auto trained = TrainInProcess(run, test.dtype, *data, {.evaluate = false});
+  EXPECT_TRUE(trained.ok()) << trained.status();
   const std::vector<std::vector<double>> expected = TrainOracle(run, *data);
   double difference = 0;
   double norm = 0;
   for (size_t l = 0; l < expected.size(); ++l) {
     for (size_t i = 0; i < expected[l].size(); ++i) {
-      difference += std::pow((*weights)[l].data()[i] - expected[l][i], 2);
+      difference += std::pow(trained->weights[l].data()[i] - expected[l][i], 2);
       norm += std::pow(expected[l][i], 2);
     }
   }

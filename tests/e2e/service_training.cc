@@ -10,13 +10,13 @@
 
 #include "absl/status/status.h"
 
-#include "client/cpp/examples/in_process_exchange.h"
+#include "client/cpp/examples/options.h"
+#include "client/cpp/examples/rank_reducer.h"
 #include "client/cpp/examples/seeded_random.h"
 #include "client/cpp/examples/service_exchange.h"
-#include "client/cpp/examples/shared_reducer.h"
 #include "client/cpp/examples/trainer.h"
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "precondor/client.h"
 
 namespace precondor::e2e {
@@ -25,9 +25,7 @@ namespace {
 using digits::GradientExchange;
 using digits::HostMatrix;
 using digits::LayerTap;
-using digits::SharedReducer;
-
-constexpr absl::Duration kTimeout = absl::Seconds(120);
+using digits::RankReducer;
 
 // Hands layers over in an order drawn for each (seed, rank, step).
 class ShuffledExchange final : public GradientExchange {
@@ -55,7 +53,7 @@ class ShuffledExchange final : public GradientExchange {
 };
 
 absl::StatusOr<std::vector<HostMatrix>> TrainRank(const ServiceRun& job, const digits::DigitsData& data, Client& client,
-                                                  SharedReducer& reducer, uint32_t rank) {
+                                                  RankReducer& reducer, uint32_t rank) {
   WorkerOptions options;
   options.rank = rank;
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker, client.Join(job.session, options));
@@ -76,12 +74,6 @@ SessionSpec SpecOf(const digits::Run& run, const std::string& name, DType statis
   return spec;
 }
 
-int64_t LargestLayer(const SessionSpec& spec) {
-  int64_t elements = 1;
-  for (const LayerSpec& layer : spec.layers) elements = std::max(elements, layer.d_out * layer.d_in);
-  return elements;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<std::vector<HostMatrix>>> TrainThroughService(const ServiceRun& job,
@@ -91,13 +83,12 @@ absl::StatusOr<std::vector<std::vector<HostMatrix>>> TrainThroughService(const S
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(options));
   const SessionSpec spec = SpecOf(job.run, job.session, job.statistics_dtype);
   PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
-  const SharedReducer::Shape shape{job.run.workers, LargestLayer(spec)};
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<SharedReducer> reducer, SharedReducer::Create(shape, kTimeout));
+  RankReducer reducer(job.run.workers);
   std::vector<absl::StatusOr<std::vector<HostMatrix>>> outcomes(static_cast<size_t>(job.run.workers));
   std::vector<std::thread> workers;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     workers.emplace_back(
-        [&, rank] { outcomes[rank] = TrainRank(job, data, *client, *reducer, static_cast<uint32_t>(rank)); });
+        [&, rank] { outcomes[rank] = TrainRank(job, data, *client, reducer, static_cast<uint32_t>(rank)); });
   }
   for (std::thread& worker : workers) worker.join();
   PRECONDOR_RETURN_IF_ERROR(client->CloseSession(job.session).status());
@@ -109,15 +100,40 @@ absl::StatusOr<std::vector<std::vector<HostMatrix>>> TrainThroughService(const S
   return weights;
 }
 
-absl::StatusOr<std::vector<HostMatrix>> TrainDirectly(const digits::Run& run, DType statistics_dtype,
-                                                      const digits::DigitsData& data) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend(CpuBackendOptions{}));
-  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<digits::InProcessExchange> exchange,
-                             digits::InProcessExchange::Make(SpecOf(run, "in-process", statistics_dtype), *backend));
-  digits::TrainOptions options;
-  options.evaluate = false;
-  PRECONDOR_ASSIGN_OR_RETURN(digits::TrainResult result, digits::Train(run, data, *exchange, options));
-  return std::move(result.weights);
+digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t steps) {
+  struct Row {
+    absl::string_view name, method;
+    StatisticsKind statistics;
+    std::vector<absl::string_view> options;
+  };
+  const std::vector<Row> rows = {
+      {"none", "identity", StatisticsKind::kSigned, {}},
+      {"reference", "mkor", StatisticsKind::kMean, {"rule=REFERENCE", "representation=DENSE"}},
+      {"blend", "mkor", StatisticsKind::kSigned, {"rule=BLEND", "representation=DENSE"}},
+      {"mean", "mkor", StatisticsKind::kMean, {"representation=DENSE"}},
+      {"mean-lowrank", "mkor", StatisticsKind::kMean, {"representation=LOW_RANK", "rank=16"}},
+      {"signed", "mkor", StatisticsKind::kSigned, {"representation=DENSE"}},
+      {"signed-lowrank", "mkor", StatisticsKind::kSigned, {"representation=LOW_RANK", "rank=16"}},
+      {"kron", "kron", StatisticsKind::kSigned, {}},
+      {"soap", "soap", StatisticsKind::kSigned, {}},
+      {"muon", "muon", StatisticsKind::kSigned, {}},
+      {"eva", "eva", StatisticsKind::kMean, {"scaling=NORM_RESCALE"}},
+      {"kfac", "kfac", StatisticsKind::kSigned, {}},
+      {"kfac-covariance", "kfac", StatisticsKind::kCovariance, {}},
+  };
+  const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& one) { return one.name == row; });
+  PRECONDOR_CHECK(found != rows.end());
+  digits::Run run;
+  run.task = digits::FindTask(task).value();
+  run.task.steps = steps;
+  run.statistics = found->statistics;
+  run.method.name = std::string(found->method);
+  std::vector<absl::string_view> options = found->options;
+  if (found->method == "kfac") {
+    options = {"scaling=NORM_RESCALE", "factor_decay=piecewise(0, 1: 0.95)", "pi_split=true", "damping=\"0.00003\""};
+  }
+  for (const absl::string_view option : options) PRECONDOR_CHECK(digits::AddMethodOption(option, run.method).ok());
+  return run;
 }
 
 double RelativeDifference(const std::vector<HostMatrix>& x, const std::vector<HostMatrix>& y) {

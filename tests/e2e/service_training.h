@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 #include "client/cpp/examples/digits_data.h"
 #include "client/cpp/examples/host_matrix.h"
-#include "client/cpp/examples/task.h"
+#include "client/cpp/examples/run.h"
 #include "kernels/base/session_spec.h"
 
 namespace precondor::e2e {
@@ -28,9 +29,9 @@ struct ServiceRun {
 absl::StatusOr<std::vector<std::vector<digits::HostMatrix>>> TrainThroughService(const ServiceRun& job,
                                                                                  const digits::DigitsData& data);
 
-// Final weights of training in this process with the method called directly.
-absl::StatusOr<std::vector<digits::HostMatrix>> TrainDirectly(const digits::Run& run, DType statistics_dtype,
-                                                              const digits::DigitsData& data);
+// A run of 4 workers whose method and statistics are those of a row of tests/bench/digits.py, by its name there, with
+// that row's base optimizer. Aborts for a name that is not below.
+digits::Run RunOfRow(absl::string_view row, absl::string_view task, int64_t steps);
 
 // |x - y| / |y| over all layers together.
 double RelativeDifference(const std::vector<digits::HostMatrix>& x, const std::vector<digits::HostMatrix>& y);

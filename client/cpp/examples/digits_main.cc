@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// precondor-digits: trains on real data through the service and shows what preconditioning is worth.
-#include <algorithm>
+// precondor-digits: trains on real data through the service. Read from here: TrainJob opens a session, TrainRank is one
+// worker's whole life, ServiceExchange is what a worker does at each step.
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -14,154 +16,126 @@
 #include "absl/strings/str_format.h"
 
 #include "client/cpp/examples/digits_data.h"
-#include "client/cpp/examples/launcher.h"
 #include "client/cpp/examples/options.h"
-#include "client/cpp/examples/progress.h"
-#include "client/cpp/examples/rate_search.h"
-#include "client/cpp/examples/report.h"
-#include "client/cpp/examples/svg_chart.h"
-#include "client/cpp/examples/worker_role.h"
+#include "client/cpp/examples/rank_reducer.h"
+#include "client/cpp/examples/results.h"
+#include "client/cpp/examples/service_exchange.h"
 #include "kernels/base/blas_core.h"
 #include "kernels/base/status_macros.h"
+#include "precondor/client.h"
 
 namespace precondor::digits {
 namespace {
 
-std::vector<uint64_t> SeedsUpTo(int64_t count) {
-  std::vector<uint64_t> seeds;
-  for (int64_t seed = 1; seed <= count; ++seed) seeds.push_back(static_cast<uint64_t>(seed));
-  return seeds;
+// Prints how far the training is, a line for each tenth of it.
+void ShowProgress(const Run& run, const CurvePoint& point) {
+  const int64_t before = (point.step - kEvaluateEvery) * 10 / run.task.steps, now = point.step * 10 / run.task.steps;
+  if (before == now) return;
+  std::cerr << absl::StrFormat("training: %d %%, %s, %s + %s, seed %d, held-out loss %.4f\n", now * 10, run.task.name,
+                               run.method.name, run.optimizer, run.seed, point.held_out_loss);
 }
 
-std::vector<Row> PlanRows(const Options& options) {
-  std::vector<Row> rows;
-  for (const Task& task : options.tasks) {
-    for (const std::string& optimizer : options.optimizers) {
-      for (const MethodVariant& method : options.methods) {
-        // One row for a method that comes with a base optimizer.
-        if (!method.optimizer.empty() && optimizer != options.optimizers.front()) continue;
-        const std::string& base = method.optimizer.empty() ? optimizer : method.optimizer;
-        Row row;
-        row.run = Run{task, method, base, options.exchange, options.workers, 0, options.learning_rates.front()};
-        row.run.on_shard_loss = options.on_shard_loss;
-        if (options.steps > 0) row.run.task.steps = options.steps;
-        row.seeds = SeedsUpTo(options.seeds);
-        rows.push_back(std::move(row));
+// One worker: joins the session, trains through it, and returns what it took.
+absl::StatusOr<RankResult> TrainRank(const Options& options, const std::string& session, const DigitsData& data,
+                                     Client& client, RankReducer* reducer, uint32_t rank) {
+  TrainState state;
+  bool resumes = false;
+  TrainOptions train_options;
+  if (!options.checkpoint_path.empty()) {
+    PRECONDOR_ASSIGN_OR_RETURN(resumes, ReadCheckpoint(options.checkpoint_path, options.run.task.model, state));
+    if (resumes) train_options.resume = &state;
+  }
+  // Waits until all ranks have joined. A process that takes over a rank names the step that it goes on from.
+  PRECONDOR_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Worker> worker,
+      client.Join(session, WorkerOptions{.rank = rank, .first_step = static_cast<uint64_t>(state.step)}));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<ServiceExchange> exchange, ServiceExchange::Make(*worker, reducer));
+
+  RankResult result;
+  result.log.first_step = static_cast<uint64_t>(state.step);
+  const auto note_usage = [&](double seconds) {
+    const Traffic traffic = worker->traffic();
+    result.log.seconds.push_back(seconds);
+    result.log.statistics_bytes.push_back(traffic.statistics_bytes);
+    result.log.gradient_bytes.push_back(traffic.gradient_bytes + traffic.result_bytes);
+  };
+  train_options.before_step = [&](uint64_t step, double seconds) {
+    result.log.modes.push_back(worker->ModeOf(step));
+    note_usage(seconds);
+  };
+  if (!options.checkpoint_path.empty()) {
+    train_options.checkpoint = [&](const TrainState& before) -> absl::Status {
+      PRECONDOR_RETURN_IF_ERROR(worker->Flush());
+      return WriteCheckpoint(options.checkpoint_path, before);
+    };
+  }
+  train_options.evaluate = rank == 0 || options.rank >= 0;
+  if (rank == 0) {
+    train_options.progress = [&](const CurvePoint& point) { ShowProgress(options.run, point); };
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(result.trained, Train(options.run, data, *exchange, train_options));
+  note_usage(result.trained.seconds);
+  PRECONDOR_RETURN_IF_ERROR(worker->Flush());
+  return result;
+}
+
+// All workers of this process, a thread each. A job cannot go on without one of its ranks: the first one that fails
+// ends the process.
+absl::StatusOr<std::vector<RankResult>> TrainRanks(const Options& options, const std::string& session,
+                                                   const DigitsData& data, Client& client) {
+  if (options.rank >= 0) {
+    std::vector<RankResult> one(1);
+    PRECONDOR_ASSIGN_OR_RETURN(one[0],
+                               TrainRank(options, session, data, client, nullptr, static_cast<uint32_t>(options.rank)));
+    return one;
+  }
+  RankReducer reducer(options.run.workers);
+  std::vector<RankResult> results(static_cast<size_t>(options.run.workers));
+  std::vector<std::thread> workers;
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    workers.emplace_back([&, rank] {
+      auto result = TrainRank(options, session, data, client, &reducer, static_cast<uint32_t>(rank));
+      if (!result.ok()) {
+        std::cerr << absl::StrCat("precondor-digits: worker ", rank, ": ", result.status().ToString(), "\n");
+        std::_Exit(1);
       }
-    }
-  }
-  return rows;
-}
-
-absl::Status SearchRates(const RateSearch& search, const DigitsData& data, std::vector<Row>& rows) {
-  // A row that falls back takes the rate of its method without: what is compared is the fallback alone.
-  std::vector<Run> runs;
-  std::vector<size_t> run_of_row;
-  for (const Row& row : rows) {
-    const auto same = std::find_if(runs.begin(), runs.end(), [&](const Run& run) {
-      return run.task.name == row.run.task.name && run.optimizer == row.run.optimizer &&
-             run.method.config == row.run.method.config && run.method.kind == row.run.method.kind;
+      results[rank] = *std::move(result);
     });
-    run_of_row.push_back(static_cast<size_t>(same - runs.begin()));
-    if (same == runs.end()) runs.push_back(row.run);
   }
-  Progress progress("learning rates");
-  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<RateChoice> choices,
-                             ChooseRates(runs, search, data, [&](int64_t done, int64_t planned) {
-                               progress.Update(done, planned, absl::StrCat(done, " of ", planned, " runs"));
-                             }));
-  for (size_t i = 0; i < rows.size(); ++i) rows[i].run.learning_rate = choices[run_of_row[i]].learning_rate;
-  return absl::OkStatus();
-}
-
-// All runs of all rows, row by row.
-std::vector<Run> RunsOf(const std::vector<Row>& rows) {
-  std::vector<Run> runs;
-  for (const Row& row : rows) {
-    for (const uint64_t seed : row.seeds) {
-      runs.push_back(row.run);
-      runs.back().seed = seed;
-    }
-  }
-  return runs;
-}
-
-absl::StatusOr<std::vector<RunResult>> TrainAllInProcess(const std::vector<Run>& runs, int threads,
-                                                         const DigitsData& data) {
-  std::vector<RunResult> results(runs.size());
-  PRECONDOR_RETURN_IF_ERROR(ParallelFor(static_cast<int64_t>(runs.size()), threads, [&](int64_t i) {
-    PRECONDOR_ASSIGN_OR_RETURN(results[static_cast<size_t>(i)], TrainInProcess(runs[static_cast<size_t>(i)], data));
-    return absl::OkStatus();
-  }));
+  for (std::thread& worker : workers) worker.join();
   return results;
 }
 
-absl::StatusOr<std::vector<RunResult>> TrainThroughService(const Options& options, std::vector<Run> runs) {
-  Job job;
-  job.data_path = options.data_path;
-  job.coordinator = options.coordinator;
-  job.session_prefix = absl::StrCat("digits-", getpid());
-  job.workers = options.workers;
-  int64_t total = 0;
-  std::vector<int64_t> steps_before;
-  for (const Run& run : runs) {
-    for (const LayerSpec& layer : MakeSessionSpec(run, "size").layers) {
-      job.reducer_elements = std::max(job.reducer_elements, layer.d_out * layer.d_in);
-    }
-    steps_before.push_back(total);
-    total += run.task.steps;
-  }
-  job.runs = std::move(runs);
-  job.worker_restarts = options.worker_restarts;
-  job.checkpoint_dir = options.checkpoint_dir;
-  Progress progress("training");
-  return LaunchWorkers(job, [&](const WorkerReport& report) {
-    const Run& run = job.runs[static_cast<size_t>(report.run)];
-    progress.Update(steps_before[static_cast<size_t>(report.run)] + report.point.step, total,
-                    absl::StrFormat("%s, %s + %s, seed %d, loss %.4f", run.task.name, run.method.name, run.optimizer,
-                                    run.seed, CriterionLoss(run.task, report.point)));
-  });
-}
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.close();
-  return file ? absl::OkStatus() : absl::UnknownError(absl::StrCat("cannot write ", path));
-}
-
-absl::Status RunAll(const Options& options) {
+absl::Status TrainJob(const Options& options) {
   UseSingleThreadedBlas();
   PRECONDOR_ASSIGN_OR_RETURN(const DigitsData data, LoadDigits(options.data_path));
-  const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  std::vector<Row> rows = PlanRows(options);
-  ReportContext context;
-  context.in_process = options.in_process;
-  context.shards = options.in_process ? 0 : options.shards;
-  context.search = RateSearch{options.learning_rates, SeedsUpTo(options.rate_seeds), threads};
-  context.rates_chosen = options.learning_rates.size() > 1;
-  if (context.rates_chosen) PRECONDOR_RETURN_IF_ERROR(SearchRates(context.search, data, rows));
-
-  const std::vector<Run> runs = RunsOf(rows);
-  absl::StatusOr<std::vector<RunResult>> results =
-      options.in_process ? TrainAllInProcess(runs, threads, data) : TrainThroughService(options, runs);
-  if (!results.ok()) return results.status();
-  auto next = results->begin();
-  for (Row& row : rows) {
-    for (size_t i = 0; i < row.seeds.size(); ++i) row.results.push_back(std::move(*next++));
-  }
-  CompareWithAdamw(rows);
-  std::cout << "\n" << FormatTable(rows, context);
-  if (!options.json_path.empty()) {
-    PRECONDOR_RETURN_IF_ERROR(WriteFile(options.json_path, FormatJson(rows, context)));
-  }
-  if (!options.svg_path.empty()) PRECONDOR_RETURN_IF_ERROR(WriteFile(options.svg_path, RenderSvg(PanelsOf(rows))));
-  return absl::OkStatus();
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client,
+                             Client::Connect(ClientOptions{.coordinator = options.coordinator}));
+  const std::string session = options.session.empty() ? absl::StrCat("digits-", getpid()) : options.session;
+  // Every process of a job can open the session: the first one creates it.
+  PRECONDOR_RETURN_IF_ERROR(client->OpenSession(MakeSessionSpec(options.run, session)).status());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<RankResult> ranks, TrainRanks(options, session, data, *client));
+  // With --rank this process does not know when the other workers have their last answers.
+  if (options.rank < 0) PRECONDOR_RETURN_IF_ERROR(client->CloseSession(session).status());
+  PRECONDOR_RETURN_IF_ERROR(CheckReplicas(ranks));
+  const TrainResult& trained = ranks.front().trained;
+  std::cout << absl::StrFormat("%s, %s + %s, seed %d: held-out loss %.4f after %d steps, %.1f ms a step\n",
+                               options.run.task.name, options.run.method.name, options.run.optimizer, options.run.seed,
+                               trained.curve.back().held_out_loss, options.run.task.steps,
+                               1e3 * trained.seconds / static_cast<double>(ranks.front().log.modes.size()));
+  if (options.json_path.empty()) return absl::OkStatus();
+  std::ofstream file(options.json_path, std::ios::trunc);
+  file << ResultJson(options.run, ranks);
+  file.close();
+  return file ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", options.json_path));
 }
 
 int Main(int argc, const char* const* argv) {
-  const absl::StatusOr<Options> options =
+  absl::StatusOr<Options> options =
       ParseOptions(absl::MakeConstSpan(argv + 1, static_cast<size_t>(argc - 1)), PRECONDOR_DIGITS_DATA);
+  if (options.ok() && !options->help && options->coordinator.empty()) {
+    options = absl::InvalidArgumentError("expected --coordinator HOST:PORT");
+  }
   if (!options.ok()) {
     std::cerr << "precondor-digits: " << options.status().message() << "; see --help\n";
     return 2;
@@ -170,8 +144,7 @@ int Main(int argc, const char* const* argv) {
     std::cout << HelpText();
     return 0;
   }
-  if (options->worker_rank >= 0) return WorkerMain(options->worker_rank, options->reducer_fd);
-  const absl::Status status = RunAll(*options);
+  const absl::Status status = TrainJob(*options);
   if (status.ok()) return 0;
   std::cerr << "precondor-digits: " << status.ToString() << "\n";
   return 1;

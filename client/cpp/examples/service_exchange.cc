@@ -6,12 +6,11 @@
 #include "client/cpp/examples/host_matrix.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/methods/registry.h"
 #include "precondor/statistics.h"
 
 namespace precondor::digits {
 
-absl::StatusOr<std::unique_ptr<ServiceExchange>> ServiceExchange::Make(Worker& worker, SharedReducer* reducer) {
+absl::StatusOr<std::unique_ptr<ServiceExchange>> ServiceExchange::Make(Worker& worker, RankReducer* reducer) {
   const ExchangeMode exchange = worker.spec().exchange;
   if (exchange != ExchangeMode::kDirect && reducer == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("expected DIRECT, or a reducer; got ", ExchangeModeName(exchange)));
@@ -44,8 +43,7 @@ absl::Status ServiceExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   samples_ = static_cast<uint64_t>(tap.inputs.rows);
   if (worker_.NeedsStatistics(step, tap.layer)) PRECONDOR_RETURN_IF_ERROR(SendStatistics(step, tap));
   if (worker_.spec().exchange != ExchangeMode::kDirect) {
-    PRECONDOR_RETURN_IF_ERROR(
-        reducer_->WeightedMean(static_cast<int32_t>(worker_.rank()), static_cast<double>(samples_), tap.gradient));
+    reducer_->WeightedMean(static_cast<int32_t>(worker_.rank()), static_cast<double>(samples_), tap.gradient);
   }
   Pending pending{tap.layer, tap.gradient, PreconditionFuture(), worker_.SendsGradient(tap.layer)};
   if (pending.sent) pending.future = worker_.Precondition(step, tap.layer, tap.gradient, tap.gradient, samples_);
@@ -53,13 +51,13 @@ absl::Status ServiceExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> ServiceExchange::ShareAnswers(bool apply) {
+bool ServiceExchange::ShareAnswers(bool apply) {
   const auto rank = static_cast<int32_t>(worker_.rank());
   for (const Pending& pending : pending_) {
-    PRECONDOR_RETURN_IF_ERROR(reducer_->Broadcast(rank, DelegateRank(worker_.spec(), pending.layer), pending.gradient));
+    reducer_->Broadcast(rank, DelegateRank(worker_.spec(), pending.layer), pending.gradient);
   }
   float skipped_share = apply ? 0.0f : 1.0f;
-  PRECONDOR_RETURN_IF_ERROR(reducer_->WeightedMean(rank, 1.0, MatrixView(&skipped_share, 1, 1)));
+  reducer_->WeightedMean(rank, 1.0, MatrixView(&skipped_share, 1, 1));
   return skipped_share == 0.0f;
 }
 
@@ -70,9 +68,7 @@ absl::StatusOr<bool> ServiceExchange::Finish(uint64_t step, double loss, double 
     PRECONDOR_ASSIGN_OR_RETURN(const Preconditioned answer, pending.future.Wait());
     if (answer.decision == Decision::kSkip) apply = false;
   }
-  if (worker_.spec().exchange == ExchangeMode::kDelegate) {
-    PRECONDOR_ASSIGN_OR_RETURN(apply, ShareAnswers(apply));
-  }
+  if (worker_.spec().exchange == ExchangeMode::kDelegate) apply = ShareAnswers(apply);
   pending_.clear();
   PRECONDOR_RETURN_IF_ERROR(worker_.ReportStep(step, loss, samples_, true, learning_rate).status());
   return apply;

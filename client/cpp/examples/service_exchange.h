@@ -10,18 +10,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "client/cpp/examples/exchange.h"
-#include "client/cpp/examples/shared_reducer.h"
+#include "client/cpp/examples/rank_reducer.h"
+#include "client/cpp/examples/trainer.h"
 #include "precondor/client.h"
 
 namespace precondor::digits {
 
-// DIRECT: every worker sends its gradient and the shard averages them. DELEGATE: `reducer` averages, one worker a layer
-// sends, `reducer` passes the answer on; LayerReady must then come in the same order on all ranks.
+// DIRECT: every worker sends its gradient and the shard averages them. DELEGATE: `reducer` averages, one worker for
+// each layer sends the average, and `reducer` passes the answer on. REPLAY and PULL_FACTORS: `reducer` averages, and
+// each worker preconditions the average itself. With a reducer LayerReady has one order on all ranks.
 class ServiceExchange final : public GradientExchange {
  public:
   // `worker` and `reducer` outlive the exchange; `reducer` may be null in DIRECT.
-  static absl::StatusOr<std::unique_ptr<ServiceExchange>> Make(Worker& worker, SharedReducer* reducer);
+  static absl::StatusOr<std::unique_ptr<ServiceExchange>> Make(Worker& worker, RankReducer* reducer);
 
   RowRange Rows(int64_t batch_size) const override;
   absl::Status LayerReady(uint64_t step, const LayerTap& tap) override;
@@ -35,13 +36,13 @@ class ServiceExchange final : public GradientExchange {
     bool sent = false;
   };
 
-  ServiceExchange(Worker& worker, SharedReducer* reducer) : worker_(worker), reducer_(reducer) {}
+  ServiceExchange(Worker& worker, RankReducer* reducer) : worker_(worker), reducer_(reducer) {}
   absl::Status SendStatistics(uint64_t step, const LayerTap& tap);
   // Passes the delegates' answers, and whether one of them was to skip, to all ranks.
-  absl::StatusOr<bool> ShareAnswers(bool apply);
+  bool ShareAnswers(bool apply);
 
   Worker& worker_;
-  SharedReducer* const reducer_;
+  RankReducer* const reducer_;
   std::vector<Pending> pending_;  // of the current step
   uint64_t samples_ = 0;          // rows of the current step
 };

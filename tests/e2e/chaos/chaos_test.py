@@ -89,7 +89,7 @@ class ChaosTest(FaultTest):
                 finally:
                     os.kill(worker, signal.SIGCONT)
                 self.await_progress(cluster, before)
-            row = self.train(cluster, disturb)
+            row = self.train(cluster, disturb, ranks=True)
         self.expect_undisturbed_weights(row)
 
     # --- the coordinator ---------------------------------------------------------------------------------------------
@@ -145,14 +145,11 @@ class ChaosTest(FaultTest):
 
     # --- workers -----------------------------------------------------------------------------------------------------
     def test_killed_workers_go_on_from_their_own_checkpoints(self):
-        checkpoints = pathlib.Path(self.folder.name) / "checkpoints"
-        checkpoints.mkdir()
-
         def disturb(training):
-            os.kill(self.random.choice(training.workers()), signal.SIGKILL)
+            training.restart(self.random.randrange(training.WORKERS))
 
         with self.cluster() as cluster:
-            row = self.train(cluster, disturb, f"--worker-restarts={self.kills}", f"--checkpoint-dir={checkpoints}")
+            row = self.train(cluster, disturb, ranks=True)
             self.assertGreater(cluster.coordinator.metric("precondor_rpcs_total"), 0)
         self.expect_undisturbed_weights(row)
 
@@ -171,7 +168,7 @@ class ChaosTest(FaultTest):
                 finally:
                     os.kill(workers[rank], signal.SIGCONT)
                 self.await_progress(cluster, before)
-            row = self.train(cluster, disturb)
+            row = self.train(cluster, disturb, ranks=True)
             logs = "".join((shard.folder / "log").read_text() for shard in cluster.shards)
             self.assertIn("workers hold all others up", logs)
         self.expect_undisturbed_weights(row)

@@ -17,6 +17,9 @@ import sys
 import time
 import urllib.request
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import digits  # pylint: disable=wrong-import-position
+
 DEADLINE_S = 60.0  # for any one condition; a run that is this late has failed
 
 
@@ -208,49 +211,71 @@ class Cluster:
 
 
 class Training:
-    """precondor-digits on a cluster: real data, four worker processes. Its result has the hash of the final weights.
+    """precondor-digits on a cluster: real data, four workers. Its result has the hash of the final weights.
 
     `arguments` come after the usual ones and prevail over them. `prefix` is a command that ends by executing what follows.
+    With `ranks` each worker is a process of its own, which writes checkpoints and can be started again.
     """
 
-    def __init__(self, binaries, cluster, folder, arguments=(), prefix=()):
-        self.results = pathlib.Path(folder) / "results.json"
-        self.errors = pathlib.Path(folder) / "training.log"
-        self.results.unlink(missing_ok=True)
-        with open(self.errors, "wb") as log:
-            self.process = subprocess.Popen(
-                [*prefix, pathlib.Path(binaries) / "client/cpp/examples/precondor-digits",
-                 f"--coordinator={cluster.coordinator.address}", f"--shards={len(cluster.shards)}",
-                 "--tasks=classifier", "--methods=signed-lowrank", "--optimizers=adamw", "--learning-rates=0.016",
-                 "--seeds=1", f"--json={self.results}", *arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
+    WORKERS = 4
+
+    def __init__(self, binaries, cluster, folder, arguments=(), prefix=(), ranks=False):
+        self.folder = pathlib.Path(folder)
+        self.command = [*prefix, pathlib.Path(binaries) / "client/cpp/examples/precondor-digits",
+                        f"--coordinator={cluster.coordinator.address}", f"--workers={self.WORKERS}", "--task=classifier",
+                        *digits.ROWS["signed-lowrank"].flags(), "--learning-rate=0.016", *arguments]
+        self.errors = self.folder / "training.log"
+        self.errors.write_bytes(b"")
+        self.processes = []
+        if not ranks:
+            self.processes.append(self._start("results.json"))
+            return
+        self.session = f"ranks-{id(self)}"
+        for rank in range(self.WORKERS):
+            (self.folder / f"rank{rank}.checkpoint").unlink(missing_ok=True)
+            self.processes.append(self._start_rank(rank))
+
+    def _start(self, results, *more):
+        (self.folder / results).unlink(missing_ok=True)
+        with open(self.errors, "ab") as log:
+            return subprocess.Popen([*self.command, f"--json={self.folder / results}", *more],
+                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})
+
+    def _start_rank(self, rank):
+        return self._start(f"rank{rank}.json", f"--rank={rank}", f"--session={self.session}",
+                           f"--checkpoint={self.folder / f'rank{rank}.checkpoint'}")
 
     def workers(self):
-        """Pids of the worker processes that run now."""
-        children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in children.read_text().split()]
+        """Pids of the workers, by rank, where each is a process."""
+        return [process.pid for process in self.processes]
+
+    def restart(self, rank):
+        """Kills a worker; another process goes on from its checkpoint."""
+        self.processes[rank].kill()
+        self.processes[rank].wait()
+        self.processes[rank] = self._start_rank(rank)
 
     def running(self):
-        return self.process.poll() is None
-
-    def rows(self, deadline_s=600):
-        """Waits for the end; the rows of its results."""
-        status = self.process.wait(deadline_s)
-        if status != 0:
-            raise Failure(f"precondor-digits ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
-        return json.loads(self.results.read_text())["runs"]
+        return any(process.poll() is None for process in self.processes)
 
     def finish(self, deadline_s=600):
-        """Waits for the end; the run's only row."""
-        rows = self.rows(deadline_s)
-        if len(rows) != 1:
-            raise Failure(f"expected one row, got {len(rows)}")
-        return rows[0]
+        """Waits for the end; what the run gave, with rank 0's losses."""
+        for process in self.processes:
+            status = process.wait(deadline_s)
+            if status != 0:
+                raise Failure(f"precondor-digits ended with {status}: {self.errors.read_text(errors='replace')[-2000:]}")
+        if len(self.processes) == 1:
+            return json.loads((self.folder / "results.json").read_text())
+        runs = [json.loads((self.folder / f"rank{rank}.json").read_text()) for rank in range(self.WORKERS)]
+        if len({run["weights_hash"] for run in runs}) != 1:
+            raise Failure(f"the replicas differ: {[run['weights_hash'] for run in runs]}")
+        return runs[0]
 
     def close(self):
-        if self.running():
-            self.process.kill()
-            self.process.wait()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
     def __enter__(self):
         return self

@@ -61,9 +61,9 @@ class FaultTest(unittest.TestCase):
 
         wait_for("the job to stand still", still)
 
-    def train(self, cluster, disturb, *more, prefix=()):
-        """Trains, with `disturb(training)` at `kills` instants; the row of results."""
-        with Training(self.binaries, cluster, self.folder.name, self.arguments(*more), prefix) as training:
+    def train(self, cluster, disturb, *more, prefix=(), ranks=False):
+        """Trains, with `disturb(training)` at `kills` instants; what the run gave."""
+        with Training(self.binaries, cluster, self.folder.name, self.arguments(*more), prefix, ranks) as training:
             for fault in range(self.kills):
                 target = LEAD_IN + STEPS_A_FAULT * fault + self.random.randrange(STEPS_A_FAULT // 2)
                 self.await_step(cluster, training, target)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cpp/examples/in_process_exchange.h"
+#include "tests/e2e/in_process.h"
 
 #include <cmath>
 #include <cstdint>
@@ -10,10 +10,16 @@
 #include "client/cpp/examples/host_matrix.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/methods/method_set.h"
+#include "precondor/statistics.h"
 
-namespace precondor::digits {
+namespace precondor::e2e {
 namespace {
+
+using digits::HostMatrix;
+using digits::LayerTap;
+using digits::RowRange;
 
 // What a vector block is after the wire: encoded in `dtype` with one scale, and decoded.
 void RoundTo(DType dtype, HostMatrix& block) {
@@ -24,8 +30,11 @@ void RoundTo(DType dtype, HostMatrix& block) {
   DecodeElements(dtype, encoded.data(), scale, values);
 }
 
-}  // namespace
-
+// The statistics of one side of a sealed statistic step, from the rows of the whole batch: each rank's vectors [k, d]
+// of its own rows, rounded to the session's dtype as on the wire, then merged as a shard does. MEAN: the mean weighted
+// by row counts, k = 1. Otherwise all of them in rank order, rank i's scaled by sqrt(W n_i / N), so that (1/k) sum v v'
+// weighs every row alike. COVARIANCE: as one rank of the whole batch would send it. `key.rank` is ignored; row_scale as
+// in ComputeStatistics.
 absl::StatusOr<HostMatrix> MergedStatistics(const SessionSpec& spec, SketchKey key, ConstMatrixView rows,
                                             double row_scale) {
   if (StatisticsOf(spec, key.layer) == StatisticsKind::kCovariance) {
@@ -42,7 +51,7 @@ absl::StatusOr<HostMatrix> MergedStatistics(const SessionSpec& spec, SketchKey k
   HostMatrix merged(VectorsPerStep(spec, key.layer), rows.cols);
   std::vector<double> sum(mean ? static_cast<size_t>(rows.cols) : 0);
   for (int64_t rank = 0; rank < workers; ++rank) {
-    const RowRange range = RowsOfRank(rows.rows, workers, rank);
+    const RowRange range = digits::RowsOfRank(rows.rows, workers, rank);
     HostMatrix block(each, rows.cols);
     key.rank = static_cast<uint32_t>(rank);
     PRECONDOR_RETURN_IF_ERROR(
@@ -64,6 +73,8 @@ absl::StatusOr<HostMatrix> MergedStatistics(const SessionSpec& spec, SketchKey k
   for (size_t j = 0; j < sum.size(); ++j) merged.data()[j] = static_cast<float>(sum[j]);
   return merged;
 }
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<InProcessExchange>> InProcessExchange::Make(SessionSpec spec, Backend& backend) {
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
@@ -104,4 +115,15 @@ absl::Status InProcessExchange::LayerReady(uint64_t step, const LayerTap& tap) {
   return backend_.Download(u.view(), tap.gradient);
 }
 
-}  // namespace precondor::digits
+absl::StatusOr<digits::TrainResult> TrainInProcess(const digits::Run& run, DType statistics_dtype,
+                                                   const digits::DigitsData& data,
+                                                   const digits::TrainOptions& options) {
+  SessionSpec spec = digits::MakeSessionSpec(run, "in-process");
+  spec.statistics_dtype = statistics_dtype;
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend(CpuBackendOptions{}));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<InProcessExchange> exchange,
+                             InProcessExchange::Make(std::move(spec), *backend));
+  return digits::Train(run, data, *exchange, options);
+}
+
+}  // namespace precondor::e2e
