@@ -510,8 +510,8 @@ class ServerApp final : public App {
     }
     if (shard_store_ != nullptr) {
       reconcile_timer_.Start(absl::Milliseconds(500), [this] {
-        shard_->SettleFactors();
-        shard_->SettleQuarantine();
+        shard_->FreeReleasedFactors();
+        shard_->CompleteQuarantine();
       });
     }
     if (planes_ != nullptr) sweeping_.Start(absl::Milliseconds(500), [this] { planes_->Sweep(); });
