@@ -64,7 +64,7 @@ class LocalShard final : public ShardControl {
     MutexLock lock(mu_);
     address_ = std::move(address);
   }
-  void Lead(uint64_t token) override { token_.store(token); }
+  void BecomeLeader(uint64_t token) override { token_.store(token); }
   absl::StatusOr<ShardDescription> Describe() override {
     return Addressed(Call([&] { return shard_.Describe(); }));
   }
@@ -194,7 +194,7 @@ class ServerApp final : public App {
     // Until then a probe hears that it is alive and not ready.
     if (shard_store_ != nullptr) PRECONDOR_RETURN_IF_ERROR(shard_store_->Restore(*shard_));
     StartPeriodicWork();
-    if (storage_ != nullptr && storage_->stands_by()) {
+    if (storage_ != nullptr && storage_->standby()) {
       standing_by_ = std::thread([this] { StandBy(); });
     } else {
       ChangeHealth([](Health& health) { health.begun = true; });
@@ -396,14 +396,14 @@ class ServerApp final : public App {
     options.shard_loss_timeout = absl::Milliseconds(config_.shard_loss_ms);
     options.probe_interval = absl::Milliseconds(config_.reconcile_interval_ms);
     options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);
-    options.stands_by = !config_.etcd_endpoints.empty();
+    options.standby = !config_.etcd_endpoints.empty();
     storage_ = std::make_unique<CoordinatorStorage>(config_, disk_, [this](const absl::Status& why) {
       logger_.Log(Severity::kError, "another coordinator leads", {{"reason", absl::string_view(why.message())}});
       RequestDrain(absl::ZeroDuration());
     });
     options.on_replaced = [this](const absl::Status& why) { OnReplaced(why); };
     coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *storage_, clock_, logger_, metrics_);
-    if (!storage_->stands_by()) PRECONDOR_RETURN_IF_ERROR(Lead());
+    if (!storage_->standby()) PRECONDOR_RETURN_IF_ERROR(BecomeLeader());
     session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_);
     return absl::OkStatus();
   }
@@ -416,7 +416,7 @@ class ServerApp final : public App {
   }
 
   // Takes up what the journal says. A candidate waits here until it leads.
-  absl::Status Lead() {
+  absl::Status BecomeLeader() {
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<CoordinatorRecord> records, storage_->Recover());
     return coordinator_->Restore(records);
   }
@@ -424,7 +424,7 @@ class ServerApp final : public App {
   // A candidate's thread.
   void StandBy() {
     logger_.Log(Severity::kInfo, "standing by", {{"etcd_prefix", config_.etcd_prefix}});
-    if (const absl::Status status = Lead(); !status.ok()) {
+    if (const absl::Status status = BecomeLeader(); !status.ok()) {
       if (!absl::IsCancelled(status)) {
         logger_.Log(Severity::kError, "cannot lead", {{"reason", absl::string_view(status.message())}});
         RequestDrain(absl::ZeroDuration());
@@ -488,8 +488,8 @@ class ServerApp final : public App {
     }
     if (shard_store_ != nullptr) {
       timers_.Start("flush-factors", absl::Milliseconds(500), [this] {
-        shard_->SettleFactors();
-        shard_->SettleQuarantine();
+        shard_->FreeReleasedFactors();
+        shard_->CompleteQuarantine();
       });
     }
     if (planes_ != nullptr) timers_.Start("sweep-planes", absl::Milliseconds(500), [this] { planes_->Sweep(); });
@@ -501,7 +501,7 @@ class ServerApp final : public App {
     if (rings_ != nullptr) {
       timers_.Start("collect-rings", absl::Seconds(1), [this] { rings_->Collect(); });
     }
-    if (coordinator_ != nullptr && !storage_->stands_by()) StartReconciling();
+    if (coordinator_ != nullptr && !storage_->standby()) StartReconciling();
   }
 
   void StartReconciling() {

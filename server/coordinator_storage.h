@@ -30,7 +30,7 @@ class CoordinatorStorage final : public CoordinatorJournal {
   ~CoordinatorStorage() override { Stop(); }
 
   // Recover may take as long as another candidate leads.
-  bool stands_by() const { return election_ != nullptr; }
+  bool standby() const { return election_ != nullptr; }
   // Opens the journal; what was written down. Once. Cancelled after Stop, and the storage's errors.
   absl::StatusOr<std::vector<CoordinatorRecord>> Recover();
   // Ends Recover, and gives leadership up.

@@ -80,6 +80,10 @@ struct ReducedGradient {
   std::vector<Share> shares;  // by rank
   Payload average;            // [d_out, d_in] in f32; of no meaning when a share is missing
 };
+// Of rank 0, without an incarnation.
+inline ContributionKey KeyOf(const ReducedGradient& gradient) {
+  return {.session_id = gradient.session_id, .epoch = gradient.epoch, .step = gradient.step, .layer = gradient.layer};
+}
 
 // The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
 struct GradientResult {

@@ -1,69 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+// Steps and inspection. coordinator_opening.cc opens and closes sessions, coordinator_members.cc has their ranks.
 #include "server/core/coordinator.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
-#include "absl/algorithm/container.h"
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
-#include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
+#include "server/core/coordinator_errors.h"
 #include "server/core/coordinator_session.h"
-#include "server/core/coordinator_turn.h"
-#include "server/core/placement_input.h"
-#include "server/policy/placement.h"
+#include "server/core/session_lock.h"
 
 namespace precondor {
-namespace {
-
-using absl::StatusCode;
-
-absl::Status NoSession(const absl::AlphaNum& which) {
-  return ReasonedStatus(StatusCode::kNotFound, ErrorReason::kUnknownSession,
-                        absl::StrCat("session ", which, ": there is none on this coordinator"));
-}
-
-// The description with its defaults filled in; two that mean the same are then equal.
-SessionSpec FillDefaults(SessionSpec spec) {
-  if (UsesSketches(spec)) spec.sketches = SketchesPerWorker(spec);
-  return spec;
-}
-
-// The configuration's, each once.
-std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& spec, const MethodSet& methods) {
-  std::vector<std::pair<const Method*, std::string>> warnings;
-  for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    const Method& method = methods.of(layer);
-    for (std::string& warning : method.Warnings(VectorsPerStep(spec, layer))) {
-      std::pair<const Method*, std::string> one(&method, std::move(warning));
-      if (!absl::c_linear_search(warnings, one)) warnings.push_back(std::move(one));
-    }
-  }
-  return warnings;
-}
-
-absl::Status CheckServed(const SessionSpec& spec) {
-  // A shard may be lost when some ranks have its answer to a step; its successor would give the others another one.
-  // In DELEGATE a single rank asks for each layer.
-  if (spec.on_shard_loss == ShardLossPolicy::kDegrade && spec.exchange == ExchangeMode::kDirect &&
-      spec.world_size > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("session \"", spec.name, "\": on_shard_loss DEGRADE with exchange DIRECT and world_size ",
-                     spec.world_size, ": ranks could get different answers to the step in which a shard is lost; ",
-                     "expected exchange DELEGATE, or on_shard_loss WAIT"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AddContext(const absl::Status& status, const std::string& context) {
-  if (status.ok()) return status;
-  return ReasonedStatus(status.code(), GetErrorReason(status), absl::StrCat(context, ": ", status.message()));
-}
-
-}  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> shards, CoordinatorJournal& journal,
                          const Clock& clock, Logger& logger, Observer& observer)
@@ -74,329 +23,11 @@ Coordinator::Coordinator(CoordinatorOptions options, std::vector<ShardEndpoint> 
       observer_(observer),
       journal_(journal),
       seen_(shards_.size(), {.answered = clock.Now(), .shard_time = absl::InfinitePast()}),
-      leads_(!options_.stands_by) {}
+      leads_(!options_.standby) {}
 
 Coordinator::~Coordinator() = default;
 
-// --- opening and closing --------------------------------------------------------------------------------------------
-
-absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec) {
-  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
-  PRECONDOR_RETURN_IF_ERROR(CheckServed(spec));
-  PRECONDOR_RETURN_IF_ERROR(MethodSet::Make(spec, options_.make_method).status());
-  {
-    MutexLock lock(mu_);
-    if (draining_) {
-      return ReasonedStatus(StatusCode::kUnavailable, ErrorReason::kDraining,
-                            absl::StrCat("session \"", spec.name, "\": the server is draining"));
-    }
-  }
-  const SessionSpec filled = FillDefaults(spec);
-  Turn turn(*this, spec.name, /*create=*/true);
-  if (turn.state() == nullptr) {
-    PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<CoordinatorSession> session, CreateSession(filled));
-    observer_.OnSessionOpened(filled.name);
-    observer_.OnEpoch(filled.name, session->epoch(), 0, filled.world_size);
-    turn.SetState(session);
-    PublishCount();
-    return OpenResult{.session_id = session->id(), .created = true, .spec = filled};
-  }
-  if (const std::string difference = DescribeDifference(turn.state()->spec(), filled); !difference.empty()) {
-    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
-                          absl::StrCat("session \"", spec.name, "\" exists with another description: ", difference));
-  }
-  return OpenResult{.session_id = turn.state()->id(), .created = false, .spec = turn.state()->spec()};
-}
-
-uint64_t Coordinator::NextSessionId() {
-  // From the clock, so that a coordinator that lost its table does not give an old number out again.
-  const int64_t now = absl::ToUnixNanos(clock_.Wall());
-  last_session_id_ = std::max(last_session_id_ + 1, static_cast<uint64_t>(std::max<int64_t>(now, 1)));
-  return last_session_id_;
-}
-
-absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(const SessionSpec& spec) {
-  uint64_t id = 0;
-  {
-    MutexLock lock(mu_);
-    id = NextSessionId();
-    opening_.insert(id);
-  }
-  const auto opened = absl::MakeCleanup([this, id] {
-    MutexLock lock(mu_);
-    opening_.erase(id);
-  });
-  PRECONDOR_ASSIGN_OR_RETURN(std::vector<PlacedLayers> placement, MakePlan(spec));
-  SessionRecord record{.session_id = id,
-                       .spec = spec,
-                       .placement = std::move(placement),
-                       .membership = CoordinatorSession::FirstMembership(spec),
-                       .lease = CoordinatorSession::FirstLease(spec, options_.lease_steps)};
-  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
-  absl::Status status = InstallOnShards(session->MakeInstalls());
-  if (status.ok()) {
-    status = WriteDown(record, [&] {
-      MutexLock lock(mu_);
-      by_id_.emplace(id, session);
-    });
-  }
-  if (!status.ok()) {
-    {
-      MutexLock lock(mu_);
-      Abandon(id);
-    }
-    if (absl::Status removed = RemoveFromShards(id, session->placement()); !removed.ok()) {
-      logger_.Log(Severity::kError, "could not take a failed session back",
-                  {{"session", spec.name}, {"session_id", id}, {"reason", absl::string_view(removed.message())}});
-    }
-    return status;
-  }
-  logger_.Log(Severity::kInfo, "session opened",
-              {{"session", spec.name},
-               {"session_id", id},
-               {"layers", static_cast<uint64_t>(spec.layers.size())},
-               {"shards", static_cast<uint64_t>(session->summary().shard_map.size())},
-               {"world_size", spec.world_size}});
-  return session;
-}
-
-absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpec& spec) {
-  PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec, options_.make_method));
-  for (const auto& [method, warning] : Warnings(spec, methods)) {
-    logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
-  }
-  std::vector<PlacementShard> rooms;
-  std::vector<PlacedLayers> plan;
-  std::vector<MeasuredCost> costs;
-  for (const ShardEndpoint& shard : shards_) {
-    absl::StatusOr<ShardDescription> description = shard.control->Describe();
-    if (!description.ok()) {
-      return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
-    }
-    if (ClearOrphans(shard, *description)) {  // what each of its devices has left is another matter then
-      description = shard.control->Describe();
-      if (!description.ok()) {
-        return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
-      }
-    }
-    absl::c_copy(DeviceRooms(*description, /*load=*/0, plan.size()), std::back_inserter(rooms));
-    plan.push_back({.shard = shard.address,
-                    .address = description->advertise_address.empty() ? shard.address : description->advertise_address,
-                    .layers = {}});
-    costs.insert(costs.end(), description->costs.begin(), description->costs.end());
-  }
-  const Placement placement = PlaceLayers(EstimateLayers(spec, methods, costs), rooms);
-  if (!placement.feasible) {
-    return ReasonedStatus(StatusCode::kResourceExhausted, ErrorReason::kCapacity,
-                          absl::StrCat("session \"", spec.name, "\": ", placement.reason));
-  }
-  for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    plan[rooms[placement.shard_of_layer[layer]].shard].layers.push_back(layer);
-  }
-  logger_.Log(Severity::kInfo, "layers placed", {{"session", spec.name}, {"reason", placement.reason}});
-  return plan;
-}
-
-absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs,
-                                          std::optional<size_t>* failed) const {
-  for (size_t s = 0; s < installs.size(); ++s) {
-    if (installs[s].layers.empty()) continue;
-    PRECONDOR_RETURN_IF_ERROR(CheckAnswers(installs[s].spec, s));
-    const absl::Status status = shards_[s].control->Install(installs[s]).status();
-    if (!status.ok()) {
-      if (failed != nullptr) *failed = s;
-      return AddContext(status, absl::StrCat("session \"", installs[s].spec.name, "\", shard ", shards_[s].address));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Coordinator::RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const {
-  absl::Status first;
-  for (size_t s = 0; s < placement.size(); ++s) {
-    if (placement[s].layers.empty()) continue;
-    const absl::Status status = shards_[s].control->Remove(session_id).status();
-    // All are asked, so that one that is gone does not keep the others' memory.
-    if (first.ok() && !status.ok()) {
-      first = AddContext(status, absl::StrCat("session_id ", session_id, ", shard ", shards_[s].address));
-    }
-  }
-  return first;
-}
-
-absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name) {
-  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  std::shared_ptr<CoordinatorSession> ends;
-  {
-    Turn turn(*this, name, /*create=*/false);
-    ends = turn.state();
-    if (ends != nullptr) {
-      // Before any shard is told: what a shard has removed is lost.
-      PRECONDOR_RETURN_IF_ERROR(WriteDown(ClosingRecord{.session_id = ends->id()}, [&] {
-        MutexLock lock(mu_);
-        by_id_.erase(ends->id());
-        ending_.emplace(ends->id(), Ending{.state = ends, .removed = std::vector<bool>(shards_.size(), false)});
-      }));
-      turn.SetState(nullptr);
-    }
-  }
-  if (ends != nullptr) {
-    PublishCount();
-    observer_.OnSessionClosed(name);
-    logger_.Log(Severity::kInfo, "session closed", {{"session", name}, {"session_id", ends->id()}});
-  } else {
-    // Perhaps this was asked before, and shards did not answer.
-    MutexLock lock(mu_);
-    for (const auto& [id, ending] : ending_) {
-      if (ending.state->spec().name == name) ends = ending.state;
-    }
-  }
-  if (ends == nullptr) return false;
-  absl::Status first;
-  for (size_t s = 0; s < shards_.size(); ++s) {
-    const bool has_layers = !ends->placement()[s].layers.empty();
-    // One that had layers before they were moved, or is lost, is told when it is there again.
-    const bool degrades = ends->spec().on_shard_loss == ShardLossPolicy::kDegrade;
-    if (IsSilent(s) && (!has_layers || (degrades && IsLost(s)))) continue;
-    // All are asked, so that one that is gone does not keep the others' memory.
-    absl::Status removed = RemoveEnding(ends->id(), s);
-    if (first.ok() && has_layers) first = std::move(removed);
-  }
-  CloseRemoved();
-  PRECONDOR_RETURN_IF_ERROR(first);
-  return true;
-}
-
-// --- members --------------------------------------------------------------------------------------------------------
-
-absl::StatusOr<JoinResult> Coordinator::JoinSession(absl::string_view name, uint32_t rank, uint64_t incarnation,
-                                                    uint64_t first_step) {
-  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  Turn turn(*this, name, /*create=*/false);
-  if (turn.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
-  CoordinatorSession& session = *turn.state();
-  std::optional<Membership> next;
-  {
-    MutexLock lock(mu_);
-    PRECONDOR_RETURN_IF_ERROR(session.CheckRestored());
-    PRECONDOR_ASSIGN_OR_RETURN(next, session.PlanJoin(rank, incarnation, first_step));
-  }
-  if (next.has_value()) {
-    PRECONDOR_RETURN_IF_ERROR(WriteMembership(session, *next));
-    logger_.Log(Severity::kInfo, "rank joined",
-                {{"session", name},
-                 {"rank", rank},
-                 {"incarnation", incarnation},
-                 {"first_step", first_step},
-                 {"epoch", next->epoch}});
-  }
-  {
-    MutexLock lock(mu_);
-    session.WantStep(first_step);
-  }
-  WriteLease(session);
-  PRECONDOR_RETURN_IF_ERROR(TellShards(session));
-  MutexLock lock(mu_);
-  CoordinatorSessionSummary summary = session.summary();
-  return JoinResult{.session_id = session.id(),
-                    .epoch = session.epoch(),
-                    .active = session.active(),
-                    .shard_map = std::move(summary.shard_map),
-                    .directive = session.directive(),
-                    .spec = session.spec()};
-}
-
-absl::Status Coordinator::TellShards(CoordinatorSession& session, std::optional<size_t>* failed) {
-  {
-    MutexLock lock(mu_);
-    if (session.shards_told()) return absl::OkStatus();
-  }
-  // On failure the membership stays as it is and the shards untold: the next join, or Reconcile, tells them.
-  PRECONDOR_RETURN_IF_ERROR(FenceEpoch(session));
-  std::vector<SessionInstall> installs;
-  Membership told;
-  uint32_t joined = 0;
-  bool factors_first = false;
-  {
-    MutexLock lock(mu_);
-    factors_first = WorkersPrecondition(session.spec()) && session.epoch() > 1 && session.NeedsFactors();
-    installs = session.MakeInstalls();
-    told = session.membership();
-    joined = session.joined();
-  }
-  // Before a rank can ask: one that was told that there are none would go on with other factors than one that asks
-  // later.
-  if (factors_first) PRECONDOR_RETURN_IF_ERROR(HoldFactors(session));
-  PRECONDOR_RETURN_IF_ERROR(InstallOnShards(installs, failed));
-  observer_.OnEpoch(session.spec().name, told.epoch, joined, session.spec().world_size);
-  bool factors_again = false;
-  {
-    MutexLock lock(mu_);
-    factors_again = session.NoteShardsTold(told);
-  }
-  // Without them the steps that the job goes back to are answered IDENTITY.
-  if (factors_again && !factors_first) HoldFactors(session).IgnoreError();
-  return absl::OkStatus();
-}
-
-absl::Status Coordinator::FenceEpoch(CoordinatorSession& session) {
-  EpochFence fence;
-  {
-    MutexLock lock(mu_);
-    fence = session.MakeFence();
-    const bool decided = session.membership().rollback_epoch == fence.epoch;
-    if (fence.epoch == 1 || decided) return absl::OkStatus();
-  }
-  std::optional<uint64_t> back_to;
-  for (size_t s = 0; s < shards_.size(); ++s) {
-    if (session.placement()[s].layers.empty()) continue;
-    PRECONDOR_RETURN_IF_ERROR(CheckAnswers(session.spec(), s));
-    const absl::StatusOr<std::optional<uint64_t>> gone = shards_[s].control->Fence(fence);
-    if (GetErrorReason(gone.status()) == ErrorReason::kUnknownSession) continue;  // it has lost its memory
-    if (!gone.ok()) {
-      return AddContext(gone.status(),
-                        absl::StrCat("session \"", session.spec().name, "\", shard ", shards_[s].address));
-    }
-    if (gone->has_value()) back_to = std::min(back_to.value_or(**gone), **gone);
-  }
-  if (!back_to.has_value()) return absl::OkStatus();
-  Membership next;
-  {
-    MutexLock lock(mu_);
-    next = session.PlanGoBack(*back_to);
-  }
-  PRECONDOR_RETURN_IF_ERROR(WriteMembership(session, next));
-  logger_.Log(
-      Severity::kWarning, "job goes back",
-      {{"session", session.spec().name}, {"epoch", next.epoch}, {"step", *back_to}, {"reason", "a rank began there"}});
-  return absl::OkStatus();
-}
-
-absl::Status Coordinator::LeaveSession(uint64_t session_id, uint32_t rank, uint64_t incarnation) {
-  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  const std::shared_ptr<CoordinatorSession> found = Find(session_id);
-  if (found == nullptr) return NoSession(session_id);
-  Turn turn(*this, found->spec().name, /*create=*/false);
-  if (turn.state() != found) return NoSession(session_id);
-  CoordinatorSession& session = *found;
-  std::optional<Membership> next;
-  {
-    MutexLock lock(mu_);
-    PRECONDOR_ASSIGN_OR_RETURN(next, session.PlanLeave(rank, incarnation));
-  }
-  if (!next.has_value()) return absl::OkStatus();
-  PRECONDOR_RETURN_IF_ERROR(WriteMembership(session, *next));
-  uint32_t joined = 0;
-  {
-    MutexLock lock(mu_);
-    joined = session.joined();
-  }
-  observer_.OnEpoch(session.spec().name, next->epoch, joined, session.spec().world_size);
-  logger_.Log(Severity::kInfo, "rank left",
-              {{"session", session.spec().name}, {"rank", rank}, {"incarnation", incarnation}});
-  return absl::OkStatus();
-}
+// --- steps -----------------------------------------------------------------------------------------------------------
 
 std::shared_ptr<CoordinatorSession> Coordinator::Find(uint64_t session_id) const {
   MutexLock lock(mu_);
@@ -439,9 +70,9 @@ absl::StatusOr<Directive> Coordinator::ReportStep(const StepReport& report) {
 
 absl::StatusOr<CoordinatorSessionSummary> Coordinator::SetMode(absl::string_view name, std::optional<Mode> mode) {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  Turn turn(*this, name, /*create=*/false);
-  if (turn.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
-  CoordinatorSession& session = *turn.state();
+  SessionLock locked(*this, name, /*create=*/false);
+  if (locked.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
+  CoordinatorSession& session = *locked.state();
   {
     MutexLock lock(mu_);
     session.Force(mode);
@@ -467,8 +98,8 @@ std::vector<CoordinatorSessionSummary> Coordinator::ListSessions() const {
 absl::StatusOr<CoordinatorSessionSummary> Coordinator::GetSession(absl::string_view name) const {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
   MutexLock lock(mu_);
-  const auto found = places_.find(name);
-  if (found == places_.end() || found->second.state == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
+  const auto found = entries_.find(name);
+  if (found == entries_.end() || found->second.state == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
   return found->second.state->summary();
 }
 

@@ -43,7 +43,7 @@ struct ShardEndpoint {
 
 struct CoordinatorOptions {
   uint64_t lease_steps = 64;  // steps that a directive grants beyond the one reported
-  bool stands_by = false;     // another one may lead: every call is Unavailable until Restore
+  bool standby = false;       // another one may lead: every call is Unavailable until Restore
   MethodFactory make_method = MakeMethod;
   // A shard that has not answered for so long is lost to sessions that degrade: their layers there begin anew on
   // others. Half of it is for how long a shard may go on with such a session unheard.
@@ -68,8 +68,8 @@ class Coordinator {
   ~Coordinator();
 
   // Goes on from what the journal holds, in its order, and leads with a fencing token that is greater than those before
-  // (ShardControl::Lead). Before any other call. FailedPrecondition: a session has layers on a shard that is not among
-  // this coordinator's; Unavailable: the token cannot be written down.
+  // (ShardControl::BecomeLeader). Before any other call. FailedPrecondition: a session has layers on a shard that is
+  // not among this coordinator's; Unavailable: the token cannot be written down.
   absl::Status Restore(absl::Span<const CoordinatorRecord> records);
   // Asks every shard what it holds; installs what it lacks (it was restarted, or a call was lost), puts in quarantine
   // sessions that it does not know, and moves layers away from shards that are lost. A server calls it every now and
@@ -88,14 +88,14 @@ class Coordinator {
   absl::StatusOr<bool> CloseSession(absl::string_view name);
 
   // An operator's choice of the session's mode; nullopt gives it back to the policy. It holds from the first step that
-  // nobody has been granted yet.
+  // no rank has been granted yet.
   absl::StatusOr<CoordinatorSessionSummary> SetMode(absl::string_view name, std::optional<Mode> mode);
 
-  // Has a snapshot of the whole session taken, as of a step that nobody has been granted. It is complete or has failed
+  // Has a snapshot of the whole session taken, as of a step that no rank has been granted. It is complete or has failed
   // some time later, see CoordinatorSessionSummary. FailedPrecondition: one is under way; a shard cannot take its part.
   absl::StatusOr<SessionSnapshot> CreateSnapshot(absl::string_view name);
-  // Opens a session that begins with factors from outside, as of `step`: nobody can join it before every shard has them
-  // (Shard::RestoreLayer). FailedPrecondition: there is one of that name; a shard cannot take part.
+  // Opens a session that begins with factors from outside, as of `step`: no worker can join it before every shard has
+  // them (Shard::RestoreLayer). FailedPrecondition: there is one of that name; a shard cannot take part.
   absl::StatusOr<CoordinatorSessionSummary> RestoreSession(const SessionSpec& spec, uint64_t step);
 
   // --- sessions that this coordinator does not know and its shards keep; see ShardControl::Quarantine
@@ -120,18 +120,18 @@ class Coordinator {
   absl::Status CheckLeads() const;
   void RestoreEnding(uint64_t session_id, SessionRecord record);
   // `last`: the greatest token of the journal.
-  absl::Status TakeLead(uint64_t last);
+  absl::Status BecomeLeader(uint64_t last);
   // A shard has refused a call: another coordinator leads.
   void StepDown(const absl::Status& why);
   std::vector<ShardEndpoint> Watched(std::vector<ShardEndpoint> shards);
-  // A place in the table; `state` is null while the session is being opened. While an operation that asks shards is
-  // under way the place is busy and others like it wait, so that shards hear of changes in order and no lock is held.
-  struct Place {
+  // A session in the table; `state` is null while the session is being opened. While an operation that asks shards is
+  // under way the entry is busy and others like it wait, so that shards hear of changes in order and no mutex is held.
+  struct SessionEntry {
     bool busy = false;
     std::shared_ptr<CoordinatorSession> state;
   };
-  // One operation's turn on a session: waits in the constructor, gives up the place in the destructor.
-  class Turn;
+  // One operation's hold on a session's entry: waits in the constructor, gives the entry up in the destructor.
+  class SessionLock;
 
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec);
   // One entry a shard.
@@ -151,7 +151,7 @@ class Coordinator {
   void ReportReachability(size_t shard, const absl::Status& probe);
   bool IsLost(size_t shard) const;
   bool IsSilent(size_t shard) const;  // it did not answer the last probe
-  // Unavailable: the session degrades, and its turn is not to be spent on a shard that did not answer the last probe.
+  // Unavailable: the session degrades, and its lock is not to be held for a shard that did not answer the last probe.
   absl::Status CheckAnswers(const SessionSpec& spec, size_t shard) const;
   // Moves the layers of sessions that degrade away from the shards that are lost.
   void ReplaceLostShards(const std::vector<std::optional<ShardDescription>>& shards);
@@ -169,28 +169,29 @@ class Coordinator {
   absl::Status RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const;
   // Has one shard remove what it has of a session that ends, unless it has said that it did.
   absl::Status RemoveEnding(uint64_t session_id, size_t shard);
-  // The same for all sessions that end.
+  // Has it remove what it has of all sessions that end.
   void RemoveEnding(size_t shard, const ShardDescription& description);
   // Writes down of the sessions that end which ones every shard has removed.
   void CloseRemoved();
   // Has the session's factors held again, before a step in second order is promised. An error: not by every shard.
   absl::Status HoldFactors(CoordinatorSession& session);
   // Has factors released, or held, where the shard does not do what the sessions need.
-  void SettleFactors(size_t shard, const ShardDescription& description);
+  void ReconcileFactors(size_t shard, const ShardDescription& description);
   absl::Status SendFactorHold(const CoordinatorSession& session, size_t shard, const FactorHold& hold);
-  // In the caller's turn.
+  // While the caller holds the session's lock.
   absl::StatusOr<SessionSnapshot> BeginSnapshot(CoordinatorSession& session);
-  // Writes the snapshot down and tells the shards, in the caller's turn.
+  // Writes the snapshot down and tells the shards, while the caller holds the session's lock.
   absl::Status OrderSnapshot(CoordinatorSession& session, const SessionSnapshot& planned);
   // Asks the shards how far a snapshot under way is, begins one that is due.
-  void SettleSnapshots();
+  void CompleteSnapshots();
   // The snapshot as its shards say; `again`: all of them have heard of it.
   SessionSnapshot AskForParts(const CoordinatorSession& session, SessionSnapshot snapshot, bool again);
-  // Writes down and adopts what has become of a snapshot, in the caller's turn.
+  // Writes down and adopts what has become of a snapshot, while the caller holds the session's lock.
   absl::Status WriteSnapshot(CoordinatorSession& session, const SessionSnapshot& snapshot);
   // Tells the observer of the last complete one.
   void ShowLastSnapshot(absl::string_view name, const std::vector<SessionSnapshot>& snapshots);
-  // Tells the session's shards of its membership, in the caller's turn. `failed`: see InstallOnShards.
+  // Tells the session's shards of its membership, while the caller holds the session's lock. `failed`: see
+  // InstallOnShards.
   absl::Status TellShards(CoordinatorSession& session, std::optional<size_t>* failed = nullptr);
   // Ends the epochs before this one on the shards, and learns whether the job has to go back.
   absl::Status FenceEpoch(CoordinatorSession& session);
@@ -200,7 +201,7 @@ class Coordinator {
   absl::Status WriteDown(const CoordinatorRecord& record, absl::FunctionRef<void()> adopt);
   // `make` is called when no other record can be written any more: what it reads stays so until `adopt`.
   absl::Status WriteDown(absl::FunctionRef<CoordinatorRecord()> make, absl::FunctionRef<void()> adopt);
-  // Writes down and adopts who holds the ranks, in the caller's turn.
+  // Writes down and adopts who holds the ranks, while the caller holds the session's lock.
   absl::Status WriteMembership(CoordinatorSession& session, const Membership& next);
   // Writes down what the session wants to grant, if anything.
   void WriteLease(CoordinatorSession& session);
@@ -242,8 +243,8 @@ class Coordinator {
 
   mutable Mutex mu_;
   std::vector<Seen> seen_ ABSL_GUARDED_BY(mu_);  // by shard
-  CondVar place_freed_;
-  absl::flat_hash_map<std::string, Place> places_ ABSL_GUARDED_BY(mu_);
+  CondVar entry_freed_;
+  absl::flat_hash_map<std::string, SessionEntry> entries_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<uint64_t> opening_ ABSL_GUARDED_BY(mu_);  // ids that shards may hear of and by_id_ lacks
   std::set<uint64_t> abandoned_ ABSL_GUARDED_BY(mu_);           // that this process did not open, or has closed

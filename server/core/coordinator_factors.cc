@@ -40,7 +40,7 @@ absl::Status Coordinator::HoldFactors(CoordinatorSession& session) {
   return absl::OkStatus();
 }
 
-void Coordinator::SettleFactors(size_t shard, const ShardDescription& description) {
+void Coordinator::ReconcileFactors(size_t shard, const ShardDescription& description) {
   std::vector<std::pair<std::shared_ptr<CoordinatorSession>, FactorHold>> holds;
   {
     MutexLock lock(mu_);

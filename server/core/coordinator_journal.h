@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a coordinator writes down before anybody hears of it, and what it goes on from when it comes back. server/store
-// keeps it on a disk; without one a coordinator that is lost takes its sessions with it.
+// What a coordinator writes down before a worker or a shard hears of it, and what it goes on from after a restart.
+// server/store keeps it on a disk; without one a coordinator that is lost takes its sessions with it.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct PlacedLayers {
 // Who holds each rank.
 struct Membership {
   uint64_t epoch = 1;
-  uint64_t rollback_epoch = 0;         // the last one with which the job went back to an earlier step; 0: none
-  uint64_t resume_step = 0;            // that it went back to
+  uint64_t rollback_epoch = 0;         // the last one with which the job rolled back to an earlier step; 0: none
+  uint64_t resume_step = 0;            // that it rolled back to
   std::vector<uint64_t> incarnations;  // by rank; 0: free
   std::vector<uint64_t> first_steps;   // by rank, that its last holder began with
   std::vector<uint64_t> last_holders;  // by rank; the greatest incarnation ever
@@ -38,7 +38,7 @@ struct Membership {
 
 // What workers may rely on, whatever happens to the coordinator.
 struct LeaseTerms {
-  uint64_t durable_through = 0;        // no step beyond it has been granted to anybody
+  uint64_t durable_through = 0;        // no step beyond it has been granted to any rank
   std::vector<ModeInterval> schedule;  // of all steps granted so far, and on
   FallbackState fallback;              // that the schedule came from, as of then
   bool operator==(const LeaseTerms&) const = default;
@@ -62,7 +62,7 @@ struct SessionSnapshot {
   SnapshotState state = SnapshotState::kUnderWay;
   std::string reason;  // of a failure
   std::vector<SnapshotPart> parts;
-  bool restores = false;  // the session begins with it: it comes from outside, nobody joins before it is complete
+  bool restores = false;  // the session begins with it: it comes from outside, no worker joins before it is complete
   bool operator==(const SessionSnapshot&) const = default;
 };
 
@@ -92,8 +92,8 @@ struct CloseRecord {
 struct ClosingRecord {
   uint64_t session_id = 0;
 };
-// Of no session: a process begins to lead, with a token greater than any before. See ShardControl::Lead.
-struct LeadRecord {
+// Of no session: a process begins to lead, with a token greater than any before. See ShardControl::BecomeLeader.
+struct LeaderRecord {
   uint64_t token = 0;
 };
 // All that are still of interest, ascending.
@@ -101,22 +101,22 @@ struct SnapshotsRecord {
   uint64_t session_id = 0;
   std::vector<SessionSnapshot> snapshots;
 };
-using CoordinatorRecord =
-    std::variant<SessionRecord, MembershipRecord, LeaseRecord, CloseRecord, SnapshotsRecord, ClosingRecord, LeadRecord>;
+using CoordinatorRecord = std::variant<SessionRecord, MembershipRecord, LeaseRecord, CloseRecord, SnapshotsRecord,
+                                       ClosingRecord, LeaderRecord>;
 
 // One caller at a time.
 class CoordinatorJournal {
  public:
   virtual ~CoordinatorJournal() = default;
-  // OK: the record will be there after a crash. Otherwise it may or may not be; the caller lets nobody rely on it, and
-  // a later record of the same kind replaces it.
+  // OK: the record will be there after a crash. Otherwise it may or may not be; the caller lets no process rely on it,
+  // and a later record of the same kind replaces it.
   virtual absl::Status Append(const CoordinatorRecord& record) = 0;
   // Puts `records` in the place of everything before. On failure the old ones are still there.
   virtual absl::Status Compact(absl::Span<const CoordinatorRecord> records) = 0;
   // Whether so much has been appended since the last compaction that one would pay.
   virtual bool wants_compaction() const = 0;
   // Where the storage elects a leader: the number of this process's leadership, greater than that of any before. 0: it
-  // elects none, and the coordinator counts by LeadRecords.
+  // elects none, and the coordinator counts by LeaderRecords.
   virtual uint64_t leadership() const { return 0; }
 };
 

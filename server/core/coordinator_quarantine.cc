@@ -13,7 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator.h"
 #include "server/core/coordinator_session.h"
-#include "server/core/coordinator_turn.h"
+#include "server/core/session_lock.h"
 
 namespace precondor {
 namespace {
@@ -101,8 +101,8 @@ absl::StatusOr<QuarantineSummary> Coordinator::FindQuarantined(absl::string_view
 
 absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string_view name, uint64_t session_id) {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  Turn turn(*this, name, /*create=*/true);
-  if (turn.state() != nullptr) {
+  SessionLock locked(*this, name, /*create=*/true);
+  if (locked.state() != nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("session \"", name, "\": one of that name is open; close it before another is adopted"));
   }
@@ -136,13 +136,13 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string
         description.advertise_address.empty() ? shards_[s].address : description.advertise_address;
   }
   auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
-  // Where this ends before it is written, the next look at the shards finds a session that nobody knows.
+  // Where this ends before it is written, the next look at the shards finds a session that no coordinator knows.
   PRECONDOR_RETURN_IF_ERROR(InstallOnShards(session->MakeInstalls()));
   PRECONDOR_RETURN_IF_ERROR(WriteDown(record, [&] {
     MutexLock lock(mu_);
     by_id_.emplace(id, session);
   }));
-  turn.SetState(session);
+  locked.SetState(session);
   observer_.OnSessionOpened(name);
   observer_.OnEpoch(name, session->epoch(), 0, install.spec.world_size);
   PublishCount();
@@ -155,7 +155,7 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::AdoptSession(absl::string
 absl::Status Coordinator::DeleteQuarantined(absl::string_view name, uint64_t session_id) {
   PRECONDOR_ASSIGN_OR_RETURN(const QuarantineSummary found, FindQuarantined(name, session_id));
   const uint64_t id = found.install.session_id;
-  Turn turn(*this, name, /*create=*/true);  // none adopts it meanwhile
+  SessionLock locked(*this, name, /*create=*/true);  // none adopts it meanwhile
   if (Find(id) != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("session \"", name, "\" is open; close it instead"));
   }

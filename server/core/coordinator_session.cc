@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Members, steps and factors of a session. coordinator_session_snapshots.cc has its snapshots.
 #include "server/core/coordinator_session.h"
 
 #include <algorithm>
@@ -20,8 +21,6 @@ using absl::StatusCode;
 // Leases reach this many leases ahead in what is durable, so that few reports wait for the disk.
 constexpr uint64_t kDurableLeases = 4;
 
-uint64_t Plus(uint64_t x, uint64_t y) { return x + std::min(y, std::numeric_limits<uint64_t>::max() - x); }
-
 std::string RankText(const SessionSpec& spec, uint32_t rank) {
   return absl::StrCat("session \"", spec.name, "\" rank ", rank, ": ");
 }
@@ -30,7 +29,7 @@ std::string RankText(const SessionSpec& spec, uint32_t rank) {
 void GoBack(Membership& membership, uint64_t step) {
   membership.rollback_epoch = membership.epoch;
   membership.resume_step = step;
-  // Whoever goes on does so from there.
+  // Ranks that go on do so from there.
   for (uint64_t& first_step : membership.first_steps) first_step = std::min(first_step, step);
 }
 
@@ -106,8 +105,8 @@ absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t 
   PRECONDOR_RETURN_IF_ERROR(CheckHolder(rank, incarnation));
   if (membership_.incarnations[rank] == incarnation) return std::nullopt;
   Membership next = membership_;
-  // The first holder of a rank joins the epoch that waits for it; any later one begins a new epoch, so that whoever
-  // held the rank before is fenced.
+  // The first holder of a rank joins the epoch that waits for it; any later one begins a new epoch, so that the
+  // process that held the rank before is fenced.
   if (next.last_holders[rank] != 0) ++next.epoch;
   next.first_steps[rank] = first_step;
   next.incarnations[rank] = incarnation;
@@ -258,7 +257,7 @@ void CoordinatorSession::Force(std::optional<Mode> mode) {
   decision_ = Decide(spec_.fallback, fallback_);
 }
 
-// While a change of mode is being written down, or may be found written after a crash, nobody may be granted a step
+// While a change of mode is being written down, or may be found written after a crash, no rank may be granted a step
 // that it would change.
 void CoordinatorSession::Grant() {
   if (in_doubt_ || (pending_.has_value() && pending_->schedule != lease_.schedule)) return;
@@ -325,97 +324,6 @@ void CoordinatorSession::StayInFirstOrder() {
   pending_.reset();
   stay_until_ = Plus(open_from_, lease_steps_);
   Grant();
-}
-
-// --- snapshots ------------------------------------------------------------------------------------------------------
-
-absl::StatusOr<SessionSnapshot> CoordinatorSession::PlanSnapshot() {
-  if (!snapshots_.empty() && snapshots_.back().state == SnapshotState::kUnderWay) {
-    return absl::FailedPreconditionError(absl::StrCat("session \"", spec_.name, "\": snapshot ",
-                                                      snapshots_.back().number, " as of step ", snapshots_.back().step,
-                                                      " is under way"));
-  }
-  PRECONDOR_RETURN_IF_ERROR(CheckRestored());
-  planned_snapshot_ = Plus(granted_through_, 1);
-  return NextSnapshot(*planned_snapshot_);
-}
-
-SessionSnapshot CoordinatorSession::NextSnapshot(uint64_t step) const {
-  SessionSnapshot next{.number = snapshots_.empty() ? 1 : snapshots_.back().number + 1,
-                       .step = step,
-                       .epoch = membership_.epoch,
-                       .reason = "",
-                       .parts = {}};
-  for (const PlacedLayers& placed : placement_) {
-    if (!placed.layers.empty()) next.parts.push_back({.shard = placed.shard, .layers = placed.layers});
-  }
-  return next;
-}
-
-absl::StatusOr<SessionSnapshot> CoordinatorSession::PlanRestore(uint64_t step) const {
-  const bool fresh = std::all_of(membership_.last_holders.begin(), membership_.last_holders.end(),
-                                 [](uint64_t holder) { return holder == 0; });
-  if (!fresh || !snapshots_.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("session \"", spec_.name, "\": is in use already; close it before it is restored"));
-  }
-  SessionSnapshot planned = NextSnapshot(step);
-  planned.restores = true;
-  return planned;
-}
-
-absl::Status CoordinatorSession::CheckRestored() const {
-  for (const SessionSnapshot& snapshot : snapshots_) {
-    if (!snapshot.restores || snapshot.state == SnapshotState::kComplete) continue;
-    if (snapshot.state == SnapshotState::kUnderWay) {
-      return ReasonedStatus(StatusCode::kUnavailable, ErrorReason::kNotActive,
-                            absl::StrCat("session \"", spec_.name, "\": is being restored as of step ", snapshot.step));
-    }
-    return absl::FailedPreconditionError(absl::StrCat("session \"", spec_.name, "\": could not be restored as of step ",
-                                                      snapshot.step, "; close it: ", snapshot.reason));
-  }
-  return absl::OkStatus();
-}
-
-void CoordinatorSession::EndSnapshotPlan() {
-  planned_snapshot_.reset();
-  Grant();
-}
-
-SnapshotOrder CoordinatorSession::MakeSnapshotOrder(const SessionSnapshot& snapshot, bool again) const {
-  SnapshotOrder order{.session_id = id_,
-                      .number = snapshot.number,
-                      .step = snapshot.step,
-                      .again = again,
-                      .keep = {},
-                      .restores = snapshot.restores};
-  for (const SessionSnapshot& other : snapshots_) {
-    if (other.state == SnapshotState::kComplete) order.keep.push_back(other.number);
-  }
-  return order;
-}
-
-std::optional<std::string> CoordinatorSession::WhyNoSnapshot(const SessionSnapshot& snapshot) const {
-  if (membership_.rollback_epoch > snapshot.epoch) {
-    return absl::StrCat("the job went back to step ", membership_.resume_step);
-  }
-  for (const SnapshotPart& part : snapshot.parts) {
-    const auto placed = std::find_if(placement_.begin(), placement_.end(),
-                                     [&](const PlacedLayers& place) { return place.shard == part.shard; });
-    if (placed == placement_.end() || placed->layers != part.layers) {
-      return absl::StrCat("shard ", part.shard, ": it has other layers by now");
-    }
-  }
-  return std::nullopt;
-}
-
-bool CoordinatorSession::HasPassed(uint64_t step) const { return last_step_ >= Plus(step, lease_steps_); }
-
-bool CoordinatorSession::WantsSnapshot(uint64_t interval_steps) const {
-  if (interval_steps == 0 || !active()) return false;
-  if (!snapshots_.empty() && snapshots_.back().state == SnapshotState::kUnderWay) return false;
-  const uint64_t last = snapshots_.empty() ? 0 : snapshots_.back().step;
-  return last_step_ > 0 && Plus(granted_through_, 1) >= Plus(last, interval_steps);
 }
 
 Directive CoordinatorSession::directive() const {

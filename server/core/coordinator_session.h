@@ -3,7 +3,9 @@
 // mode. State and rules alone; talking to shards and writing down is the Coordinator's part.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,7 +24,7 @@
 namespace precondor {
 
 // Not thread-safe: the Coordinator's lock guards it, but for id and spec, which are const, and the placement, which
-// changes in a turn and under the lock, so that either is enough to read it.
+// changes under the SessionLock and the mutex together, so that either is enough to read it.
 //
 // Nothing that others rely on changes before it is durable: a change is planned (Plan..., BeginLeaseWrite), written
 // down without the lock, and then adopted.
@@ -31,7 +33,7 @@ class CoordinatorSession {
   // `record.placement` has one entry a shard of the coordinator, in its order; those without layers are empty.
   CoordinatorSession(SessionRecord record, uint64_t lease_steps);
 
-  // How a session begins: nobody has joined, the first lease is granted.
+  // How a session begins: no rank has joined, the first lease is granted.
   static Membership FirstMembership(const SessionSpec& spec);
   static LeaseTerms FirstLease(const SessionSpec& spec, uint64_t lease_steps);
 
@@ -47,7 +49,8 @@ class CoordinatorSession {
   // A later holder begins a new epoch, with which the job goes back where it lacks factors that have been released.
   // Errors: InvalidArgument, NotFound UNKNOWN_RANK, FailedPrecondition STALE_INCARNATION.
   absl::StatusOr<std::optional<Membership>> PlanJoin(uint32_t rank, uint64_t incarnation, uint64_t first_step) const;
-  // The same once it is given back; whoever takes it next begins a new epoch. nullopt: it was. Errors as for PlanJoin.
+  // The membership once the rank is given back; its next holder begins a new epoch. nullopt: it is free already. Errors
+  // as for PlanJoin.
   absl::StatusOr<std::optional<Membership>> PlanLeave(uint32_t rank, uint64_t incarnation) const;
   void Adopt(Membership next);
   // Other shards have the layers from the next epoch on.
@@ -65,8 +68,9 @@ class CoordinatorSession {
   // What each shard is to be told, in the coordinator's order; one without layers is told nothing.
   std::vector<SessionInstall> MakeInstalls() const;
   bool shards_told() const { return shards_told_; }
-  // They have been told of this membership; when it has changed since, whoever changed it tells them again. True when
-  // the job went back with it from first order to steps in second order: the shards may have released its factors.
+  // They have been told of this membership; when it has changed since, the caller that changed it tells them again.
+  // True when the job rolled back with it from first order to steps in second order: the shards may have released its
+  // factors.
   bool NoteShardsTold(const Membership& told);
   const Membership& membership() const { return membership_; }
 
@@ -93,11 +97,11 @@ class CoordinatorSession {
   void StayInFirstOrder();
 
   // --- snapshots --------------------------------------------------------------------------------------------------
-  // One more, as of the first step that nobody has been granted; no lease reaches it before EndSnapshotPlan.
+  // One more, as of the first step that no rank has been granted; no lease reaches it before EndSnapshotPlan.
   // FailedPrecondition: one is under way.
   absl::StatusOr<SessionSnapshot> PlanSnapshot();
   void EndSnapshotPlan();
-  // The one that a session begins with which nobody has joined yet. FailedPrecondition: somebody has.
+  // The one that a session begins with, before any rank has joined. FailedPrecondition: a rank has joined.
   absl::StatusOr<SessionSnapshot> PlanRestore(uint64_t step) const;
   // Whether its factors are there. Unavailable: not all have been sent yet; FailedPrecondition: they never will be.
   absl::Status CheckRestored() const;
@@ -118,6 +122,8 @@ class CoordinatorSession {
   CoordinatorSessionSummary summary() const;
 
  private:
+  // x + y, at most the greatest number.
+  static uint64_t Plus(uint64_t x, uint64_t y) { return x + std::min(y, std::numeric_limits<uint64_t>::max() - x); }
   SessionSnapshot NextSnapshot(uint64_t step) const;
   absl::Status CheckHolder(uint32_t rank, uint64_t incarnation) const;
   std::vector<Member> Members() const;
@@ -139,7 +145,7 @@ class CoordinatorSession {
   FallbackState fallback_;        // goes ahead of lease_.fallback
   FallbackDecision decision_;     // from fallback_
   uint64_t wanted_through_ = 0;   // that reports and joins ask for
-  uint64_t granted_through_ = 0;  // to anybody, ever
+  uint64_t granted_through_ = 0;  // to any rank, ever
   uint64_t last_step_ = 0;        // that all have reported in this epoch
   uint64_t open_from_ = 0;        // the lowest step not reported by all
   uint64_t stay_until_ = 0;       // no return to second order before all have reported the steps below

@@ -13,8 +13,8 @@
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator.h"
 #include "server/core/coordinator_session.h"
-#include "server/core/coordinator_turn.h"
 #include "server/core/placement_input.h"
+#include "server/core/session_lock.h"
 #include "server/policy/placement.h"
 
 namespace precondor {
@@ -131,9 +131,9 @@ absl::StatusOr<uint64_t> Coordinator::WriteMove(CoordinatorSession& session,
 
 void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& lost,
                              const std::vector<std::optional<ShardDescription>>& shards) {
-  Turn turn(*this, name, /*create=*/false);
-  if (turn.state() == nullptr) return;
-  CoordinatorSession& session = *turn.state();
+  SessionLock locked(*this, name, /*create=*/false);
+  if (locked.state() == nullptr) return;
+  CoordinatorSession& session = *locked.state();
   const std::vector<uint32_t> layers = LostLayers(session.placement(), lost);
   if (layers.empty() || session.spec().on_shard_loss != ShardLossPolicy::kDegrade) return;
   std::vector<std::string> lost_names;
@@ -173,7 +173,7 @@ void Coordinator::MoveLayers(const std::string& name, const std::vector<bool>& l
     if (told.ok()) return;
     logger_.Log(Severity::kWarning, "moved layers not installed yet; tried again",
                 {{"session", name}, {"session_id", session.id()}, {"reason", absl::string_view(told.message())}});
-    // One that does not answer is asked again, or lost in its turn.
+    // One that does not answer is asked again, or is lost later.
     if (!refused_by.has_value() || absl::IsUnavailable(told) || !candidates[*refused_by].has_value()) return;
     candidates[*refused_by] = std::nullopt;
     std::erase_if(unplaced, [&](uint32_t layer) {

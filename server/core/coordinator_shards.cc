@@ -9,7 +9,7 @@
 #include "kernels/base/error_reason.h"
 #include "server/core/coordinator.h"
 #include "server/core/coordinator_session.h"
-#include "server/core/coordinator_turn.h"
+#include "server/core/session_lock.h"
 
 namespace precondor {
 namespace {
@@ -50,9 +50,9 @@ void Coordinator::RemoveLeftovers(size_t shard, const ShardDescription& descript
   for (const HeldSession& held : description.sessions) {
     const std::shared_ptr<CoordinatorSession> session = Find(held.session_id);
     if (session == nullptr) continue;
-    // In a turn, so that no layers come to the shard meanwhile.
-    Turn turn(*this, session->spec().name, /*create=*/false);
-    if (turn.state() != session || !session->placement()[shard].layers.empty()) continue;
+    // Under the session's lock, so that no layers come to the shard meanwhile.
+    SessionLock locked(*this, session->spec().name, /*create=*/false);
+    if (locked.state() != session || !session->placement()[shard].layers.empty()) continue;
     const absl::Status removed = shards_[shard].control->Remove(held.session_id).status();
     logger_.Log(removed.ok() ? Severity::kInfo : Severity::kWarning,
                 removed.ok() ? "moved session removed" : "moved session stays",
@@ -182,7 +182,7 @@ void Coordinator::Reconcile() {
     RemoveEnding(s, *description);
     ClearOrphans(shards_[s], *description);
     RemoveLeftovers(s, *description);
-    SettleFactors(s, *description);
+    ReconcileFactors(s, *description);
     std::vector<std::string> lacking;
     {
       MutexLock lock(mu_);
@@ -201,20 +201,20 @@ void Coordinator::Reconcile() {
   }
   CloseRemoved();
   ReplaceLostShards(descriptions);
-  SettleSnapshots();
+  CompleteSnapshots();
 }
 
 void Coordinator::Reinstall(const std::string& name, size_t shard) {
-  Turn turn(*this, name, /*create=*/false);
-  if (turn.state() == nullptr || turn.state()->placement()[shard].layers.empty()) return;
+  SessionLock locked(*this, name, /*create=*/false);
+  if (locked.state() == nullptr || locked.state()->placement()[shard].layers.empty()) return;
   SessionInstall install;
   bool told = false;
   {
     MutexLock lock(mu_);
-    install = turn.state()->MakeInstalls()[shard];
-    told = turn.state()->shards_told();
+    install = locked.state()->MakeInstalls()[shard];
+    told = locked.state()->shards_told();
   }
-  const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*turn.state());
+  const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*locked.state());
   logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
               {{"session", name},
                {"session_id", install.session_id},

@@ -9,8 +9,9 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
 #include "server/core/coordinator.h"
+#include "server/core/coordinator_errors.h"
 #include "server/core/coordinator_session.h"
-#include "server/core/coordinator_turn.h"
+#include "server/core/session_lock.h"
 
 namespace precondor {
 namespace {
@@ -141,31 +142,28 @@ absl::StatusOr<CoordinatorSessionSummary> Coordinator::RestoreSession(const Sess
     return absl::FailedPreconditionError(
         absl::StrCat("session \"", spec.name, "\": there is one; close it before it is restored"));
   }
-  Turn turn(*this, spec.name, /*create=*/false);
-  if (turn.state() == nullptr || turn.state()->id() != opened.session_id) {
+  SessionLock locked(*this, spec.name, /*create=*/false);
+  if (locked.state() == nullptr || locked.state()->id() != opened.session_id) {
     return absl::AbortedError(absl::StrCat("session \"", spec.name, "\": was closed while it was being restored"));
   }
   SessionSnapshot planned;
   {
     MutexLock lock(mu_);
-    PRECONDOR_ASSIGN_OR_RETURN(planned, turn.state()->PlanRestore(step));
+    PRECONDOR_ASSIGN_OR_RETURN(planned, locked.state()->PlanRestore(step));
   }
-  PRECONDOR_RETURN_IF_ERROR(OrderSnapshot(*turn.state(), planned));
+  PRECONDOR_RETURN_IF_ERROR(OrderSnapshot(*locked.state(), planned));
   MutexLock lock(mu_);
-  return turn.state()->summary();
+  return locked.state()->summary();
 }
 
 absl::StatusOr<SessionSnapshot> Coordinator::CreateSnapshot(absl::string_view name) {
   PRECONDOR_RETURN_IF_ERROR(CheckLeads());
-  Turn turn(*this, name, /*create=*/false);
-  if (turn.state() == nullptr) {
-    return ReasonedStatus(absl::StatusCode::kNotFound, ErrorReason::kUnknownSession,
-                          absl::StrCat("session \"", name, "\": there is none on this coordinator"));
-  }
-  return BeginSnapshot(*turn.state());
+  SessionLock locked(*this, name, /*create=*/false);
+  if (locked.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
+  return BeginSnapshot(*locked.state());
 }
 
-void Coordinator::SettleSnapshots() {
+void Coordinator::CompleteSnapshots() {
   std::vector<std::string> names;
   {
     MutexLock lock(mu_);
@@ -173,9 +171,9 @@ void Coordinator::SettleSnapshots() {
   }
   std::sort(names.begin(), names.end());
   for (const std::string& name : names) {
-    Turn turn(*this, name, /*create=*/false);
-    if (turn.state() == nullptr) continue;
-    CoordinatorSession& session = *turn.state();
+    SessionLock locked(*this, name, /*create=*/false);
+    if (locked.state() == nullptr) continue;
+    CoordinatorSession& session = *locked.state();
     std::optional<SessionSnapshot> last;
     bool due = false;
     {

@@ -21,8 +21,8 @@ struct Directive {
   uint64_t lease_through_step = 0;
   std::vector<ModeInterval> modes;
   uint64_t epoch = 0;
-  uint64_t rollback_epoch = 0;  // the last one with which the job went back; 0: none
-  uint64_t resume_step = 0;     // to which it went back
+  uint64_t rollback_epoch = 0;  // the last one with which the job rolled back; 0: none
+  uint64_t resume_step = 0;     // to which it rolled back
   uint64_t snapshot_at = 0;     // the step as of which the last snapshot is taken; 0: none
   uint64_t snapshot_number = 0;
 };

@@ -16,7 +16,7 @@ class Executor {
   virtual ~Executor() = default;
   virtual uint64_t NewStrand() = 0;
   virtual void Post(uint64_t strand, Task task) = 0;
-  // For work that nobody waits for yet: in any order, beside the strands and after them where both want a processor.
+  // For work that no thread waits for yet: in any order, beside the strands and after them where both want a processor.
   // Such a task posts nothing.
   virtual void PostBackground(Task task) { Post(NewStrand(), std::move(task)); }
   // Returns when every task of a strand posted before the call has run.

@@ -13,8 +13,8 @@
 
 namespace precondor {
 
-// Every coordinator has a token that is greater than those before it (ShardControl::Lead), and shows it with each call.
-// Thread-safe; mu_ is a leaf.
+// Every coordinator has a token that is greater than those before it (ShardControl::BecomeLeader), and shows it with
+// each call. Thread-safe; mu_ is a leaf.
 class FencingGate {
  public:
   // Makes a token durable. Called before the first call with it gets in, one at a time.

@@ -24,7 +24,7 @@ class LeaderCalls final : public ShardControl {
               std::function<void(const absl::Status&)> on_refused)
       : shard_(std::move(shard)), replaced_(replaced), on_refused_(std::move(on_refused)) {}
 
-  void Lead(uint64_t token) override { shard_->Lead(token); }
+  void BecomeLeader(uint64_t token) override { shard_->BecomeLeader(token); }
   absl::StatusOr<ShardDescription> Describe() override {
     return Call([&] { return shard_->Describe(); });
   }

@@ -96,7 +96,7 @@ class Observer {
   virtual void OnJournal(bool ok) {}
   // What a session's policy decided on, after each step that all ranks have reported.
   virtual void OnDecision(absl::string_view train_job, const FallbackDecision& decision) {}
-  // A change of mode has been written down; it holds from a step that nobody has begun.
+  // A change of mode has been written down; it holds from a step that no rank has begun.
   virtual void OnModeChange(absl::string_view train_job, Mode mode) {}
   // All ranks have reported `step`; `loss` is not finite when none of theirs was.
   virtual void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {}

@@ -21,87 +21,9 @@ namespace {
 
 constexpr int64_t kBlock = 1024;
 
-struct Expected {
-  const char* name;
-  std::vector<int64_t> dims;
-  DType dtype;
-  bool or_rows = false;  // COVARIANCE: dims are the packed form's
-  int64_t d = 0;
-};
-
-std::vector<Expected> ExpectedTensors(const SessionSpec& spec, const ContributionHeader& header) {
-  const LayerSpec& layer = spec.layers[header.key.layer];
-  if (header.kind == ContributionKind::kPull) return {};
-  if (header.kind == ContributionKind::kGradient) {
-    return {{"gradient", {layer.d_out, layer.d_in}, spec.gradient_dtype}};
-  }
-  const DType dtype = spec.statistics_dtype;
-  if (StatisticsOf(spec, header.key.layer) == StatisticsKind::kCovariance) {
-    return {{"a", {1, PackedElements(layer.d_in)}, dtype, true, layer.d_in},
-            {"g", {1, PackedElements(layer.d_out)}, dtype, true, layer.d_out}};
-  }
-  const int64_t q = VectorsPerWorker(spec, header.key.layer);
-  return {{"a", {q, layer.d_in}, dtype}, {"g", {q, layer.d_out}, dtype}};
-}
-
-bool HasShape(const Expected& expected, const std::vector<int64_t>& dims) {
-  if (dims == expected.dims) return true;
-  return expected.or_rows && dims.size() == 2 && dims[0] >= 1 && dims[0] <= MaxRows(expected.d) &&
-         dims[1] == expected.d;
-}
-
 absl::Status Invalid(ErrorReason reason, const SessionSpec& spec, const ContributionKey& key,
                      const absl::AlphaNum& what) {
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, reason, absl::StrCat(DescribeKey(spec, key), ": ", what));
-}
-
-std::string DimsText(const std::vector<int64_t>& dims) {
-  constexpr size_t kShown = 8;
-  const size_t shown = std::min(dims.size(), kShown);
-  return absl::StrCat("[", absl::StrJoin(dims.begin(), dims.begin() + shown, ", "), shown < dims.size() ? ", ..." : "",
-                      "]");
-}
-
-absl::Status CheckTensor(const SessionSpec& spec, const ContributionKey& key, const Expected& expected,
-                         const TensorDesc& got) {
-  if (got.dtype != expected.dtype) {
-    return Invalid(
-        ErrorReason::kDTypeMismatch, spec, key,
-        absl::StrCat(expected.name, ": expected ", DTypeName(expected.dtype), ", got ", DTypeName(got.dtype)));
-  }
-  if (!HasShape(expected, got.dims)) {
-    const std::string rows =
-        expected.or_rows ? absl::StrCat(" or up to ", DimsText({MaxRows(expected.d), expected.d})) : "";
-    return Invalid(
-        ErrorReason::kShapeMismatch, spec, key,
-        absl::StrCat(expected.name, ": expected ", DimsText(expected.dims), rows, ", got ", DimsText(got.dims)));
-  }
-  if (!std::isfinite(got.scale) || got.scale <= 0) {
-    return Invalid(ErrorReason::kMalformed, spec, key,
-                   absl::StrCat(expected.name, ": expected a finite positive scale, got ", got.scale));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckAbstention(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes) {
-  if (!header.tensors.empty()) {
-    return Invalid(ErrorReason::kMalformed, spec, header.key,
-                   absl::StrCat("an abstention has no tensors, got ", header.tensors.size()));
-  }
-  if (payload_bytes != 0) {
-    return Invalid(ErrorReason::kSizeMismatch, spec, header.key,
-                   absl::StrCat("an abstention has no payload, got ", payload_bytes, " bytes"));
-  }
-  return absl::OkStatus();
-}
-
-// What may lie on the device: the answer takes its place, and nothing is added up there.
-absl::Status CheckOnDevice(const SessionSpec& spec, const ContributionHeader& header) {
-  const bool fits = header.kind == ContributionKind::kGradient && !header.abstain && GradientContributors(spec) == 1 &&
-                    spec.gradient_dtype == DType::kF32 && header.tensors[0].scale == 1.0f;
-  if (fits) return absl::OkStatus();
-  return Invalid(ErrorReason::kMalformed, spec, header.key,
-                 "in a ring: expected a gradient in F32 with scale 1 that one rank alone sends");
 }
 
 // What the limit of norms is held against: |v|^2 of a row, or the trace of a packed covariance; NaN or infinity when
@@ -138,34 +60,6 @@ int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer) {
     return PackedElements(shape.d_in) + PackedElements(shape.d_out);
   }
   return VectorsPerWorker(spec, layer) * (shape.d_in + shape.d_out);
-}
-
-absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes) {
-  if (header.abstain) {
-    PRECONDOR_RETURN_IF_ERROR(CheckAbstention(spec, header, payload_bytes));
-    return header.on_device == nullptr ? absl::OkStatus() : CheckOnDevice(spec, header);
-  }
-  const bool weighs = header.kind != ContributionKind::kPull;
-  if (weighs && (header.samples == 0 || header.samples > kMaxSamples)) {
-    return Invalid(ErrorReason::kMalformed, spec, header.key,
-                   absl::StrCat("samples: expected 1 ... ", kMaxSamples, ", got ", header.samples));
-  }
-  const std::vector<Expected> expected = ExpectedTensors(spec, header);
-  if (header.tensors.size() != expected.size()) {
-    return Invalid(ErrorReason::kMalformed, spec, header.key,
-                   absl::StrCat("expected ", expected.size(), " tensors, got ", header.tensors.size()));
-  }
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    PRECONDOR_RETURN_IF_ERROR(CheckTensor(spec, header.key, expected[i], header.tensors[i]));
-    const std::vector<int64_t>& dims = header.tensors[i].dims;
-    bytes += static_cast<uint64_t>(dims[0]) * dims[1] * ByteSize(expected[i].dtype);
-  }
-  if (payload_bytes != bytes) {
-    return Invalid(ErrorReason::kSizeMismatch, spec, header.key,
-                   absl::StrCat("expected a payload of ", bytes, " bytes, got ", payload_bytes));
-  }
-  return header.on_device == nullptr ? absl::OkStatus() : CheckOnDevice(spec, header);
 }
 
 absl::StatusOr<GradientResult> OnHost(GradientResult result) {

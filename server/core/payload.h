@@ -20,17 +20,14 @@ std::string DescribeKey(const SessionSpec& spec, const ContributionKey& key);
 // Floats of one worker's statistics of a layer: q (d_in + d_out), or the most that COVARIANCE may have.
 int64_t StatisticsElements(const SessionSpec& spec, uint32_t layer);
 
-// Samples, number and types of the tensors, their shapes and scales, and the byte count against the layer table.
-// InvalidArgument: MALFORMED, DTYPE_MISMATCH, SHAPE_MISMATCH or SIZE_MISMATCH with expected and got. The layer exists.
-absl::Status CheckTensors(const SessionSpec& spec, const ContributionHeader& header, uint64_t payload_bytes);
-
 // 64 bits over everything in a contribution that must be equal in a repetition. Not stable between processes.
 // `device_plane`: a gradient in f32 gives the same whether it comes as bytes or on the device, which takes a few times
 // as long.
 uint64_t Digest(const ContributionHeader& header, const Payload& payload, bool device_plane);
 
 // InvalidArgument: NON_FINITE or OVER_NORM (some row's |v| > max_norm_per_sqrt_element * sqrt(d), for a packed
-// covariance the root of its trace), naming the tensor and row. The header has passed CheckTensors.
+// covariance the root of its trace), naming the tensor and row. The header has passed CheckTensors
+// (server/core/admission.h).
 absl::Status CheckStatistics(const SessionSpec& spec, const ContributionHeader& header, const Payload& payload,
                              double max_norm_per_sqrt_element);
 

@@ -14,7 +14,7 @@
 
 namespace precondor {
 
-// Cost and memory of every layer. A layer whose method and shape somebody has measured costs the mean of those
+// Cost and memory of every layer. A layer whose method and shape a shard has measured costs the mean of those
 // measurements, in seconds; any other its FLOPs times the seconds per FLOP of its method's measured shapes, or else
 // of any method's. With nothing measured, costs are FLOPs. Layers that split borrow `spec` and `methods`.
 std::vector<PlacementLayer> EstimateLayers(const SessionSpec& spec, const MethodSet& methods,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Averages over workers: in rank order, weighted by samples, in f64, hence bitwise the same for any arrival order.
+// Averages over workers: in rank order, weighted by samples, in f64, so that any order of arrival gives the same bits.
 // Callers pass the contributions in rank order.
 #pragma once
 
@@ -23,7 +23,7 @@ class WeightedSum {
   static absl::StatusOr<WeightedSum> Make(int64_t elements);
   // sum += samples * values.
   void Add(uint64_t samples, absl::Span<const float> values);
-  // The same for size() elements in wire form (see DecodeElements).
+  // sum += samples * the size() elements in wire form at `bytes` (see DecodeElements).
   void Add(uint64_t samples, DType dtype, const void* bytes, float scale);
   // out = sum / total samples, rounded to f32.
   void Finish(absl::Span<float> out) const;

@@ -34,7 +34,7 @@ class ScratchPool {
       return MatrixView(block_.view().data + offset, rows, cols);
     }
     // To a view of the block. The first, before anything else uses the lease, may run beside the operations under way:
-    // where whoever had the block before has noted that none of them uses it.
+    // where the borrower before has noted that none of them uses it.
     absl::Status Upload(ConstMatrixView host, MatrixView view) {
       return std::exchange(was_idle_, false) ? pool_->backend_.UploadToIdle(host, view)
                                              : pool_->backend_.Upload(host, view);
@@ -55,7 +55,7 @@ class ScratchPool {
   absl::StatusOr<Lease> Acquire(int64_t elements);
   // From now on blocks have this size; with 0, which it is at first, the size that is asked for.
   void SetBlockElements(int64_t block_elements);
-  // Frees the blocks that nobody borrows.
+  // Frees the blocks that are not borrowed.
   void Trim();
 
  private:

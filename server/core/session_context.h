@@ -63,7 +63,7 @@ struct SessionDevice {
 class DeviceOfLayer {
  public:
   explicit DeviceOfLayer(size_t layers) : places_(layers) {}
-  // False, and nothing has changed: the layer is on another device for good.
+  // False, and nothing has changed: the layer stays on another device.
   bool Set(uint32_t layer, size_t device) {
     uint32_t none = 0;
     const auto place = static_cast<uint32_t>(device) + 1;
@@ -104,7 +104,7 @@ struct SessionContext {
   DeviceOfLayer device_of_layer;
   std::atomic<int64_t> installed_ns = 0;  // last, by the coordinator, on the monotonic clock; 0: not since the start
   std::atomic<uint64_t> last_step = 0;
-  std::atomic<uint64_t> snapshot_at = 0;             // a cut that somebody asked for, besides the regular ones
+  std::atomic<uint64_t> snapshot_at = 0;  // that an operator or the coordinator asked for, besides the regular ones
   std::atomic<uint64_t> after_last_first_order = 0;  // the greatest step in first order, plus one
 };
 

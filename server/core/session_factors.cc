@@ -211,10 +211,10 @@ void SessionFactors::Keep(ReleasedFactors factors, bool reserved) {
     letting_go_ = false;
     if (reserved) writing_ = release;
   }
-  Settle();
+  FreeReleased();
 }
 
-void SessionFactors::Settle() {
+void SessionFactors::FreeReleased() {
   uint64_t release = 0;
   {
     MutexLock lock(mu_);
@@ -309,7 +309,7 @@ void SessionFactors::FinishReplay() {
     }
   }
   if (leaves) return Evict(version, reserved);
-  Settle();
+  FreeReleased();
 }
 
 }  // namespace precondor

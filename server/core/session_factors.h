@@ -45,9 +45,9 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   absl::Status Hold(uint64_t version);
   void Release(uint64_t version);
   // Gives back what is reserved for released factors, if they have become durable meanwhile.
-  void Settle();
+  void FreeReleased();
 
-  // The layers have been replayed and serve nobody yet: puts the reservation right, and sees to it that what was
+  // The layers have been replayed and serve no rank yet: puts the reservation right, and sees to it that what was
   // released becomes durable. A change that only some of the layers had come to ends with factors for all; with none,
   // and those there were kept, when the memory is not there any more.
   void FinishReplay();

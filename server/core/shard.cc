@@ -10,7 +10,6 @@
 #include "kernels/base/check.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/payload.h"
 #include "server/core/shard_layers.h"
 #include "server/core/shard_session.h"
 
@@ -53,23 +52,6 @@ std::shared_ptr<ShardContext> MakeContext(const ShardOptions& options, std::vect
                        .observer = observer,
                        .costs = {},
                        .memory = MemoryAccount(std::move(names), options.capacity_bytes, observer)});
-}
-
-uint64_t PayloadBytes(const ContributionHeader& header, const Payload& payload) {
-  return header.on_device == nullptr ? payload.size() : static_cast<uint64_t>(header.on_device->bytes());
-}
-
-// UNAVAILABLE NOT_ACTIVE: the session's layers may be another shard's by now.
-absl::Status CheckLease(const SessionContext& session) {
-  if (session.spec.on_shard_loss != ShardLossPolicy::kDegrade) return absl::OkStatus();
-  const ShardContext& shard = *session.shard;
-  const int64_t installed = session.installed_ns;
-  const absl::Time since = installed == 0 ? absl::InfinitePast() : absl::FromUnixNanos(installed);
-  if (shard.lease.Holds(since, shard.clock.Now())) return absl::OkStatus();
-  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                        absl::StrCat("session \"", session.spec.name,
-                                     "\": the coordinator has not been heard of for so long that its layers here may "
-                                     "have gone to other shards"));
 }
 
 }  // namespace
@@ -137,8 +119,8 @@ absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
   const absl::StatusOr<int64_t> bytes = InstallRecorded(install, true);
   if (returned) Release(install.session_id, /*gone=*/true);
   PRECONDOR_RETURN_IF_ERROR(bytes.status());
-  // Whoever hears of it may rely on finding the session here, even after the machine has lost its power: the records
-  // that follow are worth nothing without it.
+  // A process that hears of it may rely on finding the session here, even after a power failure: the records that
+  // follow are worth nothing without it.
   if (context_->options.journal != nullptr) context_->options.journal->Sync();
   if (const auto session = Find(install.session_id); session.ok()) {
     (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Now());
@@ -229,7 +211,7 @@ absl::Status Shard::ReplaceSameNameSession(const SessionInstall& install) {
     older = session->id();
   }
   if (older == 0) return absl::OkStatus();
-  // Names are unique on a coordinator: it has forgotten the older one, and nobody else would free it.
+  // Names are unique on a coordinator: it has forgotten the older one, and nothing else frees it.
   context_->logger.Log(Severity::kWarning, "session replaced by a later one of the same name",
                        {{"session", install.spec.name}, {"session_id", older}});
   return PutAside(older, /*whole=*/false).status();
@@ -310,7 +292,7 @@ void Shard::BeginDrain() {
   draining_ = true;
 }
 
-// --- data plane -----------------------------------------------------------------------------------------------------
+// --- sessions --------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<ShardSession>> Shard::Find(uint64_t session_id) const {
   {
@@ -331,96 +313,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> Shard::FindAny(uint64_t session_id
                         absl::StrCat("session_id ", session_id, ": no such session on this shard"));
 }
 
-absl::Status Shard::CheckGeneration(uint64_t session_id, uint64_t generation) const {
-  if (state_generation() == generation) return absl::OkStatus();
-  const absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(session_id);
-  if (!session.ok() || (*session)->context().state_generation <= generation) return absl::OkStatus();
-  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                        absl::StrCat("session \"", (*session)->spec().name,
-                                     "\": removed and installed again since the stream began, expected a new stream"));
-}
-
-absl::StatusOr<std::shared_ptr<ShardSession>> Shard::CheckedSession(const ContributionHeader& header,
-                                                                    uint64_t payload_bytes) const {
-  PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, Find(header.key.session_id));
-  PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
-  PRECONDOR_RETURN_IF_ERROR(session->Check(header, payload_bytes));
-  return session;
-}
-
-absl::Status Shard::CheckHeader(const ContributionHeader& header, uint64_t payload_bytes) const {
-  return CheckedSession(header, payload_bytes).status();
-}
-
-void Shard::Reject(const ContributionHeader& header, const absl::Status& status, const AckFn& ack) {
-  absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(header.key.session_id);
-  const uint32_t layer = header.key.layer;
-  if (session.ok() && layer < (*session)->spec().layers.size() && (*session)->layer(layer) != nullptr) {
-    (*session)->layer(layer)->Acknowledge(header.kind, 0, status, ack);
-    return;
-  }
-  context_->observer.OnRejected(session.ok() ? (*session)->spec().name : "", header.kind, GetErrorReason(status));
-  ack(status);
-}
-
-void Shard::CountRefusal(const ContributionHeader& header, const absl::Status& why) {
-  Reject(header, why, [](const absl::StatusOr<bool>&) {});
-}
-
-void Shard::SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack) {
-  absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, payload.size());
-  if (!session.ok()) return Reject(header, session.status(), ack);
-  (*session)->layer(header.key.layer)->SubmitStatistics(header, std::move(payload), ack);
-}
-
-void Shard::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result) {
-  absl::StatusOr<std::shared_ptr<ShardSession>> session = CheckedSession(header, PayloadBytes(header, payload));
-  if (!session.ok()) return Reject(header, session.status(), ack);
-  if ((*session)->spec().on_shard_loss == ShardLossPolicy::kDegrade) {
-    // What was computed while the shard was stopped may have been answered elsewhere.
-    result = [context = (*session)->shared_context(),
-              answer = std::move(result)](absl::StatusOr<GradientResult> computed) {
-      absl::Status lease = computed.ok() ? CheckLease(*context) : absl::OkStatus();
-      if (!lease.ok()) return answer(std::move(lease));
-      answer(std::move(computed));
-    };
-  }
-  (*session)->layer(header.key.layer)->SubmitGradient(header, std::move(payload), ack, std::move(result));
-}
-
-absl::Status Shard::SubmitReduced(ReducedGradient gradient, ResultFn result) {
-  PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(gradient.session_id));
-  return session->SubmitReduced(std::move(gradient), std::move(result));
-}
-
-absl::StatusOr<Shard::SessionPart> Shard::PartOf(const ContributionKey& key) const {
-  PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(key.session_id));
-  PRECONDOR_RETURN_IF_ERROR(session->CheckRank(key));
-  return SessionPart{session->spec(), session->owned()};
-}
-
-bool Shard::IsInEpoch(uint64_t session_id, uint64_t epoch) const {
-  const absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(session_id);
-  return session.ok() && (*session)->epoch() == epoch;
-}
-
-absl::Status Shard::Resume(const ContributionKey& key, uint64_t factor_version) {
-  PRECONDOR_RETURN_IF_ERROR(CheckServing());
-  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, Find(key.session_id));
-  PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
-  return session->Resume(key, factor_version);
-}
-
-void Shard::Fetch(const ContributionKey& key, ResultFn result) {
-  absl::Status status = CheckServing();
-  if (!status.ok()) return result(std::move(status));
-  absl::StatusOr<std::shared_ptr<ShardSession>> session = Find(key.session_id);
-  if (!session.ok()) return result(session.status());
-  (*session)->Fetch(key, std::move(result));
-}
+// --- upkeep ----------------------------------------------------------------------------------------------------------
 
 void Shard::SealOverdue() {
   if (context_->options.statistics_deadline == absl::InfiniteDuration()) return;
@@ -428,8 +321,8 @@ void Shard::SealOverdue() {
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->SealOverdue(now);
 }
 
-void Shard::SettleFactors() {
-  for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->factors().Settle();
+void Shard::FreeReleasedFactors() {
+  for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->factors().FreeReleased();
 }
 
 size_t Shard::CountLostDevices() {
@@ -453,7 +346,7 @@ void Shard::ReportStragglers() {
   for (const std::shared_ptr<ShardSession>& session : AllSessions()) session->ReportStragglers(since);
 }
 
-// --- inspection -----------------------------------------------------------------------------------------------------
+// --- inspection ------------------------------------------------------------------------------------------------------
 
 std::vector<std::shared_ptr<ShardSession>> Shard::AllSessions() const {
   std::vector<std::shared_ptr<ShardSession>> sessions;

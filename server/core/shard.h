@@ -27,6 +27,7 @@
 #include "kernels/base/session_spec.h"
 #include "kernels/device_group.h"
 #include "kernels/methods/method_set.h"
+#include "server/core/admission.h"
 #include "server/core/contribution.h"
 #include "server/core/device_assignment.h"
 #include "server/core/executor.h"
@@ -58,7 +59,7 @@ struct ShardOptions {
   double quorum = 1.0;
   // Where the shard writes down what it needs to come back; borrowed, outlives the executor's last task. Null: nowhere.
   ShardJournal* journal = nullptr;
-  uint64_t snapshot_interval_steps = 0;  // between two cuts; 0: none but those asked for
+  uint64_t snapshot_interval_steps = 0;  // between two snapshots; 0: none but those asked for
   // All of the shard's devices, in their order, where there are several: they have the layers together for which
   // Method::Splits. Borrowed, outlives the executors' last task. Null: each layer is on one device.
   DeviceGroup* group = nullptr;
@@ -109,10 +110,12 @@ class Shard final : public ShardControl {
   void BeginDrain();
 
   // --- data plane ------------------------------------------------------------------------------------------------
-  // Checks everything about a contribution that its header tells, before anybody allocates for it: session, epoch,
-  // rank, incarnation, layer, mode, step window, dtype, shapes, samples and `payload_bytes`. Changes nothing.
-  // The status carries an ErrorReason (kernels/base/error_reason.h).
-  absl::Status CheckHeader(const ContributionHeader& header, uint64_t payload_bytes) const;
+  // Checks a contribution once, by its header, before memory is taken for its payload: session, epoch, rank,
+  // incarnation, layer, mode, step window, samples, tensors and byte count. The result is what Submit takes. An error
+  // carries an ErrorReason (kernels/base/error_reason.h); nothing has changed then, except that the refusal is counted.
+  absl::StatusOr<AdmittedContribution> AdmitContribution(ContributionHeader header, uint64_t payload_bytes);
+  // Counts one that was admitted and is not submitted, because its payload could not be had: `why`.
+  void CountRefusal(const AdmittedContribution& contribution, const absl::Status& why);
 
   // How often a session that had been removed has been installed again since the process began, each time without its
   // factors. A client that knows one number has to hear of each later one of its session.
@@ -120,27 +123,22 @@ class Shard final : public ShardControl {
   // Unavailable NOT_ACTIVE: of this session the shard has forgotten what it knew when `generation` was its number.
   absl::Status CheckGeneration(uint64_t session_id, uint64_t generation) const;
 
-  // Counts a contribution that CheckHeader refused with `why` and that will therefore not be submitted.
-  void CountRefusal(const ContributionHeader& header, const absl::Status& why);
-
-  // Takes in one worker's statistics for a (step, layer). `ack` tells: taken in, a repetition, or refused (then nothing
-  // changed, except that a non-finite or over-norm contribution counts as its rank's abstention, so that the
-  // step can seal).
-  void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
-
-  // The same for a gradient, or a pull in its place. `result` follows an OK `ack`, once the plan is sealed and applied;
-  // a repetition gets the same bytes. When the session ends or a new epoch drops the slot, `result` gets the status
-  // instead.
-  void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
+  // Takes in an admitted contribution, with a payload of payload_bytes(), none if it lies on the device. `ack` tells:
+  // taken in, a repetition, or refused. When it is refused nothing has changed, except that a non-finite or over-norm
+  // contribution counts as its rank's abstention, so that the step can seal. It is also refused for what may have
+  // changed since the admission: the session is gone (NotFound), in quarantine, installed again or without a lease
+  // (Unavailable), its layer has moved (FailedPrecondition), its epoch or step is over.
+  // `result`, not for statistics: it follows an OK `ack`, once the plan is sealed and applied; a repetition gets the
+  // same bytes. When the session ends or a new epoch drops the slot, `result` gets the status instead.
+  void Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
 
   // Takes in what a communicator has made of a step's gradients of one layer. OK: `result` gets the answer, like
-  // SubmitGradient's. Whatever a rank then sends of it over gRPC is a repetition, with the same answer. Otherwise
-  // nothing has changed, and the step waits for gradients over gRPC: the errors of CheckHeader; Aborted when some of
-  // these have come already; InvalidArgument where the session's data plane is gRPC.
+  // Submit's. A rank that then sends its gradient over gRPC repeats it, and gets this answer. Otherwise nothing has
+  // changed, and the step waits for gradients over gRPC: the errors of AdmitContribution; Aborted when some of these
+  // have come already; InvalidArgument where the session's data plane is gRPC.
   absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
 
-  // What one of a session's ranks has to know to take part in that. The errors of CheckHeader that concern session,
-  // epoch, rank and incarnation.
+  // What one of a session's ranks has to know to take part in that. Errors: those of CheckSender.
   struct SessionPart {
     SessionSpec spec;
     std::vector<uint32_t> layers;  // that this shard has, ascending
@@ -152,20 +150,21 @@ class Shard final : public ShardControl {
   // A rank that was answered by a memory which may be lost (the one before this process, or another shard's) says what
   // it has: factors of `factor_version` in its last answer of `key.layer`, and the first step whose gradient it will
   // send or send again. What this memory cannot bring to an end any more holds nothing up from then on. DATA_LOSS
-  // STATE_LOST: see ErrorReason; otherwise the errors of CheckHeader that concern the key. Repetitions do no harm.
+  // STATE_LOST: see ErrorReason; otherwise the errors of AdmitContribution that concern the key. Repetitions do no
+  // harm.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
 
   // Gives `result` the layer's factors as they are, for a worker that keeps some and has just begun, or lost the
-  // thread. Errors: those of CheckHeader that concern the key, InvalidArgument where the session's workers keep none,
-  // ABORTED like SubmitGradient's.
+  // thread. Errors: those of AdmitContribution that concern the key, InvalidArgument where the session's workers keep
+  // none, ABORTED like Submit's.
   void Fetch(const ContributionKey& key, ResultFn result);
 
   // Seals what statistics_deadline has passed for. A server calls it every now and then.
   void SealOverdue();
   // Gives the memory of released factors back that have become durable. The same.
-  void SettleFactors();
+  void FreeReleasedFactors();
   // Writes sessions down as quarantined whose work has ended, and deletes those whose time is over. The same.
-  void SettleQuarantine();
+  void CompleteQuarantine();
   // Logs and reports which workers hold the others up, when that has changed. The same.
   void ReportStragglers();
   // Devices that faults have ended the use of; of each, observer and log hear once. Layers on one are answered IDENTITY
@@ -200,10 +199,10 @@ class Shard final : public ShardControl {
   // InvalidArgument: the step has been begun.
   absl::Status RequestSnapshot(absl::string_view session_name, uint64_t step);
 
-  // Gives a layer of a session that nobody has joined the factors of an image, as of `step`; one without factors leaves
-  // it fresh ones. With the last layer of those that an order of the coordinator waits for, the part is taken. Errors,
-  // and nothing has changed: NotFound UNKNOWN_SESSION, FailedPrecondition when it is in use, holds no factors or has
-  // not the layer here, those of LayerState::Load.
+  // Gives a layer of a session that no rank has joined the factors of an image, as of `step`; one without factors
+  // leaves it fresh ones. With the last layer of those that an order of the coordinator waits for, the part is taken.
+  // Errors, and nothing has changed: NotFound UNKNOWN_SESSION, FailedPrecondition when it is in use, holds no factors
+  // or has not the layer here, those of LayerState::Load.
   absl::Status RestoreLayer(const LayerImage& image);
   // Upper bound of the state in an image that RestoreLayer can take for this layer. The errors of RestoreLayer but for
   // those of LayerState::Load.
@@ -226,9 +225,10 @@ class Shard final : public ShardControl {
   // Of a session that nobody has joined, that holds factors and has the layer here; the errors of RestoreLayer.
   absl::StatusOr<std::shared_ptr<ShardSession>> FindRestorable(uint64_t session_id, uint32_t layer) const;
   std::vector<std::shared_ptr<ShardSession>> AllSessions() const;
-  absl::StatusOr<std::shared_ptr<ShardSession>> CheckedSession(const ContributionHeader& header,
-                                                               uint64_t payload_bytes) const;
-  void Reject(const ContributionHeader& header, const absl::Status& status, const AckFn& ack);
+  // Tells `ack`, observer and counters that a contribution is refused.
+  void Reject(const ContributionHeader& header, const absl::Status& why, const AckFn& ack);
+  // The session and the layer that an admitted contribution goes to, as they are now. Errors: see Submit.
+  absl::StatusOr<std::shared_ptr<ShardSession>> FindFor(const AdmittedContribution& contribution) const;
   absl::StatusOr<int64_t> InstallRecorded(const SessionInstall& install, bool record);
   // Gives the install's layers devices and reserves there what the session has not reserved yet, `reserved` being what
   // it has. `known`: the session, null when it is new here. `held`: it has its factors. Errors: MemoryAccount's.

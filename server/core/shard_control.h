@@ -65,7 +65,7 @@ struct SessionInstall {
   uint64_t session_id = 0;
   uint64_t epoch = 0;
   std::optional<uint64_t> rollback_step = {};  // the epoch begins with this step again: what is kept of any step goes
-  // The last epoch with which the job went back, this one included; 0: none. A snapshot takes images of layers that
+  // The last epoch with which the job rolled back, this one included; 0: none. A snapshot takes images of layers that
   // agree on it, also of those that are new here.
   uint64_t rollback_epoch = 0;
   SessionSpec spec;
@@ -117,9 +117,9 @@ class ShardControl {
   virtual ~ShardControl() = default;
   // From here on calls carry this token: greater than that of every coordinator that has led before. A shard that has
   // seen a greater one refuses them all, FailedPrecondition STALE_LEADER, and changes nothing. Before any other call.
-  virtual void Lead(uint64_t token) {}
+  virtual void BecomeLeader(uint64_t token) {}
   virtual absl::StatusOr<ShardDescription> Describe() = 0;
-  // The same for one who wants to know whether the shard is there: gives up soon, and grants the lease.
+  // Describe for a coordinator that asks whether the shard is there: gives up soon, and grants the lease.
   virtual absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) { return Describe(); }
   // A session in quarantine comes back first, as it was, and then goes on as one that is installed; Unavailable: not
   // yet; DataLoss: it cannot, and stays there.

@@ -23,7 +23,8 @@ struct LayerStep {
   uint64_t session_id = 0;
   uint32_t layer = 0;
   uint64_t step = 0;
-  uint64_t began = 0;  // the epoch in which the job last went back to an earlier step, dropping the layer's open steps
+  uint64_t began =
+      0;  // the epoch in which the job last rolled back to an earlier step, dropping the layer's open steps
   uint64_t updates = 0;  // the layer's records of updates and factors so far, this one included: a gap shows
 };
 
@@ -74,21 +75,21 @@ using ShardRecord = std::variant<InstallRecord, RemoveRecord, UpdateRecord, Fail
                                  FactorsRecord, QuarantineRecord>;
 
 // A step that repetitions may still ask for.
-struct SettledStep {
+struct StepOutcome {
   uint64_t step = 0;
   Mode mode = Mode::kSecondOrder;
   bool updated = false;  // its statistics are in the factors, or given up
   std::optional<Plan> plan;
 };
 
-// All of a layer before the first work on step `at.step` or a later one: the same cut for every layer of the session.
+// All of a layer before the first work on step `at.step` or a later one. Every layer of a snapshot has the same step.
 struct LayerImage {
   LayerStep at;
   uint64_t factor_version = 0;
-  std::vector<SettledStep> settled;  // the window's, ascending
-  bool held = true;                  // false: the layer has no factors, `state` is empty
-  uint64_t release = 0;              // the layer's last, whether its factors are back or not; 0: none was kept
-  std::string state;                 // LayerState::Save
+  std::vector<StepOutcome> outcomes;  // the window's, ascending
+  bool held = true;                   // false: the layer has no factors, `state` is empty
+  uint64_t release = 0;               // the layer's last, whether its factors are back or not; 0: none was kept
+  std::string state;                  // LayerState::Save
 };
 
 // The factors of a session's layers as they were when they were released.
@@ -136,7 +137,7 @@ class ShardJournal {
   // Notes that time has passed. Returns the sessions that have been there for `most` while the shard was running.
   virtual std::vector<uint64_t> AgeQuarantined(absl::Duration most) { return {}; }
 
-  // A snapshot as of that step is to count as the coordinator's of that number. Before anybody begins the step.
+  // A snapshot as of that step is to count as the coordinator's of that number. Before any rank begins the step.
   virtual void Expect(const SnapshotOrder& order) {}
   // When it returns OK, the shard refuses coordinators with smaller fencing tokens after a crash as well.
   virtual absl::Status RememberLeader(uint64_t token) { return absl::OkStatus(); }

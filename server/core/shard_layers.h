@@ -25,7 +25,7 @@ struct LayerRoom {
 
 std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContext& shard);
 
-// The session's layers are where `layers` says, and their scratch is large enough. False: some are elsewhere for good.
+// The session's layers are where `layers` says, and their scratch is large enough. False: some stay on other devices.
 bool GiveDevices(SessionContext& session, const LayersOfDevices& layers);
 
 }  // namespace precondor

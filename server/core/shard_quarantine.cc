@@ -78,7 +78,7 @@ absl::StatusOr<bool> Shard::PutAside(uint64_t session_id, bool whole) {
   return true;
 }
 
-void Shard::SettleQuarantine() {
+void Shard::CompleteQuarantine() {
   ShardJournal* const journal = context_->options.journal;
   if (journal == nullptr || !CheckServing().ok()) return;
   std::vector<std::pair<uint64_t, uint64_t>> ready;  // session and its last step

@@ -81,7 +81,7 @@ void Shard::Replay(const LayerImage& image) {
 void Shard::ReplayLayer(const LayerStep& at, absl::FunctionRef<absl::Status(LayerDriver&)> apply) {
   const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindAny(at.session_id);
   if (!session.ok()) return;
-  LayerDriver* layer = at.layer < (*session)->spec().layers.size() ? (*session)->layer(at.layer) : nullptr;
+  LayerDriver* const layer = (*session)->layer(at.layer);
   const absl::Status status =
       layer == nullptr ? absl::DataLossError(absl::StrCat("layer ", at.layer, ": not one of the session's here"))
                        : apply(*layer);
@@ -122,7 +122,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> Shard::FindRestorable(uint64_t ses
   PRECONDOR_RETURN_IF_ERROR(CheckServing());
   PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, Find(session_id));
   const SessionSpec& spec = session->spec();
-  const LayerDriver* const layer = index < spec.layers.size() ? session->layer(index) : nullptr;
+  const LayerDriver* const layer = session->layer(index);
   if (layer == nullptr) {
     return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
                           absl::StrCat("session \"", spec.name, "\" layer ", index, ": not on this shard"));

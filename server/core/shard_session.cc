@@ -8,9 +8,7 @@
 #include "absl/strings/str_join.h"
 
 #include "kernels/base/error_reason.h"
-#include "kernels/base/samples.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/wire_bounds.h"
 #include "server/core/payload.h"
 
 namespace precondor {
@@ -46,20 +44,20 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_p
   auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
                                                   SessionFactors::FactorState{.held = !install.factors_released});
   return std::shared_ptr<ShardSession>(new ShardSession(std::move(context), install.layers, std::move(layers),
-                                                        std::move(factors), MakeMembership(install)));
+                                                        std::move(factors), MakeHolders(install)));
 }
 
 ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
                            std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
-                           std::shared_ptr<const Membership> membership)
+                           std::shared_ptr<const RankHolders> holders)
     : context_(std::move(context)),
       owned_(std::move(owned)),
       layers_(std::move(layers)),
       factors_(std::move(factors)),
-      membership_(std::move(membership)) {}
+      holders_(std::move(holders)) {}
 
-std::shared_ptr<ShardSession::Membership> ShardSession::MakeMembership(const SessionInstall& install) {
-  auto members = std::make_shared<Membership>();
+std::shared_ptr<RankHolders> ShardSession::MakeHolders(const SessionInstall& install) {
+  auto members = std::make_shared<RankHolders>();
   members->epoch = install.epoch;
   members->incarnations.assign(install.spec.world_size, 0);
   for (const Member& member : install.members) {
@@ -69,9 +67,9 @@ std::shared_ptr<ShardSession::Membership> ShardSession::MakeMembership(const Ses
   return members;
 }
 
-std::shared_ptr<const ShardSession::Membership> ShardSession::membership() const {
+std::shared_ptr<const RankHolders> ShardSession::holders() const {
   MutexLock lock(mu_);
-  return membership_;
+  return holders_;
 }
 
 absl::Status ShardSession::Reinstall(const SessionInstall& install) {
@@ -79,20 +77,20 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
     return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
                           absl::StrCat("session \"", spec().name, "\": ", difference));
   }
-  auto next = MakeMembership(install);
+  auto next = MakeHolders(install);
   bool restart = false;
   std::vector<Member> replaced;
   {
     MutexLock lock(mu_);
-    if (install.epoch < membership_->epoch) {
+    if (install.epoch < holders_->epoch) {
       return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
-                            absl::StrCat("session \"", spec().name, "\": expected epoch ", membership_->epoch,
+                            absl::StrCat("session \"", spec().name, "\": expected epoch ", holders_->epoch,
                                          " or later, got ", install.epoch));
     }
-    restart = install.epoch > membership_->epoch || membership_->fenced;
-    if (restart) replaced = Replaced(membership_->incarnations, install.members);
+    restart = install.epoch > holders_->epoch || holders_->fenced;
+    if (restart) replaced = Replaced(holders_->incarnations, install.members);
     for (size_t rank = 0; rank < next->incarnations.size() && !restart; ++rank) {
-      const uint64_t have = membership_->incarnations[rank];
+      const uint64_t have = holders_->incarnations[rank];
       uint64_t& got = next->incarnations[rank];
       if (have == 0 || have == got) continue;
       if (got != 0) {
@@ -103,7 +101,7 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
       got = have;
       ++next->joined;
     }
-    membership_ = std::move(next);
+    holders_ = std::move(next);
   }
   if (!restart) return absl::OkStatus();
   // Frames of the new epoch that come before their layer's turn here are told to retry.
@@ -115,7 +113,7 @@ absl::Status ShardSession::Reinstall(const SessionInstall& install) {
 }
 
 bool ShardSession::IsNews(const SessionInstall& install) const {
-  const std::shared_ptr<const Membership> known = membership();
+  const std::shared_ptr<const RankHolders> known = holders();
   if (install.epoch != known->epoch || known->fenced) return install.epoch >= known->epoch;
   return std::any_of(install.members.begin(), install.members.end(),
                      [&](const Member& member) { return known->incarnations[member.rank] == 0; });
@@ -127,7 +125,7 @@ absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) 
     return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
                           absl::StrCat("session \"", spec().name, "\": ", difference));
   }
-  const std::shared_ptr<const Membership> members = membership();
+  const std::shared_ptr<const RankHolders> members = holders();
   if (install.epoch > members->epoch || (install.epoch == members->epoch && members->fenced)) return true;
   return ReasonedStatus(
       StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
@@ -149,11 +147,11 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const Ses
   }
   auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, state);
   return std::shared_ptr<ShardSession>(
-      new ShardSession(context_, install.layers, std::move(layers), std::move(factors), MakeMembership(install)));
+      new ShardSession(context_, install.layers, std::move(layers), std::move(factors), MakeHolders(install)));
 }
 
 void ShardSession::Succeed(const ShardSession& previous, const SessionInstall& install) {
-  const std::vector<Member> replaced = Replaced(previous.membership()->incarnations, install.members);
+  const std::vector<Member> replaced = Replaced(previous.holders()->incarnations, install.members);
   for (uint32_t layer : previous.owned_) {
     if (layers_[layer] == nullptr) {
       previous.layers_[layer]->Close(EpochHasBegun(install.epoch));
@@ -173,23 +171,23 @@ absl::StatusOr<std::optional<uint64_t>> ShardSession::Fence(const EpochFence& fe
   std::vector<Member> replaced;
   {
     MutexLock lock(mu_);
-    if (fence.epoch < membership_->epoch) {
+    if (fence.epoch < holders_->epoch) {
       return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
-                            absl::StrCat("session \"", spec().name, "\": expected epoch ", membership_->epoch,
+                            absl::StrCat("session \"", spec().name, "\": expected epoch ", holders_->epoch,
                                          " or later, got ", fence.epoch));
     }
-    if (fence.epoch == membership_->epoch && !membership_->fenced) return std::nullopt;
+    if (fence.epoch == holders_->epoch && !holders_->fenced) return std::nullopt;
     for (const Member& member : fence.members) {
-      if (member.rank < membership_->incarnations.size()) continue;
+      if (member.rank < holders_->incarnations.size()) continue;
       return ReasonedStatus(StatusCode::kInvalidArgument, ErrorReason::kUnknownRank,
                             absl::StrCat("session \"", spec().name, "\": members: expected ranks below ",
-                                         membership_->incarnations.size(), ", got ", member.rank));
+                                         holders_->incarnations.size(), ", got ", member.rank));
     }
-    auto fenced = std::make_shared<Membership>(*membership_);
+    auto fenced = std::make_shared<RankHolders>(*holders_);
     fenced->epoch = fence.epoch;
     fenced->fenced = true;
-    membership_ = std::move(fenced);
-    replaced = Replaced(membership_->incarnations, fence.members);
+    holders_ = std::move(fenced);
+    replaced = Replaced(holders_->incarnations, fence.members);
   }
   uint64_t floor = 0;
   for (uint32_t layer : owned_) {
@@ -200,42 +198,6 @@ absl::StatusOr<std::optional<uint64_t>> ShardSession::Fence(const EpochFence& fe
     if (member.first_step < floor) gone = std::min(gone.value_or(member.first_step), member.first_step);
   }
   return gone;
-}
-
-absl::Status ShardSession::CheckMember(const Membership& members, const ContributionKey& key) const {
-  if (key.step > kMaxStep) {
-    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
-                   absl::StrCat("step: expected at most ", kMaxStep));
-  }
-  if (key.epoch < members.epoch) {
-    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, spec(), key,
-                   absl::StrCat("expected epoch ", members.epoch, ", got ", key.epoch));
-  }
-  if (key.epoch > members.epoch) {
-    return Refusal(StatusCode::kUnavailable, ErrorReason::kFutureEpoch, spec(), key,
-                   absl::StrCat("epoch is ", members.epoch, " here so far, got ", key.epoch));
-  }
-  if (members.fenced) {
-    return Refusal(StatusCode::kUnavailable, ErrorReason::kNotActive, spec(), key, "the epoch is about to begin");
-  }
-  if (key.rank >= members.incarnations.size()) {
-    return Refusal(StatusCode::kNotFound, ErrorReason::kUnknownRank, spec(), key,
-                   absl::StrCat("expected a rank below ", members.incarnations.size()));
-  }
-  const uint64_t holder = members.incarnations[key.rank];
-  if (holder != 0 && key.incarnation < holder) {
-    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kStaleIncarnation, spec(), key,
-                   absl::StrCat("held by incarnation ", holder, ", got ", key.incarnation));
-  }
-  if (holder != 0 && key.incarnation > holder) {
-    return Refusal(StatusCode::kNotFound, ErrorReason::kUnknownRank, spec(), key,
-                   absl::StrCat("incarnation ", key.incarnation, " has not joined, the rank's is ", holder));
-  }
-  if (members.joined < members.incarnations.size()) {
-    return Refusal(StatusCode::kUnavailable, ErrorReason::kNotActive, spec(), key,
-                   absl::StrCat(members.joined, " of ", members.incarnations.size(), " ranks have joined"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status ShardSession::CheckLayer(const ContributionKey& key) const {
@@ -250,63 +212,36 @@ absl::Status ShardSession::CheckLayer(const ContributionKey& key) const {
   return absl::OkStatus();
 }
 
-absl::Status ShardSession::CheckPull(const ContributionHeader& header) const {
-  const ContributionKey& key = header.key;
-  const bool pull = header.kind == ContributionKind::kPull;
-  if (header.kind != ContributionKind::kStatistics && pull != WorkersPrecondition(spec())) {
-    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
-                   absl::StrCat("expected ", pull ? "GRADIENT" : "PULL", " with exchange ",
-                                ExchangeModeName(spec().exchange), ", got ", pull ? "PULL" : "GRADIENT"));
-  }
-  if (!pull) return absl::OkStatus();
-  if (header.abstain) {
-    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key, "nobody abstains from a PULL");
-  }
-  if (header.mode == Mode::kSecondOrder && IsStatisticStep(spec(), key.step) &&
-      context_->methods.of(key.layer).needs_statistics()) {
-    return absl::OkStatus();
-  }
-  return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,
-                 "PULL: expected a statistic step in second order, of a layer that takes statistics");
+absl::Status ShardSession::CheckKey(const ContributionKey& key) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckSender(spec(), *holders(), key));
+  return CheckLayer(key);
 }
 
-absl::Status ShardSession::CheckRole(const ContributionHeader& header) const {
-  const ContributionKey& key = header.key;
-  PRECONDOR_RETURN_IF_ERROR(CheckPull(header));
-  if (header.kind == ContributionKind::kStatistics && header.mode == Mode::kFirstOrder) {
-    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,
-                   "steps in first order take no statistics");
-  }
-  if (header.kind == ContributionKind::kStatistics && !IsStatisticStep(spec(), key.step)) {
-    return Refusal(
-        StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,
-        absl::StrCat("statistic steps are those below ", spec().warmup_steps, " and every ", spec().inv_freq, "th"));
-  }
-  if (header.kind == ContributionKind::kGradient && spec().exchange == ExchangeMode::kDelegate &&
-      key.rank != static_cast<uint32_t>(DelegateRank(spec(), key.layer))) {
-    return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotDelegate, spec(), key,
-                   absl::StrCat("rank ", DelegateRank(spec(), key.layer), " sends this layer's gradient"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ShardSession::Check(const ContributionHeader& header, uint64_t payload_bytes) const {
-  PRECONDOR_RETURN_IF_ERROR(CheckMember(*membership(), header.key));
-  PRECONDOR_RETURN_IF_ERROR(CheckLayer(header.key));
-  PRECONDOR_RETURN_IF_ERROR(CheckRole(header));
+absl::StatusOr<AdmittedContribution> ShardSession::Admit(ContributionHeader& header, uint64_t payload_bytes) const {
+  PRECONDOR_RETURN_IF_ERROR(CheckKey(header.key));
+  PRECONDOR_RETURN_IF_ERROR(CheckRole(spec(), header));
   PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec(), header, payload_bytes));
-  return layers_[header.key.layer]->Check(header);
+  PRECONDOR_RETURN_IF_ERROR(layers_[header.key.layer]->Check(header));
+  return AdmittedContribution(std::move(header), payload_bytes, context_);
+}
+
+absl::StatusOr<AdmittedAverage> ShardSession::Admit(ReducedGradient gradient) const {
+  const std::shared_ptr<const RankHolders> known = holders();
+  ContributionKey key = KeyOf(gradient);
+  key.incarnation = known->incarnations[0];  // another holder of a rank would be another epoch
+  PRECONDOR_RETURN_IF_ERROR(CheckSender(spec(), *known, key));
+  PRECONDOR_RETURN_IF_ERROR(CheckLayer(key));
+  PRECONDOR_RETURN_IF_ERROR(CheckAverage(spec(), gradient));
+  return AdmittedAverage(std::move(gradient));
 }
 
 absl::Status ShardSession::Resume(const ContributionKey& key, uint64_t factor_version) {
-  PRECONDOR_RETURN_IF_ERROR(CheckMember(*membership(), key));
-  PRECONDOR_RETURN_IF_ERROR(CheckLayer(key));
+  PRECONDOR_RETURN_IF_ERROR(CheckKey(key));
   return layers_[key.layer]->Resume(key, factor_version);
 }
 
 void ShardSession::Fetch(const ContributionKey& key, ResultFn result) {
-  absl::Status status = CheckMember(*membership(), key);
-  if (status.ok()) status = CheckLayer(key);
+  absl::Status status = CheckKey(key);
   if (status.ok() && !WorkersPrecondition(spec())) {
     status = Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
                      absl::StrCat("FETCH: expected exchange REPLAY or PULL_FACTORS, the session's is ",
@@ -314,30 +249,6 @@ void ShardSession::Fetch(const ContributionKey& key, ResultFn result) {
   }
   if (!status.ok()) return result(std::move(status));
   layers_[key.layer]->Fetch(key, std::move(result));
-}
-
-absl::Status ShardSession::SubmitReduced(ReducedGradient gradient, ResultFn result) {
-  ContributionKey key = {.session_id = id(), .epoch = gradient.epoch, .step = gradient.step, .layer = gradient.layer};
-  const std::shared_ptr<const Membership> members = membership();
-  const size_t ranks = members->incarnations.size();
-  key.incarnation = members->incarnations[0];  // another holder of a rank would be another epoch
-  PRECONDOR_RETURN_IF_ERROR(CheckMember(*members, key));
-  PRECONDOR_RETURN_IF_ERROR(CheckLayer(key));
-  const LayerSpec& layer = spec().layers[key.layer];
-  const uint64_t bytes = static_cast<uint64_t>(layer.d_out * layer.d_in) * sizeof(float);
-  if (spec().data_plane != DataPlane::kCollective || gradient.shares.size() != ranks ||
-      gradient.average.size() != bytes) {
-    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
-                   absl::StrCat("expected ", ranks, " shares and ", bytes, " bytes with data_plane COLLECTIVE, got ",
-                                gradient.shares.size(), " and ", gradient.average.size(), " with ",
-                                DataPlaneName(spec().data_plane)));
-  }
-  for (const ReducedGradient::Share& share : gradient.shares) {
-    if (share.samples <= kMaxSamples) continue;
-    return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key,
-                   absl::StrCat("samples: expected at most ", kMaxSamples, ", got ", share.samples));
-  }
-  return layers_[key.layer]->SubmitReduced(std::move(gradient), std::move(result));
 }
 
 void ShardSession::Close(const absl::Status& why) {
@@ -381,7 +292,7 @@ void ShardSession::ReportStragglers(absl::Time since) {
 }
 
 ShardSessionSummary ShardSession::summary() const {
-  const std::shared_ptr<const Membership> members = membership();
+  const std::shared_ptr<const RankHolders> members = holders();
   const uint64_t last_step = context_->last_step.load(std::memory_order_relaxed);
   return {.session_id = id(),
           .spec = spec(),

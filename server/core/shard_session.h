@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "kernels/base/mutex.h"
+#include "server/core/admission.h"
 #include "server/core/contribution.h"
 #include "server/core/layer/layer_driver.h"
 #include "server/core/session_context.h"
@@ -49,17 +50,18 @@ class ShardSession {
   // See ShardControl.
   absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence);
 
-  // Everything that a header tells; see Shard::CheckHeader.
-  absl::Status Check(const ContributionHeader& header, uint64_t payload_bytes) const;
+  // What makes a contribution, or an average of all ranks, fit to be submitted to its layer; see
+  // Shard::AdmitContribution and Shard::SubmitReduced. An error leaves `header` as it is; otherwise it is moved from.
+  absl::StatusOr<AdmittedContribution> Admit(ContributionHeader& header, uint64_t payload_bytes) const;
+  absl::StatusOr<AdmittedAverage> Admit(ReducedGradient gradient) const;
   // See Shard.
   absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
   void Fetch(const ContributionKey& key, ResultFn result);
-  // The errors of Check that concern session, epoch, rank and incarnation.
-  absl::Status CheckRank(const ContributionKey& key) const { return CheckMember(*membership(), key); }
-  absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
+  // Errors: those of CheckSender.
+  absl::Status CheckRank(const ContributionKey& key) const { return CheckSender(spec(), *holders(), key); }
   const std::vector<uint32_t>& owned() const { return owned_; }
-  // Not null for a layer that passed Check.
-  LayerDriver* layer(uint32_t index) const { return layers_[index].get(); }
+  // Null: the session has no such layer, or another shard has it.
+  LayerDriver* layer(uint32_t index) const { return index < layers_.size() ? layers_[index].get() : nullptr; }
 
   // Ends the session; waiting results get `why`.
   void Close(const absl::Status& why);
@@ -74,7 +76,7 @@ class ShardSession {
 
   const SessionSpec& spec() const { return context_->spec; }
   uint64_t id() const { return context_->session_id; }
-  uint64_t epoch() const { return membership()->epoch; }
+  uint64_t epoch() const { return holders()->epoch; }
   SessionContext& context() const { return *context_; }
   std::shared_ptr<SessionContext> shared_context() const { return context_; }
   SessionFactors& factors() const { return *factors_; }
@@ -82,24 +84,15 @@ class ShardSession {
   std::vector<LayerStats> layer_stats() const;
 
  private:
-  // Published whole: readers keep a snapshot.
-  struct Membership {
-    uint64_t epoch = 0;
-    uint32_t joined = 0;
-    bool fenced = false;                 // the next epoch has begun elsewhere; `epoch` is its number already
-    std::vector<uint64_t> incarnations;  // by rank; 0: not joined; while fenced: the last epoch's
-  };
-
   ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
                std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
-               std::shared_ptr<const Membership> membership);
-  static std::shared_ptr<Membership> MakeMembership(const SessionInstall& install);
+               std::shared_ptr<const RankHolders> holders);
+  static std::shared_ptr<RankHolders> MakeHolders(const SessionInstall& install);
   absl::Status EpochHasBegun(uint64_t epoch) const;
-  std::shared_ptr<const Membership> membership() const;
-  absl::Status CheckMember(const Membership& members, const ContributionKey& key) const;
+  std::shared_ptr<const RankHolders> holders() const;
+  // CheckSender, and whether the layer is here. NotFound UNKNOWN_LAYER; FailedPrecondition NOT_OWNER.
+  absl::Status CheckKey(const ContributionKey& key) const;
   absl::Status CheckLayer(const ContributionKey& key) const;
-  absl::Status CheckRole(const ContributionHeader& header) const;
-  absl::Status CheckPull(const ContributionHeader& header) const;
 
   // Const after construction.
   const std::shared_ptr<SessionContext> context_;
@@ -108,7 +101,8 @@ class ShardSession {
   const std::shared_ptr<SessionFactors> factors_;
 
   mutable Mutex mu_;
-  std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mu_);
+  // Published whole and never edited: readers keep what they have.
+  std::shared_ptr<const RankHolders> holders_ ABSL_GUARDED_BY(mu_);
   std::set<uint32_t> stragglers_ ABSL_GUARDED_BY(mu_);  // as last reported
 };
 

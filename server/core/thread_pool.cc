@@ -26,7 +26,7 @@ ThreadPoolExecutor::~ThreadPoolExecutor() {
   }
   ready_changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
-  // Only now does nobody post any more.
+  // From here on no thread posts.
   std::vector<std::thread> background;
   {
     MutexLock lock(mu_);

@@ -57,7 +57,7 @@ class ThreadPoolExecutor final : public Executor, private FiberScheduler {
   uint64_t last_strand_ ABSL_GUARDED_BY(mu_) = 0;
   // Strands with tasks queued or running; an entry goes when its queue is empty, so that the table stays small.
   absl::flat_hash_map<uint64_t, std::deque<Task>> strands_ ABSL_GUARDED_BY(mu_);
-  std::deque<uint64_t> ready_ ABSL_GUARDED_BY(mu_);  // strands with a task and nobody running them
+  std::deque<uint64_t> ready_ ABSL_GUARDED_BY(mu_);  // strands with a task that no thread runs
   std::deque<Fiber*> resumed_ ABSL_GUARDED_BY(mu_);
   int running_ ABSL_GUARDED_BY(mu_) = 0;  // tasks of strands, suspended ones as well
   std::vector<std::unique_ptr<Fiber>> fibers_ ABSL_GUARDED_BY(mu_);

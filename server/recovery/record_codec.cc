@@ -227,12 +227,12 @@ std::string EncodeImageHead(const LayerImage& image) {
   PutU64(out, image.factor_version);
   out.push_back(image.held ? 1 : 0);
   PutU64(out, image.release);
-  PutU64(out, image.settled.size());
-  for (const SettledStep& settled : image.settled) {
-    PutU64(out, settled.step);
-    out.push_back(settled.updated ? 1 : 0);
-    out.push_back(settled.plan.has_value() ? 1 : 0);
-    PutPlan(out, settled.mode, settled.plan.value_or(Plan{}));
+  PutU64(out, image.outcomes.size());
+  for (const StepOutcome& outcome : image.outcomes) {
+    PutU64(out, outcome.step);
+    out.push_back(outcome.updated ? 1 : 0);
+    out.push_back(outcome.plan.has_value() ? 1 : 0);
+    PutPlan(out, outcome.mode, outcome.plan.value_or(Plan{}));
   }
   PutU64(out, image.state.size());
   return out;
@@ -245,20 +245,20 @@ absl::StatusOr<LayerImage> DecodeImage(absl::string_view bytes) {
     return absl::FailedPreconditionError(
         absl::StrCat("layer image: format: expected ", kImageFormat, ", got ", format));
   }
-  LayerImage image{.at = TakeStep(in), .settled = {}, .state = {}};
+  LayerImage image{.at = TakeStep(in), .outcomes = {}, .state = {}};
   image.factor_version = in.U64();
   image.held = in.U8() != 0;
   image.release = in.U64();
   const uint64_t count = in.U64();
   bool valid = true;
   for (uint64_t i = 0; i < count && in.ok(); ++i) {
-    SettledStep settled{.step = in.U64(), .plan = {}};
-    settled.updated = in.U8() != 0;
+    StepOutcome outcome{.step = in.U64(), .plan = {}};
+    outcome.updated = in.U8() != 0;
     const bool planned = in.U8() != 0;
     Plan plan;
-    valid = TakePlan(in, settled.mode, plan) && valid;
-    if (planned) settled.plan = std::move(plan);
-    image.settled.push_back(std::move(settled));
+    valid = TakePlan(in, outcome.mode, plan) && valid;
+    if (planned) outcome.plan = std::move(plan);
+    image.outcomes.push_back(std::move(outcome));
   }
   image.state = std::string(in.Bytes());
   if (!valid || !in.done()) return Damaged("layer image");

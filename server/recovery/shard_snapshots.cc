@@ -20,7 +20,7 @@ constexpr size_t kKept = 2;       // snapshots a session
 constexpr int kNiceness = 10;     // a tenth of a core that steps want too
 constexpr uint64_t kSpread = 64;  // steps; no layer of a job is so far ahead of another
 
-absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
+absl::StatusOr<std::string> EncodeMetadata(const SnapshotImages& snapshot) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::string install, EncodeInstall(snapshot.install));
   std::string out;
   PutU32(out, kMetadataFormat);
@@ -31,7 +31,7 @@ absl::StatusOr<std::string> EncodeMetadata(const SessionSnapshot& snapshot) {
   return out;
 }
 
-int64_t StateBytes(const SessionSnapshot& snapshot) {
+int64_t StateBytes(const SnapshotImages& snapshot) {
   int64_t bytes = 0;
   for (const auto& [layer, image] : snapshot.images) bytes += static_cast<int64_t>(image.state.size());
   return bytes;
@@ -50,14 +50,14 @@ absl::Status RemoveStore(store::FileSystem& fs, std::unique_ptr<store::SnapshotS
   return fs.RemoveDir(dir);
 }
 
-absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes) {
+absl::StatusOr<SnapshotImages> DecodeMetadata(absl::string_view bytes) {
   Decoder in(bytes);
   const uint32_t format = in.U32();
   if (in.ok() && (format < 1 || format > kMetadataFormat)) {
     return absl::FailedPreconditionError(
         absl::StrCat("snapshot metadata: format: expected at most ", kMetadataFormat, ", got ", format));
   }
-  SessionSnapshot snapshot;
+  SnapshotImages snapshot;
   snapshot.step = in.U64();
   snapshot.sequence = in.U64();
   const absl::string_view install = in.Bytes();
@@ -111,7 +111,7 @@ absl::Status ShardSnapshots::Load(uint64_t session_id, const Restore& restore) {
                 {{"session_id", session_id}, {"reason", absl::string_view(skipped.message())}});
   }
   std::map<uint32_t, LayerImage> images;
-  PRECONDOR_ASSIGN_OR_RETURN(SessionSnapshot snapshot, ReadLayers(*store, found->manifest, [&images](LayerImage image) {
+  PRECONDOR_ASSIGN_OR_RETURN(SnapshotImages snapshot, ReadLayers(*store, found->manifest, [&images](LayerImage image) {
                                const uint32_t layer = image.at.layer;
                                images.emplace(layer, std::move(image));
                              }));
@@ -133,10 +133,10 @@ absl::StatusOr<store::SnapshotStore*> ShardSnapshots::StoreOf(uint64_t session_i
   return store.get();
 }
 
-absl::StatusOr<SessionSnapshot> ShardSnapshots::ReadLayers(const store::SnapshotStore& store,
-                                                           const store::SnapshotManifest& manifest,
-                                                           absl::FunctionRef<void(LayerImage)> take) const {
-  PRECONDOR_ASSIGN_OR_RETURN(SessionSnapshot snapshot, DecodeMetadata(manifest.metadata));
+absl::StatusOr<SnapshotImages> ShardSnapshots::ReadLayers(const store::SnapshotStore& store,
+                                                          const store::SnapshotManifest& manifest,
+                                                          absl::FunctionRef<void(LayerImage)> take) const {
+  PRECONDOR_ASSIGN_OR_RETURN(SnapshotImages snapshot, DecodeMetadata(manifest.metadata));
   for (const auto& [key, file] : manifest.files) {
     PRECONDOR_ASSIGN_OR_RETURN(const std::string bytes, store.Read(manifest, key));
     absl::StatusOr<LayerImage> image = DecodeImage(bytes);
@@ -150,13 +150,13 @@ absl::StatusOr<SessionSnapshot> ShardSnapshots::ReadLayers(const store::Snapshot
   return snapshot;
 }
 
-ShardSnapshots::Ordered* ShardSnapshots::OrderOf(const SessionSnapshot& snapshot) {
+ShardSnapshots::Ordered* ShardSnapshots::OrderOf(const SnapshotImages& snapshot) {
   const auto found = ordered_.find(snapshot.install.install.session_id);
   const bool same = found != ordered_.end() && snapshot.number != 0 && found->second.order.number == snapshot.number;
   return same ? &found->second : nullptr;
 }
 
-void ShardSnapshots::GiveUp(const SessionSnapshot& snapshot, const absl::Status& why) {
+void ShardSnapshots::GiveUp(const SnapshotImages& snapshot, const absl::Status& why) {
   const std::string& name = snapshot.install.install.spec.name;
   if (Ordered* const ordered = OrderOf(snapshot); ordered != nullptr) ordered->given_up = why;
   observer_.OnSnapshot(name, false);
@@ -219,7 +219,7 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
   const uint32_t layer = image.at.layer;
   gathering.snapshot.images.insert_or_assign(layer, std::move(image));
   if (gathering.snapshot.images.size() < gathering.snapshot.install.install.layers.size()) return;
-  auto whole = std::make_shared<const SessionSnapshot>(std::move(gathering.snapshot));
+  auto whole = std::make_shared<const SnapshotImages>(std::move(gathering.snapshot));
   gathering_.erase(it);
   // Two at once keep the session's state in memory twice over: not for one that only bounds the log.
   if (writing_[session_id] > 0 && whole->number == 0) {
@@ -286,7 +286,7 @@ void ShardSnapshots::WaitIdle() {
   changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return jobs_.empty() && !busy_; });
 }
 
-void ShardSnapshots::Write(const SessionSnapshot& snapshot) {
+void ShardSnapshots::Write(const SnapshotImages& snapshot) {
   const uint64_t session_id = snapshot.install.install.session_id;
   const absl::StatusOr<store::SnapshotStore*> store = StoreOf(session_id);
   absl::Status allowed = store.status();
@@ -309,7 +309,7 @@ void ShardSnapshots::Write(const SessionSnapshot& snapshot) {
   durable_(snapshot, before);
 }
 
-absl::StatusOr<uint64_t> ShardSnapshots::WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store) {
+absl::StatusOr<uint64_t> ShardSnapshots::WriteFiles(const SnapshotImages& snapshot, store::SnapshotStore& store) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::string metadata, EncodeMetadata(snapshot));
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store.List());
   const uint64_t id = ids.empty() ? 1 : ids.back() + 1;
@@ -332,8 +332,8 @@ absl::Status ShardSnapshots::Prune(store::SnapshotStore& store, uint64_t session
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store.List());
   for (size_t i = 0; i + kKept < ids.size(); ++i) {
     const absl::StatusOr<store::SnapshotManifest> manifest = store.ReadManifest(ids[i]);
-    const absl::StatusOr<SessionSnapshot> old =
-        manifest.ok() ? DecodeMetadata(manifest->metadata) : absl::StatusOr<SessionSnapshot>(manifest.status());
+    const absl::StatusOr<SnapshotImages> old =
+        manifest.ok() ? DecodeMetadata(manifest->metadata) : absl::StatusOr<SnapshotImages>(manifest.status());
     const uint64_t number = old.ok() ? old->number : 0;
     // Since this process began, the coordinator has not said which of them are wanted.
     const bool wanted = number != 0 && (!order.has_value() || number == order->number ||
@@ -363,7 +363,7 @@ void ShardSnapshots::Erase(uint64_t session_id) {
               {{"session_id", session_id}, {"reason", absl::string_view(status.message())}});
 }
 
-SnapshotSummary ShardSnapshots::Summarize(const SessionSnapshot& snapshot, const store::SnapshotManifest& manifest) {
+SnapshotSummary ShardSnapshots::Summarize(const SnapshotImages& snapshot, const store::SnapshotManifest& manifest) {
   SnapshotSummary summary{.id = manifest.id,
                           .session_id = snapshot.install.install.session_id,
                           .session = snapshot.install.install.spec.name,
@@ -395,7 +395,7 @@ absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::ListOf(uint64_t ses
   for (const uint64_t id : ids) {
     const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(id);
     if (!manifest.ok()) continue;  // gone meanwhile, or damaged, which Verify says
-    const absl::StatusOr<SessionSnapshot> snapshot = DecodeMetadata(manifest->metadata);
+    const absl::StatusOr<SnapshotImages> snapshot = DecodeMetadata(manifest->metadata);
     if (snapshot.ok()) summaries.push_back(Summarize(*snapshot, *manifest));
   }
   return summaries;
@@ -410,7 +410,7 @@ absl::StatusOr<SnapshotSummary> ShardSnapshots::Verify(uint64_t session_id, uint
   if (!known) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": no snapshots on this shard"));
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->ReadManifest(id));
-  PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, ReadLayers(*store, manifest, [](LayerImage) {}));
+  PRECONDOR_ASSIGN_OR_RETURN(const SnapshotImages snapshot, ReadLayers(*store, manifest, [](LayerImage) {}));
   return Summarize(snapshot, manifest);
 }
 

@@ -27,7 +27,7 @@
 namespace precondor::recovery {
 
 // All layers of one session that this shard owns, at one cut.
-struct SessionSnapshot {
+struct SnapshotImages {
   InstallRecord install;
   uint64_t step = 0;
   uint64_t sequence = 0;  // of the log's records, those from here on may be newer than some image
@@ -40,7 +40,7 @@ std::string LayerKey(uint32_t layer);
 // Removes all of a store with its directory. Errors: the disk's.
 absl::Status RemoveStore(store::FileSystem& fs, std::unique_ptr<store::SnapshotStore> store, const std::string& dir);
 // What a snapshot's manifest says of it, without the images. DataLoss, or FailedPrecondition for a newer format.
-absl::StatusOr<SessionSnapshot> DecodeMetadata(absl::string_view bytes);
+absl::StatusOr<SnapshotImages> DecodeMetadata(absl::string_view bytes);
 
 struct SnapshotSummary {
   uint64_t id = 0;
@@ -58,9 +58,9 @@ class ShardSnapshots {
  public:
   // A snapshot is durable. `sequence` is that of the one before it, or 0: the log is needed from there on in case that
   // the newest is damaged. On the writer's thread.
-  using Durable = std::function<void(const SessionSnapshot& snapshot, uint64_t sequence)>;
+  using Durable = std::function<void(const SnapshotImages& snapshot, uint64_t sequence)>;
   // Why a snapshot must not be written; OK: it may. On the writer's thread.
-  using Check = std::function<absl::Status(const SessionSnapshot& snapshot)>;
+  using Check = std::function<absl::Status(const SnapshotImages& snapshot)>;
 
   // References outlive it. Without `background` nothing is written but by Work.
   ShardSnapshots(store::FileSystem& fs, std::string dir, const Clock& clock, Logger& logger, Observer& observer,
@@ -70,7 +70,7 @@ class ShardSnapshots {
 
   // Before anything else: hands over the newest snapshot of each session that is whole, and begins to take images.
   // Of those that `skip` names the files stay as they are.
-  using Restore = std::function<void(const SessionSnapshot&)>;
+  using Restore = std::function<void(const SnapshotImages&)>;
   absl::Status Open(const Restore& restore, Durable durable, Check check = nullptr,
                     const std::function<bool(uint64_t session_id)>& skip = nullptr);
   // Hands over the newest one of this session; none: it has none.
@@ -101,7 +101,7 @@ class ShardSnapshots {
 
  private:
   struct Gathering {
-    SessionSnapshot snapshot;
+    SnapshotImages snapshot;
     uint64_t began = 0;
   };
   // The coordinator's last order of a session, since this process began.
@@ -114,20 +114,20 @@ class ShardSnapshots {
 
   absl::StatusOr<store::SnapshotStore*> StoreOf(uint64_t session_id) const;
   absl::StatusOr<std::vector<SnapshotSummary>> ListOf(uint64_t session_id) const;
-  static SnapshotSummary Summarize(const SessionSnapshot& snapshot, const store::SnapshotManifest& manifest);
+  static SnapshotSummary Summarize(const SnapshotImages& snapshot, const store::SnapshotManifest& manifest);
   // Reads and checks every layer, one in memory at a time, and gives it to `take`. Returns what the snapshot is of,
   // without images.
-  absl::StatusOr<SessionSnapshot> ReadLayers(const store::SnapshotStore& store, const store::SnapshotManifest& manifest,
-                                             absl::FunctionRef<void(LayerImage)> take) const;
-  void GiveUp(const SessionSnapshot& snapshot, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<SnapshotImages> ReadLayers(const store::SnapshotStore& store, const store::SnapshotManifest& manifest,
+                                            absl::FunctionRef<void(LayerImage)> take) const;
+  void GiveUp(const SnapshotImages& snapshot, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The order that the snapshot carries out; null: none.
-  Ordered* OrderOf(const SessionSnapshot& snapshot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Ordered* OrderOf(const SnapshotImages& snapshot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether the image has no place in what is being gathered: the coordinator's snapshot goes before a regular one.
   static bool GivesWay(const Gathering& gathering, const LayerImage& image);
   // Removes what is neither among the newest nor wanted by the coordinator.
   absl::Status Prune(store::SnapshotStore& store, uint64_t session_id);
-  void Write(const SessionSnapshot& snapshot);
-  absl::StatusOr<uint64_t> WriteFiles(const SessionSnapshot& snapshot, store::SnapshotStore& store);
+  void Write(const SnapshotImages& snapshot);
+  absl::StatusOr<uint64_t> WriteFiles(const SnapshotImages& snapshot, store::SnapshotStore& store);
   void Erase(uint64_t session_id);
   void PostLocked(Job job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Loop();

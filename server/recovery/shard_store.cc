@@ -71,7 +71,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
     const bool moves = std::holds_alternative<QuarantineRecord>(record);
     if (!moves && ends[SessionOf(record)].aside_at == 0) shard.Replay(std::move(record));
   };
-  const auto restore = [&](const SessionSnapshot& snapshot) {
+  const auto restore = [&](const SnapshotImages& snapshot) {
     const uint64_t id = snapshot.install.install.session_id;
     held.insert(id);
     const End& end = ends[id];
@@ -82,8 +82,8 @@ absl::Status ShardStore::Restore(Shard& shard) {
     for (const auto& [layer, image] : snapshot.images) shard.Replay(image);
   };
   PRECONDOR_RETURN_IF_ERROR(snapshots_.Open(
-      restore, [this](const SessionSnapshot& snapshot, uint64_t sequence) { OnDurable(snapshot, sequence); },
-      [this](const SessionSnapshot& snapshot) { return Check(snapshot); },
+      restore, [this](const SnapshotImages& snapshot, uint64_t sequence) { OnDurable(snapshot, sequence); },
+      [this](const SnapshotImages& snapshot) { return Check(snapshot); },
       [this](uint64_t session_id) { return quarantine_.Holds(session_id); }));
   const std::vector<uint64_t> returned = quarantine_.Returned();
   for (const uint64_t id : returned) PRECONDOR_RETURN_IF_ERROR(ReplayQuarantined(id, 1, replay));
@@ -159,7 +159,7 @@ void ShardStore::KeepFactors(ReleasedFactors factors) {
   if (install.has_value()) kept_.Keep(install->install.spec.name, std::move(factors));
 }
 
-absl::Status ShardStore::Check(const SessionSnapshot& snapshot) const {
+absl::Status ShardStore::Check(const SnapshotImages& snapshot) const {
   std::set<uint64_t> needed;
   for (const auto& [layer, image] : snapshot.images) {
     if (!image.held && image.release != 0) needed.insert(image.release);
@@ -175,7 +175,7 @@ void ShardStore::Keep(LayerImage image) {
   if (install.has_value()) snapshots_.Keep(std::move(image), *install, log_.next_sequence());
 }
 
-void ShardStore::OnDurable(const SessionSnapshot& snapshot, uint64_t sequence) {
+void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
   std::map<uint32_t, LayerStep> cuts;
   uint64_t floor = std::numeric_limits<uint64_t>::max();
   for (const auto& [layer, image] : snapshot.images) {
@@ -227,7 +227,7 @@ absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, uint64_t needed_
 absl::Status ShardStore::Return(uint64_t session_id, Shard& shard) {
   const uint64_t from = log_.next_sequence();
   if (from == 0) return absl::UnavailableError("the shard's log cannot be written");
-  absl::Status status = snapshots_.Load(session_id, [&](const SessionSnapshot& snapshot) {
+  absl::Status status = snapshots_.Load(session_id, [&](const SnapshotImages& snapshot) {
     log_.Know(snapshot.install, from);
     shard.Replay(snapshot.install);
     for (const auto& [layer, image] : snapshot.images) shard.Replay(image);

@@ -60,8 +60,8 @@ class ShardStore final : public ShardJournal {
   absl::StatusOr<uint64_t> ReadLeader() const;
   KeptFactors::Options KeptOptions(absl::Duration retry);
   // A snapshot must not outlive factors that it counts on.
-  absl::Status Check(const SessionSnapshot& snapshot) const;
-  void OnDurable(const SessionSnapshot& snapshot, uint64_t sequence);
+  absl::Status Check(const SnapshotImages& snapshot) const;
+  void OnDurable(const SnapshotImages& snapshot, uint64_t sequence);
   // Hands over what the quarantine has of a session, whose records in the log are those from `needed_from` on.
   absl::Status ReplayQuarantined(uint64_t session_id, uint64_t needed_from,
                                  absl::FunctionRef<void(ShardRecord)> replay);

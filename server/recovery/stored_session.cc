@@ -25,7 +25,7 @@ absl::Status AddSnapshots(store::FileSystem& fs, const std::string& dir, const s
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
   for (const uint64_t id : ids) {
     PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->ReadManifest(id));
-    PRECONDOR_ASSIGN_OR_RETURN(const SessionSnapshot snapshot, DecodeMetadata(manifest.metadata));
+    PRECONDOR_ASSIGN_OR_RETURN(const SnapshotImages snapshot, DecodeMetadata(manifest.metadata));
     const SessionInstall& install = snapshot.install.install;
     if (install.spec.name != session || (number != 0 && snapshot.number != number)) continue;
     StoredSession& cut = cuts[Cut(install.session_id, snapshot.step, snapshot.number)];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/exchange_stream.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -127,32 +128,39 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   if (header.kind() == v1::FRAME_KIND_FETCH) {
     return Fetch(header);
   }
-  const auto admit = [this](const v1::FrameHeader& first) -> absl::Status {
-    PRECONDOR_ASSIGN_OR_RETURN(const ContributionHeader decoded, DecodeHeader(first));
-    absl::Status status = shard_.CheckHeader(decoded, first.payload_bytes());
-    if (!status.ok()) shard_.CountRefusal(decoded, status);
-    return status;
+  std::optional<Incoming> whole;  // admitted with this frame
+  const auto admit = [&](const v1::FrameHeader& first) -> absl::Status {
+    PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(first));
+    PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
+                               shard_.AdmitContribution(std::move(decoded), first.payload_bytes()));
+    whole = Incoming{std::move(admitted), now};
+    return absl::OkStatus();
   };
   observer_.OnReceived(TransferPath::kStream,
                        header.kind() == v1::FRAME_KIND_STATISTICS ? TransferKind::kStatistics : TransferKind::kGradient,
                        static_cast<int64_t>(payload.size()));
   absl::StatusOr<wire::ChunkAssembler::Result> result = path_.AddInline(header, payload, admit);
-  const bool open = result.ok() && result->progress == wire::ChunkAssembler::Progress::kPartial;
-  const absl::Time began = BeganAt(header, open, now);
-  if (!result.ok()) {
-    PushError(*queue_, header, result.status());
-  } else if (result->progress == wire::ChunkAssembler::Progress::kComplete) {
-    Submit(*std::move(result), began);
+  if (result.ok() && result->progress == wire::ChunkAssembler::Progress::kPartial) {
+    if (whole.has_value()) open_.insert_or_assign(KeyOf(header), *std::move(whole));
+    return;
   }
+  if (!whole.has_value()) {  // the end of one that began with an earlier frame, or what is left of a refused one
+    auto opened = open_.extract(KeyOf(header));
+    if (!opened.empty()) whole = std::move(opened.mapped());
+  }
+  if (!result.ok()) return PushError(*queue_, header, result.status());
+  if (result->progress != wire::ChunkAssembler::Progress::kComplete) return;
+  Submit(std::move(whole->admitted), *std::move(result), whole->began);
 }
 
-absl::Time ExchangeStream::BeganAt(const v1::FrameHeader& header, bool open, absl::Time now) {
-  if (!open && header.chunk_offset() == 0) return now;
-  const auto key =
-      std::tuple(header.session_id(), header.step(), header.layer(), header.rank(), static_cast<int>(header.kind()));
-  const absl::Time began = began_.try_emplace(key, now).first->second;
-  if (!open) began_.erase(key);
-  return began;
+ExchangeStream::IncomingKey ExchangeStream::KeyOf(const v1::FrameHeader& header) {
+  return {header.session_id(),
+          header.epoch(),
+          header.step(),
+          header.layer(),
+          header.rank(),
+          header.incarnation(),
+          static_cast<int>(header.kind())};
 }
 
 // A few bytes ask for a layer's factors: credit bounds contributions, and not this.
@@ -185,24 +193,23 @@ void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
 absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(const v1::FrameHeader& header,
                                                                               const wire::ReceivedBytes& payload) {
   PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(header));
-  // Whether it does, not yet what: the header has to be right before anything is looked at.
+  // Says that there is one, not yet which: the header has to be right before the ring is read.
   decoded.on_device = std::make_shared<DevicePayload>();
-  absl::Status status = shard_.CheckHeader(decoded, header.payload_bytes());
-  if (status.ok()) {
-    const std::vector<int64_t>& dims = decoded.tensors[0].dims;
-    absl::StatusOr<StreamRegion::Gradient> gradient = path_.TakeSlot(header, payload, dims[0], dims[1]);
-    if (gradient.ok()) {
-      decoded.on_device = gradient->payload;
-      return SlotContribution{std::move(decoded), *std::move(gradient)};
-    }
-    status = gradient.status();
+  PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
+                             shard_.AdmitContribution(std::move(decoded), header.payload_bytes()));
+  const std::vector<int64_t>& dims = admitted.header().tensors[0].dims;
+  absl::StatusOr<StreamRegion::Gradient> gradient = path_.TakeSlot(header, payload, dims[0], dims[1]);
+  if (gradient.ok()) {
+    admitted.PlaceOnDevice(gradient->payload);
+    return SlotContribution{std::move(admitted), *std::move(gradient)};
   }
-  shard_.CountRefusal(decoded, status);
+  const absl::Status status = gradient.status();
+  shard_.CountRefusal(admitted, status);
   return status;
 }
 
 void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began) {
-  const absl::StatusOr<SlotContribution> taken = TakeFromRing(header, payload);
+  absl::StatusOr<SlotContribution> taken = TakeFromRing(header, payload);
   if (!taken.ok()) return PushError(*queue_, header, taken.status());
   queue_->Owe();
   observer_.OnReceived(TransferPath::kRing, TransferKind::kGradient, static_cast<int64_t>(header.payload_bytes()));
@@ -214,13 +221,12 @@ void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::Rec
     PushError(*queue, header, duplicate.status());
     queue->Settle();
   };
-  shard_.SubmitGradient(taken->header, {}, std::move(ack), path_.AnswerInSlot(header, taken->gradient));
+  shard_.Submit(std::move(taken->admitted), {}, std::move(ack), path_.AnswerInSlot(header, taken->gradient));
 }
 
-void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution, absl::Time began) {
-  const absl::StatusOr<ContributionHeader> decoded = DecodeHeader(contribution.header);
-  if (!decoded.ok()) return PushError(*queue_, contribution.header, decoded.status());
-  const bool gradient = decoded->kind != ContributionKind::kStatistics;
+void ExchangeStream::Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution,
+                            absl::Time began) {
+  const bool gradient = admitted.header().kind != ContributionKind::kStatistics;
   queue_->Owe();
   auto ack = [queue = queue_, &observer = observer_, &clock = clock_, began, header = contribution.header,
               gradient](const absl::StatusOr<bool>& duplicate) {
@@ -232,9 +238,8 @@ void ExchangeStream::Submit(wire::ChunkAssembler::Result contribution, absl::Tim
     }
     if (!gradient || !duplicate.ok()) queue->Settle();
   };
-  if (!gradient) return shard_.SubmitStatistics(*decoded, std::move(contribution.payload), std::move(ack));
-  shard_.SubmitGradient(*decoded, std::move(contribution.payload), std::move(ack),
-                        path_.AnswerInline(contribution.header));
+  shard_.Submit(std::move(admitted), std::move(contribution.payload), std::move(ack),
+                gradient ? path_.AnswerInline(contribution.header) : ResultFn());
 }
 
 }  // namespace precondor::rpc

@@ -46,13 +46,11 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // A frame whose payload lies in the ring.
   void SubmitInRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload, absl::Time began);
   struct SlotContribution {
-    ContributionHeader header;
+    AdmittedContribution admitted;
     StreamRegion::Gradient gradient;
   };
   absl::StatusOr<SlotContribution> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
-  void Submit(wire::ChunkAssembler::Result contribution, absl::Time began);
-  // When the first frame of the contribution came that this frame belongs to; `open`: more of its frames follow.
-  absl::Time BeganAt(const v1::FrameHeader& header, bool open, absl::Time now);
+  void Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution, absl::Time began);
   void End(const absl::Status& status);
 
   Shard& shard_;
@@ -63,8 +61,15 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   const absl::Time start_;
   std::atomic<bool> cancelled_ = false;
   absl::StatusCode code_ = absl::StatusCode::kOk;  // written before Finish, read in OnDone
-  // Of contributions that have not come whole, as many as path_ has at most: session, step, layer, rank, kind.
-  std::map<std::tuple<uint64_t, uint64_t, uint32_t, uint32_t, int>, absl::Time> began_;
+  // A contribution that has not come whole: admitted with its first frame, which came at `began`.
+  struct Incoming {
+    AdmittedContribution admitted;
+    absl::Time began;
+  };
+  using IncomingKey = std::tuple<uint64_t, uint64_t, uint64_t, uint32_t, uint32_t, uint64_t, int>;
+  static IncomingKey KeyOf(const v1::FrameHeader& header);
+  // As many as path_ has: session, epoch, step, layer, rank, incarnation, kind.
+  std::map<IncomingKey, Incoming> open_;
   grpc::ByteBuffer incoming_;
   const std::shared_ptr<FrameQueue> queue_;
   PayloadPath path_;

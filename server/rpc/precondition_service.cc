@@ -2,6 +2,7 @@
 #include "server/rpc/precondition_service.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -35,19 +36,21 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
                          static_cast<int64_t>(request_.payload().size()));
     observer_.OnReceived(TransferPath::kUnary, TransferKind::kStatistics,
                          static_cast<int64_t>(request_.statistics_payload().size()));
-    absl::StatusOr<ContributionHeader> gradient =
-        CheckedHeader(request_.gradient(), ContributionKind::kGradient, request_.payload());
+    absl::StatusOr<AdmittedContribution> gradient =
+        Admit(request_.gradient(), ContributionKind::kGradient, request_.payload());
     if (!gradient.ok()) return Finish(gradient.status());
-    if (!request_.has_statistics()) return SubmitGradient(*gradient);
-    const absl::StatusOr<ContributionHeader> statistics =
-        CheckedHeader(request_.statistics(), ContributionKind::kStatistics, request_.statistics_payload());
+    gradient_ = *std::move(gradient);
+    if (!request_.has_statistics()) return SubmitGradient();
+    absl::StatusOr<AdmittedContribution> statistics =
+        Admit(request_.statistics(), ContributionKind::kStatistics, request_.statistics_payload());
     if (!statistics.ok()) return Finish(statistics.status());
-    shard_.SubmitStatistics(
-        *statistics, ToPayload(request_.statistics_payload()),
-        [self = shared_from_this(), header = *std::move(gradient)](const absl::StatusOr<bool>& duplicate) {
+    shard_.Submit(
+        *std::move(statistics), ToPayload(request_.statistics_payload()),
+        [self = shared_from_this()](const absl::StatusOr<bool>& duplicate) {
           if (!duplicate.ok()) return self->Finish(duplicate.status());
-          self->SubmitGradient(header);
-        });
+          self->SubmitGradient();
+        },
+        /*result=*/nullptr);
   }
 
   void Finish(const absl::Status& status) {
@@ -66,8 +69,8 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
     return Payload(data, data + bytes.size());
   }
 
-  absl::StatusOr<ContributionHeader> CheckedHeader(const v1::FrameHeader& header, ContributionKind kind,
-                                                   const std::string& payload) {
+  absl::StatusOr<AdmittedContribution> Admit(const v1::FrameHeader& header, ContributionKind kind,
+                                             const std::string& payload) {
     PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(header));
     if (decoded.kind != kind) {
       return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
@@ -78,21 +81,18 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
       return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
                             "header.ring_offset: expected the payload in the request; rings are for streams");
     }
-    const absl::Status status = shard_.CheckHeader(decoded, payload.size());
-    if (status.ok()) return decoded;
-    shard_.CountRefusal(decoded, status);
-    return status;
+    return shard_.AdmitContribution(std::move(decoded), payload.size());
   }
 
-  void SubmitGradient(const ContributionHeader& header) {
+  void SubmitGradient() {
     Payload payload;
     {
       MutexLock lock(mu_);
       if (finished_) return;
       payload = ToPayload(request_.payload());
     }
-    shard_.SubmitGradient(
-        header, std::move(payload),
+    shard_.Submit(
+        *std::move(gradient_), std::move(payload),
         [self = shared_from_this()](const absl::StatusOr<bool>& duplicate) {
           self->observer_.OnReceive(self->runner_.clock().Now() - self->start_);
           if (!duplicate.ok()) self->Finish(duplicate.status());
@@ -128,6 +128,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   ControlRunner& runner_;
   Observer& observer_;
   const absl::Time start_;
+  std::optional<AdmittedContribution> gradient_;  // from its admission until it is submitted
   Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };

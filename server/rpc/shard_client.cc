@@ -41,7 +41,7 @@ class ShardClient final : public ShardControl {
   ShardClient(std::string address, absl::Duration timeout)
       : address_(std::move(address)), timeout_(timeout), stub_(v1::ShardService::NewStub(MakeChannel(address_))) {}
 
-  void Lead(uint64_t token) override { token_.store(token); }
+  void BecomeLeader(uint64_t token) override { token_.store(token); }
 
   absl::StatusOr<ShardDescription> Describe() override {
     v1::DescribeShardResponse response;

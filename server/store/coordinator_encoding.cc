@@ -57,7 +57,7 @@ auto Fields(store::Is<ClosingRecord> auto& value) {
   return std::tie(session_id);
 }
 
-auto Fields(store::Is<LeadRecord> auto& value) {
+auto Fields(store::Is<LeaderRecord> auto& value) {
   auto& [token] = value;
   return std::tie(token);
 }
@@ -126,7 +126,7 @@ static_assert(std::variant_size_v<CoordinatorRecord> == 7);
 static_assert(IsKind<kSessionRecord, SessionRecord> && IsKind<kMembershipRecord, MembershipRecord> &&
               IsKind<kLeaseRecord, LeaseRecord> && IsKind<kCloseRecord, CloseRecord> &&
               IsKind<kSnapshotsRecord, SnapshotsRecord> && IsKind<kClosingRecord, ClosingRecord> &&
-              IsKind<kLeadRecord, LeadRecord>);
+              IsKind<kLeaderRecord, LeaderRecord>);
 
 }  // namespace
 
@@ -161,8 +161,8 @@ absl::StatusOr<CoordinatorRecord> DecodeCoordinatorRecord(uint8_t kind, absl::st
       return DecodeAs<SnapshotsRecord>(bytes);
     case kClosingRecord:
       return DecodeAs<ClosingRecord>(bytes);
-    case kLeadRecord:
-      return DecodeAs<LeadRecord>(bytes);
+    case kLeaderRecord:
+      return DecodeAs<LeaderRecord>(bytes);
     default:
       return absl::FailedPreconditionError(
           absl::StrCat("coordinator record of kind ", kind, ", this program knows 1 to 7"));

@@ -19,7 +19,7 @@ inline constexpr uint8_t kLeaseRecord = 3;
 inline constexpr uint8_t kCloseRecord = 4;
 inline constexpr uint8_t kSnapshotsRecord = 5;
 inline constexpr uint8_t kClosingRecord = 6;
-inline constexpr uint8_t kLeadRecord = 7;
+inline constexpr uint8_t kLeaderRecord = 7;
 
 uint8_t KindOf(const CoordinatorRecord& record);
 uint64_t SessionIdOf(const CoordinatorRecord& record);  // 0: of no session

@@ -33,6 +33,7 @@
 #include "server/core/thread_pool.h"
 #include "server/recovery/shard_store.h"
 #include "server/store/posix_file_system.h"
+#include "tests/support/submit.h"
 
 namespace precondor::recovery {
 namespace {
@@ -127,8 +128,8 @@ class Server {
       ContributionHeader header = Header(layer, static_cast<uint32_t>(DelegateRank(spec_, layer)));
       header.kind = ContributionKind::kGradient;
       header.abstain = true;
-      shard_->SubmitGradient(header, {}, &Expect,
-                             [](const absl::StatusOr<GradientResult>& result) { PRECONDOR_CHECK(result.ok()); });
+      SubmitTo(*shard_, header, {}, &Expect,
+               [](const absl::StatusOr<GradientResult>& result) { PRECONDOR_CHECK(result.ok()); });
     }
     executor_.Drain();
     ++step_;
@@ -169,7 +170,7 @@ class Server {
     const uint64_t number = (step_ * spec_.layers.size() + layer) * 8 + rank;
     const size_t place = number * 7919 % ((noise.size() - bytes) / 4) * 4;
     const auto first = noise.begin() + static_cast<int64_t>(place);
-    shard_->SubmitStatistics(header, Payload(first, first + static_cast<int64_t>(bytes)), &Expect);
+    SubmitTo(*shard_, header, Payload(first, first + static_cast<int64_t>(bytes)), &Expect);
   }
 
   const SessionSpec spec_;
@@ -319,7 +320,7 @@ class Bench {
     double seconds = 0;
     {
       ShardSnapshots snapshots(fs, dir, clock, logger, observer);
-      PRECONDOR_CHECK(snapshots.Open([](const SessionSnapshot&) {}, [](const SessionSnapshot&, uint64_t) {}).ok());
+      PRECONDOR_CHECK(snapshots.Open([](const SnapshotImages&) {}, [](const SnapshotImages&, uint64_t) {}).ok());
       for (const uint32_t layer : install.install.layers) {
         const auto start = std::chrono::steady_clock::now();
         LayerImage image{.at = {.session_id = kSession, .layer = layer, .step = step}, .settled = {}, .state = state};

@@ -54,7 +54,7 @@ HISTORY = ("docs/adr/", "docs/lab/")
 # Source folders without a finding.
 CLEAN = (
     "client/", "deploy/", "kernels/", "proto/",
-    "server/etcd/", "server/metrics/", "server/plane/", "server/policy/", "server/recovery/", "server/rpc/", "server/store/",
+    "server/core/", "server/etcd/", "server/metrics/", "server/plane/", "server/policy/", "server/recovery/", "server/rpc/", "server/store/",
     "server/app.", "server/config.", "server/main.", "server/shard_backend.", "server/unix_listener.",
     "tests/deploy/", "tests/explore/", "tests/golden/", "tests/gpu/", "tests/lint/", "tests/reference/",
     "tests/transcripts/",
@@ -83,6 +83,17 @@ RETIRED = {
     "PromiseRecord": "LeaseRecord",
     "Namesake": "SameNameSession",
     "KnowsProducts": "SupportsPrecision",
+    "CheckHeader": "AdmitContribution",
+    "CutBefore": "SnapshotStepBefore",
+    "LeadRecord": "LeaderRecord",
+    "SettledStep": "StepOutcome",
+    "SettleFactors": "FreeReleasedFactors (shard), ReconcileFactors (coordinator)",
+    "SettleQuarantine": "CompleteQuarantine",
+    "SettleSnapshots": "CompleteSnapshots",
+    "TakeLead": "BecomeLeader",
+    "coordinator_turn": "session_lock",
+    "place_freed_": "entry_freed_",
+    "stands_by": "standby",
 }
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"``[^`].*?``|`[^`\n]*`")

@@ -18,7 +18,7 @@ class SimCoordinator;
 class SimControl final : public ShardControl {
  public:
   SimControl(World& world, SimCoordinator& from, SimShard& to) : world_(world), from_(from), to_(to) {}
-  void Lead(uint64_t token) override { token_ = token; }
+  void BecomeLeader(uint64_t token) override { token_ = token; }
   absl::StatusOr<ShardDescription> Describe() override;
   absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override;
   absl::StatusOr<int64_t> Install(const SessionInstall& install) override;

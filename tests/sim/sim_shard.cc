@@ -6,6 +6,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "tests/sim/world.h"
+#include "tests/support/submit.h"
 
 namespace precondor::sim {
 namespace {
@@ -161,8 +162,8 @@ void SimShard::LoseFences() {
 void SimShard::Tick() {
   process_.After(kTickMicros, [this] {
     shard_->SealOverdue();
-    shard_->SettleFactors();
-    shard_->SettleQuarantine();
+    shard_->FreeReleasedFactors();
+    shard_->CompleteQuarantine();
     Tick();
   });
 }
@@ -256,13 +257,11 @@ void SimShard::Forge(const ContributionHeader& header) {
   forged.abstain = true;
   forged.tensors.clear();
   const AckFn nobody = [](const absl::StatusOr<bool>&) {};
-  if (header.kind == ContributionKind::kStatistics) return shard_->SubmitStatistics(forged, {}, nobody);
-  shard_->SubmitGradient(forged, {}, nobody, [](const absl::StatusOr<GradientResult>&) {});
+  SubmitTo(*shard_, forged, {}, nobody, [](const absl::StatusOr<GradientResult>&) {});
 }
 
 void SimShard::Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result) {
   const ContributionKey key = header.key;
-  const bool gradient = header.kind != ContributionKind::kStatistics;
   const PlantedBug bug = world_.scenario().bug;
   const AckFn watched_ack = [this, header, ack, bug](absl::StatusOr<bool> taken) {
     if (bug == PlantedBug::kRepetition && taken.ok()) taken = false;
@@ -275,14 +274,12 @@ void SimShard::Deliver(const ContributionHeader& header, Payload payload, const 
   };
   const ContributionHeader arrives = bug == PlantedBug::kFence ? Renewed(header) : header;
   if (bug == PlantedBug::kSeal) Forge(header);
-  if (!gradient) return shard_->SubmitStatistics(arrives, std::move(payload), watched_ack);
-  shard_->SubmitGradient(arrives, std::move(payload), watched_ack,
-                         [this, key, mode = header.mode, result](absl::StatusOr<GradientResult> answer) {
-                           // What a shard says while it dies nobody hears.
-                           if (answer.ok() && process_.up())
-                             world_.Fail(witness(key.layer).Answered(key, mode, *answer));
-                           result(std::move(answer));
-                         });
+  SubmitTo(*shard_, arrives, std::move(payload), watched_ack,
+           [this, key, mode = header.mode, result](absl::StatusOr<GradientResult> answer) {
+             // What a shard says while it dies nobody hears.
+             if (answer.ok() && process_.up()) world_.Fail(witness(key.layer).Answered(key, mode, *answer));
+             result(std::move(answer));
+           });
 }
 
 void SimShard::DeliverFetch(const ContributionKey& key, const ResultFn& result) {

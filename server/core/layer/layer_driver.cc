@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes from outside the strand: contributions, ranks, epochs. layer_driver_work.cc has the strand's side.
+// How events are fed to the layer's machine and effects carried out; ranks and epochs. layer_push.cc has the way of
+// statistics, layer_pull.cc that of a gradient and its answer, layer_driver_state.cc factors that come and go.
 #include "server/core/layer/layer_driver.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
-#include "server/core/payload.h"
-#include "server/core/reservation.h"
 
 namespace precondor {
 namespace {
@@ -25,21 +22,12 @@ LayerRules RulesOf(const SessionContext& session, uint32_t layer) {
           .statistics_deadline = options.statistics_deadline};
 }
 
-absl::StatusOr<bool> OutcomeOf(const Effect& effect) {
-  if (const auto* refuse = std::get_if<Refuse>(&effect)) return refuse->status;
-  return std::get<precondor::Acknowledge>(effect).duplicate;
-}
-
-uint64_t SamplesOf(const ReducedGradient& gradient) {
-  uint64_t samples = 0;
-  for (const ReducedGradient::Share& share : gradient.shares) samples += share.samples;
-  return samples;
-}
-
-ContributionStatus StatusOf(const ReducedGradient::Share& share) {
-  if (share.refused) return ContributionStatus::kRefused;
-  return share.samples == 0 ? ContributionStatus::kAbstained : ContributionStatus::kPresent;
-}
+template <typename... Functions>
+struct Overload : Functions... {
+  using Functions::operator()...;
+};
+template <typename... Functions>
+Overload(Functions...) -> Overload<Functions...>;
 
 }  // namespace
 
@@ -61,10 +49,8 @@ LayerDriver::LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer
       strand_(executor_.NewStrand()),
       worker_(*session_, layer, std::move(state)),
       journal_(*session_, layer, install.rollback_epoch),
-      machine_(RulesOf(*session_, layer), install.epoch, install.rollback_epoch, install.members) {
-  stats_.layer = layer;
-  stats_.name = session_->spec.layers[layer].name;
-  stats_.device = session_->DeviceOf(layer).place;
+      machine_(RulesOf(*session_, layer), install.epoch, install.rollback_epoch, install.members),
+      counters_(layer, session_->spec.layers[layer].name, session_->DeviceOf(layer).place) {
   ShowFactors();
 }
 
@@ -110,13 +96,13 @@ void LayerDriver::Prepare(Task& task, StagedContribution* payload) {
     return kind == ContributionKind::kStatistics ? data.statistics : data.gradients;
   };
   if (const auto* duplicate = std::get_if<precondor::Acknowledge>(&task.effect)) {
-    if (duplicate->duplicate) ++stats_.duplicates;
+    if (duplicate->duplicate) counters_.CountDuplicate();
   } else if (const auto* accepted = std::get_if<CountAccepted>(&task.effect)) {
-    stats_.accepted += accepted->accepted;
+    counters_.CountAccepted(accepted->accepted);
     RaiseTo(session_->last_step, accepted->step);
     if (accepted->mode == Mode::kFirstOrder) RaiseTo(session_->after_last_first_order, accepted->step + 1);
   } else if (const auto* sealed = std::get_if<ReportSealed>(&task.effect)) {
-    stats_.last_sealed_step = std::max(stats_.last_sealed_step, sealed->step);
+    counters_.CountSealed(sealed->step);
   } else if (const auto* keep = std::get_if<KeepPayload>(&task.effect)) {
     payloads_of(*DataOf(keep->id), keep->kind).Put(keep->rank, std::move(*payload));
   } else if (const auto* drop = std::get_if<DropPayloads>(&task.effect)) {
@@ -150,121 +136,65 @@ void LayerDriver::Prepare(Task& task, StagedContribution* payload) {
   }
 }
 
-// --- contributions --------------------------------------------------------------------------------------------------
-
-void LayerDriver::Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack) {
-  Observer& observer = session_->shard->observer;
-  const std::string& name = session_->spec.name;
-  if (!taken.ok()) {
-    observer.OnRejected(name, kind, GetErrorReason(taken.status()));
-    MutexLock lock(mu_);
-    ++stats_.rejected;
-  } else if (*taken) {
-    observer.OnDuplicate(name, kind);
-  } else {
-    observer.OnContribution(name, kind, bytes);
+void LayerDriver::Run() {
+  for (;;) {
+    Tasks tasks = FeedLocked(WorkerReady{});
+    if (tasks.empty()) return;
+    Perform(std::move(tasks));
   }
-  ack(std::move(taken));
 }
 
-void LayerDriver::SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack) {
-  const uint64_t digest = Digest(header, payload, /*device_plane=*/false);
-  const int64_t bytes = static_cast<int64_t>(payload.size());
-  StagedContribution contribution{.samples = header.samples};
-  ContributionStatus status = ContributionStatus::kAbstained;
-  absl::Status refusal;
-  if (!header.abstain) {
-    refusal = CheckStatistics(session_->spec, header, payload, session_->shard->options.max_norm_per_sqrt_element);
-    status = refusal.ok() ? ContributionStatus::kPresent : ContributionStatus::kRefused;
-    contribution.scales = {header.tensors[0].scale, header.tensors[1].scale};
-    contribution.rows = RowsOf(session_->spec, header);
-    contribution.bytes = std::move(payload);
+void LayerDriver::Perform(Tasks tasks) {
+  const std::string& job = session_->spec.name;
+  const std::string& layer = session_->spec.layers[layer_].name;
+  ShardContext& shard = *session_->shard;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    Task& task = tasks[i];
+    std::visit(
+        Overload{
+            [&](const ReportSealed& effect) {
+              shard.observer.OnSealed(job, effect.kind, effect.open_for);
+              if (effect.given_up.empty()) return;
+              shard.logger.Log(
+                  Severity::kWarning, "statistics sealed without all ranks",
+                  {{"session", job}, {"step", effect.step}, {"layer", layer}, {"reason", effect.given_up}});
+            },
+            [&](const ReportUpdatesLost& effect) {
+              shard.observer.OnUpdatesLost(job, static_cast<int64_t>(effect.lost));
+              shard.logger.Log(Severity::kWarning, "factor updates are lost",
+                               {{"session", job},
+                                {"layer", layer},
+                                {"rank", effect.rank},
+                                {"updates", effect.lost},
+                                {"answered_with", effect.answered_with},
+                                {"has", effect.known}});
+            },
+            [&](const ReportContradiction& effect) {
+              shard.logger.Log(Severity::kError, "an answer cannot be repeated",
+                               {{"reason", absl::string_view(effect.why.message())}});
+            },
+            [&](const EndRequests& effect) {
+              for (ResultFn& request : task.requests) request(effect.status);
+            },
+            [&](const WakeWorker&) { executor_.Post(strand_, [self = shared_from_this()] { self->Run(); }); },
+            [&](const BeginStep& effect) { journal_.BeginStep(effect.rollback_epoch, effect.step, worker_); },
+            [&](const AccumulateGradient&) { worker_.Accumulate(*task.data, std::move(task.contributions.front())); },
+            // The update comes next.
+            [&](const AppendUpdate& effect) {
+              journal_.BeforeUpdate(effect.step, tasks[i + 1].contributions, effect.logged);
+            },
+            [&](const ApplyUpdate& effect) { Update(effect, task); },
+            [&](const AppendFailedUpdate& effect) { journal_.AfterFailedUpdate(effect.step); },
+            [&](const ComputeAnswer& effect) { Answer(effect, task); },
+            [&](const AppendPlan& effect) { journal_.BeforeAnswer(effect.step, effect.mode, effect.plan); },
+            [&](const DeliverAnswer& effect) { Deliver(effect.id); },
+            // Prepare, or the caller that fed the event, has carried out the others.
+            [](const auto&) {}},
+        task.effect);
   }
-  Submit(header, status, digest, std::move(contribution), bytes, refusal, ack, /*result=*/nullptr);
 }
 
-void LayerDriver::SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result) {
-  const uint64_t digest = Digest(header, payload, session_->shard->options.device_plane);
-  const int64_t bytes = header.on_device == nullptr ? static_cast<int64_t>(payload.size()) : header.on_device->bytes();
-  StagedContribution contribution{.samples = header.samples};
-  ContributionStatus status = ContributionStatus::kAbstained;
-  absl::Status refusal;
-  if (header.kind == ContributionKind::kPull) {
-    status = ContributionStatus::kPresent;
-  } else if (!header.abstain) {
-    refusal = CheckGradient(session_->spec, header, payload);
-    status = refusal.ok() ? ContributionStatus::kPresent : ContributionStatus::kRefused;
-    contribution.scales[0] = header.tensors[0].scale;
-    contribution.bytes = std::move(payload);
-    contribution.on_device = header.on_device;
-  }
-  Submit(header, status, digest, std::move(contribution), bytes, refusal, ack, std::move(result));
-}
-
-void LayerDriver::Submit(const ContributionHeader& header, ContributionStatus status, uint64_t digest,
-                         StagedContribution contribution, int64_t bytes, const absl::Status& refusal, const AckFn& ack,
-                         ResultFn result) {
-  const ContributionArrived event{.key = header.key,
-                                  .kind = header.kind,
-                                  .mode = header.mode,
-                                  .status = status,
-                                  .digest = digest,
-                                  .now = session_->shard->clock.Now()};
-  Tasks tasks = FeedLocked(event, &contribution);
-  absl::StatusOr<bool> taken = OutcomeOf(tasks.front().effect);
-  // A gradient that is refused when it first comes is told, when it comes again, what became of the step.
-  const bool repeats_gradient = result != nullptr && taken.ok() && *taken;
-  if (taken.ok() && !refusal.ok() && !repeats_gradient) taken = refusal;
-  const bool accepted = taken.ok();
-  Acknowledge(header.kind, bytes, std::move(taken), ack);
-  if (accepted && result != nullptr) RequestAnswer(header.key, std::move(result));
-  Perform(std::move(tasks));
-}
-
-absl::Status LayerDriver::SubmitReduced(ReducedGradient gradient, ResultFn result) {
-  AverageArrived event{.key = {.session_id = gradient.session_id,
-                               .epoch = gradient.epoch,
-                               .step = gradient.step,
-                               .layer = gradient.layer},
-                       .mode = gradient.mode,
-                       .statuses = {},
-                       .now = session_->shard->clock.Now()};
-  for (const ReducedGradient::Share& share : gradient.shares) event.statuses.push_back(StatusOf(share));
-  const int64_t bytes = static_cast<int64_t>(gradient.average.size());
-  StagedContribution average{.samples = SamplesOf(gradient), .bytes = std::move(gradient.average), .whole = true};
-  Tasks tasks = FeedLocked(event, &average);
-  absl::Status status = OutcomeOf(tasks.front().effect).status();
-  if (status.ok()) {
-    for (const ContributionStatus share : event.statuses) {
-      session_->shard->observer.OnContribution(session_->spec.name, ContributionKind::kGradient,
-                                               share == ContributionStatus::kPresent ? bytes : 0);
-    }
-    RequestAnswer(event.key, std::move(result));
-  }
-  Perform(std::move(tasks));
-  return status;
-}
-
-void LayerDriver::RequestAnswer(const ContributionKey& key, ResultFn result) {
-  absl::StatusOr<GradientResult> answer = absl::UnknownError("");
-  {
-    MutexLock lock(mu_);
-    const Task task = std::move(Feed(AnswerRequested{key}).front());
-    if (std::holds_alternative<AwaitAnswer>(task.effect)) {
-      task.data->requests.push_back(std::move(result));
-      return;
-    }
-    if (const auto* refuse = std::get_if<Refuse>(&task.effect)) {
-      answer = refuse->status;
-    } else {
-      answer = *task.answer;
-    }
-  }
-  if (answer.ok()) {
-    session_->shard->observer.OnResult(session_->spec.name, answer->decision, answer->payload_bytes());
-  }
-  result(std::move(answer));
-}
+// --- deadlines and counters ------------------------------------------------------------------------------------------
 
 void LayerDriver::SealOverdue(absl::Time now) { Perform(FeedLocked(DeadlinePassed{now})); }
 
@@ -275,7 +205,7 @@ void LayerDriver::AddStragglers(absl::Time since, Stragglers& stragglers) const 
 
 LayerStats LayerDriver::stats() const {
   MutexLock lock(mu_);
-  return stats_;
+  return counters_.stats();
 }
 
 // --- ranks and epochs -----------------------------------------------------------------------------------------------
@@ -289,25 +219,6 @@ absl::Status LayerDriver::Resume(const ContributionKey& key, uint64_t factor_ver
   }
   Perform(std::move(tasks));
   return status;
-}
-
-void LayerDriver::Fetch(const ContributionKey& key, ResultFn result) {
-  Tasks tasks = FeedLocked(FactorsRequested{.key = key, .now = session_->shard->clock.Now()});
-  const Effect outcome = tasks.back().effect;
-  Perform(std::move(tasks));
-  if (const auto* refuse = std::get_if<Refuse>(&outcome)) return result(refuse->status);
-  session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
-  executor_.Post(strand_, [self = shared_from_this(), answer = std::move(result)] {
-    ShardContext& shard = *self->session_->shard;
-    self->ApplyPendingUpdates();
-    absl::StatusOr<GradientResult> fetched = self->worker_.Fetch();
-    if (fetched.ok()) {
-      const int64_t bytes = fetched->bytes == nullptr ? 0 : static_cast<int64_t>(fetched->bytes->size());
-      shard.observer.OnFetch(self->session_->spec.name, bytes);
-    }
-    answer(std::move(fetched));
-    shard.in_flight.fetch_sub(1, std::memory_order_relaxed);
-  });
 }
 
 uint64_t LayerDriver::EndEpoch(uint64_t epoch, const absl::Status& why) {

@@ -16,7 +16,9 @@
 #include "absl/types/span.h"
 
 #include "kernels/base/mutex.h"
+#include "server/core/admission.h"
 #include "server/core/contribution.h"
+#include "server/core/layer/layer_counters.h"
 #include "server/core/layer/layer_events.h"
 #include "server/core/layer/layer_journal.h"
 #include "server/core/layer/layer_machine.h"
@@ -40,11 +42,11 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // See LayerMachine::Check.
   absl::Status Check(const ContributionHeader& header) const;
 
-  // The header has passed every check that needs no payload. `ack` and `result` as in Shard.
-  void SubmitStatistics(const ContributionHeader& header, Payload payload, const AckFn& ack);
-  void SubmitGradient(const ContributionHeader& header, Payload payload, const AckFn& ack, ResultFn result);
+  // `ack` and `result` as in Shard::Submit. layer_push.cc and layer_pull.cc have the ways of the two.
+  void SubmitStatistics(AdmittedContribution contribution, Payload payload, const AckFn& ack);
+  void SubmitGradient(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
   // See Shard.
-  absl::Status SubmitReduced(ReducedGradient gradient, ResultFn result);
+  absl::Status SubmitReduced(AdmittedAverage admitted, ResultFn result);
 
   // A rank comes from another shard generation, which answered it with factors of `factor_version`, and sends no
   // gradient of steps before `key.step` again: those that this generation does not know are over. Where updates are
@@ -62,7 +64,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // dropped. Otherwise they stay, so that processes that took ranks over (`replaced`) get the answers that the others
   // got, and none retires before they have.
   void BeginEpoch(uint64_t epoch, std::optional<uint64_t> rollback_step, absl::Span<const Member> replaced);
-  // Drops all steps, for good; waiting results get `why`.
+  // Drops all steps and takes no more; waiting results get `why`.
   void Close(const absl::Status& why);
   // Gives a layer that has no factors some, after what is queued: those of `release`, or, with 0, fresh ones.
   void SetState(std::unique_ptr<LayerState> state, uint64_t release);
@@ -121,9 +123,21 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Carries effects out, in their order.
   void Perform(Tasks tasks);
 
-  void Submit(const ContributionHeader& header, ContributionStatus status, uint64_t digest,
-              StagedContribution contribution, int64_t bytes, const absl::Status& refusal, const AckFn& ack,
-              ResultFn result);
+  // A contribution as the machine and the step are to have it.
+  struct Staged {
+    ContributionStatus status = ContributionStatus::kAbstained;
+    absl::Status refusal = {};  // of the payload: its rank counts as one that has abstained
+    uint64_t digest = 0;
+    int64_t bytes = 0;
+    StagedContribution contribution = {};
+  };
+  // What the machine has made of it: a repetition or not, or why not; and what is to be done when it is acknowledged.
+  struct Filed {
+    absl::StatusOr<bool> taken = false;
+    Tasks tasks = {};
+  };
+  Filed FileContribution(const AdmittedContribution& contribution, Staged& staged);
+  static absl::StatusOr<bool> OutcomeOf(const Effect& effect);
   void RequestAnswer(const ContributionKey& key, ResultFn result);
 
   // The rest runs on the strand.
@@ -135,9 +149,6 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // Gives the layer these factors, or none; the records follow.
   void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release);
   void ShowFactors();
-  void Show(const LayerWorker::StateView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Count(const LayerWorker::UpdateOutcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Count(const LayerWorker::Answer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   LayerReplay& replay();
 
   // Const after construction.
@@ -156,11 +167,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   LayerMachine machine_ ABSL_GUARDED_BY(mu_);
   std::map<StepId, std::shared_ptr<StepData>> steps_ ABSL_GUARDED_BY(mu_);
   int64_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;  // of the machine, as ShardContext::in_flight has it
-  LayerStats stats_ ABSL_GUARDED_BY(mu_);
-  // Sums and counts behind the means in stats_.
-  double update_seconds_ ABSL_GUARDED_BY(mu_) = 0;
-  double precondition_seconds_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t updates_ ABSL_GUARDED_BY(mu_) = 0;
+  LayerCounters counters_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace precondor

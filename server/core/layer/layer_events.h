@@ -73,7 +73,7 @@ struct DeadlinePassed {
 // The worker can do the next piece of work. Effects: those of that piece; none: the worker sleeps until WakeWorker.
 struct WorkerReady {};
 // The factors are about to be read or replaced: updates from the journal belong to the factors of their time and would
-// wait in vain for their turn. Effects: these updates.
+// never get their turn. Effects: these updates.
 struct FactorsNeeded {};
 struct UpdateDone {
   StepId id = 0;

@@ -17,65 +17,65 @@ LayerStep LayerJournal::At(uint64_t step) const {
   return {.session_id = session_.session_id, .layer = layer_, .step = step, .began = began_, .updates = updates_};
 }
 
-uint64_t LayerJournal::CutBefore(uint64_t step) const {
+uint64_t LayerJournal::SnapshotStepBefore(uint64_t step) const {
   const uint64_t interval = session_.shard->options.snapshot_interval_steps;
   const uint64_t regular = interval == 0 ? 0 : step / interval * interval;
   const uint64_t asked_for = session_.snapshot_at.load(std::memory_order_relaxed);
-  // One that the layer had passed when it was asked for is none: the image would hold too much.
+  // A snapshot that was asked for as of a step that the layer had passed is not taken: the image would hold too much.
   return asked_for <= step && asked_for > last_step_ ? std::max(regular, asked_for) : regular;
 }
 
 void LayerJournal::BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker) {
   if (journal_ == nullptr) return;
   if (began != began_) {
-    // The job has gone back: what it had come to will come again.
+    // The job has rolled back: the steps since then come again.
     began_ = began;
-    settled_.clear();
-    last_cut_ = CutBefore(step);
+    outcomes_.clear();
+    last_snapshot_step_ = SnapshotStepBefore(step);
   }
-  const uint64_t cut = CutBefore(step);
+  const uint64_t snapshot_step = SnapshotStepBefore(step);
   last_step_ = step;
-  if (cut > last_cut_) GiveImage(cut, worker);
+  if (snapshot_step > last_snapshot_step_) GiveImage(snapshot_step, worker);
 }
 
 void LayerJournal::BeginAt(uint64_t step, const LayerWorker& worker) {
   if (journal_ != nullptr) GiveImage(step, worker);
 }
 
-void LayerJournal::GiveImage(uint64_t cut, const LayerWorker& worker) {
-  last_cut_ = cut;
+void LayerJournal::GiveImage(uint64_t snapshot_step, const LayerWorker& worker) {
+  last_snapshot_step_ = snapshot_step;
   const bool held = worker.has_factors();
   absl::StatusOr<std::string> state = held ? worker.Save() : std::string();
   if (!state.ok()) {
     session_.shard->logger.Log(Severity::kWarning, "no image of the layer; its session's snapshot is left out",
                                {{"session", session_.spec.name},
-                                {"step", cut},
+                                {"step", snapshot_step},
                                 {"layer", session_.spec.layers[layer_].name},
                                 {"reason", absl::string_view(state.status().message())}});
     return;
   }
-  journal_->Keep({.at = At(cut),
+  journal_->Keep({.at = At(snapshot_step),
                   .factor_version = worker.view().version,
-                  .settled = std::vector<SettledStep>(settled_.begin(), settled_.end()),
+                  .outcomes = std::vector<StepOutcome>(outcomes_.begin(), outcomes_.end()),
                   .held = held,
                   .release = release_,
                   .state = *std::move(state)});
 }
 
-SettledStep& LayerJournal::Settle(uint64_t step, Mode mode) {
-  if (settled_.empty() || settled_.back().step < step) settled_.push_back({.step = step, .mode = mode, .plan = {}});
-  while (settled_.front().step + session_.shard->options.window_steps <= settled_.back().step) settled_.pop_front();
-  for (SettledStep& settled : settled_) {
-    if (settled.step == step) return settled;
+StepOutcome& LayerJournal::OutcomeOf(uint64_t step, Mode mode) {
+  if (outcomes_.empty() || outcomes_.back().step < step) outcomes_.push_back({.step = step, .mode = mode, .plan = {}});
+  while (outcomes_.front().step + session_.shard->options.window_steps <= outcomes_.back().step) outcomes_.pop_front();
+  for (StepOutcome& outcome : outcomes_) {
+    if (outcome.step == step) return outcome;
   }
-  // Work left over from a step that has gone out of the window: nobody will ask for it.
-  settled_.push_front({.step = step, .mode = mode, .plan = {}});
-  return settled_.front();
+  // Work left over from a step that has gone out of the window: no rank asks for it.
+  outcomes_.push_front({.step = step, .mode = mode, .plan = {}});
+  return outcomes_.front();
 }
 
 void LayerJournal::BeforeUpdate(uint64_t step, std::vector<StagedContribution>& contributions, bool logged) {
   if (journal_ == nullptr) return;
-  Settle(step, Mode::kSecondOrder).updated = true;
+  OutcomeOf(step, Mode::kSecondOrder).updated = true;
   if (!logs_updates_) return;
   ++updates_;
   if (logged) return;
@@ -90,7 +90,7 @@ void LayerJournal::AfterFailedUpdate(uint64_t step) {
 
 void LayerJournal::BeforeAnswer(uint64_t step, Mode mode, const Plan& plan) {
   if (journal_ == nullptr) return;
-  Settle(step, mode).plan = plan;
+  OutcomeOf(step, mode).plan = plan;
   journal_->Append(PlanRecord{.at = At(step), .mode = mode, .plan = plan});
 }
 
@@ -98,19 +98,19 @@ void LayerJournal::FactorsChanged(bool held, uint64_t release) {
   if (journal_ == nullptr) return;
   ++updates_;
   if (!held) release_ = release;
-  const LayerStep at = At(settled_.empty() ? 0 : settled_.back().step);
+  const LayerStep at = At(outcomes_.empty() ? 0 : outcomes_.back().step);
   journal_->Append(FactorsRecord{.at = at, .held = held, .release = release});
 }
 
-void LayerJournal::Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<SettledStep> settled) {
+void LayerJournal::Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<StepOutcome> outcomes) {
   began_ = began;
   updates_ = updates;
   release_ = release;
-  settled_.assign(std::make_move_iterator(settled.begin()), std::make_move_iterator(settled.end()));
-  // The cut that this step passed was seen to, or never will be.
-  if (settled_.empty()) return;
-  last_step_ = settled_.back().step;
-  last_cut_ = CutBefore(last_step_);
+  outcomes_.assign(std::make_move_iterator(outcomes.begin()), std::make_move_iterator(outcomes.end()));
+  // The snapshot as of that step has the layer's image, or never gets it.
+  if (outcomes_.empty()) return;
+  last_step_ = outcomes_.back().step;
+  last_snapshot_step_ = SnapshotStepBefore(last_step_);
 }
 
 }  // namespace precondor

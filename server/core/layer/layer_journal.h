@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One layer's side of the journal: numbers its records, knows which of its steps may be asked for again, and gives
-// images of it at the cuts.
+// One layer's side of the journal: it numbers the layer's records, knows which of its steps may be asked for again, and
+// gives the layer's images for snapshots.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,15 @@ class LayerJournal {
   // `began`: see LayerStep.
   LayerJournal(SessionContext& session, uint32_t layer, uint64_t began);
 
-  // Work on `step` begins. Gives the layer's image when a cut lies between this step and the last one worked on.
+  // Work on `step` begins. Gives the layer's image when a snapshot's step lies between the last step worked on and this
+  // one.
   void BeginStep(uint64_t began, uint64_t step, const LayerWorker& worker);
-  // The layer has factors from outside, as of a cut at `step`: gives its image.
+  // The layer has factors from outside, as of `step`: gives its image.
   void BeginAt(uint64_t step, const LayerWorker& worker);
   // The contributions are about to be applied. `logged`: a record says so already.
   void BeforeUpdate(uint64_t step, std::vector<StagedContribution>& contributions, bool logged);
   void AfterFailedUpdate(uint64_t step);
-  // The answer is made and nobody has heard of it.
+  // The answer is made and no rank has heard of it.
   void BeforeAnswer(uint64_t step, Mode mode, const Plan& plan);
 
   // The layer has no factors any more, or some again: those of `release`, or, with 0, fresh ones. As FactorsRecord.
@@ -35,14 +36,14 @@ class LayerJournal {
   uint64_t release() const { return release_; }
 
   // What a restored layer goes on from.
-  void Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<SettledStep> settled);
+  void Resume(uint64_t began, uint64_t updates, uint64_t release, std::vector<StepOutcome> outcomes);
 
  private:
-  void GiveImage(uint64_t cut, const LayerWorker& worker);
+  void GiveImage(uint64_t snapshot_step, const LayerWorker& worker);
   LayerStep At(uint64_t step) const;
-  SettledStep& Settle(uint64_t step, Mode mode);
-  // The latest cut at or before the step; 0: none.
-  uint64_t CutBefore(uint64_t step) const;
+  StepOutcome& OutcomeOf(uint64_t step, Mode mode);
+  // The last step at or before `step` as of which a snapshot is taken; 0: none.
+  uint64_t SnapshotStepBefore(uint64_t step) const;
 
   SessionContext& session_;
   ShardJournal* const journal_;
@@ -51,9 +52,9 @@ class LayerJournal {
   uint64_t began_;
   uint64_t updates_ = 0;
   uint64_t release_ = 0;
-  uint64_t last_cut_ = 0;
-  uint64_t last_step_ = 0;           // worked on
-  std::deque<SettledStep> settled_;  // ascending, a window's
+  uint64_t last_snapshot_step_ = 0;
+  uint64_t last_step_ = 0;            // worked on
+  std::deque<StepOutcome> outcomes_;  // ascending, a window's
 };
 
 }  // namespace precondor

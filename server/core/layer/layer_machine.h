@@ -58,7 +58,7 @@ class LayerMachine {
     return H::combine(std::move(h), machine.factor_version_, machine.restored_updates_, machine.held_, machine.awake_,
                       machine.delivering_);
   }
-  // The epoch with which the job last went back to an earlier step; 0: none.
+  // The epoch with which the job last rolled back to an earlier step; 0: none.
   uint64_t rollback_epoch() const { return rollback_epoch_; }
 
  private:

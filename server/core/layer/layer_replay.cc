@@ -15,7 +15,7 @@ absl::Status LayerReplay::Load(const LayerImage& image) {
   began_ = image.at.began;
   release_ = image.release;
   image_updates_ = received_ = applied_ = image.at.updates;
-  for (const SettledStep& settled : image.settled) steps_[settled.step] = {.settled = settled, .contributions = {}};
+  for (const StepOutcome& outcome : image.outcomes) steps_[outcome.step] = {.outcome = outcome, .contributions = {}};
   return absl::OkStatus();
 }
 
@@ -38,7 +38,7 @@ ReplayedStep* LayerReplay::Find(const LayerStep& at, Mode mode) {
   BeginAt(at.began);
   if (at.began < began_) return nullptr;
   ReplayedStep& found = steps_
-                            .try_emplace(at.step, ReplayedStep{.settled = {.step = at.step, .mode = mode, .plan = {}},
+                            .try_emplace(at.step, ReplayedStep{.outcome = {.step = at.step, .mode = mode, .plan = {}},
                                                                .contributions = {}})
                             .first->second;
   while (steps_.begin()->first + window_ <= steps_.rbegin()->first) {
@@ -64,10 +64,10 @@ absl::Status LayerReplay::Add(UpdateRecord record) {
   PRECONDOR_RETURN_IF_ERROR(Receive(record.at));
   ReplayedStep* step = Find(record.at, Mode::kSecondOrder);
   if (step == nullptr) {
-    Apply({.settled = {.step = record.at.step, .plan = {}}, .contributions = std::move(record.contributions)});
+    Apply({.outcome = {.step = record.at.step, .plan = {}}, .contributions = std::move(record.contributions)});
     return absl::OkStatus();
   }
-  step->settled.updated = true;
+  step->outcome.updated = true;
   step->contributions = std::move(record.contributions);
   return absl::OkStatus();
 }
@@ -88,7 +88,7 @@ absl::Status LayerReplay::Add(const FailedUpdateRecord& record) {
 absl::Status LayerReplay::Add(const PlanRecord& record) {
   PRECONDOR_RETURN_IF_ERROR(CheckFollows(record.at));
   if (record.at.updates < image_updates_) return absl::OkStatus();
-  if (ReplayedStep* step = Find(record.at, record.mode); step != nullptr) step->settled.plan = record.plan;
+  if (ReplayedStep* step = Find(record.at, record.mode); step != nullptr) step->outcome.plan = record.plan;
   return absl::OkStatus();
 }
 
@@ -104,7 +104,7 @@ absl::Status LayerReplay::Add(const FactorsRecord& record) {
   BeginAt(record.at.began);
   // What came before belongs to the factors that go.
   for (auto& [number, step] : steps_) {
-    Apply(std::exchange(step, {.settled = step.settled, .contributions = {}, .failed = step.failed}));
+    Apply(std::exchange(step, {.outcome = step.outcome, .contributions = {}, .failed = step.failed}));
   }
   ++applied_;
   if (record.held) return record.release != 0 ? LoadReleased(record.release) : SetHeld(true);
@@ -133,7 +133,7 @@ void LayerReplay::GiveUpUnlogged(int32_t staleness_steps) {
   bool answered = false;  // this step, or the one after it where answers are a step behind
   for (auto later = steps_.rbegin(); later != steps_.rend(); ++later) {
     const bool behind = answered;
-    SettledStep& step = later->second.settled;
+    StepOutcome& step = later->second.outcome;
     answered = answered || step.plan.has_value();
     if (staleness_steps == 0 ? answered : behind) step.updated = true;
   }

@@ -20,7 +20,7 @@
 namespace precondor {
 
 struct ReplayedStep {
-  SettledStep settled;
+  StepOutcome outcome;
   std::optional<std::vector<StagedContribution>> contributions;  // still to be applied
   bool failed = false;                                           // not to be applied after all
 };

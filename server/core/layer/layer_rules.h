@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session fixes for one of its layers for good, as the layer's state machine needs it.
+// What never changes for a layer of a session, as the layer's state machine needs it.
 #pragma once
 
 #include <cstdint>

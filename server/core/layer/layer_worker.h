@@ -56,15 +56,15 @@ class LayerWorker {
   // Answers a sealed gradient phase: the contributions not yet folded, in rank order.
   Answer Precondition(StepData& data, std::vector<StagedContribution> contributions);
   // Answers a sealed phase of pulls: what the step's update has made of the factors.
-  Answer Hand(const StepData& data);
+  Answer PublishUpdate(const StepData& data);
   // The factors as they are, or IDENTITY and the reason where there are none. Unavailable when they cannot be read now.
   absl::StatusOr<GradientResult> Fetch();
 
-  // The answer of a step that somebody had no gradient for; frees what has been added up.
+  // The answer of a step that a rank had no gradient for; frees what has been added up.
   Answer Skip(StepData& data, std::string reason);
 
   // Of a method that takes gradients in: the plan's answer was made with gradients that came after those which these
-  // factors have, so that it cannot be made again. Nobody who takes part holds it: Resume has seen to that.
+  // factors have, so that it cannot be made again. No rank that takes part holds that answer: Resume makes sure of it.
   bool LacksGradientsOf(const Plan& plan) const;
 
   // Other factors, or none: updates then do nothing and gradients are answered IDENTITY.
@@ -93,7 +93,6 @@ class LayerWorker {
   absl::Status Compute(ConstMatrixView d, bool taken_in, MatrixView u, Answer& answer, double* u_squared);
   // An error leaves `gradient` as it was. SKIP: it is lost.
   absl::StatusOr<Answer> RunMethod(absl::Span<float> gradient, bool taken_in);
-  // The same for a gradient that lies on the device, and stays there as it is.
   void NotePreconditioned(Answer& answer) const;
   Answer PreconditionOnDevice(StepData& data);
   absl::StatusOr<Answer> RunMethodOnDevice(ConstMatrixView gradient, bool taken_in, MatrixView u);
@@ -107,7 +106,7 @@ class LayerWorker {
   const Method& method_;
   const size_t cost_entry_;
   std::unique_ptr<LayerState> state_;  // null after a fallback to first order
-  // What Save said of state_, for all who ask for the same version; null before anybody has.
+  // What Save said of state_, for all requests of the same version; null before the first.
   std::shared_ptr<const Payload> saved_;
 };
 

@@ -65,7 +65,7 @@ TEST_F(CoordinatorFencingTest, TheTokenGrowsWithEachStartAndIsWrittenDownFirst) 
     if (start == 2) clock.Advance(-absl::Milliseconds(500));
     if (start == 3) journal.compact_above = 0;
     journal.during_append = [&](const CoordinatorRecord& record) {
-      const auto* lead = std::get_if<LeadRecord>(&record);
+      const auto* lead = std::get_if<LeaderRecord>(&record);
       if (lead == nullptr) return;
       EXPECT_GT(lead->token, last);
       EXPECT_EQ(shards[0]->leader, last) << "written before any shard is called";

@@ -139,7 +139,7 @@ class FakeShard final : public ShardControl {
 class ShardHandle final : public ShardControl {
  public:
   explicit ShardHandle(std::shared_ptr<FakeShard> shard) : shard_(std::move(shard)) {}
-  void Lead(uint64_t token) override { token_ = token; }
+  void BecomeLeader(uint64_t token) override { token_ = token; }
   absl::StatusOr<ShardDescription> Describe() override {
     PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
     return shard_->Describe();

@@ -91,7 +91,7 @@ TEST_F(CoordinatorJournalTest, AnOpeningThatSeemedToFailIsReplacedByTheNext) {
 
 TEST_F(CoordinatorJournalTest, CandidateAnswersNothingBeforeItLeads) {
   const uint64_t id = Open();
-  options.stands_by = true;
+  options.standby = true;
   MakeCoordinator();
   for (const absl::Status& status :
        {coordinator->OpenSession(spec).status(), coordinator->JoinSession("job", 0, 5, 0).status(),

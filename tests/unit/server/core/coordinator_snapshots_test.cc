@@ -150,7 +150,7 @@ TEST_F(CoordinatorSnapshotsTest, AJobThatGoesBackFailsWhatIsUnderWay) {
   for (size_t s = 0; s < 2; ++s) MakeDurable(s, 1);
   coordinator->Reconcile();
   EXPECT_EQ(Listed()[0].state, SnapshotState::kFailed) << "its parts could be of two histories";
-  EXPECT_THAT(Listed()[0].reason, HasSubstr("went back to step 0"));
+  EXPECT_THAT(Listed()[0].reason, HasSubstr("rolled back to step 0"));
 }
 
 TEST_F(CoordinatorSnapshotsTest, SurvivesTheCoordinator) {

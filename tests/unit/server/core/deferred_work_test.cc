@@ -47,12 +47,13 @@ class DeferredWorkTest : public ShardFixture {
       for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
         if (IsStatisticStep(spec, step)) {
           const ContributionHeader header = Header(ContributionKind::kStatistics, step, rank, layer);
-          on.SubmitStatistics(header, Distinct(header),
-                              [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
+          SubmitTo(on, header, Distinct(header),
+                   [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
         }
         const ContributionHeader header = Header(ContributionKind::kGradient, step, rank, layer);
-        on.SubmitGradient(
-            header, Distinct(header), [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); },
+        SubmitTo(
+            on, header, Distinct(header),
+            [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); },
             [&results, rank, layer](absl::StatusOr<GradientResult> result) {
               if (rank == 0) results[layer] = std::move(result);
             });

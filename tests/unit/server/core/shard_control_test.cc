@@ -183,7 +183,7 @@ TEST_F(ShardControlTest, ReplacedRanksDoNotWaitForEachOtherAfterAStretchWithoutF
   EXPECT_TRUE(Gradient(0, 0, 1)->result.has_value());
   // Steps 1 to 4 are in first order, in which nobody sends. That rank 0 comes here shows that it has its answer.
   const ContributionHeader header = Header(ContributionKind::kGradient, 5, 0);
-  EXPECT_TRUE(shard->CheckHeader(header, Filled(header, 1).size()).ok()) << "or it would never get to say so";
+  EXPECT_TRUE(Admission(header, Filled(header, 1).size()).ok()) << "or it would never get to say so";
   EXPECT_TRUE(Gradient(5, 0, 1)->accepted());
   EXPECT_TRUE(Statistics(5, 0, 1)->accepted());
   EXPECT_TRUE(Statistics(5, 1, 1)->accepted());
@@ -247,7 +247,7 @@ TEST_F(ShardControlTest, NamesWhoHoldsTheOthersUp) {
   ASSERT_TRUE(slow.Install(MakeInstall()).ok());
   const auto send = [&](uint64_t step, uint32_t rank) {
     const ContributionHeader header = Header(ContributionKind::kStatistics, step, rank);
-    slow.SubmitStatistics(header, Filled(header, 1), [](absl::StatusOr<bool> taken) { EXPECT_TRUE(taken.ok()); });
+    SubmitTo(slow, header, Filled(header, 1), [](absl::StatusOr<bool> taken) { EXPECT_TRUE(taken.ok()); });
   };
   send(0, 1);
   clock.Advance(absl::Seconds(29));

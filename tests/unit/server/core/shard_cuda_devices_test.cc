@@ -71,11 +71,11 @@ class ShardCudaDevicesTest : public ShardFixture {
     for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
       for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
         const ContributionHeader statistics = Header(ContributionKind::kStatistics, step, rank, layer);
-        shard->SubmitStatistics(statistics, Distinct(statistics),
-                                [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
+        SubmitTo(*shard, statistics, Distinct(statistics),
+                 [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); });
         const ContributionHeader gradient = Header(ContributionKind::kGradient, step, rank, layer);
-        shard->SubmitGradient(
-            gradient, Distinct(gradient),
+        SubmitTo(
+            *shard, gradient, Distinct(gradient),
             [](const absl::StatusOr<bool>& ack) { EXPECT_TRUE(ack.ok()) << ack.status(); },
             [&results, rank, layer](absl::StatusOr<GradientResult> result) {
               if (rank == 0) results[layer] = std::move(result);

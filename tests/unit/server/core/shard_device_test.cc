@@ -194,7 +194,7 @@ TEST_F(ShardDeviceTest, TakesOnlyWhatIsAnsweredInItsPlace) {
   const auto refused = [&](ContributionHeader header) {
     auto payload = std::make_shared<DevicePayload>();
     header.on_device = payload;
-    return GetErrorReason(shard->CheckHeader(header, header.tensors.empty() ? 0 : 24));
+    return GetErrorReason(Admission(header, header.tensors.empty() ? 0 : 24));
   };
   Start();
   EXPECT_EQ(refused(GradientHeader(0)), ErrorReason::kUnspecified);

@@ -112,11 +112,10 @@ class ShardDevicesFixture : public ShardFixture {
     for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
       for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
         const ContributionHeader statistics = Header(ContributionKind::kStatistics, step, rank, layer);
-        shard->SubmitStatistics(statistics, Distinct(statistics), taken);
+        SubmitTo(*shard, statistics, Distinct(statistics), taken);
         const ContributionHeader gradient = Header(ContributionKind::kGradient, step, rank, layer);
-        shard->SubmitGradient(
-            gradient, Distinct(gradient), taken,
-            [&results, layer](absl::StatusOr<GradientResult> result) { results[layer] = std::move(result); });
+        SubmitTo(*shard, gradient, Distinct(gradient), taken,
+                 [&results, layer](absl::StatusOr<GradientResult> result) { results[layer] = std::move(result); });
       }
     }
     for (const auto& pool : threads) pool->Drain();

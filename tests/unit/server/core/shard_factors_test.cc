@@ -260,7 +260,7 @@ TEST_F(ShardFactorsTest, MemoryIsGivenBackOnlyOnceTheFactorsAreDurable) {
   journal.set_slow(true);
   ASSERT_TRUE(Hold(1, false).ok());
   EXPECT_TRUE(shard->Describe()->sessions[0].factors_released);
-  shard->SettleFactors();
+  shard->FreeReleasedFactors();
   EXPECT_EQ(shard->reserved_bytes(), held);
   // Nobody else has got the memory meanwhile: a return needs no more.
   ASSERT_TRUE(Hold(2, true).ok());
@@ -269,9 +269,9 @@ TEST_F(ShardFactorsTest, MemoryIsGivenBackOnlyOnceTheFactorsAreDurable) {
   ASSERT_TRUE(Hold(3, false).ok());
   EXPECT_EQ(shard->reserved_bytes(), held);
   journal.set_slow(false);
-  shard->SettleFactors();
+  shard->FreeReleasedFactors();
   EXPECT_EQ(shard->reserved_bytes(), kFirstOrder);
-  shard->SettleFactors();
+  shard->FreeReleasedFactors();
   EXPECT_EQ(shard->reserved_bytes(), kFirstOrder) << "once";
   ASSERT_TRUE(Hold(4, true).ok());
   EXPECT_EQ(shard->reserved_bytes(), held);
@@ -328,7 +328,7 @@ TEST_F(ShardFactorsTest, HoldingAndReleasingFromManyThreadsEndsWithTheGreatestVe
     ASSERT_TRUE(crowded.HoldFactors({.session_id = kSession, .version = 1000, .hold = round % 2 == 0}).ok());
     pool.Drain();
     // A release that became durable while another call was under way is given back at the server's next look.
-    crowded.SettleFactors();
+    crowded.FreeReleasedFactors();
     EXPECT_EQ(crowded.reserved_bytes(), round % 2 == 0 ? held : kFirstOrder);
     // What is under way when a session goes is not given back twice.
     (void)crowded.HoldFactors({.session_id = kSession, .version = 1001, .hold = round % 2 != 0});

@@ -22,6 +22,7 @@
 #include "server/core/shard.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_method.h"
+#include "tests/support/submit.h"
 
 namespace precondor {
 
@@ -149,12 +150,12 @@ class ShardFixture : public ::testing::Test {
       EXPECT_FALSE(reply->result.has_value()) << "answered twice";
       reply->result = std::move(answer);
     };
-    if (header.kind != ContributionKind::kStatistics) {
-      shard->SubmitGradient(header, std::move(payload), ack, result);
-    } else {
-      shard->SubmitStatistics(header, std::move(payload), ack);
-    }
+    SubmitTo(*shard, header, std::move(payload), ack, result);
     return reply;
+  }
+  // What the header's admission says of a payload of so many bytes.
+  absl::Status Admission(const ContributionHeader& header, uint64_t bytes) {
+    return shard->AdmitContribution(header, bytes).status();
   }
   std::shared_ptr<Reply> Statistics(uint64_t step, uint32_t rank, float value, uint64_t samples = 1) {
     ContributionHeader header = Header(ContributionKind::kStatistics, step, rank);

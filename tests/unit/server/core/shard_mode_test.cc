@@ -79,10 +79,10 @@ TEST_F(ShardModeTest, ModeConflictIsFoundBeforeThePayloadCame) {
   Statistics(0, 0, 1);
   ContributionHeader header = Header(ContributionKind::kGradient, 0, 1);
   header.mode = Mode::kFirstOrder;
-  EXPECT_EQ(GetErrorReason(shard->CheckHeader(header, 24)), ErrorReason::kModeConflict);
+  EXPECT_EQ(GetErrorReason(Admission(header, 24)), ErrorReason::kModeConflict);
   header.key.layer = 1;
   header.tensors[0].dims = {3, 2};
-  EXPECT_TRUE(shard->CheckHeader(header, 24).ok()) << "each layer has its own";
+  EXPECT_TRUE(Admission(header, 24).ok()) << "each layer has its own";
 }
 
 TEST_F(ShardModeTest, GradientsInFirstOrderSkipAndRepeatLikeOthers) {

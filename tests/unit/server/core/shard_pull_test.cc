@@ -251,7 +251,7 @@ TEST_F(ShardPullTest, RefusesWhatDoesNotBelongToTheMode) {
       {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kMean, .layers = {1}}};
   Start();
   const auto expect = [&](const ContributionHeader& header, ErrorReason reason, const std::string& text) {
-    const absl::Status status = shard->CheckHeader(header, 0);
+    const absl::Status status = Admission(header, 0);
     EXPECT_EQ(GetErrorReason(status), reason) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
   };
@@ -265,9 +265,9 @@ TEST_F(ShardPullTest, RefusesWhatDoesNotBelongToTheMode) {
   expect(bad, ErrorReason::kNotStatisticStep, "of a layer that takes statistics");
   bad = PullHeader(0, 0);
   bad.abstain = true;
-  expect(bad, ErrorReason::kMalformed, "nobody abstains from a PULL");
-  EXPECT_EQ(GetErrorReason(shard->CheckHeader(PullHeader(0, 0), 8)), ErrorReason::kSizeMismatch);
-  EXPECT_TRUE(shard->CheckHeader(PullHeader(0, 0), 0).ok());
+  expect(bad, ErrorReason::kMalformed, "a PULL cannot be an abstention");
+  EXPECT_EQ(GetErrorReason(Admission(PullHeader(0, 0), 8)), ErrorReason::kSizeMismatch);
+  EXPECT_TRUE(Admission(PullHeader(0, 0), 0).ok());
   spec.exchange = ExchangeMode::kDirect;
   Start();
   expect(PullHeader(0, 0), ErrorReason::kMalformed, "expected GRADIENT with exchange DIRECT");

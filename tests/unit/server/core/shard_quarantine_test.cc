@@ -56,7 +56,7 @@ class ShardQuarantineTest : public ShardFixture {
   void StartInQuarantine() {
     Start();
     ASSERT_TRUE(*shard->Quarantine(kSession));
-    shard->SettleQuarantine();
+    shard->CompleteQuarantine();
     ASSERT_EQ(journal.there.size(), 1u);
   }
   void ExpectBusy(const absl::Status& status) { EXPECT_EQ(GetErrorReason(status), ErrorReason::kNotActive) << status; }
@@ -109,7 +109,7 @@ TEST_F(ShardQuarantineTest, AnInstallUnderWayDoesNotBeginItAnew) {
   ExpectBusy(shard->Install(MakeInstall()).status());
   EXPECT_TRUE(shard->ListSessions().empty());
   EXPECT_EQ(shard->reserved_bytes(), 0);
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   EXPECT_EQ(journal.there.size(), 1u);
 }
 
@@ -117,7 +117,7 @@ TEST_F(ShardQuarantineTest, WhatTheJournalDoesNotKnowIsForgotten) {
   Start();
   journal.known.clear();
   ASSERT_TRUE(*shard->Quarantine(kSession));
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   EXPECT_TRUE(shard->Install(MakeInstall(2)).ok());
 }
 

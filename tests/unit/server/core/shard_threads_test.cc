@@ -45,14 +45,14 @@ class ShardThreadsTest : public ShardFixture {
       for (int copy = 0; copy < 2; ++copy) {
         ContributionHeader header = Header(ContributionKind::kStatistics, step, rank, layer);
         const float value = static_cast<float>(rank + 1) * 0.1f;
-        crowded.SubmitStatistics(header, Filled(header, value), [&](absl::StatusOr<bool> ack) {
+        SubmitTo(crowded, header, Filled(header, value), [&](absl::StatusOr<bool> ack) {
           if (!ack.ok()) Note(answers, nullptr);
         });
         header = Header(ContributionKind::kGradient, step, rank, layer);
         ++open;
         const bool first = copy == 0 && rank == 0;
-        crowded.SubmitGradient(
-            header, Filled(header, value), [](const absl::StatusOr<bool>&) {},
+        SubmitTo(
+            crowded, header, Filled(header, value), [](const absl::StatusOr<bool>&) {},
             [&, first](const absl::StatusOr<GradientResult>& result) {
               if (!result.ok()) Note(answers, nullptr);
               if (result.ok() && first) Note(answers, result->bytes.get());
@@ -107,8 +107,8 @@ TEST_F(ShardThreadsTest, EpochsAndRemovalInTheMidstOfWork) {
         ContributionHeader header = Header(ContributionKind::kGradient, step, rank);
         const std::vector<ShardSessionSummary> sessions = crowded.ListSessions();
         if (!sessions.empty()) header.key.epoch = sessions[0].epoch;
-        crowded.SubmitGradient(
-            header, Filled(header, 1.0f), [&](const absl::StatusOr<bool>& ack) { taken += ack.ok() ? 1 : 0; },
+        SubmitTo(
+            crowded, header, Filled(header, 1.0f), [&](const absl::StatusOr<bool>& ack) { taken += ack.ok() ? 1 : 0; },
             [&](const absl::StatusOr<GradientResult>&) { ++told; });
       }
     });

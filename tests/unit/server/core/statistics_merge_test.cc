@@ -9,6 +9,7 @@
 #include <random>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "server/core/admission.h"
 #include "server/core/payload.h"
 #include "server/core/reservation.h"
 

@@ -73,7 +73,7 @@ class QuarantineTest : public ShardFixture {
     ASSERT_TRUE(existed.ok() && *existed) << existed.status();
     EXPECT_EQ(shard->reserved_bytes(), 0);
     EXPECT_TRUE(shard->ListSessions().empty());
-    shard->SettleQuarantine();
+    shard->CompleteQuarantine();
     ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
   }
   // Another session, which takes as much memory.
@@ -190,18 +190,18 @@ TEST_F(QuarantineTest, EndsAfterItsTimeOfARunningShardWhateverTheWallClockSays) 
   Quarantine();
   clock.SetWall(absl::Hours(24 * 365 * 50));
   Reopen();
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
   for (int day = 0; day < 29; ++day) {
     clock.Advance(absl::Hours(24));
-    shard->SettleQuarantine();
+    shard->CompleteQuarantine();
     if (day % 10 == 5) Reopen();
-    shard->SettleQuarantine();
+    shard->CompleteQuarantine();
   }
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
   clock.SetWall(-absl::Hours(24 * 365 * 60));
   clock.Advance(absl::Hours(25));
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   EXPECT_TRUE(shard->ListQuarantined()->empty());
   store->snapshots().WaitIdle();
   Reopen();
@@ -215,7 +215,7 @@ TEST_F(QuarantineTest, StaysForEverWithoutATime) {
   Quarantine();
   for (int year = 0; year < 100; ++year) {
     clock.Advance(absl::Hours(24 * 365));
-    shard->SettleQuarantine();
+    shard->CompleteQuarantine();
   }
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
 }
@@ -228,14 +228,14 @@ TEST_F(QuarantineTest, MakesRoomForASessionOfTheSameName) {
   ASSERT_TRUE(shard->Install(other).ok());
   ASSERT_EQ(shard->ListSessions().size(), 1u);
   EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
   // A crash before it is written down: the log has both.
   Begin();
   Step(0);
   ASSERT_TRUE(shard->Install(other).ok());
   Reopen();
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   ASSERT_EQ(shard->ListSessions().size(), 1u);
   EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
@@ -269,11 +269,11 @@ TEST_F(QuarantineTest, ComesBackWhateverALaterSessionOfItsNameCameTo) {
       for (uint64_t step = 0; step < 6; ++step) Step(step);
       ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
       EXPECT_THAT(Sessions(), ElementsAre(kOther));
-      shard->SettleQuarantine();
+      shard->CompleteQuarantine();
       EXPECT_THAT(Quarantined(), ElementsAre(kSession));
       if (restart) Reopen();
       ASSERT_TRUE(*(end == End::kRemoved ? shard->Remove(kOther) : shard->Quarantine(kOther)));
-      if (end == End::kQuarantined) shard->SettleQuarantine();
+      if (end == End::kQuarantined) shard->CompleteQuarantine();
       ++epoch;
       ASSERT_TRUE(shard->Install(MakeInstall(epoch)).ok());
       for (uint64_t step = 6; step < kSteps; ++step) {
@@ -281,7 +281,7 @@ TEST_F(QuarantineTest, ComesBackWhateverALaterSessionOfItsNameCameTo) {
         ASSERT_THAT(Sessions(), ElementsAre(kSession)) << "end " << static_cast<int>(end) << " step " << step;
         EXPECT_EQ(Step(step), expected[step]) << "end " << static_cast<int>(end) << " step " << step;
       }
-      shard->SettleQuarantine();
+      shard->CompleteQuarantine();
       if (end == End::kRemoved) {
         EXPECT_THAT(Quarantined(), IsEmpty());
       } else {
@@ -304,7 +304,7 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
     ASSERT_TRUE(*(end == End::kRemoved ? shard->Remove(kSession) : shard->Quarantine(kSession)));
     ASSERT_TRUE(shard->Install(OtherInstall(kOther, "other")).ok());
     if (end == End::kDeleted || end == End::kFilesLeft) {
-      shard->SettleQuarantine();
+      shard->CompleteQuarantine();
       if (end == End::kFilesLeft)
         std::filesystem::copy(InShard(""), dir.path() + "/before", std::filesystem::copy_options::recursive);
       ASSERT_TRUE(*shard->Remove(kSession));
@@ -320,7 +320,7 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
     }
     Reopen();
     EXPECT_THAT(Sessions(), ElementsAre(kOther)) << static_cast<int>(end);
-    shard->SettleQuarantine();
+    shard->CompleteQuarantine();
     if (end == End::kOnItsWay) {
       EXPECT_THAT(Quarantined(), ElementsAre(kSession));
       ASSERT_TRUE(*shard->Remove(kOther));
@@ -338,7 +338,7 @@ TEST_F(QuarantineTest, ARemovedSessionCanBeInstalledAgain) {
   Begin();
   Step(0);
   ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   ASSERT_TRUE(*shard->Remove(kSession));
   Reopen();
   ASSERT_TRUE(*shard->Remove(kOther));
@@ -383,7 +383,7 @@ TEST_F(QuarantineTest, TakesWhatItsLogLacksRecordsOfWhenItsNameIsNeeded) {
   ASSERT_TRUE(WaitUntil([&] { return store->log().writable(); }));
   const absl::Status installed = shard->Install(OtherInstall(kOther, spec.name)).status();
   ASSERT_TRUE(installed.ok()) << installed;
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   EXPECT_THAT(Quarantined(), ElementsAre(kSession));
   Reopen();
   EXPECT_THAT(Sessions(), ElementsAre(kOther));
@@ -396,11 +396,11 @@ TEST_F(QuarantineTest, OneOnItsWayIsNeitherInstalledNorRemoved) {
   Begin();
   for (uint64_t step = 0; step < 6; ++step) Step(step);
   ASSERT_TRUE(*shard->Quarantine(kSession));
-  EXPECT_THAT(Quarantined(), IsEmpty()) << "it is written down by SettleQuarantine alone";
+  EXPECT_THAT(Quarantined(), IsEmpty()) << "it is written down by CompleteQuarantine alone";
   EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall(2)).status()), ErrorReason::kNotActive);
   EXPECT_EQ(GetErrorReason(shard->Remove(kSession).status()), ErrorReason::kNotActive);
   EXPECT_FALSE(*shard->Quarantine(kSession));
-  shard->SettleQuarantine();
+  shard->CompleteQuarantine();
   Adopt();
   EXPECT_EQ(Step(6), expected[6]);
 }

@@ -97,30 +97,30 @@ TEST(RecordCodec, KeepsPlans) {
 TEST(RecordCodec, KeepsImages) {
   LayerImage image{.at = MakeUpdate(7, 1, 3).at,
                    .factor_version = 2,
-                   .settled = {},
+                   .outcomes = {},
                    .held = false,
                    .release = 77,
                    .state = std::string("\0s\xff", 3)};
-  image.settled.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
-  image.settled.push_back({.step = 30,
-                           .mode = Mode::kSecondOrder,
-                           .updated = true,
-                           .plan = Plan{.decision = Decision::kIdentity, .factor_version = 1, .reason = "x"}});
+  image.outcomes.push_back({.step = 29, .mode = Mode::kFirstOrder, .updated = false, .plan = {}});
+  image.outcomes.push_back({.step = 30,
+                            .mode = Mode::kSecondOrder,
+                            .updated = true,
+                            .plan = Plan{.decision = Decision::kIdentity, .factor_version = 1, .reason = "x"}});
   const LayerImage got = DecodeImage(EncodeImageHead(image) + image.state).value();
   ExpectEqual(got.at, image.at);
   EXPECT_EQ(got.factor_version, 2u);
   EXPECT_FALSE(got.held);
   EXPECT_EQ(got.state, image.state);
-  ASSERT_EQ(got.settled.size(), 2u);
-  EXPECT_EQ(got.settled[0].mode, Mode::kFirstOrder);
-  EXPECT_FALSE(got.settled[0].updated || got.settled[0].plan.has_value());
-  EXPECT_TRUE(got.settled[1].updated);
-  EXPECT_EQ(got.settled[1].plan->reason, "x");
+  ASSERT_EQ(got.outcomes.size(), 2u);
+  EXPECT_EQ(got.outcomes[0].mode, Mode::kFirstOrder);
+  EXPECT_FALSE(got.outcomes[0].updated || got.outcomes[0].plan.has_value());
+  EXPECT_TRUE(got.outcomes[1].updated);
+  EXPECT_EQ(got.outcomes[1].plan->reason, "x");
   EXPECT_EQ(got.release, 77u);
 }
 
 TEST(RecordCodec, RefusesOtherVersions) {
-  const LayerImage image{.at = MakeUpdate(7, 1, 3).at, .factor_version = 2, .settled = {}, .held = true, .state = "s"};
+  const LayerImage image{.at = MakeUpdate(7, 1, 3).at, .factor_version = 2, .outcomes = {}, .held = true, .state = "s"};
   std::string bytes = EncodeImageHead(image) + image.state;
   for (const char format : {0, 1, 2, 3, 5}) {
     bytes[0] = format;

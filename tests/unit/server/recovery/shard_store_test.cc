@@ -89,7 +89,7 @@ class ShardStoreTest : public ShardFixture {
     const int64_t released = ComputeFirstOrderReservation(spec, {0, 1}, options.window_steps, 1).total();
     while (shard->reserved_bytes() > released) {
       if (absl::Now() > deadline) return false;
-      shard->SettleFactors();
+      shard->FreeReleasedFactors();
       std::this_thread::yield();
     }
     return shard->reserved_bytes() == released;
@@ -219,11 +219,11 @@ TEST(ShardSnapshotsTest, TheWriterLeavesTheProcessorToSteps) {
   NullLogger logger;
   Observer observer;
   ShardSnapshots snapshots(fs, dir.path() + "/snapshots", clock, logger, observer);
-  ASSERT_TRUE(snapshots.Open([](const SessionSnapshot&) {}, [](const SessionSnapshot&, uint64_t) {}).ok());
+  ASSERT_TRUE(snapshots.Open([](const SnapshotImages&) {}, [](const SnapshotImages&, uint64_t) {}).ok());
   InstallRecord install;
   install.install.session_id = 1;
   install.install.layers = {0};
-  snapshots.Keep({.at = {.session_id = 1, .layer = 0, .step = 1}, .settled = {}, .state = "state"}, install, 1);
+  snapshots.Keep({.at = {.session_id = 1, .layer = 0, .step = 1}, .outcomes = {}, .state = "state"}, install, 1);
   snapshots.WaitIdle();
   EXPECT_EQ(fs.niceness, std::min(own + 10, kNicest));
   EXPECT_EQ(getpriority(PRIO_PROCESS, 0), own);
@@ -316,7 +316,7 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
 }
 
 TEST(LayerUploadsTest, TakesPiecesInOrderAndChecksTheWhole) {
-  LayerImage image{.at = {.session_id = 9, .layer = 3, .step = 1}, .settled = {}, .state = "state"};
+  LayerImage image{.at = {.session_id = 9, .layer = 3, .step = 1}, .outcomes = {}, .state = "state"};
   const std::string bytes = EncodeImageHead(image) + image.state;
   FakeClock clock;
   LayerUploads uploads(clock);
@@ -473,7 +473,7 @@ TEST_F(ShardStoreTest, FactorsThatCannotBeWrittenStayInMemoryAndSurviveInTheLog)
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
   ASSERT_TRUE(Hold(1, false).ok());
   for (uint64_t step = 7; step < 14; ++step) FirstOrderStep(step);
-  while (seen.failed < 2 && absl::Now() < deadline) shard->SettleFactors();
+  while (seen.failed < 2 && absl::Now() < deadline) shard->FreeReleasedFactors();
   EXPECT_GE(seen.failed, 2) << "it is tried again";
   store->snapshots().WaitIdle();
   EXPECT_EQ(shard->reserved_bytes(), held);

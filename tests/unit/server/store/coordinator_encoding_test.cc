@@ -23,7 +23,7 @@ std::vector<CoordinatorRecord> Samples() {
           SessionRecord{},
           SampleSnapshots(11),
           ClosingRecord{12},
-          LeadRecord{13}};
+          LeaderRecord{13}};
 }
 
 TEST(CoordinatorEncodingTest, EveryKindComesBackAsItWas) {
@@ -74,7 +74,7 @@ TEST(CoordinatorEncodingTest, TheBytesAreThoseOfTheFormat) {
 
   EXPECT_EQ(EncodeCoordinatorRecord(CloseRecord{258}), u8(5) + u64(258));
   EXPECT_EQ(EncodeCoordinatorRecord(ClosingRecord{258}), u8(5) + u64(258));
-  EXPECT_EQ(EncodeCoordinatorRecord(LeadRecord{259}), u8(5) + u64(259));
+  EXPECT_EQ(EncodeCoordinatorRecord(LeaderRecord{259}), u8(5) + u64(259));
   EXPECT_EQ(EncodeCoordinatorRecord(MembershipRecord{8, SampleMembership()}), u8(5) + u64(8) + membership);
   EXPECT_EQ(EncodeCoordinatorRecord(LeaseRecord{9, SampleLease()}), u8(5) + u64(9) + lease);
   const std::string session = u64(7) + spec + placement + membership + lease;

@@ -138,7 +138,7 @@ inline bool Same(const CoordinatorRecord& a, const CoordinatorRecord& b) {
     const auto& other = std::get<SnapshotsRecord>(b);
     return snapshots->session_id == other.session_id && snapshots->snapshots == other.snapshots;
   }
-  if (const auto* lead = std::get_if<LeadRecord>(&a)) return lead->token == std::get<LeadRecord>(b).token;
+  if (const auto* lead = std::get_if<LeaderRecord>(&a)) return lead->token == std::get<LeaderRecord>(b).token;
   if (const auto* closing = std::get_if<ClosingRecord>(&a)) {
     return closing->session_id == std::get<ClosingRecord>(b).session_id;
   }

@@ -44,7 +44,7 @@ Journalled ReadRecords(absl::Span<const CoordinatorRecord> records) {
     } else if (const auto* closing = std::get_if<ClosingRecord>(&record)) {
       auto found = sessions.find(closing->session_id);
       if (found != sessions.end()) read.ending.insert(sessions.extract(found));
-    } else if (const auto* led = std::get_if<LeadRecord>(&record)) {
+    } else if (const auto* led = std::get_if<LeaderRecord>(&record)) {
       read.last_token = std::max(read.last_token, led->token);
     } else if (const auto* closed = std::get_if<CloseRecord>(&record)) {
       sessions.erase(closed->session_id);
@@ -102,10 +102,10 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
                  {"granted_through", session->directive().lease_through_step}});
     MutexLock lock(mu_);
     last_session_id_ = std::max(last_session_id_, id);
-    places_[record.spec.name].state = session;
+    entries_[record.spec.name].state = session;
     by_id_.emplace(id, std::move(session));
   }
-  PRECONDOR_RETURN_IF_ERROR(TakeLead(read.last_token));
+  PRECONDOR_RETURN_IF_ERROR(BecomeLeader(read.last_token));
   {
     MutexLock lock(mu_);
     leads_ = true;
@@ -119,7 +119,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
   return absl::OkStatus();
 }
 
-absl::Status Coordinator::TakeLead(uint64_t last) {
+absl::Status Coordinator::BecomeLeader(uint64_t last) {
   uint64_t token = 0;
   {
     MutexLock serial(journal_mu_);
@@ -128,14 +128,14 @@ absl::Status Coordinator::TakeLead(uint64_t last) {
       // From the clock, so that a coordinator that has lost its journal is not behind the one that wrote it.
       const int64_t now = absl::ToUnixNanos(clock_.Wall());
       token = std::max(last + 1, static_cast<uint64_t>(std::max<int64_t>(now, 1)));
-      if (absl::Status written = journal_.Append(LeadRecord{.token = token}); !written.ok()) {
+      if (absl::Status written = journal_.Append(LeaderRecord{.token = token}); !written.ok()) {
         return absl::UnavailableError(
             absl::StrCat("the coordinator cannot write down that it leads: ", written.message()));
       }
       journalled_token_ = token;
     }
   }
-  for (const ShardEndpoint& shard : shards_) shard.control->Lead(token);
+  for (const ShardEndpoint& shard : shards_) shard.control->BecomeLeader(token);
   logger_.Log(Severity::kInfo, "coordinator leads", {{"fencing_token", token}});
   return absl::OkStatus();
 }
@@ -204,7 +204,7 @@ absl::Status Coordinator::WriteMembership(CoordinatorSession& session, const Mem
 void Coordinator::CompactJournal() {
   if (!journal_.wants_compaction()) return;
   std::vector<CoordinatorRecord> records;
-  if (journalled_token_ != 0) records.emplace_back(LeadRecord{.token = journalled_token_});
+  if (journalled_token_ != 0) records.emplace_back(LeaderRecord{.token = journalled_token_});
   {
     MutexLock lock(mu_);
     for (const auto& [id, session] : by_id_) {

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a layer counts of its work, and what it shows of its factors.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "server/core/layer/layer_worker.h"
+#include "server/core/shard_summary.h"
+
+namespace precondor {
+
+// Not thread-safe: the layer's lock guards it.
+class LayerCounters {
+ public:
+  LayerCounters(uint32_t layer, std::string name, size_t device) {
+    stats_.layer = layer;
+    stats_.name = std::move(name);
+    stats_.device = device;
+  }
+
+  void CountAccepted(uint64_t accepted) { stats_.accepted += accepted; }
+  void CountDuplicate() { ++stats_.duplicates; }
+  void CountRejected() { ++stats_.rejected; }
+  void CountSealed(uint64_t step) { stats_.last_sealed_step = std::max(stats_.last_sealed_step, step); }
+  void CountUpdate(const LayerWorker::UpdateOutcome& outcome);
+  void CountAnswer(const LayerWorker::Answer& answer);
+  void Show(const LayerWorker::StateView& view);
+
+  const LayerStats& stats() const { return stats_; }
+
+ private:
+  LayerStats stats_;
+  // Sums and counts behind the means in stats_.
+  double update_seconds_ = 0;
+  double precondition_seconds_ = 0;
+  uint64_t updates_ = 0;
+};
+
+}  // namespace precondor

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way of a pull: a gradient, or a pull in its place, is staged, filed and acknowledged, and its sender waits for
+// the step's answer; when the machine has sealed the gradients and the factors are those of the step, the layer's
+// strand makes the answer once, the journal has its plan, and all that wait get it.
+#include <algorithm>
+#include <utility>
+
+#include "server/core/layer/layer_driver.h"
+#include "server/core/payload.h"
+
+namespace precondor {
+namespace {
+
+uint64_t SamplesOf(const ReducedGradient& gradient) {
+  uint64_t samples = 0;
+  for (const ReducedGradient::Share& share : gradient.shares) samples += share.samples;
+  return samples;
+}
+
+ContributionStatus StatusOf(const ReducedGradient::Share& share) {
+  if (share.refused) return ContributionStatus::kRefused;
+  return share.samples == 0 ? ContributionStatus::kAbstained : ContributionStatus::kPresent;
+}
+
+}  // namespace
+
+void LayerDriver::SubmitGradient(AdmittedContribution contribution, Payload payload, const AckFn& ack,
+                                 ResultFn result) {
+  const ContributionHeader& header = contribution.header();
+  Staged staged{.digest = Digest(header, payload, session_->shard->options.device_plane),
+                .bytes = static_cast<int64_t>(contribution.payload_bytes()),
+                .contribution = {.samples = header.samples}};
+  if (header.kind == ContributionKind::kPull) {
+    staged.status = ContributionStatus::kPresent;
+  } else if (!header.abstain) {
+    staged.refusal = CheckGradient(session_->spec, header, payload);
+    staged.status = staged.refusal.ok() ? ContributionStatus::kPresent : ContributionStatus::kRefused;
+    staged.contribution.scales[0] = header.tensors[0].scale;
+    staged.contribution.bytes = std::move(payload);
+    staged.contribution.on_device = header.on_device;
+  }
+  Filed filed = FileContribution(contribution, staged);
+  // A gradient that is refused when it first comes is told, when it comes again, what became of the step.
+  const bool repeats = filed.taken.ok() && *filed.taken;
+  if (filed.taken.ok() && !staged.refusal.ok() && !repeats) filed.taken = staged.refusal;
+  const bool accepted = filed.taken.ok();
+  Acknowledge(header.kind, staged.bytes, std::move(filed.taken), ack);
+  if (accepted) RequestAnswer(header.key, std::move(result));
+  Perform(std::move(filed.tasks));
+}
+
+absl::Status LayerDriver::SubmitReduced(AdmittedAverage admitted, ResultFn result) {
+  const ReducedGradient& gradient = admitted.gradient();
+  AverageArrived event{
+      .key = KeyOf(gradient), .mode = gradient.mode, .statuses = {}, .now = session_->shard->clock.Now()};
+  for (const ReducedGradient::Share& share : gradient.shares) event.statuses.push_back(StatusOf(share));
+  const int64_t bytes = static_cast<int64_t>(gradient.average.size());
+  StagedContribution average{.samples = SamplesOf(gradient), .bytes = admitted.TakeAverage(), .whole = true};
+  Tasks tasks = FeedLocked(event, &average);
+  absl::Status status = OutcomeOf(tasks.front().effect).status();
+  if (status.ok()) {
+    for (const ContributionStatus share : event.statuses) {
+      session_->shard->observer.OnContribution(session_->spec.name, ContributionKind::kGradient,
+                                               share == ContributionStatus::kPresent ? bytes : 0);
+    }
+    RequestAnswer(event.key, std::move(result));
+  }
+  Perform(std::move(tasks));
+  return status;
+}
+
+void LayerDriver::RequestAnswer(const ContributionKey& key, ResultFn result) {
+  absl::StatusOr<GradientResult> answer = absl::UnknownError("");
+  {
+    MutexLock lock(mu_);
+    const Task task = std::move(Feed(AnswerRequested{key}).front());
+    if (std::holds_alternative<AwaitAnswer>(task.effect)) {
+      task.data->requests.push_back(std::move(result));
+      return;
+    }
+    if (const auto* refuse = std::get_if<Refuse>(&task.effect)) {
+      answer = refuse->status;
+    } else {
+      answer = *task.answer;
+    }
+  }
+  if (answer.ok()) {
+    session_->shard->observer.OnResult(session_->spec.name, answer->decision, answer->payload_bytes());
+  }
+  result(std::move(answer));
+}
+
+// On the strand, once the machine has its turn.
+void LayerDriver::Answer(const ComputeAnswer& effect, Task& task) {
+  StepData& data = *task.data;
+  data.mode = effect.mode;
+  data.plan = effect.plan;
+  const bool plan_holds = !data.plan.has_value() || !worker_.LacksGradientsOf(*data.plan);
+  if (!plan_holds) data.plan.reset();
+  const bool skipped = data.plan.has_value() && data.plan->decision == Decision::kSkip;
+  const std::string& skip_reason = skipped ? data.plan->reason : effect.skip_reason;
+  LayerWorker::Answer answer = WorkersPrecondition(session_->spec) ? worker_.PublishUpdate(data)
+                               : skip_reason.empty() ? worker_.Precondition(data, std::move(task.contributions))
+                                                     : worker_.Skip(data, skip_reason);
+  if (answer.preconditioned) session_->shard->observer.OnPrecondition(session_->spec.name, answer.took);
+  const GradientResult& result = answer.result;
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    counters_.Show(answer.state);
+    tasks = Feed(AnswerDone{
+        .id = effect.id,
+        .plan = {.decision = result.decision, .factor_version = result.factor_version, .reason = result.reason},
+        .plan_holds = plan_holds,
+        .held = answer.state.held,
+        .factor_version = answer.state.version});
+    const bool delivers = std::any_of(tasks.begin(), tasks.end(), [](const Task& next) {
+      return std::holds_alternative<DeliverAnswer>(next.effect);
+    });
+    if (delivers) counters_.CountAnswer(answer);
+    data.answer = std::move(answer.result);
+  }
+  Perform(std::move(tasks));
+}
+
+void LayerDriver::Deliver(StepId id) {
+  const std::string& job = session_->spec.name;
+  ShardContext& shard = *session_->shard;
+  for (Task& task : FeedLocked(AnswerVisible{id})) {
+    const GradientResult& result = *task.answer;
+    if (result.decision == Decision::kSkip) {
+      shard.logger.Log(Severity::kWarning, "step skipped",
+                       {{"session", job},
+                        {"step", std::get<GiveAnswer>(task.effect).step},
+                        {"layer", session_->spec.layers[layer_].name},
+                        {"reason", result.reason}});
+    }
+    const int64_t bytes = result.payload_bytes();
+    for (ResultFn& request : task.requests) {
+      shard.observer.OnResult(job, result.decision, bytes);
+      request(result);
+    }
+  }
+  // Only now: a drain that sees nothing in flight may close what the requests write to.
+  FeedLocked(AnswerDelivered{});
+}
+
+void LayerDriver::Fetch(const ContributionKey& key, ResultFn result) {
+  Tasks tasks = FeedLocked(FactorsRequested{.key = key, .now = session_->shard->clock.Now()});
+  const Effect outcome = tasks.back().effect;
+  Perform(std::move(tasks));
+  if (const auto* refuse = std::get_if<Refuse>(&outcome)) return result(refuse->status);
+  session_->shard->in_flight.fetch_add(1, std::memory_order_relaxed);
+  executor_.Post(strand_, [self = shared_from_this(), answer = std::move(result)] {
+    ShardContext& shard = *self->session_->shard;
+    self->ApplyPendingUpdates();
+    absl::StatusOr<GradientResult> fetched = self->worker_.Fetch();
+    if (fetched.ok()) {
+      const int64_t bytes = fetched->bytes == nullptr ? 0 : static_cast<int64_t>(fetched->bytes->size());
+      shard.observer.OnFetch(self->session_->spec.name, bytes);
+    }
+    answer(std::move(fetched));
+    shard.in_flight.fetch_sub(1, std::memory_order_relaxed);
+  });
+}
+
+}  // namespace precondor

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// The answers of a layer: gradients are averaged and preconditioned, updates are published.
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/samples.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/host_buffer.h"
+#include "server/core/layer/layer_worker.h"
+#include "server/core/reduction.h"
+#include "server/core/reservation.h"
+
+namespace precondor {
+namespace {
+
+constexpr absl::string_view kNotFinite = "the average of the gradients is not finite in f32";
+
+// Heap blocks are aligned for f32, and the wire's byte order is the host's.
+absl::Span<float> FloatsIn(Payload& bytes) {
+  return absl::MakeSpan(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+}
+
+// Leaves one contribution, the average as the session's communicator makes it of the same gradients where that adds in
+// rank order: of shares in f32, one rank after the other, and the shard's own zero at the end. So a rank
+// that has had its answer by one way has the answer that the others get by the other.
+void Average(std::vector<StagedContribution>& contributions) {
+  uint64_t total = 0;
+  for (const StagedContribution& contribution : contributions) total += contribution.samples;
+  const absl::Span<float> sum = FloatsIn(contributions[0].bytes);
+  for (size_t i = 0; i < contributions.size(); ++i) {
+    const absl::Span<float> term = FloatsIn(contributions[i].bytes);
+    ScaleInPlace(static_cast<double>(contributions[i].scales[0]), term);
+    ScaleInPlace(static_cast<double>(ShareOf(contributions[i].samples, total)), term);
+    if (i == 0) continue;
+    for (size_t k = 0; k < sum.size(); ++k) sum[k] += term[k];
+    contributions[i].bytes = Payload();
+  }
+  for (float& value : sum) value += 0.0f;
+  contributions[0].samples = total;
+  contributions[0].scales = {1, 1};
+  contributions[0].whole = true;
+  contributions.resize(1);
+}
+
+}  // namespace
+
+void LayerWorker::Accumulate(StepData& data, StagedContribution contribution) {
+  if (!data.lost.ok()) return;
+  if (data.result_buffer.empty()) data.result_scale = contribution.scales[0];
+  if (contribution.whole && !AllFinite(FloatsIn(contribution.bytes))) data.lost = absl::InternalError(kNotFinite);
+  if (!single_ && !contribution.whole) {
+    if (!data.sum.has_value()) {
+      absl::StatusOr<WeightedSum> sum = WeightedSum::Make(spec_.d_out * spec_.d_in);
+      if (!sum.ok()) {
+        data.lost = sum.status();
+        return;
+      }
+      data.sum = *std::move(sum);
+    }
+    data.sum->Add(contribution.samples, session_.spec.gradient_dtype, contribution.bytes.data(),
+                  contribution.scales[0]);
+  }
+  if (data.result_buffer.empty()) data.result_buffer = std::move(contribution.bytes);
+  data.on_device = std::move(contribution.on_device);  // such a gradient is the only one
+}
+
+LayerWorker::Answer LayerWorker::Precondition(StepData& data, std::vector<StagedContribution> contributions) {
+  if (contributions.size() > 1 && session_.spec.data_plane == DataPlane::kCollective) Average(contributions);
+  for (StagedContribution& contribution : contributions) Accumulate(data, std::move(contribution));
+  contributions.clear();
+  if (data.on_device != nullptr) return PreconditionOnDevice(data);
+  const DType dtype = session_.spec.gradient_dtype;
+  const int64_t elements = spec_.d_out * spec_.d_in;
+  // f32 values live in the buffer that becomes the result: heap blocks are aligned for them, and the wire's byte order
+  // is the host's.
+  absl::StatusOr<HostBuffer<float>> decoded = HostBuffer<float>::Make(dtype == DType::kF32 ? 0 : elements);
+  data.lost.Update(decoded.status());
+  if (!data.lost.ok()) return Skip(data, std::string(data.lost.message()));
+  float* values = dtype == DType::kF32 ? reinterpret_cast<float*>(data.result_buffer.data()) : decoded->span().data();
+  const absl::Span<float> gradient = absl::MakeSpan(values, elements);
+  if (data.sum.has_value()) {
+    data.sum->Finish(gradient);
+    data.sum.reset();
+    // A single gradient was looked at when it came (CheckGradient).
+    if (!AllFinite(gradient)) return Skip(data, std::string(kNotFinite));
+  } else if (dtype != DType::kF32 || data.result_scale != 1.0f) {
+    DecodeElements(dtype, data.result_buffer.data(), data.result_scale, gradient);
+  }
+  const bool planned = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
+  if (planned || data.mode == Mode::kFirstOrder) {
+    Answer average;
+    average.result.decision = Decision::kIdentity;
+    average.result.reason = planned ? data.plan->reason : "first order";
+    return Encode(data, std::move(average), gradient);
+  }
+  absl::StatusOr<Answer> answer = RunMethod(gradient, HasTakenIn(data));
+  if (answer.ok() && answer->result.decision == Decision::kSkip) return Skip(data, std::move(answer->result.reason));
+  if (answer.ok()) return Encode(data, *std::move(answer), gradient);
+  // RunMethod leaves `gradient` as it was when it fails.
+  Answer identity;
+  identity.result.decision = Decision::kIdentity;
+  identity.result.reason = std::string(answer.status().message());
+  return Encode(data, std::move(identity), gradient);
+}
+
+bool LayerWorker::HasTakenIn(const StepData& data) const {
+  return !method_.needs_statistics() && state_ != nullptr && data.plan.has_value() &&
+         data.plan->decision == Decision::kPreconditioned && data.plan->factor_version == state_->version();
+}
+
+bool LayerWorker::LacksGradientsOf(const Plan& plan) const {
+  return !method_.needs_statistics() && plan.decision == Decision::kPreconditioned &&
+         plan.factor_version > view().version + 1;
+}
+
+absl::Status LayerWorker::CheckReady() const {
+  if (state_ == nullptr) return absl::FailedPreconditionError(NoFactors());
+  if (state_->ready()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("layer \"", spec_.name, "\" has no factors yet"));
+}
+
+absl::Status LayerWorker::Compute(ConstMatrixView d, bool taken_in, MatrixView u, Answer& answer, double* u_squared) {
+  Backend& backend = device_.backend;
+  const absl::Time start = session_.shard->clock.Now();
+  Backend::Task task(backend);
+  PRECONDOR_RETURN_IF_ERROR(taken_in ? state_->Repeat(u) : state_->Precondition(d, u));
+  if (method_.needs_global_scale()) {
+    PRECONDOR_ASSIGN_OR_RETURN(answer.result.inner_product, backend.Dot(d, u));
+  }
+  if (u_squared != nullptr) {
+    PRECONDOR_ASSIGN_OR_RETURN(*u_squared, backend.Dot(u, u));
+  }
+  PRECONDOR_RETURN_IF_ERROR(task.Finish());
+  answer.took = session_.shard->clock.Now() - start;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethod(absl::Span<float> gradient, bool taken_in) {
+  PRECONDOR_RETURN_IF_ERROR(CheckReady());
+  Backend& backend = device_.backend;
+  PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease scratch,
+                             device_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
+  const MatrixView d = scratch.view(0, spec_.d_out, spec_.d_in);
+  const MatrixView u = scratch.view(d.size(), spec_.d_out, spec_.d_in);
+  const MatrixView host(gradient.data(), spec_.d_out, spec_.d_in);
+  PRECONDOR_RETURN_IF_ERROR(scratch.Upload(host, d));
+  Answer answer;
+  PRECONDOR_RETURN_IF_ERROR(Compute(d, taken_in, u, answer, /*u_squared=*/nullptr));
+  absl::Status status = backend.Download(u, host);
+  if (status.ok()) scratch.NoteIdle();
+  if (status.ok() && !AllFinite(gradient)) status = absl::InternalError("the preconditioned gradient is not finite");
+  if (!status.ok()) {
+    const absl::Status restored = backend.Download(d, host);
+    if (restored.ok()) return status;
+    // The average is lost, and what lies in its place may be anything: no replica may take it for a gradient.
+    answer.result.decision = Decision::kSkip;
+    answer.result.reason = absl::StrCat("the gradient did not come back from the device: ", restored.message());
+    return answer;
+  }
+  NotePreconditioned(answer);
+  return answer;
+}
+
+void LayerWorker::NotePreconditioned(Answer& answer) const {
+  if (TimesAreOwn()) session_.shard->costs.RecordPrecondition(cost_entry_, absl::ToDoubleSeconds(answer.took));
+  answer.preconditioned = true;
+  answer.result.decision = Decision::kPreconditioned;
+}
+
+LayerWorker::Answer LayerWorker::PreconditionOnDevice(StepData& data) {
+  const std::shared_ptr<const DevicePayload> payload = std::move(data.on_device);
+  const ConstMatrixView gradient = payload->values;
+  Backend& backend = device_.backend;
+  // Kept for as long as it may be asked for; the gradient's place is the worker's again then.
+  absl::StatusOr<DeviceMatrix> kept = backend.AllocateScratch(gradient.rows, gradient.cols);
+  if (!kept.ok()) return Skip(data, std::string(kept.status().message()));
+  Answer answer;
+  const bool planned = data.plan.has_value() && data.plan->decision == Decision::kIdentity;
+  absl::Status status = absl::FailedPreconditionError(planned ? data.plan->reason : "first order");
+  if (!planned && data.mode != Mode::kFirstOrder) {
+    absl::StatusOr<Answer> made = RunMethodOnDevice(gradient, HasTakenIn(data), kept->view());
+    status = made.status();
+    if (made.ok()) answer = *std::move(made);
+  }
+  if (!status.ok()) {
+    answer.result.decision = Decision::kIdentity;
+    answer.result.reason = std::string(status.message());
+    const absl::Status copied = backend.Copy(gradient, kept->view());
+    // The sum is there once the copy is.
+    const absl::StatusOr<double> squared = copied.ok() ? backend.Dot(kept->view(), kept->view()) : copied;
+    if (!squared.ok()) {
+      return Skip(data, absl::StrCat("the gradient cannot be had from the device: ", squared.status().message()));
+    }
+    if (!std::isfinite(*squared)) return Skip(data, "the gradient has become other than finite since it came");
+  }
+  answer.result.tensors = {{.dtype = DType::kF32, .dims = {gradient.rows, gradient.cols}, .scale = 1.0f}};
+  answer.result.on_device = std::make_shared<DeviceAnswer>(backend, *std::move(kept));
+  answer.state = view();
+  answer.result.factor_version = answer.state.version;
+  return answer;
+}
+
+absl::StatusOr<LayerWorker::Answer> LayerWorker::RunMethodOnDevice(ConstMatrixView gradient, bool taken_in,
+                                                                   MatrixView u) {
+  PRECONDOR_RETURN_IF_ERROR(CheckReady());
+  Backend& backend = device_.backend;
+  ConstMatrixView d = gradient;
+  std::optional<ScratchPool::Lease> scratch;
+  if (!method_.needs_statistics()) {
+    // It becomes part of the factors: checked once more in memory that no worker can write.
+    PRECONDOR_ASSIGN_OR_RETURN(ScratchPool::Lease lease,
+                               device_.gradient_scratch.Acquire(GradientScratchElements(session_.spec, layer_)));
+    scratch.emplace(std::move(lease));
+    const MatrixView own = scratch->view(0, gradient.rows, gradient.cols);
+    PRECONDOR_RETURN_IF_ERROR(backend.Copy(gradient, own));
+    PRECONDOR_ASSIGN_OR_RETURN(const double squared, backend.Dot(own, own));
+    if (!std::isfinite(squared)) return absl::InternalError("the gradient is not finite");
+    d = own;
+  }
+  Answer answer;
+  double squared = 0;
+  PRECONDOR_RETURN_IF_ERROR(Compute(d, taken_in, u, answer, &squared));
+  if (!std::isfinite(squared)) return absl::InternalError("the preconditioned gradient is not finite");
+  NotePreconditioned(answer);
+  return answer;
+}
+
+LayerWorker::Answer LayerWorker::Encode(StepData& data, Answer answer, absl::Span<float> values) {
+  const DType dtype = session_.spec.gradient_dtype;
+  GradientResult& result = answer.result;
+  TensorDesc tensor{.dtype = dtype, .dims = {spec_.d_out, spec_.d_in}, .scale = 1.0f};
+  if (dtype != DType::kF32) {
+    if (dtype == DType::kF16) tensor.scale = F16Scale(values);
+    EncodeElements(dtype, values, tensor.scale, data.result_buffer.data());
+  }
+  result.tensors = {std::move(tensor)};
+  result.bytes = std::make_shared<const Payload>(std::move(data.result_buffer));
+  answer.state = view();
+  result.factor_version = answer.state.version;
+  return answer;
+}
+
+LayerWorker::Answer LayerWorker::Skip(StepData& data, std::string reason) {
+  data.sum.reset();
+  data.result_buffer = Payload();
+  data.on_device = nullptr;
+  Answer answer;
+  answer.result.decision = Decision::kSkip;
+  answer.result.reason = std::move(reason);
+  answer.state = view();
+  answer.result.factor_version = answer.state.version;
+  return answer;
+}
+
+LayerWorker::Answer LayerWorker::PublishUpdate(const StepData& data) {
+  Answer answer;
+  const bool known = data.update.has_value() && data.update->bytes != nullptr;
+  // An update that came back with the factors, before the shard was lost: they have it, its vectors are gone.
+  const bool made =
+      data.update.has_value() || (data.plan.has_value() && data.plan->decision == Decision::kPreconditioned);
+  if (made && !known) {
+    absl::StatusOr<GradientResult> factors = Fetch();
+    if (factors.ok()) {
+      answer.result = *std::move(factors);
+    } else {
+      answer.result.reason = std::string(factors.status().message());
+    }
+  } else if (known) {
+    answer.result.decision = Decision::kPreconditioned;
+    answer.result.tensors = data.update->tensors;
+    answer.result.bytes = data.update->bytes;
+  } else {
+    answer.result.reason = state_ == nullptr ? NoFactors() : "the step's statistics have changed nothing";
+  }
+  answer.state = view();
+  answer.result.factor_version = answer.state.version;
+  return answer;
+}
+
+}  // namespace precondor

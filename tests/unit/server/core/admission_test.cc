@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every way in which a contribution is refused, and that nothing changes when it is.
+#include <functional>
+#include <type_traits>
+
+#include "server/core/layer/layer_driver.h"
+#include "server/core/shard_session.h"
+#include "tests/unit/server/core/shard_fixture.h"
+
+namespace precondor {
+namespace {
+
+using absl::StatusCode;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A layer takes admitted contributions alone, each at most once, and no other code than the session admits any.
+template <typename Contribution>
+concept SubmittedToLayers = requires(LayerDriver& layer, Contribution contribution, const AckFn& ack, ResultFn result) {
+  layer.SubmitStatistics(std::move(contribution), Payload(), ack);
+  layer.SubmitGradient(std::move(contribution), Payload(), ack, result);
+};
+static_assert(SubmittedToLayers<AdmittedContribution> && !SubmittedToLayers<ContributionHeader>);
+static_assert(
+    !std::is_constructible_v<AdmittedContribution, ContributionHeader, uint64_t, std::weak_ptr<SessionContext>>);
+static_assert(!std::is_default_constructible_v<AdmittedContribution> &&
+              !std::is_copy_constructible_v<AdmittedContribution>);
+static_assert(!std::is_constructible_v<AdmittedAverage, ReducedGradient>);
+static_assert(!std::is_copy_constructible_v<AdmittedAverage>);
+
+// Of layer 0 and rank 0, step 0 unless `spoil` says otherwise.
+struct Refused {
+  const char* what;
+  std::vector<ContributionKind> kinds;
+  std::function<void(ContributionHeader&)> spoil;
+  StatusCode code;
+  ErrorReason reason;
+  std::string message;
+};
+
+constexpr ContributionKind kStatistics = ContributionKind::kStatistics;
+constexpr ContributionKind kGradient = ContributionKind::kGradient;
+constexpr ContributionKind kPull = ContributionKind::kPull;
+
+class AdmissionTest : public ShardFixture {
+ protected:
+  void ExpectRefused(const Refused& refused) {
+    for (const ContributionKind kind : refused.kinds) {
+      ContributionHeader header = Header(kind, 0, 0);
+      Payload payload = Filled(header, 1);
+      refused.spoil(header);
+      const auto reply = Send(header, std::move(payload));
+      const std::string what = refused.what + std::string(kind == kStatistics ? " of statistics" : "");
+      ASSERT_TRUE(reply->ack.has_value()) << what;
+      EXPECT_EQ(reply->ack->status().code(), refused.code) << what << ": " << reply->ack->status();
+      EXPECT_EQ(reply->reason(), refused.reason) << what << ": " << reply->ack->status();
+      EXPECT_EQ(reply->ack->status().message(), refused.message) << what;
+      EXPECT_FALSE(reply->result.has_value()) << what;
+    }
+  }
+  // The message that names layer 0 of rank 0, or of another key.
+  static std::string Of(const std::string& what, const std::string& key = "step 0 layer 0 \"first\" rank 0") {
+    return "session \"job\" " + key + ": " + what;
+  }
+  // The step is what it would be if the refused had never come.
+  void ExpectUntouched() {
+    EXPECT_EQ(StatsOf(0).accepted, 0u);
+    EXPECT_EQ(shard->in_flight(), 0);
+    for (uint32_t rank : {0, 1}) EXPECT_TRUE(Statistics(0, rank, 1)->accepted());
+    Gradient(0, 0, 1);
+    const auto reply = Gradient(0, 1, 1);
+    ASSERT_TRUE(reply->result.has_value());
+    EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
+    EXPECT_EQ((*reply->result)->factor_version, 1u);
+  }
+};
+
+TEST_F(AdmissionTest, RefusesWhatDoesNotFitAndChangesNothing) {
+  Start();
+  const std::vector<ContributionKind> both = {kStatistics, kGradient};
+  const std::vector<Refused> table = {
+      {"session", both, [](auto& h) { h.key.session_id = 99; }, StatusCode::kNotFound, ErrorReason::kUnknownSession,
+       "session_id 99: no such session on this shard"},
+      {"old epoch", both, [](auto& h) { h.key.epoch = 0; }, StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
+       Of("expected epoch 1, got 0")},
+      {"new epoch", both, [](auto& h) { h.key.epoch = 2; }, StatusCode::kUnavailable, ErrorReason::kFutureEpoch,
+       Of("epoch is 1 here so far, got 2")},
+      {"rank", both, [](auto& h) { h.key.rank = 2; }, StatusCode::kNotFound, ErrorReason::kUnknownRank,
+       Of("expected a rank below 2", "step 0 layer 0 \"first\" rank 2")},
+      {"old incarnation", both, [](auto& h) { h.key.incarnation = 0; }, StatusCode::kFailedPrecondition,
+       ErrorReason::kStaleIncarnation, Of("held by incarnation 1, got 0")},
+      {"new incarnation", both, [](auto& h) { h.key.incarnation = 2; }, StatusCode::kNotFound,
+       ErrorReason::kUnknownRank, Of("incarnation 2 has not joined, the rank's is 1")},
+      {"layer", both, [](auto& h) { h.key.layer = 2; }, StatusCode::kNotFound, ErrorReason::kUnknownLayer,
+       Of("expected a layer below 2", "step 0 layer 2 \"\" rank 0")},
+      {"a step that counts over", both, [](auto& h) { h.key.step = ~uint64_t{0}; }, StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed,
+       Of("step: expected at most 281474976710656", "step 18446744073709551615 layer 0 \"first\" rank 0")},
+      {"statistics in first order",
+       {kStatistics},
+       [](auto& h) { h.mode = Mode::kFirstOrder; },
+       StatusCode::kFailedPrecondition,
+       ErrorReason::kNotStatisticStep,
+       Of("steps in first order take no statistics")},
+      {"a pull",
+       {kPull},
+       [](auto&) {},
+       StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed,
+       Of("expected GRADIENT with exchange DIRECT, got PULL")},
+      {"no samples", both, [](auto& h) { h.samples = 0; }, StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+       Of("samples: expected 1 ... 1099511627776, got 0")},
+      {"samples", both, [](auto& h) { h.samples = ~uint64_t{0}; }, StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed, Of("samples: expected 1 ... 1099511627776, got 18446744073709551615")},
+      {"tensors",
+       {kGradient},
+       [](auto& h) { h.tensors.emplace_back(); },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed,
+       Of("expected 1 tensors, got 2")},
+      {"no tensors",
+       {kStatistics},
+       [](auto& h) { h.tensors.clear(); },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed,
+       Of("expected 2 tensors, got 0")},
+      {"dtype",
+       {kGradient},
+       [](auto& h) { h.tensors[0].dtype = DType::kBF16; },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kDTypeMismatch,
+       Of("gradient: expected f32, got bf16")},
+      {"shape",
+       {kGradient},
+       [](auto& h) {
+         h.tensors[0].dims = {3, 2};
+       },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kShapeMismatch,
+       Of("gradient: expected [2, 3], got [3, 2]")},
+      {"shape",
+       {kStatistics},
+       [](auto& h) {
+         h.tensors[1].dims = {-1, -2};
+       },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kShapeMismatch,
+       Of("g: expected [1, 2], got [-1, -2]")},
+      {"number of dimensions",
+       {kGradient},
+       [](auto& h) { h.tensors[0].dims.assign(100000, 1); },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kShapeMismatch,
+       Of("gradient: expected [2, 3], got [1, 1, 1, 1, 1, 1, 1, 1, ...]")},
+      {"scale 0",
+       {kGradient},
+       [](auto& h) { h.tensors[0].scale = 0; },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed,
+       Of("gradient: expected a finite positive scale, got 0")},
+      {"scale nan",
+       {kStatistics},
+       [](auto& h) { h.tensors[0].scale = std::nanf(""); },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed,
+       Of("a: expected a finite positive scale, got nan")},
+      {"an abstention with tensors",
+       {kGradient},
+       [](auto& h) { h.abstain = true; },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kMalformed,
+       Of("an abstention has no tensors, got 1")},
+      {"an abstention with a payload",
+       {kGradient},
+       [](auto& h) {
+         h.abstain = true;
+         h.tensors.clear();
+       },
+       StatusCode::kInvalidArgument,
+       ErrorReason::kSizeMismatch,
+       Of("an abstention has no payload, got 24 bytes")},
+  };
+  for (const Refused& refused : table) ExpectRefused(refused);
+  uint64_t count = 0;
+  for (const Refused& refused : table) count += refused.kinds.size();
+  // Those of sessions and layers that the shard does not have are counted by the observer alone.
+  EXPECT_EQ(StatsOf(0).rejected, count - 4);
+  ExpectUntouched();
+}
+
+TEST_F(AdmissionTest, RefusesWhatTheSessionDoesNotTakeAtTheStepOrFromTheRank) {
+  spec.exchange = ExchangeMode::kDelegate;  // of layer 0 rank 0 is the delegate
+  spec.inv_freq = 10;
+  spec.warmup_steps = 2;
+  Start();
+  const auto at_step_2 = [](ContributionHeader& h) { h.key.step = 2; };
+  ExpectRefused({"not a statistic step",
+                 {kStatistics},
+                 at_step_2,
+                 StatusCode::kFailedPrecondition,
+                 ErrorReason::kNotStatisticStep,
+                 Of("statistic steps are those below 2 and every 10th", "step 2 layer 0 \"first\" rank 0")});
+  ExpectRefused({"not the delegate",
+                 {kGradient},
+                 [](auto& h) { h.key.rank = 1; },
+                 StatusCode::kFailedPrecondition,
+                 ErrorReason::kNotDelegate,
+                 Of("rank 0 sends this layer's gradient", "step 0 layer 0 \"first\" rank 1")});
+  EXPECT_TRUE(Statistics(1, 0, 1)->accepted());
+}
+
+TEST_F(AdmissionTest, RefusesStepsOutsideTheWindowAndOtherModes) {
+  Start();
+  EXPECT_TRUE(Statistics(0, 0, 1)->accepted());
+  ExpectRefused({"another mode",
+                 {kGradient},
+                 [](auto& h) { h.mode = Mode::kFirstOrder; },
+                 StatusCode::kFailedPrecondition,
+                 ErrorReason::kModeConflict,
+                 Of(absl::StrCat("expected mode ", ModeName(Mode::kSecondOrder), " as the step began, got ",
+                                 ModeName(Mode::kFirstOrder)))});
+  ExpectRefused({"too far ahead",
+                 {kStatistics, kGradient},
+                 [](auto& h) { h.key.step = 9; },
+                 StatusCode::kFailedPrecondition,
+                 ErrorReason::kStepTooFarAhead,
+                 Of("step 0 is not finished or lies too far back; the window is 2 steps, and a step without a gradient "
+                    "needs an abstention",
+                    "step 9 layer 0 \"first\" rank 0")});
+  for (uint64_t step = 0; step < 4; ++step) {
+    for (uint32_t rank : {0, 1}) EXPECT_TRUE(Statistics(step, rank, 1)->accepted());
+    for (uint32_t rank : {0, 1}) EXPECT_TRUE(Gradient(step, rank, 1)->accepted());
+  }
+  ExpectRefused({"retired",
+                 {kGradient},
+                 [](auto&) {},
+                 StatusCode::kAborted,
+                 ErrorReason::kStaleStep,
+                 Of("steps below 2 are retired")});
+  EXPECT_EQ(StatsOf(0).factor_version, 4u);
+}
+
+TEST_F(AdmissionTest, RefusesPayloadsOfAnotherSizeBeforeTheyCome) {
+  Start();
+  const ContributionHeader header = Header(kGradient, 0, 0);
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{23}, uint64_t{25}, uint64_t{5} << 30}) {
+    const absl::Status status = Admission(header, bytes);
+    EXPECT_EQ(GetErrorReason(status), ErrorReason::kSizeMismatch) << bytes;
+    EXPECT_EQ(status.message(), Of(absl::StrCat("expected a payload of 24 bytes, got ", bytes)));
+  }
+  EXPECT_TRUE(Admission(header, 24).ok());
+  ContributionHeader abstention = header;
+  abstention.abstain = true;
+  abstention.tensors.clear();
+  EXPECT_TRUE(Admission(abstention, 0).ok());
+  ExpectUntouched();
+}
+
+TEST_F(AdmissionTest, RefusesLayersOfAnotherShard) {
+  MakeShard();
+  SessionInstall install = MakeInstall();
+  install.layers = {1};
+  ASSERT_TRUE(shard->Install(install).ok());
+  ExpectRefused({"another shard's",
+                 {kStatistics, kGradient},
+                 [](auto&) {},
+                 StatusCode::kFailedPrecondition,
+                 ErrorReason::kNotOwner,
+                 Of("another shard owns the layer")});
+}
+
+TEST_F(AdmissionTest, WaitsForAllRanksAndForTheNextEpoch) {
+  MakeShard();
+  SessionInstall install = MakeInstall();
+  install.members.pop_back();
+  ASSERT_TRUE(shard->Install(install).ok());
+  ExpectRefused({"a rank is missing",
+                 {kStatistics, kGradient},
+                 [](auto&) {},
+                 StatusCode::kUnavailable,
+                 ErrorReason::kNotActive,
+                 Of("1 of 2 ranks have joined")});
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  EXPECT_TRUE(Gradient(0, 0, 1)->accepted());
+  ASSERT_TRUE(shard->Fence({.session_id = kSession, .epoch = 2, .members = MakeInstall().members}).ok());
+  ExpectRefused({"the epoch is over",
+                 {kGradient},
+                 [](auto&) {},
+                 StatusCode::kFailedPrecondition,
+                 ErrorReason::kStaleEpoch,
+                 Of("expected epoch 2, got 1")});
+  ExpectRefused({"the next one has not begun",
+                 {kGradient},
+                 [](auto& h) { h.key.epoch = 2; },
+                 StatusCode::kUnavailable,
+                 ErrorReason::kNotActive,
+                 Of("the epoch is about to begin")});
+}
+
+// A payload may take its time. What has changed until it is there refuses it.
+TEST_F(AdmissionTest, WhatHasChangedSinceTheAdmissionRefusesTheContribution) {
+  struct Change {
+    const char* what;
+    std::function<void()> change;
+    StatusCode code;
+    ErrorReason reason;
+  };
+  const auto moved = [this] {
+    SessionInstall install = MakeInstall(2);
+    install.layers = {1};
+    ASSERT_TRUE(shard->Install(install).ok());
+  };
+  const std::vector<Change> changes = {
+      {"removed", [this] { ASSERT_TRUE(*shard->Remove(kSession)); }, StatusCode::kNotFound,
+       ErrorReason::kUnknownSession},
+      {"installed again",
+       [this] {
+         ASSERT_TRUE(*shard->Remove(kSession));
+         ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+       },
+       StatusCode::kUnavailable, ErrorReason::kNotActive},
+      {"the next epoch", [this] { ASSERT_TRUE(shard->Install(MakeInstall(2)).ok()); }, StatusCode::kFailedPrecondition,
+       ErrorReason::kStaleEpoch},
+      {"its layer has moved", moved, StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch},
+  };
+  for (const Change& change : changes) {
+    Start();
+    const ContributionHeader header = Header(kStatistics, 0, 0);
+    Payload payload = Filled(header, 1);
+    absl::StatusOr<AdmittedContribution> admitted = shard->AdmitContribution(header, payload.size());
+    ASSERT_TRUE(admitted.ok()) << admitted.status();
+    change.change();
+    std::vector<absl::Status> acks;
+    shard->Submit(
+        *std::move(admitted), std::move(payload),
+        [&](const absl::StatusOr<bool>& ack) { acks.push_back(ack.status()); },
+        /*result=*/nullptr);
+    ASSERT_EQ(acks.size(), 1u) << change.what;
+    EXPECT_EQ(acks[0].code(), change.code) << change.what << ": " << acks[0];
+    EXPECT_EQ(GetErrorReason(acks[0]), change.reason) << change.what << ": " << acks[0];
+    EXPECT_EQ(shard->in_flight(), 0) << change.what;
+  }
+}
+
+TEST_F(AdmissionTest, CountsRejectionsByReason) {
+  class Counting final : public Observer {
+   public:
+    void OnRejected(absl::string_view job, ContributionKind, ErrorReason reason) override {
+      seen.emplace_back(job, reason);
+    }
+    std::vector<std::pair<std::string, ErrorReason>> seen;
+  } counting;
+  shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, counting);
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  Gradient(0, 0, std::nanf(""));
+  ContributionHeader unknown = Header(kGradient, 0, 0);
+  unknown.key.session_id = 99;
+  Send(unknown, {});
+  EXPECT_THAT(counting.seen, ElementsAre(std::make_pair(std::string("job"), ErrorReason::kNonFinite),
+                                         std::make_pair(std::string(""), ErrorReason::kUnknownSession)));
+  EXPECT_EQ(StatsOf(0).rejected, 1u);
+  shard.reset();
+}
+
+}  // namespace
+}  // namespace precondor
