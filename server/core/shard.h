@@ -222,7 +222,7 @@ class Shard final : public ShardControl {
   // Not one that comes back from quarantine at the moment.
   absl::StatusOr<std::shared_ptr<ShardSession>> Find(uint64_t session_id) const;
   absl::StatusOr<std::shared_ptr<ShardSession>> FindAny(uint64_t session_id) const;
-  // Of a session that nobody has joined, that holds factors and has the layer here; the errors of RestoreLayer.
+  // Of a session that no worker has joined, that holds factors and has the layer here; the errors of RestoreLayer.
   absl::StatusOr<std::shared_ptr<ShardSession>> FindRestorable(uint64_t session_id, uint32_t layer) const;
   std::vector<std::shared_ptr<ShardSession>> AllSessions() const;
   // Tells `ack`, observer and counters that a contribution is refused.
