@@ -323,7 +323,7 @@ class Bench {
       PRECONDOR_CHECK(snapshots.Open([](const SnapshotImages&) {}, [](const SnapshotImages&, uint64_t) {}).ok());
       for (const uint32_t layer : install.install.layers) {
         const auto start = std::chrono::steady_clock::now();
-        LayerImage image{.at = {.session_id = kSession, .layer = layer, .step = step}, .settled = {}, .state = state};
+        LayerImage image{.at = {.session_id = kSession, .layer = layer, .step = step}, .outcomes = {}, .state = state};
         // The last one begins the writing.
         const bool last = layer + 1 == install.install.layers.size();
         snapshots.Keep(std::move(image), install, 1);

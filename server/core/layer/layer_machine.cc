@@ -314,8 +314,8 @@ void LayerMachine::On(const RankResumed& event, Effects& effects) {
   }
   // From a stream that broke long ago; or others have gone on before this rank came back.
   if (!ranks_.Hear(key.rank) && key.step < window_.floor()) return;
-  const uint64_t known = factor_version_ + restored_updates_;
-  const uint64_t lost = held_ && event.factor_version > known ? event.factor_version - known : 0;
+  const uint64_t known = factors_.version + factors_.restored_updates;
+  const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
   const bool begin_again = lost > 0 && !rules_.one_answer() && !ranks_.AnyLost();
   if (begin_again) ranks_.LoseAll();
   absl::Status status = CheckNotLost(key);

@@ -55,8 +55,8 @@ class LayerMachine {
   template <typename H>
   friend H AbslHashValue(H h, const LayerMachine& machine) {
     h = H::combine(std::move(h), machine.window_, machine.ranks_, machine.epoch_, machine.rollback_epoch_);
-    return H::combine(std::move(h), machine.factor_version_, machine.restored_updates_, machine.held_, machine.awake_,
-                      machine.delivering_);
+    return H::combine(std::move(h), machine.factors_.version, machine.factors_.restored_updates, machine.factors_.held,
+                      machine.awake_, machine.delivering_);
   }
   // The epoch with which the job last rolled back to an earlier step; 0: none.
   uint64_t rollback_epoch() const { return rollback_epoch_; }
@@ -118,11 +118,13 @@ class LayerMachine {
   RankProgress ranks_;
   uint64_t epoch_;
   uint64_t rollback_epoch_;
-  uint64_t factor_version_ = 0;    // of the factors as they are
-  uint64_t restored_updates_ = 0;  // of the journal, which factor_version_ lacks yet
-  bool held_ = false;              // there are factors
-  bool awake_ = false;             // the worker is going to say WorkerReady
-  int64_t delivering_ = 0;         // answers that are on their way to the requests
+  struct {
+    bool held = false;              // there are factors
+    uint64_t version = 0;           // of the factors as they are
+    uint64_t restored_updates = 0;  // of the journal, which `version` lacks yet
+  } factors_;
+  bool awake_ = false;      // the worker is going to say WorkerReady
+  int64_t delivering_ = 0;  // answers that are on their way to the requests
 };
 
 }  // namespace precondor

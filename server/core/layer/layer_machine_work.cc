@@ -113,9 +113,9 @@ void LayerMachine::On(const FactorsNeeded&, Effects& effects) {
 
 void LayerMachine::On(const UpdateDone& event, Effects& effects) {
   if (event.failed && !event.logged) effects.push_back(AppendFailedUpdate{event.step});
-  held_ = event.held;
-  factor_version_ = event.factor_version;
-  if (event.restored) --restored_updates_;
+  factors_.held = event.held;
+  factors_.version = event.factor_version;
+  if (event.restored) --factors_.restored_updates;
   WindowStep* const of = window_.FindId(event.id);
   if (of == nullptr || of->statistics.state == PhaseState::kRetired) {  // its epoch ended meanwhile
     effects.push_back(DropStep{event.id});
@@ -129,8 +129,8 @@ void LayerMachine::On(const UpdateDone& event, Effects& effects) {
 }
 
 void LayerMachine::On(const AnswerDone& event, Effects& effects) {
-  held_ = event.held;
-  factor_version_ = event.factor_version;
+  factors_.held = event.held;
+  factors_.version = event.factor_version;
   WindowStep* const of = window_.FindId(event.id);
   if (of == nullptr || of->gradient.state != PhaseState::kSealed) return;  // dropped meanwhile
   const SessionSpec& spec = *rules_.spec;
@@ -165,14 +165,14 @@ void LayerMachine::On(const AnswerVisible& event, Effects& effects) {
 void LayerMachine::On(const AnswerDelivered&, Effects&) { delivering_ = 0; }
 
 void LayerMachine::On(const FactorsReplaced& event, Effects&) {
-  held_ = event.held;
-  factor_version_ = event.factor_version;
+  factors_.held = event.held;
+  factors_.version = event.factor_version;
 }
 
 void LayerMachine::On(const ReplayFinished& event, Effects& effects) {
   rollback_epoch_ = event.rollback_epoch;
-  held_ = event.held;
-  factor_version_ = event.factor_version;
+  factors_.held = event.held;
+  factors_.version = event.factor_version;
   bool work = false;
   for (const RestoredStep& restored : event.steps) {
     WindowStep& of = window_.Open(restored.step, restored.mode, effects);
@@ -181,7 +181,7 @@ void LayerMachine::On(const ReplayFinished& event, Effects& effects) {
     if (restored.updated) of.statistics.Advance(PhaseEvent::kSeal);
     if (restored.update_pending) {
       of.pending_update = !restored.update_is_empty;
-      if (!restored.update_is_empty) ++restored_updates_;
+      if (!restored.update_is_empty) ++factors_.restored_updates;
       ++of.in_flight;
       work = true;
     } else if (restored.updated) {
