@@ -17,7 +17,7 @@
 namespace precondor {
 namespace {
 
-constexpr int kBacklog = 1024;  // the system takes less where its own limit is lower
+constexpr int kTcpBacklog = 1024;  // the system takes less where its own limit is lower
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -45,7 +45,7 @@ int Listen(const addrinfo& info) {
   const bool listens =
       Set(fd, SOL_SOCKET, SO_REUSEADDR, 1) && (info.ai_family != AF_INET6 || Set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0)) &&
       Set(fd, IPPROTO_TCP, TCP_NODELAY, 1) && Set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, unacknowledged_ms) &&
-      bind(fd, info.ai_addr, info.ai_addrlen) == 0 && listen(fd, kBacklog) == 0;
+      bind(fd, info.ai_addr, info.ai_addrlen) == 0 && listen(fd, kTcpBacklog) == 0;
   if (listens) return fd;
   const int error = errno;
   close(fd);

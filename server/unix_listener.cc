@@ -20,7 +20,7 @@
 namespace precondor {
 namespace {
 
-constexpr int kBacklog = 128;
+constexpr int kUnixBacklog = 128;
 
 absl::Status SystemError(const std::string& path, absl::string_view what) {
   return absl::UnavailableError(absl::StrCat("unix:", path, ": cannot ", what, ": ", std::strerror(errno)));
@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Bind(const std::stri
   if (fchmod(fd, S_IRUSR | S_IWUSR) != 0) return SystemError(path, "set its mode");
   if (WithAddress(bind, fd, path) != 0) return SystemError(path, "bind");
   struct stat file = {};
-  if (listen(fd, kBacklog) != 0 || lstat(path.c_str(), &file) != 0) {
+  if (listen(fd, kUnixBacklog) != 0 || lstat(path.c_str(), &file) != 0) {
     const absl::Status status = SystemError(path, "listen");
     unlink(path.c_str());
     return status;

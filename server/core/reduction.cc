@@ -12,7 +12,7 @@ namespace precondor {
 namespace {
 
 // Elements decoded at a time: the buffer stays in the first-level cache, so that memory is read once.
-constexpr int64_t kBlock = 1024;
+constexpr int64_t kReductionBlock = 1024;
 
 void Accumulate(double weight, const float* values, int64_t count, double* sum) {
   for (int64_t i = 0; i < count; ++i) sum[i] += weight * static_cast<double>(values[i]);
@@ -63,9 +63,9 @@ void WeightedSum::Add(uint64_t samples, absl::Span<const float> values) {
 
 void WeightedSum::Add(uint64_t samples, DType dtype, const void* bytes, float scale) {
   const auto* in = static_cast<const uint8_t*>(bytes);
-  float block[kBlock];
-  for (int64_t begin = 0; begin < size(); begin += kBlock) {
-    const int64_t count = std::min(kBlock, size() - begin);
+  float block[kReductionBlock];
+  for (int64_t begin = 0; begin < size(); begin += kReductionBlock) {
+    const int64_t count = std::min(kReductionBlock, size() - begin);
     DecodeElements(dtype, in + begin * ByteSize(dtype), scale, absl::MakeSpan(block, count));
     Accumulate(static_cast<double>(samples), block, count, sum_.span().data() + begin);
   }
