@@ -14,7 +14,9 @@ steps each of them needs: under a minute once built.
   --no-install    do not look for missing packages
   --binaries DIR  an existing build tree to use; implies --no-install and builds nothing
   --help          this text
-FLAGS go to tests/bench/digits.py, e.g. -- --tasks autoencoder --seeds 3 --methods none,kfac; see tests/bench/digits.py --help.
+FLAGS go to tests/bench/digits.py, whose --help describes them: --tasks, --methods, --optimizers, --seeds, --exchange, --fallback,
+--workers, --steps; --learning-rate, or --search with --grid, --rate-seeds and --write-rates. For example
+  deploy/quickstart.sh -- --tasks autoencoder --methods none,kfac --seeds 3
 The servers' logs stay in build/quickstart. Safe to run again; the second time nothing is installed or built anew.
 HELP
 }

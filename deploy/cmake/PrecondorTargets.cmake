@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Two helpers that every CMakeLists of the project uses, and the flags they apply.
 #
-#   precondor_library(name SRCS ... [DEPS ...] [PRIVATE_DEPS ...])
+#   precondor_library(name [UNITY] SRCS ... [DEPS ...] [PRIVATE_DEPS ...])
 #     A static library precondor_<name>, alias precondor::<name>. The source root is its only include
 #     directory. DEPS are part of its interface, PRIVATE_DEPS are not. Headers need no listing; a library
 #     without SRCS is an INTERFACE library.
+#     UNITY compiles five sources at a time as one, which reads the headers once: names at namespace scope, anonymous or not,
+#     have to differ within five. -DPRECONDOR_UNITY=OFF compiles each source alone.
 #   precondor_vectorize(SOURCE ...)
 #     Optimised builds compile these sources of the current folder at -O3: g++ 12 vectorises no loop of unknown length
 #     at -O2. For sources whose loops over elements are on the hot path.
-#   precondor_test(name SRCS ... DEPS ... LABELS ... [TIMEOUT s] [ARGS ...] [ENVIRONMENT ...] [OPTIMIZED] [THREADS])
+#   precondor_test(name [UNITY] SRCS ... DEPS ... LABELS ... [TIMEOUT s] [ARGS ...] [ENVIRONMENT ...] [OPTIMIZED] [THREADS])
 #     A GoogleTest program, registered with CTest under its name and labels. Its own sources are compiled without
 #     optimisation, to save time (docs/adr/0020-a-build-that-fits.md); OPTIMIZED is for tests that compute much themselves.
 #     THREADS marks a test in which threads of this project meet: ThreadSanitizer's preset runs these alone.
@@ -57,9 +59,35 @@ target_compile_options(precondor_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>
   $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${PRECONDOR_WERROR}>>:-Werror=all-warnings>)
 
+option(PRECONDOR_UNITY "Compile five sources at a time where a target says UNITY" ON)
+
+# In place of CMake's own unity build, whose files hold absolute paths: ccache would find nothing of another clone's.
+function(precondor_unity_sources target out)
+  if(NOT PRECONDOR_UNITY)
+    set(${out} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  set(groups)
+  list(LENGTH ARGN count)
+  math(EXPR last "${count} - 1")
+  foreach(begin RANGE 0 ${last} 5)
+    list(SUBLIST ARGN ${begin} 5 group)
+    list(TRANSFORM group REPLACE "(.+)" "#include \"${folder}/\\1\"\n")
+    list(JOIN group "" text)
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}_unity_${begin}.cc)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${text}" @ONLY)
+    list(APPEND groups ${file})
+  endforeach()
+  set(${out} ${groups} PARENT_SCOPE)
+endfunction()
+
 function(precondor_library name)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "UNITY" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   set(target precondor_${name})
+  if(ARG_UNITY)
+    precondor_unity_sources(${target} ARG_SRCS ${ARG_SRCS})
+  endif()
   if(ARG_SRCS)
     add_library(${target} STATIC ${ARG_SRCS})
     target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
@@ -84,13 +112,16 @@ function(precondor_vectorize)
 endfunction()
 
 function(precondor_test name)
-  cmake_parse_arguments(ARG "OPTIMIZED;THREADS" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMIZED;THREADS;UNITY" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS;ENVIRONMENT" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 600)
   endif()
   # In place of the preset's: to find uses after return it maps a second stack for each of the imitation's many threads.
   if(PRECONDOR_SANITIZE AND "precondor::cuda_on_host" IN_LIST ARG_DEPS)
     list(APPEND ARG_ENVIRONMENT ASAN_OPTIONS=strict_string_checks=1)
+  endif()
+  if(ARG_UNITY)
+    precondor_unity_sources(${name} ARG_SRCS ${ARG_SRCS})
   endif()
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest precondor::test_main precondor_warnings)
