@@ -141,15 +141,6 @@ absl::Status CheckLocalFactors(const SessionSpec& spec) {
   if (spec.on_shard_loss != ShardLossPolicy::kWait) {
     return Invalid("on_shard_loss", absl::StrCat("WAIT", with), ShardLossPolicyName(spec.on_shard_loss));
   }
-  // Their updates are a function of O(d) statistics alone, and their answers one of the factors and the gradient.
-  const auto check = [&with](absl::string_view field, const MethodConfig& method) {
-    if (method.name == "mkor" || method.name == "eva" || method.name == "identity") return absl::OkStatus();
-    return Invalid(field, absl::StrCat("mkor, eva or identity", with), method.name);
-  };
-  PRECONDOR_RETURN_IF_ERROR(check("method", spec.method));
-  for (size_t i = 0; i < spec.layer_methods.size(); ++i) {
-    PRECONDOR_RETURN_IF_ERROR(check(absl::StrCat("layer_methods[", i, "].method"), spec.layer_methods[i].method));
-  }
   return absl::OkStatus();
 }
 
@@ -260,11 +251,6 @@ const MethodConfig& MethodOf(const SessionSpec& spec, int64_t layer) {
 StatisticsKind StatisticsOf(const SessionSpec& spec, int64_t layer) {
   const LayerMethod* exception = ExceptionOf(spec, layer);
   return exception != nullptr ? exception->statistics : spec.statistics;
-}
-
-bool TakesStatistics(const SessionSpec& spec, int64_t layer) {
-  static constexpr absl::string_view kNone[] = {"identity", "kron", "soap", "muon"};
-  return !absl::c_linear_search(kNone, MethodOf(spec, layer).name);
 }
 
 bool UsesSketches(const SessionSpec& spec) {

@@ -22,7 +22,7 @@ enum class Mode : uint8_t { kSecondOrder = 1, kFirstOrder = 2 };
 // with the workers, who have the factors too (WorkersPrecondition).
 enum class ExchangeMode : uint8_t { kDirect = 1, kDelegate = 2, kPullFactors = 3, kReplay = 4 };
 // kCovariance: each side as the mean of x x' over the worker's rows, or, where that is smaller, as rows themselves; for
-// methods that take them (StatisticsForm::kCovariances in kernels/methods/method.h).
+// methods that take them (StatisticsForm::kCovariances in kernels/base/method_traits.h).
 enum class StatisticsKind : uint8_t { kMean = 1, kPerWorkerMean = 2, kSigned = 3, kCovariance = 4 };
 // What becomes of a session when a shard is lost. kWait: the job waits until it is back, and goes on as if nothing had
 // happened. kDegrade: its layers begin anew on other shards, without their factors; the job waits until the loss is
@@ -32,7 +32,7 @@ enum class ShardLossPolicy : uint8_t { kWait = 1, kDegrade = 2 };
 // communicator, as long as there is one; docs/collective.md. Everything else goes over gRPC all the same.
 enum class DataPlane : uint8_t { kGrpc = 1, kCollective = 2 };
 // What a sealed plan says of one (epoch, step, layer). kSkip: a contributor had no usable gradient (AMP skip or
-// non-finite), so nobody gets one and every replica skips the step.
+// non-finite), so no worker gets one and every replica skips the step.
 enum class Decision : uint8_t { kPreconditioned = 1, kIdentity = 2, kSkip = 3 };
 
 // One weight matrix W [d_out, d_in]. With has_bias the last of the d_in columns is the folded bias.
@@ -42,7 +42,7 @@ struct LayerSpec {
   int64_t d_in = 0;
   bool has_bias = false;
   // The dimensions of the tensor that W is, of which its elements are the same row-major sequence: d_out d_in in all.
-  // For methods with a factor for each dimension (kron, soap); what travels is W. Empty: W's own.
+  // For methods with a factor for each dimension; what travels is W. Empty: W's own.
   std::vector<int64_t> shape = {};
   bool operator==(const LayerSpec&) const = default;
 };
@@ -95,7 +95,7 @@ inline constexpr int32_t kMaxSketches = 16;
 inline constexpr int32_t kMaxCollectiveWorkers = 255;  // of a session with data_plane COLLECTIVE
 
 // InvalidArgument that names the field (for a layer its index and name), what was expected and what came.
-// Checks everything but the method's options, which the registry checks.
+// Checks everything but the methods and what they can do in the session, which MethodSet checks (kernels/methods).
 absl::Status ValidateSessionSpec(const SessionSpec& spec);
 
 // `shape`, or {d_out, d_in} where there is none.
@@ -109,10 +109,9 @@ inline bool WorkersPrecondition(const SessionSpec& spec) {
   return spec.exchange == ExchangeMode::kReplay || spec.exchange == ExchangeMode::kPullFactors;
 }
 
-// True when workers send statistics at `step`, of the layers whose method takes any.
+// True when workers send statistics at `step`, of the layers whose method takes any (TakesStatistics in
+// kernels/methods/registry.h).
 bool IsStatisticStep(const SessionSpec& spec, uint64_t step);
-// False for methods that work from gradients alone: Method::needs_statistics, for those who hold no methods.
-bool TakesStatistics(const SessionSpec& spec, int64_t layer);
 
 // What holds for one layer. The layer exists.
 const MethodConfig& MethodOf(const SessionSpec& spec, int64_t layer);

@@ -17,7 +17,7 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = "eva";
+constexpr absl::string_view kName = kEvaTraits.name;
 
 struct EvaConfig {
   double mu = 0.03;
@@ -32,7 +32,7 @@ EvaConfig ReadEvaConfig(OptionReader& reader) {
   out.mu = reader.OpenNumber("mu", out.mu, 0, kHuge);
   out.weight = reader.Number("weight", out.weight, 1e-6, 1);
   out.row_scale = reader.OpenNumber("row_scale", out.row_scale, 0, kHuge);
-  out.scaling = ReadScaling(reader, Scaling::kKlClip);
+  out.scaling = ReadScaling(reader, kEvaTraits.default_scaling);
   return out;
 }
 
@@ -185,8 +185,7 @@ class EvaState final : public LayerState {
 class Eva final : public Method {
  public:
   explicit Eva(const EvaConfig& config) : config_(config) {}
-  absl::string_view name() const override { return kName; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kVectors; }
+  const MethodTraits& traits() const override { return kEvaTraits; }
   bool needs_global_scale() const override { return config_.scaling.kind == Scaling::kKlClip; }
   int64_t StateBytes(const LayerSpec& layer) const override {
     return (layer.d_in + layer.d_out) * static_cast<int64_t>(sizeof(float));

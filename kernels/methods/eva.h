@@ -11,6 +11,14 @@
 
 namespace precondor {
 
+inline constexpr MethodTraits kEvaTraits = {
+    .name = "eva",
+    .statistics = StatisticsForm::kVectors,
+    .default_statistics = StatisticsKind::kMean,
+    .default_scaling = Scaling::kKlClip,
+    .local_factors = true,
+};
+
 // Reads every option. The reader keeps the first error.
 void ReadEvaOptions(OptionReader& reader);
 

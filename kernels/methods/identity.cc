@@ -10,7 +10,7 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = "identity";
+constexpr absl::string_view kName = kIdentityTraits.name;
 
 class IdentityState final : public LayerState {
  public:
@@ -36,8 +36,7 @@ class IdentityState final : public LayerState {
 
 class Identity final : public Method {
  public:
-  absl::string_view name() const override { return kName; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kNone; }
+  const MethodTraits& traits() const override { return kIdentityTraits; }
   bool needs_global_scale() const override { return false; }
   int64_t StateBytes(const LayerSpec&) const override { return 0; }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 0; }

@@ -10,6 +10,8 @@
 
 namespace precondor {
 
+inline constexpr MethodTraits kIdentityTraits = {.name = "identity", .local_factors = true};
+
 // Takes no options; InvalidArgument names one that came.
 absl::StatusOr<std::unique_ptr<Method>> MakeIdentity(const MethodConfig& config);
 

@@ -23,7 +23,7 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = "kfac";
+constexpr absl::string_view kName = kKfacTraits.name;
 constexpr uint64_t kFailuresUntilReset = 3;
 
 // Everything of a state but the matrices.
@@ -70,9 +70,9 @@ class KfacState final : public LayerState {
   }
 
   std::function<void()> TakeDeferredWork() override {
-    if (nobodys_.expired()) return nullptr;
-    return [refresh = std::exchange(nobodys_, {})] {
-      // What comes of it is Update's to judge.
+    if (untaken_.expired()) return nullptr;
+    return [refresh = std::exchange(untaken_, {})] {
+      // Update judges the result.
       if (const std::shared_ptr<KfacRefresh> wanted = refresh.lock()) wanted->Run().IgnoreError();
     };
   }
@@ -348,7 +348,7 @@ class KfacState final : public LayerState {
     if (change.refreshed != nullptr) decomposition_ = std::move(*change.refreshed);
     if (change.decomposition.has_value()) decomposition_ = *std::move(change.decomposition);
     if (change.ends_refresh) refresh_ = nullptr;
-    if (change.refresh != nullptr) nobodys_ = refresh_ = std::move(change.refresh);
+    if (change.refresh != nullptr) untaken_ = refresh_ = std::move(change.refresh);
     if (!config_.prediv) divisors_.Assign(config_, decomposition_, config_.damping.At(last_step()));
   }
 
@@ -365,16 +365,15 @@ class KfacState final : public LayerState {
   std::optional<KfacSide> out_;
   KfacDecomposition decomposition_;
   KfacDivisors divisors_;                 // without prediv: of the last update's damping
-  std::shared_ptr<KfacRefresh> refresh_;  // what is put off; it outlives the state where somebody is at it
-  std::weak_ptr<KfacRefresh> nobodys_;    // the same, until somebody has taken it
+  std::shared_ptr<KfacRefresh> refresh_;  // the deferred one; outlives the state while a thread runs it
+  std::weak_ptr<KfacRefresh> untaken_;    // refresh_, until TakeDeferredWork gives it away
   Progress progress_;
 };
 
 class Kfac final : public Method {
  public:
   explicit Kfac(const KfacConfig& config) : config_(config) {}
-  absl::string_view name() const override { return kName; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kCovariances; }
+  const MethodTraits& traits() const override { return kKfacTraits; }
   bool needs_global_scale() const override { return config_.scaling == Scaling::kKlClip; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {

@@ -10,6 +10,12 @@
 
 namespace precondor {
 
+inline constexpr MethodTraits kKfacTraits = {
+    .name = "kfac",
+    .statistics = StatisticsForm::kCovariances,
+    .default_scaling = Scaling::kKlClip,
+};
+
 // Errors as MakeMethod's.
 absl::StatusOr<std::unique_ptr<Method>> MakeKfac(const MethodConfig& config);
 

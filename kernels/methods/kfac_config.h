@@ -9,6 +9,7 @@
 
 #include "kernels/base/schedule.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/kfac.h"
 #include "kernels/methods/options.h"
 #include "kernels/methods/scaling.h"
 
@@ -29,7 +30,7 @@ struct KfacConfig {
   int64_t accumulation_steps = 1;
   uint64_t refresh_lag = 0;
   double row_scale = 1.0;
-  Scaling scaling = Scaling::kKlClip;
+  Scaling scaling = kKfacTraits.default_scaling;
   Schedule scaling_clip;
   // What of the configuration the state depends on.
   std::string state_text;

@@ -21,7 +21,7 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = "kron";
+constexpr absl::string_view kName = kKronTraits.name;
 constexpr int64_t kElementBytes = sizeof(float);
 
 // What of the configuration the factors depend on; rms_clip acts on answers alone.
@@ -254,8 +254,7 @@ class KronState final : public LayerState {
 class Kron final : public Method {
  public:
   explicit Kron(const KronConfig& config) : config_(config) {}
-  absl::string_view name() const override { return kName; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kNone; }
+  const MethodTraits& traits() const override { return kKronTraits; }
   bool needs_global_scale() const override { return false; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {

@@ -10,6 +10,8 @@
 
 namespace precondor {
 
+inline constexpr MethodTraits kKronTraits = {.name = "kron", .whole_updates = true};
+
 // Errors as MakeMethod's.
 absl::StatusOr<std::unique_ptr<Method>> MakeKron(const MethodConfig& config);
 

@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/backend.h"
+#include "kernels/base/method_traits.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/device_group.h"
 
@@ -28,13 +29,6 @@ struct LayerStatistics {
   ConstMatrixView g = {};             // [k, d_out]
   ConstMatrixView a_covariance = {};  // [1, d_in (d_in + 1) / 2]
   ConstMatrixView g_covariance = {};  // [1, d_out (d_out + 1) / 2]
-};
-
-// What a method's updates take.
-enum class StatisticsForm : uint8_t {
-  kNone,         // nothing: it works from gradients alone, and workers send no statistics
-  kVectors,      // vectors only
-  kCovariances,  // per side either form, whichever is smaller on the wire; vectors may be samples of rows
 };
 
 // Factors of one layer. One thread at a time; distinct states may be used at the same time.
@@ -60,8 +54,8 @@ class LayerState {
 
   // What the last Update, or Load, has put off and a later one will need, once; null where there is nothing. It may run
   // at any time, on any thread, beside all calls of this state, and outlive the state, but not the backend. An Update
-  // that needs it waits for it where it runs, and does it itself where nobody has: whether and when it ran, factors are
-  // the same.
+  // that needs it waits for it where it runs, and does it itself where no thread has begun it: factors do not depend on
+  // whether and when it ran.
   virtual std::function<void()> TakeDeferredWork() { return nullptr; }
 
   virtual bool ready() const = 0;
@@ -99,10 +93,10 @@ class LayerState {
 class Method {
  public:
   virtual ~Method() = default;
-  virtual absl::string_view name() const = 0;
-
-  virtual StatisticsForm statistics_form() const = 0;
-  bool needs_statistics() const { return statistics_form() != StatisticsForm::kNone; }
+  // A constant that outlives the method.
+  virtual const MethodTraits& traits() const = 0;
+  absl::string_view name() const { return traits().name; }
+  bool needs_statistics() const { return traits().statistics != StatisticsForm::kNone; }
 
   // Exact device bytes of one layer's state at its fullest, for admission.
   virtual int64_t StateBytes(const LayerSpec& layer) const = 0;
@@ -113,7 +107,7 @@ class Method {
   }
   // Upper bound of the scratch that one Update or Precondition of the layer allocates and frees.
   virtual int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
-  // The same for what TakeDeferredWork gives.
+  // Upper bound of the scratch of what TakeDeferredWork gives.
   virtual int64_t DeferredScratchBytes(const LayerSpec& layer) const { return 0; }
   // Arithmetic of one step, for placement before anything has been measured.
   virtual double StepFlops(const LayerSpec& layer, int64_t vectors_per_step) const = 0;
@@ -122,7 +116,7 @@ class Method {
   // carries <D, U>, and the client computes the factor from all of them (docs/methods/mkor.md).
   virtual bool needs_global_scale() const = 0;
 
-  // What whoever opens a session with this configuration should know; logged by servers.
+  // What the user who opens a session with this configuration should know; logged by servers.
   virtual std::vector<std::string> Warnings(int64_t vectors_per_step) const = 0;
 
   // `backend` must outlive the state.

@@ -2,14 +2,30 @@
 #include "kernels/methods/method_set.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "kernels/base/status_macros.h"
 
 namespace precondor {
+namespace {
+
+absl::Status CheckLocalFactors(const SessionSpec& spec, absl::string_view field, const Method& method) {
+  if (!WorkersPrecondition(spec) || method.traits().local_factors) return absl::OkStatus();
+  std::vector<absl::string_view> names;
+  for (const MethodTraits& traits : AllMethodTraits()) {
+    if (traits.local_factors) names.push_back(traits.name);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, ": expected one of ", absl::StrJoin(names, ", "),
+                                                 " with exchange ", ExchangeModeName(spec.exchange), ", got ",
+                                                 method.name()));
+}
+
+}  // namespace
 
 absl::StatusOr<MethodSet> MethodSet::Make(const SessionSpec& spec, const MethodFactory& make) {
   MethodSet set;
   PRECONDOR_ASSIGN_OR_RETURN(set.methods_.emplace_back(), make(spec.method));
+  PRECONDOR_RETURN_IF_ERROR(CheckLocalFactors(spec, "method", *set.methods_.back()));
   set.of_layer_.assign(spec.layers.size(), 0);
   for (size_t i = 0; i < spec.layer_methods.size(); ++i) {
     const LayerMethod& entry = spec.layer_methods[i];
@@ -18,11 +34,13 @@ absl::StatusOr<MethodSet> MethodSet::Make(const SessionSpec& spec, const MethodF
       return absl::Status(method.status().code(), absl::StrCat("layer_methods[", i, "]: ", method.status().message()));
     }
     set.methods_.push_back(*std::move(method));
+    PRECONDOR_RETURN_IF_ERROR(
+        CheckLocalFactors(spec, absl::StrCat("layer_methods[", i, "].method"), *set.methods_.back()));
     for (const uint32_t layer : entry.layers) set.of_layer_[layer] = static_cast<uint32_t>(set.methods_.size() - 1);
   }
   for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
     const Method& method = set.of(static_cast<int64_t>(layer));
-    const bool takes = method.statistics_form() == StatisticsForm::kCovariances;
+    const bool takes = method.traits().statistics == StatisticsForm::kCovariances;
     if (StatisticsOf(spec, static_cast<int64_t>(layer)) != StatisticsKind::kCovariance || takes) continue;
     return absl::InvalidArgumentError(absl::StrCat("layer ", layer, " \"", spec.layers[layer].name,
                                                    "\": statistics: expected vectors for method ", method.name(),

@@ -21,7 +21,8 @@ using MethodFactory = std::function<absl::StatusOr<std::unique_ptr<Method>>(cons
 // Immutable after construction; safe from any thread.
 class MethodSet {
  public:
-  // `spec` is valid. Errors: the factory's; InvalidArgument names a layer whose statistics its method does not take.
+  // `spec` is valid. Errors: the factory's; InvalidArgument names a layer whose statistics its method does not take, or
+  // a method whose factors workers cannot hold, in a session where they do.
   static absl::StatusOr<MethodSet> Make(const SessionSpec& spec, const MethodFactory& make = MakeMethod);
 
   const Method& of(int64_t layer) const { return *methods_[of_layer_[static_cast<size_t>(layer)]]; }

@@ -33,7 +33,7 @@ struct Block {
 // Of a side's blocks, which are one as a rule.
 using Inverses = absl::InlinedVector<FactorInverse, 1>;
 
-constexpr absl::string_view kName = "mkor";
+constexpr absl::string_view kName = kMkorTraits.name;
 
 // What of the configuration the factors depend on; scaling acts on answers alone.
 std::string StateText(const MkorConfig& config) {
@@ -330,8 +330,7 @@ class MkorState final : public LayerState {
 class Mkor final : public Method {
  public:
   explicit Mkor(const MkorConfig& config) : config_(config) {}
-  absl::string_view name() const override { return kName; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kVectors; }
+  const MethodTraits& traits() const override { return kMkorTraits; }
   bool needs_global_scale() const override { return config_.scaling.kind == Scaling::kKlClip; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {

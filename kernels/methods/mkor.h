@@ -10,6 +10,13 @@
 
 namespace precondor {
 
+inline constexpr MethodTraits kMkorTraits = {
+    .name = "mkor",
+    .statistics = StatisticsForm::kVectors,
+    .default_scaling = Scaling::kNormRescale,
+    .local_factors = true,
+};
+
 // Errors as MakeMethod's.
 absl::StatusOr<std::unique_ptr<Method>> MakeMkor(const MethodConfig& config);
 

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/mkor.h"
 
 namespace precondor {
 
@@ -22,7 +23,7 @@ MkorConfig ReadMkorConfig(OptionReader& reader) {
   out.rank = reader.Integer("rank", out.rank, 1, 1024);
   out.gamma = reader.OpenNumber("gamma", out.gamma, 0, 1);
   out.damping = reader.Number("damping", out.damping, 1e-3, 1e6);
-  out.scaling = ReadScaling(reader, Scaling::kNormRescale);
+  out.scaling = ReadScaling(reader, kMkorTraits.default_scaling);
   out.scaling.separate_bias = out.rule == UpdateRule::kReference;
   out.clip = reader.OpenNumber("clip", out.clip, 0, kHuge);
   out.zeta = reader.OpenNumber("zeta", out.zeta, 0, 1);

@@ -16,7 +16,7 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = "muon";
+constexpr absl::string_view kName = kMuonTraits.name;
 constexpr int64_t kElementBytes = sizeof(float);
 // The published coefficients: the polynomial's slope at 0 is as large as it can be while singular values end near 1.
 constexpr double kLinear = 3.4445, kCubic = -4.7750, kQuintic = 2.0315;
@@ -175,8 +175,7 @@ class MuonState final : public LayerState {
 class Muon final : public Method {
  public:
   explicit Muon(const MuonConfig& config) : config_(config) {}
-  absl::string_view name() const override { return kName; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kNone; }
+  const MethodTraits& traits() const override { return kMuonTraits; }
   bool needs_global_scale() const override { return false; }
 
   int64_t StateBytes(const LayerSpec& layer) const override { return Matrices() * Elements(layer) * kElementBytes; }

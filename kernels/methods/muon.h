@@ -10,6 +10,8 @@
 
 namespace precondor {
 
+inline constexpr MethodTraits kMuonTraits = {.name = "muon", .whole_updates = true};
+
 // Errors: those of MakeMethod.
 absl::StatusOr<std::unique_ptr<Method>> MakeMuon(const MethodConfig& config);
 

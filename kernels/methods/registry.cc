@@ -21,20 +21,20 @@ namespace precondor {
 namespace {
 
 struct Entry {
-  absl::string_view name;
+  const MethodTraits& traits;
   absl::StatusOr<std::unique_ptr<Method>> (*make)(const MethodConfig&);
   // Reads every option of the method, as `make` does.
   void (*read)(OptionReader&);
 };
 
 constexpr Entry kMethods[] = {
-    {"mkor", MakeMkor, [](OptionReader& reader) { ReadMkorConfig(reader); }},
-    {"kron", MakeKron, [](OptionReader& reader) { ReadKronConfig(reader); }},
-    {"soap", MakeSoap, [](OptionReader& reader) { ReadSoapConfig(reader); }},
-    {"muon", MakeMuon, [](OptionReader& reader) { ReadMuonConfig(reader); }},
-    {"identity", MakeIdentity, [](OptionReader&) {}},
-    {"eva", MakeEva, ReadEvaOptions},
-    {"kfac", MakeKfac, [](OptionReader& reader) { ReadKfacConfig(reader); }},
+    {kMkorTraits, MakeMkor, [](OptionReader& reader) { ReadMkorConfig(reader); }},
+    {kKronTraits, MakeKron, [](OptionReader& reader) { ReadKronConfig(reader); }},
+    {kSoapTraits, MakeSoap, [](OptionReader& reader) { ReadSoapConfig(reader); }},
+    {kMuonTraits, MakeMuon, [](OptionReader& reader) { ReadMuonConfig(reader); }},
+    {kIdentityTraits, MakeIdentity, [](OptionReader&) {}},
+    {kEvaTraits, MakeEva, ReadEvaOptions},
+    {kKfacTraits, MakeKfac, [](OptionReader& reader) { ReadKfacConfig(reader); }},
 };
 
 absl::Status UnknownMethod(absl::string_view name) {
@@ -46,14 +46,14 @@ absl::Status UnknownMethod(absl::string_view name) {
 
 absl::StatusOr<std::unique_ptr<Method>> MakeMethod(const MethodConfig& config) {
   for (const Entry& entry : kMethods) {
-    if (entry.name == config.name) return entry.make(config);
+    if (entry.traits.name == config.name) return entry.make(config);
   }
   return UnknownMethod(config.name);
 }
 
 absl::StatusOr<std::vector<OptionInfo>> MethodOptions(absl::string_view method) {
   for (const Entry& entry : kMethods) {
-    if (entry.name != method) continue;
+    if (entry.traits.name != method) continue;
     const MethodConfig defaults;
     OptionReader reader(defaults);
     entry.read(reader);
@@ -64,8 +64,22 @@ absl::StatusOr<std::vector<OptionInfo>> MethodOptions(absl::string_view method) 
 
 std::vector<absl::string_view> MethodNames() {
   std::vector<absl::string_view> names;
-  for (const Entry& entry : kMethods) names.push_back(entry.name);
+  for (const Entry& entry : kMethods) names.push_back(entry.traits.name);
   return names;
+}
+
+std::vector<MethodTraits> AllMethodTraits() {
+  std::vector<MethodTraits> traits;
+  for (const Entry& entry : kMethods) traits.push_back(entry.traits);
+  return traits;
+}
+
+bool TakesStatistics(const SessionSpec& spec, int64_t layer) {
+  const absl::string_view name = MethodOf(spec, layer).name;
+  for (const Entry& entry : kMethods) {
+    if (entry.traits.name == name) return entry.traits.statistics != StatisticsForm::kNone;
+  }
+  return true;
 }
 
 }  // namespace precondor

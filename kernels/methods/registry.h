@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "kernels/base/method_traits.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method.h"
 #include "kernels/methods/options.h"
@@ -23,5 +24,12 @@ absl::StatusOr<std::vector<OptionInfo>> MethodOptions(absl::string_view method);
 
 // Names of all methods, in the table's order; conformance tests run over it.
 std::vector<absl::string_view> MethodNames();
+
+// The traits of all methods, in the table's order.
+std::vector<MethodTraits> AllMethodTraits();
+
+// False for methods that work from gradients alone: Method::needs_statistics, for callers that hold no methods. The
+// layer exists, and its method is one of MethodNames().
+bool TakesStatistics(const SessionSpec& spec, int64_t layer);
 
 }  // namespace precondor

@@ -30,8 +30,7 @@ absl::StatusOr<double> RescaleNorm(const ScalingPolicy& policy, const LayerSpec&
 }  // namespace
 
 Scaling ReadScalingKind(OptionReader& reader, Scaling fallback) {
-  return static_cast<Scaling>(
-      reader.Choice("scaling", static_cast<int>(fallback), {"NORM_RESCALE", "KL_CLIP", "RMS_CLIP", "NONE"}));
+  return static_cast<Scaling>(reader.Choice("scaling", static_cast<int>(fallback), kScalingNames));
 }
 
 ScalingPolicy ReadScaling(OptionReader& reader, Scaling fallback) {

@@ -8,12 +8,11 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
+#include "kernels/base/method_traits.h"
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/options.h"
 
 namespace precondor {
-
-enum class Scaling : uint8_t { kNormRescale, kKlClip, kRmsClip, kNone };
 
 struct ScalingPolicy {
   Scaling kind = Scaling::kNormRescale;

@@ -18,7 +18,7 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = "soap";
+constexpr absl::string_view kName = kSoapTraits.name;
 constexpr int64_t kElementBytes = sizeof(float);
 
 // Answers depend on all of it. Of a layer that is its own matrix the sides go without saying.
@@ -271,8 +271,7 @@ class SoapState final : public LayerState {
 class Soap final : public Method {
  public:
   explicit Soap(const SoapConfig& config) : config_(config) {}
-  absl::string_view name() const override { return kName; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kNone; }
+  const MethodTraits& traits() const override { return kSoapTraits; }
   bool needs_global_scale() const override { return false; }
 
   int64_t StateBytes(const LayerSpec& layer) const override {

@@ -11,6 +11,8 @@
 
 namespace precondor {
 
+inline constexpr MethodTraits kSoapTraits = {.name = "soap", .whole_updates = true};
+
 // Errors as MakeMethod's.
 absl::StatusOr<std::unique_ptr<Method>> MakeSoap(const MethodConfig& config);
 

@@ -262,7 +262,8 @@ absl::Status ShardSession::CheckPull(const ContributionHeader& header) const {
   if (header.abstain) {
     return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec(), key, "nobody abstains from a PULL");
   }
-  if (header.mode == Mode::kSecondOrder && IsStatisticStep(spec(), key.step) && TakesStatistics(spec(), key.layer)) {
+  if (header.mode == Mode::kSecondOrder && IsStatisticStep(spec(), key.step) &&
+      context_->methods.of(key.layer).needs_statistics()) {
     return absl::OkStatus();
   }
   return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec(), key,

@@ -193,7 +193,7 @@ TEST(MethodConformance, RefusesBadInputAndChangesNothing) {
     long_a[0].push_back(1.0);
     EXPECT_EQ(trained.driver->Update(long_a, trained.g.Next(1)).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(trained.driver->state().Update({}).code(), absl::StatusCode::kInvalidArgument);
-    if (method.statistics_form() == StatisticsForm::kVectors) {
+    if (method.traits().statistics == StatisticsForm::kVectors) {
       const int64_t packed = layer.d_in * (layer.d_in + 1) / 2;
       const DeviceMatrix a = ToDevice(*backend, {reference::Vector(packed, 1.0)});
       const DeviceMatrix g = ToDevice(*backend, trained.g.Next(1));

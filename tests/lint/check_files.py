@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Every text file: licence line, size limits, no private paths or unknown hosts, no leftovers, tidy whitespace; and
-which parts of the product may ask for the time of the wall clock."""
+which parts of the product may ask for the time of the wall clock, and which may name a method."""
 
 import re
 
@@ -46,6 +46,22 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "client/python/examples/jax_digits.py",  # likewise
     "client/python/examples/training.py",  # likewise
 }
+# Methods describe themselves (MethodTraits): code elsewhere that names one would have to be changed for the next.
+METHODS = "kernels/methods/"
+TRAITS = re.compile(r'\bMethodTraits k\w+Traits = \{\s*\.name = "(\w+)"')
+DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
+# File or folder -> the method that it may name; None: any.
+MAY_NAME_METHODS = {
+    METHODS: None,
+    "kernels/base/session_spec.h": None,  # the default
+    "client/python/precondor/_session.py": None,  # likewise
+    "client/python/precondor/torch/_preconditioner.py": None,  # likewise
+    "client/cpp/examples/": None,  # they choose
+    "client/python/examples/": None,
+    "client/cpp/tools/perf_": None,  # they measure what they name
+    "client/cpp/tools/ctl_render.cc": "identity",  # a decision
+    "server/status_pages.cc": "identity",
+}
 EXEMPT = ("LICENSE", "tests/lint/check_files.py")
 
 
@@ -72,6 +88,16 @@ def _check_clock(path, text):
         yield f"{path}:{line_of(code, match.start())}: '{match.group(0)}': the wall clock; use monotonic time"
 
 
+def _check_method_names(path, text, methods):
+    if not path.startswith(PRODUCT) or not path.endswith(PROGRAMS):
+        return
+    text = DOCSTRING.sub(lambda match: re.sub(r"[^\n]", " ", match.group(0)), text)
+    for match in re.finditer(r"""(["'])(\w+)\1""", text):
+        allowed = any(path.startswith(home) and name in (None, match.group(2)) for home, name in MAY_NAME_METHODS.items())
+        if match.group(2) in methods and not allowed:
+            yield f"{path}:{line_of(text, match.start())}: {match.group(0)}: ask the method's traits (kernels/base/method_traits.h)"
+
+
 def _check_size(path, text):
     for suffixes, limit in LIMITS:
         lines = text.count("\n")
@@ -85,6 +111,7 @@ def check(tree):
         top = path.split("/")[0]
         if "/" in path and top not in TOP_FOLDERS and not top.startswith("."):
             findings.append(f"{path}: a folder at the top beyond the seven")
+    methods = {name for path in tree.paths(".h") if path.startswith(METHODS) for name in TRAITS.findall(tree.read(path))}
     for path in tree.paths(*TEXT):
         if path in EXEMPT:
             continue
@@ -97,6 +124,7 @@ def check(tree):
         findings += _check_size(path, text)
         findings += _check_text(path, text)
         findings += _check_clock(path, text)
+        findings += _check_method_names(path, text, methods)
     return findings
 
 
@@ -123,6 +151,11 @@ CASES = [
     Case("clocks that may be asked", {"server/a.cc": _OK + "clock.Now(); MonotonicNow(); // not absl::Now()\n",
                                       "kernels/base/log.cc": _OK + "clock.Wall();\n",
                                       "tests/unit/a.cc": _OK + "absl::Now();\n"}, []),
+    Case("list of methods", {"kernels/methods/soap.h": _ONCE + 'constexpr MethodTraits kSoapTraits = {\n    .name = "soap",\n};\n',
+                             "client/a.py": f"# {SPDX}\n\"\"\"x = 'soap'\"\"\"\nWHOLE = ('soap', 'muon')\n",
+                             "client/cpp/examples/b.cc": _OK + 'Run("soap");\n',
+                             "server/c.cc": _OK + 'if (name == "soap" || name == "soaps") Do();\n'},
+         ["a.py:3: 'soap'", 'c.cc:2: "soap"']),
     Case("eighth folder", {"misc/a.md": "a\n"}, ["beyond the seven"]),
 ]
 

@@ -19,6 +19,7 @@
 
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/registry.h"
 #include "precondor/client.h"
 #include "precondor/statistics.h"
 #include "tests/loopback/raw_client.h"

@@ -209,6 +209,8 @@ class LayersTest(torch_case.ServerCase):
                                  ({"(": "soap"}, "parameter_methods: expected a regular expression")):
             with self.subTest(methods=methods):
                 self.expect(precondor.InvalidArgumentError, pattern, self.preconditioner, model, parameter_methods=methods)
+        self.expect(precondor.InvalidArgumentError, "method: expected one of mkor, .*, got 'adam'", self.preconditioner, model,
+                    method="adam")
         model.places = nn.Embedding(3, 6, sparse=True)
         self.expect(precondor.InvalidArgumentError, "its gradients are sparse", self.preconditioner, model,
                     parameter_methods={"places.*": "soap"})

@@ -44,8 +44,11 @@ class SimMethod final : public Method {
  public:
   // `events` outlives the states.
   explicit SimMethod(const MethodEvents& events) : events_(events) {}
-  absl::string_view name() const override { return "sim"; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kVectors; }
+  const MethodTraits& traits() const override {
+    static constexpr MethodTraits kTraits = {
+        .name = "sim", .statistics = StatisticsForm::kVectors, .local_factors = true};
+    return kTraits;
+  }
   int64_t StateBytes(const LayerSpec& layer) const override { return 4 * (layer.d_in + layer.d_out); }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 128; }
   double StepFlops(const LayerSpec& layer, int64_t) const override {

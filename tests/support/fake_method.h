@@ -113,12 +113,11 @@ class FakeLayerState final : public LayerState {
 class FakeMethod final : public Method {
  public:
   FakeMethod(std::shared_ptr<FakeMethodLog> log, bool needs_statistics, bool takes_covariances = false)
-      : log_(std::move(log)), needs_statistics_(needs_statistics), takes_covariances_(takes_covariances) {}
-  absl::string_view name() const override { return "fake"; }
-  StatisticsForm statistics_form() const override {
-    if (!needs_statistics_) return StatisticsForm::kNone;
-    return takes_covariances_ ? StatisticsForm::kCovariances : StatisticsForm::kVectors;
+      : log_(std::move(log)) {
+    if (!needs_statistics) traits_.statistics = StatisticsForm::kNone;
+    if (needs_statistics && takes_covariances) traits_.statistics = StatisticsForm::kCovariances;
   }
+  const MethodTraits& traits() const override { return traits_; }
   int64_t StateBytes(const LayerSpec& layer) const override { return 4 * (layer.d_in + layer.d_out); }
   int64_t ScratchBytes(const LayerSpec&, int64_t) const override { return 128; }
   double StepFlops(const LayerSpec& layer, int64_t) const override {
@@ -127,13 +126,12 @@ class FakeMethod final : public Method {
   bool needs_global_scale() const override { return false; }
   std::vector<std::string> Warnings(int64_t) const override { return {}; }
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
-    return std::make_unique<FakeLayerState>(layer, backend, log_, !needs_statistics_);
+    return std::make_unique<FakeLayerState>(layer, backend, log_, !needs_statistics());
   }
 
  private:
   const std::shared_ptr<FakeMethodLog> log_;
-  const bool needs_statistics_;
-  const bool takes_covariances_;
+  MethodTraits traits_ = {.name = "fake", .statistics = StatisticsForm::kVectors, .local_factors = true};
 };
 
 }  // namespace precondor

@@ -163,8 +163,10 @@ class SplitMethodState final : public LayerState {
 class SplitMethod final : public Method {
  public:
   SplitMethod(std::shared_ptr<FakeMethodLog> log, int64_t split_dim) : log_(std::move(log)), split_dim_(split_dim) {}
-  absl::string_view name() const override { return "split"; }
-  StatisticsForm statistics_form() const override { return StatisticsForm::kVectors; }
+  const MethodTraits& traits() const override {
+    static constexpr MethodTraits kTraits = {.name = "split", .statistics = StatisticsForm::kVectors};
+    return kTraits;
+  }
   int64_t StateBytes(const LayerSpec& layer) const override { return 4 * layer.d_out * layer.d_out; }
   int64_t ScratchBytes(const LayerSpec& layer, int64_t vectors_per_step) const override {
     return SplitScratchBytes(layer, vectors_per_step, 1).primary;

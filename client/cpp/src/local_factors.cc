@@ -56,7 +56,7 @@ LocalFactors::LocalFactors(SessionSpec spec, std::string what, Fetch fetch, Meth
       states_(spec_.layers.size()) {
   // Methods without statistics have nothing to fetch, and no factors.
   for (size_t i = 0; i < layers_.size(); ++i) {
-    if (!TakesStatistics(spec_, static_cast<int64_t>(i))) layers_[i].sync_state = SyncState::kKnown;
+    if (!methods_.of(static_cast<int64_t>(i)).needs_statistics()) layers_[i].sync_state = SyncState::kKnown;
   }
 }
 
@@ -132,7 +132,7 @@ void LocalFactors::StartFetch(int64_t layer) {
 }
 
 void LocalFactors::Need(int64_t index, uint64_t since) {
-  if (!TakesStatistics(spec_, index)) return;
+  if (!methods_.of(index).needs_statistics()) return;
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
@@ -183,7 +183,7 @@ absl::Status LocalFactors::CheckStep(const Layer& layer, int64_t index, uint64_t
     return absl::FailedPreconditionError(absl::StrCat(Describe(index), ": expected the gradient of step ", step,
                                                       " before the statistics of step ", *layer.last_expected));
   }
-  const bool due = IsStatisticStep(spec_, step) && TakesStatistics(spec_, index);
+  const bool due = IsStatisticStep(spec_, step) && methods_.of(index).needs_statistics();
   if (!due || layer.last_expected == step) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(Describe(index), ": expected the statistics of step ", step,
                                                     ", or an abstention from them, before its gradient"));
@@ -207,7 +207,7 @@ void LocalFactors::Precondition(uint64_t step, uint64_t since, int64_t layer, Co
 }
 
 void LocalFactors::Release(int64_t layer) {
-  if (!TakesStatistics(spec_, layer)) return;
+  if (!methods_.of(layer).needs_statistics()) return;
   MutexLock lock(mu_);
   layers_[static_cast<size_t>(layer)].release = true;
   Wake(layer);

@@ -15,6 +15,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/methods/registry.h"
 #include "precondor/statistics.h"
 #include "proto/wire/spec_codec.h"
 #include "proto/wire/tensor_codec.h"

@@ -13,6 +13,8 @@
 #include "absl/time/time.h"
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/session_spec.h"
+
 namespace precondor {
 namespace {
 
@@ -35,7 +37,7 @@ std::string SnapshotStateName(v1::SnapshotState state) {
 
 std::string MethodName(const v1::SessionSpec& spec) {
   const v1::MethodConfig& method = spec.method();
-  if (method.method_case() == v1::MethodConfig::METHOD_NOT_SET) return "mkor";
+  if (method.method_case() == v1::MethodConfig::METHOD_NOT_SET) return MethodConfig().name;
   return v1::MethodConfig::descriptor()->FindFieldByNumber(method.method_case())->name();
 }
 

@@ -93,9 +93,8 @@ LayerCost CostOf(const SessionSpec& spec, const Method& method, int64_t index) {
   }
   cost.method_scratch = method.ScratchBytes(layer, vectors) + method.DeferredScratchBytes(layer);
   cost.staging = Staging(spec, method, index, cost);
-  // StepFlops grows linearly with the vectors that an update takes; without any it is the precondition alone: for mkor
-  // 2 m n (m + n) where both sides are dense, 8 r m n where both are of rank r. kfac's has its decompositions in it,
-  // spread over their interval; kron and soap learn from every gradient.
+  // StepFlops grows linearly with the vectors that an update takes; without any it is the precondition alone, with the
+  // decompositions spread over their interval, and with what a method without statistics learns from every gradient.
   cost.precondition_flops = method.StepFlops(layer, 0);
   cost.update_flops = std::max(0.0, method.StepFlops(layer, vectors) - cost.precondition_flops);
   return cost;

@@ -6,6 +6,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Mapping, Sequence, Union
 
+from . import _core
+from ._errors import InvalidArgumentError
+
+# By name, in the order of the core's table.
+METHODS: Dict[str, _core.MethodTraits] = {traits.name: traits for traits in _core.known_methods()}
+
 Option = Union[bool, int, float, str]
 
 
@@ -14,7 +20,7 @@ class Layer:
     """One weight matrix [d_out, d_in]. With has_bias the last of its d_in columns is the folded bias.
 
     shape: the dimensions of the tensor that it is, of which its elements are the same row-major sequence, for methods
-    with a factor for each (kron, soap); empty: [d_out, d_in].
+    with a factor for each; empty: [d_out, d_in].
     """
 
     name: str
@@ -79,6 +85,14 @@ class SessionSpec:
     on_shard_loss: str = "WAIT"
     layer_methods: Sequence[LayerMethod] = ()
     data_plane: str = "GRPC"
+
+
+def traits_of(method: Union[Method, str]) -> _core.MethodTraits:
+    """What the method is like, whatever its options. InvalidArgumentError: no method has this name."""
+    name = method if isinstance(method, str) else method.name
+    if name not in METHODS:
+        raise InvalidArgumentError(f"method: expected one of {', '.join(METHODS)}, got {name!r}", "INVALID_ARGUMENT")
+    return METHODS[name]
 
 
 def _method_dict(method: Union[Method, str]) -> Dict[str, Any]:

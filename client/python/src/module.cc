@@ -13,6 +13,7 @@
 #include "client/python/src/python_call.h"
 #include "client/python/src/spec_dict.h"
 #include "kernels/base/blas_core.h"
+#include "precondor/methods.h"
 #include "precondor/statistics.h"
 
 namespace py = pybind11;
@@ -71,6 +72,20 @@ PYBIND11_MODULE(_core, m) {
       .def("join", &ClientObject::Join)
       .def("close_session", &ClientObject::CloseSession)
       .def("close", &ClientObject::Close);
+
+  py::class_<precondor::MethodTraits>(m, "MethodTraits")
+      .def_property_readonly("name", [](const precondor::MethodTraits& traits) { return std::string(traits.name); })
+      .def_property_readonly("default_statistics",
+                             [](const precondor::MethodTraits& traits) {
+                               return std::string(precondor::StatisticsKindName(traits.default_statistics));
+                             })
+      .def_property_readonly(
+          "default_scaling",
+          [](const precondor::MethodTraits& traits) {
+            return std::string(precondor::kScalingNames[static_cast<size_t>(traits.default_scaling)]);
+          })
+      .def_readonly("whole_updates", &precondor::MethodTraits::whole_updates);
+  m.def("known_methods", &precondor::KnownMethods);
 
   m.def("compute_statistics", [](const py::dict& spec, uint32_t rank, uint64_t step, int64_t layer,
                                  const std::string& side, const py::object& rows, double row_scale) {

@@ -239,7 +239,7 @@ TEST(PlanOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--statistics=COVARIANCE"}),
               HasSubstr("statistics: expected vectors for method mkor, got COVARIANCE"));
   EXPECT_THAT(message({"plan", "--preset=bert-large", "--exchange=REPLAY", "--method=kron"}),
-              HasSubstr("method: expected mkor, eva or identity with exchange REPLAY, got kron"));
+              HasSubstr("method: expected one of mkor, identity, eva with exchange REPLAY, got kron"));
   EXPECT_THAT(message({"status", "--preset=bert-large"}), HasSubstr("--preset: for the command plan only"));
 }
 

@@ -145,9 +145,8 @@ class Worker {
   bool NeedsStatistics(uint64_t step) const {
     return ModeOf(step) == Mode::kSecondOrder && IsStatisticStep(spec(), step);
   }
-  bool NeedsStatistics(uint64_t step, int64_t layer) const {
-    return NeedsStatistics(step) && TakesStatistics(spec(), layer);
-  }
+  // And the layer's method takes statistics.
+  bool NeedsStatistics(uint64_t step, int64_t layer) const;
   // Whether this rank calls Precondition for the layer. DELEGATE: when it sends the layer. Otherwise always.
   bool SendsGradient(int64_t layer) const {
     return spec().exchange != ExchangeMode::kDelegate || DelegateRank(spec(), layer) == static_cast<int32_t>(rank());

@@ -11,7 +11,7 @@ import torch
 
 from .._client import Future, Worker
 from .._errors import AbortedError, PrecondorError
-from .._session import Layer, SessionSpec
+from .._session import Layer, SessionSpec, traits_of
 from . import _device
 from ._agreement import Agreement
 from ._group import Group
@@ -277,7 +277,7 @@ def clip_of(spec: SessionSpec) -> Dict[int, str]:
     clips = {}
     for place in range(len(spec.layers)):
         method = methods.get(place, spec.method)
-        scaling = method.options.get("scaling", "KL_CLIP" if method.name in ("eva", "kfac") else "NORM_RESCALE")
+        scaling = method.options.get("scaling", traits_of(method).default_scaling)
         if scaling == "KL_CLIP":
             clips[place] = str(method.options.get("scaling_clip", 0.001))
     return clips

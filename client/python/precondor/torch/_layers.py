@@ -11,10 +11,7 @@ import torch
 from torch import nn
 
 from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
-from .._session import Layer, LayerMethod, Method
-
-# Methods that learn from gradients alone, and whose answers are whole updates.
-WHOLE_UPDATES = ("kron", "soap", "muon")
+from .._session import METHODS, Layer, LayerMethod, Method, traits_of
 
 # (rows of the input, without the 1 of a bias; rows of the output's gradient), both [n, d]; of one group.
 Rows = Tuple[torch.Tensor, torch.Tensor]
@@ -237,9 +234,9 @@ class Choice:
             compile_pattern("skip", pattern)
         for pattern, method in self.parameter_methods.items():
             compile_pattern("parameter_methods", pattern)
-            if as_method(method).name not in WHOLE_UPDATES:
-                raise InvalidArgumentError(f"parameter_methods: {pattern!r}: expected one of {', '.join(WHOLE_UPDATES)}, which "
-                                           "take no statistics, got "
+            if not traits_of(method).whole_updates:
+                whole = ", ".join(name for name, traits in METHODS.items() if traits.whole_updates)
+                raise InvalidArgumentError(f"parameter_methods: {pattern!r}: expected one of {whole}, which take no statistics, got "
                                            f"{as_method(method).name}", "INVALID_ARGUMENT")
 
     def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:
@@ -461,4 +458,4 @@ def as_method(method: Union[Method, str]) -> Method:
 
 def statistics_of(method: Method, statistics: str) -> str:
     """What the method wants where the user says nothing."""
-    return statistics or ("MEAN" if method.name == "eva" else "SIGNED")
+    return statistics or traits_of(method).default_statistics

@@ -16,7 +16,7 @@ from torch import nn
 
 from .._client import Client, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
-from .._session import Layer, Method, SessionSpec
+from .._session import Layer, Method, SessionSpec, traits_of
 from . import _device, _group, _layers, _local, _optimizer, _shards
 from ._amp import optimized, unscale
 from ._arguments import check_options, count_of, number_of, rate_of
@@ -127,12 +127,12 @@ class Preconditioner:
             skip: regular expressions; modules whose whole name matches one are left to the optimizer.
             skip_types, min_dim, max_dim: so are modules of these classes, and those whose longer side is not in this range.
             layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
-            parameter_methods: of whole parameter names -> kron, soap or muon: layers by their gradients alone (docs/pytorch.md).
+            parameter_methods: of whole parameter names -> a method whose answers are whole updates: layers by gradients alone (docs/pytorch.md).
             replace: end a session of this name that is there, and begin anew.
             overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
                 touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages
                 what is no layer, by its communication hook, of which it has no other.
-            statistics: "" for what the method wants: "MEAN" for eva, "SIGNED" for all others.
+            statistics: "" for what the method wants.
             plane_device: the CUDA device of this rank's own, with data_plane "COLLECTIVE" by NCCL; None: the model's, or 0.
             The others are SessionSpec's and Client's.
 
@@ -323,14 +323,14 @@ class Preconditioner:
         return result
 
     def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
-        """Of the model's parameters, for BaseOptimizer: layers of kron, soap and muon, whose answers are whole updates, apart
+        """Of the model's parameters, for BaseOptimizer: layers of methods whose answers are whole updates (docs/methods), apart
         from all others; matrices with weight decay, biases and other vectors without."""
-        whole = {parameter for slot in self._slots if self._methods[slot.place] in _layers.WHOLE_UPDATES
+        whole = {parameter for slot in self._slots if traits_of(self._methods[slot.place]).whole_updates
                  for parameter in slot.matrix.parameters()}
         return _optimizer.groups_of(self._model, whole, weight_decay)
 
     def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
-        """BaseOptimizer of param_groups(), AdamW where no layer has kron, soap or muon; options: betas, eps. Its rate is reported."""
+        """BaseOptimizer of param_groups(), AdamW where no answer is a whole update; options: betas, eps. Its rate is reported."""
         self._optimizer = _optimizer.BaseOptimizer(self.param_groups(weight_decay), lr, **options)
         return self._optimizer
 

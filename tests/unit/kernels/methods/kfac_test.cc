@@ -585,7 +585,7 @@ TEST(KfacTest, KeepsTheGradientsLengthInAnyUnits) {
 TEST(KfacTest, ReadsItsOptions) {
   const std::unique_ptr<Method> plain = MakeKfac({"kfac", {}}).value();
   EXPECT_TRUE(plain->needs_global_scale());
-  EXPECT_EQ(plain->statistics_form(), StatisticsForm::kCovariances);
+  EXPECT_EQ(plain->traits().statistics, StatisticsForm::kCovariances);
   EXPECT_THAT(plain->Warnings(16), IsEmpty());
   EXPECT_THAT(plain->Warnings(1), ElementsAre(HasSubstr("SIGNED")));
   const KfacConfig defaults = ParseKfacConfig({"kfac", {}}).value();

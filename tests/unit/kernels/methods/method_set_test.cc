@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+
 #include "kernels/methods/registry.h"
 
 namespace precondor {
@@ -46,13 +49,43 @@ TEST(MethodSetTest, RefusesCovariancesForMethodsThatTakeVectors) {
               HasSubstr("layer 1 \"second\": statistics: expected vectors for method mkor"));
 }
 
-TEST(MethodSetTest, ClientsKnowWhichMethodsTakeStatistics) {
-  for (const absl::string_view name : MethodNames()) {
+TEST(MethodSetTest, RefusesMethodsWhoseFactorsWorkersCannotHold) {
+  for (const ExchangeMode mode : {ExchangeMode::kPullFactors, ExchangeMode::kReplay}) {
     SessionSpec spec = ThreeLayers();
-    spec.method.name = std::string(name);
+    spec.exchange = mode;
+    const std::string expected =
+        absl::StrCat("method: expected one of mkor, identity, eva with exchange ", ExchangeModeName(mode), ", got ");
+    for (const char* method : {"mkor", "eva", "identity"}) {
+      spec.method.name = method;
+      EXPECT_TRUE(MethodSet::Make(spec).ok()) << MethodSet::Make(spec).status();
+    }
+    spec.layer_methods = {{.method = {.name = "kron", .options = {}}, .layers = {1}}};
+    EXPECT_EQ(MethodSet::Make(spec).status(),
+              absl::InvalidArgumentError(absl::StrCat("layer_methods[0].", expected, "kron")));
+    spec.method.name = "kfac";
+    EXPECT_EQ(MethodSet::Make(spec).status(), absl::InvalidArgumentError(absl::StrCat(expected, "kfac")));
+    spec.exchange = ExchangeMode::kDelegate;
+    EXPECT_TRUE(MethodSet::Make(spec).ok()) << MethodSet::Make(spec).status();
+  }
+}
+
+TEST(MethodSetTest, TraitsSayWhatMethodsOfDefaultOptionsDo) {
+  for (const MethodTraits& traits : AllMethodTraits()) {
+    SCOPED_TRACE(traits.name);
+    SessionSpec spec = ThreeLayers();
+    spec.method.name = std::string(traits.name);
+    spec.statistics = traits.default_statistics;
     const absl::StatusOr<MethodSet> set = MethodSet::Make(spec);
     ASSERT_TRUE(set.ok()) << set.status();
-    EXPECT_EQ(TakesStatistics(spec, 0), set->of(0).needs_statistics()) << name;
+    const Method& method = set->of(0);
+    EXPECT_EQ(method.name(), traits.name);
+    EXPECT_EQ(TakesStatistics(spec, 0), method.needs_statistics());
+    EXPECT_EQ(traits.default_scaling == Scaling::kKlClip, method.needs_global_scale());
+    EXPECT_TRUE(!traits.whole_updates || !method.needs_statistics());
+    const std::vector<OptionInfo> options = MethodOptions(traits.name).value();
+    const bool scales = absl::c_any_of(options, [](const OptionInfo& one) { return one.name == "scaling"; });
+    EXPECT_EQ(traits.default_scaling != Scaling::kNone, scales);
+    EXPECT_THAT(method.Warnings(VectorsPerStep(spec, 0)), ::testing::IsEmpty());
   }
 }
 

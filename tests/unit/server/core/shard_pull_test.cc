@@ -22,7 +22,6 @@ using ::testing::HasSubstr;
 class ShardPullTest : public ShardFixture {
  protected:
   ShardPullTest() {
-    spec.method.name = "mkor";  // what may be asked for; the fixture makes its own
     spec.exchange = ExchangeMode::kReplay;
     spec.statistics = StatisticsKind::kPerWorkerMean;
   }
@@ -248,7 +247,10 @@ TEST_F(ShardPullTest, ALossIsNoticedBehindTheWindowToo) {
 TEST_F(ShardPullTest, RefusesWhatDoesNotBelongToTheMode) {
   spec.inv_freq = 2;
   spec.layer_methods = {
-      {.method = {.name = "identity", .options = {}}, .statistics = StatisticsKind::kMean, .layers = {1}}};
+      {.method = {.name = "none", .options = {}}, .statistics = StatisticsKind::kMean, .layers = {1}}};
+  options.make_method = [this](const MethodConfig& config) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<FakeMethod>(log, /*needs_statistics=*/config.name != "none");
+  };
   Start();
   const auto expect = [&](const ContributionHeader& header, ErrorReason reason, const std::string& text) {
     const absl::Status status = shard->CheckHeader(header, 0);
