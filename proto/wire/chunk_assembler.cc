@@ -52,18 +52,9 @@ absl::Status CheckFirst(const v1::FrameHeader& header, uint64_t size) {
 }
 
 // True when `header`, of a later chunk, says the same of the contribution as the first one's.
-bool SameContribution(const v1::FrameHeader& first, const v1::FrameHeader& header) {
-  if (header.mode() != first.mode() || header.samples() != first.samples() || header.abstain() != first.abstain() ||
-      header.payload_bytes() != first.payload_bytes() || header.tensors_size() != first.tensors_size()) {
-    return false;
-  }
-  for (int i = 0; i < first.tensors_size(); ++i) {
-    const v1::TensorHeader& a = first.tensors(i);
-    const v1::TensorHeader& b = header.tensors(i);
-    const bool same_dims = std::equal(a.dims().begin(), a.dims().end(), b.dims().begin(), b.dims().end());
-    if (a.data_type() != b.data_type() || a.scale() != b.scale() || !same_dims) return false;
-  }
-  return true;
+bool SameContribution(const v1::FrameHeader& first, v1::FrameHeader header) {
+  header.set_chunk_offset(first.chunk_offset());
+  return header.SerializeAsString() == first.SerializeAsString();
 }
 
 void Append(const ReceivedBytes& chunk, std::vector<uint8_t>& payload) {
