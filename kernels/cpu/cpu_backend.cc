@@ -267,8 +267,6 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status RunOne(const operation::FillNormal& fill) { return RunByPrimitives(fill); }
-
   // --- numbers for the host -----------------------------------------------------------------------------------------
 
   static double Dot(ConstMatrixView x, ConstMatrixView y) {
@@ -443,9 +441,11 @@ class CpuBackend final : public Backend {
 
   // --- whole parts of a step ----------------------------------------------------------------------------------------
 
-  absl::Status RunOne(const operation::LowRankCore& make) { return RunByPrimitives(make); }
-  absl::Status RunOne(const operation::LowRankAppend& append) { return RunByPrimitives(append); }
-  absl::Status RunOne(const operation::ShermanMorrisonTerms& make) { return RunByPrimitives(make); }
+  // Composites that have no function of their own here.
+  template <operation::Composite Kind>
+  absl::Status RunOne(const Kind& composite) {
+    return RunByPrimitives(composite);
+  }
 
   bool applies_length_rules() const override { return true; }
   absl::Status RunOne(const operation::LowRankPrecondition& product) {
@@ -500,10 +500,6 @@ class CpuBackend final : public Backend {
   absl::Status RunOne(const operation::SymmetricUpdateMultiply& update) { return tiles::Run(*this, update); }
   absl::Status RunOne(const operation::SymmetricExpand& expand) { return tiles::Run(*this, expand); }
   absl::Status RunOne(const operation::SymmetricCompress& compress) { return tiles::Run(compress); }
-#else
-  absl::Status RunOne(const operation::SymmetricUpdateMultiply& update) { return RunByPrimitives(update); }
-  absl::Status RunOne(const operation::SymmetricExpand& expand) { return RunByPrimitives(expand); }
-  absl::Status RunOne(const operation::SymmetricCompress& compress) { return RunByPrimitives(compress); }
 #endif
 
   BlockCache memory_;

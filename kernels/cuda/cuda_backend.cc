@@ -139,8 +139,10 @@ class CudaBackend final : public Backend {
   absl::Status RunLarge(const operation::SymmetricEigen& eigen) {
     return DecomposeLarge(eigen.a, eigen.values, eigen.q);
   }
-  absl::Status RunLarge(const operation::ShermanMorrisonTerms& terms) { return RunByPrimitives(terms); }
-  absl::Status RunLarge(const operation::LowRankCore& core) { return RunByPrimitives(core); }
+  template <operation::Composite Kind>
+  absl::Status RunLarge(const Kind& composite) {
+    return RunByPrimitives(composite);
+  }
   absl::Status RunSmall(absl::Span<const operation::SpdInverse* const> all, absl::Span<absl::Status> statuses) {
     return cuda::RunSpdInverses(*device_, all, statuses);
   }
@@ -155,6 +157,11 @@ class CudaBackend final : public Backend {
     return cuda::RunLowRankCores(*device_, all, statuses);
   }
   // --- the rest, one by one -----------------------------------------------------------------------------------------
+  // Composites that have no function of their own here.
+  template <operation::Composite Kind>
+  absl::Status RunOne(const Kind& composite) {
+    return RunByPrimitives(composite);
+  }
   absl::Status RunOne(const operation::MultiplyElements& multiply) {
     return device_->Run("MultiplyElements", [&](cudaStream_t stream) {
       return cuda::MultiplyElements(stream, multiply.alpha, multiply.x, multiply.y, multiply.beta, multiply.z);
