@@ -6,139 +6,83 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
-
-#include "absl/strings/string_view.h"
+#include <iterator>
+#include <string_view>
 
 namespace precondor::metrics {
 
 enum class MetricType : uint8_t { kCounter, kGauge, kHistogram };
+
+// Whose a series is: the server's from its start; or a job's, while a shard has its session or a coordinator has it
+// open.
+enum class MetricOwner : uint8_t { kServer, kShardJob, kCoordinatorJob };
 
 struct MetricInfo {
   const char* name;
   MetricType type;
   const char* labels;  // separated by commas
   const char* help;
+  MetricOwner owner = MetricOwner::kServer;
 };
 
 // Buckets of every histogram, in seconds.
 inline constexpr std::array<double, 14> kSecondsBuckets = {.0005, .001, .0025, .005, .01, .025, .05,
                                                            .1,    .25,  .5,    1,    2.5, 5,    10};
 
-// By the places that MetricsObserver uses; kCatalog is in this order.
-enum MetricId : uint8_t {
-  kContributions,
-  kContributionBytes,
-  kResults,
-  kResultBytes,
-  kUpdates,
-  kUpdateFailures,
-  kUpdatesLost,
-  kJobStages,
-  kJobStageSeconds,
-  kFetches,
-  kFetchedBytes,
-  kJobReservedBytes,
-  kShardStep,
-  kLogStale,
-  kSnapshots,
-  kLastSnapshotTime,
-  kLastSnapshotBytes,
-  kReleases,
-  kReturnedLayers,
-  kLaggingWorkers,
-  kLaggingRank,
-  kDataPlane,
-  kDataPlaneFailures,
-  kStageSeconds,
-  kRejected,
-  kTransferBytes,
-  kReservedBytes,
-  kCapacityBytes,
-  kDeviceReservedBytes,
-  kDeviceCapacityBytes,
-  kDeviceStatus,
-  kAdmissions,
-  kShardSessions,
-  kQuarantinedSessions,
-  kLogBytes,
-  kLogFailures,
-  kLogSize,
-  kLogSyncTime,
-  kLogSyncSeconds,
-  kSnapshotSeconds,
-  kSteps,
-  kLastStep,
-  kLeaseStep,
-  kLoss,
-  kSecondOrder,
-  kSmoothedLoss,
-  kLossRate,
-  kFallbackThreshold,
-  kModeStepSeconds,
-  kModeChanges,
-  kMovedLayers,
-  kEpoch,
-  kWorkersJoined,
-  kWorkersExpected,
-  kSessionSnapshots,
-  kLastSessionSnapshot,
-  kCoordinatorSessions,
-  kUnreachableShards,
-  kJournalFailures,
-  kJournalFailing,
-  kRpcs,
-  kRpcSeconds,
-  kDraining,
-  kDroppedLogLines,
-  kResidentBytes,
-  kStartTime,
-  kBuildInfo,
-  kMetricCount,
-};
-
-inline constexpr std::array<MetricInfo, kMetricCount> kCatalog = {{
+inline constexpr MetricInfo kCatalog[] = {
     {"precondor_contributions_total", MetricType::kCounter, "train_job,kind,result",
-     "Contributions: accepted, duplicate (acknowledged and not counted again) or rejected"},
+     "Contributions: accepted, duplicate (acknowledged and not counted again) or rejected", MetricOwner::kShardJob},
     {"precondor_contribution_bytes_total", MetricType::kCounter, "train_job,kind",
-     "Payload bytes of accepted contributions"},
+     "Payload bytes of accepted contributions", MetricOwner::kShardJob},
     {"precondor_results_total", MetricType::kCounter, "train_job,decision",
-     "Answers to gradients and pulls by decision"},
-    {"precondor_result_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of these answers"},
-    {"precondor_updates_total", MetricType::kCounter, "train_job", "Factor updates attempted"},
+     "Answers to gradients and pulls by decision", MetricOwner::kShardJob},
+    {"precondor_result_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of these answers",
+     MetricOwner::kShardJob},
+    {"precondor_updates_total", MetricType::kCounter, "train_job", "Factor updates attempted", MetricOwner::kShardJob},
     {"precondor_update_failures_total", MetricType::kCounter, "train_job",
-     "Factor updates that failed; the last good factors stay"},
+     "Factor updates that failed; the last good factors stay", MetricOwner::kShardJob},
     {"precondor_updates_lost_total", MetricType::kCounter, "train_job",
-     "Factor updates that workers have had answers of and a shard came back without"},
+     "Factor updates that workers have had answers of and a shard came back without", MetricOwner::kShardJob},
     {"precondor_job_stages_total", MetricType::kCounter, "train_job,stage",
-     "Times that a layer of the job went through a stage"},
+     "Times that a layer of the job went through a stage", MetricOwner::kShardJob},
     {"precondor_job_stage_seconds_total", MetricType::kCounter, "train_job,stage",
-     "Time that layers of the job spent in a stage"},
+     "Time that layers of the job spent in a stage", MetricOwner::kShardJob},
     {"precondor_fetches_total", MetricType::kCounter, "train_job",
-     "Layers whose factors were sent to a worker that asked for them"},
-    {"precondor_fetched_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of these factors"},
+     "Layers whose factors were sent to a worker that asked for them", MetricOwner::kShardJob},
+    {"precondor_fetched_bytes_total", MetricType::kCounter, "train_job", "Payload bytes of these factors",
+     MetricOwner::kShardJob},
     {"precondor_job_reserved_bytes", MetricType::kGauge, "train_job,part",
      "Memory that the job has reserved on this shard: gradients is what first order needs too, factors the rest, 0 "
      "while they "
-     "are released"},
+     "are released",
+     MetricOwner::kShardJob},
     {"precondor_shard_step_number", MetricType::kGauge, "train_job",
-     "Greatest step that this shard has sealed of the job"},
+     "Greatest step that this shard has sealed of the job", MetricOwner::kShardJob},
     {"precondor_log_stale_status", MetricType::kGauge, "train_job",
-     "1 while the log of the shard lacks records of the session, which then cannot come back"},
-    {"precondor_snapshots_total", MetricType::kCounter, "train_job,outcome", "Snapshots of a session on this shard"},
+     "1 while the log of the shard lacks records of the session, which then cannot come back", MetricOwner::kShardJob},
+    {"precondor_snapshots_total", MetricType::kCounter, "train_job,outcome", "Snapshots of a session on this shard",
+     MetricOwner::kShardJob},
     {"precondor_last_snapshot_timestamp_seconds", MetricType::kGauge, "train_job",
-     "Unix time of the last snapshot of the session that is durable on this shard; 0: none since the server started"},
-    {"precondor_last_snapshot_bytes", MetricType::kGauge, "train_job", "Size of the factors in that snapshot"},
+     "Unix time of the last snapshot of the session that is durable on this shard; 0: none since the server started",
+     MetricOwner::kShardJob},
+    {"precondor_last_snapshot_bytes", MetricType::kGauge, "train_job", "Size of the factors in that snapshot",
+     MetricOwner::kShardJob},
     {"precondor_factor_releases_total", MetricType::kCounter, "train_job,outcome",
-     "Attempts to write factors to the disk that a session in first order has released"},
+     "Attempts to write factors to the disk that a session in first order has released", MetricOwner::kShardJob},
     {"precondor_returned_layers_total", MetricType::kCounter, "train_job,factors",
-     "Layers that returned to second order with the factors they had released, or with fresh ones"},
-    {"precondor_lagging_workers", MetricType::kGauge, "train_job", "Ranks that hold up all others"},
-    {"precondor_lagging_rank_number", MetricType::kGauge, "train_job", "The lowest of them; -1: none"},
+     "Layers that returned to second order with the factors they had released, or with fresh ones",
+     MetricOwner::kShardJob},
+    {"precondor_lagging_workers", MetricType::kGauge, "train_job", "Ranks that hold up all others",
+     MetricOwner::kShardJob},
+    {"precondor_lagging_rank_number", MetricType::kGauge, "train_job", "The lowest of them; -1: none",
+     MetricOwner::kShardJob},
     {"precondor_data_plane_status", MetricType::kGauge, "train_job",
-     "1 while the gradients of the job come by a communicator to this shard, 0 while over gRPC"},
+     "1 while the gradients of the job come by a communicator to this shard, 0 while over gRPC",
+     MetricOwner::kShardJob},
     {"precondor_data_plane_failures_total", MetricType::kCounter, "train_job",
-     "Communicators of the job that ended before their epoch although no rank had left"},
+     "Communicators of the job that ended before their epoch although no rank had left", MetricOwner::kShardJob},
     {"precondor_stage_seconds", MetricType::kHistogram, "stage",
      "Time of the stages of a step, one layer at a time: receive, seal_wait, update, precondition, reply"},
     {"precondor_rejected_total", MetricType::kCounter, "reason", "Contributions refused, by reason"},
@@ -161,28 +105,39 @@ inline constexpr std::array<MetricInfo, kMetricCount> kCatalog = {{
      "Unix time of the last sync of that log; 0: none"},
     {"precondor_log_sync_seconds", MetricType::kHistogram, "", "Time of a sync of that log"},
     {"precondor_snapshot_seconds", MetricType::kHistogram, "", "Time to write a snapshot of a session"},
-    {"precondor_steps_total", MetricType::kCounter, "train_job", "Steps that all workers have reported"},
-    {"precondor_last_step_number", MetricType::kGauge, "train_job", "Greatest step that all workers have reported"},
-    {"precondor_lease_step_number", MetricType::kGauge, "train_job", "Last step that any worker may begin now"},
+    {"precondor_steps_total", MetricType::kCounter, "train_job", "Steps that all workers have reported",
+     MetricOwner::kCoordinatorJob},
+    {"precondor_last_step_number", MetricType::kGauge, "train_job", "Greatest step that all workers have reported",
+     MetricOwner::kCoordinatorJob},
+    {"precondor_lease_step_number", MetricType::kGauge, "train_job", "Last step that any worker may begin now",
+     MetricOwner::kCoordinatorJob},
     {"precondor_training_loss", MetricType::kGauge, "train_job",
-     "Sample-weighted loss of the last reported step whose loss was finite"},
-    {"precondor_second_order_mode", MetricType::kGauge, "train_job", "1 in second order, 0 after the fallback"},
-    {"precondor_smoothed_loss", MetricType::kGauge, "train_job", "Smoothed loss, an input of the fallback policy"},
+     "Sample-weighted loss of the last reported step whose loss was finite", MetricOwner::kCoordinatorJob},
+    {"precondor_second_order_mode", MetricType::kGauge, "train_job", "1 in second order, 0 after the fallback",
+     MetricOwner::kCoordinatorJob},
+    {"precondor_smoothed_loss", MetricType::kGauge, "train_job", "Smoothed loss, an input of the fallback policy",
+     MetricOwner::kCoordinatorJob},
     {"precondor_loss_rate", MetricType::kGauge, "train_job",
-     "Smoothed decrease of that loss in a step, an input of the fallback policy"},
+     "Smoothed decrease of that loss in a step, an input of the fallback policy", MetricOwner::kCoordinatorJob},
     {"precondor_fallback_threshold_rate", MetricType::kGauge, "train_job",
-     "Decrease in a step below which the policy LOSS_RATE falls back to first order"},
+     "Decrease in a step below which the policy LOSS_RATE falls back to first order", MetricOwner::kCoordinatorJob},
     {"precondor_mode_step_seconds", MetricType::kGauge, "train_job,mode",
-     "Smoothed time of a step in each mode, an input of the fallback policy; 0: not known"},
-    {"precondor_mode_changes_total", MetricType::kCounter, "train_job", "Changes of mode"},
+     "Smoothed time of a step in each mode, an input of the fallback policy; 0: not known",
+     MetricOwner::kCoordinatorJob},
+    {"precondor_mode_changes_total", MetricType::kCounter, "train_job", "Changes of mode",
+     MetricOwner::kCoordinatorJob},
     {"precondor_moved_layers_total", MetricType::kCounter, "train_job",
-     "Layers that began anew on other shards because theirs was lost"},
-    {"precondor_epoch_number", MetricType::kGauge, "train_job", "Current epoch of the session"},
-    {"precondor_joined_workers", MetricType::kGauge, "train_job", "Ranks that have joined"},
-    {"precondor_expected_workers", MetricType::kGauge, "train_job", "World size of the session"},
-    {"precondor_session_snapshots_total", MetricType::kCounter, "train_job,outcome", "Snapshots of whole sessions"},
+     "Layers that began anew on other shards because theirs was lost", MetricOwner::kCoordinatorJob},
+    {"precondor_epoch_number", MetricType::kGauge, "train_job", "Current epoch of the session",
+     MetricOwner::kCoordinatorJob},
+    {"precondor_joined_workers", MetricType::kGauge, "train_job", "Ranks that have joined",
+     MetricOwner::kCoordinatorJob},
+    {"precondor_expected_workers", MetricType::kGauge, "train_job", "World size of the session",
+     MetricOwner::kCoordinatorJob},
+    {"precondor_session_snapshots_total", MetricType::kCounter, "train_job,outcome", "Snapshots of whole sessions",
+     MetricOwner::kCoordinatorJob},
     {"precondor_last_session_snapshot_step_number", MetricType::kGauge, "train_job",
-     "Step of the last one that is complete; -1: none"},
+     "Step of the last one that is complete; -1: none", MetricOwner::kCoordinatorJob},
     {"precondor_coordinator_sessions", MetricType::kGauge, "", "Sessions open on this coordinator"},
     {"precondor_unreachable_shards", MetricType::kGauge, "",
      "Shards that left the coordinator's last three probes unanswered"},
@@ -197,6 +152,14 @@ inline constexpr std::array<MetricInfo, kMetricCount> kCatalog = {{
     {"precondor_resident_memory_bytes", MetricType::kGauge, "", "Resident memory of the process"},
     {"precondor_start_timestamp_seconds", MetricType::kGauge, "", "Unix time at which the process started"},
     {"precondor_build_info", MetricType::kGauge, "version,role", "1; the labels tell what runs"},
-}};
+};
+inline constexpr size_t kMetricCount = std::size(kCatalog);
+
+// A metric's place in kCatalog. A name that is not there does not compile.
+consteval size_t Metric(std::string_view name) {
+  size_t place = 0;
+  while (name != kCatalog[place].name) ++place;
+  return place;
+}
 
 }  // namespace precondor::metrics

@@ -59,9 +59,15 @@ using Labels = std::map<std::string, std::string>;
 
 class MetricsObserver::Impl {
  public:
-  // The series of one job, so that an event costs a look-up and an addition.
+  // The series of one job, so that an event costs a look-up and an addition. Those whose only label is the job are
+  // found by their place in the catalog.
   struct Job {
+    prometheus::Counter& counter(size_t id) { return *counters[id]; }
+    prometheus::Gauge& gauge(size_t id) { return *gauges[id]; }
+
     int sessions = 0;  // of its name
+    std::array<prometheus::Counter*, kMetricCount> counters = {};
+    std::array<prometheus::Gauge*, kMetricCount> gauges = {};
     std::vector<std::function<void()>> removers;
   };
   struct ShardJob : Job {
@@ -69,63 +75,50 @@ class MetricsObserver::Impl {
     std::array<prometheus::Counter*, kKindsWithBytes> bytes;
     std::array<prometheus::Counter*, kStages.size()> stages, stage_seconds;  // null but for kJobStageList
     std::array<prometheus::Counter*, kDecisions.size()> results;
-    prometheus::Counter *updates, *update_failures, *updates_lost, *result_bytes, *fetches, *fetched_bytes,
-        *data_plane_failures;
     prometheus::Counter *snapshots_done, *snapshots_failed;
     prometheus::Counter *factors_kept, *factors_not_kept, *layers_kept, *layers_fresh;
-    prometheus::Gauge *gradient_bytes, *factor_bytes, *step, *log_stale, *data_plane;
-    prometheus::Gauge *last_snapshot_time, *last_snapshot_bytes;
-    prometheus::Gauge *lagging_workers, *lagging_rank;
+    prometheus::Gauge *gradient_bytes, *factor_bytes;
   };
   struct CoordinatorJob : Job {
-    prometheus::Counter* steps;
-    prometheus::Counter* mode_changes;
-    prometheus::Counter* moved_layers;
-    prometheus::Gauge *last_step, *lease_step, *loss, *second_order, *epoch, *joined, *expected;
     prometheus::Counter *snapshots_complete, *snapshots_failed;
-    prometheus::Gauge* last_snapshot;
-    prometheus::Gauge *smoothed_loss, *loss_rate, *fallback_threshold, *second_order_seconds, *first_order_seconds;
+    prometheus::Gauge *second_order_seconds, *first_order_seconds;
   };
 
   Impl() : registry_(std::make_shared<prometheus::Registry>()) {
     for (size_t id = 0; id < kMetricCount; ++id) {
       const MetricInfo& info = kCatalog[id];
+      const bool plain = info.owner == MetricOwner::kServer && *info.labels == '\0';
       switch (info.type) {
         case MetricType::kCounter:
           counters_[id] = &prometheus::BuildCounter().Name(info.name).Help(info.help).Register(*registry_);
+          if (plain) plain_.counters[id] = &AddCounter(id, {});
           break;
         case MetricType::kGauge:
           gauges_[id] = &prometheus::BuildGauge().Name(info.name).Help(info.help).Register(*registry_);
+          if (plain) plain_.gauges[id] = &AddGauge(id, {});
           break;
         case MetricType::kHistogram:
           histograms_[id] = &prometheus::BuildHistogram().Name(info.name).Help(info.help).Register(*registry_);
+          if (plain) plain_histograms_[id] = &AddHistogram(id, {});
           break;
       }
     }
-    for (MetricId id :
-         {kReservedBytes, kCapacityBytes, kShardSessions, kQuarantinedSessions, kCoordinatorSessions,
-          kUnreachableShards, kJournalFailing, kDraining, kResidentBytes, kLogSize, kLogSyncTime, kStartTime}) {
-      plain_[id] = &gauges_[id]->Add({});
+    for (size_t i = 0; i < kStages.size(); ++i) {
+      stages_[i] = &AddHistogram(Metric("precondor_stage_seconds"), {{"stage", kStages[i]}});
     }
-    journal_failures_ = &counters_[kJournalFailures]->Add({});
-    log_bytes_ = &counters_[kLogBytes]->Add({});
-    log_failures_ = &counters_[kLogFailures]->Add({});
-    dropped_log_lines_ = &AddCounter(kDroppedLogLines, {});
-    for (size_t i = 0; i < kStages.size(); ++i) stages_[i] = &AddHistogram(kStageSeconds, {{"stage", kStages[i]}});
     for (size_t reason = 0; reason < kErrorReasonCount; ++reason) {
-      rejected_[reason] =
-          &AddCounter(kRejected, {{"reason", Lower(ErrorReasonName(static_cast<ErrorReason>(reason)))}});
+      rejected_[reason] = &AddCounter(Metric("precondor_rejected_total"),
+                                      {{"reason", Lower(ErrorReasonName(static_cast<ErrorReason>(reason)))}});
     }
     for (const bool admitted : {false, true}) {
-      admissions_[admitted] = &AddCounter(kAdmissions, {{"result", admitted ? "admitted" : "refused"}});
+      admissions_[admitted] =
+          &AddCounter(Metric("precondor_admissions_total"), {{"result", admitted ? "admitted" : "refused"}});
     }
-    log_sync_ = &AddHistogram(kLogSyncSeconds, {});
-    snapshot_seconds_ = &AddHistogram(kSnapshotSeconds, {});
     for (const auto& [path, kind] : {std::pair(0, 0), {0, 1}, {1, 0}, {1, 1}, {2, 1}, {3, 1}}) {
       AddTransfer(0, path, kind);
     }
     for (const auto& [path, kind] : {std::pair(0, 2), {0, 3}, {1, 2}, {2, 2}, {3, 2}}) AddTransfer(1, path, kind);
-    plain(kStartTime).Set(UnixSeconds());
+    gauge(Metric("precondor_start_timestamp_seconds")).Set(UnixSeconds());
   }
 
   // Null for what does not occur.
@@ -137,23 +130,22 @@ class MetricsObserver::Impl {
   // Under the lock: scrapes may overlap.
   void RaiseDroppedLogLines(int64_t total) {
     MutexLock lock(mu_);
-    dropped_log_lines_->Increment(std::max(0.0, static_cast<double>(total) - dropped_log_lines_->Value()));
+    prometheus::Counter& lines = counter(Metric("precondor_dropped_log_lines_total"));
+    lines.Increment(std::max(0.0, static_cast<double>(total) - lines.Value()));
   }
-  prometheus::Histogram& log_sync() { return *log_sync_; }
-  prometheus::Histogram& snapshot_seconds() { return *snapshot_seconds_; }
   void ObserveStage(Stage stage, absl::Duration took) { stages_[stage]->Observe(absl::ToDoubleSeconds(took)); }
   static void AddToStage(ShardJob& job, Stage stage, absl::Duration took) {
     job.stages[stage]->Increment();
     job.stage_seconds[stage]->Increment(std::max(0.0, absl::ToDoubleSeconds(took)));
   }
 
-  prometheus::Gauge& plain(MetricId id) { return *plain_[id]; }
-  prometheus::Counter& journal_failures() { return *journal_failures_; }
-  prometheus::Counter& log_bytes() { return *log_bytes_; }
-  prometheus::Counter& log_failures() { return *log_failures_; }
-  prometheus::Counter& AddCounter(MetricId id, const Labels& labels) { return counters_[id]->Add(labels); }
-  prometheus::Gauge& AddGauge(MetricId id, const Labels& labels) { return gauges_[id]->Add(labels); }
-  prometheus::Histogram& AddHistogram(MetricId id, const Labels& labels) {
+  // Of metrics without labels.
+  prometheus::Counter& counter(size_t id) { return plain_.counter(id); }
+  prometheus::Gauge& gauge(size_t id) { return plain_.gauge(id); }
+  prometheus::Histogram& histogram(size_t id) { return *plain_histograms_[id]; }
+  prometheus::Counter& AddCounter(size_t id, const Labels& labels) { return counters_[id]->Add(labels); }
+  prometheus::Gauge& AddGauge(size_t id, const Labels& labels) { return gauges_[id]->Add(labels); }
+  prometheus::Histogram& AddHistogram(size_t id, const Labels& labels) {
     return histograms_[id]->Add(
         labels, prometheus::Histogram::BucketBoundaries(kSecondsBuckets.begin(), kSecondsBuckets.end()));
   }
@@ -192,10 +184,11 @@ class MetricsObserver::Impl {
     const std::string name(method);
     prometheus::Counter*& counter = rpcs_[absl::StrCat(name, "/", static_cast<int>(code))];
     if (counter == nullptr) {
-      counter = &AddCounter(kRpcs, {{"method", name}, {"code", Lower(absl::StatusCodeToString(code))}});
+      counter = &AddCounter(Metric("precondor_rpcs_total"),
+                            {{"method", name}, {"code", Lower(absl::StatusCodeToString(code))}});
     }
     prometheus::Histogram*& seconds = rpc_seconds_[name];
-    if (seconds == nullptr) seconds = &AddHistogram(kRpcSeconds, {{"method", name}});
+    if (seconds == nullptr) seconds = &AddHistogram(Metric("precondor_rpc_seconds"), {{"method", name}});
     counter->Increment();
     seconds->Observe(absl::ToDoubleSeconds(took));
   }
@@ -204,7 +197,7 @@ class MetricsObserver::Impl {
 
   std::string Render() {
     if (probe_) probe_();
-    plain(kResidentBytes).Set(ResidentBytes());
+    gauge(Metric("precondor_resident_memory_bytes")).Set(ResidentBytes());
     return prometheus::TextSerializer().Serialize(registry_->Collect());
   }
 
@@ -221,21 +214,28 @@ class MetricsObserver::Impl {
  private:
   void AddTransfer(size_t direction, size_t path, size_t kind) {
     transfers_[direction][path][kind] =
-        &AddCounter(kTransferBytes,
+        &AddCounter(Metric("precondor_transfer_bytes_total"),
                     {{"direction", kDirections[direction]}, {"path", kPaths[path]}, {"kind", kTransferKinds[kind]}});
   }
 
-  prometheus::Counter* JobCounter(Job& job, MetricId id, const Labels& labels) {
+  prometheus::Counter* JobCounter(Job& job, size_t id, const Labels& labels) {
     prometheus::Counter* counter = &AddCounter(id, labels);
     job.removers.push_back([family = counters_[id], counter] { family->Remove(counter); });
     return counter;
   }
-  prometheus::Gauge* JobGauge(Job& job, MetricId id, const Labels& labels) {
+  prometheus::Gauge* JobGauge(Job& job, size_t id, const Labels& labels) {
     prometheus::Gauge* gauge = &AddGauge(id, labels);
     job.removers.push_back([family = gauges_[id], gauge] { family->Remove(gauge); });
     return gauge;
   }
 
+  void FillJob(Job& job, MetricOwner owner, const std::string& name) {
+    for (size_t id = 0; id < kMetricCount; ++id) {
+      if (kCatalog[id].owner != owner || kCatalog[id].labels != std::string_view("train_job")) continue;
+      if (kCatalog[id].type == MetricType::kCounter) job.counters[id] = JobCounter(job, id, {{"train_job", name}});
+      if (kCatalog[id].type == MetricType::kGauge) job.gauges[id] = JobGauge(job, id, {{"train_job", name}});
+    }
+  }
   template <typename J, typename F>
   static void Add(absl::flat_hash_map<std::string, std::unique_ptr<J>>& jobs, absl::string_view name, F fill) {
     std::unique_ptr<J>& job = jobs[name];
@@ -254,86 +254,69 @@ class MetricsObserver::Impl {
   }
 
   void FillShardJob(ShardJob& job, const std::string& name) {
-    const Labels own = {{"train_job", name}};
-    job.lagging_workers = JobGauge(job, kLaggingWorkers, own);
-    job.lagging_rank = JobGauge(job, kLaggingRank, own);
-    job.lagging_rank->Set(-1);
+    FillJob(job, MetricOwner::kShardJob, name);
+    job.gauge(Metric("precondor_lagging_rank_number")).Set(-1);
     for (size_t kind = 0; kind < kKinds; ++kind) {
       Labels labels = {{"train_job", name}, {"kind", kKindLabels[kind]}};
-      if (kind < kKindsWithBytes) job.bytes[kind] = JobCounter(job, kContributionBytes, labels);
+      if (kind < kKindsWithBytes)
+        job.bytes[kind] = JobCounter(job, Metric("precondor_contribution_bytes_total"), labels);
       for (size_t result = 0; result < kContributionResults.size(); ++result) {
         labels["result"] = kContributionResults[result];
-        job.contributions[kind][result] = JobCounter(job, kContributions, labels);
+        job.contributions[kind][result] = JobCounter(job, Metric("precondor_contributions_total"), labels);
       }
     }
     for (const Stage stage : kJobStageList) {
       const Labels labels = {{"train_job", name}, {"stage", kStages[stage]}};
-      job.stages[stage] = JobCounter(job, kJobStages, labels);
-      job.stage_seconds[stage] = JobCounter(job, kJobStageSeconds, labels);
+      job.stages[stage] = JobCounter(job, Metric("precondor_job_stages_total"), labels);
+      job.stage_seconds[stage] = JobCounter(job, Metric("precondor_job_stage_seconds_total"), labels);
     }
     for (size_t i = 0; i < kDecisions.size(); ++i) {
-      job.results[i] =
-          JobCounter(job, kResults, {{"train_job", name}, {"decision", Lower(DecisionName(kDecisions[i]))}});
+      job.results[i] = JobCounter(job, Metric("precondor_results_total"),
+                                  {{"train_job", name}, {"decision", Lower(DecisionName(kDecisions[i]))}});
     }
-    job.updates = JobCounter(job, kUpdates, own);
-    job.update_failures = JobCounter(job, kUpdateFailures, own);
-    job.updates_lost = JobCounter(job, kUpdatesLost, own);
-    job.result_bytes = JobCounter(job, kResultBytes, own);
-    job.fetches = JobCounter(job, kFetches, own);
-    job.fetched_bytes = JobCounter(job, kFetchedBytes, own);
-    job.gradient_bytes = JobGauge(job, kJobReservedBytes, {{"train_job", name}, {"part", "gradients"}});
-    job.factor_bytes = JobGauge(job, kJobReservedBytes, {{"train_job", name}, {"part", "factors"}});
-    job.step = JobGauge(job, kShardStep, own);
-    job.last_snapshot_time = JobGauge(job, kLastSnapshotTime, own);
-    job.last_snapshot_bytes = JobGauge(job, kLastSnapshotBytes, own);
-    job.log_stale = JobGauge(job, kLogStale, own);
-    job.data_plane = JobGauge(job, kDataPlane, own);
-    job.data_plane_failures = JobCounter(job, kDataPlaneFailures, own);
-    job.snapshots_done = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "durable"}});
-    job.snapshots_failed = JobCounter(job, kSnapshots, {{"train_job", name}, {"outcome", "given_up"}});
-    job.factors_kept = JobCounter(job, kReleases, {{"train_job", name}, {"outcome", "durable"}});
-    job.factors_not_kept = JobCounter(job, kReleases, {{"train_job", name}, {"outcome", "failed"}});
-    job.layers_kept = JobCounter(job, kReturnedLayers, {{"train_job", name}, {"factors", "kept"}});
-    job.layers_fresh = JobCounter(job, kReturnedLayers, {{"train_job", name}, {"factors", "fresh"}});
+    job.gradient_bytes =
+        JobGauge(job, Metric("precondor_job_reserved_bytes"), {{"train_job", name}, {"part", "gradients"}});
+    job.factor_bytes =
+        JobGauge(job, Metric("precondor_job_reserved_bytes"), {{"train_job", name}, {"part", "factors"}});
+    job.snapshots_done =
+        JobCounter(job, Metric("precondor_snapshots_total"), {{"train_job", name}, {"outcome", "durable"}});
+    job.snapshots_failed =
+        JobCounter(job, Metric("precondor_snapshots_total"), {{"train_job", name}, {"outcome", "given_up"}});
+    job.factors_kept =
+        JobCounter(job, Metric("precondor_factor_releases_total"), {{"train_job", name}, {"outcome", "durable"}});
+    job.factors_not_kept =
+        JobCounter(job, Metric("precondor_factor_releases_total"), {{"train_job", name}, {"outcome", "failed"}});
+    job.layers_kept =
+        JobCounter(job, Metric("precondor_returned_layers_total"), {{"train_job", name}, {"factors", "kept"}});
+    job.layers_fresh =
+        JobCounter(job, Metric("precondor_returned_layers_total"), {{"train_job", name}, {"factors", "fresh"}});
   }
 
   void FillCoordinatorJob(CoordinatorJob& job, const std::string& name) {
-    const Labels own = {{"train_job", name}};
-    job.steps = JobCounter(job, kSteps, own);
-    job.last_step = JobGauge(job, kLastStep, own);
-    job.lease_step = JobGauge(job, kLeaseStep, own);
-    job.loss = JobGauge(job, kLoss, own);
-    job.second_order_seconds = JobGauge(job, kModeStepSeconds, {{"train_job", name}, {"mode", "second_order"}});
-    job.first_order_seconds = JobGauge(job, kModeStepSeconds, {{"train_job", name}, {"mode", "first_order"}});
-    job.second_order = JobGauge(job, kSecondOrder, own);
-    job.second_order->Set(1);
-    job.epoch = JobGauge(job, kEpoch, own);
-    job.joined = JobGauge(job, kWorkersJoined, own);
-    job.expected = JobGauge(job, kWorkersExpected, own);
-    job.mode_changes = JobCounter(job, kModeChanges, own);
-    job.moved_layers = JobCounter(job, kMovedLayers, own);
-    job.smoothed_loss = JobGauge(job, kSmoothedLoss, own);
-    job.loss_rate = JobGauge(job, kLossRate, own);
-    job.fallback_threshold = JobGauge(job, kFallbackThreshold, own);
-    job.snapshots_complete = JobCounter(job, kSessionSnapshots, {{"train_job", name}, {"outcome", "complete"}});
-    job.snapshots_failed = JobCounter(job, kSessionSnapshots, {{"train_job", name}, {"outcome", "failed"}});
-    job.last_snapshot = JobGauge(job, kLastSessionSnapshot, own);
-    job.last_snapshot->Set(-1);
+    FillJob(job, MetricOwner::kCoordinatorJob, name);
+    job.second_order_seconds =
+        JobGauge(job, Metric("precondor_mode_step_seconds"), {{"train_job", name}, {"mode", "second_order"}});
+    job.first_order_seconds =
+        JobGauge(job, Metric("precondor_mode_step_seconds"), {{"train_job", name}, {"mode", "first_order"}});
+    job.gauge(Metric("precondor_second_order_mode")).Set(1);
+    job.snapshots_complete =
+        JobCounter(job, Metric("precondor_session_snapshots_total"), {{"train_job", name}, {"outcome", "complete"}});
+    job.snapshots_failed =
+        JobCounter(job, Metric("precondor_session_snapshots_total"), {{"train_job", name}, {"outcome", "failed"}});
+    job.gauge(Metric("precondor_last_session_snapshot_step_number")).Set(-1);
   }
 
   const std::shared_ptr<prometheus::Registry> registry_;
   std::array<prometheus::Family<prometheus::Counter>*, kMetricCount> counters_ = {};
   std::array<prometheus::Family<prometheus::Gauge>*, kMetricCount> gauges_ = {};
   std::array<prometheus::Family<prometheus::Histogram>*, kMetricCount> histograms_ = {};
-  std::array<prometheus::Gauge*, kMetricCount> plain_ = {};
-  prometheus::Counter *journal_failures_ = nullptr, *log_bytes_ = nullptr, *log_failures_ = nullptr,
-                      *dropped_log_lines_ = nullptr;
+  Job plain_;
+  std::array<prometheus::Histogram*, kMetricCount> plain_histograms_ = {};
   std::array<prometheus::Histogram*, kStages.size()> stages_ = {};
   std::array<prometheus::Counter*, kErrorReasonCount> rejected_ = {};
   std::array<prometheus::Counter*, 2> admissions_ = {};
   std::array<std::array<std::array<prometheus::Counter*, kTransferKinds.size()>, kPaths.size()>, kDirections.size()>
       transfers_ = {};
-  prometheus::Histogram *log_sync_ = nullptr, *snapshot_seconds_ = nullptr;
 
   Mutex mu_;
   absl::flat_hash_map<std::string, std::unique_ptr<ShardJob>> shard_jobs_ ABSL_GUARDED_BY(mu_);
@@ -346,7 +329,8 @@ class MetricsObserver::Impl {
 };
 
 MetricsObserver::MetricsObserver(absl::string_view version, absl::string_view role) : impl_(std::make_unique<Impl>()) {
-  impl_->AddGauge(kBuildInfo, {{"version", std::string(version)}, {"role", std::string(role)}}).Set(1);
+  impl_->AddGauge(Metric("precondor_build_info"), {{"version", std::string(version)}, {"role", std::string(role)}})
+      .Set(1);
 }
 
 MetricsObserver::~MetricsObserver() = default;
@@ -363,9 +347,11 @@ std::string MetricsObserver::Render() const { return impl_->Render(); }
 void MetricsObserver::OnRpc(absl::string_view method, absl::StatusCode code, absl::Duration took) {
   impl_->RecordRpc(method, code, took);
 }
-void MetricsObserver::OnDrain() { impl_->plain(kDraining).Set(1); }
+void MetricsObserver::OnDrain() { impl_->gauge(Metric("precondor_draining_status")).Set(1); }
 void MetricsObserver::OnShardStep(absl::string_view train_job, uint64_t step) {
-  impl_->WithShardJob(train_job, [step](Impl::ShardJob& job) { job.step->Set(static_cast<double>(step)); });
+  impl_->WithShardJob(train_job, [step](Impl::ShardJob& job) {
+    job.gauge(Metric("precondor_shard_step_number")).Set(static_cast<double>(step));
+  });
 }
 void MetricsObserver::OnDroppedLogLines(int64_t total) { impl_->RaiseDroppedLogLines(total); }
 void MetricsObserver::OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {
@@ -406,14 +392,15 @@ void MetricsObserver::OnSealed(absl::string_view train_job, ContributionKind, ab
 void MetricsObserver::OnUpdate(absl::string_view train_job, absl::Duration took, bool ok) {
   impl_->ObserveStage(kUpdate, took);
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.updates->Increment();
-    if (!ok) job.update_failures->Increment();
+    job.counter(Metric("precondor_updates_total")).Increment();
+    if (!ok) job.counter(Metric("precondor_update_failures_total")).Increment();
     Impl::AddToStage(job, kUpdate, took);
   });
 }
 void MetricsObserver::OnUpdatesLost(absl::string_view train_job, int64_t updates) {
-  impl_->WithShardJob(train_job,
-                      [&](Impl::ShardJob& job) { job.updates_lost->Increment(static_cast<double>(updates)); });
+  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
+    job.counter(Metric("precondor_updates_lost_total")).Increment(static_cast<double>(updates));
+  });
 }
 void MetricsObserver::OnPrecondition(absl::string_view train_job, absl::Duration took) {
   impl_->ObserveStage(kPrecondition, took);
@@ -424,13 +411,13 @@ void MetricsObserver::OnResult(absl::string_view train_job, Decision decision, i
     for (size_t i = 0; i < kDecisions.size(); ++i) {
       if (kDecisions[i] == decision) job.results[i]->Increment();
     }
-    job.result_bytes->Increment(static_cast<double>(bytes));
+    job.counter(Metric("precondor_result_bytes_total")).Increment(static_cast<double>(bytes));
   });
 }
 void MetricsObserver::OnFetch(absl::string_view train_job, int64_t bytes) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.fetches->Increment();
-    job.fetched_bytes->Increment(static_cast<double>(bytes));
+    job.counter(Metric("precondor_fetches_total")).Increment();
+    job.counter(Metric("precondor_fetched_bytes_total")).Increment(static_cast<double>(bytes));
   });
 }
 void MetricsObserver::OnSessionMemory(absl::string_view train_job, int64_t reserved) {
@@ -443,46 +430,50 @@ void MetricsObserver::OnSessionGradientMemory(absl::string_view train_job, int64
 }
 void MetricsObserver::OnAdmission(bool admitted) { impl_->admissions(admitted).Increment(); }
 void MetricsObserver::OnLogSync(absl::Duration took, int64_t log_bytes) {
-  impl_->log_sync().Observe(absl::ToDoubleSeconds(took));
-  impl_->plain(kLogSize).Set(static_cast<double>(log_bytes));
-  impl_->plain(kLogSyncTime).Set(UnixSeconds());
+  impl_->histogram(Metric("precondor_log_sync_seconds")).Observe(absl::ToDoubleSeconds(took));
+  impl_->gauge(Metric("precondor_log_size_bytes")).Set(static_cast<double>(log_bytes));
+  impl_->gauge(Metric("precondor_last_log_sync_timestamp_seconds")).Set(UnixSeconds());
 }
 void MetricsObserver::OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) {
-  impl_->snapshot_seconds().Observe(absl::ToDoubleSeconds(took));
+  impl_->histogram(Metric("precondor_snapshot_seconds")).Observe(absl::ToDoubleSeconds(took));
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.last_snapshot_bytes->Set(static_cast<double>(bytes));
-    job.last_snapshot_time->Set(UnixSeconds());
+    job.gauge(Metric("precondor_last_snapshot_bytes")).Set(static_cast<double>(bytes));
+    job.gauge(Metric("precondor_last_snapshot_timestamp_seconds")).Set(UnixSeconds());
   });
 }
 void MetricsObserver::OnReservedBytes(int64_t reserved, int64_t capacity) {
-  impl_->plain(kReservedBytes).Set(static_cast<double>(reserved));
-  impl_->plain(kCapacityBytes).Set(static_cast<double>(capacity));
+  impl_->gauge(Metric("precondor_reserved_bytes")).Set(static_cast<double>(reserved));
+  impl_->gauge(Metric("precondor_capacity_bytes")).Set(static_cast<double>(capacity));
 }
 void MetricsObserver::OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) {
   const Labels labels = {{"device", std::string(device)}};
-  impl_->AddGauge(kDeviceReservedBytes, labels).Set(static_cast<double>(reserved));
-  impl_->AddGauge(kDeviceCapacityBytes, labels).Set(static_cast<double>(capacity));
+  impl_->AddGauge(Metric("precondor_device_reserved_bytes"), labels).Set(static_cast<double>(reserved));
+  impl_->AddGauge(Metric("precondor_device_capacity_bytes"), labels).Set(static_cast<double>(capacity));
 }
 void MetricsObserver::OnDevice(absl::string_view device, bool usable) {
-  impl_->AddGauge(kDeviceStatus, {{"device", std::string(device)}}).Set(usable ? 1 : 0);
+  impl_->AddGauge(Metric("precondor_device_status"), {{"device", std::string(device)}}).Set(usable ? 1 : 0);
 }
 void MetricsObserver::OnShardSessions(int64_t sessions) {
-  impl_->plain(kShardSessions).Set(static_cast<double>(sessions));
+  impl_->gauge(Metric("precondor_shard_sessions")).Set(static_cast<double>(sessions));
 }
 void MetricsObserver::OnQuarantinedSessions(int64_t sessions) {
-  impl_->plain(kQuarantinedSessions).Set(static_cast<double>(sessions));
+  impl_->gauge(Metric("precondor_quarantined_sessions")).Set(static_cast<double>(sessions));
 }
 void MetricsObserver::OnLogAppend(int64_t bytes, bool ok) {
-  ok ? impl_->log_bytes().Increment(static_cast<double>(bytes)) : impl_->log_failures().Increment();
+  ok ? impl_->counter(Metric("precondor_log_bytes_total")).Increment(static_cast<double>(bytes))
+     : impl_->counter(Metric("precondor_log_failures_total")).Increment();
 }
 void MetricsObserver::OnLogStale(absl::string_view train_job, bool stale) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.log_stale->Set(stale ? 1 : 0); });
+  impl_->WithShardJob(train_job,
+                      [&](Impl::ShardJob& job) { job.gauge(Metric("precondor_log_stale_status")).Set(stale ? 1 : 0); });
 }
 void MetricsObserver::OnDataPlane(absl::string_view train_job, bool joined) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.data_plane->Set(joined ? 1 : 0); });
+  impl_->WithShardJob(
+      train_job, [&](Impl::ShardJob& job) { job.gauge(Metric("precondor_data_plane_status")).Set(joined ? 1 : 0); });
 }
 void MetricsObserver::OnDataPlaneFailure(absl::string_view train_job) {
-  impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) { job.data_plane_failures->Increment(); });
+  impl_->WithShardJob(
+      train_job, [&](Impl::ShardJob& job) { job.counter(Metric("precondor_data_plane_failures_total")).Increment(); });
 }
 void MetricsObserver::OnSnapshot(absl::string_view train_job, bool ok) {
   impl_->WithShardJob(train_job,
@@ -499,33 +490,34 @@ void MetricsObserver::OnFactorsReturned(absl::string_view train_job, int64_t kep
   });
 }
 void MetricsObserver::OnCoordinatorSessions(int64_t sessions) {
-  impl_->plain(kCoordinatorSessions).Set(static_cast<double>(sessions));
+  impl_->gauge(Metric("precondor_coordinator_sessions")).Set(static_cast<double>(sessions));
 }
 void MetricsObserver::OnUnreachableShards(int64_t shards) {
-  impl_->plain(kUnreachableShards).Set(static_cast<double>(shards));
+  impl_->gauge(Metric("precondor_unreachable_shards")).Set(static_cast<double>(shards));
 }
 void MetricsObserver::OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) {
   impl_->WithShardJob(train_job, [&](Impl::ShardJob& job) {
-    job.lagging_workers->Set(static_cast<double>(ranks.size()));
-    job.lagging_rank->Set(ranks.empty() ? -1.0 : static_cast<double>(ranks.front()));
+    job.gauge(Metric("precondor_lagging_workers")).Set(static_cast<double>(ranks.size()));
+    job.gauge(Metric("precondor_lagging_rank_number")).Set(ranks.empty() ? -1.0 : static_cast<double>(ranks.front()));
   });
 }
 void MetricsObserver::OnJournal(bool ok) {
-  if (!ok) impl_->journal_failures().Increment();
-  impl_->plain(kJournalFailing).Set(ok ? 0 : 1);
+  if (!ok) impl_->counter(Metric("precondor_journal_failures_total")).Increment();
+  impl_->gauge(Metric("precondor_journal_failing_status")).Set(ok ? 0 : 1);
 }
 void MetricsObserver::OnDecision(absl::string_view train_job, const FallbackDecision& decision) {
   impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
-    job.smoothed_loss->Set(decision.inputs.loss);
-    job.loss_rate->Set(decision.inputs.rate);
-    job.fallback_threshold->Set(decision.inputs.threshold_rate);
+    job.gauge(Metric("precondor_smoothed_loss")).Set(decision.inputs.loss);
+    job.gauge(Metric("precondor_loss_rate")).Set(decision.inputs.rate);
+    job.gauge(Metric("precondor_fallback_threshold_rate")).Set(decision.inputs.threshold_rate);
     job.second_order_seconds->Set(decision.inputs.second_order_seconds);
     job.first_order_seconds->Set(decision.inputs.first_order_seconds);
   });
 }
 void MetricsObserver::OnLayersMoved(absl::string_view train_job, int64_t layers) {
-  impl_->WithCoordinatorJob(
-      train_job, [layers](Impl::CoordinatorJob& job) { job.moved_layers->Increment(static_cast<double>(layers)); });
+  impl_->WithCoordinatorJob(train_job, [layers](Impl::CoordinatorJob& job) {
+    job.counter(Metric("precondor_moved_layers_total")).Increment(static_cast<double>(layers));
+  });
 }
 void MetricsObserver::OnSessionSnapshot(absl::string_view train_job, bool complete) {
   impl_->WithCoordinatorJob(train_job, [complete](Impl::CoordinatorJob& job) {
@@ -533,29 +525,32 @@ void MetricsObserver::OnSessionSnapshot(absl::string_view train_job, bool comple
   });
 }
 void MetricsObserver::OnLastSessionSnapshot(absl::string_view train_job, uint64_t step) {
-  impl_->WithCoordinatorJob(train_job,
-                            [step](Impl::CoordinatorJob& job) { job.last_snapshot->Set(static_cast<double>(step)); });
+  impl_->WithCoordinatorJob(train_job, [step](Impl::CoordinatorJob& job) {
+    job.gauge(Metric("precondor_last_session_snapshot_step_number")).Set(static_cast<double>(step));
+  });
 }
 void MetricsObserver::OnModeChange(absl::string_view train_job, Mode) {
-  impl_->WithCoordinatorJob(train_job, [](Impl::CoordinatorJob& job) { job.mode_changes->Increment(); });
+  impl_->WithCoordinatorJob(
+      train_job, [](Impl::CoordinatorJob& job) { job.counter(Metric("precondor_mode_changes_total")).Increment(); });
 }
 void MetricsObserver::OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) {
   impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
-    job.steps->Increment();
-    job.last_step->Set(static_cast<double>(step));
-    if (std::isfinite(loss)) job.loss->Set(loss);
-    job.second_order->Set(mode == Mode::kSecondOrder ? 1 : 0);
+    job.counter(Metric("precondor_steps_total")).Increment();
+    job.gauge(Metric("precondor_last_step_number")).Set(static_cast<double>(step));
+    if (std::isfinite(loss)) job.gauge(Metric("precondor_training_loss")).Set(loss);
+    job.gauge(Metric("precondor_second_order_mode")).Set(mode == Mode::kSecondOrder ? 1 : 0);
   });
 }
 void MetricsObserver::OnLease(absl::string_view train_job, uint64_t through_step) {
-  impl_->WithCoordinatorJob(train_job,
-                            [&](Impl::CoordinatorJob& job) { job.lease_step->Set(static_cast<double>(through_step)); });
+  impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
+    job.gauge(Metric("precondor_lease_step_number")).Set(static_cast<double>(through_step));
+  });
 }
 void MetricsObserver::OnEpoch(absl::string_view train_job, uint64_t epoch, int64_t joined, int64_t world_size) {
   impl_->WithCoordinatorJob(train_job, [&](Impl::CoordinatorJob& job) {
-    job.epoch->Set(static_cast<double>(epoch));
-    job.joined->Set(static_cast<double>(joined));
-    job.expected->Set(static_cast<double>(world_size));
+    job.gauge(Metric("precondor_epoch_number")).Set(static_cast<double>(epoch));
+    job.gauge(Metric("precondor_joined_workers")).Set(static_cast<double>(joined));
+    job.gauge(Metric("precondor_expected_workers")).Set(static_cast<double>(world_size));
   });
 }
 void MetricsObserver::OnSessionClosed(absl::string_view train_job) { impl_->Close(train_job); }

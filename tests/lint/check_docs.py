@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CATALOG = "server/metrics/catalog.h"
 OPERATIONS = "docs/operations.md"
 MONITORING = "docs/monitoring.md"
-ENTRY = re.compile(r'\{"(precondor_\w+)", MetricType::k(\w+), "([^"]*)",\s*((?:"[^"]*"\s*)+)\}')  # of the catalog
+ENTRY = re.compile(r'\{"(precondor_\w+)", MetricType::k(\w+), "([^"]*)",\s*((?:"[^"]*"\s*)+)[,}]')  # of the catalog
 
 
 def _links(tree, path, text):
