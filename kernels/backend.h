@@ -44,7 +44,7 @@ class Backend {
   // --- memory -----------------------------------------------------------------------------------------------
   // Zeroed.
   absl::StatusOr<DeviceMatrix> Allocate(int64_t rows, int64_t cols);
-  // The same with contents that nobody has chosen, for what is written before it is read.
+  // Not zeroed: the contents are unspecified, for a matrix that is written before it is read.
   absl::StatusOr<DeviceMatrix> AllocateScratch(int64_t rows, int64_t cols);
   // Unimplemented for a storage that the backend does not know; all know kF32. TileBytes(n, storage) bytes.
   absl::StatusOr<SymmetricMatrix> AllocateSymmetric(int64_t n, SymmetricStorage storage);

@@ -14,7 +14,7 @@
 namespace precondor {
 namespace {
 
-// Found by all ranks alike, before they send anything: nobody waits for the one that has it.
+// Found by all ranks alike, before they send anything: no rank waits for the one that has it.
 bool AllFindIt(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
 }
@@ -78,7 +78,7 @@ struct DeviceGroup::Helper {
       while (work_ == nullptr && !ends_) changed_.wait(mu_);
       if (work_ == nullptr) break;
       mu_.Unlock();
-      work_();  // which nobody changes until it is done
+      work_();  // no thread changes it until it is done
       mu_.Lock();
       work_ = nullptr;
       changed_.notify_all();

@@ -2,7 +2,7 @@
 // The devices of one process as ranks 0 ... size() - 1 that compute together what is too large for one of them. Each
 // rank has a backend, and a Collective over the memory of all.
 //
-// Errors: a rank that fails while others may be in a collective operation ends that for them by Abort, so that nobody
+// Errors: a rank that fails while others may be in a collective operation ends that for them by Abort, so that no rank
 //   waits for the time-out; the communicators are made anew by the next Run. What was under way is lost, the group is
 //   not.
 // Threads: Run from any; one at a time, in the order in which they come, others wait.
@@ -71,7 +71,7 @@ class DeviceGroup {
   Mutex mu_;
   CondVar turn_changed_;
   uint64_t next_turn_ ABSL_GUARDED_BY(mu_) = 0;  // of the next that comes
-  uint64_t turn_ ABSL_GUARDED_BY(mu_) = 0;       // of whoever runs
+  uint64_t turn_ ABSL_GUARDED_BY(mu_) = 0;       // of the Run under way
 };
 
 // For a Connect: make(rank, give_up) of all ranks at once, each on a thread of its own, as they wait for each other

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a shard and a worker of one host need to hand payloads over in the memory of one device, without the host's
 // (docs/adr/0012-device-plane.md): the shard exports a ring, the worker maps it, and each copies on a stream of the
-// plane's own. Neither waits for the other on a stream: whoever tells the peer that something is there has waited for
-// it first, so that a peer that dies leaves no stream behind that waits for ever.
+// plane's own. Neither waits for the other on a stream: the side that tells the peer that data is there has waited for
+// it first, so that a peer that dies leaves no stream behind that waits without end.
 //
 // Threads: all calls from any thread, several at once. Views are f32, row-major, on the plane's device. Every call
 // waits until the device has done what it asks for. Errors: Internal for the device's faults, ResourceExhausted for
@@ -57,7 +57,7 @@ class DevicePlane {
   };
 
   // Bytes of a ring are a multiple of these: what a device allocates in smaller pieces it cuts out of blocks, and
-  // whoever maps a piece gets the block.
+  // a process that maps a piece gets the block.
   static constexpr int64_t kRingGranularity = int64_t{2} << 20;
 
   virtual ~DevicePlane() = default;

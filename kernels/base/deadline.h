@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a wait, in time that nobody sets back or ahead; or before, when somebody says so.
+// The end of a wait in monotonic time, which no clock change moves; or an earlier end, when the caller's flag says so.
 #pragma once
 
 #include <algorithm>

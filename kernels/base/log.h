@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Structured logging: an event, its fields, and a sink that somebody passed in. No global logger.
+// Structured logging: an event, its fields, and a sink that the caller passes in. No global logger.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row-major 2-d view of floats that somebody else owns. Copy freely; it never frees.
+// A row-major 2-d view of floats that another object owns. Copy freely; it never frees.
 // Whether the memory belongs to the host or to a backend's device is the owner's business: a view that a
 // Backend made is passed to that Backend's operations and never dereferenced outside it. constexpr, so that device code
 // may call it too.

@@ -37,7 +37,7 @@ std::string Notice(const absl::Status& why, uint64_t number) {
   return out.append(message.data(), message.size());
 }
 
-// The secret keeps strangers out: whoever connects without it is dropped, and the wait goes on.
+// The secret keeps strangers out: a peer that connects without it is dropped, and the wait goes on.
 absl::StatusOr<std::string> ReadGreeting(const Fd& fd, const Deadline& deadline) {
   std::string greeting(kGreetingBytes, '\0');
   absl::Span<char> rest(greeting.data(), greeting.size());
@@ -64,7 +64,7 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Join(const LocalAddress& a
 
 LocalMesh::LocalMesh(int rank, int size, Fd interrupt) : rank_(rank), interrupt_(std::move(interrupt)), peers_(size) {}
 
-// To lower ranks; their listeners take connections before they accept them, so this waits for nobody.
+// To lower ranks; their listeners take connections before they accept them, so this waits for no rank.
 absl::Status LocalMesh::Connect(const LocalAddress& address, const std::vector<int>& ports) {
   for (int peer = 0; peer < rank_; ++peer) {
     for (const Channel channel : {Channel::kPayload, Channel::kNews}) {
@@ -91,7 +91,7 @@ absl::Status LocalMesh::AcceptHigherRanks(const LocalAddress& address, const Fd&
   while (!missing().empty()) {
     if (deadline.passed() || !WaitToRead(listener, deadline)) {
       return absl::DeadlineExceededError(
-          absl::StrCat("joining: rank ", rank_, " waited in vain for a connection of ", RanksText(missing())));
+          absl::StrCat("joining: rank ", rank_, " timed out waiting for a connection of ", RanksText(missing())));
     }
     PRECONDOR_ASSIGN_OR_RETURN(Fd fd, AcceptOne(listener));
     if (!fd.open()) continue;
@@ -147,7 +147,7 @@ absl::Status LocalMesh::Wait(const Operation& operation, absl::Span<const Transf
   }
   if (!deadline.passed()) return absl::OkStatus();
   return absl::DeadlineExceededError(
-      absl::StrCat(operation.text, ": rank ", rank_, " waited in vain for ", RanksText(waited_for)));
+      absl::StrCat(operation.text, ": rank ", rank_, " timed out waiting for ", RanksText(waited_for)));
 }
 
 absl::Status LocalMesh::Lost(const Operation& operation, int peer, const Deadline& deadline) {

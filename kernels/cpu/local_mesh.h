@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank's connections to all the others, and how bytes and bad news travel over them.
 //   Two connections a pair: one carries payload, of lengths that both ends know; the other stays silent until an end
-//   fails, and then says why. Whoever finds a payload connection closed reads the other to its end first, so that all
+//   fails, and then says why. A rank whose payload connection is closed reads the other to its end first, so that all
 //   ranks hear of the first cause and not of its consequences.
 #pragma once
 

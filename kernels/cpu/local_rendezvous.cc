@@ -254,7 +254,7 @@ absl::StatusOr<std::vector<int>> MeetAt(const LocalAddress& address, int rank, i
           if (!here[other]) missing.push_back(other);
         }
         return absl::DeadlineExceededError(
-            absl::StrCat("joining: rank ", rank, " of ", size, " waited in vain for ", RanksText(missing)));
+            absl::StrCat("joining: rank ", rank, " of ", size, " timed out waiting for ", RanksText(missing)));
       }
       char bytes[1024];
       absl::Span<char> room(bytes);

@@ -15,9 +15,9 @@
 
 namespace precondor {
 
-// For one communicator. Whoever makes it sends unique_id() to all ranks, and keeps it until they have joined; it need
-// not be a rank. Its thread tells those who wait who has come and, once all have, where each one listens. Ranks that
-// disagree on the size, a rank that comes twice, and one that leaves meanwhile end the meeting for all.
+// For one communicator. The process that makes it sends unique_id() to all ranks, and keeps it until they have joined;
+// it need not be a rank. Its thread tells waiting ranks who has come and, once all have, where each one listens. Ranks
+// that disagree on the size, a rank that comes twice, and one that leaves meanwhile end the rendezvous for all.
 class LocalRendezvous {
  public:
   static absl::StatusOr<std::unique_ptr<LocalRendezvous>> Start();

@@ -40,9 +40,9 @@ struct LoopbackListener {
 };
 
 absl::StatusOr<LoopbackListener> ListenOnLoopback();
-// Both give a socket that does not block. Unavailable when nobody listens at `port`.
+// Both give a socket that does not block. Unavailable when no process listens at `port`.
 absl::StatusOr<Fd> ConnectToLoopback(int port);
-// No open Fd when nobody is there to be accepted; Unavailable when the system has no room for another connection.
+// No open Fd when no connection waits to be accepted; Unavailable when the system has no room for another connection.
 absl::StatusOr<Fd> AcceptOne(const Fd& listener);
 
 // One attempt to move bytes; what was moved is taken off the front. False when the connection is gone.

@@ -210,7 +210,7 @@ HWY_INLINE void UpdateMultiplyRow(float scale, double shift, const Terms& terms,
 template <typename T>
 HWY_INLINE void UpdateMultiplyAll(float scale, double shift, const Terms& terms, T* data, int64_t n, const float* v,
                                   int64_t count, float* y, float* scratch) {
-  // Row I writes y_I for good only after all later rows have added to it: y_I begins with what row I itself gives.
+  // Row I writes y_I's final value only after all later rows have added to it: y_I begins with what row I itself gives.
   for (int64_t row = 0; row < TileRows(n); ++row) {
     UpdateMultiplyRow(scale, shift, terms, n, row, data + TileOffset(n, row, 0), v, count, y, scratch);
   }

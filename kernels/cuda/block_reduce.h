@@ -14,7 +14,7 @@ __device__ double CombineBlock(double value, Combine combine) {
   for (unsigned offset = kWarp / 2; offset > 0; offset /= 2) {
     value = combine(value, __shfl_down_sync(0xffffffffu, value, offset));
   }
-  __syncthreads();  // whoever still reads of_warp of an earlier call
+  __syncthreads();  // threads that still read an earlier call's of_warp
   if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
   __syncthreads();
   if (threadIdx.x == 0) {

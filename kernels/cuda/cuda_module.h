@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA backend for programs that also run where CUDA is not: it lies in a library of its own, libprecondor-cuda.so,
 // which is loaded when it is asked for (docs/adr/0008-cuda-module.md). Loading it and CUDA's libraries takes a process
-// about 190 MB and .4 s, which nobody pays who does not want a GPU.
+// about 190 MB and .4 s, which a process without a GPU does not pay.
 #pragma once
 
 #include <memory>

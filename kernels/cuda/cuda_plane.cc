@@ -25,7 +25,7 @@ int64_t Pitch(ConstMatrixView x) { return x.stride * static_cast<int64_t>(sizeof
 int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(float)); }
 
 absl::Status Checked(absl::string_view what, cudaError_t error) {
-  if (error != cudaSuccess) (void)cudaGetLastError();  // or somebody else's next call would report it
+  if (error != cudaSuccess) (void)cudaGetLastError();  // or the next call of other code would report it
   return ToStatus(absl::StrCat("device plane: ", what), error);
 }
 

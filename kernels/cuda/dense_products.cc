@@ -146,7 +146,7 @@ class ProductPair {
   std::array<std::vector<Factors>, 2> products_;
 };
 
-// What is not there yet of all operations' l and r, made in one launch.
+// Expands in one launch the l and r, of all operations, that are not yet there as matrices.
 class Expansions {
  public:
   void Ask(PackedUpload& upload, const Operations& operations) {

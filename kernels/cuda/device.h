@@ -80,13 +80,13 @@ class Device {
   cudaStream_t stream() const { return stream_; }
   // Launches through `launch`, on stream(). The launch's error, named after `what`.
   absl::Status Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
-  // The same for the end of an operation that has changed what the caller keeps: its error, whatever it is, ends the
+  // As Run, at the end of an operation that has changed what the caller keeps: its error, whatever it is, ends the
   // device's use.
   absl::Status RunOrLose(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch);
   // Calls a library with its handle, one thread at a time.
   absl::Status RunBlas(absl::string_view what, absl::FunctionRef<cublasStatus_t(cublasHandle_t)> call);
   absl::Status RunSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
-  // The same for a call that launches nothing.
+  // As RunSolver, of a call that launches nothing.
   absl::Status AskSolver(absl::string_view what, absl::FunctionRef<cusolverStatus_t(cusolverDnHandle_t)> call);
 
   // 256-byte aligned. ResourceExhausted names the numbers.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of kernels/operation.h on a device: those of one kind as few launches as their shapes allow, whoever they
-// come from. What each gives is to the bit what it gives alone.
+// Operations of kernels/operation.h on a device: those of one kind take as few launches as their shapes allow, for all
+// layers together. What each gives is to the bit what it gives alone.
 //
 // Spans are not empty. An error is that of all operations, of which some may have run, but for ResourceExhausted:
 // memory is taken before the first launch.

@@ -19,12 +19,12 @@
 namespace precondor {
 namespace {
 
-// For what comes after the last operation, when nobody waits for a result.
+// For what comes after the last operation, when no caller waits for a result.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(10);
 
 using cuda::ToStatus;
 
-// ncclInProgress counts as OK: whoever cares asks whether the communicator is ready.
+// ncclInProgress counts as OK: callers that need it ask whether the communicator is ready.
 absl::Status ToStatus(absl::string_view what, ncclResult_t result, ncclComm_t comm) {
   if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
   const std::string message = absl::StrCat(what, ": NCCL: ", ncclGetErrorString(result), ": ", ncclGetLastError(comm));
@@ -61,7 +61,7 @@ absl::Status PollUntil(absl::string_view what, const Deadline& deadline,
     PRECONDOR_ASSIGN_OR_RETURN(const bool done, ready());
     if (done) return absl::OkStatus();
     if (deadline.passed()) {
-      return absl::DeadlineExceededError(absl::StrCat(what, " waited in vain; NCCL does not say for which rank"));
+      return absl::DeadlineExceededError(absl::StrCat(what, " timed out; NCCL does not say which rank it waits for"));
     }
     if (polls < kEagerPolls) {
       std::this_thread::yield();
@@ -171,13 +171,13 @@ absl::Status NcclCollective::RunGroup(absl::Span<const CollectiveCall> group, ab
   const absl::Status launched = ToStatus(what, ncclGroupEnd(), comm_);  // also after an error: it closes what was begun
   PRECONDOR_RETURN_IF_ERROR(enqueued);
   PRECONDOR_RETURN_IF_ERROR(launched);
-  // Only when NCCL is ready is the work on the stream, and may anybody look at the stream.
+  // The work is on the stream only when NCCL is ready; before that, no thread may query the stream.
   PRECONDOR_RETURN_IF_ERROR(PollUntil(what, deadline, [&] { return Ready(what); }));
   PRECONDOR_RETURN_IF_ERROR(ToStatus(what, cudaEventRecord(done_, stream_)));
   return PollUntil(what, deadline, [&]() -> absl::StatusOr<bool> {
     PRECONDOR_ASSIGN_OR_RETURN(const bool passed, Passed(what));
     if (passed) return true;
-    PRECONDOR_RETURN_IF_ERROR(Ready(what).status());  // an error there may keep the stream busy for ever
+    PRECONDOR_RETURN_IF_ERROR(Ready(what).status());  // an error there may keep the stream busy without end
     return false;
   });
 }

@@ -3,7 +3,7 @@
 // many.
 //   The communicator is non-blocking, so that a lost peer costs the time-out and not the process: every call polls NCCL
 //   and the stream until its deadline, and then ends the communicator by ncclCommAbort. NCCL does not say which rank it
-//   waits for, nor compare what ranks call; each rank finds out by its own time-out, or when somebody tells it to
+//   waits for, nor compare what ranks call; each rank finds out by its own time-out, or when its owner tells it to
 //   Abort. docs/collective.md has what NCCL promises beyond that.
 #pragma once
 

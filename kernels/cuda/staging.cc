@@ -125,7 +125,7 @@ cudaError_t Staging::Download(const void* device, int64_t device_pitch, int64_t 
   std::optional<Landing> on_its_way;
   const auto land = [&] { return on_its_way ? Land(*std::exchange(on_its_way, std::nullopt)) : cudaSuccess; };
   cudaError_t error = ForEachPiece(width, rows, [&](int64_t row, int64_t count, int64_t begin, int64_t bytes) {
-    // Two buffers, so that one is written while the other is read; but nobody who has one waits for another.
+    // Two buffers, so that one is written while the other is read; but no thread that has one waits for another.
     std::optional<Buffer> buffer;
     if (on_its_way) buffer = TryTake();
     if (!buffer) {

@@ -43,7 +43,7 @@ class Staging {
                      int64_t device_pitch) {
     return UploadOn(stream_, host, host_pitch, width, rows, device, device_pitch);
   }
-  // As the first, into memory that nothing on the stream uses: beside what is there, ahead of what comes.
+  // As Upload, into memory that nothing on the stream uses: it runs beside earlier work there, and ahead of later work.
   cudaError_t UploadToIdle(const void* host, int64_t host_pitch, int64_t width, int64_t rows, void* device,
                            int64_t device_pitch) {
     return UploadOn(upload_stream_, host, host_pitch, width, rows, device, device_pitch);

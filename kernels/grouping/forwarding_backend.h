@@ -24,7 +24,7 @@ class ForwardingBackend : public Backend {
   virtual absl::Status Before() { return absl::OkStatus(); }
   Backend& inner() { return inner_; }
 
-  // What Backend keeps from everybody else, for those who derive from this one.
+  // Backend's protected functions, for classes that derive from this one.
   static absl::StatusOr<float*> AllocateOn(Backend& backend, int64_t elements) { return backend.DoAllocate(elements); }
   static absl::StatusOr<float*> AllocateScratchOn(Backend& backend, int64_t elements) {
     return backend.DoAllocateScratch(elements);

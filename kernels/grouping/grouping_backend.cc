@@ -187,7 +187,7 @@ class GroupingBackend final : public ForwardingBackend {
     }
     const std::vector<absl::Status> statuses = RunWithWhatMemoryThereIs(operations);
     for (size_t i = 0; i < tasks.size(); ++i) {
-      // Who waits for it hears of it; whoever has gone on takes what is not there for granted.
+      // A caller that waits gets the error; one that has gone on relies on a result that does not exist.
       if (operations[i]->awaited() != Awaited::kNothing) {
         tasks[i]->status.Update(statuses[i]);
       } else if (!statuses[i].ok()) {

@@ -71,7 +71,7 @@ class DeferredFactor final : public Factor {
   const double unit_;  // s when nothing has decayed: f16 wants elements near 1, and those of J - I are near 1/d
   Backend& backend_;
   SymmetricMatrix matrix_;
-  DeviceMatrix rows_;  // [kDeferred, d]; what Prepare appends lies behind the rows in use, where nobody looks
+  DeviceMatrix rows_;  // [kDeferred, d]; what Prepare appends lies behind the rows in use, which alone are read
   Scalars scalars_;
   // Made by Prepare, adopted by Commit.
   Scalars next_;

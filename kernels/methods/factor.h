@@ -33,7 +33,7 @@ struct FactorInverse {
 class Factor {
  public:
   virtual ~Factor() = default;
-  // vectors [k, d] on the device, all finite; squares: |v|^2 of each, or empty where nobody has asked for them yet.
+  // vectors [k, d] on the device, all finite; squares: |v|^2 of each, or empty where the caller has not computed them.
   virtual absl::Status Prepare(ConstMatrixView vectors, absl::Span<const double> squares) = 0;
   absl::Status Prepare(ConstMatrixView vectors) { return Prepare(vectors, {}); }
   // Whether a Prepare of k vectors with their squares may run in a Backend::Batch, which ends before Conclude.
@@ -41,7 +41,7 @@ class Factor {
   // Looks at what the device has said to Prepare. After each Prepare that is to be committed.
   virtual absl::Status Conclude() { return absl::OkStatus(); }
   virtual void Commit() = 0;
-  // Frees what a Prepare that nobody commits has made, in whichever phase it is.
+  // Frees what a Prepare without a Commit has made, in whichever phase it is.
   virtual void Abandon() = 0;
   // All that the next Prepare and Inverse depend on.
   virtual absl::Status Save(StateWriter& out) const = 0;

@@ -331,7 +331,7 @@ absl::Status LowRankFactor::GramRows(ConstMatrixView old_rows, ConstMatrixView n
   return backend_.Gemm(1.0, new_rows, Transpose::kNo, new_rows, Transpose::kYes, 0.0, corner);
 }
 
-// A row may be written where neither J nor what becomes of it has a weight: nobody looks there before Commit.
+// A row may be written where neither J nor what becomes of it has a weight: no reader looks there before Commit.
 LowRankFactor::Slots LowRankFactor::FreeSlots(int64_t k, const Staged& next) const {
   const int64_t n = next.weights.size(), live = next.replaces ? 0 : static_cast<int64_t>(weights_.size());
   Slots slots;

@@ -37,7 +37,7 @@ class LowRankFactor final : public Factor {
   int64_t bytes() const override;
 
  private:
-  // What Commit adopts. Rows appended in place lie where no weight is, so that nobody looks there before Commit.
+  // What Commit adopts. Rows appended in place lie where no weight is, so that no reader looks there before Commit.
   struct Staged {
     std::vector<double> weights;
     double tail = 0;

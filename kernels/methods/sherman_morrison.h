@@ -29,7 +29,7 @@ struct RuleScalars {
 // FailedPrecondition unless all elements are finite and not below zero.
 absl::Status CheckDiagonal(const std::vector<double>& diagonal);
 
-// The mean of |v|^2, which are `squares` unless nobody has asked for them; InvalidArgument where it is not finite.
+// The mean of |v|^2, which are `squares` unless that is empty; InvalidArgument where it is not finite.
 absl::StatusOr<double> MeanSquare(ConstMatrixView vectors, absl::Span<const double> squares, Backend& backend);
 
 // By what the rule multiplies each of k vectors of this mean square; BLEND's averages advance by it.

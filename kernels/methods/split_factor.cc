@@ -101,7 +101,7 @@ void SplitFactor::Commit() {
 
 void SplitFactor::Abandon() { change_ = Change(); }
 
-// From this thread for all devices, with nothing between them: nobody waits, and nothing else can fail than a device.
+// From this thread for all devices, with nothing between them: no device waits for another, and only a device can fail.
 absl::Status SplitFactor::Apply(const Change& change) {
   for (size_t rank = 0; rank < factors_.size(); ++rank) {
     const absl::Status applied = Apply(change, *factors_[rank], rank);

@@ -44,7 +44,7 @@ class ModeMatrix {
   // Two dimensions: x is [dims[0], dims[1]] of any stride. Otherwise x is contiguous and its rows and columns mean
   // nothing. x must outlive the result. Scratch: x's elements for a mode between others.
   static absl::StatusOr<ModeMatrix> Of(absl::Span<const int64_t> dims, size_t mode, MatrixView x, Backend& backend);
-  // The same for an x of which every element will be written: a copy begins as zeros.
+  // As Of, for an x of which every element will be written: a copy begins as zeros.
   static absl::StatusOr<ModeMatrix> ToFill(absl::Span<const int64_t> dims, size_t mode, MatrixView x, Backend& backend);
 
   From side() const { return side_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How both ends of a connection notice that the other has gone without a word: its machine has lost power, or the
-// network between them its way. TCP alone tells after a quarter of an hour, and a connection that outlives the gap goes
+// How both ends of a connection notice that the other is lost without closing it: its machine has lost power, or the
+// network between them fails. TCP alone tells after a quarter of an hour, and a connection that outlives the gap goes
 // on only with TCP's next repetition, up to as long again as the gap. docs/operations.md has the times that follow.
 #pragma once
 

@@ -97,7 +97,7 @@ TEST(CollectiveProcessTest, TimesOutOnAProcessThatIsStopped) {
   for (const int rank : {0, 2}) {
     const std::string status = Line(*ranks[rank]);
     EXPECT_THAT(status, StartsWith("DEADLINE_EXCEEDED: AllReduce of 1048576 f32 (operation "));
-    EXPECT_THAT(status, ContainsRegex("waited in vain for ranks? (0, )?1(, 2)?$"));
+    EXPECT_THAT(status, ContainsRegex("timed out waiting for ranks? (0, )?1(, 2)?$"));
     EXPECT_EQ(Line(*ranks[rank]), status) << "the next operation";
   }
   ranks[kVictim]->Signal(SIGCONT);
@@ -109,7 +109,7 @@ TEST(CollectiveProcessTest, TimesOutOnAProcessThatIsStopped) {
 TEST(CollectiveProcessTest, NamesRanksThatNeverJoin) {
   const std::unique_ptr<LocalRendezvous> rendezvous = Rendezvous();
   ChildProcess rank({COLLECTIVE_RANK, rendezvous->unique_id(), "1", "3", "200", "work"});
-  EXPECT_EQ(Line(rank), "DEADLINE_EXCEEDED: joining: rank 1 of 3 waited in vain for ranks 0, 2");
+  EXPECT_EQ(Line(rank), "DEADLINE_EXCEEDED: joining: rank 1 of 3 timed out waiting for ranks 0, 2");
 }
 
 TEST(LocalRendezvousTest, EndsForAllWhenRanksDisagreeOnTheSize) {

@@ -54,7 +54,7 @@ TEST(FakeNcclTest, LeavesNoCommunicatorBehind) {
     ASSERT_TRUE(id.ok());
     const absl::Status status = MakeNcclCollective(*id, 0, 2, {}, absl::Milliseconds(20)).status();
     EXPECT_EQ(status,
-              absl::DeadlineExceededError("joining: rank 0 of 2 waited in vain; NCCL does not say for which rank"));
+              absl::DeadlineExceededError("joining: rank 0 of 2 timed out; NCCL does not say which rank it waits for"));
     EXPECT_EQ(FakeNcclCommunicators(), 0);
   }
   OnEach(JoinAll(3), [](Collective& ranks) { EXPECT_EQ(ranks.Barrier(kAmple), absl::OkStatus()); });

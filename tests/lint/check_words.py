@@ -53,7 +53,7 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/")
 HISTORY = ("docs/adr/", "docs/lab/")
 # Source folders without a finding.
 CLEAN = (
-    "client/", "deploy/",
+    "client/", "deploy/", "kernels/", "proto/",
     "server/etcd/", "server/metrics/", "server/plane/", "server/policy/", "server/recovery/", "server/rpc/", "server/store/",
     "server/app.", "server/config.", "server/main.", "server/shard_backend.", "server/unix_listener.",
     "tests/deploy/", "tests/explore/", "tests/golden/", "tests/gpu/", "tests/lint/", "tests/reference/",

@@ -403,7 +403,7 @@ TEST_F(DataPlaneProcessTest, ARankThatStopsAndGoesOnGetsTheAnswersOverGrpc) {
   ASSERT_TRUE(alone.SendAll().ok());
   EXPECT_TRUE(WaitUntil([&] { return !worker->DataPlaneStatus().ok(); }));
   EXPECT_EQ(worker->DataPlaneStatus().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(worker->DataPlaneStatus().message()), HasSubstr("waited in vain for rank 1"));
+  EXPECT_THAT(std::string(worker->DataPlaneStatus().message()), HasSubstr("timed out waiting for rank 1"));
   EXPECT_FALSE(alone.ready(0));
   process->Signal(SIGCONT);
   process->WriteLine("");
