@@ -25,6 +25,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 #include "kernels/cuda/cuda_module.h"
+#include "proto/wire/channel_security.h"
 #include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
@@ -40,6 +41,7 @@
 #include "server/rpc/admin_service.h"
 #include "server/rpc/device_rings.h"
 #include "server/rpc/precondition_service.h"
+#include "server/rpc/server_security.h"
 #include "server/rpc/session_service.h"
 #include "server/rpc/shard_client.h"
 #include "server/rpc/shard_service.h"
@@ -172,6 +174,7 @@ class ServerApp final : public App {
     straggler_timer_.Stop();
     reconcile_timer_.Stop();
     sealing_.Stop();
+    reload_timer_.Stop();
     sweeping_.Stop();
     if (planes_ != nullptr) planes_->Stop();
     StopListening();
@@ -393,8 +396,14 @@ class ServerApp final : public App {
       local_ = local.get();
       endpoints.push_back({DialAddress(config_), std::move(local)});
     }
+    const wire::ChannelSecurity security({.tls_ca = config_.tls_ca,
+                                          .tls_cert = config_.tls_ca.empty() ? "" : config_.tls_cert,
+                                          .tls_key = config_.tls_ca.empty() ? "" : config_.tls_key,
+                                          .token_file = config_.token_file});
+    PRECONDOR_RETURN_IF_ERROR(security.status());
     for (const std::string& address : config_.shards) {
-      endpoints.push_back({address, rpc::MakeShardClient(address, absl::Milliseconds(config_.shard_timeout_ms))});
+      endpoints.push_back(
+          {address, rpc::MakeShardClient(address, absl::Milliseconds(config_.shard_timeout_ms), security)});
     }
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
@@ -454,6 +463,11 @@ class ServerApp final : public App {
 
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    PRECONDOR_ASSIGN_OR_RETURN(security_, rpc::ServerSecurity::Make({.cert = config_.tls_cert,
+                                                                     .key = config_.tls_key,
+                                                                     .client_ca = config_.tls_client_ca,
+                                                                     .access_file = config_.access_file},
+                                                                    logger_, runner_.recorder()));
     grpc::ServerBuilder builder;
     std::vector<int> ports(config_.listen.size(), 0);
     for (size_t i = 0; i < ports.size(); ++i) {
@@ -461,7 +475,7 @@ class ServerApp final : public App {
         PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<UnixListener> listener, UnixListener::Bind(*path));
         unix_listeners_.push_back(std::move(listener));
       } else {
-        builder.AddListeningPort(config_.listen[i], grpc::InsecureServerCredentials(), &ports[i]);
+        builder.AddListeningPort(config_.listen[i], security_->credentials(), &ports[i]);
       }
     }
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a second server on the port must fail, not share it
@@ -482,6 +496,10 @@ class ServerApp final : public App {
       }
       if (port_ == 0) port_ = ports[i];
       addresses_.push_back(is_unix ? AbsoluteUnixAddress(address) : absl::StrCat(HostOf(address), ":", ports[i]));
+    }
+    if (const std::string open = OpenAddress(config_); !open.empty()) {
+      logger_.Log(Severity::kWarning, "plaintext: all who reach the port read and change everything",
+                  {{"address", open}});
     }
     ChangeHealth([](Health&) {});
     for (const auto& listener : unix_listeners_) {
@@ -513,6 +531,9 @@ class ServerApp final : public App {
         shard_->SettleFactors();
         shard_->SettleQuarantine();
       });
+    }
+    if (!config_.tls_cert.empty()) {
+      reload_timer_.Start(absl::Seconds(wire::kReloadSeconds), [this] { security_->Reload(); });
     }
     if (planes_ != nullptr) sweeping_.Start(absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
@@ -587,6 +608,7 @@ class ServerApp final : public App {
   std::unique_ptr<rpc::SnapshotService> snapshot_service_;
   std::unique_ptr<rpc::SessionService> session_service_;
   std::unique_ptr<rpc::AdminService> admin_service_;
+  std::unique_ptr<rpc::ServerSecurity> security_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::unique_ptr<UnixListener>> unix_listeners_;  // hand connections to server_
   std::vector<std::string> addresses_;
@@ -600,7 +622,7 @@ class ServerApp final : public App {
   CondVar drain_requested_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
-  Periodic checking_, collecting_, sealing_, reconcile_timer_, straggler_timer_, sweeping_, reconciling_;
+  Periodic checking_, collecting_, sealing_, reconcile_timer_, reload_timer_, straggler_timer_, sweeping_, reconciling_;
   std::vector<std::unique_ptr<Periodic>> probing_;  // by shard
   std::thread standing_by_;                         // of a candidate
 };
