@@ -7,14 +7,14 @@ set -euo pipefail
 build_packages=(
   g++ cmake ninja-build ccache lld git pkgconf ca-certificates
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
-  prometheus-cpp-dev libcurl4-openssl-dev zlib1g-dev
+  prometheus-cpp-dev libcurl4-openssl-dev libssl-dev zlib1g-dev
   libopenblas-pthread-dev libdnnl-dev ocl-icd-opencl-dev libisal-dev libhwy-dev
   libyaml-cpp-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev
   python3 python3-dev python3-venv pybind11-dev
 )
 test_packages=(
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck
-  etcd-server iproute2
+  etcd-server iproute2 openssl
   python3-yaml python3-grpcio python3-protobuf python3-numpy
   python3-torch  # 570 MB with what it needs; has gloo
   bible-kjv      # the text of an example

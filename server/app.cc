@@ -24,6 +24,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
 #include "kernels/cuda/cuda_module.h"
+#include "proto/wire/channel_security.h"
 #include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
@@ -39,6 +40,7 @@
 #include "server/recovery/shard_store.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/precondition_service.h"
+#include "server/rpc/server_security.h"
 #include "server/rpc/session_service.h"
 #include "server/rpc/shard_client.h"
 #include "server/rpc/shard_service.h"
@@ -388,8 +390,14 @@ class ServerApp final : public App {
       local_ = local.get();
       endpoints.push_back({DialAddress(config_), std::move(local)});
     }
+    const wire::ChannelSecurity security({.tls_ca = config_.tls_ca,
+                                          .tls_cert = config_.tls_ca.empty() ? "" : config_.tls_cert,
+                                          .tls_key = config_.tls_ca.empty() ? "" : config_.tls_key,
+                                          .token_file = config_.token_file});
+    PRECONDOR_RETURN_IF_ERROR(security.status());
     for (const std::string& address : config_.shards) {
-      endpoints.push_back({address, rpc::MakeShardClient(address, absl::Milliseconds(config_.shard_timeout_ms))});
+      endpoints.push_back(
+          {address, rpc::MakeShardClient(address, absl::Milliseconds(config_.shard_timeout_ms), security)});
     }
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
@@ -449,8 +457,13 @@ class ServerApp final : public App {
 
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    PRECONDOR_ASSIGN_OR_RETURN(security_, rpc::ServerSecurity::Make({.cert = config_.tls_cert,
+                                                                     .key = config_.tls_key,
+                                                                     .client_ca = config_.tls_client_ca,
+                                                                     .access_file = config_.access_file},
+                                                                    logger_, runner_.recorder()));
     grpc::ServerBuilder builder;
-    PRECONDOR_ASSIGN_OR_RETURN(listeners_, Listeners::Bind(config_.listen, grpc::InsecureServerCredentials(), builder));
+    PRECONDOR_ASSIGN_OR_RETURN(listeners_, Listeners::Bind(config_.listen, security_->credentials(), builder));
     wire::SetKeepalive(builder);
     builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes));
     builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes));
@@ -461,6 +474,10 @@ class ServerApp final : public App {
     if (session_service_ != nullptr) builder.RegisterService(session_service_.get());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return absl::InternalError("gRPC does not start a server");
+    if (const std::string open = OpenAddress(config_); !open.empty()) {
+      logger_.Log(Severity::kWarning, "plaintext: all who reach the port read and change everything",
+                  {{"address", open}});
+    }
     ChangeHealth([](Health&) {});
     Listeners::Options options;
     // Memory of the device goes to this user's processes alone, whatever else a socket lets in.
@@ -491,6 +508,9 @@ class ServerApp final : public App {
         shard_->FreeReleasedFactors();
         shard_->CompleteQuarantine();
       });
+    }
+    if (!config_.tls_cert.empty()) {
+      timers_.Start("reload-credentials", absl::Seconds(wire::kReloadSeconds), [this] { security_->Reload(); });
     }
     if (planes_ != nullptr) timers_.Start("sweep-planes", absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
@@ -564,6 +584,7 @@ class ServerApp final : public App {
   std::unique_ptr<rpc::SnapshotService> snapshot_service_;
   std::unique_ptr<rpc::SessionService> session_service_;
   std::unique_ptr<rpc::AdminService> admin_service_;
+  std::unique_ptr<rpc::ServerSecurity> security_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listeners> listeners_;  // hand connections to server_
   int metrics_port_ = 0;

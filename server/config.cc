@@ -168,6 +168,22 @@ const std::vector<Option>& Options() {
                  "the shard, or the first of `listen`"),
       ListOption("shards", &C::shards,
                  "coordinator: its shards, host:port or unix:/path/to/socket, separated by commas"),
+      TextOption("tls_cert", &C::tls_cert,
+                 "file of this server's certificate in PEM form, with those between it and its authority: every "
+                 "host:port of `listen` takes TLS alone; read again when it changes, as are the files below"),
+      TextOption("tls_key", &C::tls_key, "file of that certificate's private key"),
+      TextOption("tls_client_ca", &C::tls_client_ca,
+                 "file of the authorities that sign clients' certificates: every client needs one; empty: none does"),
+      TextOption("access_file", &C::access_file,
+                 "file that says which tokens and certificates' names may call what; empty: who may connect may call "
+                 "everything"),
+      TextOption("tls_ca", &C::tls_ca,
+                 "coordinator: file of the authorities that sign its shards' certificates; empty: it dials in "
+                 "plaintext"),
+      TextOption("token_file", &C::token_file, "coordinator: file of the token that it shows to its shards"),
+      ChoiceOption("plaintext", &C::plaintext, {"loopback", "any"},
+                   "without tls_cert: where host:port of `listen` may be; any: all who reach it read and change "
+                   "everything"),
       ChoiceOption("backend", &C::backend, {"auto", "cpu", "cuda"},
                    "device of a shard; auto: cuda where there is one, else cpu"),
       NumberOption("cuda_device", &C::cuda_device, 0, kMostDevice, "cuda: which of the host's devices, as CUDA counts"),
@@ -442,6 +458,37 @@ absl::Status CheckAddresses(const ServerConfig& config, const std::string& name,
   return absl::OkStatus();
 }
 
+bool IsLoopback(absl::string_view address) {
+  const absl::string_view host = address.substr(0, address.rfind(':'));
+  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+}
+
+// Those of `needed` are of no use without `name`.
+absl::Status CheckNeeds(const ServerConfig& config, std::string ServerConfig::*needed, const std::string& needed_name,
+                        std::string ServerConfig::*user, const std::string& user_name) {
+  if ((config.*user).empty() || !(config.*needed).empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(OriginOf(config, user_name), ": expected ", needed_name, " beside it, got none"));
+}
+
+absl::Status CheckSecurity(const ServerConfig& config) {
+  using C = ServerConfig;
+  PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_key, "tls_key", &C::tls_cert, "tls_cert"));
+  PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_cert, "tls_cert", &C::tls_key, "tls_key"));
+  PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_cert, "tls_cert", &C::tls_client_ca, "tls_client_ca"));
+  PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_cert, "tls_cert", &C::access_file, "access_file"));
+  PRECONDOR_RETURN_IF_ERROR(CheckNeeds(config, &C::tls_ca, "tls_ca", &C::token_file, "token_file"));
+  if (config.role != ServerRole::kCoordinator && !config.tls_ca.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(OriginOf(config, "tls_ca"), ": expected none with role ", ServerRoleName(config.role)));
+  }
+  const std::string open = config.plaintext == "any" ? "" : OpenAddress(config);
+  if (open.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      OriginOf(config, "listen"), ": expected tls_cert and tls_key, or plaintext=any to let all who reach ", open,
+      " read and change everything"));
+}
+
 absl::Status CheckWhole(const ServerConfig& config) {
   if (config.listen.empty()) return AddressError(config, "listen", absl::StrCat("at least one ", HostAndPort(0)), "");
   PRECONDOR_RETURN_IF_ERROR(CheckAddresses(config, "listen", config.listen, false));
@@ -450,6 +497,7 @@ absl::Status CheckWhole(const ServerConfig& config) {
   }
   if (!config.advertise.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "advertise", config.advertise, true));
   PRECONDOR_RETURN_IF_ERROR(CheckAddresses(config, "shards", config.shards, true));
+  PRECONDOR_RETURN_IF_ERROR(CheckSecurity(config));
   for (const std::string& endpoint : config.etcd_endpoints) {
     PRECONDOR_RETURN_IF_ERROR(CheckHostAndPort(config, "etcd_endpoints", endpoint, 1));
   }
@@ -493,6 +541,14 @@ absl::Status CheckWhole(const ServerConfig& config) {
 
 std::string DialAddress(const ServerConfig& config) {
   return config.advertise.empty() ? AbsoluteUnixAddress(config.listen.front()) : config.advertise;
+}
+
+std::string OpenAddress(const ServerConfig& config) {
+  if (!config.tls_cert.empty()) return "";
+  const auto open = std::find_if(config.listen.begin(), config.listen.end(), [](const std::string& address) {
+    return !UnixPath(address).has_value() && !IsLoopback(address);
+  });
+  return open == config.listen.end() ? "" : *open;
 }
 
 absl::string_view ServerRoleName(ServerRole role) {
@@ -556,8 +612,9 @@ std::string ServerHelp() {
       "\nExamples:\n"
       "  precondor-server                                        everything in one process on 127.0.0.1:7070\n"
       "  precondor-server --listen=unix:/run/precondor.sock      only for processes of this host\n"
-      "  precondor-server --role=shard --listen=0.0.0.0:7071 --memory-limit=64GiB\n"
-      "  precondor-server --role=coordinator --shards=gpu0:7071,gpu1:7071 --metrics-listen=0.0.0.0:9090\n";
+      "  precondor-server --role=shard --listen=0.0.0.0:7071 --plaintext=any --memory-limit=64GiB\n"
+      "  precondor-server --role=coordinator --shards=gpu0:7071,gpu1:7071 --metrics-listen=0.0.0.0:9090\n"
+      "  precondor-server --listen=0.0.0.0:7070 --advertise=gpu0:7070 --tls-cert=gpu0.pem --tls-key=gpu0.key\n";
   return text;
 }
 

@@ -27,6 +27,13 @@ struct ServerConfig {
   int64_t cpu_devices = 1;  // devices that the CPU acts as, to test shards with several; no option sets it
   int64_t device_plane_bytes = 0;
   int64_t threads = 0;
+  std::string plaintext = "loopback";
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;
+  std::string access_file;
+  std::string tls_ca;
+  std::string token_file;
   int64_t memory_limit_bytes = int64_t{8} << 30;
   int64_t window_steps = 2;
   int64_t statistics_deadline_ms = 0;
@@ -62,6 +69,9 @@ struct ServerConfig {
 // What workers of a server dial unless the coordinator knows it by another name: `advertise`, or else the first of
 // `listen`, whose port may still be 0.
 std::string DialAddress(const ServerConfig& config);
+
+// The first of `listen` that takes plaintext from other hosts; empty: none.
+std::string OpenAddress(const ServerConfig& config);
 
 absl::string_view ServerRoleName(ServerRole role);  // "all", "shard", "coordinator"
 

@@ -48,6 +48,7 @@ if(PRECONDOR_SERVICE OR PRECONDOR_RECOVERY)
   find_package(gRPC CONFIG REQUIRED)
 endif()
 if(PRECONDOR_SERVICE)
+  find_package(OpenSSL REQUIRED)  # that of gRPC
   find_package(prometheus-cpp CONFIG REQUIRED)
   find_package(civetweb CONFIG REQUIRED)
   find_package(yaml-cpp REQUIRED)

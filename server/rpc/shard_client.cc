@@ -27,19 +27,21 @@ namespace {
 constexpr absl::Duration kProbeTimeout = absl::Seconds(1);
 
 // A shard that was restarted is to be found again at once.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wire::ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
   wire::SetKeepalive(arguments);
-  return grpc::CreateCustomChannel(DialTarget(address), grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(DialTarget(address), security.CredentialsFor(address), arguments);
 }
 
 class ShardClient final : public ShardControl {
  public:
-  ShardClient(std::string address, absl::Duration timeout)
-      : address_(std::move(address)), timeout_(timeout), stub_(v1::ShardService::NewStub(MakeChannel(address_))) {}
+  ShardClient(std::string address, absl::Duration timeout, const wire::ChannelSecurity& security)
+      : address_(std::move(address)),
+        timeout_(timeout),
+        stub_(v1::ShardService::NewStub(MakeChannel(address_, security))) {}
 
   void BecomeLeader(uint64_t token) override { token_.store(token); }
 
@@ -169,8 +171,9 @@ class ShardClient final : public ShardControl {
 
 }  // namespace
 
-std::unique_ptr<ShardControl> MakeShardClient(std::string address, absl::Duration timeout) {
-  return std::make_unique<ShardClient>(std::move(address), timeout);
+std::unique_ptr<ShardControl> MakeShardClient(std::string address, absl::Duration timeout,
+                                              const wire::ChannelSecurity& security) {
+  return std::make_unique<ShardClient>(std::move(address), timeout, security);
 }
 
 }  // namespace precondor::rpc

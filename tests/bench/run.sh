@@ -119,6 +119,13 @@ for workload in bert-large gradients; do
   esac
 done
 case "$filter" in
+  . | *gradients*)
+    deploy/certificates.sh "$out/certificates" server,127.0.0.1
+    run gradients_tls "$build/client/cpp/tools/precondor-perf" --workload=gradients --tls-ca="$out/certificates/ca.pem" \
+      --tls-cert="$out/certificates/server.pem" --tls-key="$out/certificates/server.key" \
+      --server-binary="$build/server/precondor-server" --json="$out/gradients_tls.json" "${load_flags[@]}" ;;
+esac
+case "$filter" in
   . | *store*) run store "$build/tests/bench/store_bench" --dir="$out/store" --json="$out/store.json" "${quick_flags[@]}" ;;
 esac
 case "$filter" in

@@ -40,6 +40,9 @@ VALUES = {
     "options": {"config": {"log_level": "debug", "quorum": 0.5, "max_message_bytes": 268435456},
                 "shard": {"config": {"snapshot_interval_steps": 1000000, "log_level": "warning"}, "drainSeconds": 60},
                 "coordinator": {"config": {"session_snapshot_steps": 500}, "cpu": 1}},
+    "tls": {"tls": {"secret": "certificates"}},
+    "tls and who may what": {"tls": {"secret": "certificates", "accessSecret": "callers"}},
+    "tls and tokens": {"tls": {"secret": "certificates", "accessSecret": "callers", "clientCertificates": False}},
     "scheduling": {"shard": {"nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "train", "operator": "Exists"}],
                              "priorityClassName": "high", "spread": "DoNotSchedule", "podAnnotations": {"a": "b"},
                              "affinity": {"nodeAffinity": {}}, "persistence": {"storageClass": "fast", "size": "1Ti"}}},
@@ -53,6 +56,7 @@ REFUSED = {
     "etcd by a path": ({"coordinator": {"etcd": {"endpoints": ["etcd/etcd:2379"]}}}, "endpoints"),
     "fraction of a core": ({"shard": {"cpu": "500m"}}, "cpu"),
     "size without a unit that is known": ({"shard": {"persistence": {"size": "10GB"}}}, "size"),
+    "who may what, in plaintext": ({"tls": {"accessSecret": "callers"}}, "secret"),
     "policy without a client": ({"networkPolicy": {"clients": []}}, "clients"),
 }
 programs = None  # manifests.Programs
@@ -110,6 +114,16 @@ class ChartTest(unittest.TestCase):
         self.assertEqual((coordinators["replicas"], coordinators.get("volumeClaimTemplates")), (2, None))
         egress = find(etcd, "NetworkPolicy", "precondor-coordinator")["spec"]["egress"]
         self.assertIn({"ports": [{"port": 2379}, {"port": 2381}]}, egress)
+        self.assertIn("--plaintext=any", shard(template({}))["containers"][0]["args"])
+        for values, ours, others in (("tls", {"--tls-client-ca=/tls/ca.crt"}, {"--access-file=/access/access"}),
+                                     ("tls and who may what", {"--tls-client-ca=/tls/ca.crt", "--access-file=/access/access"},
+                                      {"--token-file=/access/token"}),
+                                     ("tls and tokens", {"--access-file=/access/access", "--token-file=/access/token"},
+                                      {"--tls-client-ca=/tls/ca.crt"})):
+            objects = template(VALUES[values])
+            coordinator = find(objects, "StatefulSet", "precondor-coordinator")["spec"]["template"]["spec"]["containers"][0]
+            self.assertLessEqual(ours | {"--tls-cert=/tls/tls.crt", "--tls-ca=/tls/ca.crt"}, set(coordinator["args"]))
+            self.assertFalse((others | {"--plaintext=any"}) & set(coordinator["args"]))
         gpu = shard(template(VALUES["gpus"]))["containers"][0]
         self.assertEqual(gpu["resources"]["limits"], {"cpu": 8, "memory": "16384Mi", "nvidia.com/gpu": 2})
         self.assertEqual(gpu["image"], "precondor-server-cuda:0.1.0")
@@ -277,6 +291,7 @@ class PlantedFaultTest(unittest.TestCase):
     def test_probes_ports_memory_and_time_to_end(self):
         container = lambda objects: shard(objects)["containers"][0]  # noqa: E731
         self.assert_found("probes are", lambda objects: container(objects)["livenessProbe"]["grpc"].pop("service"))
+        self.assert_found("no volume for /tls/tls.crt", lambda objects: container(objects)["args"].append("--tls-cert=/tls/tls.crt"))
         self.assert_found("ports", lambda objects: container(objects)["ports"][0].update(containerPort=7070))
         self.assert_found("no volume at /dat", lambda objects: container(objects)["args"].append("--data-dir=/dat"))
         self.assert_found("leaves 0 MiB", lambda objects: container(objects)["resources"]["limits"].update(memory="1Gi"))

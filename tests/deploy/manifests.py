@@ -245,12 +245,22 @@ def _server(pod, container, programs):
     if refusal:
         yield refusal
     ports = pod.ports()
-    if (_port(options["listen"]), _port(options["metrics-listen"])) != (ports.get("grpc"), ports.get("metrics")):
+    address, _, socket = options["listen"].partition(",")
+    if (_port(address), _port(options["metrics-listen"])) != (ports.get("grpc"), ports.get("metrics")):
         yield f"ports {ports} are not those that it listens on"
-    services = {probe: (container.get(f"{probe}Probe") or {}).get("grpc") for probe in ("readiness", "liveness")}
-    if services != {"readiness": {"port": ports.get("grpc")}, "liveness": {"port": ports.get("grpc"), "service": "liveness"}}:
+    how = "exec" if socket else "grpc"  # the kubelet's own know no TLS
+    services = {probe: (container.get(f"{probe}Probe") or {}).get(how) for probe in ("readiness", "liveness")}
+    ask = ["precondorctl", f"--server={socket}", "--timeout=5s", "health"]
+    expected = ({"readiness": {"command": ask}, "liveness": {"command": [*ask, "liveness"]}} if socket else
+                {"readiness": {"port": ports.get("grpc")}, "liveness": {"port": ports.get("grpc"), "service": "liveness"}})
+    if services != expected:
         yield f"probes are {services}"
+    if ("tls-cert" in options) != bool(socket):
+        yield "expected a socket for probes with TLS, and none without"
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    for name in ("tls-cert", "tls-key", "tls-client-ca", "tls-ca", "access-file", "token-file"):
+        if name in options and options[name].rpartition("/")[0] not in mounts:
+            yield f"no volume for {options[name]}"
     if "data-dir" in options and options["data-dir"] not in mounts:
         yield f"no volume at {options['data-dir']}"
     if not {"data-dir", "etcd-endpoints"} & set(options):

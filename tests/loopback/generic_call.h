@@ -27,9 +27,7 @@ class GenericCall {
   }
   ~GenericCall() {
     context_.TryCancel();
-    grpc::Status status;
-    call_->Finish(&status, this);
-    Next();
+    if (!ended_) End();
     queue_.Shutdown();
     while (Next()) {
     }
@@ -46,6 +44,15 @@ class GenericCall {
     return std::string(reinterpret_cast<const char*>(bytes.begin()), bytes.size());
   }
 
+  // How the call ends. The last call of this class.
+  grpc::Status End() {
+    ended_ = true;
+    grpc::Status status;
+    call_->Finish(&status, this);
+    Next();
+    return status;
+  }
+
  private:
   bool Next() {
     void* tag = nullptr;
@@ -57,6 +64,7 @@ class GenericCall {
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+  bool ended_ = false;
 };
 
 // A HealthCheckRequest: field 1 is the service's name.

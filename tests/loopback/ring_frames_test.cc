@@ -201,6 +201,7 @@ class RingLinkTest : public RingFramesTest {
   // Connected by its Tick. Waits for an open stream as long as it is let.
   std::unique_ptr<ShardLink> LinkTo(const std::string& address) {
     ShardLink::Options options;
+    options.security = std::make_shared<wire::ChannelSecurity>();
     options.address = address;
     options.session = "job";
     options.session_id = job_.session_id();

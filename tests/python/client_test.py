@@ -192,6 +192,33 @@ class ClientTest(unittest.TestCase):
         worker.flush()
         worker.leave()
 
+    def test_trains_over_tls_by_the_recipe_of_the_documents(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = pathlib.Path(folder)
+            subprocess.run([ROOT / "deploy" / "certificates.sh", files, "server,localhost,127.0.0.1", "job-a", "job-b"],
+                           check=True, timeout=TIMEOUT_S)
+            (files / "access").write_text("worker name job-a\nworker token a-token-of-this-test\n", encoding="utf-8")
+            (files / "token").write_text("a-token-of-this-test\n", encoding="utf-8")
+            server = Server(self.server_program, folder, f"--tls-cert={files}/server.pem", f"--tls-key={files}/server.key",
+                            f"--tls-client-ca={files}/ca.pem", f"--access-file={files}/access")
+            self.addCleanup(server.stop)
+
+            def security(name, **more):
+                return precondor.Security(tls_ca=f"{files}/ca.pem", tls_cert=f"{files}/{name}.pem",
+                                          tls_key=f"{files}/{name}.key", **more)
+            with precondor.Client(server.address, security=security("job-a")) as client:
+                with client.open_session(spec(self.name, method="identity")).join() as worker:
+                    answer = worker.precondition(0, 0, np.ones((2, 3), np.float32), 1).result()
+                    np.testing.assert_array_equal(answer.gradient, np.ones((2, 3)))
+            with precondor.Client(server.address, security=security("job-b", token_file=f"{files}/token")) as client:
+                self.assertTrue(client.close_session(self.name))
+            self.expect(precondor.UnauthenticatedError, "role .*, got .* a certificate of job-b, which is not listed.*access file",
+                        lambda: precondor.Client(server.address, security=security("job-b")))
+            self.expect(precondor.UnavailableError, "the server may expect TLS",
+                        lambda: precondor.Client(server.address, connect_timeout=0.3))
+            self.expect(precondor.NotFoundError, "cannot read .*/job-c.pem: No such file",
+                        lambda: precondor.Client(server.address, security=security("job-c")))
+
     def listed(self):
         """The sessions as a stock client has the server list them, by name."""
         import grpc

@@ -60,6 +60,11 @@ class TorchTest(torch_case.ServerCase):
         for one, other in zip(got, wanted):
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
+    def test_security_is_the_clients(self):
+        with self.assertRaisesRegex(precondor.NotFoundError, "cannot read /nothing"):
+            precondor.torch.Preconditioner(nn.Linear(3, 2), self.server.address, session="s",
+                                           security=precondor.Security(tls_ca="/nothing"))
+
     # --- training -----------------------------------------------------------------------------------------------------
 
     def test_trajectory_is_that_of_the_formulas(self):

@@ -2,7 +2,6 @@
 #include "client/cpp/src/channel.h"
 
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include "kernels/base/unix_address.h"
@@ -10,7 +9,7 @@
 
 namespace precondor {
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wire::ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
@@ -20,7 +19,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);  // 30 s unless set: longer than a restart
   wire::SetKeepalive(arguments);
-  return grpc::CreateCustomChannel(DialTarget(address), grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(DialTarget(address), security.CredentialsFor(address), arguments);
 }
 
 }  // namespace precondor

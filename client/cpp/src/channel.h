@@ -6,10 +6,12 @@
 #include <memory>
 #include <string>
 
+#include "proto/wire/channel_security.h"
+
 namespace precondor {
 
 // A channel of its own connection, quick to try again and to notice that the server is gone, without limits on
 // message sizes that tensors would meet.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const wire::ChannelSecurity& security);
 
 }  // namespace precondor

@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 }
 
 std::unique_ptr<Client> Client::Make(ClientOptions options) {
-  auto control = std::make_shared<ControlClient>(options.coordinator, options.rpc_timeout);
+  auto control = std::make_shared<ControlClient>(options.coordinator, options.rpc_timeout, options.security);
   return std::make_unique<ClientImpl>(std::move(options), std::move(control));
 }
 

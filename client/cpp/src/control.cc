@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 #include "client/cpp/src/channel.h"
 #include "kernels/base/clock.h"
@@ -31,6 +33,13 @@ absl::Status WithContext(const absl::Status& status, absl::string_view context) 
   absl::Status out(status.code(), absl::StrCat(context, ": ", status.message()));
   status.ForEachPayload([&out](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
   return out;
+}
+
+// What the end of a connection may mean: in a handshake a peer tells no reason.
+absl::string_view TlsHint(absl::string_view reason, bool tls) {
+  if (absl::StrContains(reason, "wrong version number")) return "; the server may expect plaintext";
+  if (!absl::StrContains(reason, "Socket closed")) return "";
+  return tls ? "; the server may refuse this client's certificate, or require one" : "; the server may expect TLS";
 }
 
 }  // namespace
@@ -67,8 +76,8 @@ bool Canceller::Run(grpc::ClientContext& context, const std::function<void()>& c
 }
 
 struct ControlClient::Stubs {
-  explicit Stubs(const std::string& address)
-      : channel(MakeChannel(address)),
+  Stubs(const std::string& address, const wire::ChannelSecurity& security)
+      : channel(MakeChannel(address, security)),
         session(v1::SessionService::NewStub(channel)),
         admin(v1::AdminService::NewStub(channel)),
         snapshot(v1::SnapshotService::NewStub(channel)),
@@ -80,8 +89,12 @@ struct ControlClient::Stubs {
   const std::unique_ptr<v1::PreconditionService::Stub> precondition;
 };
 
-ControlClient::ControlClient(std::string address, absl::Duration rpc_timeout)
-    : address_(std::move(address)), rpc_timeout_(rpc_timeout), stubs_(std::make_unique<Stubs>(address_)) {}
+ControlClient::ControlClient(std::string address, absl::Duration rpc_timeout,
+                             std::shared_ptr<const wire::ChannelSecurity> security)
+    : address_(std::move(address)),
+      rpc_timeout_(rpc_timeout),
+      security_(std::move(security)),
+      stubs_(std::make_unique<Stubs>(address_, *security_)) {}
 
 ControlClient::~ControlClient() = default;
 
@@ -90,6 +103,7 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, boo
   const absl::Time deadline = MonotonicNow() + timeout;
   const std::string what = absl::StrCat("server ", address_, ": ", name);
   if (const absl::Status usable = CheckUnixAddress(address_); !usable.ok()) return WithContext(usable, what);
+  if (!security_->status().ok()) return WithContext(security_->status(), what);
   absl::Duration pause = kFirstPause;
   absl::Status last;
   while (true) {
@@ -116,15 +130,17 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, boo
 
 absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Duration timeout, Canceller& canceller) {
   v1::GetServerInfoResponse response;
+  // An attempt that waits for a connection would not tell why there is none, which with TLS has many reasons.
   const absl::Status status =
-      Repeat("GetServerInfo", timeout, /*wait_for_ready=*/true, canceller,
+      Repeat("GetServerInfo", timeout, /*wait_for_ready=*/false, canceller,
              [&](grpc::ClientContext& context) { return stubs_->admin->GetServerInfo(&context, {}, &response); });
   if (status.ok()) return response;
-  if (status.code() == absl::StatusCode::kDeadlineExceeded) {
-    return absl::UnavailableError(
-        absl::StrCat("server ", address_, ": no answer within ", absl::FormatDuration(timeout)));
-  }
-  return status;
+  const bool answered = GetErrorReason(status) != ErrorReason::kUnspecified;
+  if (answered || !(absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status))) return status;
+  const std::string server = absl::StrCat("server ", address_, ": ");
+  return absl::UnavailableError(absl::StrCat(server, "no answer within ", absl::FormatDuration(timeout), ": ",
+                                             absl::StripPrefix(status.message(), server),
+                                             TlsHint(status.message(), security_->has_tls())));
 }
 
 // One method as its stub declares it.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@
 #include "precondor/v1/precondition.pb.h"
 #include "precondor/v1/session.pb.h"
 #include "precondor/v1/snapshot.pb.h"
+#include "proto/wire/channel_security.h"
 
 namespace grpc {
 class ClientContext;
@@ -48,10 +50,14 @@ class Canceller {
 // answered is not. Thread-safe.
 class ControlClient {
  public:
-  ControlClient(std::string address, absl::Duration rpc_timeout);
+  ControlClient(std::string address, absl::Duration rpc_timeout, const ClientSecurity& security)
+      : ControlClient(std::move(address), rpc_timeout, std::make_shared<wire::ChannelSecurity>(security)) {}
+  ControlClient(std::string address, absl::Duration rpc_timeout, std::shared_ptr<const wire::ChannelSecurity> security);
   ~ControlClient();
 
   const std::string& address() const { return address_; }
+  // That of the other channels of its owner too.
+  const std::shared_ptr<const wire::ChannelSecurity>& security() const { return security_; }
 
   // Waits for a connection, at most `timeout`: Unavailable.
   absl::StatusOr<v1::GetServerInfoResponse> WaitForServer(absl::Duration timeout, Canceller& canceller);
@@ -96,6 +102,7 @@ class ControlClient {
 
   const std::string address_;
   const absl::Duration rpc_timeout_;
+  const std::shared_ptr<const wire::ChannelSecurity> security_;
   const std::unique_ptr<Stubs> stubs_;
 };
 

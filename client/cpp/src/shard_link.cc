@@ -42,7 +42,7 @@ absl::string_view KindName(v1::FrameKind kind) {
 
 class ShardLink::Channel {
  public:
-  explicit Channel(const std::string& address) : stub_(MakeChannel(address)) {}
+  explicit Channel(const Options& options) : stub_(MakeChannel(options.address, *options.security)) {}
   grpc::GenericStub& stub() { return stub_; }
 
  private:
@@ -148,7 +148,7 @@ absl::Status ShardLink::LateError(const ContributionId& id) const {
 }
 
 void ShardLink::Connect(absl::Time now) {
-  if (channel_ == nullptr || renew_channel_) channel_ = std::make_unique<Channel>(options_.address);
+  if (channel_ == nullptr || renew_channel_) channel_ = std::make_unique<Channel>(options_);
   renew_channel_ = false;
   ahead_.reset();
   writing_ = false;

@@ -24,6 +24,7 @@
 #include "client/cpp/src/traffic.h"
 #include "client/cpp/src/worker_collective_session.h"
 #include "kernels/base/mutex.h"
+#include "proto/wire/channel_security.h"
 #include "proto/wire/frame_codec.h"
 
 namespace grpc {
@@ -39,6 +40,7 @@ class ShardLink {
  public:
   struct Options {
     std::string address;
+    std::shared_ptr<const wire::ChannelSecurity> security;
     std::string session;  // its name, for messages
     uint64_t session_id = 0;
     uint32_t rank = 0;

@@ -84,6 +84,7 @@ WorkerImpl::WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClie
 std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint64_t epoch) {
   ShardLink::Options link;
   link.address = address;
+  link.security = control_->security();
   link.session = session_;
   link.session_id = session_id_;
   link.rank = rank_;
@@ -303,11 +304,11 @@ void WorkerImpl::DeclinePlane(const std::string& address, uint64_t epoch, const 
   v1::JoinPlaneRequest request = PlaneRequest(epoch);
   request.set_declined(std::string(why.message()));
   // A peer that cannot be told waits until the rendezvous ends.
-  ControlClient(address, options_.connect_timeout).JoinPlane(request, canceller_).IgnoreError();
+  ControlClient(address, options_.connect_timeout, control_->security()).JoinPlane(request, canceller_).IgnoreError();
 }
 
 absl::StatusOr<PlaneRendezvous> WorkerImpl::AskForPlane(const std::string& address, uint64_t epoch) {
-  ControlClient shard(address, options_.rpc_timeout);
+  ControlClient shard(address, options_.rpc_timeout, control_->security());
   const absl::Time deadline = MonotonicNow() + options_.connect_timeout;
   const v1::JoinPlaneRequest request = PlaneRequest(epoch);
   while (true) {

@@ -37,13 +37,13 @@ absl::StatusOr<v1::GetServerInfoResponse> GetInfo(ControlClient& server, const C
 }
 
 absl::StatusOr<CtlOutput> RunStatus(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout);
+  ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_ASSIGN_OR_RETURN(v1::GetServerInfoResponse info, GetInfo(server, options));
   std::vector<ServerStatus> servers = {{options.server, info, ""}};
   CtlOutput output;
   if (info.role() == v1::ROLE_COORDINATOR) {
     for (const std::string& address : info.shards()) {
-      ControlClient shard(address, options.timeout);
+      ControlClient shard(address, options.timeout, options.security);
       const auto shard_info = GetInfo(shard, options);
       output.ok &= shard_info.ok();
       servers.push_back({address, shard_info.ok() ? *shard_info : v1::GetServerInfoResponse(),
@@ -55,7 +55,7 @@ absl::StatusOr<CtlOutput> RunStatus(const CtlOptions& options) {
 }
 
 absl::StatusOr<CtlOutput> RunSessions(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout);
+  ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   Canceller canceller;
   PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSessionsResponse response, server.ListSessions({}, canceller));
@@ -63,7 +63,7 @@ absl::StatusOr<CtlOutput> RunSessions(const CtlOptions& options) {
 }
 
 absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout);
+  ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   Canceller canceller;
   if (options.action == "quarantined") {
@@ -93,7 +93,7 @@ absl::StatusOr<CtlOutput> RunSession(const CtlOptions& options) {
 
 // A coordinator owns no layers: its shards are asked.
 absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout);
+  ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
   v1::GetLayerStatsRequest request;
   request.set_session(options.argument);
@@ -110,7 +110,7 @@ absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
       return absl::NotFoundError(absl::StrCat("server ", options.server, ": no session ", options.argument));
     }
     for (const v1::ShardAssignment& assignment : found->shard_map().assignments()) {
-      ControlClient shard(assignment.address(), options.timeout);
+      ControlClient shard(assignment.address(), options.timeout, options.security);
       PRECONDOR_RETURN_IF_ERROR(GetInfo(shard, options).status());
       PRECONDOR_ASSIGN_OR_RETURN(const v1::GetLayerStatsResponse response, shard.GetLayerStats(request, canceller));
       layers.insert(layers.end(), response.layers().begin(), response.layers().end());
@@ -122,7 +122,7 @@ absl::StatusOr<CtlOutput> RunLayers(const CtlOptions& options) {
 }
 
 absl::StatusOr<CtlOutput> RunMode(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout);
+  ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   Canceller canceller;
   v1::ModeStatus status;
@@ -171,7 +171,7 @@ absl::StatusOr<CtlOutput> CreateSnapshot(const CtlOptions& options, ControlClien
 
 absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
   if (options.action == "restore") return RunRestore(options);
-  ControlClient server(options.server, options.timeout);
+  ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, GetInfo(server, options));
   const bool coordinates = info.role() != v1::ROLE_SHARD;
   if (options.action == "create") return CreateSnapshot(options, server, coordinates);
@@ -188,7 +188,7 @@ absl::StatusOr<CtlOutput> RunSnapshot(const CtlOptions& options) {
   }
   std::vector<ShardSnapshot> rows;
   for (const std::string& address : shards) {
-    ControlClient shard(address, options.timeout);
+    ControlClient shard(address, options.timeout, options.security);
     PRECONDOR_ASSIGN_OR_RETURN(const v1::ListSnapshotsResponse listed, shard.ListSnapshots({}, canceller));
     for (const v1::SnapshotInfo& found : listed.snapshots()) {
       if (!options.argument.empty() && found.session() != options.argument) continue;
@@ -224,7 +224,9 @@ const char* HealthName(int32_t status) {
 // HealthCheckRequest and HealthCheckResponse have the wire format of the well-known wrappers: one field, number 1.
 absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
   using Stub = grpc::TemplatedGenericStub<google::protobuf::StringValue, google::protobuf::Int32Value>;
-  const auto channel = MakeChannel(options.server);
+  const wire::ChannelSecurity security(options.security);
+  PRECONDOR_RETURN_IF_ERROR(security.status());
+  const auto channel = MakeChannel(options.server, security);
   Stub stub(channel);
   grpc::ClientContext context;
   context.set_deadline(wire::GrpcDeadline(options.timeout));
@@ -251,7 +253,7 @@ absl::StatusOr<CtlOutput> RunHealth(const CtlOptions& options) {
 }
 
 absl::StatusOr<CtlOutput> RunDrain(const CtlOptions& options) {
-  ControlClient server(options.server, options.timeout);
+  ControlClient server(options.server, options.timeout, options.security);
   PRECONDOR_RETURN_IF_ERROR(GetInfo(server, options).status());
   v1::DrainRequest request;
   request.set_deadline_ms(

@@ -54,6 +54,13 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
     options.server = std::string(value);
     return absl::OkStatus();
   }
+  for (const auto& [flag, path] :
+       {std::pair("tls-ca", &options.security.tls_ca), std::pair("tls-cert", &options.security.tls_cert),
+        std::pair("tls-key", &options.security.tls_key), std::pair("token-file", &options.security.token_file)}) {
+    if (name != flag) continue;
+    *path = std::string(value);
+    return absl::OkStatus();
+  }
   if (name == "timeout") {
     PRECONDOR_ASSIGN_OR_RETURN(options.timeout, ParseSeconds(name, value));
     return absl::OkStatus();
@@ -78,8 +85,9 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value, CtlOptions
 }
 
 bool TakesValue(absl::string_view name) {
-  return name == "server" || name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" ||
-         name == "id" || IsPlanFlag(name);
+  return name == "server" || name == "tls-ca" || name == "tls-cert" || name == "tls-key" || name == "token-file" ||
+         name == "timeout" || name == "deadline" || name == "snapshot-path" || name == "snapshot" || name == "id" ||
+         IsPlanFlag(name);
 }
 
 absl::Status CheckDeadline(const CtlOptions& options) {
@@ -233,6 +241,10 @@ Commands
 
 Flags
   --server=HOST:PORT   the server to ask (127.0.0.1:7070), or unix:/path/to/socket
+  --tls-ca=FILE        certificates of the authorities that sign servers' certificates; without it, plaintext
+  --tls-cert=FILE, --tls-key=FILE
+                       a certificate and its key to show to servers that ask for one
+  --token-file=FILE    the bearer token that goes with every call; needs --tls-ca
   --timeout=DURATION   for each answer (10s)
   --deadline=DURATION  drain: time for work in flight; without it, the server's own setting
   --snapshot-path=DIR  snapshot restore: the data directory of one of the shards that took it, or a copy; once for each

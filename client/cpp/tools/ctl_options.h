@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/tools/plan_options.h"
+#include "kernels/base/client_security.h"
 
 namespace precondor {
 
@@ -22,6 +23,7 @@ struct CtlOptions {
   // snapshot: "create", "list", "verify", "restore"; session: "quarantined", "adopt", "delete-quarantined"
   std::string action;
   std::string server = "127.0.0.1:7070";
+  ClientSecurity security;
   absl::Duration timeout = absl::Seconds(10);
   absl::Duration drain_deadline = absl::ZeroDuration();  // 0: the server's own
   std::vector<std::string> snapshot_paths;               // snapshot restore: data directories of shards

@@ -60,7 +60,7 @@ absl::Status SendAll(const CtlOptions& options, ControlClient& server, const rec
                      const v1::RestoreSessionResponse& opened) {
   Canceller canceller;
   for (const v1::ShardAssignment& assignment : opened.shard_map().assignments()) {
-    ControlClient shard(assignment.address(), options.timeout);
+    ControlClient shard(assignment.address(), options.timeout, options.security);
     for (const uint32_t layer : assignment.layers()) {
       const auto found = stored.layers.find(layer);
       if (found == stored.layers.end()) {
@@ -85,7 +85,7 @@ absl::StatusOr<CtlOutput> RunRestore(const CtlOptions& options) {
   v1::RestoreSessionRequest request;
   PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(stored.spec));
   request.set_step(stored.step);
-  ControlClient server(options.server, options.timeout);
+  ControlClient server(options.server, options.timeout, options.security);
   Canceller canceller;
   PRECONDOR_RETURN_IF_ERROR(server.WaitForServer(options.timeout, canceller).status());
   if (options.replace) {

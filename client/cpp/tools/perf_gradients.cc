@@ -160,7 +160,7 @@ absl::StatusOr<double> ServiceSeconds(Worker& worker, const Size& size, size_t s
   return absl::ToDoubleSeconds(MonotonicNow() - start);
 }
 
-absl::Status MeasureLatency(Worker& worker, uint64_t& step, std::vector<PerfRow>& rows) {
+absl::Status MeasureLatency(Worker& worker, const std::string& family, uint64_t& step, std::vector<PerfRow>& rows) {
   constexpr int kRounds = 2000;
   std::vector<float> tensor(static_cast<size_t>(kSmall), 1.0f), out = tensor;
   std::vector<double> micros;
@@ -173,8 +173,8 @@ absl::Status MeasureLatency(Worker& worker, uint64_t& step, std::vector<PerfRow>
     micros.push_back(absl::ToDoubleMicroseconds(MonotonicNow() - start));
     PRECONDOR_RETURN_IF_ERROR(Report(worker, step));
   }
-  rows.push_back({"gradients/latency_64B_p50", Percentile(micros, 0.5), "us"});
-  rows.push_back({"gradients/latency_64B_p99", Percentile(micros, 0.99), "us"});
+  rows.push_back({absl::StrCat(family, "latency_64B_p50"), Percentile(micros, 0.5), "us"});
+  rows.push_back({absl::StrCat(family, "latency_64B_p99"), Percentile(micros, 0.99), "us"});
   return absl::OkStatus();
 }
 
@@ -186,6 +186,8 @@ absl::StatusOr<std::vector<PerfRow>> MeasureGradients(const PerfOptions& options
   const SessionSpec spec = Spec(sizes);
   ClientOptions client_options;
   client_options.coordinator = server.address();
+  client_options.security = options.security;
+  const std::string family = options.security.tls_ca.empty() ? "gradients/" : "gradients/tls/";
   PRECONDOR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(client_options));
   PRECONDOR_RETURN_IF_ERROR(client->OpenSession(spec).status());
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, client->Join(spec.name, {0, 0}));
@@ -199,10 +201,10 @@ absl::StatusOr<std::vector<PerfRow>> MeasureGradients(const PerfOptions& options
     const double tcp_seconds = TcpSeconds(rounds * round_bytes);
     if (tcp_seconds <= 0) return absl::InternalError("cannot open a TCP connection on loopback");
     const double moved = 2e-9 * static_cast<double>(rounds * round_bytes);
-    rows.push_back({absl::StrCat("gradients/", sizes[i].name), moved / seconds, "GB/s", moved / tcp_seconds,
-                    tcp_seconds / seconds});
+    rows.push_back(
+        {absl::StrCat(family, sizes[i].name), moved / seconds, "GB/s", moved / tcp_seconds, tcp_seconds / seconds});
   }
-  PRECONDOR_RETURN_IF_ERROR(MeasureLatency(*worker, step, rows));
+  PRECONDOR_RETURN_IF_ERROR(MeasureLatency(*worker, family, step, rows));
   worker.reset();
   PRECONDOR_RETURN_IF_ERROR(client->CloseSession(spec.name).status());
   return rows;

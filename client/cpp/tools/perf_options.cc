@@ -40,11 +40,17 @@ absl::Status CheckShapes(PerfOptions& options) {
 
 absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arguments) {
   PerfOptions options;
-  const std::map<absl::string_view, std::string*> texts = {
-      {"workload", &options.workload}, {"server-binary", &options.server_binary},
-      {"data-dir", &options.data_dir}, {"server", &options.server},
-      {"json", &options.json},         {"csv", &options.csv},
-      {"preset", &options.preset},     {"layers", &options.layers}};
+  const std::map<absl::string_view, std::string*> texts = {{"workload", &options.workload},
+                                                           {"server-binary", &options.server_binary},
+                                                           {"data-dir", &options.data_dir},
+                                                           {"server", &options.server},
+                                                           {"json", &options.json},
+                                                           {"csv", &options.csv},
+                                                           {"preset", &options.preset},
+                                                           {"layers", &options.layers},
+                                                           {"tls-ca", &options.security.tls_ca},
+                                                           {"tls-cert", &options.security.tls_cert},
+                                                           {"tls-key", &options.security.tls_key}};
   const std::map<absl::string_view, int64_t*> numbers = {{"workers", &options.workers}, {"steps", &options.steps},
                                                          {"warmup", &options.warmup},   {"rank", &options.rank},
                                                          {"threads", &options.threads}, {"scale", &options.scale}};
@@ -77,6 +83,9 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
   if (!options.data_dir.empty() && options.server_binary.empty()) {
     return absl::InvalidArgumentError("--data-dir: for a server that is started, needs --server-binary");
   }
+  if (!options.security.tls_ca.empty() && options.workload != "gradients") {
+    return absl::InvalidArgumentError("--tls-ca: for the workload gradients only");
+  }
   PRECONDOR_RETURN_IF_ERROR(CheckShapes(options));
   return options;
 }
@@ -106,6 +115,8 @@ Flags
   --server=HOST:PORT    one that is there, or unix:/path/to/socket
   --workers=8  --steps=60  --warmup=40  --rank=128
   --threads=2           of the server that is started
+  --tls-ca=FILE --tls-cert=FILE --tls-key=FILE
+                        gradients over TLS, by rows of their own; a server that is started has the certificate
   --data-dir=DIR        of the server that is started: what its log costs is the difference to a run without
   --preset=NAME         layers of resnet50, bert-large, gpt2-xl or llama2-7b, without biases
   --layers=FILE         or of a file: [{"name": "fc*", "d_out": 4096, "d_in": 1024, "count": 24}]

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "kernels/base/client_security.h"
 #include "kernels/base/session_spec.h"
 
 namespace precondor {
@@ -21,13 +22,14 @@ struct PerfOptions {
   int64_t steps = 60;   // measured, of each run
   int64_t warmup = 40;  // before: fills the windows of the low-rank factors
   int64_t rank = 128;
-  int64_t threads = 2;   // of the server that is started
-  std::string data_dir;  // of the server that is started; empty: it keeps nothing
-  std::string json;      // file for the rows
-  std::string csv;       // file for the rows, a line each
-  std::string preset;    // a model of model_shapes.h whose layers are the load
-  std::string layers;    // or a file with a layer table
-  int64_t scale = 1;     // divides the dimensions of these
+  int64_t threads = 2;      // of the server that is started
+  std::string data_dir;     // of the server that is started; empty: it keeps nothing
+  ClientSecurity security;  // of the workload gradients; a server that is started has the certificate, too
+  std::string json;         // file for the rows
+  std::string csv;          // file for the rows, a line each
+  std::string preset;       // a model of model_shapes.h whose layers are the load
+  std::string layers;       // or a file with a layer table
+  int64_t scale = 1;        // divides the dimensions of these
 };
 
 // InvalidArgument says what is wrong with which argument.

@@ -32,6 +32,10 @@ absl::StatusOr<std::unique_ptr<PerfServer>> PerfServer::Start(const PerfOptions&
   std::vector<std::string> arguments = {options.server_binary, "--listen=127.0.0.1:0",
                                         absl::StrCat("--port-file=", port_file),
                                         absl::StrCat("--threads=", options.threads), "--log-level=error"};
+  if (!options.security.tls_cert.empty()) {
+    arguments.push_back(absl::StrCat("--tls-cert=", options.security.tls_cert));
+    arguments.push_back(absl::StrCat("--tls-key=", options.security.tls_key));
+  }
   if (!options.data_dir.empty()) arguments.push_back(absl::StrCat("--data-dir=", options.data_dir));
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());

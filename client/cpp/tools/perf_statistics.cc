@@ -86,7 +86,7 @@ class Run {
       const PerfServer& server)
       : spec_(Spec(options, layers, method, factor_rank)),
         address_(server.address()),
-        control_(server.address(), absl::Seconds(30)),
+        control_(server.address(), absl::Seconds(30), options.security),
         widest_(static_cast<size_t>(Widest(layers))),
         noise_(std::max(size_t{1} << 20, 4 * widest_)) {
     std::mt19937_64 rng(1);

@@ -4,10 +4,11 @@
 Client is the door; docs/python.md is the manual.
 """
 
-from ._client import (Client, Future, Preconditioned, Session, StepDirective, Worker, compute_statistics, kl_clip_scale)
+from ._client import (Client, Future, Preconditioned, Security, Session, StepDirective, Worker, compute_statistics,
+                      kl_clip_scale)
 from ._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError, FailedPreconditionError,
-                      ForkError, InternalError, InvalidArgumentError, NotFoundError, PrecondorError,
-                      ResourceExhaustedError, UnavailableError, UnimplementedError)
+                      ForkError, InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
+                      PrecondorError, ResourceExhaustedError, UnauthenticatedError, UnavailableError, UnimplementedError)
 from ._session import Layer, LayerMethod, Method, SessionSpec
 
 __version__ = "0.1.0"
@@ -15,6 +16,6 @@ __version__ = "0.1.0"
 __all__ = [
     "AbortedError", "CancelledError", "Client", "DataLossError", "DeadlineExceededError", "FailedPreconditionError",
     "ForkError", "Future", "InternalError", "InvalidArgumentError", "Layer", "LayerMethod", "Method", "NotFoundError",
-    "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Session", "SessionSpec", "StepDirective",
-    "UnavailableError", "UnimplementedError", "Worker", "compute_statistics", "kl_clip_scale"
+    "PermissionDeniedError", "Preconditioned", "PrecondorError", "ResourceExhaustedError", "Security", "Session",
+    "SessionSpec", "StepDirective", "UnauthenticatedError", "UnavailableError", "UnimplementedError", "Worker", "compute_statistics", "kl_clip_scale"
 ]

@@ -63,6 +63,23 @@ class StepDirective:
     snapshot_id: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Security:
+    """The files with which a client knows its servers and proves who it is, each read again when it changes.
+
+    docs/security.md says how to make them. They apply to host:port addresses; a unix: address needs none.
+
+    tls_ca: certificates (PEM) of the authorities that sign servers' certificates; without it connections are in plaintext.
+    tls_cert, tls_key: this client's certificate and its key, for servers that require one.
+    token_file: one line, the bearer token that goes with every call.
+    """
+
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    token_file: str = ""
+
+
 class Future:
     """The answer to one gradient. Thread-safe; holds the arrays until it is there."""
 
@@ -273,20 +290,21 @@ class Client:
     Timeouts are in seconds: connect_timeout for a server's first answer, rpc_timeout of one control call, result_timeout
     from a gradient's submission to its answer, join_timeout until all ranks are in, lease_timeout that a step waits for
     a coordinator at the end of its lease. plane_device is the CUDA device of its own that a worker of this client has in
-    communicators of NCCL (docs/collective.md).
+    communicators of NCCL (docs/collective.md). security is of all connections, those to shards too.
 
     Ctrl-C in a call that waits ends the client. Unusable in a forked child, as is any new one there (ForkError).
 
     Raises:
         UnavailableError: no server answers within connect_timeout. FailedPreconditionError: it is a shard, not a coordinator.
         UnimplementedError: what answers is no Precondor server, or one of another version.
+        UnauthenticatedError, PermissionDeniedError: the server does not know this client, or gives it another role.
     """
 
     def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
                  result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0,
-                 plane_device: int = 0) -> None:
+                 plane_device: int = 0, security: Security = Security()) -> None:
         self._core = _core.Client(address, connect_timeout, rpc_timeout, result_timeout, join_timeout, lease_timeout,
-                                  plane_device)
+                                  plane_device, security.tls_ca, security.tls_cert, security.tls_key, security.token_file)
         _open.add(self)
         self._core.wait_for_server()
 

@@ -46,6 +46,10 @@ class Client:
         join_timeout_s: float,
         lease_timeout_s: float,
         plane_device: int,
+        tls_ca: str,
+        tls_cert: str,
+        tls_key: str,
+        token_file: str,
     ) -> None: ...
     def wait_for_server(self) -> None: ...
     def open_session(self, spec: Dict[str, Any]) -> bool: ...

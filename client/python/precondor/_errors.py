@@ -58,6 +58,14 @@ class UnimplementedError(PrecondorError, NotImplementedError):
     """The server does not know the call, the method or the mode."""
 
 
+class UnauthenticatedError(PrecondorError):
+    """The server does not know this client: no token or certificate that it lists came with the call."""
+
+
+class PermissionDeniedError(PrecondorError):
+    """The server knows this client, which has another role than the call requires."""
+
+
 class InternalError(PrecondorError):
     """A bug of ours, or a device's failure."""
 
@@ -81,6 +89,8 @@ _CLASSES = {
     "DEADLINE_EXCEEDED": DeadlineExceededError,
     "DATA_LOSS": DataLossError,
     "UNIMPLEMENTED": UnimplementedError,
+    "UNAUTHENTICATED": UnauthenticatedError,
+    "PERMISSION_DENIED": PermissionDeniedError,
     "INTERNAL": InternalError,
     "CANCELLED": CancelledError,
 }
@@ -102,6 +112,8 @@ _ADVICE_OF_CODE = {
                    "connect_timeout is how long a client waits for it",
     "UNIMPLEMENTED": "What answers is no Precondor server, or one of another version: use the same version on both "
                      "sides",
+    "UNAUTHENTICATED": "Check security (precondor.Security) and that the server's access file lists this client's token or "
+                       "certificate (docs/security.md)",
     "CANCELLED": "Join again to go on",
 }
 

@@ -58,14 +58,20 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<ClientObject>(m, "Client")
       .def(py::init([](std::string coordinator, double connect_s, double rpc_s, double result_s, double join_s,
-                       double lease_s, int plane_device) {
-        return std::make_unique<ClientObject>(precondor::ClientOptions{.coordinator = std::move(coordinator),
-                                                                       .connect_timeout = absl::Seconds(connect_s),
-                                                                       .rpc_timeout = absl::Seconds(rpc_s),
-                                                                       .result_timeout = absl::Seconds(result_s),
-                                                                       .join_timeout = absl::Seconds(join_s),
-                                                                       .lease_timeout = absl::Seconds(lease_s),
-                                                                       .plane_device = plane_device});
+                       double lease_s, int plane_device, std::string tls_ca, std::string tls_cert, std::string tls_key,
+                       std::string token_file) {
+        return std::make_unique<ClientObject>(
+            precondor::ClientOptions{.coordinator = std::move(coordinator),
+                                     .connect_timeout = absl::Seconds(connect_s),
+                                     .rpc_timeout = absl::Seconds(rpc_s),
+                                     .result_timeout = absl::Seconds(result_s),
+                                     .join_timeout = absl::Seconds(join_s),
+                                     .lease_timeout = absl::Seconds(lease_s),
+                                     .plane_device = plane_device,
+                                     .security = {.tls_ca = std::move(tls_ca),
+                                                  .tls_cert = std::move(tls_cert),
+                                                  .tls_key = std::move(tls_key),
+                                                  .token_file = std::move(token_file)}});
       }))
       .def("wait_for_server", &ClientObject::WaitForServer)
       .def("open_session", &ClientObject::OpenSession)

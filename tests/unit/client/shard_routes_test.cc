@@ -27,6 +27,7 @@ class ShardRoutesTest : public ::testing::Test {
   // Links that nobody ticks: they never dial.
   ShardRoutes::Link Make(const std::string& address, uint64_t epoch) {
     ShardLink::Options options;
+    options.security = std::make_shared<wire::ChannelSecurity>();
     options.address = address;
     options.epoch = epoch;
     ShardLink::Hooks hooks;

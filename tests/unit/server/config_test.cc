@@ -46,6 +46,7 @@ std::vector<OptionCase> Cases() {
       Case("listen", &C::listen, Strings{"127.0.0.1:7070"}, "127.0.0.1:0,unix:a", Strings{"127.0.0.1:0", "unix:a"}),
       Case("port_file", &C::port_file, S(), "a/port", S("a/port")),
       Case("advertise", &C::advertise, S(), "gpu0:7071", S("gpu0:7071")),
+      Case("plaintext", &C::plaintext, S("loopback"), "any", S("any")),
       Case("backend", &C::backend, S("auto"), "cuda", S("cuda")),
       Case("cuda_device", &C::cuda_device, I{0}, "3", I{3}),
       Case("cuda_devices", &C::cuda_devices, Strings{}, "3,0", Strings{"3", "0"}),
@@ -122,8 +123,8 @@ TEST_F(ConfigTest, EveryOptionHasItsDefault) {
     EXPECT_EQ(config.origins.at(option.name), "default");
   }
   EXPECT_TRUE(config.shards.empty());
-  EXPECT_EQ(config.origins.size(), Cases().size() + 2)
-      << "an option is missing above; shards and etcd_endpoints have their own tests";
+  EXPECT_EQ(config.origins.size(), Cases().size() + 2 + 6)
+      << "an option is missing above; shards, etcd_endpoints and the files of TLS have their own tests";
 }
 
 TEST_F(ConfigTest, CudaDevicesAreNumbersOnceEachOrAll) {
@@ -249,7 +250,8 @@ TEST_F(ConfigTest, AddressesAreHostAndPort) {
 }
 
 TEST_F(ConfigTest, SocketsHaveAPath) {
-  EXPECT_THAT(Parse({"--listen=unix:a, unix:///b,:::0"}).listen, ElementsAre("unix:a", "unix:///b", ":::0"));
+  EXPECT_THAT(Parse({"--listen=unix:a, unix:///b,:::0", "--plaintext=any"}).listen,
+              ElementsAre("unix:a", "unix:///b", ":::0"));
   EXPECT_THAT(Parse({"--role=coordinator", "--shards=unix:/a,b:1"}).shards, ElementsAre("unix:/a", "b:1"));
   for (const std::string name : {"listen", "advertise", "shards"}) {
     EXPECT_THAT(Refusal({"--role=coordinator", Flag(name, "unix:")}),
@@ -268,9 +270,9 @@ TEST_F(ConfigTest, SocketsHaveAPath) {
 }
 
 TEST_F(ConfigTest, WorkersDialWhatIsAdvertisedOrTheFirst) {
-  EXPECT_EQ(DialAddress(Parse({"--listen=unix:/a,b:1"})), "unix:/a");
-  EXPECT_EQ(DialAddress(Parse({"--listen=b:1,unix:/a"})), "b:1");
-  EXPECT_EQ(DialAddress(Parse({"--listen=b:1", "--advertise=unix:/a"})), "unix:/a");
+  EXPECT_EQ(DialAddress(Parse({"--listen=unix:/a,localhost:1"})), "unix:/a");
+  EXPECT_EQ(DialAddress(Parse({"--listen=localhost:1,unix:/a"})), "localhost:1");
+  EXPECT_EQ(DialAddress(Parse({"--listen=localhost:1", "--advertise=unix:/a"})), "unix:/a");
   EXPECT_EQ(DialAddress(Parse({"--listen=unix:a"})),
             absl::StrCat("unix:", (std::filesystem::current_path() / "a").string()));
 }
@@ -283,12 +285,37 @@ TEST_F(ConfigTest, OptionsMustFitTogether) {
   EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:1,b:2,a:1"}),
               HasSubstr("expected each address once, got \"a:1\" twice"));
   for (const std::string listen : {"0.0.0.0:7070", "[::]:7070"}) {
-    EXPECT_THAT(Refusal({"--listen=" + listen}),
+    EXPECT_THAT(Refusal({"--listen=" + listen, "--plaintext=any"}),
                 AllOf(HasSubstr("advertise: expected the address that workers dial"), HasSubstr(listen)));
-    EXPECT_THAT(Parse({"--listen=" + listen, "--advertise=host:7070"}).listen, ElementsAre(listen));
-    EXPECT_THAT(Parse({"--role=shard", "--listen=" + listen}).listen, ElementsAre(listen));
-    EXPECT_THAT(Parse({"--listen=unix:/a," + listen}).listen, ElementsAre("unix:/a", listen)) << "they dial the first";
+    EXPECT_THAT(Parse({"--listen=" + listen, "--plaintext=any", "--advertise=host:7070"}).listen, ElementsAre(listen));
+    EXPECT_THAT(Parse({"--role=shard", "--plaintext=any", "--listen=" + listen}).listen, ElementsAre(listen));
+    EXPECT_THAT(Parse({"--listen=unix:/a," + listen, "--plaintext=any"}).listen, ElementsAre("unix:/a", listen))
+        << "they dial the first";
   }
+}
+
+TEST_F(ConfigTest, PlaintextForOtherHostsIsAskedFor) {
+  for (const std::string open : {"0.0.0.0:7070", "[::]:7070", "gpu0:7070", "[::2]:1"}) {
+    EXPECT_THAT(
+        Refusal({"--role=shard", "--listen=unix:/a,127.0.0.1:1," + open}),
+        HasSubstr("flag --listen: expected tls_cert and tls_key, or plaintext=any to let all who reach " + open));
+    EXPECT_EQ(OpenAddress(Parse({"--role=shard", "--listen=127.0.0.1:1," + open, "--plaintext=any"})), open);
+    EXPECT_EQ(OpenAddress(Parse({"--role=shard", "--listen=" + open, "--tls-cert=c", "--tls-key=k"})), "");
+  }
+  EXPECT_EQ(OpenAddress(Parse({"--listen=127.0.0.2:1,localhost:0,[::1]:3,unix:/a", "--plaintext=any"})), "");
+}
+
+TEST_F(ConfigTest, FilesOfTlsGoTogether) {
+  const ServerConfig config = Parse({"--role=coordinator", "--shards=a:1", "--tls-cert=c", "--tls-key=k",
+                                     "--tls-client-ca=l", "--access-file=a", "--tls-ca=r", "--token-file=t"});
+  EXPECT_EQ(config.tls_cert + config.tls_key + config.tls_client_ca + config.access_file, "ckla");
+  EXPECT_EQ(config.tls_ca + config.token_file, "rt");
+  EXPECT_THAT(Refusal({"--tls-cert=c"}), HasSubstr("flag --tls-cert: expected tls_key beside it, got none"));
+  EXPECT_THAT(Refusal({"--tls-key=k"}), HasSubstr("expected tls_cert beside it"));
+  EXPECT_THAT(Refusal({"--tls-client-ca=l"}), HasSubstr("expected tls_cert beside it"));
+  EXPECT_THAT(Refusal({"--access-file=a"}), HasSubstr("expected tls_cert beside it"));
+  EXPECT_THAT(Refusal({"--token-file=a"}), HasSubstr("expected tls_ca beside it"));
+  EXPECT_THAT(Refusal({"--role=shard", "--tls-ca=r"}), HasSubstr("flag --tls-ca: expected none with role shard"));
 }
 
 TEST_F(ConfigTest, UnknownNamesAreErrorsThatOfferTheNearest) {

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
+#include "kernels/base/client_security.h"
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/session_spec.h"
 
@@ -33,7 +34,8 @@ struct ClientOptions {
   absl::Duration lease_timeout = absl::Minutes(10);    // that a step waits at the end of the lease; see ReportStep
   // The CUDA device of its own that this worker has in communicators of NCCL (docs/collective.md).
   int plane_device = 0;
-  int factor_threads = 1;  // of a worker that has factors itself (REPLAY, PULL_FACTORS), for its arithmetic
+  ClientSecurity security = {};  // of the connections to the coordinator and to the shards
+  int factor_threads = 1;        // of a worker that has factors itself (REPLAY, PULL_FACTORS), for its arithmetic
 };
 
 struct WorkerOptions {

@@ -14,7 +14,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequ
 import torch
 from torch import nn
 
-from .._client import Client, Session, Worker, kl_clip_scale
+from .._client import Client, Security, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
 from .._session import Layer, Method, SessionSpec, traits_of
 from . import _device, _group, _layers, _local, _optimizer, _shards
@@ -109,6 +109,7 @@ class Preconditioner:
         result_timeout: float = 120.0,
         join_timeout: float = 120.0,
         lease_timeout: float = 600.0,
+        security: Security = Security(),
     ) -> None:
         """Connects, opens the session and puts hooks into the model.
 
@@ -181,7 +182,6 @@ class Preconditioner:
         self._clips = {place: float(clip) for place, clip in clip_of(self._spec).items()}
         self._averages = not self._ddp and not sharded and self._group.size > 1
         self._shards = _shards.Shards(self._group, self._slots) if sharded else None
-
         self._worker: Optional[Worker] = None
         self._exchange: Optional[Exchange] = None
         self._reporter: Optional[Reporter] = None
@@ -202,7 +202,7 @@ class Preconditioner:
         self._last: Dict[str, float] = {}
         self._closed = False
         self._client: Client = self._group.check(
-            lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout,
+            lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
                            result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
                            plane_device=_device.first_of(self._model) if plane_device is None else plane_device))
         if replace:

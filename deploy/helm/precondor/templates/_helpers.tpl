@@ -72,21 +72,83 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* Readiness ends in a drain and while a shard replays its log or a coordinator stands by; liveness does not. */}}
+{{/* Flags: (list $ PORT). With TLS also a socket, which needs neither certificate nor token, for probes and operators. */}}
+{{- define "precondor.security" -}}
+{{- $tls := (index . 0).Values.tls -}}
+- --listen=0.0.0.0:{{ index . 1 }}{{ $tls.secret | empty | ternary "" ",unix:/tmp/precondor.sock" }}
+{{- if $tls.secret }}
+- --tls-cert=/tls/tls.crt
+- --tls-key=/tls/tls.key
+{{- if $tls.clientCertificates }}
+- --tls-client-ca=/tls/ca.crt
+{{- end }}
+{{- if $tls.accessSecret }}
+- --access-file=/access/access
+{{- end }}
+{{- else }}
+- --plaintext=any
+{{- end }}
+{{- end }}
+
+{{- define "precondor.securityMounts" -}}
+{{- if .Values.tls.secret }}
+- name: tls
+  mountPath: /tls
+  readOnly: true
+{{- if .Values.tls.accessSecret }}
+- name: access
+  mountPath: /access
+  readOnly: true
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "precondor.securityVolumes" -}}
+{{- if .Values.tls.secret }}
+- name: tls
+  secret:
+    secretName: {{ .Values.tls.secret }}
+    defaultMode: 0440
+{{- if .Values.tls.accessSecret }}
+- name: access
+  secret:
+    secretName: {{ .Values.tls.accessSecret }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* (list $ PORT). Readiness ends in a drain and while a shard replays its log or a coordinator stands by; liveness does
+not. The kubelet's probes of gRPC know no TLS. */}}
 {{- define "precondor.probes" -}}
+{{- if (index . 0).Values.tls.secret -}}
+readinessProbe:
+  exec:
+    command: [precondorctl, --server=unix:/tmp/precondor.sock, --timeout=5s, health]
+  periodSeconds: 5
+  timeoutSeconds: 10
+livenessProbe:
+  exec:
+    command: [precondorctl, --server=unix:/tmp/precondor.sock, --timeout=5s, health, liveness]
+  initialDelaySeconds: 10
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 6
+{{- else -}}
 readinessProbe:
   grpc:
-    port: {{ . }}
+    port: {{ index . 1 }}
   periodSeconds: 2
   timeoutSeconds: 2
 livenessProbe:
   grpc:
-    port: {{ . }}
+    port: {{ index . 1 }}
     service: liveness
   initialDelaySeconds: 10
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
+{{- end }}
 {{- end }}
 
 {{- define "precondor.scheduling" -}}

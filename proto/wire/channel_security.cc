@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/wire/channel_security.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/unix_address.h"
+#include "proto/wire/status_codec.h"
+
+namespace precondor::wire {
+namespace {
+
+constexpr size_t kMostBytes = 1 << 20;
+
+// Reads the file for each call: calls are few, since gradients go in one stream that lasts.
+class TokenFile final : public grpc::MetadataCredentialsPlugin {
+ public:
+  explicit TokenFile(std::string path) : path_(std::move(path)) {}
+  bool IsBlocking() const override { return false; }
+  grpc::Status GetMetadata(grpc::string_ref, grpc::string_ref, const grpc::AuthContext&,
+                           std::multimap<std::string, std::string>* metadata) override {
+    const absl::StatusOr<std::string> text = ReadCredentialFile(path_);
+    if (!text.ok()) return ToGrpcStatus(text.status());
+    metadata->emplace("authorization", absl::StrCat("Bearer ", absl::StripAsciiWhitespace(*text)));
+    return grpc::Status::OK;
+  }
+
+ private:
+  const std::string path_;
+};
+
+absl::Status Check(const ClientSecurity& files) {
+  if (files.tls_cert.empty() != files.tls_key.empty()) {
+    return absl::InvalidArgumentError("tls_cert, tls_key: expected both or neither, got one");
+  }
+  if (files.tls_ca.empty() && !(files.tls_cert.empty() && files.token_file.empty())) {
+    return absl::InvalidArgumentError(
+        "tls_ca: expected the authorities that sign servers' certificates beside tls_cert or token_file, got none");
+  }
+  for (const std::string* path : {&files.tls_ca, &files.tls_cert, &files.tls_key, &files.token_file}) {
+    if (!path->empty()) PRECONDOR_RETURN_IF_ERROR(ReadCredentialFile(*path).status());
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<grpc::ChannelCredentials> MakeSecure(const ClientSecurity& files) {
+  if (files.tls_ca.empty()) return nullptr;
+  grpc::experimental::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+      files.tls_key, files.tls_cert, files.tls_ca, kReloadSeconds));
+  options.watch_root_certs();
+  if (!files.tls_cert.empty()) options.watch_identity_key_cert_pairs();
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::experimental::TlsCredentials(options);
+  if (files.token_file.empty()) return credentials;
+  return grpc::CompositeChannelCredentials(
+      credentials, grpc::MetadataCredentialsFromPlugin(std::make_unique<TokenFile>(files.token_file)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadCredentialFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  if (!file.is_open() || file.bad()) {
+    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+  }
+  if (text.size() <= kMostBytes) return text;
+  return absl::NotFoundError(absl::StrCat(path, ": expected at most ", kMostBytes, " bytes, got ", text.size()));
+}
+
+ChannelSecurity::ChannelSecurity(const ClientSecurity& files)
+    : status_(Check(files)),
+      insecure_(grpc::InsecureChannelCredentials()),
+      secure_(status_.ok() ? MakeSecure(files) : nullptr) {}
+
+std::shared_ptr<grpc::ChannelCredentials> ChannelSecurity::CredentialsFor(absl::string_view address) const {
+  if (!status_.ok()) return nullptr;  // never in plaintext because a file is missing
+  return secure_ == nullptr || UnixPath(address).has_value() ? insecure_ : secure_;
+}
+
+}  // namespace precondor::wire

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/server_security.h"
+
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+#include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
+#include "proto/wire/channel_security.h"
+#include "server/rpc/access_list.h"
+
+namespace precondor::rpc {
+namespace {
+
+constexpr char kAuthorization[] = "authorization";
+constexpr char kScheme[] = "Bearer ";
+
+struct Deleter {
+  void operator()(BIO* bio) const { BIO_free(bio); }
+  void operator()(X509* certificate) const { X509_free(certificate); }
+  void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
+};
+template <typename T>
+using Owned = std::unique_ptr<T, Deleter>;
+
+Owned<BIO> Reader(const std::string& text) {
+  return Owned<BIO>(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+// OpenSSL would ask for the passphrase of an encrypted key on the terminal.
+int NoPassphrase(char*, int, int, void*) { return -1; }
+
+absl::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+absl::StatusOr<AccessList> ReadAccess(const std::string& path, std::string& text) {
+  PRECONDOR_ASSIGN_OR_RETURN(text, wire::ReadCredentialFile(path));
+  return AccessList::Parse(text, path);
+}
+
+absl::Status CheckAuthorities(const std::string& path) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string text, wire::ReadCredentialFile(path));
+  const Owned<X509> first(PEM_read_bio_X509(Reader(text).get(), nullptr, NoPassphrase, nullptr));
+  if (first != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tls_client_ca ", path, ": expected a certificate in PEM form"));
+}
+
+}  // namespace
+
+// Asked by gRPC for each call before its handler, and before its messages are read.
+class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
+ public:
+  AccessControl(AccessList list, RpcRecorder recorder)
+      : recorder_(std::move(recorder)), list_(std::make_shared<const AccessList>(std::move(list))) {}
+
+  void Replace(AccessList list) {
+    auto replacement = std::make_shared<const AccessList>(std::move(list));
+    MutexLock lock(mu_);
+    list_ = std::move(replacement);
+  }
+
+  bool IsBlocking() const override { return false; }
+  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata* consumed,
+                       OutputMetadata*) override {
+    const auto path = metadata.find(":path");
+    const absl::string_view method = path == metadata.end() ? absl::string_view() : View(path->second);
+    Caller caller;
+    if (const auto found = metadata.find(kAuthorization); found != metadata.end()) {
+      consumed->emplace(kAuthorization, std::string(View(found->second)));
+      caller.token = std::string(absl::StripPrefix(View(found->second), kScheme));
+    }
+    std::vector<grpc::string_ref> names = context->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME);
+    if (names.empty()) names = context->FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME);
+    for (const grpc::string_ref& name : names) caller.names.emplace_back(View(name));
+    std::shared_ptr<const AccessList> list;
+    {
+      MutexLock lock(mu_);
+      list = list_;
+    }
+    const absl::Status status = list->Check(method, caller);
+    if (status.ok()) return grpc::Status::OK;
+    // A caller chooses the path: what is no method of ours must not become a time series.
+    bool known = false;
+    for (const MethodRoles& row : MethodTable()) known |= row.method == method;
+    recorder_(known ? absl::StripPrefix(method, "/precondor.v1.") : "unknown", status.code(), absl::ZeroDuration());
+    return wire::ToGrpcStatus(status);
+  }
+
+ private:
+  const RpcRecorder recorder_;
+  Mutex mu_;
+  std::shared_ptr<const AccessList> list_ ABSL_GUARDED_BY(mu_);
+};
+
+ServerSecurity::ServerSecurity(ServerSecurityFiles files, Logger& logger) : files_(std::move(files)), logger_(logger) {}
+
+// The certificate, once it and its key are found to go together.
+absl::StatusOr<std::string> ServerSecurity::ReadCertificate() const {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string chain, wire::ReadCredentialFile(files_.cert));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string secret, wire::ReadCredentialFile(files_.key));
+  const Owned<X509> certificate(PEM_read_bio_X509(Reader(chain).get(), nullptr, NoPassphrase, nullptr));
+  if (certificate == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("tls_cert ", files_.cert, ": expected a certificate in PEM form"));
+  }
+  const Owned<EVP_PKEY> key(PEM_read_bio_PrivateKey(Reader(secret).get(), nullptr, NoPassphrase, nullptr));
+  if (key == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tls_key ", files_.key, ": expected a private key in PEM form without a passphrase"));
+  }
+  if (X509_check_private_key(certificate.get(), key.get()) != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("tls_key ", files_.key, ": expected the key of the certificate ",
+                                                   files_.cert, ", got another one"));
+  }
+  return chain;
+}
+
+absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const ServerSecurityFiles& files, Logger& logger,
+                                                                     RpcRecorder recorder) {
+  std::unique_ptr<ServerSecurity> security(new ServerSecurity(files, logger));
+  if (files.cert.empty()) {
+    security->credentials_ = grpc::InsecureServerCredentials();
+    return security;
+  }
+  // All that can fail comes before the provider, whose thread would not end with options that are not used.
+  PRECONDOR_ASSIGN_OR_RETURN(security->certificate_, security->ReadCertificate());
+  if (!files.client_ca.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAuthorities(files.client_ca));
+  if (!files.access_file.empty()) {
+    PRECONDOR_ASSIGN_OR_RETURN(AccessList list, ReadAccess(files.access_file, security->access_));
+    security->access_control_ = std::make_shared<AccessControl>(std::move(list), std::move(recorder));
+  }
+  grpc::experimental::TlsServerCredentialsOptions options(
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(files.key, files.cert, files.client_ca,
+                                                                           wire::kReloadSeconds));
+  options.watch_identity_key_cert_pairs();
+  if (!files.client_ca.empty()) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  security->credentials_ = grpc::experimental::TlsServerCredentials(options);
+  if (security->access_control_ != nullptr) {
+    security->credentials_->SetAuthMetadataProcessor(security->access_control_);
+  }
+  return security;
+}
+
+void ServerSecurity::Reload() {
+  if (files_.cert.empty()) return;
+  const auto warn = [this](const absl::Status& status) {
+    logger_.Log(Severity::kWarning, "credentials not reloaded", {{"reason", absl::string_view(status.message())}});
+  };
+  const absl::StatusOr<std::string> certificate = ReadCertificate();
+  const std::string seen = certificate.ok() ? *certificate : std::string(certificate.status().message());
+  if (std::exchange(certificate_, seen) != seen) {
+    if (certificate.ok()) {
+      logger_.Log(Severity::kInfo, "certificate reloaded", {{"file", files_.cert}});
+    } else {
+      warn(certificate.status());
+    }
+  }
+  if (access_control_ == nullptr) return;
+  std::string text;
+  absl::StatusOr<AccessList> list = ReadAccess(files_.access_file, text);
+  if (text.empty() && !list.ok()) text = std::string(list.status().message());
+  if (std::exchange(access_, text) == text) return;
+  if (!list.ok()) return warn(list.status());
+  access_control_->Replace(*std::move(list));
+  logger_.Log(Severity::kInfo, "access file reloaded", {{"file", files_.access_file}});
+}
+
+}  // namespace precondor::rpc
