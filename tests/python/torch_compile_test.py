@@ -85,7 +85,7 @@ import sys
 import torch
 import precondor.torch
 model = torch.nn.Linear(3, 2)
-pre = precondor.torch.Preconditioner(model, sys.argv[1], session=sys.argv[2])
+pre = precondor.torch.Preconditioner(model, sys.argv[1], session=sys.argv[2], method="mkor")
 assert "torch._dynamo" not in sys.modules
 model(torch.ones(4, 3)).sum().backward()
 pre.step(1.0)
@@ -246,7 +246,7 @@ class CompileTest(torch_case.ServerCase):
         with tempfile.TemporaryDirectory() as folder:
             server = Server(_programs.path_of("precondor-server"), folder, "--lease-steps=1")
             try:
-                pre = precondor.torch.Preconditioner(called, server.address, session="modes", inv_freq=1)
+                pre = precondor.torch.Preconditioner(called, server.address, session="modes", method="mkor", inv_freq=1)
                 for mode in ("first-order", "second-order") * 3:
                     subprocess.run([_programs.path_of("precondorctl"), f"--server={server.address}", "mode", "modes", mode],
                                    check=True, stdout=subprocess.DEVNULL)

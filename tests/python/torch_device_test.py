@@ -110,7 +110,7 @@ class TorchDeviceTest(unittest.TestCase):
         def answers(session):
             torch.manual_seed(1)
             model = nn.ModuleList([nn.Linear(3, 4, bias=False), nn.Linear(4, 3).double(), nn.Linear(3, 3)])
-            with precondor.torch.Preconditioner(model, address, session=session, connect_timeout=TIMEOUT_S) as pre:
+            with precondor.torch.Preconditioner(model, address, session=session, method="mkor", connect_timeout=TIMEOUT_S) as pre:
                 loss = model[1](model[0](torch.ones(2, 3)).double()).square().mean()
                 loss.backward()
                 model[0].weight.grad = model[0].weight.grad.t().contiguous().t()
@@ -138,7 +138,8 @@ class TorchDeviceTest(unittest.TestCase):
     def test_a_gradient_that_is_not_finite_is_skipped(self):
         _, address = self.start(RING)
         model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-        with host_as_device(), precondor.torch.Preconditioner(model, address, session="job", connect_timeout=TIMEOUT_S) as pre:
+        with host_as_device(), precondor.torch.Preconditioner(model, address, session="job", method="mkor",
+                                                              connect_timeout=TIMEOUT_S) as pre:
             model(torch.ones(2, 3)).square().mean().backward()
             model[0].weight.grad[1, 1] = float("nan")
             self.assertEqual(pre.step().decisions, {"0": "SKIP", "1": "PRECONDITIONED"})
@@ -155,7 +156,8 @@ class TorchDeviceTest(unittest.TestCase):
             torch.manual_seed(1)
             model = nn.Sequential(nn.Linear(5, 6, bias=False), nn.Tanh(), nn.Linear(6, 3))
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            pre = precondor.torch.Preconditioner(model, address, session="job", inv_freq=1, connect_timeout=TIMEOUT_S, **options)
+            pre = precondor.torch.Preconditioner(model, address, session="job", method="mkor", inv_freq=1,
+                                                 connect_timeout=TIMEOUT_S, **options)
             try:
                 for step in range(5):
                     optimizer.zero_grad()

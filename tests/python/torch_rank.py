@@ -76,12 +76,33 @@ def unequal(rank, address, session, exchange):
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
 
+def lookups(rank, address, session, how, exchange, method):
+    """Of each step, what an embedding's gradient becomes. Both look up every row first, then each rank others."""
+    torch.manual_seed(1)
+    model = called = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
+    if how == "ddp":
+        called = nn.parallel.DistributedDataParallel(model)
+    elif how == "fsdp":
+        from torch.distributed.fsdp import fully_shard  # pylint: disable=import-outside-toplevel
+        fully_shard(model)
+    answers = []
+    with precondor.torch.Preconditioner(called, address, session=session, exchange=exchange, method="identity",
+                                        embeddings=method) as pre:
+        for rows in (range(7), range(7), ((0, 2), (2, 5))[rank], ((), (6,))[rank]):
+            called.zero_grad()
+            called(torch.tensor([*rows, 1])).square().sum().backward()
+            pre.step(1.0)
+            gradient = model[0].weight.grad
+            answers.append((gradient.full_tensor() if how == "fsdp" else gradient).numpy().copy())
+    return answers
+
+
 def unused(rank, address, session, exchange):
     """Rank 1 does not use layer "1" in its only step."""
     torch.manual_seed(1)
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     optimizer = torch.optim.Adam(model.parameters())
-    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, optimizer=optimizer) as pre:
+    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, method="mkor", optimizer=optimizer) as pre:
         output = model[0](torch.ones(2, 3) + rank)
         if rank == 0:
             output = model[1](output)
@@ -94,7 +115,7 @@ def unused(rank, address, session, exchange):
 def orphan(rank, address, session, server):
     """The server is killed in the second step of a net whose only layer is rank 0's to send."""
     model = nn.Linear(3, 3)
-    with precondor.torch.Preconditioner(model, address, session=session, exchange="DELEGATE", result_timeout=1.0) as pre:
+    with precondor.torch.Preconditioner(model, address, session=session, exchange="DELEGATE", method="mkor", result_timeout=1.0) as pre:
         for step in range(2):
             model(torch.ones(2, 3)).square().mean().backward()
             dist.barrier()
@@ -123,7 +144,7 @@ def steps(rank, address, session, exchange, count):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, inv_freq=1) as pre:
+    with precondor.torch.Preconditioner(model, address, session=session, exchange=exchange, method="mkor", inv_freq=1) as pre:
         for step in range(count):
             optimizer.zero_grad()
             loss = model(torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))).square().mean()
@@ -169,7 +190,7 @@ def buckets(rank, address, session, gradient_as_bucket_view):
 
 
 FUNCTIONS = {function.__name__: function
-             for function in (train, train_on_device, train_on_plane, resume, unequal, unused, orphan, differ, agree, steps,
+             for function in (train, train_on_device, train_on_plane, resume, unequal, lookups, unused, orphan, differ, agree, steps,
                               buckets)}
 
 

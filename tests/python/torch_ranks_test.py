@@ -88,6 +88,18 @@ class RanksTest(unittest.TestCase):
                     self.expect_reference(case, answers)
                     self.assertEqual({d for result in answers[1][2] for d in result["decisions"].values()}, {"PRECONDITIONED"})
 
+    def test_rows_that_no_rank_looked_up_stay(self):
+        hows = [("plain", "DIRECT"), ("plain", "DELEGATE"), ("ddp", "DELEGATE")]
+        for how, exchange in hows if torch.__version__.startswith("1.") else [*hows, ("fsdp", "DELEGATE")]:
+            for method in ("soap", "muon"):
+                with self.subTest(how=how, exchange=exchange, method=method):
+                    one, other = self.run_both("lookups", session=f"{self.name}-{how}-{exchange}-{method}", how=how,
+                                               exchange=exchange, method=method)
+                    np.testing.assert_array_equal(one, other)
+                    for answer, rows in zip(one[2:], ([0, 1, 2, 5], [1, 6])):
+                        self.assertEqual(np.flatnonzero(np.abs(answer).min(1)).tolist(), rows)
+                        self.assertEqual(np.flatnonzero(np.abs(answer).max(1)).tolist(), rows)
+
     def test_communicators_may_sum_gradients(self):
         for ddp in (False, True):
             for overlap in (False, True):

@@ -92,7 +92,7 @@ def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=Fals
     model, called = make(how, reshard, hsdp, by_columns, compiled, bf16, transposed)
     losses = []
     with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2, exchange="DELEGATE",
-                                        **options) as pre:
+                                        **{"method": "mkor", **options}) as pre:
         if optimizer == "made":
             optimizer = pre.make_optimizer(0.02)
         else:
@@ -142,7 +142,7 @@ def refused(rank, address, session, case):
         options = {"exchange": {"exchange": "REPLAY"}, "overlap": {"overlap": True}}.get(case, {})
         scaler = torch.amp.GradScaler("cpu") if case == "scaler" else None
     try:
-        pre = precondor.torch.Preconditioner(model, address, session=session, **options)
+        pre = precondor.torch.Preconditioner(model, address, session=session, method="mkor", **options)
         try:
             loss = model(torch.ones(2, 4)).sum()
             loss.backward()
@@ -158,7 +158,7 @@ def missed(rank, address, session, exchange):
     """The error of a step in which the first rank, and no other, has a gradient of a layer that it did not call."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     called = torch.compile(model, fullgraph=True, backend="eager")
-    pre = precondor.torch.Preconditioner(called, address, session=session, exchange=exchange)
+    pre = precondor.torch.Preconditioner(called, address, session=session, exchange=exchange, method="mkor")
     try:
         loss = called(torch.ones(2, 4)).sum()
         if rank == 0:
@@ -177,7 +177,7 @@ def released(rank, address, session):
     """How many of the exchange's buffers outlive the Preconditioner."""
     del rank
     model, _ = make("fsdp")
-    with precondor.torch.Preconditioner(model, address, session=session) as pre:
+    with precondor.torch.Preconditioner(model, address, session=session, method="mkor") as pre:
         model(torch.ones(2, 2, 3, 3)).sum().backward()
         pre.step()
         buffers = [weakref.ref(buffer) for buffer in pre._shards._buffers.values()]

@@ -127,7 +127,7 @@ def train_with_checkpoints(address, session, folder, steps=12, exchange="DIRECT"
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     path = pathlib.Path(folder) / f"checkpoint-{rank}.pt"
     pre = precondor.torch.Preconditioner(model, address, session=session, optimizer=optimizer, exchange=exchange, seed=5,
-                                         inv_freq=2, warmup_steps=3, **changes)
+                                         inv_freq=2, warmup_steps=3, **{"method": "mkor", **changes})
     results = []
     try:
         first = 0

@@ -21,8 +21,8 @@ torch.manual_seed(1)
 digits = Digits()
 model = nn.Sequential(nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 64))
 model = nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 pre = Preconditioner(model, "local")
+optimizer = pre.make_optimizer(lr=0.01)
 for step in range(101):
     pixels, _ = digits.batch(step, 128, seed=1)
     pixels = pixels[dist.get_rank()::dist.get_world_size()]

@@ -6,7 +6,8 @@ Importing this imports torch, 1.13 or later; `import precondor` does not.
 
 from ._layers import register_layer
 from ._optimizer import BaseOptimizer
-from ._preconditioner import Preconditioner, StepResult
+from ._preconditioner import Preconditioner
+from ._result import StepResult
 from .lamb import Lamb
 
 __all__ = ["BaseOptimizer", "Lamb", "Preconditioner", "StepResult", "register_layer"]

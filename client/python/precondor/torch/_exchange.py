@@ -35,6 +35,7 @@ class Slot:
     on_device: bool = False  # it is in the memory of the weight's CUDA device, and not in the host's
     parts: Any = None  # the buffer's, of Matrix.split
     value: Optional[torch.Tensor] = None  # this step's answer
+    untouched: Optional[torch.Tensor] = None  # of an embedding: bool [d_out, 1], rows of this step's gradient that are all zeros
 
     def use(self, buffer: torch.Tensor, on_device: bool) -> None:
         self.buffer, self.on_device, self.parts = buffer, on_device, self.matrix.split(buffer)
@@ -86,6 +87,8 @@ class Exchange:
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or shards is not None)
         self._flat: List[torch.Tensor] = []  # DELEGATE: of each rank decision and product of its layers, then their values
         self._why_host = ""  # the last gradient on a device that did not stay there was copied to the host here
+        # Every rank's gradient has its own rows.
+        self._ranks_differ = group.size > 1 and worker.spec.exchange == "DIRECT"
         has_factors = worker.spec.exchange in ("REPLAY", "PULL_FACTORS")
         self._agreement = Agreement(worker, group, [slot.layer for slot in slots]) if has_factors and group.size > 1 else None
         self._futures: Dict[int, Future] = {}
@@ -122,16 +125,19 @@ class Exchange:
             self._send_statistics(step, slot, pair if finite else None, loss_scale)
         if not self.takes_part(step) or not worker.sends_gradient(slot.place):
             return
+        slot.untouched = None
         if not finite or not slot.matrix.has_gradient():
             slot.value = None
             self._futures[slot.place] = worker.abstain_gradient(step, slot.place)
             return
         if not self._stays_on_device(slot):
             slot.value = self._load(slot, False)
+            self._mark_untouched(slot)
             array = slot.value.numpy()
             self._futures[slot.place] = worker.precondition(step, slot.place, array, samples, out=array)
             return
         slot.value = self._load(slot, True)
+        self._mark_untouched(slot)
         weight = slot.matrix.weight
         self._futures[slot.place] = worker.precondition_on_device(
             step, slot.place, _device.matrix(slot.value), samples, device=_device.ordinal(weight), stream=_device.stream(weight))
@@ -150,6 +156,7 @@ class Exchange:
         self._futures = {}
         self._sent = set()
         self._placed = False
+        self._keep_untouched(answers)
         if self._delegates and self.takes_part(step):
             answers = self._share(answers, failure)
         if self._agreement is not None and self.takes_part(step):
@@ -157,6 +164,24 @@ class Exchange:
         if failure is not None:
             raise failure
         return answers
+
+    @staticmethod
+    def _mark_untouched(slot: Slot) -> None:
+        if slot.matrix.has_lookups:
+            slot.untouched = ~slot.value.ne(0).any(1, keepdim=True)
+
+    def _keep_untouched(self, answers: Dict[int, Answer]) -> None:
+        """Sets those rows of answers to zero that no rank has looked up in this step: momentum would move them."""
+        embeddings = [slot for slot in self._slots if slot.matrix.has_lookups]
+        if self._ranks_differ and embeddings:
+            touched = [torch.zeros(slot.layer.d_out, dtype=torch.bool, device="cpu") if slot.untouched is None
+                       else ~slot.untouched[:, 0].cpu() for slot in embeddings]
+            sizes = [slot.layer.d_out for slot in embeddings]
+            for slot, flags in zip(embeddings, self._group.any_of(torch.cat(touched)).split(sizes)):
+                slot.untouched = ~flags[:, None]
+        for slot in embeddings:
+            if slot.place in answers and slot.untouched is not None and slot.value is not None:
+                slot.value.masked_fill_(slot.untouched.to(slot.value.device), 0.0)
 
     def _send_statistics(self, step: int, slot: Slot, pair: Optional[Pair], loss_scale: float) -> None:
         if pair is not None:

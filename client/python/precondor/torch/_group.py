@@ -29,6 +29,7 @@ class Group:
         self.device = device if there and "nccl" in str(dist.get_backend(process_group)) else torch.device("cpu")
         self._flag = torch.zeros(1, dtype=torch.float32, device=self.device)
         self._flat = torch.zeros(0, dtype=torch.float32, device=self.device)
+        self._flags = torch.zeros(0, dtype=torch.float32, device=self.device)
         self._range = torch.zeros(0, dtype=torch.int64, device=self.device)
         _kept.append(self._flag)
 
@@ -60,6 +61,18 @@ class Group:
         self._flag[0] = 0.0 if flag else 1.0
         dist.all_reduce(self._flag, group=self._group)
         return self._flag.item() == 0
+
+    def any_of(self, flags: torch.Tensor) -> torch.Tensor:
+        """Of bools [n], equally many on every rank, those that are true on some rank."""
+        if self.size == 1:
+            return flags
+        if self._flags.numel() < flags.numel():
+            self._flags = torch.zeros(flags.numel(), dtype=torch.float32, device=self.device)
+            _kept.append(self._flags)
+        counts = self._flags[:flags.numel()]
+        counts.copy_(flags)
+        dist.all_reduce(counts, group=self._group)
+        return counts.to(flags.device) > 0
 
     def range_of(self, values: Sequence[int]) -> Tuple[List[int], List[int]]:
         """Of every value, from 0 to 2^62, the least and the greatest of all ranks'."""

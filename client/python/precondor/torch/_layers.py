@@ -25,8 +25,10 @@ def has_gradient(parameter: nn.Parameter) -> bool:
 class Matrix:
     """A module's weight, with its bias where that is folded in, as one layer; of a convolution with groups, as many.
 
-    d_out, d_in: of a layer. kernel: the dimensions of the weight behind its first two.
+    d_out, d_in: of a layer. has_lookups: the rows of an embedding, of which a step changes only those that have a gradient.
     """
+
+    has_lookups = False
 
     def __init__(self, name: str, weight: nn.Parameter, bias: Optional[nn.Parameter], groups: int = 1) -> None:
         self.name = name
@@ -206,18 +208,21 @@ class TransposedConvolution(Transposed):
 class Chosen:
     """matrices: in the session's order, with the module whose calls are watched, None where that is an attention or none.
     attentions: with the matrices that they use. left: why each other parameter is left to the optimizer. by_gradient: by name
-    of a matrix that is a layer by its gradient alone, its method."""
+    of a matrix that is a layer by its gradient alone, its method. not_hidden: names of layers that are convolutions, and of
+    linear ones with an output for each row of an embedding."""
 
     matrices: List[Tuple[Optional[nn.Module], Matrix]]
     attentions: Dict[nn.MultiheadAttention, List[Matrix]]
     left: Dict[str, str]
     by_gradient: Dict[str, Method] = dataclasses.field(default_factory=dict)
+    not_hidden: List[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """skip: regular expressions of whole module names; skip_types: a class or several; of a layer's longer side.
-    parameter_methods: by regular expression of whole names of parameters that are no layer."""
+    parameter_methods: by regular expression of whole names of parameters that are no layer. embeddings: the method of weights of
+    embeddings, whether another module has them too or not; None: they are no layers."""
 
     skip: Sequence[str]
     skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]]
@@ -225,6 +230,7 @@ class Choice:
     max_dim: int
     fold_bias: bool
     parameter_methods: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
+    embeddings: Optional[Method] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.skip, str):
@@ -234,10 +240,9 @@ class Choice:
             compile_pattern("skip", pattern)
         for pattern, method in self.parameter_methods.items():
             compile_pattern("parameter_methods", pattern)
-            if not traits_of(method).whole_updates:
-                whole = ", ".join(name for name, traits in METHODS.items() if traits.whole_updates)
-                raise InvalidArgumentError(f"parameter_methods: {pattern!r}: expected one of {whole}, which take no statistics, got "
-                                           f"{as_method(method).name}", "INVALID_ARGUMENT")
+            _expect_whole_updates(f"parameter_methods: {pattern!r}", as_method(method))
+        if self.embeddings is not None:
+            _expect_whole_updates("embeddings", self.embeddings)
 
     def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:
         """Why a weight is left to the optimizer, "" if nothing speaks against it so far."""
@@ -259,6 +264,13 @@ class Choice:
         if not self.min_dim <= sides[1] <= self.max_dim:
             return f"its longer side of {sides[1]} is not in [{self.min_dim}, {self.max_dim}]"
         return ""
+
+
+def _expect_whole_updates(what: str, method: Method) -> None:
+    if traits_of(method).whole_updates:
+        return
+    whole = ", ".join(name for name, traits in METHODS.items() if traits.whole_updates)
+    raise InvalidArgumentError(f"{what}: expected one of {whole}, which take no statistics, got {method.name}", "INVALID_ARGUMENT")
 
 
 def compile_pattern(what: str, pattern: str) -> "re.Pattern[str]":
@@ -394,33 +406,51 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
             if user is not None:
                 chosen.attentions.setdefault(user, []).append(matrix)
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
+    chosen.not_hidden.extend(_not_hidden(model, (matrix for _, matrix in chosen.matrices)))
     _add_by_gradient(model, choice, chosen)
     return chosen
 
 
 def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
-    """Matrices among what is left for which choice.parameter_methods has a method: the first that matches."""
-    sparse = {id(module.weight) for module in model.modules()
-              if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse}
+    """Matrices among what is left for which choice has a method: that of the first of parameter_methods that matches, or of
+    embeddings."""
+    embeddings = {id(module.weight): (plain_name(name), module) for name, module in model.named_modules()
+                  if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     unused = set(choice.parameter_methods)
     for name in list(chosen.left):
         parameter = parameters[name]
         pattern = next((one for one in choice.parameter_methods if re.fullmatch(one, name)), None)
-        if pattern is None or parameter.dim() < 2 or not parameter.requires_grad or not parameter.is_floating_point():
+        of_embedding = embeddings.get(id(parameter))
+        method = choice.embeddings if of_embedding else None
+        if pattern is not None:
+            method = as_method(choice.parameter_methods[pattern])
+        if method is None or parameter.dim() < 2 or not parameter.requires_grad or not parameter.is_floating_point():
             continue
         matrix = Matrix(name, parameter, None)
-        reason = "its gradients are sparse" if id(parameter) in sparse else choice.of_size(matrix)
+        reason = choice.of_size(matrix)
+        if of_embedding is not None:
+            matrix.has_lookups = True
+            if pattern is None:
+                reason = choice.of_module(*of_embedding, parameter) or reason
+            if of_embedding[1].sparse:
+                reason = "its gradients are sparse"
         if reason:
             chosen.left[name] = reason
             continue
-        unused.discard(pattern)
+        unused -= {pattern}
         del chosen.left[name]
         chosen.matrices.append((None, matrix))
-        chosen.by_gradient[name] = as_method(choice.parameter_methods[pattern])
+        chosen.by_gradient[name] = method
     if unused:
         raise InvalidArgumentError(f"parameter_methods: no matrix that is left to the optimizer has a name that {min(unused)!r} "
                                    f"matches; left are {chosen.left}", "INVALID_ARGUMENT")
+
+
+def _not_hidden(model: nn.Module, matrices: Iterable[Matrix]) -> List[str]:
+    rows = {len(module.weight) for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
+    return [layer.name for matrix in matrices for layer in matrix.layers()
+            if isinstance(matrix, (Convolution, TransposedConvolution)) or matrix.d_out in rows]
 
 
 def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import time
 import warnings
 import weakref
@@ -17,7 +16,7 @@ from torch import nn
 from .._client import Client, Security, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
 from .._session import Layer, Method, SessionSpec, traits_of
-from . import _device, _group, _layers, _local, _optimizer, _shards
+from . import _device, _group, _layers, _local, _optimizer, _recipe, _shards
 from ._amp import optimized, unscale
 from ._arguments import check_options, count_of, number_of, rate_of
 from ._attention import Tap
@@ -27,6 +26,7 @@ from ._compiled import SUPPORTED, Switch, TappedHook, guard_hooks, is_compiled, 
 from ._exchange import Answer, Exchange, Pair, Slot, clip_of, kinds_of, methods_of, slots_of
 from ._hooks import Hook, after_accumulation, after_forward, right_after_forward
 from ._reporter import Reporter
+from ._result import StepResult
 
 # What has threads: ended before the interpreter ends.
 _open: "weakref.WeakSet[Preconditioner]" = weakref.WeakSet()
@@ -40,28 +40,11 @@ def _close_all() -> None:
 atexit.register(_close_all)
 
 
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What became of one step.
-
-    mode: "SECOND_ORDER" or "FIRST_ORDER".
-    decisions: by layer, "PRECONDITIONED", "IDENTITY" (the averaged gradient as it is) or "SKIP" (it has no gradient now);
-        empty where the job's own gradients are the answers, in first order but for DIRECT.
-    skipped: the whole step was, for an overflow under AMP: no parameter of the optimizer has a gradient now.
-    scale: the factor of KL_CLIP; 1 otherwise.
-    """
-
-    step: int
-    mode: str
-    decisions: Dict[str, str]
-    skipped: bool
-    scale: float
-
-
 class Preconditioner:
-    """Preconditions the gradients of a model's linear and convolutional layers, for any torch optimizer.
+    """Preconditions the gradients of a model's linear and convolutional layers, and on request of its embeddings.
 
-        pre = Preconditioner(model, "local", method="mkor", optimizer=optimizer)
+        pre = Preconditioner(model, "local")
+        optimizer = pre.make_optimizer(lr=0.004)
         ...
         loss.backward(); pre.step(loss); optimizer.step()
 
@@ -79,7 +62,7 @@ class Preconditioner:
         address: str,
         *,
         session: str = "",
-        method: Union[Method, str] = "mkor",
+        method: Union[Method, str, None] = None,
         optimizer: Optional[torch.optim.Optimizer] = None,
         exchange: str = "",
         process_group: Any = None,
@@ -90,6 +73,7 @@ class Preconditioner:
         max_dim: int = 1 << 20,
         layer_methods: Optional[Mapping[str, Union[Method, str]]] = None,
         parameter_methods: Optional[Mapping[str, Union[Method, str]]] = None,
+        embeddings: Union[Method, str, None] = None,
         replace: bool = False,
         overlap: bool = False,
         seed: int = 0,
@@ -119,6 +103,8 @@ class Preconditioner:
             address: of the coordinator: host:port, or unix:/path/to/socket on its host; or "local": a server of this job's
                 own, on this host alone, which the first rank starts and which ends with that process (precondor.server).
             session: a name of this training run's own; a local server needs none.
+            method: of layers. None: muon for hidden linear layers and soap for others, for which make_optimizer() makes the
+                optimizer; mkor if `optimizer` is another one, with exchange REPLAY or PULL_FACTORS, and with `fallback`.
             optimizer: where the learning rate is read, for the report and KL_CLIP; needed under AMP.
             exchange: "DIRECT" (the server averages what every rank sends; the default of a plain model), "DELEGATE" (the
                 job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel and
@@ -129,6 +115,7 @@ class Preconditioner:
             skip_types, min_dim, max_dim: so are modules of these classes, and those whose longer side is not in this range.
             layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
             parameter_methods: of whole parameter names -> a method whose answers are whole updates: layers by gradients alone (docs/pytorch.md).
+            embeddings: such a method for embeddings, tied weights too; "": the optimizer; None: soap by default, "" with a `method`.
             replace: end a session of this name that is there, and begin anew.
             overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
                 touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages
@@ -151,7 +138,9 @@ class Preconditioner:
         sharded = _shards.refuse_unknown(self._model, self._group.size)
         self._optimizer = optimizer
         self._overlap = overlap
-        choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {})
+        self._recipe = _recipe.choose(method, embeddings, exchange, fallback, optimizer)
+        method = self._recipe.method
+        choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {}, self._recipe.embeddings)
         chosen = _layers.choose(self._model, choice)
         self._left = chosen.left
         self._slots = slots_of([matrix for _, matrix in chosen.matrices])
@@ -160,7 +149,6 @@ class Preconditioner:
                                        "INVALID_ARGUMENT")
         if sharded:
             _shards.refuse_whole([matrix for _, matrix in chosen.matrices])
-        method = _layers.as_method(method)
         self._is_local = address == "local"
         if not session and not self._is_local:
             raise InvalidArgumentError("session: expected a name, got none", "INVALID_ARGUMENT")
@@ -173,8 +161,9 @@ class Preconditioner:
             statistics=_layers.statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
-            layer_methods=_layers.exceptions([slot.layer for slot in self._slots], layer_methods or {}, statistics,
-                                             chosen.by_gradient),
+            layer_methods=_layers.exceptions(
+                [slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen.not_hidden), statistics,
+                chosen.by_gradient),
             data_plane=data_plane)
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)
         self._rest = rest_of(model) if overlap and self._ddp else None
@@ -290,6 +279,7 @@ class Preconditioner:
         """
         began = time.monotonic()
         loss, samples = number_of(loss), count_of(samples)
+        self._recipe.check_optimizer()
         self._join()
         _layers.check_present(self._model, (slot.matrix for slot in self._slots))
         self._reporter.wait()
@@ -325,12 +315,14 @@ class Preconditioner:
     def param_groups(self, weight_decay: float = 0.01) -> List[Dict[str, Any]]:
         """Of the model's parameters, for BaseOptimizer: layers of methods whose answers are whole updates (docs/methods), apart
         from all others; matrices with weight decay, biases and other vectors without."""
+        self._recipe.needs_optimizer = False
         whole = {parameter for slot in self._slots if traits_of(self._methods[slot.place]).whole_updates
                  for parameter in slot.matrix.parameters()}
         return _optimizer.groups_of(self._model, whole, weight_decay)
 
     def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
         """BaseOptimizer of param_groups(), AdamW where no answer is a whole update; options: betas, eps. Its rate is reported."""
+        options = self._recipe.optimizer_options(options)
         self._optimizer = _optimizer.BaseOptimizer(self.param_groups(weight_decay), lr, **options)
         return self._optimizer
 

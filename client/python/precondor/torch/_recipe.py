@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of a model's layers where the user names none. docs/results.md has the measurements behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
+
+import torch
+
+from .._session import Method
+from ._layers import as_method
+from ._optimizer import BaseOptimizer
+
+# Of vectors, which the optimizer trains; torch's own default for the second is for longer runs.
+_BETAS = (0.95, 0.95)
+# The longer side of an embedding, mostly the vocabulary, has no factor above this.
+_EMBEDDING_MAX_FACTOR_DIM = 2048
+
+
+@dataclasses.dataclass
+class Recipe:
+    """method: of layers; others: of layers that are no hidden linear ones, None for `method`; embeddings: of embeddings' weights, None
+    where they are left to the optimizer. needs_optimizer: the user has named no method and has shown no optimizer yet that takes
+    whole updates as such."""
+
+    method: Method
+    others: Optional[Method]
+    embeddings: Optional[Method]
+    needs_optimizer: bool
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is muon and soap."""
+        return self.others is not None
+
+    def layer_methods(self, given: Optional[Mapping[str, Union[Method, str]]],
+                      not_hidden: Sequence[str]) -> Dict[str, Union[Method, str]]:
+        """The user's, which come first, and those of the recipe."""
+        pattern = "|".join(map(re.escape, not_hidden))
+        return {**(given or {}), **({pattern: self.others} if self.others and not_hidden else {})}
+
+    def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
+        """What make_optimizer gives to BaseOptimizer beside groups and rate."""
+        return {"betas": _BETAS, **options} if self.is_default else dict(options)
+
+    def check_optimizer(self) -> None:
+        """Warns, once, before the first step of an optimizer that is not known to take whole updates."""
+        if self.needs_optimizer:
+            self.needs_optimizer = False
+            warnings.warn("Preconditioner: answers of the default methods, muon and soap, are whole updates, which AdamW and the like "
+                          "would normalize again: make the optimizer with make_optimizer() or of param_groups(); or name a "
+                          "method whose answers suit any optimizer: method=\"mkor\"")
+
+
+def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None], exchange: str, fallback: Any,
+           optimizer: Optional[torch.optim.Optimizer]) -> Recipe:
+    """method, where one is named. Otherwise muon for hidden linear layers and soap for all others, for embeddings too; or mkor where
+    these cannot serve: with an optimizer of the user's own that is not plain descent, in the exchanges of workers with factors, and
+    with a fallback to the optimizer alone."""
+    takes_updates = optimizer is None or isinstance(optimizer, BaseOptimizer) or (
+        isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups))
+    by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
+    if by_default and embeddings is None:
+        embeddings = Method("soap", {"max_factor_dim": _EMBEDDING_MAX_FACTOR_DIM})
+    return Recipe(as_method(method or ("muon" if by_default else "mkor")), Method("soap") if by_default else None,
+                  as_method(embeddings) if embeddings else None, by_default and optimizer is None)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks of the training benchmark: a model, its batches and its held-out loss, each on real data."""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+from typing import Any, Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "client" / "python" / "examples"))
+
+import digits
+import gpt
+from bible_text import Characters, king_james
+from digits_data import Digits
+
+PHOTOGRAPHS = pathlib.Path("/usr/share/backgrounds/mate/nature")  # Debian's mate-backgrounds
+NOISE = 0.1  # standard deviation; pixels are in 0 ... 1
+CROP = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """make_model is called after torch.manual_seed. batch(step, seed) is independent of the method. held_out(model) is a mean loss.
+
+    not_hidden: names of matrices that methods for hidden layers leave to AdamW.
+    """
+
+    steps: int
+    make_model: Callable[[], nn.Module]
+    batch: Callable[[int, int], Any]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    held_out: Callable[[nn.Module], torch.Tensor]
+    not_hidden: tuple = ()
+
+
+@functools.lru_cache(None)
+def char_gpt(steps):
+    data = Characters(king_james(), 64)
+    held_out = data.held_out_batch(64)
+    return Task(steps, lambda: gpt.Gpt(len(data.vocabulary), 64, 128, 5, 4),
+                lambda step, seed: data.batch(step, 16, seed), gpt.loss_of, lambda model: gpt.loss_of(model, held_out),
+                ("characters.weight", "places.weight", "head.weight"))
+
+
+@functools.lru_cache(None)
+def autoencoder():
+    data = Digits()
+
+    def loss(model, batch):
+        return functional.mse_loss(model(batch[0]), batch[0])
+
+    return Task(600, lambda: digits.mlp(digits.WIDTHS["autoencoder"]),
+                lambda step, seed: data.batch(step, 128, seed), loss, lambda model: loss(model, data.held_out))
+
+
+class Photographs:
+    """Noisy crops [n, 3, 32, 32] of photographs at a quarter of their size, and the crops. Every fifth photograph is held out."""
+
+    def __init__(self, folder=PHOTOGRAPHS):
+        from PIL import Image  # pylint: disable=import-outside-toplevel
+        files = sorted(folder.glob("*.jpg"))
+        if len(files) < 5:
+            raise SystemExit(f"{folder}: expected at least 5 photographs, got {len(files)}; install Debian's mate-backgrounds")
+        images = []
+        for file in files:
+            with Image.open(file) as image:
+                small = image.convert("RGB").reduce(4)
+                pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
+                images.append(pixels.view(small.height, small.width, 3).permute(2, 0, 1) / 255.0)
+        self.train = [image for i, image in enumerate(images) if i % 5 != 4]
+        self.held_out = self.crops([image for i, image in enumerate(images) if i % 5 == 4], 64, torch.Generator().manual_seed(0))
+
+    def crops(self, images, count, generator):
+        clean = []
+        for _ in range(count):
+            image = images[torch.randint(len(images), (), generator=generator)]
+            y, x = (int(torch.randint(size - CROP, (), generator=generator)) for size in image.shape[1:])
+            clean.append(image[:, y:y + CROP, x:x + CROP])
+        clean = torch.stack(clean)
+        return clean + NOISE * torch.randn(clean.shape, generator=generator), clean
+
+    def batch(self, step, seed):
+        return self.crops(self.train, 16, torch.Generator().manual_seed(seed * 1_000_003 + step))
+
+
+def denoiser(norm):
+    """Five 3 x 3 convolutions, the inner ones with 32 channels."""
+    modules = []
+    for before, after in ((3, 32), (32, 32), (32, 32), (32, 32)):
+        modules += [nn.Conv2d(before, after, 3, padding=1), *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU()]
+    return nn.Sequential(*modules, nn.Conv2d(32, 3, 3, padding=1))
+
+
+@functools.lru_cache(None)
+def denoising(norm):
+    data = Photographs()
+
+    def loss(model, batch):
+        return functional.mse_loss(model(batch[0]), batch[1])
+
+    return Task(200, lambda: denoiser(norm), data.batch, loss,
+                lambda model: 100 * loss(model, data.held_out))
+
+
+TASKS = {"gpt": lambda: char_gpt(300), "digits": autoencoder, "denoise": lambda: denoising(False),
+         "denoise-norm": lambda: denoising(True)}
+RATES = {"gpt": 0.004, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004}  # middles, before a method's multiple

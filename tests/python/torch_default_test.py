@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What Preconditioner does where no method is named, and with embeddings.
+
+Skips with 77, and says so, where torch is not installed.
+"""
+
+import torch_case  # before torch: it skips where there is none
+import torch
+from torch import nn
+
+import precondor
+
+# Of the table, by step: the first two look up every row, so that each has momentum.
+LOOKED_UP = [range(7), range(7), (0, 2, 2, 6), (3,), (1, 4)]
+
+
+class Net(nn.Module):
+    def __init__(self, tied=False, **options):
+        super().__init__()
+        torch.manual_seed(4)
+        self.table = nn.Embedding(7, 6, **options)
+        self.body, self.norm, self.head = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 7)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(self.norm(torch.tanh(self.body(self.table(x)))))
+
+
+class DefaultTest(torch_case.ServerCase):
+    def methods(self, pre):
+        """By layer."""
+        found = dict.fromkeys((layer.name for layer in pre.layers), pre.spec.method.name)
+        for one in pre.spec.layer_methods:
+            found.update((pre.layers[place].name, one.method.name) for place in one.layers)
+        return found
+
+    def test_muon_for_hidden_layers_and_soap_for_others(self):
+        model = Net()
+        pre = self.preconditioner(model, method=None)
+        self.assertEqual(self.methods(pre), {"body": "muon", "head": "soap", "table.weight": "soap"})
+        self.assertEqual(set(pre.left), {"norm.weight", "norm.bias"})
+        optimizer = pre.make_optimizer(0.02)
+        self.assertEqual({(group["lr"], group["betas"]) for group in optimizer.param_groups}, {(0.02, (0.95, 0.95))})
+        losses = []
+        x = torch.arange(7)
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), x)
+            loss.backward()
+            pre.step(loss)
+            optimizer.step()
+            losses.append(loss.item())
+        self.assertLess(losses[-1], 0.1 * losses[0])
+
+    def test_convolutions(self):
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(8, 3))
+        pre = self.preconditioner(model, method=None, layer_methods={"1": "kron"})
+        self.assertEqual(self.methods(pre), {"0.group0": "soap", "0.group1": "soap", "1": "kron", "3": "muon"})
+
+    def test_a_tied_weight_is_one_layer(self):
+        pre = self.preconditioner(Net(tied=True), method=None)
+        self.assertEqual(self.methods(pre), {"body": "muon", "table.weight": "soap"})
+        self.assertEqual(set(pre.left), {"norm.weight", "norm.bias", "head.bias"})
+
+    def test_what_it_is_not_for(self):
+        model = Net()
+        adamw, momentum = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        for name, options, method in (("adamw", {"optimizer": adamw}, "mkor"), ("momentum", {"optimizer": momentum}, "mkor"),
+                                      ("replay", {"exchange": "REPLAY"}, "mkor"),
+                                      ("fallback", {"fallback": {"policy": "LOSS_RATE"}}, "mkor"),
+                                      ("plain", {"optimizer": plain}, "muon"), ("none", {"embeddings": ""}, "muon")):
+            with self.subTest(name=name):
+                pre = self.preconditioner(model, name, method=None, **options)
+                self.assertEqual(pre.spec.method.name, method)
+                self.assertEqual("table.weight" in pre.left, name != "plain")
+
+    def test_an_optimizer_of_its_own_is_asked_for(self):
+        model = Net()
+        for number, warns in enumerate((True, False)):
+            pre = self.preconditioner(model, str(number), method=None if warns else "soap")
+            model(torch.arange(7)).sum().backward()
+            if warns:
+                with self.assertWarnsRegex(UserWarning, "answers of the default methods, .*make_optimizer"):
+                    pre.step(1.0)
+            pre.step(1.0)  # warnings are errors here
+
+    # --- embeddings -------------------------------------------------------------------------------------------------------
+
+    def test_on_request(self):
+        model = Net()
+        pre = self.preconditioner(model, embeddings="kron", parameter_methods={"norm.*|table.*": "soap"})
+        self.assertEqual(self.methods(pre), {"body": "mkor", "head": "mkor", "table.weight": "soap"})
+        pre = self.preconditioner(model, f"{self.name}-2", embeddings="kron", layer_methods={"head": "soap"})
+        self.assertEqual(self.methods(pre), {"body": "mkor", "head": "soap", "table.weight": "kron"})
+        pre = self.preconditioner(model, f"{self.name}-3", embeddings="kron", skip=["table"])
+        self.assertEqual(pre.left["table.weight"], "skip")
+        pre = self.preconditioner(Net(sparse=True), f"{self.name}-4", embeddings="kron")
+        self.assertEqual(pre.left["table.weight"], "its gradients are sparse")
+        self.expect(precondor.InvalidArgumentError, "embeddings: expected one of kron, soap, muon, .* got mkor",
+                    self.preconditioner, model, embeddings="mkor")
+
+    def test_rows_that_a_step_did_not_look_up_stay(self):
+        for method in ("soap", "muon", precondor.Method("soap", {"max_factor_dim": 6})):
+            name = f"{self.name}-{getattr(method, 'name', method)}-{isinstance(method, str)}"
+            model, twin = Net(), nn.ModuleDict({"table": nn.Linear(6, 7, bias=False)})
+            pre = self.preconditioner(model, name, embeddings=method)
+            other = self.preconditioner(twin, f"{name}-twin", method=method)
+            for rows in LOOKED_UP:
+                model.zero_grad()
+                model(torch.tensor(list(rows))).square().sum().backward()
+                twin["table"].weight.grad = model.table.weight.grad.clone()
+                self.assertEqual(pre.step(1.0).decisions["table.weight"], "PRECONDITIONED")
+                other.step(1.0)
+                got, wanted = model.table.weight.grad, twin["table"].weight.grad
+                untouched = sorted(set(range(7)) - set(rows))
+                self.assertEqual(got[untouched].count_nonzero(), 0)
+                self.assertTrue(torch.equal(got[list(rows)], wanted[list(rows)]))
+                if untouched:
+                    self.assertGreater(wanted[untouched].abs().min(), 0)
+
+
+if __name__ == "__main__":
+    torch_case.main(__doc__)
