@@ -510,7 +510,7 @@ class ServerApp final : public App {
       });
     }
     if (!config_.tls_cert.empty()) {
-      timers_.Start("reload-credentials", absl::Seconds(wire::kReloadSeconds), [this] { security_->Reload(); });
+      timers_.Start("reload-tls", absl::Seconds(wire::kReloadSeconds), [this] { security_->Reload(); });
     }
     if (planes_ != nullptr) timers_.Start("sweep-planes", absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {

@@ -108,7 +108,7 @@ absl::Status CheckOnDevice(const SessionSpec& spec, const ContributionHeader& he
                  "in a ring: expected a gradient in F32 with scale 1 that one rank alone sends");
 }
 
-absl::Status CheckPull(const SessionSpec& spec, const ContributionHeader& header) {
+absl::Status CheckPull(const SessionSpec& spec, const Method& method, const ContributionHeader& header) {
   const ContributionKey& key = header.key;
   const bool pull = header.kind == ContributionKind::kPull;
   if (header.kind != ContributionKind::kStatistics && pull != WorkersPrecondition(spec)) {
@@ -120,7 +120,7 @@ absl::Status CheckPull(const SessionSpec& spec, const ContributionHeader& header
   if (header.abstain) {
     return Refusal(StatusCode::kInvalidArgument, ErrorReason::kMalformed, spec, key, "a PULL cannot be an abstention");
   }
-  if (header.mode == Mode::kSecondOrder && IsStatisticStep(spec, key.step) && TakesStatistics(spec, key.layer)) {
+  if (header.mode == Mode::kSecondOrder && IsStatisticStep(spec, key.step) && method.needs_statistics()) {
     return absl::OkStatus();
   }
   return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec, key,
@@ -165,9 +165,9 @@ absl::Status CheckSender(const SessionSpec& spec, const RankHolders& holders, co
   return absl::OkStatus();
 }
 
-absl::Status CheckRole(const SessionSpec& spec, const ContributionHeader& header) {
+absl::Status CheckRole(const SessionSpec& spec, const Method& method, const ContributionHeader& header) {
   const ContributionKey& key = header.key;
-  PRECONDOR_RETURN_IF_ERROR(CheckPull(spec, header));
+  PRECONDOR_RETURN_IF_ERROR(CheckPull(spec, method, header));
   if (header.kind == ContributionKind::kStatistics && header.mode == Mode::kFirstOrder) {
     return Refusal(StatusCode::kFailedPrecondition, ErrorReason::kNotStatisticStep, spec, key,
                    "steps in first order take no statistics");

@@ -12,6 +12,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/session_spec.h"
+#include "kernels/methods/method.h"
 #include "server/core/contribution.h"
 
 namespace precondor {
@@ -78,8 +79,8 @@ struct RankHolders {
 absl::Status CheckSender(const SessionSpec& spec, const RankHolders& holders, const ContributionKey& key);
 
 // Whether the layer takes a contribution of this kind, at this step, from this rank. InvalidArgument MALFORMED;
-// FailedPrecondition NOT_STATISTIC_STEP or NOT_DELEGATE. The layer exists.
-absl::Status CheckRole(const SessionSpec& spec, const ContributionHeader& header);
+// FailedPrecondition NOT_STATISTIC_STEP or NOT_DELEGATE. The layer exists; `method` is the layer's.
+absl::Status CheckRole(const SessionSpec& spec, const Method& method, const ContributionHeader& header);
 
 // Samples, number and types of the tensors, their shapes and scales, and the byte count against the layer table.
 // InvalidArgument: MALFORMED, DTYPE_MISMATCH, SHAPE_MISMATCH or SIZE_MISMATCH with expected and got. The layer exists.

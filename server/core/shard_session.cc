@@ -219,7 +219,7 @@ absl::Status ShardSession::CheckKey(const ContributionKey& key) const {
 
 absl::StatusOr<AdmittedContribution> ShardSession::Admit(ContributionHeader& header, uint64_t payload_bytes) const {
   PRECONDOR_RETURN_IF_ERROR(CheckKey(header.key));
-  PRECONDOR_RETURN_IF_ERROR(CheckRole(spec(), header));
+  PRECONDOR_RETURN_IF_ERROR(CheckRole(spec(), context_->methods.of(header.key.layer), header));
   PRECONDOR_RETURN_IF_ERROR(CheckTensors(spec(), header, payload_bytes));
   PRECONDOR_RETURN_IF_ERROR(layers_[header.key.layer]->Check(header));
   return AdmittedContribution(std::move(header), payload_bytes, context_);

@@ -66,7 +66,7 @@ class Server:
         self.starts += 1
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [*self.prefix, self.program, f"--listen={self.address}", f"--port-file={port_file}",
+                [*self.prefix, self.program, f"--listen={self.address}", "--plaintext=any", f"--port-file={port_file}",
                  f"--metrics-listen=127.0.0.1:{self.metrics_port}", f"--metrics-port-file={metrics_file}",
                  *self.arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={})

@@ -448,9 +448,11 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
 
 
 def _not_hidden(model: nn.Module, matrices: Iterable[Matrix]) -> List[str]:
-    rows = {len(module.weight) for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
+    # A head has its embedding's shape; a square layer can be any.
+    embeddings = {tuple(module.weight.shape) for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
     return [layer.name for matrix in matrices for layer in matrix.layers()
-            if isinstance(matrix, (Convolution, TransposedConvolution)) or matrix.d_out in rows]
+            if isinstance(matrix, (Convolution, TransposedConvolution))
+            or (tuple(matrix.weight.shape) in embeddings and len(set(matrix.weight.shape)) > 1)]
 
 
 def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str,

@@ -16,8 +16,8 @@ from ._optimizer import BaseOptimizer
 
 # Of vectors, which the optimizer trains; torch's own default for the second is for longer runs.
 _BETAS = (0.95, 0.95)
-# The longer side of an embedding, mostly the vocabulary, has no factor above this.
-_EMBEDDING_MAX_FACTOR_DIM = 2048
+# Of layers that are no hidden linear ones. A longer side, mostly a vocabulary, has no factor: its decompositions cost d^3.
+_SOAP = Method("soap", {"max_factor_dim": 2048})
 
 
 @dataclasses.dataclass
@@ -39,7 +39,7 @@ class Recipe:
     def layer_methods(self, given: Optional[Mapping[str, Union[Method, str]]],
                       not_hidden: Sequence[str]) -> Dict[str, Union[Method, str]]:
         """The user's, which come first, and those of the recipe."""
-        pattern = "|".join(map(re.escape, not_hidden))
+        pattern = f"(?:{'|'.join(map(re.escape, not_hidden))})"  # no pattern of the user's: an equal one would be replaced
         return {**(given or {}), **({pattern: self.others} if self.others and not_hidden else {})}
 
     def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
@@ -58,12 +58,12 @@ class Recipe:
 def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None], exchange: str, fallback: Any,
            optimizer: Optional[torch.optim.Optimizer]) -> Recipe:
     """method, where one is named. Otherwise muon for hidden linear layers and soap for all others, for embeddings too; or mkor where
-    these cannot serve: with an optimizer of the user's own that is not plain descent, in the exchanges of workers with factors, and
+    these cannot serve: with an optimizer that does not take whole updates as such, in the exchanges of workers with factors, and
     with a fallback to the optimizer alone."""
-    takes_updates = optimizer is None or isinstance(optimizer, BaseOptimizer) or (
-        isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups))
+    takes_updates = optimizer is None or (
+        isinstance(optimizer, BaseOptimizer) and any(group["plain"] for group in optimizer.param_groups))
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
     if by_default and embeddings is None:
-        embeddings = Method("soap", {"max_factor_dim": _EMBEDDING_MAX_FACTOR_DIM})
-    return Recipe(as_method(method or ("muon" if by_default else "mkor")), Method("soap") if by_default else None,
+        embeddings = _SOAP
+    return Recipe(as_method(method or ("muon" if by_default else "mkor")), _SOAP if by_default else None,
                   as_method(embeddings) if embeddings else None, by_default and optimizer is None)
