@@ -6,7 +6,7 @@ set -euo pipefail
 usage() {
   cat <<'HELP'
 Usage: deploy/certificates.sh [--days=N] FOLDER NAME[,NAME...] ...
-Makes FOLDER/ca.pem and FOLDER/ca.key unless they are there, and for each argument FIRST.pem and FIRST.key: a certificate
+Makes FOLDER/ca.pem and FOLDER/ca.key unless both are there, and for each argument FIRST.pem and FIRST.key: a certificate
 of the first NAME that all its NAMEs stand in. A NAME is a host's name, an IP address, or any other word for a client.
   --days=N  how long the certificates are valid (90); the authority is for ten years
   --help    this text
@@ -32,7 +32,10 @@ mkdir -p "$folder"
 key=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes)
 made() { openssl "$@" 2>"$folder/log" || { cat "$folder/log" >&2; exit 1; }; }
 
-if [[ ! -e "$folder/ca.key" ]]; then
+if [[ -e "$folder/ca.pem" && ! -e "$folder/ca.key" ]]; then
+  echo "deploy/certificates.sh: $folder has the authority ca.pem without its key: expected ca.key beside it" >&2
+  exit 1
+elif [[ ! -e "$folder/ca.key" ]]; then
   made req -x509 "${key[@]}" -days 3650 -subj "/CN=Precondor deployment" -keyout "$folder/ca.key" -out "$folder/ca.pem"
 fi
 for names in "$@"; do

@@ -47,6 +47,7 @@ while (( $# )); do
     *) usage >&2; fail "unknown argument: $1" 2 ;;
   esac
 done
+if [[ " ${flags[*]} " == *" --search "* && " ${targets[*]} " != *digits_in_process* ]]; then targets+=(digits_in_process); fi
 cd "$root"
 mkdir -p "$out" "$(dirname "$json")"
 

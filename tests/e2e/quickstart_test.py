@@ -55,6 +55,8 @@ class Results(unittest.TestCase):
                 continue  # tests/e2e/mkor_h_test.py
             self.assertAlmostEqual(run["bytes_per_step"]["gradients"], gradients, delta=0.001 * gradients)
             # f16, q vectors a side, at the first ten steps and every tenth.
+            if run["statistics"] == "COVARIANCE":
+                continue
             vectors = {"NONE": 0, "MEAN": 1, "SIGNED": -(-16 // workers)}[run["statistics"]]
             steps = sum(1 for step in range(run["steps"]) if step < 10 or step % 10 == 0)
             expected = 2 * vectors * workers * sum(m + n for m, n in shapes) * steps / run["steps"]

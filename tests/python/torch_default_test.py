@@ -67,15 +67,26 @@ class DefaultTest(torch_case.ServerCase):
     def test_what_it_is_not_for(self):
         model = Net()
         adamw, momentum = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        plain = torch.optim.SGD(model.parameters(), 0.1)
+        plain, own = torch.optim.SGD(model.parameters(), 0.1), precondor.torch.BaseOptimizer(model.parameters())
         for name, options, method in (("adamw", {"optimizer": adamw}, "mkor"), ("momentum", {"optimizer": momentum}, "mkor"),
                                       ("replay", {"exchange": "REPLAY"}, "mkor"),
                                       ("fallback", {"fallback": {"policy": "LOSS_RATE"}}, "mkor"),
-                                      ("plain", {"optimizer": plain}, "muon"), ("none", {"embeddings": ""}, "muon")):
+                                      ("plain", {"optimizer": plain}, "mkor"), ("own", {"optimizer": own}, "mkor"),
+                                      ("none", {"embeddings": ""}, "muon")):
             with self.subTest(name=name):
                 pre = self.preconditioner(model, name, method=None, **options)
                 self.assertEqual(pre.spec.method.name, method)
-                self.assertEqual("table.weight" in pre.left, name != "plain")
+                self.assertIn("table.weight", pre.left)
+
+    def test_a_users_choice_goes_before_the_defaults(self):
+        pre = self.preconditioner(Net(), method=None, layer_methods={"head": "kron"})
+        self.assertEqual(self.methods(pre), {"body": "muon", "head": "kron", "table.weight": "soap"})
+
+    def test_a_state_of_other_methods_is_refused(self):
+        state = self.preconditioner(Net(), method="mkor", embeddings="soap").state_dict()
+        state["session"] = self.name + "-2"
+        with self.assertRaisesRegex(precondor.InvalidArgumentError, "layer body: it has the method mkor, this session has muon"):
+            self.preconditioner(Net(), self.name + "-2", method=None).load_state_dict(state)
 
     def test_an_optimizer_of_its_own_is_asked_for(self):
         model = Net()

@@ -8,7 +8,7 @@ usage() {
 Usage: tests/bench/training/run.sh [--json FILE] [--build-dir DIR] [ARGUMENTS OF bench.py...]
   --json FILE      the rows: those that are there are not made again; default build/training.json
   --build-dir DIR  where precondor-server and the Python client were built; default build/dev
-  --help           this text, and bench.py's: --task, --method, --seeds, --times, --table
+  --help           this text; arguments of bench.py are --task, --method, --seeds, --times and --table
 The packages are those of deploy/install.sh --bench. Everything runs on one thread but the server. A whole run takes some hours on two
 cores; it can be stopped at any time, and goes on with the next call.
 HELP
@@ -22,7 +22,7 @@ while (( $# )); do
   case "$1" in
     --json) json=$(realpath -m "${2:?--json needs a file}"); shift 2 ;;
     --build-dir) build=$(realpath -m "${2:?--build-dir needs a folder}"); shift 2 ;;
-    --help | -h) usage; arguments+=(--help); shift ;;
+    --help | -h) usage; exit 0 ;;
     *) arguments+=("$1"); shift ;;
   esac
 done
@@ -32,4 +32,4 @@ export PATH=$build/server:$PATH PYTHONPATH=$build/client/python OMP_NUM_THREADS=
 export TORCH_COMPILE_DISABLE=1  # kron-torch would compile what runs for seconds
 bench=("$python" -B "$root/tests/bench/training/bench.py" --json "$json")
 "${bench[@]}" "${arguments[@]}"
-[[ " ${arguments[*]} " == *" --table "* || " ${arguments[*]} " == *" --help "* ]] || "${bench[@]}" --table
+[[ " ${arguments[*]} " == *" --table "* ]] || "${bench[@]}" --table

@@ -28,7 +28,7 @@ def unscale(scaler: Optional[Any], optimizer: Optional[torch.optim.Optimizer], s
         raise UnimplementedError("scaler: is not supported under fully_shard", "UNIMPLEMENTED", "UNSPECIFIED",
                                  "bf16 needs none: MixedPrecisionPolicy(param_dtype=torch.bfloat16)")
     if optimizer is None:
-        raise InvalidArgumentError("scaler: needs optimizer= of Preconditioner", "INVALID_ARGUMENT")
+        raise InvalidArgumentError("scaler: needs an optimizer: make_optimizer(), or optimizer= of Preconditioner", "INVALID_ARGUMENT")
     own = optimized(optimizer)
     stranger = next((slot for slot in slots if not own >= set(slot.matrix.parameters())), None)
     if stranger is not None:

@@ -146,6 +146,7 @@ class Exchange:
         """By place, once all have come, with slot.value where one is to be stored. Raises on every rank when one fails."""
         answers: Dict[int, Answer] = {}
         failure: Optional[PrecondorError] = None
+        self._share_untouched()
         try:
             # The last one sent is mostly answered last: this thread is woken for it, and for few others.
             for place, future in reversed(self._futures.items()):
@@ -170,17 +171,22 @@ class Exchange:
         if slot.matrix.has_lookups:
             slot.untouched = ~slot.value.ne(0).any(1, keepdim=True)
 
+    def _share_untouched(self) -> None:
+        """Has all ranks know which rows of embeddings no rank has looked up. Before a rank waits for answers, so that none waits here for
+        a rank whose answers do not come."""
+        embeddings = [slot for slot in self._slots if slot.matrix.has_lookups]
+        if not self._ranks_differ or not embeddings:
+            return
+        touched = [torch.zeros(slot.layer.d_out, dtype=torch.bool, device="cpu") if slot.untouched is None
+                   else ~slot.untouched[:, 0].cpu() for slot in embeddings]
+        sizes = [slot.layer.d_out for slot in embeddings]
+        for slot, flags in zip(embeddings, self._group.any_of(torch.cat(touched)).split(sizes)):
+            slot.untouched = ~flags[:, None]
+
     def _keep_untouched(self, answers: Dict[int, Answer]) -> None:
         """Sets those rows of answers to zero that no rank has looked up in this step: momentum would move them."""
-        embeddings = [slot for slot in self._slots if slot.matrix.has_lookups]
-        if self._ranks_differ and embeddings:
-            touched = [torch.zeros(slot.layer.d_out, dtype=torch.bool, device="cpu") if slot.untouched is None
-                       else ~slot.untouched[:, 0].cpu() for slot in embeddings]
-            sizes = [slot.layer.d_out for slot in embeddings]
-            for slot, flags in zip(embeddings, self._group.any_of(torch.cat(touched)).split(sizes)):
-                slot.untouched = ~flags[:, None]
-        for slot in embeddings:
-            if slot.place in answers and slot.untouched is not None and slot.value is not None:
+        for slot in self._slots:
+            if slot.matrix.has_lookups and slot.place in answers and slot.untouched is not None and slot.value is not None:
                 slot.value.masked_fill_(slot.untouched.to(slot.value.device), 0.0)
 
     def _send_statistics(self, step: int, slot: Slot, pair: Optional[Pair], loss_scale: float) -> None:

@@ -105,7 +105,7 @@ class Preconditioner:
             session: a name of this training run's own; a local server needs none.
             method: of layers. None: muon for hidden linear layers and soap for others, for which make_optimizer() makes the
                 optimizer; mkor if `optimizer` is another one, with exchange REPLAY or PULL_FACTORS, and with `fallback`.
-            optimizer: where the learning rate is read, for the report and KL_CLIP; needed under AMP.
+            optimizer: where the learning rate is read, for the report and KL_CLIP. AMP needs it, or make_optimizer().
             exchange: "DIRECT" (the server averages what every rank sends; the default of a plain model), "DELEGATE" (the
                 job averages, one rank sends each layer and passes the answer on; the default of DistributedDataParallel and
                 of fully_shard), "REPLAY" or "PULL_FACTORS" (the job averages, every rank computes its answer).
@@ -174,7 +174,7 @@ class Preconditioner:
         self._worker: Optional[Worker] = None
         self._exchange: Optional[Exchange] = None
         self._reporter: Optional[Reporter] = None
-        self._address = address
+        self._address, self._security = address, security
         self._step = 0
         self._pairs: Dict[int, Pair] = {}
         self._wanted: FrozenSet[int] = frozenset()  # places that this step takes statistics of
@@ -420,7 +420,7 @@ class Preconditioner:
         step = state["step"]
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(state, snapshot_paths, self._address,
-                                                                                 precondorctl))
+                                                                                 self._security, precondorctl))
         elif self._is_new and step > 0 and exact:
             # Otherwise the next attempt would find it, and take its factors for the run's.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
