@@ -6,20 +6,23 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Usage: tests/lint/tidy.sh [--changed BASE] PATH... | --all
+Usage: tests/lint/tidy.sh [--changed BASE] [--for SECONDS] PATH... | --all
   PATH...          sources, or folders of them
   --changed BASE   of these only sources that differ from this commit or branch, or whose header of the same name does
+  --for SECONDS    begin no source after so long, and say how many were not tried; with --changed the largest changes come first
   --all            every source of the project
 It configures the preset tidy in build/tidy, generates headers there, and compiles nothing else.
 HELP
 }
 
 changed=""
+seconds=""
 paths=()
 while (( $# )); do
   case "$1" in
     --all) paths=(kernels proto server client tests); shift ;;
     --changed) changed=${2:?--changed needs a commit}; shift 2 ;;
+    --for) seconds=${2:?--for needs a number of seconds}; shift 2 ;;
     --help | -h) usage; exit 0 ;;
     -*) echo "tidy.sh: unknown argument: $1" >&2; usage >&2; exit 2 ;;
     *) paths+=("$1"); shift ;;
@@ -28,7 +31,8 @@ done
 if (( ${#paths[@]} == 0 )); then usage >&2; exit 2; fi
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [[ -n "$changed" ]]; then
-  mapfile -t paths < <(git diff --name-only --diff-filter=d "$changed" -- "${paths[@]}" | sed -n 's/\.\(cc\|h\)$/.cc/p' | sort -u)
+  mapfile -t paths < <(git diff --numstat --no-renames --diff-filter=d "$changed" -- "${paths[@]}" | sort -rn | cut -f 3 |
+    sed -n 's/\.\(cc\|h\)$/.cc/p' | awk '!seen[$0]++')
   if (( ${#paths[@]} == 0 )); then echo "tidy.sh: no source differs from $changed"; exit 0; fi
 fi
 cmake --preset tidy >/dev/null
@@ -40,10 +44,11 @@ import json, os, sys
 wanted = [p.rstrip("/") for p in sys.argv[2:]]
 with open(sys.argv[1], encoding="utf-8") as file:
     compiled = {os.path.relpath(entry["file"]) for entry in json.load(file)}
-for path in sorted(compiled):
-    # nvcc's options are none of clang's.
-    if not path.endswith(".cu") and any(path == w or path.startswith(w + "/") for w in wanted):
-        print(path)
+for w in wanted:
+    for path in sorted(compiled):
+        # nvcc's options are none of clang's.
+        if not path.endswith(".cu") and (path == w or path.startswith(w + "/")):
+            print(path)
 PY
 )
 if (( ${#files[@]} == 0 )) && [[ -n "$changed" ]]; then
@@ -55,4 +60,17 @@ if (( ${#files[@]} == 0 )); then
   exit 1
 fi
 echo "tidy.sh: ${#files[@]} sources"
-printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P 2 clang-tidy-14 -p build/tidy --quiet 2> >(grep -vE '^[0-9]+ warnings? generated|^$' >&2)
+skipped=$(mktemp)
+trap 'rm -f "$skipped"' EXIT
+began=$(date +%s)
+export skipped began seconds=${seconds:-0}
+# shellcheck disable=SC2317  # xargs calls it
+check() {
+  if (( seconds > 0 && $(date +%s) - began >= seconds )); then echo "$1" >>"$skipped"; return; fi
+  clang-tidy-14 -p build/tidy --quiet "$1"
+}
+export -f check
+status=0
+printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P 2 bash -c 'check "$1"' _ 2> >(grep -vE '^[0-9]+ warnings? generated|^$' >&2) || status=1
+if [[ -s "$skipped" ]]; then echo "tidy.sh: $(wc -l <"$skipped") sources not tried in $seconds s"; fi
+exit "$status"
