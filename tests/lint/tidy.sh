@@ -71,6 +71,7 @@ check() {
 }
 export -f check
 status=0
+# shellcheck disable=SC2016  # the inner shell expands it
 printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P 2 bash -c 'check "$1"' _ 2> >(grep -vE '^[0-9]+ warnings? generated|^$' >&2) || status=1
 if [[ -s "$skipped" ]]; then echo "tidy.sh: $(wc -l <"$skipped") sources not tried in $seconds s"; fi
 exit "$status"
