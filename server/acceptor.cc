@@ -12,6 +12,25 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause(100);
 
+// Linux's accept also gives the errors of the connection that it takes.
+bool IsOfConnection(int error) {
+  switch (error) {
+    case EINTR:
+    case ECONNABORTED:
+    case ENETDOWN:
+    case EPROTO:
+    case ENOPROTOOPT:
+    case EHOSTDOWN:
+    case ENONET:
+    case EHOSTUNREACH:
+    case EOPNOTSUPP:
+    case ENETUNREACH:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 void Acceptor::Start(std::function<void(int fd)> accepted, std::function<void(int error)> failed) {
@@ -23,7 +42,7 @@ void Acceptor::Loop(const std::function<void(int fd)>& accepted, const std::func
     const int connection = accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     const int error = connection < 0 ? errno : 0;
     if (connection >= 0) accepted(connection);
-    const bool pause = error != 0 && error != EINTR && error != ECONNABORTED && !stopped();
+    const bool pause = error != 0 && !IsOfConnection(error) && !stopped();
     if (pause) failed(error);
     MutexLock lock(mu_);
     if (pause) stop_requested_.wait_for(mu_, kPause, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_; });

@@ -179,9 +179,6 @@ class ServerApp final : public App {
     if (config_.role != ServerRole::kShard) PRECONDOR_RETURN_IF_ERROR(MakeCoordinator());
     snapshot_service_ = std::make_unique<rpc::SnapshotService>(MakeSnapshotSubject(), runner_);
     PRECONDOR_RETURN_IF_ERROR(StartServer());
-    if (local_ != nullptr) {
-      local_->set_advertise_address(config_.advertise.empty() ? addresses().front() : config_.advertise);
-    }
     metrics_.SetProbe([this](metrics::MetricsObserver& metrics) {
       metrics.OnDroppedLogLines(logger_.dropped_lines());
       if (shard_ == nullptr) return;
@@ -479,6 +476,9 @@ class ServerApp final : public App {
                   {{"address", open}});
     }
     ChangeHealth([](Health&) {});
+    if (local_ != nullptr) {
+      local_->set_advertise_address(config_.advertise.empty() ? addresses().front() : config_.advertise);
+    }
     Listeners::Options options;
     // Memory of the device goes to this user's processes alone, whatever else a socket lets in.
     if (rings_ != nullptr) options.check_unix_peer = [](int fd) { return CheckPeerUser(fd, geteuid()); };

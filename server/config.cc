@@ -2,6 +2,7 @@
 #include "server/config.h"
 
 #include <algorithm>
+#include <arpa/inet.h>
 #include <fstream>
 #include <functional>
 #include <optional>
@@ -460,7 +461,9 @@ absl::Status CheckAddresses(const ServerConfig& config, const std::string& name,
 
 bool IsLoopback(absl::string_view address) {
   const absl::string_view host = address.substr(0, address.rfind(':'));
-  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+  in_addr ip = {};  // a name can begin with 127. too
+  const bool is_ip = inet_pton(AF_INET, std::string(host).c_str(), &ip) == 1;
+  return host == "localhost" || host == "[::1]" || (is_ip && absl::StartsWith(host, "127."));
 }
 
 // Those of `needed` are of no use without `name`.

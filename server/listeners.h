@@ -20,7 +20,7 @@ namespace precondor {
 class Listeners {
  public:
   // Binds all `addresses`, host:port or unix:path. Connections wait for Start. Those by TCP are `builder`'s server's,
-  // with `credentials`; those in the file system are plaintext, and only this process' user may connect.
+  // with `credentials`; those in the file system are plaintext, and only this process' user and root may connect.
   // Errors: those of ListenTcp and UnixListener::Bind; nothing is bound then.
   static absl::StatusOr<std::unique_ptr<Listeners>> Bind(const std::vector<std::string>& addresses,
                                                          std::shared_ptr<grpc::ServerCredentials> credentials,

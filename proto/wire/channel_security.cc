@@ -7,7 +7,6 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
-#include <iterator>
 #include <map>
 #include <utility>
 
@@ -16,12 +15,18 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/unix_address.h"
-#include "proto/wire/status_codec.h"
 
 namespace precondor::wire {
 namespace {
 
 constexpr size_t kMostBytes = 1 << 20;
+
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::string text, ReadCredentialFile(path));
+  const absl::string_view token = absl::StripAsciiWhitespace(text);
+  if (!token.empty()) return std::string(token);
+  return absl::InvalidArgumentError(absl::StrCat("token_file ", path, ": expected a token, got nothing"));
+}
 
 // Reads the file for each call: calls are few, since gradients go in one stream that lasts.
 class TokenFile final : public grpc::MetadataCredentialsPlugin {
@@ -30,9 +35,10 @@ class TokenFile final : public grpc::MetadataCredentialsPlugin {
   bool IsBlocking() const override { return false; }
   grpc::Status GetMetadata(grpc::string_ref, grpc::string_ref, const grpc::AuthContext&,
                            std::multimap<std::string, std::string>* metadata) override {
-    const absl::StatusOr<std::string> text = ReadCredentialFile(path_);
-    if (!text.ok()) return ToGrpcStatus(text.status());
-    metadata->emplace("authorization", absl::StrCat("Bearer ", absl::StripAsciiWhitespace(*text)));
+    const absl::StatusOr<std::string> token = ReadToken(path_);
+    // A file that is being written is empty for a moment: the call fails, and the caller tries again.
+    if (!token.ok()) return {grpc::StatusCode::UNAVAILABLE, std::string(token.status().message())};
+    metadata->emplace("authorization", absl::StrCat("Bearer ", *token));
     return grpc::Status::OK;
   }
 
@@ -48,10 +54,10 @@ absl::Status Check(const ClientSecurity& files) {
     return absl::InvalidArgumentError(
         "tls_ca: expected the authorities that sign servers' certificates beside tls_cert or token_file, got none");
   }
-  for (const std::string* path : {&files.tls_ca, &files.tls_cert, &files.tls_key, &files.token_file}) {
+  for (const std::string* path : {&files.tls_ca, &files.tls_cert, &files.tls_key}) {
     if (!path->empty()) PRECONDOR_RETURN_IF_ERROR(ReadCredentialFile(*path).status());
   }
-  return absl::OkStatus();
+  return files.token_file.empty() ? absl::OkStatus() : ReadToken(files.token_file).status();
 }
 
 std::shared_ptr<grpc::ChannelCredentials> MakeSecure(const ClientSecurity& files) {
@@ -71,12 +77,16 @@ std::shared_ptr<grpc::ChannelCredentials> MakeSecure(const ClientSecurity& files
 
 absl::StatusOr<std::string> ReadCredentialFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::string text;
+  for (char part[4096]; file.is_open() && !file.eof() && !file.bad() && text.size() <= kMostBytes;) {
+    file.read(part, sizeof(part));  // an iterator would throw where a file, such as a folder, cannot be read
+    text.append(part, static_cast<size_t>(file.gcount()));
+  }
   if (!file.is_open() || file.bad()) {
     return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
   }
   if (text.size() <= kMostBytes) return text;
-  return absl::NotFoundError(absl::StrCat(path, ": expected at most ", kMostBytes, " bytes, got ", text.size()));
+  return absl::NotFoundError(absl::StrCat(path, ": expected at most ", kMostBytes, " bytes, got more"));
 }
 
 ChannelSecurity::ChannelSecurity(const ClientSecurity& files)

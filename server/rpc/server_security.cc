@@ -3,6 +3,7 @@
 
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
+#include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <utility>
@@ -47,9 +48,16 @@ absl::StatusOr<AccessList> ReadAccess(const std::string& path, std::string& text
 
 absl::Status CheckAuthorities(const std::string& path) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::string text, wire::ReadCredentialFile(path));
-  const Owned<X509> first(PEM_read_bio_X509(Reader(text).get(), nullptr, NoPassphrase, nullptr));
-  if (first != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("tls_client_ca ", path, ": expected a certificate in PEM form"));
+  const Owned<BIO> reader = Reader(text);
+  int found = 0;
+  ERR_clear_error();
+  while (Owned<X509>(PEM_read_bio_X509(reader.get(), nullptr, NoPassphrase, nullptr)) != nullptr) ++found;
+  const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
+  ERR_clear_error();
+  if (found > 0 && at_end) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tls_client_ca ", path,
+                                                 ": expected certificates in PEM form alone, got ", found,
+                                                 " of them before what is none"));
 }
 
 }  // namespace
@@ -152,16 +160,21 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const Serve
 
 void ServerSecurity::Reload() {
   if (files_.cert.empty()) return;
-  const auto warn = [this](const absl::Status& status) {
-    logger_.Log(Severity::kWarning, "credentials not reloaded", {{"reason", absl::string_view(status.message())}});
+  const auto warn = [this](absl::string_view what, const absl::Status& status) {
+    logger_.Log(Severity::kWarning, what, {{"reason", absl::string_view(status.message())}});
   };
+  constexpr char kRefusing[] = "no new connection is taken until a file is repaired";
+  if (!files_.client_ca.empty()) {
+    const absl::Status authorities = CheckAuthorities(files_.client_ca);
+    if (std::exchange(authorities_, authorities) != authorities && !authorities.ok()) warn(kRefusing, authorities);
+  }
   const absl::StatusOr<std::string> certificate = ReadCertificate();
   const std::string seen = certificate.ok() ? *certificate : std::string(certificate.status().message());
   if (std::exchange(certificate_, seen) != seen) {
     if (certificate.ok()) {
       logger_.Log(Severity::kInfo, "certificate reloaded", {{"file", files_.cert}});
     } else {
-      warn(certificate.status());
+      warn(kRefusing, certificate.status());
     }
   }
   if (access_control_ == nullptr) return;
@@ -169,7 +182,7 @@ void ServerSecurity::Reload() {
   absl::StatusOr<AccessList> list = ReadAccess(files_.access_file, text);
   if (text.empty() && !list.ok()) text = std::string(list.status().message());
   if (std::exchange(access_, text) == text) return;
-  if (!list.ok()) return warn(list.status());
+  if (!list.ok()) return warn("access file not reloaded", list.status());
   access_control_->Replace(*std::move(list));
   logger_.Log(Severity::kInfo, "access file reloaded", {{"file", files_.access_file}});
 }

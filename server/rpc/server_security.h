@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TLS of the TCP ports of a server, and who may call what there. Sockets in the file system have neither: their mode
-// lets in processes of the server's user alone, which could read its key and its access file as well.
+// lets in processes of the server's user and of root alone, which could read its key and its access file as well.
 #pragma once
 
 #include <grpcpp/security/auth_metadata_processor.h>
@@ -35,8 +35,8 @@ class ServerSecurity {
 
   const std::shared_ptr<grpc::ServerCredentials>& credentials() const { return credentials_; }
   // Takes up what the access file says now, and keeps what it said before when that is no access list. Says in the log
-  // what has changed, and warns of a certificate that gRPC, which reads it by itself, cannot use. To be called again
-  // and again.
+  // what has changed, and warns of a certificate or authorities that gRPC, which reads them by itself, cannot use. To
+  // be called again and again.
   void Reload();
 
  private:
@@ -48,6 +48,7 @@ class ServerSecurity {
   Logger& logger_;
   std::string certificate_;                        // as last read
   std::string access_;                             // as last read; of both, why when that failed
+  absl::Status authorities_;                       // of client_ca, as last read
   std::shared_ptr<AccessControl> access_control_;  // null without an access file
   std::shared_ptr<grpc::ServerCredentials> credentials_;
 };

@@ -49,7 +49,7 @@ class ControlRunner {
     return reactor;
   }
 
-  // As Run, and calls with the same key run one after another, in the order in which they came. However many calls of
+  // As Run, and calls with the same key run one after another. However many calls of
   // one session wait for a shard or for the journal, they hold one thread of the executor.
   grpc::ServerUnaryReactor* RunInOrder(grpc::CallbackServerContext* context, absl::string_view method, std::string key,
                                        std::function<absl::Status()> work) {

@@ -391,6 +391,8 @@ TEST(ChannelSecurityTest, AMissingFileIsNeverPlaintext) {
   EXPECT_EQ(security.CredentialsFor("127.0.0.1:1"), nullptr);
   const auto client = Client::Connect({.coordinator = "127.0.0.1:1", .security = {.tls_ca = "/nothing"}});
   EXPECT_EQ(client.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(wire::ReadCredentialFile("/").status().code(), absl::StatusCode::kNotFound) << "a folder";
+  EXPECT_EQ(wire::ReadCredentialFile("/dev/zero").status().code(), absl::StatusCode::kNotFound) << "no end";
   for (const ClientSecurity& files :
        {ClientSecurity{.token_file = "/dev/null"}, ClientSecurity{.tls_ca = "/dev/null", .tls_cert = "/dev/null"}}) {
     EXPECT_EQ(wire::ChannelSecurity(files).status().code(), absl::StatusCode::kInvalidArgument);

@@ -295,7 +295,7 @@ TEST_F(ConfigTest, OptionsMustFitTogether) {
 }
 
 TEST_F(ConfigTest, PlaintextForOtherHostsIsAskedFor) {
-  for (const std::string open : {"0.0.0.0:7070", "[::]:7070", "gpu0:7070", "[::2]:1"}) {
+  for (const std::string open : {"0.0.0.0:7070", "[::]:7070", "gpu0:7070", "127.gpu.example:1", "[::2]:1"}) {
     EXPECT_THAT(
         Refusal({"--role=shard", "--listen=unix:/a,127.0.0.1:1," + open}),
         HasSubstr("flag --listen: expected tls_cert and tls_key, or plaintext=any to let all who reach " + open));
