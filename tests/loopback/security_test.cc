@@ -231,7 +231,7 @@ TEST_F(SecurityTest, StartSaysWhichFileIsWrong) {
   EXPECT_THAT(StartStatus(config).ToString(), HasSubstr("tls_client_ca"));
   config = MutualConfig();
   config.access_file = Path("access");
-  WriteAccess("# nobody\n");
+  WriteAccess("# no caller is listed\n");
   EXPECT_THAT(StartStatus(config).ToString(), HasSubstr("access: expected at least one caller"));
 }
 

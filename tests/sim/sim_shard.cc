@@ -256,8 +256,8 @@ void SimShard::Forge(const ContributionHeader& header) {
   forged.key.incarnation = holder->second;
   forged.abstain = true;
   forged.tensors.clear();
-  const AckFn nobody = [](const absl::StatusOr<bool>&) {};
-  SubmitTo(*shard_, forged, {}, nobody, [](const absl::StatusOr<GradientResult>&) {});
+  const AckFn ignore = [](const absl::StatusOr<bool>&) {};
+  SubmitTo(*shard_, forged, {}, ignore, [](const absl::StatusOr<GradientResult>&) {});
 }
 
 void SimShard::Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result) {
@@ -276,7 +276,7 @@ void SimShard::Deliver(const ContributionHeader& header, Payload payload, const 
   if (bug == PlantedBug::kSeal) Forge(header);
   SubmitTo(*shard_, arrives, std::move(payload), watched_ack,
            [this, key, mode = header.mode, result](absl::StatusOr<GradientResult> answer) {
-             // What a shard says while it dies nobody hears.
+             // No rank hears the answers of a shard that is going down.
              if (answer.ok() && process_.up()) world_.Fail(witness(key.layer).Answered(key, mode, *answer));
              result(std::move(answer));
            });

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 from .._client import Security
 from .._errors import FailedPreconditionError, InvalidArgumentError
 from .._session import SessionSpec
+from ._exchange import methods_of
 
 _FORMAT = 1
 
@@ -17,16 +18,7 @@ _FORMAT = 1
 def make_state(spec: SessionSpec, step: int, snapshot_id: int) -> Dict[str, Any]:
     """snapshot_id: 0 for none. Plain values alone."""
     return {"format": _FORMAT, "session": spec.name, "step": step, "snapshot_id": snapshot_id,
-            "layers": [dataclasses.astuple(layer) for layer in spec.layers], "methods": _methods(spec)}
-
-
-def _methods(spec: SessionSpec) -> List[str]:
-    """The names of the layers' methods."""
-    names = [spec.method.name] * len(spec.layers)
-    for other in spec.layer_methods:
-        for place in other.layers:
-            names[place] = other.method.name
-    return names
+            "layers": [dataclasses.astuple(layer) for layer in spec.layers], "methods": methods_of(spec)}
 
 
 def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
@@ -41,7 +33,7 @@ def check_state(state: Mapping[str, Any], spec: SessionSpec) -> None:
                           f"{state['session']} of {len(got)} layers, {spec.name} of {len(expected)}")
         raise InvalidArgumentError(f"state: of another session or model: it has, and this has, {difference}",
                                    "INVALID_ARGUMENT")
-    for layer, had, has in zip(spec.layers, state.get("methods", _methods(spec)), _methods(spec)):
+    for layer, had, has in zip(spec.layers, state.get("methods", methods_of(spec)), methods_of(spec)):
         if had != has:
             raise InvalidArgumentError(f"state: layer {layer.name}: it has the method {had}, this session has {has}",
                                        "INVALID_ARGUMENT", "UNSPECIFIED", f'Make the Preconditioner with method="{had}"')
