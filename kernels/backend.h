@@ -72,8 +72,8 @@ class Backend {
   // within another of the thread.
   class Batch;
   // Operations of this thread so far are on their way to the device: those launched from now on, by whomever, come
-  // after them on its stream. The error of one that was put off.
-  absl::Status Settle() { return DoSettle(); }
+  // after them on its stream. The error of an operation that was deferred.
+  absl::Status Flush() { return DoFlush(); }
   // The stream (CUstream_st*) on which a collective over the device's memory has to follow the operations; null where
   // these have run when their calls return.
   virtual void* stream() const { return nullptr; }
@@ -203,7 +203,7 @@ class Backend {
   virtual absl::Status DoEndTask() { return absl::OkStatus(); }
   virtual void DoBeginBatch() {}
   virtual absl::Status DoEndBatch() { return absl::OkStatus(); }
-  virtual absl::Status DoSettle() { return absl::OkStatus(); }  // for backends that put nothing off
+  virtual absl::Status DoFlush() { return absl::OkStatus(); }  // for backends that defer nothing
   virtual absl::Status DoUpload(ConstMatrixView host, MatrixView device) = 0;
   virtual absl::Status DoUploadToIdle(ConstMatrixView host, MatrixView device) { return DoUpload(host, device); }
   virtual absl::Status DoDownload(ConstMatrixView device, MatrixView host) = 0;

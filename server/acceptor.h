@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes connections on a socket that listens, and goes on when the process runs out of descriptors. gRPC 1.51's own
-// listener stops for good then.
+// listener stops permanently then.
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 #include "server/app.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <fstream>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
@@ -28,10 +29,11 @@
 #include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "server/coordinator_storage.h"
-#include "server/core/coordinator.h"
-#include "server/core/shard.h"
+#include "server/core/coordinator/coordinator.h"
+#include "server/core/shard/shard.h"
 #include "server/core/thread_pool.h"
 #include "server/listeners.h"
+#include "server/metrics/http_client.h"
 #include "server/metrics/metrics_observer.h"
 #include "server/periodic.h"
 #include "server/plane/collective_registry.h"
@@ -50,6 +52,8 @@
 #include "server/status_html.h"
 #include "server/status_pages.h"
 #include "server/store/posix_file_system.h"
+#include "server/trace/operation.h"
+#include "server/trace/tracer.h"
 
 namespace precondor {
 namespace {
@@ -149,21 +153,40 @@ absl::Status WritePortFile(const std::string& path, absl::string_view port) {
   return absl::OkStatus();
 }
 
+// Null without a collector.
+std::unique_ptr<trace::Tracer> MakeTracer(const ServerConfig& config, const Clock& clock, Logger& logger) {
+  if (config.trace_endpoint.empty()) return nullptr;
+  std::array<char, 256> host = {};
+  gethostname(host.data(), host.size() - 1);
+  const trace::Resource resource = {.version = PRECONDOR_VERSION,
+                                    .role = std::string(ServerRoleName(config.role)),
+                                    .instance = absl::StrCat(host.data(), "/", getpid())};
+  const auto send = [collector = TraceCollector(config)](const std::string& body) {
+    return metrics::PostJson(collector, trace::kOtlpPath, body, absl::Seconds(2));
+  };
+  return std::make_unique<trace::Tracer>(trace::Tracer::Options{.step_share = config.trace_ratio}, resource, clock,
+                                         logger, send);
+}
+
 class ServerApp final : public App {
  public:
   ServerApp(const ServerConfig& config, Logger& logger)
       : config_(config),
         logger_(logger),
         metrics_(PRECONDOR_VERSION, ServerRoleName(config.role)),
+        tracer_(MakeTracer(config, clock_, logger)),
         control_threads_(kControlThreads),
-        runner_(control_threads_, clock_, [this](absl::string_view method, absl::StatusCode code, absl::Duration took) {
-          metrics_.OnRpc(method, code, took);
-        }) {}
+        runner_(
+            control_threads_, clock_,
+            [this](absl::string_view method, absl::StatusCode code, absl::Duration took) {
+              metrics_.OnRpc(method, code, took);
+            },
+            tracer_.get()) {}
 
   ~ServerApp() override {
     metrics_.StopServing();
     if (storage_ != nullptr) storage_->Stop();
-    if (standing_by_.joinable()) standing_by_.join();
+    if (standby_thread_.joinable()) standby_thread_.join();
     if (coordinator_ != nullptr) coordinator_->CancelShardCalls();
     timers_.StopAll();
     if (planes_ != nullptr) planes_->Stop();
@@ -181,6 +204,10 @@ class ServerApp final : public App {
     PRECONDOR_RETURN_IF_ERROR(StartServer());
     metrics_.SetProbe([this](metrics::MetricsObserver& metrics) {
       metrics.OnDroppedLogLines(logger_.dropped_lines());
+      if (tracer_ != nullptr) {
+        const trace::Tracer::Counts spans = tracer_->counts();
+        metrics.OnTraceSpans(spans.sent + spans.dropped, spans.dropped);
+      }
       if (shard_ == nullptr) return;
       for (const ShardSessionSummary& session : shard_->ListSessions()) {
         metrics.OnShardStep(session.spec.name, session.last_step);
@@ -194,7 +221,7 @@ class ServerApp final : public App {
     if (shard_store_ != nullptr) PRECONDOR_RETURN_IF_ERROR(shard_store_->Restore(*shard_));
     StartPeriodicWork();
     if (storage_ != nullptr && storage_->standby()) {
-      standing_by_ = std::thread([this] { StandBy(); });
+      standby_thread_ = std::thread([this] { StandBy(); });
     } else {
       ChangeHealth([](Health& health) { health.begun = true; });
     }
@@ -291,14 +318,14 @@ class ServerApp final : public App {
                                                     clock_, logger_);
     }
     uploads_ = std::make_unique<recovery::LayerUploads>(clock_);
-    if (shard_store_ != nullptr) shard_->AwaitReplay();
+    if (shard_store_ != nullptr) shard_->replay().Begin();
     const uint64_t shard_generation = shard_store_ == nullptr ? 0 : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
     PRECONDOR_ASSIGN_OR_RETURN(PlaneTransport transport, MakePlaneTransport(config_));
-    planes_ = std::make_unique<CollectiveRegistry>(*shard_, logger_, metrics_, std::move(transport),
+    planes_ = std::make_unique<CollectiveRegistry>(shard_->data_plane(), logger_, metrics_, std::move(transport),
                                                    absl::Milliseconds(config_.plane_timeout_ms));
-    precondition_service_ =
-        std::make_unique<rpc::PreconditionService>(*shard_, *planes_, static_cast<uint64_t>(config_.credit_bytes),
-                                                   shard_generation, runner_, metrics_, rings_.get());
+    precondition_service_ = std::make_unique<rpc::PreconditionService>(
+        shard_->data_plane(), *planes_, static_cast<uint64_t>(config_.credit_bytes), shard_generation, runner_,
+        metrics_, rings_.get());
     shard_service_ = std::make_unique<rpc::ShardService>(*shard_, runner_);
     return absl::OkStatus();
   }
@@ -345,10 +372,10 @@ class ServerApp final : public App {
     subject.coordinator = coordinator_.get();
     if (shard_ == nullptr) return subject;
     subject.create = [this](const std::string& session, uint64_t step) {
-      return shard_->RequestSnapshot(session, step);
+      return shard_->snapshots().Request(session, step);
     };
     subject.list = [this]() -> absl::StatusOr<std::vector<v1::SnapshotInfo>> {
-      PRECONDOR_RETURN_IF_ERROR(shard_->CheckServing());
+      PRECONDOR_RETURN_IF_ERROR(shard_->data_plane().CheckServing());
       std::vector<v1::SnapshotInfo> infos;
       if (shard_store_ == nullptr) return infos;
       PRECONDOR_ASSIGN_OR_RETURN(const std::vector<recovery::SnapshotSummary> found, shard_store_->snapshots().List());
@@ -356,7 +383,7 @@ class ServerApp final : public App {
       return infos;
     };
     subject.verify = [this](uint64_t session_id, uint64_t id) -> absl::StatusOr<v1::SnapshotInfo> {
-      PRECONDOR_RETURN_IF_ERROR(shard_->CheckServing());
+      PRECONDOR_RETURN_IF_ERROR(shard_->data_plane().CheckServing());
       if (shard_store_ == nullptr) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
       PRECONDOR_ASSIGN_OR_RETURN(const recovery::SnapshotSummary summary,
                                  shard_store_->snapshots().Verify(session_id, id));
@@ -364,7 +391,7 @@ class ServerApp final : public App {
     };
     subject.restore = [this](const v1::RestoreLayerRequest& request) -> absl::StatusOr<bool> {
       PRECONDOR_ASSIGN_OR_RETURN(const uint64_t state_bytes,
-                                 shard_->RestorableBytes(request.session_id(), request.layer()));
+                                 shard_->snapshots().RestorableBytes(request.session_id(), request.layer()));
       PRECONDOR_ASSIGN_OR_RETURN(const std::optional<LayerImage> image,
                                  uploads_->Add({.session_id = request.session_id(),
                                                 .step = request.step(),
@@ -374,7 +401,7 @@ class ServerApp final : public App {
                                                 .checksum = request.checksum(),
                                                 .data = request.data()},
                                                state_bytes));
-      if (image.has_value()) PRECONDOR_RETURN_IF_ERROR(shard_->RestoreLayer(*image));
+      if (image.has_value()) PRECONDOR_RETURN_IF_ERROR(shard_->snapshots().RestoreLayer(*image));
       return image.has_value();
     };
     return subject;
@@ -409,7 +436,9 @@ class ServerApp final : public App {
     options.on_replaced = [this](const absl::Status& why) { OnReplaced(why); };
     coordinator_ = std::make_unique<Coordinator>(options, std::move(endpoints), *storage_, clock_, logger_, metrics_);
     if (!storage_->standby()) PRECONDOR_RETURN_IF_ERROR(BecomeLeader());
-    session_service_ = std::make_unique<rpc::SessionService>(*coordinator_, runner_);
+    session_service_ = std::make_unique<rpc::SessionService>(
+        *coordinator_, runner_,
+        [this](const grpc::CallbackServerContext& context) { return security_->CallerOf(context); });
     return absl::OkStatus();
   }
 
@@ -501,12 +530,12 @@ class ServerApp final : public App {
     if (shard_ != nullptr && config_.statistics_deadline_ms > 0) {
       // Late by a quarter of the deadline at most.
       const int64_t pause = std::max<int64_t>(1, config_.statistics_deadline_ms / 4);
-      timers_.Start("seal-overdue", absl::Milliseconds(pause), [this] { shard_->SealOverdue(); });
+      timers_.Start("seal-overdue", absl::Milliseconds(pause), [this] { shard_->upkeep().SealOverdue(); });
     }
     if (shard_store_ != nullptr) {
       timers_.Start("flush-factors", absl::Milliseconds(500), [this] {
-        shard_->FreeReleasedFactors();
-        shard_->CompleteQuarantine();
+        shard_->upkeep().FreeReleasedFactors();
+        shard_->upkeep().CompleteQuarantine();
       });
     }
     if (!config_.tls_cert.empty()) {
@@ -515,7 +544,7 @@ class ServerApp final : public App {
     if (planes_ != nullptr) timers_.Start("sweep-planes", absl::Milliseconds(500), [this] { planes_->Sweep(); });
     if (shard_ != nullptr && config_.slow_worker_ms > 0) {
       const int64_t pause = std::clamp<int64_t>(config_.slow_worker_ms / 4, 1, 1000);
-      timers_.Start("stragglers", absl::Milliseconds(pause), [this] { shard_->ReportStragglers(); });
+      timers_.Start("stragglers", absl::Milliseconds(pause), [this] { shard_->upkeep().ReportStragglers(); });
     }
     if (shard_ != nullptr) timers_.Start("check-devices", absl::Seconds(1), [this] { CheckDevices(); });
     if (rings_ != nullptr) {
@@ -526,11 +555,22 @@ class ServerApp final : public App {
 
   void StartReconciling() {
     const absl::Duration pause = absl::Milliseconds(config_.reconcile_interval_ms);
-    timers_.Start("reconcile", pause, [this] { coordinator_->Reconcile(); });
+    timers_.Start("reconcile", pause, [this] {
+      const trace::Operation operation = TimerOperation("reconcile");
+      coordinator_->Reconcile();
+    });
     // A timer for each shard: one that hangs keeps none of the others from its lease.
     for (size_t shard = 0; shard < coordinator_->ShardAddresses().size(); ++shard) {
-      timers_.Start("probe-shard", pause, [this, shard] { coordinator_->ProbeShard(shard); });
+      timers_.Start("probe-shard", pause, [this, shard] {
+        const trace::Operation operation = TimerOperation("probe shard");
+        coordinator_->ProbeShard(shard);
+      });
     }
+  }
+
+  // A span only if it changes something of a shard, as when layers move to it.
+  trace::Operation TimerOperation(absl::string_view name) {
+    return {tracer_.get(), std::string(name), trace::SpanKind::kInternal, clock_.Now(), std::nullopt, /*keep=*/false};
   }
 
   // What health says follows from.
@@ -556,7 +596,7 @@ class ServerApp final : public App {
   }
 
   void CheckDevices() {
-    const size_t lost = shard_->CountLostDevices();
+    const size_t lost = shard_->upkeep().CountLostDevices();
     ChangeHealth([lost](Health& health) { health.lost_devices = lost; });
   }
 
@@ -564,6 +604,7 @@ class ServerApp final : public App {
   Logger& logger_;
   const RealClock clock_;
   metrics::MetricsObserver metrics_;
+  const std::unique_ptr<trace::Tracer> tracer_;  // null: no traces; outlives all that make spans
   store::PosixFileSystem disk_;
   std::unique_ptr<recovery::ShardStore> shard_store_;  // null without a data directory
   std::unique_ptr<recovery::LayerUploads> uploads_;    // of a shard
@@ -597,7 +638,7 @@ class ServerApp final : public App {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time drain_until_ ABSL_GUARDED_BY(mu_);
   PeriodicTimers timers_;
-  std::thread standing_by_;  // of a candidate
+  std::thread standby_thread_;  // of a candidate
 };
 
 }  // namespace

@@ -92,12 +92,12 @@ Option NumberOption(std::string name, int64_t ServerConfig::*field, int64_t low,
 }
 
 // Digits enough that the text gives the number back.
-Option FractionOption(std::string name, double ServerConfig::*field, std::string help) {
+Option FractionOption(std::string name, double ServerConfig::*field, std::string help, bool zero = false) {
   return {std::move(name), std::move(help),
-          [field](ServerConfig& config, absl::string_view text) {
+          [field, zero](ServerConfig& config, absl::string_view text) {
             double number = 0;
-            if (!absl::SimpleAtod(text, &number) || !(number > 0 && number <= 1)) {
-              return Expected("a number above 0 and at most 1");
+            if (!absl::SimpleAtod(text, &number) || !(number > 0 || (zero && number == 0)) || number > 1) {
+              return Expected(zero ? "a number in 0 ... 1" : "a number above 0 and at most 1");
             }
             config.*field = number;
             return absl::OkStatus();
@@ -239,6 +239,10 @@ const std::vector<Option>& Options() {
       TextOption("metrics_port_file", &C::metrics_port_file, "file to write the Prometheus port to"),
       ChoiceOption("log_format", &C::log_format, {"text", "json"}, "form of a log line"),
       ChoiceOption("log_level", &C::log_level, {"debug", "info", "warning", "error"}, "least severity logged"),
+      TextOption(
+          "trace_endpoint", &C::trace_endpoint,
+          "collector that takes spans as OTLP/HTTP in JSON, such as http://localhost:4318; empty: none are made"),
+      FractionOption("trace_ratio", &C::trace_ratio, "fraction of the training steps that have spans", /*zero=*/true),
       NumberOption("drain_deadline_ms", &C::drain_deadline_ms, 0, kHour, "longest wait for work in flight at SIGTERM"),
       NumberOption("exit_with_pid", &C::exit_with_pid, 0, kMostPid,
                    "end when this process does, however it does: for a server of one job's own; 0: none"),
@@ -498,6 +502,9 @@ absl::Status CheckWhole(const ServerConfig& config) {
   if (!config.metrics_listen.empty()) {
     PRECONDOR_RETURN_IF_ERROR(CheckHostAndPort(config, "metrics_listen", config.metrics_listen, 0));
   }
+  if (!config.trace_endpoint.empty() && !IsHostAndPort(TraceCollector(config), 1)) {
+    return AddressError(config, "trace_endpoint", absl::StrCat("http:// and ", HostAndPort(1)), config.trace_endpoint);
+  }
   if (!config.advertise.empty()) PRECONDOR_RETURN_IF_ERROR(CheckAddress(config, "advertise", config.advertise, true));
   PRECONDOR_RETURN_IF_ERROR(CheckAddresses(config, "shards", config.shards, true));
   PRECONDOR_RETURN_IF_ERROR(CheckSecurity(config));
@@ -544,6 +551,13 @@ absl::Status CheckWhole(const ServerConfig& config) {
 
 std::string DialAddress(const ServerConfig& config) {
   return config.advertise.empty() ? AbsoluteUnixAddress(config.listen.front()) : config.advertise;
+}
+
+std::string TraceCollector(const ServerConfig& config) {
+  absl::string_view address = config.trace_endpoint;
+  if (!absl::ConsumePrefix(&address, "http://")) return "";
+  absl::ConsumeSuffix(&address, "/");
+  return absl::StrContains(address, '/') ? "" : std::string(address);
 }
 
 std::string OpenAddress(const ServerConfig& config) {

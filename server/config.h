@@ -56,6 +56,8 @@ struct ServerConfig {
   std::string metrics_port_file;
   std::string log_format = "text";
   std::string log_level = "info";
+  std::string trace_endpoint;
+  double trace_ratio = 0.01;
   int64_t drain_deadline_ms = 10000;
   int64_t exit_with_pid = 0;  // 0: with no other process
   int64_t shard_timeout_ms = 10000;
@@ -69,6 +71,9 @@ struct ServerConfig {
 // What workers of a server dial unless the coordinator knows it by another name: `advertise`, or else the first of
 // `listen`, whose port may still be 0.
 std::string DialAddress(const ServerConfig& config);
+
+// host:port of `trace_endpoint`; empty: it is no URL of http:// with nothing but them.
+std::string TraceCollector(const ServerConfig& config);
 
 // The first of `listen` that takes plaintext from other hosts; empty: none.
 std::string OpenAddress(const ServerConfig& config);

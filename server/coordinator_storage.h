@@ -13,7 +13,7 @@
 
 #include "kernels/base/mutex.h"
 #include "server/config.h"
-#include "server/core/coordinator_journal.h"
+#include "server/core/coordinator/coordinator_journal.h"
 #include "server/etcd/etcd_client.h"
 #include "server/etcd/etcd_election.h"
 #include "server/store/file_system.h"

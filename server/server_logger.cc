@@ -6,6 +6,8 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include "server/trace/operation.h"
+
 namespace precondor {
 namespace {
 
@@ -62,7 +64,9 @@ void ServerLogger::Log(Severity severity, absl::string_view message, std::initia
   if (dropped_before > 0) {
     lines_.Log(severity, "log lines dropped", {{"of_message", message}, {"lines", dropped_before}});
   }
-  lines_.Log(severity, message, fields);
+  const TraceContext* const trace = trace::Operation::CurrentTrace();
+  if (trace == nullptr) return lines_.Log(severity, message, fields);
+  lines_.Log(severity, message, fields, {{"trace_id", trace->trace_id}, {"span_id", trace->span_id}});
 }
 
 int64_t ServerLogger::dropped_lines() const {

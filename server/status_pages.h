@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-#include "server/core/coordinator.h"
-#include "server/core/shard.h"
+#include "server/core/coordinator/coordinator.h"
+#include "server/core/shard/shard.h"
 
 namespace precondor {
 

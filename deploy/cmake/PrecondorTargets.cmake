@@ -6,7 +6,8 @@
 #     directory. DEPS are part of its interface, PRIVATE_DEPS are not. Headers need no listing; a library
 #     without SRCS is an INTERFACE library.
 #     UNITY compiles five sources at a time as one, which reads the headers once: names at namespace scope, anonymous or not,
-#     have to differ within five. -DPRECONDOR_UNITY=OFF compiles each source alone.
+#     have to differ within five. Sources with options of their own (precondor_vectorize, called before) stay alone.
+#     -DPRECONDOR_UNITY=OFF compiles each source alone.
 #   precondor_vectorize(SOURCE ...)
 #     Optimised builds compile these sources of the current folder at -O3: g++ 12 vectorises no loop of unknown length
 #     at -O2. For sources whose loops over elements are on the hot path.
@@ -50,6 +51,21 @@ if(PRECONDOR_SANITIZE)  # -O1: about half the build time of -O2, at little cost 
   add_link_options(-fsanitize=${PRECONDOR_SANITIZE})
 endif()
 
+# What makes errors in memory harder to use (docs/security.md): the optimised builds of libraries and programs, of which
+# tests/lint/check_hardening.py reads what came out. _FORTIFY_SOURCE needs an optimiser and, for 3, sizes known at run time.
+include(CheckCXXSourceCompiles)
+include(CheckPIESupported)
+check_pie_supported(LANGUAGES CXX)
+if(NOT PRECONDOR_SANITIZE)
+  check_cxx_source_compiles("int main(int n, char**) { char a[8]; return __builtin_dynamic_object_size(a + n, 0) > 8; }"
+                            PRECONDOR_HAS_DYNAMIC_OBJECT_SIZE)
+  set(PRECONDOR_FORTIFY -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$<IF:$<BOOL:${PRECONDOR_HAS_DYNAMIC_OBJECT_SIZE}>,3,2>)
+  add_compile_options(
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-fstack-protector-strong>"
+    "$<$<AND:$<COMPILE_LANGUAGE:C,CXX>,$<CONFIG:RelWithDebInfo,Release,MinSizeRel>>:${PRECONDOR_FORTIFY}>")
+  add_link_options(LINKER:-z,relro LINKER:-z,now)
+endif()
+
 # Warnings for our own code; generated code does not link it.
 add_library(precondor_warnings INTERFACE)
 target_compile_options(precondor_warnings INTERFACE
@@ -69,10 +85,19 @@ function(precondor_unity_sources target out)
   endif()
   file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
   set(groups)
-  list(LENGTH ARGN count)
+  set(together)
+  foreach(source ${ARGN})
+    get_source_file_property(options ${source} COMPILE_OPTIONS)
+    if(options)
+      list(APPEND groups ${source})
+    else()
+      list(APPEND together ${source})
+    endif()
+  endforeach()
+  list(LENGTH together count)
   math(EXPR last "${count} - 1")
   foreach(begin RANGE 0 ${last} 5)
-    list(SUBLIST ARGN ${begin} 5 group)
+    list(SUBLIST together ${begin} 5 group)
     list(TRANSFORM group REPLACE "(.+)" "#include \"${folder}/\\1\"\n")
     list(JOIN group "" text)
     set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}_unity_${begin}.cc)

@@ -34,6 +34,10 @@ absl::Status ReasonedStatus(absl::StatusCode code, ErrorReason reason, absl::str
   return status;
 }
 
+absl::Status MalformedError(absl::string_view message) {
+  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, message);
+}
+
 ErrorReason GetErrorReason(const absl::Status& status) {
   const absl::optional<absl::Cord> payload = status.GetPayload(kPayloadUrl);
   if (!payload.has_value()) return ErrorReason::kUnspecified;

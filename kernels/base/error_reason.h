@@ -47,6 +47,8 @@ absl::string_view ErrorReasonName(ErrorReason reason);  // "STALE_EPOCH" ...
 
 // A status with `reason` attached; the reason survives copies and added context.
 absl::Status ReasonedStatus(absl::StatusCode code, ErrorReason reason, absl::string_view message);
+// InvalidArgument with kMalformed.
+absl::Status MalformedError(absl::string_view message);
 ErrorReason GetErrorReason(const absl::Status& status);  // kUnspecified when there is none
 
 }  // namespace precondor

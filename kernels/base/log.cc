@@ -63,23 +63,27 @@ LineLogger::LineLogger(LogFormat format, Severity threshold, const Clock& clock,
     : format_(format), threshold_(threshold), clock_(clock), write_(std::move(write)) {}
 
 void LineLogger::Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) {
+  Log(severity, message, fields, {});
+}
+
+void LineLogger::Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields,
+                     absl::Span<const LogField> more) {
   if (severity < threshold_) return;
   const std::string time = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", clock_.Wall(), absl::UTCTimeZone());
-  std::string line;
-  if (format_ == LogFormat::kJson) {
-    line = absl::StrCat("{\"ts\":\"", time, "\",\"severity\":\"", SeverityName(severity),
-                        "\",\"message\":", Quote(message));
-    for (const LogField& field : fields) {
+  const bool json = format_ == LogFormat::kJson;
+  std::string line = json ? absl::StrCat("{\"ts\":\"", time, "\",\"severity\":\"", SeverityName(severity),
+                                         "\",\"message\":", Quote(message))
+                          : absl::StrCat(time, " ", SeverityName(severity), " ", message);
+  const auto append = [&line, json](const LogField& field) {
+    if (json) {
       absl::StrAppend(&line, ",", Quote(field.name), ":", field.quoted ? Quote(field.text) : field.text);
-    }
-    line += "}\n";
-  } else {
-    line = absl::StrCat(time, " ", SeverityName(severity), " ", message);
-    for (const LogField& field : fields) {
+    } else {
       absl::StrAppend(&line, " ", field.name, "=", NeedsQuotes(field.text) ? Quote(field.text) : field.text);
     }
-    line += "\n";
-  }
+  };
+  for (const LogField& field : fields) append(field);
+  for (const LogField& field : more) append(field);
+  line += json ? "}\n" : "\n";
   MutexLock lock(mu_);
   write_(line);
 }

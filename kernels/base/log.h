@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
@@ -49,6 +50,9 @@ class LineLogger final : public Logger {
  public:
   LineLogger(LogFormat format, Severity threshold, const Clock& clock, std::function<void(absl::string_view)> write);
   void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) override;
+  // With `more` after `fields`.
+  void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields,
+           absl::Span<const LogField> more);
 
  private:
   const LogFormat format_;

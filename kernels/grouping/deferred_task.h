@@ -49,7 +49,7 @@ struct DeferredTask {
   bool in_batch = false;
   absl::Status batch_status;  // the first error of what the batch has asked for
 
-  void PutOff(const Operation& operation) {
+  void Defer(const Operation& operation) {
     std::visit([this](auto& kind) { kind.Describe(kind, kept); }, operations.emplace_back(operation).what);
   }
 };

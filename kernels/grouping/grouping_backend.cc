@@ -83,7 +83,7 @@ class GroupingBackend final : public ForwardingBackend {
   }
 
   // Puts it off until its task waits: at once where the caller needs its outcome, unless a batch asks for more.
-  absl::Status PutOff(const Operation& operation) {
+  absl::Status Defer(const Operation& operation) {
     PRECONDOR_RETURN_IF_ERROR(Lost());
     if (!InTask()) {
       const Operation* const alone = &operation;
@@ -98,16 +98,16 @@ class GroupingBackend final : public ForwardingBackend {
       const bool in_several = make->v.rows > make->kMostVectors || make->h.rows.rows > make->kMostRows;
       if (in_several && !in_batch) return RunByPrimitives(*make);
     }
-    OwnTask().PutOff(operation);
+    OwnTask().Defer(operation);
     const Awaited awaited = operation.awaited();
     const bool waits = awaited == Awaited::kReturn || (awaited == Awaited::kOutcome && !in_batch);
     return waits ? Wait(OwnTask()) : absl::OkStatus();
   }
   void DoRun(absl::Span<const Operation* const> operations, absl::Span<absl::Status> statuses) override {
-    for (size_t i = 0; i < operations.size(); ++i) statuses[i] = PutOff(*operations[i]);
+    for (size_t i = 0; i < operations.size(); ++i) statuses[i] = Defer(*operations[i]);
   }
   absl::Status DoCopy(ConstMatrixView from, MatrixView to) override {
-    return PutOff({operation::Elementwise{.alpha = 1, .x = from, .y = to}});
+    return Defer({operation::Elementwise{.alpha = 1, .x = from, .y = to}});
   }
 
   void DoBeginBatch() override {
@@ -243,7 +243,7 @@ class GroupingBackend final : public ForwardingBackend {
     if (!InTask()) return AllocateOn(*device_, elements);
     PRECONDOR_ASSIGN_OR_RETURN(float* const data, DoAllocateScratch(elements));
     const MatrixView all(data, 1, elements);
-    OwnTask().PutOff({operation::Elementwise{.x = all, .y = all}});  // 0 x + 0 y
+    OwnTask().Defer({operation::Elementwise{.x = all, .y = all}});  // 0 x + 0 y
     return data;
   }
   absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {

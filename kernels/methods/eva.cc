@@ -17,8 +17,6 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = kEvaTraits.name;
-
 struct EvaConfig {
   double mu = 0.03;
   double weight = 0.95;  // of the new vector
@@ -70,7 +68,7 @@ class EvaState final : public LayerState {
   }
 
   absl::StatusOr<std::string> Save() const override {
-    StateWriter out(kName, static_cast<size_t>(bytes()));
+    StateWriter out(kEvaTraits.name, static_cast<size_t>(bytes()));
     out.Text(StateText());
     out.Integer(version_);
     PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, a_.vector.view()));
@@ -130,7 +128,7 @@ class EvaState final : public LayerState {
 
   absl::Status LoadParts(absl::string_view bytes) {
     StateReader in(bytes);
-    PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(in.Begin(kEvaTraits.name));
     PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText()));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
     RunningMean a, g;

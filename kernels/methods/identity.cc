@@ -10,8 +10,6 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = kIdentityTraits.name;
-
 class IdentityState final : public LayerState {
  public:
   explicit IdentityState(Backend& backend) : backend_(backend) {}
@@ -19,10 +17,10 @@ class IdentityState final : public LayerState {
     return absl::InvalidArgumentError("method identity: expected no statistics");
   }
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override { return backend_.Copy(d, u); }
-  absl::StatusOr<std::string> Save() const override { return StateWriter(kName).Finish(); }
+  absl::StatusOr<std::string> Save() const override { return StateWriter(kIdentityTraits.name).Finish(); }
   absl::Status Load(absl::string_view bytes) override {
     StateReader reader(bytes);
-    PRECONDOR_RETURN_IF_ERROR(reader.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(reader.Begin(kIdentityTraits.name));
     return reader.Finish();
   }
   bool ready() const override { return false; }

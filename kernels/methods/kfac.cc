@@ -23,7 +23,6 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = kKfacTraits.name;
 constexpr uint64_t kFailuresUntilReset = 3;
 
 // Everything of a state but the matrices.
@@ -92,7 +91,7 @@ class KfacState final : public LayerState {
   }
 
   absl::StatusOr<std::string> Save() const override {
-    StateWriter out(kName, static_cast<size_t>(bytes()));
+    StateWriter out(kKfacTraits.name, static_cast<size_t>(bytes()));
     out.Text(config_.state_text);
     for (uint64_t number : {progress_.version, progress_.pending, uint64_t{progress_.due}, uint64_t{progress_.ready},
                             progress_.failures, progress_.failed, progress_.resets}) {
@@ -161,8 +160,8 @@ class KfacState final : public LayerState {
     }
     const uint64_t every = KfacConfig::Interval(config_.inv_update_steps, t);
     if (!next.ready || (t % every + phase_ % every) % every == 0) next.due = true;
-    const bool put_off = refresh_ != nullptr && !change.ends_refresh;
-    if (!next.due || next.pending != 0 || put_off) return absl::OkStatus();
+    const bool deferred = refresh_ != nullptr && !change.ends_refresh;
+    if (!next.due || next.pending != 0 || deferred) return absl::OkStatus();
     // The first is made at once: answers wait for it.
     return config_.refresh_lag > 0 && next.ready ? PrepareRefresh(t, change) : PrepareDecomposition(t, change);
   }
@@ -285,7 +284,7 @@ class KfacState final : public LayerState {
   absl::Status PrepareLoad(absl::string_view bytes, Change& change) {
     Progress& next = change.progress;
     StateReader in(bytes);
-    PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(in.Begin(kKfacTraits.name));
     PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", config_.state_text));
     uint64_t due = 0, ready = 0;
     for (const auto& [field, number] :
@@ -328,8 +327,8 @@ class KfacState final : public LayerState {
   }
 
   absl::Status PrepareLoadOfRefresh(StateReader& in, Change& change) {
-    PRECONDOR_ASSIGN_OR_RETURN(const uint64_t put_off, in.Integer("refresh"));
-    if (put_off == 0) return absl::OkStatus();
+    PRECONDOR_ASSIGN_OR_RETURN(const uint64_t deferred, in.Integer("refresh"));
+    if (deferred == 0) return absl::OkStatus();
     uint64_t& at = change.progress.refreshed_at;
     PRECONDOR_ASSIGN_OR_RETURN(at, in.Integer("refreshed at"));
     if (at >= change.progress.version) {

@@ -21,7 +21,6 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = kKronTraits.name;
 constexpr int64_t kElementBytes = sizeof(float);
 
 // What of the configuration the factors depend on; rms_clip acts on answers alone.
@@ -92,7 +91,7 @@ class KronState final : public LayerState {
   }
 
   absl::StatusOr<std::string> Save() const override {
-    StateWriter out(kName, static_cast<size_t>(bytes()));
+    StateWriter out(kKronTraits.name, static_cast<size_t>(bytes()));
     out.Text(StateText(config_, layer_, division_));
     out.Integer(version_);
     out.Integer(updates_);
@@ -219,7 +218,7 @@ class KronState final : public LayerState {
 
   absl::Status TakeOver(absl::string_view bytes) {
     StateReader in(bytes);
-    PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(in.Begin(kKronTraits.name));
     PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_, layer_, division_)));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t updates, in.Integer("updates"));

@@ -67,7 +67,7 @@ absl::Status SolveTransposed(Backend& backend, const KronSide& q, ModeMatrix& al
 }
 
 // |x_i|^2 of every row or column of x.
-absl::StatusOr<std::vector<double>> SquaredNorms(Backend& backend, From from, ConstMatrixView x) {
+absl::StatusOr<std::vector<double>> SideSquaredNorms(Backend& backend, From from, ConstMatrixView x) {
   std::vector<double> norms(from == From::kLeft ? x.rows : x.cols);
   PRECONDOR_RETURN_IF_ERROR(from == From::kLeft ? backend.RowSquaredNorms(x, absl::MakeSpan(norms))
                                                 : backend.ColumnSquaredNorms(x, absl::MakeSpan(norms)));
@@ -88,8 +88,8 @@ absl::Status Gram(Backend& backend, From from, ConstMatrixView x, MatrixView gra
 // Q <- Q - lr / |T1 + T2| triu(T1 - T2) Q for T1 = A A', T2 = B B' of the side.
 absl::Status StepTriangular(double lr, Backend& backend, From from, ConstMatrixView a, ConstMatrixView b, KronSide& q) {
   if (q.is_diagonal()) {
-    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t1, SquaredNorms(backend, from, a));
-    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t2, SquaredNorms(backend, from, b));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t1, SideSquaredNorms(backend, from, a));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t2, SideSquaredNorms(backend, from, b));
     double largest = 0;
     for (size_t i = 0; i < t1.size(); ++i) largest = std::max(largest, t1[i] + t2[i]);
     for (size_t i = 0; i < t1.size() && largest > 0; ++i) q.diagonal[i] *= 1 - lr / largest * (t1[i] - t2[i]);
@@ -143,7 +143,7 @@ absl::Status StepProcrustes(double lr, Backend& backend, From from, ConstMatrixV
     return std::max(kSmoothnessDecay * q.smoothness + (1 - kSmoothnessDecay) * now, now);
   };
   if (q.is_diagonal()) {
-    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t, SquaredNorms(backend, from, u));
+    PRECONDOR_ASSIGN_OR_RETURN(const std::vector<double> t, SideSquaredNorms(backend, from, u));
     q.smoothness = bound(*std::max_element(t.begin(), t.end()));
     for (size_t i = 0; i < t.size(); ++i) q.diagonal[i] *= 1 - lr / q.smoothness * (t[i] - target);
     return absl::OkStatus();

@@ -33,8 +33,6 @@ struct Block {
 // Of a side's blocks, which are one as a rule.
 using Inverses = absl::InlinedVector<FactorInverse, 1>;
 
-constexpr absl::string_view kName = kMkorTraits.name;
-
 // What of the configuration the factors depend on; scaling acts on answers alone.
 std::string StateText(const MkorConfig& config) {
   const std::string text =
@@ -124,7 +122,7 @@ class MkorState final : public LayerState {
   }
 
   absl::StatusOr<std::string> Save() const override {
-    StateWriter out(kName, static_cast<size_t>(bytes()));
+    StateWriter out(kMkorTraits.name, static_cast<size_t>(bytes()));
     out.Text(StateText(config_));
     out.Integer(version_);
     for (const std::vector<Block>* side : {&in_, &out_}) {
@@ -183,7 +181,7 @@ class MkorState final : public LayerState {
 
   absl::Status PrepareLoad(absl::string_view bytes, uint64_t& version) {
     StateReader in(bytes);
-    PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(in.Begin(kMkorTraits.name));
     PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_)));
     PRECONDOR_ASSIGN_OR_RETURN(version, in.Integer("version"));
     for (std::vector<Block>* side : {&in_, &out_}) {

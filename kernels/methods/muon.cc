@@ -16,7 +16,6 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = kMuonTraits.name;
 constexpr int64_t kElementBytes = sizeof(float);
 // The published coefficients: the polynomial's slope at 0 is as large as it can be while singular values end near 1.
 constexpr double kLinear = 3.4445, kCubic = -4.7750, kQuintic = 2.0315;
@@ -70,7 +69,7 @@ class MuonState final : public LayerState {
   }
 
   absl::StatusOr<std::string> Save() const override {
-    StateWriter out(kName, static_cast<size_t>(bytes()));
+    StateWriter out(kMuonTraits.name, static_cast<size_t>(bytes()));
     out.Text(StateText(config_));
     out.Integer(version_);
     PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, held_.momentum.view()));
@@ -153,7 +152,7 @@ class MuonState final : public LayerState {
 
   absl::Status ReplaceWith(absl::string_view bytes) {
     StateReader in(bytes);
-    PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(in.Begin(kMuonTraits.name));
     PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_)));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
     PRECONDOR_ASSIGN_OR_RETURN(Parts parts, MakeParts());

@@ -60,7 +60,7 @@ absl::StatusOr<DeviceMatrix> RowSplitFactor::Product(const Rank& rank, ConstMatr
   for (int64_t i = 0; i < v.rows; ++i) {
     gather[i] = {CollectiveKind::kAllGather, DType::kF32, y.row(i) + block_ * rank_, y.row(i), block_};
   }
-  PRECONDOR_RETURN_IF_ERROR(backend_.Settle());
+  PRECONDOR_RETURN_IF_ERROR(backend_.Flush());
   PRECONDOR_RETURN_IF_ERROR(rank.ranks.Run(gather, rank.timeout));
   return product;
 }
@@ -102,7 +102,7 @@ absl::StatusOr<DeviceMatrix> RowSplitFactor::Left(const Rank& rank, ConstMatrixV
   const MatrixView mine = gathered.view().RowRange(block_ * rank_, block_);
   PRECONDOR_RETURN_IF_ERROR(
       backend_.Gemm(1.0, rows_.view(), Transpose::kNo, g, Transpose::kNo, 0.0, mine.RowRange(0, count())));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Settle());
+  PRECONDOR_RETURN_IF_ERROR(backend_.Flush());
   PRECONDOR_RETURN_IF_ERROR(
       rank.ranks.AllGather(DType::kF32, mine.data, gathered.view().data, mine.size(), rank.timeout));
   return gathered;
@@ -117,7 +117,7 @@ absl::Status RowSplitFactor::Right(const Rank& rank, ConstMatrixView g, MatrixVi
   const MatrixView all = gathered.view(), mine = all.RowRange(rank_ * g.rows, g.rows);
   PRECONDOR_RETURN_IF_ERROR(
       backend_.Gemm(1.0, g, Transpose::kNo, rows_.view(), Transpose::kYes, 0.0, mine.Corner(g.rows, count())));
-  PRECONDOR_RETURN_IF_ERROR(backend_.Settle());
+  PRECONDOR_RETURN_IF_ERROR(backend_.Flush());
   PRECONDOR_RETURN_IF_ERROR(rank.ranks.AllGather(DType::kF32, mine.data, all.data, mine.size(), rank.timeout));
   for (int64_t begin = 0; u.size() > 0 && begin < d_; begin += block_) {
     const int64_t columns = std::min(block_, d_ - begin);

@@ -18,7 +18,6 @@
 namespace precondor {
 namespace {
 
-constexpr absl::string_view kName = kSoapTraits.name;
 constexpr int64_t kElementBytes = sizeof(float);
 
 // Answers depend on all of it. Of a layer that is its own matrix the sides go without saying.
@@ -72,7 +71,7 @@ class SoapState final : public LayerState {
   }
 
   absl::StatusOr<std::string> Save() const override {
-    StateWriter out(kName, static_cast<size_t>(bytes()));
+    StateWriter out(kSoapTraits.name, static_cast<size_t>(bytes()));
     out.Text(StateText(config_, layer_, sides_));
     out.Integer(version_);
     for (const DeviceMatrix* matrix : held_.All()) PRECONDOR_RETURN_IF_ERROR(out.Matrix(backend_, matrix->view()));
@@ -243,7 +242,7 @@ class SoapState final : public LayerState {
 
   absl::Status TakeOver(absl::string_view bytes) {
     StateReader in(bytes);
-    PRECONDOR_RETURN_IF_ERROR(in.Begin(kName));
+    PRECONDOR_RETURN_IF_ERROR(in.Begin(kSoapTraits.name));
     PRECONDOR_RETURN_IF_ERROR(in.ExpectText("configuration", StateText(config_, layer_, sides_)));
     PRECONDOR_ASSIGN_OR_RETURN(const uint64_t version, in.Integer("version"));
     PRECONDOR_ASSIGN_OR_RETURN(Parts parts, MakeParts());

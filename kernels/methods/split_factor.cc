@@ -77,7 +77,7 @@ absl::Status SplitFactor::Prepare(ConstMatrixView vectors, absl::Span<const doub
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix v, rank.backend.AllocateScratch(k, d_));
     const MatrixView all = v.view();
     if (rank.rank == primary_) PRECONDOR_RETURN_IF_ERROR(rank.backend.Axpby(scale, vectors, 0.0, all));
-    PRECONDOR_RETURN_IF_ERROR(rank.backend.Settle());
+    PRECONDOR_RETURN_IF_ERROR(rank.backend.Flush());
     PRECONDOR_RETURN_IF_ERROR(
         rank.ranks.Broadcast(DType::kF32, all.data, all.data, all.size(), primary_, rank.timeout));
     PRECONDOR_ASSIGN_OR_RETURN(
@@ -220,7 +220,7 @@ absl::Status SplitFactor::Precondition(const SplitFactor* out_side, const SplitF
     const MatrixView all = half.view();
     const bool answers = rank.rank == primary;
     if (answers) PRECONDOR_RETURN_IF_ERROR(rank.backend.Copy(d, all));
-    PRECONDOR_RETURN_IF_ERROR(rank.backend.Settle());
+    PRECONDOR_RETURN_IF_ERROR(rank.backend.Flush());
     PRECONDOR_RETURN_IF_ERROR(rank.ranks.Broadcast(DType::kF32, all.data, all.data, all.size(), primary, rank.timeout));
     if (out_side != nullptr) {
       PRECONDOR_ASSIGN_OR_RETURN(half, out_side->factors_[rank.rank]->Left(rank, half.view()));

@@ -51,9 +51,11 @@ absl::Status CheckFirst(const v1::FrameHeader& header, uint64_t size) {
   return absl::OkStatus();
 }
 
-// True when `header`, of a later chunk, says the same of the contribution as the first one's.
+// True when `header`, of a later chunk, says the same of the contribution as the first one's. The secret is the
+// stream's, and shown once.
 bool SameContribution(const v1::FrameHeader& first, v1::FrameHeader header) {
   header.set_chunk_offset(first.chunk_offset());
+  header.set_secret(first.secret());
   return header.SerializeAsString() == first.SerializeAsString();
 }
 

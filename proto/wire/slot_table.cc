@@ -10,16 +10,15 @@
 namespace precondor::wire {
 namespace {
 
-absl::Status Malformed(const absl::AlphaNum& what) {
-  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, absl::StrCat("ring: ", what));
-}
+absl::Status MalformedRing(const absl::AlphaNum& what) { return MalformedError(absl::StrCat("ring: ", what)); }
 
 }  // namespace
 
 absl::StatusOr<Slot> SlotTable::Take(uint64_t offset, uint64_t bytes) {
-  if (offset % kAlignment != 0) return Malformed(absl::StrCat("expected a multiple of ", kAlignment, ", got ", offset));
+  if (offset % kAlignment != 0)
+    return MalformedRing(absl::StrCat("expected a multiple of ", kAlignment, ", got ", offset));
   if (bytes == 0 || bytes > bytes_ || offset > bytes_ - bytes) {
-    return Malformed(absl::StrCat("expected ", bytes, " bytes within ", bytes_, ", got them from offset ", offset));
+    return MalformedRing(absl::StrCat("expected ", bytes, " bytes within ", bytes_, ", got them from offset ", offset));
   }
   MutexLock lock(mu_);
   if (closed_) return absl::FailedPreconditionError("ring: expected an open one, got one that has ended");
@@ -27,7 +26,7 @@ absl::StatusOr<Slot> SlotTable::Take(uint64_t offset, uint64_t bytes) {
   const bool meets_next = next != slots_.end() && next->first < offset + bytes;
   const bool meets_last = next != slots_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > offset;
   if (meets_next || meets_last) {
-    return Malformed(
+    return MalformedRing(
         absl::StrCat("offset ", offset, ": expected a range whose last answer has come, got one that is the shard's"));
   }
   return slots_[offset] = Slot{offset, bytes, ++last_generation_};

@@ -62,17 +62,13 @@ static_assert(v1::DataType_MAX == v1::DATA_TYPE_BF16 && v1::Mode_MAX == v1::MODE
                   v1::DataPlane_MAX == v1::DATA_PLANE_COLLECTIVE,
               "a value was added: add its line above");
 
-absl::Status Malformed(absl::string_view message) {
-  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, message);
-}
-
 // All these enumerations keep 0 for "not set" and are numbered from 1 without gaps.
 template <typename Ours, typename Wire>
 absl::StatusOr<Ours> DecodeEnum(Wire value, int last, absl::string_view type, absl::string_view field) {
   const int number = static_cast<int>(value);
   if (number >= 1 && number <= last) return static_cast<Ours>(number);
-  return Malformed(absl::StrCat(field, ": expected a ", type, " of 1 ... ", last, ", got ", number,
-                                number == 0 ? " (not set)" : ""));
+  return MalformedError(absl::StrCat(field, ": expected a ", type, " of 1 ... ", last, ", got ", number,
+                                     number == 0 ? " (not set)" : ""));
 }
 
 template <typename Ours, typename Wire>
@@ -107,15 +103,15 @@ std::string Text(const OptionValue& value) {
 
 absl::Status WrongType(absl::string_view method, absl::string_view option, absl::string_view expected,
                        const OptionValue& got) {
-  return Malformed(absl::StrCat("method.", method, ".", option, ": expected ", expected, ", got ", Text(got)));
+  return MalformedError(absl::StrCat("method.", method, ".", option, ": expected ", expected, ", got ", Text(got)));
 }
 
 // Sets one option of a method's message.
 absl::Status SetOption(const std::string& method, const std::string& name, const OptionValue& value, Message& message) {
   const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(name);
   if (field == nullptr) {
-    return Malformed(absl::StrCat("method.", method, ": expected one of ", OptionNames(*message.GetDescriptor()),
-                                  ", got \"", name.substr(0, 64), "\""));
+    return MalformedError(absl::StrCat("method.", method, ": expected one of ", OptionNames(*message.GetDescriptor()),
+                                       ", got \"", name.substr(0, 64), "\""));
   }
   const Reflection& reflection = *message.GetReflection();
   switch (field->cpp_type()) {
@@ -247,7 +243,7 @@ LayerSpec DecodeLayer(const v1::Layer& layer) {
 absl::StatusOr<v1::MethodConfig> EncodeMethodConfig(const MethodConfig& config) {
   const FieldDescriptor* arm = v1::MethodConfig::descriptor()->FindFieldByName(config.name);
   if (arm == nullptr || arm->containing_oneof() != &MethodOneof()) {
-    return Malformed(absl::StrCat("method: expected one of ", MethodNames(), ", got \"", config.name, "\""));
+    return MalformedError(absl::StrCat("method: expected one of ", MethodNames(), ", got \"", config.name, "\""));
   }
   v1::MethodConfig out;
   Message& message = *out.GetReflection()->MutableMessage(&out, arm);
@@ -262,14 +258,14 @@ absl::StatusOr<MethodConfig> DecodeMethodConfig(const v1::MethodConfig& config) 
   const FieldDescriptor* arm = config.GetReflection()->GetOneofFieldDescriptor(config, &MethodOneof());
   // What a newer peer set and this release does not know would change the arithmetic: refused, not passed over.
   if (const int number = FirstUnknownField(config); number != 0) {
-    return Malformed(absl::StrCat("method: expected one of ", MethodNames(), ", got unknown field ", number));
+    return MalformedError(absl::StrCat("method: expected one of ", MethodNames(), ", got unknown field ", number));
   }
   if (arm == nullptr) return out;  // mkor with defaults
   out.name = arm->name();
   const Message& message = config.GetReflection()->GetMessage(config, arm);
   if (const int number = FirstUnknownField(message); number != 0) {
-    return Malformed(absl::StrCat("method.", out.name, ": expected one of ", OptionNames(*message.GetDescriptor()),
-                                  ", got unknown field ", number));
+    return MalformedError(absl::StrCat("method.", out.name, ": expected one of ", OptionNames(*message.GetDescriptor()),
+                                       ", got unknown field ", number));
   }
   const Descriptor& options = *message.GetDescriptor();
   for (int i = 0; i < options.field_count(); ++i) {
@@ -305,7 +301,7 @@ v1::FallbackConfig EncodeFallbackConfig(const FallbackConfig& config) {
 
 absl::StatusOr<FallbackConfig> DecodeFallbackConfig(const v1::FallbackConfig& config) {
   if (const int number = FirstUnknownField(config); number != 0) {
-    return Malformed(absl::StrCat("fallback: unknown option, field ", number));
+    return MalformedError(absl::StrCat("fallback: unknown option, field ", number));
   }
   FallbackConfig out;
   PRECONDOR_RETURN_IF_ERROR(DecodeOrDefault(config.policy(), &DecodeFallbackPolicy, "fallback.policy", out.policy));

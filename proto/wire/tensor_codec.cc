@@ -14,10 +14,6 @@
 namespace precondor::wire {
 namespace {
 
-absl::Status Malformed(absl::string_view message) {
-  return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed, message);
-}
-
 absl::Status SizeMismatch(absl::string_view message) {
   return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kSizeMismatch, message);
 }
@@ -26,15 +22,15 @@ absl::Status SizeMismatch(absl::string_view message) {
 absl::StatusOr<uint64_t> CheckedBytes(const v1::TensorHeader& header, absl::string_view name) {
   PRECONDOR_ASSIGN_OR_RETURN(const DType dtype, DecodeDType(header.data_type(), absl::StrCat(name, ".data_type")));
   if (header.dims_size() < 1 || header.dims_size() > kMaxTensorDims) {
-    return Malformed(
+    return MalformedError(
         absl::StrCat(name, ".dims: expected 1 ... ", kMaxTensorDims, " extents, got ", header.dims_size()));
   }
   if (header.scale() != 0 && !(header.scale() > 0 && std::isfinite(header.scale()))) {
-    return Malformed(absl::StrCat(name, ".scale: expected a positive finite number, got ", header.scale()));
+    return MalformedError(absl::StrCat(name, ".scale: expected a positive finite number, got ", header.scale()));
   }
   uint64_t bytes = ByteSize(dtype);
   for (const int64_t dim : header.dims()) {
-    if (dim < 1) return Malformed(absl::StrCat(name, ".dims: expected extents of at least 1, got ", dim));
+    if (dim < 1) return MalformedError(absl::StrCat(name, ".dims: expected extents of at least 1, got ", dim));
     if (static_cast<uint64_t>(dim) > kMaxPayloadBytes / bytes) {
       return SizeMismatch(absl::StrCat(name, ": more than ", kMaxPayloadBytes, " bytes"));
     }
@@ -82,7 +78,7 @@ absl::StatusOr<std::vector<TensorFormat>> DecodeTensorHeaders(const TensorHeader
 
 absl::StatusOr<uint64_t> PayloadBytes(const TensorHeaders& headers) {
   if (headers.size() > kMaxTensors) {
-    return Malformed(absl::StrCat("tensors: expected at most ", kMaxTensors, ", got ", headers.size()));
+    return MalformedError(absl::StrCat("tensors: expected at most ", kMaxTensors, ", got ", headers.size()));
   }
   uint64_t total = 0;
   for (int i = 0; i < headers.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one check of what workers and communicators send: a header is decoded once, checked once, and becomes a value of
-// a type that only ShardSession can make. Layers take no other.
+// a type that only SessionAdmission can make. Layers take no other.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class AdmittedContribution {
   }
 
  private:
-  friend class ShardSession;
+  friend class SessionAdmission;
   AdmittedContribution(ContributionHeader header, uint64_t payload_bytes, std::weak_ptr<const SessionContext> session)
       : header_(std::move(header)), payload_bytes_(payload_bytes), session_(std::move(session)) {}
 
@@ -57,7 +57,7 @@ class AdmittedAverage {
   Payload TakeAverage() { return std::exchange(gradient_.average, {}); }
 
  private:
-  friend class ShardSession;
+  friend class SessionAdmission;
   explicit AdmittedAverage(ReducedGradient gradient) : gradient_(std::move(gradient)) {}
 
   ReducedGradient gradient_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 #include "kernels/base/dtype.h"
@@ -86,6 +87,12 @@ inline ContributionKey KeyOf(const ReducedGradient& gradient) {
 }
 
 // The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
+// How long the arithmetic of a layer took in a step; zero: none was needed.
+struct StageTimes {
+  absl::Duration update;
+  absl::Duration precondition;
+};
+
 struct GradientResult {
   Decision decision = Decision::kIdentity;
   uint64_t factor_version = 0;
@@ -97,6 +104,7 @@ struct GradientResult {
   std::shared_ptr<const Payload> bytes;  // shared by all askers; null for kSkip, and where a pull has nothing to tell
   // In the place of `bytes`: a gradient's answer that is on the device, [d_out, d_in] in f32.
   std::shared_ptr<const DeviceAnswer> on_device = {};
+  StageTimes took = {};  // for traces
   int64_t payload_bytes() const {
     if (on_device != nullptr) return on_device->bytes();
     return bytes == nullptr ? 0 : static_cast<int64_t>(bytes->size());

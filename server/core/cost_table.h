@@ -11,7 +11,7 @@
 
 #include "kernels/base/mutex.h"
 #include "kernels/base/session_spec.h"
-#include "server/core/shard_control.h"
+#include "server/core/shard/shard_control.h"
 
 namespace precondor {
 

@@ -10,7 +10,7 @@
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method_set.h"
 #include "server/core/memory_account.h"
-#include "server/core/shard_control.h"
+#include "server/core/shard/shard_control.h"
 
 namespace precondor {
 

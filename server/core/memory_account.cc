@@ -41,7 +41,7 @@ DeviceBytes Excess(const DeviceBytes& x, const DeviceBytes& y) {
   return excess;
 }
 
-MemoryAccount::MemoryAccount(std::vector<std::string> devices, int64_t capacity_bytes, Observer& observer)
+MemoryAccount::MemoryAccount(std::vector<std::string> devices, int64_t capacity_bytes, ShardObserver& observer)
     : devices_(std::move(devices)), capacity_(capacity_bytes), observer_(observer), reserved_(none()) {
   MutexLock lock(mu_);
   Tell();

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 
 #include "kernels/base/mutex.h"
-#include "server/core/observer.h"
+#include "server/core/shard/shard_observer.h"
 
 namespace precondor {
 
@@ -32,7 +32,7 @@ DeviceBytes Excess(const DeviceBytes& x, const DeviceBytes& y);
 class MemoryAccount {
  public:
   // `devices` has their names; the capacity is each one's. The observer hears of it at once.
-  MemoryAccount(std::vector<std::string> devices, int64_t capacity_bytes, Observer& observer);
+  MemoryAccount(std::vector<std::string> devices, int64_t capacity_bytes, ShardObserver& observer);
 
   // On all devices or, with an error, on none. ResourceExhausted CAPACITY, with what was needed, reserved and there, of
   // each device.
@@ -47,7 +47,7 @@ class MemoryAccount {
 
   const std::vector<std::string> devices_;
   const int64_t capacity_;
-  Observer& observer_;
+  ShardObserver& observer_;
   mutable Mutex mu_;
   DeviceBytes reserved_ ABSL_GUARDED_BY(mu_);
 };

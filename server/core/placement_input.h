@@ -9,7 +9,7 @@
 
 #include "kernels/base/session_spec.h"
 #include "kernels/methods/method_set.h"
-#include "server/core/shard_control.h"
+#include "server/core/shard/shard_control.h"
 #include "server/policy/placement.h"
 
 namespace precondor {

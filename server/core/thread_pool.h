@@ -4,21 +4,22 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
-
-#include "absl/container/flat_hash_map.h"
 
 #include "kernels/base/fiber.h"
 #include "kernels/base/mutex.h"
+#include "server/core/background_threads.h"
 #include "server/core/executor.h"
+#include "server/core/fiber_pool.h"
+#include "server/core/strand_queue.h"
 
 namespace precondor {
 
-// Thread-safe. Ready strands take turns, one task a turn, so that no layer starves another. The destructor runs what
-// was posted and joins; nothing may be posted while it runs, but by the tasks themselves. As many threads again, of a
-// lower priority, are made for the first task in the background.
+// Thread-safe. Ready strands take turns (StrandQueue). The destructor runs what was posted and joins; nothing may be
+// posted while it runs, but by the tasks themselves. As many threads again, of a lower priority, are made for the first
+// task in the background.
 //
 // With fibers (`tasks_on_fibers` > 0) so many strands run at once, whatever the number of threads: a task that waits
 // for a device's driver (kernels/grouping/device_driver.h) leaves its thread to other strands, and goes on on any
@@ -33,7 +34,7 @@ class ThreadPoolExecutor final : public Executor, private FiberScheduler {
 
   uint64_t NewStrand() override;
   void Post(uint64_t strand, Task task) override;
-  void PostBackground(Task task) override;
+  void PostBackground(Task task) override { background_.Post(std::move(task)); }
   // Waits until nothing of a strand is queued or running, which is more than the interface asks for. Not from a task.
   void Drain() override;
   int parallelism() const override { return tasks_at_once_; }
@@ -45,31 +46,21 @@ class ThreadPoolExecutor final : public Executor, private FiberScheduler {
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A task of the strand has run.
   void Finish(uint64_t strand) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Null where the system has no memory for another stack.
-  Fiber* IdleFiber() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartOnFiber(Fiber* fiber, uint64_t strand, Task task) ABSL_LOCKS_EXCLUDED(mu_);
   void Continue(Fiber& fiber) ABSL_LOCKS_EXCLUDED(mu_);
-  void WorkInBackground();
 
   Mutex mu_;
   CondVar ready_changed_;
   CondVar idle_;
-  uint64_t last_strand_ ABSL_GUARDED_BY(mu_) = 0;
-  // Strands with tasks queued or running; an entry goes when its queue is empty, so that the table stays small.
-  absl::flat_hash_map<uint64_t, std::deque<Task>> strands_ ABSL_GUARDED_BY(mu_);
-  std::deque<uint64_t> ready_ ABSL_GUARDED_BY(mu_);  // strands with a task that no thread runs
+  StrandQueue strands_ ABSL_GUARDED_BY(mu_);
   std::deque<Fiber*> resumed_ ABSL_GUARDED_BY(mu_);
-  int running_ ABSL_GUARDED_BY(mu_) = 0;  // tasks of strands, suspended ones as well
-  std::vector<std::unique_ptr<Fiber>> fibers_ ABSL_GUARDED_BY(mu_);
-  std::vector<Fiber*> idle_fibers_ ABSL_GUARDED_BY(mu_);
+  FiberPool fibers_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  CondVar background_changed_;
-  std::deque<Task> background_ ABSL_GUARDED_BY(mu_);
-  bool background_stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::vector<std::thread> background_threads_ ABSL_GUARDED_BY(mu_);
+
   // Const after construction.
   const bool on_fibers_;
   const int tasks_at_once_;
+  BackgroundThreads background_;
   std::vector<std::thread> threads_;
 };
 

@@ -128,10 +128,10 @@ class MetricsObserver::Impl {
   prometheus::Counter& rejected(ErrorReason reason) { return *rejected_[static_cast<size_t>(reason)]; }
   prometheus::Counter& admissions(bool admitted) { return *admissions_[admitted]; }
   // Under the lock: scrapes may overlap.
-  void RaiseDroppedLogLines(int64_t total) {
+  void RaiseTo(size_t metric, int64_t total) {
     MutexLock lock(mu_);
-    prometheus::Counter& lines = counter(Metric("precondor_dropped_log_lines_total"));
-    lines.Increment(std::max(0.0, static_cast<double>(total) - lines.Value()));
+    prometheus::Counter& raised = counter(metric);
+    raised.Increment(std::max(0.0, static_cast<double>(total) - raised.Value()));
   }
   void ObserveStage(Stage stage, absl::Duration took) { stages_[stage]->Observe(absl::ToDoubleSeconds(took)); }
   static void AddToStage(ShardJob& job, Stage stage, absl::Duration took) {
@@ -353,7 +353,13 @@ void MetricsObserver::OnShardStep(absl::string_view train_job, uint64_t step) {
     job.gauge(Metric("precondor_shard_step_number")).Set(static_cast<double>(step));
   });
 }
-void MetricsObserver::OnDroppedLogLines(int64_t total) { impl_->RaiseDroppedLogLines(total); }
+void MetricsObserver::OnDroppedLogLines(int64_t total) {
+  impl_->RaiseTo(Metric("precondor_dropped_log_lines_total"), total);
+}
+void MetricsObserver::OnTraceSpans(int64_t made, int64_t dropped) {
+  impl_->RaiseTo(Metric("precondor_trace_spans_total"), made);
+  impl_->RaiseTo(Metric("precondor_dropped_trace_spans_total"), dropped);
+}
 void MetricsObserver::OnAcceptFailure() { impl_->counter(Metric("precondor_accept_failures_total")).Increment(); }
 void MetricsObserver::OnReceived(TransferPath path, TransferKind kind, int64_t bytes) {
   if (auto* counter = impl_->transfer(0, path, kind); counter != nullptr) {

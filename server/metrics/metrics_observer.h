@@ -38,14 +38,18 @@ class MetricsObserver final : public Observer {
   void OnDrain();
   void OnShardStep(absl::string_view train_job, uint64_t step);
   void OnDroppedLogLines(int64_t total);
+  // Since the server started; `dropped` of those that were `made`.
+  void OnTraceSpans(int64_t made, int64_t dropped);
   void OnAcceptFailure();
 
+  // TransferObserver.
   void OnReceived(TransferPath path, TransferKind kind, int64_t bytes) override;
   void OnSent(TransferPath path, TransferKind kind, int64_t bytes) override;
   void OnReceive(absl::Duration took) override;
   void OnReply(absl::Duration took) override;
-  void OnSessionInstalled(absl::string_view train_job) override;
-  void OnSessionRemoved(absl::string_view train_job) override;
+  void OnDataPlane(absl::string_view train_job, bool joined) override;
+  void OnDataPlaneFailure(absl::string_view train_job) override;
+  // LayerObserver.
   void OnContribution(absl::string_view train_job, ContributionKind kind, int64_t bytes) override;
   void OnDuplicate(absl::string_view train_job, ContributionKind kind) override;
   void OnRejected(absl::string_view train_job, ContributionKind kind, ErrorReason reason) override;
@@ -55,33 +59,36 @@ class MetricsObserver final : public Observer {
   void OnPrecondition(absl::string_view train_job, absl::Duration took) override;
   void OnResult(absl::string_view train_job, Decision decision, int64_t bytes) override;
   void OnFetch(absl::string_view train_job, int64_t bytes) override;
-  void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) override;
+  // ShardObserver.
+  void OnSessionInstalled(absl::string_view train_job) override;
+  void OnSessionRemoved(absl::string_view train_job) override;
   void OnSessionMemory(absl::string_view train_job, int64_t reserved) override;
-  void OnReservedBytes(int64_t reserved, int64_t capacity) override;
-  void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override;
-  void OnDevice(absl::string_view device, bool usable) override;
+  void OnSessionGradientMemory(absl::string_view train_job, int64_t reserved) override;
+  void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
+  void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) override;
   void OnShardSessions(int64_t sessions) override;
   void OnQuarantinedSessions(int64_t sessions) override;
   void OnAdmission(bool admitted) override;
+  void OnReservedBytes(int64_t reserved, int64_t capacity) override;
+  void OnDeviceMemory(absl::string_view device, int64_t reserved, int64_t capacity) override;
+  void OnDevice(absl::string_view device, bool usable) override;
+  // StoreObserver.
   void OnLogAppend(int64_t bytes, bool ok) override;
   void OnLogStale(absl::string_view train_job, bool stale) override;
   void OnLogSync(absl::Duration took, int64_t log_bytes) override;
-  void OnDataPlane(absl::string_view train_job, bool joined) override;
-  void OnDataPlaneFailure(absl::string_view train_job) override;
   void OnSnapshotWritten(absl::string_view train_job, absl::Duration took, int64_t bytes) override;
   void OnSnapshot(absl::string_view train_job, bool ok) override;
   void OnFactorsKept(absl::string_view train_job, bool ok) override;
-  void OnFactorsReturned(absl::string_view train_job, int64_t kept_layers, int64_t fresh_layers) override;
-  void OnStragglers(absl::string_view train_job, const std::vector<uint32_t>& ranks) override;
+  // CoordinatorObserver.
   void OnSessionOpened(absl::string_view train_job) override;
   void OnSessionClosed(absl::string_view train_job) override;
   void OnCoordinatorSessions(int64_t sessions) override;
   void OnUnreachableShards(int64_t shards) override;
+  void OnLayersMoved(absl::string_view train_job, int64_t layers) override;
   void OnSessionSnapshot(absl::string_view train_job, bool complete) override;
   void OnLastSessionSnapshot(absl::string_view train_job, uint64_t step) override;
   void OnJournal(bool ok) override;
   void OnDecision(absl::string_view train_job, const FallbackDecision& decision) override;
-  void OnLayersMoved(absl::string_view train_job, int64_t layers) override;
   void OnModeChange(absl::string_view train_job, Mode mode) override;
   void OnStepReported(absl::string_view train_job, uint64_t step, double loss, Mode mode) override;
   void OnLease(absl::string_view train_job, uint64_t through_step) override;

@@ -11,8 +11,8 @@
 
 namespace precondor {
 
-absl::StatusOr<RendezvousInfo> CollectiveRegistry::Join(const ContributionKey& key) {
-  PRECONDOR_ASSIGN_OR_RETURN(Shard::SessionPart part, shard_.PartOf(key));
+absl::StatusOr<RendezvousInfo> CollectiveRegistry::Join(const ContributionKey& key, const SessionCaller& caller) {
+  PRECONDOR_ASSIGN_OR_RETURN(ShardDataPlane::SessionPart part, shard_.PartOf(key, caller));
   const std::string what = absl::StrCat("session \"", part.spec.name, "\" epoch ", key.epoch);
   if (part.spec.data_plane != DataPlane::kCollective) {
     return absl::FailedPreconditionError(absl::StrCat(what, ": the session's data_plane is GRPC"));
@@ -37,8 +37,9 @@ absl::StatusOr<RendezvousInfo> CollectiveRegistry::Join(const ContributionKey& k
   return plane->rendezvous_info();
 }
 
-absl::Status CollectiveRegistry::Decline(const ContributionKey& key, absl::string_view why) {
-  PRECONDOR_RETURN_IF_ERROR(Join(key).status());  // it may be the first
+absl::Status CollectiveRegistry::Decline(const ContributionKey& key, absl::string_view why,
+                                         const SessionCaller& caller) {
+  PRECONDOR_RETURN_IF_ERROR(Join(key, caller).status());  // it may be the first
   MutexLock lock(mu_);
   const auto plane = planes_.find(key.session_id);
   if (plane == planes_.end() || plane->second->epoch() != key.epoch) return absl::OkStatus();

@@ -37,9 +37,9 @@ std::vector<std::vector<uint32_t>> PlaneBuckets(const SessionSpec& spec, const s
   return buckets;
 }
 
-ShardCollectiveSession::ShardCollectiveSession(Shard& shard, Logger& logger, Observer& observer,
+ShardCollectiveSession::ShardCollectiveSession(ShardDataPlane& shard, Logger& logger, TransferObserver& observer,
                                                const PlaneTransport& transport, PlaneTransport::Rendezvous rendezvous,
-                                               uint64_t session_id, uint64_t epoch, Shard::SessionPart part,
+                                               uint64_t session_id, uint64_t epoch, ShardDataPlane::SessionPart part,
                                                absl::Duration timeout)
     : shard_(shard),
       logger_(logger),

@@ -19,7 +19,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/collective.h"
 #include "proto/wire/plane_codec.h"
-#include "server/core/shard.h"
+#include "server/core/shard/shard_data_plane.h"
 #include "server/plane/plane_transport.h"
 
 namespace precondor {
@@ -42,9 +42,9 @@ std::vector<std::vector<uint32_t>> PlaneBuckets(const SessionSpec& spec, const s
 class ShardCollectiveSession {
  public:
   // The references outlive it. `part` is that of `session_id` in `epoch`.
-  ShardCollectiveSession(Shard& shard, Logger& logger, Observer& observer, const PlaneTransport& transport,
-                         PlaneTransport::Rendezvous rendezvous, uint64_t session_id, uint64_t epoch,
-                         Shard::SessionPart part, absl::Duration timeout);
+  ShardCollectiveSession(ShardDataPlane& shard, Logger& logger, TransferObserver& observer,
+                         const PlaneTransport& transport, PlaneTransport::Rendezvous rendezvous, uint64_t session_id,
+                         uint64_t epoch, ShardDataPlane::SessionPart part, absl::Duration timeout);
   // Ends it and waits for the thread.
   ~ShardCollectiveSession();
 
@@ -80,9 +80,9 @@ class ShardCollectiveSession {
   int64_t ElementsOf(uint32_t layer) const;
   void Finish(const absl::Status& why);
 
-  Shard& shard_;
+  ShardDataPlane& shard_;
   Logger& logger_;
-  Observer& observer_;
+  TransferObserver& observer_;
   const PlaneTransport& transport_;
   const uint64_t session_id_;
   const uint64_t epoch_;

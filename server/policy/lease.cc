@@ -43,4 +43,12 @@ std::vector<ModeInterval> ModesBetween(absl::Span<const ModeInterval> schedule, 
   return modes;
 }
 
+bool ReturnsToSecondOrder(absl::Span<const ModeInterval> schedule, absl::Span<const ModeInterval> next) {
+  const ModeInterval& last = schedule.back();
+  if (last.mode == Mode::kSecondOrder) return false;
+  const std::vector<ModeInterval> instead = ModesBetween(next, last.first_step, std::numeric_limits<uint64_t>::max());
+  return std::any_of(instead.begin(), instead.end(),
+                     [](const ModeInterval& interval) { return interval.mode == Mode::kSecondOrder; });
+}
+
 }  // namespace precondor

@@ -39,4 +39,8 @@ Mode ModeAt(absl::Span<const ModeInterval> schedule, uint64_t step);
 std::vector<ModeInterval> ModesBetween(absl::Span<const ModeInterval> schedule, uint64_t from_step,
                                        uint64_t through_step);
 
+// `next` has steps in second order where `schedule` ends in first order; also when they end again, since a policy may
+// want first order from a later step on. Neither is empty.
+bool ReturnsToSecondOrder(absl::Span<const ModeInterval> schedule, absl::Span<const ModeInterval> next);
+
 }  // namespace precondor

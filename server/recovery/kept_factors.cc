@@ -36,7 +36,7 @@ bool Holds(const store::SnapshotStore& store, const ReleasedFactors& factors) {
 }  // namespace
 
 KeptFactors::KeptFactors(store::FileSystem& fs, std::string dir, Options options, const Clock& clock, Logger& logger,
-                         Observer& observer)
+                         StoreObserver& observer)
     : fs_(fs),
       dir_(std::move(dir)),
       options_(std::move(options)),

@@ -17,8 +17,8 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
-#include "server/core/observer.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard_journal.h"
+#include "server/core/shard/store_observer.h"
 #include "server/store/snapshot_store.h"
 
 namespace precondor::recovery {
@@ -34,7 +34,7 @@ class KeptFactors {
   };
   // References outlive it, and jobs do not outlive those.
   KeptFactors(store::FileSystem& fs, std::string dir, Options options, const Clock& clock, Logger& logger,
-              Observer& observer);
+              StoreObserver& observer);
 
   // Before anything else. Returns the sessions that there is something of. Errors: the disk's.
   absl::StatusOr<std::vector<uint64_t>> Open();
@@ -75,7 +75,7 @@ class KeptFactors {
   const Options options_;
   const Clock& clock_;
   Logger& logger_;
-  Observer& observer_;
+  StoreObserver& observer_;
 
   mutable Mutex mu_;
   using Releases = std::map<uint64_t, std::shared_ptr<Pending>>;

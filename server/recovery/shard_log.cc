@@ -22,9 +22,9 @@ std::optional<LayerStep> PlaceOf(const ShardRecord& record) {
       record);
 }
 
-// Whether an image of the cut has in it whatever happened at `step`.
-bool Holds(const LayerStep& cut, const LayerStep& step) {
-  return cut.began > step.began || (cut.began == step.began && cut.step > step.step);
+// Whether an image as of `snapshot_step` has in it whatever happened at `step`.
+bool Holds(const LayerStep& snapshot_step, const LayerStep& step) {
+  return snapshot_step.began > step.began || (snapshot_step.began == step.began && snapshot_step.step > step.step);
 }
 
 absl::Status Unwritable(const absl::Status& why) {
@@ -36,7 +36,7 @@ bool ChangesSessions(RecordType type) { return type == RecordType::kInstall || t
 }  // namespace
 
 ShardLog::ShardLog(store::FileSystem& fs, std::string dir, ShardLogOptions options, const Clock& clock, Logger& logger,
-                   Observer& observer)
+                   StoreObserver& observer)
     : fs_(fs), dir_(std::move(dir)), options_(options), clock_(clock), logger_(logger), observer_(observer) {}
 
 ShardLog::~ShardLog() {
@@ -230,15 +230,16 @@ uint64_t ShardLog::NeededFrom(uint64_t session_id) const {
   return found == sessions_.end() ? 0 : found->second.needed_from;
 }
 
-void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& cuts) {
+void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& snapshot_steps) {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return;
   Session& session = found->second;
   session.needed_from = std::max(session.needed_from, sequence);
   for (auto missed = session.missed.begin(); missed != session.missed.end();) {
-    const auto cut = cuts.find(missed->first);
-    missed = cut != cuts.end() && Holds(cut->second, missed->second) ? session.missed.erase(missed) : std::next(missed);
+    const auto image = snapshot_steps.find(missed->first);
+    const bool held = image != snapshot_steps.end() && Holds(image->second, missed->second);
+    missed = held ? session.missed.erase(missed) : std::next(missed);
   }
   if (session.stale && session.missed.empty() && log_ != nullptr && log_->health().ok()) {
     session.stale = false;

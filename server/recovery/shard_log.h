@@ -19,8 +19,8 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
-#include "server/core/observer.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard_journal.h"
+#include "server/core/shard/store_observer.h"
 #include "server/recovery/record_codec.h"
 #include "server/store/record_log.h"
 
@@ -41,7 +41,7 @@ class ShardLog {
  public:
   // All references outlive it.
   ShardLog(store::FileSystem& fs, std::string dir, ShardLogOptions options, const Clock& clock, Logger& logger,
-           Observer& observer);
+           StoreObserver& observer);
   // Syncs what there is.
   ~ShardLog();
 
@@ -73,8 +73,9 @@ class ShardLog {
   // Records below it are of no use to the session.
   uint64_t NeededFrom(uint64_t session_id) const;
 
-  // A snapshot of the session is durable: the log is needed from `sequence` on, and `cuts` is where its images begin.
-  void OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& cuts);
+  // A snapshot of the session is durable: the log is needed from `sequence` on, and `snapshot_steps` has, by
+  // layer, what its images are as of.
+  void OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& snapshot_steps);
 
   bool stale(uint64_t session_id) const;
   bool writable() const;
@@ -113,7 +114,7 @@ class ShardLog {
   const ShardLogOptions options_;
   const Clock& clock_;
   Logger& logger_;
-  Observer& observer_;
+  StoreObserver& observer_;
 
   mutable Mutex mu_;
   CondVar changed_;                                             // there is something to sync

@@ -69,7 +69,7 @@ absl::StatusOr<SnapshotImages> DecodeMetadata(absl::string_view bytes) {
 }
 
 ShardSnapshots::ShardSnapshots(store::FileSystem& fs, std::string dir, const Clock& clock, Logger& logger,
-                               Observer& observer, bool background)
+                               StoreObserver& observer, bool background)
     : fs_(fs), dir_(std::move(dir)), clock_(clock), logger_(logger), observer_(observer), background_(background) {}
 
 ShardSnapshots::~ShardSnapshots() {
@@ -199,7 +199,7 @@ void ShardSnapshots::Keep(LayerImage image, const InstallRecord& install, uint64
   Gathering& gathering = it->second;
   if (!begins && GivesWay(gathering, image)) return;
   if (!begins && (gathering.snapshot.step != image.at.step || gathering.began != image.at.began)) {
-    GiveUp(gathering.snapshot, absl::AbortedError("a later cut came before every layer had given its image"));
+    GiveUp(gathering.snapshot, absl::AbortedError("a later snapshot began before every layer had given its image"));
     gathering = Gathering();
     begins = true;
   }

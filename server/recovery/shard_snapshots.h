@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots of a shard's sessions: the images that their layers give at a cut, in one file a layer, written by a thread
-// of its own. A step never waits for it: what it cannot take is given up, and the next cut comes.
+// Snapshots of a shard's sessions: the images that their layers give as of one step, in one file a layer, written by a
+// thread of its own. A step never waits for it: what it cannot take is given up, and the next snapshot comes.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/log.h"
 #include "kernels/base/mutex.h"
-#include "server/core/observer.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard_journal.h"
+#include "server/core/shard/store_observer.h"
 #include "server/store/snapshot_store.h"
 
 namespace precondor::recovery {
 
-// All layers of one session that this shard owns, at one cut.
+// All layers of one session that this shard owns, as of one step.
 struct SnapshotImages {
   InstallRecord install;
   uint64_t step = 0;
@@ -63,7 +63,7 @@ class ShardSnapshots {
   using Check = std::function<absl::Status(const SnapshotImages& snapshot)>;
 
   // References outlive it. Without `background` nothing is written but by Work.
-  ShardSnapshots(store::FileSystem& fs, std::string dir, const Clock& clock, Logger& logger, Observer& observer,
+  ShardSnapshots(store::FileSystem& fs, std::string dir, const Clock& clock, Logger& logger, StoreObserver& observer,
                  bool background = true);
   // Finishes what is being written.
   ~ShardSnapshots();
@@ -136,7 +136,7 @@ class ShardSnapshots {
   const std::string dir_;
   const Clock& clock_;
   Logger& logger_;
-  Observer& observer_;
+  StoreObserver& observer_;
   const bool background_;
   Durable durable_;
   Check check_;

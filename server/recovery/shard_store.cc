@@ -21,7 +21,7 @@ constexpr absl::string_view kLeaderFile = "leader";  // docs/storage.md
 }  // namespace
 
 ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOptions options, const Clock& clock,
-                       Logger& logger, Observer& observer)
+                       Logger& logger, StoreObserver& observer)
     : fs_(fs),
       dir_(store::JoinPath(data_dir, "shard")),
       clock_(clock),
@@ -61,7 +61,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_RETURN_IF_ERROR(store::MakeDirDurably(fs_, dir_));
   PRECONDOR_ASSIGN_OR_RETURN(lock_, fs_.Lock(store::JoinPath(dir_, "LOCK")));
   PRECONDOR_ASSIGN_OR_RETURN(const uint64_t leader, ReadLeader());
-  shard.RestoreLeader(leader);
+  shard.replay().RestoreLeader(leader);
   PRECONDOR_RETURN_IF_ERROR(quarantine_.Open());
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> kept, kept_.Open());
   std::set<uint64_t> held(kept.begin(), kept.end());
@@ -69,7 +69,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_ASSIGN_OR_RETURN(Ends ends, FindEnds());
   const auto replay = [&](ShardRecord record) {
     const bool moves = std::holds_alternative<QuarantineRecord>(record);
-    if (!moves && ends[SessionOf(record)].aside_at == 0) shard.Replay(std::move(record));
+    if (!moves && ends[SessionOf(record)].aside_at == 0) shard.replay().Add(std::move(record));
   };
   const auto restore = [&](const SnapshotImages& snapshot) {
     const uint64_t id = snapshot.install.install.session_id;
@@ -79,7 +79,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
     log_.Know(snapshot.install, end.removed_at + 1);
     replay(snapshot.install);
     if (end.aside_at != 0) return;
-    for (const auto& [layer, image] : snapshot.images) shard.Replay(image);
+    for (const auto& [layer, image] : snapshot.images) shard.replay().Load(image);
   };
   PRECONDOR_RETURN_IF_ERROR(snapshots_.Open(
       restore, [this](const SnapshotImages& snapshot, uint64_t sequence) { OnDurable(snapshot, sequence); },
@@ -93,23 +93,23 @@ absl::Status ShardStore::Restore(Shard& shard) {
   }));
   for (const auto& [id, end] : ends) {
     if (end.aside_at == 0 || quarantine_.Holds(id)) continue;
-    shard.Replay(QuarantineRecord{.session_id = id, .last_step = end.last_step});
+    shard.replay().Add(QuarantineRecord{.session_id = id, .last_step = end.last_step});
   }
-  if (const absl::Status replayed = shard.replay_status(); !replayed.ok()) {
+  if (const absl::Status replayed = shard.replay().status(); !replayed.ok()) {
     return absl::Status(replayed.code(),
                         absl::StrCat("sessions stored in ", dir_, " do not all fit: ", replayed.message(),
                                      "; nothing of them was changed: start with more memory or devices"));
   }
-  // Sessions that a record after their snapshot removed; those that FinishReplay gives up remove themselves.
+  // Sessions that a record after their snapshot removed; those that ShardReplay::Finish gives up remove themselves.
   held.insert(returned.begin(), returned.end());
   for (const ShardSessionSummary& session : shard.ListSessions()) held.erase(session.session_id);
   for (const uint64_t gone : held) {
-    if (quarantine_.Holds(gone) || shard.IsAside(gone)) continue;
+    if (quarantine_.Holds(gone) || shard.replay().IsQuarantined(gone)) continue;
     if (quarantine_.Knows(gone)) PRECONDOR_RETURN_IF_ERROR(quarantine_.Remove(gone));
     snapshots_.Remove(gone);
     kept_.Remove(gone);
   }
-  shard.FinishReplay();
+  shard.replay().Finish();
   return absl::OkStatus();
 }
 
@@ -176,14 +176,14 @@ void ShardStore::Keep(LayerImage image) {
 }
 
 void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
-  std::map<uint32_t, LayerStep> cuts;
+  std::map<uint32_t, LayerStep> snapshot_steps;
   uint64_t floor = std::numeric_limits<uint64_t>::max();
   for (const auto& [layer, image] : snapshot.images) {
-    cuts[layer] = image.at;
+    snapshot_steps[layer] = image.at;
     // Records after the image make what is released later; no recovery needs what came before it.
     floor = std::min(floor, image.release + (image.held ? 1 : 0));
   }
-  log_.OnSnapshot(snapshot.install.install.session_id, sequence, cuts);
+  log_.OnSnapshot(snapshot.install.install.session_id, sequence, snapshot_steps);
   kept_.OnSnapshot(snapshot.install.install.session_id, floor);
   // What stays is removed after the next one.
   quarantine_.OnSnapshot(snapshot.install.install.session_id, sequence).IgnoreError();
@@ -224,17 +224,18 @@ absl::Status ShardStore::ReplayQuarantined(uint64_t session_id, uint64_t needed_
   });
 }
 
-absl::Status ShardStore::Return(uint64_t session_id, Shard& shard) {
+absl::Status ShardStore::Return(uint64_t session_id, ShardReplay& replay) {
   const uint64_t from = log_.next_sequence();
   if (from == 0) return absl::UnavailableError("the shard's log cannot be written");
   absl::Status status = snapshots_.Load(session_id, [&](const SnapshotImages& snapshot) {
     log_.Know(snapshot.install, from);
-    shard.Replay(snapshot.install);
-    for (const auto& [layer, image] : snapshot.images) shard.Replay(image);
+    replay.Add(snapshot.install);
+    for (const auto& [layer, image] : snapshot.images) replay.Load(image);
   });
-  const auto replay = [&shard](ShardRecord record) { shard.Replay(std::move(record)); };
-  if (status.ok()) status = ReplayQuarantined(session_id, from, replay);
-  const absl::Status replayed = shard.CheckReplayed(session_id);
+  if (status.ok()) {
+    status = ReplayQuarantined(session_id, from, [&replay](ShardRecord record) { replay.Add(std::move(record)); });
+  }
+  const absl::Status replayed = replay.CheckReturned(session_id);
   if (status.ok()) status = replayed;
   if (status.ok()) {
     const absl::StatusOr<uint64_t> back = log_.AppendDurably(QuarantineRecord{.session_id = session_id, .back = true});

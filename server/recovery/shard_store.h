@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/core/shard.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard.h"
+#include "server/core/shard/shard_journal.h"
 #include "server/recovery/kept_factors.h"
 #include "server/recovery/quarantine.h"
 #include "server/recovery/shard_log.h"
@@ -24,9 +24,9 @@ class ShardStore final : public ShardJournal {
  public:
   // All references outlive it.
   ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOptions options, const Clock& clock, Logger& logger,
-             Observer& observer);
+             StoreObserver& observer);
 
-  // Brings back what is on the disk into a shard that has this journal and awaits it (Shard::AwaitReplay). Errors: the
+  // Brings back what is on the disk into a shard that has this journal and awaits it (ShardReplay::Begin). Errors: the
   // disk's, or DataLoss with file and offset.
   absl::Status Restore(Shard& shard);
 
@@ -42,7 +42,7 @@ class ShardStore final : public ShardJournal {
   absl::Status CheckQuarantine(uint64_t session_id) override;
   absl::Status Quarantine(uint64_t session_id, uint64_t last_step) override;
   std::vector<QuarantinedSession> ListQuarantined() const override { return quarantine_.List(); }
-  absl::Status Return(uint64_t session_id, Shard& shard) override;
+  absl::Status Return(uint64_t session_id, ShardReplay& replay) override;
   absl::StatusOr<bool> DeleteQuarantined(uint64_t session_id) override;
   std::vector<uint64_t> AgeQuarantined(absl::Duration most) override { return quarantine_.Age(most); }
 

@@ -16,11 +16,11 @@
 namespace precondor::recovery {
 namespace {
 
-// Session, step, number: parts of the same cut.
-using Cut = std::tuple<uint64_t, uint64_t, uint64_t>;
+// Session, step, number: a snapshot of a whole session, of which each shard has a part.
+using SnapshotKey = std::tuple<uint64_t, uint64_t, uint64_t>;
 
 absl::Status AddSnapshots(store::FileSystem& fs, const std::string& dir, const std::string& session, uint64_t number,
-                          std::map<Cut, StoredSession>& cuts) {
+                          std::map<SnapshotKey, StoredSession>& snapshots) {
   const std::shared_ptr<const store::SnapshotStore> store = store::SnapshotStore::OpenForReading(fs, dir);
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
   for (const uint64_t id : ids) {
@@ -28,20 +28,20 @@ absl::Status AddSnapshots(store::FileSystem& fs, const std::string& dir, const s
     PRECONDOR_ASSIGN_OR_RETURN(const SnapshotImages snapshot, DecodeMetadata(manifest.metadata));
     const SessionInstall& install = snapshot.install.install;
     if (install.spec.name != session || (number != 0 && snapshot.number != number)) continue;
-    StoredSession& cut = cuts[Cut(install.session_id, snapshot.step, snapshot.number)];
-    cut.spec = install.spec;
-    cut.step = snapshot.step;
-    cut.number = snapshot.number;
+    StoredSession& found = snapshots[SnapshotKey(install.session_id, snapshot.step, snapshot.number)];
+    found.spec = install.spec;
+    found.step = snapshot.step;
+    found.number = snapshot.number;
     for (const uint32_t layer : install.layers) {
-      cut.layers[layer] = {.dir = dir, .store = store, .manifest = manifest, .key = LayerKey(layer)};
+      found.layers[layer] = {.dir = dir, .store = store, .manifest = manifest, .key = LayerKey(layer)};
     }
   }
   return absl::OkStatus();
 }
 
-std::string Describe(const std::map<Cut, StoredSession>& cuts) {
-  if (cuts.empty()) return "none of it";
-  return absl::StrJoin(cuts, "; ", [](std::string* out, const auto& entry) {
+std::string Describe(const std::map<SnapshotKey, StoredSession>& snapshots) {
+  if (snapshots.empty()) return "none of it";
+  return absl::StrJoin(snapshots, "; ", [](std::string* out, const auto& entry) {
     absl::StrAppend(out, "step ", entry.second.step, " snapshot ", entry.second.number, " with ",
                     entry.second.layers.size(), " of ", entry.second.spec.layers.size(), " layers");
   });
@@ -51,22 +51,22 @@ std::string Describe(const std::map<Cut, StoredSession>& cuts) {
 
 absl::StatusOr<StoredSession> FindStoredSession(store::FileSystem& fs, const std::vector<std::string>& data_dirs,
                                                 const std::string& session, uint64_t number) {
-  std::map<Cut, StoredSession> cuts;
+  std::map<SnapshotKey, StoredSession> snapshots;
   for (const std::string& data_dir : data_dirs) {
     const std::string dir = store::JoinPath(store::JoinPath(data_dir, "shard"), "snapshots");
     PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(dir));
     for (const std::string& name : names) {
       uint64_t session_id = 0;
       if (!absl::SimpleAtoi(name, &session_id)) continue;
-      PRECONDOR_RETURN_IF_ERROR(AddSnapshots(fs, store::JoinPath(dir, name), session, number, cuts));
+      PRECONDOR_RETURN_IF_ERROR(AddSnapshots(fs, store::JoinPath(dir, name), session, number, snapshots));
     }
   }
-  for (auto it = cuts.rbegin(); it != cuts.rend(); ++it) {
+  for (auto it = snapshots.rbegin(); it != snapshots.rend(); ++it) {
     if (it->second.layers.size() == it->second.spec.layers.size()) return it->second;
   }
   return absl::NotFoundError(absl::StrCat("session \"", session, "\"", number == 0 ? "" : " snapshot ",
                                           number == 0 ? "" : absl::StrCat(number),
-                                          ": expected all layers as of one step, found ", Describe(cuts)));
+                                          ": expected all layers as of one step, found ", Describe(snapshots)));
 }
 
 absl::StatusOr<std::string> ReadLayer(const StoredLayer& layer) { return layer.store->Read(layer.manifest, layer.key); }

@@ -6,7 +6,9 @@
 #include <openssl/sha.h>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -96,36 +98,49 @@ absl::StatusOr<AccessList> AccessList::Parse(absl::string_view text, absl::strin
     line = absl::StripAsciiWhitespace(line);
     if (line.empty() || line.front() == '#') continue;
     const std::vector<absl::string_view> words = absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
-    const Roles roles = ParseRoles(words[0]);
-    const bool token = words.size() == 3 && words[1] == "token";
+    const std::vector<absl::string_view> first = absl::StrSplit(words[0], absl::MaxSplits('@', 1));
+    const bool labelled = first.size() == 2;
+    Entry entry;
+    entry.roles = ParseRoles(first[0]);
+    entry.is_token = words.size() == 3 && words[1] == "token";
     const bool name = words.size() == 3 && words[1] == "name";
-    if (roles == 0 || !(token || name)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          source, " line ", number,
-          ": expected ROLES token TOKEN or ROLES name NAME, with worker, operator and coordinator as roles"));
+    if (entry.roles == 0 || !(entry.is_token || name) || (labelled && first[1].empty())) {
+      return absl::InvalidArgumentError(absl::StrCat(source, " line ", number,
+                                                     ": expected ROLES token TOKEN or ROLES name NAME, with worker, "
+                                                     "operator and coordinator as roles, and after them @TENANT or "
+                                                     "nothing"));
     }
-    if (name) {
-      list.names_[std::string(words[2])] |= roles;
-      continue;
-    }
-    if (words[2].size() < kLeastTokenBytes) {
+    if (entry.is_token && words[2].size() < kLeastTokenBytes) {
       return absl::InvalidArgumentError(absl::StrCat(source, " line ", number, ": expected a token of at least ",
                                                      kLeastTokenBytes, " characters, got ", words[2].size()));
     }
-    list.tokens_.emplace_back(DigestOf(words[2]), roles);
+    if (entry.is_token) {
+      entry.digest = DigestOf(words[2]);
+      const absl::string_view digest(reinterpret_cast<const char*>(entry.digest.data()), entry.digest.size());
+      entry.tenant = absl::StrCat("token ", absl::BytesToHexString(digest));
+    } else {
+      entry.name = std::string(words[2]);
+      entry.tenant = absl::StrCat("name ", words[2]);
+    }
+    if (labelled) entry.tenant = absl::StrCat("tenant ", first[1]);
+    list.entries_.push_back(std::move(entry));
   }
-  if (!list.tokens_.empty() || !list.names_.empty()) return list;
+  if (!list.entries_.empty()) return list;
   return absl::InvalidArgumentError(absl::StrCat(source, ": expected at least one caller, got none"));
 }
 
 // Compares digests, and with all of them, so that the time tells nothing of a listed token.
-Roles AccessList::RolesOfToken(absl::string_view token) const {
-  const Digest digest = DigestOf(token);
-  Roles roles = 0;
-  for (const auto& [listed, listed_roles] : tokens_) {
-    if (CRYPTO_memcmp(listed.data(), digest.data(), digest.size()) == 0) roles |= listed_roles;
+AccessList::Rights AccessList::RightsOf(const Caller& caller) const {
+  const Digest digest = DigestOf(caller.token.value_or(""));
+  Rights rights;
+  for (const Entry& entry : entries_) {
+    const bool matches = entry.is_token ? CRYPTO_memcmp(entry.digest.data(), digest.data(), digest.size()) == 0
+                                        : absl::c_linear_search(caller.names, entry.name);
+    if (!matches) continue;
+    rights.roles |= entry.roles;
+    rights.tenants.push_back(entry.tenant);
   }
-  return roles;
+  return rights;
 }
 
 absl::Status AccessList::Check(absl::string_view method, const Caller& caller) const {
@@ -136,14 +151,9 @@ absl::Status AccessList::Check(absl::string_view method, const Caller& caller) c
   const std::string expected =
       required == 0 ? absl::StrCat(method, ": expected a method that some role may call")
                     : absl::StrCat(method, ": expected a caller with the role ", RoleText(required, " or "));
-  Roles roles = 0;
-  for (const std::string& name : caller.names) {
-    if (const auto found = names_.find(name); found != names_.end()) roles |= found->second;
-  }
-  if (caller.token.has_value()) {
-    const Roles of_token = RolesOfToken(*caller.token);
-    if (of_token == 0) return absl::UnauthenticatedError(absl::StrCat(expected, ", got a token that is not listed"));
-    roles |= of_token;
+  const Roles roles = RightsOf(caller).roles;
+  if (caller.token.has_value() && RightsOf({.token = caller.token, .names = {}}).roles == 0) {
+    return absl::UnauthenticatedError(absl::StrCat(expected, ", got a token that is not listed"));
   }
   if (roles == 0) {
     return absl::UnauthenticatedError(

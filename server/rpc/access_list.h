@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,21 +37,32 @@ struct Caller {
 // Immutable, and so thread-safe.
 class AccessList {
  public:
-  // One line a caller: roles with commas between, "token" or "name", and the token or the certificate's name. Empty
-  // lines and lines that begin with # count for nothing. InvalidArgument names `source` and the line, and no token.
+  // One line a caller: roles with commas between, "token" or "name", and the token or the certificate's name. `@TENANT`
+  // after the roles: the caller speaks for this tenant, and otherwise for itself. Empty lines and lines that begin with
+  // # count for nothing. InvalidArgument names `source` and the line, and no token.
   static absl::StatusOr<AccessList> Parse(absl::string_view text, absl::string_view source);
 
   // OK: the caller has a role that the method requires. Unauthenticated: the caller's token is not listed, or the
   // caller has neither a listed token nor a listed name. PermissionDenied: it has other roles. Messages hold no token.
   absl::Status Check(absl::string_view method, const Caller& caller) const;
+  // The caller's roles, and in the order of the file the tenants that it speaks for, in a form that tells no token.
+  struct Rights {
+    Roles roles = 0;
+    std::vector<std::string> tenants;
+  };
+  Rights RightsOf(const Caller& caller) const;
 
  private:
   using Digest = std::array<uint8_t, 32>;  // SHA-256
   static Digest DigestOf(absl::string_view token);
-  Roles RolesOfToken(absl::string_view token) const;
-
-  std::vector<std::pair<Digest, Roles>> tokens_;
-  std::map<std::string, Roles, std::less<>> names_;
+  struct Entry {
+    bool is_token = false;
+    Digest digest = {};  // of a token
+    std::string name;    // otherwise
+    Roles roles = 0;
+    std::string tenant;
+  };
+  std::vector<Entry> entries_;
 };
 
 }  // namespace precondor::rpc

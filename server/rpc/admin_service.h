@@ -6,8 +6,8 @@
 #include <string>
 
 #include "precondor/v1/admin.grpc.pb.h"
-#include "server/core/coordinator.h"
-#include "server/core/shard.h"
+#include "server/core/coordinator/coordinator.h"
+#include "server/core/shard/shard.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {

@@ -163,6 +163,8 @@ absl::StatusOr<v1::InstallSessionRequest> EncodeInstall(const SessionInstall& in
   request.set_factors_released(install.factors_released);
   request.mutable_layers()->Add(install.layers.begin(), install.layers.end());
   EncodeMembers(install.members, *request.mutable_members());
+  request.set_secret(install.access.secret);
+  request.mutable_tenants()->Add(install.access.tenants.begin(), install.access.tenants.end());
   return request;
 }
 
@@ -217,6 +219,7 @@ absl::StatusOr<SessionInstall> DecodeInstall(const v1::InstallSessionRequest& re
   PRECONDOR_ASSIGN_OR_RETURN(install.spec, wire::DecodeSessionSpec(request.spec()));
   PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
   install.factors_released = request.factors_released();
+  install.access = {.secret = request.secret(), .tenants = {request.tenants().begin(), request.tenants().end()}};
   install.layers.assign(request.layers().begin(), request.layers().end());
   for (size_t i = 0; i < install.layers.size(); ++i) {
     const bool ascending = i == 0 || install.layers[i] > install.layers[i - 1];

@@ -12,8 +12,8 @@
 #include "precondor/v1/shard.pb.h"
 #include "precondor/v1/snapshot.pb.h"
 #include "server/core/contribution.h"
-#include "server/core/coordinator.h"
-#include "server/core/shard.h"
+#include "server/core/coordinator/coordinator.h"
+#include "server/core/shard/shard.h"
 
 namespace precondor::rpc {
 

@@ -14,14 +14,28 @@
 #include "server/rpc/convert.h"
 
 namespace precondor::rpc {
-ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t shard_generation, SharedRegions* regions,
-                               const Clock& clock, Observer& observer, RpcRecorder recorder)
+namespace {
+
+// Tells `span` of the answer before it is given.
+ResultFn Traced(ResultFn answer, std::shared_ptr<StepSpan> span) {
+  if (span == nullptr) return answer;
+  return [answer = std::move(answer), span = std::move(span)](const absl::StatusOr<GradientResult>& result) {
+    span->OnAnswer(result);
+    answer(result);
+  };
+}
+
+}  // namespace
+
+ExchangeStream::ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, uint64_t shard_generation,
+                               SharedRegions* regions, const ControlRunner& runner, TransferObserver& observer,
+                               const std::optional<TraceContext>& caller)
     : shard_(shard),
       state_generation_(shard.state_generation()),
-      clock_(clock),
+      clock_(runner.clock()),
       observer_(observer),
-      recorder_(std::move(recorder)),
-      start_(clock.Now()),
+      recorder_(runner.recorder()),
+      start_(clock_.Now()),
       queue_(std::make_shared<FrameQueue>(
           FrameQueue::Events{.write =
                                  [this](const grpc::ByteBuffer* frame, bool more) {
@@ -32,10 +46,12 @@ ExchangeStream::ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t sha
                                  },
                              .resume = [this] { StartRead(&incoming_); },
                              .drained = [this] { Finish(grpc::Status::OK); },
-                             .now = [&clock] { return clock.Now(); },
+                             .now = [&clock = clock_] { return clock.Now(); },
                              .replied = [&observer](absl::Duration took) { observer.OnReply(took); }},
           credit_bytes)),
-      path_(regions, credit_bytes, queue_, observer) {
+      path_(regions, credit_bytes, queue_, observer),
+      tracer_(runner.tracer()) {
+  if (tracer_ != nullptr) BeginTrace(*tracer_, caller);
   // A stream takes what is sent again in its order, from the first frame on or not at all.
   if (const absl::Status serving = shard.CheckServing(); !serving.ok()) {
     End(serving);
@@ -74,6 +90,12 @@ void ExchangeStream::OnDone() {
   // it has cancelled.
   if (code_ == absl::StatusCode::kOk && !cancelled_.load(std::memory_order_relaxed)) path_.NoteUnmapped();
   recorder_("PreconditionService/Exchange", code_, clock_.Now() - start_);
+  if (tracer_ != nullptr) {
+    spans_.reset();
+    span_.end = clock_.Now();
+    if (code_ != absl::StatusCode::kOk) span_.status = absl::Status(code_, absl::StatusCodeToString(code_));
+    tracer_->Record(std::move(span_));
+  }
   delete this;
 }
 
@@ -81,6 +103,18 @@ void ExchangeStream::End(const absl::Status& status) {
   if (!queue_->Close()) return;
   code_ = status.code();
   Finish(wire::ToGrpcStatus(status));
+}
+
+void ExchangeStream::BeginTrace(trace::Tracer& tracer, const std::optional<TraceContext>& caller) {
+  span_.context = caller.has_value() ? *caller : NewTrace();
+  if (caller.has_value()) {
+    span_.parent_span_id = caller->span_id;
+    span_.context.span_id = NewSpanId();
+  }
+  span_.name = SpanName("PreconditionService/Exchange");
+  span_.kind = trace::SpanKind::kServer;
+  span_.start = start_;
+  spans_ = std::make_unique<StepSpans>(tracer, span_.context);
 }
 
 absl::Status ExchangeStream::Handle(const grpc::ByteBuffer& buffer) {
@@ -122,7 +156,8 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   if (header.kind() == v1::FRAME_KIND_RING) return OpenRing(message);
   if (header.has_ring_offset()) return SubmitInRing(header, payload, now);
   if (header.kind() == v1::FRAME_KIND_RESUME) {
-    const absl::Status taken = shard_.Resume(DecodeKey(header), header.factor_version());
+    const absl::Status taken =
+        shard_.Resume(DecodeKey(header), header.factor_version(), header.abstain(), CallerOf(header));
     return taken.ok() ? PushAck(*queue_, header, /*duplicate=*/false) : PushError(*queue_, header, taken);
   }
   if (header.kind() == v1::FRAME_KIND_FETCH) {
@@ -132,7 +167,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   const auto admit = [&](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(first));
     PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
-                               shard_.AdmitContribution(std::move(decoded), first.payload_bytes()));
+                               shard_.AdmitContribution(std::move(decoded), first.payload_bytes(), CallerOf(first)));
     whole = Incoming{std::move(admitted), now};
     return absl::OkStatus();
   };
@@ -151,6 +186,13 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   if (!result.ok()) return PushError(*queue_, header, result.status());
   if (result->progress != wire::ChunkAssembler::Progress::kComplete) return;
   Submit(std::move(whole->admitted), *std::move(result), whole->began);
+}
+
+const SessionCaller& ExchangeStream::CallerOf(const v1::FrameHeader& header) {
+  if (callers_.size() >= kMaxCallers && !callers_.contains(header.session_id())) callers_.clear();
+  SessionCaller& caller = callers_.try_emplace(header.session_id(), SessionCaller::Showing("")).first->second;
+  if (!header.secret().empty()) caller.secret = header.secret().substr(0, kLongestSecret);
+  return caller;
 }
 
 ExchangeStream::IncomingKey ExchangeStream::KeyOf(const v1::FrameHeader& header) {
@@ -174,11 +216,13 @@ void ExchangeStream::Fetch(const v1::FrameHeader& header) {
                                                  ": expected one after the other, and answers read, but an earlier one "
                                                  "of the layer is not answered or the stream's answers wait")));
   }
-  shard_.Fetch(key,
-               [queue = queue_, &observer = observer_, header, name](const absl::StatusOr<GradientResult>& result) {
-                 PayloadPath::Push(*queue, observer, header, result);
-                 queue->SettleOnce(name);
-               });
+  shard_.Fetch(
+      key,
+      [queue = queue_, &observer = observer_, header, name](const absl::StatusOr<GradientResult>& result) {
+        PayloadPath::Push(*queue, observer, header, result);
+        queue->MarkAnsweredOnce(name);
+      },
+      CallerOf(header));
 }
 
 void ExchangeStream::OpenRing(const v1::ExchangeRequest& request) {
@@ -196,7 +240,7 @@ absl::StatusOr<ExchangeStream::SlotContribution> ExchangeStream::TakeFromRing(co
   // Says that there is one, not yet which: the header has to be right before the ring is read.
   decoded.on_device = std::make_shared<DevicePayload>();
   PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
-                             shard_.AdmitContribution(std::move(decoded), header.payload_bytes()));
+                             shard_.AdmitContribution(std::move(decoded), header.payload_bytes(), CallerOf(header)));
   const std::vector<int64_t>& dims = admitted.header().tensors[0].dims;
   absl::StatusOr<StreamRegion::Gradient> gradient = path_.TakeSlot(header, payload, dims[0], dims[1]);
   if (gradient.ok()) {
@@ -213,33 +257,38 @@ void ExchangeStream::SubmitInRing(const v1::FrameHeader& header, const wire::Rec
   if (!taken.ok()) return PushError(*queue_, header, taken.status());
   queue_->Owe();
   observer_.OnReceived(TransferPath::kRing, TransferKind::kGradient, static_cast<int64_t>(header.payload_bytes()));
+  std::shared_ptr<StepSpan> span = SpanOf(header);
   auto ack = [queue = queue_, region = taken->gradient.region, slot = taken->gradient.slot, &observer = observer_,
-              &clock = clock_, began, header](const absl::StatusOr<bool>& duplicate) {
+              &clock = clock_, began, header, span](const absl::StatusOr<bool>& duplicate) {
     observer.OnReceive(clock.Now() - began);
+    if (span != nullptr) span->OnAcknowledged(static_cast<int64_t>(header.payload_bytes()));
     if (duplicate.ok()) return PushAck(*queue, header, *duplicate);
     region->GiveBack(slot);
     PushError(*queue, header, duplicate.status());
-    queue->Settle();
+    queue->MarkAnswered();
   };
-  shard_.Submit(std::move(taken->admitted), {}, std::move(ack), path_.AnswerInSlot(header, taken->gradient));
+  shard_.Submit(std::move(taken->admitted), {}, std::move(ack),
+                Traced(path_.AnswerInSlot(header, taken->gradient), std::move(span)));
 }
 
 void ExchangeStream::Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution,
                             absl::Time began) {
   const bool gradient = admitted.header().kind != ContributionKind::kStatistics;
   queue_->Owe();
-  auto ack = [queue = queue_, &observer = observer_, &clock = clock_, began, header = contribution.header,
-              gradient](const absl::StatusOr<bool>& duplicate) {
+  std::shared_ptr<StepSpan> span = SpanOf(contribution.header);
+  auto ack = [queue = queue_, &observer = observer_, &clock = clock_, began, header = contribution.header, gradient,
+              span](const absl::StatusOr<bool>& duplicate) {
     observer.OnReceive(clock.Now() - began);
+    if (span != nullptr) span->OnAcknowledged(static_cast<int64_t>(header.payload_bytes()));
     if (duplicate.ok()) {
       PushAck(*queue, header, *duplicate);
     } else {
       PushError(*queue, header, duplicate.status());
     }
-    if (!gradient || !duplicate.ok()) queue->Settle();
+    if (!gradient || !duplicate.ok()) queue->MarkAnswered();
   };
   shard_.Submit(std::move(admitted), std::move(contribution.payload), std::move(ack),
-                gradient ? path_.AnswerInline(contribution.header) : ResultFn());
+                gradient ? Traced(path_.AnswerInline(contribution.header), std::move(span)) : ResultFn());
 }
 
 }  // namespace precondor::rpc

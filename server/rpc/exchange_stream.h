@@ -6,6 +6,7 @@
 #include <grpcpp/grpcpp.h>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 
 #include "absl/status/status.h"
@@ -13,11 +14,12 @@
 
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
-#include "server/core/observer.h"
-#include "server/core/shard.h"
+#include "server/core/shard/shard_data_plane.h"
+#include "server/core/transfer_observer.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/payload_path.h"
 #include "server/rpc/shared_regions.h"
+#include "server/rpc/step_spans.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -27,9 +29,10 @@ namespace precondor::rpc {
 // be decoded ends the stream with InvalidArgument.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // `shard_generation` as PreconditionService's. `regions` as PayloadPath's.
-  ExchangeStream(Shard& shard, uint64_t credit_bytes, uint64_t shard_generation, SharedRegions* regions,
-                 const Clock& clock, Observer& observer, RpcRecorder recorder);
+  // `shard_generation` as PreconditionService's. `regions` as PayloadPath's. `caller`: what the client's traceparent
+  // says.
+  ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, uint64_t shard_generation, SharedRegions* regions,
+                 const ControlRunner& runner, TransferObserver& observer, const std::optional<TraceContext>& caller);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -41,6 +44,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // Whether the shard still knows of the frame's session what it knew when the stream began.
   absl::Status CheckGeneration(const v1::ExchangeRequest& frame) const;
   void HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload);
+  // With the secret that this frame or an earlier one of its session has shown.
+  const SessionCaller& CallerOf(const v1::FrameHeader& header);
   void Fetch(const v1::FrameHeader& header);
   void OpenRing(const v1::ExchangeRequest& request);
   // A frame whose payload lies in the ring.
@@ -51,12 +56,16 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   };
   absl::StatusOr<SlotContribution> TakeFromRing(const v1::FrameHeader& header, const wire::ReceivedBytes& payload);
   void Submit(AdmittedContribution admitted, wire::ChunkAssembler::Result contribution, absl::Time began);
+  std::shared_ptr<StepSpan> SpanOf(const v1::FrameHeader& header) {
+    return spans_ == nullptr ? nullptr : spans_->Of(header);
+  }
   void End(const absl::Status& status);
+  void BeginTrace(trace::Tracer& tracer, const std::optional<TraceContext>& caller);
 
-  Shard& shard_;
+  ShardDataPlane& shard_;
   const uint64_t state_generation_;
   const Clock& clock_;
-  Observer& observer_;
+  TransferObserver& observer_;
   const RpcRecorder recorder_;
   const absl::Time start_;
   std::atomic<bool> cancelled_ = false;
@@ -70,9 +79,15 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   static IncomingKey KeyOf(const v1::FrameHeader& header);
   // As many as path_ has: session, epoch, step, layer, rank, incarnation, kind.
   std::map<IncomingKey, Incoming> open_;
+  static constexpr size_t kMaxCallers = 64;     // a stream of more sessions shows their secrets again
+  static constexpr size_t kLongestSecret = 32;  // a longer one is wrong in any case
+  std::map<uint64_t, SessionCaller> callers_;   // by session
   grpc::ByteBuffer incoming_;
   const std::shared_ptr<FrameQueue> queue_;
   PayloadPath path_;
+  trace::Tracer* const tracer_;       // null: no traces
+  trace::Span span_;                  // with it: of this stream
+  std::unique_ptr<StepSpans> spans_;  // likewise
 };
 
 }  // namespace precondor::rpc

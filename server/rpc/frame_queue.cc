@@ -64,7 +64,7 @@ void FrameQueue::Owe() {
   ++owed_;
 }
 
-void FrameQueue::Settle() {
+void FrameQueue::MarkAnswered() {
   MutexLock lock(mu_);
   --owed_;
   CheckDrained();
@@ -77,7 +77,7 @@ bool FrameQueue::OweOnce(const std::string& name) {
   return true;
 }
 
-void FrameQueue::SettleOnce(const std::string& name) {
+void FrameQueue::MarkAnsweredOnce(const std::string& name) {
   MutexLock lock(mu_);
   owed_once_.erase(name);
   --owed_;

@@ -54,11 +54,11 @@ class FrameQueue {
 
   // One more, or one less, answer is owed.
   void Owe();
-  void Settle();
+  void MarkAnswered();
   // Add for an answer that may be large and was not paid for with a contribution. False, and nothing is owed: one
   // of that name is, or the queue is full.
   bool OweOnce(const std::string& name);
-  void SettleOnce(const std::string& name);
+  void MarkAnsweredOnce(const std::string& name);
   // No more contributions will come.
   void HalfClose();
   // The stream is ending: nothing will be written any more. True for the first call only.

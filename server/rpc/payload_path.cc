@@ -21,7 +21,7 @@ v1::ExchangeResponse ResultFrame(const v1::FrameHeader& contribution, const Grad
   return response;
 }
 
-void PushResult(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
+void PushResult(FrameQueue& queue, TransferObserver& observer, const v1::FrameHeader& contribution,
                 const GradientResult& result) {
   v1::ExchangeResponse response = ResultFrame(contribution, result);
   observer.OnSent(TransferPath::kStream,
@@ -64,7 +64,7 @@ absl::StatusOr<StreamRegion::Gradient> PayloadPath::TakeSlot(const v1::FrameHead
   return region_->Take(header.ring_offset(), rows, cols);
 }
 
-void PayloadPath::Push(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
+void PayloadPath::Push(FrameQueue& queue, TransferObserver& observer, const v1::FrameHeader& contribution,
                        const absl::StatusOr<GradientResult>& result) {
   // The answer to a gradient that came in a slot may still be on the device.
   const absl::StatusOr<GradientResult> host = result.ok() ? OnHost(*result) : result;
@@ -78,7 +78,7 @@ void PayloadPath::Push(FrameQueue& queue, Observer& observer, const v1::FrameHea
 ResultFn PayloadPath::AnswerInline(const v1::FrameHeader& contribution) const {
   return [queue = queue_, &observer = observer_, contribution](const absl::StatusOr<GradientResult>& result) {
     Push(*queue, observer, contribution, result);
-    queue->Settle();
+    queue->MarkAnswered();
   };
 }
 
@@ -96,7 +96,7 @@ ResultFn PayloadPath::AnswerInSlot(const v1::FrameHeader& contribution, const St
     } else {
       Push(*queue, observer, contribution, result);
     }
-    queue->Settle();
+    queue->MarkAnswered();
   };
 }
 

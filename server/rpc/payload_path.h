@@ -13,8 +13,8 @@
 #include "precondor/v1/precondition.pb.h"
 #include "proto/wire/chunk_assembler.h"
 #include "proto/wire/frame_codec.h"
-#include "server/core/observer.h"
-#include "server/core/shard.h"
+#include "server/core/shard/shard.h"
+#include "server/core/transfer_observer.h"
 #include "server/rpc/frame_queue.h"
 #include "server/rpc/shared_regions.h"
 
@@ -25,7 +25,8 @@ namespace precondor::rpc {
 class PayloadPath {
  public:
   // `regions`: where the peer can have one; null: all payloads go inline. `credit_bytes` may be open inline.
-  PayloadPath(SharedRegions* regions, uint64_t credit_bytes, std::shared_ptr<FrameQueue> queue, Observer& observer)
+  PayloadPath(SharedRegions* regions, uint64_t credit_bytes, std::shared_ptr<FrameQueue> queue,
+              TransferObserver& observer)
       : regions_(regions),
         queue_(std::move(queue)),
         observer_(observer),
@@ -52,7 +53,7 @@ class PayloadPath {
   ResultFn AnswerInline(const v1::FrameHeader& contribution) const;
   ResultFn AnswerInSlot(const v1::FrameHeader& contribution, const StreamRegion::Gradient& gradient) const;
   // Pushes a result, or its error, as frames with inline payloads.
-  static void Push(FrameQueue& queue, Observer& observer, const v1::FrameHeader& contribution,
+  static void Push(FrameQueue& queue, TransferObserver& observer, const v1::FrameHeader& contribution,
                    const absl::StatusOr<GradientResult>& result);
 
   // The worker has ended the stream in order, and so has unmapped the region.
@@ -61,7 +62,7 @@ class PayloadPath {
  private:
   SharedRegions* const regions_;
   const std::shared_ptr<FrameQueue> queue_;
-  Observer& observer_;
+  TransferObserver& observer_;
   wire::ChunkAssembler assembler_;
   std::shared_ptr<StreamRegion> region_;  // null: none was asked for
 };

@@ -20,15 +20,17 @@ namespace {
 // dropped. Thread-safe.
 class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
  public:
-  // `reactor`, `request` and `response` are there until Finish.
+  // `reactor`, `request` and `response` are there until Finish. `caller`: what the client's traceparent says.
   UnaryCall(grpc::ServerUnaryReactor* reactor, const v1::PreconditionRequest& request,
-            v1::PreconditionResponse& response, Shard& shard, ControlRunner& runner, Observer& observer)
+            v1::PreconditionResponse& response, ShardDataPlane& shard, ControlRunner& runner,
+            TransferObserver& observer, std::optional<TraceContext> caller)
       : reactor_(reactor),
         request_(request),
         response_(response),
         shard_(shard),
         runner_(runner),
         observer_(observer),
+        caller_(std::move(caller)),
         start_(runner.clock().Now()) {}
 
   void Start() {
@@ -81,7 +83,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
       return ReasonedStatus(absl::StatusCode::kInvalidArgument, ErrorReason::kMalformed,
                             "header.ring_offset: expected the payload in the request; rings are for streams");
     }
-    return shard_.AdmitContribution(std::move(decoded), payload.size());
+    return shard_.AdmitContribution(std::move(decoded), payload.size(), SessionCaller::Showing(header.secret()));
   }
 
   void SubmitGradient() {
@@ -117,16 +119,34 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
   }
 
   void End(const absl::Status& status) {
-    runner_.recorder()("PreconditionService/Precondition", status.code(), runner_.clock().Now() - start_);
+    constexpr char kMethod[] = "PreconditionService/Precondition";
+    const absl::Time now = runner_.clock().Now();
+    // One layer of one step is too little for a span, unless the caller keeps one.
+    if (caller_.has_value() && caller_->sampled) {
+      trace::Span span{.context = {caller_->trace_id, NewSpanId(), true},
+                       .parent_span_id = caller_->span_id,
+                       .name = SpanName(kMethod),
+                       .kind = trace::SpanKind::kServer,
+                       .start = start_,
+                       .end = now,
+                       .status = status};
+      span.attributes = {{"precondor.session_id", absl::StrCat(request_.gradient().session_id())},
+                         {"precondor.step", static_cast<int64_t>(request_.gradient().step())},
+                         {"precondor.layer", int64_t{request_.gradient().layer()}},
+                         {"precondor.rank", int64_t{request_.gradient().rank()}}};
+      runner_.tracer()->Record(std::move(span));
+    }
+    runner_.recorder()(kMethod, status.code(), now - start_);
     reactor_->Finish(wire::ToGrpcStatus(status));
   }
 
   grpc::ServerUnaryReactor* const reactor_;
   const v1::PreconditionRequest& request_;
   v1::PreconditionResponse& response_;
-  Shard& shard_;
+  ShardDataPlane& shard_;
   ControlRunner& runner_;
-  Observer& observer_;
+  TransferObserver& observer_;
+  const std::optional<TraceContext> caller_;
   const absl::Time start_;
   std::optional<AdmittedContribution> gradient_;  // from its admission until it is submitted
   Mutex mu_;
@@ -136,9 +156,9 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall> {
 // Owns itself until OnDone.
 class UnaryReactor final : public grpc::ServerUnaryReactor {
  public:
-  UnaryReactor(const v1::PreconditionRequest& request, v1::PreconditionResponse& response, Shard& shard,
-               ControlRunner& runner, Observer& observer)
-      : call_(std::make_shared<UnaryCall>(this, request, response, shard, runner, observer)) {
+  UnaryReactor(const v1::PreconditionRequest& request, v1::PreconditionResponse& response, ShardDataPlane& shard,
+               ControlRunner& runner, TransferObserver& observer, std::optional<TraceContext> caller)
+      : call_(std::make_shared<UnaryCall>(this, request, response, shard, runner, observer, std::move(caller))) {
     call_->Start();
   }
   void OnCancel() override { call_->Finish(absl::CancelledError("the client cancelled the call, or is gone")); }
@@ -154,14 +174,15 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PreconditionService
     grpc::CallbackServerContext* context) {
   SharedRegions* const regions =
       regions_ != nullptr && SharedRegions::IsOnThisHost(context->peer()) ? regions_ : nullptr;
-  return new ExchangeStream(shard_, credit_bytes_, shard_generation_, regions, runner_.clock(), observer_,
-                            runner_.recorder());
+  return new ExchangeStream(shard_, credit_bytes_, shard_generation_, regions, runner_, observer_,
+                            runner_.tracer() == nullptr ? std::nullopt : CallerTrace(*context));
 }
 
-grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* PreconditionService::Precondition(grpc::CallbackServerContext* context,
                                                             const v1::PreconditionRequest* request,
                                                             v1::PreconditionResponse* response) {
-  return new UnaryReactor(*request, *response, shard_, runner_, observer_);
+  return new UnaryReactor(*request, *response, shard_, runner_, observer_,
+                          runner_.tracer() == nullptr ? std::nullopt : CallerTrace(*context));
 }
 
 grpc::ServerUnaryReactor* PreconditionService::JoinPlane(grpc::CallbackServerContext* context,
@@ -172,8 +193,9 @@ grpc::ServerUnaryReactor* PreconditionService::JoinPlane(grpc::CallbackServerCon
                                  .epoch = request->epoch(),
                                  .rank = request->rank(),
                                  .incarnation = request->incarnation()};
-    if (!request->declined().empty()) return planes_.Decline(key, request->declined());
-    PRECONDOR_ASSIGN_OR_RETURN(const RendezvousInfo rendezvous_info, planes_.Join(key));
+    const SessionCaller caller = SessionCaller::Showing(request->secret());
+    if (!request->declined().empty()) return planes_.Decline(key, request->declined(), caller);
+    PRECONDOR_ASSIGN_OR_RETURN(const RendezvousInfo rendezvous_info, planes_.Join(key, caller));
     response->set_transport(rendezvous_info.transport);
     response->set_unique_id(rendezvous_info.unique_id);
     response->set_timeout_ms(absl::ToInt64Milliseconds(rendezvous_info.timeout));

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "precondor/v1/precondition.grpc.pb.h"
-#include "server/core/shard.h"
+#include "server/core/shard/shard_data_plane.h"
 #include "server/plane/collective_registry.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
@@ -18,8 +18,9 @@ class PreconditionService final
  public:
   // `shard_generation` is what the first streams begin with: another one for every process that comes back from a disk,
   // 0 without one. Later ones add Shard::state_generation. `regions`: for streams of this host; null: none.
-  PreconditionService(Shard& shard, CollectiveRegistry& planes, uint64_t credit_bytes, uint64_t shard_generation,
-                      ControlRunner& runner, Observer& observer, SharedRegions* regions)
+  PreconditionService(ShardDataPlane& shard, CollectiveRegistry& planes, uint64_t credit_bytes,
+                      uint64_t shard_generation, ControlRunner& runner, TransferObserver& observer,
+                      SharedRegions* regions)
       : shard_(shard),
         planes_(planes),
         credit_bytes_(credit_bytes),
@@ -35,12 +36,12 @@ class PreconditionService final
                                       v1::JoinPlaneResponse* response) override;
 
  private:
-  Shard& shard_;
+  ShardDataPlane& shard_;
   CollectiveRegistry& planes_;
   const uint64_t credit_bytes_;
   const uint64_t shard_generation_;
   ControlRunner& runner_;
-  Observer& observer_;
+  TransferObserver& observer_;
   SharedRegions* const regions_;
 };
 

@@ -74,25 +74,30 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
     list_ = std::move(replacement);
   }
 
+  std::shared_ptr<const AccessList> list() const {
+    MutexLock lock(mu_);
+    return list_;
+  }
+
+  static Caller CallerOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
+                         const grpc::AuthContext& context) {
+    Caller caller;
+    if (const auto found = metadata.find(kAuthorization); found != metadata.end()) {
+      caller.token = std::string(absl::StripPrefix(View(found->second), kScheme));
+    }
+    std::vector<grpc::string_ref> names = context.FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME);
+    if (names.empty()) names = context.FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME);
+    for (const grpc::string_ref& name : names) caller.names.emplace_back(View(name));
+    return caller;
+  }
+
   bool IsBlocking() const override { return false; }
-  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata* consumed,
+  // Leaves the token with the call: handlers ask by it for whom the caller speaks.
+  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
                        OutputMetadata*) override {
     const auto path = metadata.find(":path");
     const absl::string_view method = path == metadata.end() ? absl::string_view() : View(path->second);
-    Caller caller;
-    if (const auto found = metadata.find(kAuthorization); found != metadata.end()) {
-      consumed->emplace(kAuthorization, std::string(View(found->second)));
-      caller.token = std::string(absl::StripPrefix(View(found->second), kScheme));
-    }
-    std::vector<grpc::string_ref> names = context->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME);
-    if (names.empty()) names = context->FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME);
-    for (const grpc::string_ref& name : names) caller.names.emplace_back(View(name));
-    std::shared_ptr<const AccessList> list;
-    {
-      MutexLock lock(mu_);
-      list = list_;
-    }
-    const absl::Status status = list->Check(method, caller);
+    const absl::Status status = list()->Check(method, CallerOf(metadata, *context));
     if (status.ok()) return grpc::Status::OK;
     // A caller chooses the path: what is no method of ours must not become a time series.
     bool known = false;
@@ -103,7 +108,7 @@ class ServerSecurity::AccessControl final : public grpc::AuthMetadataProcessor {
 
  private:
   const RpcRecorder recorder_;
-  Mutex mu_;
+  mutable Mutex mu_;
   std::shared_ptr<const AccessList> list_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -156,6 +161,19 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Make(const Serve
     security->credentials_->SetAuthMetadataProcessor(security->access_control_);
   }
   return security;
+}
+
+SessionCaller ServerSecurity::CallerOf(const grpc::ServerContextBase& context) const {
+  SessionCaller caller{.outside = true};
+  const std::string peer = context.peer();
+  if (access_control_ == nullptr || absl::StartsWith(peer, "unix:")) return caller;
+  AccessList::Rights rights =
+      access_control_->list()->RightsOf(AccessControl::CallerOf(context.client_metadata(), *context.auth_context()));
+  // The file may have changed since the call was admitted.
+  if (rights.tenants.empty()) rights.tenants = {"none"};
+  caller.tenants = std::move(rights.tenants);
+  caller.is_operator = (rights.roles & kOperator) != 0;
+  return caller;
 }
 
 void ServerSecurity::Reload() {

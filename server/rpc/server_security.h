@@ -5,6 +5,7 @@
 
 #include <grpcpp/security/auth_metadata_processor.h>
 #include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_context.h>
 #include <memory>
 #include <string>
 
@@ -12,6 +13,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/log.h"
+#include "server/core/session_access.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
@@ -34,6 +36,9 @@ class ServerSecurity {
                                                               RpcRecorder recorder);
 
   const std::shared_ptr<grpc::ServerCredentials>& credentials() const { return credentials_; }
+  // Who makes the call, by the access file; without a secret. On a socket, and without an access file: for every
+  // tenant.
+  SessionCaller CallerOf(const grpc::ServerContextBase& context) const;
   // Takes up what the access file says now, and keeps what it said before when that is no access list. Says in the log
   // what has changed, and warns of a certificate or authorities that gRPC, which reads them by itself, cannot use. To
   // be called again and again.

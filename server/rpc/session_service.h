@@ -2,16 +2,28 @@
 // SessionService over a Coordinator.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/mutex.h"
 #include "precondor/v1/session.grpc.pb.h"
-#include "server/core/coordinator.h"
+#include "server/core/coordinator/coordinator.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {
 
+// Who makes a call; see ServerSecurity::CallerOf.
+using CallerFn = std::function<SessionCaller(const grpc::CallbackServerContext& context)>;
+
 // Thread-safe. Both references outlive the service.
 class SessionService final : public v1::SessionService::CallbackService {
  public:
-  SessionService(Coordinator& coordinator, ControlRunner& runner) : coordinator_(coordinator), runner_(runner) {}
+  SessionService(Coordinator& coordinator, ControlRunner& runner, CallerFn caller)
+      : coordinator_(coordinator), runner_(runner), caller_(std::move(caller)) {}
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context, const v1::OpenSessionRequest* request,
                                         v1::OpenSessionResponse* response) override;
@@ -25,8 +37,16 @@ class SessionService final : public v1::SessionService::CallbackService {
                                          v1::CloseSessionResponse* response) override;
 
  private:
+  // The span of a whole step is that of rank 0: from one of its reports to the next, the first from its joining.
+  void BeginStepSpan(uint64_t session_id);
+  void EndStepSpan(const StepReport& report);
+
+  static constexpr size_t kMostStepSpans = 10000;
   Coordinator& coordinator_;
   ControlRunner& runner_;
+  const CallerFn caller_;
+  Mutex mu_;
+  absl::flat_hash_map<uint64_t, absl::Time> step_began_ ABSL_GUARDED_BY(mu_);  // by session; empty without a tracer
 };
 
 }  // namespace precondor::rpc

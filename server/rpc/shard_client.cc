@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <grpcpp/grpcpp.h>
+#include <type_traits>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -13,12 +14,14 @@
 #include "kernels/base/error_reason.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/trace_context.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/shard.grpc.pb.h"
 #include "proto/wire/grpc_deadline.h"
 #include "proto/wire/keepalive.h"
 #include "proto/wire/status_codec.h"
 #include "server/rpc/convert.h"
+#include "server/trace/operation.h"
 
 namespace precondor::rpc {
 namespace {
@@ -136,6 +139,11 @@ class ShardClient final : public ShardControl {
     grpc::ClientContext context;
     context.set_deadline(wire::GrpcDeadline(timeout));
     context.set_wait_for_ready(wait_for_ready);
+    // A timer of the coordinator that does more than look is worth a span.
+    if (!std::is_same_v<Request, v1::DescribeShardRequest>) trace::Operation::Keep();
+    if (const TraceContext* const trace = trace::Operation::CurrentTrace(); trace != nullptr) {
+      context.AddMetadata(kTraceparentKey, FormatTraceparent(*trace));
+    }
     {
       MutexLock lock(mu_);
       if (cancelled_) return absl::CancelledError(absl::StrCat("shard ", address_, ": the server is stopping"));

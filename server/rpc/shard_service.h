@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "precondor/v1/shard.grpc.pb.h"
-#include "server/core/shard.h"
+#include "server/core/shard/shard.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {

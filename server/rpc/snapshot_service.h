@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 
 #include "precondor/v1/snapshot.grpc.pb.h"
-#include "server/core/coordinator.h"
+#include "server/core/coordinator/coordinator.h"
 #include "server/rpc/unary.h"
 
 namespace precondor::rpc {

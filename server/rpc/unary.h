@@ -4,37 +4,54 @@
 
 #include <functional>
 #include <grpcpp/grpcpp.h>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "kernels/base/clock.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/trace_context.h"
 #include "proto/wire/status_codec.h"
 #include "server/core/executor.h"
+#include "server/trace/operation.h"
+#include "server/trace/tracer.h"
 
 namespace precondor::rpc {
 
 // Told of every finished call: the method's name without its package, the code it ended with, and how long it took.
 using RpcRecorder = std::function<void(absl::string_view method, absl::StatusCode code, absl::Duration took)>;
 
+// What the caller says that it works on; nullopt: nothing, or what is no traceparent.
+inline std::optional<TraceContext> CallerTrace(const grpc::CallbackServerContext& context) {
+  const auto found = context.client_metadata().find(kTraceparentKey);
+  if (found == context.client_metadata().end()) return std::nullopt;
+  return ParseTraceparent({found->second.data(), found->second.size()});
+}
+
+// Of a method's name without its package, the one that spans have.
+inline std::string SpanName(absl::string_view method) { return absl::StrCat("precondor.v1.", method); }
+
 // Runs control calls: those that may block off gRPC's threads. Thread-safe; outlives the services.
 class ControlRunner {
  public:
-  ControlRunner(Executor& executor, const Clock& clock, RpcRecorder recorder)
-      : executor_(executor), clock_(clock), recorder_(std::move(recorder)) {}
+  // `tracer` gets a span of each call that changes something, and of others whose callers keep theirs; of ReportStep as
+  // of its step. Null: none.
+  ControlRunner(Executor& executor, const Clock& clock, RpcRecorder recorder, trace::Tracer* tracer)
+      : executor_(executor), clock_(clock), recorder_(std::move(recorder)), tracer_(tracer) {}
 
   // Answers on gRPC's thread: for `work` that waits for no shard, journal or disk.
   grpc::ServerUnaryReactor* RunNow(grpc::CallbackServerContext* context, absl::string_view method,
                                    const std::function<absl::Status()>& work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const absl::Time start = clock_.Now();
-    const absl::Status status = work();
-    Finish(*reactor, method, start, status);
+    RunTraced(*context, *reactor, method, start, work);
     return reactor;
   }
 
@@ -65,6 +82,7 @@ class ControlRunner {
 
   const Clock& clock() const { return clock_; }
   const RpcRecorder& recorder() const { return recorder_; }
+  trace::Tracer* tracer() const { return tracer_; }
 
  private:
   struct KeyedCalls {
@@ -87,7 +105,29 @@ class ControlRunner {
   // A queue of calls whose clients have gone would keep the calls behind it, and the server, from ending.
   void RunUnlessCancelled(const grpc::CallbackServerContext& context, grpc::ServerUnaryReactor& reactor,
                           absl::string_view method, absl::Time start, const std::function<absl::Status()>& work) const {
-    Finish(reactor, method, start, context.IsCancelled() ? absl::CancelledError("the client is gone") : work());
+    if (context.IsCancelled()) return Finish(reactor, method, start, absl::CancelledError("the client is gone"));
+    RunTraced(context, reactor, method, start, work);
+  }
+
+  bool KeepsSpan(absl::string_view method, const std::optional<TraceContext>& caller) const {
+    if (tracer_ == nullptr) return false;
+    if (caller.has_value() && caller->sampled) return true;
+    const absl::string_view name = method.substr(method.find('/') + 1);
+    if (name == "ReportStep") return caller.has_value() && tracer_->Keeps(*caller);
+    return !absl::StartsWith(name, "Get") && !absl::StartsWith(name, "List") && !absl::StartsWith(name, "Describe");
+  }
+
+  void RunTraced(const grpc::CallbackServerContext& context, grpc::ServerUnaryReactor& reactor,
+                 absl::string_view method, absl::Time start, const std::function<absl::Status()>& work) const {
+    const std::optional<TraceContext> caller = CallerTrace(context);
+    absl::Status status;
+    {
+      trace::Operation operation(tracer_, SpanName(method), trace::SpanKind::kServer, start, caller,
+                                 KeepsSpan(method, caller));
+      status = work();
+      operation.set_status(status);
+    }
+    Finish(reactor, method, start, status);
   }
 
   void Finish(grpc::ServerUnaryReactor& reactor, absl::string_view method, absl::Time start,
@@ -99,6 +139,7 @@ class ControlRunner {
   Executor& executor_;
   const Clock& clock_;
   const RpcRecorder recorder_;
+  trace::Tracer* const tracer_;
   Mutex mu_;
   absl::flat_hash_map<std::string, KeyedCalls> keyed_ ABSL_GUARDED_BY(mu_);
 };

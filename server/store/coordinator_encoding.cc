@@ -30,11 +30,16 @@ auto Fields(store::Is<LeaseTerms> auto& value) {
   return std::tie(durable_through, schedule, fallback);
 }
 
+auto Fields(store::Is<SessionAccess> auto& value) {
+  auto& [secret, tenants] = value;
+  return std::tie(secret, tenants);
+}
+
 auto Fields(store::Is<SessionRecord> auto& value) {
-  auto& [session_id, spec, placement, membership, lease] = value;
+  auto& [session_id, spec, placement, membership, lease, access] = value;
   return std::tuple_cat(
       std::tie(session_id, spec, placement, membership, lease, spec.on_shard_loss, spec.layer_methods),
-      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}), std::tie(spec.data_plane));
+      std::make_tuple(store::LayerShapes<decltype((spec.layers))>{spec.layers}), std::tie(spec.data_plane, access));
 }
 
 auto Fields(store::Is<MembershipRecord> auto& value) {
@@ -83,11 +88,12 @@ namespace store {
 namespace {
 
 // 2: a SessionRecord ends with what becomes of the session when a shard is lost. 3: and then with the layers that have
-// a method of their own. 4: and then with the shapes of layers. 5: and then with the way that gradients take.
-constexpr uint8_t kVersion = 5;
+// a method of their own. 4: and then with the shapes of layers. 5: and then with the way that gradients take. 6: and
+// then with the session's secret and its tenants.
+constexpr uint8_t kVersion = 6;
 
 // The record as this version has it. Sessions of version 1 wait; before version 3 all layers have one method, before
-// version 4 no shape, and before version 5 all gradients go over gRPC.
+// version 4 no shape, before version 5 all gradients go over gRPC, and before version 6 there is no secret to show.
 template <typename Record>
 std::string FromVersion(uint8_t version, absl::string_view bytes) {
   std::string next(bytes);
@@ -96,6 +102,7 @@ std::string FromVersion(uint8_t version, absl::string_view bytes) {
     if (version < 3) Put(next, std::vector<LayerMethod>());
     if (version < 4) Put(next, std::map<uint32_t, std::vector<int64_t>>());
     if (version < 5) Put(next, DataPlane::kGrpc);
+    if (version < 6) Put(next, SessionAccess());
   }
   return next;
 }

@@ -16,7 +16,7 @@ namespace precondor::store {
 namespace {
 
 constexpr absl::string_view kMagic = "PCONRING";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kRingVersion = 1;
 constexpr size_t kHeaderBytes = 8 + 4 + 8 + 4;
 // Two floors, written in turns, so that one is whole whenever the process ends; each in a sector of its own.
 constexpr size_t kFloorPlaces[] = {1024, 2048};
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<LogRing>> LogRing::Make(FileSystem& fs, const std
 
 absl::Status LogRing::Begin(uint64_t position, uint64_t sequence, absl::string_view rest) {
   std::string header(kMagic);
-  PutU32(header, kVersion);
+  PutU32(header, kRingVersion);
   PutU64(header, bytes_);
   header = WithChecksum(std::move(header));
   std::memcpy(file_->memory().data(), header.data(), header.size());
@@ -128,9 +128,9 @@ absl::StatusOr<std::optional<LogRingContents>> ReadLogRing(FileSystem& fs, const
   if (!decoder.ok() || magic != kMagic || checksum != Crc32c(file.substr(0, kHeaderBytes - 4))) {
     return absl::DataLossError(absl::StrCat(path, " at offset 0: the header is damaged"));
   }
-  if (version != kVersion) {
+  if (version != kRingVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, ": ring has format ", version, ", this program reads ", kVersion));
+        absl::StrCat(path, ": ring has format ", version, ", this program reads ", kRingVersion));
   }
   if (file.size() != kBlockBytes + bytes || bytes == 0) {
     return absl::DataLossError(

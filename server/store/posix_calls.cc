@@ -32,7 +32,7 @@ absl::Status Descriptor::Close(absl::string_view path) {
 }
 
 absl::StatusOr<Descriptor> OpenDescriptor(const std::string& path, int flags) {
-  const int fd = Uninterrupted([&] { return open(path.c_str(), flags | O_CLOEXEC, 0644); });
+  const int fd = Uninterrupted([&] { return open(path.c_str(), flags | O_CLOEXEC, 0600); });
   if (fd < 0) return IoError("open", path, errno);
   return Descriptor(fd);
 }

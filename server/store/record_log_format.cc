@@ -10,13 +10,13 @@ namespace precondor::store {
 namespace {
 
 constexpr absl::string_view kMagic = "PCONDLOG";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kSegmentVersion = 1;
 
 }  // namespace
 
 std::string EncodeSegmentHeader(uint64_t first_sequence) {
   std::string header(kMagic);
-  PutU32(header, kVersion);
+  PutU32(header, kSegmentVersion);
   PutU64(header, first_sequence);
   PutU32(header, Crc32c(header));
   return header;
@@ -35,9 +35,9 @@ absl::Status CheckSegmentHeader(absl::string_view segment, uint64_t first_sequen
   if (magic != kMagic || checksum != Crc32c(segment.substr(0, kSegmentHeaderBytes - 4))) {
     return absl::DataLossError("segment header is damaged");
   }
-  if (version != kVersion) {
+  if (version != kSegmentVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat("segment has format ", version, ", this program reads ", kVersion));
+        absl::StrCat("segment has format ", version, ", this program reads ", kSegmentVersion));
   }
   if (found != first_sequence) {
     return absl::DataLossError(

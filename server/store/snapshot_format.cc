@@ -13,18 +13,18 @@ namespace {
 
 constexpr absl::string_view kFileMagic = "PCONDSNP";
 constexpr absl::string_view kManifestMagic = "PCONDMAN";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kSnapshotVersion = 1;
 constexpr size_t kChecksumBytes = 4;
 
 absl::Status NewerFormat(uint32_t version) {
-  return absl::FailedPreconditionError(absl::StrCat("has format ", version, ", this program reads ", kVersion));
+  return absl::FailedPreconditionError(absl::StrCat("has format ", version, ", this program reads ", kSnapshotVersion));
 }
 
 }  // namespace
 
 std::string EncodeSnapshotFileHeader(uint64_t id, absl::string_view key) {
   std::string header(kFileMagic);
-  PutU32(header, kVersion);
+  PutU32(header, kSnapshotVersion);
   PutU64(header, id);
   PutBytes(header, key);
   return header;
@@ -42,7 +42,7 @@ absl::Status CheckSnapshotFile(absl::string_view file, uint64_t id, absl::string
   }
   Decoder decoder(file);
   const absl::string_view magic = decoder.Take(kFileMagic.size());
-  if (const uint32_t version = decoder.U32(); decoder.ok() && magic == kFileMagic && version != kVersion) {
+  if (const uint32_t version = decoder.U32(); decoder.ok() && magic == kFileMagic && version != kSnapshotVersion) {
     return NewerFormat(version);
   }
   const uint64_t found_id = decoder.U64();
@@ -55,7 +55,7 @@ absl::Status CheckSnapshotFile(absl::string_view file, uint64_t id, absl::string
 
 std::string EncodeManifest(const SnapshotManifest& manifest) {
   std::string bytes(kManifestMagic);
-  PutU32(bytes, kVersion);
+  PutU32(bytes, kSnapshotVersion);
   PutU64(bytes, manifest.id);
   PutBytes(bytes, manifest.metadata);
   PutU64(bytes, manifest.files.size());
@@ -78,7 +78,7 @@ absl::StatusOr<SnapshotManifest> DecodeManifest(absl::string_view bytes, uint64_
   const absl::string_view magic = decoder.Take(kManifestMagic.size());
   const uint32_t version = decoder.U32();
   if (magic != kManifestMagic) return absl::DataLossError("is no manifest");
-  if (version != kVersion) return NewerFormat(version);
+  if (version != kSnapshotVersion) return NewerFormat(version);
   SnapshotManifest manifest;
   manifest.id = decoder.U64();
   manifest.metadata = std::string(decoder.Bytes());

@@ -29,7 +29,7 @@
 #include "kernels/base/log.h"
 #include "kernels/base/malloc_options.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "server/core/shard.h"
+#include "server/core/shard/shard.h"
 #include "server/core/thread_pool.h"
 #include "server/recovery/shard_store.h"
 #include "server/store/posix_file_system.h"
@@ -103,7 +103,7 @@ class Server {
     }
     shard_ = std::make_unique<Shard>(options, *backend_, executor_, clock_, logger_, observer_);
     if (store_ != nullptr) {
-      shard_->AwaitReplay();
+      shard_->replay().Begin();
       PRECONDOR_CHECK(store_->Restore(*shard_).ok());
       executor_.Drain();  // the window's updates
     }
@@ -123,7 +123,7 @@ class Server {
     for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
       for (uint32_t rank = 0; rank < 8; ++rank) SendStatistics(layer, rank, noise);
     }
-    // The answer to a step that everybody abstained from ends it.
+    // The answer to a step from which all ranks abstained ends the step.
     for (uint32_t layer = 0; layer < spec_.layers.size(); ++layer) {
       ContributionHeader header = Header(layer, static_cast<uint32_t>(DelegateRank(spec_, layer)));
       header.kind = ContributionKind::kGradient;
@@ -144,7 +144,7 @@ class Server {
     for (const LayerStats& layer : *stats) sum += layer.update_seconds * static_cast<double>(layer.factor_version);
     return sum;
   }
-  void RequestSnapshot() { PRECONDOR_CHECK(shard_->RequestSnapshot(spec_.name, step_).ok()); }
+  void RequestSnapshot() { PRECONDOR_CHECK(shard_->snapshots().Request(spec_.name, step_).ok()); }
   int64_t snapshots() const { return observer_.snapshots; }
   ShardStore& store() { return *store_; }
   uint64_t factor_version() const { return shard_->GetLayerStats(spec_.name)->front().factor_version; }

@@ -83,19 +83,19 @@ std::vector<BenchRow> Measure(bool is_short) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend(CpuBackendOptions()).value();
   std::vector<BenchRow> rows;
   for (const char* form : {"EIGEN", "INVERSE"}) {
-    Layer at_once(form, 0, d, *backend), put_off(form, 1, d, *backend);
-    std::vector<double> plain, due_at_once, due_put_off, beside;
+    Layer at_once(form, 0, d, *backend), deferred(form, 1, d, *backend);
+    std::vector<double> plain, due_at_once, due_deferred, beside;
     std::vector<float> fresh;
     for (uint64_t t = 0; t <= intervals * kInterval + 1; ++t) {
-      const double first = at_once.Update(t), second = put_off.Update(t);
-      const double deferred = put_off.Deferred();
-      if (t > 0 && t % kInterval == 1) PRECONDOR_CHECK(put_off.Answer() == fresh);
+      const double first = at_once.Update(t), second = deferred.Update(t);
+      const double refresh = deferred.Deferred();
+      if (t > 0 && t % kInterval == 1) PRECONDOR_CHECK(deferred.Answer() == fresh);
       if (t % kInterval == 0) fresh = at_once.Answer();
       if (t == 0) continue;
       if (t % kInterval == 0) {
         due_at_once.push_back(first);
-        due_put_off.push_back(second);
-        beside.push_back(deferred);
+        due_deferred.push_back(second);
+        beside.push_back(refresh);
       } else {
         plain.push_back(first);
       }
@@ -103,9 +103,9 @@ std::vector<BenchRow> Measure(bool is_short) {
     const std::string of = absl::StrCat("/", form, "/d:", d);
     rows.push_back({absl::StrCat("refresh/update", of), Median(plain) * 1e3, "ms"});
     rows.push_back({absl::StrCat("refresh/update_due_at_once", of), Median(due_at_once) * 1e3, "ms"});
-    rows.push_back({absl::StrCat("refresh/update_due_put_off", of), Median(due_put_off) * 1e3, "ms"});
+    rows.push_back({absl::StrCat("refresh/update_due_deferred", of), Median(due_deferred) * 1e3, "ms"});
     rows.push_back({absl::StrCat("refresh/beside", of), Median(beside) * 1e3, "ms"});
-    rows.push_back({absl::StrCat("refresh/put_off_to_update", of), Median(due_put_off) / Median(plain), "x", 0,
+    rows.push_back({absl::StrCat("refresh/deferred_to_update", of), Median(due_deferred) / Median(plain), "x", 0,
                     is_short ? 0.0 : 2.0, true});
   }
   return rows;

@@ -58,7 +58,7 @@ CollectiveWorld& World();
 // Longer than anything takes that does not hang.
 inline constexpr absl::Duration kAmple = absl::Seconds(100);
 
-// Bytes in the memory of a rank's device, between zones that nobody may write to.
+// Bytes in the memory of a rank's device, between zones that no operation may write to.
 class DeviceBytes {
  public:
   DeviceBytes(int rank, const std::string& bytes) : rank_(rank), bytes_(bytes.size()) {

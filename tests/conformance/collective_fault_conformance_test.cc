@@ -71,7 +71,7 @@ TEST_P(CollectiveFaultTest, TellsAllWhenARankAborts) {
   });
 }
 
-// Nobody but the aborting thread ends this wait.
+// Only the aborting thread ends this wait.
 TEST_P(CollectiveFaultTest, AbortEndsAnOperationUnderWay) {
   std::vector<std::unique_ptr<Collective>> ranks = JoinAll(GetParam());
   Collective& waiting = *ranks.front();

@@ -177,7 +177,7 @@ TEST(GradientMethodConformance, TheSameGradientsGiveTheSameBytes) {
   });
 }
 
-// Of the answer that somebody has had and others have not, and of a state that comes back after it.
+// Repeats an answer that only some ranks have received, also from a state that was restored after it.
 TEST(GradientMethodConformance, RepeatsAnAnswerAndTakesNothingIn) {
   ForAll([](const Method& method, const LayerSpec& layer) {
     const std::unique_ptr<Backend> backend = MakeTestBackend();

@@ -158,7 +158,7 @@ TEST_P(ScaledPreconditionTest, KnowsTheLengthOfWhatIsNearlyGone) {
     ASSERT_TRUE(backend_.Download(u.view(), MatrixView(got.data(), m, n)).ok());
     double square = 0;
     for (const double element : got) square += element * element;
-    EXPECT_NEAR(u_length / std::sqrt(square), 1, 1e-6) << "the length of what is there, rounding included";
+    EXPECT_NEAR(u_length / std::sqrt(square), 1, 1e-6) << "the length of the answer in memory, rounding included";
   }
 }
 

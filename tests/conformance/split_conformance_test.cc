@@ -210,7 +210,7 @@ TEST(SplitConformanceTest, StatesWithoutTermsThatWaitMoveToSeveral) {
 }
 
 // At each operation of each device: an update that fails changes nothing, a device that fails while a change is taken
-// in ends the factor. Nobody waits for the time-out.
+// in ends the factor. No call waits for the time-out.
 TEST(SplitConformanceTest, AFailingDeviceGivesAStatusAndLeavesAllOrNothing) {
   const LayerSpec layer{"layer", 5, 7, false};
   const std::unique_ptr<Method> method = MakeMkor(Config("BLEND", 4)).value();

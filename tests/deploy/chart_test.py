@@ -40,6 +40,7 @@ VALUES = {
     "options": {"config": {"log_level": "debug", "quorum": 0.5, "max_message_bytes": 268435456},
                 "shard": {"config": {"snapshot_interval_steps": 1000000, "log_level": "warning"}, "drainSeconds": 60},
                 "coordinator": {"config": {"session_snapshot_steps": 500}, "cpu": 1}},
+    "tracing": {"tracing": {"endpoint": "http://localhost:4318", "ratio": 0.5}},
     "tls": {"tls": {"secret": "certificates"}},
     "tls and who may what": {"tls": {"secret": "certificates", "accessSecret": "callers"}},
     "tls and tokens": {"tls": {"secret": "certificates", "accessSecret": "callers", "clientCertificates": False}},
@@ -56,6 +57,7 @@ REFUSED = {
     "etcd by a path": ({"coordinator": {"etcd": {"endpoints": ["etcd/etcd:2379"]}}}, "endpoints"),
     "fraction of a core": ({"shard": {"cpu": "500m"}}, "cpu"),
     "size without a unit that is known": ({"shard": {"persistence": {"size": "10GB"}}}, "size"),
+    "collector without a port": ({"tracing": {"endpoint": "http://localhost"}}, "endpoint"),
     "who may what, in plaintext": ({"tls": {"accessSecret": "callers"}}, "secret"),
     "policy without a client": ({"networkPolicy": {"clients": []}}, "clients"),
 }
@@ -130,6 +132,18 @@ class ChartTest(unittest.TestCase):
         options = manifests.environment_of(shard(template(VALUES["options"]))["containers"][0])
         self.assertLessEqual({"PRECONDOR_QUORUM": "0.5", "PRECONDOR_SNAPSHOT_INTERVAL_STEPS": "1000000",
                               "PRECONDOR_LOG_LEVEL": "warning", "PRECONDOR_DRAIN_DEADLINE_MS": "60000"}.items(), options.items())
+
+    def test_spans_get_out_of_the_pods(self):
+        objects = template(VALUES["tracing"])
+        for pod in manifests.pod_templates(objects):
+            for container in filter(manifests.is_server, pod.containers):
+                options = manifests.environment_of(container)
+                self.assertEqual((options["PRECONDOR_TRACE_ENDPOINT"], options["PRECONDOR_TRACE_RATIO"]),
+                                 ("http://localhost:4318", "0.5"))
+        policies = [thing["spec"]["egress"] for thing in objects if thing["kind"] == "NetworkPolicy"]
+        self.assertEqual(len(policies), 2)
+        for egress in policies:
+            self.assertIn({"ports": [{"port": 4318}]}, egress)
 
     def test_alerts_choose_what_the_pod_monitor_scrapes(self):
         objects = template({**VALUES["monitoring"], **VALUES["other names"]})

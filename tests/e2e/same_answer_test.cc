@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training through the service gives what training in one process gives, whoever sends what in which order.
+// Training through the service gives what training in one process gives, in whatever order the ranks send.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>

@@ -26,7 +26,8 @@ constexpr absl::string_view kUsage =
     "  --world       worlds whose name contains this; default: all\n"
     "  --large       the worlds that take an hour, in place of those of CI\n"
     "  --max-states  stop a world here, with exit status 3; default 20,000,000\n"
-    "  --bug         plants forgets_rank, forgets_kept, forgets_begin or loses_update; a failure is then expected\n"
+    "  --bug         plants forgets_rank, forgets_kept, forgets_to_begin, forgets_begin or loses_update; a failure is "
+    "then expected\n"
     "example: explore_test --world=replay --bug=forgets_rank\n";
 
 // Names: exchange, ranks x steps, faults.
@@ -200,11 +201,12 @@ int Main(int argc, char** argv) {
     } else if (absl::ConsumePrefix(&argument, "--max-states=")) {
       known = absl::SimpleAtoi(argument, &max_states);
     } else if (absl::ConsumePrefix(&argument, "--bug=")) {
-      bug = argument == "forgets_rank"    ? PlantedBug::kForgetsRank
-            : argument == "forgets_kept"  ? PlantedBug::kForgetsKept
-            : argument == "forgets_begin" ? PlantedBug::kForgetsBegin
-            : argument == "loses_update"  ? PlantedBug::kLosesUpdate
-                                          : PlantedBug::kNone;
+      bug = argument == "forgets_rank"       ? PlantedBug::kForgetsRank
+            : argument == "forgets_kept"     ? PlantedBug::kForgetsKept
+            : argument == "forgets_to_begin" ? PlantedBug::kForgetsToBegin
+            : argument == "forgets_begin"    ? PlantedBug::kForgetsBegin
+            : argument == "loses_update"     ? PlantedBug::kLosesUpdate
+                                             : PlantedBug::kNone;
       known = bug != PlantedBug::kNone;
     } else {
       known = false;

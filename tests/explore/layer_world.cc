@@ -13,7 +13,7 @@ namespace {
 
 using Kind = Item::Kind;
 
-constexpr absl::string_view kItemNames[] = {"statistics", "gradient", "resume", "fetch"};
+constexpr absl::string_view kItemNames[] = {"statistics", "gradient", "resume", "fetch", "begin"};
 
 std::string NameOf(const Item& item) {
   return absl::StrCat(kItemNames[static_cast<size_t>(item.kind)], " of step ", item.step,
@@ -141,10 +141,8 @@ void LayerExplorer::Do(const Move& move, LayerWorld& world, std::vector<std::str
       world.ranks[rank].replies.clear();
       break;
     case Move::Kind::kCrashRank:
-      Tell(absl::StrCat("rank ", rank, ": its process is killed; the next one begins with step ",
-                        world.ranks[rank].checkpoint));
       ++world.rank_crashes;
-      ReplaceRank(world, rank, world.ranks[rank].checkpoint);
+      Restart(world, rank);
       break;
     case Move::Kind::kCrashShard:
       Tell(absl::StrCat("the shard is killed, and comes back with ", move.records, " of ", world.journal.size(),
@@ -192,12 +190,17 @@ void LayerExplorer::Connect(LayerWorld& world, uint32_t index) const {
   Rank& rank = world.ranks[index];
   Tell(absl::StrCat("rank ", index, ": connects"));
   const bool other = rank.shard_life != 0 && rank.shard_life != world.shard_life;
+  const bool unheard = rank.shard_life != world.shard_life && !rank.last_answer.has_value();
   rank.shard_life = world.shard_life;
   rank.connected = true;
   ++rank.stream;
   for (const Item& item : std::exchange(rank.sent, {})) Insert(rank.queue, item);
   if (!rank.fetched && rules_.workers_precondition()) {
     Insert(rank.queue, {.kind = Kind::kFetch, .step = rank.step, .place = -1000});
+  }
+  const uint64_t first_step = world.first_steps[index];
+  if (unheard && first_step > 0 && !rules_.workers_precondition() && bug_ != PlantedBug::kForgetsToBegin) {
+    Insert(rank.queue, {.kind = Kind::kBegin, .step = first_step, .place = -2000, .already_answered = true});
   }
   if (!other) return;
   std::optional<uint64_t> first_gradient;
@@ -226,7 +229,9 @@ void LayerExplorer::Send(LayerWorld& world, uint32_t index) const {
   const ContributionKey key = {.epoch = rank.epoch, .step = item.step, .layer = 0, .rank = index};
   switch (item.kind) {
     case Kind::kResume:
-      Feed(world, RankResumed{.key = key, .factor_version = item.version}, index, &item);
+    case Kind::kBegin:
+      Feed(world, RankResumed{.key = key, .factor_version = item.version, .begins = item.kind == Kind::kBegin}, index,
+           &item);
       return;
     case Kind::kFetch:
       Feed(world, FactorsRequested{.key = key}, index, &item);
@@ -338,6 +343,15 @@ void LayerExplorer::GoOn(LayerWorld& world) const {
 }
 
 // --- epochs ---------------------------------------------------------------------------------------------------------
+
+void LayerExplorer::Restart(LayerWorld& world, uint32_t index) const {
+  const Rank& rank = world.ranks[index];
+  // One that has done all its steps has a checkpoint of that, too.
+  const bool finished = rank.step == limits_.steps && rank.queue.empty() && rank.sent.empty();
+  const uint64_t first_step = finished ? rank.step : rank.checkpoint;
+  Tell(absl::StrCat("rank ", index, ": its process is killed; the next one begins with step ", first_step));
+  ReplaceRank(world, index, first_step);
+}
 
 void LayerExplorer::ReplaceRank(LayerWorld& world, uint32_t index, uint64_t first_step) const {
   world.ranks[index] = Rank{.step = first_step, .checkpoint = first_step, .epoch = ++world.epoch};

@@ -30,12 +30,12 @@ struct WorldLimits {
   int broken_streams = 0;        // with what was on its way to the rank
 };
 
-// A planted bug, which the exploration has to find: a rank sends no RESUME, or nothing of what it keeps; a shard that
-// comes back does not know where ranks began, or has no record of updates.
-enum class PlantedBug : uint8_t { kNone, kForgetsRank, kForgetsKept, kForgetsBegin, kLosesUpdate };
+// A planted bug, which the exploration has to find: a rank sends no RESUME, nothing of what it keeps, or does not say
+// where it begins; a shard that comes back does not know where ranks began, or has no record of updates.
+enum class PlantedBug : uint8_t { kNone, kForgetsRank, kForgetsKept, kForgetsToBegin, kForgetsBegin, kLosesUpdate };
 
 struct Item {
-  enum class Kind : uint8_t { kStatistics, kGradient, kResume, kFetch };
+  enum class Kind : uint8_t { kStatistics, kGradient, kResume, kFetch, kBegin };
   Kind kind = Kind::kStatistics;
   uint64_t step = 0;
   uint64_t version = 0;           // of a RESUME
@@ -161,6 +161,7 @@ class LayerExplorer {
   void Refused(LayerWorld& world, uint32_t rank, const Reply& reply) const;
   void Answered(LayerWorld& world, uint32_t rank, const Item& item, const Answer& answer) const;
   void Join(LayerWorld& world, uint32_t rank) const;
+  void Restart(LayerWorld& world, uint32_t rank) const;
   void ReplaceRank(LayerWorld& world, uint32_t rank, uint64_t first_step) const;
   void CrashShard(LayerWorld& world, size_t records) const;
   void Feed(LayerWorld& world, const LayerEvent& event, uint32_t rank, const Item* item) const;

@@ -36,10 +36,11 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "kernels/base/log.cc",  # times of log lines
     "proto/wire/grpc_deadline.h",  # gRPC turns it into monotonic time at once
     "server/metrics/metrics_observer.cc",  # Unix times, which Prometheus compares with its own
+    "server/trace/tracer.cc",  # spans have Unix times
     "server/app.cc",  # number of a process' memory
-    "server/core/coordinator_opening.cc",  # session ids, beyond those of a journal that is lost
-    "server/core/coordinator_factors.cc",  # versions of factors' holds, beyond those of the process before
-    "server/core/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
+    "server/core/coordinator/coordinator_opening.cc",  # session ids, beyond those of a journal that is lost
+    "server/core/coordinator/coordinator_factors.cc",  # versions of factors' holds, beyond those of the process before
+    "server/core/coordinator/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
     "server/recovery/shard_store.cc",  # since when a session is in quarantine, for people
     "client/cpp/src/client.cc",  # incarnations, beyond those of the processes before
     "client/python/examples/compare.py",  # names of sessions, which no other run has

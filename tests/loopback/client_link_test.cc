@@ -329,7 +329,7 @@ TEST(ClientLinkTest, DestructionSettlesWhatIsOutstanding) {
     ASSERT_TRUE(SendStatistics(*worker, 0, 1).ok());
     ASSERT_TRUE(server.Await([](const auto& stored) { return stored.size() == 2; }));
     worker.reset();
-    gradient.reset();  // nobody may touch it any more
+    gradient.reset();  // no thread may touch it any more
   }
   EXPECT_TRUE(future.ready());
   EXPECT_EQ(future.Wait().status().code(), absl::StatusCode::kCancelled);
@@ -384,7 +384,7 @@ TEST(ClientLinkTest, CancelGivesBackAGradientThatTheShardDoesNotRead) {
 
 TEST(ClientLinkTest, DroppedFuturesAreStillAnswered) {
   ScriptedServer server(Spec());
-  std::vector<Tensor> gradients;  // outlives the worker, since nobody waits for the answers
+  std::vector<Tensor> gradients;  // outlives the worker, since the test does not wait for the answers
   for (int64_t step = 0; step < 20; ++step) gradients.push_back(Tensor::Ramp(1));
   const auto worker = Join(Options(server));
   for (uint64_t step = 0; step < 20; ++step) {

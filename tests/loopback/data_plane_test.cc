@@ -297,7 +297,7 @@ TEST_F(DataPlaneTest, TheOrderOfCallsIsEachRanksOwn) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Whoever waits for an answer before it sends the rest gets it over gRPC, and so does everybody else.
+// A rank that waits for an answer before it sends the rest gets that answer over gRPC, and so do the other ranks.
 TEST_F(DataPlaneTest, ARankThatWaitsInBetweenEndsTheCommunicatorAndNotTheJob) {
   Start(1, /*plane_timeout_ms=*/300);
   const SessionSpec spec = PlaneSpec(2);
@@ -428,6 +428,7 @@ TEST_F(DataPlaneTest, NobodyWaitsForARankThatDeclines) {
   request.set_epoch(worker->epoch());
   request.set_rank(1);
   request.set_incarnation(kRawIncarnation);
+  request.set_secret(joined.secret());
   request.set_declined("on another host");
   v1::JoinPlaneResponse response;
   grpc::ClientContext context;
@@ -539,6 +540,7 @@ TEST_F(DataPlaneTest, JoinPlaneTellsWhyNot) {
   request.set_session_id(joined.session_id());
   request.set_epoch(joined.epoch());
   request.set_incarnation(kRawIncarnation);
+  request.set_secret(joined.secret());
   const auto ask = [&] {
     v1::JoinPlaneResponse response;
     grpc::ClientContext context;

@@ -286,7 +286,7 @@ TEST_F(DevicePlaneTest, TheSlotOfAGradientThatIsAnsweredTooLateIsUsedAgain) {
   std::vector<float> values = Gradient(0, 0);
   const std::vector<float> sent = values;
   const DeviceTensor tensor{.data = values.data(), .rows = rows, .cols = cols, .stride = cols};
-  // Not answered before the step's statistics are in, which come when nobody waits any more.
+  // Not answered before the step's statistics are in, which come after the wait has ended.
   const absl::Status late = worker->Precondition(0, 0, tensor, tensor, 10).Wait().status();
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
   EXPECT_EQ(worker->device_plane().in_ring, 1);

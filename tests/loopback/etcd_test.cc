@@ -22,7 +22,7 @@
 #include "server/store/coordinator_encoding.h"
 #include "tests/support/child_process.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/server/core/coordinator_fixture.h"
+#include "tests/unit/server/core/coordinator/coordinator_fixture.h"
 #include "tests/unit/server/store/sample_records.h"
 
 namespace precondor::etcd {
@@ -176,7 +176,7 @@ TEST_F(EtcdTest, AWriteOfALeaderThatWasReplacedIsRefused) {
   auto first = Elect("first");
   const auto log = OpenLog(*first);
   ASSERT_TRUE(log.journal->Append(SampleSession(1)).ok());
-  // Somebody removes the key under it, as the end of its lease would.
+  // Another client removes the key, as the end of its lease would.
   etcdserverpb::TxnRequest remove;
   remove.add_success()->mutable_request_delete_range()->set_key(first->LeaderKey());
   ASSERT_TRUE(client_->Txn(remove).ok());

@@ -190,7 +190,7 @@ class Job {
     shards[shard] = std::make_unique<RawServer>(configs[shard]);
     shard_relays[shard]->Target(shards[shard]->app().port());
   }
-  // As SIGKILL does: nobody is told, connections break.
+  // As SIGKILL does: the shard tells no other process, and its connections break.
   void KillShard(size_t shard) { shards[shard] = nullptr; }
 
   SessionSpec spec;
@@ -270,7 +270,7 @@ TEST_P(ModeSwitchTest, FallsBackForAllAtOnceFreesTheFactorsAndReturnsToFreshOnes
   }
   EXPECT_EQ(Metric(*job.server, "precondor_second_order_mode{train_job=\"job\"}"), 0);
 
-  // An operator's choice holds from the first step that nobody has been granted: 59 + kLease is the last that was.
+  // An operator's choice holds from the first step that no rank has been granted: 59 + kLease is the last granted one.
   job.Force(v1::MODE_SECOND_ORDER);
   const uint64_t back = 60 + kLease;
   const auto rest = job.Run(60, back + 10);
@@ -366,7 +366,7 @@ TEST_P(ModeSwitchTest, ACoordinatorThatIsGoneStopsNobodyBeforeTheLeaseEnds) {
       ExpectFirstOrder(all[step - 5], step);
     }
   }
-  // What was reported while nobody listened has come in.
+  // The reports that the ranks made while the server was gone have arrived.
   EXPECT_TRUE(Await([&] { return Metric(*job.server, "precondor_last_step_number{train_job=\"job\"}") == 14; }));
 }
 
@@ -390,6 +390,7 @@ TEST_P(ModeConflictTest, AFrameInAnotherModeThanItsStepIsRefusedAndCounted) {
   header.set_session_id(joined.session_id());
   header.set_epoch(joined.epoch());
   header.set_incarnation(1);
+  header.set_secret(joined.secret());
   header.set_layer(owner.layers(0));
   header.set_kind(v1::FRAME_KIND_GRADIENT);
   header.set_mode(v1::MODE_FIRST_ORDER);

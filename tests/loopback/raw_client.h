@@ -154,6 +154,7 @@ inline v1::FrameHeader RawHeader(const v1::JoinSessionResponse& joined, v1::Fram
   header.set_step(step);
   header.set_layer(static_cast<uint32_t>(layer));
   header.set_incarnation(kRawIncarnation);
+  header.set_secret(joined.secret());
   header.set_kind(kind);
   header.set_mode(v1::MODE_SECOND_ORDER);
   header.set_samples(4);

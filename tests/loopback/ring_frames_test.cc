@@ -237,7 +237,7 @@ TEST_F(RingLinkTest, AGradientOfAnotherDeviceLeavesTheRingToOthers) {
 
 TEST_F(RingLinkTest, AShardThatIsDownIsWaitedForOnce) {
   const auto plane = std::make_shared<FakePlane>();
-  const auto link = LinkTo("unix:" + folder_.path() + "/nobody");
+  const auto link = LinkTo("unix:" + folder_.path() + "/absent");
   // The gradient's deadline is sooner than connect_timeout.
   const absl::Status first = Take(*link, plane, MonotonicNow() + absl::Milliseconds(10)).status();
   EXPECT_EQ(first.code(), absl::StatusCode::kUnavailable);

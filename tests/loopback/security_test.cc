@@ -304,6 +304,34 @@ TEST_F(SecurityTest, RolesOfCertificatesSayWhatACallerMayDo) {
   EXPECT_THAT(std::string(stranger.message()), HasSubstr("a certificate of stranger.test, which is not listed"));
 }
 
+// What one job sees of another in lists and errors is of no use to it.
+TEST_F(SecurityTest, AJobCannotTakePartInAnothersSession) {
+  ServerConfig config = Config();
+  config.access_file = Path("access");
+  const std::string intruder = "intruder-token-0123456789";
+  WriteAccess(absl::StrCat("worker@job-a token ", kWorkerToken, "\nworker token ", intruder, "\noperator token ",
+                           kOperatorToken, "\n"));
+  const std::unique_ptr<App> app = Start(config);
+  const auto client = Connect(*app, Files("", kWorkerToken));
+  ASSERT_TRUE((*client)->OpenSession(OneLayer()).ok());
+  // Another process of the job: it has not opened the session, and knows its name.
+  const auto worker = (*Connect(*app, Files("", kWorkerToken)))->Join("test", {0, 7654321});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  ExpectStep(**worker, 0);
+
+  Write("intruder", intruder);
+  ClientSecurity files = Files("");
+  files.token_file = Path("intruder");
+  const auto stranger = Connect(*app, files);
+  ASSERT_TRUE(stranger.ok()) << stranger.status();
+  EXPECT_EQ((*stranger)->OpenSession(OneLayer()).status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ((*stranger)->CloseSession("test").status().code(), absl::StatusCode::kPermissionDenied);
+  const absl::Status refused = (*stranger)->Join("test", {0, 7654322}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(refused.message()), Not(HasSubstr("7654321")));
+  ExpectStep(**worker, 1);
+}
+
 TEST_F(SecurityTest, AShardTakesOrdersOfACoordinatorAlone) {
   ServerConfig config = Config();
   config.access_file = Path("access");

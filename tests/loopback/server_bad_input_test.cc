@@ -14,6 +14,7 @@ namespace precondor {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct BadCase {
   const char* name;
@@ -403,6 +404,78 @@ TEST(ServerStreamTest, OversizeMessageIsRefused) {
   v1::PreconditionResponse response;
   EXPECT_EQ(server.Precondition(request, &response).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(server.Precondition(RawRequest(job, 0, 0), &response).ok());
+}
+
+// Ids, epoch and incarnation as a process has seen them in an error or a list.
+TEST(ServerSessionTest, WithoutTheSecretNoNumberIsOfUse) {
+  RawServer server;
+  v1::JoinSessionResponse seen = server.OpenAndJoin("job");
+  const v1::JoinSessionResponse job = seen;
+  EXPECT_EQ(job.secret().size(), 16u);
+  for (const std::string& secret : {std::string(), std::string(16, 'x')}) {
+    seen.set_secret(secret);
+    v1::PreconditionResponse response;
+    const grpc::Status unary = server.Precondition(RawRequest(seen, 0, 0), &response);
+    EXPECT_EQ(unary.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_THAT(unary.error_message(), Not(HasSubstr("job\"")));
+    grpc::ClientContext context;
+    SetDeadline(context);
+    auto stream = server.data->Exchange(&context);
+    v1::ExchangeResponse message;
+    ASSERT_TRUE(stream->Read(&message));
+    for (const v1::FrameKind kind :
+         {v1::FRAME_KIND_GRADIENT, v1::FRAME_KIND_RESUME, v1::FRAME_KIND_FETCH, v1::FRAME_KIND_PULL}) {
+      v1::ExchangeRequest frame;
+      *frame.mutable_header() = RawHeader(seen, kind, 0, 0);
+      if (kind == v1::FRAME_KIND_GRADIENT) frame.set_payload(RawFloats(kRawRows[0] * kRawCols[0], 1));
+      if (kind != v1::FRAME_KIND_GRADIENT) frame.mutable_header()->clear_tensors();
+      if (kind != v1::FRAME_KIND_GRADIENT) frame.mutable_header()->clear_payload_bytes();
+      ASSERT_TRUE(stream->Write(frame));
+      ASSERT_TRUE(stream->Read(&message));
+      EXPECT_EQ(message.header().kind(), v1::FRAME_KIND_ERROR);
+      EXPECT_EQ(message.error().code(), static_cast<int>(grpc::StatusCode::PERMISSION_DENIED)) << message.DebugString();
+    }
+    v1::ReportStepRequest report;
+    report.set_session_id(seen.session_id());
+    report.set_epoch(seen.epoch());
+    report.set_incarnation(kRawIncarnation);
+    report.set_secret(secret);
+    v1::ReportStepResponse reported;
+    grpc::ClientContext report_context;
+    EXPECT_EQ(server.sessions->ReportStep(&report_context, report, &reported).error_code(),
+              grpc::StatusCode::PERMISSION_DENIED);
+    v1::LeaveSessionRequest leave;
+    leave.set_session_id(seen.session_id());
+    leave.set_incarnation(kRawIncarnation);
+    leave.set_secret(secret);
+    v1::LeaveSessionResponse left;
+    grpc::ClientContext leave_context;
+    EXPECT_EQ(server.sessions->LeaveSession(&leave_context, leave, &left).error_code(),
+              grpc::StatusCode::PERMISSION_DENIED);
+  }
+  v1::PreconditionResponse response;
+  EXPECT_TRUE(server.Precondition(RawRequest(job, 0, 0), &response).ok());
+  EXPECT_EQ(server.Stats("job")[0].accepted(), 2u) << "nothing of the others' was taken in";
+}
+
+TEST(ServerSessionTest, AFrameShowsTheSecretOnceForItsStream) {
+  RawServer server;
+  const v1::JoinSessionResponse job = server.OpenAndJoin("job");
+  grpc::ClientContext context;
+  SetDeadline(context);
+  auto stream = server.data->Exchange(&context);
+  v1::ExchangeResponse message;
+  ASSERT_TRUE(stream->Read(&message));
+  for (int layer = 0; layer < 2; ++layer) {
+    v1::ExchangeRequest frame;
+    *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_STATISTICS, 0, layer);
+    if (layer > 0) frame.mutable_header()->clear_secret();
+    frame.set_payload(RawFloats(kRawRows[layer] + kRawCols[layer], 1));
+    ASSERT_TRUE(stream->Write(frame));
+    ASSERT_TRUE(stream->Read(&message));
+    EXPECT_EQ(message.header().kind(), v1::FRAME_KIND_ACK) << message.DebugString();
+    EXPECT_TRUE(message.header().secret().empty());
+  }
 }
 
 TEST(ServerSessionTest, BadLayerTablesAreRefused) {

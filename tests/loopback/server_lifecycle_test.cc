@@ -35,7 +35,7 @@ TEST(ServerLifecycleTest, DrainTurnsReadinessAndNotLivenessAndRefusesSessions) {
   const v1::JoinSessionResponse job = server.OpenAndJoin("job", 2);
   EXPECT_EQ(CheckHealth(server.channel(), ""), 1);
   EXPECT_EQ(CheckHealth(server.channel(), "liveness"), 1);
-  EXPECT_EQ(CheckHealth(server.channel(), "nobody"), -1);
+  EXPECT_EQ(CheckHealth(server.channel(), "unknown"), -1);
   server.app().RequestDrain(absl::Seconds(30));
   EXPECT_EQ(CheckHealth(server.channel(), ""), 2);
   EXPECT_EQ(CheckHealth(server.channel(), "liveness"), 1);

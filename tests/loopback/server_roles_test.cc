@@ -108,7 +108,7 @@ class ServerRolesTest : public ::testing::Test {
         }
       }
     }
-    ADD_FAILURE() << "nobody owns layer " << layer;
+    ADD_FAILURE() << "no shard owns layer " << layer;
     return 0;
   }
 
@@ -347,7 +347,7 @@ TEST_F(ServerRolesTest, WatchersSeeTheDrain) {
     EXPECT_EQ(CheckHealth(server->channel(), "liveness"), 1);
     EXPECT_TRUE(InfoOf(*server).draining());
   }
-  EXPECT_EQ(CheckHealth(shards_[1]->channel(), ""), 1) << "nobody drained it";
+  EXPECT_EQ(CheckHealth(shards_[1]->channel(), ""), 1) << "no call drained it";
 }
 
 // As one that was paused, and replaced meanwhile.

@@ -160,7 +160,7 @@ class Job {
       ASSERT_TRUE(workers[rank]->Flush().ok());
     });
   }
-  // As SIGKILL does: nobody is told, connections break.
+  // As SIGKILL does: the shard tells no other process, and its connections break.
   void Kill(size_t shard) { shards[shard] = nullptr; }
   // In its place one that has an empty data directory.
   void Forget(size_t shard) {
@@ -208,7 +208,7 @@ TEST_F(ShardLossTest, TheJobGoesOnWithFreshFactorsAndEqualWeights) {
   job.Join();
   job.Run(0, 7);
   ExpectEqualWeights(job);
-  // Everybody has the answers to step 6, and nobody hears of the loss but by what it sends next.
+  // All ranks have the answers to step 6. A rank learns of the loss only from what it sends next.
   job.Kill(1);
   job.Run(7, 20);
   ExpectEqualWeights(job);
@@ -229,7 +229,7 @@ TEST_F(ShardLossTest, WhatTheShardHadTakenInIsSentAgain) {
   Job job(ExchangeMode::kDelegate);
   job.Join();
   job.Run(0, 8);
-  // Rank 0 keeps its statistics of step 8 back until the shard is gone: nobody has an answer of it.
+  // Rank 0 keeps its statistics of step 8 back until the shard is gone: no rank has an answer to it.
   std::atomic<int> sent = 0;
   job.ForEachRank([&](uint32_t rank) {
     if (rank == 0) {

@@ -261,7 +261,7 @@ TEST(RestoreTest, TakesTheJobBackOnTheShardsThatItRunsOn) {
   replace.push_back("--replace");
   const auto restored = original.cluster.Ctl(replace);
   ASSERT_TRUE(restored.ok()) << restored.status();
-  EXPECT_FALSE(original.trainer.Step().ok()) << "whoever was there is out";
+  EXPECT_FALSE(original.trainer.Step().ok()) << "the earlier workers are out";
   Trainer trainer(original.cluster, original.step, original.trainer.checkpoint);
   ASSERT_NO_FATAL_FAILURE(trainer.RunTo(end));
   EXPECT_EQ(trainer.weights, expected);

@@ -315,7 +315,8 @@ TEST_P(WorkerFactorsTest, AWorkerThatWasKilledWithinAStepRepeatsIt) {
             expected);
 }
 
-// What the workers have is of no use to a shard that has lost it: nobody goes on alone, and all can begin again.
+// The workers' copies are of no use to a shard that has lost its factors: no rank goes on alone, and all can begin
+// again.
 TEST_P(WorkerFactorsTest, FactorsThatAShardHasLostAreLostForAll) {
   SessionSpec spec = Spec(GetParam(), 2);
   spec.inv_freq = 1;

@@ -153,7 +153,7 @@ def interrupt_report(server_program, folder):
 
 
 def leave_open(address, name):
-    """Ends with a worker, a client and an answer that nobody waits for."""
+    """Ends with a worker, a client and an answer for which no thread waits."""
     import precondor
     client = precondor.Client(address)
     worker = client.join(name)

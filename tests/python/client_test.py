@@ -197,7 +197,7 @@ class ClientTest(unittest.TestCase):
             files = pathlib.Path(folder)
             subprocess.run([ROOT / "deploy" / "certificates.sh", files, "server,localhost,127.0.0.1", "job-a", "job-b"],
                            check=True, timeout=TIMEOUT_S)
-            (files / "access").write_text("worker name job-a\nworker token a-token-of-this-test\n", encoding="utf-8")
+            (files / "access").write_text("worker@job name job-a\nworker@job token a-token-of-this-test\n", encoding="utf-8")
             (files / "token").write_text("a-token-of-this-test\n", encoding="utf-8")
             server = Server(self.server_program, folder, f"--tls-cert={files}/server.pem", f"--tls-key={files}/server.key",
                             f"--tls-client-ca={files}/ca.pem", f"--access-file={files}/access")

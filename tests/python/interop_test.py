@@ -117,7 +117,7 @@ class Rank:
         p, c = pb.precondition_pb2, pb.common_pb2
         header = p.FrameHeader(session_id=self.joined.session_id, epoch=self.joined.epoch, step=step, layer=layer,
                                rank=self.rank, incarnation=self.rank + 1, kind=kind, mode=c.MODE_SECOND_ORDER,
-                               samples=SAMPLES[self.rank])
+                               samples=SAMPLES[self.rank], secret=self.joined.secret)
         for tensor, data_type in tensors:
             header.tensors.add(data_type=data_type, dims=tensor.shape)
         payload = b"".join(tensor.tobytes() for tensor, _ in tensors)
@@ -238,7 +238,7 @@ class InteropTest(unittest.TestCase):
         for rank in ranks:
             reply = self.sessions.ReportStep(pb.session_pb2.ReportStepRequest(
                 session_id=rank.joined.session_id, epoch=rank.joined.epoch, rank=rank.rank, incarnation=rank.rank + 1,
-                step=step, loss=1.0, samples=SAMPLES[rank.rank], finite=True), timeout=TIMEOUT_S)
+                step=step, loss=1.0, samples=SAMPLES[rank.rank], finite=True, secret=rank.joined.secret), timeout=TIMEOUT_S)
             self.assertGreater(reply.directive.lease_through_step, step)
             self.assertEqual(reply.directive.epoch, rank.joined.epoch)
 

@@ -46,7 +46,7 @@ def environment(place):
 
 
 # Libraries that the wheel brings come from nowhere else, and a client of grpcio and messages of google.protobuf serve in
-# the same process, whoever was imported first.
+# the same process, in either order of import.
 PROGRAM = """
 import sys
 address, first = sys.argv[1:]

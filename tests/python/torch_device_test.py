@@ -89,7 +89,7 @@ class TorchDeviceTest(unittest.TestCase):
                 self.assertRegex(self.plane["reason"], reason)
                 self.assertEqual(self.plane["in_ring"], 0)
                 sent = CASES["mlp"].steps * len(self.results[0].decisions)
-                # Of a stream that is not open yet nobody knows whether it has a ring: the first ones may go by the client.
+                # Before a stream is open it is unknown whether it has a ring: the first gradients may go by the client.
                 first = self.plane["over_socket"]
                 self.assertLessEqual(first, len(self.results[0].decisions) if name == "no-ring" else 0)
                 self.assertEqual(calls["synchronize"], sent - first)

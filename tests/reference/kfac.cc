@@ -49,17 +49,17 @@ void Kfac::Update(const Dense& a, const Dense& g) {
     accumulated_ = (accumulated_ + 1) % options_.accumulation_steps;
   }
   waiting_ = waiting_ || !ready_ || t % options_.inv_update_steps(t) == 0;
-  if (coming_.has_value() && coming_->at + options_.refresh_lag == t) {
-    decomposed_ = *coming_;
-    coming_.reset();
+  if (next_decomposed_.has_value() && next_decomposed_->at + options_.refresh_lag == t) {
+    decomposed_ = *next_decomposed_;
+    next_decomposed_.reset();
   }
-  if (!waiting_ || accumulated_ != 0 || coming_.has_value()) return;
+  if (!waiting_ || accumulated_ != 0 || next_decomposed_.has_value()) return;
   waiting_ = false;
-  coming_ = Decomposed{a_, g_, options_.damping(t), std::sqrt(MeanDiagonal(a_) / MeanDiagonal(g_)), t};
+  next_decomposed_ = Decomposed{a_, g_, options_.damping(t), std::sqrt(MeanDiagonal(a_) / MeanDiagonal(g_)), t};
   if (ready_ && options_.refresh_lag > 0) return;
   ready_ = true;
-  decomposed_ = *coming_;
-  coming_.reset();
+  decomposed_ = *next_decomposed_;
+  next_decomposed_.reset();
 }
 
 Vector Kfac::Precondition(const Vector& d) const {

@@ -60,7 +60,7 @@ class Kfac {
   Dense a_, g_;
   bool waiting_ = false, ready_ = false;
   Decomposed decomposed_;
-  std::optional<Decomposed> coming_;
+  std::optional<Decomposed> next_decomposed_;
 };
 
 }  // namespace precondor::reference

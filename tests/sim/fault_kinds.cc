@@ -57,7 +57,7 @@ void CrashCoordinator(World& world) {
   world.queue().After(patience_us + SomeTime(world), [&world] { world.RestartCoordinator(); });
 }
 
-// A shard comes back from its log and snapshots with all that anybody has heard of it.
+// A shard comes back from its log and snapshots with all that it has told another process.
 void KillShard(World& world) { SomeShard(world).Kill(Loss::kProcess, SomeTime(world)); }
 
 void LoseShard(World& world) { world.LoseShard(SomeShard(world)); }

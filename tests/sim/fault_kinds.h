@@ -20,7 +20,7 @@ struct FaultKind {
 };
 
 absl::Span<const FaultKind> FaultKinds();
-// A shard is gone for good, of a session that degrades; not in the table.
+// A shard of a session that degrades is lost permanently; not in the table.
 const FaultKind& LosesAShard();
 
 }  // namespace precondor::sim

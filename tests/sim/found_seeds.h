@@ -23,9 +23,9 @@ constexpr FoundSeed kFoundSeeds[] = {
     {1320, 17, "statistics that were missing past their deadline held the layer up when staleness_steps is 1"},
     {17782, 17, "a replaced rank was told to wait for itself"},
     {725, 18, "statistics of a step that a lost memory had answered were refused, with an error for who sent them"},
-    {5488, 18, "a step whose gradient nobody sends again stayed in the window for good"},
+    {5488, 18, "a step whose gradient no rank sends again stayed in the window permanently"},
     {6231, 18, "statistics sent again to a step before the end of a log that was lost held the layer up"},
-    {16296, 17, "a rank that was ahead was refused for good while a step that came back was being answered"},
+    {16296, 17, "a rank that was ahead was refused permanently while a step that came back was being answered"},
     {4591, 21, "ranks that begin again in first order were waited for at a step with factors"},
     {13303, 21, "a shard that came back waited for ranks that had begun after the step"},
     {1926, 21, "factors went on while a rank began again with earlier ones"},
@@ -38,7 +38,12 @@ constexpr FoundSeed kFoundSeeds[] = {
      "a rank that had yet to begin was taken for one that begins after the step, and an update lacked its part"},
     {745161, 21, "a session that ended stayed where an install came late"},
     {789994, 21,
-     "ranks that went back from first order were told that there are no factors, before they were held again"},
+     "ranks that returned from first order were told that there are no factors, before they were held again"},
+    {778712, 21, "a rank that had done all its steps did not say where it begins, and another waited for it"},
+    {400044, 21, "ranks whose first step sends nothing did not say where they begin, and a delegate waited for them"},
+    {308528, 21, "a rank waited for gradients of a step that the others had passed and a shard had lost"},
+    {808653, 21, "a step that had lost its answer held up the later ones"},
+    {1011408, 21, "steps in second order were promised while shards held no factors"},
 };
 
 }  // namespace precondor::sim

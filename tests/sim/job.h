@@ -24,14 +24,14 @@ inline uint64_t DigestOf(const GradientResult& result) {
 
 class Job {
  public:
-  // The answer that a rank has for a layer; in DELEGATE the others get it from that rank. I3: what anybody gets is what
-  // everybody gets, in one generation of the job.
+  // The answer that a rank has for a layer; in DELEGATE the others get it from that rank. I3: all ranks get equal
+  // answers in one generation of the job.
   std::string NoteAnswer(uint64_t generation, uint64_t step, uint32_t layer, uint64_t digest) {
     const auto [found, fresh] = answers_.try_emplace({generation, step, layer}, digest);
     if (fresh || found->second == digest || forgets()) return "";
     return "I3: two ranks have different answers at step " + std::to_string(step) + " layer " + std::to_string(layer);
   }
-  // 0: nobody has one yet.
+  // 0: no rank has one yet.
   uint64_t AnswerOf(uint64_t generation, uint64_t step, uint32_t layer) const {
     const auto found = answers_.find({generation, step, layer});
     return found == answers_.end() ? 0 : found->second;
@@ -53,7 +53,7 @@ class Job {
   // A shard has lost what it had told.
   void BeInexact() { inexact_ = true; }
   bool inexact() const { return inexact_; }
-  // Ranks are lost as well: nobody may be left who knows what a shard had told.
+  // Ranks are lost as well: perhaps no process is left that knows what a shard had told.
   void MayForget() { may_forget_ = true; }
 
   // I4: a step has one mode, on every worker and shard, whatever happens to the coordinator.

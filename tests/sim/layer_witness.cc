@@ -32,7 +32,7 @@ void LayerWitness::RolledBack(uint64_t generation) { generation_ = generation; }
 
 std::string LayerWitness::Made() {
   if (replaying_ || inexact_) {
-    leaving_ = std::exchange(state_, {});
+    replaced_ = std::exchange(state_, {});
     return "";
   }
   for (auto& [key, step] : steps_) step.optional = true;
@@ -46,12 +46,13 @@ void LayerWitness::Lost(bool machine) {
   inexact_ = inexact_ || machine;
   restoring_ = true;
   replaying_ = Last().version > 0 || inexact_;
-  state_ = leaving_ = {};
+  state_ = replaced_ = {};
   for (auto& [key, step] : steps_) {
     // Gradients are gathered anew, for the same answer; so are statistics that are not in the factors.
     step.counted.erase(AnsweredKind());
     if (inexact_ || !last_update_.has_value() || key > *last_update_) {
-      // One that was skipped, as nobody had any, stays so; how many say it again does not matter.
+      // A step that was skipped, because no rank had statistics, stays skipped; how many ranks repeat it does not
+      // matter.
       const Contributors& counted = step.counted[ContributionKind::kStatistics];
       const bool complete = counted.size() == static_cast<size_t>(spec_.world_size);
       step.optional = step.optional || (complete && !oracle_.Update(key.second, layer_, counted).has_value());
@@ -87,7 +88,8 @@ bool LayerWitness::MadeOfSomeStep(const Stacked& update) const {
 std::string LayerWitness::Replayed(const Stacked& update, const MethodState& after) {
   if (unchecked_) return "";
   // Fresh factors are made while what was restored for those that go waits for its turn.
-  const bool in_line = after == After(state_, update) || after == After({}, update) || after == After(leaving_, update);
+  const bool in_line =
+      after == After(state_, update) || after == After({}, update) || after == After(replaced_, update);
   const auto found = states_.find(after.digest);
   const bool known = found != states_.end() && found->second == after;
   if (!in_line || (!known && (restoring_ || !inexact_ || !MadeOfSomeStep(update)))) {
@@ -155,7 +157,7 @@ std::string LayerWitness::CheckBytes(uint64_t step, Mode mode, const GradientRes
   const Contributors& who = steps_.at({generation_, step}).counted.at(ContributionKind::kGradient);
   const bool delegate = spec_.exchange == ExchangeMode::kDelegate;
   const size_t expected_count = delegate ? 1 : static_cast<size_t>(spec_.world_size);
-  if (who.size() != expected_count) return Text("I2: answered before everybody was in", step);
+  if (who.size() != expected_count) return Text("I2: answered before all ranks were in", step);
   const std::optional<std::vector<float>> average = oracle_.Average(step, layer_, who);
   if (average.has_value() == (result.decision == Decision::kSkip)) return Text("I2: wrong decision", step);
   if (!average.has_value()) return "";

@@ -16,11 +16,11 @@
 
 namespace precondor::sim {
 
-// A generation is the run of epochs from one in which the job went back up to the next such: what is decided in one
-// holds in all of them. It is told apart per shard, as the shard was told of it.
+// A generation is the run of epochs from one in which the job rolled back up to the next such epoch. A decision in one
+// of these epochs holds in all of them. Each shard has generations of its own, as it was told of them.
 class LayerWitness {
  public:
-  // `patient`: steps are sealed with everybody, whatever it takes. `late`: the layer comes from another shard, in the
+  // `patient`: steps are sealed with all ranks, whatever it takes. `late`: the layer comes from another shard, in the
   // middle of the job; of the steps before the first that all ranks send it again, or for the first time, it may not
   // hear enough.
   LayerWitness(const Oracle& oracle, const SessionSpec& spec, uint32_t layer, bool patient, bool late,
@@ -48,7 +48,7 @@ class LayerWitness {
   std::string Counted(const ContributionHeader& header, bool refused);
   // The factors took an update in (I2: made of a step's contributors, each step once, in order, none left out).
   std::string Updated(const Stacked& update, const MethodState& after);
-  // The shard answered (I2 for the bytes, I3: the same to everybody who asks in this generation).
+  // The shard answered (I2 for the bytes, I3: equal answers to all ranks that ask in this generation).
   std::string Answered(const ContributionKey& key, Mode mode, const GradientResult& result);
   // The factors were ever in that state.
   bool Had(const MethodState& state) const {
@@ -95,7 +95,7 @@ class LayerWitness {
   std::optional<StepKey> last_update_;
   std::map<uint64_t, MethodState> states_;  // that have ever been, by digest
   MethodState state_;                       // of the factors at present
-  MethodState leaving_;                     // of those that the present ones are to replace
+  MethodState replaced_;                    // of those that the present ones are to replace
   bool replaying_ = false;                  // not yet what it was when it died
   bool restoring_ = false;                  // reading
   bool inexact_ = false;

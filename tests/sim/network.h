@@ -17,7 +17,7 @@ namespace precondor::sim {
 struct NetworkFaults {
   double drop = 0;
   double duplicate = 0;
-  double straggle = 0;  // chance of a delay 50 times the usual: it comes long after everybody has moved on
+  double straggle = 0;  // chance of a delay 50 times the usual: it comes long after all ranks have moved on
 };
 
 class Network {

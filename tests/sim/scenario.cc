@@ -74,7 +74,7 @@ void DrawFaults(Random& random, size_t kinds, Scenario& scenario) {
   }
 }
 
-// Shards that are lost for good: no rank is, and no other shard forgets anything.
+// Shards that are lost permanently. No rank is lost, and no other shard forgets anything.
 void DrawShardLoss(Random& random, Scenario& scenario) {
   using Loses = FaultKind::Loses;
   std::vector<PlannedFault>& faults = scenario.faults;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "server/core/shard.h"
+#include "server/core/shard/shard.h"
 #include "tests/sim/network.h"
 
 namespace precondor::sim {
@@ -45,7 +45,7 @@ struct Scenario {
   double impatience = 0;      // chance at each heartbeat that a worker goes on without its report's answer
   uint64_t credit_bytes = 0;  // of a worker's stream to a shard
   bool repeatable = false;    // see Oracle
-  bool meets = false;         // shards are lost and ranks: a step may be one that nobody can complete
+  bool meets = false;         // shards and ranks are lost: perhaps no process can complete a step
   uint64_t snapshot_interval_steps = 0;
   int window_steps = 2;
   absl::Duration statistics_deadline = absl::InfiniteDuration();

@@ -46,7 +46,7 @@ void SimCoordinator::Start() {
   world_.trace().Note([] { return "coordinator starts"; });
   process_.Start();
   doomed_ = false;
-  // Its journal is synced before anybody hears of what is in it: it makes no difference what has died.
+  // Its journal is synced before another process hears of what is in it: it makes no difference what has died.
   const absl::StatusOr<std::vector<CoordinatorRecord>> records = journal_.Reopen(world_.random().Chance(0.5));
   if (!records.ok()) return DoNotStart(records.status());
   std::vector<ShardEndpoint> endpoints;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/core/coordinator.h"
+#include "server/core/coordinator/coordinator.h"
 #include "tests/sim/process.h"
 #include "tests/sim/sim_clock.h"
 #include "tests/sim/sim_journal.h"

@@ -25,7 +25,7 @@ class SimExecutor final : public Executor {
       next();
     });
   }
-  // Nobody waits in virtual time: tasks run as its events.
+  // No thread waits in virtual time: tasks run as its events.
   void Drain() override {}
   int parallelism() const override { return 1; }
 

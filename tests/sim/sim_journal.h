@@ -19,7 +19,7 @@ class SimJournal final : public CoordinatorJournal {
  public:
   SimJournal(Random& random, uint64_t seed);
 
-  // The process that had it has died, with its `machine` or without; another one begins with what is there.
+  // The process that had the journal has died, with its `machine` or without; another one begins with the records kept.
   absl::StatusOr<std::vector<CoordinatorRecord>> Reopen(bool machine);
   // An error of Reopen is what the disk is to blame for.
   bool failing() const { return full_ || failure_ > 0; }

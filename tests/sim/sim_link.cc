@@ -18,7 +18,7 @@ namespace {
 // Longer than a usual round trip, so that most streams live until something is lost on them.
 constexpr int64_t kSilenceMicros = 6000;
 constexpr int64_t kRetryMicros = 3000;
-constexpr int64_t kSettleMicros = 1'000'000;
+constexpr int64_t kRecoveryMicros = 1'000'000;
 constexpr uint64_t kGenerations = 1'000'000;  // more than a process of a shard has
 
 // What comes over one direction of a stream: in order and once, up to the first message that is lost.
@@ -135,7 +135,7 @@ SimLink::SimLink(World& world, Process& process, SimShard& shard, Options option
       hooks_(std::move(hooks)),
       epoch_(options.epoch),
       outbox_(options.may_lose_shard) {
-  if (epoch_ > 1) outbox_.SettlesBy(Now() + absl::Microseconds(kSettleMicros));
+  if (epoch_ > 1) outbox_.RetryRefusalsUntil(Now() + absl::Microseconds(kRecoveryMicros));
   Connect();
 }
 
@@ -167,7 +167,7 @@ void SimLink::Disconnect() {
 void SimLink::Connect() {
   Disconnect();
   stream_ = std::make_shared<Stream>(*this);
-  heard_us_ = world_.queue().now_us();
+  last_read_us_ = world_.queue().now_us();
   stream_->Up([shard = &shard_](const std::shared_ptr<Stream>& stream) {
     if (!shard->serving()) return;
     const uint64_t shard_generation = shard->process().life() * kGenerations + shard->generation();
@@ -176,7 +176,7 @@ void SimLink::Connect() {
 }
 
 void SimLink::Tick() {
-  const bool silent = world_.queue().now_us() - heard_us_ >= kSilenceMicros;
+  const bool silent = world_.queue().now_us() - last_read_us_ >= kSilenceMicros;
   if (silent && (!open_ || !outbox_.empty())) return Connect();
   stream_->Probe();
   Pump();
@@ -188,6 +188,11 @@ void SimLink::ChangeEpoch(uint64_t epoch) {
   Connect();
 }
 
+void SimLink::BeginAt(uint32_t layer, uint64_t step) {
+  outbox_.BeginAt(layer, step);
+  Pump();
+}
+
 Outbox::Moved SimLink::TakeLayers(const std::set<uint32_t>& layers) {
   Disconnect();
   Outbox::Moved moved = outbox_.TakeLayers(layers);
@@ -197,17 +202,17 @@ Outbox::Moved SimLink::TakeLayers(const std::set<uint32_t>& layers) {
 
 void SimLink::Adopt(Outbox::Moved moved) {
   outbox_.Adopt(std::move(moved));
-  outbox_.SettlesBy(Now() + absl::Microseconds(kSettleMicros));
+  outbox_.RetryRefusalsUntil(Now() + absl::Microseconds(kRecoveryMicros));
   Pump();
 }
 
 void SimLink::OnCredit(uint64_t shard_generation) {
   if (open_) return;
   open_ = true;
-  heard_us_ = world_.queue().now_us();
-  outbox_.LetGoBefore(hooks_.let_go_before());
+  last_read_us_ = world_.queue().now_us();
+  outbox_.DropUnansweredBefore(hooks_.drop_unanswered_before());
   if (outbox_.StartStream(world_.scenario().credit_bytes, shard_generation)) {
-    outbox_.SettlesBy(Now() + absl::Microseconds(kSettleMicros));
+    outbox_.RetryRefusalsUntil(Now() + absl::Microseconds(kRecoveryMicros));
   }
   Pump();
 }
@@ -252,9 +257,9 @@ void SimLink::Write(const Outbox::Frame& frame) {
   const Contribution& item = *frame.item;
   PRECONDOR_CHECK(frame.chunk.size == item.payload.size());
   if (item.id.kind == v1::FRAME_KIND_RESUME) {
-    stream_->Up([shard = &shard_, key = HeaderOf(item).key, id = item.id,
-                 version = item.factor_version](const std::shared_ptr<Stream>& stream) {
-      const absl::Status taken = shard->DeliverResume(key, version);
+    stream_->Up([shard = &shard_, key = HeaderOf(item).key, id = item.id, version = item.factor_version,
+                 begins = item.abstain](const std::shared_ptr<Stream>& stream) {
+      const absl::Status taken = shard->DeliverResume(key, version, begins);
       absl::StatusOr<bool> ack = false;
       if (!taken.ok()) ack = taken;
       stream->Down([epoch = key.epoch, id, ack](SimLink& link) { link.OnAck(epoch, id, ack); });
@@ -283,7 +288,7 @@ void SimLink::Write(const Outbox::Frame& frame) {
 }
 
 void SimLink::OnAck(uint64_t epoch, const ContributionId& id, const absl::StatusOr<bool>& ack) {
-  heard_us_ = world_.queue().now_us();
+  last_read_us_ = world_.queue().now_us();
   if (epoch != epoch_) return;
   if (!ack.ok()) return OnRefused(id, ack.status());
   outbox_.Acknowledge(id);
@@ -291,7 +296,7 @@ void SimLink::OnAck(uint64_t epoch, const ContributionId& id, const absl::Status
 }
 
 void SimLink::OnResult(uint64_t epoch, const ContributionId& id, const absl::StatusOr<GradientResult>& result) {
-  heard_us_ = world_.queue().now_us();
+  last_read_us_ = world_.queue().now_us();
   if (epoch != epoch_) return;
   if (!result.ok()) return OnRefused(id, result.status());
   const Outbox::Item item = outbox_.Find(id);

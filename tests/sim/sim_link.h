@@ -32,7 +32,7 @@ class SimLink {
   struct Hooks {
     std::function<void(uint32_t layer, const GradientResult& result)> answered;  // a gradient
     std::function<void()> handed;  // a pull or a fetch has its answer, or never gets one
-    std::function<uint64_t()> let_go_before;
+    std::function<uint64_t()> drop_unanswered_before;
     std::function<void(uint64_t epoch)> stale_epoch;
     std::function<void(const absl::Status&)> failed;  // an error that the rank's trainer gets
   };
@@ -45,6 +45,7 @@ class SimLink {
   // Connects when due; to be called now and then.
   void Tick();
   void ChangeEpoch(uint64_t epoch);
+  void BeginAt(uint32_t layer, uint64_t step);
   Outbox::Moved TakeLayers(const std::set<uint32_t>& layers);
   void Adopt(Outbox::Moved moved);
   std::optional<uint64_t> answered_through() const { return outbox_.answered_through(); }
@@ -73,8 +74,8 @@ class SimLink {
   uint64_t epoch_;
   Outbox outbox_;
   std::shared_ptr<Stream> stream_;
-  bool open_ = false;     // the stream's first frame has come
-  int64_t heard_us_ = 0;  // when something last came over the stream, or it was begun
+  bool open_ = false;         // the stream's first frame has come
+  int64_t last_read_us_ = 0;  // when something last came over the stream, or it was begun
 };
 
 }  // namespace precondor::sim

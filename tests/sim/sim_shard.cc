@@ -134,7 +134,7 @@ void SimShard::Start() {
   process_.Start();
   absl::Status restored = Restore();
   if (!restored.ok() && disk_.damaged()) {
-    // It was noticed. Whoever runs the shard gives it an empty disk.
+    // The shard noticed the damage. The operator gives it an empty disk.
     disk_.Replace();
     ForEachWitness([](LayerWitness& witness) { witness.Lost(true); });
     restored = Restore();
@@ -161,9 +161,9 @@ void SimShard::LoseFences() {
 
 void SimShard::Tick() {
   process_.After(kTickMicros, [this] {
-    shard_->SealOverdue();
-    shard_->FreeReleasedFactors();
-    shard_->CompleteQuarantine();
+    shard_->upkeep().SealOverdue();
+    shard_->upkeep().FreeReleasedFactors();
+    shard_->upkeep().CompleteQuarantine();
     Tick();
   });
 }
@@ -283,7 +283,7 @@ void SimShard::Deliver(const ContributionHeader& header, Payload payload, const 
 }
 
 void SimShard::DeliverFetch(const ContributionKey& key, const ResultFn& result) {
-  shard_->Fetch(key, [this, key, result](absl::StatusOr<GradientResult> answer) {
+  shard_->data_plane().Fetch(key, [this, key, result](absl::StatusOr<GradientResult> answer) {
     world_.trace().Note([&] {
       return process_.name() + " gives rank " + std::to_string(key.rank) + " layer " + std::to_string(key.layer) +
              ": " + (answer.ok() ? std::to_string(answer->factor_version) : answer.status().ToString());
@@ -293,11 +293,12 @@ void SimShard::DeliverFetch(const ContributionKey& key, const ResultFn& result) 
   });
 }
 
-absl::Status SimShard::DeliverResume(const ContributionKey& key, uint64_t factor_version) {
-  absl::Status taken = shard_->Resume(key, factor_version);
+absl::Status SimShard::DeliverResume(const ContributionKey& key, uint64_t factor_version, bool begins) {
+  absl::Status taken = shard_->data_plane().Resume(key, factor_version, begins);
   world_.trace().Note([&] {
-    return process_.name() + " resume layer " + std::to_string(key.layer) + " rank " + std::to_string(key.rank) +
-           " step " + std::to_string(key.step) + " version " + std::to_string(factor_version) + ": " + taken.ToString();
+    return process_.name() + std::string(begins ? " begin layer " : " resume layer ") + std::to_string(key.layer) +
+           " rank " + std::to_string(key.rank) + " step " + std::to_string(key.step) + " version " +
+           std::to_string(factor_version) + ": " + taken.ToString();
   });
   return taken;
 }
@@ -306,7 +307,7 @@ absl::Status SimShard::DeliverResume(const ContributionKey& key, uint64_t factor
 
 std::string SimShard::Leftovers() const {
   if (!process_.up()) return "";
-  if (shard_->reserved_bytes() != 0) return "I6: " + process_.name() + " has bytes reserved after the end";
+  if (shard_->memory()->reserved().total() != 0) return "I6: " + process_.name() + " has bytes reserved after the end";
   if (shard_->in_flight() != 0) return "I6: " + process_.name() + " has something in flight after the end";
   if (!shard_->ListSessions().empty()) return "I6: " + process_.name() + " has a session after the end";
   return "";

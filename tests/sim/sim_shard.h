@@ -13,7 +13,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/log.h"
-#include "server/core/shard.h"
+#include "server/core/shard/shard.h"
 #include "tests/sim/layer_witness.h"
 #include "tests/sim/process.h"
 #include "tests/sim/sim_clock.h"
@@ -35,23 +35,23 @@ class SimShard {
   SimClock& clock() { return clock_; }
   SimShardDisk& disk() { return disk_; }
   void Start();
-  // Dies for good: whoever starts it again later gives it an empty disk.
+  // Dies permanently: a later start gives it an empty disk.
   void Vanish();
   // Dies, and starts again after a while.
   void Kill(Loss loss, int64_t down_us);
 
   // Whether it takes streams.
-  bool serving() const { return shard_->CheckServing().ok(); }
+  bool serving() const { return shard_->data_plane().CheckServing().ok(); }
   // As ExchangeStream asks: of a stream when it begins, and of each frame of it.
-  uint64_t generation() const { return shard_->state_generation(); }
+  uint64_t generation() const { return shard_->data_plane().state_generation(); }
   bool IsOf(uint64_t session_id, uint64_t generation) const {
-    return shard_->CheckGeneration(session_id, generation).ok();
+    return shard_->data_plane().CheckGeneration(session_id, generation).ok();
   }
   // As a frame arrives; `ack` and `result` see what the shard says before the network does.
   void Deliver(const ContributionHeader& header, Payload payload, const AckFn& ack, const ResultFn& result);
 
   void DeliverFetch(const ContributionKey& key, const ResultFn& result);
-  absl::Status DeliverResume(const ContributionKey& key, uint64_t factor_version);
+  absl::Status DeliverResume(const ContributionKey& key, uint64_t factor_version, bool begins);
 
   // As a call of the coordinator's arrives; each has to be admitted.
   absl::StatusOr<FencingGate::Pass> Admit(uint64_t token) { return shard_->Admit(token); }

@@ -42,7 +42,7 @@ absl::Status SimShardDisk::Before(FakeFileSystem::Operation operation) {
   const bool writes = operation == Operation::kAppend || operation == Operation::kSync;
   if (writes && failure_ > 0 && world_.random().Chance(failure_)) return absl::UnavailableError("the disk failed");
   if (operation != Operation::kAppend || delay_us_ == 0 || !process_.running()) return absl::OkStatus();
-  // Whoever appends stands still until the system has the bytes.
+  // The process that appends stands still until the system has the bytes.
   process_.Pause();
   world_.queue().After(world_.random().Between(0, delay_us_), [this, life = process_.life()] {
     if (process_.life() == life) process_.Resume();

@@ -148,6 +148,8 @@ void SimWorker::ChangeEpoch(const std::vector<ShardAssignment>& shard_map) {
   }
   for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers));
   links_ = std::move(links);
+  if (!before.empty() || step_ == 0 || WorkersPrecondition(world_.spec())) return;
+  for (uint32_t layer = 0; layer < of_layer_.size(); ++layer) of_layer_[layer]->BeginAt(layer, step_);
 }
 
 std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
@@ -158,7 +160,7 @@ std::unique_ptr<SimLink> SimWorker::MakeLink(SimShard& shard) {
   SimLink::Hooks hooks;
   hooks.answered = [this](uint32_t layer, const GradientResult& result) { OnAnswer(layer, result); };
   hooks.handed = [this] { WorkOnFactors(); };
-  hooks.let_go_before = [this]() -> uint64_t {
+  hooks.drop_unanswered_before = [this]() -> uint64_t {
     return WorkersPrecondition(world_.spec()) ? ledger_.directive().LastFirstOrder(ledger_.next_step()) : 0;
   };
   hooks.stale_epoch = [this](uint64_t epoch) {
@@ -394,12 +396,12 @@ void SimWorker::OnReported(uint64_t epoch, uint64_t step, const absl::StatusOr<D
     SendJoin();
   const absl::StatusOr<WorkerDirective> decoded =
       directive.ok() ? DirectiveOf(*directive) : absl::StatusOr<WorkerDirective>(directive.status());
-  switch (ledger_.Settle(decoded)) {
+  switch (ledger_.MarkAnswered(decoded)) {
     case StepLedger::Verdict::kAskAgain:
       return;
     case StepLedger::Verdict::kRefused:
       return OnError(directive.status());
-    case StepLedger::Verdict::kSettled:
+    case StepLedger::Verdict::kAnswered:
       if (ledger_.owes()) return SendReport();
       if (!begun_) BeginStep();
   }

@@ -14,7 +14,7 @@
 #include "client/cpp/src/local_factors.h"
 #include "client/cpp/src/step_ledger.h"
 #include "server/core/contribution.h"
-#include "server/core/coordinator.h"
+#include "server/core/coordinator/coordinator.h"
 #include "tests/sim/checkpoints.h"
 #include "tests/sim/process.h"
 #include "tests/sim/sim_link.h"
@@ -89,7 +89,7 @@ class SimWorker {
   bool begun_ = false;       // step_ has begun
   bool finished_ = false;    // there is no step_
   uint64_t epoch_ = 0;       // joined; 0: not yet
-  uint64_t generation_ = 0;  // the epoch that last went back
+  uint64_t generation_ = 0;  // the last epoch that rolled back
   uint64_t session_ = 0;
   uint64_t step_;
   Mode mode_ = Mode::kSecondOrder;

@@ -14,7 +14,7 @@ namespace {
 // Of virtual time, once nothing is broken any more (I7).
 constexpr int64_t kStepLimitMicros = 400'000;
 constexpr int64_t kCloseLimitMicros = 2'000'000;
-constexpr int64_t kSettleMicros = 500'000;  // longer than any message takes
+constexpr int64_t kQuietMicros = 500'000;  // longer than any message takes
 constexpr int64_t kOpenLimitMicros = 60'000'000;
 constexpr int64_t kShardLossMicros = 60'000;
 constexpr int64_t kProbeMicros = 5'000;    // SimCoordinator's
@@ -80,12 +80,12 @@ void World::MakeShards() {
 void World::OnRemoved(const SimShard& shard) {
   // One that was held for lost has no layers left when it comes back.
   if (closing_ || spec().on_shard_loss == ShardLossPolicy::kDegrade) return;
-  Fail("I5: " + shard.process().name() + " removed a session that nobody has closed");
+  Fail("I5: " + shard.process().name() + " removed a session that no call has closed");
 }
 
 void World::OnQuarantined(const SimShard& shard) {
   // An install may be on its way while the session is closed.
-  if (!closing_) Fail(shard.process().name() + " quarantines a session that nobody has closed");
+  if (!closing_) Fail(shard.process().name() + " quarantines a session that no call has closed");
 }
 
 void World::Fail(const std::string& what) {
@@ -176,8 +176,8 @@ void World::CloseAndCheckLeaks() {
   };
   RunUntil(closed, kCloseLimitMicros, "the session is not closed");
   // What is still on its way arrives at a session that is gone, and what that leaves behind is found and removed.
-  const int64_t settled_us = queue_.now_us() + kSettleMicros;
-  RunUntil([this, settled_us] { return queue_.now_us() >= settled_us; }, 2 * kSettleMicros, "time stands still");
+  const int64_t quiet_us = queue_.now_us() + kQuietMicros;
+  RunUntil([this, quiet_us] { return queue_.now_us() >= quiet_us; }, 2 * kQuietMicros, "time stands still");
   for (const std::unique_ptr<SimShard>& shard : shards_) Fail(shard->Leftovers());
   if (backend_->allocated_bytes() != 0) Fail("I6: device memory is held after the end");
   if (!coordinator_->core().ListSessions().empty()) Fail("I6: the coordinator has a session after the end");

@@ -34,7 +34,7 @@ class ChildProcess {
   std::string buffered_;
 };
 
-// A port of 127.0.0.1 that nobody listened on a moment ago; 0 when there is none.
+// A port of 127.0.0.1 on which no process listened a moment ago; 0 when there is none.
 int FreePort();
 
 }  // namespace precondor

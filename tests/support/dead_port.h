@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A port of 127.0.0.1 at which nobody listens, and nobody else can meanwhile. A port that was only free a moment ago
+// A port of 127.0.0.1 at which no process listens, and none can meanwhile. A port that was only free a moment ago
 // may be another test's by now.
 #pragma once
 

@@ -50,7 +50,7 @@ class FakePlane final : public DevicePlane {
   }
 
   bool refuses = false;
-  bool maps = false;                // what is not there, as memory of its own
+  bool maps = false;                // missing memory, as memory of its own
   std::atomic<bool> hangs = false;  // no mark is reached
   int rings = 0;                    // that there are
 

@@ -46,7 +46,7 @@ class FaultyBackend final : public ForwardingBackend {
     peak_bytes_ = std::max(peak_bytes_, live_bytes_);
     return data;
   }
-  // Spoilt, for whoever reads it before he has written.
+  // Spoilt, so that a read before the first write is found.
   absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {
     absl::StatusOr<float*> data = DoAllocate(elements);
     if (!data.ok()) return data;

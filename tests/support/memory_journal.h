@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/base/mutex.h"
-#include "server/core/shard.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard.h"
+#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 
@@ -29,16 +29,16 @@ class MemoryJournal final : public ShardJournal {
   }
   void Keep(LayerImage image) override {
     MutexLock lock(mu_);
-    if (image.at.step != cut_) {
-      cut_ = image.at.step;
+    if (image.at.step != snapshot_step_) {
+      snapshot_step_ = image.at.step;
       images_.clear();
-      records_at_cut_ = records_.size();
+      records_at_snapshot_ = records_.size();
     }
     images_[image.at.layer] = std::move(image);
     if (images_.size() < install_->install.layers.size()) return;
     snapshot_ = std::exchange(images_, {});
     snapshot_install_ = install_;
-    records_.erase(records_.begin(), records_.begin() + static_cast<int64_t>(records_at_cut_));
+    records_.erase(records_.begin(), records_.begin() + static_cast<int64_t>(records_at_snapshot_));
     ++snapshots_;
   }
 
@@ -81,9 +81,9 @@ class MemoryJournal final : public ShardJournal {
 
   void Restore(Shard& shard) const {
     MutexLock lock(mu_);
-    if (snapshot_install_.has_value()) shard.Replay(*snapshot_install_);
-    for (const auto& [layer, image] : snapshot_) shard.Replay(image);
-    for (const ShardRecord& record : records_) shard.Replay(record);
+    if (snapshot_install_.has_value()) shard.replay().Add(*snapshot_install_);
+    for (const auto& [layer, image] : snapshot_) shard.replay().Load(image);
+    for (const ShardRecord& record : records_) shard.replay().Add(record);
   }
 
   void LoseNext(int count) {
@@ -109,8 +109,8 @@ class MemoryJournal final : public ShardJournal {
   std::vector<ShardRecord> records_ ABSL_GUARDED_BY(mu_);
   std::optional<InstallRecord> install_ ABSL_GUARDED_BY(mu_);
   int lose_next_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t cut_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t records_at_cut_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t snapshot_step_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t records_at_snapshot_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint32_t, LayerImage> images_ ABSL_GUARDED_BY(mu_);
   std::optional<InstallRecord> snapshot_install_ ABSL_GUARDED_BY(mu_);
   std::map<uint32_t, LayerImage> snapshot_ ABSL_GUARDED_BY(mu_);

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "server/core/shard.h"
+#include "server/core/shard/shard.h"
 
 namespace precondor {
 
@@ -12,9 +12,9 @@ namespace precondor {
 inline void SubmitTo(Shard& shard, ContributionHeader header, Payload payload, const AckFn& ack, ResultFn result = {}) {
   const uint64_t bytes =
       header.on_device == nullptr ? payload.size() : static_cast<uint64_t>(header.on_device->bytes());
-  absl::StatusOr<AdmittedContribution> admitted = shard.AdmitContribution(std::move(header), bytes);
+  absl::StatusOr<AdmittedContribution> admitted = shard.data_plane().AdmitContribution(std::move(header), bytes);
   if (!admitted.ok()) return ack(admitted.status());
-  shard.Submit(*std::move(admitted), std::move(payload), ack, std::move(result));
+  shard.data_plane().Submit(*std::move(admitted), std::move(payload), ack, std::move(result));
 }
 
 }  // namespace precondor

@@ -201,7 +201,8 @@ class Script {
     const ContributionKey key{
         .epoch = epoch, .step = line.Number("step", 0), .rank = static_cast<uint32_t>(line.Number("rank", 0))};
     if (name == "ask") return AnswerRequested{key};
-    if (name == "resume") return RankResumed{key, line.Number("factors", 0), now_};
+    if (name == "resume") return RankResumed{key, line.Number("factors", 0), /*begins=*/false, now_};
+    if (name == "begin") return RankResumed{key, /*factor_version=*/0, /*begins=*/true, now_};
     if (name == "fetch") return FactorsRequested{key, now_};
     ContributionArrived event{.key = key, .now = now_};
     if (name == "gradient") event.kind = ContributionKind::kGradient;

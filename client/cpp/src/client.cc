@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "precondor/client.h"
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "client/cpp/src/control.h"
 #include "client/cpp/src/version.h"
 #include "client/cpp/src/worker.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/spec_codec.h"
 
@@ -35,6 +38,8 @@ class ClientImpl final : public Client {
     v1::OpenSessionRequest request;
     PRECONDOR_ASSIGN_OR_RETURN(*request.mutable_spec(), wire::EncodeSessionSpec(spec));
     PRECONDOR_ASSIGN_OR_RETURN(const v1::OpenSessionResponse response, control_->OpenSession(request, canceller_));
+    MutexLock lock(mu_);
+    secrets_[spec.name] = response.secret();
     return response.created();
   }
 
@@ -45,6 +50,7 @@ class ClientImpl final : public Client {
     request.set_rank(options.rank);
     request.set_incarnation(options.incarnation);
     request.set_first_step(options.first_step);
+    request.set_secret(SecretOf(session));
     PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined,
                                JoinUntilActive(*control_, request, options_.join_timeout, canceller_));
     return WorkerImpl::Make(options_, control_, std::string(session), options, joined);
@@ -53,16 +59,28 @@ class ClientImpl final : public Client {
   absl::StatusOr<bool> CloseSession(absl::string_view session) override {
     v1::CloseSessionRequest request;
     request.set_name(std::string(session));
+    request.set_secret(SecretOf(session));
     PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse response, control_->CloseSession(request, canceller_));
+    MutexLock lock(mu_);
+    secrets_.erase(std::string(session));
     return response.existed();
   }
 
   void Cancel() override { canceller_.Cancel(); }
 
  private:
+  // Of a session that this client has opened; otherwise empty, and the server says whether this client may be given it.
+  std::string SecretOf(absl::string_view session) const {
+    MutexLock lock(mu_);
+    const auto found = secrets_.find(session);
+    return found == secrets_.end() ? "" : found->second;
+  }
+
   const ClientOptions options_;
   const std::shared_ptr<ControlClient> control_;
   Canceller canceller_;
+  mutable Mutex mu_;
+  std::map<std::string, std::string, std::less<>> secrets_ ABSL_GUARDED_BY(mu_);  // by session
 };
 
 }  // namespace
@@ -74,7 +92,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 }
 
 std::unique_ptr<Client> Client::Make(ClientOptions options) {
-  auto control = std::make_shared<ControlClient>(options.coordinator, options.rpc_timeout, options.security);
+  auto control =
+      std::make_shared<ControlClient>(options.coordinator, options.rpc_timeout, options.security, options.traceparent);
   return std::make_unique<ClientImpl>(std::move(options), std::move(control));
 }
 

@@ -14,6 +14,7 @@
 #include "client/cpp/src/channel.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/error_reason.h"
+#include "kernels/base/trace_context.h"
 #include "kernels/base/unix_address.h"
 #include "precondor/v1/admin.grpc.pb.h"
 #include "precondor/v1/precondition.grpc.pb.h"
@@ -40,6 +41,15 @@ absl::string_view TlsHint(absl::string_view reason, bool tls) {
   if (absl::StrContains(reason, "wrong version number")) return "; the server may expect plaintext";
   if (!absl::StrContains(reason, "Socket closed")) return "";
   return tls ? "; the server may refuse this client's certificate, or require one" : "; the server may expect TLS";
+}
+
+// Steps have traces of their own, which their ranks and shards share.
+std::string TraceFor(const v1::ReportStepRequest& request, const std::string&) {
+  return FormatTraceparent(TraceOfStep(request.session_id(), request.step()));
+}
+template <typename Request>
+const std::string& TraceFor(const Request&, const std::string& traceparent) {
+  return traceparent;
 }
 
 }  // namespace
@@ -90,16 +100,17 @@ struct ControlClient::Stubs {
 };
 
 ControlClient::ControlClient(std::string address, absl::Duration rpc_timeout,
-                             std::shared_ptr<const wire::ChannelSecurity> security)
+                             std::shared_ptr<const wire::ChannelSecurity> security, const std::string& traceparent)
     : address_(std::move(address)),
       rpc_timeout_(rpc_timeout),
       security_(std::move(security)),
+      traceparent_(FormatTraceparent(ParseTraceparent(traceparent).value_or(NewTrace()))),
       stubs_(std::make_unique<Stubs>(address_, *security_)) {}
 
 ControlClient::~ControlClient() = default;
 
-absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, bool wait_for_ready, Canceller& canceller,
-                                   const Attempt& attempt) {
+absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, const std::string& traceparent,
+                                   Canceller& canceller, const Attempt& attempt) {
   const absl::Time deadline = MonotonicNow() + timeout;
   const std::string what = absl::StrCat("server ", address_, ": ", name);
   if (const absl::Status usable = CheckUnixAddress(address_); !usable.ok()) return WithContext(usable, what);
@@ -109,7 +120,9 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, boo
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(wire::GrpcDeadline(deadline - MonotonicNow()));
-    context.set_wait_for_ready(wait_for_ready);
+    // An attempt that waits for a connection would not tell why there is none, which with TLS has many reasons.
+    context.set_wait_for_ready(false);
+    context.AddMetadata(kTraceparentKey, traceparent);
     absl::Status status;
     if (!canceller.Run(context, [&] { status = wire::FromGrpcStatus(attempt(context)); })) {
       return absl::CancelledError(absl::StrCat(what, ": cancelled"));
@@ -130,9 +143,8 @@ absl::Status ControlClient::Repeat(const char* name, absl::Duration timeout, boo
 
 absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Duration timeout, Canceller& canceller) {
   v1::GetServerInfoResponse response;
-  // An attempt that waits for a connection would not tell why there is none, which with TLS has many reasons.
   const absl::Status status =
-      Repeat("GetServerInfo", timeout, /*wait_for_ready=*/false, canceller,
+      Repeat("GetServerInfo", timeout, traceparent_, canceller,
              [&](grpc::ClientContext& context) { return stubs_->admin->GetServerInfo(&context, {}, &response); });
   if (status.ok()) return response;
   const bool answered = GetErrorReason(status) != ErrorReason::kUnspecified;
@@ -148,7 +160,7 @@ absl::StatusOr<v1::GetServerInfoResponse> ControlClient::WaitForServer(absl::Dur
   absl::StatusOr<v1::Name##Response> ControlClient::Name(const v1::Name##Request& request, Canceller& canceller) { \
     v1::Name##Response response;                                                                                   \
     const absl::Status status =                                                                                    \
-        Repeat(#Name, rpc_timeout_, /*wait_for_ready=*/false, canceller,                                           \
+        Repeat(#Name, rpc_timeout_, TraceFor(request, traceparent_), canceller,                                    \
                [&](grpc::ClientContext& context) { return stubs_->stub->Name(&context, request, &response); });    \
     if (!status.ok()) return status;                                                                               \
     return response;                                                                                               \

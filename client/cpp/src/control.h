@@ -50,14 +50,21 @@ class Canceller {
 // answered is not. Thread-safe.
 class ControlClient {
  public:
-  ControlClient(std::string address, absl::Duration rpc_timeout, const ClientSecurity& security)
-      : ControlClient(std::move(address), rpc_timeout, std::make_shared<wire::ChannelSecurity>(security)) {}
-  ControlClient(std::string address, absl::Duration rpc_timeout, std::shared_ptr<const wire::ChannelSecurity> security);
+  // `traceparent` as ClientOptions'.
+  ControlClient(std::string address, absl::Duration rpc_timeout, const ClientSecurity& security,
+                const std::string& traceparent = "")
+      : ControlClient(std::move(address), rpc_timeout, std::make_shared<wire::ChannelSecurity>(security), traceparent) {
+  }
+  ControlClient(std::string address, absl::Duration rpc_timeout, std::shared_ptr<const wire::ChannelSecurity> security,
+                const std::string& traceparent);
   ~ControlClient();
 
   const std::string& address() const { return address_; }
   // That of the other channels of its owner too.
   const std::shared_ptr<const wire::ChannelSecurity>& security() const { return security_; }
+
+  // What its calls carry, ReportStep apart: that carries the step's (TraceOfStep).
+  const std::string& traceparent() const { return traceparent_; }
 
   // Waits for a connection, at most `timeout`: Unavailable.
   absl::StatusOr<v1::GetServerInfoResponse> WaitForServer(absl::Duration timeout, Canceller& canceller);
@@ -97,12 +104,13 @@ class ControlClient {
   struct Stubs;
   using Attempt = std::function<grpc::Status(grpc::ClientContext& context)>;
   // Runs `attempt` until it is answered, its deadline passes or the owner goes.
-  absl::Status Repeat(const char* name, absl::Duration timeout, bool wait_for_ready, Canceller& canceller,
+  absl::Status Repeat(const char* name, absl::Duration timeout, const std::string& traceparent, Canceller& canceller,
                       const Attempt& attempt);
 
   const std::string address_;
   const absl::Duration rpc_timeout_;
   const std::shared_ptr<const wire::ChannelSecurity> security_;
+  const std::string traceparent_;
   const std::unique_ptr<Stubs> stubs_;
 };
 

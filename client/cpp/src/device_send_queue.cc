@@ -14,8 +14,8 @@ namespace precondor {
 namespace {
 
 // Between two looks at a stream.
-constexpr absl::Duration kFirstPause = absl::Microseconds(10);
-constexpr absl::Duration kLastPause = absl::Microseconds(200);
+constexpr absl::Duration kFirstLook = absl::Microseconds(10);
+constexpr absl::Duration kLastLook = absl::Microseconds(200);
 
 }  // namespace
 
@@ -115,7 +115,7 @@ void DeviceSendQueue::Loop() {
 }
 
 absl::Status DeviceSendQueue::AwaitMarks(const PendingSend& pending) {
-  absl::Duration pause = kFirstPause;
+  absl::Duration pause = kFirstLook;
   for (const auto& mark : pending.marks) {
     while (true) {
       PRECONDOR_ASSIGN_OR_RETURN(const bool reached, pending.plane->Reached(*mark));
@@ -124,7 +124,7 @@ absl::Status DeviceSendQueue::AwaitMarks(const PendingSend& pending) {
       MutexLock lock(mu_);
       PRECONDOR_RETURN_IF_ERROR(failed_);
       changed_.wait_for(mu_, absl::ToChronoNanoseconds(pause));
-      pause = std::min(2 * pause, kLastPause);
+      pause = std::min(2 * pause, kLastLook);
     }
   }
   return absl::OkStatus();

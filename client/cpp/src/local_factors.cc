@@ -71,7 +71,7 @@ absl::StatusOr<uint64_t> LocalFactors::Checksum(int64_t index, absl::Time deadli
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
-    const bool rests = settled_.wait_until(mu_, SteadyTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const bool rests = at_rest_.wait_until(mu_, SteadyTime(deadline), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       const bool waits = layer.sync_state == SyncState::kFetching || layer.fetched.has_value() || !layer.open.empty();
       return !failed_.ok() || (!layer.busy && !layer.queued && !waits);
     });
@@ -83,7 +83,7 @@ absl::StatusOr<uint64_t> LocalFactors::Checksum(int64_t index, absl::Time deadli
   const absl::StatusOr<std::string> saved = state == nullptr ? std::string() : state->Save();
   MutexLock lock(mu_);
   layers_[static_cast<size_t>(index)].busy = false;
-  settled_.notify_all();
+  at_rest_.notify_all();
   Wake(index);
   PRECONDOR_RETURN_IF_ERROR(saved.status());
   return saved->empty() ? 0 : SavedChecksum(*saved);
@@ -205,7 +205,7 @@ void LocalFactors::Fail(const absl::Status& status) {
   {
     MutexLock lock(mu_);
     if (failed_.ok()) failed_ = status;
-    settled_.notify_all();
+    at_rest_.notify_all();
     for (Layer& layer : layers_) {
       std::move(layer.requests.begin(), layer.requests.end(), std::back_inserter(failed));
       layer.requests.clear();

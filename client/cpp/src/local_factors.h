@@ -139,7 +139,7 @@ class LocalFactors {
 
   mutable Mutex mu_;
   CondVar changed_;  // of the threads
-  CondVar settled_;  // a layer may be at rest
+  CondVar at_rest_;  // a layer may be at rest
   std::vector<Layer> layers_ ABSL_GUARDED_BY(mu_);
   std::deque<int64_t> ready_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -74,7 +74,7 @@ bool LocalFactors::WorkOn(int64_t index) {
       layer.version = 0;
     } else {
       layer.busy = false;
-      settled_.notify_all();
+      at_rest_.notify_all();
       return false;
     }
   }

@@ -110,6 +110,7 @@ bool Outbox::StartStream(uint64_t credit_bytes, uint64_t shard_generation) {
   if (other_generation) {
     SendKeptAgain();
     for (const auto& [layer, last] : answered_) SendResume(layer);
+    for (const auto& [layer, step] : begins_) SendBegin(layer);
   }
   shard_generation_ = shard_generation;
   open_ = true;
@@ -188,7 +189,11 @@ Outbox::Item Outbox::Finish(const ContributionId& id, Item kept, uint64_t factor
 Outbox::Item Outbox::Remove(const ContributionId& id) {
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) return nullptr;
+  const Entry& entry = entries_.at(found->second);
+  const bool may_have_counted = !entry.already_answered && (entry.acknowledged_before || entry.sent_before);
   Item item = Erase(found->second);
+  // Its step is over, until the job goes back to just this step.
+  if (id.kind == v1::FRAME_KIND_STATISTICS && may_have_counted) Retain(item);
   if (SealsAnswer(id.kind)) {
     const auto kept = retained_.find(id.layer);
     if (kept != retained_.end() && kept->second->id.step <= id.step) retained_.erase(kept);
@@ -247,7 +252,7 @@ Recovery Outbox::RecoveryOf(const absl::Status& refusal, absl::Time now) const {
     case ErrorReason::kNotOwner:
       return may_lose_shard_ ? Recovery::kRetryLater : Recovery::kFatal;
     case ErrorReason::kStepTooFarAhead:
-      return now < settles_by_ ? Recovery::kRetryLater : Recovery::kRefused;
+      return now < retry_refusals_until_ ? Recovery::kRetryLater : Recovery::kRefused;
     default:
       return RecoveryFor(refusal);
   }

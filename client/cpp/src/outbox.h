@@ -58,11 +58,15 @@ class Outbox {
   // place, and ahead of everything a RESUME for each layer that has been answered. True when there was a stream before,
   // and the memory may be another.
   bool StartStream(uint64_t credit_bytes, uint64_t shard_generation = 0);
-  // Shards have let go of what steps before this one left: no RESUME claims it. Once this rank works on a later step,
-  // all ranks do, and nothing of the earlier ones is sent again for the others' sake: it would go into factors that
-  // came after.
-  void LetGoBefore(uint64_t step);
+  // Shards have dropped the factors of steps before this one: no RESUME claims them. Once this rank works on a later
+  // step, all ranks do, and nothing of the earlier ones is sent again for the others' sake: it would go into factors
+  // that came after.
+  void DropUnansweredBefore(uint64_t step);
   void StopStream();
+  // This process has taken its rank over, and sends nothing of the layer to steps before `step`. Says so by a RESUME
+  // ahead of all else, again to each other memory until the layer has had an answer: where a rank's first steps send
+  // nothing, the others would wait for what it never sends.
+  void BeginAt(uint32_t layer, uint64_t step);
 
   // Answers. Each returns the item it was about; null for one that is not waited for (a late or repeated answer).
   Item Acknowledge(const ContributionId& id);
@@ -93,8 +97,8 @@ class Outbox {
   void RetryAfter(const ContributionId& id, absl::Time now, absl::Duration pause);
   // Keeps it until the next StartStream.
   void Park(const ContributionId& id);
-  // Until then the shard's memory may be one that does not know yet what is over.
-  void SettlesBy(absl::Time time) { settles_by_ = time; }
+  // Until then the shard may have another memory, which does not know yet which steps are over: a refusal is retried.
+  void RetryRefusalsUntil(absl::Time time) { retry_refusals_until_ = time; }
   // RecoveryFor, of a refusal by this shard: it may be about to get the session again, or be rid of the layer, or hold
   // an old step open that others have sent again.
   Recovery RecoveryOf(const absl::Status& refusal, absl::Time now) const;
@@ -153,6 +157,9 @@ class Outbox {
   void SendKeptAgain();
   // Tells the shard's new memory what the former one has answered: what it cannot complete is to hold nothing up.
   void SendResume(uint32_t layer);
+  void SendBegin(uint32_t layer);
+  // Ahead of everything; in the place of one for the same step that is on its way.
+  void SendFirst(const std::shared_ptr<Contribution>& resume);
   // What is kept and has been acknowledged elsewhere, or before.
   void SendAgain(Sequence sequence, const Item& item);
 
@@ -164,7 +171,7 @@ class Outbox {
   std::set<Sequence> queue_;         // queued entries
   std::optional<Sequence> sending_;  // the entry whose chunks are being written
   bool open_ = false;
-  absl::Time settles_by_ = absl::InfinitePast();
+  absl::Time retry_refusals_until_ = absl::InfinitePast();
   bool started_before_ = false;
   uint64_t shard_generation_ = 0;
   uint64_t working_on_ = 0;  // the step of the last Add
@@ -180,6 +187,7 @@ class Outbox {
     Mode mode = Mode::kSecondOrder;
   };
   std::map<uint32_t, LastAnswer> answered_;
+  std::map<uint32_t, uint64_t> begins_;  // see BeginAt, by layer
   RetransmitBuffer kept_;
 };
 
@@ -187,6 +195,7 @@ struct Outbox::Moved {
   std::map<Sequence, Entry> entries;
   std::map<Sequence, RetransmitBuffer::Taken> kept;
   std::map<uint32_t, LastAnswer> answered;
+  std::map<uint32_t, uint64_t> begins;
   Sequence first = 0;  // of both
   Sequence next = 0;   // of what would have followed
 };

@@ -19,17 +19,17 @@ void Outbox::DropBefore(uint64_t step) {
   for (const Sequence sequence : unneeded) Erase(sequence);
 }
 
-void Outbox::LetGoBefore(uint64_t step) {
+void Outbox::DropUnansweredBefore(uint64_t step) {
   if (working_on_ > step) DropBefore(step);
-  std::set<uint32_t> let_go;
+  std::set<uint32_t> dropped;
   for (auto& [layer, last] : answered_) {
     if (last.step >= step || last.factor_version == 0) continue;
     last.factor_version = 0;
-    let_go.insert(layer);
+    dropped.insert(layer);
   }
-  if (let_go.empty()) return;
+  if (dropped.empty()) return;
   for (auto& [sequence, entry] : entries_) {
-    if (entry.item->id.kind != v1::FRAME_KIND_RESUME || !let_go.contains(entry.item->id.layer)) continue;
+    if (entry.item->id.kind != v1::FRAME_KIND_RESUME || !dropped.contains(entry.item->id.layer)) continue;
     auto without = std::make_shared<Contribution>(*entry.item);
     without->factor_version = 0;
     entry.item = std::move(without);
@@ -47,8 +47,29 @@ void Outbox::SendResume(uint32_t layer) {
   resume->id = {v1::FRAME_KIND_RESUME, std::min(kept_.FirstGradient(layer).value_or(next), next), layer};
   resume->mode = last.mode;
   resume->factor_version = last.factor_version;
+  SendFirst(resume);
+}
+
+void Outbox::BeginAt(uint32_t layer, uint64_t step) {
+  begins_[layer] = step;
+  SendBegin(layer);
+}
+
+void Outbox::SendBegin(uint32_t layer) {
+  if (answered_.contains(layer)) return;
+  auto begin = std::make_shared<Contribution>();
+  begin->id = {v1::FRAME_KIND_RESUME, begins_.at(layer), layer};
+  begin->abstain = true;
+  SendFirst(begin);
+}
+
+void Outbox::SendFirst(const std::shared_ptr<Contribution>& resume) {
+  if (Entry* const on_its_way = FindEntry(resume->id); on_its_way != nullptr) {
+    on_its_way->item = resume;
+    return;
+  }
   const Sequence sequence = first_sequence_ - 1;
-  if (!AddAt(sequence, std::move(resume)).ok()) return;  // on its way
+  if (!AddAt(sequence, resume).ok()) return;
   first_sequence_ = sequence;
   entries_.at(sequence).already_answered = true;
 }
@@ -99,6 +120,7 @@ Outbox::Moved Outbox::TakeLayers(const std::set<uint32_t>& layers) {
   for (const uint32_t layer : layers) {
     retained_.erase(layer);
     if (auto answered = answered_.extract(layer)) moved.answered.insert(std::move(answered));
+    if (auto begins = begins_.extract(layer)) moved.begins.insert(std::move(begins));
   }
   moved.kept = kept_.TakeLayers(layers);
   moved.first = moved.next = next_sequence_;
@@ -127,6 +149,7 @@ void Outbox::Adopt(Moved&& moved) {
     answered_[layer] = last;
     SendResume(layer);
   }
+  for (const auto& [layer, step] : moved.begins) BeginAt(layer, step);
 }
 
 }  // namespace precondor

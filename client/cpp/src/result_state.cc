@@ -84,7 +84,7 @@ bool PreconditionFuture::State::Complete(Preconditioned outcome) {
     written_ = false;
     if (!borrowed_) WriteHeld();
   }
-  Settle(std::move(outcome));
+  SetOutcome(std::move(outcome));
   return true;
 }
 
@@ -92,11 +92,11 @@ bool PreconditionFuture::State::Fail(absl::Status status) {
   MutexLock lock(mu_);
   if (outcome_.has_value()) return false;
   held_.clear();
-  Settle(std::move(status));
+  SetOutcome(std::move(status));
   return true;
 }
 
-void PreconditionFuture::State::Settle(absl::StatusOr<Preconditioned> outcome) {
+void PreconditionFuture::State::SetOutcome(absl::StatusOr<Preconditioned> outcome) {
   outcome_ = std::move(outcome);
   changed_.notify_all();
 }

@@ -51,7 +51,7 @@ class PreconditionFuture::State final : public AnswerSink {
   void WriteBytes(const char* data, uint64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteElements(const char* data, uint64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Settle(absl::StatusOr<Preconditioned> outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetOutcome(absl::StatusOr<Preconditioned> outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string what_;
   const MatrixView out_;

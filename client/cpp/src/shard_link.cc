@@ -69,7 +69,7 @@ ShardLink::ShardLink(Options options, Hooks hooks, TrafficCounters& traffic)
              .decline = hooks_.decline_plane},
             traffic_) {
   // Of a job that has gone on before: what others send again may hold old steps open.
-  if (epoch_ > 1) outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
+  if (epoch_ > 1) outbox_.RetryRefusalsUntil(MonotonicNow() + options_.result_timeout);
   path_.BeginEpoch(epoch_);
 }
 
@@ -152,9 +152,10 @@ void ShardLink::Connect(absl::Time now) {
   renew_channel_ = false;
   ahead_.reset();
   writing_ = false;
+  showed_secret_ = false;
   state_ = StreamState::kOpening;
   opening_deadline_ = now + options_.connect_timeout;
-  stream_ = std::make_unique<Stream>(this, channel_->stub());
+  stream_ = std::make_unique<Stream>(this, channel_->stub(), options_.traceparent);
   stream_->Start();
 }
 
@@ -193,7 +194,16 @@ void ShardLink::Adopt(Outbox::Moved moved) {
   {
     MutexLock lock(mu_);
     outbox_.Adopt(std::move(moved));
-    outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
+    outbox_.RetryRefusalsUntil(MonotonicNow() + options_.result_timeout);
+    Pump();
+  }
+  hooks_.wake();
+}
+
+void ShardLink::BeginAt(uint32_t layer, uint64_t step) {
+  {
+    MutexLock lock(mu_);
+    outbox_.BeginAt(layer, step);
     Pump();
   }
   hooks_.wake();

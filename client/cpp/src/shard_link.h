@@ -41,10 +41,12 @@ class ShardLink {
   struct Options {
     std::string address;
     std::shared_ptr<const wire::ChannelSecurity> security;
+    std::string traceparent;
     std::string session;  // its name, for messages
     uint64_t session_id = 0;
     uint32_t rank = 0;
     uint64_t incarnation = 0;
+    std::string secret;  // the session's
     uint64_t epoch = 0;
     absl::Duration connect_timeout;  // until a new stream's first frame
     absl::Duration result_timeout;   // that contributions' deadlines were made with, for messages
@@ -53,11 +55,11 @@ class ShardLink {
     std::optional<WorkerCollectiveSession::Options> plane;  // see PayloadPath::Options::collective
   };
   struct Hooks {
-    std::function<void()> wake;                       // Tick has something to do
-    std::function<void(uint64_t epoch)> stale_epoch;  // join again
-    std::function<uint64_t()> let_go_before;          // see Outbox; null: nothing is let go of unanswered
-    std::function<void()> forgotten;                  // the shard does not know the session: is there one?
-    std::function<void(const absl::Status&)> fatal;   // the worker is done for
+    std::function<void()> wake;                        // Tick has something to do
+    std::function<void(uint64_t epoch)> stale_epoch;   // join again
+    std::function<uint64_t()> drop_unanswered_before;  // see Outbox; null: every RESUME stays
+    std::function<void()> forgotten;                   // the shard does not know the session: is there one?
+    std::function<void(const absl::Status&)> fatal;    // the worker is done for
     std::function<void(const absl::Status&)> refused_statistics;
     // See WorkerCollectiveSession; on a thread of the link.
     std::function<absl::StatusOr<PlaneRendezvous>(uint64_t epoch)> ask_plane;
@@ -87,6 +89,7 @@ class ShardLink {
   // Sends what another link has not been answered.
   void Adopt(Outbox::Moved moved);
   // See Outbox.
+  void BeginAt(uint32_t layer, uint64_t step);
   std::optional<uint64_t> answered_through() const;
   // Answers everything with `status`, now and from now on.
   void Fail(const absl::Status& status);
@@ -130,7 +133,7 @@ class ShardLink {
   void WriteFrames(const std::vector<Outbox::Frame>& frames, bool more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteRegionRequest(v1::Ring wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // All but what PayloadPath::Describe sets.
-  v1::FrameHeader MakeHeader(const Contribution& item) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  v1::FrameHeader MakeHeader(const Contribution& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NotifyIfAcknowledged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
@@ -145,6 +148,7 @@ class ShardLink {
   std::unique_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);  // in state kNone: none, or one that has ended
   StreamState state_ ABSL_GUARDED_BY(mu_) = StreamState::kNone;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool showed_secret_ ABSL_GUARDED_BY(mu_) = false;          // on this stream
   std::optional<Outbox::Frame> ahead_ ABSL_GUARDED_BY(mu_);  // taken from the outbox, to be written next
   absl::Time opening_deadline_ ABSL_GUARDED_BY(mu_);
   absl::Time connect_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();

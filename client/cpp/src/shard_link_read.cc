@@ -81,16 +81,17 @@ void ShardLink::OnProtocolError(const absl::Status& status) {
 }
 
 void ShardLink::OnCredit(const v1::ExchangeResponse& credit) {
-  const uint64_t let_go_before = hooks_.let_go_before == nullptr ? 0 : hooks_.let_go_before();
+  const uint64_t drop_unanswered_before =
+      hooks_.drop_unanswered_before == nullptr ? 0 : hooks_.drop_unanswered_before();
   MutexLock lock(mu_);
   if (state_ != StreamState::kOpening) return;
   state_ = StreamState::kOpen;
   path_.OnStreamOpen(credit);
   changed_.notify_all();
-  outbox_.LetGoBefore(let_go_before);
+  outbox_.DropUnansweredBefore(drop_unanswered_before);
   backoff_ = kFirstBackoff;
   if (outbox_.StartStream(credit.credit_bytes(), credit.shard_generation()))
-    outbox_.SettlesBy(MonotonicNow() + options_.result_timeout);
+    outbox_.RetryRefusalsUntil(MonotonicNow() + options_.result_timeout);
   Pump();
 }
 

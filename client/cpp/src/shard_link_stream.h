@@ -6,8 +6,10 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/client_callback.h>
+#include <string>
 
 #include "client/cpp/src/shard_link.h"
+#include "kernels/base/trace_context.h"
 
 namespace precondor {
 
@@ -17,7 +19,8 @@ namespace precondor {
 // gRPC's callback threads.
 class ShardLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  Stream(ShardLink* link, grpc::GenericStub& stub) : link_(link) {
+  Stream(ShardLink* link, grpc::GenericStub& stub, const std::string& traceparent) : link_(link) {
+    context_.AddMetadata(kTraceparentKey, traceparent);
     stub.PrepareBidiStreamingCall(&context_, "/precondor.v1.PreconditionService/Exchange", {}, this);
   }
   void Start() {

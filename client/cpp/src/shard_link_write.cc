@@ -82,7 +82,7 @@ void ShardLink::WriteRegionRequest(v1::Ring wanted) {
   stream_->Write(*std::move(buffer), /*more=*/false);
 }
 
-v1::FrameHeader ShardLink::MakeHeader(const Contribution& item) const {
+v1::FrameHeader ShardLink::MakeHeader(const Contribution& item) {
   v1::FrameHeader header;
   header.set_session_id(options_.session_id);
   header.set_epoch(epoch_);
@@ -96,6 +96,7 @@ v1::FrameHeader ShardLink::MakeHeader(const Contribution& item) const {
   header.set_abstain(item.abstain);
   for (const v1::TensorHeader& tensor : item.tensors) *header.add_tensors() = tensor;
   header.set_factor_version(item.factor_version);
+  if (!std::exchange(showed_secret_, true)) header.set_secret(options_.secret);
   return header;
 }
 

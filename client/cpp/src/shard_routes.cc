@@ -80,6 +80,14 @@ absl::Status ShardRoutes::Submit(size_t layer, Outbox::Item item) {
   return table()->of_layer[layer]->Submit(std::move(item));
 }
 
+void ShardRoutes::BeginAt(uint64_t step) {
+  MutexLock staying(move_mu_);
+  const std::shared_ptr<const Table> held = table();
+  for (size_t layer = 0; layer < layers_; ++layer) {
+    held->of_layer[layer]->BeginAt(static_cast<uint32_t>(layer), step);
+  }
+}
+
 std::optional<uint64_t> ShardRoutes::answered_through() const {
   std::optional<uint64_t> highest;
   for (const Link& link : links()) highest = std::max(highest, link->answered_through());

@@ -34,6 +34,8 @@ class ShardRoutes {
   absl::Status Change(const v1::ShardMap& map, uint64_t epoch);
   // The highest step whose gradient has been answered, in any layer; nullopt: none.
   std::optional<uint64_t> answered_through() const;
+  // See Outbox, for every layer.
+  void BeginAt(uint64_t step);
   // The layer's link, now.
   Link of_layer(size_t layer) const { return table()->of_layer[layer]; }
   // To the layer's link; see ShardLink::Submit.

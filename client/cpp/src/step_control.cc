@@ -127,7 +127,7 @@ void StepControl::Fail(const absl::Status& status) {
 
 bool StepControl::TakeAnswer(const absl::StatusOr<WorkerDirective>& answer) {
   const uint64_t number = ledger_.first_owed().number;
-  const StepLedger::Verdict verdict = ledger_.Settle(answer);
+  const StepLedger::Verdict verdict = ledger_.MarkAnswered(answer);
   changed_.notify_all();
   last_failure_ = answer.status();
   if (answer.ok()) away_ = false;

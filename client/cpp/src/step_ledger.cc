@@ -70,9 +70,9 @@ uint64_t StepLedger::Owe(const OwnReport& report) {
   return last_number_;
 }
 
-StepLedger::Verdict StepLedger::Settle(const absl::StatusOr<WorkerDirective>& answer) {
+StepLedger::Verdict StepLedger::MarkAnswered(const absl::StatusOr<WorkerDirective>& answer) {
   const Owed& owed = owed_.front();
-  Verdict verdict = Verdict::kSettled;
+  Verdict verdict = Verdict::kAnswered;
   if (!answer.ok()) {
     verdict = WorthRepeating(answer.status()) ? Verdict::kAskAgain : Verdict::kRefused;
   } else {

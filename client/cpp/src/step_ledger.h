@@ -53,7 +53,7 @@ class StepLedger {
   // What an answer makes of the report that was owed first.
   enum class Verdict : uint8_t {
     kAskAgain,  // it is still owed
-    kSettled,
+    kAnswered,
     kRefused,  // permanently; it is not sent again
   };
 
@@ -76,7 +76,7 @@ class StepLedger {
   // The coordinator's answer to the first report owed. Unavailable, DeadlineExceeded and what RecoveryFor says to
   // repeat leave it owed, and so does a lease that does not reach beyond the last step reported: a coordinator that
   // cannot promise more yet, its disk may be full, is asked again.
-  Verdict Settle(const absl::StatusOr<WorkerDirective>& answer);
+  Verdict MarkAnswered(const absl::StatusOr<WorkerDirective>& answer);
 
  private:
   WorkerDirective directive_;

@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
   PRECONDOR_ASSIGN_OR_RETURN(SessionSpec spec, wire::DecodeSessionSpec(joined.spec()));
   PRECONDOR_ASSIGN_OR_RETURN(WorkerDirective directive, WorkerDirective::Decode(joined.directive()));
   std::unique_ptr<WorkerImpl> worker(new WorkerImpl(options, std::move(control), std::move(session), std::move(spec),
-                                                    as.rank, as.incarnation, joined.session_id(), joined.epoch()));
+                                                    as.rank, as.incarnation, joined));
   if (WorkersPrecondition(worker->spec_)) {
     PRECONDOR_ASSIGN_OR_RETURN(
         worker->factors_,
@@ -64,31 +64,36 @@ absl::StatusOr<std::unique_ptr<Worker>> WorkerImpl::Make(const ClientOptions& op
     const int64_t layers = static_cast<int64_t>(worker->spec_.layers.size());
     const uint64_t since = worker->steps_->ModeSince(as.first_step);
     for (int64_t layer = 0; layer < layers; ++layer) worker->factors_->Need(layer, since);
+  } else if (as.first_step > 0) {
+    worker->routes_.BeginAt(as.first_step);
   }
   return std::unique_ptr<Worker>(std::move(worker));
 }
 
 WorkerImpl::WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClient> control, std::string session,
-                       SessionSpec spec, uint32_t rank, uint64_t incarnation, uint64_t session_id, uint64_t epoch)
+                       SessionSpec spec, uint32_t rank, uint64_t incarnation, const v1::JoinSessionResponse& joined)
     : options_(options),
       control_(std::move(control)),
       session_(std::move(session)),
       spec_(std::move(spec)),
       rank_(rank),
       incarnation_(incarnation),
-      session_id_(session_id),
+      session_id_(joined.session_id()),
+      secret_(joined.secret()),
       routes_(absl::StrCat("session ", session_), spec_.layers.size(),
               [this](const std::string& address, uint64_t of) { return MakeLink(address, of); }),
-      epoch_(epoch) {}
+      epoch_(joined.epoch()) {}
 
 std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint64_t epoch) {
   ShardLink::Options link;
   link.address = address;
   link.security = control_->security();
+  link.traceparent = control_->traceparent();
   link.session = session_;
   link.session_id = session_id_;
   link.rank = rank_;
   link.incarnation = incarnation_;
+  link.secret = secret_;
   link.epoch = epoch;
   link.connect_timeout = options_.connect_timeout;
   link.result_timeout = options_.result_timeout;
@@ -105,7 +110,7 @@ std::shared_ptr<ShardLink> WorkerImpl::MakeLink(const std::string& address, uint
   ShardLink::Hooks hooks;
   hooks.wake = [this] { Wake(); };
   hooks.stale_epoch = [this](uint64_t stale) { OnStaleEpoch(stale); };
-  if (WorkersPrecondition(spec_)) hooks.let_go_before = [this] { return steps_->LastFirstOrder(); };
+  if (WorkersPrecondition(spec_)) hooks.drop_unanswered_before = [this] { return steps_->LastFirstOrder(); };
   hooks.forgotten = [this] { Ask(); };
   hooks.fatal = [this](const absl::Status& status) { Fail(status); };
   hooks.ask_plane = [this, address](uint64_t of) { return AskForPlane(address, of); };
@@ -219,6 +224,7 @@ absl::StatusOr<WorkerDirective> WorkerImpl::SendReport(const OwnReport& report) 
   request.set_samples(report.samples);
   request.set_finite(report.finite);
   request.set_learning_rate(report.learning_rate);
+  request.set_secret(secret_);
   while (true) {
     const uint64_t used = epoch();
     request.set_epoch(used);
@@ -251,6 +257,7 @@ absl::Status WorkerImpl::Leave() {
   request.set_session_id(session_id_);
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
+  request.set_secret(secret_);
   return control_->LeaveSession(request, canceller_).status();
 }
 
@@ -297,6 +304,7 @@ v1::JoinPlaneRequest WorkerImpl::PlaneRequest(uint64_t epoch) const {
   request.set_epoch(epoch);
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
+  request.set_secret(secret_);
   return request;
 }
 
@@ -304,11 +312,13 @@ void WorkerImpl::DeclinePlane(const std::string& address, uint64_t epoch, const 
   v1::JoinPlaneRequest request = PlaneRequest(epoch);
   request.set_declined(std::string(why.message()));
   // A peer that cannot be told waits until the rendezvous ends.
-  ControlClient(address, options_.connect_timeout, control_->security()).JoinPlane(request, canceller_).IgnoreError();
+  ControlClient(address, options_.connect_timeout, control_->security(), control_->traceparent())
+      .JoinPlane(request, canceller_)
+      .IgnoreError();
 }
 
 absl::StatusOr<PlaneRendezvous> WorkerImpl::AskForPlane(const std::string& address, uint64_t epoch) {
-  ControlClient shard(address, options_.rpc_timeout, control_->security());
+  ControlClient shard(address, options_.rpc_timeout, control_->security(), control_->traceparent());
   const absl::Time deadline = MonotonicNow() + options_.connect_timeout;
   const v1::JoinPlaneRequest request = PlaneRequest(epoch);
   while (true) {

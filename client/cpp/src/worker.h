@@ -77,7 +77,7 @@ class WorkerImpl final : public Worker {
 
  private:
   WorkerImpl(const ClientOptions& options, std::shared_ptr<ControlClient> control, std::string session,
-             SessionSpec spec, uint32_t rank, uint64_t incarnation, uint64_t session_id, uint64_t epoch);
+             SessionSpec spec, uint32_t rank, uint64_t incarnation, const v1::JoinSessionResponse& joined);
   std::shared_ptr<ShardLink> MakeLink(const std::string& address, uint64_t epoch);
   void Start(uint64_t first_step, WorkerDirective directive);
 
@@ -146,6 +146,7 @@ class WorkerImpl final : public Worker {
   const uint32_t rank_;
   const uint64_t incarnation_;
   const uint64_t session_id_;
+  const std::string secret_;               // the session's
   std::optional<uint64_t> rollback_step_;  // constant after Make
   TrafficCounters traffic_;
   const std::shared_ptr<Borrowed> borrowed_ = std::make_shared<Borrowed>();

@@ -70,7 +70,7 @@ std::vector<ContributionId> WorkerCollectiveSession::BeginEpoch(uint64_t epoch) 
   std::vector<ContributionId> ids;
   {
     MutexLock lock(mu_);
-    if (epoch == epoch_ || leaving_) return {};
+    if (epoch == epoch_ || stopping_) return {};
     epoch_ = epoch;
     phase_ = Phase::kHolding;
     status_ = absl::OkStatus();
@@ -86,7 +86,7 @@ std::vector<ContributionId> WorkerCollectiveSession::BeginEpoch(uint64_t epoch) 
 bool WorkerCollectiveSession::Offer(const Item& item) {
   MutexLock lock(mu_);
   const ContributionId& id = item->id;
-  bool takes = !leaving_ && phase_ != Phase::kOff && id.step >= next_grpc_;
+  bool takes = !stopping_ && phase_ != Phase::kOff && id.step >= next_grpc_;
   if (phase_ == Phase::kOn) takes = takes && id.step >= first_;
   if (!takes) {
     next_grpc_ = std::max(next_grpc_, id.step + 1);
@@ -106,7 +106,7 @@ void WorkerCollectiveSession::Leave() {
   std::vector<Item> freed;
   {
     MutexLock lock(mu_);
-    leaving_ = true;
+    stopping_ = true;
     phase_ = Phase::kOff;
     if (status_.ok()) status_ = absl::CancelledError(absl::StrCat(options_.what, ": the worker leaves"));
     give_up_ = true;
@@ -129,8 +129,8 @@ void WorkerCollectiveSession::Run() {
   while (true) {
     {
       MutexLock lock(mu_);
-      changed_.wait(mu_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return leaving_ || epoch_ != served; });
-      if (leaving_) return;
+      changed_.wait(mu_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || epoch_ != served; });
+      if (stopping_) return;
       served = epoch_;
       give_up_ = false;
     }
@@ -145,7 +145,7 @@ void WorkerCollectiveSession::Finish(uint64_t epoch, const absl::Status& why) {
   std::vector<ContributionId> ids;
   {
     MutexLock lock(mu_);
-    if (epoch_ == epoch && !leaving_) {
+    if (epoch_ == epoch && !stopping_) {
       phase_ = Phase::kOff;
       status_ = absl::Status(why.code(), absl::StrCat(options_.what, ": ", why.message()));
       ended = std::exchange(collective_, nullptr);
@@ -195,7 +195,7 @@ absl::Status WorkerCollectiveSession::Join(uint64_t epoch) {
     return collective.status();
   }
   MutexLock lock(mu_);
-  if (leaving_ || epoch_ != epoch) return absl::AbortedError("another epoch has begun");
+  if (stopping_ || epoch_ != epoch) return absl::AbortedError("another epoch has begun");
   group_ = collective_ = *std::move(collective);
   return absl::OkStatus();
 }

@@ -113,7 +113,7 @@ class WorkerCollectiveSession {
   std::atomic<bool> give_up_ = false;  // on the rendezvous
   mutable Mutex mu_;
   CondVar changed_;
-  bool leaving_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t epoch_ ABSL_GUARDED_BY(mu_) = 0;
   Phase phase_ ABSL_GUARDED_BY(mu_) = Phase::kOff;
   absl::Status status_ ABSL_GUARDED_BY(mu_);

@@ -66,6 +66,7 @@ v1::JoinSessionRequest WorkerImpl::JoinRequest() const {
   request.set_rank(rank_);
   request.set_incarnation(incarnation_);
   request.set_first_step(steps_->next_step());
+  request.set_secret(secret_);
   return request;
 }
 
@@ -99,7 +100,9 @@ void WorkerImpl::AskForEpoch() {
   }
   if (joined.ok() && joined->epoch() != have) OnStaleEpoch(have);
   // A coordinator that cannot be reached, or a shard that it waits for, will be asked again.
-  if (!joined.ok() && RecoveryFor(joined.status()) == Recovery::kFatal) Fail(joined.status());
+  // One that denies it has another session of the name by now.
+  const bool denied = absl::IsPermissionDenied(joined.status());
+  if (denied || (!joined.ok() && RecoveryFor(joined.status()) == Recovery::kFatal)) Fail(joined.status());
 }
 
 absl::Status WorkerImpl::Refresh() {

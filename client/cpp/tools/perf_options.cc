@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
 #include "client/cpp/tools/model_shapes.h"
@@ -19,7 +20,7 @@ absl::Status CheckShapes(PerfOptions& options) {
   const bool given = !options.preset.empty() || !options.layers.empty();
   if (options.workload == "bert-large") {
     if (given) {
-      return absl::InvalidArgumentError("--preset and --layers: for the workloads statistics and gradients only");
+      return absl::InvalidArgumentError("--preset and --layers: for the workloads statistics, gradients and plan only");
     }
     options.preset = "bert-large";
     return absl::OkStatus();
@@ -27,13 +28,28 @@ absl::Status CheckShapes(PerfOptions& options) {
   if (!options.preset.empty() && !options.layers.empty()) {
     return absl::InvalidArgumentError("expected one of --preset and --layers");
   }
-  if (!given && options.workload == "statistics") {
-    return absl::InvalidArgumentError("--workload=statistics: expected --preset or --layers");
+  if (!given && options.workload != "gradients") {
+    return absl::InvalidArgumentError(absl::StrCat("--workload=", options.workload, ": expected --preset or --layers"));
   }
   if (!given && options.scale != 1) return absl::InvalidArgumentError("--scale: expected --preset or --layers with it");
   if (options.preset.empty()) return absl::OkStatus();
   const absl::Status known = PresetShapes(options.preset).status();
   return known.ok() ? known : absl::InvalidArgumentError(absl::StrCat("--preset: ", known.message()));
+}
+
+absl::Status ReadNumber(absl::string_view name, absl::string_view value, int64_t& number) {
+  if (absl::SimpleAtoi(value, &number) && number >= 1 && number <= 100000) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", name, ": expected 1 ... 100000, got \"", value, "\""));
+}
+
+absl::Status ReadWorkers(absl::string_view value, PerfOptions& options) {
+  options.sweep.clear();
+  for (const absl::string_view part : absl::StrSplit(value, ',')) {
+    PRECONDOR_RETURN_IF_ERROR(ReadNumber("workers", part, options.workers));
+    options.sweep.push_back(options.workers);
+  }
+  if (options.sweep.size() == 1) options.sweep.clear();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -51,9 +67,11 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
                                                            {"tls-ca", &options.security.tls_ca},
                                                            {"tls-cert", &options.security.tls_cert},
                                                            {"tls-key", &options.security.tls_key}};
-  const std::map<absl::string_view, int64_t*> numbers = {{"workers", &options.workers}, {"steps", &options.steps},
-                                                         {"warmup", &options.warmup},   {"rank", &options.rank},
-                                                         {"threads", &options.threads}, {"scale", &options.scale}};
+  const std::map<absl::string_view, int64_t*> numbers = {{"steps", &options.steps},
+                                                         {"warmup", &options.warmup},
+                                                         {"rank", &options.rank},
+                                                         {"threads", &options.threads},
+                                                         {"scale", &options.scale}};
   for (const std::string& argument : arguments) {
     if (argument == "--help" || argument == "-h") {
       options.workload = "help";
@@ -65,23 +83,30 @@ absl::StatusOr<PerfOptions> ParsePerfOptions(const std::vector<std::string>& arg
       return absl::InvalidArgumentError(absl::StrCat("expected --name=value, got \"", argument, "\""));
     }
     const absl::string_view name = rest.substr(0, equals - 2), value = rest.substr(equals - 1);
-    if (const auto text = texts.find(name); text != texts.end()) {
+    if (name == "workers") {
+      PRECONDOR_RETURN_IF_ERROR(ReadWorkers(value, options));
+    } else if (const auto text = texts.find(name); text != texts.end()) {
       *text->second = std::string(value);
     } else if (const auto number = numbers.find(name); number == numbers.end()) {
       return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name));
-    } else if (!absl::SimpleAtoi(value, number->second) || *number->second < 1 || *number->second > 100000) {
-      return absl::InvalidArgumentError(absl::StrCat("--", name, ": expected 1 ... 100000, got \"", value, "\""));
+    } else {
+      PRECONDOR_RETURN_IF_ERROR(ReadNumber(name, value, *number->second));
     }
   }
-  if (options.workload != "bert-large" && options.workload != "statistics" && options.workload != "gradients") {
+  const bool steps = options.workload == "bert-large" || options.workload == "statistics";
+  if (!steps && options.workload != "gradients" && options.workload != "plan") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--workload: expected bert-large, statistics or gradients, got \"", options.workload, "\""));
+        absl::StrCat("--workload: expected bert-large, statistics, gradients or plan, got \"", options.workload, "\""));
   }
   if (options.server.empty() == options.server_binary.empty()) {
     return absl::InvalidArgumentError("expected one of --server-binary and --server");
   }
   if (!options.data_dir.empty() && options.server_binary.empty()) {
     return absl::InvalidArgumentError("--data-dir: for a server that is started, needs --server-binary");
+  }
+  if (!options.sweep.empty() && !steps) {
+    return absl::InvalidArgumentError(
+        "--workers: several numbers are for the workloads bert-large and statistics only");
   }
   if (!options.security.tls_ca.empty() && options.workload != "gradients") {
     return absl::InvalidArgumentError("--tls-ca: for the workload gradients only");
@@ -109,11 +134,18 @@ Workloads
   gradients   gradients there and back, method identity, one worker: GB/s by size against plain TCP on loopback in the
               same run, and the latency of small tensors. With --preset or --layers the sizes are those of the layers, at
               most the 8 that most layers have.
+  plan        the seconds that precondorctl plan computes for steps with the layers of --preset or --layers (mkor, DELEGATE,
+              statistics at every tenth step, one shard) against those that they take here: measures the rates of network
+              and arithmetic with every second layer, plans all layers with these, and runs them. Fails where a step is not
+              within 20% of the plan.
 
 Flags
   --server-binary=FILE  a precondor-server to start on loopback and stop; its memory is read
   --server=HOST:PORT    one that is there, or unix:/path/to/socket
   --workers=8  --steps=60  --warmup=40  --rank=128
+  --workers=1,2,4,8     a sweep: for each number a row of a whole step's p50 and p99, steps a second and payload. Measures
+                        windows of a third of --steps until the last three are within 10% of each other, at most 9, and
+                        says when they are not. Its --json and --csv have these columns
   --threads=2           of the server that is started
   --tls-ca=FILE --tls-cert=FILE --tls-key=FILE
                         gradients over TLS, by rows of their own; a server that is started has the certificate
@@ -128,6 +160,8 @@ Exit code: 0 measured, every target met; 1 failed or a target missed; 2 wrong us
 
 Examples
   precondor-perf --workload=statistics --preset=gpt2-xl --scale=8 --server-binary=precondor-server --csv=rows.csv
+  precondor-perf --workload=bert-large --workers=1,2,4,8 --server-binary=precondor-server
+  precondor-perf --workload=plan --preset=bert-large --scale=4 --workers=1 --server-binary=precondor-server
   precondor-perf --workload=gradients --layers=model.json --server=gpu0:7070
 )";
 }

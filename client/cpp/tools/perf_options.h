@@ -15,12 +15,13 @@
 namespace precondor {
 
 struct PerfOptions {
-  std::string workload;       // "bert-large", "statistics", "gradients", "help"
+  std::string workload;       // "bert-large", "statistics", "gradients", "plan", "help"
   std::string server_binary;  // started on loopback for the run
   std::string server;         // or one that is there: host:port or unix:/path
   int64_t workers = 8;
-  int64_t steps = 60;   // measured, of each run
-  int64_t warmup = 40;  // before: fills the windows of the low-rank factors
+  std::vector<int64_t> sweep;  // several numbers of workers, one run each; empty: `workers` alone
+  int64_t steps = 60;          // measured, of each run
+  int64_t warmup = 40;         // before: fills the windows of the low-rank factors
   int64_t rank = 128;
   int64_t threads = 2;      // of the server that is started
   std::string data_dir;     // of the server that is started; empty: it keeps nothing

@@ -80,7 +80,7 @@ absl::StatusOr<Counters> ReadCounters(ControlClient& control, const std::string&
 }
 
 // A session with its workers, stepped together.
-class Run {
+class Run final : public StatisticSteps {
  public:
   Run(const PerfOptions& options, const std::vector<LayerSpec>& layers, const std::string& method, int64_t factor_rank,
       const PerfServer& server)
@@ -94,7 +94,7 @@ class Run {
     for (float& value : noise_) value = normal(rng);
   }
 
-  absl::Status Open() {
+  absl::Status OpenSession() {
     ClientOptions options;
     options.coordinator = address_;
     PRECONDOR_ASSIGN_OR_RETURN(client_, Client::Connect(options));
@@ -106,14 +106,14 @@ class Run {
     });
   }
 
-  absl::Status Close() {
+  absl::Status Close() override {
     workers_.clear();
     return client_->CloseSession(spec_.name).status();
   }
 
   // Seconds of one step: every worker's statistics sent, sealed and applied. A layer's abstaining gradient is answered
   // once the statistics of its step have been applied, which tells the end without asking.
-  absl::StatusOr<double> Step() {
+  absl::StatusOr<double> Step() override {
     const absl::Time start = MonotonicNow();
     PRECONDOR_RETURN_IF_ERROR(ForEachWorker([this](uint32_t rank) -> absl::Status {
       PRECONDOR_RETURN_IF_ERROR(Send(rank));
@@ -128,7 +128,7 @@ class Run {
 
   absl::StatusOr<Counters> ReadCounters() { return precondor::ReadCounters(control_, spec_.name); }
 
-  Traffic traffic(uint32_t rank) const { return workers_[rank]->traffic(); }
+  int64_t statistics_bytes() const override { return workers_[0]->traffic().statistics_bytes; }
 
  private:
   template <typename Body>
@@ -192,7 +192,7 @@ struct Measured {
 absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::vector<LayerSpec>& layers,
                                  const std::string& method, int64_t factor_rank, const PerfServer& server) {
   Run run(options, layers, method, factor_rank, server);
-  PRECONDOR_RETURN_IF_ERROR(run.Open());
+  PRECONDOR_RETURN_IF_ERROR(run.OpenSession());
   for (int64_t i = 0; i < options.warmup; ++i) PRECONDOR_RETURN_IF_ERROR(run.Step().status());
   Measured measured;
   PRECONDOR_ASSIGN_OR_RETURN(Counters before, run.ReadCounters());
@@ -207,12 +207,20 @@ absl::StatusOr<Measured> Measure(const PerfOptions& options, const std::vector<L
   }
   measured.resident_bytes = server.resident_bytes();
   measured.state_bytes = before.state_bytes;
-  measured.payload_bytes = run.traffic(0).statistics_bytes / (options.warmup + options.steps);
+  measured.payload_bytes = run.statistics_bytes() / (options.warmup + options.steps);
   PRECONDOR_RETURN_IF_ERROR(run.Close());
   return measured;
 }
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<StatisticSteps>> StatisticSteps::Open(const PerfOptions& options,
+                                                                     const std::vector<LayerSpec>& layers,
+                                                                     const PerfServer& server) {
+  auto run = std::make_unique<Run>(options, layers, "mkor", options.rank, server);
+  PRECONDOR_RETURN_IF_ERROR(run->OpenSession());
+  return run;
+}
 
 absl::StatusOr<std::vector<PerfRow>> MeasureStatistics(const PerfOptions& options, const PerfServer& server) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<LayerSpec> layers, PerfLayers(options));

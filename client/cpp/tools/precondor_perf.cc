@@ -11,17 +11,35 @@
 
 #include "client/cpp/tools/perf_gradients.h"
 #include "client/cpp/tools/perf_options.h"
+#include "client/cpp/tools/perf_plan.h"
 #include "client/cpp/tools/perf_rows.h"
 #include "client/cpp/tools/perf_server.h"
 #include "client/cpp/tools/perf_statistics.h"
+#include "client/cpp/tools/perf_sweep.h"
 
 namespace {
 
-absl::StatusOr<std::vector<precondor::PerfRow>> Measure(const precondor::PerfOptions& options) {
+// What a run has to say.
+struct Report {
+  std::string table, json, csv;
+  bool pass = true;
+};
+
+absl::StatusOr<Report> Measure(const precondor::PerfOptions& options) {
   const auto server = precondor::PerfServer::Start(options);
   if (!server.ok()) return server.status();
-  return options.workload == "gradients" ? precondor::MeasureGradients(options, **server)
-                                         : precondor::MeasureStatistics(options, **server);
+  if (!options.sweep.empty()) {
+    const auto rows = precondor::MeasureSweep(options, **server);
+    if (!rows.ok()) return rows.status();
+    return Report{precondor::SweepTable(*rows), precondor::SweepJson(*rows), precondor::SweepCsv(*rows)};
+  }
+  const auto measure = options.workload == "gradients" ? precondor::MeasureGradients
+                       : options.workload == "plan"    ? precondor::MeasurePlan
+                                                       : precondor::MeasureStatistics;
+  const auto rows = measure(options, **server);
+  if (!rows.ok()) return rows.status();
+  const bool pass = std::all_of(rows->begin(), rows->end(), [](const precondor::PerfRow& row) { return row.pass; });
+  return Report{precondor::RowsTable(*rows), precondor::RowsJson(*rows), precondor::RowsCsv(*rows), pass};
 }
 
 bool Write(const std::string& path, const std::string& text) {
@@ -47,13 +65,13 @@ int main(int argc, char** argv) {
     std::cout << precondor::PerfHelp();
     return 0;
   }
-  const auto rows = Measure(*options);
-  if (!rows.ok()) {
-    std::cerr << "precondor-perf: " << rows.status().message() << "\n";
+  const auto report = Measure(*options);
+  if (!report.ok()) {
+    std::cerr << "precondor-perf: " << report.status().message() << "\n";
     return 1;
   }
-  std::cout << precondor::RowsTable(*rows);
-  if (!options->json.empty() && !Write(options->json, precondor::RowsJson(*rows))) return 1;
-  if (!options->csv.empty() && !Write(options->csv, precondor::RowsCsv(*rows))) return 1;
-  return std::all_of(rows->begin(), rows->end(), [](const precondor::PerfRow& row) { return row.pass; }) ? 0 : 1;
+  std::cout << report->table;
+  if (!options->json.empty() && !Write(options->json, report->json)) return 1;
+  if (!options->csv.empty() && !Write(options->csv, report->csv)) return 1;
+  return report->pass ? 0 : 1;
 }

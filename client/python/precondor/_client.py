@@ -276,6 +276,7 @@ class Session:
             DeadlineExceededError: some rank did not join within join_timeout.
             AbortedError: the job has just gone back to a step before first_step; begin with the one that is named.
             NotFoundError: the session is gone, or has no such rank.
+            PermissionDeniedError: it is another job's (docs/security.md).
         """
         return self._client.join(self.name, rank, first_step, incarnation)
 
@@ -290,7 +291,8 @@ class Client:
     Timeouts are in seconds: connect_timeout for a server's first answer, rpc_timeout of one control call, result_timeout
     from a gradient's submission to its answer, join_timeout until all ranks are in, lease_timeout that a step waits for
     a coordinator at the end of its lease. plane_device is the CUDA device of its own that a worker of this client has in
-    communicators of NCCL (docs/collective.md). security is of all connections, those to shards too.
+    communicators of NCCL (docs/collective.md). security is of all connections, those to shards too. traceparent is the W3C
+    Trace Context of what this client works for (docs/monitoring.md); without one the client begins a trace of its own.
 
     Ctrl-C in a call that waits ends the client. Unusable in a forked child, as is any new one there (ForkError).
 
@@ -302,9 +304,10 @@ class Client:
 
     def __init__(self, address: str, *, connect_timeout: float = 10.0, rpc_timeout: float = 30.0,
                  result_timeout: float = 120.0, join_timeout: float = 120.0, lease_timeout: float = 600.0,
-                 plane_device: int = 0, security: Security = Security()) -> None:
+                 plane_device: int = 0, security: Security = Security(), traceparent: str = "") -> None:
         self._core = _core.Client(address, connect_timeout, rpc_timeout, result_timeout, join_timeout, lease_timeout,
-                                  plane_device, security.tls_ca, security.tls_cert, security.tls_key, security.token_file)
+                                  plane_device, security.tls_ca, security.tls_cert, security.tls_key, security.token_file,
+                                  traceparent)
         _open.add(self)
         self._core.wait_for_server()
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "server/core/layer/layer_worker.h"
-#include "server/core/shard_summary.h"
+#include "server/core/shard/shard_summary.h"
 
 namespace precondor {
 

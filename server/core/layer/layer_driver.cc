@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How events are fed to the layer's machine and effects carried out; ranks and epochs. layer_push.cc has the way of
-// statistics, layer_pull.cc that of a gradient and its answer, layer_driver_state.cc factors that come and go.
+// statistics, layer_pull.cc that of a gradient and its answer, layer_factors.cc factors that come and go,
+// layer_driver_replay.cc the replay.
 #include "server/core/layer/layer_driver.h"
 
 #include <algorithm>
@@ -153,14 +154,14 @@ void LayerDriver::Perform(Tasks tasks) {
     std::visit(
         Overload{
             [&](const ReportSealed& effect) {
-              shard.observer.OnSealed(job, effect.kind, effect.open_for);
+              shard.layer_observer.OnSealed(job, effect.kind, effect.open_for);
               if (effect.given_up.empty()) return;
               shard.logger.Log(
                   Severity::kWarning, "statistics sealed without all ranks",
                   {{"session", job}, {"step", effect.step}, {"layer", layer}, {"reason", effect.given_up}});
             },
             [&](const ReportUpdatesLost& effect) {
-              shard.observer.OnUpdatesLost(job, static_cast<int64_t>(effect.lost));
+              shard.layer_observer.OnUpdatesLost(job, static_cast<int64_t>(effect.lost));
               shard.logger.Log(Severity::kWarning, "factor updates are lost",
                                {{"session", job},
                                 {"layer", layer},
@@ -194,6 +195,13 @@ void LayerDriver::Perform(Tasks tasks) {
   }
 }
 
+void LayerDriver::ShowFactors() {
+  const LayerWorker::StateView view = worker_.view();
+  MutexLock lock(mu_);
+  counters_.Show(view);
+  Feed(FactorsReplaced{.held = view.held, .factor_version = view.version});
+}
+
 // --- deadlines and counters ------------------------------------------------------------------------------------------
 
 void LayerDriver::SealOverdue(absl::Time now) { Perform(FeedLocked(DeadlinePassed{now})); }
@@ -210,9 +218,9 @@ LayerStats LayerDriver::stats() const {
 
 // --- ranks and epochs -----------------------------------------------------------------------------------------------
 
-absl::Status LayerDriver::Resume(const ContributionKey& key, uint64_t factor_version) {
-  Tasks tasks =
-      FeedLocked(RankResumed{.key = key, .factor_version = factor_version, .now = session_->shard->clock.Now()});
+absl::Status LayerDriver::Resume(const ContributionKey& key, uint64_t factor_version, bool begins) {
+  Tasks tasks = FeedLocked(
+      RankResumed{.key = key, .factor_version = factor_version, .begins = begins, .now = session_->shard->clock.Now()});
   absl::Status status;
   if (!tasks.empty()) {
     if (const auto* refuse = std::get_if<Refuse>(&tasks.front().effect)) status = refuse->status;

@@ -20,13 +20,14 @@
 #include "server/core/contribution.h"
 #include "server/core/layer/layer_counters.h"
 #include "server/core/layer/layer_events.h"
+#include "server/core/layer/layer_factors.h"
 #include "server/core/layer/layer_journal.h"
 #include "server/core/layer/layer_machine.h"
 #include "server/core/layer/layer_replay.h"
 #include "server/core/layer/layer_worker.h"
 #include "server/core/layer/step_data.h"
-#include "server/core/session_context.h"
-#include "server/core/shard_control.h"
+#include "server/core/shard/session_context.h"
+#include "server/core/shard/shard_control.h"
 
 namespace precondor {
 
@@ -42,19 +43,20 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   // See LayerMachine::Check.
   absl::Status Check(const ContributionHeader& header) const;
 
-  // `ack` and `result` as in Shard::Submit. layer_push.cc and layer_pull.cc have the ways of the two.
+  // `ack` and `result` as in ShardDataPlane::Submit. layer_push.cc and layer_pull.cc have the ways of the two.
   void SubmitStatistics(AdmittedContribution contribution, Payload payload, const AckFn& ack);
   void SubmitGradient(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result);
-  // See Shard.
+  // See ShardDataPlane.
   absl::Status SubmitReduced(AdmittedAverage admitted, ResultFn result);
 
   // A rank comes from another shard generation, which answered it with factors of `factor_version`, and sends no
   // gradient of steps before `key.step` again: those that this generation does not know are over. Where updates are
   // missing here and several ranks get each answer, all of them have to begin again: STATE_LOST, as for whatever they
-  // send until then. Otherwise the epoch's errors.
-  absl::Status Resume(const ContributionKey& key, uint64_t factor_version);
+  // send until then. Otherwise the epoch's errors. `begins`: the rank has another process, which begins with
+  // `key.step`.
+  absl::Status Resume(const ContributionKey& key, uint64_t factor_version, bool begins = false);
 
-  // Gives `result` the factors as they are, updates that are due from the journal included; see Shard::Fetch.
+  // Gives `result` the factors as they are, updates that are due from the journal included; see ShardDataPlane::Fetch.
   void Fetch(const ContributionKey& key, ResultFn result);
 
   // Takes no contribution of an epoch before `epoch` any more; waiting results get `why`. Returns the first step from
@@ -66,42 +68,30 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   void BeginEpoch(uint64_t epoch, std::optional<uint64_t> rollback_step, absl::Span<const Member> replaced);
   // Drops all steps and takes no more; waiting results get `why`.
   void Close(const absl::Status& why);
-  // Gives a layer that has no factors some, after what is queued: those of `release`, or, with 0, fresh ones.
-  void SetState(std::unique_ptr<LayerState> state, uint64_t release);
-  // Takes the layer's factors away, after what is queued; then calls `done` on the strand with what LayerState::Save
-  // said of them, or NotFound: there is no journal that could keep them.
-  using ReleasedFn = std::function<void(absl::StatusOr<std::string> state)>;
-  void ReleaseState(uint64_t release, ReleasedFn done);
-  // Gives a layer that has had no contribution the factors of a snapshot as of `step`; its image goes to the journal.
-  void Restore(std::unique_ptr<LayerState> state, uint64_t step);
+  // How they are given and taken away, besides updates. `*this` outlives what it returns.
+  LayerFactors factors() { return LayerFactors(*this); }
 
   // Gives up on statistics that are overdue at `now`.
   void SealOverdue(absl::Time now);
   // See LayerMachine.
   void AddStragglers(absl::Time since, Stragglers& stragglers) const;
 
-  // Coming back, before anything else: the layer's image, its records in order, then FinishReplay. Errors: those of
-  // LayerReplay.
-  absl::Status Replay(const LayerImage& image) { return replay().Load(image); }
-  template <typename Record>
-  absl::Status Replay(Record record) {
-    return replay().Add(std::move(record));
-  }
+  // Takes the layer's image and its records in order, before anything else is asked of the layer and until
+  // FinishReplay.
+  LayerReplay& replay();
   // The window's steps are there again: sealed statistics wait for their turn, gradients for their contributors.
-  void FinishReplay();
-  // After FinishReplay, once: factors of release() that the journal may not hold.
-  std::optional<std::string> TakeReleased() { return std::exchange(released_, std::nullopt); }
+  // Returns factors of LayerFactors::release() that the journal may not hold.
+  std::optional<std::string> FinishReplay();
 
   // Tells the observer and `ack` what became of a contribution that carried `bytes`.
   void Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack);
   LayerStats stats() const;
-  // Not while SetState or ReleaseState may be under way.
-  bool has_factors() const { return worker_.has_factors(); }
-  uint64_t release() const { return journal_.release(); }
   uint32_t index() const { return layer_; }
   const LayerSpec& spec() const { return session_->spec.layers[layer_]; }
 
  private:
+  friend class LayerFactors;
+
   // An effect, with what it needs of `steps_`: taken out under the lock under which the machine decided on it.
   struct Task {
     Effect effect;
@@ -146,10 +136,7 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   void Update(const ApplyUpdate& effect, Task& task);
   void Answer(const ComputeAnswer& effect, Task& task);
   void Deliver(StepId id);
-  // Gives the layer these factors, or none; the records follow.
-  void ReplaceState(std::unique_ptr<LayerState> state, uint64_t release);
   void ShowFactors();
-  LayerReplay& replay();
 
   // Const after construction.
   const std::shared_ptr<SessionContext> session_;
@@ -161,7 +148,6 @@ class LayerDriver : public std::enable_shared_from_this<LayerDriver> {
   LayerWorker worker_;
   LayerJournal journal_;
   std::unique_ptr<LayerReplay> replay_;  // until FinishReplay
-  std::optional<std::string> released_;  // from there until TakeReleased
 
   mutable Mutex mu_;
   LayerMachine machine_ ABSL_GUARDED_BY(mu_);

@@ -14,8 +14,8 @@
 
 #include "server/core/contribution.h"
 #include "server/core/layer/contributions.h"
-#include "server/core/shard_control.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard_control.h"
+#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 
@@ -48,6 +48,7 @@ struct AnswerRequested {
 struct RankResumed {
   ContributionKey key;
   uint64_t factor_version = 0;
+  bool begins = false;  // a process that has taken the rank over begins with the step
   absl::Time now = {};
 };
 // A rank asks for the factors. Effects: Refuse or FetchFactors.

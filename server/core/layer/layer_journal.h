@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "server/core/layer/layer_worker.h"
-#include "server/core/session_context.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/session_context.h"
+#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 

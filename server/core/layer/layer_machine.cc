@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks send, and how the epoch goes on. layer_machine_work.cc has the worker's side.
+// What ranks send, and how the epoch goes on. layer_machine_ranks.cc has ranks that come and go,
+// layer_machine_work.cc the worker's side.
 #include "server/core/layer/layer_machine.h"
 
 #include <algorithm>
@@ -115,6 +116,7 @@ absl::StatusOr<bool> LayerMachine::Admit(const ContributionArrived& event, bool&
   // Who was in has been counted; what each rank sent is not known any more.
   if (!is_gradient && of.restored && phase.state != PhaseState::kOpen) return true;
   if (is_gradient && of.incomplete) return AnswerIsLost(of);
+  if (is_gradient && IsPassed(of)) return Passed(of);
   if (phase.state != PhaseState::kOpen && !phase.contributions.has(key.rank)) {
     return ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                           absl::StrCat(DescribeKey(*rules_.spec, key), ": sealed without this rank at its deadline"));
@@ -238,114 +240,15 @@ void LayerMachine::On(const AnswerRequested& event, Effects& effects) {
     return;
   }
   const WindowStep* const of = window_.Find(key.step);
-  if (of == nullptr || of->gradient.state == PhaseState::kRetired) {
+  if (of != nullptr && (of->incomplete || IsPassed(*of))) {
+    effects.push_back(Refuse{of->incomplete ? AnswerIsLost(*of) : Passed(*of)});
+  } else if (of == nullptr || of->gradient.state == PhaseState::kRetired) {
     effects.push_back(Refuse{ReasonedStatus(absl::StatusCode::kAborted, ErrorReason::kStaleStep,
                                             absl::StrCat(DescribeKey(*rules_.spec, key), ": retired"))});
-  } else if (of->incomplete) {
-    effects.push_back(Refuse{AnswerIsLost(*of)});
   } else if (of->gradient.state == PhaseState::kApplied) {
     effects.push_back(GiveAnswer{.id = of->id, .step = of->step});
   } else {
     effects.push_back(AwaitAnswer{of->id});
-  }
-}
-
-// --- ranks that come and go -----------------------------------------------------------------------------------------
-
-bool LayerMachine::NoteBegun(const ContributionKey& key, absl::Time now, Effects& effects) {
-  if (!ranks_.Begin(key.rank) || rules_.workers_precondition()) return false;
-  bool work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/false, effects);
-  // Statistics that its predecessor did not get through, or that are lost with a shard, will not come.
-  for (auto& [step, of] : window_.steps()) {
-    if (step < key.step) work = AbstainFromStatistics(of, key.rank, now, effects) || work;
-  }
-  return work;
-}
-
-bool LayerMachine::NoteCatchup(const ContributionKey& key, absl::Time now, Effects& effects) {
-  std::optional<RankProgress::Catchup>& catchup = ranks_.catchup(key.rank);
-  if (!catchup.has_value()) return false;
-  bool work = std::exchange(catchup->step, std::max(catchup->step, key.step)) < key.step;
-  if (std::exchange(catchup->begun, true)) return work;
-  for (auto& [step, of] : window_.steps()) work = CountRanksThatBeganLater(of, now, effects) || work;
-  return work;
-}
-
-bool LayerMachine::AbstainFromStatistics(WindowStep& of, uint32_t rank, absl::Time now, Effects& effects) {
-  Phase& phase = of.statistics;
-  if (!rules_.ExpectsStatistics(of.step, of.mode) || phase.state != PhaseState::kOpen) return false;
-  if (phase.contributions.has(rank)) return false;
-  phase.contributions.Put(rank, ContributionStatus::kAbstained, /*digest=*/0);
-  if (rules_.workers_precondition() && !std::exchange(of.incomplete, true)) {
-    of.in_flight -= of.gradient.contributions.arrived();
-    effects.push_back(EndRequests{.id = of.id, .status = AnswerIsLost(of)});
-  }
-  SealIfDue(of, ContributionKind::kStatistics, now, effects);
-  return true;
-}
-
-bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effects& effects) {
-  bool counted = false;
-  if (!rules_.workers_precondition()) {
-    ranks_.ForEachThatBeganAfter(
-        of.step, [&](uint32_t rank) { counted = AbstainFromStatistics(of, rank, now, effects) || counted; });
-    return counted;
-  }
-  ranks_.ForEachCatchup([&](uint32_t rank, const RankProgress::Catchup& catchup) {
-    if (!catchup.begun || of.step >= catchup.first_step) return;
-    Phase& pulls = of.gradient;
-    if (AbstainFromStatistics(of, rank, now, effects)) counted = true;
-    if (of.incomplete) return;
-    if (pulls.state == PhaseState::kOpen && !pulls.contributions.has(rank)) {
-      pulls.contributions.Put(rank, ContributionStatus::kPresent, /*digest=*/0);
-      ++of.in_flight;
-      SealIfDue(of, ContributionKind::kPull, now, effects);
-      counted = true;
-    }
-  });
-  return counted;
-}
-
-void LayerMachine::On(const RankResumed& event, Effects& effects) {
-  const ContributionKey& key = event.key;
-  if (absl::Status status = CheckEpoch(key); !status.ok()) {
-    effects.push_back(Refuse{std::move(status)});
-    return;
-  }
-  // From a stream that broke long ago; or others have gone on before this rank came back.
-  if (!ranks_.Hear(key.rank) && key.step < window_.floor()) return;
-  const uint64_t known = factors_.version + factors_.restored_updates;
-  const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
-  const bool begin_again = lost > 0 && !rules_.one_answer() && !ranks_.AnyLost();
-  if (begin_again) ranks_.LoseAll();
-  absl::Status status = CheckNotLost(key);
-  if (!status.ok()) effects.push_back(Refuse{status});
-  if (begin_again) {
-    window_.DropAll(status, effects);
-    window_.RestartAt(0);
-  }
-  ranks_.Begin(key.rank);
-  bool work = NoteCatchup(key, event.now, effects);
-  if (status.ok()) work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/true, effects) || work;
-  if (work) Wake(effects);
-  if (lost == 0) return;
-  effects.push_back(
-      ReportUpdatesLost{.rank = key.rank, .lost = lost, .answered_with = event.factor_version, .known = known});
-}
-
-void LayerMachine::On(const FactorsRequested& event, Effects& effects) {
-  absl::Status status = CheckEpoch(event.key);
-  if (status.ok()) {
-    // Its step is where the rank begins, and no claim to have come there.
-    ContributionKey fetch = event.key;
-    fetch.step = 0;
-    if (NoteCatchup(fetch, event.now, effects)) Wake(effects);
-    status = CheckNotLost(event.key);
-  }
-  if (status.ok()) {
-    effects.push_back(FetchFactors{});
-  } else {
-    effects.push_back(Refuse{std::move(status)});
   }
 }
 

@@ -45,7 +45,8 @@ class LayerMachine {
   // Whether the contribution may come now. ABORTED STALE_STEP, FAILED_PRECONDITION STEP_TOO_FAR_AHEAD or MODE_CONFLICT,
   // DATA_LOSS STATE_LOST, or the epoch's errors.
   absl::Status Check(const ContributionHeader& header) const;
-  uint64_t first_kept() const { return window_.FirstKept(); }
+  // See StepWindow::FirstKept.
+  uint64_t first_kept() const;
   // Unanswered gradients, and updates that are due.
   int64_t in_flight() const { return window_.in_flight() + delivering_; }
   // Ranks that others have waited for since before `since`, if their step is not after that of `stragglers`.
@@ -86,6 +87,11 @@ class LayerMachine {
   absl::Status CheckStep(const ContributionKey& key, Mode mode) const;
   // What ranks get that ask for the answer to an incomplete step: DATA_LOSS STATE_LOST.
   absl::Status AnswerIsLost(const WindowStep& of) const;
+  // The step came back with the shard, and a rank that goes on sends no gradient of it any more: no rank gets its
+  // answer.
+  bool IsPassed(const WindowStep& of) const;
+  // What ranks get that ask for it: ABORTED STALE_STEP.
+  absl::Status Passed(const WindowStep& of) const;
   // Statistics of a step that is not opened any more: a lost shard generation had them, or they are too late for it.
   bool IsStale(ContributionKind kind, const ContributionKey& key) const;
 

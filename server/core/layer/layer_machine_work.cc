@@ -84,13 +84,13 @@ LayerMachine::Offer LayerMachine::OfferAnswer(WindowStep& of, Effects& effects) 
     window_.RetireGradient(of, effects);
     return Offer::kWork;
   }
-  if (phase.state == PhaseState::kOpen) return Offer::kBlocked;
-  if (phase.state != PhaseState::kSealed) return Offer::kNothing;
-  if (of.incomplete) {
-    // Its answer is lost, and no other one may take its place in the journal.
+  if (of.incomplete && phase.state <= PhaseState::kSealed) {
+    // Its answer is lost, and no other one may take its place in the journal. Later steps do not wait for it.
     window_.RetireGradient(of, effects);
     return Offer::kWork;
   }
+  if (phase.state == PhaseState::kOpen) return Offer::kBlocked;
+  if (phase.state != PhaseState::kSealed) return Offer::kNothing;
   ComputeAnswer answer{.id = of.id, .mode = of.mode, .ranks = {}, .skip_reason = {}, .plan = of.plan};
   if (phase.contributions.abstained() > 0) {
     answer.skip_reason = phase.contributions.DescribeAbstention();

@@ -60,8 +60,8 @@ absl::Status LayerDriver::SubmitReduced(AdmittedAverage admitted, ResultFn resul
   absl::Status status = OutcomeOf(tasks.front().effect).status();
   if (status.ok()) {
     for (const ContributionStatus share : event.statuses) {
-      session_->shard->observer.OnContribution(session_->spec.name, ContributionKind::kGradient,
-                                               share == ContributionStatus::kPresent ? bytes : 0);
+      session_->shard->layer_observer.OnContribution(session_->spec.name, ContributionKind::kGradient,
+                                                     share == ContributionStatus::kPresent ? bytes : 0);
     }
     RequestAnswer(event.key, std::move(result));
   }
@@ -85,7 +85,7 @@ void LayerDriver::RequestAnswer(const ContributionKey& key, ResultFn result) {
     }
   }
   if (answer.ok()) {
-    session_->shard->observer.OnResult(session_->spec.name, answer->decision, answer->payload_bytes());
+    session_->shard->layer_observer.OnResult(session_->spec.name, answer->decision, answer->payload_bytes());
   }
   result(std::move(answer));
 }
@@ -102,7 +102,9 @@ void LayerDriver::Answer(const ComputeAnswer& effect, Task& task) {
   LayerWorker::Answer answer = WorkersPrecondition(session_->spec) ? worker_.PublishUpdate(data)
                                : skip_reason.empty() ? worker_.Precondition(data, std::move(task.contributions))
                                                      : worker_.Skip(data, skip_reason);
-  if (answer.preconditioned) session_->shard->observer.OnPrecondition(session_->spec.name, answer.took);
+  if (answer.preconditioned) session_->shard->layer_observer.OnPrecondition(session_->spec.name, answer.took);
+  answer.result.took.update = data.update_took;
+  if (answer.preconditioned) answer.result.took.precondition = answer.took;
   const GradientResult& result = answer.result;
   Tasks tasks;
   {
@@ -137,7 +139,7 @@ void LayerDriver::Deliver(StepId id) {
     }
     const int64_t bytes = result.payload_bytes();
     for (ResultFn& request : task.requests) {
-      shard.observer.OnResult(job, result.decision, bytes);
+      shard.layer_observer.OnResult(job, result.decision, bytes);
       request(result);
     }
   }
@@ -157,7 +159,7 @@ void LayerDriver::Fetch(const ContributionKey& key, ResultFn result) {
     absl::StatusOr<GradientResult> fetched = self->worker_.Fetch();
     if (fetched.ok()) {
       const int64_t bytes = fetched->bytes == nullptr ? 0 : static_cast<int64_t>(fetched->bytes->size());
-      shard.observer.OnFetch(self->session_->spec.name, bytes);
+      shard.layer_observer.OnFetch(self->session_->spec.name, bytes);
     }
     answer(std::move(fetched));
     shard.in_flight.fetch_sub(1, std::memory_order_relaxed);

@@ -48,7 +48,7 @@ absl::StatusOr<bool> LayerDriver::OutcomeOf(const Effect& effect) {
 }
 
 void LayerDriver::Acknowledge(ContributionKind kind, int64_t bytes, absl::StatusOr<bool> taken, const AckFn& ack) {
-  Observer& observer = session_->shard->observer;
+  LayerObserver& observer = session_->shard->layer_observer;
   const std::string& name = session_->spec.name;
   if (!taken.ok()) {
     observer.OnRejected(name, kind, GetErrorReason(taken.status()));
@@ -69,8 +69,9 @@ void LayerDriver::Update(const ApplyUpdate& effect, Task& task) {
   ShardContext& shard = *session_->shard;
   LayerWorker::UpdateOutcome outcome = worker_.Update(std::move(task.contributions));
   task.data->update = std::move(outcome.update);
+  if (outcome.attempted) task.data->update_took = outcome.took;
   const bool failed = outcome.attempted && !outcome.status.ok();
-  if (outcome.attempted) shard.observer.OnUpdate(job, outcome.took, outcome.status.ok());
+  if (outcome.attempted) shard.layer_observer.OnUpdate(job, outcome.took, outcome.status.ok());
   if (failed) {
     shard.logger.Log(Severity::kWarning, "factor update failed; the last good factors stay",
                      {{"session", job},

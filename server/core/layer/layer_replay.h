@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 
 #include "server/core/layer/layer_worker.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 

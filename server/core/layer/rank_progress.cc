@@ -11,6 +11,7 @@ bool RankProgress::Hear(uint32_t rank) { return !std::exchange(ranks_[rank].hear
 void RankProgress::Replace(const Member& member, bool holds_factors) {
   Rank& rank = ranks_[member.rank];
   rank.first_step = member.first_step;
+  rank.resumed_at = 0;
   if (member.first_step > 0) rank.yet_to_begin = true;
   if (holds_factors) rank.catchup = Catchup{.first_step = member.first_step, .step = member.first_step};
   if (std::exchange(rank.lost, false)) --lost_;
@@ -37,6 +38,7 @@ void RankProgress::Rollback() {
   for (Rank& rank : ranks_) {
     rank.first_step = 0;
     rank.yet_to_begin = false;
+    rank.resumed_at = 0;
     rank.lost = false;
     rank.catchup.reset();
   }

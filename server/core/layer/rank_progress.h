@@ -2,6 +2,7 @@
 // What a layer knows of where each rank stands, besides the contributions of the window's steps.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -9,7 +10,7 @@
 
 #include "absl/types/span.h"
 
-#include "server/core/shard_control.h"
+#include "server/core/shard/shard_control.h"
 
 namespace precondor {
 
@@ -36,6 +37,10 @@ class RankProgress {
   bool HasYetToBegin(uint32_t rank) const { return ranks_[rank].yet_to_begin; }
   // It has shown that. False when it had before, or was never replaced.
   bool Begin(uint32_t rank);
+
+  // A rank that goes on has told this shard generation that it sends no gradient of steps before `step`.
+  void Resume(uint32_t rank, uint64_t step) { ranks_[rank].resumed_at = std::max(ranks_[rank].resumed_at, step); }
+  bool ResumedAfter(uint32_t rank, uint64_t step) const { return ranks_[rank].resumed_at > step; }
 
   // All ranks know factors that are lost, and cannot go on before each has joined anew.
   void LoseAll();
@@ -77,11 +82,12 @@ class RankProgress {
     bool heard = false;
     uint64_t first_step = 0;
     bool yet_to_begin = false;
+    uint64_t resumed_at = 0;
     bool lost = false;
     std::optional<Catchup> catchup;
     template <typename H>
     friend H AbslHashValue(H h, const Rank& rank) {
-      return H::combine(std::move(h), rank.heard, rank.first_step, rank.yet_to_begin, rank.lost,
+      return H::combine(std::move(h), rank.heard, rank.first_step, rank.yet_to_begin, rank.resumed_at, rank.lost,
                         rank.catchup.has_value(), rank.catchup.value_or(Catchup{}));
     }
   };

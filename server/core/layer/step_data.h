@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 #include "kernels/base/session_spec.h"
 #include "server/core/contribution.h"
 #include "server/core/reduction.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 
@@ -69,6 +70,7 @@ struct StepData {
   Payload result_buffer;  // the first gradient's bytes: the result has exactly their size
   float result_scale = 1.0f;
   std::shared_ptr<const DevicePayload> on_device;  // the only gradient, where it lies there
+  absl::Duration update_took;                      // zero: the factors were not updated
 };
 
 }  // namespace precondor

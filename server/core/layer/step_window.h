@@ -16,8 +16,8 @@
 #include "server/core/layer/contributions.h"
 #include "server/core/layer/layer_events.h"
 #include "server/core/layer/layer_rules.h"
-#include "server/core/shard_control.h"
-#include "server/core/shard_journal.h"
+#include "server/core/shard/shard_control.h"
+#include "server/core/shard/shard_journal.h"
 
 namespace precondor {
 

@@ -111,7 +111,7 @@ class ChaosTest(FaultTest):
         self.expect_undisturbed_weights(row)
 
     def test_etcd_silent_for_longer_than_the_lease(self):
-        """Nobody leads then: the coordinator ends, and what comes in its place has all that it had promised."""
+        """No coordinator leads then: the process ends, and its successor keeps all leases that it had granted."""
         if shutil.which("etcd") is None:
             self.skipTest("no etcd on this machine: deploy/install.sh --test installs it")
         with Etcd(self.folder.name) as etcd:

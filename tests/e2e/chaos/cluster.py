@@ -84,7 +84,7 @@ class Server:
         self.process.send_signal(number)
 
     def kill(self):
-        """As a machine would end it: nothing is flushed, nobody is told."""
+        """Ends it as the loss of its machine would: it flushes nothing and tells no other process."""
         self.signal(signal.SIGKILL)
         self.process.wait()
 
@@ -145,7 +145,7 @@ class Etcd:
 
 
 def free_port():
-    """A port of 127.0.0.1 that nobody listened on a moment ago."""
+    """A port of 127.0.0.1 on which no process listened a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 

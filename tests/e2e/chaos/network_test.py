@@ -105,7 +105,7 @@ class NetworkTest(FaultTest):
         self.lose_and_delay("delegate")
 
     def test_blackout(self):
-        """So long that all workers have given up their connections and dialled in vain."""
+        """Lasts until all workers have given up their connections and failed to dial again."""
         def disturb(link, cluster, _):
             before = link.counters()["to_servers"]
             began = time.monotonic()

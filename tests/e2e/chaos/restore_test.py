@@ -15,7 +15,7 @@ import unittest
 
 from cluster import Cluster, wait_for
 
-CREATE_AT = 30  # the step before which the snapshot is asked for, with nobody in the job
+CREATE_AT = 30  # the step before which the snapshot is requested, while no rank is in the job
 STEPS = 60
 
 

@@ -17,7 +17,7 @@ from cluster import Cluster, Training, wait_for
 STEPS = 120
 LOSS_AT = 40        # the step at which the shard is lost
 DETECTION_S = 2.0   # --shard-loss-ms
-MARGIN_S = 30.0     # for a busy machine: to notice, to tell everybody, to send again
+MARGIN_S = 30.0     # for a busy machine: to notice the loss, to tell all workers, to send again
 SEEDS = 3           # undisturbed, that say how far the final loss lies apart anyway
 
 

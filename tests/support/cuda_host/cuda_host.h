@@ -4,7 +4,7 @@
 //
 // What it keeps of a device: threads of a block run apart from one barrier to the next, in changing orders; a barrier
 // or shuffle that not all threads reach ends the test; shared memory holds what the last block left there; what is put
-// on a stream runs later, when somebody waits for it; memory comes filled with NaN. What it does not show: speed,
+// on a stream runs later, when a thread waits for it; memory comes filled with NaN. What it does not show: speed,
 // races within a warp's step, what nvcc makes of the text, cuBLAS' and cuSOLVER's own rounding (OpenBLAS answers here).
 #pragma once
 

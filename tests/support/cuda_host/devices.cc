@@ -39,12 +39,12 @@ thread_local int holds = 0;  // of this thread
 void Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (holds++ == 0) work_mu.Lock();
 }
-void LetGo() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+void Release() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (--holds == 0) work_mu.Unlock();
 }
 struct Holding {
   Holding() { Hold(); }
-  ~Holding() { LetGo(); }
+  ~Holding() { Release(); }
 };
 
 std::map<char*, Memory>& Memories() {
@@ -116,7 +116,7 @@ void* NewDeviceMemory(size_t bytes, int device) {
     data = nullptr;
   }
   if (data == nullptr) return nullptr;
-  // NaN in every f32 and f64 of the first MiB, so that nobody takes memory for zeroed.
+  // NaN in every f32 and f64 of the first MiB, so that no code takes memory for zeroed.
   std::memset(data, 0xff, std::min(bytes, size_t{1} << 20));
   if (device != working) Protect(static_cast<char*>(data), memory, false);
   Memories().emplace(static_cast<char*>(data), memory);
@@ -147,7 +147,7 @@ WorkScope::WorkScope(int device) : alone_(device_count <= 1) {
 WorkScope::~WorkScope() {
   if (alone_) return;
   if (outer_ >= 0) SwitchTo(outer_);
-  LetGo();
+  Release();
 }
 
 }  // namespace precondor::cuda_host

@@ -14,7 +14,7 @@ bool SetCurrentDevice(int device);
 int DeviceCount();
 
 // Memory of a device for as long as it is not freed; null when there is none. Where there are several devices it has
-// pages of its own: whoever touches it within another device's WorkScope ends the process, which says so.
+// pages of its own: a touch of it within another device's WorkScope ends the process, with a message.
 void* NewDeviceMemory(size_t bytes, int device);
 void FreeDeviceMemory(void* data);
 

@@ -35,7 +35,7 @@ void BeginSwitch(void** fake_stack, const void* stack, size_t bytes) {
 void EndSwitch(void* fake_stack, const void** stack, size_t* bytes) {
   __sanitizer_finish_switch_fiber(fake_stack, stack, bytes);
 }
-// What whoever ran on it before had marked.
+// Removes what the thread that ran on it before had marked.
 void CleanStack(void* stack) { ASAN_UNPOISON_MEMORY_REGION(stack, kStackBytes); }
 #define PRECONDOR_SWITCHES_STACKS __attribute__((noinline, no_sanitize("address")))
 #else
@@ -175,7 +175,7 @@ Fiber& IdleFiber() {
   return fiber;
 }
 
-// `turn` changes the order in which threads run: whoever relies on one is found.
+// `turn` changes the order in which threads run: code that relies on one order is found.
 void RunBlock(uint64_t turn) {
   const size_t threads = running.threads.size();
   std::iota(running.order.begin(), running.order.end(), size_t{0});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the CUDA runtime that kernels/cuda calls. Device memory is the host's; work runs in the order of its
-// stream when somebody waits for the stream or for an event on it.
+// stream when a thread waits for the stream or for an event on it.
 #include "tests/support/cuda_host/stream.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct CUstream_st {
   const int device = precondor::cuda_host::CurrentDevice();
   precondor::Mutex queue_mu;
   std::deque<Item> queue;
-  precondor::Mutex running_mu;  // work runs one at a time, whoever waits
+  precondor::Mutex running_mu;  // work runs one at a time, whichever thread waits
 };
 struct CUevent_st {
   const int device = precondor::cuda_host::CurrentDevice();
@@ -409,7 +409,7 @@ cudaError_t cudaDeviceCanAccessPeer(int* reaches, int device, int peer) {
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* access, size_t count) {
   RETURN_IF_FAILED();
   for (size_t i = 0; i < count; ++i) {
-    if (access[i].location.id == pool->device) return cudaErrorInvalidDevice;  // which has it for good
+    if (access[i].location.id == pool->device) return cudaErrorInvalidDevice;  // that device always has access
     host::NotePeer(*pool, access[i].location.id);
   }
   return cudaSuccess;

@@ -15,7 +15,7 @@
 
 namespace precondor::cuda_host {
 
-// Puts work behind what is on the stream. It runs when somebody waits for it, unless the device is lost by then.
+// Puts work behind what is on the stream. It runs when a thread waits for it, unless the device is lost by then.
 void Enqueue(cudaStream_t stream, std::function<void()> work);
 
 // That a stream belongs to.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients in device memory whose streams are slow, hang, or come when nobody waits any more.
+// Gradients in device memory whose streams are slow, hang, or come when no call waits any more.
 #include "client/cpp/src/device_send_queue.h"
 
 #include <memory>

@@ -328,7 +328,7 @@ TEST_F(LocalFactorsTest, TheEndAnswersWhatIsLeft) {
   ExpectFailure(*waiting, absl::StatusCode::kAborted, "gone back");
   ExpectFailure(*Ask(1), absl::StatusCode::kAborted, "gone back");
   factors_->Stop();
-  AwaitFetch(0)->Fail(absl::CancelledError(""));  // comes too late for anybody
+  AwaitFetch(0)->Fail(absl::CancelledError(""));  // comes after all calls have ended
 }
 
 TEST_F(LocalFactorsTest, ChecksumsAreOfTheFactorsAfterWhatIsExpected) {

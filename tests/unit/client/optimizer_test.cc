@@ -266,7 +266,7 @@ TEST_P(OptimizerStateTest, RefusesOtherBytesAndChangesNothing) {
   EXPECT_FALSE(optimizer->LoadState(saved + "x").ok());
   std::string huge = saved;
   huge[8 + std::string("precondor optimizer 1 ").size() + std::string(GetParam()).size() + 8 + 8 + 5] = '\x7f';
-  EXPECT_FALSE(optimizer->LoadState(huge).ok()) << "rows beyond what is there";
+  EXPECT_FALSE(optimizer->LoadState(huge).ok()) << "rows beyond the end of the state";
   const auto another = Make(std::string(GetParam()) == "sgd" ? "lamb" : "sgd");
   EXPECT_THAT(std::string(another->LoadState(saved).message()), HasSubstr(GetParam()));
   EXPECT_EQ(optimizer->SaveState(), saved);

@@ -59,13 +59,17 @@ class OutboxTest : public ::testing::Test {
     return outbox.Add(std::move(item), elsewhere);
   }
   // Everything that may be written now, e.g. "R0.1v3 S0.1[0+10] G0.1[0+20]": kind, step, layer, and factor version or
-  // chunk.
+  // chunk. B: RESUME of a process that begins.
   std::string WriteAll(absl::Time now = kNow) { return WriteAllOf(outbox_, now); }
   static std::string WriteAllOf(Outbox& outbox, absl::Time now = kNow) {
     std::string text;
     while (const auto frame = outbox.Next(now)) {
       const ContributionId& id = frame->item->id;
       if (!text.empty()) text += ' ';
+      if (id.kind == v1::FRAME_KIND_RESUME && frame->item->abstain) {
+        text += 'B' + std::to_string(id.step) + '.' + std::to_string(id.layer);
+        continue;
+      }
       if (id.kind == v1::FRAME_KIND_RESUME) {
         text += 'R' + std::to_string(id.step) + '.' + std::to_string(id.layer) + 'v' +
                 std::to_string(frame->item->factor_version);
@@ -150,10 +154,10 @@ TEST_F(OutboxTest, APullIsKeptAndTheLastOneIsToldToAnotherMemory) {
   WriteAll();
   outbox_.StartStream(kCredit, 8);
   EXPECT_EQ(WriteAll(), "R20.0v200 P20.0[0+0] F20.0[0+0]");
-  outbox_.LetGoBefore(20);
+  outbox_.DropUnansweredBefore(20);
   outbox_.StartStream(kCredit, 9);
   EXPECT_THAT(WriteAll(), StartsWith("R20.0v200"));
-  outbox_.LetGoBefore(21);
+  outbox_.DropUnansweredBefore(21);
   outbox_.StartStream(kCredit, 10);
   EXPECT_THAT(WriteAll(), StartsWith("R20.0v0"));
 }
@@ -340,6 +344,38 @@ TEST_F(OutboxTest, AStaleStepAnswersARepetitionThatWasCounted) {
   EXPECT_FALSE(outbox_.WasCounted(Statistics(0, 1), stale));
 }
 
+TEST_F(OutboxTest, StatisticsOfAStepThatIsOverAreRepeatedInALaterEpoch) {
+  outbox_.StartStream(kCredit, 1);
+  ASSERT_TRUE(Add(Statistics(5, 0), 10).ok());
+  WriteAll();
+  outbox_.Acknowledge(Statistics(5, 0));
+  outbox_.Reopen();
+  outbox_.StartStream(kCredit, 1);
+  EXPECT_EQ(WriteAll(), "S5.0[0+10]");
+  // Refused as STALE_STEP.
+  outbox_.Remove(Statistics(5, 0));
+  // The job may go back to just this step, which this rank has not finished.
+  outbox_.Reopen();
+  outbox_.StartStream(kCredit, 1);
+  EXPECT_EQ(WriteAll(), "S5.0[0+10]");
+}
+
+TEST_F(OutboxTest, AProcessThatTookItsRankOverSaysWhereItBegins) {
+  outbox_.BeginAt(0, 5);
+  ASSERT_TRUE(Add(Gradient(5, 0), 10).ok());
+  outbox_.StartStream(kCredit, 1);
+  EXPECT_EQ(WriteAll(), "B5.0 G5.0[0+10]");
+  outbox_.Acknowledge({v1::FRAME_KIND_RESUME, 5, 0});
+  outbox_.StartStream(kCredit, 1);
+  EXPECT_EQ(WriteAll(), "G5.0[0+10]") << "that memory knows";
+  outbox_.StartStream(kCredit, 2);
+  EXPECT_EQ(WriteAll(), "B5.0 G5.0[0+10]");
+  // The acknowledgement is lost, and the answer says more.
+  outbox_.Finish(Gradient(5, 0), Outbox::Kept(*outbox_.Find(Gradient(5, 0))), 3);
+  outbox_.StartStream(kCredit, 3);
+  EXPECT_EQ(WriteAll(), "R5.0v3 G5.0[0+10]");
+}
+
 // --- a shard that was lost and came back: another memory ---
 
 TEST_F(OutboxTest, AShardThatCameBackGetsWhatOtherRanksMayNeedAgain) {
@@ -357,7 +393,7 @@ TEST_F(OutboxTest, AShardThatCameBackGetsWhatOtherRanksMayNeedAgain) {
   EXPECT_EQ(WriteAll(), "G5.1[0+12] G6.0[0+13]");
   outbox_.StartStream(kCredit, 2);
   EXPECT_EQ(WriteAll(), "R5.0v50 S5.0[0+10] G5.0[0+11] G5.1[0+12] G6.0[0+13]");
-  // Nobody waits for their answers: an acknowledgement, or any refusal, is the end of it.
+  // No call waits for their answers: an acknowledgement, or any refusal, ends them.
   EXPECT_TRUE(outbox_.WasCounted(Gradient(5, 0), Refusal(ErrorReason::kStaleStep, absl::StatusCode::kAborted)));
   EXPECT_EQ(outbox_.Find(Gradient(5, 0))->result, nullptr);
   outbox_.Acknowledge(Gradient(5, 0));
@@ -453,7 +489,7 @@ TEST_F(OutboxTest, ANewMemoryHasTimeToSettle) {
   const absl::Status ahead = Refusal(ErrorReason::kStepTooFarAhead);
   const absl::Time end = kNow + absl::Seconds(9);
   EXPECT_EQ(outbox_.RecoveryOf(ahead, kNow), Recovery::kRefused);
-  outbox_.SettlesBy(end);
+  outbox_.RetryRefusalsUntil(end);
   EXPECT_EQ(outbox_.RecoveryOf(ahead, kNow), Recovery::kRetryLater);
   EXPECT_EQ(outbox_.RecoveryOf(ahead, end), Recovery::kRefused);
 }
@@ -584,7 +620,7 @@ TEST_F(OutboxTest, ALayerTakesAlongWhatIsOutstandingAndWhatOthersMayNeed) {
   ASSERT_TRUE(AddTo(to, Gradient(6, 2), 40).ok());
   to.Adopt(from.TakeLayers({1}));
   EXPECT_EQ(WriteAllOf(to), "R5.1v50 G6.2[0+40] S5.1[0+10] G5.1[0+20] G6.1[0+30]");
-  // Step 5 has been answered: nobody waits for it, and a refusal means nothing.
+  // Step 5 has been answered: no call waits for it, and a refusal means nothing.
   EXPECT_TRUE(to.WasCounted(Gradient(5, 1), Refusal(ErrorReason::kStaleStep)));
   ASSERT_NE(to.Acknowledge(Gradient(5, 1)), nullptr);
   EXPECT_EQ(to.Find(Gradient(5, 1)), nullptr);

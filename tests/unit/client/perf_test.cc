@@ -8,6 +8,7 @@
 
 #include "client/cpp/tools/perf_options.h"
 #include "client/cpp/tools/perf_rows.h"
+#include "client/cpp/tools/perf_sweep.h"
 
 namespace precondor {
 namespace {
@@ -20,6 +21,9 @@ TEST(PerfOptionsTest, ReadsFlags) {
   EXPECT_EQ(options->workload, "bert-large");
   EXPECT_EQ(options->server, "a:1");
   EXPECT_EQ(options->workers, 3);
+  EXPECT_TRUE(options->sweep.empty());
+  EXPECT_EQ(ParsePerfOptions({"--workload=bert-large", "--server=a:1", "--workers=1,2,16"})->sweep,
+            (std::vector<int64_t>{1, 2, 16}));
   EXPECT_EQ(options->json, "x=y");
   EXPECT_EQ(ParsePerfOptions({"--help"})->workload, "help");
   EXPECT_EQ(PerfLayers(*options)->size(), 144u);
@@ -40,13 +44,18 @@ TEST(PerfOptionsTest, SaysWhatIsWrong) {
   EXPECT_THAT(message({"--workload"}), HasSubstr("expected --name=value"));
   EXPECT_THAT(message({"--speed=1"}), HasSubstr("unknown flag --speed"));
   EXPECT_THAT(message({"--workers=0"}), HasSubstr("--workers: expected 1 ... 100000, got \"0\""));
+  EXPECT_THAT(message({"--workers=1,,2"}), HasSubstr("--workers: expected 1 ... 100000, got \"\""));
+  EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--workers=1,2"}),
+              HasSubstr("are for the workloads bert-large and statistics only"));
   EXPECT_THAT(message({"--workload=other", "--server=a:1"}), HasSubstr("got \"other\""));
   EXPECT_THAT(message({"--workload=gradients"}), HasSubstr("one of --server-binary and --server"));
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--server-binary=b"}), HasSubstr("one of"));
   EXPECT_THAT(message({"--workload=gradients", "--server=a:1", "--data-dir=d"}), HasSubstr("needs --server-binary"));
   EXPECT_THAT(message({"--workload=statistics", "--server=a:1"}), HasSubstr("expected --preset or --layers"));
+  EXPECT_THAT(message({"--workload=plan", "--server=a:1"}),
+              HasSubstr("--workload=plan: expected --preset or --layers"));
   EXPECT_THAT(message({"--workload=bert-large", "--server=a:1", "--preset=gpt2-xl"}),
-              HasSubstr("--preset and --layers: for the workloads statistics and gradients only"));
+              HasSubstr("--preset and --layers: for the workloads statistics, gradients and plan only"));
   EXPECT_THAT(message({"--workload=statistics", "--server=a:1", "--preset=gpt2-xl", "--layers=f"}),
               HasSubstr("one of --preset and --layers"));
   EXPECT_THAT(message({"--workload=statistics", "--server=a:1", "--preset=vgg"}), HasSubstr("--preset: expected one"));
@@ -73,6 +82,39 @@ TEST(PerfRowsTest, WritesTablesAndJson) {
   EXPECT_TRUE(document["rows"][0]["limit"].is_null());
   EXPECT_EQ(document["rows"][1]["target"], 20.0);
   EXPECT_EQ(document["rows"][1]["pass"], false);
+}
+
+TEST(PerfSweepTest, IsSteadyOnceThreeWindowsAreWithinTenPercent) {
+  SteadyWindows windows;
+  for (const double seconds : {1.0, 1.0}) windows.Add(seconds);
+  EXPECT_FALSE(windows.done());
+  windows.Add(1.2);
+  EXPECT_FALSE(windows.done());
+  EXPECT_NEAR(windows.spread(), 0.2, 1e-12);
+  for (const double seconds : {1.25, 1.3}) windows.Add(seconds);
+  EXPECT_TRUE(windows.steady());
+  EXPECT_EQ(windows.count(), 5u);
+}
+
+TEST(PerfSweepTest, GivesUpAfterTheMostWindows) {
+  SteadyWindows windows;
+  for (double seconds = 1; !windows.done(); seconds *= 2) windows.Add(seconds);
+  EXPECT_EQ(windows.count(), SteadyWindows::kMost);
+  EXPECT_FALSE(windows.steady());
+}
+
+TEST(PerfSweepTest, WritesTablesJsonAndCsv) {
+  const std::vector<SweepRow> rows = {{1, 2.5, 3.5, 400, 12, 3, 0.05, true}, {8, 20, 30, 50, 12, 9, 0.25, false}};
+  const std::string table = SweepTable(rows);
+  EXPECT_THAT(table, HasSubstr("WORKERS  STEP_P50_MS"));
+  EXPECT_THAT(table, HasSubstr("     5.0  yes\n"));
+  EXPECT_THAT(table, HasSubstr("8 workers: not steady: the last 3 of 9 windows differ by 25.0%, more than 10%\n"));
+  EXPECT_EQ(SweepCsv(rows),
+            "workers,step_p50_ms,step_p99_ms,steps_per_second,received_mb_per_second,windows,spread,steady\n"
+            "1,2.5,3.5,400,12,3,0.05,true\n8,20,30,50,12,9,0.25,false\n");
+  const nlohmann::json document = nlohmann::json::parse(SweepJson(rows));
+  EXPECT_EQ(document["sweep"][1]["workers"], 8);
+  EXPECT_EQ(document["sweep"][1]["steady"], false);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ v1::ShardMap AllOn(const std::string& address) {
 
 class ShardRoutesTest : public ::testing::Test {
  protected:
-  // Links that nobody ticks: they never dial.
+  // Links without a tick: they never dial.
   ShardRoutes::Link Make(const std::string& address, uint64_t epoch) {
     ShardLink::Options options;
     options.security = std::make_shared<wire::ChannelSecurity>();

@@ -31,24 +31,24 @@ TEST(StepLedgerTest, ReportsAreOwedUntilTheyAreSettledInTheirOrder) {
   EXPECT_EQ(ledger.Owe({.step = 0}), 1u);
   EXPECT_EQ(ledger.Owe({.step = 1}), 2u);
   EXPECT_EQ(ledger.next_step(), 2u);
-  EXPECT_EQ(ledger.Settle(absl::UnavailableError("gone")), Verdict::kAskAgain);
-  EXPECT_EQ(ledger.Settle(absl::DeadlineExceededError("slow")), Verdict::kAskAgain);
-  EXPECT_EQ(ledger.Settle(ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, "")),
+  EXPECT_EQ(ledger.MarkAnswered(absl::UnavailableError("gone")), Verdict::kAskAgain);
+  EXPECT_EQ(ledger.MarkAnswered(absl::DeadlineExceededError("slow")), Verdict::kAskAgain);
+  EXPECT_EQ(ledger.MarkAnswered(ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch, "")),
             Verdict::kAskAgain);
   EXPECT_EQ(ledger.first_owed().report.step, 0u);
   EXPECT_EQ(ledger.answered(), 0u);
-  EXPECT_EQ(ledger.Settle(Lease(2)), Verdict::kSettled);
+  EXPECT_EQ(ledger.MarkAnswered(Lease(2)), Verdict::kAnswered);
   EXPECT_EQ(ledger.answered(), 1u);
   EXPECT_EQ(ledger.first_owed().report.step, 1u);
-  EXPECT_EQ(ledger.Settle(absl::InvalidArgumentError("no")), Verdict::kRefused);
+  EXPECT_EQ(ledger.MarkAnswered(absl::InvalidArgumentError("no")), Verdict::kRefused);
   EXPECT_FALSE(ledger.owes());
 }
 
 TEST(StepLedgerTest, AsksAgainForTheStepAfterTheLastReport) {
   StepLedger ledger(0, Lease(0));
   ledger.Owe({.step = 0});
-  EXPECT_EQ(ledger.Settle(Lease(0)), Verdict::kAskAgain);
-  EXPECT_EQ(ledger.Settle(Lease(1)), Verdict::kSettled);
+  EXPECT_EQ(ledger.MarkAnswered(Lease(0)), Verdict::kAskAgain);
+  EXPECT_EQ(ledger.MarkAnswered(Lease(1)), Verdict::kAnswered);
   EXPECT_FALSE(ledger.owes());
 }
 

@@ -186,15 +186,15 @@ TEST_F(GroupingBackendTest, RunsWhatTasksHaveInCommonTogether) {
   EXPECT_THAT(recorder_->TakeSizes(), Each(1));
 }
 
-TEST_F(GroupingBackendTest, SettleRunsWhatTheThreadHasPutOff) {
+TEST_F(GroupingBackendTest, FlushRunsWhatTheThreadHasDeferred) {
   DeviceMatrix x = Matrix(2, 3, 1);
   recorder_->TakeSizes();
   Backend::Task task(*backend_);
   ASSERT_TRUE(backend_->Axpby(2.0, x.view(), 0.5, x.view()).ok());
   EXPECT_THAT(recorder_->TakeSizes(), ElementsAre());
-  EXPECT_EQ(backend_->Settle(), absl::OkStatus());
+  EXPECT_EQ(backend_->Flush(), absl::OkStatus());
   EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(1));
-  EXPECT_EQ(backend_->Settle(), absl::OkStatus());
+  EXPECT_EQ(backend_->Flush(), absl::OkStatus());
   EXPECT_THAT(recorder_->TakeSizes(), ElementsAre());
 }
 
@@ -439,7 +439,7 @@ TEST_F(GroupingBackendTest, ABatchWithoutATaskWaitsForNothing) {
   EXPECT_TRUE(batch.Finish().ok());
 }
 
-TEST_F(GroupingBackendTest, IsLostWithAnOperationThatWasPutOff) {
+TEST_F(GroupingBackendTest, IsLostWithAnOperationThatWasDeferred) {
   DeviceMatrix x = Matrix(3, 3, 1);
   recorder_->Fail(Operation{operation::Gemm{}}.kind());
   {

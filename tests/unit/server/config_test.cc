@@ -73,6 +73,8 @@ std::vector<OptionCase> Cases() {
       Case("metrics_port_file", &C::metrics_port_file, S(), "m", S("m")),
       Case("log_format", &C::log_format, S("text"), "json", S("json")),
       Case("log_level", &C::log_level, S("info"), "debug", S("debug")),
+      Case("trace_endpoint", &C::trace_endpoint, S(), "http://localhost:4318", S("http://localhost:4318")),
+      Case("trace_ratio", &C::trace_ratio, 0.01, "0", 0.0),
       Case("drain_deadline_ms", &C::drain_deadline_ms, I{10000}, "0", I{0}),
       Case("exit_with_pid", &C::exit_with_pid, I{0}, "4711", I{4711}),
       Case("shard_timeout_ms", &C::shard_timeout_ms, I{10000}, "1", I{1}),
@@ -244,7 +246,7 @@ TEST_F(ConfigTest, AddressesAreHostAndPort) {
     }
   }
   EXPECT_THAT(Refusal({"--listen="}), HasSubstr("flag --listen: expected at least one host:port"));
-  EXPECT_THAT(Refusal({"--advertise=gpu0:0"}), HasSubstr("a port in 1 ... 65535")) << "nobody can dial it";
+  EXPECT_THAT(Refusal({"--advertise=gpu0:0"}), HasSubstr("a port in 1 ... 65535")) << "no worker can dial it";
   EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:1,b"}), HasSubstr("flag --shards: expected host:port"));
   EXPECT_THAT(Refusal({"--role=coordinator", "--shards=a:0"}), HasSubstr("a port in 1 ... 65535"));
 }

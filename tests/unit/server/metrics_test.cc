@@ -101,6 +101,8 @@ void Drive(MetricsObserver& metrics) {
   metrics.OnDroppedLogLines(2);
   metrics.OnAcceptFailure();
   metrics.OnDroppedLogLines(5);
+  metrics.OnTraceSpans(7, 2);
+  metrics.OnTraceSpans(9, 3);
   metrics.OnAdmission(true);
   metrics.OnAdmission(false);
   metrics.OnSessionGradientMemory("job", 30);
@@ -242,6 +244,8 @@ TEST(MetricsTest, EveryEventIsInItsSeries) {
       {R"(precondor_shard_step_number{train_job="job"})", 43},
       {R"(precondor_dropped_log_lines_total)", 5},
       {R"(precondor_accept_failures_total)", 1},
+      {"precondor_trace_spans_total", 9},
+      {"precondor_dropped_trace_spans_total", 3},
       {R"(precondor_admissions_total{result="admitted"})", 1},
       {R"(precondor_admissions_total{result="refused"})", 1},
       {R"(precondor_job_reserved_bytes{part="gradients",train_job="job"})", 30},

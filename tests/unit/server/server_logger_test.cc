@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "server/trace/operation.h"
 #include "tests/support/fake_clock.h"
 
 namespace precondor {
@@ -61,6 +62,21 @@ TEST_F(ServerLoggerTest, APipeWithoutAReaderDropsLines) {
   close(std::exchange(ends_[0], dup(ends_[1])));
   logger.Log(Severity::kInfo, "no reader", {});
   EXPECT_EQ(logger.dropped_lines(), 1);
+}
+
+TEST_F(ServerLoggerTest, ALineHasTheTraceOfItsCall) {
+  ServerLogger logger(LogFormat::kJson, Severity::kInfo, clock_, ends_[1]);
+  {
+    const TraceContext caller = {"4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", false};
+    const trace::Operation call(nullptr, "call", trace::SpanKind::kServer, absl::Time(), caller, /*keep=*/false);
+    logger.Log(Severity::kInfo, "joined", {{"session", "run"}});
+  }
+  logger.Log(Severity::kInfo, "alone", {});
+  const std::vector<std::string> lines = Read();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_THAT(lines[0], HasSubstr(R"("session":"run","trace_id":"4bf92f3577b34da6a3ce929d0e0e4736",)"
+                                  R"("span_id":"00f067aa0ba902b7"})"));
+  EXPECT_THAT(lines[1], ::testing::Not(HasSubstr("trace_id")));
 }
 
 TEST_F(ServerLoggerTest, ALineLongerThanThePipesUnitIsWhole) {

@@ -38,7 +38,7 @@ void ExpectBroadcast(DeviceGroup& group) {
   const absl::Status status = group.Run(0, [&](const DeviceGroup::Rank& rank) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix x, rank.backend.Allocate(2, 2));
     PRECONDOR_RETURN_IF_ERROR(rank.backend.AddDiagonal(rank.rank + 1.0, x.view()));
-    PRECONDOR_RETURN_IF_ERROR(rank.backend.Settle());
+    PRECONDOR_RETURN_IF_ERROR(rank.backend.Flush());
     float* const data = x.view().data;
     PRECONDOR_RETURN_IF_ERROR(
         rank.ranks.Broadcast(DType::kF32, rank.rank == last ? data : nullptr, data, 4, last, rank.timeout));

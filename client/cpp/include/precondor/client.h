@@ -35,7 +35,10 @@ struct ClientOptions {
   // The CUDA device of its own that this worker has in communicators of NCCL (docs/collective.md).
   int plane_device = 0;
   ClientSecurity security = {};  // of the connections to the coordinator and to the shards
-  int factor_threads = 1;        // of a worker that has factors itself (REPLAY, PULL_FACTORS), for its arithmetic
+  // W3C Trace Context of what this client works for, sent with its calls and streams: "00-TRACE-SPAN-FLAGS". Empty, or
+  // what is none: the client begins a trace of its own.
+  std::string traceparent = {};
+  int factor_threads = 1;  // of a worker that has factors itself (REPLAY, PULL_FACTORS), for its arithmetic
 };
 
 struct WorkerOptions {
@@ -57,7 +60,8 @@ class Client {
   // does not go with this one (the same major version does, before 1.0 the same minor), or no coordinator.
   virtual absl::Status WaitForServer() = 0;
 
-  // True when this call created the session, false when it was there with the same description.
+  // True when this call created the session, false when it was there with the same description. PermissionDenied, here
+  // and below: it is another job's (docs/security.md).
   virtual absl::StatusOr<bool> OpenSession(const SessionSpec& spec) = 0;
   // Takes the rank's place and waits until every rank has joined. The worker may outlive the client. Aborted when
   // the job has just gone back to a step before `first_step`: all have to begin with that one.

@@ -94,6 +94,7 @@ class Preconditioner:
         join_timeout: float = 120.0,
         lease_timeout: float = 600.0,
         security: Security = Security(),
+        traceparent: str = "",
     ) -> None:
         """Connects, opens the session and puts hooks into the model.
 
@@ -192,6 +193,7 @@ class Preconditioner:
         self._closed = False
         self._client: Client = self._group.check(
             lambda: Client(address, connect_timeout=connect_timeout, rpc_timeout=rpc_timeout, security=security,
+                           traceparent=traceparent,
                            result_timeout=result_timeout, join_timeout=join_timeout, lease_timeout=lease_timeout,
                            plane_device=_device.first_of(self._model) if plane_device is None else plane_device))
         if replace:

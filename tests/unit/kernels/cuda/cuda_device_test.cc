@@ -174,7 +174,7 @@ TEST_F(CudaDeviceTest, EveryFailingCallIsAStatusAndLosesNothing) {
   EXPECT_GT(went_on, calls);  // of twice as many
 }
 
-// An update that fails has left the factor alone, or the device is of no use any more: nobody applies it twice.
+// An update that fails has left the factor alone, or the device is of no use any more: no update is applied twice.
 TEST_F(CudaDeviceTest, AFailedUpdateIsNeverHalfDone) {
   constexpr int64_t kN = 70;
   int lost = 0;

@@ -436,7 +436,7 @@ TEST(KfacTest, DeferredWorkOutlivesItsState) {
     return driver;
   };
   const std::function<void()> work = make()->state().TakeDeferredWork();
-  EXPECT_EQ(backend->allocated_bytes(), 0);  // nobody wants it any more
+  EXPECT_EQ(backend->allocated_bytes(), 0);  // its layer is gone
   work();
   // At work when the state goes, or before or after that.
   for (int run = 0; run < 20; ++run) {
@@ -449,7 +449,7 @@ TEST(KfacTest, DeferredWorkOutlivesItsState) {
 }
 
 // A loaded state has its work to give as well.
-TEST(KfacTest, ASavedStateKeepsWhatWasPutOff) {
+TEST(KfacTest, ASavedStateKeepsWhatWasDeferred) {
   const std::unique_ptr<Backend> backend = MakeTestBackend();
   const std::unique_ptr<Method> method = Make({{"refresh_lag", 3.0}, {"inv_update_steps", std::string("4")}});
   const LayerSpec layer{"layer", 4, 7, false};

@@ -220,6 +220,13 @@ TEST_F(ChunkAssemblerTest, LaterHeadersHaveToSayTheSame) {
   refused([](v1::FrameHeader& h) { h.mutable_tensors(0)->add_dims(1); });
 }
 
+TEST_F(ChunkAssemblerTest, TheSecretIsShownOnce) {
+  v1::FrameHeader first = Header(1, 25);
+  first.set_secret("secret");
+  EXPECT_EQ(Accepted(first, Bytes(40, 1)), Progress::kPartial);
+  EXPECT_EQ(Accepted(At(Header(1, 25), 40), Bytes(60, 2)), Progress::kComplete);
+}
+
 TEST_F(ChunkAssemblerTest, TheRestOfARefusedContributionIsPassedOver) {
   verdict_ = absl::NotFoundError("no such layer");
   EXPECT_FALSE(Add(Header(1, 25), Bytes(40, 1)).ok());

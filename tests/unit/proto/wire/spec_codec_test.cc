@@ -299,7 +299,7 @@ TEST(MethodCodecTest, EncodingRefusesAnotherType) {
   ExpectMalformed(EncodeSessionSpec(spec).status(), "method.mkor.rule");
 }
 
-// A newer client's method or option would be lost without a word otherwise, and the arithmetic be another one.
+// Otherwise a newer client's method or option would be lost silently, and the arithmetic would be another one.
 TEST(MethodCodecTest, DecodingRefusesMethodsAndOptionsOfALaterRelease) {
   v1::MethodConfig arm;
   arm.GetReflection()->MutableUnknownFields(&arm)->AddLengthDelimited(99, "");

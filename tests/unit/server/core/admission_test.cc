@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "server/core/layer/layer_driver.h"
-#include "server/core/shard_session.h"
-#include "tests/unit/server/core/shard_fixture.h"
+#include "server/core/shard/shard_session.h"
+#include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor {
 namespace {
@@ -327,11 +327,11 @@ TEST_F(AdmissionTest, WhatHasChangedSinceTheAdmissionRefusesTheContribution) {
     Start();
     const ContributionHeader header = Header(kStatistics, 0, 0);
     Payload payload = Filled(header, 1);
-    absl::StatusOr<AdmittedContribution> admitted = shard->AdmitContribution(header, payload.size());
+    absl::StatusOr<AdmittedContribution> admitted = shard->data_plane().AdmitContribution(header, payload.size());
     ASSERT_TRUE(admitted.ok()) << admitted.status();
     change.change();
     std::vector<absl::Status> acks;
-    shard->Submit(
+    shard->data_plane().Submit(
         *std::move(admitted), std::move(payload),
         [&](const absl::StatusOr<bool>& ack) { acks.push_back(ack.status()); },
         /*result=*/nullptr);

@@ -6,7 +6,7 @@
 #include "kernels/methods/registry.h"
 #include "server/core/reservation.h"
 #include "server/core/thread_pool.h"
-#include "tests/unit/server/core/shard_fixture.h"
+#include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor {
 namespace {
@@ -82,10 +82,10 @@ TEST_F(DeferredWorkTest, ChangesNoAnswer) {
       SCOPED_TRACE(testing::Message() << "staleness " << staleness << ", lag " << lag);
       spec.staleness_steps = staleness;
       spec.method.options["refresh_lag"] = lag;
-      HoldingExecutor nobody;
-      const std::vector<std::vector<Payload>> expected = RunJob(nobody);
-      EXPECT_FALSE(nobody.held.empty());
-      nobody.RunHeld();  // in vain: the shard is gone
+      HoldingExecutor executor;
+      const std::vector<std::vector<Payload>> expected = RunJob(executor);
+      EXPECT_FALSE(executor.held.empty());
+      executor.RunHeld();  // without effect: the shard is gone
       EXPECT_EQ(backend->allocated_bytes(), 0);
       EXPECT_EQ(RunJob(executor), expected);
       ThreadPoolExecutor pool(2);
@@ -94,7 +94,7 @@ TEST_F(DeferredWorkTest, ChangesNoAnswer) {
   }
 }
 
-// A step in which a decomposition is due is answered before anybody has made it, and the next one as well.
+// A step in which a decomposition is due is answered before the decomposition exists, and the next one as well.
 TEST_F(DeferredWorkTest, StepsDoNotWaitForIt) {
   HoldingExecutor holding;
   Shard job(options, *backend, holding, clock, logger, observer);

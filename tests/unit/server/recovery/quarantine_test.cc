@@ -11,7 +11,7 @@
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/wait_until.h"
-#include "tests/unit/server/core/shard_fixture.h"
+#include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor::recovery {
 namespace {
@@ -35,7 +35,7 @@ class QuarantineTest : public ShardFixture {
     store = std::make_unique<ShardStore>(fs, dir.path() + "/data", log_options, clock, logger, observer);
     options.journal = store.get();
     shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, observer);
-    shard->AwaitReplay();
+    shard->replay().Begin();
     const absl::Status restored = store->Restore(*shard);
     ASSERT_TRUE(restored.ok()) << restored;
   }
@@ -71,9 +71,9 @@ class QuarantineTest : public ShardFixture {
   void Quarantine() {
     const auto existed = shard->Quarantine(kSession);
     ASSERT_TRUE(existed.ok() && *existed) << existed.status();
-    EXPECT_EQ(shard->reserved_bytes(), 0);
+    EXPECT_EQ(shard->memory()->reserved().total(), 0);
     EXPECT_TRUE(shard->ListSessions().empty());
-    shard->CompleteQuarantine();
+    shard->upkeep().CompleteQuarantine();
     ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
   }
   // Another session, which takes as much memory.
@@ -190,18 +190,18 @@ TEST_F(QuarantineTest, EndsAfterItsTimeOfARunningShardWhateverTheWallClockSays) 
   Quarantine();
   clock.SetWall(absl::Hours(24 * 365 * 50));
   Reopen();
-  shard->CompleteQuarantine();
+  shard->upkeep().CompleteQuarantine();
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
   for (int day = 0; day < 29; ++day) {
     clock.Advance(absl::Hours(24));
-    shard->CompleteQuarantine();
+    shard->upkeep().CompleteQuarantine();
     if (day % 10 == 5) Reopen();
-    shard->CompleteQuarantine();
+    shard->upkeep().CompleteQuarantine();
   }
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
   clock.SetWall(-absl::Hours(24 * 365 * 60));
   clock.Advance(absl::Hours(25));
-  shard->CompleteQuarantine();
+  shard->upkeep().CompleteQuarantine();
   EXPECT_TRUE(shard->ListQuarantined()->empty());
   store->snapshots().WaitIdle();
   Reopen();
@@ -215,7 +215,7 @@ TEST_F(QuarantineTest, StaysForEverWithoutATime) {
   Quarantine();
   for (int year = 0; year < 100; ++year) {
     clock.Advance(absl::Hours(24 * 365));
-    shard->CompleteQuarantine();
+    shard->upkeep().CompleteQuarantine();
   }
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
 }
@@ -228,14 +228,14 @@ TEST_F(QuarantineTest, MakesRoomForASessionOfTheSameName) {
   ASSERT_TRUE(shard->Install(other).ok());
   ASSERT_EQ(shard->ListSessions().size(), 1u);
   EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
-  shard->CompleteQuarantine();
+  shard->upkeep().CompleteQuarantine();
   ASSERT_EQ(shard->ListQuarantined()->size(), 1u);
   // A crash before it is written down: the log has both.
   Begin();
   Step(0);
   ASSERT_TRUE(shard->Install(other).ok());
   Reopen();
-  shard->CompleteQuarantine();
+  shard->upkeep().CompleteQuarantine();
   ASSERT_EQ(shard->ListSessions().size(), 1u);
   EXPECT_EQ(shard->ListSessions().front().session_id, kSession + 1);
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
@@ -252,7 +252,7 @@ TEST_F(QuarantineTest, StaysWhenItCannotComeBack) {
   const absl::Status refused = shard->Install(MakeInstall(2)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
   EXPECT_EQ(shard->ListQuarantined()->size(), 1u);
-  EXPECT_EQ(shard->reserved_bytes(), 0);
+  EXPECT_EQ(shard->memory()->reserved().total(), 0);
   EXPECT_TRUE(*shard->Remove(kSession));
 }
 
@@ -269,11 +269,11 @@ TEST_F(QuarantineTest, ComesBackWhateverALaterSessionOfItsNameCameTo) {
       for (uint64_t step = 0; step < 6; ++step) Step(step);
       ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
       EXPECT_THAT(Sessions(), ElementsAre(kOther));
-      shard->CompleteQuarantine();
+      shard->upkeep().CompleteQuarantine();
       EXPECT_THAT(Quarantined(), ElementsAre(kSession));
       if (restart) Reopen();
       ASSERT_TRUE(*(end == End::kRemoved ? shard->Remove(kOther) : shard->Quarantine(kOther)));
-      if (end == End::kQuarantined) shard->CompleteQuarantine();
+      if (end == End::kQuarantined) shard->upkeep().CompleteQuarantine();
       ++epoch;
       ASSERT_TRUE(shard->Install(MakeInstall(epoch)).ok());
       for (uint64_t step = 6; step < kSteps; ++step) {
@@ -281,7 +281,7 @@ TEST_F(QuarantineTest, ComesBackWhateverALaterSessionOfItsNameCameTo) {
         ASSERT_THAT(Sessions(), ElementsAre(kSession)) << "end " << static_cast<int>(end) << " step " << step;
         EXPECT_EQ(Step(step), expected[step]) << "end " << static_cast<int>(end) << " step " << step;
       }
-      shard->CompleteQuarantine();
+      shard->upkeep().CompleteQuarantine();
       if (end == End::kRemoved) {
         EXPECT_THAT(Quarantined(), IsEmpty());
       } else {
@@ -297,14 +297,14 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
   for (const End end : {End::kOnItsWay, End::kDeleted, End::kRemoved, End::kFilesLeft}) {
     options.capacity_bytes = int64_t{1} << 30;
     Begin();
-    options.capacity_bytes = shard->reserved_bytes();
+    options.capacity_bytes = shard->memory()->reserved().total();
     Reopen();
     for (uint64_t step = 0; step < 6; ++step) Step(step);
     FinishFiles();
     ASSERT_TRUE(*(end == End::kRemoved ? shard->Remove(kSession) : shard->Quarantine(kSession)));
     ASSERT_TRUE(shard->Install(OtherInstall(kOther, "other")).ok());
     if (end == End::kDeleted || end == End::kFilesLeft) {
-      shard->CompleteQuarantine();
+      shard->upkeep().CompleteQuarantine();
       if (end == End::kFilesLeft)
         std::filesystem::copy(InShard(""), dir.path() + "/before", std::filesystem::copy_options::recursive);
       ASSERT_TRUE(*shard->Remove(kSession));
@@ -320,7 +320,7 @@ TEST_F(QuarantineTest, ARestartNeedsNoRoomForWhatHasGone) {
     }
     Reopen();
     EXPECT_THAT(Sessions(), ElementsAre(kOther)) << static_cast<int>(end);
-    shard->CompleteQuarantine();
+    shard->upkeep().CompleteQuarantine();
     if (end == End::kOnItsWay) {
       EXPECT_THAT(Quarantined(), ElementsAre(kSession));
       ASSERT_TRUE(*shard->Remove(kOther));
@@ -338,7 +338,7 @@ TEST_F(QuarantineTest, ARemovedSessionCanBeInstalledAgain) {
   Begin();
   Step(0);
   ASSERT_TRUE(shard->Install(OtherInstall(kOther, spec.name)).ok());
-  shard->CompleteQuarantine();
+  shard->upkeep().CompleteQuarantine();
   ASSERT_TRUE(*shard->Remove(kSession));
   Reopen();
   ASSERT_TRUE(*shard->Remove(kOther));
@@ -383,7 +383,7 @@ TEST_F(QuarantineTest, TakesWhatItsLogLacksRecordsOfWhenItsNameIsNeeded) {
   ASSERT_TRUE(WaitUntil([&] { return store->log().writable(); }));
   const absl::Status installed = shard->Install(OtherInstall(kOther, spec.name)).status();
   ASSERT_TRUE(installed.ok()) << installed;
-  shard->CompleteQuarantine();
+  shard->upkeep().CompleteQuarantine();
   EXPECT_THAT(Quarantined(), ElementsAre(kSession));
   Reopen();
   EXPECT_THAT(Sessions(), ElementsAre(kOther));
@@ -400,7 +400,7 @@ TEST_F(QuarantineTest, OneOnItsWayIsNeitherInstalledNorRemoved) {
   EXPECT_EQ(GetErrorReason(shard->Install(MakeInstall(2)).status()), ErrorReason::kNotActive);
   EXPECT_EQ(GetErrorReason(shard->Remove(kSession).status()), ErrorReason::kNotActive);
   EXPECT_FALSE(*shard->Quarantine(kSession));
-  shard->CompleteQuarantine();
+  shard->upkeep().CompleteQuarantine();
   Adopt();
   EXPECT_EQ(Step(6), expected[6]);
 }
@@ -412,7 +412,7 @@ TEST_F(QuarantineTest, ItsDirectoryIsAnotherProcesssUntilThatEnds) {
   std::filesystem::create_directory(unfinished);
   ShardStore second(fs, dir.path() + "/data", log_options, clock, logger, observer);
   Shard other(options, *backend, executor, clock, logger, observer);
-  other.AwaitReplay();
+  other.replay().Begin();
   EXPECT_EQ(second.Restore(other).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(std::filesystem::exists(unfinished));
   Reopen();
@@ -447,7 +447,7 @@ TEST_F(QuarantineTest, WithoutADataDirectoryThereIsNothingToKeep) {
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   EXPECT_TRUE(*shard->Quarantine(kSession));
   EXPECT_TRUE(shard->ListQuarantined()->empty());
-  EXPECT_EQ(shard->reserved_bytes(), 0);
+  EXPECT_EQ(shard->memory()->reserved().total(), 0);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include "server/recovery/shard_store.h"
 #include "tests/support/fake_file_system.h"
-#include "tests/unit/server/core/shard_fixture.h"
+#include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor::recovery {
 namespace {
@@ -138,7 +138,7 @@ class ShardCrashTest : public ShardFixture {
     store.reset();
     store = std::make_unique<ShardStore>(fs, "/data", log_options, real_clock, logger, observer);
     options.journal = store.get();
-    MakeShard().AwaitReplay();
+    MakeShard().replay().Begin();
     const absl::Status status = store->Restore(*shard);
     ASSERT_TRUE(status.ok()) << status;
   }

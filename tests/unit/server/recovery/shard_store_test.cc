@@ -13,7 +13,7 @@
 #include "tests/support/damage_file.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/server/core/shard_fixture.h"
+#include "tests/unit/server/core/shard/shard_fixture.h"
 
 namespace precondor::recovery {
 namespace {
@@ -46,7 +46,7 @@ class ShardStoreTest : public ShardFixture {
     store = std::make_unique<ShardStore>(fs, dir.path() + data, log_options, real_clock, logger, seen);
     options.journal = store.get();
     shard = std::make_unique<Shard>(options, *backend, executor, clock, logger, seen);
-    shard->AwaitReplay();
+    shard->replay().Begin();
     return store->Restore(*shard);
   }
   void Open() {
@@ -87,12 +87,12 @@ class ShardStoreTest : public ShardFixture {
   bool AwaitReleased() {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     const int64_t released = ComputeFirstOrderReservation(spec, {0, 1}, options.window_steps, 1).total();
-    while (shard->reserved_bytes() > released) {
+    while (shard->memory()->reserved().total() > released) {
       if (absl::Now() > deadline) return false;
-      shard->FreeReleasedFactors();
+      shard->upkeep().FreeReleasedFactors();
       std::this_thread::yield();
     }
-    return shard->reserved_bytes() == released;
+    return shard->memory()->reserved().total() == released;
   }
   std::vector<std::string> Files(const std::string& part) const {
     std::vector<std::string> found;
@@ -153,7 +153,7 @@ TEST_F(ShardStoreTest, ASessionWithoutRoomStopsTheStartAndLosesNothing) {
   Open();
   for (uint64_t step = 0; step < 6; ++step) EXPECT_EQ(Step(step), expected[step]) << step;
   store->snapshots().WaitIdle();
-  const int64_t capacity = std::exchange(options.capacity_bytes, shard->reserved_bytes() - 1);
+  const int64_t capacity = std::exchange(options.capacity_bytes, shard->memory()->reserved().total() - 1);
   for (int start = 0; start < 2; ++start) {
     const absl::Status status = Reopen();
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
@@ -184,9 +184,9 @@ TEST_F(ShardStoreTest, ASnapshotThatIsAskedForIsACutAtItsStep) {
   options.snapshot_interval_steps = 0;
   Open();
   for (uint64_t step = 0; step < 3; ++step) Step(step);
-  EXPECT_TRUE(absl::IsInvalidArgument(shard->RequestSnapshot("job", 2)));
-  EXPECT_TRUE(absl::IsNotFound(shard->RequestSnapshot("other", 5)));
-  ASSERT_TRUE(shard->RequestSnapshot("job", 5).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(shard->snapshots().Request("job", 2)));
+  EXPECT_TRUE(absl::IsNotFound(shard->snapshots().Request("other", 5)));
+  ASSERT_TRUE(shard->snapshots().Request("job", 5).ok());
   for (uint64_t step = 3; step < 8; ++step) Step(step);
   store->snapshots().WaitIdle();
   const std::vector<SnapshotSummary> found = store->snapshots().List().value();
@@ -272,7 +272,7 @@ TEST_F(ShardStoreTest, TheCoordinatorsSnapshotsStayUntilItLetsThemGo) {
 TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
   Open();
   for (uint64_t step = 0; step < 4; ++step) Step(step);
-  const std::vector<float> expected = Step(4);  // its cut is before it
+  const std::vector<float> expected = Step(4);  // its snapshot is as of an earlier step
   store->snapshots().WaitIdle();
   const auto stored = FindStoredSession(fs, {dir.path() + "/data"}, "job", 0);
   ASSERT_TRUE(stored.ok()) << stored.status();
@@ -283,8 +283,8 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
   std::vector<LayerImage> images;
   for (const auto& [layer, file] : stored->layers) {
     images.push_back(DecodeImage(ReadLayer(file).value()).value());
-    EXPECT_TRUE(absl::IsFailedPrecondition(shard->RestoreLayer(images.back()))) << "the session is in use";
-    EXPECT_TRUE(absl::IsFailedPrecondition(shard->RestorableBytes(kSession, layer).status()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(shard->snapshots().RestoreLayer(images.back()))) << "the session is in use";
+    EXPECT_TRUE(absl::IsFailedPrecondition(shard->snapshots().RestorableBytes(kSession, layer).status()));
   }
   data = "/restored";  // another machine's disk
   ASSERT_TRUE(Reopen().ok());
@@ -295,14 +295,14 @@ TEST_F(ShardStoreTest, RestoredLayersGoOnBitwiseAlsoAfterARestart) {
   EXPECT_FALSE(shard->TakeSnapshot(order)->durable);
   LayerImage other = images[0];
   other.state[other.state.size() / 2] = static_cast<char>(other.state[other.state.size() / 2] ^ 1);
-  EXPECT_FALSE(shard->RestoreLayer(other).ok());
+  EXPECT_FALSE(shard->snapshots().RestoreLayer(other).ok());
   other = images[0];
   other.at.layer = 7;
-  EXPECT_EQ(GetErrorReason(shard->RestoreLayer(other)), ErrorReason::kNotOwner);
-  EXPECT_EQ(GetErrorReason(shard->RestorableBytes(kSession, 7).status()), ErrorReason::kNotOwner);
-  EXPECT_GE(shard->RestorableBytes(kSession, images[0].at.layer).value(), images[0].state.size());
+  EXPECT_EQ(GetErrorReason(shard->snapshots().RestoreLayer(other)), ErrorReason::kNotOwner);
+  EXPECT_EQ(GetErrorReason(shard->snapshots().RestorableBytes(kSession, 7).status()), ErrorReason::kNotOwner);
+  EXPECT_GE(shard->snapshots().RestorableBytes(kSession, images[0].at.layer).value(), images[0].state.size());
   for (const LayerImage& image : images) {
-    const absl::Status restored = shard->RestoreLayer(image);
+    const absl::Status restored = shard->snapshots().RestoreLayer(image);
     ASSERT_TRUE(restored.ok()) << restored;
   }
   store->snapshots().WaitIdle();
@@ -391,7 +391,7 @@ TEST_F(ShardStoreTest, ADiskThatFailsStopsNothingAndASnapshotHeals) {
   store->log().Sync();
   Step(4);
   EXPECT_TRUE(store->log().stale(kSession));
-  for (uint64_t step = 5; step < 6; ++step) Step(step);  // a cut whose snapshot cannot be written
+  for (uint64_t step = 5; step < 6; ++step) Step(step);  // a snapshot that cannot be written
   store->snapshots().WaitIdle();
   fs.set_full(false);
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
@@ -418,7 +418,7 @@ TEST_F(ShardStoreTest, AStaleSessionIsGivenUpRatherThanBroughtBackWrong) {
   Step(3);
   ASSERT_TRUE(Reopen().ok());
   EXPECT_TRUE(shard->ListSessions().empty());
-  // Given up for good: what is installed anew comes back.
+  // Given up permanently: only a new install comes back.
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
   const std::vector<float> expected = Step(0);
   Open();
@@ -466,20 +466,20 @@ TEST_F(ShardStoreTest, ReleasedFactorsReturnBitForBitWheneverTheShardIsLost) {
 TEST_F(ShardStoreTest, FactorsThatCannotBeWrittenStayInMemoryAndSurviveInTheLog) {
   Open();
   for (uint64_t step = 0; step < 6; ++step) Step(step);
-  const int64_t held = shard->reserved_bytes();
+  const int64_t held = shard->memory()->reserved().total();
   Step(6);
   ASSERT_TRUE(Reopen().ok());
   fs.set_refused("/factors/");
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
   ASSERT_TRUE(Hold(1, false).ok());
   for (uint64_t step = 7; step < 14; ++step) FirstOrderStep(step);
-  while (seen.failed < 2 && absl::Now() < deadline) shard->FreeReleasedFactors();
+  while (seen.failed < 2 && absl::Now() < deadline) shard->upkeep().FreeReleasedFactors();
   EXPECT_GE(seen.failed, 2) << "it is tried again";
   store->snapshots().WaitIdle();
-  EXPECT_EQ(shard->reserved_bytes(), held);
+  EXPECT_EQ(shard->memory()->reserved().total(), held);
   EXPECT_EQ(store->snapshots().List()->back().step, 4u) << "one that counts on the factors is not written";
   ASSERT_TRUE(Reopen().ok());
-  EXPECT_EQ(shard->reserved_bytes(), held);
+  EXPECT_EQ(shard->memory()->reserved().total(), held);
   ASSERT_TRUE(Hold(2, true).ok());
   Step(14, 8);
   ASSERT_TRUE(Hold(3, false).ok());

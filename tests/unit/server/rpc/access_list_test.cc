@@ -16,8 +16,11 @@
 namespace precondor::rpc {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr char kOpen[] = "/precondor.v1.SessionService/OpenSession";
 constexpr char kDrain[] = "/precondor.v1.AdminService/Drain";
@@ -89,6 +92,19 @@ TEST(AccessListTest, AMethodThatIsNotInTheTableIsRefusedToAll) {
     EXPECT_EQ(list.Check(method, {std::nullopt, {"a.test"}}).code(), absl::StatusCode::kPermissionDenied) << method;
   }
   EXPECT_TRUE(list.Check("/grpc.health.v1.Health/Check", {}).ok());
+}
+
+TEST(AccessListTest, ACallerSpeaksForTheTenantsOfItsLinesOrForItself) {
+  const AccessList list = Parsed(
+      "worker@job-a token first-token-16-letters\nworker@job-a token second-token-16-letters\n"
+      "worker name b.test\nworker@job-c name b.test\nworker token third-token-16-letters\n");
+  EXPECT_THAT(list.RightsOf({"first-token-16-letters", {}}).tenants, ElementsAre("tenant job-a"));
+  EXPECT_THAT(list.RightsOf({"second-token-16-letters", {}}).tenants, ElementsAre("tenant job-a"));
+  EXPECT_THAT(list.RightsOf({std::nullopt, {"b.test"}}).tenants, ElementsAre("name b.test", "tenant job-c"));
+  EXPECT_THAT(list.RightsOf({"third-token-16-letters", {"x.test"}}).tenants,
+              ElementsAre(AllOf(StartsWith("token "), Not(HasSubstr("16-letters")))));
+  EXPECT_TRUE(list.RightsOf({}).tenants.empty());
+  EXPECT_THAT(Refusal("worker@ name a.test"), HasSubstr("@TENANT"));
 }
 
 TEST(AccessListTest, ErrorsNameTheLineAndNoToken) {

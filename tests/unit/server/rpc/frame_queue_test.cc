@@ -142,19 +142,19 @@ TEST_F(FrameQueueTest, OwesAnAnswerOfANameOnceAndNoneWhileItIsFull) {
   EXPECT_TRUE(queue.OweOnce("layer 2"));
   PushPayload(1, 600);  // being written
   PushPayload(2, 600);
-  queue.SettleOnce("layer 1");
+  queue.MarkAnsweredOnce("layer 1");
   EXPECT_TRUE(queue.OweOnce("layer 1"));
   PushPayload(3, 600);
-  queue.SettleOnce("layer 1");
+  queue.MarkAnsweredOnce("layer 1");
   EXPECT_FALSE(queue.OweOnce("layer 1")) << "two payloads wait";
   queue.Written();
   EXPECT_TRUE(queue.OweOnce("layer 1"));
   queue.HalfClose();
   queue.Written();
   queue.Written();
-  queue.SettleOnce("layer 1");
+  queue.MarkAnsweredOnce("layer 1");
   EXPECT_EQ(drained, 0);
-  queue.SettleOnce("layer 2");
+  queue.MarkAnsweredOnce("layer 2");
   EXPECT_EQ(drained, 1);
 }
 
@@ -163,7 +163,7 @@ TEST_F(FrameQueueTest, IsDrainedWhenHalfClosedAnsweredAndWritten) {
   queue.HalfClose();
   EXPECT_EQ(drained, 0);
   queue.Push(Ack(1));
-  queue.Settle();
+  queue.MarkAnswered();
   EXPECT_EQ(drained, 0);
   queue.Written();
   EXPECT_EQ(drained, 1);

@@ -15,7 +15,7 @@
 #include "kernels/base/random.h"
 #include "server/store/coordinator_encoding.h"
 #include "tests/support/fake_file_system.h"
-#include "tests/unit/server/core/coordinator_fixture.h"
+#include "tests/unit/server/core/coordinator/coordinator_fixture.h"
 #include "tests/unit/server/store/sample_records.h"
 
 namespace precondor::store {

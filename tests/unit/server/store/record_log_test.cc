@@ -52,7 +52,7 @@ class RecordLogTest : public ::testing::Test {
     }
     return found;
   }
-  // A damaged byte in the file, for good.
+  // A damaged byte in the file, permanently.
   void Damage(const std::string& path, uint64_t offset) { ASSERT_TRUE(fs_.FlipBit(path, offset * 8 + 3)) << path; }
   void Fail(Operation broken, absl::Status error) {
     fs_.set_hook([=](Operation operation, const std::string&, uint64_t) {
@@ -265,7 +265,7 @@ class SlowSyncFileSystem final : public PosixFileSystem {
     MutexLock lock(mu_);
     held_ = true;
   }
-  void LetGo() {
+  void Release() {
     MutexLock lock(mu_);
     held_ = false;
     changed_.notify_all();
@@ -319,7 +319,7 @@ TEST(RecordLogThreadsTest, AppendsGoOnDuringASyncThatDoesNotCoverThem) {
   std::thread syncer([&] { EXPECT_TRUE((*log)->Sync().ok()); });
   fs.AwaitSync();
   EXPECT_EQ(*(*log)->Append(1, "during"), 2u);  // would hang here
-  fs.LetGo();
+  fs.Release();
   syncer.join();
   EXPECT_EQ((*log)->synced_before(), 2u);
   // The mark of that sync stands after "during", which it does not cover: damaged, that is a torn end.

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "server/core/coordinator_journal.h"
+#include "server/core/coordinator/coordinator_journal.h"
 
 namespace precondor {
 
@@ -102,7 +102,8 @@ inline SessionRecord SampleSession(uint64_t session_id, const std::string& name 
           .placement = {{.shard = "shard0", .address = "host-one:1", .layers = {0}},
                         {.shard = "shard1", .address = "", .layers = {1}}},
           .membership = SampleMembership(),
-          .lease = SampleLease()};
+          .lease = SampleLease(),
+          .access = {.secret = "0123456789abcdef", .tenants = {"tenant a"}}};
 }
 
 inline SnapshotsRecord SampleSnapshots(uint64_t session_id) {
@@ -124,7 +125,7 @@ inline bool Same(const CoordinatorRecord& a, const CoordinatorRecord& b) {
     const auto& other = std::get<SessionRecord>(b);
     return session->session_id == other.session_id && session->spec == other.spec &&
            session->placement == other.placement && session->membership == other.membership &&
-           session->lease == other.lease;
+           session->lease == other.lease && session->access == other.access;
   }
   if (const auto* membership = std::get_if<MembershipRecord>(&a)) {
     const auto& other = std::get<MembershipRecord>(b);

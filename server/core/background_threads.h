@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads of a lower priority, for work that no thread waits for yet.
+#pragma once
+
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include "kernels/base/mutex.h"
+#include "server/core/executor.h"
+
+namespace precondor {
+
+// Thread-safe; mu_ is a leaf. The threads are made for the first task. The destructor runs what was posted and joins.
+class BackgroundThreads {
+ public:
+  explicit BackgroundThreads(int threads) : count_(threads) {}
+  ~BackgroundThreads() { Stop(); }
+  BackgroundThreads(const BackgroundThreads&) = delete;
+  BackgroundThreads& operator=(const BackgroundThreads&) = delete;
+
+  void Post(Executor::Task task);
+  // Runs what was posted and joins. Nothing may be posted from here on.
+  void Stop();
+
+ private:
+  void Work();
+
+  const int count_;
+
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<Executor::Task> tasks_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace precondor

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// How sessions are opened, placed on shards, and closed.
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator/coordinator.h"
+#include "server/core/coordinator/coordinator_errors.h"
+#include "server/core/coordinator/coordinator_session.h"
+#include "server/core/coordinator/session_lock.h"
+#include "server/core/coordinator/session_messages.h"
+#include "server/core/placement_input.h"
+#include "server/policy/placement.h"
+
+namespace precondor {
+namespace {
+
+using absl::StatusCode;
+
+// The description with its defaults filled in; two that mean the same are then equal.
+SessionSpec FillDefaults(SessionSpec spec) {
+  if (UsesSketches(spec)) spec.sketches = SketchesPerWorker(spec);
+  return spec;
+}
+
+// The configuration's, each once.
+std::vector<std::pair<const Method*, std::string>> Warnings(const SessionSpec& spec, const MethodSet& methods) {
+  std::vector<std::pair<const Method*, std::string>> warnings;
+  for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+    const Method& method = methods.of(layer);
+    for (std::string& warning : method.Warnings(VectorsPerStep(spec, layer))) {
+      std::pair<const Method*, std::string> one(&method, std::move(warning));
+      if (!absl::c_linear_search(warnings, one)) warnings.push_back(std::move(one));
+    }
+  }
+  return warnings;
+}
+
+absl::Status CheckServed(const SessionSpec& spec) {
+  // A shard may be lost when some ranks have its answer to a step; its successor would give the others another one.
+  // In DELEGATE a single rank asks for each layer.
+  if (spec.on_shard_loss == ShardLossPolicy::kDegrade && spec.exchange == ExchangeMode::kDirect &&
+      spec.world_size > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("session \"", spec.name, "\": on_shard_loss DEGRADE with exchange DIRECT and world_size ",
+                     spec.world_size, ": ranks could get different answers to the step in which a shard is lost; ",
+                     "expected exchange DELEGATE, or on_shard_loss WAIT"));
+  }
+  return absl::OkStatus();
+}
+
+bool MayClose(const CoordinatorSession& session, const SessionCaller& caller) {
+  return caller.is_operator || session.access().Admits(caller);
+}
+
+}  // namespace
+
+absl::StatusOr<OpenResult> Coordinator::OpenSession(const SessionSpec& spec, const SessionCaller& caller) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
+  PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(spec));
+  PRECONDOR_RETURN_IF_ERROR(CheckServed(spec));
+  PRECONDOR_RETURN_IF_ERROR(MethodSet::Make(spec, options_.make_method).status());
+  {
+    MutexLock lock(mu_);
+    if (draining_) {
+      return ReasonedStatus(StatusCode::kUnavailable, ErrorReason::kDraining,
+                            absl::StrCat("session \"", spec.name, "\": the server is draining"));
+    }
+  }
+  const SessionSpec filled = FillDefaults(spec);
+  SessionLock locked(*this, spec.name, /*create=*/true);
+  if (locked.state() == nullptr) {
+    PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<CoordinatorSession> session,
+                               CreateSession(filled, SessionAccess::Make(caller)));
+    observer_.OnSessionOpened(filled.name);
+    observer_.OnEpoch(filled.name, session->members().epoch(), 0, filled.world_size);
+    locked.SetState(session);
+    PublishCount();
+    return OpenResult{.session_id = session->id(), .created = true, .spec = filled, .secret = session->access().secret};
+  }
+  // Before the descriptions are compared: the difference would tell of another's.
+  if (!locked.state()->access().IsForTenantOf(caller)) return NotTheirs(absl::StrCat("\"", spec.name, "\""));
+  if (const std::string difference = DescribeDifference(locked.state()->spec(), filled); !difference.empty()) {
+    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
+                          absl::StrCat("session \"", spec.name, "\" exists with another description: ", difference));
+  }
+  return OpenResult{.session_id = locked.state()->id(),
+                    .created = false,
+                    .spec = locked.state()->spec(),
+                    .secret = locked.state()->access().secret};
+}
+
+absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(const SessionSpec& spec,
+                                                                               SessionAccess access) {
+  uint64_t id = 0;
+  {
+    MutexLock lock(mu_);
+    id = ids_.Next(clock_.Wall());
+    ids_.BeginOpening(id);
+  }
+  const auto opened = absl::MakeCleanup([this, id] {
+    MutexLock lock(mu_);
+    ids_.EndOpening(id);
+  });
+  PRECONDOR_ASSIGN_OR_RETURN(std::vector<PlacedLayers> placement, MakePlan(spec));
+  SessionRecord record{.session_id = id,
+                       .spec = spec,
+                       .placement = std::move(placement),
+                       .membership = SessionMembers::First(spec),
+                       .lease = StepLeases::First(spec, options_.lease_steps),
+                       .access = std::move(access)};
+  auto session = std::make_shared<CoordinatorSession>(record, options_.lease_steps);
+  absl::Status status = InstallOnShards(MakeInstalls(*session));
+  if (status.ok()) {
+    status = journal_.Write([&] { return record; },
+                            [&] {
+                              MutexLock lock(mu_);
+                              sessions_.Add(session);
+                            });
+  }
+  if (!status.ok()) {
+    {
+      MutexLock lock(mu_);
+      ids_.Abandon(id);
+    }
+    if (absl::Status removed = RemoveFromShards(id, session->placement().shards()); !removed.ok()) {
+      logger_.Log(Severity::kError, "could not take a failed session back",
+                  {{"session", spec.name}, {"session_id", id}, {"reason", absl::string_view(removed.message())}});
+    }
+    return status;
+  }
+  logger_.Log(Severity::kInfo, "session opened",
+              {{"session", spec.name},
+               {"session_id", id},
+               {"layers", static_cast<uint64_t>(spec.layers.size())},
+               {"shards", static_cast<uint64_t>(MakeSummary(*session).shard_map.size())},
+               {"world_size", spec.world_size}});
+  return session;
+}
+
+absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpec& spec) {
+  PRECONDOR_ASSIGN_OR_RETURN(const MethodSet methods, MethodSet::Make(spec, options_.make_method));
+  for (const auto& [method, warning] : Warnings(spec, methods)) {
+    logger_.Log(Severity::kWarning, warning, {{"session", spec.name}, {"method", method->name()}});
+  }
+  std::vector<PlacementShard> rooms;
+  std::vector<PlacedLayers> plan;
+  std::vector<MeasuredCost> costs;
+  for (const ShardEndpoint& shard : shards_) {
+    absl::StatusOr<ShardDescription> description = shard.control->Describe();
+    if (!description.ok()) {
+      return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
+    }
+    if (ClearOrphans(shard, *description)) {  // what each of its devices has left is another matter then
+      description = shard.control->Describe();
+      if (!description.ok()) {
+        return AddContext(description.status(), absl::StrCat("session \"", spec.name, "\", shard ", shard.address));
+      }
+    }
+    absl::c_copy(DeviceRooms(*description, /*load=*/0, plan.size()), std::back_inserter(rooms));
+    plan.push_back({.shard = shard.address,
+                    .address = description->advertise_address.empty() ? shard.address : description->advertise_address,
+                    .layers = {}});
+    costs.insert(costs.end(), description->costs.begin(), description->costs.end());
+  }
+  const Placement placement = PlaceLayers(EstimateLayers(spec, methods, costs), rooms);
+  if (!placement.feasible) {
+    return ReasonedStatus(StatusCode::kResourceExhausted, ErrorReason::kCapacity,
+                          absl::StrCat("session \"", spec.name, "\": ", placement.reason));
+  }
+  for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
+    plan[rooms[placement.shard_of_layer[layer]].shard].layers.push_back(layer);
+  }
+  logger_.Log(Severity::kInfo, "layers placed", {{"session", spec.name}, {"reason", placement.reason}});
+  return plan;
+}
+
+absl::Status Coordinator::InstallOnShards(const std::vector<SessionInstall>& installs,
+                                          std::optional<size_t>* failed) const {
+  for (size_t s = 0; s < installs.size(); ++s) {
+    if (installs[s].layers.empty()) continue;
+    PRECONDOR_RETURN_IF_ERROR(CheckAnswers(installs[s].spec, s));
+    const absl::Status status = shards_[s].control->Install(installs[s]).status();
+    if (!status.ok()) {
+      if (failed != nullptr) *failed = s;
+      return AddContext(status, absl::StrCat("session \"", installs[s].spec.name, "\", shard ", shards_[s].address));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::RemoveFromShards(uint64_t session_id, const std::vector<PlacedLayers>& placement) const {
+  absl::Status first;
+  for (size_t s = 0; s < placement.size(); ++s) {
+    if (placement[s].layers.empty()) continue;
+    const absl::Status status = shards_[s].control->Remove(session_id).status();
+    // All are asked, so that one that is gone does not keep the others' memory.
+    if (first.ok() && !status.ok()) {
+      first = AddContext(status, absl::StrCat("session_id ", session_id, ", shard ", shards_[s].address));
+    }
+  }
+  return first;
+}
+
+absl::StatusOr<bool> Coordinator::CloseSession(absl::string_view name, const SessionCaller& caller) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
+  std::shared_ptr<CoordinatorSession> ends;
+  {
+    SessionLock locked(*this, name, /*create=*/false);
+    ends = locked.state();
+    if (ends != nullptr && !MayClose(*ends, caller)) return NotTheirs(absl::StrCat("\"", name, "\""));
+    if (ends != nullptr) {
+      // Before any shard is told: what a shard has removed is lost.
+      const auto closing = [&] { return ClosingRecord{.session_id = ends->id()}; };
+      PRECONDOR_RETURN_IF_ERROR(journal_.Write(closing, [&] {
+        MutexLock lock(mu_);
+        sessions_.Remove(ends->id());
+        ending_.Add(ends);
+      }));
+      locked.SetState(nullptr);
+    }
+  }
+  if (ends != nullptr) {
+    PublishCount();
+    observer_.OnSessionClosed(name);
+    logger_.Log(Severity::kInfo, "session closed", {{"session", name}, {"session_id", ends->id()}});
+  } else {
+    // Perhaps this was asked before, and shards did not answer.
+    MutexLock lock(mu_);
+    ends = ending_.FindByName(name);
+    if (ends != nullptr && !MayClose(*ends, caller)) ends = nullptr;
+  }
+  if (ends == nullptr) return false;
+  absl::Status first;
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    const bool has_layers = !ends->placement().shards()[s].layers.empty();
+    // One that had layers before they were moved, or is lost, is told when it is there again.
+    const bool degrades = ends->spec().on_shard_loss == ShardLossPolicy::kDegrade;
+    if (watch_.IsSilent(s) && (!has_layers || (degrades && watch_.IsLost(s, clock_.Now())))) continue;
+    // All are asked, so that one that is gone does not keep the others' memory.
+    absl::Status removed = RemoveEnding(ends->id(), s);
+    if (first.ok() && has_layers) first = std::move(removed);
+  }
+  CloseRemoved();
+  PRECONDOR_RETURN_IF_ERROR(first);
+  return true;
+}
+
+}  // namespace precondor

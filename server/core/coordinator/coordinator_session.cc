@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/coordinator/coordinator_session.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/samples.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator/step_sum.h"
+
+namespace precondor {
+namespace {
+
+using absl::StatusCode;
+
+// After a restart anything up to the lease may have been granted.
+uint64_t GrantedThrough(const SessionRecord& record, const SessionMembers& members, uint64_t lease_steps) {
+  return members.epoch() == 1 && members.joined() == 0 ? lease_steps : record.lease.durable_through;
+}
+
+uint64_t OpenFrom(const FallbackState& fallback) { return fallback.observed ? StepSum(fallback.last_step, 1) : 0; }
+
+}  // namespace
+
+CoordinatorSession::CoordinatorSession(SessionRecord record, uint64_t lease_steps)
+    : id_(record.session_id),
+      spec_(std::move(record.spec)),
+      access_(std::move(record.access)),
+      lease_steps_(lease_steps),
+      members_(spec_.name, std::move(record.membership)),
+      placement_(std::move(record.placement)),
+      leases_(record.lease, lease_steps, GrantedThrough(record, members_, lease_steps)),
+      progress_(spec_.world_size, lease_steps, OpenFrom(record.lease.fallback)),
+      mode_policy_(spec_.fallback, record.lease.fallback),
+      snapshots_(spec_.name) {}
+
+SessionRecord CoordinatorSession::record() const {
+  return {.session_id = id_,
+          .spec = spec_,
+          .placement = placement_.shards(),
+          .membership = members_.membership(),
+          .lease = leases_.durable(),
+          .access = access_};
+}
+
+// --- what is durable ------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::optional<Membership>> CoordinatorSession::PlanJoin(uint32_t rank, uint64_t incarnation,
+                                                                       uint64_t first_step) const {
+  PRECONDOR_ASSIGN_OR_RETURN(std::optional<Membership> next, members_.PlanJoin(rank, incarnation, first_step));
+  if (!next.has_value() || next->epoch == members_.epoch()) return next;
+  // Where workers have factors it needs those of its step, which the shards have let go of.
+  const bool lacks = WorkersPrecondition(spec_) && !NeedsFactors() &&
+                     ModeAt(leases_.durable().schedule, first_step) == Mode::kSecondOrder;
+  if (lacks) next = SessionMembers::RolledBack(*std::move(next), first_step);
+  return next;
+}
+
+SessionRecord CoordinatorSession::PlanMove(std::vector<PlacedLayers> placement) const {
+  SessionRecord moved = record();
+  moved.placement = std::move(placement);
+  ++moved.membership.epoch;
+  return moved;
+}
+
+CoordinatorRecord CoordinatorSession::PlanMembership(Membership next) const {
+  if (!placement_.in_doubt()) return MembershipRecord{.session_id = id_, .membership = std::move(next)};
+  SessionRecord whole = record();
+  whole.membership = std::move(next);
+  return whole;
+}
+
+absl::StatusOr<SessionSnapshot> CoordinatorSession::PlanSnapshot() {
+  const uint64_t step = leases_.first_open_step();
+  PRECONDOR_ASSIGN_OR_RETURN(SessionSnapshot planned, snapshots_.Plan(step, members_.epoch(), placement_));
+  leases_.HoldBefore(step);
+  return planned;
+}
+
+std::optional<LeaseTerms> CoordinatorSession::BeginLeaseWrite() {
+  return leases_.BeginWrite(
+      mode_policy_.WantedSchedule(leases_.durable().schedule, leases_.first_open_step(), progress_.open_from()),
+      mode_policy_.state());
+}
+
+void CoordinatorSession::StayInFirstOrder() {
+  mode_policy_.StayInFirstOrderUntil(StepSum(progress_.open_from(), lease_steps_));
+  leases_.AbandonWrite();
+}
+
+void CoordinatorSession::Adopt(CoordinatorRecord written) {
+  if (auto* whole = std::get_if<SessionRecord>(&written)) {
+    placement_.Adopt(std::move(whole->placement));
+    AdoptMembership(std::move(whole->membership));
+  } else if (auto* membership = std::get_if<MembershipRecord>(&written)) {
+    AdoptMembership(std::move(membership->membership));
+  } else if (auto* lease = std::get_if<LeaseRecord>(&written)) {
+    leases_.Adopt(std::move(lease->lease));
+  } else if (auto* snapshots = std::get_if<SnapshotsRecord>(&written)) {
+    snapshots_.Adopt(std::move(snapshots->snapshots));
+  }
+}
+
+void CoordinatorSession::NoteInDoubt(const CoordinatorRecord& record) {
+  if (std::holds_alternative<SessionRecord>(record)) placement_.NoteInDoubt();
+  if (std::holds_alternative<LeaseRecord>(record)) leases_.NoteInDoubt();
+}
+
+void CoordinatorSession::AdoptMembership(Membership next) {
+  const bool new_epoch = next.epoch != members_.epoch();
+  if (next.rollback_epoch != members_.membership().rollback_epoch) {
+    const bool needed_before = NeedsFactors();
+    progress_.GoBackTo(next.resume_step);
+    rolled_back_ = !needed_before && NeedsFactors();
+  }
+  members_.Adopt(std::move(next));
+  if (new_epoch) progress_.BeginEpoch();
+}
+
+// --- steps ----------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::optional<LossTable::StepLoss>> CoordinatorSession::Report(const StepReport& report,
+                                                                              absl::Time now) {
+  PRECONDOR_RETURN_IF_ERROR(members_.CheckMember(report.rank, report.incarnation, report.epoch));
+  const auto rank_text = [&] { return absl::StrCat("session \"", spec_.name, "\" rank ", report.rank, ": "); };
+  if (report.step > leases_.granted_through()) {
+    return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kStepTooFarAhead,
+                          absl::StrCat(rank_text(), "expected a step of the lease, at most ", leases_.granted_through(),
+                                       ", got ", report.step));
+  }
+  if (report.samples > kMaxSamples) {
+    return ReasonedStatus(
+        StatusCode::kInvalidArgument, ErrorReason::kMalformed,
+        absl::StrCat(rank_text(), "samples: expected at most ", kMaxSamples, ", got ", report.samples));
+  }
+  leases_.ExtendBeyond(report.step);
+  const std::optional<FinishedStep> finished = progress_.Report(report, now);
+  if (!finished.has_value()) return std::nullopt;
+  const LossTable::StepLoss& loss = finished->loss;
+  mode_policy_.Observe({.step = loss.step,
+                        .loss = loss.loss,
+                        .learning_rate = loss.learning_rate,
+                        .seconds = finished->seconds,
+                        .mode = ModeAt(leases_.durable().schedule, loss.step),
+                        .skipped = loss.finite == 0});
+  return loss;
+}
+
+// --- factors --------------------------------------------------------------------------------------------------------
+
+bool CoordinatorSession::NeedsFactors() const {
+  if (mode_policy_.decision().probe) return true;
+  const std::vector<ModeInterval> to_come =
+      ModesBetween(leases_.planned_schedule(), progress_.open_from(), std::numeric_limits<uint64_t>::max());
+  return std::any_of(to_come.begin(), to_come.end(),
+                     [](const ModeInterval& interval) { return interval.mode == Mode::kSecondOrder; });
+}
+
+FactorHold CoordinatorSession::MakeFactorHold(absl::Time now) {
+  factor_version_ = std::max(factor_version_ + 1, static_cast<uint64_t>(std::max<int64_t>(absl::ToUnixNanos(now), 1)));
+  return {.session_id = id_, .version = factor_version_, .hold = NeedsFactors()};
+}
+
+bool CoordinatorSession::NoteShardsTold(const Membership& told) {
+  members_.NoteShardsTold(told);
+  return members_.shards_told() && std::exchange(rolled_back_, false);
+}
+
+}  // namespace precondor

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// What shards hold, as against what the coordinator knows: looked after every now and then.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "server/core/coordinator/coordinator.h"
+#include "server/core/coordinator/coordinator_session.h"
+#include "server/core/coordinator/session_lock.h"
+#include "server/core/coordinator/session_messages.h"
+
+namespace precondor {
+
+bool Coordinator::ClearOrphans(const ShardEndpoint& shard, const ShardDescription& description) {
+  bool any = false;
+  for (const HeldSession& held : description.sessions) {
+    const uint64_t id = held.session_id;
+    bool abandoned = false;
+    {
+      MutexLock lock(mu_);
+      if (sessions_.Find(id) != nullptr || ids_.IsOpening(id) || ending_.contains(id)) continue;
+      abandoned = ids_.IsAbandoned(id);
+    }
+    const absl::Status cleared =
+        abandoned ? shard.control->Remove(id).status() : shard.control->Quarantine(id).status();
+    any = any || cleared.ok();
+    logger_.Log(Severity::kWarning,
+                !cleared.ok() ? "orphaned session stays"
+                : abandoned   ? "session that is not open removed"
+                              : "orphaned session quarantined",
+                {{"session", held.name},
+                 {"session_id", id},
+                 {"shard", shard.address},
+                 {"reserved_bytes", held.reserved_bytes},
+                 {"reason", !cleared.ok() ? absl::string_view(cleared.message())
+                            : abandoned   ? "it was installed too late"
+                                        : "this coordinator does not know it; see precondorctl session quarantined"}});
+  }
+  return any;
+}
+
+void Coordinator::RemoveLeftovers(size_t shard, const ShardDescription& description) {
+  for (const HeldSession& held : description.sessions) {
+    const std::shared_ptr<CoordinatorSession> session = Find(held.session_id);
+    if (session == nullptr) continue;
+    // Under the session's lock, so that no layers come to the shard meanwhile.
+    SessionLock locked(*this, session->spec().name, /*create=*/false);
+    if (locked.state() != session || !session->placement().shards()[shard].layers.empty()) continue;
+    const absl::Status removed = shards_[shard].control->Remove(held.session_id).status();
+    logger_.Log(removed.ok() ? Severity::kInfo : Severity::kWarning,
+                removed.ok() ? "moved session removed" : "moved session stays",
+                {{"session", held.name},
+                 {"session_id", held.session_id},
+                 {"shard", shards_[shard].address},
+                 {"reserved_bytes", held.reserved_bytes},
+                 {"reason", removed.ok() ? "its layers are on other shards" : absl::string_view(removed.message())}});
+  }
+}
+
+absl::Status Coordinator::RemoveEnding(uint64_t session_id, size_t shard) {
+  {
+    MutexLock lock(mu_);
+    if (!ending_.MustRemove(session_id, shard)) return absl::OkStatus();
+  }
+  if (absl::Status removed = shards_[shard].control->Remove(session_id).status(); !removed.ok()) {
+    return ReasonedStatus(
+        removed.code(), GetErrorReason(removed),
+        absl::StrCat("session_id ", session_id, " ends, shard ", shards_[shard].address, ": ", removed.message()));
+  }
+  MutexLock lock(mu_);
+  ending_.NoteRemoved(session_id, shard, true);
+  return absl::OkStatus();
+}
+
+void Coordinator::RemoveEnding(size_t shard, const ShardDescription& description) {
+  std::vector<uint64_t> ids;
+  {
+    MutexLock lock(mu_);
+    for (const HeldSession& held : description.sessions) {
+      // Perhaps again: an Install was on its way.
+      ending_.NoteRemoved(held.session_id, shard, false);
+    }
+    ids = ending_.Ids();
+  }
+  for (const uint64_t id : ids) {
+    const absl::Status removed = RemoveEnding(id, shard);
+    if (removed.ok()) continue;
+    logger_.Log(Severity::kWarning, "session that ends stays", {{"reason", absl::string_view(removed.message())}});
+  }
+}
+
+void Coordinator::CloseRemoved() {
+  std::vector<uint64_t> removed;
+  {
+    MutexLock lock(mu_);
+    removed = ending_.RemovedEverywhere();
+  }
+  for (const uint64_t id : removed) {
+    // What is not written is found again the next time.
+    const auto close = [id] { return CloseRecord{.session_id = id}; };
+    const auto adopt = [&] {
+      MutexLock lock(mu_);
+      ending_.Erase(id);
+      ids_.Abandon(id);
+    };
+    journal_.Write(close, adopt).IgnoreError();
+  }
+}
+
+absl::StatusOr<ShardDescription> Coordinator::Probe(size_t shard) {
+  const absl::Time sent = clock_.Now();
+  absl::StatusOr<ShardDescription> description = shards_[shard].control->Probe(watch_.MakeLease(shard));
+  const bool changed = description.ok() ? watch_.NoteAnswer(shard, description->shard_time, clock_.Now())
+                                        : watch_.NoteSilence(shard, sent);
+  if (changed) ReportReachability(shard, description.status());
+  return description;
+}
+
+void Coordinator::ReportReachability(size_t shard, const absl::Status& probe) {
+  if (probe.ok()) {
+    logger_.Log(Severity::kInfo, "shard answers again", {{"shard", shards_[shard].address}});
+  } else {
+    logger_.Log(Severity::kWarning, "shard does not answer",
+                {{"shard", shards_[shard].address}, {"probes", ShardWatch::kLeastProbes}, {"reason", probe.message()}});
+  }
+  MutexLock lock(mu_);  // so that the last count stands
+  observer_.OnUnreachableShards(watch_.unreachable());
+}
+
+void Coordinator::ProbeShard(size_t shard) {
+  if (CheckLeads().ok()) Probe(shard).IgnoreError();  // its silence is noted
+}
+
+absl::Status Coordinator::CheckAnswers(const SessionSpec& spec, size_t shard) const {
+  if (spec.on_shard_loss != ShardLossPolicy::kDegrade || !watch_.IsSilent(shard)) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("session \"", spec.name, "\", shard ", shards_[shard].address, ": it does not answer"));
+}
+
+void Coordinator::Reconcile() {
+  if (!CheckLeads().ok()) return;
+  std::vector<std::optional<ShardDescription>> descriptions(shards_.size());
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    absl::StatusOr<ShardDescription> description = Probe(s);
+    if (!description.ok()) continue;  // it is down, and asked again
+    RemoveEnding(s, *description);
+    ClearOrphans(shards_[s], *description);
+    RemoveLeftovers(s, *description);
+    ReconcileFactors(s, *description);
+    std::vector<std::string> lacking;
+    {
+      MutexLock lock(mu_);
+      for (const auto& [id, session] : sessions_.by_id()) {
+        if (session->placement().shards()[s].layers.empty()) continue;
+        const auto held = std::find_if(description->sessions.begin(), description->sessions.end(),
+                                       [id = id](const HeldSession& one) { return one.session_id == id; });
+        // One that comes back from a log that its disk would not take may have forgotten who joined.
+        const bool current = held != description->sessions.end() && held->epoch == session->members().epoch() &&
+                             held->joined >= session->members().joined();
+        if (!current || !session->members().shards_told()) lacking.push_back(session->spec().name);
+      }
+    }
+    for (const std::string& name : lacking) Reinstall(name, s);
+    descriptions[s] = *std::move(description);
+  }
+  CloseRemoved();
+  ReplaceLostShards(descriptions);
+  CompleteSnapshots();
+}
+
+void Coordinator::Reinstall(const std::string& name, size_t shard) {
+  SessionLock locked(*this, name, /*create=*/false);
+  if (locked.state() == nullptr || locked.state()->placement().shards()[shard].layers.empty()) return;
+  SessionInstall install;
+  bool told = false;
+  {
+    MutexLock lock(mu_);
+    install = MakeInstalls(*locked.state())[shard];
+    told = locked.state()->members().shards_told();
+  }
+  const absl::Status status = told ? shards_[shard].control->Install(install).status() : TellShards(*locked.state());
+  logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "session installed again",
+              {{"session", name},
+               {"session_id", install.session_id},
+               {"epoch", install.epoch},
+               {"shard", shards_[shard].address},
+               {"reason", status.ok() ? "the shard lacked it" : absl::string_view(status.message())}});
+}
+
+}  // namespace precondor

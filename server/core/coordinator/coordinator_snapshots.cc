@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Snapshots of whole sessions: all shards take their parts as of one step, which directives carry to the trainers. One
+// counts when every part is durable; a shard that fails meanwhile, or comes back without its part, fails the whole.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator/coordinator.h"
+#include "server/core/coordinator/coordinator_errors.h"
+#include "server/core/coordinator/coordinator_session.h"
+#include "server/core/coordinator/session_lock.h"
+#include "server/core/coordinator/session_messages.h"
+
+namespace precondor {
+namespace {
+
+constexpr size_t kComplete = 2;  // whole ones that are kept
+constexpr size_t kListed = 8;
+
+// It is not known whether the shard has it.
+bool MayAskAgain(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+}
+
+// The policy wants one: all ranks take part, and the last is `interval_steps` old.
+bool WantsSnapshot(const CoordinatorSession& session, uint64_t interval_steps) {
+  return session.members().active() && session.progress().last_step() > 0 &&
+         session.snapshots().IsDue(interval_steps, session.leases().first_open_step());
+}
+
+// What is worth being remembered, oldest first.
+std::vector<SessionSnapshot> Trim(std::vector<SessionSnapshot> snapshots) {
+  auto complete = std::count_if(snapshots.begin(), snapshots.end(),
+                                [](const SessionSnapshot& one) { return one.state == SnapshotState::kComplete; });
+  std::erase_if(snapshots, [&complete](const SessionSnapshot& one) {
+    return one.state == SnapshotState::kComplete && static_cast<size_t>(complete--) > kComplete;
+  });
+  for (auto it = snapshots.begin(); snapshots.size() > kListed && it != snapshots.end();) {
+    it = it->state == SnapshotState::kFailed ? snapshots.erase(it) : it + 1;
+  }
+  return snapshots;
+}
+
+}  // namespace
+
+absl::Status Coordinator::WriteSnapshot(CoordinatorSession& session, const SessionSnapshot& snapshot) {
+  std::vector<SessionSnapshot> next;
+  {
+    MutexLock lock(mu_);
+    next = session.snapshots().list();
+  }
+  std::erase_if(next, [&](const SessionSnapshot& one) { return one.number == snapshot.number; });
+  next.push_back(snapshot);
+  next = Trim(std::move(next));
+  PRECONDOR_RETURN_IF_ERROR(
+      WriteChange(session, [&] { return SnapshotsRecord{.session_id = session.id(), .snapshots = next}; }));
+  if (snapshot.state == SnapshotState::kUnderWay) return absl::OkStatus();
+  observer_.OnSessionSnapshot(session.spec().name, snapshot.state == SnapshotState::kComplete);
+  ShowLastSnapshot(session.spec().name, next);
+  return absl::OkStatus();
+}
+
+void Coordinator::ShowLastSnapshot(absl::string_view name, const std::vector<SessionSnapshot>& snapshots) {
+  std::optional<uint64_t> last;
+  for (const SessionSnapshot& one : snapshots) {
+    if (one.state == SnapshotState::kComplete) last = std::max(last.value_or(0), one.step);
+  }
+  if (last.has_value()) observer_.OnLastSessionSnapshot(name, *last);
+}
+
+SessionSnapshot Coordinator::AskForParts(const CoordinatorSession& session, SessionSnapshot snapshot, bool again) {
+  SnapshotOrder order;
+  bool passed = false;
+  std::optional<std::string> failure;
+  {
+    MutexLock lock(mu_);
+    order = session.snapshots().MakeOrder(session.id(), snapshot, again);
+    passed = session.progress().HasPassed(snapshot.step);
+    failure = SessionSnapshots::WhyNotWhole(snapshot, session.members().membership(), session.placement());
+  }
+  bool whole = true;
+  for (SnapshotPart& part : snapshot.parts) {
+    if (failure.has_value()) break;
+    const auto shard = std::find_if(shards_.begin(), shards_.end(),
+                                    [&](const ShardEndpoint& endpoint) { return endpoint.address == part.shard; });
+    if (part.snapshot_id != 0 || shard == shards_.end()) continue;
+    const absl::StatusOr<SnapshotProgress> progress = shard->control->TakeSnapshot(order);
+    if (progress.ok() && progress->durable) part.snapshot_id = progress->snapshot_id;
+    whole = whole && part.snapshot_id != 0;
+    if (!progress.ok() && !(again && MayAskAgain(progress.status()))) {
+      failure = absl::StrCat("shard ", part.shard, ": ", progress.status().message());
+    } else if (progress.ok() && !progress->begun && passed) {
+      failure = absl::StrCat("shard ", part.shard, ": the job has passed the step and nothing of it came there");
+    }
+  }
+  if (failure.has_value()) {
+    snapshot.state = SnapshotState::kFailed;
+    snapshot.reason = *std::move(failure);
+  } else if (whole) {
+    snapshot.state = SnapshotState::kComplete;
+  }
+  return snapshot;
+}
+
+absl::StatusOr<SessionSnapshot> Coordinator::BeginSnapshot(CoordinatorSession& session) {
+  SessionSnapshot planned;
+  {
+    MutexLock lock(mu_);
+    PRECONDOR_ASSIGN_OR_RETURN(planned, session.PlanSnapshot());
+  }
+  const absl::Status status = OrderSnapshot(session, planned);
+  {
+    MutexLock lock(mu_);
+    session.EndSnapshotPlan();
+  }
+  PRECONDOR_RETURN_IF_ERROR(status);
+  return planned;
+}
+
+absl::Status Coordinator::OrderSnapshot(CoordinatorSession& session, const SessionSnapshot& planned) {
+  absl::Status status = WriteSnapshot(session, planned);
+  if (status.ok()) {
+    const SessionSnapshot begun = AskForParts(session, planned, /*again=*/false);
+    if (begun.state == SnapshotState::kFailed) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat("session \"", session.spec().name, "\" snapshot ", begun.number, ": ", begun.reason));
+      // Should this not be written, the next look at its shards says it again.
+      WriteSnapshot(session, begun).IgnoreError();
+    }
+  }
+  logger_.Log(status.ok() ? Severity::kInfo : Severity::kWarning,
+              status.ok() ? "session snapshot begun" : "session snapshot not begun",
+              {{"session", session.spec().name},
+               {"snapshot", planned.number},
+               {"step", planned.step},
+               {"restores", planned.restores},
+               {"reason", absl::string_view(status.message())}});
+  return status;
+}
+
+absl::StatusOr<CoordinatorSessionSummary> Coordinator::RestoreSession(const SessionSpec& spec, uint64_t step) {
+  PRECONDOR_ASSIGN_OR_RETURN(const OpenResult opened, OpenSession(spec));
+  if (!opened.created) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session \"", spec.name, "\": there is one; close it before it is restored"));
+  }
+  SessionLock locked(*this, spec.name, /*create=*/false);
+  if (locked.state() == nullptr || locked.state()->id() != opened.session_id) {
+    return absl::AbortedError(absl::StrCat("session \"", spec.name, "\": was closed while it was being restored"));
+  }
+  CoordinatorSession& session = *locked.state();
+  SessionSnapshot planned;
+  {
+    MutexLock lock(mu_);
+    PRECONDOR_ASSIGN_OR_RETURN(planned, session.snapshots().PlanRestore(step, session.members(), session.placement()));
+  }
+  PRECONDOR_RETURN_IF_ERROR(OrderSnapshot(session, planned));
+  MutexLock lock(mu_);
+  return MakeSummary(session);
+}
+
+absl::StatusOr<SessionSnapshot> Coordinator::CreateSnapshot(absl::string_view name) {
+  PRECONDOR_RETURN_IF_ERROR(CheckLeads());
+  SessionLock locked(*this, name, /*create=*/false);
+  if (locked.state() == nullptr) return NoSession(absl::StrCat("\"", name, "\""));
+  return BeginSnapshot(*locked.state());
+}
+
+void Coordinator::CompleteSnapshots() {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, session] : sessions_.by_id()) names.push_back(session->spec().name);
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    SessionLock locked(*this, name, /*create=*/false);
+    if (locked.state() == nullptr) continue;
+    CoordinatorSession& session = *locked.state();
+    std::optional<SessionSnapshot> last;
+    bool due = false;
+    {
+      MutexLock lock(mu_);
+      if (!session.snapshots().list().empty()) last = session.snapshots().list().back();
+      due = WantsSnapshot(session, options_.snapshot_interval_steps);
+    }
+    if (due) BeginSnapshot(session).IgnoreError();
+    if (due || !last.has_value() || last->state != SnapshotState::kUnderWay) continue;
+    const SessionSnapshot now = AskForParts(session, *last, /*again=*/true);
+    // What is not written is found again the next time.
+    if (now == *last || !WriteSnapshot(session, now).ok() || now.state == SnapshotState::kUnderWay) continue;
+    const bool complete = now.state == SnapshotState::kComplete;
+    logger_.Log(
+        complete ? Severity::kInfo : Severity::kWarning,
+        complete ? "session snapshot complete" : "session snapshot failed",
+        {{"session", name}, {"snapshot", now.number}, {"step", now.step}, {"reason", absl::string_view(now.reason)}});
+  }
+}
+
+}  // namespace precondor

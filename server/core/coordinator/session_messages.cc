@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/coordinator/session_messages.h"
+
+#include <optional>
+#include <utility>
+
+#include "server/core/coordinator/coordinator_session.h"
+#include "server/policy/lease.h"
+
+namespace precondor {
+
+EpochFence MakeFence(const CoordinatorSession& session) {
+  return {.session_id = session.id(), .epoch = session.members().epoch(), .members = session.members().Members()};
+}
+
+std::vector<SessionInstall> MakeInstalls(const CoordinatorSession& session) {
+  const Membership& membership = session.members().membership();
+  std::optional<uint64_t> rollback_step;
+  if (membership.rollback_epoch == membership.epoch) rollback_step = membership.resume_step;
+  std::vector<SessionInstall> installs;
+  for (const PlacedLayers& placed : session.placement().shards()) {
+    installs.push_back({.session_id = session.id(),
+                        .epoch = membership.epoch,
+                        .rollback_step = rollback_step,
+                        .rollback_epoch = membership.rollback_epoch,
+                        .spec = session.spec(),
+                        .layers = placed.layers,
+                        .members = session.members().Members(),
+                        .factors_released = !session.NeedsFactors(),
+                        .access = session.access()});
+  }
+  return installs;
+}
+
+Directive MakeDirective(const CoordinatorSession& session) {
+  const Membership& membership = session.members().membership();
+  const StepLeases& leases = session.leases();
+  const std::vector<SessionSnapshot>& snapshots = session.snapshots().list();
+  // One is announced once its plan has ended: until then it may come to nothing.
+  const bool announced = !snapshots.empty() && snapshots.back().state != SnapshotState::kFailed &&
+                         leases.held_before() != snapshots.back().step;
+  return {.lease_through_step = leases.granted_through(),
+          .modes = ModesBetween(leases.durable().schedule, 0, leases.granted_through()),
+          .epoch = membership.epoch,
+          .rollback_epoch = membership.rollback_epoch,
+          .resume_step = membership.resume_step,
+          .snapshot_at = announced ? snapshots.back().step : 0,
+          .snapshot_number = announced ? snapshots.back().number : 0};
+}
+
+Mode LastMode(const CoordinatorSession& session) {
+  return ModeAt(session.leases().durable().schedule, session.progress().last_step());
+}
+
+CoordinatorSessionSummary MakeSummary(const CoordinatorSession& session) {
+  std::vector<ShardAssignment> shard_map;
+  for (const PlacedLayers& placed : session.placement().shards()) {
+    if (!placed.layers.empty()) shard_map.push_back({.address = placed.address, .layers = placed.layers});
+  }
+  return {.session_id = session.id(),
+          .spec = session.spec(),
+          .epoch = session.members().epoch(),
+          .joined = session.members().joined(),
+          .last_step = session.progress().last_step(),
+          .mode = LastMode(session),
+          .loss = session.progress().last_loss(),
+          .shard_map = std::move(shard_map),
+          .decision = session.mode_policy().decision(),
+          .modes = session.leases().durable().schedule,
+          .forced = session.mode_policy().state().forced,
+          .snapshots = session.snapshots().list()};
+}
+
+}  // namespace precondor

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/coordinator/session_snapshots.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator/step_sum.h"
+
+namespace precondor {
+
+absl::StatusOr<SessionSnapshot> SessionSnapshots::Plan(uint64_t step, uint64_t epoch,
+                                                       const SessionPlacement& placement) const {
+  if (under_way()) {
+    return absl::FailedPreconditionError(absl::StrCat("session \"", session_name_, "\": snapshot ", list_.back().number,
+                                                      " as of step ", list_.back().step, " is under way"));
+  }
+  PRECONDOR_RETURN_IF_ERROR(CheckRestored());
+  return Next(step, epoch, placement);
+}
+
+SessionSnapshot SessionSnapshots::Next(uint64_t step, uint64_t epoch, const SessionPlacement& placement) const {
+  return {.number = list_.empty() ? 1 : list_.back().number + 1,
+          .step = step,
+          .epoch = epoch,
+          .reason = "",
+          .parts = placement.MakeParts()};
+}
+
+absl::StatusOr<SessionSnapshot> SessionSnapshots::PlanRestore(uint64_t step, const SessionMembers& members,
+                                                              const SessionPlacement& placement) const {
+  if (!members.fresh() || !list_.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session \"", session_name_, "\": is in use already; close it before it is restored"));
+  }
+  SessionSnapshot planned = Next(step, members.epoch(), placement);
+  planned.restores = true;
+  return planned;
+}
+
+absl::Status SessionSnapshots::CheckRestored() const {
+  for (const SessionSnapshot& snapshot : list_) {
+    if (!snapshot.restores || snapshot.state == SnapshotState::kComplete) continue;
+    if (snapshot.state == SnapshotState::kUnderWay) {
+      return ReasonedStatus(
+          absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+          absl::StrCat("session \"", session_name_, "\": is being restored as of step ", snapshot.step));
+    }
+    return absl::FailedPreconditionError(absl::StrCat("session \"", session_name_,
+                                                      "\": could not be restored as of step ", snapshot.step,
+                                                      "; close it: ", snapshot.reason));
+  }
+  return absl::OkStatus();
+}
+
+SnapshotOrder SessionSnapshots::MakeOrder(uint64_t session_id, const SessionSnapshot& snapshot, bool again) const {
+  SnapshotOrder order{.session_id = session_id,
+                      .number = snapshot.number,
+                      .step = snapshot.step,
+                      .again = again,
+                      .keep = {},
+                      .restores = snapshot.restores};
+  for (const SessionSnapshot& other : list_) {
+    if (other.state == SnapshotState::kComplete) order.keep.push_back(other.number);
+  }
+  return order;
+}
+
+std::optional<std::string> SessionSnapshots::WhyNotWhole(const SessionSnapshot& snapshot, const Membership& membership,
+                                                         const SessionPlacement& placement) {
+  if (membership.rollback_epoch > snapshot.epoch) {
+    return absl::StrCat("the job rolled back to step ", membership.resume_step);
+  }
+  return placement.WhyNotHeld(snapshot.parts);
+}
+
+bool SessionSnapshots::IsDue(uint64_t interval_steps, uint64_t step) const {
+  if (interval_steps == 0 || under_way()) return false;
+  const uint64_t last = list_.empty() ? 0 : list_.back().step;
+  return step >= StepSum(last, interval_steps);
+}
+
+}  // namespace precondor

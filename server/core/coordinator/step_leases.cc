@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/coordinator/step_leases.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace precondor {
+namespace {
+
+// Leases reach this many leases ahead in what is durable, so that few reports wait for the disk.
+constexpr uint64_t kDurableLeases = 4;
+
+}  // namespace
+
+LeaseTerms StepLeases::First(const SessionSpec& spec, uint64_t lease_steps) {
+  LeaseTerms lease;
+  lease.durable_through = StepSum(lease_steps, lease_steps * kDurableLeases);
+  // A mode that is known beforehand holds from the step that it names.
+  lease.schedule = CarryOut(Decide(spec.fallback, lease.fallback), {{0, Mode::kSecondOrder}}, /*first_open_step=*/0);
+  return lease;
+}
+
+StepLeases::StepLeases(LeaseTerms durable, uint64_t lease_steps, uint64_t granted_through)
+    : lease_steps_(lease_steps),
+      durable_(std::move(durable)),
+      wanted_through_(granted_through),
+      granted_through_(granted_through) {}
+
+const std::vector<ModeInterval>& StepLeases::planned_schedule() const {
+  return pending_.has_value() ? pending_->schedule : durable_.schedule;
+}
+
+void StepLeases::WantStep(uint64_t step) {
+  wanted_through_ = std::max(wanted_through_, StepSum(step, lease_steps_));
+  Grant();
+}
+
+void StepLeases::ExtendBeyond(uint64_t reported_step) {
+  const LeaseDecision lease =
+      ExtendLease({.reported_step = reported_step, .granted_through = wanted_through_, .lease_steps = lease_steps_});
+  wanted_through_ = lease.lease_through_step;
+  Grant();
+}
+
+// While a change of mode is being written down, or may be found written after a crash, no rank may be granted a step
+// that it would change.
+void StepLeases::Grant() {
+  if (mode_in_doubt_ || (pending_.has_value() && pending_->schedule != durable_.schedule)) return;
+  uint64_t through = std::min(wanted_through_, durable_.durable_through);
+  if (held_before_.has_value()) through = std::min(through, *held_before_ - 1);
+  granted_through_ = std::max(granted_through_, through);
+}
+
+std::optional<LeaseTerms> StepLeases::BeginWrite(std::vector<ModeInterval> schedule, const FallbackState& fallback) {
+  if (pending_.has_value()) return std::nullopt;
+  const bool forced = fallback.forced != durable_.fallback.forced;
+  const bool runs_short = StepSum(wanted_through_, lease_steps_) > durable_.durable_through;
+  if (schedule == durable_.schedule && !runs_short && !forced && !mode_in_doubt_) return std::nullopt;
+  pending_ = LeaseTerms{
+      .durable_through = std::max(durable_.durable_through, StepSum(wanted_through_, kDurableLeases * lease_steps_)),
+      .schedule = std::move(schedule),
+      .fallback = fallback};
+  return pending_;
+}
+
+void StepLeases::Adopt(LeaseTerms written) {
+  pending_.reset();
+  durable_ = std::move(written);
+  mode_in_doubt_ = false;
+  Grant();
+}
+
+void StepLeases::NoteInDoubt() {
+  const std::optional<LeaseTerms> written = std::exchange(pending_, std::nullopt);
+  mode_in_doubt_ = mode_in_doubt_ || written->schedule != durable_.schedule;
+  Grant();
+}
+
+void StepLeases::AbandonWrite() {
+  pending_.reset();
+  Grant();
+}
+
+void StepLeases::EndHold() {
+  held_before_.reset();
+  Grant();
+}
+
+}  // namespace precondor

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer that comes back from the journal.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "server/core/layer/layer_driver.h"
+
+namespace precondor {
+
+LayerReplay& LayerDriver::replay() {
+  if (replay_ == nullptr) {
+    const auto read = [this](uint64_t release) -> absl::StatusOr<std::string> {
+      ShardJournal* const journal = session_->shard->options.journal;
+      if (journal == nullptr) return absl::NotFoundError("there is no journal");
+      return journal->ReadFactors(session_->session_id, release, layer_);
+    };
+    replay_ = std::make_unique<LayerReplay>(worker_, session_->shard->options.window_steps, read);
+  }
+  return *replay_;
+}
+
+std::optional<std::string> LayerDriver::FinishReplay() {
+  Tasks tasks;
+  std::optional<std::string> released;
+  {
+    MutexLock lock(mu_);
+    LayerReplay::Outcome outcome = replay().Finish(machine_.rollback_epoch(), session_->spec.staleness_steps);
+    replay_.reset();
+    const LayerWorker::StateView view = worker_.view();
+    ReplayFinished event{.rollback_epoch = outcome.began,
+                         .steps = {},
+                         .held = view.held,
+                         .factor_version = view.version,
+                         .now = session_->shard->clock.Now()};
+    std::vector<StepOutcome> outcomes;
+    for (auto& [step, replayed] : outcome.steps) {
+      const bool pending = replayed.contributions.has_value();
+      event.steps.push_back({.step = step,
+                             .mode = replayed.outcome.mode,
+                             .plan = replayed.outcome.plan,
+                             .updated = replayed.outcome.updated,
+                             .update_pending = pending,
+                             .update_is_empty = pending && (replayed.failed || replayed.contributions->empty())});
+      outcomes.push_back(replayed.outcome);
+      outcomes.back().updated = replayed.outcome.updated && !pending;
+      counters_.CountSealed(step);
+      RaiseTo(session_->last_step, step);
+    }
+    journal_.Resume(outcome.began, outcome.updates, outcome.release, std::move(outcomes));
+    released = std::move(outcome.released);
+    counters_.Show(view);
+    tasks = Feed(event);
+    for (const auto& [step, of] : machine_.window().steps()) {
+      ReplayedStep& replayed = outcome.steps.at(step);
+      if (!of.pending_update.has_value()) continue;
+      DataOf(of.id)->logged = replayed.failed ? std::vector<StagedContribution>() : *std::move(replayed.contributions);
+    }
+  }
+  Perform(std::move(tasks));
+  return released;
+}
+
+}  // namespace precondor

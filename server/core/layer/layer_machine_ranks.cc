@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that come and go: where a process begins, what it has heard from an earlier shard generation, and which steps
+// cannot be completed for that reason.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "server/core/layer/layer_machine.h"
+
+namespace precondor {
+
+absl::Status LayerMachine::Passed(const WindowStep& of) const {
+  return ReasonedStatus(
+      absl::StatusCode::kAborted, ErrorReason::kStaleStep,
+      absl::StrCat("session \"", rules_.spec->name, "\" layer \"", rules_.spec->layers[rules_.layer].name, "\" step ",
+                   of.step,
+                   ": a rank had its answer before the shard came back, and does not send its gradient again: ",
+                   "a rank without the answer goes back to a checkpoint with all ranks"));
+}
+
+bool LayerMachine::IsPassed(const WindowStep& of) const {
+  if (rules_.workers_precondition() || rules_.one_answer()) return false;
+  if (!of.restored || of.gradient.state != PhaseState::kOpen) return false;
+  const std::vector<uint32_t> missing = of.gradient.contributions.missing();
+  return std::any_of(missing.begin(), missing.end(), [&](uint32_t rank) { return ranks_.ResumedAfter(rank, of.step); });
+}
+
+uint64_t LayerMachine::first_kept() const {
+  uint64_t first = window_.FirstKept();
+  for (const auto& [step, of] : window_.steps()) {
+    if (IsPassed(of)) first = std::max(first, step + 1);
+  }
+  return first;
+}
+
+bool LayerMachine::NoteBegun(const ContributionKey& key, absl::Time now, Effects& effects) {
+  if (!ranks_.Begin(key.rank) || rules_.workers_precondition()) return false;
+  bool work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/false, effects);
+  // Statistics that its predecessor did not get through, or that are lost with a shard, will not come.
+  for (auto& [step, of] : window_.steps()) {
+    if (step < key.step) work = AbstainFromStatistics(of, key.rank, now, effects) || work;
+  }
+  return work;
+}
+
+bool LayerMachine::NoteCatchup(const ContributionKey& key, absl::Time now, Effects& effects) {
+  std::optional<RankProgress::Catchup>& catchup = ranks_.catchup(key.rank);
+  if (!catchup.has_value()) return false;
+  bool work = std::exchange(catchup->step, std::max(catchup->step, key.step)) < key.step;
+  if (std::exchange(catchup->begun, true)) return work;
+  for (auto& [step, of] : window_.steps()) work = CountRanksThatBeganLater(of, now, effects) || work;
+  return work;
+}
+
+bool LayerMachine::AbstainFromStatistics(WindowStep& of, uint32_t rank, absl::Time now, Effects& effects) {
+  Phase& phase = of.statistics;
+  if (!rules_.ExpectsStatistics(of.step, of.mode) || phase.state != PhaseState::kOpen) return false;
+  if (phase.contributions.has(rank)) return false;
+  phase.contributions.Put(rank, ContributionStatus::kAbstained, /*digest=*/0);
+  if (rules_.workers_precondition() && !std::exchange(of.incomplete, true)) {
+    of.in_flight -= of.gradient.contributions.arrived();
+    effects.push_back(EndRequests{.id = of.id, .status = AnswerIsLost(of)});
+  }
+  SealIfDue(of, ContributionKind::kStatistics, now, effects);
+  return true;
+}
+
+bool LayerMachine::CountRanksThatBeganLater(WindowStep& of, absl::Time now, Effects& effects) {
+  bool counted = false;
+  if (!rules_.workers_precondition()) {
+    ranks_.ForEachThatBeganAfter(
+        of.step, [&](uint32_t rank) { counted = AbstainFromStatistics(of, rank, now, effects) || counted; });
+    return counted;
+  }
+  ranks_.ForEachCatchup([&](uint32_t rank, const RankProgress::Catchup& catchup) {
+    if (!catchup.begun || of.step >= catchup.first_step) return;
+    Phase& pulls = of.gradient;
+    if (AbstainFromStatistics(of, rank, now, effects)) counted = true;
+    if (of.incomplete) return;
+    if (pulls.state == PhaseState::kOpen && !pulls.contributions.has(rank)) {
+      pulls.contributions.Put(rank, ContributionStatus::kPresent, /*digest=*/0);
+      ++of.in_flight;
+      SealIfDue(of, ContributionKind::kPull, now, effects);
+      counted = true;
+    }
+  });
+  return counted;
+}
+
+void LayerMachine::On(const RankResumed& event, Effects& effects) {
+  const ContributionKey& key = event.key;
+  if (absl::Status status = CheckEpoch(key); !status.ok()) {
+    effects.push_back(Refuse{std::move(status)});
+    return;
+  }
+  // From a stream that broke long ago; or others have gone on before this rank came back.
+  if (!ranks_.Hear(key.rank) && key.step < window_.floor()) return;
+  const uint64_t known = factors_.version + factors_.restored_updates;
+  const uint64_t lost = factors_.held && event.factor_version > known ? event.factor_version - known : 0;
+  const bool begin_again = lost > 0 && !rules_.one_answer() && !ranks_.AnyLost();
+  if (begin_again) ranks_.LoseAll();
+  absl::Status status = CheckNotLost(key);
+  if (!status.ok()) effects.push_back(Refuse{status});
+  if (begin_again) {
+    window_.DropAll(status, effects);
+    window_.RestartAt(0);
+  }
+  if (event.begins) {
+    if (status.ok() && NoteBegun(key, event.now, effects)) Wake(effects);
+    return;
+  }
+  ranks_.Begin(key.rank);
+  bool work = NoteCatchup(key, event.now, effects);
+  if (status.ok()) {
+    ranks_.Resume(key.rank, key.step);
+    for (const auto& [step, of] : window_.steps()) {
+      if (of.gradient.contributions.empty() || !IsPassed(of)) continue;
+      effects.push_back(EndRequests{.id = of.id, .status = Passed(of)});
+    }
+  }
+  if (status.ok()) work = window_.SkipStepsBefore(key.rank, key.step, /*resumes=*/true, effects) || work;
+  if (work) Wake(effects);
+  if (lost == 0) return;
+  effects.push_back(
+      ReportUpdatesLost{.rank = key.rank, .lost = lost, .answered_with = event.factor_version, .known = known});
+}
+
+void LayerMachine::On(const FactorsRequested& event, Effects& effects) {
+  absl::Status status = CheckEpoch(event.key);
+  if (status.ok()) {
+    // Its step is where the rank begins, and no claim to have come there.
+    ContributionKey fetch = event.key;
+    fetch.step = 0;
+    if (NoteCatchup(fetch, event.now, effects)) Wake(effects);
+    status = CheckNotLost(event.key);
+  }
+  if (status.ok()) {
+    effects.push_back(FetchFactors{});
+  } else {
+    effects.push_back(Refuse{std::move(status)});
+  }
+}
+
+}  // namespace precondor

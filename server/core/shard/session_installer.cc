@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/shard/session_installer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/shard/shard_journal.h"
+#include "server/core/shard/shard_session.h"
+
+namespace precondor {
+namespace {
+
+absl::Status CheckInstall(const SessionInstall& install) {
+  if (install.session_id == 0) return absl::InvalidArgumentError("session_id: expected anything but 0");
+  if (install.epoch == 0) return absl::InvalidArgumentError("epoch: expected at least 1, got 0");
+  PRECONDOR_RETURN_IF_ERROR(ValidateSessionSpec(install.spec));
+  for (size_t i = 0; i < install.layers.size(); ++i) {
+    const uint32_t layer = install.layers[i];
+    if (layer >= install.spec.layers.size() || (i > 0 && layer <= install.layers[i - 1])) {
+      return absl::InvalidArgumentError(absl::StrCat("layers[", i, "]: expected ascending places below ",
+                                                     install.spec.layers.size(), ", got ", layer));
+    }
+  }
+  for (const Member& member : install.members) {
+    if (member.rank >= static_cast<uint32_t>(install.spec.world_size) || member.incarnation == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("members: expected ranks below ", install.spec.world_size,
+                                                     " and incarnations above 0, got rank ", member.rank,
+                                                     " incarnation ", member.incarnation));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> SessionInstaller::Install(const SessionInstall& install, Source source) {
+  PRECONDOR_RETURN_IF_ERROR(CheckInstall(install));
+  if (absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.FindAny(install.session_id); session.ok()) {
+    PRECONDOR_ASSIGN_OR_RETURN(const bool other_layers, (*session)->ChangesLayers(install));
+    if (other_layers) return ChangeLayers(*session, install, source);
+    // Before the layers' records of the new epoch; a replay refuses it for the reason that Reinstall has.
+    // One that comes late says less than those before it did.
+    if ((*session)->members().IsNews(install)) Record(install, source);
+    PRECONDOR_RETURN_IF_ERROR((*session)->Reinstall(install));
+    return (*session)->factors().reserved_bytes();
+  }
+  return InstallNew(install, source);
+}
+
+void SessionInstaller::Record(const SessionInstall& install, Source source) {
+  ShardJournal* const journal = shard_->options.journal;
+  if (source == Source::kCoordinator && journal != nullptr) journal->Append(InstallRecord{install});
+}
+
+absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& install, Source source) {
+  PRECONDOR_RETURN_IF_ERROR(sessions_.CheckNotQuarantined(install.session_id));
+  PRECONDOR_ASSIGN_OR_RETURN(MethodSet methods, MethodSet::Make(install.spec, shard_->options.make_method));
+  // In a replay there are none: who has gone says so in a record of its own.
+  if (source == Source::kCoordinator) PRECONDOR_RETURN_IF_ERROR(quarantine_.ReplaceSameNameSession(install));
+  PRECONDOR_RETURN_IF_ERROR(serving_.CheckNotDraining(install.spec.name));
+  PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room, MakeRoom(*shard_, sessions_, install, methods, nullptr,
+                                                            !install.factors_released, shard_->memory.none()));
+  std::shared_ptr<SessionContext> session_context(
+      new SessionContext{.shard = shard_,
+                         .session_id = install.session_id,
+                         .state_generation = sessions_.NextGeneration(install.session_id),
+                         .spec = install.spec,
+                         .methods = std::move(methods),
+                         .access = install.access,
+                         .devices = MakeSessionDevices(*shard_),
+                         .device_of_layer = DeviceOfLayer(install.spec.layers.size())});
+  PRECONDOR_CHECK(GiveDevices(*session_context, room.layers));
+  absl::StatusOr<std::shared_ptr<ShardSession>> session =
+      ShardSession::Create(std::move(session_context), install, room.sizes);
+  if (!session.ok()) {
+    shard_->memory.Release(room.bytes);
+    return session.status();
+  }
+  Record(install, source);
+  shard_->observer.OnSessionInstalled(install.spec.name);
+  if (!sessions_.Insert(*session)) {
+    // The same Install came twice at once and the other one was faster; it may be in quarantine again by now.
+    shard_->observer.OnSessionRemoved(install.spec.name);
+    shard_->memory.Release((*session)->factors().Close());
+    return Install(install, source);
+  }
+  Report(install, room, "session installed");
+  return room.bytes.total();
+}
+
+absl::StatusOr<int64_t> SessionInstaller::ChangeLayers(const std::shared_ptr<ShardSession>& session,
+                                                       const SessionInstall& install, Source source) {
+  SessionContext& context = session->context();
+  PRECONDOR_ASSIGN_OR_RETURN(const SessionFactors::FactorState state, session->factors().state());
+  // What is to go is freed when the new layers are there: until then both count.
+  PRECONDOR_ASSIGN_OR_RETURN(const LayerRoom room, MakeRoom(*shard_, sessions_, install, context.methods, &context,
+                                                            state.held || state.writing != 0, state.reserved));
+  const absl::Status busy = absl::UnavailableError(
+      absl::StrCat("session \"", install.spec.name, "\": it is being changed already; try again"));
+  absl::StatusOr<std::shared_ptr<ShardSession>> next = busy;
+  if (GiveDevices(context, room.layers)) next = session->WithLayers(install, state, room.sizes);
+  if (!next.ok()) {
+    shard_->memory.Release(room.more);
+    return next.status();
+  }
+  // Before the layers' records of the new epoch. Should something come between, it is written again.
+  Record(install, source);
+  if (!sessions_.Replace(*session, *next, state)) {
+    shard_->memory.Release(room.more);
+    return busy;
+  }
+  (*next)->Succeed(*session, install);
+  shard_->memory.Release(state.reserved + room.more - room.bytes);
+  Report(install, room, "session goes on with other layers");
+  return room.bytes.total();
+}
+
+void SessionInstaller::Report(const SessionInstall& install, const LayerRoom& room, absl::string_view event) {
+  shard_->observer.OnSessionGradientMemory(install.spec.name, room.sizes.released.total());
+  shard_->observer.OnSessionMemory(install.spec.name, room.bytes.total());
+  shard_->logger.Log(Severity::kInfo, event,
+                     {{"session", install.spec.name},
+                      {"session_id", install.session_id},
+                      {"epoch", install.epoch},
+                      {"layers", static_cast<uint64_t>(install.layers.size())},
+                      {"reserved_bytes", room.bytes.total()}});
+  for (size_t device = 0; device < room.layers.size() && room.layers.size() > 1; ++device) {
+    shard_->logger.Log(Severity::kInfo, "session on device",
+                       {{"session", install.spec.name},
+                        {"device", shard_->devices[device].name},
+                        {"layers", static_cast<uint64_t>(room.layers[device].size())},
+                        {"reserved_bytes", room.bytes.of[device]}});
+  }
+}
+
+}  // namespace precondor

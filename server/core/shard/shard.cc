@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/shard/shard.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/core/shard/shard_journal.h"
+#include "server/core/shard/shard_session.h"
+
+namespace precondor {
+
+Shard::Shard(const ShardOptions& options, std::vector<ShardDevice> devices, const Clock& clock, Logger& logger,
+             Observer& observer)
+    : context_(MakeShardContext(options, std::move(devices), clock, logger, observer)),
+      gate_([journal = options.journal](uint64_t token) {
+        return journal == nullptr ? absl::OkStatus() : journal->RememberLeader(token);
+      }),
+      sessions_(*context_),
+      quarantine_(*context_, sessions_, serving_),
+      installer_(context_, sessions_, quarantine_, serving_),
+      replay_(*context_, sessions_, installer_, gate_, serving_),
+      data_plane_(*context_, sessions_, serving_),
+      snapshots_(*context_, sessions_, serving_),
+      upkeep_(*context_, sessions_, quarantine_) {
+  for (const ShardDevice& device : context_->devices) observer.OnDevice(device.name, true);
+}
+
+Shard::Shard(const ShardOptions& options, Backend& backend, Executor& executor, const Clock& clock, Logger& logger,
+             Observer& observer)
+    : Shard(options, {ShardDevice{.name = std::string(backend.name()), .backend = backend, .executor = executor}},
+            clock, logger, observer) {}
+
+Shard::~Shard() {
+  for (const std::shared_ptr<ShardSession>& session : sessions_.All()) {
+    session->Close(absl::AbortedError("the shard is shutting down"));
+  }
+}
+
+// --- control --------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<FencingGate::Pass> Shard::Admit(uint64_t token) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  return gate_.Enter(token);
+}
+
+absl::StatusOr<ShardDescription> Shard::Describe() {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  ShardDescription description{.advertise_address = context_->options.advertise_address,
+                               .capacity_bytes = 0,
+                               .reserved_bytes = 0,
+                               .devices = devices(),
+                               .costs = context_->costs.Snapshot(),
+                               .sessions = {}};
+  for (const DeviceUse& device : description.devices) {
+    description.capacity_bytes += device.capacity_bytes;
+    description.reserved_bytes += device.reserved_bytes;
+  }
+  for (const ShardSessionSummary& session : ListSessions()) {
+    description.sessions.push_back({.session_id = session.session_id,
+                                    .name = session.spec.name,
+                                    .epoch = session.epoch,
+                                    .reserved_bytes = session.reserved_bytes,
+                                    .factors_released = session.factors_released,
+                                    .joined = session.joined});
+  }
+  return description;
+}
+
+absl::StatusOr<ShardDescription> Shard::Probe(const ShardLease& lease) {
+  PRECONDOR_ASSIGN_OR_RETURN(ShardDescription description, Describe());
+  description.shard_time = context_->clock.Now();
+  context_->lease.Grant(lease, description.shard_time);
+  return description;
+}
+
+absl::StatusOr<int64_t> Shard::Install(const SessionInstall& install) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(const bool returned, quarantine_.BringBack(install.session_id, replay_));
+  const absl::StatusOr<int64_t> bytes = installer_.Install(install, SessionInstaller::Source::kCoordinator);
+  if (returned) sessions_.Release(install.session_id, /*gone=*/true);
+  PRECONDOR_RETURN_IF_ERROR(bytes.status());
+  // A process that hears of it may rely on finding the session here, even after a power failure: the records that
+  // follow are worth nothing without it.
+  if (context_->options.journal != nullptr) context_->options.journal->Sync();
+  if (const auto session = sessions_.Find(install.session_id); session.ok()) {
+    (*session)->context().installed_ns = absl::ToUnixNanos(context_->clock.Now());
+  }
+  return *bytes;
+}
+
+absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(const bool returned, quarantine_.BringBack(fence.session_id, replay_));
+  const auto end = absl::MakeCleanup([&] {
+    if (returned) sessions_.Release(fence.session_id, /*gone=*/true);
+  });
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.FindAny(fence.session_id));
+  return session->Fence(fence);
+}
+
+absl::Status Shard::HoldFactors(const FactorHold& hold) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.Find(hold.session_id));
+  if (hold.hold) return session->factors().Hold(hold.version);
+  session->factors().Release(hold.version);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SnapshotProgress> Shard::TakeSnapshot(const SnapshotOrder& order) { return snapshots_.Take(order); }
+
+absl::StatusOr<bool> Shard::Remove(uint64_t session_id) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(const bool existed, sessions_.Remove(session_id, Removal::kPermanent));
+  PRECONDOR_ASSIGN_OR_RETURN(const bool quarantined, quarantine_.Delete(session_id));
+  return existed || quarantined;
+}
+
+absl::StatusOr<bool> Shard::Quarantine(uint64_t session_id) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  return quarantine_.Put(session_id);
+}
+
+absl::StatusOr<std::vector<QuarantinedSession>> Shard::ListQuarantined() { return quarantine_.List(); }
+
+// --- inspection ------------------------------------------------------------------------------------------------------
+
+std::vector<ShardSessionSummary> Shard::ListSessions() const {
+  std::vector<ShardSessionSummary> summaries;
+  for (const std::shared_ptr<ShardSession>& session : sessions_.All()) summaries.push_back(session->summary());
+  return summaries;
+}
+
+absl::StatusOr<std::vector<LayerStats>> Shard::GetLayerStats(absl::string_view session_name) const {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.FindByName(session_name));
+  std::vector<LayerStats> stats;
+  stats.reserve(session->owned().size());
+  for (const uint32_t layer : session->owned()) stats.push_back(session->layer(layer)->stats());
+  return stats;
+}
+
+}  // namespace precondor

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/shard/shard_data_plane.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/payload.h"
+#include "server/core/shard/session_admission.h"
+#include "server/core/shard/session_context.h"
+#include "server/core/shard/shard_session.h"
+
+namespace precondor {
+namespace {
+
+// UNAVAILABLE NOT_ACTIVE: the session's layers may be another shard's by now.
+absl::Status CheckLease(const SessionContext& session) {
+  if (session.spec.on_shard_loss != ShardLossPolicy::kDegrade) return absl::OkStatus();
+  const ShardContext& shard = *session.shard;
+  const int64_t installed = session.installed_ns;
+  const absl::Time since = installed == 0 ? absl::InfinitePast() : absl::FromUnixNanos(installed);
+  if (shard.lease.Holds(since, shard.clock.Now())) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                        absl::StrCat("session \"", session.spec.name,
+                                     "\": the coordinator has not been heard of for so long that its layers here may "
+                                     "have gone to other shards"));
+}
+
+}  // namespace
+
+absl::Status ShardDataPlane::CheckGeneration(uint64_t session_id, uint64_t generation) const {
+  if (state_generation() == generation) return absl::OkStatus();
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(session_id);
+  if (!session.ok() || (*session)->context().state_generation <= generation) return absl::OkStatus();
+  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                        absl::StrCat("session_id ", session_id,
+                                     ": removed and installed again since the stream began, expected a new stream"));
+}
+
+// --- contributions ---------------------------------------------------------------------------------------------------
+
+absl::StatusOr<AdmittedContribution> ShardDataPlane::AdmitContribution(ContributionHeader header,
+                                                                       uint64_t payload_bytes,
+                                                                       const SessionCaller& caller) {
+  const auto admit = [&]() -> absl::StatusOr<AdmittedContribution> {
+    PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+    PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, header.key.session_id));
+    PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
+    return SessionAdmission(*session).Admit(header, payload_bytes);
+  };
+  absl::StatusOr<AdmittedContribution> admitted = admit();
+  if (!admitted.ok()) Reject(header, admitted.status(), [](const absl::StatusOr<bool>&) {});
+  return admitted;
+}
+
+void ShardDataPlane::CountRefusal(const AdmittedContribution& contribution, const absl::Status& why) {
+  Reject(contribution.header(), why, [](const absl::StatusOr<bool>&) {});
+}
+
+void ShardDataPlane::Reject(const ContributionHeader& header, const absl::Status& why, const AckFn& ack) {
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(header.key.session_id);
+  LayerDriver* const layer = session.ok() ? (*session)->layer(header.key.layer) : nullptr;
+  if (layer != nullptr) return layer->Acknowledge(header.kind, 0, why, ack);
+  shard_.layer_observer.OnRejected(session.ok() ? (*session)->spec().name : "", header.kind, GetErrorReason(why));
+  ack(why);
+}
+
+absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const AdmittedContribution& contribution) const {
+  const ContributionKey& key = contribution.header().key;
+  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(key.session_id));
+  const SessionSpec& spec = session->spec();
+  if (!contribution.IsFor(session->shared_context())) {
+    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                          absl::StrCat(DescribeKey(spec, key), ": the session has been installed again"));
+  }
+  PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
+  if (session->layer(key.layer) != nullptr) return session;
+  return ReasonedStatus(
+      absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
+      absl::StrCat(DescribeKey(spec, key), ": expected epoch ", session->members().epoch(), ", got ", key.epoch));
+}
+
+void ShardDataPlane::Submit(AdmittedContribution contribution, Payload payload, const AckFn& ack, ResultFn result) {
+  const ContributionHeader& header = contribution.header();
+  PRECONDOR_CHECK(payload.size() == (header.on_device == nullptr ? contribution.payload_bytes() : 0));
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindFor(contribution);
+  if (!session.ok()) return Reject(header, session.status(), ack);
+  LayerDriver& layer = *(*session)->layer(header.key.layer);
+  if (header.kind == ContributionKind::kStatistics) {
+    return layer.SubmitStatistics(std::move(contribution), std::move(payload), ack);
+  }
+  if ((*session)->spec().on_shard_loss == ShardLossPolicy::kDegrade) {
+    // What was computed while the shard was stopped may have been answered elsewhere.
+    result = [context = (*session)->shared_context(),
+              answer = std::move(result)](absl::StatusOr<GradientResult> computed) {
+      absl::Status lease = computed.ok() ? CheckLease(*context) : absl::OkStatus();
+      if (!lease.ok()) return answer(std::move(lease));
+      answer(std::move(computed));
+    };
+  }
+  layer.SubmitGradient(std::move(contribution), std::move(payload), ack, std::move(result));
+}
+
+absl::Status ShardDataPlane::SubmitReduced(ReducedGradient gradient, ResultFn result) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.Find(gradient.session_id));
+  const uint32_t layer = gradient.layer;
+  PRECONDOR_ASSIGN_OR_RETURN(AdmittedAverage average, SessionAdmission(*session).Admit(std::move(gradient)));
+  return session->layer(layer)->SubmitReduced(std::move(average), std::move(result));
+}
+
+// --- ranks -----------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<ShardSession>> ShardDataPlane::FindFor(const SessionCaller& caller,
+                                                                      uint64_t session_id) const {
+  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(session_id));
+  if (!session->context().access.IsShownBy(caller)) return NotTheirs(session_id);
+  return session;
+}
+
+absl::StatusOr<ShardDataPlane::SessionPart> ShardDataPlane::PartOf(const ContributionKey& key,
+                                                                   const SessionCaller& caller) const {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
+  PRECONDOR_RETURN_IF_ERROR(session->members().Check(key));
+  return SessionPart{session->spec(), session->owned()};
+}
+
+bool ShardDataPlane::IsInEpoch(uint64_t session_id, uint64_t epoch) const {
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = sessions_.Find(session_id);
+  return session.ok() && (*session)->members().epoch() == epoch;
+}
+
+absl::Status ShardDataPlane::Resume(const ContributionKey& key, uint64_t factor_version, bool begins,
+                                    const SessionCaller& caller) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindFor(caller, key.session_id));
+  PRECONDOR_RETURN_IF_ERROR(CheckLease(session->context()));
+  PRECONDOR_RETURN_IF_ERROR(SessionAdmission(*session).CheckKey(key));
+  return session->layer(key.layer)->Resume(key, factor_version, begins);
+}
+
+void ShardDataPlane::Fetch(const ContributionKey& key, ResultFn result, const SessionCaller& caller) {
+  absl::Status status = serving_.Check();
+  if (!status.ok()) return result(std::move(status));
+  const absl::StatusOr<std::shared_ptr<ShardSession>> session = FindFor(caller, key.session_id);
+  status = session.ok() ? SessionAdmission(**session).CheckFetch(key) : session.status();
+  if (!status.ok()) return result(std::move(status));
+  (*session)->layer(key.layer)->Fetch(key, std::move(result));
+}
+
+}  // namespace precondor

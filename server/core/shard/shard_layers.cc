@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/shard/shard_layers.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/core/placement_input.h"
+#include "server/core/reservation.h"
+#include "server/core/shard/shard_session.h"
+
+namespace precondor {
+
+namespace {
+
+SessionFactors::Sizes FactorSizes(const ShardContext& shard, const SessionSpec& spec, const MethodSet& methods,
+                                  const LayersOfDevices& layers) {
+  const int window = shard.options.window_steps;
+  std::vector<int> parallelism;
+  for (const ShardDevice& device : shard.devices) parallelism.push_back(device.executor.parallelism());
+  ReservationSums held(spec, methods, window, parallelism, shard.ranks());
+  for (size_t device = 0; device < layers.size(); ++device) {
+    for (const uint32_t layer : layers[device]) held.Include(device, layer);
+  }
+  SessionFactors::Sizes sizes;
+  for (size_t device = 0; device < layers.size(); ++device) {
+    sizes.held.of.push_back(held.reservation(device).total());
+    sizes.released.of.push_back(
+        ComputeFirstOrderReservation(spec, layers[device], window, parallelism[device]).total());
+  }
+  return sizes;
+}
+
+// Adds the cost of the session's layers to their devices' loads; those that are split are the same to all.
+void AddLoad(const ShardSession& session, absl::Span<const MeasuredCost> costs,
+             std::vector<AssignmentDevice>& devices) {
+  const SessionContext& context = session.context();
+  const std::vector<PlacementLayer> estimates = EstimateLayers(context.spec, context.methods, costs);
+  for (uint32_t layer = 0; layer < estimates.size(); ++layer) {
+    if (session.layer(layer) == nullptr || context.IsSplit(layer)) continue;
+    devices[context.DeviceOf(layer).place].load += estimates[layer].cost;
+  }
+}
+
+// `taken`: what other sessions have reserved, by device.
+LayersOfDevices Assign(const ShardContext& shard, const ShardSessions& sessions, const SessionInstall& install,
+                       const MethodSet& methods, const SessionContext* known, const DeviceBytes& taken) {
+  const std::vector<MeasuredCost> costs = shard.costs.Snapshot();
+  std::vector<AssignmentDevice> devices;
+  for (size_t i = 0; i < taken.of.size(); ++i) {
+    devices.push_back(
+        {.free_bytes = shard.memory.capacity() - taken.of[i], .parallelism = shard.devices[i].executor.parallelism()});
+  }
+  if (devices.size() > 1) {
+    for (const std::shared_ptr<ShardSession>& session : sessions.All()) {
+      if (session->id() != install.session_id) AddLoad(*session, costs, devices);
+    }
+  }
+  std::vector<int> fixed(install.spec.layers.size(), -1);
+  for (uint32_t layer = 0; known != nullptr && layer < fixed.size(); ++layer) {
+    fixed[layer] = known->device_of_layer.Of(layer);
+  }
+  return AssignDevices(install.spec, methods, install.layers, fixed, costs, shard.options.window_steps, devices,
+                       shard.ranks());
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<SessionDevice>> MakeSessionDevices(const ShardContext& shard) {
+  std::vector<std::unique_ptr<SessionDevice>> devices;
+  for (const ShardDevice& device : shard.devices) {
+    devices.emplace_back(new SessionDevice{.place = devices.size(),
+                                           .backend = device.backend,
+                                           .executor = device.executor,
+                                           .statistics_scratch = ScratchPool(device.backend),
+                                           .gradient_scratch = ScratchPool(device.backend)});
+  }
+  return devices;
+}
+
+bool GiveDevices(SessionContext& session, const LayersOfDevices& layers) {
+  bool given = true;
+  for (size_t device = 0; device < layers.size(); ++device) {
+    int64_t statistics = 0, gradient = 0;
+    for (const uint32_t layer : layers[device]) {
+      given = session.device_of_layer.Set(layer, device) && given;
+      statistics = std::max(statistics, StatisticsScratchElements(session.spec, layer));
+      gradient = std::max(gradient, GradientScratchElements(session.spec, layer));
+    }
+    // As ReservationSums counts it.
+    SessionDevice& has = *session.devices[device];
+    const bool all_at_once = static_cast<int64_t>(layers[device].size()) <= has.executor.parallelism();
+    has.statistics_scratch.SetBlockElements(all_at_once ? 0 : statistics);
+    has.gradient_scratch.SetBlockElements(all_at_once ? 0 : gradient);
+  }
+  return given;
+}
+
+absl::StatusOr<LayerRoom> MakeRoom(ShardContext& shard, const ShardSessions& sessions, const SessionInstall& install,
+                                   const MethodSet& methods, const SessionContext* known, bool held,
+                                   const DeviceBytes& reserved) {
+  for (;;) {
+    const DeviceBytes before = shard.memory.reserved();
+    LayerRoom room;
+    room.layers = Assign(shard, sessions, install, methods, known, before - reserved);
+    room.sizes = FactorSizes(shard, install.spec, methods, room.layers);
+    room.bytes = held ? room.sizes.held : room.sizes.released;
+    room.more = Excess(room.bytes, reserved);
+    const absl::Status status = shard.memory.Reserve(install.spec.name, room.more);
+    if (status.ok()) return room;
+    // Another session may have taken this room, and left some on other devices.
+    if (shard.devices.size() == 1 || shard.memory.reserved() == before) return status;
+  }
+}
+
+}  // namespace precondor

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/shard/shard_session.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+
+namespace precondor {
+
+using absl::StatusCode;
+
+absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::Create(std::shared_ptr<SessionContext> context,
+                                                                   const SessionInstall& install,
+                                                                   const SessionFactors::Sizes& sizes) {
+  std::vector<std::shared_ptr<LayerDriver>> layers(install.spec.layers.size());
+  std::vector<std::shared_ptr<LayerDriver>> owned;
+  for (uint32_t layer : install.layers) {
+    PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context, layer, install, !install.factors_released));
+    owned.push_back(layers[layer]);
+  }
+  auto factors = std::make_shared<SessionFactors>(context, std::move(owned), sizes,
+                                                  SessionFactors::FactorState{.held = !install.factors_released});
+  return std::shared_ptr<ShardSession>(
+      new ShardSession(std::move(context), install.layers, std::move(layers), std::move(factors), install));
+}
+
+ShardSession::ShardSession(std::shared_ptr<SessionContext> context, std::vector<uint32_t> owned,
+                           std::vector<std::shared_ptr<LayerDriver>> layers, std::shared_ptr<SessionFactors> factors,
+                           const SessionInstall& install)
+    : context_(std::move(context)),
+      owned_(std::move(owned)),
+      layers_(std::move(layers)),
+      factors_(std::move(factors)),
+      members_(context_->spec, install) {}
+
+absl::Status ShardSession::CheckSpec(const SessionInstall& install) const {
+  const std::string difference = DescribeDifference(spec(), install.spec);
+  if (difference.empty()) return absl::OkStatus();
+  return ReasonedStatus(StatusCode::kFailedPrecondition, ErrorReason::kSpecMismatch,
+                        absl::StrCat("session \"", spec().name, "\": ", difference));
+}
+
+absl::Status ShardSession::Reinstall(const SessionInstall& install) {
+  PRECONDOR_RETURN_IF_ERROR(CheckSpec(install));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, members_.Install(install));
+  // Frames of the new epoch that come before their layer's turn here are told to retry.
+  if (!replaced.has_value()) return absl::OkStatus();
+  for (const uint32_t layer : owned_) BeginEpoch(layer, install, *replaced);
+  return absl::OkStatus();
+}
+
+void ShardSession::BeginEpoch(uint32_t layer, const SessionInstall& install,
+                              const std::vector<Member>& replaced) const {
+  layers_[layer]->EndEpoch(install.epoch, EpochHasBegun(install.epoch));
+  layers_[layer]->BeginEpoch(install.epoch, install.rollback_step, replaced);
+}
+
+absl::StatusOr<bool> ShardSession::ChangesLayers(const SessionInstall& install) const {
+  if (install.layers == owned_) return false;
+  PRECONDOR_RETURN_IF_ERROR(CheckSpec(install));
+  const std::shared_ptr<const RankHolders> members = members_.current();
+  if (install.epoch > members->epoch || (install.epoch == members->epoch && members->fenced)) return true;
+  return ReasonedStatus(
+      StatusCode::kFailedPrecondition, ErrorReason::kStaleEpoch,
+      absl::StrCat("session \"", spec().name, "\": owns ", owned_.size(), " layers, which may not change in epoch ",
+                   members->epoch, "; got another set of ", install.layers.size(), " in epoch ", install.epoch));
+}
+
+absl::StatusOr<std::shared_ptr<ShardSession>> ShardSession::WithLayers(const SessionInstall& install,
+                                                                       const SessionFactors::FactorState& state,
+                                                                       const SessionFactors::Sizes& sizes) const {
+  std::vector<std::shared_ptr<LayerDriver>> layers(layers_.size());
+  std::vector<std::shared_ptr<LayerDriver>> owned;
+  for (uint32_t layer : install.layers) {
+    layers[layer] = layers_[layer];
+    if (layers[layer] == nullptr) {
+      PRECONDOR_ASSIGN_OR_RETURN(layers[layer], LayerDriver::Create(context_, layer, install, state.held));
+    }
+    owned.push_back(layers[layer]);
+  }
+  auto factors = std::make_shared<SessionFactors>(context_, std::move(owned), sizes, state);
+  return std::shared_ptr<ShardSession>(
+      new ShardSession(context_, install.layers, std::move(layers), std::move(factors), install));
+}
+
+void ShardSession::Succeed(const ShardSession& previous, const SessionInstall& install) {
+  const std::vector<Member> replaced = previous.members_.ReplacedBy(install.members);
+  for (const uint32_t layer : previous.owned_) {
+    if (layers_[layer] == nullptr) {
+      previous.layers_[layer]->Close(EpochHasBegun(install.epoch));
+    } else {
+      BeginEpoch(layer, install, replaced);
+    }
+  }
+}
+
+absl::Status ShardSession::EpochHasBegun(uint64_t epoch) const {
+  return ReasonedStatus(StatusCode::kAborted, ErrorReason::kStaleEpoch,
+                        absl::StrCat("session \"", spec().name, "\": epoch ", epoch, " has begun, join again"));
+}
+
+absl::StatusOr<std::optional<uint64_t>> ShardSession::Fence(const EpochFence& fence) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::optional<std::vector<Member>> replaced, members_.Fence(fence));
+  if (!replaced.has_value()) return std::nullopt;
+  uint64_t floor = 0;
+  for (uint32_t layer : owned_) {
+    floor = std::max(floor, layers_[layer]->EndEpoch(fence.epoch, EpochHasBegun(fence.epoch)));
+  }
+  std::optional<uint64_t> gone;
+  for (const Member& member : *replaced) {
+    if (member.first_step < floor) gone = std::min(gone.value_or(member.first_step), member.first_step);
+  }
+  return gone;
+}
+
+void ShardSession::Close(const absl::Status& why) {
+  for (uint32_t layer : owned_) layers_[layer]->Close(why);
+}
+
+void ShardSession::FinishReplay() {
+  std::map<uint32_t, std::string> released;
+  for (const uint32_t layer : owned_) {
+    std::optional<std::string> state = layers_[layer]->FinishReplay();
+    if (state.has_value()) released.emplace(layer, *std::move(state));
+  }
+  factors_->FinishReplay(std::move(released));
+}
+
+void ShardSession::ReportStragglers(absl::Time since) {
+  Stragglers now;
+  for (uint32_t layer : owned_) layers_[layer]->AddStragglers(since, now);
+  {
+    MutexLock lock(mu_);
+    if (now.ranks == stragglers_) return;
+    stragglers_ = now.ranks;
+  }
+  context_->shard->observer.OnStragglers(spec().name, {now.ranks.begin(), now.ranks.end()});
+  if (now.ranks.empty()) {
+    context_->shard->logger.Log(Severity::kInfo, "no worker holds the others up any more", {{"session", spec().name}});
+    return;
+  }
+  context_->shard->logger.Log(Severity::kWarning, "workers hold all others up",
+                              {{"session", spec().name}, {"step", now.step}, {"ranks", absl::StrJoin(now.ranks, ",")}});
+}
+
+ShardSessionSummary ShardSession::summary() const {
+  const std::shared_ptr<const RankHolders> members = members_.current();
+  const uint64_t last_step = context_->last_step.load(std::memory_order_relaxed);
+  return {.session_id = id(),
+          .spec = spec(),
+          .epoch = members->epoch,
+          .joined = members->joined,
+          .last_step = last_step,
+          // Written after last_step: a reader may be a step behind, never ahead.
+          .mode = context_->after_last_first_order.load(std::memory_order_relaxed) > last_step ? Mode::kFirstOrder
+                                                                                               : Mode::kSecondOrder,
+          .reserved_bytes = factors_->reserved_bytes(),
+          .factors_released = !factors_->held()};
+}
+
+}  // namespace precondor

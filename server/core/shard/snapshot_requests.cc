@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/shard/snapshot_requests.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/shard/session_context.h"
+#include "server/core/shard/shard_session.h"
+
+namespace precondor {
+namespace {
+
+// Its layers give their images when work on `step` begins. InvalidArgument: that has begun.
+absl::Status RequestOf(SessionContext& session, uint64_t step) {
+  const uint64_t last_step = session.last_step.load(std::memory_order_relaxed);
+  if (step <= last_step) {
+    return absl::InvalidArgumentError(absl::StrCat("session \"", session.spec.name,
+                                                   "\": snapshot: expected a step after ", last_step,
+                                                   ", which has begun; got ", step));
+  }
+  session.snapshot_at.store(step, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status SnapshotRequests::Request(absl::string_view session_name, uint64_t step) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  if (shard_.options.journal == nullptr) {
+    return absl::FailedPreconditionError("snapshot: this shard has no data directory");
+  }
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.FindByName(session_name));
+  return RequestOf(session->context(), step);
+}
+
+absl::StatusOr<SnapshotProgress> SnapshotRequests::Take(const SnapshotOrder& order) {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  ShardJournal* const journal = shard_.options.journal;
+  if (journal == nullptr) return absl::FailedPreconditionError("snapshot: this shard has no data directory");
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.Find(order.session_id));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::optional<SnapshotProgress> known, journal->ProgressOf(order));
+  if (known.has_value()) return *known;
+  if (order.again) {
+    // What it would take now need not fit to what the other shards took.
+    return absl::FailedPreconditionError(absl::StrCat("session \"", session->spec().name, "\" snapshot ", order.number,
+                                                      ": the shard was restarted before it was durable"));
+  }
+  journal->Expect(order);
+  if (order.restores) return SnapshotProgress{};
+  PRECONDOR_RETURN_IF_ERROR(RequestOf(session->context(), order.step));
+  return SnapshotProgress{};
+}
+
+absl::StatusOr<std::shared_ptr<ShardSession>> SnapshotRequests::FindRestorable(uint64_t session_id,
+                                                                               uint32_t index) const {
+  PRECONDOR_RETURN_IF_ERROR(serving_.Check());
+  PRECONDOR_ASSIGN_OR_RETURN(std::shared_ptr<ShardSession> session, sessions_.Find(session_id));
+  const SessionSpec& spec = session->spec();
+  const LayerDriver* const layer = session->layer(index);
+  if (layer == nullptr) {
+    return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kNotOwner,
+                          absl::StrCat("session \"", spec.name, "\" layer ", index, ": not on this shard"));
+  }
+  const ShardSessionSummary summary = session->summary();
+  if (summary.joined > 0 || summary.factors_released) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session \"", spec.name, "\" layer \"", layer->spec().name, "\": cannot be restored, ",
+        summary.joined > 0 ? "the session is in use" : "the session is in first order and holds no factors"));
+  }
+  return session;
+}
+
+absl::StatusOr<uint64_t> SnapshotRequests::RestorableBytes(uint64_t session_id, uint32_t layer) const {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, FindRestorable(session_id, layer));
+  const Method& method = session->context().methods.of(layer);
+  return static_cast<uint64_t>(method.SavedBytes(session->spec().layers[layer]));
+}
+
+absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session,
+                             FindRestorable(image.at.session_id, image.at.layer));
+  const SessionSpec& spec = session->spec();
+  LayerDriver* const layer = session->layer(image.at.layer);
+  PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, session->context().MakeState(layer->index()));
+  if (image.held) {
+    if (const absl::Status loaded = state->Load(image.state); !loaded.ok()) {
+      return absl::Status(loaded.code(), absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name,
+                                                      "\": ", loaded.message()));
+    }
+  }
+  layer->factors().Restore(std::move(state), image.at.step);
+  return absl::OkStatus();
+}
+
+}  // namespace precondor

@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Spans of a coordinator and two shards under two ranks, as a collector gets them over OTLP/HTTP: ids, parents, links."""
+
+import argparse
+import collections
+import concurrent.futures
+import http.server
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+import numpy as np
+import precondor
+
+TIMEOUT_S = 60
+STEPS = 4
+RANKS = 2
+LAYERS = [precondor.Layer("a", 8, 16), precondor.Layer("b", 16, 8)]
+# What an application works on, and keeps.
+APPLICATION = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+CALL = "precondor.v1."
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    """Takes spans at /v1/traces as OTLP/HTTP says, on loopback."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), self.Handler)
+        self.spans = []  # with "role" of the server that they are from
+        self.changed = threading.Condition()
+        self.thread = threading.Thread(target=self.serve_forever)
+        self.thread.start()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):  # pylint: disable=invalid-name
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            good = self.path == "/v1/traces" and self.headers["Content-Type"] == "application/json"
+            self.send_response(200 if good else 400)
+            self.end_headers()
+            with self.server.changed:
+                for part in request["resourceSpans"]:
+                    role = attributes_of(part["resource"])["precondor.role"]
+                    for scope in part["scopeSpans"]:
+                        self.server.spans += [{**span, "role": role} for span in scope["spans"]]
+                self.server.changed.notify_all()
+
+        def log_message(self, format, *arguments):  # pylint: disable=redefined-builtin
+            pass
+
+    def stop(self):
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+
+def attributes_of(thing):
+    """Name -> value."""
+    values = {}
+    for attribute in thing["attributes"]:
+        (kind, value), = attribute["value"].items()
+        values[attribute["key"]] = int(value) if kind == "intValue" else value
+    return values
+
+
+class Server:
+    """A process, until the with statement ends."""
+
+    program = None
+
+    def __init__(self, folder, *flags):
+        self.port_file = pathlib.Path(tempfile.mkdtemp(dir=folder)) / "port"
+        self.metrics_file = self.port_file.with_name("metrics")
+        self.log = open(self.port_file.with_name("log"), "w+b")
+        self.process = subprocess.Popen(
+            [self.program, "--listen=127.0.0.1:0", f"--port-file={self.port_file}", "--metrics-listen=127.0.0.1:0",
+             f"--metrics-port-file={self.metrics_file}", "--log-format=json", "--threads=2", *flags], stderr=self.log)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.port_file.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"precondor-server {flags}: {self.lines()}")
+            threading.Event().wait(0.01)
+        self.address = f"127.0.0.1:{self.port_file.read_text().strip()}"
+
+    def lines(self):
+        self.log.flush()
+        return pathlib.Path(self.log.name).read_text(encoding="utf-8").splitlines()
+
+    def metric(self, name):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_file.read_text().strip()}/metrics",
+                                    timeout=TIMEOUT_S) as page:
+            return float(re.search(rf"^{name} (\S+)$", page.read().decode(), re.MULTILINE).group(1))
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(TIMEOUT_S)
+        self.log.close()
+
+
+def run_rank(address, name, rank):
+    traceparent = f"00-{APPLICATION[0]}-{APPLICATION[1]}-01" if rank == 0 else ""
+    with precondor.Client(address, traceparent=traceparent) as client, client.join(name, rank) as worker:
+        for step in range(STEPS):
+            for layer, shape in enumerate(LAYERS):
+                if worker.needs_statistics(step, layer):
+                    worker.send_statistics(step, layer, np.ones((1, shape.d_in), np.float32),
+                                           np.ones((1, shape.d_out), np.float32), 1)
+            futures = [worker.precondition(step, layer, np.ones((shape.d_out, shape.d_in), np.float32), 1)
+                       for layer, shape in enumerate(LAYERS)]
+            for future in futures:
+                future.result()
+            worker.report_step(step, 1.0, 1, 0.1)
+        worker.flush()
+
+
+class TracingTest(unittest.TestCase):
+    def setUp(self):
+        self.collector = Collector()
+        self.addCleanup(self.collector.stop)
+        self.folder = self.enterContext(tempfile.TemporaryDirectory())
+
+    def start(self, ratio, *flags, endpoint=None):
+        server = Server(self.folder, f"--trace-endpoint={endpoint or f'http://127.0.0.1:{self.collector.server_port}'}",
+                        f"--trace-ratio={ratio}", *flags)
+        self.addCleanup(lambda: server.process.poll() is None and server.stop())
+        return server
+
+    def train(self, ratio):
+        shards = [self.start(ratio, "--role=shard") for _ in range(2)]
+        coordinator = self.start(ratio, "--role=coordinator", "--shards=" + ",".join(shard.address for shard in shards))
+        with precondor.Client(coordinator.address) as client:
+            session = client.open_session(precondor.SessionSpec("run", LAYERS, "mkor", world_size=RANKS, inv_freq=1,
+                                                                statistics="PER_WORKER_MEAN"))
+            with concurrent.futures.ThreadPoolExecutor(RANKS) as ranks:
+                for rank in [ranks.submit(run_rank, coordinator.address, "run", rank) for rank in range(RANKS)]:
+                    rank.result()
+            session.close()
+        lines = [json.loads(line) for line in coordinator.lines()]
+        # A server sends what waits before it ends.
+        for server in (coordinator, *shards):
+            server.stop()
+        return self.collector.spans, lines
+
+    def named(self, spans, name):
+        return [span for span in spans if span["name"] == name]
+
+    def test_every_step_and_call_is_where_it_belongs(self):
+        spans, lines = self.train(1)
+        self.check_ids(spans)
+        by_id = {span["spanId"]: span for span in spans}
+        self.check_steps(spans, by_id)
+        # The application's context: calls and streams of rank 0, and of no other rank.
+        for name, count in (("SessionService/JoinSession", None), ("PreconditionService/Exchange", 2)):
+            own = [span for span in self.named(spans, CALL + name) if span["traceId"] == APPLICATION[0]]
+            self.assertTrue(own if count is None else len(own) == count, name)
+            self.assertEqual({span["parentSpanId"] for span in own}, {APPLICATION[1]})
+        # A call of the coordinator to its shards belongs to the call that it is made for.
+        opened, = self.named(spans, CALL + "SessionService/OpenSession")
+        self.assertEqual(attributes_of(opened)["precondor.session"], "run")
+        installs = self.named(spans, CALL + "ShardService/InstallSession")
+        for span in installs:
+            parent = by_id[span["parentSpanId"]]
+            self.assertEqual((span["role"], span["traceId"], parent["role"]), ("shard", parent["traceId"], "coordinator"))
+        self.assertEqual([span["parentSpanId"] for span in installs].count(opened["spanId"]), 2)
+        # So does a line of the log.
+        line, = [line for line in lines if line["message"] == "session opened"]
+        self.assertEqual((line["session"], line["trace_id"], line["span_id"]),
+                         ("run", opened["traceId"], opened["spanId"]))
+
+    def check_ids(self, spans):
+        for span in spans:
+            self.assertRegex(span["traceId"], "^[0-9a-f]{32}$")
+            self.assertRegex(span["spanId"], "^[0-9a-f]{16}$")
+            self.assertLessEqual(int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"]))
+            self.assertLess(abs(int(span["endTimeUnixNano"]) / 1e9 - time.time()), 3600)
+            self.assertNotIn("status", span, span)
+        self.assertEqual(len({span["spanId"] for span in spans}), len(spans))
+
+    def check_steps(self, spans, by_id):
+        roots = {attributes_of(span)["precondor.step"]: span for span in self.named(spans, "step")}
+        self.assertEqual(sorted(roots), list(range(STEPS)))
+        self.assertEqual(len({root["traceId"] for root in roots.values()}), STEPS)
+        children = collections.Counter()
+        for name, role in (("exchange of a step", "shard"), (CALL + "SessionService/ReportStep", "coordinator")):
+            for span in self.named(spans, name):
+                values = attributes_of(span)
+                root = roots[values["precondor.step"]]
+                self.assertEqual((span["traceId"], span["parentSpanId"], span["role"]),
+                                 (root["traceId"], root["spanId"], role))
+                children[name, values["precondor.step"], values["precondor.rank"]] += 1
+                if role == "shard":
+                    link, = span["links"]
+                    self.assertEqual(by_id[link["spanId"]]["name"], CALL + "PreconditionService/Exchange")
+                    # A layer on each shard: its statistics and its gradient.
+                    self.assertEqual((values["precondor.contributions"], values["precondor.answers"]), (2, 1))
+                    self.assertGreater(values["precondor.precondition_seconds"], 0)
+                    self.assertGreater(values["precondor.update_seconds"], 0)
+                    self.assertEqual([event["name"] for event in span["events"]],
+                                     ["last contribution acknowledged", "first answer", "last answer"])
+        self.assertEqual(children, {(name, step, rank): count for step in range(STEPS) for rank in range(RANKS)
+                                    for name, count in (("exchange of a step", 2),
+                                                        (CALL + "SessionService/ReportStep", 1))})
+
+    def test_steps_that_are_not_chosen_have_no_spans(self):
+        spans, _ = self.train(0)
+        self.assertTrue(self.named(spans, CALL + "SessionService/JoinSession"))
+        for name in ("step", "exchange of a step", CALL + "SessionService/ReportStep"):
+            self.assertEqual(self.named(spans, name), [], name)
+        # Of calls that only read, those that the application keeps.
+        self.assertEqual([span["traceId"] for span in self.named(spans, CALL + "AdminService/GetServerInfo")],
+                         [APPLICATION[0]])
+
+    def test_a_failed_call_says_why(self):
+        server = self.start(0)
+        with precondor.Client(server.address) as client, self.assertRaises(precondor.NotFoundError):
+            client.join("nowhere")
+        server.stop()
+        joined, = self.named(self.collector.spans, CALL + "SessionService/JoinSession")
+        self.assertEqual(joined["status"]["code"], 2)
+        self.assertIn("nowhere", joined["status"]["message"])
+
+    def test_without_a_collector_calls_go_on_and_spans_are_counted(self):
+        with Collector() as gone:
+            gone.stop()
+            endpoint = f"http://127.0.0.1:{gone.server_port}"
+        server = self.start(1, endpoint=endpoint)
+        with precondor.Client(server.address) as client:
+            client.open_session(precondor.SessionSpec("run", LAYERS, "identity")).close()
+        deadline = time.monotonic() + TIMEOUT_S
+        while server.metric("precondor_dropped_trace_spans_total") < 2 and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        self.assertGreaterEqual(server.metric("precondor_dropped_trace_spans_total"), 2)
+        self.assertGreaterEqual(server.metric("precondor_trace_spans_total"),
+                                server.metric("precondor_dropped_trace_spans_total"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--server", required=True)
+    options, rest = parser.parse_known_args()
+    Server.program = options.server
+    unittest.main(argv=[sys.argv[0], *rest])

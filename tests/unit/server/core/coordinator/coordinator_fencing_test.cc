@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Of several coordinators that each take themselves for the leader, one changes what is on shards.
+#include <memory>
+#include <utility>
+
+#include "tests/unit/server/core/coordinator/coordinator_fixture.h"
+
+namespace precondor {
+namespace {
+
+class CoordinatorFencingTest : public CoordinatorFixture {
+ protected:
+  // Another process on the journal that `journal_in_use` is; the one before stays, as one that was paused.
+  void Succeed(const std::vector<CoordinatorRecord>& records) {
+    paused = std::move(coordinator);
+    MakeCoordinator();
+    const absl::Status restored = coordinator->Restore(records);
+    ASSERT_TRUE(restored.ok()) << restored;
+  }
+  int Calls() const { return shards[0]->calls + shards[1]->calls; }
+
+  std::unique_ptr<Coordinator> paused;
+};
+
+TEST_F(CoordinatorFencingTest, APausedLeaderTouchesNothingOfItsSuccessor) {
+  std::vector<absl::Status> reasons;
+  options.on_replaced = [&](const absl::Status& why) { reasons.push_back(why); };
+  MakeCoordinator();
+  ASSERT_TRUE(coordinator->Restore({}).ok());
+  Succeed(journal.records);
+  const uint64_t id = Open();  // of which the paused one knows nothing
+  paused->Reconcile();
+  for (const auto& shard : shards) {
+    EXPECT_TRUE(shard->installed.contains(id));
+    EXPECT_EQ(shard->removals, 0);
+  }
+  ASSERT_EQ(reasons.size(), 1u);
+  EXPECT_EQ(GetErrorReason(reasons[0]), ErrorReason::kStaleLeader);
+
+  // It has stopped: it tells this to each caller, and calls no shard any more.
+  const int calls = Calls();
+  const absl::Status refused = paused->OpenSession(spec).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(GetErrorReason(refused), ErrorReason::kUnspecified) << "a client asks again, and may find who leads";
+  paused->Reconcile();
+  paused->ProbeShard(0);
+  EXPECT_EQ(Calls(), calls);
+  EXPECT_EQ(reasons.size(), 1u);
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5, 0).ok()) << "the successor goes on";
+}
+
+TEST_F(CoordinatorFencingTest, ACallThatIsRefusedChangesNothingAndEndsTheLead) {
+  const uint64_t id = Open();
+  Succeed(journal.records);
+  coordinator->Reconcile();
+  EXPECT_EQ(paused->CloseSession("job").status().code(), absl::StatusCode::kUnavailable);
+  for (const auto& shard : shards) EXPECT_TRUE(shard->installed.contains(id));
+  EXPECT_EQ(paused->JoinSession("job", 0, 5, 0).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(CoordinatorFencingTest, TheTokenGrowsWithEachStartAndIsWrittenDownFirst) {
+  uint64_t last = 0;
+  for (int start = 0; start < 4; ++start) {
+    // A clock that is set back makes no token smaller.
+    if (start == 2) clock.Advance(-absl::Milliseconds(500));
+    if (start == 3) journal.compact_above = 0;
+    journal.during_append = [&](const CoordinatorRecord& record) {
+      const auto* lead = std::get_if<LeaderRecord>(&record);
+      if (lead == nullptr) return;
+      EXPECT_GT(lead->token, last);
+      EXPECT_EQ(shards[0]->leader, last) << "written before any shard is called";
+    };
+    MakeCoordinator();
+    ASSERT_TRUE(coordinator->Restore(journal.records).ok());
+    coordinator->Reconcile();
+    EXPECT_GT(shards[0]->leader, last);
+    EXPECT_EQ(shards[1]->leader, shards[0]->leader);
+    last = shards[0]->leader;
+    spec.name = "job" + std::to_string(start);
+    Open();
+  }
+  EXPECT_GE(journal.compactions, 1);
+  Succeed(journal.records);
+  coordinator->Reconcile();
+  EXPECT_GT(shards[0]->leader, last) << "a compaction keeps it";
+}
+
+TEST_F(CoordinatorFencingTest, WithoutAJournalThatTakesItNobodyLeads) {
+  journal.fail = true;
+  const absl::Status status = coordinator->Restore({});
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_EQ(Calls(), 0);
+}
+
+TEST_F(CoordinatorFencingTest, StorageThatElectsALeaderGivesTheToken) {
+  journal.elected = 77;
+  ASSERT_TRUE(coordinator->Restore({}).ok());
+  EXPECT_TRUE(journal.records.empty());
+  coordinator->Reconcile();
+  EXPECT_EQ(shards[0]->leader, 77u);
+}
+
+}  // namespace
+}  // namespace precondor

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// A coordinator with fakes around it: shards, a journal, a clock.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "kernels/base/error_reason.h"
+#include "kernels/base/status_macros.h"
+#include "server/core/coordinator/coordinator.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/fake_method.h"
+
+namespace precondor {
+
+// What a shard was told, and faults on demand.
+class FakeShard final : public ShardControl {
+ public:
+  static constexpr int64_t kSessionBytes = 1 << 30;
+  // As a real one: refuses tokens below the greatest.
+  absl::Status Admit(uint64_t token) {
+    ++calls;
+    if (token < leader)
+      return ReasonedStatus(absl::StatusCode::kFailedPrecondition, ErrorReason::kStaleLeader, "stale");
+    leader = token;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<ShardDescription> Describe() override {
+    if (down) return absl::UnavailableError("down");
+    ShardDescription description;
+    description.advertise_address = advertise;
+    description.capacity_bytes = capacity;
+    for (const auto& [id, install] : installed) {
+      description.sessions.push_back({id, install.spec.name, install.epoch, kSessionBytes, released[id],
+                                      static_cast<uint32_t>(install.members.size())});
+      description.reserved_bytes += kSessionBytes;
+    }
+    return description;
+  }
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& granted) override {
+    absl::StatusOr<ShardDescription> description = Describe();
+    if (!description.ok()) return description;
+    if (granted.duration > absl::ZeroDuration()) lease = granted;
+    if (clock != nullptr) description->shard_time = clock->Now();
+    return description;
+  }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
+    // A coordinator that asks under its lock would never get here.
+    last_install = install.session_id;
+    if (during_install) during_install();
+    if (refuse_installs || install.layers.size() > most_layers) return absl::ResourceExhaustedError("full");
+    if (down) return absl::UnavailableError("down");
+    quarantined.erase(install.session_id);
+    installed[install.session_id] = install;
+    ++installs;
+    return 1;
+  }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
+    if (down) return absl::UnavailableError("down");
+    fences.push_back(fence.epoch);
+    return gone;
+  }
+  absl::Status HoldFactors(const FactorHold& hold) override {
+    if (down) return absl::UnavailableError("down");
+    if (hold.hold && refuse_factors) return absl::ResourceExhaustedError("full");
+    EXPECT_LT(factors_version[hold.session_id], hold.version);
+    factors_version[hold.session_id] = hold.version;
+    released[hold.session_id] = !hold.hold;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
+    if (during_order) during_order();
+    if (down) return absl::UnavailableError("down");
+    orders.push_back(order);
+    if (!order_status.ok()) return order_status;
+    return progress;
+  }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override {
+    if (down) return absl::UnavailableError("down");
+    if (during_remove) PRECONDOR_RETURN_IF_ERROR(during_remove());
+    ++removals;
+    return installed.erase(session_id) + quarantined.erase(session_id) > 0;
+  }
+
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
+    if (down) return absl::UnavailableError("down");
+    const auto found = installed.find(session_id);
+    if (found == installed.end()) return false;
+    quarantined[session_id] = {.install = found->second, .last_step = 7, .since = absl::FromUnixSeconds(9)};
+    installed.erase(found);
+    return true;
+  }
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
+    if (down) return absl::UnavailableError("down");
+    std::vector<QuarantinedSession> listed;
+    for (const auto& [id, session] : quarantined) listed.push_back(session);
+    return listed;
+  }
+
+  std::map<uint64_t, QuarantinedSession> quarantined;
+  uint64_t leader = 0;  // the greatest token
+  int calls = 0;
+  const Clock* clock = nullptr;
+  ShardLease lease;  // the last one
+  std::string advertise;
+  int64_t capacity = int64_t{1} << 40;
+  bool down = false;
+  bool refuse_installs = false;
+  size_t most_layers = std::numeric_limits<size_t>::max();
+  std::function<void()> during_install;
+  std::optional<uint64_t> gone;  // what Fence says
+  std::vector<uint64_t> fences;  // epochs
+  std::map<uint64_t, SessionInstall> installed;
+  bool refuse_factors = false;
+  std::map<uint64_t, bool> released;
+  std::map<uint64_t, uint64_t> factors_version;
+  std::function<absl::Status()> during_remove;
+  std::function<void()> during_order;
+  std::vector<SnapshotOrder> orders;
+  absl::Status order_status;
+  SnapshotProgress progress;
+  uint64_t last_install = 0;
+  int installs = 0;
+  int removals = 0;
+};
+
+// What a coordinator owns; the shard outlives it, and lets no coordinator in that another one has replaced.
+class ShardHandle final : public ShardControl {
+ public:
+  explicit ShardHandle(std::shared_ptr<FakeShard> shard) : shard_(std::move(shard)) {}
+  void BecomeLeader(uint64_t token) override { token_ = token; }
+  absl::StatusOr<ShardDescription> Describe() override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Describe();
+  }
+  absl::StatusOr<ShardDescription> Probe(const ShardLease& lease) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Probe(lease);
+  }
+  absl::StatusOr<int64_t> Install(const SessionInstall& install) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Install(install);
+  }
+  absl::StatusOr<std::optional<uint64_t>> Fence(const EpochFence& fence) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Fence(fence);
+  }
+  absl::Status HoldFactors(const FactorHold& hold) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->HoldFactors(hold);
+  }
+  absl::StatusOr<SnapshotProgress> TakeSnapshot(const SnapshotOrder& order) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->TakeSnapshot(order);
+  }
+  absl::StatusOr<bool> Remove(uint64_t session_id) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Remove(session_id);
+  }
+  absl::StatusOr<bool> Quarantine(uint64_t session_id) override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->Quarantine(session_id);
+  }
+  absl::StatusOr<std::vector<QuarantinedSession>> ListQuarantined() override {
+    PRECONDOR_RETURN_IF_ERROR(shard_->Admit(token_));
+    return shard_->ListQuarantined();
+  }
+
+ private:
+  const std::shared_ptr<FakeShard> shard_;
+  uint64_t token_ = 0;
+};
+
+// A disk in memory. A failed write may have reached it or not, as on a real one.
+class FakeJournal final : public CoordinatorJournal {
+ public:
+  absl::Status Append(const CoordinatorRecord& record) override {
+    if (during_append) during_append(record);
+    if (!fail || lands) records.push_back(record);
+    return fail ? absl::ResourceExhaustedError("no space left") : absl::OkStatus();
+  }
+  absl::Status Compact(absl::Span<const CoordinatorRecord> live) override {
+    if (fail) return absl::ResourceExhaustedError("no space left");
+    records.assign(live.begin(), live.end());
+    ++compactions;
+    return absl::OkStatus();
+  }
+  bool wants_compaction() const override { return records.size() > compact_above; }
+  uint64_t leadership() const override { return elected; }
+
+  uint64_t elected = 0;  // by storage that elects leaders
+  std::function<void(const CoordinatorRecord&)> during_append;
+  bool fail = false;
+  bool lands = false;  // a failed write is there after a crash all the same
+  size_t compact_above = 1000;
+  int compactions = 0;
+  std::vector<CoordinatorRecord> records;
+};
+
+class CoordinatorFixture : public ::testing::Test {
+ protected:
+  CoordinatorFixture() {
+    for (int s = 0; s < 2; ++s) shards.push_back(std::make_shared<FakeShard>());
+    options.lease_steps = 10;
+    options.make_method = [](const MethodConfig& config) -> absl::StatusOr<std::unique_ptr<Method>> {
+      if (config.name != "fake") return absl::NotFoundError("known methods: fake");
+      return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+    };
+    MakeCoordinator();
+    spec.name = "job";
+    spec.world_size = 2;
+    spec.method.name = "fake";
+    for (int i = 0; i < 4; ++i) {
+      spec.layers.push_back({.name = "l" + std::to_string(i), .d_out = 4, .d_in = 4, .has_bias = false});
+    }
+  }
+  // A process that has seen nothing yet, with the shards and the journal that are there.
+  void MakeCoordinator() {
+    std::vector<ShardEndpoint> endpoints;
+    for (size_t s = 0; s < shards.size(); ++s) {
+      shards[s]->clock = &clock;
+      endpoints.push_back(
+          {.address = "shard" + std::to_string(s), .control = std::make_unique<ShardHandle>(shards[s])});
+    }
+    coordinator =
+        std::make_unique<Coordinator>(options, std::move(endpoints), *journal_in_use, clock, logger, observer);
+  }
+  uint64_t Open() {
+    auto opened = coordinator->OpenSession(spec);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened->session_id;
+  }
+  StepReport Report(uint64_t session, uint64_t epoch, uint32_t rank, uint64_t step, double loss) const {
+    return {.session_id = session, .epoch = epoch, .rank = rank, .incarnation = 5, .step = step, .loss = loss};
+  }
+
+  FakeClock clock;
+  FakeJournal journal;
+  CoordinatorJournal* journal_in_use = &journal;  // by the next MakeCoordinator
+  // Keeps the lines about shards that stop answering or answer again.
+  struct ShardLineLogger final : public Logger {
+    void Log(Severity severity, absl::string_view message, std::initializer_list<LogField> fields) override {
+      if (absl::StrContains(message, "answer")) lines.push_back(absl::StrCat(message, " ", fields.begin()->text));
+    }
+    std::vector<std::string> lines;
+  } logger;
+  struct Recorder final : public Observer {
+    void OnStepReported(absl::string_view, uint64_t step, double loss, Mode) override {
+      losses.emplace_back(step, loss);
+    }
+    void OnCoordinatorSessions(int64_t count) override { sessions = count; }
+    void OnUnreachableShards(int64_t count) override { unreachable = count; }
+    void OnSessionOpened(absl::string_view name) override { events.push_back(absl::StrCat("opened ", name)); }
+    void OnSessionClosed(absl::string_view name) override { events.push_back(absl::StrCat("closed ", name)); }
+    void OnEpoch(absl::string_view name, uint64_t epoch, int64_t joined, int64_t world_size) override {
+      events.push_back(absl::StrCat(name, " epoch ", epoch, ": ", joined, " of ", world_size));
+    }
+    void OnLayersMoved(absl::string_view, int64_t layers) override { moved += layers; }
+    void OnSessionSnapshot(absl::string_view, bool complete) override {
+      ++(complete ? complete_snapshots : failed_snapshots);
+    }
+    void OnLastSessionSnapshot(absl::string_view, uint64_t step) override { last_snapshot = step; }
+    int64_t complete_snapshots = 0, failed_snapshots = 0;
+    std::optional<uint64_t> last_snapshot;
+    int64_t moved = 0;
+    std::vector<std::string> events;
+    std::vector<std::pair<uint64_t, double>> losses;
+    int64_t sessions = -1;
+    int64_t unreachable = 0;
+  } observer;
+  std::vector<std::shared_ptr<FakeShard>> shards;
+  CoordinatorOptions options;
+  std::unique_ptr<Coordinator> coordinator;
+  SessionSpec spec;
+};
+
+}  // namespace precondor

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/coordinator/coordinator.h"
+
+#include <atomic>
+#include <cmath>
+#include <thread>
+
+#include "tests/unit/server/core/coordinator/coordinator_fixture.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using CoordinatorTest = CoordinatorFixture;
+
+TEST_F(CoordinatorTest, OpenIsIdempotentByName) {
+  const auto first = coordinator->OpenSession(spec);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->created);
+  EXPECT_NE(first->session_id, 0u);
+  EXPECT_EQ(first->spec.sketches, 8) << "the default, ceil(16 / 2), is filled in";
+  const auto second = coordinator->OpenSession(spec);
+  ASSERT_TRUE(second.ok());
+  EXPECT_FALSE(second->created);
+  EXPECT_EQ(second->session_id, first->session_id);
+  SessionSpec explicit_default = spec;
+  explicit_default.sketches = 8;
+  EXPECT_TRUE(coordinator->OpenSession(explicit_default).ok());
+  EXPECT_EQ(shards[0]->installs, 1);
+  EXPECT_EQ(observer.sessions, 1);
+}
+
+TEST_F(CoordinatorTest, AnotherSpecUnderTheNameIsRefusedAndTheFieldNamed) {
+  Open();
+  spec.inv_freq = 77;
+  const absl::Status status = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kSpecMismatch);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("inv_freq"));
+}
+
+TEST_F(CoordinatorTest, ChecksEverythingBeforeAskingShards) {
+  SessionSpec bad = spec;
+  bad.world_size = 0;
+  EXPECT_EQ(coordinator->OpenSession(bad).status().code(), absl::StatusCode::kInvalidArgument);
+  bad = spec;
+  bad.method.name = "nonsense";
+  EXPECT_EQ(coordinator->OpenSession(bad).status().code(), absl::StatusCode::kNotFound);
+  bad = spec;
+  bad.exchange = ExchangeMode::kReplay;
+  bad.staleness_steps = 1;
+  EXPECT_EQ(coordinator->OpenSession(bad).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(shards[0]->installs + shards[1]->installs, 0);
+  EXPECT_TRUE(coordinator->ListSessions().empty());
+}
+
+TEST_F(CoordinatorTest, SpreadsLayersAndNamesTheAddressesToDial) {
+  shards[1]->advertise = "public:1";
+  const uint64_t id = Open();
+  const auto joined = coordinator->JoinSession("job", 0, 5, 0);
+  ASSERT_TRUE(joined.ok());
+  ASSERT_EQ(joined->shard_map.size(), 2u);
+  EXPECT_EQ(joined->shard_map[0].address, "shard0");
+  EXPECT_THAT(joined->shard_map[0].layers, ElementsAre(0, 2));
+  EXPECT_EQ(joined->shard_map[1].address, "public:1");
+  EXPECT_THAT(joined->shard_map[1].layers, ElementsAre(1, 3));
+  EXPECT_THAT(shards[1]->installed[id].layers, ElementsAre(1, 3));
+}
+
+TEST_F(CoordinatorTest, FailedOpenLeavesNothingBehind) {
+  shards[1]->refuse_installs = true;
+  const absl::Status status = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shard1"));
+  EXPECT_TRUE(shards[0]->installed.empty());
+  EXPECT_TRUE(coordinator->ListSessions().empty());
+  shards[1]->refuse_installs = false;
+  EXPECT_TRUE(coordinator->OpenSession(spec)->created);
+}
+
+TEST_F(CoordinatorTest, DeadShardMakesOpenUnavailable) {
+  shards[1]->down = true;
+  const absl::Status status = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shard1"));
+}
+
+TEST_F(CoordinatorTest, MemoryThatDoesNotSufficeIsRefusedWithNumbers) {
+  for (const auto& shard : shards) shard->capacity = 10;
+  const absl::Status status = coordinator->OpenSession(spec).status();
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kCapacity);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has left is 10"));
+}
+
+TEST_F(CoordinatorTest, SessionsThatNobodyKnowsMakeRoomForNewOnes) {
+  Open();
+  // Left behind by a coordinator that is gone: without it the new session fits, with it it does not.
+  for (const auto& shard : shards) {
+    shard->installed[7].spec.name = "ghost";
+    shard->capacity = 2 * FakeShard::kSessionBytes;
+  }
+  spec.name = "next";
+  const auto opened = coordinator->OpenSession(spec);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  for (const auto& shard : shards) {
+    EXPECT_FALSE(shard->installed.contains(7));
+    EXPECT_EQ(shard->installed.size(), 2u) << "the first session is known and stays";
+  }
+}
+
+TEST_F(CoordinatorTest, SessionsBeingOpenedAreNoOrphans) {
+  uint64_t other = 0;
+  shards[0]->during_install = [&] {
+    shards[0]->during_install = nullptr;
+    SessionSpec second = spec;
+    second.name = "second";
+    // The first one is on no shard's list but this one's, and not in the coordinator's table yet.
+    shards[0]->installed[shards[0]->last_install].spec.name = spec.name;
+    other = coordinator->OpenSession(second)->session_id;
+  };
+  const uint64_t first = Open();
+  EXPECT_NE(other, 0u);
+  EXPECT_TRUE(shards[0]->installed.contains(first));
+  EXPECT_TRUE(shards[0]->installed.contains(other));
+  EXPECT_EQ(shards[0]->removals, 0);
+}
+
+TEST_F(CoordinatorTest, SessionBecomesActiveWithTheLastRank) {
+  const uint64_t id = Open();
+  const auto first = coordinator->JoinSession("job", 0, 5, 0);
+  ASSERT_TRUE(first.ok());
+  EXPECT_FALSE(first->active);
+  EXPECT_EQ(first->epoch, 1u);
+  EXPECT_EQ(first->directive.lease_through_step, 10u);
+  EXPECT_THAT(first->directive.modes, ElementsAre(ModeInterval{0, Mode::kSecondOrder}));
+  const auto second = coordinator->JoinSession("job", 1, 5, 0);
+  ASSERT_TRUE(second.ok());
+  EXPECT_TRUE(second->active);
+  EXPECT_EQ(second->epoch, 1u) << "filling the ranks is no new epoch";
+  EXPECT_EQ(shards[0]->installed[id].members.size(), 2u) << "told before the reply";
+}
+
+TEST_F(CoordinatorTest, RestartedWorkerFencesTheOldOneWithANewEpoch) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  const int told = shards[0]->installs;
+  EXPECT_EQ(coordinator->JoinSession("job", 1, 5, 0)->epoch, 1u);
+  EXPECT_EQ(shards[0]->installs, told) << "the same incarnation changes nothing";
+  const auto restarted = coordinator->JoinSession("job", 1, 6, 0);
+  ASSERT_TRUE(restarted.ok());
+  EXPECT_EQ(restarted->epoch, 2u);
+  EXPECT_TRUE(restarted->active);
+  EXPECT_EQ(shards[0]->installed[id].epoch, 2u);
+  const absl::Status old = coordinator->JoinSession("job", 1, 5, 0).status();
+  EXPECT_EQ(GetErrorReason(old), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 2, 1, 0, 1)).status()), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 1, 0, 0, 1)).status()), ErrorReason::kStaleEpoch);
+  EXPECT_TRUE(coordinator->ReportStep(Report(id, 2, 0, 0, 1)).ok());
+}
+
+TEST_F(CoordinatorTest, JoinThatCouldNotTellAShardIsRepeated) {
+  const uint64_t id = Open();
+  shards[1]->down = true;
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 5, 0).status().code(), absl::StatusCode::kUnavailable);
+  shards[1]->down = false;
+  EXPECT_TRUE(shards[1]->installed[id].members.empty());
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5, 0).ok());
+  EXPECT_EQ(shards[1]->installed[id].members.size(), 1u);
+}
+
+TEST_F(CoordinatorTest, RefusesUnknownRanksSessionsAndIncarnations) {
+  Open();
+  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("job", 2, 5, 0).status()), ErrorReason::kUnknownRank);
+  EXPECT_EQ(GetErrorReason(coordinator->JoinSession("other", 0, 5, 0).status()), ErrorReason::kUnknownSession);
+  EXPECT_EQ(coordinator->JoinSession("job", 0, 0, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(99, 1, 0, 0, 1)).status()), ErrorReason::kUnknownSession);
+  EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(99, 0, 5)), ErrorReason::kUnknownSession);
+}
+
+TEST_F(CoordinatorTest, RefusesNumbersThatLeaveNoRoomForLaterOnes) {
+  const uint64_t id = Open();
+  constexpr uint64_t kAll = ~uint64_t{0};
+  const absl::Status far = coordinator->JoinSession("job", 0, 5, kAll).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(far)) << far;
+  EXPECT_THAT(std::string(far.message()), HasSubstr("first_step: expected at most 281474976710656, got"));
+  const absl::Status last = coordinator->JoinSession("job", 0, kAll, 0).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(last)) << last;
+  EXPECT_THAT(std::string(last.message()), HasSubstr("incarnation: expected 1 ... 9223372036854775807, got"));
+  for (const uint32_t rank : {0u, 1u}) ASSERT_TRUE(coordinator->JoinSession("job", rank, 5, 0).ok());
+  StepReport report = Report(id, 1, 0, 0, 1);
+  report.samples = kAll;
+  const absl::Status heavy = coordinator->ReportStep(report).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(heavy)) << heavy;
+  EXPECT_THAT(std::string(heavy.message()), HasSubstr("samples: expected at most"));
+  report.samples = 1;
+  EXPECT_TRUE(coordinator->ReportStep(report).ok());
+}
+
+TEST_F(CoordinatorTest, ReportsAreAveragedOnceAndExtendTheLease) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 7, 2.0))->lease_through_step, 17u);
+  EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 0, 7, 2.0))->lease_through_step, 17u);
+  EXPECT_TRUE(observer.losses.empty());
+  coordinator->ReportStep(Report(id, 1, 1, 7, 4.0)).IgnoreError();
+  EXPECT_THAT(observer.losses, ElementsAre(std::make_pair(uint64_t{7}, 3.0)));
+  EXPECT_EQ(coordinator->ReportStep(Report(id, 1, 1, 3, 4.0))->lease_through_step, 17u) << "not taken back";
+  const auto sessions = coordinator->ListSessions();
+  ASSERT_EQ(sessions.size(), 1u);
+  EXPECT_EQ(sessions[0].last_step, 7u);
+  EXPECT_EQ(sessions[0].loss, 3.0);
+  EXPECT_EQ(sessions[0].joined, 2u);
+}
+
+TEST_F(CoordinatorTest, TellsAStepOfNoFiniteLossToo) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(coordinator->ReportStep(Report(id, 1, rank, 0, std::nan(""))).ok());
+  }
+  ASSERT_EQ(observer.losses.size(), 1u);
+  EXPECT_EQ(observer.losses[0].first, 0u);
+  EXPECT_TRUE(std::isnan(observer.losses[0].second));
+}
+
+TEST_F(CoordinatorTest, TellsHowManyRanksAreInAsItChanges) {
+  const uint64_t id = Open();
+  Open();
+  EXPECT_THAT(observer.events, ElementsAre("opened job", "job epoch 1: 0 of 2"));
+  observer.events.clear();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok());
+  EXPECT_TRUE(*coordinator->CloseSession("job"));
+  EXPECT_THAT(observer.events, ElementsAre("job epoch 1: 1 of 2", "job epoch 1: 0 of 2", "closed job"));
+}
+
+TEST_F(CoordinatorTest, LeftRankMayBeTakenAgainInANewEpoch) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  coordinator->JoinSession("job", 1, 5, 0).IgnoreError();
+  EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok());
+  EXPECT_TRUE(coordinator->LeaveSession(id, 0, 5).ok()) << "repeated";
+  EXPECT_EQ(coordinator->ListSessions()[0].joined, 1u);
+  EXPECT_EQ(GetErrorReason(coordinator->ReportStep(Report(id, 1, 0, 0, 1)).status()), ErrorReason::kUnknownRank);
+  EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(id, 1, 4)), ErrorReason::kStaleIncarnation);
+  EXPECT_EQ(GetErrorReason(coordinator->LeaveSession(id, 1, 9)), ErrorReason::kUnknownRank);
+  const auto back = coordinator->JoinSession("job", 0, 8, 0);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->epoch, 2u);
+  EXPECT_TRUE(back->active);
+}
+
+TEST_F(CoordinatorTest, CloseFreesTheShardsAndIsIdempotent) {
+  const uint64_t id = Open();
+  shards[1]->down = true;
+  EXPECT_EQ(coordinator->CloseSession("job").status().code(), absl::StatusCode::kUnavailable);
+  shards[1]->down = false;
+  EXPECT_TRUE(*coordinator->CloseSession("job"));
+  EXPECT_TRUE(shards[0]->installed.empty() && shards[1]->installed.empty());
+  EXPECT_FALSE(*coordinator->CloseSession("job"));
+  EXPECT_EQ(observer.sessions, 0);
+  EXPECT_GT(Open(), id) << "a handle is never given out twice";
+}
+
+TEST_F(CoordinatorTest, DrainingRefusesNewSessionsAlone) {
+  Open();
+  coordinator->BeginDrain();
+  EXPECT_TRUE(coordinator->JoinSession("job", 0, 5, 0).ok());
+  SessionSpec other = spec;
+  other.name = "other";
+  const absl::Status status = coordinator->OpenSession(other).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(GetErrorReason(status), ErrorReason::kDraining);
+}
+
+TEST_F(CoordinatorTest, HoldsNoLockWhileAskingShards) {
+  const uint64_t id = Open();
+  coordinator->JoinSession("job", 0, 5, 0).IgnoreError();
+  bool answered = false;
+  shards[0]->during_install = [&] {
+    answered = coordinator->ReportStep(Report(id, 1, 0, 1, 1.0)).ok() && coordinator->ListSessions().size() == 1;
+  };
+  EXPECT_TRUE(coordinator->JoinSession("job", 1, 5, 0).ok());
+  EXPECT_TRUE(answered);
+}
+
+TEST_F(CoordinatorTest, ConcurrentOpensAndJoinsAgree) {
+  spec.world_size = 4;
+  std::atomic<int> created = 0;
+  std::atomic<int> active = 0;
+  std::vector<std::thread> workers;
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    workers.emplace_back([&, rank] {
+      const auto opened = coordinator->OpenSession(spec);
+      if (opened.ok() && opened->created) ++created;
+      const auto joined = coordinator->JoinSession("job", rank, 5, 0);
+      if (joined.ok() && joined->active) ++active;
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  EXPECT_EQ(created.load(), 1);
+  EXPECT_EQ(active.load(), 1) << "the last to join sees the session active";
+  EXPECT_EQ(coordinator->ListSessions()[0].epoch, 1u);
+}
+
+}  // namespace
+}  // namespace precondor

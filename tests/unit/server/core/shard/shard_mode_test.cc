@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the mode of a step means to a shard: who fixes it, what is taken in, what is answered.
+#include "tests/unit/server/core/shard/shard_fixture.h"
+
+namespace precondor {
+namespace {
+
+using ::testing::Each;
+using ::testing::FloatEq;
+using ::testing::HasSubstr;
+
+class ShardModeTest : public ShardFixture {
+ protected:
+  std::shared_ptr<Reply> FirstOrderGradient(uint64_t step, uint32_t rank, float value, uint64_t samples = 1) {
+    ContributionHeader header = Header(ContributionKind::kGradient, step, rank);
+    header.mode = Mode::kFirstOrder;
+    header.samples = samples;
+    Payload payload = Filled(header, value);
+    return Send(header, std::move(payload));
+  }
+  void SecondOrderStep(uint64_t step) {
+    for (uint32_t rank = 0; rank < 2; ++rank) Statistics(step, rank, 1);
+    Gradient(step, 0, 1);
+    const auto reply = Gradient(step, 1, 1);
+    ASSERT_TRUE(reply->result.has_value());
+    EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
+  }
+};
+
+TEST_F(ShardModeTest, FirstOrderAnswersTheAverageAndNeedsNoStatistics) {
+  Start();
+  SecondOrderStep(0);
+  const auto first = FirstOrderGradient(1, 0, 1.0f, 1);
+  const auto second = FirstOrderGradient(1, 1, 5.0f, 3);
+  ASSERT_TRUE(first->result.has_value() && second->result.has_value());
+  EXPECT_EQ(first->decision(), Decision::kIdentity);
+  EXPECT_EQ((*first->result)->reason, "first order");
+  EXPECT_THAT(second->values(), Each(FloatEq((1 * 1 + 3 * 5) / 4.0f)));
+  EXPECT_EQ(log->updates().size(), 1u);
+  EXPECT_EQ(shard->in_flight(), 0);
+  EXPECT_EQ(shard->ListSessions()[0].last_step, 1u);
+  EXPECT_EQ(shard->ListSessions()[0].mode, Mode::kFirstOrder);
+}
+
+TEST_F(ShardModeTest, FirstOrderTakesNoStatistics) {
+  Start();
+  ContributionHeader header = Header(ContributionKind::kStatistics, 0, 0);
+  header.mode = Mode::kFirstOrder;
+  const auto reply = Send(header, Filled(header, 1));
+  EXPECT_EQ(reply->ack->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(reply->reason(), ErrorReason::kNotStatisticStep);
+  EXPECT_THAT(std::string(reply->ack->status().message()), HasSubstr("first order"));
+  EXPECT_EQ(StatsOf(0).rejected, 1u);
+  SecondOrderStep(0);  // it has fixed nothing
+}
+
+TEST_F(ShardModeTest, FirstContributionFixesTheModeOfItsStepAndLayer) {
+  Start();
+  EXPECT_TRUE(Statistics(0, 0, 1)->accepted());
+  const auto conflict = FirstOrderGradient(0, 1, 1);
+  EXPECT_EQ(conflict->ack->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(conflict->reason(), ErrorReason::kModeConflict);
+  EXPECT_THAT(std::string(conflict->ack->status().message()),
+              HasSubstr("expected mode SECOND_ORDER as the step began, got FIRST_ORDER"));
+  EXPECT_EQ(StatsOf(0).rejected, 1u);
+
+  EXPECT_TRUE(FirstOrderGradient(1, 0, 1)->accepted());
+  EXPECT_EQ(Gradient(1, 1, 1)->reason(), ErrorReason::kModeConflict);
+  EXPECT_EQ(Statistics(1, 1, 1)->reason(), ErrorReason::kModeConflict);
+  // What was refused has left no trace: both steps end as they began.
+  EXPECT_TRUE(Statistics(0, 1, 1)->accepted());
+  Gradient(0, 0, 1);
+  EXPECT_EQ(Gradient(0, 1, 1)->decision(), Decision::kPreconditioned);
+  EXPECT_EQ(FirstOrderGradient(1, 1, 1)->decision(), Decision::kIdentity);
+}
+
+TEST_F(ShardModeTest, ModeConflictIsFoundBeforeThePayloadCame) {
+  Start();
+  Statistics(0, 0, 1);
+  ContributionHeader header = Header(ContributionKind::kGradient, 0, 1);
+  header.mode = Mode::kFirstOrder;
+  EXPECT_EQ(GetErrorReason(Admission(header, 24)), ErrorReason::kModeConflict);
+  header.key.layer = 1;
+  header.tensors[0].dims = {3, 2};
+  EXPECT_TRUE(Admission(header, 24).ok()) << "each layer has its own";
+}
+
+TEST_F(ShardModeTest, GradientsInFirstOrderSkipAndRepeatLikeOthers) {
+  Start();
+  FirstOrderGradient(0, 0, 1);
+  EXPECT_TRUE(FirstOrderGradient(0, 0, 1)->duplicate());
+  EXPECT_EQ(FirstOrderGradient(0, 0, 2)->reason(), ErrorReason::kConflict);
+  ContributionHeader abstention = Header(ContributionKind::kGradient, 0, 1);
+  abstention.mode = Mode::kFirstOrder;
+  abstention.abstain = true;
+  abstention.tensors.clear();
+  EXPECT_EQ(Send(abstention, {})->decision(), Decision::kSkip);
+}
+
+TEST_F(ShardModeTest, DelegateGoesOnAnyDistanceAfterASilentStretch) {
+  spec.exchange = ExchangeMode::kDelegate;
+  Start();
+  const auto step_of_first_layer = [this](uint64_t step) {
+    for (uint32_t rank = 0; rank < 2; ++rank) Statistics(step, rank, 1);
+    return Gradient(step, 0, 1);
+  };
+  EXPECT_EQ(step_of_first_layer(0)->decision(), Decision::kPreconditioned);
+  // A gradient that comes although none is expected is answered with itself.
+  const auto stray = FirstOrderGradient(1, 0, 3);
+  EXPECT_EQ(stray->decision(), Decision::kIdentity);
+  EXPECT_THAT(stray->values(), Each(FloatEq(3)));
+  const auto back = step_of_first_layer(5000);
+  ASSERT_TRUE(back->result.has_value());
+  EXPECT_EQ(back->decision(), Decision::kPreconditioned);
+  // Not over a step that is still open.
+  Statistics(5001, 0, 1);
+  EXPECT_EQ(Gradient(9000, 0, 1)->reason(), ErrorReason::kStepTooFarAhead);
+}
+
+}  // namespace
+}  // namespace precondor

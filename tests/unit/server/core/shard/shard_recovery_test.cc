@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard that is lost at any moment comes back from its journal, and every answer is the one that it would have been.
+#include <map>
+#include <random>
+#include <tuple>
+
+#include "kernels/methods/registry.h"
+#include "server/core/inline_executor.h"
+#include "tests/support/memory_journal.h"
+#include "tests/unit/server/core/shard/shard_fixture.h"
+
+namespace precondor {
+namespace {
+
+using Key = std::tuple<uint64_t, uint32_t, uint32_t>;  // step, layer, rank
+
+class ShardRecoveryTest : public ShardFixture {
+ protected:
+  static constexpr uint64_t kSteps = 14;
+
+  ShardRecoveryTest() {
+    options.journal = journal.get();
+    spec.method.name = "mkor";
+    spec.method.options["rank"] = 2.0;
+    spec.inv_freq = 2;
+    spec.warmup_steps = 3;
+    options.make_method = MakeMethod;
+  }
+
+  // One rank's work on one layer: what it sent, what it keeps in case that the shard loses it.
+  struct Lane {
+    uint32_t rank = 0, layer = 0;
+    uint64_t step = 0;
+    std::vector<ContributionKind> sent;  // of `step`
+    std::shared_ptr<Reply> waiting;
+    uint64_t factor_version = 0;  // of the last answer
+  };
+
+  std::shared_ptr<Reply> SendOne(const Lane& lane, ContributionKind kind, uint64_t step) {
+    const ContributionHeader header = Header(kind, step, lane.rank, lane.layer);
+    std::shared_ptr<Reply> reply = Send(header, Distinct(header));
+    // A step that is over needs nothing more.
+    EXPECT_TRUE(reply->accepted() || (step < lane.step && reply->reason() == ErrorReason::kStaleStep))
+        << reply->ack->status();
+    return reply;
+  }
+  std::vector<ContributionKind> Kinds(uint64_t step) const {
+    if (!IsStatisticStep(spec, step)) return {ContributionKind::kGradient};
+    return {ContributionKind::kStatistics, ContributionKind::kGradient};
+  }
+
+  // One thing that a worker would do. True when the lane has come to its end.
+  bool Advance(Lane& lane) {
+    if (lane.step == kSteps) return true;
+    if (lane.waiting != nullptr) {
+      if (!lane.waiting->result.has_value()) return false;
+      EXPECT_TRUE(lane.waiting->result->ok()) << lane.waiting->result->status();
+      if (lane.waiting->result->ok()) {
+        const GradientResult& answer = **lane.waiting->result;
+        answers[{lane.step, lane.layer, lane.rank}] = *answer.bytes;
+        lane.factor_version = answer.factor_version;
+      }
+      lane.waiting = nullptr;
+      lane.sent.clear();
+      return ++lane.step == kSteps;
+    }
+    const ContributionKind kind = Kinds(lane.step)[lane.sent.size()];
+    const std::shared_ptr<Reply> reply = SendOne(lane, kind, lane.step);
+    lane.sent.push_back(kind);
+    if (kind == ContributionKind::kGradient) lane.waiting = reply;
+    return false;
+  }
+
+  void ReplaceShard() {
+    MakeShard();
+    journal->Restore(*shard);
+    EXPECT_TRUE(shard->replay().Finish().empty());
+  }
+
+  // The shard is lost with every answer that was under way; workers send again what they keep.
+  void Crash(std::vector<Lane>& lanes, std::mt19937_64& random) {
+    ReplaceShard();
+    std::shuffle(lanes.begin(), lanes.end(), random);
+    for (Lane& lane : lanes) {
+      if (lane.step > 0) {
+        const ContributionHeader last = Header(ContributionKind::kGradient, lane.step - 1, lane.rank, lane.layer);
+        const absl::Status known = shard->data_plane().Resume(last.key, lane.factor_version);
+        EXPECT_TRUE(known.ok()) << known;
+        for (ContributionKind kind : Kinds(lane.step - 1)) SendOne(lane, kind, lane.step - 1);
+      }
+      for (ContributionKind kind : lane.sent) {
+        const std::shared_ptr<Reply> reply = SendOne(lane, kind, lane.step);
+        if (kind == ContributionKind::kGradient) lane.waiting = reply;
+      }
+    }
+  }
+
+  // All answers of a run in which the shard is lost after a step with this probability.
+  std::map<Key, Payload> Run(uint64_t seed, double crashes) {
+    answers.clear();
+    shard.reset();
+    journal = std::make_unique<MemoryJournal>();
+    options.journal = journal.get();
+    MakeShard();
+    EXPECT_TRUE(shard->Install(MakeInstall()).ok());
+    std::mt19937_64 random(seed);
+    std::bernoulli_distribution crash(crashes);
+    std::vector<Lane> lanes;
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      for (uint32_t rank = 0; rank < static_cast<uint32_t>(spec.world_size); ++rank) {
+        lanes.push_back({.rank = rank, .layer = layer, .sent = {}, .waiting = {}});
+      }
+    }
+    for (size_t ended = 0; ended < lanes.size();) {
+      Advance(lanes[random() % lanes.size()]);
+      if (crash(random)) Crash(lanes, random);
+      ended = static_cast<size_t>(
+          std::count_if(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.step == kSteps; }));
+    }
+    EXPECT_EQ(shard->in_flight(), 0);
+    return answers;
+  }
+
+  void ExpectExact() {
+    const std::map<Key, Payload> expected = Run(1, 0);
+    ASSERT_EQ(expected.size(), kSteps * 2 * spec.world_size);
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
+      SCOPED_TRACE(seed);
+      EXPECT_EQ(Run(seed, 0.1), expected);
+      if (HasFailure()) return;
+    }
+  }
+
+  std::unique_ptr<MemoryJournal> journal = std::make_unique<MemoryJournal>();
+  std::map<Key, Payload> answers;
+};
+
+TEST_F(ShardRecoveryTest, GivesTheAnswersOfAShardThatWasNeverLost) { ExpectExact(); }
+
+TEST_F(ShardRecoveryTest, GivesThemWithStaleFactors) {
+  spec.staleness_steps = 1;
+  ExpectExact();
+}
+
+TEST_F(ShardRecoveryTest, GivesThemFromSnapshots) {
+  options.snapshot_interval_steps = 3;
+  ExpectExact();
+  EXPECT_GT(journal->snapshots(), 0);
+}
+
+TEST_F(ShardRecoveryTest, GivesThemInHalfPrecisionWithThreeWorkers) {
+  spec.world_size = 3;
+  spec.statistics_dtype = DType::kF16;
+  spec.gradient_dtype = DType::kBF16;
+  options.snapshot_interval_steps = 5;
+  ExpectExact();
+}
+
+// With decompositions that are put off, alone and amid snapshots.
+TEST_F(ShardRecoveryTest, GivesThemWithDeferredWork) {
+  spec.method = {.name = "kfac",
+                 .options = {{"refresh_lag", 2.0}, {"inv_update_steps", std::string("2")}, {"stagger", false}}};
+  ExpectExact();
+  options.snapshot_interval_steps = 3;
+  ExpectExact();
+  EXPECT_GT(journal->snapshots(), 0);
+}
+
+class ShardJournalTest : public ShardRecoveryTest {
+ protected:
+  ShardJournalTest() {
+    spec.world_size = 1;
+    spec.inv_freq = 1;
+    spec.method = {.name = "fake", .options = {}};
+    options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+      return std::make_unique<FakeMethod>(log, needs_statistics);
+    };
+  }
+};
+
+TEST_F(ShardJournalTest, ASessionWithAGapInItsRecordsIsGivenUp) {
+  Start();
+  Statistics(0, 0, 1);
+  Gradient(0, 0, 1);
+  journal->LoseNext(1);
+  Statistics(1, 0, 1);
+  Gradient(1, 0, 1);
+  Statistics(2, 0, 1);
+  MakeShard();
+  journal->Restore(*shard);
+  EXPECT_EQ(shard->replay().Finish(), std::vector<uint64_t>{kSession});
+  EXPECT_TRUE(shard->ListSessions().empty());
+  EXPECT_EQ(shard->memory()->reserved().total(), 0);
+  // The coordinator installs it anew, and that is what comes back then.
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  Statistics(3, 0, 1);
+  ReplaceShard();
+  EXPECT_EQ(shard->ListSessions().size(), 1u);
+}
+
+TEST_F(ShardJournalTest, AnAnswerShowsThatTheUpdateBeforeItIsMissing) {
+  Start();
+  Statistics(0, 0, 1);
+  Gradient(0, 0, 1);
+  journal->LoseNext(1);
+  Statistics(1, 0, 1);
+  Gradient(1, 0, 1);
+  MakeShard();
+  journal->Restore(*shard);
+  EXPECT_EQ(shard->replay().Finish(), std::vector<uint64_t>{kSession});
+}
+
+TEST_F(ShardJournalTest, ASnapshotHealsAGap) {
+  options.snapshot_interval_steps = 2;
+  spec.layers.pop_back();
+  Start();
+  journal->LoseNext(1);
+  for (uint64_t step = 0; step < 3; ++step) {
+    Statistics(step, 0, 1);
+    Gradient(step, 0, 1);
+  }
+  EXPECT_EQ(journal->snapshots(), 1);
+  ReplaceShard();
+  const std::shared_ptr<Reply> reply = Gradient(3, 0, 1);
+  Statistics(3, 0, 1);
+  EXPECT_EQ((*reply->result)->factor_version, 4u);
+}
+
+TEST_F(ShardJournalTest, CovariancesAreNotLoggedAndComeBackFromSnapshots) {
+  spec.statistics = StatisticsKind::kCovariance;
+  spec.layers.pop_back();
+  options.snapshot_interval_steps = 2;
+  options.make_method = [this](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+    return std::make_unique<FakeMethod>(log, true, /*takes_covariances=*/true);
+  };
+  Start();
+  for (uint64_t step = 0; step < 6; ++step) {
+    EXPECT_TRUE(Statistics(step, 0, 1)->accepted());
+    const std::shared_ptr<Reply> reply = Gradient(step, 0, 1);
+    ASSERT_TRUE(reply->result.has_value());
+    EXPECT_EQ((*reply->result)->factor_version, step + 1);
+  }
+  EXPECT_EQ(journal->snapshots(), 2);
+  ReplaceShard();
+  // The cut before step 4 has four updates; those of steps 4 and 5 were in no log.
+  ASSERT_TRUE(shard->data_plane().Resume(Header(ContributionKind::kGradient, 6, 0).key, 6).ok());
+  Statistics(6, 0, 1);
+  const std::shared_ptr<Reply> reply = Gradient(6, 0, 1);
+  ASSERT_TRUE(reply->result.has_value());
+  EXPECT_EQ(reply->decision(), Decision::kPreconditioned);
+  EXPECT_EQ((*reply->result)->factor_version, 5u);
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
+TEST_F(ShardJournalTest, ASessionThatLostARecordOfItsFactorsIsGivenUp) {
+  Start();
+  Statistics(0, 0, 1);
+  Gradient(0, 0, 1);
+  journal->LoseNext(static_cast<int>(spec.layers.size()));
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
+  // Of fresh factors, which the journal would apply to the old ones.
+  Statistics(1, 0, 1);
+  MakeShard();
+  journal->Restore(*shard);
+  EXPECT_EQ(shard->replay().Finish(), std::vector<uint64_t>{kSession});
+}
+
+TEST_F(ShardJournalTest, NobodyIsServedBeforeEverythingIsBack) {
+  Start();
+  Statistics(0, 0, 1);
+  MakeShard().replay().Begin();
+  journal->Restore(*shard);
+  EXPECT_TRUE(absl::IsUnavailable(shard->data_plane().CheckServing()));
+  EXPECT_TRUE(absl::IsUnavailable(shard->Describe().status()));
+  EXPECT_TRUE(absl::IsUnavailable(shard->Install(MakeInstall(2)).status()));
+  EXPECT_TRUE(absl::IsUnavailable(shard->Remove(kSession).status()));
+  EXPECT_TRUE(absl::IsUnavailable(Gradient(0, 0, 1)->ack->status()));
+  shard->replay().Finish();
+  EXPECT_EQ(shard->Describe()->sessions.size(), 1u);
+  EXPECT_EQ((*Gradient(0, 0, 1)->result)->factor_version, 1u);
+}
+
+TEST_F(ShardJournalTest, ARemovedSessionStaysRemoved) {
+  Start();
+  Statistics(0, 0, 1);
+  ASSERT_TRUE(*shard->Remove(kSession));
+  ReplaceShard();
+  EXPECT_TRUE(shard->ListSessions().empty());
+}
+
+TEST_F(ShardJournalTest, AnUpdateThatFailedIsNotMadeAfterAll) {
+  Start();
+  Statistics(0, 0, 1);
+  Gradient(0, 0, 1);
+  log->set_fail_updates(true);
+  Statistics(1, 0, 1);
+  const std::shared_ptr<Reply> before = Gradient(1, 0, 1);
+  log->set_fail_updates(false);
+  ReplaceShard();
+  const std::shared_ptr<Reply> again = Gradient(1, 0, 1);
+  EXPECT_EQ((*before->result)->factor_version, 1u);
+  EXPECT_EQ((*again->result)->factor_version, 1u);
+  EXPECT_EQ(again->values(), before->values());
+}
+
+TEST_F(ShardJournalTest, AnIdentityThatWasAnsweredIsAnsweredAgain) {
+  Start();
+  Statistics(0, 0, 1);
+  log->set_poison_results(true);
+  EXPECT_EQ(Gradient(0, 0, 1)->decision(), Decision::kIdentity);
+  log->set_poison_results(false);
+  ReplaceShard();
+  const std::shared_ptr<Reply> again = Gradient(0, 0, 1);
+  EXPECT_EQ(again->decision(), Decision::kIdentity);
+  EXPECT_EQ((*again->result)->reason, "the preconditioned gradient is not finite");
+}
+
+TEST_F(ShardJournalTest, AnAnswerThatCannotBeRepeatedIsAnError) {
+  Start();
+  Statistics(0, 0, 1);
+  EXPECT_EQ(Gradient(0, 0, 1)->decision(), Decision::kPreconditioned);
+  ReplaceShard();
+  log->set_poison_results(true);
+  const std::shared_ptr<Reply> again = Gradient(0, 0, 1);
+  ASSERT_TRUE(again->result.has_value());
+  EXPECT_EQ(again->result->status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
+TEST_F(ShardJournalTest, StatisticsThatWereCountedAreNotCountedAgain) {
+  Start();
+  Statistics(0, 0, 1);
+  ReplaceShard();
+  EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
+  EXPECT_EQ((*Gradient(0, 0, 1)->result)->factor_version, 1u);
+}
+
+TEST_F(ShardJournalTest, WhatAShardThatCameBackGathersIsWrittenDownToo) {
+  spec.staleness_steps = 1;
+  Start();
+  Gradient(0, 0, 1);
+  ReplaceShard();
+  Gradient(0, 0, 1);
+  EXPECT_FALSE(Statistics(0, 0, 1)->duplicate());
+  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  ReplaceShard();
+  Gradient(0, 0, 1);
+  EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
+  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  EXPECT_EQ(log->updates().size(), 2u) << "one in each life";
+}
+
+TEST_F(ShardJournalTest, NobodyGetsAnAnswerOfOtherFactorsThanBefore) {
+  spec.staleness_steps = 1;
+  options.snapshot_interval_steps = 1;
+  spec.layers.resize(1);
+  Start();
+  for (uint64_t step = 0; step < 3; ++step) {
+    Gradient(step, 0, 1);
+    Statistics(step, 0, 1);
+  }
+  // The image is of the time after step 1, whose answer had the factors before it.
+  ReplaceShard();
+  const std::shared_ptr<Reply> late = Gradient(1, 0, 1);
+  ASSERT_TRUE(late->result.has_value());
+  EXPECT_EQ(late->result->status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(late->result->status().message()),
+              testing::HasSubstr("was answered PRECONDITIONED with factors 1"));
+}
+
+TEST_F(ShardJournalTest, ARestoredUpdateIsOfTheFactorsOfItsTime) {
+  spec.staleness_steps = 1;
+  Start();
+  Gradient(0, 0, 1);
+  Statistics(0, 0, 1);
+  EXPECT_EQ(StatsOf(0).factor_version, 1u);
+  ReplaceShard();
+  // The update waits for its turn after step 0's gradient; the factors that it belongs to go before.
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 1, .hold = false}).ok());
+  ASSERT_TRUE(shard->HoldFactors({.session_id = kSession, .version = 2, .hold = true}).ok());
+  Gradient(0, 0, 1);
+  Gradient(1, 0, 1);
+  EXPECT_EQ(StatsOf(0).factor_version, 1u) << "they return with it, and it is not applied again";
+  EXPECT_TRUE(Statistics(0, 0, 1)->duplicate());
+}
+
+TEST_F(ShardJournalTest, AStepThatIsAskedForAgainMeetsTheFactorsOfItsTime) {
+  spec.world_size = 2;
+  Start();
+  for (uint64_t step : {0, 1}) {
+    for (uint32_t rank : {0, 1}) Statistics(step, rank, 1);
+    for (uint32_t rank : {0, 1}) {
+      if (step == 0) Gradient(step, rank, 1);
+    }
+  }
+  EXPECT_EQ(StatsOf(0).factor_version, 2u);
+  ReplaceShard();
+  // One rank had its answer of step 0, the other one had not.
+  Gradient(0, 0, 1);
+  EXPECT_EQ((*Gradient(0, 1, 1)->result)->factor_version, 1u);
+  Gradient(1, 0, 1);
+  EXPECT_EQ((*Gradient(1, 1, 1)->result)->factor_version, 2u);
+}
+
+TEST_F(ShardJournalTest, AStepThatNobodyAsksForAgainHoldsNothingUp) {
+  spec.world_size = 2;
+  Start();
+  for (uint32_t rank : {0, 1}) Statistics(0, rank, 1);
+  for (uint32_t rank : {0, 1}) Gradient(0, rank, 1);
+  ReplaceShard();
+  // One rank repeats what it need not, the other one goes on.
+  const std::shared_ptr<Reply> repeated = Gradient(0, 0, 1);
+  for (uint32_t rank : {0, 1}) Statistics(1, rank, 1);
+  Gradient(1, 0, 1);
+  EXPECT_EQ((*Gradient(1, 1, 1)->result)->factor_version, 2u);
+  ASSERT_TRUE(repeated->result.has_value());
+  EXPECT_EQ(GetErrorReason(repeated->result->status()), ErrorReason::kStaleStep);
+  EXPECT_EQ(shard->in_flight(), 0);
+}
+
+TEST_F(ShardJournalTest, AStepThatWasPassedOverIsGoneForWhoeverBeginsWithIt) {
+  spec.world_size = 2;
+  Start();
+  for (uint64_t step = 0; step < 2; ++step) {
+    if (step == 1) ReplaceShard();
+    for (uint32_t rank : {0, 1}) Statistics(step, rank, 1);
+    for (uint32_t rank : {0, 1}) Gradient(step, rank, 1);
+  }
+  const auto fence = [this](uint64_t at_epoch, uint64_t first_step) {
+    return shard->Fence({.session_id = kSession,
+                         .epoch = at_epoch,
+                         .members = {{.rank = 0, .incarnation = 1000 + at_epoch, .first_step = first_step}}});
+  };
+  EXPECT_EQ(*fence(2, 1), std::nullopt) << "its answer is there";
+  EXPECT_EQ(*fence(3, 0), 0u) << "the job has to go back";
+}
+
+TEST_F(ShardJournalTest, AnInstallThatComesLateIsNotWhatTheShardComesBackFrom) {
+  spec.world_size = 2;
+  Start();
+  SessionInstall late = MakeInstall();
+  late.members.pop_back();
+  ASSERT_TRUE(shard->Install(late).ok());
+  const std::vector<InstallRecord> written = journal->Of<InstallRecord>();
+  ASSERT_EQ(written.size(), 1u);
+  EXPECT_EQ(written[0].install.members.size(), 2u);
+  EXPECT_EQ(shard->Describe()->sessions[0].joined, 2u);
+}
+
+TEST_F(ShardJournalTest, AJobThatWentBackComesBackToWhereItWas) {
+  Start();
+  for (uint64_t step = 0; step < 9; ++step) {
+    Statistics(step, 0, 1);
+    Gradient(step, 0, 1);
+  }
+  SessionInstall back = MakeInstall(2);
+  back.rollback_step = 3;
+  ASSERT_TRUE(shard->Install(back).ok());
+  epoch = 2;
+  ReplaceShard();
+  // Nothing of the steps beyond is left in the way; their updates are in the factors.
+  Statistics(3, 0, 1);
+  EXPECT_EQ((*Gradient(3, 0, 1)->result)->factor_version, 10u);
+  ReplaceShard();
+  EXPECT_EQ((*Gradient(3, 0, 1)->result)->factor_version, 10u);
+  // Back once more, with an update in hand that has come back and not had its turn.
+  back.epoch = 3;
+  back.rollback_step = 1;
+  ASSERT_TRUE(shard->Install(back).ok());
+  epoch = 3;
+  Statistics(1, 0, 1);
+  EXPECT_EQ((*Gradient(1, 0, 1)->result)->factor_version, 11u);
+}
+
+}  // namespace
+}  // namespace precondor
