@@ -55,10 +55,10 @@ int64_t DeferredFactor::ScratchBytes(const MkorConfig& config, int64_t d, int64_
 }
 
 ConstMatrixView DeferredFactor::Waiting(const Scalars& scalars) const {
-  return (aside() ? next_rows_ : rows_).view().RowRange(0, static_cast<int64_t>(scalars.weights.size()));
+  return (has_next() ? next_rows_ : rows_).view().RowRange(0, static_cast<int64_t>(scalars.weights.size()));
 }
 
-absl::Status DeferredFactor::AllocateAside() {
+absl::Status DeferredFactor::AllocateNext() {
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix rows, backend_.Allocate(kDeferred, d_));
   PRECONDOR_ASSIGN_OR_RETURN(next_matrix_, backend_.AllocateSymmetric(d_, config_.storage));
   next_rows_ = std::move(rows);
@@ -72,7 +72,7 @@ absl::Status DeferredFactor::Prepare(ConstMatrixView vectors, absl::Span<const d
   if (scalars_.discard_next) return absl::OkStatus();
   PRECONDOR_ASSIGN_OR_RETURN(const double mean_square, MeanSquare(vectors, squares, backend_));
   if (vectors.rows > kDeferred) {
-    PRECONDOR_RETURN_IF_ERROR(AllocateAside());
+    PRECONDOR_RETURN_IF_ERROR(AllocateNext());
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(matrix_.raw(), next_matrix_.raw()));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(rows_.view(), next_rows_.view()));
   }
@@ -93,7 +93,7 @@ absl::Status DeferredFactor::Conclude() {
 
 void DeferredFactor::Commit() {
   std::swap(scalars_, next_);
-  if (aside()) {
+  if (has_next()) {
     std::swap(matrix_, next_matrix_);
     std::swap(rows_, next_rows_);
   }
@@ -124,7 +124,7 @@ absl::Status DeferredFactor::ShermanMorrison(ConstMatrixView vectors, double sca
   for (int64_t begin = 0; begin < vectors.rows; begin += block) {
     const ConstMatrixView some = vectors.RowRange(begin, block);
     PRECONDOR_RETURN_IF_ERROR(Conclude());
-    PRECONDOR_RETURN_IF_ERROR(MultiplyStored(some, aside() ? block : vectors.rows - begin, u.view()));
+    PRECONDOR_RETURN_IF_ERROR(MultiplyStored(some, has_next() ? block : vectors.rows - begin, u.view()));
     if (begin == 0) Blend(config_.gamma, 1.0 - config_.gamma);
     if (block > kDeferred) {
       PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix terms, backend_.AllocateScratch(block, d_));
@@ -149,7 +149,7 @@ absl::Status DeferredFactor::Published(ConstMatrixView vectors) {
   const int64_t k = vectors.rows;
   const double gamma = config_.gamma;
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix u, backend_.AllocateScratch(k, d_));
-  PRECONDOR_RETURN_IF_ERROR(MultiplyStored(vectors, aside() ? 0 : k, u.view()));
+  PRECONDOR_RETURN_IF_ERROR(MultiplyStored(vectors, has_next() ? 0 : k, u.view()));
   if (*std::max_element(next_.diagonal.begin(), next_.diagonal.end()) > config_.norm_threshold) {
     Blend(config_.zeta, 1.0 - config_.zeta);
   }
@@ -182,7 +182,7 @@ absl::Status DeferredFactor::MultiplyStored(ConstMatrixView v, int64_t room, Mat
   PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricUpdateMultiply(next_.scale / unit_, (next_.identity - identity) / unit_,
                                                              weights, waiting, matrix(), v, u));
   for (Scalars* scalars : {&next_, &scalars_}) {
-    if (scalars == &scalars_ && aside()) continue;  // otherwise it is the factor's own M, whatever comes of this update
+    if (scalars == &scalars_ && has_next()) continue;  // otherwise it is the factor's own M, whatever comes of this update
     scalars->identity = identity;
     scalars->scale = unit_;
     scalars->weights.clear();
@@ -243,7 +243,7 @@ absl::StatusOr<DeferredFactor::Scalars> DeferredFactor::ReadScalars(StateReader&
 }
 
 absl::Status DeferredFactor::PrepareLoad(StateReader& in) {
-  PRECONDOR_RETURN_IF_ERROR(AllocateAside());
+  PRECONDOR_RETURN_IF_ERROR(AllocateNext());
   PRECONDOR_ASSIGN_OR_RETURN(const std::string representation, in.Text("representation"));
   if (representation == "dense") return LoadFull(in);
   if (representation != "tiles") {

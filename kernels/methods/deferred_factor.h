@@ -49,11 +49,11 @@ class DeferredFactor final : public Factor {
  private:
   DeferredFactor(const MkorConfig& config, int64_t d, Backend& backend);
   // Longer steps than kDeferred vectors cannot wait beside M; they change a copy of it.
-  bool aside() const { return !next_matrix_.empty(); }
-  SymmetricMatrix& matrix() { return aside() ? next_matrix_ : matrix_; }
-  MatrixView rows() { return aside() ? next_rows_.view() : rows_.view(); }
+  bool has_next() const { return !next_matrix_.empty(); }
+  SymmetricMatrix& matrix() { return has_next() ? next_matrix_ : matrix_; }
+  MatrixView rows() { return has_next() ? next_rows_.view() : rows_.view(); }
   ConstMatrixView Waiting(const Scalars& scalars) const;
-  absl::Status AllocateAside();
+  absl::Status AllocateNext();
   absl::Status ShermanMorrison(ConstMatrixView vectors, double scale);
   absl::Status Published(ConstMatrixView vectors);
   // u = v M, after moving what waits into M where less than `room` is left beside it.
@@ -75,7 +75,7 @@ class DeferredFactor final : public Factor {
   Scalars scalars_;
   // Made by Prepare, adopted by Commit.
   Scalars next_;
-  SymmetricMatrix next_matrix_;  // when aside
+  SymmetricMatrix next_matrix_;  // with has_next()
   DeviceMatrix next_rows_;
   std::vector<double> squares_;  // of the columns of terms that are appended, [d]
   bool concluded_ = true;        // whether squares_ are in next_.diagonal

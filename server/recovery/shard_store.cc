@@ -69,7 +69,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
   PRECONDOR_ASSIGN_OR_RETURN(Ends ends, FindEnds());
   const auto replay = [&](ShardRecord record) {
     const bool moves = std::holds_alternative<QuarantineRecord>(record);
-    if (!moves && ends[SessionOf(record)].aside_at == 0) shard.replay().Add(std::move(record));
+    if (!moves && ends[SessionOf(record)].quarantined_at == 0) shard.replay().Add(std::move(record));
   };
   const auto restore = [&](const SnapshotImages& snapshot) {
     const uint64_t id = snapshot.install.install.session_id;
@@ -78,7 +78,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
     if (end.removed_at != 0 && snapshot.sequence <= end.removed_at) return;
     log_.Know(snapshot.install, end.removed_at + 1);
     replay(snapshot.install);
-    if (end.aside_at != 0) return;
+    if (end.quarantined_at != 0) return;
     for (const auto& [layer, image] : snapshot.images) shard.replay().Load(image);
   };
   PRECONDOR_RETURN_IF_ERROR(snapshots_.Open(
@@ -92,7 +92,7 @@ absl::Status ShardStore::Restore(Shard& shard) {
            quarantine_.Skips(session_id, sequence);
   }));
   for (const auto& [id, end] : ends) {
-    if (end.aside_at == 0 || quarantine_.Holds(id)) continue;
+    if (end.quarantined_at == 0 || quarantine_.Holds(id)) continue;
     shard.replay().Add(QuarantineRecord{.session_id = id, .last_step = end.last_step});
   }
   if (const absl::Status replayed = shard.replay().status(); !replayed.ok()) {
@@ -126,7 +126,7 @@ absl::StatusOr<ShardStore::Ends> ShardStore::FindEnds() {
     if (moved == nullptr) {
       end = {.removed_at = record.sequence};
     } else {
-      end.aside_at = moved->back ? 0 : record.sequence;
+      end.quarantined_at = moved->back ? 0 : record.sequence;
       end.last_step = moved->last_step;
     }
     return absl::OkStatus();

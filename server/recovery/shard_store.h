@@ -70,7 +70,7 @@ class ShardStore final : public ShardJournal {
   // `removed_at`.
   struct End {
     uint64_t removed_at = 0;
-    uint64_t aside_at = 0;
+    uint64_t quarantined_at = 0;
     uint64_t last_step = 0;
   };
   using Ends = std::map<uint64_t, End>;  // by session

@@ -57,7 +57,13 @@ class DefaultTest(torch_case.ServerCase):
     def test_convolutions(self):
         model = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(8, 3))
         pre = self.preconditioner(model, method=None, layer_methods={"1": "kron"})
-        self.assertEqual(self.methods(pre), {"0.group0": "soap", "0.group1": "soap", "1": "kron", "3": "muon"})
+        self.assertEqual(self.methods(pre), {"0.group0": "soap", "0.group1": "soap", "1": "kron", "3": "soap"})
+        intervals = {one.layers: one.method.options.get("refresh_interval") for one in pre.spec.layer_methods}
+        self.assertEqual(intervals, {(2,): None, (0, 1): 5, (3,): None})
+
+    def test_the_first_and_the_last_layer_are_not_hidden(self):
+        pre = self.preconditioner(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)), method=None)
+        self.assertEqual(self.methods(pre), {"0": "soap", "2": "muon", "3": "soap"})
 
     def test_a_tied_weight_is_one_layer(self):
         pre = self.preconditioner(Net(tied=True), method=None)

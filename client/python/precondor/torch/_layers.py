@@ -208,14 +208,15 @@ class TransposedConvolution(Transposed):
 class Chosen:
     """matrices: in the session's order, with the module whose calls are watched, None where that is an attention or none.
     attentions: with the matrices that they use. left: why each other parameter is left to the optimizer. by_gradient: by name
-    of a matrix that is a layer by its gradient alone, its method. not_hidden: names of layers that are convolutions, and of
-    linear ones with an output for each row of an embedding."""
+    of a matrix that is a layer by its gradient alone, its method. convolutions: names of those layers. ends: of linear layers
+    that are not hidden: with an output for each row of an embedding, or first or last of a model that has no embedding."""
 
     matrices: List[Tuple[Optional[nn.Module], Matrix]]
     attentions: Dict[nn.MultiheadAttention, List[Matrix]]
     left: Dict[str, str]
     by_gradient: Dict[str, Method] = dataclasses.field(default_factory=dict)
-    not_hidden: List[str] = dataclasses.field(default_factory=list)
+    convolutions: List[str] = dataclasses.field(default_factory=list)
+    ends: List[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,7 +407,7 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
             if user is not None:
                 chosen.attentions.setdefault(user, []).append(matrix)
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
-    chosen.not_hidden.extend(_not_hidden(model, (matrix for _, matrix in chosen.matrices)))
+    _add_not_hidden(model, chosen)
     _add_by_gradient(model, choice, chosen)
     return chosen
 
@@ -447,12 +448,17 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
                                    f"matches; left are {chosen.left}", "INVALID_ARGUMENT")
 
 
-def _not_hidden(model: nn.Module, matrices: Iterable[Matrix]) -> List[str]:
-    # A head has its embedding's shape; a square layer can be any.
+def _add_not_hidden(model: nn.Module, chosen: Chosen) -> None:
     embeddings = {tuple(module.weight.shape) for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
-    return [layer.name for matrix in matrices for layer in matrix.layers()
-            if isinstance(matrix, (Convolution, TransposedConvolution))
-            or (tuple(matrix.weight.shape) in embeddings and len(set(matrix.weight.shape)) > 1)]
+    weights = [id(parameter) for parameter in model.parameters() if parameter.dim() > 1]
+    outer = set() if embeddings else {*weights[:1], *weights[-1:]}
+    for _, matrix in chosen.matrices:
+        names = [layer.name for layer in matrix.layers()]
+        shape = tuple(matrix.weight.shape)
+        if isinstance(matrix, (Convolution, TransposedConvolution)):
+            chosen.convolutions.extend(names)
+        elif id(matrix.weight) in outer or (shape in embeddings and len(set(shape)) > 1):  # a square layer can be any
+            chosen.ends.extend(names)
 
 
 def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]], statistics: str,

@@ -163,7 +163,7 @@ class Preconditioner:
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions(
-                [slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen.not_hidden), statistics,
+                [slot.layer for slot in self._slots], self._recipe.layer_methods(layer_methods, chosen), statistics,
                 chosen.by_gradient),
             data_plane=data_plane)
         check_options(self._spec, sharded=sharded, overlap=overlap, several=self._ddp or self._group.size > 1)

@@ -6,41 +6,40 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
 import torch
 
 from .._session import Method
-from ._layers import as_method
+from ._layers import Chosen, as_method
 from ._optimizer import BaseOptimizer
 
 # Of vectors, which the optimizer trains; torch's own default for the second is for longer runs.
 _BETAS = (0.95, 0.95)
-# Of layers that are no hidden linear ones. A longer side, mostly a vocabulary, has no factor: its decompositions cost d^3.
+# Of linear layers and embeddings at a model's ends. A longer side, mostly a vocabulary, has no factor: its decompositions cost d^3.
 _SOAP = Method("soap", {"max_factor_dim": 2048})
+# Of convolutions, whose eigenbases turn faster than 10 steps can follow.
+_SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interval": 5})
 
 
 @dataclasses.dataclass
 class Recipe:
-    """method: of layers; others: of layers that are no hidden linear ones, None for `method`; embeddings: of embeddings' weights, None
-    where they are left to the optimizer. needs_optimizer: the user has named no method and has shown no optimizer yet that takes
-    whole updates as such."""
+    """method: of layers. embeddings: of embeddings' weights, None where they are left to the optimizer. is_default: method is muon, of
+    hidden linear layers, and the others have soap. needs_optimizer: the user has named no method and has shown no optimizer yet that
+    takes whole updates as such."""
 
     method: Method
-    others: Optional[Method]
     embeddings: Optional[Method]
+    is_default: bool
     needs_optimizer: bool
 
-    @property
-    def is_default(self) -> bool:
-        """Whether it is muon and soap."""
-        return self.others is not None
-
-    def layer_methods(self, given: Optional[Mapping[str, Union[Method, str]]],
-                      not_hidden: Sequence[str]) -> Dict[str, Union[Method, str]]:
+    def layer_methods(self, given: Optional[Mapping[str, Union[Method, str]]], chosen: Chosen) -> Dict[str, Union[Method, str]]:
         """The user's, which come first, and those of the recipe."""
-        pattern = f"(?:{'|'.join(map(re.escape, not_hidden))})"  # no pattern of the user's: an equal one would be replaced
-        return {**(given or {}), **({pattern: self.others} if self.others and not_hidden else {})}
+        methods = dict(given or {})
+        for names, method in ((chosen.convolutions, _SOAP_OF_CONVOLUTIONS), (chosen.ends, _SOAP)):
+            if self.is_default and names:
+                methods[f"(?:{'|'.join(map(re.escape, names))})"] = method  # no user's pattern: an equal one would be replaced
+        return methods
 
     def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
         """What make_optimizer gives to BaseOptimizer beside groups and rate."""
@@ -65,5 +64,5 @@ def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
     if by_default and embeddings is None:
         embeddings = _SOAP
-    return Recipe(as_method(method or ("muon" if by_default else "mkor")), _SOAP if by_default else None,
-                  as_method(embeddings) if embeddings else None, by_default and optimizer is None)
+    return Recipe(as_method(method or ("muon" if by_default else "mkor")), as_method(embeddings) if embeddings else None, by_default,
+                  by_default and optimizer is None)
