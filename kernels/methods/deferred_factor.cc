@@ -182,7 +182,8 @@ absl::Status DeferredFactor::MultiplyStored(ConstMatrixView v, int64_t room, Mat
   PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricUpdateMultiply(next_.scale / unit_, (next_.identity - identity) / unit_,
                                                              weights, waiting, matrix(), v, u));
   for (Scalars* scalars : {&next_, &scalars_}) {
-    if (scalars == &scalars_ && has_next()) continue;  // otherwise it is the factor's own M, whatever comes of this update
+    // Without a next matrix the product has changed M itself, which both forms describe.
+    if (scalars == &scalars_ && has_next()) continue;
     scalars->identity = identity;
     scalars->scale = unit_;
     scalars->weights.clear();

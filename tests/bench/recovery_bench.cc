@@ -257,8 +257,7 @@ class Bench {
     }
     constexpr double kMilli = 1e3;
     rows_.push_back({"log_step", "ms", Median(with) * kMilli, Median(without) * kMilli, Median(ratios), 1.05, true});
-    rows_.push_back(
-        {"snapshot_step", "ms", Median(cuts) * kMilli, Median(with) * kMilli, Median(cuts) / Median(with)});
+    rows_.push_back({"snapshot_step", "ms", Median(cuts) * kMilli, Median(with) * kMilli, Median(cuts) / Median(with)});
     if (beside.empty()) return;  // written within one step
     rows_.push_back({"snapshot_beside_step", "ms", Median(beside) * kMilli, Median(with) * kMilli,
                      Median(beside) / Median(with), 1.10, true});
