@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from .._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
-from .._session import METHODS, Layer, LayerMethod, Method, traits_of
+from .._layer_methods import as_method, by_pattern, compile_pattern, expect_whole_updates
+from .._session import Layer, LayerMethod, Method
 
 # (rows of the input, without the 1 of a bias; rows of the output's gradient), both [n, d]; of one group.
 Rows = Tuple[torch.Tensor, torch.Tensor]
@@ -241,9 +242,9 @@ class Choice:
             compile_pattern("skip", pattern)
         for pattern, method in self.parameter_methods.items():
             compile_pattern("parameter_methods", pattern)
-            _expect_whole_updates(f"parameter_methods: {pattern!r}", as_method(method))
+            expect_whole_updates(f"parameter_methods: {pattern!r}", as_method(method))
         if self.embeddings is not None:
-            _expect_whole_updates("embeddings", self.embeddings)
+            expect_whole_updates("embeddings", self.embeddings)
 
     def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:
         """Why a weight is left to the optimizer, "" if nothing speaks against it so far."""
@@ -265,21 +266,6 @@ class Choice:
         if not self.min_dim <= sides[1] <= self.max_dim:
             return f"its longer side of {sides[1]} is not in [{self.min_dim}, {self.max_dim}]"
         return ""
-
-
-def _expect_whole_updates(what: str, method: Method) -> None:
-    if traits_of(method).whole_updates:
-        return
-    whole = ", ".join(name for name, traits in METHODS.items() if traits.whole_updates)
-    raise InvalidArgumentError(f"{what}: expected one of {whole}, which take no statistics, got {method.name}", "INVALID_ARGUMENT")
-
-
-def compile_pattern(what: str, pattern: str) -> "re.Pattern[str]":
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise InvalidArgumentError(f"{what}: expected a regular expression, got {pattern!r}: {error}",
-                                   "INVALID_ARGUMENT") from None
 
 
 def plain_name(name: str) -> str:
@@ -470,30 +456,5 @@ def exceptions(layers: Sequence[Layer], methods: Mapping[str, Union[Method, str]
             method = by_gradient[layer.name]
             before = found_by_gradient.get(repr(method))
             found_by_gradient[repr(method)] = LayerMethod(method, (*(before.layers if before else ()), place))
-    return tuple(found_by_gradient.values()) + _exceptions(
+    return tuple(found_by_gradient.values()) + by_pattern(
         [None if layer.name in by_gradient else layer for layer in layers], methods, statistics)
-
-
-def _exceptions(layers: Sequence[Optional[Layer]], methods: Mapping[str, Union[Method, str]],
-                statistics: str) -> Tuple[LayerMethod, ...]:
-    places: Dict[str, List[int]] = {pattern: [] for pattern in methods}
-    for pattern in methods:
-        matching = compile_pattern("layer_methods", pattern).fullmatch
-        found = [place for place, layer in enumerate(layers) if layer is not None and matching(layer.name)]
-        if not found:
-            raise InvalidArgumentError(f"layer_methods: no layer's whole name matches {pattern!r}; there are "
-                                       f"{[layer.name for layer in layers if layer is not None]}", "INVALID_ARGUMENT")
-        taken = {place for others in places.values() for place in others}
-        places[pattern] = [place for place in found if place not in taken]
-    return tuple(
-        LayerMethod(as_method(methods[pattern]), tuple(found), statistics_of(as_method(methods[pattern]), statistics))
-        for pattern, found in places.items() if found)
-
-
-def as_method(method: Union[Method, str]) -> Method:
-    return Method(method) if isinstance(method, str) else method
-
-
-def statistics_of(method: Method, statistics: str) -> str:
-    """What the method wants where the user says nothing."""
-    return statistics or traits_of(method).default_statistics

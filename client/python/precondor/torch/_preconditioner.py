@@ -15,6 +15,7 @@ from torch import nn
 
 from .._client import Client, Security, Session, Worker, kl_clip_scale
 from .._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError, from_status
+from .._layer_methods import statistics_of
 from .._session import Layer, Method, SessionSpec, traits_of
 from . import _device, _group, _layers, _local, _optimizer, _recipe, _shards
 from ._amp import optimized, unscale
@@ -159,7 +160,7 @@ class Preconditioner:
         self._spec = SessionSpec(
             name=session, layers=tuple(slot.layer for slot in self._slots), method=method, world_size=self._group.size,
             seed=seed, exchange=exchange or ("DELEGATE" if self._ddp or sharded else "DIRECT"),
-            statistics=_layers.statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
+            statistics=statistics_of(method, statistics), sketches=sketches, inv_freq=inv_freq,
             warmup_steps=warmup_steps, staleness_steps=staleness_steps, statistics_dtype=statistics_dtype,
             gradient_dtype=gradient_dtype, fallback=dict(fallback or {}), on_shard_loss=on_shard_loss,
             layer_methods=_layers.exceptions(

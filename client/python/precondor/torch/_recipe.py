@@ -10,8 +10,9 @@ from typing import Any, Dict, Mapping, Optional, Union
 
 import torch
 
+from .._layer_methods import as_method
 from .._session import Method
-from ._layers import Chosen, as_method
+from ._layers import Chosen
 from ._optimizer import BaseOptimizer
 
 # Of vectors, which the optimizer trains; torch's own default for the second is for longer runs.

@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""precondor.optax: its updates are those of precondor.Client for the same gradients, and Adam's for vectors.
+
+JAX and optax are those of deploy/torch2.sh's environment, in which CTest runs it.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"  # read when JAX starts
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import precondor
+import precondor.optax
+from interop_test import Server
+
+STEPS = 12
+# As flax names them: a kernel is [in, out], of a convolution [h, w, in, out].
+SHAPES = {"conv": {"kernel": (3, 3, 2, 4), "bias": (4,)}, "dense": {"kernel": (6, 5), "bias": (5,)}, "scale": (), "row": (1, 7)}
+
+
+def tree(fill):
+    return jax.tree_util.tree_map(fill, SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
+
+
+def gradients(step):
+    random = np.random.default_rng(step)
+    return tree(lambda shape: jnp.asarray(random.standard_normal(shape), jnp.float32))
+
+
+class OptaxTest(unittest.TestCase):
+    server = None
+
+    def setUp(self):
+        self.name = self.id().rsplit(".", 1)[-1][:100]
+
+    def transformation(self, **options):
+        made = precondor.optax.scale_by_precondor(options.pop("address", self.server.address), **options)
+        self.addCleanup(made.close, end_session=True)
+        return made
+
+    def run_steps(self, transformation, state=None, first=0, steps=STEPS):
+        state = transformation.init(gradients(0)) if state is None else state
+        update = jax.jit(transformation.update)
+        found = []
+        for step in range(first, first + steps):
+            updates, state = update(gradients(step), state)
+            found.append(jax.device_get(updates))
+        return found, state
+
+    def expect_equal(self, found, expected):
+        jax.tree_util.tree_map(np.testing.assert_array_equal, found, expected)
+
+    def test_updates_are_the_clients_and_adams(self):
+        found, state = self.run_steps(self.transformation(layer_methods={"dense.*": "muon"}))
+        self.assertEqual(int(state.step), STEPS)
+        layers = [precondor.Layer("a", 3, 24, shape=(3, 3, 2, 4)), precondor.Layer("b", 6, 5)]
+        spec = precondor.SessionSpec(self.name, layers, precondor.Method("soap", {"max_factor_dim": 2048}),
+                                     layer_methods=[precondor.LayerMethod(precondor.Method("muon"), [1])])
+        adam = optax.scale_by_adam(0.95, 0.95)
+        vectors = [lambda g: g["conv"]["bias"], lambda g: g["dense"]["bias"], lambda g: g["scale"], lambda g: g["row"]]
+        moments = adam.init([of(gradients(0)) for of in vectors])
+        with precondor.Client(self.server.address) as client, client.open_session(spec).join() as worker:
+            for step, updates in enumerate(found):
+                given = gradients(step)
+                for layer, (name, shape) in enumerate((("conv", (3, 24)), ("dense", (6, 5)))):
+                    answer = worker.precondition(step, layer, np.asarray(given[name]["kernel"]).reshape(shape), 1).result()
+                    np.testing.assert_array_equal(updates[name]["kernel"].reshape(shape), answer.gradient)
+                worker.report_step(step, 0.0, 1, 0.0)
+                expected, moments = adam.update([of(given) for of in vectors], moments)
+                for of, one in zip(vectors, expected):
+                    np.testing.assert_allclose(of(updates), one, rtol=1e-6, atol=1e-6)
+
+    def test_learns_with_a_server_of_its_own(self):
+        transformation = self.transformation(address="local")
+        optimizer = optax.chain(transformation, optax.add_decayed_weights(0.01), optax.scale_by_learning_rate(0.02))
+        random = np.random.default_rng(1)
+        x = random.standard_normal((64, 6)).astype(np.float32)
+        y = np.tanh(x @ random.standard_normal((6, 3)).astype(np.float32))
+        params = [jnp.asarray(random.standard_normal(shape) * 0.3, jnp.float32) for shape in ((6, 16), (16,), (16, 3), (3,))]
+
+        def loss_of(params):
+            return jnp.mean((jnp.tanh(x @ params[0] + params[1]) @ params[2] + params[3] - y)**2)
+
+        @jax.jit
+        def step(params, state):
+            loss, grads = jax.value_and_grad(loss_of)(params)
+            updates, state = optimizer.update(grads, state, params, value=loss)
+            return optax.apply_updates(params, updates), state, loss
+
+        state, losses = optimizer.init(params), []
+        for _ in range(80):
+            params, state, loss = step(params, state)
+            losses.append(float(loss))
+        self.assertLess(losses[-1], 0.1 * losses[0])
+
+    def test_a_step_that_is_not_finite_changes_nothing(self):
+        transformation = self.transformation()
+        _, state = self.run_steps(transformation, steps=3)
+        for name in ("kernel", "bias"):
+            bad = gradients(3)
+            bad["dense"][name] = bad["dense"][name].at[0].set(jnp.nan)
+            before = state
+            updates, state = jax.jit(transformation.update)(bad, state)
+            self.assertTrue(all(not leaf.any() for leaf in jax.tree_util.tree_leaves(updates)))
+            self.expect_equal(state.vectors, before.vectors)
+            self.assertEqual(int(state.step), int(before.step) + 1)
+        found, _ = self.run_steps(transformation, state, first=3, steps=1)
+        expected, _ = self.run_steps(self.transformation(), steps=4)
+        self.expect_equal(found[0], expected[3])
+
+    def test_bfloat16_stays(self):
+        transformation = self.transformation()
+        grads = [jnp.ones((4, 3), jnp.bfloat16), jnp.ones(3, jnp.bfloat16)]
+        updates, _ = transformation.update(grads, transformation.init(grads))
+        self.assertEqual([leaf.dtype for leaf in updates], [jnp.bfloat16] * 2)
+
+    def test_scan_and_sharded_arrays(self):
+        expected, _ = self.run_steps(self.transformation())
+        scanned = self.transformation()
+        every = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *(gradients(step) for step in range(STEPS)))
+
+        def body(state, grads):
+            updates, state = scanned.update(grads, state)
+            return state, updates
+
+        _, found = jax.jit(lambda every: jax.lax.scan(body, scanned.init(gradients(0)), every))(every)
+        for step, one in enumerate(expected):
+            self.expect_equal(jax.tree_util.tree_map(lambda leaf: leaf[step], found), one)
+
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("model",))
+        sharded = self.transformation()
+        state, update = sharded.init(gradients(0)), jax.jit(sharded.update)
+        for step in range(3):
+            grads = gradients(step)
+            grads["conv"]["kernel"] = jax.device_put(
+                grads["conv"]["kernel"], jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, None, None, "model")))
+            rest = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            grads, state = (jax.tree_util.tree_map(lambda leaf: leaf if len(leaf.devices()) > 1 else jax.device_put(leaf, rest), one)
+                            for one in (grads, state))
+            updates, state = update(grads, state)
+            self.expect_equal(jax.device_get(updates), expected[step])
+
+    def test_a_later_process_goes_on(self):
+        first = self.transformation(session=self.name)
+        found, state = self.run_steps(first, steps=5)
+        first.close()
+        again = self.transformation(session=self.name)
+        more, _ = self.run_steps(again, state, first=5, steps=3)
+        expected, _ = self.run_steps(self.transformation(), steps=8)
+        for one, other in zip(found + more, expected):
+            self.expect_equal(one, other)
+        fresh = self.transformation()
+        with self.assertWarnsRegex(UserWarning, "is new and the state is of step 5"):
+            self.run_steps(fresh, state, first=5, steps=1)
+
+    def test_what_is_refused(self):
+        refused = precondor.InvalidArgumentError
+        with self.assertRaisesRegex(refused, "method: expected one of kron, soap, muon, .* got mkor"):
+            self.transformation(method="mkor")
+        with self.assertRaisesRegex(refused, "layer_methods: 'x': expected one of"):
+            self.transformation(layer_methods={"x": "mkor"})
+        vectors = [jnp.ones(3)]
+        with self.assertRaisesRegex(refused, r"expected a tree with a real array of two or more dimensions, got \{'0': \(3,\)\}"):
+            self.transformation().init(vectors)
+        unmatched = self.transformation(layer_methods={"head": "muon"})
+        with self.assertRaisesRegex(refused, r"no layer's whole name matches 'head'; there are \['conv.kernel', 'dense.kernel'\]"):
+            self.run_steps(unmatched)
+        used = self.transformation()
+        self.run_steps(used, steps=1)
+        with self.assertRaisesRegex(refused, r"expected the tree of the first call, .*'0': \[2, 2\]"):
+            used.update([jnp.ones((2, 2))], used.init([jnp.ones((2, 2))]))
+        update, state = jax.jit(used.update), used.init(gradients(0))
+        _, state = update(gradients(1), state._replace(step=state.step + 1))
+        used.close()
+        with self.assertRaisesRegex(precondor.FailedPreconditionError, "closed"):
+            used.update(gradients(2), state)
+        with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "not connected"):  # compiled before
+            jax.block_until_ready(update(gradients(2), state))
+        with mock.patch.object(jax, "process_count", return_value=2):
+            with self.assertRaisesRegex(precondor.UnimplementedError, "expected 1 process, got 2"):
+                self.run_steps(self.transformation())
+        with self.assertRaises(precondor.UnavailableError):
+            self.run_steps(self.transformation(address="unix:/nonexistent/socket", connect_timeout=0.2))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        OptaxTest.server = Server(arguments.server, folder)
+        try:
+            result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
+        finally:
+            status = OptaxTest.server.stop()
+    if status != 0:
+        sys.exit(f"the server ended with {status}")
+    sys.exit(not result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()
