@@ -108,6 +108,7 @@ def denoising(norm):
                 lambda model: 100 * loss(model, data.held_out))
 
 
-TASKS = {"gpt": lambda: char_gpt(300), "digits": autoencoder, "denoise": lambda: denoising(False),
+TASKS = {"gpt": lambda: char_gpt(300), "gpt-1000": lambda: char_gpt(1000), "digits": autoencoder, "denoise": lambda: denoising(False),
          "denoise-norm": lambda: denoising(True)}
-RATES = {"gpt": 0.004, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004}  # middles, before a method's multiple
+# Middles, before a method's multiple.
+RATES = {"gpt": 0.004, "gpt-1000": 0.004, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004}
