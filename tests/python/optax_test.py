@@ -38,7 +38,7 @@ def gradients(step):
 
 
 class OptaxTest(unittest.TestCase):
-    server = None
+    program = server = None
 
     def setUp(self):
         self.name = self.id().rsplit(".", 1)[-1][:100]
@@ -163,6 +163,15 @@ class OptaxTest(unittest.TestCase):
         with self.assertWarnsRegex(UserWarning, "is new and the state is of step 5"):
             self.run_steps(fresh, state, first=5, steps=1)
 
+    def test_closes_without_servers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(self.program, folder)
+            lost = precondor.optax.scale_by_precondor(server.address, rpc_timeout=0.5)
+            self.run_steps(lost, steps=1)
+            server.stop()
+        lost.close()
+        lost.close()
+
     def test_what_is_refused(self):
         refused = precondor.InvalidArgumentError
         with self.assertRaisesRegex(refused, "method: expected one of kron, soap, muon, .* got mkor"):
@@ -198,6 +207,7 @@ def main():
     parser.add_argument("--server", required=True)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        OptaxTest.program = arguments.server
         OptaxTest.server = Server(arguments.server, folder)
         try:
             result = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result

@@ -7,6 +7,7 @@ Importing this imports jax and optax; `import precondor` does not.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import math
 import os
@@ -22,7 +23,7 @@ from jax.experimental import io_callback
 
 from . import server
 from ._client import Client, Security, Session, Worker
-from ._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
+from ._errors import FailedPreconditionError, InvalidArgumentError, PrecondorError, UnimplementedError
 from ._layer_methods import as_method, by_pattern, expect_whole_updates
 from ._session import Layer, Method, SessionSpec
 
@@ -227,11 +228,19 @@ class _Connection:
                 self._closed = True
                 return
             self._closed = True
-            if self._worker is not None:
-                self._worker.close()
-            if self._session is not None and (end_session or self._is_new_name):
-                self._session.close()
-            self._client.close()
+            try:
+                with contextlib.suppress(PrecondorError):  # servers that are gone know no rank either
+                    if self._worker is not None:
+                        self._worker.leave()
+                if self._session is not None and (end_session or self._is_new_name):
+                    self._session.close()
+            except PrecondorError:
+                if end_session:
+                    raise
+            finally:
+                if self._worker is not None:
+                    self._worker.close()
+                self._client.close()
 
 
 def _shapes(spec: SessionSpec) -> Dict[str, List[int]]:
