@@ -57,7 +57,7 @@ MAY_NAME_METHODS = {
     "kernels/base/session_spec.h": None,  # the default
     "client/python/precondor/_session.py": None,  # likewise
     "client/python/precondor/torch/_recipe.py": None,  # which methods a model gets by default
-    "client/python/precondor/optax.py": None,         # the same for a tree of JAX
+    "client/python/precondor/optax.py": None,         # what a tree of JAX gets
     "client/python/precondor/torch/_preconditioner.py": None,  # likewise
     "client/cpp/examples/": None,  # they choose
     "client/python/examples/": None,
