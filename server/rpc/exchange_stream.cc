@@ -153,11 +153,11 @@ absl::Status ExchangeStream::CheckGeneration(const v1::ExchangeRequest& frame) c
 void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire::ReceivedBytes& payload) {
   const v1::FrameHeader& header = message.header();
   const absl::Time now = clock_.Now();
+  const SessionCaller& caller = CallerOf(header);  // first: a frame that is refused shows the secret too
   if (header.kind() == v1::FRAME_KIND_RING) return OpenRing(message);
   if (header.has_ring_offset()) return SubmitInRing(header, payload, now);
   if (header.kind() == v1::FRAME_KIND_RESUME) {
-    const absl::Status taken =
-        shard_.Resume(DecodeKey(header), header.factor_version(), header.abstain(), CallerOf(header));
+    const absl::Status taken = shard_.Resume(DecodeKey(header), header.factor_version(), header.abstain(), caller);
     return taken.ok() ? PushAck(*queue_, header, /*duplicate=*/false) : PushError(*queue_, header, taken);
   }
   if (header.kind() == v1::FRAME_KIND_FETCH) {
@@ -167,7 +167,7 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
   const auto admit = [&](const v1::FrameHeader& first) -> absl::Status {
     PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(first));
     PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
-                               shard_.AdmitContribution(std::move(decoded), first.payload_bytes(), CallerOf(first)));
+                               shard_.AdmitContribution(std::move(decoded), first.payload_bytes(), caller));
     whole = Incoming{std::move(admitted), now};
     return absl::OkStatus();
   };

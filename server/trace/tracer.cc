@@ -3,10 +3,18 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace precondor::trace {
+namespace {
+
+// A slow collector does not hold up the end of a server; its request in progress alone does.
+constexpr absl::Duration kLongestEnd = absl::Seconds(2);
+
+}  // namespace
 
 Tracer::Tracer(Options options, Resource resource, const Clock& clock, Logger& logger, Send send)
     : options_(options),
@@ -26,6 +34,13 @@ Tracer::~Tracer() {
 }
 
 void Tracer::Record(Span span) {
+  if (span.status.message().size() > options_.text_bytes) {
+    span.status = absl::Status(span.status.code(), span.status.message().substr(0, options_.text_bytes));
+  }
+  for (Attribute& attribute : span.attributes) {
+    auto* text = std::get_if<std::string>(&attribute.value);
+    if (text != nullptr && text->size() > options_.text_bytes) *text = text->substr(0, options_.text_bytes);
+  }
   MutexLock lock(mu_);
   if (queue_.size() >= options_.queue_spans) {
     ++counts_.dropped;
@@ -41,6 +56,7 @@ Tracer::Counts Tracer::counts() const {
 }
 
 void Tracer::Run() {
+  std::optional<absl::Time> last_request;  // that begins before the end
   for (;;) {
     bool ending = false, more = false;
     {
@@ -50,12 +66,13 @@ void Tracer::Run() {
       });
       ending = ending_;
       more = !queue_.empty();
+      if (ending && !last_request.has_value()) last_request = clock_.Now() + kLongestEnd;
+      if (ending && (failing_ || !more || clock_.Now() >= *last_request)) {
+        counts_.dropped += static_cast<int64_t>(queue_.size());
+        return;
+      }
     }
     if (more) SendBatch();
-    if (!ending) continue;
-    MutexLock lock(mu_);
-    if (failing_) counts_.dropped += static_cast<int64_t>(queue_.size());
-    if (failing_ || queue_.empty()) return;
   }
 }
 

@@ -27,6 +27,7 @@ class Tracer {
     double step_share = 0;                    // of all steps, 0 ... 1
     size_t queue_spans = 4096;                // most that wait
     size_t batch_spans = 256;                 // most in one request
+    size_t text_bytes = 256;                  // of a status or an attribute: a caller can send names of megabytes
     absl::Duration pause = absl::Seconds(1);  // longest wait for a batch to fill
   };
   // Sends one request's body to the collector; on the tracer's thread. It returns within seconds.
@@ -34,7 +35,7 @@ class Tracer {
 
   // `clock` and `logger` outlive the tracer.
   Tracer(Options options, Resource resource, const Clock& clock, Logger& logger, Send send);
-  // Sends what waits, until a request fails, and ends.
+  // Sends what waits, until a request fails or two seconds have passed, and ends.
   ~Tracer();
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;

@@ -262,6 +262,20 @@ TEST(ClientServiceFaultTest, ANewProcessOfARankFencesTheOld) {
   EXPECT_EQ(client->Join("test", {0, 1}).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST(ClientServiceFaultTest, ASessionThatAnotherProcessHasReplacedCanBeJoined) {
+  const Server server;
+  const auto first = server.Connect(), second = server.Connect();
+  const SessionSpec spec = Spec("identity", 1, ExchangeMode::kDirect, DType::kF32);
+  ASSERT_TRUE(first->OpenSession(spec).ok());
+  ASSERT_TRUE(second->CloseSession("test").ok());
+  ASSERT_TRUE(second->OpenSession(spec).ok());
+  EXPECT_EQ(first->CloseSession("test").status().code(), absl::StatusCode::kPermissionDenied)
+      << "it is not the session that this client means";
+  const auto worker = first->Join("test", {});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  EXPECT_EQ(RunRank(**worker, 1)[0].size(), kShapes.size());
+}
+
 TEST(ClientServiceFaultTest, ANonFiniteVectorSurfacesInFlushAndANonFiniteGradientSkips) {
   const Server server;
   const auto client = server.Connect();

@@ -466,14 +466,18 @@ TEST(ServerSessionTest, AFrameShowsTheSecretOnceForItsStream) {
   auto stream = server.data->Exchange(&context);
   v1::ExchangeResponse message;
   ASSERT_TRUE(stream->Read(&message));
-  for (int layer = 0; layer < 2; ++layer) {
+  for (const bool refused : {true, false, false}) {  // the refused one shows the secret
     v1::ExchangeRequest frame;
-    *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_STATISTICS, 0, layer);
-    if (layer > 0) frame.mutable_header()->clear_secret();
-    frame.set_payload(RawFloats(kRawRows[layer] + kRawCols[layer], 1));
+    *frame.mutable_header() = RawHeader(job, v1::FRAME_KIND_STATISTICS, 0, 0);
+    frame.set_payload(RawFloats(kRawRows[0] + kRawCols[0], 1));
+    if (refused) {
+      frame.mutable_header()->set_payload_bytes(1);
+    } else {
+      frame.mutable_header()->clear_secret();
+    }
     ASSERT_TRUE(stream->Write(frame));
     ASSERT_TRUE(stream->Read(&message));
-    EXPECT_EQ(message.header().kind(), v1::FRAME_KIND_ACK) << message.DebugString();
+    EXPECT_EQ(message.header().kind(), refused ? v1::FRAME_KIND_ERROR : v1::FRAME_KIND_ACK) << message.DebugString();
     EXPECT_TRUE(message.header().secret().empty());
   }
 }

@@ -51,9 +51,16 @@ class ClientImpl final : public Client {
     request.set_incarnation(options.incarnation);
     request.set_first_step(options.first_step);
     request.set_secret(SecretOf(session));
-    PRECONDOR_ASSIGN_OR_RETURN(const v1::JoinSessionResponse joined,
-                               JoinUntilActive(*control_, request, options_.join_timeout, canceller_));
-    return WorkerImpl::Make(options_, control_, std::string(session), options, joined);
+    auto joined = JoinUntilActive(*control_, request, options_.join_timeout, canceller_);
+    if (absl::IsPermissionDenied(joined.status()) && !request.secret().empty()) {
+      // Another process has replaced the session that this client opened (a restored snapshot does). The server says
+      // whether this client may be given the secret of the new one.
+      ForgetSecret(session);
+      request.clear_secret();
+      joined = JoinUntilActive(*control_, request, options_.join_timeout, canceller_);
+    }
+    PRECONDOR_RETURN_IF_ERROR(joined.status());
+    return WorkerImpl::Make(options_, control_, std::string(session), options, *joined);
   }
 
   absl::StatusOr<bool> CloseSession(absl::string_view session) override {
@@ -61,8 +68,7 @@ class ClientImpl final : public Client {
     request.set_name(std::string(session));
     request.set_secret(SecretOf(session));
     PRECONDOR_ASSIGN_OR_RETURN(const v1::CloseSessionResponse response, control_->CloseSession(request, canceller_));
-    MutexLock lock(mu_);
-    secrets_.erase(std::string(session));
+    ForgetSecret(session);
     return response.existed();
   }
 
@@ -74,6 +80,11 @@ class ClientImpl final : public Client {
     MutexLock lock(mu_);
     const auto found = secrets_.find(session);
     return found == secrets_.end() ? "" : found->second;
+  }
+
+  void ForgetSecret(absl::string_view session) {
+    MutexLock lock(mu_);
+    secrets_.erase(std::string(session));
   }
 
   const ClientOptions options_;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/coordinator/mode_policy.h"
 
-#include <utility>
-
 namespace precondor {
 
 ModePolicy::ModePolicy(FallbackConfig config, FallbackState state)
-    : config_(std::move(config)), state_(std::move(state)), decision_(Decide(config_, state_)) {}
+    : config_(config), state_(state), decision_(Decide(config_, state_)) {}
 
 void ModePolicy::Observe(const StepObservation& finished) {
   state_ = Advance(config_, state_, finished);

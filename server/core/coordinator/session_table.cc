@@ -31,9 +31,6 @@ std::shared_ptr<CoordinatorSession> SessionTable::Find(uint64_t session_id) cons
   return found == by_id_.end() ? nullptr : found->second;
 }
 
-void SessionTable::Add(std::shared_ptr<CoordinatorSession> session) {
-  const uint64_t id = session->id();
-  by_id_.emplace(id, std::move(session));
-}
+void SessionTable::Add(const std::shared_ptr<CoordinatorSession>& session) { by_id_.emplace(session->id(), session); }
 
 }  // namespace precondor

@@ -33,7 +33,7 @@ class SessionTable {
   // Null: there is no such session, or it is being opened.
   std::shared_ptr<CoordinatorSession> FindByName(absl::string_view name) const;
   std::shared_ptr<CoordinatorSession> Find(uint64_t session_id) const;
-  void Add(std::shared_ptr<CoordinatorSession> session);
+  void Add(const std::shared_ptr<CoordinatorSession>& session);
   void Remove(uint64_t session_id) { by_id_.erase(session_id); }
   const absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>>& by_id() const { return by_id_; }
 

@@ -115,6 +115,21 @@ TEST_F(TracerTest, SendsAllThatWaitsWhenItEnds) {
   EXPECT_THAT(collector.names(), ElementsAre("a", "b", "c", "d", "e"));
 }
 
+TEST_F(TracerTest, CutsLongTexts) {
+  Collector collector;
+  auto tracer = Make(collector.sender(), {.text_bytes = 3});
+  tracer->Record({.context = kCaller,
+                  .name = "call",
+                  .status = absl::NotFoundError("abcd"),
+                  .attributes = {{"name", std::string("efgh")}, {"step", int64_t{12345}}}});
+  tracer.reset();
+  ASSERT_THAT(collector.names(), ElementsAre("call"));
+  const Json& call = collector.spans()[0];
+  EXPECT_EQ(call["status"]["message"], "abc");
+  EXPECT_EQ(call["attributes"][0]["value"]["stringValue"], "efg");
+  EXPECT_EQ(call["attributes"][1]["value"]["intValue"], "12345");
+}
+
 TEST_F(TracerTest, ASlowCollectorBlocksNobodyAndSpansAreCounted) {
   Collector collector(/*open=*/false);
   auto tracer = Make(collector.sender(), {.queue_spans = 3, .batch_spans = 1});
