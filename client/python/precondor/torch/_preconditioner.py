@@ -424,7 +424,6 @@ class Preconditioner:
         if snapshot_paths:
             self._group.check(lambda: self._group.rank == 0 and restore_snapshot(state, snapshot_paths, self._address,
                                                                                  self._security, precondorctl))
-            self._session = self._group.check(lambda: self._client.open_session(self._spec))  # another one, of another secret
         elif self._is_new and step > 0 and exact:
             # Otherwise the next attempt would find it, and take its factors for the run's.
             self._group.check(lambda: self._group.rank == 0 and self._session.close())
