@@ -105,7 +105,7 @@ absl::Status Coordinator::Restore(absl::Span<const CoordinatorRecord> records) {
     MutexLock lock(mu_);
     ids_.NoteUsed(id);
     sessions_.MakeEntry(record.spec.name).state = session;
-    sessions_.Add(std::move(session));
+    sessions_.Add(session);
   }
   PRECONDOR_RETURN_IF_ERROR(BecomeLeader(read.last_token));
   {
