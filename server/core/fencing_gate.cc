@@ -50,6 +50,11 @@ bool FencingGate::IsCurrent(uint64_t token) const {
   return token == highest_ || token < seen_;
 }
 
+uint64_t FencingGate::current() const {
+  MutexLock lock(mu_);
+  return highest_;
+}
+
 void FencingGate::Restore(uint64_t token) {
   MutexLock lock(mu_);
   highest_ = seen_ = std::max(highest_, token);

@@ -28,7 +28,7 @@ absl::Status Coordinator::HoldFactors(CoordinatorSession& session) {
   std::vector<PlacedLayers> placement;
   {
     MutexLock lock(mu_);
-    hold = session.MakeFactorHold(clock_.Wall());
+    hold = session.MakeFactorHold();
     placement = session.placement().shards();
   }
   for (size_t s = 0; s < shards_.size(); ++s) {
@@ -47,7 +47,7 @@ void Coordinator::ReconcileFactors(size_t shard, const ShardDescription& descrip
     for (const HeldSession& held : description.sessions) {
       const std::shared_ptr<CoordinatorSession> session = sessions_.Find(held.session_id);
       if (session == nullptr || session->NeedsFactors() != held.factors_released) continue;
-      holds.emplace_back(session, session->MakeFactorHold(clock_.Wall()));
+      holds.emplace_back(session, session->MakeFactorHold());
     }
   }
   // What fails is found again the next time.

@@ -161,9 +161,8 @@ bool CoordinatorSession::NeedsFactors() const {
                      [](const ModeInterval& interval) { return interval.mode == Mode::kSecondOrder; });
 }
 
-FactorHold CoordinatorSession::MakeFactorHold(absl::Time now) {
-  factor_version_ = std::max(factor_version_ + 1, static_cast<uint64_t>(std::max<int64_t>(absl::ToUnixNanos(now), 1)));
-  return {.session_id = id_, .version = factor_version_, .hold = NeedsFactors()};
+FactorHold CoordinatorSession::MakeFactorHold() {
+  return {.session_id = id_, .version = ++hold_version_, .hold = NeedsFactors()};
 }
 
 bool CoordinatorSession::NoteShardsTold(const Membership& told) {

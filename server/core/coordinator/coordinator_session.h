@@ -82,8 +82,8 @@ class CoordinatorSession {
   // --- factors ----------------------------------------------------------------------------------------------------
   // Whether a step that some rank has yet to finish is in second order, or a probe of first order is under way.
   bool NeedsFactors() const;
-  // What NeedsFactors says, with a version greater than any before, also before a restart.
-  FactorHold MakeFactorHold(absl::Time now);
+  // What NeedsFactors says, with a version greater than any that this process made before.
+  FactorHold MakeFactorHold();
   // SessionMembers::NoteShardsTold. True when the job rolled back with this membership from first order to steps in
   // second order: the shards may have released its factors.
   bool NoteShardsTold(const Membership& told);
@@ -104,7 +104,7 @@ class CoordinatorSession {
   ModePolicy mode_policy_;
   SessionSnapshots snapshots_;
   bool rolled_back_ = false;  // to steps in second order, from first order, and not told to shards
-  uint64_t factor_version_ = 0;
+  uint64_t hold_version_ = 0;
 };
 
 }  // namespace precondor

@@ -23,19 +23,22 @@ SessionFactors::SessionFactors(std::shared_ptr<SessionContext> context,
       held_(state.held),
       reserved_(state.held || state.writing != 0 ? sizes.held : sizes.released),
       version_(state.version),
+      release_(state.release),
       writing_(state.writing) {}
 
 absl::StatusOr<SessionFactors::FactorState> SessionFactors::state() const {
   MutexLock lock(mu_);
   if (!holding_ && !letting_go_ && !closed_) {
-    return FactorState{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
+    return FactorState{
+        .held = held_, .reserved = reserved_, .version = version_, .release = release_, .writing = writing_};
   }
   return absl::UnavailableError(absl::StrCat("session \"", context_->spec.name, "\": its factors are being changed"));
 }
 
 bool SessionFactors::HandOver(const FactorState& expected) {
   MutexLock lock(mu_);
-  const FactorState now{.held = held_, .reserved = reserved_, .version = version_, .writing = writing_};
+  const FactorState now{
+      .held = held_, .reserved = reserved_, .version = version_, .release = release_, .writing = writing_};
   if (closed_ || holding_ || letting_go_ || now != expected) return false;
   closed_ = true;
   reserved_ = NoBytes();
@@ -107,7 +110,7 @@ void SessionFactors::Give(std::vector<Returned> states) const {
                    {{"session", context_->spec.name}, {"kept_layers", kept}, {"fresh_layers", fresh}});
 }
 
-absl::Status SessionFactors::Hold(uint64_t version) {
+absl::Status SessionFactors::Hold(HoldVersion version) {
   DeviceBytes more;
   {
     MutexLock lock(mu_);
@@ -154,28 +157,30 @@ absl::Status SessionFactors::Hold(uint64_t version) {
 
 // --- release --------------------------------------------------------------------------------------------------------
 
-void SessionFactors::Release(uint64_t version) {
+void SessionFactors::Release(HoldVersion version) {
+  uint64_t release = 0;
   {
     MutexLock lock(mu_);
     if (closed_ || version <= version_) return;
     version_ = version;
     if (!held_) return;
     held_ = false;
+    release = ++release_;
     letting_go_ = context_->shard->options.journal != nullptr;
   }
-  Evict(version, /*reserved=*/true);
+  Evict(release, /*reserved=*/true);
 }
 
-void SessionFactors::Evict(uint64_t version, bool reserved) {
+void SessionFactors::Evict(uint64_t release, bool reserved) {
   auto leaving = std::make_shared<EvictionBatch>();
   leaving->reserved = reserved;
   {
     MutexLock lock(leaving->mu);
-    leaving->factors = {.session_id = context_->session_id, .release = version, .states = {}};
+    leaving->factors = {.session_id = context_->session_id, .release = release, .states = {}};
     leaving->left = layers_.size();
   }
   for (const std::shared_ptr<LayerDriver>& layer : layers_) {
-    layer->factors().Release(version, [self = shared_from_this(), layer, leaving](absl::StatusOr<std::string> state) {
+    layer->factors().Release(release, [self = shared_from_this(), layer, leaving](absl::StatusOr<std::string> state) {
       self->OnEvicted(*layer, *leaving, std::move(state));
     });
   }
@@ -285,7 +290,7 @@ void SessionFactors::FinishReplay(std::map<uint32_t, std::string> released) {
   {
     MutexLock lock(mu_);
     reserved = held_;
-    for (const auto& layer : layers_) version_ = std::max(version_, layer->factors().release());
+    for (const auto& layer : layers_) release_ = std::max(release_, layer->factors().release());
   }
   if (!reserved && (there || kept != 0)) reserved = memory.Reserve(context_->spec.name, factor_bytes()).ok();
   const bool held = there && reserved && CompleteReplay();
@@ -294,19 +299,19 @@ void SessionFactors::FinishReplay(std::map<uint32_t, std::string> released) {
     memory.Release(factor_bytes());
     reserved = false;
   }
-  uint64_t version = 0;
+  uint64_t release = 0;
   {
     MutexLock lock(mu_);
     held_ = held;
     reserved_ = reserved ? sizes_.held : sizes_.released;
     if (leaves) {
-      version = ++version_;
+      release = ++release_;
       letting_go_ = true;
     } else if (reserved && !held) {
       writing_ = kept;
     }
   }
-  if (leaves) return Evict(version, reserved);
+  if (leaves) return Evict(release, reserved);
   FreeReleased();
 }
 

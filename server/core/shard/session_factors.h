@@ -4,6 +4,7 @@
 // goes on with those, bit for bit; with fresh ones where there is no journal, or it lost them, which is logged.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -19,6 +20,13 @@
 
 namespace precondor {
 
+// Orders what coordinators say of a session's factors, also where one takes over from another.
+struct HoldVersion {
+  uint64_t leader = 0;  // its fencing token
+  uint64_t number = 0;  // FactorHold::version
+  auto operator<=>(const HoldVersion&) const = default;
+};
+
 // Thread-safe. Layers are changed on their strands, after what is queued there; a reservation shrinks when the last of
 // them has let go and what the journal keeps is on the disk. Lock order: mu_ is a leaf.
 class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
@@ -32,7 +40,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   struct FactorState {
     bool held = false;
     DeviceBytes reserved = {};
-    uint64_t version = 0;
+    HoldVersion version = {};
+    uint64_t release = 0;  // the last
     uint64_t writing = 0;  // the release that is not durable yet; its memory counts as if it were held
     bool operator==(const FactorState&) const = default;
   };
@@ -44,8 +53,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   // The greatest version is the one that counts: one that is not greater than any before changes nothing. Errors of
   // Hold, and nothing has changed: ResourceExhausted CAPACITY, those of Method::MakeState, Unavailable while another
   // Hold is under way or layers have yet to let go for a journal.
-  absl::Status Hold(uint64_t version);
-  void Release(uint64_t version);
+  absl::Status Hold(HoldVersion version);
+  void Release(HoldVersion version);
   // Gives back what is reserved for released factors, if they have become durable meanwhile.
   void FreeReleased();
 
@@ -83,7 +92,7 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   absl::StatusOr<std::vector<Returned>> MakeStates() const;
   // Has the layers take them, and tells.
   void Give(std::vector<Returned> states) const;
-  void Evict(uint64_t version, bool reserved);
+  void Evict(uint64_t release, bool reserved);
   void OnEvicted(const LayerDriver& layer, EvictionBatch& leaving, absl::StatusOr<std::string> state);
   // The last layer has let go.
   void Keep(ReleasedFactors factors, bool reserved);
@@ -103,7 +112,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   mutable Mutex mu_;
   bool held_ ABSL_GUARDED_BY(mu_);
   DeviceBytes reserved_ ABSL_GUARDED_BY(mu_);  // what is being released counts until it is gone
-  uint64_t version_ ABSL_GUARDED_BY(mu_);
+  HoldVersion version_ ABSL_GUARDED_BY(mu_);
+  uint64_t release_ ABSL_GUARDED_BY(mu_);
   bool holding_ ABSL_GUARDED_BY(mu_) = false;
   bool letting_go_ ABSL_GUARDED_BY(mu_) = false;  // layers have yet to, and there is a journal
   uint64_t writing_ ABSL_GUARDED_BY(mu_);         // see FactorState

@@ -104,8 +104,9 @@ absl::StatusOr<std::optional<uint64_t>> Shard::Fence(const EpochFence& fence) {
 absl::Status Shard::HoldFactors(const FactorHold& hold) {
   PRECONDOR_RETURN_IF_ERROR(serving_.Check());
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<ShardSession> session, sessions_.Find(hold.session_id));
-  if (hold.hold) return session->factors().Hold(hold.version);
-  session->factors().Release(hold.version);
+  const HoldVersion version{.leader = gate_.current(), .number = hold.version};
+  if (hold.hold) return session->factors().Hold(version);
+  session->factors().Release(version);
   return absl::OkStatus();
 }
 

@@ -76,11 +76,11 @@ struct SessionInstall {
   SessionAccess access = {};      // whose secret the session's frames show
 };
 
-// Whether a session's factors are needed. The greatest version counts; one that is not greater than an earlier one
-// changes nothing.
+// Whether a session's factors are needed. What one coordinator said with the greatest version counts: a version that is
+// not greater than an earlier one of the same coordinator changes nothing.
 struct FactorHold {
   uint64_t session_id = 0;
-  uint64_t version = 0;
+  uint64_t version = 0;  // from 1
   bool hold = true;
 };
 

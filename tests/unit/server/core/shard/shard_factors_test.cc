@@ -105,6 +105,21 @@ TEST_F(ShardFactorsTest, OnlyAGreaterVersionChangesAnything) {
             ErrorReason::kUnknownSession);
 }
 
+TEST_F(ShardFactorsTest, ALaterCoordinatorsVersionsBeginAgain) {
+  Start();
+  const auto hold = [&](uint64_t token, uint64_t version, bool hold) {
+    const auto pass = shard->Admit(token);
+    return pass.ok() ? Hold(version, hold) : pass.status();
+  };
+  ASSERT_TRUE(hold(7, 5, true).ok());
+  ASSERT_TRUE(hold(8, 1, false).ok());
+  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+  ASSERT_TRUE(hold(8, 1, true).ok());
+  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder) << "said already";
+  EXPECT_EQ(GetErrorReason(hold(7, 6, true)), ErrorReason::kStaleLeader);
+  EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+}
+
 TEST_F(ShardFactorsTest, ReturningIsRefusedWhenTheMemoryIsTakenAndNothingChanges) {
   MakeShard();
   ASSERT_TRUE(shard->Install(MakeInstall()).ok());
