@@ -114,10 +114,7 @@ absl::Status StateWriter::Rows(Backend& backend, ConstMatrixView matrix) {
   return absl::OkStatus();
 }
 
-std::string StateWriter::Finish() {
-  Put(bytes_, ChecksumOf(kFormat, bytes_));
-  return std::move(bytes_);
-}
+std::string StateWriter::Finish() { return WithChecksum(std::move(bytes_)); }
 
 absl::StatusOr<absl::string_view> StateReader::Take(absl::string_view field, uint64_t count) {
   if (count > bytes_.size()) {
@@ -162,7 +159,10 @@ absl::StatusOr<double> StateReader::Number(absl::string_view field) {
 
 absl::StatusOr<std::vector<double>> StateReader::Numbers(absl::string_view field) {
   PRECONDOR_ASSIGN_OR_RETURN(const uint64_t count, Integer(field));
-  if (count > bytes_.size() / sizeof(double)) return Take(field, count).status();
+  if (count > bytes_.size() / sizeof(double)) {
+    return absl::DataLossError(
+        absl::StrCat("layer state: ", field, ": expected ", count, " numbers, got ", bytes_.size(), " bytes"));
+  }
   std::vector<double> values;
   values.reserve(count);
   for (uint64_t i = 0; i < count; ++i) values.push_back(Number(field).value());
@@ -205,6 +205,11 @@ absl::StatusOr<absl::string_view> StateReader::MatrixBytes(absl::string_view fie
 absl::Status StateReader::Finish() const {
   if (bytes_.empty()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("layer state: expected its end, got ", bytes_.size(), " more bytes"));
+}
+
+std::string WithChecksum(std::string bytes) {
+  Put(bytes, ChecksumOf(kFormat, bytes));
+  return bytes;
 }
 
 uint64_t SavedChecksum(absl::string_view bytes) {

@@ -64,6 +64,8 @@ class StateReader {
   absl::string_view bytes_;
 };
 
+// `bytes`, which have none, with the checksum that StateReader looks for at their end.
+std::string WithChecksum(std::string bytes);
 // The checksum in bytes that StateWriter has made. Equal for states that are, bit for bit.
 uint64_t SavedChecksum(absl::string_view bytes);
 

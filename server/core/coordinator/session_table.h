@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -35,11 +36,12 @@ class SessionTable {
   std::shared_ptr<CoordinatorSession> Find(uint64_t session_id) const;
   void Add(const std::shared_ptr<CoordinatorSession>& session);
   void Remove(uint64_t session_id) { by_id_.erase(session_id); }
-  const absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>>& by_id() const { return by_id_; }
+  const std::map<uint64_t, std::shared_ptr<CoordinatorSession>>& by_id() const { return by_id_; }
 
  private:
   absl::flat_hash_map<std::string, SessionEntry> entries_;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_;
+  std::map<uint64_t, std::shared_ptr<CoordinatorSession>>
+      by_id_;  // in order, so that a simulated run is one of its seed
 };
 
 }  // namespace precondor

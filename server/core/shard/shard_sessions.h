@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -98,8 +97,8 @@ class ShardSessions {
   std::atomic<uint64_t> state_generation_ = 0;
 
   mutable Mutex mu_;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<ShardSession>> sessions_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_set<uint64_t> removed_ ABSL_GUARDED_BY(mu_);  // since the process began
+  std::map<uint64_t, std::shared_ptr<ShardSession>> sessions_ ABSL_GUARDED_BY(mu_);  // in order, as SessionTable
+  absl::flat_hash_set<uint64_t> removed_ ABSL_GUARDED_BY(mu_);                       // since the process began
   std::map<uint64_t, Quarantined> quarantined_ ABSL_GUARDED_BY(mu_);
 };
 

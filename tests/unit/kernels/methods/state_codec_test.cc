@@ -87,6 +87,19 @@ TEST(StateCodecTest, FindsEveryInvertedBit) {
 }
 
 // Rows that fill a part, do not, and are each longer than one.
+TEST(StateCodecTest, RefusesMoreNumbersThanThereAreBytesFor) {
+  for (const uint64_t count : {uint64_t{3}, uint64_t{16}, uint64_t{17}, UINT64_MAX}) {
+    StateWriter out("m");
+    out.Integer(count);
+    out.Number(1);
+    out.Number(2);
+    const std::string bytes = out.Finish();
+    StateReader in(bytes);
+    ASSERT_TRUE(in.Begin("m").ok());
+    EXPECT_EQ(in.Numbers("weights").status().code(), absl::StatusCode::kDataLoss) << count;
+  }
+}
+
 TEST(StateCodecTest, MatricesComeBackWhateverTheirShape) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend({}).value();
   for (const auto& [rows, cols] :

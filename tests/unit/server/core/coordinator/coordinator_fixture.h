@@ -74,8 +74,9 @@ class FakeShard final : public ShardControl {
   absl::Status HoldFactors(const FactorHold& hold) override {
     if (down) return absl::UnavailableError("down");
     if (hold.hold && refuse_factors) return absl::ResourceExhaustedError("full");
-    EXPECT_LT(factors_version[hold.session_id], hold.version);
-    factors_version[hold.session_id] = hold.version;
+    const std::pair version(leader, hold.version);
+    EXPECT_LT(factors_version[hold.session_id], version);
+    factors_version[hold.session_id] = version;
     released[hold.session_id] = !hold.hold;
     return absl::OkStatus();
   }
@@ -124,7 +125,7 @@ class FakeShard final : public ShardControl {
   std::map<uint64_t, SessionInstall> installed;
   bool refuse_factors = false;
   std::map<uint64_t, bool> released;
-  std::map<uint64_t, uint64_t> factors_version;
+  std::map<uint64_t, std::pair<uint64_t, uint64_t>> factors_version;  // the leader's token, and its version
   std::function<absl::Status()> during_remove;
   std::function<void()> during_order;
   std::vector<SnapshotOrder> orders;

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// The messages of sessions, shards and communicators: decoded, checked and, where that is right, installed on a shard.
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/base/trace_context.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/methods/registry.h"
+#include "precondor/v1/shard.pb.h"
+#include "proto/wire/plane_codec.h"
+#include "proto/wire/region_codec.h"
+#include "proto/wire/spec_codec.h"
+#include "server/core/inline_executor.h"
+#include "server/core/shard/shard.h"
+#include "server/rpc/convert.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/support/fake_clock.h"
+
+namespace precondor::fuzz {
+namespace {
+
+template <typename Message>
+Message Parsed(absl::string_view bytes) {
+  Message message;
+  message.ParsePartialFromArray(bytes.data(), static_cast<int>(bytes.size()));
+  return message;
+}
+
+// What was decoded is encoded as something that decodes to the same.
+void Spec(absl::string_view bytes) {
+  const auto spec = wire::DecodeSessionSpec(Parsed<v1::SessionSpec>(bytes));
+  if (!spec.ok() || !ValidateSessionSpec(*spec).ok()) return;
+  MakeMethod(spec->method).IgnoreError();
+  const auto encoded = wire::EncodeSessionSpec(*spec);
+  if (!encoded.ok()) return;  // a method's option that has no field
+  const auto again = wire::DecodeSessionSpec(*encoded);
+  PRECONDOR_CHECK(again.ok() && wire::EncodeSessionSpec(*again)->SerializeAsString() == encoded->SerializeAsString());
+}
+
+// On a shard of its own, with a memory that refuses what is large.
+void Install(absl::string_view bytes) {
+  const auto install = rpc::DecodeInstall(Parsed<v1::InstallSessionRequest>(bytes));
+  if (!install.ok()) return;
+  static Backend& backend = **new auto(MakeCpuBackend({}).value());
+  FakeClock clock;
+  NullLogger logger;
+  Observer observer;
+  InlineExecutor executor;
+  ShardOptions options;
+  options.capacity_bytes = 1 << 20;
+  Shard shard(options, backend, executor, clock, logger, observer);
+  if (!shard.Install(*install).ok()) {
+    PRECONDOR_CHECK(shard.memory()->reserved().total() == 0);
+    return;
+  }
+  PRECONDOR_CHECK(shard.Install(*install).ok());
+  PRECONDOR_CHECK(shard.Remove(install->session_id).value());
+  PRECONDOR_CHECK(shard.memory()->reserved().total() == 0);
+}
+
+void ShardMessages(absl::string_view bytes) {
+  rpc::DecodeFence(Parsed<v1::FenceSessionRequest>(bytes)).IgnoreError();
+  rpc::DecodeOrder(Parsed<v1::TakeSnapshotRequest>(bytes));
+  rpc::DecodeLease(Parsed<v1::DescribeShardRequest>(bytes));
+  const ShardDescription description = rpc::DecodeDescription(Parsed<v1::DescribeShardResponse>(bytes));
+  rpc::EncodeDescription(description);
+  rpc::DecodeQuarantined(Parsed<v1::QuarantinedPart>(bytes)).IgnoreError();
+  wire::CheckRegion(Parsed<v1::Ring>(bytes), wire::RegionKind::kCudaIpc, "device").IgnoreError();
+}
+
+void Communicator(absl::string_view bytes) {
+  wire::DecodePlaneHello(bytes).IgnoreError();
+  wire::DecodePlaneAnswer(bytes).IgnoreError();
+  for (const size_t layers : {size_t{0}, size_t{1}, size_t{4}}) {
+    const auto offer = wire::DecodePlaneOffer(bytes, layers);
+    if (offer.ok()) PRECONDOR_CHECK(wire::DecodePlaneOffer(wire::EncodePlaneOffer(*offer), layers).ok());
+  }
+  ParseTraceparent(bytes);
+}
+
+constexpr void (*kDecoders[])(absl::string_view) = {Spec, Install, ShardMessages, Communicator};
+
+SessionSpec SpecOf(absl::string_view method) {
+  SessionSpec spec;
+  spec.name = "job";
+  spec.world_size = 2;
+  spec.method.name = std::string(method);
+  spec.layers = {{.name = "first", .d_out = 2, .d_in = 3}, {.name = "second", .d_out = 3, .d_in = 2}};
+  return spec;
+}
+
+}  // namespace
+
+std::vector<std::string> Seeds() {
+  std::vector<std::string> seeds;
+  for (const absl::string_view method : MethodNames()) {
+    const SessionSpec spec = SpecOf(method);
+    seeds.push_back(std::string(1, 0) + wire::EncodeSessionSpec(spec)->SerializeAsString());
+    const SessionInstall install{.session_id = 7, .epoch = 1, .spec = spec, .layers = {0, 1}, .members = {{.rank = 0}}};
+    seeds.push_back(std::string(1, 1) + rpc::EncodeInstall(install)->SerializeAsString());
+  }
+  const EpochFence fence{.session_id = 7, .epoch = 2, .members = {{.rank = 1, .incarnation = 3}}};
+  seeds.push_back(std::string(1, 2) + rpc::EncodeFence(fence).SerializeAsString());
+  seeds.push_back(std::string(1, 3) + wire::EncodePlaneOffer({.step = 1, .bucket = 0, .parts = {{.samples = 4}}}));
+  return seeds;
+}
+
+void Run(absl::string_view input) { kDecoders[Choose(input, std::size(kDecoders))](input); }
+
+}  // namespace precondor::fuzz
