@@ -306,6 +306,10 @@ class KfacState final : public LayerState {
     PRECONDOR_ASSIGN_OR_RETURN(decomposition.reciprocal_scale, in.Number("reciprocal scale"));
     PRECONDOR_RETURN_IF_ERROR(PrepareLoad(*in_, layer_.d_in, decomposition.in, in));
     PRECONDOR_RETURN_IF_ERROR(PrepareLoad(*out_, layer_.d_out, decomposition.out, in));
+    const bool decomposed = !decomposition.in.values.empty() && !decomposition.out.values.empty();
+    if (next.ready && config_.form != KfacForm::kInverse && !decomposed) {
+      return absl::DataLossError("layer state: eigenvalues: expected those of both sides, got none");
+    }
     if (config_.prediv) {
       PRECONDOR_RETURN_IF_ERROR(in.Matrix("reciprocals", backend_, decomposition.reciprocals.view()));
     }

@@ -4,6 +4,8 @@
 #include <fuzzer/FuzzedDataProvider.h>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "kernels/base/byte_codec.h"
 #include "kernels/base/check.h"
 #include "server/recovery/record_codec.h"
@@ -23,7 +25,7 @@ constexpr char kDir[] = "log";
 
 std::string Joined(const std::vector<absl::string_view>& pieces) {
   std::string out;
-  for (const absl::string_view piece : pieces) out.append(piece);
+  for (const absl::string_view piece : pieces) absl::StrAppend(&out, piece);
   return out;
 }
 
@@ -125,18 +127,21 @@ std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
   StagedContribution contribution{.samples = 9, .bytes = Payload(12), .scales = {1.0f, 0.25f}};
   const LayerStep at{.session_id = 7, .layer = 0, .step = 10, .began = 1, .updates = 1};
-  for (const ShardRecord& record : std::vector<ShardRecord>{
-           Install(), RemoveRecord{.session_id = 7}, UpdateRecord{.at = at, .contributions = {contribution}},
-           PlanRecord{.at = at}, FactorsRecord{.at = at, .held = false, .release = 3}}) {
+  const std::vector<ShardRecord> records = {Install(),
+                                            RemoveRecord{.session_id = 7},
+                                            UpdateRecord{.at = at, .contributions = {contribution}},
+                                            PlanRecord{.at = at},
+                                            FactorsRecord{.at = at, .held = false, .release = 3}};
+  for (const ShardRecord& record : records) {
     const auto encoded = recovery::EncodeRecord(record);
     seeds.push_back(Of(0, std::string(1, static_cast<char>(encoded->type)) + Joined(encoded->Pieces())));
   }
-  seeds.push_back(Of(1, recovery::EncodeImageHead({.step = 10, .state = ""}) + "state"));
+  seeds.push_back(Of(1, recovery::EncodeImageHead({.at = {.step = 10}}) + "state"));
   SessionRecord session;
   session.spec = Install().install.spec;
   seeds.push_back(Of(2, std::string(1, store::kSessionRecord) + store::EncodeCoordinatorRecord(session)));
   std::string manifest =
-      store::EncodeManifest({.id = 1, .metadata = "m", .files = {{"layer-000000", {.size_bytes = 4}}}});
+      store::EncodeManifest({.id = 1, .metadata = "m", .files = {{"layer-000000", {.file_bytes = 4}}}});
   manifest.resize(manifest.size() - sizeof(uint32_t));
   seeds.push_back(Of(3, manifest));
   seeds.push_back(Of(5, std::string("\1\1\1records\1\2")));

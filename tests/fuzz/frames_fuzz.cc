@@ -64,7 +64,7 @@ v1::ExchangeRequest Gradient() {
   header.set_step(3);
   header.set_samples(16);
   v1::TensorHeader& tensor = *header.add_tensors();
-  tensor.set_dtype(v1::DATA_TYPE_F32);
+  tensor.set_data_type(v1::DATA_TYPE_F32);
   tensor.add_dims(2);
   tensor.add_dims(3);
   tensor.set_scale(1);

@@ -41,14 +41,14 @@ void Spec(absl::string_view bytes) {
 void Install(absl::string_view bytes) {
   const auto install = rpc::DecodeInstall(Parsed<v1::InstallSessionRequest>(bytes));
   if (!install.ok()) return;
-  static Backend& backend = **new auto(MakeCpuBackend({}).value());
+  static const std::unique_ptr<Backend> backend = MakeCpuBackend({}).value();
   FakeClock clock;
   NullLogger logger;
   Observer observer;
   InlineExecutor executor;
   ShardOptions options;
   options.capacity_bytes = 1 << 20;
-  Shard shard(options, backend, executor, clock, logger, observer);
+  Shard shard(options, *backend, executor, clock, logger, observer);
   if (!shard.Install(*install).ok()) {
     PRECONDOR_CHECK(shard.memory()->reserved().total() == 0);
     return;
@@ -65,7 +65,7 @@ void ShardMessages(absl::string_view bytes) {
   const ShardDescription description = rpc::DecodeDescription(Parsed<v1::DescribeShardResponse>(bytes));
   rpc::EncodeDescription(description);
   rpc::DecodeQuarantined(Parsed<v1::QuarantinedPart>(bytes)).IgnoreError();
-  wire::CheckRegion(Parsed<v1::Ring>(bytes), wire::RegionKind::kCudaIpc, "device").IgnoreError();
+  wire::CheckRegion(Parsed<v1::Ring>(bytes), RegionKind::kCuda, "device").IgnoreError();
 }
 
 void Communicator(absl::string_view bytes) {

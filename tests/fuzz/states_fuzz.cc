@@ -16,8 +16,8 @@ const LayerSpec kLayer = {.name = "layer", .d_out = 2, .d_in = 3};
 constexpr size_t kChecksumBytes = sizeof(uint64_t);
 
 Backend& TheBackend() {
-  static Backend& backend = **new auto(MakeCpuBackend({}).value());
-  return backend;
+  static const std::unique_ptr<Backend> backend = MakeCpuBackend({}).value();
+  return *backend;
 }
 
 std::unique_ptr<LayerState> StateOf(absl::string_view method) {
