@@ -8,7 +8,7 @@ usage() {
 Usage: tests/run.sh [--preset NAME] [--label NAME] [--no-install] [--help]
   --preset NAME   a preset of CMakePresets.json: dev (default), clang, asan, tsan, cuda; builds in build/NAME
   --label NAME    only the tests with this CTest label: unit, conformance, sim, loopback, golden, python, e2e, lint,
-                  deploy, deploy-full, bench, gpu, soak. Default: all that the preset selects (dev: all but
+                  fuzz (preset asan), deploy, deploy-full, bench, gpu, soak. Default: all that the preset selects (dev: all but
                   deploy-full, bench, gpu, soak). The tools of deploy are installed only for a label that begins so;
                   without them its tests are skipped
   --no-install    do not look for missing packages
