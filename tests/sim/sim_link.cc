@@ -21,6 +21,24 @@ constexpr int64_t kRetryMicros = 3000;
 constexpr int64_t kRecoveryMicros = 1'000'000;
 constexpr uint64_t kGenerations = 1'000'000;  // more than a process of a shard has
 
+ContributionKind KindOf(v1::FrameKind kind) {
+  if (kind == v1::FRAME_KIND_GRADIENT) return ContributionKind::kGradient;
+  return kind == v1::FRAME_KIND_PULL ? ContributionKind::kPull : ContributionKind::kStatistics;
+}
+
+// As from the wire, in one chunk.
+absl::Status Take(AnswerSink& sink, const GradientResult& result) {
+  std::vector<wire::TensorFormat> tensors;
+  for (const TensorDesc& tensor : result.tensors) tensors.push_back({tensor.dtype, tensor.dims, tensor.scale});
+  const auto bytes = std::make_shared<const std::string>(
+      result.bytes == nullptr ? std::string() : std::string(result.bytes->begin(), result.bytes->end()));
+  absl::Status status = sink.Begin(tensors, bytes->size());
+  if (status.ok()) status = sink.Append(0, wire::ReceivedBytes({*bytes}, bytes));
+  return status;
+}
+
+}  // namespace
+
 // What comes over one direction of a stream: in order and once, up to the first message that is lost.
 template <typename Event>
 class Pipe {
@@ -42,24 +60,6 @@ class Pipe {
   uint64_t arrived_ = 0;
   std::map<uint64_t, Event> early_;
 };
-
-ContributionKind KindOf(v1::FrameKind kind) {
-  if (kind == v1::FRAME_KIND_GRADIENT) return ContributionKind::kGradient;
-  return kind == v1::FRAME_KIND_PULL ? ContributionKind::kPull : ContributionKind::kStatistics;
-}
-
-// As from the wire, in one chunk.
-absl::Status Take(AnswerSink& sink, const GradientResult& result) {
-  std::vector<wire::TensorFormat> tensors;
-  for (const TensorDesc& tensor : result.tensors) tensors.push_back({tensor.dtype, tensor.dims, tensor.scale});
-  const auto bytes = std::make_shared<const std::string>(
-      result.bytes == nullptr ? std::string() : std::string(result.bytes->begin(), result.bytes->end()));
-  absl::Status status = sink.Begin(tensors, bytes->size());
-  if (status.ok()) status = sink.Append(0, wire::ReceivedBytes({*bytes}, bytes));
-  return status;
-}
-
-}  // namespace
 
 // Outlives its link where messages are still on their way.
 class SimLink::Stream : public std::enable_shared_from_this<Stream> {

@@ -11,7 +11,7 @@
 namespace precondor::sim {
 namespace {
 
-constexpr int64_t kTickMicros = 7000;
+constexpr int64_t kShardTickMicros = 7000;
 constexpr int64_t kRestartMicros = 5000;
 
 std::string MembersText(const std::vector<Member>& members) {
@@ -160,7 +160,7 @@ void SimShard::LoseFences() {
 }
 
 void SimShard::Tick() {
-  process_.After(kTickMicros, [this] {
+  process_.After(kShardTickMicros, [this] {
     shard_->upkeep().SealOverdue();
     shard_->upkeep().FreeReleasedFactors();
     shard_->upkeep().CompleteQuarantine();

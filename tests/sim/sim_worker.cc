@@ -14,7 +14,7 @@
 namespace precondor::sim {
 namespace {
 
-constexpr int64_t kTickMicros = 6000;
+constexpr int64_t kWorkerTickMicros = 6000;
 
 // Falls for a while, then stands still: policies that look at it have something to decide.
 double LossOf(uint64_t step) { return step < 5 ? 10.0 - static_cast<double>(step) : 5.0; }
@@ -48,7 +48,7 @@ void SimWorker::Start() {
 }
 
 void SimWorker::Tick() {
-  process_.After(kTickMicros, [this] {
+  process_.After(kWorkerTickMicros, [this] {
     Tick();
     // Also while nothing is wrong: a rank that waits for the others would not hear otherwise that the epoch has passed.
     SendJoin();

@@ -16,13 +16,13 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class BaseOptimizer(torch.optim.Optimizer):
     """AdamW, and in groups with plain=True w <- (1 - lr weight_decay) w - lr grad: for layers whose answer is a whole update.
 
-    AdamW is torch's, with its defaults but for weight_decay 0.01 of groups that state none. Preconditioner.make_optimizer
-    makes one with the groups of a model.
+    AdamW is torch's, with its defaults but for weight_decay 0.01 of groups that state none. A group's lr_scale multiplies its lr,
+    whatever sets that. Preconditioner.make_optimizer makes one with the groups of a model.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01) -> None:
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, plain=False))
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, plain=False, lr_scale=1.0))
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -32,17 +32,18 @@ class BaseOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            rate = group["lr"] * group["lr_scale"]
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.mul_(1 - rate * group["weight_decay"])
                 if group["plain"]:
-                    p.add_(p.grad, alpha=-group["lr"])
+                    p.add_(p.grad, alpha=-rate)
                 else:
-                    self._adam(group, p)
+                    self._adam(group, p, rate)
         return loss
 
-    def _adam(self, group: Dict[str, Any], p: torch.Tensor) -> None:
+    def _adam(self, group: Dict[str, Any], p: torch.Tensor, rate: float) -> None:
         state = self.state[p]
         if not state:
             state["step"] = 0
@@ -53,17 +54,21 @@ class BaseOptimizer(torch.optim.Optimizer):
         m.lerp_(p.grad, 1 - beta1)
         v.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
         root = (v.sqrt() / (1 - beta2**state["step"])**0.5).add_(group["eps"])
-        p.addcdiv_(m, root, value=-group["lr"] / (1 - beta1**state["step"]))
+        p.addcdiv_(m, root, value=-rate / (1 - beta1**state["step"]))
 
 
-def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float) -> List[Dict[str, Any]]:
+def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float,
+              embedding_scale: float) -> List[Dict[str, Any]]:
     """Of the parameters that are trained: matrices decay, biases and other vectors do not. whole_updates: of layers whose
-    answers are updates."""
-    groups: Dict[Tuple[bool, bool], Dict[str, Any]] = {}
+    answers are updates. embedding_scale: lr_scale of embeddings' weights that are not among those."""
+    embeddings = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
+    groups: Dict[Tuple[bool, bool, float], Dict[str, Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             plain, decays = parameter in whole_updates, parameter.dim() > 1
-            group = groups.setdefault((plain, decays), {"params": [], "weight_decay": decays * weight_decay, "plain": plain})
+            scale = embedding_scale if parameter in embeddings and not plain else 1.0
+            group = groups.setdefault((plain, decays, scale), {"params": [], "weight_decay": decays * weight_decay, "plain": plain,
+                                                               "lr_scale": scale})
             group["params"].append(parameter)
     return list(groups.values())
 

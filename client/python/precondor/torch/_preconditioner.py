@@ -321,7 +321,7 @@ class Preconditioner:
         self._recipe.needs_optimizer = False
         whole = {parameter for slot in self._slots if traits_of(self._methods[slot.place]).whole_updates
                  for parameter in slot.matrix.parameters()}
-        return _optimizer.groups_of(self._model, whole, weight_decay)
+        return _optimizer.groups_of(self._model, whole, weight_decay, self._recipe.embedding_scale)
 
     def make_optimizer(self, lr: float, *, weight_decay: float = 0.01, **options: Any) -> _optimizer.BaseOptimizer:
         """BaseOptimizer of param_groups(), AdamW where no answer is a whole update; options: betas, eps. Its rate is reported."""

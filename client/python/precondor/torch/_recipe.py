@@ -17,7 +17,9 @@ from ._optimizer import BaseOptimizer
 
 # Of vectors, which the optimizer trains; torch's own default for the second is for longer runs.
 _BETAS = (0.95, 0.95)
-# Of linear layers and embeddings at a model's ends. A longer side, mostly a vocabulary, has no factor: its decompositions cost d^3.
+# Of embeddings, which the optimizer trains: a multiple of the rate of all else.
+_EMBEDDING_SCALE = 4.0
+# Of linear layers at a model's ends, and of weights that one shares with an embedding. A longer side, mostly a vocabulary, has no factor: its decompositions cost d^3.
 _SOAP = Method("soap", {"max_factor_dim": 2048})
 # Of convolutions, whose eigenbases turn faster than 10 steps can follow.
 _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interval": 5})
@@ -26,7 +28,7 @@ _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interva
 @dataclasses.dataclass
 class Recipe:
     """method: of layers. embeddings: of embeddings' weights, None where they are left to the optimizer. is_default: method is muon, of
-    hidden linear layers, and the others have soap. needs_optimizer: the user has named no method and has shown no optimizer yet that
+    hidden linear layers, and the others have soap; weights that only embeddings have get AdamW. needs_optimizer: the user has named no method and has shown no optimizer yet that
     takes whole updates as such."""
 
     method: Method
@@ -41,6 +43,11 @@ class Recipe:
             if self.is_default and names:
                 methods[f"(?:{'|'.join(map(re.escape, names))})"] = method  # no user's pattern: an equal one would be replaced
         return methods
+
+    @property
+    def embedding_scale(self) -> float:
+        """lr_scale of embeddings that the optimizer trains."""
+        return _EMBEDDING_SCALE if self.is_default else 1.0
 
     def optimizer_options(self, options: Mapping[str, Any]) -> Dict[str, Any]:
         """What make_optimizer gives to BaseOptimizer beside groups and rate."""
