@@ -135,18 +135,20 @@ void SimWorker::ChangeEpoch(const std::vector<ShardAssignment>& shard_map) {
   for (const auto& [address, link] : links_) link->ChangeEpoch(epoch_);
   const std::vector<SimLink*> before = std::exchange(of_layer_, std::vector<SimLink*>(world_.spec().layers.size()));
   std::map<std::string, std::unique_ptr<SimLink>> links;
-  std::map<std::pair<SimLink*, SimLink*>, std::set<uint32_t>> moves;
   for (const ShardAssignment& assignment : shard_map) {
     if (assignment.layers.empty()) continue;
     std::unique_ptr<SimLink>& link = links[assignment.address];
     link = std::move(links_[assignment.address]);
     if (link == nullptr) link = MakeLink(world_.ShardAt(assignment.address));
+    std::map<uint32_t, std::set<uint32_t>> moves;  // layers of one link each, by the first of them
     for (const uint32_t layer : assignment.layers) {
       of_layer_[layer] = link.get();
-      if (!before.empty() && before[layer] != link.get()) moves[{before[layer], link.get()}].insert(layer);
+      if (before.empty() || before[layer] == link.get()) continue;
+      const auto first = std::find(before.begin(), before.end(), before[layer]) - before.begin();
+      moves[static_cast<uint32_t>(first)].insert(layer);
     }
+    for (const auto& [first, layers] : moves) link->Adopt(before[first]->TakeLayers(layers));
   }
-  for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers));
   links_ = std::move(links);
   if (!before.empty() || step_ == 0 || WorkersPrecondition(world_.spec())) return;
   for (uint32_t layer = 0; layer < of_layer_.size(); ++layer) of_layer_[layer]->BeginAt(layer, step_);

@@ -57,13 +57,21 @@ absl::Status ShardRoutes::Change(const v1::ShardMap& map, uint64_t epoch) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<Table> next, MakeTable(map, epoch, *before));
   MutexLock moving(move_mu_);
   for (const auto& [address, link] : before->links) link->ChangeEpoch(epoch);
-  std::map<std::pair<Link, Link>, std::set<uint32_t>> moves;
+  struct Move {
+    Link from, to;
+    std::set<uint32_t> layers;
+  };
+  std::vector<Move> moves;  // in the order of their first layers
   for (size_t layer = 0; layer < layers_; ++layer) {
     const Link& from = before->of_layer[layer];
     const Link& to = next->of_layer[layer];
-    if (from != nullptr && from != to) moves[{from, to}].insert(static_cast<uint32_t>(layer));
+    if (from == nullptr || from == to) continue;
+    auto move = std::find_if(moves.begin(), moves.end(),
+                             [&](const Move& known) { return known.from == from && known.to == to; });
+    if (move == moves.end()) move = moves.insert(move, {from, to, {}});
+    move->layers.insert(static_cast<uint32_t>(layer));
   }
-  for (const auto& [ends, layers] : moves) ends.second->Adopt(ends.first->TakeLayers(layers));
+  for (const Move& move : moves) move.to->Adopt(move.from->TakeLayers(move.layers));
   absl::Status failed;
   {
     MutexLock lock(mu_);
