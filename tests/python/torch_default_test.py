@@ -39,10 +39,12 @@ class DefaultTest(torch_case.ServerCase):
     def test_muon_for_hidden_layers_and_soap_for_others(self):
         model = Net()
         pre = self.preconditioner(model, method=None)
-        self.assertEqual(self.methods(pre), {"body": "muon", "head": "soap", "table.weight": "soap"})
-        self.assertEqual(set(pre.left), {"norm.weight", "norm.bias"})
+        self.assertEqual(self.methods(pre), {"body": "muon", "head": "soap"})
+        self.assertEqual(set(pre.left), {"norm.weight", "norm.bias", "table.weight"})
         optimizer = pre.make_optimizer(0.02)
         self.assertEqual({(group["lr"], group["betas"]) for group in optimizer.param_groups}, {(0.02, (0.95, 0.95))})
+        scales = {parameter: group["lr_scale"] for group in optimizer.param_groups for parameter in group["params"]}
+        self.assertEqual(scales, {parameter: 4.0 if parameter is model.table.weight else 1.0 for parameter in model.parameters()})
         losses = []
         x = torch.arange(7)
         for _ in range(40):
@@ -69,6 +71,7 @@ class DefaultTest(torch_case.ServerCase):
         pre = self.preconditioner(Net(tied=True), method=None)
         self.assertEqual(self.methods(pre), {"body": "muon", "table.weight": "soap"})
         self.assertEqual(set(pre.left), {"norm.weight", "norm.bias", "head.bias"})
+        self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
 
     def test_what_it_is_not_for(self):
         model = Net()
@@ -77,19 +80,19 @@ class DefaultTest(torch_case.ServerCase):
         for name, options, method in (("adamw", {"optimizer": adamw}, "mkor"), ("momentum", {"optimizer": momentum}, "mkor"),
                                       ("replay", {"exchange": "REPLAY"}, "mkor"),
                                       ("fallback", {"fallback": {"policy": "LOSS_RATE"}}, "mkor"),
-                                      ("plain", {"optimizer": plain}, "mkor"), ("own", {"optimizer": own}, "mkor"),
-                                      ("none", {"embeddings": ""}, "muon")):
+                                      ("plain", {"optimizer": plain}, "mkor"), ("own", {"optimizer": own}, "mkor")):
             with self.subTest(name=name):
                 pre = self.preconditioner(model, name, method=None, **options)
                 self.assertEqual(pre.spec.method.name, method)
-                self.assertIn("table.weight", pre.left)
+                self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
 
     def test_a_users_choice_goes_before_the_defaults(self):
-        pre = self.preconditioner(Net(), method=None, layer_methods={"head": "kron"})
+        pre = self.preconditioner(Net(), method=None, layer_methods={"head": "kron"}, embeddings="soap")
         self.assertEqual(self.methods(pre), {"body": "muon", "head": "kron", "table.weight": "soap"})
+        self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
 
     def test_a_state_of_other_methods_is_refused(self):
-        state = self.preconditioner(Net(), method="mkor", embeddings="soap").state_dict()
+        state = self.preconditioner(Net(), method="mkor").state_dict()
         state["session"] = self.name + "-2"
         with self.assertRaisesRegex(precondor.InvalidArgumentError, "layer body: it has the method mkor, this session has muon"):
             self.preconditioner(Net(), self.name + "-2", method=None).load_state_dict(state)

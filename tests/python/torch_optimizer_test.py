@@ -42,9 +42,10 @@ class OptimizerTest(torch_case.ServerCase):
     def test_base_optimizer_is_adamw_and_plain_descent(self):
         model, wanted = Net(), Net()
         optimizer = BaseOptimizer([{"params": [*model.body.parameters(), *model.table.parameters()], "plain": True},
-                                   {"params": [*model.norm.parameters(), *model.head.parameters()], "weight_decay": 0.2}], lr=0.02)
+                                   {"params": [*model.norm.parameters(), *model.head.parameters()], "weight_decay": 0.2,
+                                    "lr_scale": 0.5}], lr=0.02)
         plain = torch.optim.SGD([*wanted.body.parameters(), *wanted.table.parameters()], lr=0.02, weight_decay=0.01)
-        adam = torch.optim.AdamW([*wanted.norm.parameters(), *wanted.head.parameters()], lr=0.02, weight_decay=0.2)
+        adam = torch.optim.AdamW([*wanted.norm.parameters(), *wanted.head.parameters()], lr=0.01, weight_decay=0.2)
         for step in range(12):
             for one, optimizers in ((model, [optimizer]), (wanted, [plain, adam])):
                 one.zero_grad()

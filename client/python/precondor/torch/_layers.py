@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 import torch
 from torch import nn
@@ -223,8 +223,8 @@ class Chosen:
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """skip: regular expressions of whole module names; skip_types: a class or several; of a layer's longer side.
-    parameter_methods: by regular expression of whole names of parameters that are no layer. embeddings: the method of weights of
-    embeddings, whether another module has them too or not; None: they are no layers."""
+    parameter_methods: by regular expression of whole names of parameters that are no layer. embeddings: the method of weights that
+    embeddings alone have; tied: of those that another module has too. None: they are no layers."""
 
     skip: Sequence[str]
     skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]]
@@ -233,6 +233,7 @@ class Choice:
     fold_bias: bool
     parameter_methods: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
     embeddings: Optional[Method] = None
+    tied: Optional[Method] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.skip, str):
@@ -300,6 +301,7 @@ def check_present(model: nn.Module, matrices: Iterable[Matrix]) -> None:
                 "load_state_dict(assign=True), weight_norm")
 
 
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -335,6 +337,12 @@ def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:
     if module.in_proj_weight is not None:
         return [(".in_proj", "in_proj_weight", "in_proj_bias")]
     return [(f".{one}_proj", f"{one}_proj_weight", "") for one in "qkv"]
+
+
+def only_of_embeddings(model: nn.Module) -> Set[nn.Parameter]:
+    """Weights of embeddings that no other module has."""
+    uses = _uses(model)
+    return {module.weight for module in model.modules() if isinstance(module, EMBEDDINGS) and uses[id(module.weight)] == 1}
 
 
 def _uses(model: nn.Module) -> Dict[int, int]:
@@ -394,22 +402,24 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
                 chosen.attentions.setdefault(user, []).append(matrix)
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
     _add_not_hidden(model, chosen)
-    _add_by_gradient(model, choice, chosen)
+    _add_by_gradient(model, choice, chosen, uses)
     return chosen
 
 
-def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
+def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen, uses: Mapping[int, int]) -> None:
     """Matrices among what is left for which choice has a method: that of the first of parameter_methods that matches, or of
     embeddings."""
     embeddings = {id(module.weight): (plain_name(name), module) for name, module in model.named_modules()
-                  if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
+                  if isinstance(module, EMBEDDINGS)}
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     unused = set(choice.parameter_methods)
     for name in list(chosen.left):
         parameter = parameters[name]
         pattern = next((one for one in choice.parameter_methods if re.fullmatch(one, name)), None)
         of_embedding = embeddings.get(id(parameter))
-        method = choice.embeddings if of_embedding else None
+        method = None
+        if of_embedding is not None:
+            method = choice.embeddings if uses[id(parameter)] == 1 else choice.tied
         if pattern is not None:
             method = as_method(choice.parameter_methods[pattern])
         if method is None or parameter.dim() < 2 or not parameter.requires_grad or not parameter.is_floating_point():
@@ -435,7 +445,7 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
 
 
 def _add_not_hidden(model: nn.Module, chosen: Chosen) -> None:
-    embeddings = {tuple(module.weight.shape) for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
+    embeddings = {tuple(module.weight.shape) for module in model.modules() if isinstance(module, EMBEDDINGS)}
     weights = [id(parameter) for parameter in model.parameters() if parameter.dim() > 1]
     outer = set() if embeddings else {*weights[:1], *weights[-1:]}
     for _, matrix in chosen.matrices:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .._errors import InvalidArgumentError, UnimplementedError
+from ._layers import only_of_embeddings
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -60,8 +61,8 @@ class BaseOptimizer(torch.optim.Optimizer):
 def groups_of(model: nn.Module, whole_updates: Set[nn.Parameter], weight_decay: float,
               embedding_scale: float) -> List[Dict[str, Any]]:
     """Of the parameters that are trained: matrices decay, biases and other vectors do not. whole_updates: of layers whose
-    answers are updates. embedding_scale: lr_scale of embeddings' weights that are not among those."""
-    embeddings = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
+    answers are updates. embedding_scale: lr_scale of weights that embeddings alone have and that are not among those."""
+    embeddings = only_of_embeddings(model)
     groups: Dict[Tuple[bool, bool, float], Dict[str, Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -27,12 +27,13 @@ _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interva
 
 @dataclasses.dataclass
 class Recipe:
-    """method: of layers. embeddings: of embeddings' weights, None where they are left to the optimizer. is_default: method is muon, of
-    hidden linear layers, and the others have soap; weights that only embeddings have get AdamW. needs_optimizer: the user has named no method and has shown no optimizer yet that
+    """method: of layers. embeddings, tied: of weights that embeddings alone have, and of those that another module has too; None where
+    they are left to the optimizer. is_default: method is muon, of hidden linear layers, and the others have soap. needs_optimizer: the user has named no method and has shown no optimizer yet that
     takes whole updates as such."""
 
     method: Method
     embeddings: Optional[Method]
+    tied: Optional[Method]
     is_default: bool
     needs_optimizer: bool
 
@@ -64,13 +65,12 @@ class Recipe:
 
 def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None], exchange: str, fallback: Any,
            optimizer: Optional[torch.optim.Optimizer]) -> Recipe:
-    """method, where one is named. Otherwise muon for hidden linear layers and soap for all others, for embeddings too; or mkor where
-    these cannot serve: with an optimizer that does not take whole updates as such, in the exchanges of workers with factors, and
-    with a fallback to the optimizer alone."""
+    """method, where one is named. Otherwise muon for hidden linear layers, soap for all others and for weights that a layer shares with
+    an embedding, and the optimizer for what embeddings alone have; or mkor where these cannot serve: with an optimizer that does not
+    take whole updates as such, in the exchanges of workers with factors, and with a fallback to the optimizer alone."""
     takes_updates = optimizer is None or (
         isinstance(optimizer, BaseOptimizer) and any(group["plain"] for group in optimizer.param_groups))
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
-    if by_default and embeddings is None:
-        embeddings = _SOAP
-    return Recipe(as_method(method or ("muon" if by_default else "mkor")), as_method(embeddings) if embeddings else None, by_default,
-                  by_default and optimizer is None)
+    of_embeddings = as_method(embeddings) if embeddings else None
+    return Recipe(as_method(method or ("muon" if by_default else "mkor")), of_embeddings, of_embeddings or (_SOAP if by_default else None),
+                  by_default, by_default and optimizer is None)
