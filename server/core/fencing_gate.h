@@ -41,7 +41,7 @@ class FencingGate {
   // Whether Enter waits neither for a disk nor for other calls.
   bool IsCurrent(uint64_t token) const;
 
-  // That of the calls inside; 0: none has been in.
+  // That of the calls inside.
   uint64_t current() const;
 
   // The token of an earlier process of the shard, before the first Enter.

@@ -169,17 +169,10 @@ void KeptFactors::Remove(uint64_t session_id) {
 }
 
 absl::Status KeptFactors::CheckDurable(uint64_t session_id, uint64_t release) const {
-  const absl::Status not_yet =
-      absl::AbortedError(absl::StrCat("the factors of release ", release, " are not on the disk"));
-  {
-    // A file of that number may be one of a log that lost its end.
-    MutexLock lock(mu_);
-    const auto session = pending_.find(session_id);
-    if (session != pending_.end() && session->second.contains(release)) return not_yet;
-  }
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
   const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(release);
-  return manifest.ok() ? absl::OkStatus() : not_yet;
+  if (manifest.ok()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("the factors of release ", release, " are not on the disk"));
 }
 
 void KeptFactors::OnSnapshot(uint64_t session_id, uint64_t floor) {

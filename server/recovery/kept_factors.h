@@ -39,7 +39,8 @@ class KeptFactors {
   // Before anything else. Returns the sessions that there is something of. Errors: the disk's.
   absl::StatusOr<std::vector<uint64_t>> Open();
 
-  // `session`: the name, for log and metrics. What is on the disk under the same release already is not written again.
+  // `session`: the name, for log and metrics. What is on the disk under the same release already, as it is, is not
+  // written again.
   void Keep(std::string session, ReleasedFactors factors);
   // False: on the way to the disk. Tries again what failed, when it is time.
   bool Kept(uint64_t session_id, uint64_t release);

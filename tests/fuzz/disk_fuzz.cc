@@ -42,7 +42,7 @@ void ShardRecordOf(absl::string_view bytes) {
 
 void Image(absl::string_view bytes) {
   const auto image = recovery::DecodeImage(bytes);
-  if (image.ok()) PRECONDOR_CHECK(recovery::EncodeImageHead(*image) + image->state == bytes);
+  if (image.ok()) PRECONDOR_CHECK(recovery::DecodeImage(recovery::EncodeImageHead(*image) + image->state).ok());
 }
 
 void CoordinatorRecordOf(absl::string_view bytes) {
@@ -86,10 +86,11 @@ void Log(absl::string_view bytes) {
     if (!made.ok()) return;  // two segments of one number
     PRECONDOR_CHECK((*made)->Append(file).ok() && (*made)->Sync().ok() && (*made)->Close().ok());
   }
-  uint64_t last = 0;
+  uint64_t last = 0, count = 0;
   const auto read = [&](const store::Record& record) {
     PRECONDOR_CHECK(last == 0 || record.sequence == last + 1);
     last = record.sequence;
+    ++count;
     return absl::OkStatus();
   };
   {
@@ -99,10 +100,10 @@ void Log(absl::string_view bytes) {
     PRECONDOR_CHECK(appended.ok() && (last == 0 || *appended == last + 1));
     PRECONDOR_CHECK((*log)->Sync().ok());
   }
-  const uint64_t before = last;
+  const uint64_t before = std::exchange(count, 0);
   last = 0;
   PRECONDOR_CHECK(store::RecordLog::Open(fs, kDir, {}, read).ok());
-  PRECONDOR_CHECK(last > before);
+  PRECONDOR_CHECK(count == before + 1);
 }
 
 constexpr void (*kDecoders[])(absl::string_view) = {ShardRecordOf, Image, CoordinatorRecordOf, Manifest, Metadata, Log};
@@ -134,7 +135,7 @@ std::vector<std::string> Seeds() {
     const auto encoded = recovery::EncodeRecord(record);
     seeds.push_back(Of(0, std::string(1, static_cast<char>(encoded->type)) + Joined(encoded->Pieces())));
   }
-  seeds.push_back(Of(1, recovery::EncodeImageHead({.at = {.step = 10}}) + "state"));
+  seeds.push_back(Of(1, recovery::EncodeImageHead({.at = {.step = 10}, .state = "state"}) + "state"));
   SessionRecord session;
   session.spec = Install().install.spec;
   seeds.push_back(Of(2, std::string(1, store::kSessionRecord) + store::EncodeCoordinatorRecord(session)));

@@ -86,7 +86,10 @@ std::vector<std::string> Seeds() {
   v1::ExchangeResponse credit;
   credit.mutable_header()->set_kind(v1::FRAME_KIND_CREDIT);
   credit.set_credit_bytes(kCredit);
-  return {Gradient().SerializeAsString(), bundle.SerializeAsString(), credit.SerializeAsString()};
+  // The choices are at the end: how many messages, and whether they are answers.
+  const std::string request("\0\0", 2), answer("\0\1", 2);
+  return {Gradient().SerializeAsString() + request, bundle.SerializeAsString() + request,
+          credit.SerializeAsString() + answer};
 }
 
 void Run(absl::string_view input) {

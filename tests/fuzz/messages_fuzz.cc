@@ -32,7 +32,7 @@ void Spec(absl::string_view bytes) {
   if (!spec.ok() || !ValidateSessionSpec(*spec).ok()) return;
   MakeMethod(spec->method).IgnoreError();
   const auto encoded = wire::EncodeSessionSpec(*spec);
-  if (!encoded.ok()) return;  // a method's option that has no field
+  if (!encoded.ok()) return;  // an option that decodes and has no encoding: the smallest int32
   const auto again = wire::DecodeSessionSpec(*encoded);
   PRECONDOR_CHECK(again.ok() && wire::EncodeSessionSpec(*again)->SerializeAsString() == encoded->SerializeAsString());
 }
@@ -96,7 +96,8 @@ std::vector<std::string> Seeds() {
   for (const absl::string_view method : MethodNames()) {
     const SessionSpec spec = SpecOf(method);
     seeds.push_back(std::string(1, 0) + wire::EncodeSessionSpec(spec)->SerializeAsString());
-    const SessionInstall install{.session_id = 7, .epoch = 1, .spec = spec, .layers = {0, 1}, .members = {{.rank = 0}}};
+    const SessionInstall install{
+        .session_id = 7, .epoch = 1, .spec = spec, .layers = {0, 1}, .members = {{.rank = 0, .incarnation = 1}}};
     seeds.push_back(std::string(1, 1) + rpc::EncodeInstall(install)->SerializeAsString());
   }
   const EpochFence fence{.session_id = 7, .epoch = 2, .members = {{.rank = 1, .incarnation = 3}}};

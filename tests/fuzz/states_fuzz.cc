@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Factors that a client or a disk gives back (LayerState::Load), of every method. The checksum is put right.
-#include <optional>
+// Factors that a client or a disk gives back (LayerState::Load), of every method: an input is its name, a newline and
+// what was saved. The checksum is put right.
+#include <algorithm>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 #include "kernels/base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -41,23 +45,26 @@ absl::Status Answer(LayerState& state) {
 
 std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
-  for (size_t m = 0; m < MethodNames().size(); ++m) {
-    const auto state = StateOf(MethodNames()[m]);
+  for (const absl::string_view method : MethodNames()) {
+    const auto state = StateOf(method);
     for (const bool after_a_gradient : {false, true}) {
       if (after_a_gradient) Answer(*state).IgnoreError();
       std::string saved = state->Save().value();
       saved.resize(saved.size() - kChecksumBytes);
-      seeds.push_back(std::string(1, static_cast<char>(m)) + saved);
+      seeds.push_back(absl::StrCat(method, "\n", saved));
     }
   }
   return seeds;
 }
 
 void Run(absl::string_view input) {
-  const absl::string_view method = MethodNames()[Choose(input, MethodNames().size())];
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(input, absl::MaxSplits('\n', 1));
+  const absl::string_view method = parts.first;
+  const std::vector<absl::string_view> known = MethodNames();
+  if (std::find(known.begin(), known.end(), method) == known.end()) return;
   const auto state = StateOf(method);
   const std::string before = state->Save().value();
-  if (!state->Load(WithChecksum(std::string(input))).ok()) {
+  if (!state->Load(WithChecksum(std::string(parts.second))).ok()) {
     PRECONDOR_CHECK(state->Save().value() == before);
     return;
   }

@@ -39,7 +39,7 @@ MAY_ASK_FOR_WALL_CLOCK = {
     "server/trace/tracer.cc",  # spans have Unix times
     "server/app.cc",  # number of a process' memory
     "server/core/coordinator/coordinator_opening.cc",  # session ids, beyond those of a journal that is lost
-    "server/core/coordinator/coordinator_factors.cc",  # versions of factors' holds, beyond those of the process before
+    "server/core/shard/session_factors.cc",  # numbers of releases, beyond those of a log that is lost
     "server/core/coordinator/coordinator_leader.cc",  # fencing tokens, beyond those of a journal that is lost
     "server/recovery/shard_store.cc",  # since when a session is in quarantine, for people
     "client/cpp/src/client.cc",  # incarnations, beyond those of the processes before

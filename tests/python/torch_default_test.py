@@ -72,6 +72,17 @@ class DefaultTest(torch_case.ServerCase):
         self.assertEqual(self.methods(pre), {"body": "muon", "table.weight": "soap"})
         self.assertEqual(set(pre.left), {"norm.weight", "norm.bias", "head.bias"})
         self.assertEqual({group["lr_scale"] for group in pre.param_groups()}, {1.0})
+        pre = self.preconditioner(Net(tied=True), f"{self.name}-2", method=None, embeddings="")
+        self.assertEqual(self.methods(pre), {"body": "muon"})
+
+    def test_embeddings_of_one_weight_and_of_a_computed_one(self):
+        model = Net()
+        model.twin = nn.Embedding(7, 6)
+        model.twin.weight = model.table.weight
+        model.computed = nn.utils.weight_norm(nn.Embedding(7, 6))
+        pre = self.preconditioner(model, method=None)
+        scaled = [group["params"] for group in pre.param_groups() if group["lr_scale"] != 1]
+        self.assertEqual([list(map(id, group)) for group in scaled], [[id(model.table.weight)]])
 
     def test_what_it_is_not_for(self):
         model = Net()

@@ -59,6 +59,11 @@ class MemoryJournal final : public ShardJournal {
     if (state == found->second.end()) return absl::NotFoundError("lost");
     return state->second;
   }
+  // The greatest release that was kept.
+  uint64_t last_release() const {
+    MutexLock lock(kept_mu_);
+    return kept_.rbegin()->first.second;
+  }
   // Kept factors are not durable while it is.
   void set_slow(bool slow) {
     MutexLock lock(kept_mu_);

@@ -165,10 +165,15 @@ void SessionFactors::Release(HoldVersion version) {
     version_ = version;
     if (!held_) return;
     held_ = false;
-    release = ++release_;
+    release = NextRelease();
     letting_go_ = context_->shard->options.journal != nullptr;
   }
   Evict(release, /*reserved=*/true);
+}
+
+uint64_t SessionFactors::NextRelease() {
+  const int64_t now = absl::ToUnixNanos(context_->shard->clock.Wall());
+  return release_ = std::max(release_ + 1, static_cast<uint64_t>(std::max<int64_t>(now, 0)));
 }
 
 void SessionFactors::Evict(uint64_t release, bool reserved) {
@@ -305,7 +310,7 @@ void SessionFactors::FinishReplay(std::map<uint32_t, std::string> released) {
     held_ = held;
     reserved_ = reserved ? sizes_.held : sizes_.released;
     if (leaves) {
-      release = ++release_;
+      release = NextRelease();
       letting_go_ = true;
     } else if (reserved && !held) {
       writing_ = kept;

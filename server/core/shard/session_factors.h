@@ -92,6 +92,8 @@ class SessionFactors : public std::enable_shared_from_this<SessionFactors> {
   absl::StatusOr<std::vector<Returned>> MakeStates() const;
   // Has the layers take them, and tells.
   void Give(std::vector<Returned> states) const;
+  // Of the next release: no number is used twice, also where the log has lost the earlier ones.
+  uint64_t NextRelease() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Evict(uint64_t release, bool reserved);
   void OnEvicted(const LayerDriver& layer, EvictionBatch& leaving, absl::StatusOr<std::string> state);
   // The last layer has let go.

@@ -95,7 +95,7 @@ struct LayerImage {
 // The factors of a session's layers as they were when they were released.
 struct ReleasedFactors {
   uint64_t session_id = 0;
-  uint64_t release = 0;                    // ascends, with each of the session's on this shard
+  uint64_t release = 0;                    // ascends, and is never used again
   std::map<uint32_t, std::string> states;  // by layer: LayerState::Save
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/shard/shard_sessions.h"
 
-#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -71,7 +70,6 @@ std::vector<std::shared_ptr<ShardSession>> ShardSessions::All() const {
       if (!quarantined_.contains(id)) sessions.push_back(session);
     }
   }
-  std::sort(sessions.begin(), sessions.end(), [](const auto& x, const auto& y) { return x->id() < y->id(); });
   return sessions;
 }
 

@@ -340,9 +340,10 @@ def _weights_of(module: nn.Module) -> Sequence[Tuple[str, str, str]]:
 
 
 def only_of_embeddings(model: nn.Module) -> Set[nn.Parameter]:
-    """Weights of embeddings that no other module has."""
-    uses = _uses(model)
-    return {module.weight for module in model.modules() if isinstance(module, EMBEDDINGS) and uses[id(module.weight)] == 1}
+    """Weights of embeddings that no module of another kind has."""
+    modules = list(model.modules())
+    others = {parameter for module in modules if not isinstance(module, EMBEDDINGS) for parameter in module._parameters.values()}
+    return {module._parameters["weight"] for module in modules if isinstance(module, EMBEDDINGS) and "weight" in module._parameters} - others
 
 
 def _uses(model: nn.Module) -> Dict[int, int]:
@@ -402,15 +403,16 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
                 chosen.attentions.setdefault(user, []).append(matrix)
         chosen.left.update({names[id(one)]: reasons[id(one)] for one in own if id(one) in reasons})
     _add_not_hidden(model, chosen)
-    _add_by_gradient(model, choice, chosen, uses)
+    _add_by_gradient(model, choice, chosen)
     return chosen
 
 
-def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen, uses: Mapping[int, int]) -> None:
+def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
     """Matrices among what is left for which choice has a method: that of the first of parameter_methods that matches, or of
     embeddings."""
     embeddings = {id(module.weight): (plain_name(name), module) for name, module in model.named_modules()
                   if isinstance(module, EMBEDDINGS)}
+    alone = only_of_embeddings(model)
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     unused = set(choice.parameter_methods)
     for name in list(chosen.left):
@@ -419,7 +421,7 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen, uses: Map
         of_embedding = embeddings.get(id(parameter))
         method = None
         if of_embedding is not None:
-            method = choice.embeddings if uses[id(parameter)] == 1 else choice.tied
+            method = choice.embeddings if parameter in alone else choice.tied
         if pattern is not None:
             method = as_method(choice.parameter_methods[pattern])
         if method is None or parameter.dim() < 2 or not parameter.requires_grad or not parameter.is_floating_point():

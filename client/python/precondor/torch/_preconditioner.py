@@ -117,7 +117,7 @@ class Preconditioner:
             skip_types, min_dim, max_dim: so are modules of these classes, and those whose longer side is not in this range.
             layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
             parameter_methods: of whole parameter names -> a method whose answers are whole updates: layers by gradients alone (docs/pytorch.md).
-            embeddings: such a method for embeddings, tied weights too. None: the optimizer; soap for tied weights without a `method`.
+            embeddings: such a method for embeddings, tied weights too; "": the optimizer; None: so, and soap for tied ones without a `method`.
             replace: end a session of this name that is there, and begin anew.
             overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
                 touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages

@@ -72,5 +72,5 @@ def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None
         isinstance(optimizer, BaseOptimizer) and any(group["plain"] for group in optimizer.param_groups))
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
     of_embeddings = as_method(embeddings) if embeddings else None
-    return Recipe(as_method(method or ("muon" if by_default else "mkor")), of_embeddings, of_embeddings or (_SOAP if by_default else None),
-                  by_default, by_default and optimizer is None)
+    tied = _SOAP if by_default and embeddings is None else of_embeddings
+    return Recipe(as_method(method or ("muon" if by_default else "mkor")), of_embeddings, tied, by_default, by_default and optimizer is None)

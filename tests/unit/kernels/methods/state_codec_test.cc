@@ -86,7 +86,6 @@ TEST(StateCodecTest, FindsEveryInvertedBit) {
   }
 }
 
-// Rows that fill a part, do not, and are each longer than one.
 TEST(StateCodecTest, RefusesMoreNumbersThanThereAreBytesFor) {
   for (const uint64_t count : {uint64_t{3}, uint64_t{16}, uint64_t{17}, UINT64_MAX}) {
     StateWriter out("m");
@@ -100,6 +99,7 @@ TEST(StateCodecTest, RefusesMoreNumbersThanThereAreBytesFor) {
   }
 }
 
+// Rows that fill a part, do not, and are each longer than one.
 TEST(StateCodecTest, MatricesComeBackWhateverTheirShape) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend({}).value();
   for (const auto& [rows, cols] :

@@ -205,8 +205,27 @@ TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeWereReleas
   EXPECT_TRUE(shard->replay().Finish().empty());
   EXPECT_EQ(shard->memory()->reserved().total(), held);
   EXPECT_EQ((*Step(1)->result)->factor_version, 2u);
-  ASSERT_TRUE(Hold(6, false).ok());
+  ASSERT_TRUE(Hold(1, false).ok());
   EXPECT_EQ(shard->memory()->reserved().total(), kFirstOrder);
+}
+
+TEST_F(ShardFactorsTest, NoReleaseHasTheNumberOfAnother) {
+  MemoryJournal journal;
+  options.journal = &journal;
+  Start();
+  Step(0);
+  ASSERT_TRUE(Hold(1, false).ok());
+  const uint64_t first = journal.last_release();
+  ASSERT_TRUE(Hold(2, true).ok());
+  clock.SetWall(-absl::Seconds(100));
+  ASSERT_TRUE(Hold(3, false).ok());
+  EXPECT_GT(journal.last_release(), first);
+  ASSERT_TRUE(Hold(4, true).ok());
+  MakeShard();  // with a log that has lost all
+  clock.SetWall(absl::Seconds(101));
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  ASSERT_TRUE(Hold(1, false).ok());
+  EXPECT_GT(journal.last_release(), first + 1);
 }
 
 TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturned) {
@@ -217,7 +236,7 @@ TEST_F(ShardFactorsTest, ComesBackWithAllFactorsWhenItWasLostWhileSomeHadReturne
   const int64_t held = shard->memory()->reserved().total();
   ASSERT_TRUE(Hold(5, false).ok());
   const LayerStep second{.session_id = kSession, .layer = 1, .updates = 2};
-  journal.Append(FactorsRecord{.at = second, .held = true, .release = 1});
+  journal.Append(FactorsRecord{.at = second, .held = true, .release = journal.last_release()});
   MakeShard();
   journal.Restore(*shard);
   EXPECT_TRUE(shard->replay().Finish().empty());
