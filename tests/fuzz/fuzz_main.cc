@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What libFuzzer calls: the seeds go into the first folder of the command line, then the target gets its inputs.
 #include <fstream>
+#include <google/protobuf/stubs/logging.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,7 @@
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerInitialize(const int* argc, char*** argv) {
+  google::protobuf::SetLogHandler(nullptr);  // a line for each text that is not UTF-8
   for (int i = 1; i < *argc; ++i) {
     const absl::string_view corpus = (*argv)[i];
     if (absl::StartsWith(corpus, "-")) continue;

@@ -44,6 +44,7 @@ constexpr FoundSeed kFoundSeeds[] = {
     {308528, 21, "a rank waited for gradients of a step that the others had passed and a shard had lost"},
     {808653, 21, "a step that had lost its answer held up the later ones"},
     {1011408, 21, "steps in second order were promised while shards held no factors"},
+    {1456620, 21, "the job had begun again; then as with 308528, which is told to the job and no fault"},
 };
 
 }  // namespace precondor::sim

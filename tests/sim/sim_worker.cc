@@ -178,7 +178,8 @@ void SimWorker::OnError(const absl::Status& status) {
   const ErrorReason reason = GetErrorReason(status);
   if (reason == ErrorReason::kStateLost && world_.job().inexact() && shared) return world_.LoseJob();
   // Another rank has begun after the step, and cannot repeat what the shard lost with it.
-  if (reason == ErrorReason::kStaleStep && world_.scenario().meets) return world_.LoseJob();
+  const bool met = world_.scenario().meets || world_.has_begun_again();
+  if (reason == ErrorReason::kStaleStep && met) return world_.LoseJob();
   world_.Fail("I7: " + process_.name() + " got " + status.ToString());
 }
 

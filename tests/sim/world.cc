@@ -213,6 +213,7 @@ void World::LoseJob() {
   if (std::exchange(job_lost_, true)) return;
   queue_.After(random_.Between(1, 5000), [this] {
     job_lost_ = false;
+    has_begun_again_ = true;
     uint64_t step = std::numeric_limits<uint64_t>::max();
     for (const Rank& rank : ranks_) step = std::min(step, rank.checkpoints->last_step());
     trace_.Note([&] { return "the job begins again with step " + std::to_string(step); });

@@ -80,6 +80,9 @@ class World {
   void RestartCoordinator();
   // A rank has been told that the others cannot get the answers that it has had: soon all begin again, together.
   void LoseJob();
+  // It has happened: what former processes sent to later steps still counts, so that a step can be passed by one rank
+  // and never be complete again (docs/adr/0023, seed 308528).
+  bool has_begun_again() const { return has_begun_again_; }
   // It comes back, knowing nothing, once its layers have gone to others. Not the last one.
   void LoseShard(SimShard& shard);
   void AskForMode(std::optional<Mode> mode);
@@ -122,6 +125,7 @@ class World {
   std::set<const SimShard*> lost_;
   uint64_t session_id_ = 0;
   bool job_lost_ = false;
+  bool has_begun_again_ = false;
   bool closing_ = false;
   bool healed_ = false;
   uint64_t events_ = 0;
