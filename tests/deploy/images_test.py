@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 from deploy_tools import ROOT, require, run, skip_unless_root
 
@@ -24,7 +25,7 @@ skip_unless_root()
 
 import compose
 from cluster import wait_for
-from containers import BASE_IMAGE, HARDENED, SERVER_IMAGE, Engine, Network
+from containers import BASE_IMAGE, HARDENED, SERVER_IMAGE, Engine, Network, pack_base
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 MAX_SERVER_BYTES = 256 << 20
@@ -203,11 +204,30 @@ class FullTest(ImageCase):
                 self.assertEqual(engine.stop(name), 0)
         self.assertEqual(len({tuple(value) for value in hashes.values()}), 1, hashes)
 
+    def build_wheel(self):
+        run(ROOT / "deploy/build-wheel.sh", "--python", "/usr/bin/python3", "--output", self.folder / "wheels", timeout=1500)
+        (wheel,) = (self.folder / "wheels").glob("precondor-*.whl")
+        return wheel
+
+    def test_the_wheels_server_on_debian_13(self):
+        """Another glibc, and none of the libraries of Debian 12."""
+        root, context = self.folder / "root", self.folder / "context"
+        context.mkdir()
+        run("debootstrap", "--variant=minbase", "trixie", root, timeout=600)
+        with zipfile.ZipFile(self.build_wheel()) as wheel:
+            wheel.extractall(root / "opt/wheel")
+        for program in (root / "opt/wheel/precondor/bin").iterdir():
+            program.chmod(0o755)
+        pack_base(root, context / "root.tar")
+        engine.build("localhost/trixie", context, "FROM scratch\nADD root.tar /\nENV PATH=/opt/wheel/precondor/bin:/usr/bin:/bin\n"
+                     "ENTRYPOINT [\"precondor-server\"]\n")
+        engine.start("trixie", "--memory-limit=256MiB", image="localhost/trixie", options=["--network=none"])
+        self.assertEqual(engine.stop("trixie"), 0)
+
     def test_client_image(self):
         """From the wheel, without the network: the training loop of docs/python.md from another host than the server's."""
-        wheels = self.folder / "wheels"
-        run(ROOT / "deploy/build-wheel.sh", "--python", "/usr/bin/python3", "--output", wheels, timeout=1500)
-        (wheel,) = wheels.glob("precondor-*.whl")
+        wheel = self.build_wheel()
+        wheels = wheel.parent
         run(ROOT / "build/wheel/tools/bin/pip", "download", "--quiet", "--dest", wheels, wheel)
         engine.build_files("localhost/wheels", wheels, "/wheels/")
         engine.build_target("client", "localhost/precondor:client", BUILD_IMAGE="localhost/wheels")
