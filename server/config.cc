@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "yaml-cpp/yaml.h"
 
 #include "kernels/base/status_macros.h"
@@ -303,6 +304,21 @@ absl::Status SetOption(ServerConfig& config, const Option& option, absl::string_
   return absl::OkStatus();
 }
 
+// Whether the text has more than comments and marks of documents; InvalidArgument: of two documents. YAML::LoadAll
+// would tell, and does not end for a text that begins with a comma.
+absl::StatusOr<bool> CheckOneDocument(const std::string& path, absl::string_view text) {
+  bool content = false, ended = false;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    const bool mark = absl::ConsumePrefix(&line, "---") || absl::ConsumePrefix(&line, "...");
+    ended = ended || (mark && content);
+    line = absl::StripAsciiWhitespace(line);
+    if (line.empty() || line.front() == '#') continue;
+    if (ended) return absl::InvalidArgumentError(absl::StrCat("file ", path, ": expected one YAML document, got more"));
+    content = true;
+  }
+  return content;
+}
+
 absl::StatusOr<YAML::Node> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text;
@@ -312,13 +328,11 @@ absl::StatusOr<YAML::Node> ReadFile(const std::string& path) {
   }
   // A folder opens, and turns bad when it is read.
   if (!file.is_open() || file.bad()) return absl::NotFoundError(absl::StrCat("--config: cannot read ", path));
+  PRECONDOR_ASSIGN_OR_RETURN(const bool has_content, CheckOneDocument(path, text));
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.size() > 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("file ", path, ": expected one YAML document, got ", documents.size()));
-    }
-    return documents.empty() ? YAML::Node() : documents[0];
+    YAML::Node root = YAML::Load(text);
+    if (!root.IsNull() || !has_content) return root;
+    return absl::InvalidArgumentError(absl::StrCat("file ", path, ": expected a map of options"));
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(absl::StrCat("file ", path, ": ", error.what()));
   }

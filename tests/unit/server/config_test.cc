@@ -350,7 +350,7 @@ TEST_F(ConfigTest, CommandLineTakesNamesWithValuesOnly) {
 }
 
 TEST_F(ConfigTest, AnEmptyFileChangesNothing) {
-  for (const std::string text : {"", "\n", "# nothing\n", "---\n", "{}\n"}) {
+  for (const std::string text : {"", "\n", "# nothing\n", "---\n", "{}\n", "---\n{}\n...\n"}) {
     const ServerConfig config = Parse({"--config=" + File(text)});
     for (const OptionCase& option : Cases()) EXPECT_TRUE(option.has_default(config)) << option.name;
   }
@@ -360,7 +360,8 @@ TEST_F(ConfigTest, AFileThatIsNotAMapOfOptionsIsRefused) {
   EXPECT_THAT(FileRefusal("- threads\n"), HasSubstr("expected a map of options"));
   EXPECT_THAT(FileRefusal("threads\n"), HasSubstr("expected a map of options"));
   EXPECT_THAT(FileRefusal("threads: [1\n"), AllOf(HasSubstr(".yaml: "), HasSubstr("line ")));
-  EXPECT_THAT(FileRefusal("threads: 1\n---\nthreads: 2\n"), HasSubstr("expected one YAML document, got 2"));
+  EXPECT_THAT(FileRefusal("threads: 1\n---\nthreads: 2\n"), HasSubstr("expected one YAML document, got more"));
+  EXPECT_THAT(FileRefusal(",threads: 1\n"), HasSubstr("expected a map of options"));
   EXPECT_THAT(FileRefusal("threads: 1\nthreads: 2\n"), HasSubstr("threads: expected once, got twice"));
   EXPECT_THAT(FileRefusal("port_file: {a: 1}\n"), HasSubstr("port_file: expected one value, got a map"));
   EXPECT_THAT(FileRefusal("port_file: [a]\n"), HasSubstr("port_file: expected one value, got a list"));
