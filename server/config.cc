@@ -304,15 +304,15 @@ absl::Status SetOption(ServerConfig& config, const Option& option, absl::string_
   return absl::OkStatus();
 }
 
-// Whether the text has more than comments and marks of documents; InvalidArgument: of two documents. YAML::LoadAll
-// would tell, and does not end for a text that begins with a comma.
+// Whether the text has more than comments, directives and marks of documents; InvalidArgument: of two documents.
+// YAML::LoadAll would tell, and does not end for a text that begins with a comma.
 absl::StatusOr<bool> CheckOneDocument(const std::string& path, absl::string_view text) {
   bool content = false, ended = false;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     const bool mark = absl::ConsumePrefix(&line, "---") || absl::ConsumePrefix(&line, "...");
     ended = ended || (mark && content);
     line = absl::StripAsciiWhitespace(line);
-    if (line.empty() || line.front() == '#') continue;
+    if (line.empty() || line.front() == '#' || (!content && line.front() == '%')) continue;
     if (ended) return absl::InvalidArgumentError(absl::StrCat("file ", path, ": expected one YAML document, got more"));
     content = true;
   }

@@ -63,10 +63,10 @@ std::vector<std::string> Seeds() {
           of(0, "MEMORY_LIMIT=8GiB"),
           of(1, PrintServerConfig({})),
           of(2, R"([{"name": "fc*", "d_out": 4096, "d_in": 1024, "bias": true, "count": 24}])"),
-          of(3, "worker,operator@team token abcdefghijklmnop\n# nothing\nmetrics name client.example\n"),
+          of(3, "worker,operator@team token abcdefghijklmnop\n# nothing\ncoordinator name client.example\n"),
           of(4, "linear(0.1, 0.01, 100)"),
           of(4, "0.001"),
-          of(4, "exponential(0.1, 0.9, 10)")};
+          of(4, "exponential(0.1, 0.9, 0.01)")};
 }
 
 void Run(absl::string_view input) { kDecoders[Choose(input, std::size(kDecoders))](input); }

@@ -40,8 +40,8 @@ class SessionTable {
 
  private:
   absl::flat_hash_map<std::string, SessionEntry> entries_;
-  std::map<uint64_t, std::shared_ptr<CoordinatorSession>>
-      by_id_;  // in order, so that a simulated run is one of its seed
+  // In order, so that a simulated run is a function of its seed.
+  std::map<uint64_t, std::shared_ptr<CoordinatorSession>> by_id_;
 };
 
 }  // namespace precondor

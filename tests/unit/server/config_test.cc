@@ -350,7 +350,7 @@ TEST_F(ConfigTest, CommandLineTakesNamesWithValuesOnly) {
 }
 
 TEST_F(ConfigTest, AnEmptyFileChangesNothing) {
-  for (const std::string text : {"", "\n", "# nothing\n", "---\n", "{}\n", "---\n{}\n...\n"}) {
+  for (const std::string text : {"", "\n", "# nothing\n", "---\n", "{}\n", "---\n{}\n...\n", "%YAML 1.2\n---\n{}\n"}) {
     const ServerConfig config = Parse({"--config=" + File(text)});
     for (const OptionCase& option : Cases()) EXPECT_TRUE(option.has_default(config)) << option.name;
   }
