@@ -39,4 +39,16 @@ __device__ inline bool IsLastBlock(unsigned* arrived, unsigned blocks) {
   return last;
 }
 
+// The same where only thread 0 has written what others read; no other thread waits for its stores.
+__device__ inline bool IsLastBlockByFirstThread(unsigned* arrived, unsigned blocks) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(arrived, 1u) == blocks - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
 }  // namespace precondor::cuda

@@ -65,12 +65,6 @@ struct Pointers {
   void* const* c;
 };
 
-// Statuses of a call that cuBLAS does not have for these types, sizes or this device, and of which it ran nothing.
-bool IsRefusal(cublasStatus_t status) {
-  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
-         status == CUBLAS_STATUS_ARCH_MISMATCH;
-}
-
 // Row-major matrices are the transposed column-major ones that cuBLAS knows: a product's factors change places.
 absl::Status SingleProduct(Device& device, const Factors& product, const Arithmetic& in) {
   const float one = 1.0f, zero = 0.0f;
@@ -81,35 +75,20 @@ absl::Status SingleProduct(Device& device, const Factors& product, const Arithme
   });
 }
 
-// In one call, or one by one where cuBLAS refuses that call. The products overwrite whatever is in their memory.
-absl::Status GroupedProducts(Device& device, const std::vector<Factors>& all, const Arithmetic& in, Pointers pointers) {
-  const size_t count = all.size();
-  std::vector<int64_t> m, n, k, of_a, of_b, of_c;
-  for (const Factors& product : all) {
-    m.push_back(product.cols);
-    n.push_back(product.rows);
-    k.push_back(product.inner);
-    of_a.push_back(product.stride_a);
-    of_b.push_back(product.stride_b);
-    of_c.push_back(product.stride_c);
-  }
-  const std::vector<int64_t> sizes(count, 1);
-  const std::vector<float> ones(count, 1.0f), zeros(count, 0.0f);
-  const std::vector<cublasOperation_t> as_it_is(count, CUBLAS_OP_N);
-  cublasStatus_t answer = CUBLAS_STATUS_SUCCESS;
-  absl::Status status = device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
-    answer = cublasGemmGroupedBatchedEx_64(blas, as_it_is.data(), as_it_is.data(), m.data(), n.data(), k.data(),
-                                           ones.data(), pointers.b, in.type, of_b.data(), pointers.a, in.type,
-                                           of_a.data(), zeros.data(), pointers.c, in.type, of_c.data(),
-                                           static_cast<int64_t>(count), sizes.data(), in.compute);
-    return answer;
+// `count` products of the shape of `first`.
+absl::Status BatchOfProducts(Device& device, const Factors& first, size_t count, const Arithmetic& in,
+                             Pointers pointers) {
+  const float one = 1.0f, zero = 0.0f;
+  return device.RunBlas("DensePrecondition", [&](cublasHandle_t blas) {
+    return cublasGemmBatchedEx_64(blas, CUBLAS_OP_N, CUBLAS_OP_N, first.cols, first.rows, first.inner, &one, pointers.b,
+                                  in.type, first.stride_b, pointers.a, in.type, first.stride_a, &zero, pointers.c,
+                                  in.type, first.stride_c, static_cast<int64_t>(count), in.compute,
+                                  CUBLAS_GEMM_DEFAULT);
   });
-  if (!IsRefusal(answer)) return status;
-  for (const Factors& product : all) PRECONDOR_RETURN_IF_ERROR(SingleProduct(device, product, in));
-  return absl::OkStatus();
 }
 
-// Both products of each operation, one call for the first ones and one for the second.
+// Both products of each operation, in two calls of cuBLAS for those of one shape. One call for all shapes, which cuBLAS
+// has too, takes twice as long (docs/adr/0025-measured-on-a-gpu.md).
 class ProductPair {
  public:
   void Ask(PackedUpload& upload, size_t count) {
@@ -117,33 +96,45 @@ class ProductPair {
     for (auto& part : outputs_) part = upload.Add<void*>(count);
   }
   // half = l d, u = half r.
-  void Add(const Factors& first, const Factors& second) {
-    products_[0].push_back(first);
-    products_[1].push_back(second);
-  }
-  void Fill(PackedUpload& upload) const {
-    for (size_t which = 0; which < 2; ++which) {
-      for (size_t i = 0; i < products_[which].size(); ++i) {
-        upload.OnHost(inputs_[2 * which])[i] = products_[which][i].a;
-        upload.OnHost(inputs_[2 * which + 1])[i] = products_[which][i].b;
-        upload.OnHost(outputs_[which])[i] = products_[which][i].c;
+  void Add(const Factors& first, const Factors& second) { pairs_.push_back({first, second}); }
+  // When all have been added.
+  void Fill(PackedUpload& upload) {
+    std::stable_sort(pairs_.begin(), pairs_.end(),
+                     [](const Pair& a, const Pair& b) { return ShapeOf(a) < ShapeOf(b); });
+    for (size_t i = 0; i < pairs_.size(); ++i) {
+      for (size_t which = 0; which < 2; ++which) {
+        upload.OnHost(inputs_[2 * which])[i] = pairs_[i][which].a;
+        upload.OnHost(inputs_[2 * which + 1])[i] = pairs_[i][which].b;
+        upload.OnHost(outputs_[which])[i] = pairs_[i][which].c;
       }
     }
   }
   absl::Status Run(Device& device, const PackedUpload& upload, const Arithmetic& in) const {
-    if (products_[0].empty()) return absl::OkStatus();
     for (size_t which = 0; which < 2; ++which) {
-      const Pointers pointers{upload.OnDevice(inputs_[2 * which]), upload.OnDevice(inputs_[2 * which + 1]),
-                              upload.OnDevice(outputs_[which])};
-      PRECONDOR_RETURN_IF_ERROR(GroupedProducts(device, products_[which], in, pointers));
+      for (size_t begin = 0, end = 0; begin < pairs_.size(); begin = end) {
+        while (end < pairs_.size() && ShapeOf(pairs_[end]) == ShapeOf(pairs_[begin])) ++end;
+        const Factors& first = pairs_[begin][which];
+        const Pointers pointers{upload.OnDevice(inputs_[2 * which]) + begin,
+                                upload.OnDevice(inputs_[2 * which + 1]) + begin,
+                                upload.OnDevice(outputs_[which]) + begin};
+        PRECONDOR_RETURN_IF_ERROR(end - begin == 1 ? SingleProduct(device, first, in)
+                                                   : BatchOfProducts(device, first, end - begin, in, pointers));
+      }
     }
     return absl::OkStatus();
   }
 
  private:
+  using Pair = std::array<Factors, 2>;
+  using Shape = std::array<int64_t, 6>;
+  static std::array<Shape, 2> ShapeOf(const Pair& pair) {
+    const auto of = [](const Factors& f) { return Shape{f.rows, f.cols, f.inner, f.stride_a, f.stride_b, f.stride_c}; };
+    return {of(pair[0]), of(pair[1])};
+  }
+
   std::array<PackedUpload::Part<const void*>, 4> inputs_;
   std::array<PackedUpload::Part<void*>, 2> outputs_;
-  std::array<std::vector<Factors>, 2> products_;
+  std::vector<Pair> pairs_;
 };
 
 // Expands in one launch the l and r, of all operations, that are not yet there as matrices.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense products l d r of many layers: all expansions in one launch, then one call of cuBLAS' grouped products for all
-// l d and one for all (l d) r, in bf16, TF32 or, from .5 GFLOP on, f32. As in kernels/cuda/grouped_operations.h, but
-// that cuBLAS does not promise what it gives alone (docs/adr/0015-dense-products-in-groups.md).
+// Dense products l d r of many layers: all expansions in one launch, then for the layers of each shape one call of
+// cuBLAS for all l d and one for all (l d) r, in bf16, TF32 or, from .5 GFLOP on, f32. As in
+// kernels/cuda/grouped_operations.h, but that cuBLAS does not promise what it gives alone
+// (docs/adr/0015-dense-products-in-groups.md, 0025-measured-on-a-gpu.md).
 #pragma once
 
 #include "absl/status/status.h"

@@ -24,6 +24,9 @@ constexpr size_t kStages = 4;
 // Of each stage, those in f32 and those on tensor cores.
 constexpr size_t kLaunches = 2 * kStages;
 
+// So that rows, and parts of them, begin at multiples of 16 bytes.
+constexpr int64_t Padded(int64_t size) { return (size + 3) / 4 * 4; }
+
 MatrixView Columns(MatrixView x, int64_t begin, int64_t count) {
   return MatrixView(x.data + begin, x.rows, count, x.stride);
 }
@@ -39,13 +42,15 @@ struct Extents {
 
   bool both() const { return p > 0 && q > 0; }
   size_t jobs() const { return (p > 0 ? 2 : 0) + (q > 0 ? 2 : 0) + (both() ? 2 : 0) + 1; }
-  // X, Y and K.
+  // X, with the zeros, Y and K.
   std::array<ConstMatrixView, 3> sums() const {
-    return {ConstMatrixView(nullptr, p, n), ConstMatrixView(nullptr, m, q), ConstMatrixView(nullptr, p, q)};
+    return {ConstMatrixView(nullptr, Padded(p), n), ConstMatrixView(nullptr, m, q), ConstMatrixView(nullptr, p, q)};
   }
   std::array<int64_t, 3> inner_of_sums() const { return {m, n, std::min(m, n)}; }
+  // Rows of X and W together, and columns of V and Y; between them up to three zeros.
+  int64_t together() const { return Padded(p) + Padded(q); }
   int64_t floats() const {
-    int64_t count = (p + q) * (m + n) + p * q;
+    int64_t count = together() * (m + Padded(n)) + p * Padded(q);
     for (size_t i = 0; i < 3; ++i) count += ProductPartials(sums()[i], inner_of_sums()[i]);
     return count;
   }
@@ -78,13 +83,18 @@ class Plan {
     const Extents extents(operation);
     precision_ = operation.precision;
     const int64_t m = extents.m, n = extents.n, p = extents.p, q = extents.q;
-    const MatrixView left(Take(floats_, m * (p + q)), m, p + q), right(Take(floats_, (p + q) * n), p + q, n);
-    const MatrixView v = Columns(left, 0, p), y = Columns(left, p, q), k(Take(floats_, p * q), p, q);
-    const MatrixView x = right.RowRange(0, p), w = right.RowRange(p, q);
+    const int64_t both = extents.together(), at = Padded(p);  // where Y and W begin
+    const MatrixView left(Take(floats_, m * both), m, at + q, both);
+    const MatrixView right(Take(floats_, both * Padded(n)), at + q, n, Padded(n));
+    const MatrixView v = Columns(left, 0, p), y = Columns(left, at, q),
+                     k(Take(floats_, p * Padded(q)), p, q, Padded(q));
+    const MatrixView x = right.RowRange(0, p), w = right.RowRange(at, q);
+    // With the zeros: beyond its operands a product is zero.
+    const MatrixView v_and_zeros = Columns(left, 0, at), x_and_zeros = right.RowRange(0, at);
     constexpr Transpose kNo = Transpose::kNo, kYes = Transpose::kYes;
     if (p > 0) {
-      Put(0, Product(1, out.vectors, kYes, out.core, kNo, v));
-      Put(0, InParts(Product(1, out.vectors, kNo, d, kNo, x)));
+      Put(0, Product(1, out.vectors, kYes, out.core, kNo, v_and_zeros));
+      Put(0, InParts(Product(1, out.vectors, kNo, d, kNo, x_and_zeros)));
     }
     if (q > 0) {
       Put(0, Product(1, in.core, kNo, in.vectors, kNo, w));
@@ -140,7 +150,7 @@ class Plan {
     const bool tensor_cores = job.in_two_terms || precision_ == ProductPrecision::kBf16;
     const size_t launch = 2 * stage + (tensor_cores ? 1 : 0);
     job.first = blocks_[launch];
-    blocks_[launch] += ProductBlocks(job);
+    blocks_[launch] += tensor_cores ? TensorProductBlocks(job) : ProductBlocks(job);
     launches_[launch].push_back(job);
   }
 

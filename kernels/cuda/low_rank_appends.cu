@@ -29,8 +29,9 @@ __device__ int64_t NewRowAt(const LowRankAppendJob& job, int64_t slot) {
 // from: the block that places them may not have come to it.
 template <typename Jobs>
 __global__ void __launch_bounds__(kThreads, 3) LowRankAppendKernel(Jobs jobs, int64_t blocks) {
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const LowRankAppendJob& job = jobs.InShared(block);
+  const Share share = ShareOf(blocks);
+  for (unsigned block = share.begin; block < share.end; ++block) {
+    const LowRankAppendJob& job = jobs.InShared(share, block);
     const int64_t n = job.vectors.rows, row = (block - job.first) % n, d = job.vectors.cols;
     const int64_t begin = (block - job.first) / n * kAppendedTogether;
     const int64_t left = job.rows.rows - begin, count = left < kAppendedTogether ? left : kAppendedTogether;

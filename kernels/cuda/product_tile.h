@@ -20,30 +20,35 @@ constexpr int kHeld = 4;
 constexpr int kSide = kAcross * kHeld;
 constexpr int kGranule = 32;  // parts of the inner dimension are multiples of it
 
-// What a block works at: rows and columns from row0 and column0 on, inner indices [begin, end).
+// What a block works at: one of c's tiles, from row0 and column0 on, over inner indices [begin, end).
 struct Place {
   unsigned tile, part;
   int64_t row0, column0, begin, end;
 };
 
-__device__ inline Place PlaceOf(const ProductJob& job, int64_t block) {
+__host__ __device__ constexpr unsigned TilesAlong(int64_t size, int side) {
+  return static_cast<unsigned>((size + side - 1) / side);
+}
+
+// Of a job's block, where a tile is kRows x kColumns.
+template <int kRows, int kColumns>
+__device__ Place PlaceOf(const ProductJob& job, int64_t block) {
   const unsigned parts = static_cast<unsigned>(job.parts), number = static_cast<unsigned>(block);
-  const unsigned across = static_cast<unsigned>((job.c.cols + kSide - 1) / kSide);
-  const unsigned tile = number / parts, part = number % parts;
+  const unsigned across = TilesAlong(job.c.cols, kColumns), tile = number / parts, part = number % parts;
   const int64_t slabs = (job.inner + kGranule - 1) / kGranule, deep = (slabs + parts - 1) / parts * kGranule;
-  const int64_t row0 = int64_t{tile / across} * kSide, column0 = int64_t{tile % across} * kSide;
+  const int64_t row0 = int64_t{tile / across} * kRows, column0 = int64_t{tile % across} * kColumns;
   return {tile, part, row0, column0, part * deep, std::min(job.inner, (part + 1) * deep)};
 }
 
-// The thread's fours of an operand's slab: kSide lines from line0 on x kDepth inner indices from k0 on, where the
+// The thread's fours of an operand's slab: kLines lines from line0 on x kDepth inner indices from k0 on, where the
 // operand's rows run along the inner dimension (kAlong), or the transpose. Zero beyond x.
-template <int kDepth, bool kAlong, int kCount>
+template <int kLines, int kDepth, bool kAlong, int kCount>
 __device__ __forceinline__ void LoadSlab(const ConstMatrixView& x, int64_t line0, int64_t k0, FoursPlace at,
                                          Four<float> (&fours)[kCount]) {
   if constexpr (kAlong) {
-    LoadFours(FoursOf<kSide, kDepth>(x, line0, k0, at), fours);
+    LoadFours(FoursOf<kLines, kDepth>(x, line0, k0, at), fours);
   } else {
-    LoadFours(FoursOf<kDepth, kSide>(x, k0, line0, at), fours);
+    LoadFours(FoursOf<kDepth, kLines>(x, k0, line0, at), fours);
   }
 }
 
@@ -58,7 +63,8 @@ __device__ __forceinline__ void WithLayout(const ProductJob& job, Function f) {
   }
 }
 
-// Of all parts in their order, in the last block of the tile's; false in all others, which are done.
+// Of all parts of 64 x 64 elements, tile `place.tile` of as many, in their order, in the last block of the tile's;
+// false in all others, which are done.
 __device__ inline bool SumParts(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld]) {
   float* const tile = job.partials + int64_t{place.tile} * job.parts * kSide * kSide + threadIdx.x;
   for (int i = 0; i < kHeld * kHeld; ++i) {
@@ -73,39 +79,45 @@ __device__ inline bool SumParts(const ProductJob& job, const Place& place, float
   return true;
 }
 
-// |source|^2 and |c|^2 from what each thread has of them; the last block of the product adds the tiles' up.
-__device__ inline void SumSquares(const ProductJob& job, const Place& place, double of_source, double of_c) {
-  double* const of_tiles = job.tile_squares;
-  const int64_t tiles = (job.c.rows + kSide - 1) / kSide * ((job.c.cols + kSide - 1) / kSide);
-  of_source = CombineBlock<kThreads>(of_source, Add());
-  of_c = CombineBlock<kThreads>(of_c, Add());
+// |source|^2 and |c|^2 of what a thread has made.
+struct Squares {
+  double of_source = 0, of_c = 0;
+};
+
+// job.squares, from what each thread of its blocks has; the last block of the product adds up. This is block `number`
+// of `count`, at most ProductTiles(job.c).
+__device__ inline void SumSquares(const ProductJob& job, unsigned number, unsigned count, Squares squares) {
+  double* const of_blocks = job.tile_squares;
+  squares.of_source = CombineBlock<kThreads>(squares.of_source, Add());
+  squares.of_c = CombineBlock<kThreads>(squares.of_c, Add());
   if (threadIdx.x == 0) {
-    of_tiles[2 * place.tile] = of_source;
-    of_tiles[2 * place.tile + 1] = of_c;
+    of_blocks[2 * number] = squares.of_source;
+    of_blocks[2 * number + 1] = squares.of_c;
   }
-  if (!IsLastBlock(job.squares_arrived, static_cast<unsigned>(tiles))) return;
-  of_source = of_c = 0;
-  for (int64_t tile = threadIdx.x; tile < tiles; tile += kThreads) {
-    of_source += __ldcg(of_tiles + 2 * tile);
-    of_c += __ldcg(of_tiles + 2 * tile + 1);
+  if (!IsLastBlockByFirstThread(job.squares_arrived, count)) return;
+  squares = {};
+  for (unsigned block = threadIdx.x; block < count; block += kThreads) {
+    squares.of_source += __ldcg(of_blocks + 2 * block);
+    squares.of_c += __ldcg(of_blocks + 2 * block + 1);
   }
-  of_source = CombineBlock<kThreads>(of_source, Add());
-  of_c = CombineBlock<kThreads>(of_c, Add());
+  squares.of_source = CombineBlock<kThreads>(squares.of_source, Add());
+  squares.of_c = CombineBlock<kThreads>(squares.of_c, Add());
   if (threadIdx.x == 0) {
-    job.squares[0] = of_source;
-    job.squares[1] = of_c;
+    job.squares[0] = squares.of_source;
+    job.squares[1] = squares.of_c;
   }
 }
 
-// c, given alpha's sums; where kInParts, those of a part.
+// 64 x 64 elements of c, tile `place.tile` of as many, given alpha's sums; where kInParts, those of a part. Adds to
+// `squares` if the job asks for them.
 template <bool kInParts>
-__device__ void Finish(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld]) {
+__device__ void Finish(const ProductJob& job, const Place& place, float (&sums)[kHeld][kHeld], Squares& squares) {
   if (kInParts && job.parts > 1 && !SumParts(job, place, sums)) return;
   const int thread = static_cast<int>(threadIdx.x);
   const FoursPlace at = {thread / kAcross * kHeld, 1, thread % kAcross * kHeld};
-  double of_source = 0, of_c = 0;
+  const bool with_squares = kInParts && job.squares != nullptr;
   Four<float> c[kHeld] = {};  // the source first
-  if (job.beta != 0.0f || (kInParts && job.squares != nullptr)) {
+  if (job.beta != 0.0f || with_squares) {
     LoadFours(FoursOf<kSide, kSide>(job.source, place.row0, place.column0, at), c);
   }
 #pragma unroll
@@ -114,13 +126,12 @@ __device__ void Finish(const ProductJob& job, const Place& place, float (&sums)[
     for (int j = 0; j < kHeld; ++j) {  // beyond c the sum and the source are 0
       const float source = c[i].at[j], product = job.alpha * sums[i][j];
       c[i].at[j] = job.beta != 0.0f ? fmaf(job.beta, source, product) : product;
-      if (!kInParts) continue;
-      of_source += double{source} * source;
-      of_c += double{c[i].at[j]} * c[i].at[j];
+      if (!with_squares) continue;
+      squares.of_source += double{source} * source;
+      squares.of_c += double{c[i].at[j]} * c[i].at[j];
     }
   }
   StoreFours(c, FoursOf<kSide, kSide>(job.c, place.row0, place.column0, at));
-  if (kInParts && job.squares != nullptr) SumSquares(job, place, of_source, of_c);
 }
 
 }  // namespace precondor::cuda::product

@@ -17,6 +17,9 @@ using product::kThreads;
 using product::LoadSlab;
 using product::Place;
 using product::PlaceOf;
+using product::Squares;
+using product::SumSquares;
+using product::TilesAlong;
 using product::WithLayout;
 
 [[maybe_unused]] constexpr int kBlocks = 4;  // that share a multiprocessor
@@ -60,16 +63,16 @@ __device__ __forceinline__ void Multiply(const ProductJob& job, const Place& pla
   const int row_of_thread = static_cast<int>(threadIdx.x) / kAcross * kHeld;
   const int column_of_thread = static_cast<int>(threadIdx.x) % kAcross * kHeld;
   Four<float> of_a[kFours], of_b[kFours];
-  LoadSlab<kDepth, kAlongA>(job.a, place.row0, place.begin, PlaceInSlab<kAlongA>(), of_a);
-  LoadSlab<kDepth, kAlongB>(job.b, place.column0, place.begin, PlaceInSlab<kAlongB>(), of_b);
+  LoadSlab<kSide, kDepth, kAlongA>(job.a, place.row0, place.begin, PlaceInSlab<kAlongA>(), of_a);
+  LoadSlab<kSide, kDepth, kAlongB>(job.b, place.column0, place.begin, PlaceInSlab<kAlongB>(), of_b);
   for (int64_t k0 = place.begin; k0 < place.end; k0 += kDepth) {
     __syncthreads();  // no thread reads the slabs before any more
     Store<kAlongA>(of_a, a);
     Store<kAlongB>(of_b, b);
     __syncthreads();
     if (k0 + kDepth < place.end) {
-      LoadSlab<kDepth, kAlongA>(job.a, place.row0, k0 + kDepth, PlaceInSlab<kAlongA>(), of_a);
-      LoadSlab<kDepth, kAlongB>(job.b, place.column0, k0 + kDepth, PlaceInSlab<kAlongB>(), of_b);
+      LoadSlab<kSide, kDepth, kAlongA>(job.a, place.row0, k0 + kDepth, PlaceInSlab<kAlongA>(), of_a);
+      LoadSlab<kSide, kDepth, kAlongB>(job.b, place.column0, k0 + kDepth, PlaceInSlab<kAlongB>(), of_b);
     }
 #pragma unroll 8
     for (int k = 0; k < kDepth; ++k) {
@@ -88,22 +91,27 @@ __global__ void __launch_bounds__(kThreads, kBlocks) ProductKernel(Jobs jobs, in
   __shared__ Place place;  // registers are few
   Slab &a = slabs[0], &b = slabs[1];
   constexpr bool kInParts = std::is_same_v<Jobs, ManyJobs<ProductJob>>;  // may be, or have squares
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const ProductJob& job = jobs.InShared(block);
+  const Share share = ShareOf(blocks);
+  for (unsigned block = share.begin; block < share.end; ++block) {
+    const ProductJob& job = jobs.InShared(share, block);
     __syncthreads();  // no thread reads the place before any more
-    if (threadIdx.x == 0) place = PlaceOf(job, block - job.first);
+    if (threadIdx.x == 0) place = PlaceOf<kSide, kSide>(job, block - job.first);
     __syncthreads();
     float sums[kHeld][kHeld] = {};
     WithLayout(job, [&](auto along_a, auto along_b) {
       Multiply<decltype(along_a)::value, decltype(along_b)::value>(job, place, a, b, sums);
     });
-    Finish<kInParts>(job, place, sums);
+    Squares squares;
+    Finish<kInParts>(job, place, sums, squares);
+    if (kInParts && job.squares != nullptr) {
+      SumSquares(job, place.tile, TilesAlong(job.c.rows, kSide) * TilesAlong(job.c.cols, kSide), squares);
+    }
   }
 }
 
 }  // namespace
 
-int64_t ProductTiles(ConstMatrixView c) { return ((c.rows + kSide - 1) / kSide) * ((c.cols + kSide - 1) / kSide); }
+int64_t ProductTiles(ConstMatrixView c) { return int64_t{TilesAlong(c.rows, kSide)} * TilesAlong(c.cols, kSide); }
 
 int ProductParts(ConstMatrixView c, int64_t inner) {
   constexpr int64_t kMostBlocks = 64, kLeastInner = 256;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of many callers in one launch, in f32 or on tensor cores.
 //
-// A block makes 64 x 64 elements of one product and adds them up over the inner dimension in its order, or over a part
-// of it; the last block of an element's parts adds these up in theirs. So a product's bits depend on its own shape
-// alone, not on what runs beside it. cuBLAS, which chooses its kernels, would not promise that of a group.
+// A block makes 64 x 64 elements of one product, on tensor cores up to 128 x 128, and adds them up over the inner
+// dimension in its order, or over a part of it; the last block of an element's parts adds these up in theirs. So a
+// product's bits depend on its own shape alone, not on what runs beside it. cuBLAS, which chooses its kernels, would
+// not promise that of a group.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +48,7 @@ inline int64_t ProductBlocks(const ProductJob& job) { return ProductTiles(job.c)
 cudaError_t Product(cudaStream_t stream, const ProductJob& job);
 cudaError_t Products(cudaStream_t stream, const ProductJob* jobs, int count, int64_t blocks);
 // The same with a and b rounded to bf16, kBf16 or kBf16x3 of kernels/base/product_precision.h.
+int64_t TensorProductBlocks(const ProductJob& job);
 cudaError_t TensorProducts(cudaStream_t stream, const ProductJob* jobs, int count, int64_t blocks);
 
 }  // namespace precondor::cuda

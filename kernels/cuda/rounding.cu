@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) WidenKernel(ManyJobs<RoundingJob> jo
     const double sum = SquareOf(values);
     const int64_t parts = Parts(job.from.rows, kRowsOfPart) * Parts(job.from.cols, kColumnsOfPart);
     if (threadIdx.x == 0) job.partials[parts + part] = sum;
-    if (!IsLastBlock(job.arrived, static_cast<unsigned>(parts))) continue;
+    if (!IsLastBlockByFirstThread(job.arrived, static_cast<unsigned>(parts))) continue;
     for (int which = 0; which < 2; ++which) {
       const double square = Total(job.partials + which * parts, parts);
       if (threadIdx.x == 0) job.squares[which] = square;

@@ -243,8 +243,9 @@ __device__ __forceinline__ void UpdateMultiplyTile(const SymmetricJob& job, int6
 
 __global__ void __launch_bounds__(kThreads, 3) UpdateMultiplyKernel(ManyJobs<SymmetricJob> jobs, int64_t tiles) {
   __shared__ Terms terms;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const SymmetricJob& job = jobs.InShared(tile);
+  const Share share = ShareOf(tiles);
+  for (unsigned tile = share.begin; tile < share.end; ++tile) {
+    const SymmetricJob& job = jobs.InShared(share, tile);
     if (job.storage == SymmetricStorage::kF32) {
       UpdateMultiplyTile<float>(job, tile - job.first, terms);
     } else {
@@ -253,24 +254,32 @@ __global__ void __launch_bounds__(kThreads, 3) UpdateMultiplyKernel(ManyJobs<Sym
   }
 }
 
-// One block of 64 threads a (segment of y, vector): first the tiles of row I, then those below in column I.
-__global__ void __launch_bounds__(kSide) SumPartialsKernel(const SymmetricJob* jobs, int64_t segments) {
+// One block a (segment of y, vector): the tiles of row I, and those below in column I. Four threads an element, each of
+// which adds up the parts of every fourth of both.
+constexpr int kSummers = static_cast<int>(kThreads) / kSide;
+__global__ void __launch_bounds__(kThreads) SumPartialsKernel(const SymmetricJob* jobs, int64_t segments) {
+  __shared__ double sums[kSummers][kSide];
   const SymmetricJob job = jobs[blockIdx.y];
   const int64_t tile_rows = TileRows(job.n), mine = tile_rows * job.v.rows;
+  const int summer = static_cast<int>(threadIdx.x) / kSide, element = static_cast<int>(threadIdx.x) % kSide;
   for (int64_t at = blockIdx.x; at < segments && at < mine; at += gridDim.x) {
-    const int64_t k = at / tile_rows, segment = at % tile_rows, i = segment * kTileSide + threadIdx.x;
-    if (i >= job.n) continue;
-    const float* const partials = Global(job.partials) + k * 2 * kTileSide + threadIdx.x;
+    const int64_t k = at / tile_rows, segment = at % tile_rows, i = segment * kTileSide + element;
+    const float* const partials = Global(job.partials) + k * 2 * kTileSide + element;
     const int64_t stride = job.v.rows * 2 * kTileSide;  // from a tile to the next
     double sum = 0;
 #pragma unroll 8
-    for (int64_t column = 0; column <= segment; ++column) {
+    for (int64_t column = summer; column <= segment; column += kSummers) {
       sum += partials[(segment * (segment + 1) / 2 + column) * stride];
     }
 #pragma unroll 8
-    for (int64_t row = segment + 1; row < tile_rows; ++row) {
+    for (int64_t row = segment + 1 + summer; row < tile_rows; row += kSummers) {
       sum += partials[(row * (row + 1) / 2 + segment) * stride + kTileSide];
     }
+    __syncthreads();  // no thread reads the sums before any more
+    sums[summer][element] = sum;
+    __syncthreads();
+    if (summer > 0 || i >= job.n) continue;
+    for (int other = 1; other < kSummers; ++other) sum += sums[other][element];
     job.y.at(k, i) = static_cast<float>(sum);
   }
 }
@@ -313,8 +322,9 @@ __global__ void __launch_bounds__(kThreads, 3) ExpandKernel(Jobs jobs, int64_t t
     Terms terms;
     Turned turned;
   } memory;
-  for (int64_t at = blockIdx.x; at < tiles; at += gridDim.x) {
-    const ExpandJob& job = jobs.InShared(at);
+  const Share share = ShareOf(tiles);
+  for (unsigned at = share.begin; at < share.end; ++at) {
+    const ExpandJob& job = jobs.InShared(share, at);
     const Place place = PlaceOf(at - job.first);
     const int height = static_cast<int>(TileHeight(job.m.n, place.row));
     const int64_t offset = TileOffset(job.m.n, place.row, place.column);
@@ -373,7 +383,7 @@ cudaError_t SymmetricUpdateMultiply(cudaStream_t stream, const SymmetricJob* job
 
 cudaError_t SymmetricSumPartials(cudaStream_t stream, const SymmetricJob* jobs, int count, int64_t segments) {
   const dim3 grid(static_cast<unsigned>(Blocks(segments, 1)), static_cast<unsigned>(count));
-  return Launch(stream, grid, dim3(kSide), SumPartialsKernel, jobs, segments);
+  return Launch(stream, grid, dim3(kThreads), SumPartialsKernel, jobs, segments);
 }
 
 cudaError_t SymmetricExpand(cudaStream_t stream, const ExpandJob& job) {

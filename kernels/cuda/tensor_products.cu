@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+// Products on tensor cores. A block makes 64 x 128 elements, or 128 x 64 where there are no more than 64 columns: more
+// would leave too few registers for two blocks a multiprocessor, fewer would read operands more often. It rounds its
+// parts of both operands to bf16 on their way to shared memory, where its warps multiply them. Sums leave as 64 x 64
+// tiles, as product_tile.h has them.
 #include <algorithm>
 #include <cuda_bf16.h>
 #include <mma.h>
+#include <type_traits>
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/product_tile.h"
@@ -18,192 +23,356 @@ using product::kThreads;
 using product::LoadSlab;
 using product::Place;
 using product::PlaceOf;
+using product::Squares;
+using product::SumSquares;
+using product::TilesAlong;
 using product::WithLayout;
 
-// Blocks that share a multiprocessor. For sm_80 the compiler needs a few registers more than four leave.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kBlocks = 3;
+// Blocks that share a multiprocessor. For sm_100 the compiler needs more registers than two leave.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kBlocks = 1;
 #else
-[[maybe_unused]] constexpr int kBlocks = 4;
+[[maybe_unused]] constexpr int kBlocks = 2;
 #endif
 constexpr int kDepth = product::kGranule;  // of the inner dimension at once
 constexpr int kFragment = 16;              // side of what a warp multiplies at once
-constexpr int kPieces = 2;                 // fragments of 16 x 16 sums that a warp has beside each other
-constexpr int kFours = kSide * kDepth / (static_cast<int>(kThreads) * kFour);
-// The padding keeps rows out of each other's banks, and where fragments begin aligned as they must be.
-constexpr int kSlabStride = kDepth + 8;
+constexpr int kLong = 2 * kSide;
+constexpr int kWarps = static_cast<int>(kThreads / kWarp);
+constexpr int kPadding = 8;  // keeps lines out of each other's banks, and fragments aligned as they must be
 constexpr int kSumStride = kSide + 4;
 
-struct alignas(2 * sizeof(__nv_bfloat16)) Two {
-  __nv_bfloat16 at[2];
+// A block's elements of c, and a warp's of these: kDown x kBeside fragments.
+template <int kRowsOfTile, int kColumnsOfTile>
+struct Shape {
+  static constexpr int kRows = kRowsOfTile, kColumns = kColumnsOfTile;
+  static constexpr int kDown = 2, kBeside = kRows * kColumns / (kWarps * kDown * kFragment * kFragment);
+  static constexpr int kWarpRows = kDown * kFragment, kWarpColumns = kBeside * kFragment;
+};
+using Wide = Shape<kSide, kLong>;
+using Tall = Shape<kLong, kSide>;
+
+// f with the job's shape, which depends on c alone.
+template <typename Function>
+__host__ __device__ __forceinline__ auto WithShape(const ProductJob& job, Function f) {
+  return job.c.cols <= kSide ? f(Tall()) : f(Wide());
+}
+
+// Both operands' parts of a slab, one after the other: what their elements round to, and what that leaves of them.
+constexpr int PlaneElements(int lines) { return lines * (kDepth + kPadding); }
+constexpr int kSlabElements = 2 * PlaneElements(kLong + kSide);
+// While one slab is multiplied, the next is written beside it. At the end, sums take their place.
+constexpr size_t kSharedBytes = 2 * kSlabElements * sizeof(__nv_bfloat16);
+static_assert(kSide * kSumStride * sizeof(float) <= kSharedBytes);
+
+// Four bf16 numbers, as they are converted.
+struct alignas(kFour * sizeof(__nv_bfloat16)) Pairs {
+  __nv_bfloat162 at[kFour / 2];
 };
 
-// Part of an operand, the inner index last: what its elements round to, and what that leaves of them.
-struct Slab {
-  __nv_bfloat16 high[kSide * kSlabStride];
-  __nv_bfloat16 low[kSide * kSlabStride];
-};
-struct SlabPair {
-  Slab a, b;
-};
-union alignas(32) Memory {  // as fragments are loaded from
-  SlabPair slabs;
-  float sums[kSide * kSumStride];
+// How a thread moves its part of kLines lines x kDepth inner indices of an operand. kAlong: the operand's rows run
+// along the inner dimension, and so do the slab's; otherwise both run across it.
+template <int kLines, bool kAlong>
+struct SlabLayout {
+  static constexpr int kStride = (kAlong ? kDepth : kLines) + kPadding;  // of the slab's rows
+  static constexpr int kFoursOfRow = (kAlong ? kDepth : kLines) / kFour;
+  static constexpr int kStep = static_cast<int>(kThreads) / kFoursOfRow;
+  static constexpr int kCount = kLines * kDepth / (static_cast<int>(kThreads) * kFour);
+
+  // Of the thread's i-th four.
+  __device__ static FoursPlace Here(int i) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return {thread / kFoursOfRow + i * kStep, kStep, thread % kFoursOfRow * kFour};
+  }
+  // Where in a slab the 16 lines from `line` on begin, at inner index k.
+  __device__ static int FragmentAt(int line, int k) { return kAlong ? line * kStride + k : k * kStride + line; }
+
+  __device__ static __forceinline__ void Store(const Four<float>& four, int i, bool in_two_terms,
+                                               __nv_bfloat16* planes) {
+    Pairs high, low;
+#pragma unroll
+    for (int c = 0; c < kFour; c += 2) {
+      high.at[c / 2] = __floats2bfloat162_rn(four.at[c], four.at[c + 1]);
+      low.at[c / 2] = __floats2bfloat162_rn(four.at[c] - __low2float(high.at[c / 2]),
+                                            four.at[c + 1] - __high2float(high.at[c / 2]));
+    }
+    const int at = Here(i).row * kStride + Here(i).column;
+    *reinterpret_cast<Pairs*>(planes + at) = high;
+    if (in_two_terms) *reinterpret_cast<Pairs*>(planes + PlaneElements(kLines) + at) = low;
+  }
 };
 
-using Left = wmma::fragment<wmma::matrix_a, kFragment, kFragment, kFragment, __nv_bfloat16, wmma::row_major>;
-using Right = wmma::fragment<wmma::matrix_b, kFragment, kFragment, kFragment, __nv_bfloat16, wmma::col_major>;
+// An operand's slabs, one after the other, from inner index k0 on; zero beyond its lines. kByFours: all elements exist
+// whose inner indices are asked for, and fours of them are aligned; then a slab is on its way while the one before is
+// in use.
+template <int kLines, bool kAlong, bool kByFours>
+class SlabReader {
+ public:
+  using Layout = SlabLayout<kLines, kAlong>;
+
+  __device__ __forceinline__ SlabReader(const ConstMatrixView& x, int64_t line0, int64_t k0) {
+    if constexpr (kByFours) {
+      const FoursPlace here = Layout::Here(0);
+      next_ = kAlong ? At(x.data, (line0 + here.row) * x.stride + k0 + here.column)
+                     : At(x.data, (k0 + here.row) * x.stride + line0 + here.column);
+      const int64_t left = kAlong ? x.rows - line0 - here.row : x.cols - line0 - here.column;
+      lines_left_ = static_cast<int>(left < kLines ? left : kLines);
+    }
+  }
+  // The next slab.
+  __device__ __forceinline__ void Load(const ConstMatrixView& x) {
+    if constexpr (kByFours) {
+      const float* const from = Global(next_);
+      const int64_t step = Layout::kStep * x.stride;
+#pragma unroll
+      for (int i = 0; i < Layout::kCount; ++i) {
+        fours_[i] = Four<float>{};
+        if ((kAlong ? i * Layout::kStep : 0) < lines_left_) {
+          fours_[i] = *reinterpret_cast<const Four<float>*>(from + i * step);
+        }
+      }
+      next_ = At(next_, kAlong ? int64_t{kDepth} : kDepth * x.stride);
+    }
+  }
+  // What has been loaded, the slab at k0.
+  __device__ __forceinline__ void Store(const ConstMatrixView& x, int64_t line0, int64_t k0, bool in_two_terms,
+                                        __nv_bfloat16* planes) {
+    if constexpr (kByFours) {
+#pragma unroll
+      for (int i = 0; i < Layout::kCount; ++i) Layout::Store(fours_[i], i, in_two_terms, planes);
+    } else {  // one by one, for want of registers
+#pragma unroll 1
+      for (int i = 0; i < Layout::kCount; ++i) {
+        Four<float> four[1];
+        LoadSlab<kLines, kDepth, kAlong>(x, line0, k0, Layout::Here(i), four);
+        Layout::Store(four[0], i, in_two_terms, planes);
+      }
+    }
+  }
+
+ private:
+  const float* next_ = nullptr;
+  int lines_left_ = 0;
+  Four<float> fours_[Layout::kCount];
+};
+
+// Whether whole slabs of x may be read by fours.
+__device__ inline bool HasFours(const ConstMatrixView& x, bool along) {
+  return MovesByFours(x.data, x.stride, along || x.cols % kFour == 0 ? kFour : 1);
+}
+
+// Fragments of a and b by how their slabs lie.
+template <bool kAlong>
+using Left = wmma::fragment<wmma::matrix_a, kFragment, kFragment, kFragment, __nv_bfloat16,
+                            std::conditional_t<kAlong, wmma::row_major, wmma::col_major>>;
+template <bool kAlong>
+using Right = wmma::fragment<wmma::matrix_b, kFragment, kFragment, kFragment, __nv_bfloat16,
+                             std::conditional_t<kAlong, wmma::col_major, wmma::row_major>>;
 using Sums = wmma::fragment<wmma::accumulator, kFragment, kFragment, kFragment, float>;
 
-// The fours of an operand that a thread brings to the slab. Where the operand's rows run along the inner dimension,
-// they are four inner indices of two lines; otherwise four lines at two neighbouring inner indices, which are stored as
-// one.
-template <bool kAlong>
-__device__ __forceinline__ FoursPlace PlaceInSlab() {
-  static_assert(kFours == 2 && kDepth == 32 && kSide == 64);
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / static_cast<int>(kWarp);
-  if (kAlong) return {thread / (kDepth / kFour), static_cast<int>(kThreads) / (kDepth / kFour), thread % 8 * kFour};
-  return {(thread % 8 + warp % 2 * 8) * 2, 1, (thread / 8 % 4 + warp / 2 * 4) * kFour};
-}
-
-__device__ __nv_bfloat16 LowOf(float value) {
-  return __float2bfloat16_rn(value - __bfloat162float(__float2bfloat16_rn(value)));
-}
-
-// Rounds what the thread has brought, or, where kLow, what rounding leaves of it.
-template <bool kLow, bool kAlong>
-__device__ __forceinline__ void Store(const Four<float> (&fours)[kFours], __nv_bfloat16* slab) {
-  const FoursPlace place = PlaceInSlab<kAlong>();
-  const auto round = [](float value) { return kLow ? LowOf(value) : __float2bfloat16_rn(value); };
-  if constexpr (kAlong) {
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      Four<__nv_bfloat16> four;
-      for (int c = 0; c < kFour; ++c) four.at[c] = round(fours[i].at[c]);
-      const int line = place.row + i * place.step;
-      *reinterpret_cast<Four<__nv_bfloat16>*>(slab + line * kSlabStride + place.column) = four;
-    }
-  } else {
-#pragma unroll
-    for (int c = 0; c < kFour; ++c) {
-      Two two;
-      for (int i = 0; i < kFours; ++i) two.at[i] = round(fours[i].at[c]);
-      *reinterpret_cast<Two*>(slab + (place.column + c) * kSlabStride + place.row) = two;
-    }
-  }
-}
-
-template <bool kAlong>
-__device__ __forceinline__ void Store(const Four<float> (&fours)[kFours], bool in_two_terms, Slab& slab) {
-  Store<false, kAlong>(fours, slab.high);
-  if (in_two_terms) Store<true, kAlong>(fours, slab.low);
-}
-
-// A fragment from 16 lines x 16 inner indices of a slab. wmma::load_matrix_sync would read bf16 through generic
-// addresses, which costs more than shared ones.
-__device__ __forceinline__ void LoadFragment(Left& left, const __nv_bfloat16* from) {
+// wmma::load_matrix_sync would read bf16 through generic addresses, which costs more than shared ones.
 #ifdef __CUDA_ARCH__
-  static_assert(sizeof(left.x) == 4 * sizeof(unsigned));
-  auto* const to = reinterpret_cast<unsigned*>(left.x);
-  asm volatile("wmma.load.a.sync.aligned.row.m16n16k16.shared.bf16 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(from))), "n"(kSlabStride)
-               : "memory");
+#define PRECONDOR_LOAD_FRAGMENT(OPERAND, LAYOUT, TO, FROM, STRIDE)                                               \
+  static_assert(sizeof((TO).x) == 4 * sizeof(unsigned));                                                         \
+  auto* const to = reinterpret_cast<unsigned*>((TO).x);                                                          \
+  asm volatile("wmma.load." OPERAND ".sync.aligned." LAYOUT ".m16n16k16.shared.bf16 {%0, %1, %2, %3}, [%4], %5;" \
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                                              \
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(FROM))), "r"(STRIDE)                         \
+               : "memory")
 #else
-  wmma::load_matrix_sync(left, from, kSlabStride);
+#define PRECONDOR_LOAD_FRAGMENT(OPERAND, LAYOUT, TO, FROM, STRIDE) wmma::load_matrix_sync(TO, FROM, STRIDE)
 #endif
+template <int kStride>
+__device__ __forceinline__ void LoadFragment(Left<true>& left, const __nv_bfloat16* from) {
+  PRECONDOR_LOAD_FRAGMENT("a", "row", left, from, kStride);
 }
-__device__ __forceinline__ void LoadFragment(Right& right, const __nv_bfloat16* from) {
-#ifdef __CUDA_ARCH__
-  static_assert(sizeof(right.x) == 4 * sizeof(unsigned));
-  auto* const to = reinterpret_cast<unsigned*>(right.x);
-  asm volatile("wmma.load.b.sync.aligned.col.m16n16k16.shared.bf16 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(from))), "n"(kSlabStride)
-               : "memory");
-#else
-  wmma::load_matrix_sync(right, from, kSlabStride);
-#endif
+template <int kStride>
+__device__ __forceinline__ void LoadFragment(Left<false>& left, const __nv_bfloat16* from) {
+  PRECONDOR_LOAD_FRAGMENT("a", "col", left, from, kStride);
 }
+template <int kStride>
+__device__ __forceinline__ void LoadFragment(Right<true>& right, const __nv_bfloat16* from) {
+  PRECONDOR_LOAD_FRAGMENT("b", "col", right, from, kStride);
+}
+template <int kStride>
+__device__ __forceinline__ void LoadFragment(Right<false>& right, const __nv_bfloat16* from) {
+  PRECONDOR_LOAD_FRAGMENT("b", "row", right, from, kStride);
+}
+#undef PRECONDOR_LOAD_FRAGMENT
 
-// parts = the warp's 16 x 32 of the block's 64 x 64 elements of op(a) op(b), by slabs of the inner dimension. While a
-// block multiplies two slabs, its loads of the next two are on their way.
-template <bool kAlongA, bool kAlongB>
-__device__ __forceinline__ void Multiply(const ProductJob& job, const Place& place, int warp_row, int warp_column,
-                                         SlabPair& slabs, Sums (&parts)[kPieces]) {
-  Slab &a = slabs.a, &b = slabs.b;
-  const bool in_two_terms = job.in_two_terms;
-  Four<float> of_a[kFours], of_b[kFours];
-  LoadSlab<kDepth, kAlongA>(job.a, place.row0, place.begin, PlaceInSlab<kAlongA>(), of_a);
-  LoadSlab<kDepth, kAlongB>(job.b, place.column0, place.begin, PlaceInSlab<kAlongB>(), of_b);
-  for (int64_t k0 = place.begin; k0 < place.end; k0 += kDepth) {
-    __syncthreads();  // no thread reads the slabs before any more
-    Store<kAlongA>(of_a, in_two_terms, a);
-    Store<kAlongB>(of_b, in_two_terms, b);
-    __syncthreads();
-    if (k0 + kDepth < place.end) {
-      LoadSlab<kDepth, kAlongA>(job.a, place.row0, k0 + kDepth, PlaceInSlab<kAlongA>(), of_a);
-      LoadSlab<kDepth, kAlongB>(job.b, place.column0, k0 + kDepth, PlaceInSlab<kAlongB>(), of_b);
+// Where a warp's elements lie in its block's.
+template <typename ShapeOfBlock>
+struct WarpPlace {
+  static constexpr int kAcrossBlock = ShapeOfBlock::kColumns / ShapeOfBlock::kWarpColumns;
+  __device__ static int Warp() { return static_cast<int>(threadIdx.x / kWarp); }
+  __device__ static int Row() { return Warp() / kAcrossBlock * ShapeOfBlock::kWarpRows; }
+  __device__ static int Column() { return Warp() % kAcrossBlock * ShapeOfBlock::kWarpColumns; }
+};
+
+// sums += the warp's part of a slab's product.
+template <typename ShapeOfBlock, bool kAlongA, bool kAlongB>
+__device__ __forceinline__ void MultiplySlab(const __nv_bfloat16* a, const __nv_bfloat16* b, bool in_two_terms,
+                                             Sums (&sums)[ShapeOfBlock::kDown][ShapeOfBlock::kBeside]) {
+  using A = SlabLayout<ShapeOfBlock::kRows, kAlongA>;
+  using B = SlabLayout<ShapeOfBlock::kColumns, kAlongB>;
+  using Warp = WarpPlace<ShapeOfBlock>;
+#pragma unroll
+  for (int k = 0; k < kDepth; k += kFragment) {
+    Left<kAlongA> high[ShapeOfBlock::kDown], low[ShapeOfBlock::kDown];
+#pragma unroll
+    for (int i = 0; i < ShapeOfBlock::kDown; ++i) {
+      const __nv_bfloat16* const from = a + A::FragmentAt(Warp::Row() + i * kFragment, k);
+      LoadFragment<A::kStride>(high[i], from);
+      if (in_two_terms) LoadFragment<A::kStride>(low[i], from + PlaneElements(ShapeOfBlock::kRows));
     }
-    for (int k = 0; k < kDepth; k += kFragment) {
-      Left left;
-      Right right;
-      LoadFragment(left, a.high + warp_row * kSlabStride + k);
-      for (int piece = 0; piece < kPieces; ++piece) {
-        const int at = (warp_column + piece * kFragment) * kSlabStride + k;
-        LoadFragment(right, b.high + at);
-        wmma::mma_sync(parts[piece], left, right, parts[piece]);
-        if (!in_two_terms) continue;
-        LoadFragment(right, b.low + at);
-        wmma::mma_sync(parts[piece], left, right, parts[piece]);
+#pragma unroll
+    for (int j = 0; j < ShapeOfBlock::kBeside; ++j) {
+      const __nv_bfloat16* const from = b + B::FragmentAt(Warp::Column() + j * kFragment, k);
+      Right<kAlongB> right;
+      LoadFragment<B::kStride>(right, from);
+#pragma unroll
+      for (int i = 0; i < ShapeOfBlock::kDown; ++i) {
+        wmma::mma_sync(sums[i][j], high[i], right, sums[i][j]);
+        if (in_two_terms) wmma::mma_sync(sums[i][j], low[i], right, sums[i][j]);
       }
       if (!in_two_terms) continue;
-      LoadFragment(left, a.low + warp_row * kSlabStride + k);
-      for (int piece = 0; piece < kPieces; ++piece) {
-        const int at = (warp_column + piece * kFragment) * kSlabStride + k;
-        LoadFragment(right, b.high + at);
-        wmma::mma_sync(parts[piece], left, right, parts[piece]);
-      }
+      LoadFragment<B::kStride>(right, from + PlaneElements(ShapeOfBlock::kColumns));
+#pragma unroll
+      for (int i = 0; i < ShapeOfBlock::kDown; ++i) wmma::mma_sync(sums[i][j], high[i], right, sums[i][j]);
     }
   }
+}
+
+// sums += the warp's part of the block's elements of op(a) op(b), over `count` slabs from k0 on. While a slab is
+// multiplied, loads of the next are on their way; a warp that is done writes its part of that one beside the slab that
+// others still read: `odd` says where.
+template <typename ShapeOfBlock, bool kAlongA, bool kAlongB, bool kByFours>
+__device__ __forceinline__ void Multiply(const ProductJob& job, const Place& place, int64_t k0, int count,
+                                         __nv_bfloat16* slabs, int odd,
+                                         Sums (&sums)[ShapeOfBlock::kDown][ShapeOfBlock::kBeside]) {
+  constexpr int kPlanesOfA = 2 * PlaneElements(ShapeOfBlock::kRows);
+  if (count <= 0) return;
+  const bool in_two_terms = job.in_two_terms;
+  SlabReader<ShapeOfBlock::kRows, kAlongA, kByFours> a(job.a, place.row0, k0);
+  SlabReader<ShapeOfBlock::kColumns, kAlongB, kByFours> b(job.b, place.column0, k0);
+  a.Load(job.a);
+  b.Load(job.b);
+  for (; count > 0; --count, k0 += kDepth, odd ^= 1) {
+    __nv_bfloat16* const slab = slabs + odd * kSlabElements;
+    a.Store(job.a, place.row0, k0, in_two_terms, slab);
+    b.Store(job.b, place.column0, k0, in_two_terms, slab + kPlanesOfA);
+    __syncthreads();  // the slab is there, and no thread reads the other any more
+    if (count > 1) {
+      a.Load(job.a);
+      b.Load(job.b);
+    }
+    MultiplySlab<ShapeOfBlock, kAlongA, kAlongB>(slab, slab + kPlanesOfA, in_two_terms, sums);
+  }
+}
+
+// Asks for the block's part of the source, which its last step reads, to come to the second-level cache.
+template <typename ShapeOfBlock>
+__device__ __forceinline__ void Fetch(const ProductJob& job, const Place& place) {
+#ifdef __CUDA_ARCH__
+  constexpr int kLine = 32, kAcrossTile = ShapeOfBlock::kColumns / kLine;  // elements of a line of the cache
+  static_assert(ShapeOfBlock::kRows * kAcrossTile == kThreads);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t row = place.row0 + thread / kAcrossTile, column = place.column0 + thread % kAcrossTile * kLine;
+  if (job.beta == 0.0f || row >= job.source.rows || column >= job.source.cols) return;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(Global(job.source.data) + row * job.source.stride + column));
+#endif
+}
+
+// Writes what the warps have, 64 x 64 elements after the other, and adds to `squares`.
+template <typename ShapeOfBlock>
+__device__ __forceinline__ void Write(const ProductJob& job, const Place& place, float* memory,
+                                      Sums (&sums)[ShapeOfBlock::kDown][ShapeOfBlock::kBeside], Squares& squares) {
+  using Warp = WarpPlace<ShapeOfBlock>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const unsigned across = TilesAlong(job.c.cols, kSide);
+  for (int row = 0; row < ShapeOfBlock::kRows; row += kSide) {
+    for (int column = 0; column < ShapeOfBlock::kColumns; column += kSide) {
+      Place tile = place;
+      tile.row0 += row;
+      tile.column0 += column;
+      if (tile.row0 >= job.c.rows || tile.column0 >= job.c.cols) continue;
+      tile.tile = static_cast<unsigned>(tile.row0 / kSide) * across + static_cast<unsigned>(tile.column0 / kSide);
+      __syncthreads();  // all have done with the slabs, or with the tile before
+      if (Warp::Row() / kSide * kSide == row && Warp::Column() / kSide * kSide == column) {
+#pragma unroll
+        for (int i = 0; i < ShapeOfBlock::kDown; ++i) {
+#pragma unroll
+          for (int j = 0; j < ShapeOfBlock::kBeside; ++j) {
+            float* const to = memory + (Warp::Row() - row + i * kFragment) * kSumStride + Warp::Column() - column;
+            wmma::store_matrix_sync(to + j * kFragment, sums[i][j], kSumStride, wmma::mem_row_major);
+          }
+        }
+      }
+      __syncthreads();
+      float held[kHeld][kHeld];
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const float* const from = memory + (thread / kAcross * kHeld + i) * kSumStride + thread % kAcross * kHeld;
+        const Four<float> four = *reinterpret_cast<const Four<float>*>(from);
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) held[i][j] = four.at[j];
+      }
+      Finish<true>(job, tile, held, squares);
+    }
+  }
+}
+
+// So many blocks of one part are a product's.
+template <typename ShapeOfBlock>
+__host__ __device__ constexpr unsigned BlocksOfPart(const ProductJob& job, ShapeOfBlock) {
+  return TilesAlong(job.c.rows, ShapeOfBlock::kRows) * TilesAlong(job.c.cols, ShapeOfBlock::kColumns);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocks) TensorProductKernel(ManyJobs<ProductJob> jobs, int64_t blocks) {
-  __shared__ Memory memory;
   __shared__ Place place;  // registers are few
-  SlabPair& slabs = memory.slabs;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / static_cast<int>(kWarp);
-  const int warp_row = warp % (kSide / kFragment) * kFragment;
-  const int warp_column = warp / (kSide / kFragment) * kPieces * kFragment;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const ProductJob& job = jobs.InShared(block);
-    if (thread == 0) place = PlaceOf(job, block - job.first);
-    __syncthreads();
-    Sums parts[kPieces];
-    for (Sums& part : parts) wmma::fill_fragment(part, 0.0f);
-    WithLayout(job, [&](auto along_a, auto along_b) {
-      Multiply<decltype(along_a)::value, decltype(along_b)::value>(job, place, warp_row, warp_column, slabs, parts);
-    });
-    __syncthreads();  // all have done with the slabs
-    for (int piece = 0; piece < kPieces; ++piece) {
-      float* const to = memory.sums + warp_row * kSumStride + warp_column + piece * kFragment;
-      wmma::store_matrix_sync(to, parts[piece], kSumStride, wmma::mem_row_major);
-    }
-    __syncthreads();
-    float sums[kHeld][kHeld];
-    for (int i = 0; i < kHeld; ++i) {
-      for (int j = 0; j < kHeld; ++j) {
-        sums[i][j] = memory.sums[(thread / kAcross * kHeld + i) * kSumStride + thread % kAcross * kHeld + j];
+  auto* const slabs = static_cast<__nv_bfloat16*>(DynamicShared());
+  const Share share = ShareOf(blocks);
+  for (unsigned block = share.begin; block < share.end; ++block) {
+    const ProductJob& job = jobs.InShared(share, block);
+    WithShape(job, [&](auto shape) {
+      using ShapeOfBlock = decltype(shape);
+      __syncthreads();  // no thread reads the place or the sums before any more
+      if (threadIdx.x == 0) place = PlaceOf<ShapeOfBlock::kRows, ShapeOfBlock::kColumns>(job, block - job.first);
+      __syncthreads();
+      Fetch<ShapeOfBlock>(job, place);
+      Sums sums[ShapeOfBlock::kDown][ShapeOfBlock::kBeside];
+      for (auto& row : sums) {
+        for (Sums& part : row) wmma::fill_fragment(part, 0.0f);
       }
-    }
-    Finish<true>(job, place, sums);
+      const bool by_fours = HasFours(job.a, !job.transpose_a) && HasFours(job.b, job.transpose_b);
+      const int inner = static_cast<int>(place.end - place.begin), whole = by_fours ? inner / kDepth : 0;
+      WithLayout(job, [&](auto along_a, auto along_b) {
+        constexpr bool kAlongA = decltype(along_a)::value, kAlongB = decltype(along_b)::value;
+        Multiply<ShapeOfBlock, kAlongA, kAlongB, true>(job, place, place.begin, whole, slabs, 0, sums);
+        const int rest = (inner + kDepth - 1) / kDepth - whole;
+        Multiply<ShapeOfBlock, kAlongA, kAlongB, false>(job, place, place.begin + whole * kDepth, rest, slabs,
+                                                        whole % 2, sums);
+      });
+      Squares squares;
+      Write<ShapeOfBlock>(job, place, reinterpret_cast<float*>(slabs), sums, squares);
+      if (job.squares != nullptr) SumSquares(job, place.tile, BlocksOfPart(job, shape), squares);
+    });
   }
 }
 
 }  // namespace
 
+int64_t TensorProductBlocks(const ProductJob& job) {
+  return WithShape(job, [&](auto shape) { return int64_t{BlocksOfPart(job, shape)} * job.parts; });
+}
+
 cudaError_t TensorProducts(cudaStream_t stream, const ProductJob* jobs, int count, int64_t blocks) {
-  return LaunchJobs(stream, blocks, kThreads, TensorProductKernel, ManyJobs<ProductJob>{jobs, count});
+  const cudaError_t error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(TensorProductKernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>(std::min(blocks, kMaxBlocks)));
+  return LaunchWithShared(stream, grid, dim3(kThreads), kSharedBytes, TensorProductKernel,
+                          ManyJobs<ProductJob>{jobs, count}, blocks);
 }
 
 }  // namespace precondor::cuda

@@ -116,19 +116,26 @@ class Model {
     double seconds = 0;  // of the device, from the step's first operation to its last
     int64_t launches = 0;
   };
-  // Of one step of all layers.
+  // One step of all layers.
   Cost Step() {
-    for (const auto& layer : layers_) {  // made before it is timed
-      layer->a = Normal(1, layer->spec.d_in, 100 + 2 * step_);
-      layer->g = Normal(1, layer->spec.d_out, 101 + 2 * step_);
-    }
-    ++step_;
-    (void)ToHost(backend_, layers_[0]->a.view());  // after all that came before
+    MakeStatistics();
     const int64_t launches = cuda::launch_count;
     PRECONDOR_CHECK(timer_->Begin().ok());
-    tasks_.Run(static_cast<int>(layers_.size()), [this](int layer) { Step(*layers_[static_cast<size_t>(layer)]); });
+    RunStep();
     const double seconds = timer_->End().value();
     return {seconds, cuda::launch_count - launches};
+  }
+  // As Step for a profiler, which sees the step alone. Steps before it, which a profiler makes slow, are few: one
+  // fills the windows.
+  absl::Status Profile() {
+    MakeStatistics(std::max<int64_t>(rank_, 1));
+    RunStep();
+    for (int step = 0; step < 2; ++step) Step();
+    MakeStatistics();
+    return ProfileOnce(static_cast<cudaStream_t>(backend_.stream()), [this] {
+      RunStep();
+      return absl::OkStatus();
+    });
   }
 
   // Of the first layer's answer U, times a random w, after all that it has been fed. Low rank: A_out U A_in w beside
@@ -165,6 +172,17 @@ class Model {
     return x;
   }
 
+  void MakeStatistics(int64_t vectors = 1) {
+    for (const auto& layer : layers_) {
+      layer->a = Normal(vectors, layer->spec.d_in, 100 + 2 * step_);
+      layer->g = Normal(vectors, layer->spec.d_out, 101 + 2 * step_);
+    }
+    ++step_;
+    (void)ToHost(backend_, layers_[0]->a.view());  // after all that came before
+  }
+  void RunStep() {
+    tasks_.Run(static_cast<int>(layers_.size()), [this](int layer) { Step(*layers_[static_cast<size_t>(layer)]); });
+  }
   void Step(Layer& layer) const {
     PRECONDOR_CHECK(layer.state->Update({layer.a.view(), layer.g.view()}).ok());
     PRECONDOR_CHECK(layer.state->Precondition(layer.gradient.view(), layer.answer.view()).ok());
@@ -223,15 +241,12 @@ std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, c
   Model model(*kind, layers, *backend);
   for (int step = 0; step < 3; ++step) model.Step();
   PRECONDOR_CHECK(model.Error() < (kind->products == "F32" ? 1e-3 : 2e-2));  // bf16's four roundings, each 2^-9 at most
-  // Until windows are full and slide, or terms that waited have moved in.
-  for (int64_t step = 3; step < (is_short ? 4 : std::max<int64_t>(2 * kind->rank, 32)); ++step) model.Step();
   if (mode.profile) {
-    PRECONDOR_CHECK(ProfileOnce(static_cast<cudaStream_t>(backend->stream()), [&] {
-                      model.Step();
-                      return absl::OkStatus();
-                    }).ok());
+    PRECONDOR_CHECK(model.Profile().ok());
     return {};
   }
+  // Until windows are full and slide, or terms that waited have moved in.
+  for (int64_t step = 3; step < (is_short ? 4 : std::max<int64_t>(2 * kind->rank, 32)); ++step) model.Step();
   const double free_before = FreeMiB();
   std::vector<double> seconds, launches;
   for (int step = 0; step < (is_short ? 2 : 20); ++step) {

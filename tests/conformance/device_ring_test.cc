@@ -19,6 +19,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/normal_floats.h"
 #include "tests/support/test_backend.h"
+#include "tests/support/wait_until.h"
 
 namespace precondor {
 namespace {
@@ -169,8 +170,10 @@ TEST_F(DeviceRingTest, ARingThatCannotBeMappedIsUnavailable) {
   ASSERT_EQ(handle.size(), ring->handle().size());
   peer.Signal(SIGKILL);
   EXPECT_EQ(peer.ReadLine(), std::nullopt);
-  EXPECT_EQ(plane_->Map(handle, DevicePlane::kGranularity).status().code(), absl::StatusCode::kUnavailable)
-      << "the process that exported it is gone";
+  // A driver may still know the memory for a while after the process that exported it is gone.
+  EXPECT_TRUE(WaitUntil([&] {
+    return plane_->Map(handle, DevicePlane::kGranularity).status().code() == absl::StatusCode::kUnavailable;
+  }));
   // Neither has ended the device's use.
   WriteByStream(*ring, 7);
   EXPECT_TRUE(backend_->fault().ok()) << backend_->fault();

@@ -26,6 +26,8 @@
   ::precondor::cuda_host::ShuffleDown(mask, value, static_cast<unsigned>(offset), __FILE__, __LINE__)
 #define __shfl_xor_sync(mask, value, offset) \
   ::precondor::cuda_host::ShuffleXor(mask, value, static_cast<unsigned>(offset), __FILE__, __LINE__)
+#define __ballot_sync(mask, here) ::precondor::cuda_host::Ballot(mask, here, __FILE__, __LINE__)
+#define __popc(bits) __builtin_popcount(bits)
 // NOLINTEND(bugprone-reserved-identifier)
 
 // Blocks run one after the other here, so that what one has written is there for the next.

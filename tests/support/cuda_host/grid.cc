@@ -66,6 +66,11 @@ struct Thread {
   unsigned shuffles = 0;
 };
 
+// As a device aligns a block's dynamic shared memory.
+struct alignas(32) SharedUnit {
+  double at[4] = {std::nan(""), std::nan(""), std::nan(""), std::nan("")};
+};
+
 struct Block {
   void* point[5];  // RunBlock's, as are these
   void* fake_stack = nullptr;
@@ -79,7 +84,7 @@ struct Block {
   std::vector<size_t> order;
   size_t started = 0;  // of those in `order`
   std::vector<unsigned char> slots;
-  std::vector<double> dynamic_shared;  // DynamicShared() of kernels/cuda/launch.h
+  std::vector<SharedUnit> dynamic_shared;  // DynamicShared() of kernels/cuda/launch.h
 
   ~Block() {
     for (const auto& fiber : fibers) {
@@ -212,8 +217,8 @@ unsigned char* LaneSlot(unsigned shuffle, unsigned lane) {
 }
 
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
-  // Exactly as large as asked for, so that AddressSanitizer sees what is beyond it; filled with NaN.
-  std::vector<double>(shared_bytes / sizeof(double) + 1, std::nan("")).swap(running.dynamic_shared);
+  // As large as asked for, to 32 bytes, so that AddressSanitizer sees what is beyond it; filled with NaN.
+  std::vector<SharedUnit>((shared_bytes + sizeof(SharedUnit) - 1) / sizeof(SharedUnit)).swap(running.dynamic_shared);
   const size_t threads = size_t{block.x} * block.y * block.z;
   running.threads.assign(threads, Thread());
   running.order.resize(threads);

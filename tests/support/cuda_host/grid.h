@@ -42,6 +42,16 @@ T ShuffleDown(unsigned mask, T value, unsigned offset, const char* file, int lin
   const unsigned lane = CurrentLane(), from = lane + offset;
   return Shuffle(mask, value, from < 32 ? from : lane, file, line);
 }
+// A bit for each lane of the warp whose `here` is true.
+inline unsigned Ballot(unsigned mask, bool here, const char* file, int line) {
+  if (mask != 0xffffffffu) __builtin_trap();  // not needed so far
+  const unsigned shuffle = NextShuffle();
+  std::memcpy(LaneSlot(shuffle, CurrentLane()), &here, sizeof(here));
+  WaitForWarp(file, line);
+  unsigned lanes = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) lanes |= unsigned{*LaneSlot(shuffle, lane)} << lane;
+  return lanes;
+}
 template <typename T>
 T ShuffleXor(unsigned mask, T value, unsigned offset, const char* file, int line) {
   return Shuffle(mask, value, CurrentLane() ^ offset, file, line);

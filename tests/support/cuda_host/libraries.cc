@@ -172,23 +172,23 @@ void Multiply(const Product& p, cudaDataType type, cublasComputeType_t compute, 
   }
 }
 
-// What cuBLAS has in groups: bf16 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32 besides. What it
+// What cuBLAS has in batches: bf16 for bf16 and f32 for f32, summed in f32, and f32 rounded to TF32 besides. What it
 // would only refuse is an error of ours.
-void ExpectInGroups(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute) {
+void ExpectInBatches(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute) {
   const bool plain = compute == CUBLAS_COMPUTE_32F && (a == CUDA_R_32F || a == CUDA_R_16BF);
   const bool tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a == CUDA_R_32F;
   if (a == b && a == c && (plain || tf32)) return;
   std::fprintf(stderr,
-               "grouped products: expected bf16 or f32 in CUBLAS_COMPUTE_32F or f32 in its FAST_TF32, got types "
+               "batched products: expected bf16 or f32 in CUBLAS_COMPUTE_32F or f32 in its FAST_TF32, got types "
                "%d, %d, %d in %d\n",
                a, b, c, compute);
   std::abort();
 }
 
-// What cuBLAS asks of matrices in groups where they have 16 bits, or where f32 is rounded.
+// What cuBLAS asks of matrices in batches where they have 16 bits, or where f32 is rounded.
 void ExpectAligned(const void* data) {
   if (reinterpret_cast<uintptr_t>(data) % 16 == 0) return;
-  std::fprintf(stderr, "grouped products: expected a matrix at a multiple of 16 bytes, got %p\n", data);
+  std::fprintf(stderr, "batched products: expected a matrix at a multiple of 16 bytes, got %p\n", data);
   std::abort();
 }
 
@@ -226,7 +226,7 @@ cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t op_a, 
   });
 }
 
-// As in groups, and bf16 factors of a product in f32.
+// As in batches, and bf16 factors of a product in f32.
 cublasStatus_t cublasGemmEx_64(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
                                int64_t n, int64_t k, const void* alpha, const void* a, cudaDataType a_type, int64_t lda,
                                const void* b, cudaDataType b_type, int64_t ldb, const void* beta, void* c,
@@ -242,48 +242,30 @@ cublasStatus_t cublasGemmEx_64(cublasHandle_t handle, cublasOperation_t op_a, cu
   return Put(handle, [=] { Multiply({m, n, k, lda, ldb, ldc, fa}, a_type, compute, a, b, c, c_type); });
 }
 
-// One product after the other; of one type for all three matrices, as cuBLAS has them in groups. The arrays of pointers
-// are the device's, all others the host's until this returns.
-cublasStatus_t cublasGemmGroupedBatchedEx_64(cublasHandle_t handle, const cublasOperation_t op_a[],
-                                             const cublasOperation_t op_b[], const int64_t m[], const int64_t n[],
-                                             const int64_t k[], const void* alpha, const void* const a[],
-                                             cudaDataType a_type, const int64_t lda[], const void* const b[],
-                                             cudaDataType b_type, const int64_t ldb[], const void* beta,
-                                             void* const c[], cudaDataType c_type, const int64_t ldc[], int64_t groups,
-                                             const int64_t sizes[], cublasComputeType_t compute) {
-  ExpectInGroups(a_type, b_type, c_type, compute);
-  const bool refused = host::libraries.refuses_groups, apart = !host::libraries.company_changes_bits || groups == 1;
-  struct Group {
-    Product product;
-    int64_t size;
-  };
-  std::vector<Group> all;
-  for (int64_t i = 0; i < groups; ++i) {
-    if (op_a[i] != CUBLAS_OP_N || op_b[i] != CUBLAS_OP_N || static_cast<const float*>(beta)[i] != 0.0f) {
-      return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
-    if (lda[i] < m[i] || ldb[i] < k[i] || ldc[i] < m[i]) return CUBLAS_STATUS_INVALID_VALUE;
-    all.push_back({{m[i], n[i], k[i], lda[i], ldb[i], ldc[i], static_cast<const float*>(alpha)[i]}, sizes[i]});
+// One product after the other; of one type for all three matrices. The arrays of pointers are the device's.
+cublasStatus_t cublasGemmBatchedEx_64(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
+                                      int64_t n, int64_t k, const void* alpha, const void* const a[],
+                                      cudaDataType a_type, int64_t lda, const void* const b[], cudaDataType b_type,
+                                      int64_t ldb, const void* beta, void* const c[], cudaDataType c_type, int64_t ldc,
+                                      int64_t count, cublasComputeType_t compute, cublasGemmAlgo_t) {
+  ExpectInBatches(a_type, b_type, c_type, compute);
+  if (op_a != CUBLAS_OP_N || op_b != CUBLAS_OP_N || *static_cast<const float*>(beta) != 0.0f) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   }
-  const cublasStatus_t put = Put(handle, [=, all = std::move(all)] {
-    int64_t at = 0;
-    for (const Group& group : all) {
-      for (const int64_t end = at + group.size; at < end; ++at) {
-        if (refused) {
-          ForEachElement(group.product, c[at], c_type, [](float) { return NAN; });
-          continue;
-        }
-        if (compute == CUBLAS_COMPUTE_32F_FAST_TF32 || a_type == CUDA_R_16BF) {
-          for (const void* matrix : {a[at], b[at], static_cast<const void*>(c[at])}) ExpectAligned(matrix);
-        }
-        Multiply(group.product, a_type, compute, a[at], b[at], c[at], c_type);
-        // Of the order of what another order of the sums changes, or another rounding.
-        const float change = c_type == CUDA_R_16BF ? 0x1p-8f : 0x1p-20f;
-        if (!apart) ForEachElement(group.product, c[at], c_type, [change](float x) { return x * (1 + change); });
+  if (lda < m || ldb < k || ldc < m) return CUBLAS_STATUS_INVALID_VALUE;
+  const Product product{m, n, k, lda, ldb, ldc, *static_cast<const float*>(alpha)};
+  const bool apart = !host::libraries.company_changes_bits;
+  return Put(handle, [=] {
+    for (int64_t at = 0; at < count; ++at) {
+      if (compute == CUBLAS_COMPUTE_32F_FAST_TF32 || a_type == CUDA_R_16BF) {
+        for (const void* matrix : {a[at], b[at], static_cast<const void*>(c[at])}) ExpectAligned(matrix);
       }
+      Multiply(product, a_type, compute, a[at], b[at], c[at], c_type);
+      // Of the order of what another order of the sums changes, or another rounding.
+      const float change = c_type == CUDA_R_16BF ? 0x1p-8f : 0x1p-20f;
+      if (!apart) ForEachElement(product, c[at], c_type, [change](float x) { return x * (1 + change); });
     }
   });
-  return put == CUBLAS_STATUS_SUCCESS && refused ? CUBLAS_STATUS_NOT_SUPPORTED : put;
 }
 
 cublasStatus_t cublasStrmm_v2_64(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t uplo,

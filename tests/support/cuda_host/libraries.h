@@ -7,10 +7,7 @@
 namespace precondor::cuda_host {
 
 struct Libraries {
-  // cublasGemmGroupedBatchedEx is not supported. It leaves NaN where its products belong, so that a caller that takes
-  // the memory for what it was before shows.
-  std::atomic<bool> refuses_groups = false;
-  // Products in groups and batches of eigenvectors have other last bits than alone, which the libraries do not rule
+  // Products and eigenvectors in batches have other last bits than alone, which the libraries do not rule
   // out. $CUDA_HOST_COMPANY_CHANGES_BITS sets it.
   std::atomic<bool> company_changes_bits = false;
 };

@@ -12,8 +12,6 @@
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/methods/registry.h"
-#include "kernels/operation.h"
-#include "tests/support/cuda_host/libraries.h"
 #include "tests/support/method_driver.h"
 
 namespace precondor {
@@ -74,54 +72,6 @@ TEST(CudaPrecisionTest, DenseAnswersAreAsFarOffAsTheDocsSay) {
   EXPECT_GE(bf16, 1e-3) << "it is another product";
   EXPECT_LE(tf32, 5e-4);
   EXPECT_GE(tf32, 1e-4) << "it is another product";
-}
-
-// Two dense products in one call of the backend: their answers, and their lengths.
-std::vector<double> TwoAnswers(Backend& backend, ProductPrecision precision) {
-  std::vector<DeviceMatrix> memory;
-  const auto random = [&](int64_t rows, int64_t cols) {
-    memory.push_back(backend.Allocate(rows, cols).value());
-    EXPECT_TRUE(backend.FillNormal(CounterRandom({memory.size()}), memory.back().view()).ok());
-    return memory.back().view();
-  };
-  std::vector<double> answers(4);
-  std::vector<Operation> operations(2);
-  std::vector<MatrixView> u;
-  for (const int64_t i : {0, 1}) {
-    const int64_t m = 640 + i, n = 640;  // large enough for cuBLAS in F32
-    operation::DensePrecondition product;
-    product.l = random(m, m);
-    product.r = random(n, n);
-    product.d = random(m, n);
-    product.u = random(m, n);
-    product.precision = precision;
-    product.squares = absl::MakeSpan(answers).subspan(2 * i, 2);
-    u.push_back(product.u);
-    operations[i].what = std::move(product);
-  }
-  std::vector<absl::Status> statuses(2);
-  backend.Run({&operations[0], &operations[1]}, absl::MakeSpan(statuses));
-  for (const int64_t i : {0, 1}) {
-    EXPECT_TRUE(statuses[i].ok()) << statuses[i];
-    std::vector<float> host(u[i].size());
-    EXPECT_TRUE(backend.Download(u[i], MatrixView(host.data(), u[i].rows, u[i].cols)).ok());
-    answers.insert(answers.end(), host.begin(), host.end());
-  }
-  return answers;
-}
-
-// The refused call leaves NaN in the memory that the products then overwrite.
-TEST(CudaPrecisionTest, ProductsRunOneByOneWhereCublasRefusesGroups) {
-  const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
-  for (const ProductPrecision precision : {ProductPrecision::kF32, ProductPrecision::kTf32, ProductPrecision::kBf16}) {
-    const std::vector<double> in_groups = TwoAnswers(*backend, precision);
-    cuda_host::libraries.refuses_groups = true;
-    const std::vector<double> one_by_one = TwoAnswers(*backend, precision);
-    cuda_host::libraries.refuses_groups = false;
-    EXPECT_TRUE(std::all_of(one_by_one.begin(), one_by_one.end(), [](double x) { return std::isfinite(x); }));
-    EXPECT_EQ(one_by_one, in_groups) << static_cast<int>(precision);
-    EXPECT_TRUE(backend->fault().ok());
-  }
 }
 
 }  // namespace
