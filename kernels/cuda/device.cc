@@ -18,6 +18,13 @@ constexpr int64_t kBlasWorkspaceBytes = int64_t{32} << 20;
 // NCCL takes its buffers from what is free when the first collective connects; so much is ample for eight devices.
 constexpr int64_t kMostForCommunicators = int64_t{1} << 30;
 
+// The host's imitation of CUDA shows who reads what was never written.
+#ifdef PRECONDOR_CUDA_ON_HOST
+constexpr bool kFillsWithNan = true;
+#else
+constexpr bool kFillsWithNan = false;
+#endif
+
 int64_t Pitch(ConstMatrixView x) { return x.stride * static_cast<int64_t>(sizeof(float)); }
 int64_t Width(ConstMatrixView x) { return x.cols * static_cast<int64_t>(sizeof(float)); }
 
@@ -123,6 +130,7 @@ Device::~Device() {
     if (blas_ != nullptr) cublasDestroy(blas_);
   }
   staging_.reset();
+  FreeKept();
   if (blas_workspace_ != nullptr) cudaFreeAsync(blas_workspace_, stream_);
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
   if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
@@ -209,10 +217,11 @@ absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {
     }
     allocated_bytes_ += bytes;
   }
-  void* data = nullptr;
-  cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
-  if (error == cudaSuccess && zeroed) {
-    error = cudaMemsetAsync(data, 0, bytes, stream_);
+  void* data = free_blocks_.Take(bytes);
+  const bool kept = data != nullptr;
+  cudaError_t error = kept ? cudaSuccess : cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+  if (error == cudaSuccess && (zeroed || (kept && kFillsWithNan))) {
+    error = cudaMemsetAsync(data, zeroed ? 0 : 0xff, bytes, stream_);
     if (error != cudaSuccess) (void)cudaFreeAsync(data, stream_);
   }
   if (error == cudaSuccess) return data;
@@ -224,11 +233,19 @@ absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {
 }
 
 void Device::Free(void* data, int64_t bytes) {
+  if (!free_blocks_.Keep(data, bytes)) FreeToPool(data);
+  MutexLock lock(mu_);
+  allocated_bytes_ -= bytes;
+}
+
+void Device::FreeKept() {
+  for (void* const block : free_blocks_.Clear()) FreeToPool(block);
+}
+
+void Device::FreeToPool(void* data) {
   cudaSetDevice(index_);
   // A device that is lost has lost its memory too.
   if (cudaFreeAsync(data, stream_) != cudaSuccess) (void)cudaGetLastError();
-  MutexLock lock(mu_);
-  allocated_bytes_ -= bytes;
 }
 
 int64_t Device::allocated_bytes() const {
@@ -238,6 +255,7 @@ int64_t Device::allocated_bytes() const {
 
 void Device::Trim() {
   if (!Enter().ok()) return;
+  FreeKept();
   // What has been freed is the pool's again only when the stream has come there.
   if (Checked("Trim", cudaStreamSynchronize(stream_)).ok()) (void)Checked("Trim", cudaMemPoolTrimTo(pool_, 0));
 }

@@ -26,6 +26,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/free_blocks.h"
 #include "kernels/cuda/library_status.h"
 #include "kernels/cuda/staging.h"
 
@@ -63,8 +64,8 @@ class DeviceArray {
 class Device {
  public:
   // Device memory that Allocate never hands out. It is for what CUDA takes from the device after Make: kernels of this
-  // backend, cuBLAS and cuSOLVER, which are loaded at their first launch, their local memory, and what the pool rounds
-  // up.
+  // backend, cuBLAS and cuSOLVER, which are loaded at their first launch, their local memory, what the pool rounds up,
+  // and what FreeBlocks keeps.
   static constexpr int64_t kReserveBytes = int64_t{1} << 30;
 
   // Unavailable when there is no such device; ResourceExhausted when no more than the reserve is free. Bounds what
@@ -96,7 +97,7 @@ class Device {
   int64_t memory_limit_bytes() const { return memory_limit_bytes_; }
   // Backend::fault.
   absl::Status fault() const;
-  // Gives the driver back what is free in the pool.
+  // Gives the driver back what is free.
   void Trim();
 
   // In the stream's order. The host's memory may be reused on return.
@@ -145,6 +146,8 @@ class Device {
   // the device is asked, and its fault takes the place of the library's error.
   absl::Status CheckedLibrary(absl::Status status, absl::string_view what);
   void Lose(const absl::Status& fault);
+  void FreeKept();  // free_blocks_
+  void FreeToPool(void* data);
   absl::Status UploadBytes(const void* host, int64_t bytes, void* device);
   absl::Status DownloadBytes(const void* device, int64_t bytes, void* host);
 
@@ -152,6 +155,7 @@ class Device {
   int64_t memory_limit_bytes_;  // constant after Make
   cudaStream_t stream_ = nullptr;
   cudaMemPool_t pool_ = nullptr;
+  FreeBlocks free_blocks_;
   std::unique_ptr<Staging> staging_;
   void* blas_workspace_ = nullptr;
 

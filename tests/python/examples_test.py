@@ -161,6 +161,9 @@ class PartsTest(unittest.TestCase):
         self.assertEqual(len(lines), 31102)  # verses
         self.assertEqual(lines[0], "In the beginning God created the heaven and the earth.")
         self.assertTrue(lines[-1].startswith("The grace of our Lord"))
+        verses = bible_text.verses()
+        self.assertEqual([verse for _, verse in verses], lines)
+        self.assertEqual(len(dict(verses)), 66)  # books
 
 
 class ProgramsTest(unittest.TestCase):

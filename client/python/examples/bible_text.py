@@ -10,12 +10,12 @@ import torch
 from program import ExampleError
 
 RANGE = "Gen1:1-Rev22:21"
-REFERENCE = re.compile(r"^\w+\d+:\d+ ", re.MULTILINE)
+REFERENCE = re.compile(r"^(\w+?)\d+:\d+ ", re.MULTILINE)  # with the book's name
 HELD_OUT_SHARE = 10
 
 
-def king_james():
-    """One verse a line, without its reference; 4.0 million characters."""
+def _printed():
+    """A verse a line, each after its reference."""
     program = shutil.which("bible")
     if program is None:
         raise ExampleError("no program `bible`, which has the text: install it (apt-get install bible-kjv) or give a text "
@@ -23,11 +23,20 @@ def king_james():
     # It takes a bible.data of the folder it is in before its own; -f: a verse a line.
     done = subprocess.run([program, "-f", RANGE], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           encoding="ascii", errors="replace", check=False)
-    text = REFERENCE.sub("", done.stdout)
-    if done.returncode != 0 or not text.startswith("In the beginning"):
+    if done.returncode != 0 or not REFERENCE.sub("", done.stdout).startswith("In the beginning"):
         raise ExampleError(f"{program} {RANGE}: expected Genesis to Revelation, got status {done.returncode} and "
                            f"\"{(done.stderr or done.stdout).strip()[:80]}\"")
-    return text
+    return done.stdout
+
+
+def king_james():
+    """One verse a line, without its reference; 4.0 million characters."""
+    return REFERENCE.sub("", _printed())
+
+
+def verses():
+    """(book's name, text) of each, in their order."""
+    return [(REFERENCE.match(line)[1], REFERENCE.sub("", line)) for line in _printed().splitlines()]
 
 
 class Characters:

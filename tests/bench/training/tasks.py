@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tasks of the training benchmark: a model, its batches and its held-out loss, each on real data."""
 
+import collections
 import dataclasses
 import functools
+import itertools
 import pathlib
+import re
 import sys
 from typing import Any, Callable
 
@@ -16,7 +19,7 @@ sys.path.insert(0, str(ROOT / "client" / "python" / "examples"))
 
 import digits
 import gpt
-from bible_text import Characters, king_james
+from bible_text import Characters, king_james, verses
 from digits_data import Digits
 
 PHOTOGRAPHS = pathlib.Path("/usr/share/backgrounds/mate/nature")  # Debian's mate-backgrounds
@@ -108,7 +111,70 @@ def denoising(norm):
                 lambda model: 100 * loss(model, data.held_out))
 
 
+class Passages:
+    """Passages of WORDS words of the King James text, and which part of it each is from: [n, WORDS] and [n]. The KNOWN most frequent
+    words have numbers, all others share one. Of each book the last tenth is held out."""
+
+    WORDS, KNOWN = 32, 2000
+    BOOKS = (5, 12, 5, 17, 5, 22)  # law, history, wisdom, prophets; gospels and acts, letters
+
+    def __init__(self):
+        books = [[word for _, text in group for word in re.findall("[a-z]+", text.lower())]
+                 for _, group in itertools.groupby(verses(), key=lambda verse: verse[0])]
+        frequent = collections.Counter(itertools.chain(*books)).most_common(self.KNOWN)
+        place = {word: i for i, (word, _) in enumerate(frequent)}
+        parts = itertools.chain(*([part] * count for part, count in enumerate(self.BOOKS)))
+        self._train, held_out = [], []
+        for part, words in zip(parts, books, strict=True):
+            numbers = torch.tensor([place.get(word, self.KNOWN) for word in words])
+            boundary = len(numbers) - len(numbers) // 10
+            self._train += self._windows(numbers[:boundary], part, 4)
+            held_out += self._windows(numbers[boundary:], part, self.WORDS)
+        self.held_out = self._stack(held_out[::5])
+
+    def _windows(self, numbers, part, step):
+        return [(numbers[i:i + self.WORDS], part) for i in range(0, len(numbers) - self.WORDS + 1, step)]
+
+    @staticmethod
+    def _stack(passages):
+        return torch.stack([words for words, _ in passages]), torch.tensor([part for _, part in passages])
+
+    def batch(self, step, seed):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        return self._stack([self._train[i] for i in torch.randint(len(self._train), (32,), generator=generator)])
+
+
+class Reader(nn.Module):
+    """A transformer that looks in both directions; the mean over a passage decides."""
+
+    def __init__(self, vocabulary, length, dim, layers, classes):
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, dim), nn.Embedding(length, dim)
+        self.blocks = nn.ModuleList(gpt.Block(dim, 4) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
+        for name, p in self.named_parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02 / (2 * layers)**0.5 if name.endswith("_out.weight") else 0.02)
+
+    def forward(self, words):
+        x = self.words(words) + self.places.weight
+        for block in self.blocks:
+            x = block(x, 0.0)
+        return self.head(self.norm(x).mean(1))
+
+
+@functools.lru_cache(None)
+def passages():
+    data = Passages()
+
+    def loss(model, batch):
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    return Task(300, lambda: Reader(data.KNOWN + 1, data.WORDS, 96, 3, len(data.BOOKS)), data.batch, loss,
+                lambda model: loss(model, data.held_out), ("words.weight", "places.weight", "head.weight"))
+
+
 TASKS = {"gpt": lambda: char_gpt(300), "gpt-1000": lambda: char_gpt(1000), "digits": autoencoder, "denoise": lambda: denoising(False),
-         "denoise-norm": lambda: denoising(True)}
+         "denoise-norm": lambda: denoising(True), "passages": passages}
 # Middles, before a method's multiple.
-RATES = {"gpt": 0.004, "gpt-1000": 0.004, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004}
+RATES = {"gpt": 0.004, "gpt-1000": 0.004, "digits": 0.016, "denoise": 0.004, "denoise-norm": 0.004, "passages": 0.004}

@@ -8,6 +8,8 @@
 // races within a warp's step, what nvcc makes of the text, cuBLAS' and cuSOLVER's own rounding (OpenBLAS answers here).
 #pragma once
 
+#define PRECONDOR_CUDA_ON_HOST
+
 #include <cuda_runtime.h>
 #include <math.h>
 

@@ -92,6 +92,22 @@ TEST_F(CudaDeviceTest, KeepsToItsMemory) {
   EXPECT_TRUE(backend->Allocate(1, 1).ok());
 }
 
+TEST_F(CudaDeviceTest, KeepsSmallPiecesThatAreFree) {
+  constexpr int64_t kMiB = (int64_t{1} << 20) / sizeof(float);
+  const std::unique_ptr<Backend> backend = MakeCudaBackend({}).value();
+  const auto take = [&](int64_t elements) {
+    const int64_t calls = cuda_host::Calls();
+    EXPECT_TRUE(backend->Allocate(1, elements).ok());
+    return cuda_host::Calls() - calls;
+  };
+  const int64_t first = take(kMiB), large = take(kMiB + 1);
+  EXPECT_LT(take(kMiB), first) << "the piece is there";
+  EXPECT_EQ(take(kMiB + 1), large) << "it is too large to be kept";
+  EXPECT_EQ(take(kMiB - 1), first) << "no piece has this size";
+  backend->Trim();
+  EXPECT_EQ(take(kMiB), first);
+}
+
 // What CUDA loads at the first launch of a kernel or a library's routine finds room when all else is handed out.
 TEST_F(CudaDeviceTest, KeepsAReserveBesideItsLimit) {
   constexpr int64_t kWork = int64_t{8} << 20;
