@@ -86,13 +86,13 @@ inline ContributionKey KeyOf(const ReducedGradient& gradient) {
   return {.session_id = gradient.session_id, .epoch = gradient.epoch, .step = gradient.step, .layer = gradient.layer};
 }
 
+// The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
 // How long the arithmetic of a layer took in a step; zero: none was needed.
 struct StageTimes {
   absl::Duration update;
   absl::Duration precondition;
 };
 
-// The answer to a gradient, or to a pull or fetch: FRAME_KIND_PULL in precondition.proto says what that is.
 struct GradientResult {
   Decision decision = Decision::kIdentity;
   uint64_t factor_version = 0;

@@ -53,7 +53,9 @@ class Soap(torch.optim.Optimizer):
             state.update(step=0, m=torch.zeros_like(grad), v=torch.zeros_like(grad))
             if grad.dim() == 2:
                 covariances = [0.05 * grad @ grad.T, 0.05 * grad.T @ grad]
-                state.update(l=covariances, q=[torch.linalg.eigh(one)[1].flip(1) for one in covariances])
+                # Of one gradient the covariances' eigenvectors are its singular vectors, whatever its rank.
+                left, _, right = torch.linalg.svd(grad, full_matrices=True)
+                state.update(l=covariances, q=[left, right.T])
                 return torch.zeros_like(grad)
         state["step"] += 1
         turned = self._turn(state, grad, False)
