@@ -39,7 +39,8 @@ __device__ inline bool IsLastBlock(unsigned* arrived, unsigned blocks) {
   return last;
 }
 
-// The same where only thread 0 has written what others read; no other thread waits for its stores.
+// The same where only thread 0 has written what others read; no other thread waits for its stores. A barrier has to
+// lie between this call and the one before, as CombineBlock's.
 __device__ inline bool IsLastBlockByFirstThread(unsigned* arrived, unsigned blocks) {
   __shared__ bool last;
   if (threadIdx.x == 0) {

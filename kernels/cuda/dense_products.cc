@@ -178,8 +178,8 @@ class Expansions {
   int64_t tiles_ = 0;
 };
 
-// Operations in bf16: expansions, roundings, two calls of cuBLAS, and what makes f32 of the answers and knows their
-// lengths.
+// Operations in bf16: expansions, roundings, two calls of cuBLAS for each shape, and what makes f32 of the answers and
+// knows their lengths.
 class Bf16Plan {
  public:
   explicit Bf16Plan(const Operations& operations) : operations_(operations) {}

@@ -233,7 +233,11 @@ absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {
 }
 
 void Device::Free(void* data, int64_t bytes) {
-  if (!free_blocks_.Keep(data, bytes)) FreeToPool(data);
+  if (!free_blocks_.Keep(data, bytes)) {
+    FreeToPool(data);
+    // They may have sizes that nothing asks for any more.
+    if (bytes <= FreeBlocks::kLargestBytes) FreeKept();
+  }
   MutexLock lock(mu_);
   allocated_bytes_ -= bytes;
 }

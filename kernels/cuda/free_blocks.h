@@ -31,7 +31,7 @@ class FreeBlocks {
     bytes_ -= bytes;
     return block;
   }
-  // False where the block is not kept.
+  // False where the block is not kept: it is too large, or they would be too many.
   bool Keep(void* block, int64_t bytes) {
     if (bytes > kLargestBytes) return false;
     const MutexLock lock(mu_);

@@ -30,14 +30,14 @@ __host__ __device__ constexpr unsigned TilesAlong(int64_t size, int side) {
   return static_cast<unsigned>((size + side - 1) / side);
 }
 
-// Of a job's block, where a tile is kRows x kColumns.
+// Of a job's block, where a tile is kRows x kColumns. The last parts may have no inner indices.
 template <int kRows, int kColumns>
 __device__ Place PlaceOf(const ProductJob& job, int64_t block) {
   const unsigned parts = static_cast<unsigned>(job.parts), number = static_cast<unsigned>(block);
   const unsigned across = TilesAlong(job.c.cols, kColumns), tile = number / parts, part = number % parts;
   const int64_t slabs = (job.inner + kGranule - 1) / kGranule, deep = (slabs + parts - 1) / parts * kGranule;
   const int64_t row0 = int64_t{tile / across} * kRows, column0 = int64_t{tile % across} * kColumns;
-  return {tile, part, row0, column0, part * deep, std::min(job.inner, (part + 1) * deep)};
+  return {tile, part, row0, column0, std::min(job.inner, part * deep), std::min(job.inner, (part + 1) * deep)};
 }
 
 // The thread's fours of an operand's slab: kLines lines from line0 on x kDepth inner indices from k0 on, where the

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of many callers in one launch, in f32 or on tensor cores.
 //
-// A block makes 64 x 64 elements of one product, on tensor cores up to 128 x 128, and adds them up over the inner
+// A block makes 64 x 64 elements of one product, on tensor cores twice as many, and adds them up over the inner
 // dimension in its order, or over a part of it; the last block of an element's parts adds these up in theirs. So a
 // product's bits depend on its own shape alone, not on what runs beside it. cuBLAS, which chooses its kernels, would
 // not promise that of a group.

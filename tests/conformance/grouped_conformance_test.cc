@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations run together give to the bit what each gives alone, whatever they are run with; and so do methods whose
 // layers run in step (kernels/grouping/grouping_backend.h), in a number of calls that does not grow with the layers.
-// On CUDA this holds for all but grouped products of cuBLAS and batched eigendecompositions of cuSOLVER, whose
+// On CUDA this holds for all but batched products of cuBLAS and batched eigendecompositions of cuSOLVER, whose
 // documentation promises no bits in company: those are held to their accuracy, and a line says how many bits differed.
 #include <array>
 #include <atomic>
