@@ -89,9 +89,11 @@ template <typename Jobs>
 __global__ void __launch_bounds__(kThreads, kBlocks) ProductKernel(Jobs jobs, int64_t blocks) {
   __shared__ Slab slabs[2];
   __shared__ Place place;  // registers are few
+  __shared__ Share share;
   Slab &a = slabs[0], &b = slabs[1];
   constexpr bool kInParts = std::is_same_v<Jobs, ManyJobs<ProductJob>>;  // may be, or have squares
-  const Share share = ShareOf(blocks);
+  if (threadIdx.x == 0) share = ShareOf(blocks);
+  __syncthreads();
   for (unsigned block = share.begin; block < share.end; ++block) {
     const ProductJob& job = jobs.InShared(share, block);
     __syncthreads();  // no thread reads the place before any more

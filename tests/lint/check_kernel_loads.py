@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many bytes of global memory every kernel has in flight on an H100, from its SASS, and whether that is enough.
 
-    check_kernel_loads.py --nvcc NVCC                                      the lint: kernels below their bound
-    check_kernel_loads.py --nvcc NVCC --table [--before FILE]              docs/cuda.md's table
-    check_kernel_loads.py --nvcc NVCC --json                               the same as JSON, which --before reads
+    check_kernel_loads.py --nvcc NVCC               the lint: kernels below their bound
+    check_kernel_loads.py --nvcc NVCC --table       docs/cuda.md's table
+    check_kernel_loads.py --nvcc NVCC --json        the same as JSON
 
 In flight in a multiprocessor = what a thread has in flight (kernel_sass.py) x threads of the blocks that fit there.
 Memory that answers after 600 to 800 ns at 3.35 TB/s needs 16 to 20 KB in each of 132 multiprocessors at all times.
@@ -211,20 +211,15 @@ def check_with(tools):
     return check
 
 
-def table(kernels, before):
-    """Markdown; `before` has earlier figures by name, or none."""
-    def both(kernel, figure):
-        now, then = figure(kernel), before.get(kernel.name)
-        then = figure(then) if then else now
-        return f"{now:g}" if then == now or not before else f"{then:g} → {now:g}"
-
+def table(kernels):
+    """Markdown."""
     columns = [("registers", lambda k: k.registers), ("spilled bytes", lambda k: k.spills),
                ("blocks a multiprocessor", lambda k: k.blocks), ("loads a thread", lambda k: k.loads),
                ("bytes a thread", lambda k: k.bytes), ("KiB a multiprocessor", lambda k: round(k.kib(), 1))]
     lines = ["| kernel | " + " | ".join(title for title, _ in columns) + " | bound |",
              "|---|" + "---|" * (len(columns) + 1)]
     for kernel in kernels:
-        cells = [both(kernel, figure) for _, figure in columns]
+        cells = [f"{figure(kernel):g}" for _, figure in columns]
         lines.append(f"| {kernel.name} | {' | '.join(cells)} | {EXPECTED.get(kernel.name, OTHERS).kib} |")
     return "\n".join(lines)
 
@@ -272,7 +267,6 @@ def main():
     parser.add_argument("--venv", type=pathlib.Path, help="where cuobjdump is installed if it is not found")
     parser.add_argument("--table", action="store_true", help="print a Markdown table")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--before", type=pathlib.Path, help="an earlier --json, for the table")
     parser.add_argument("--self-test", action="store_true", help="check the lint itself")
     arguments = parser.parse_args()
     tools = Tools(arguments.nvcc, arguments.venv)
@@ -280,8 +274,7 @@ def main():
     if arguments.json:
         print(json.dumps([dataclasses.asdict(k) for k in all_kernels(tools, Tree(), findings)], indent=1))
     elif arguments.table:
-        earlier = json.loads(arguments.before.read_text(encoding="utf-8")) if arguments.before else []
-        print(table(all_kernels(tools, Tree(), findings), {k["name"]: Kernel(**k) for k in earlier}))
+        print(table(all_kernels(tools, Tree(), findings)))
     else:
         check = check_with(tools)
         findings = self_test(check, CASES) if arguments.self_test else check(Tree())

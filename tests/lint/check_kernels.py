@@ -21,7 +21,7 @@ LIMITS = {"registers": 64, "bytes smem": 24 << 10, "bytes stack frame": 40, "byt
 REGISTERS = {"ExpandKernel": 80, "LowRankAppendKernel": 80, "TensorProductKernel": 128,
              "UpdateMultiplyKernel": 80, "SpdInversesKernel": 128}
 # What is spilled is read between two blocks of work, not in a main loop.
-SPILLS = {"TensorProductKernel": 64, "ProductKernel": 24}
+SPILLS = {"TensorProductKernel": 16, "ProductKernel": 4}
 
 
 def _compile(command, source):

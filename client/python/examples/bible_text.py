@@ -23,7 +23,7 @@ def _printed():
     # It takes a bible.data of the folder it is in before its own; -f: a verse a line.
     done = subprocess.run([program, "-f", RANGE], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           encoding="ascii", errors="replace", check=False)
-    if done.returncode != 0 or not REFERENCE.sub("", done.stdout).startswith("In the beginning"):
+    if done.returncode != 0 or not REFERENCE.sub("", done.stdout, count=1).startswith("In the beginning"):
         raise ExampleError(f"{program} {RANGE}: expected Genesis to Revelation, got status {done.returncode} and "
                            f"\"{(done.stderr or done.stdout).strip()[:80]}\"")
     return done.stdout
@@ -36,7 +36,7 @@ def king_james():
 
 def verses():
     """(book's name, text) of each, in their order."""
-    return [(REFERENCE.match(line)[1], REFERENCE.sub("", line)) for line in _printed().splitlines()]
+    return [(reference[1], reference.string[reference.end():]) for reference in map(REFERENCE.match, _printed().splitlines())]
 
 
 class Characters:

@@ -46,6 +46,13 @@ class Block(nn.Module):
         return x + self.feed_out(functional.gelu(self.feed_in(self.norm2(x))))
 
 
+def set_first_weights(model, layers):
+    """Of a model of so many blocks: normal, and smaller where residual paths add up."""
+    for name, p in model.named_parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, std=0.02 / (2 * layers)**0.5 if name.endswith("_out.weight") else 0.02)
+
+
 class Gpt(nn.Module):
     """Logits [rows, length, vocabulary] of the character that follows each of [rows, length]."""
 
@@ -55,9 +62,7 @@ class Gpt(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocabulary, bias=False)
         self.register_buffer("mask", torch.full((context, context), float("-inf")).triu(1), persistent=False)
-        for name, p in self.named_parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02 / (2 * layers)**0.5 if name.endswith("_out.weight") else 0.02)
+        set_first_weights(self, layers)
 
     def forward(self, characters):
         length = characters.shape[1]

@@ -152,9 +152,7 @@ class Reader(nn.Module):
         self.words, self.places = nn.Embedding(vocabulary, dim), nn.Embedding(length, dim)
         self.blocks = nn.ModuleList(gpt.Block(dim, 4) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
-        for name, p in self.named_parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02 / (2 * layers)**0.5 if name.endswith("_out.weight") else 0.02)
+        gpt.set_first_weights(self, layers)
 
     def forward(self, words):
         x = self.words(words) + self.places.weight
