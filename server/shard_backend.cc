@@ -42,16 +42,31 @@ absl::StatusOr<std::vector<int>> CudaDevices(const ServerConfig& config) {
   return devices;
 }
 
+// One device's share of the cores.
+int CoresEach(size_t devices) {
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(devices));
+}
+
+// config.threads, or what suits CUDA devices: threads wait for copies of theirs from the device while others compute.
+int CudaThreads(const ServerConfig& config, size_t devices) {
+  constexpr int kFewest = 4;
+  const int threads = std::max(CoresEach(devices), kFewest);
+  return config.threads > 0 ? std::min(threads, static_cast<int>(config.threads)) : threads;
+}
+
 absl::StatusOr<std::vector<DeviceBackend>> MakeCuda(const ServerConfig& config) {
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<int> devices, CudaDevices(config));
+  // Waking more threads than these takes longer than what they would do.
+  constexpr int kMostOfBackend = 8;
+  GroupingOptions grouping;
+  grouping.threads = std::min(CudaThreads(config, devices.size()), kMostOfBackend);
   std::vector<DeviceBackend> backends;
   for (const int device : devices) {
     CudaBackendOptions options;
     options.device = device;
     if (devices.size() > 1) options.peers = devices;
     PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, LoadCudaBackend(options));
-    backends.push_back(
-        {absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), GroupingOptions()), device});
+    backends.push_back({absl::StrCat("cuda:", device), MakeGroupingBackend(std::move(backend), grouping), device});
   }
   return backends;
 }
@@ -192,15 +207,11 @@ int64_t SessionCapacity(const ServerConfig& config, const std::vector<DeviceBack
 DeviceParallelism ParallelismOf(const ServerConfig& config, const std::vector<DeviceBackend>& devices) {
   // Layers that are under way together share launches; more than most models have.
   constexpr int kLayersAtOnce = 512;
-  // Threads wait for copies of theirs from the device while others compute.
-  constexpr int kFewestThreads = 4;
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int share = std::max(1, cores / static_cast<int>(devices.size()));
   const int asked = static_cast<int>(config.threads);
-  if (devices.front().backend->name() != "cuda") return {.threads = asked > 0 ? asked : share, .layers = 0};
-  const int threads = std::max(share, kFewestThreads);
-  return asked > 0 ? DeviceParallelism{.threads = std::min(threads, asked), .layers = asked}
-                   : DeviceParallelism{.threads = threads, .layers = kLayersAtOnce};
+  if (devices.front().backend->name() != "cuda") {
+    return {.threads = asked > 0 ? asked : CoresEach(devices.size()), .layers = 0};
+  }
+  return {.threads = CudaThreads(config, devices.size()), .layers = asked > 0 ? asked : kLayersAtOnce};
 }
 
 }  // namespace precondor

@@ -139,6 +139,7 @@ Device::~Device() {
 }
 
 absl::Status Device::fault() const {
+  if (!is_lost_) return absl::OkStatus();  // without a lock that all threads want at each operation
   MutexLock lock(mu_);
   return fault_;
 }
@@ -175,6 +176,7 @@ void Device::Lose(const absl::Status& fault) {
   if (!fault_.ok()) return;
   fault_ = absl::InternalError(
       absl::StrCat("CUDA device ", index_, " is lost since this fault: ", std::string(fault.message())));
+  is_lost_ = true;
 }
 
 absl::Status Device::Run(absl::string_view what, absl::FunctionRef<cudaError_t(cudaStream_t)> launch) {
@@ -206,29 +208,31 @@ absl::Status Device::AskSolver(absl::string_view what, absl::FunctionRef<cusolve
   return CheckedLibrary(ToStatus(what, call(solver_)), what);
 }
 
-absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {
-  PRECONDOR_RETURN_IF_ERROR(Enter());
-  {
-    MutexLock lock(mu_);
-    if (bytes > memory_limit_bytes_ - allocated_bytes_) {
+absl::Status Device::CountAllocation(int64_t bytes) {
+  int64_t before = allocated_bytes_;
+  do {
+    if (bytes > memory_limit_bytes_ - before) {
       return absl::ResourceExhaustedError(absl::StrCat("cuda backend: expected at most ", memory_limit_bytes_,
-                                                       " bytes in use, got ", allocated_bytes_, " and a request for ",
-                                                       bytes));
+                                                       " bytes in use, got ", before, " and a request for ", bytes));
     }
-    allocated_bytes_ += bytes;
-  }
+  } while (!allocated_bytes_.compare_exchange_weak(before, before + bytes));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<void*> Device::Allocate(int64_t bytes, bool zeroed) {
+  PRECONDOR_RETURN_IF_ERROR(fault());
+  PRECONDOR_RETURN_IF_ERROR(CountAllocation(bytes));
   void* data = free_blocks_.Take(bytes);
-  const bool kept = data != nullptr;
-  cudaError_t error = kept ? cudaSuccess : cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
-  if (error == cudaSuccess && (zeroed || (kept && kFillsWithNan))) {
+  const bool kept = data != nullptr, fills = zeroed || (kept && kFillsWithNan);
+  if (kept && !fills) return data;
+  cudaError_t error = cudaSetDevice(index_);
+  if (error == cudaSuccess && !kept) error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+  if (error == cudaSuccess && fills) {
     error = cudaMemsetAsync(data, zeroed ? 0 : 0xff, bytes, stream_);
     if (error != cudaSuccess) (void)cudaFreeAsync(data, stream_);
   }
   if (error == cudaSuccess) return data;
-  {
-    MutexLock lock(mu_);
-    allocated_bytes_ -= bytes;
-  }
+  allocated_bytes_ -= bytes;
   return Checked(absl::StrCat("cuda backend: ", bytes, " bytes beside ", allocated_bytes(), " in use"), error);
 }
 
@@ -238,7 +242,6 @@ void Device::Free(void* data, int64_t bytes) {
     // They may have sizes that nothing asks for any more.
     if (bytes <= FreeBlocks::kLargestBytes) FreeKept();
   }
-  MutexLock lock(mu_);
   allocated_bytes_ -= bytes;
 }
 
@@ -250,11 +253,6 @@ void Device::FreeToPool(void* data) {
   cudaSetDevice(index_);
   // A device that is lost has lost its memory too.
   if (cudaFreeAsync(data, stream_) != cudaSuccess) (void)cudaGetLastError();
-}
-
-int64_t Device::allocated_bytes() const {
-  MutexLock lock(mu_);
-  return allocated_bytes_;
 }
 
 void Device::Trim() {

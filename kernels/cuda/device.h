@@ -7,6 +7,7 @@
 // Thread-safe. Memory of a Device must be freed before it dies.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -93,7 +94,7 @@ class Device {
   // 256-byte aligned. ResourceExhausted names the numbers.
   absl::StatusOr<void*> Allocate(int64_t bytes, bool zeroed);
   void Free(void* data, int64_t bytes);
-  int64_t allocated_bytes() const;
+  int64_t allocated_bytes() const { return allocated_bytes_; }
   int64_t memory_limit_bytes() const { return memory_limit_bytes_; }
   // Backend::fault.
   absl::Status fault() const;
@@ -146,6 +147,8 @@ class Device {
   // the device is asked, and its fault takes the place of the library's error.
   absl::Status CheckedLibrary(absl::Status status, absl::string_view what);
   void Lose(const absl::Status& fault);
+  // ResourceExhausted where the limit has no room for them.
+  absl::Status CountAllocation(int64_t bytes);
   void FreeKept();  // free_blocks_
   void FreeToPool(void* data);
   absl::Status UploadBytes(const void* host, int64_t bytes, void* device);
@@ -163,8 +166,10 @@ class Device {
   cublasHandle_t blas_ ABSL_GUARDED_BY(blas_mu_) = nullptr;
   cusolverDnHandle_t solver_ ABSL_GUARDED_BY(solver_mu_) = nullptr;
 
+  std::atomic<int64_t> allocated_bytes_ = 0;
+
+  std::atomic<bool> is_lost_ = false;  // whether fault_ is an error
   mutable Mutex mu_;
-  int64_t allocated_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status fault_ ABSL_GUARDED_BY(mu_);
 };
 

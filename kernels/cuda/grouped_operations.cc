@@ -2,6 +2,7 @@
 #include "kernels/cuda/grouped_operations.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -321,12 +322,12 @@ absl::Status RunShermanMorrisonTerms(Device& device,
   PRECONDOR_RETURN_IF_ERROR(device.Run("ShermanMorrisonTerms", [&](cudaStream_t stream) {
     return ShermanMorrisonTerms(stream, upload.OnDevice(jobs), static_cast<int>(count));
   }));
-  std::vector<double> known(asked + count);
-  PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(known)));
-  auto next = known.begin();
+  const auto known = std::make_unique_for_overwrite<double[]>(asked + count);  // megabytes
+  PRECONDOR_RETURN_IF_ERROR(device.Receive(memory, absl::MakeSpan(known.get(), asked + count)));
+  const double* next = known.get();
   for (const auto* terms : operations) {
     std::copy_n(next, terms->squares.size(), terms->squares.begin());
-    next += static_cast<int64_t>(terms->squares.size());
+    next += terms->squares.size();
   }
   for (absl::Status& status : statuses) {
     if (*next++ == 0) continue;

@@ -71,10 +71,12 @@ T* Take(T*& next, int64_t count) {
 // The products of all operations, stage by stage.
 class Plan {
  public:
-  // Memory for what the operations' Extents say; tile_squares [2] for each tile of an answer whose lengths are asked
-  // for.
-  Plan(float* floats, double* tile_squares, unsigned* counters)
-      : floats_(floats), tile_squares_(tile_squares), counters_(counters) {}
+  // Memory for what the Extents of `count` operations say; tile_squares [2] for each tile of an answer whose lengths
+  // are asked for.
+  Plan(size_t count, float* floats, double* tile_squares, unsigned* counters)
+      : floats_(floats), tile_squares_(tile_squares), counters_(counters) {
+    for (size_t launch = 0; launch < kLaunches; ++launch) launches_[launch].reserve(launch < 2 ? 4 * count : count);
+  }
 
   // squares [2], or null.
   void Add(const operation::LowRankPrecondition& operation, double* squares) {
@@ -210,7 +212,7 @@ absl::Status RunLowRankPreconditions(Device& device,
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<float> floats, device.Array<float>(float_count));
   PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> squares,
                              device.Array<double>(2 * (static_cast<int64_t>(asked) + tiles)));
-  Plan plan(floats.data(), squares.data() + 2 * asked, upload.OnDevice(counters));
+  Plan plan(operations.size(), floats.data(), squares.data() + 2 * asked, upload.OnDevice(counters));
   double* next = squares.data();
   for (const auto* operation : operations) plan.Add(*operation, operation->squares.empty() ? nullptr : Take(next, 2));
   auto to = upload.OnHost(jobs).begin();

@@ -16,7 +16,30 @@
 
 namespace precondor {
 
-// Copies of the numbers that operations take from their callers, each where it stays until all are forgotten.
+// Copies of numbers, each where it stays until all are forgotten. Their memory then serves the next ones, since a task
+// takes as much step by step; what is long goes back.
+template <typename T>
+class Copies {
+ public:
+  absl::Span<const T> Of(absl::Span<const T> numbers) {
+    if (used_ == all_.size()) all_.emplace_back();
+    std::vector<T>& copy = all_[used_++];
+    copy.assign(numbers.begin(), numbers.end());
+    return copy;
+  }
+  void clear() {
+    constexpr size_t kLong = 1024;
+    for (; used_ > 0; --used_) {
+      if (all_[used_ - 1].capacity() > kLong) all_[used_ - 1] = {};
+    }
+  }
+
+ private:
+  std::deque<std::vector<T>> all_;  // a deque's elements stay where they are
+  size_t used_ = 0;
+};
+
+// Copies of the numbers that operations take from their callers.
 class KeptNumbers {
  public:
   // Of an operation's description (kernels/operation.h): shows it the copies.
@@ -29,11 +52,11 @@ class KeptNumbers {
   }
 
  private:
-  void Keep(absl::Span<const double>& numbers) { numbers = reals_.emplace_back(numbers.begin(), numbers.end()); }
-  void Keep(absl::Span<const int64_t>& numbers) { numbers = integers_.emplace_back(numbers.begin(), numbers.end()); }
+  void Keep(absl::Span<const double>& numbers) { numbers = reals_.Of(numbers); }
+  void Keep(absl::Span<const int64_t>& numbers) { numbers = integers_.Of(numbers); }
 
-  std::deque<std::vector<double>> reals_;  // a deque's elements stay where they are
-  std::deque<std::vector<int64_t>> integers_;
+  Copies<double> reals_;
+  Copies<int64_t> integers_;
 };
 
 // Used by the thread that runs the task; by the thread that runs a round while the task waits for it.

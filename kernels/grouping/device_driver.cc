@@ -8,8 +8,11 @@
 
 namespace precondor {
 
-DeviceDriver::DeviceDriver(Round round, int64_t fibers_at_start)
-    : round_(std::move(round)), fibers_at_start_(static_cast<size_t>(fibers_at_start)), thread_([this] { Loop(); }) {}
+DeviceDriver::DeviceDriver(Round round, int threads, int64_t fibers_at_start)
+    : round_(std::move(round)),
+      fibers_at_start_(static_cast<size_t>(fibers_at_start)),
+      runs_fibers_(threads),
+      thread_([this] { Loop(); }) {}
 
 DeviceDriver::~DeviceDriver() {
   {
@@ -33,25 +36,34 @@ bool DeviceDriver::RunsCaller() const {
 }
 
 void DeviceDriver::Await(DeferredTask& task) {
-  waiting_.push_back({Fiber::Current(), &task});
+  {
+    MutexLock lock(mu_);
+    waiting_.push_back({Fiber::Current(), &task});
+  }
   Fiber::Suspend();
 }
 
 void DeviceDriver::Loop() {
   for (;;) {
-    const std::vector<Fiber*> arrived = TakeArrived(/*wait=*/waiting_.empty());
-    for (Fiber* const fiber : arrived) fiber->Run();
-    if (!arrived.empty()) continue;  // others may have come meanwhile
-    if (waiting_.empty()) return;
-    RunRound();
+    if (const std::vector<Fiber*> arrived = TakeArrived(); !arrived.empty()) {
+      runs_fibers_.Run(arrived);
+      continue;  // others may have come meanwhile
+    }
+    std::vector<Waiting> round;
+    {
+      MutexLock lock(mu_);
+      round.swap(waiting_);
+    }
+    if (round.empty()) return;
+    RunRound(std::move(round));
   }
 }
 
-std::vector<Fiber*> DeviceDriver::TakeArrived(bool wait) {
+std::vector<Fiber*> DeviceDriver::TakeArrived() {
   std::vector<Fiber*> arrived;
   {
     MutexLock lock(mu_);
-    while (wait && arrived_.size() < fibers_at_start_ && !stopping_) arrived_changed_.wait(mu_);
+    while (waiting_.empty() && arrived_.size() < fibers_at_start_ && !stopping_) arrived_changed_.wait(mu_);
     arrived.swap(arrived_);
   }
   std::stable_sort(arrived.begin(), arrived.end(),
@@ -59,15 +71,17 @@ std::vector<Fiber*> DeviceDriver::TakeArrived(bool wait) {
   return arrived;
 }
 
-void DeviceDriver::RunRound() {
-  std::vector<Waiting> round = std::exchange(waiting_, {});
+void DeviceDriver::RunRound(std::vector<Waiting> round) {
   std::stable_sort(round.begin(), round.end(),
                    [](const Waiting& one, const Waiting& other) { return one.fiber->order() < other.fiber->order(); });
   std::vector<DeferredTask*> tasks;
-  tasks.reserve(round.size());
-  for (const Waiting& waiting : round) tasks.push_back(waiting.task);
+  std::vector<Fiber*> fibers;
+  for (const Waiting& waiting : round) {
+    tasks.push_back(waiting.task);
+    fibers.push_back(waiting.fiber);
+  }
   round_(tasks);
-  for (const Waiting& waiting : round) waiting.fiber->Run();
+  runs_fibers_.Run(fibers);
 }
 
 }  // namespace precondor

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that runs a device's tasks: each on its fiber until it waits for the device, and then, when none can go
-// on, the operations of all tasks that wait, as one round.
+// The threads that run a device's tasks: each on its fiber until it waits for the device, tasks side by side; and then,
+// when none can go on, one of the threads runs the operations of all tasks that wait, as one round.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,26 @@
 #include "kernels/base/fiber.h"
 #include "kernels/base/mutex.h"
 #include "kernels/grouping/deferred_task.h"
+#include "kernels/grouping/fiber_threads.h"
 
 namespace precondor {
 
-// Fibers come with Resume, are run in the order of their numbers (Fiber::order), and leave for their home. Fibers that
-// come while others run, or during a round, take part in the next round: nothing waits for a fiber that has not come.
-// So the rounds depend on which fibers come together, and on nothing else. Thread-safe.
+// Fibers come with Resume, are begun in the order of their numbers (Fiber::order), and leave for their home. Fibers
+// that come while others run, or during a round, take part in the next round: nothing waits for a fiber that has not
+// come. So the rounds depend on which fibers come together, and on nothing else. Thread-safe.
 class DeviceDriver final : public FiberScheduler {
  public:
   // Runs the open operations of tasks, in their order, and sets each task's status.
   using Round = std::function<void(absl::Span<DeferredTask* const> tasks)>;
 
-  // While it has no fiber the driver waits until `fibers_at_start` have come: 1, except where a test counts rounds.
-  DeviceDriver(Round round, int64_t fibers_at_start);
+  // Tasks run on so many threads, of which one runs the rounds. While it has no fiber the driver waits until
+  // `fibers_at_start` have come: 1, except where a test counts rounds.
+  DeviceDriver(Round round, int threads, int64_t fibers_at_start);
   // Precondition: every fiber has left.
   ~DeviceDriver() override;
 
   void Resume(Fiber& fiber) override;
-  // Whether the caller is a fiber that runs on the driver's thread.
+  // Whether the caller is a fiber that runs on one of the driver's threads.
   bool RunsCaller() const;
   // Suspends the calling fiber until a round has run its task's operations. Precondition: RunsCaller.
   void Await(DeferredTask& task);
@@ -43,15 +45,16 @@ class DeviceDriver final : public FiberScheduler {
   };
 
   void Loop();
-  // The fibers that have come, sorted; without any, waits for some if `wait`. Empty then: the driver ends.
-  std::vector<Fiber*> TakeArrived(bool wait);
-  void RunRound();
+  // The fibers that have come, sorted; waits for some where no task waits for a round. Empty then: the driver ends.
+  std::vector<Fiber*> TakeArrived();
+  void RunRound(std::vector<Waiting> round);
 
   const Round round_;
   const size_t fibers_at_start_;
-  std::vector<Waiting> waiting_;  // the thread's alone
+  FiberThreads runs_fibers_;
 
   Mutex mu_;
+  std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   CondVar arrived_changed_;
   std::vector<Fiber*> arrived_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

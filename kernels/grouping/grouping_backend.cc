@@ -44,7 +44,8 @@ class GroupingBackend final : public ForwardingBackend {
       : ForwardingBackend(*device),
         options_(options),
         device_(std::move(device)),
-        driver_([this](absl::Span<DeferredTask* const> tasks) { RunRound(tasks); }, options.tasks_at_start) {}
+        driver_([this](absl::Span<DeferredTask* const> tasks) { RunRound(tasks); }, options.threads,
+                options.tasks_at_start) {}
 
   bool runs_tasks_together() const override { return true; }
   absl::Status fault() const override {
@@ -55,8 +56,8 @@ class GroupingBackend final : public ForwardingBackend {
  private:
   bool InTask() const { return OwnTask().backend == this; }
 
-  // A task on a fiber moves to the driver's thread, and back when it ends. One on a thread's own stack stays there, and
-  // runs by itself what it has deferred.
+  // A task on a fiber moves to the driver's threads, and back when it ends. One on a thread's own stack stays there,
+  // and runs by itself what it has deferred.
   void DoBeginTask() override {
     DeferredTask& task = OwnTask();
     if (task.backend == nullptr) {
@@ -125,7 +126,7 @@ class GroupingBackend final : public ForwardingBackend {
 
   // --- rounds -------------------------------------------------------------------------------------------------------
 
-  // Returns when the task's operations have run: with those of the other tasks on the driver's thread, or at once.
+  // Returns when the task's operations have run: with those of the other tasks at the driver, or at once.
   absl::Status Wait(DeferredTask& task) {
     task.status = absl::OkStatus();
     if (driver_.RunsCaller()) {
@@ -225,6 +226,7 @@ class GroupingBackend final : public ForwardingBackend {
   }
 
   absl::Status Lost() const ABSL_LOCKS_EXCLUDED(lost_mu_) {
+    if (!is_lost_) return absl::OkStatus();  // without a lock that all tasks want at each operation
     MutexLock lock(lost_mu_);
     return lost_;
   }
@@ -234,6 +236,7 @@ class GroupingBackend final : public ForwardingBackend {
     lost_ = absl::InternalError(absl::StrCat(
         name(),
         " backend: ended by the failure of an operation that had been put off: ", std::string(status.message())));
+    is_lost_ = true;
   }
 
   // --- memory -------------------------------------------------------------------------------------------------------
@@ -275,6 +278,7 @@ class GroupingBackend final : public ForwardingBackend {
 
   std::atomic<int64_t> freed_bytes_ = 0;  // of all tasks
 
+  std::atomic<bool> is_lost_ = false;  // whether lost_ is an error
   mutable Mutex lost_mu_;
   absl::Status lost_ ABSL_GUARDED_BY(lost_mu_);
 

@@ -3,11 +3,11 @@
 // is one call of the device's backend (Backend::Run), so that a step of many layers costs a device few launches.
 //
 // The operations of a task are deferred until it needs something from the device or ends. A task on a fiber
-// (kernels/base/fiber.h) moves to the backend's own thread for its duration (kernels/grouping/device_driver.h): there
-// tasks run one after the other until each waits, and then the operations of all that wait run: always those of one
-// kind that are next in their tasks and do not depend on each other, first of the task that has most left. A task on a
-// thread's own stack waits for no other: its operations run on that thread. Which tasks run together is a matter of
-// timing; results are the same to the bit. Outside of tasks calls go straight to the device's backend.
+// (kernels/base/fiber.h) moves to the backend's own threads for its duration (kernels/grouping/device_driver.h): there
+// each task runs until it waits, and then the operations of all that wait run: always those of one kind that are next
+// in their tasks and do not depend on each other, first of the task that has most left. A task on a thread's own stack
+// waits for no other: its operations run on that thread. Which tasks run together is a matter of timing; results are
+// the same to the bit. Outside of tasks calls go straight to the device's backend.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,8 @@ struct GroupingOptions {
   // comes on top of what methods say they need; so there is a bound for all tasks together, too.
   int64_t most_freed_bytes = int64_t{8} << 20;
   int64_t most_freed_bytes_in_all = int64_t{256} << 20;
+  // That run tasks side by side between the calls of the device's backend, which one of them makes.
+  int threads = 1;
   // How many tasks must have come before the backend's thread begins any, when it has none. More than 1 is for tests
   // and benchmarks that count launches: they never end where fewer tasks come.
   int64_t tasks_at_start = 1;

@@ -27,6 +27,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
+#include "kernels/base/malloc_options.h"
 #include "tests/bench/bench_rows.h"
 #include "tests/bench/cuda_kernels.h"
 #include "tests/bench/cuda_step.h"
@@ -139,6 +140,7 @@ class Output {
 };
 
 int Main(int argc, char** argv) {
+  KeepLargeBlocks();  // as a server does
   Options options;
   if (!Parse(argc, argv, options)) return kBadArguments;
   const std::vector<BenchCase> cases = Cases(options.mode);

@@ -236,7 +236,8 @@ std::vector<BenchRow> MeasureCudaStep(const std::string& name, BenchMode mode, c
   const std::vector<Kind> kinds = Kinds(is_short);
   const auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& each) { return NameOf(each) == name; });
   PRECONDOR_CHECK(kind != kinds.end());
-  const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeTestBackend(), GroupingOptions());
+  const std::unique_ptr<Backend> backend =
+      MakeGroupingBackend(MakeTestBackend(), {.threads = 8});  // as a server of 8 cores
   const std::vector<LayerSpec> layers = Layers(is_short);
   Model model(*kind, layers, *backend);
   for (int step = 0; step < 3; ++step) model.Step();

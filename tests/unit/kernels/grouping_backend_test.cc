@@ -186,6 +186,25 @@ TEST_F(GroupingBackendTest, RunsWhatTasksHaveInCommonTogether) {
   EXPECT_THAT(recorder_->TakeSizes(), Each(1));
 }
 
+// Two tasks of a round go on together, since they wait for each other; and rounds are as on one thread.
+TEST_F(GroupingBackendTest, TasksRunOnSeveralThreads) {
+  constexpr int kTasks = 40;
+  auto recorder = std::make_unique<Recorder>(*device_);
+  recorder_ = recorder.get();
+  backend_ = MakeGroupingBackend(std::move(recorder), {.threads = 3});
+  std::vector<DeviceMatrix> x;
+  for (int i = 0; i < kTasks; ++i) x.push_back(Matrix(3, 5, i));
+  recorder_->TakeSizes();
+  std::latch both(2);
+  InTasks(kTasks, [&](int i) {
+    const double before = backend_->Dot(x[i].view(), x[i].view()).value();
+    if (i == 3 || i == 30) both.arrive_and_wait();
+    ASSERT_TRUE(backend_->Axpby(2.0, x[i].view(), 0.0, x[i].view()).ok());
+    EXPECT_EQ(backend_->Dot(x[i].view(), x[i].view()).value(), 4 * before) << "task " << i;
+  });
+  EXPECT_THAT(recorder_->TakeSizes(), ElementsAre(kTasks, kTasks, kTasks));
+}
+
 TEST_F(GroupingBackendTest, FlushRunsWhatTheThreadHasDeferred) {
   DeviceMatrix x = Matrix(2, 3, 1);
   recorder_->TakeSizes();
@@ -586,7 +605,8 @@ TEST_F(GroupingBackendTest, AnotherBackendsTaskIsNotOurs) {
 
 // Any operations on any fibers of any threads, now and then without a task: nothing hangs, and sums come out.
 TEST_F(GroupingBackendTest, ManyThreadsInAndOutOfTasks) {
-  constexpr int kThreads = 3, kFibers = 5, kRuns = 100;
+  constexpr int kThreads = 3, kFibers = 20, kRuns = 30;
+  backend_ = MakeGroupingBackend(MakeTestBackend(), {.threads = 3});
   const auto work = [&](uint64_t seed) {
     std::mt19937_64 random(seed);
     DeviceMatrix x = Matrix(3, 5, seed);
