@@ -29,7 +29,7 @@ def _number(text):
 
 def short_name(name):
     """A kernel's name without its namespaces, parameters and what it was instantiated with."""
-    name = re.sub(r"\(anonymous namespace\)::|<unnamed>::|\w+::|^void ", "", name)
+    name = re.sub(r"\(anonymous namespace\)::|<?unnamed>::|\w+::|^void ", "", name)
     return re.sub(r"[(<].*$", "", name)
 
 
