@@ -27,15 +27,16 @@ ResultFn Traced(ResultFn answer, std::shared_ptr<StepSpan> span) {
 
 }  // namespace
 
-ExchangeStream::ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, uint64_t shard_generation,
-                               SharedRegions* regions, const ControlRunner& runner, TransferObserver& observer,
-                               const std::optional<TraceContext>& caller)
+ExchangeStream::ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, OpenPayloads& open_payloads,
+                               uint64_t shard_generation, SharedRegions* regions, const ControlRunner& runner,
+                               TransferObserver& observer, const std::optional<TraceContext>& caller)
     : shard_(shard),
       state_generation_(shard.state_generation()),
       clock_(runner.clock()),
       observer_(observer),
       recorder_(runner.recorder()),
       start_(clock_.Now()),
+      open_payloads_(open_payloads),
       queue_(std::make_shared<FrameQueue>(
           FrameQueue::Events{.write =
                                  [this](const grpc::ByteBuffer* frame, bool more) {
@@ -168,7 +169,16 @@ void ExchangeStream::HandleFrame(const v1::ExchangeRequest& message, const wire:
     PRECONDOR_ASSIGN_OR_RETURN(ContributionHeader decoded, DecodeHeader(first));
     PRECONDOR_ASSIGN_OR_RETURN(AdmittedContribution admitted,
                                shard_.AdmitContribution(std::move(decoded), first.payload_bytes(), caller));
-    whole = Incoming{std::move(admitted), now};
+    OpenPayloads::Hold hold;
+    if (payload.size() < first.payload_bytes()) {
+      absl::StatusOr<OpenPayloads::Hold> begun = open_payloads_.Begin(admitted.header().key, first.payload_bytes());
+      if (!begun.ok()) {
+        shard_.CountRefusal(admitted, begun.status());
+        return begun.status();
+      }
+      hold = *std::move(begun);
+    }
+    whole = Incoming{std::move(admitted), now, std::move(hold)};
     return absl::OkStatus();
   };
   observer_.OnReceived(TransferPath::kStream,

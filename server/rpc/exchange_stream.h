@@ -17,6 +17,7 @@
 #include "server/core/shard/shard_data_plane.h"
 #include "server/core/transfer_observer.h"
 #include "server/rpc/frame_queue.h"
+#include "server/rpc/open_payloads.h"
 #include "server/rpc/payload_path.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/step_spans.h"
@@ -29,10 +30,11 @@ namespace precondor::rpc {
 // be decoded ends the stream with InvalidArgument.
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // `shard_generation` as PreconditionService's. `regions` as PayloadPath's. `caller`: what the client's traceparent
-  // says.
-  ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, uint64_t shard_generation, SharedRegions* regions,
-                 const ControlRunner& runner, TransferObserver& observer, const std::optional<TraceContext>& caller);
+  // `open_payloads`: of all streams. `shard_generation` as PreconditionService's. `regions` as PayloadPath's. `caller`:
+  // what the client's traceparent says.
+  ExchangeStream(ShardDataPlane& shard, uint64_t credit_bytes, OpenPayloads& open_payloads, uint64_t shard_generation,
+                 SharedRegions* regions, const ControlRunner& runner, TransferObserver& observer,
+                 const std::optional<TraceContext>& caller);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -68,12 +70,14 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   TransferObserver& observer_;
   const RpcRecorder recorder_;
   const absl::Time start_;
+  OpenPayloads& open_payloads_;
   std::atomic<bool> cancelled_ = false;
   absl::StatusCode code_ = absl::StatusCode::kOk;  // written before Finish, read in OnDone
   // A contribution that has not come whole: admitted with its first frame, which came at `began`.
   struct Incoming {
     AdmittedContribution admitted;
     absl::Time began;
+    OpenPayloads::Hold hold;  // null: it came with its first frame
   };
   using IncomingKey = std::tuple<uint64_t, uint64_t, uint64_t, uint32_t, uint32_t, uint64_t, int>;
   static IncomingKey KeyOf(const v1::FrameHeader& header);

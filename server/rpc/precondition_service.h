@@ -5,6 +5,7 @@
 #include "precondor/v1/precondition.grpc.pb.h"
 #include "server/core/shard/shard_data_plane.h"
 #include "server/plane/collective_registry.h"
+#include "server/rpc/open_payloads.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/unary.h"
 
@@ -24,6 +25,7 @@ class PreconditionService final
       : shard_(shard),
         planes_(planes),
         credit_bytes_(credit_bytes),
+        open_payloads_(credit_bytes),
         shard_generation_(shard_generation),
         runner_(runner),
         observer_(observer),
@@ -39,6 +41,7 @@ class PreconditionService final
   ShardDataPlane& shard_;
   CollectiveRegistry& planes_;
   const uint64_t credit_bytes_;
+  OpenPayloads open_payloads_;
   const uint64_t shard_generation_;
   ControlRunner& runner_;
   TransferObserver& observer_;

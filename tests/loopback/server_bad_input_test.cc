@@ -376,6 +376,58 @@ TEST(ServerStreamTest, DisconnectInTheMiddleOfAContributionLeavesNothing) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
+TEST(ServerStreamTest, MoreStreamsOfARankHoldNoMore) {
+  ServerConfig config;
+  config.credit_bytes = 1 << 20;
+  RawServer server(config);
+  v1::SessionSpec spec = RawServer::Spec("job");
+  constexpr int kRows = 640, kCols = 512;  // more than the credit
+  spec.mutable_layers(0)->set_d_out(kRows);
+  spec.mutable_layers(0)->set_d_in(kCols);
+  ASSERT_TRUE(server.Open(spec).ok());
+  v1::JoinSessionResponse job;
+  ASSERT_TRUE(server.Join("job", 0, kRawIncarnation, &job).ok());
+  v1::ExchangeRequest begun;
+  *begun.mutable_header() = RawHeader(job, v1::FRAME_KIND_GRADIENT, 0, 0);
+  begun.mutable_header()->mutable_tensors(0)->set_dims(0, kRows);
+  begun.mutable_header()->mutable_tensors(0)->set_dims(1, kCols);
+  begun.mutable_header()->set_payload_bytes(uint64_t{4} * kRows * kCols);
+  begun.set_payload(RawFloats(1, 1));
+  v1::ExchangeRequest marker;  // is answered when what came before it has been handled
+  marker.mutable_header()->set_kind(v1::FRAME_KIND_ACK);
+
+  struct Stream {
+    explicit Stream(RawServer& server) {
+      SetDeadline(context);
+      call = server.data->Exchange(&context);
+      v1::ExchangeResponse credit;
+      EXPECT_TRUE(call->Read(&credit));
+    }
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeRequest, v1::ExchangeResponse>> call;
+  };
+  // Whether a stream may begin the contribution.
+  const auto begins = [&](Stream& stream) {
+    EXPECT_TRUE(stream.call->Write(begun) && stream.call->Write(marker));
+    v1::ExchangeResponse answer;
+    EXPECT_TRUE(stream.call->Read(&answer));
+    if (answer.error().reason() == v1::ERROR_REASON_MALFORMED) return true;  // the marker's
+    EXPECT_EQ(answer.error().reason(), v1::ERROR_REASON_CAPACITY) << answer.error().DebugString();
+    EXPECT_THAT(answer.error().message(), HasSubstr("2097152"));
+    EXPECT_TRUE(stream.call->Read(&answer));
+    return false;
+  };
+  Stream one(server), two(server), three(server);
+  EXPECT_TRUE(begins(one));
+  EXPECT_TRUE(begins(two));
+  EXPECT_FALSE(begins(three));
+  one.context.TryCancel();
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);  // the server hears of it
+  bool begun_at_last = false;
+  while (!begun_at_last && absl::Now() < deadline) begun_at_last = begins(three);
+  EXPECT_TRUE(begun_at_last);
+}
+
 TEST(ServerStreamTest, GradientsBeforeStatisticsAreAnsweredIdentity) {
   RawServer server;
   v1::SessionSpec spec = RawServer::Spec("job");
