@@ -425,6 +425,7 @@ class ServerApp final : public App {
     }
     CoordinatorOptions options;
     options.lease_steps = static_cast<uint64_t>(config_.lease_steps);
+    options.tenant_limits = {.sessions = config_.tenant_max_sessions, .bytes = config_.tenant_max_bytes};
     options.shard_loss_timeout = absl::Milliseconds(config_.shard_loss_ms);
     options.probe_interval = absl::Milliseconds(config_.reconcile_interval_ms);
     options.snapshot_interval_steps = static_cast<uint64_t>(config_.session_snapshot_steps);

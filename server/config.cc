@@ -231,6 +231,11 @@ const std::vector<Option>& Options() {
       NumberOption("etcd_lease_ms", &C::etcd_lease_ms, 1000, kHour,
                    "silence after which another coordinator takes over; whole seconds"),
       NumberOption("lease_steps", &C::lease_steps, 1, 1 << 20, "steps granted beyond the one reported"),
+      NumberOption("tenant_max_sessions", &C::tenant_max_sessions, 0, 1 << 20,
+                   "sessions that one tenant of the access file may have open; 0: any number"),
+      NumberOption("tenant_max_bytes", &C::tenant_max_bytes, 0, kAnyBytes,
+                   "bytes that one tenant's sessions may reserve for factors and staging on all shards; 0: any number",
+                   true),
       NumberOption("reconcile_interval_ms", &C::reconcile_interval_ms, 10, kHour,
                    "pause of a coordinator between looks at what its shards hold"),
       NumberOption(

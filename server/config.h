@@ -50,6 +50,8 @@ struct ServerConfig {
   std::string etcd_prefix = "/precondor/coordinator";
   int64_t etcd_lease_ms = 10000;
   int64_t lease_steps = 64;
+  int64_t tenant_max_sessions = 0;  // 0: no limit
+  int64_t tenant_max_bytes = 0;     // likewise
   int64_t reconcile_interval_ms = 1000;
   int64_t shard_loss_ms = 10000;
   std::string metrics_listen;

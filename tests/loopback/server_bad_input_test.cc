@@ -556,6 +556,20 @@ TEST(ServerSessionTest, BadLayerTablesAreRefused) {
   EXPECT_EQ(sessions.sessions_size(), 0);
 }
 
+TEST(ServerSessionTest, MoreThanATenantsLimitsAreRefused) {
+  ServerConfig config;
+  config.tenant_max_sessions = 1;
+  RawServer by_number(config);
+  EXPECT_TRUE(by_number.Open(RawServer::Spec("one")).ok());
+  const grpc::Status second = by_number.Open(RawServer::Spec("two"));
+  EXPECT_EQ(second.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(DetailOf(second).reason(), v1::ERROR_REASON_CAPACITY);
+  config.tenant_max_sessions = 0;
+  config.tenant_max_bytes = 1;
+  RawServer by_bytes(config);
+  EXPECT_THAT(by_bytes.Open(RawServer::Spec("one")).error_message(), HasSubstr("at most 1 bytes"));
+}
+
 TEST(ServerSessionTest, SecondOpenWithAnotherSpecNamesTheField) {
   RawServer server;
   ASSERT_TRUE(server.Open(RawServer::Spec("job")).ok());

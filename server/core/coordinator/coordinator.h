@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +29,7 @@
 #include "server/core/coordinator/session_ids.h"
 #include "server/core/coordinator/session_table.h"
 #include "server/core/coordinator/shard_watch.h"
+#include "server/core/coordinator/tenant_limits.h"
 #include "server/core/observer.h"
 #include "server/core/session_access.h"
 #include "server/core/shard/shard_control.h"
@@ -53,6 +55,7 @@ struct CoordinatorOptions {
   // at least 3. A coordinator that was stopped, and sent none meanwhile, takes nothing away.
   absl::Duration shard_loss_timeout = absl::Seconds(10);
   absl::Duration probe_interval = absl::Seconds(1);  // how often a server asks each shard
+  TenantLimits tenant_limits;                        // for sessions that are opened, not for those that come back
   uint64_t snapshot_interval_steps = 0;              // between two snapshots of a session; 0: none but those asked for
   // Called once, with the reason, when a shard has said that another coordinator has taken over: this one has stopped
   // then, calls no shard any more and answers Unavailable. On any thread, without a lock. May be empty.
@@ -132,6 +135,10 @@ class Coordinator {
   class SessionLock;
 
   absl::StatusOr<std::shared_ptr<CoordinatorSession>> CreateSession(const SessionSpec& spec, SessionAccess access);
+  // What a session counts with beside its tenants' others; bytes only where there is a limit.
+  TenantSession CountOf(const SessionSpec& spec, const SessionAccess& access) const;
+  absl::Status CheckTenants(absl::string_view name, const TenantSession& session) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One entry a shard.
   absl::StatusOr<std::vector<PlacedLayers>> MakePlan(const SessionSpec& spec);
   // Has sessions put in quarantine that this coordinator does not know: its journal is not the one that they are in.
@@ -220,6 +227,7 @@ class Coordinator {
   CondVar entry_freed_;
   SessionTable sessions_ ABSL_GUARDED_BY(mu_);
   SessionIds ids_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, TenantSession> opening_ ABSL_GUARDED_BY(mu_);  // by id; sessions_ gets them when they are durable
   EndingSessions ending_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool leads_ ABSL_GUARDED_BY(mu_);

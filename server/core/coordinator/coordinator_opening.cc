@@ -100,13 +100,17 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                                                                                SessionAccess access) {
   uint64_t id = 0;
   {
+    TenantSession counted = CountOf(spec, access);
     MutexLock lock(mu_);
+    PRECONDOR_RETURN_IF_ERROR(CheckTenants(spec.name, counted));
     id = ids_.Next(clock_.Wall());
     ids_.BeginOpening(id);
+    opening_[id] = std::move(counted);
   }
   const auto opened = absl::MakeCleanup([this, id] {
     MutexLock lock(mu_);
     ids_.EndOpening(id);
+    opening_.erase(id);
   });
   PRECONDOR_ASSIGN_OR_RETURN(std::vector<PlacedLayers> placement, MakePlan(spec));
   SessionRecord record{.session_id = id,
@@ -142,6 +146,24 @@ absl::StatusOr<std::shared_ptr<CoordinatorSession>> Coordinator::CreateSession(c
                {"shards", static_cast<uint64_t>(MakeSummary(*session).shard_map.size())},
                {"world_size", spec.world_size}});
   return session;
+}
+
+TenantSession Coordinator::CountOf(const SessionSpec& spec, const SessionAccess& access) const {
+  TenantSession counted{.tenants = access.tenants};
+  if (options_.tenant_limits.bytes == 0) return counted;
+  const absl::StatusOr<MethodSet> methods = MethodSet::Make(spec, options_.make_method);
+  if (methods.ok()) counted.bytes = SessionBytes(spec, *methods);  // a session that is open has methods
+  return counted;
+}
+
+absl::Status Coordinator::CheckTenants(absl::string_view name, const TenantSession& session) const {
+  if (!options_.tenant_limits.any()) return absl::OkStatus();
+  std::vector<TenantSession> others;
+  for (const auto& [id, other] : sessions_.by_id()) others.push_back(CountOf(other->spec(), other->access()));
+  for (const auto& [id, other] : opening_) {
+    if (sessions_.Find(id) == nullptr) others.push_back(other);
+  }
+  return CheckTenantLimits(options_.tenant_limits, name, session, others);
 }
 
 absl::StatusOr<std::vector<PlacedLayers>> Coordinator::MakePlan(const SessionSpec& spec) {
