@@ -28,6 +28,26 @@ class Net(nn.Module):
         return self.head(self.norm(torch.tanh(self.body(self.table(x)))))
 
 
+class Mixture(nn.Module):
+    """A row goes to the expert that its number names."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.experts, self.other = nn.Linear(4, 4), nn.Module(), nn.Module()
+        self.experts.up = nn.Parameter(torch.randn(3, 5, 4))
+        self.experts.down = nn.Parameter(torch.randn(3, 5, 3))  # from the right
+        self.experts.bias = nn.Parameter(torch.zeros(3, 3))
+        self.other.places = nn.Parameter(torch.zeros(2, 4, 4))
+        self.last = nn.Linear(3, 4)
+
+    def forward(self, x, expert):
+        x = self.first(x + self.other.places[0, 0])
+        up, down = self.experts.up[expert], self.experts.down[expert]
+        x = torch.tanh(up @ x[..., None]).transpose(-2, -1) @ down
+        return self.last(x[..., 0, :] + self.experts.bias[expert])
+
+
 class DefaultTest(torch_case.ServerCase):
     def methods(self, pre):
         """By layer."""
@@ -117,6 +137,44 @@ class DefaultTest(torch_case.ServerCase):
                 with self.assertWarnsRegex(UserWarning, "answers of the default methods, .*make_optimizer"):
                     pre.step(1.0)
             pre.step(1.0)  # warnings are errors here
+
+    # --- stacks of experts ------------------------------------------------------------------------------------------------
+
+    def test_each_expert_is_a_layer(self):
+        experts = [f"experts.{name}.expert{expert}" for name in ("up", "down") for expert in range(3)]
+        pre = self.preconditioner(Mixture(), method=None)
+        self.assertEqual(self.methods(pre), {"first": "soap", "last": "soap", **dict.fromkeys(experts, "muon")})
+        self.assertEqual([(layer.d_out, layer.d_in) for layer in pre.layers if layer.name in experts], [(5, 4)] * 3 + [(5, 3)] * 3)
+        self.assertEqual(set(pre.left), {"experts.bias", "other.places"})
+        for number, (options, methods) in enumerate((
+                ({"experts": ""}, {}), ({"skip": ["experts"]}, {}), ({"method": "mkor"}, {}),
+                ({"method": "mkor", "experts": "kron"}, dict.fromkeys(experts, "kron")),
+                ({"method": "soap"}, dict.fromkeys(experts, "soap")),
+                ({"experts": "", "parameter_methods": {".*up": "soap"}}, dict.fromkeys(experts[:3], "soap")))):
+            with self.subTest(options=options):
+                pre = self.preconditioner(Mixture(), f"{self.name}-{number}", **{"method": None, **options})
+                self.assertEqual({name: method for name, method in self.methods(pre).items() if "expert" in name}, methods)
+        self.expect(precondor.InvalidArgumentError, "experts: expected one of kron, soap, muon, .* got mkor",
+                    self.preconditioner, Mixture(), experts="mkor")
+
+    def test_an_expert_is_as_a_linear_layer_and_stays_where_no_row_comes(self):
+        model = Mixture()
+        twins = nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(3))
+        pre = self.preconditioner(model, method=None)
+        other = self.preconditioner(twins, f"{self.name}-twins", method="muon")
+        for routed in ([0, 1, 2], [0, 2], [1, 1], [2, 0, 1]):
+            model.zero_grad()
+            model(torch.randn(len(routed), 4), torch.tensor(routed)).square().sum().backward()
+            for twin, gradient in zip(twins, model.experts.up.grad):
+                twin.weight.grad = gradient.clone()
+            self.assertEqual(set(pre.step(1.0).decisions.values()), {"PRECONDITIONED"})
+            other.step(1.0)
+            for expert, (twin, got) in enumerate(zip(twins, model.experts.up.grad)):
+                if expert in routed:
+                    self.assertTrue(torch.equal(got, twin.weight.grad))
+                else:
+                    self.assertEqual(got.count_nonzero(), 0)
+                    self.assertGreater(twin.weight.grad.count_nonzero(), 0)
 
     # --- embeddings -------------------------------------------------------------------------------------------------------
 

@@ -72,6 +72,10 @@ class FsdpTest(unittest.TestCase):
         self.expect_ddp([2], 0, {}, transposed=True)
         self.expect_ddp([4], 1e-6, {}, transposed=True, optimizer="SGD")
 
+    def test_stacks_of_experts(self):
+        self.expect_ddp([2], 0, {}, mixture=True, method=None, optimizer="made")
+        self.expect_ddp([4], 1e-6, {}, mixture=True, method="muon", optimizer="made")
+
     def test_its_own_optimizer(self):
         self.expect_ddp([2], 0, {}, optimizer="made", layer_methods={"blocks.0.*": "soap"})
 

@@ -170,6 +170,29 @@ class LayersTest(torch_case.ServerCase):
         loss.backward()
         self.assertEqual(set(pre.step(loss).decisions.values()), {"PRECONDITIONED"})
 
+    @unittest.skipIf(Conv1D is None, "transformers is not installed")
+    def test_mixtral(self):
+        from transformers import MixtralConfig, MixtralForCausalLM
+        model = MixtralForCausalLM(MixtralConfig(
+            vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=16))
+        pre = self.preconditioner(model, method=None)
+        experts = [f"model.layers.{block}.mlp.experts.{name}.expert{expert}" for block in range(2)
+                   for name in ("gate_up_proj", "down_proj") for expert in range(4)]
+        self.assertEqual([layer.name for layer in pre.layers if "expert" in layer.name], experts)
+        self.assertFalse([name for name in pre.left if "expert" in name])
+        optimizer = pre.make_optimizer(lr=0.02)
+        characters = torch.randint(50, (8, 12), generator=torch.Generator().manual_seed(2))
+        losses = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = model(characters, labels=characters).loss
+            loss.backward()
+            self.assertEqual(set(pre.step(loss).decisions.values()), {"PRECONDITIONED"})
+            optimizer.step()
+            losses.append(loss.item())
+        self.assertLess(losses[-1], 0.7 * losses[0])
+
     # --- layers by their gradients alone ----------------------------------------------------------------------------------
 
     def test_embeddings_and_tied_weights_by_their_gradients(self):

@@ -39,6 +39,17 @@ class Right(nn.Module):
 precondor.torch.register_layer(Right, transposed=True)
 
 
+class Experts(nn.Module):
+    """A row goes to one of two; no row to the third."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 6, 6) / 3)
+
+    def forward(self, x):
+        return x + torch.tanh(self.weight[(x[:, 0] > 0).long()] @ x[..., None])[..., 0]
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -53,12 +64,14 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def make(how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False, transposed=False):
+def make(how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False, transposed=False, mixture=False):
     """(the model, what is called)"""
     torch.manual_seed(3)
     model = Net()
     if transposed:
         model.blocks[1] = Right()
+    if mixture:
+        model.blocks[0] = Experts()
     if how == "ddp":
         return model, nn.parallel.DistributedDataParallel(model)
     from torch.distributed.device_mesh import init_device_mesh
@@ -86,10 +99,10 @@ def whole(parameter):
 
 
 def train(rank, address, session, how, reshard=True, hsdp=False, by_columns=False, compiled=False, bf16=False,
-          transposed=False, micro_batches=1, clip=False, optimizer="AdamW", **options):
+          transposed=False, mixture=False, micro_batches=1, clip=False, optimizer="AdamW", **options):
     """(last weights, whole; decisions of the last step; names of layers; the losses)."""
     size = dist.get_world_size()
-    model, called = make(how, reshard, hsdp, by_columns, compiled, bf16, transposed)
+    model, called = make(how, reshard, hsdp, by_columns, compiled, bf16, transposed, mixture)
     losses = []
     with precondor.torch.Preconditioner(called, address, session=session, warmup_steps=2, inv_freq=2, exchange="DELEGATE",
                                         **{"method": "mkor", **options}) as pre:

@@ -120,6 +120,23 @@ class Transposed(Matrix):
         return weight, None if self.bias is None else matrix[:, -1]
 
 
+class Experts(Matrix):
+    """A weight [experts, d_out, d_in], or the transposed ones: a layer for each expert. One that a step sends no row to has no
+    gradient there, and stays as it is."""
+
+    has_lookups = True
+
+    def __init__(self, name: str, weight: nn.Parameter) -> None:
+        super().__init__(name, weight, None, weight.shape[0])
+        self.d_out, self.d_in = weight.shape[1:]
+
+    def layers(self) -> List[Layer]:
+        return [Layer(f"{self.name}.expert{expert}", self.d_out, self.d_in) for expert in range(self.groups)]
+
+    def split(self, matrix: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        return matrix[None], None
+
+
 def _patches(x: torch.Tensor, kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """Of x [batch, channels, ...]: a row for each place of the kernel, place after place, its columns as in a weight's row."""
     if len(kernel) < 3:
@@ -209,7 +226,7 @@ class TransposedConvolution(Transposed):
 class Chosen:
     """matrices: in the session's order, with the module whose calls are watched, None where that is an attention or none.
     attentions: with the matrices that they use. left: why each other parameter is left to the optimizer. by_gradient: by name
-    of a matrix that is a layer by its gradient alone, its method. convolutions: names of those layers. ends: of linear layers
+    of a layer by its gradient alone, its method. convolutions: names of those layers. ends: of linear layers
     that are not hidden: with an output for each row of an embedding, or first or last of a model that has no embedding."""
 
     matrices: List[Tuple[Optional[nn.Module], Matrix]]
@@ -224,7 +241,7 @@ class Chosen:
 class Choice:
     """skip: regular expressions of whole module names; skip_types: a class or several; of a layer's longer side.
     parameter_methods: by regular expression of whole names of parameters that are no layer. embeddings: the method of weights that
-    embeddings alone have; tied: of those that another module has too. None: they are no layers."""
+    embeddings alone have; tied: of those that another module has too; experts: of stacks of experts. None: they are no layers."""
 
     skip: Sequence[str]
     skip_types: Union[Type[nn.Module], Sequence[Type[nn.Module]]]
@@ -234,6 +251,7 @@ class Choice:
     parameter_methods: Mapping[str, Union[Method, str]] = dataclasses.field(default_factory=dict)
     embeddings: Optional[Method] = None
     tied: Optional[Method] = None
+    experts: Optional[Method] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.skip, str):
@@ -244,8 +262,9 @@ class Choice:
         for pattern, method in self.parameter_methods.items():
             compile_pattern("parameter_methods", pattern)
             expect_whole_updates(f"parameter_methods: {pattern!r}", as_method(method))
-        if self.embeddings is not None:
-            expect_whole_updates("embeddings", self.embeddings)
+        for what in ("embeddings", "experts"):
+            if getattr(self, what) is not None:
+                expect_whole_updates(what, getattr(self, what))
 
     def of_module(self, name: str, module: nn.Module, weight: Optional[nn.Parameter]) -> str:
         """Why a weight is left to the optimizer, "" if nothing speaks against it so far."""
@@ -346,6 +365,15 @@ def only_of_embeddings(model: nn.Module) -> Set[nn.Parameter]:
     return {module._parameters["weight"] for module in modules if isinstance(module, EMBEDDINGS) and "weight" in module._parameters} - others
 
 
+def _stacks_of_experts(model: nn.Module) -> Dict[int, Tuple[str, nn.Module]]:
+    """By id, weights [experts, d_out, d_in] of modules that say by their name, their class or the weight's name that they have
+    experts; with the module and its name."""
+    return {id(parameter): (plain_name(name), module) for name, module in model.named_modules()
+            for own, parameter in module._parameters.items()
+            if parameter is not None and parameter.dim() == 3 and parameter.shape[0] > 1
+            and "expert" in f"{name}.{own} {type(module).__name__}".lower()}
+
+
 def _uses(model: nn.Module) -> Dict[int, int]:
     """In how many places a parameter is, by its id."""
     uses: Dict[int, int] = {}
@@ -408,30 +436,33 @@ def choose(model: nn.Module, choice: Choice) -> Chosen:
 
 
 def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
-    """Matrices among what is left for which choice has a method: that of the first of parameter_methods that matches, or of
-    embeddings."""
+    """Matrices among what is left for which choice has a method: that of the first of parameter_methods that matches, of
+    embeddings or of experts."""
     embeddings = {id(module.weight): (plain_name(name), module) for name, module in model.named_modules()
                   if isinstance(module, EMBEDDINGS)}
+    experts = _stacks_of_experts(model)
     alone = only_of_embeddings(model)
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     unused = set(choice.parameter_methods)
     for name in list(chosen.left):
         parameter = parameters[name]
         pattern = next((one for one in choice.parameter_methods if re.fullmatch(one, name)), None)
-        of_embedding = embeddings.get(id(parameter))
+        of_embedding, of_experts = embeddings.get(id(parameter)), experts.get(id(parameter))
         method = None
         if of_embedding is not None:
             method = choice.embeddings if parameter in alone else choice.tied
+        elif of_experts is not None:
+            method = choice.experts
         if pattern is not None:
             method = as_method(choice.parameter_methods[pattern])
         if method is None or parameter.dim() < 2 or not parameter.requires_grad or not parameter.is_floating_point():
             continue
-        matrix = Matrix(name, parameter, None)
+        matrix = Matrix(name, parameter, None) if of_experts is None else Experts(name, parameter)
         reason = choice.of_size(matrix)
+        if pattern is None:
+            reason = choice.of_module(*(of_embedding or of_experts), parameter) or reason
         if of_embedding is not None:
             matrix.has_lookups = True
-            if pattern is None:
-                reason = choice.of_module(*of_embedding, parameter) or reason
             if of_embedding[1].sparse:
                 reason = "its gradients are sparse"
         if reason:
@@ -440,7 +471,7 @@ def _add_by_gradient(model: nn.Module, choice: Choice, chosen: Chosen) -> None:
         unused -= {pattern}
         del chosen.left[name]
         chosen.matrices.append((None, matrix))
-        chosen.by_gradient[name] = method
+        chosen.by_gradient.update({layer.name: method for layer in matrix.layers()})
     if unused:
         raise InvalidArgumentError(f"parameter_methods: no matrix that is left to the optimizer has a name that {min(unused)!r} "
                                    f"matches; left are {chosen.left}", "INVALID_ARGUMENT")

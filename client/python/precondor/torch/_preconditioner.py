@@ -42,7 +42,7 @@ atexit.register(_close_all)
 
 
 class Preconditioner:
-    """Preconditions the gradients of a model's linear and convolutional layers, and on request of its embeddings.
+    """Preconditions the gradients of a model's linear and convolutional layers, of stacks of experts, and on request of its embeddings.
 
         pre = Preconditioner(model, "local")
         optimizer = pre.make_optimizer(lr=0.004)
@@ -75,6 +75,7 @@ class Preconditioner:
         layer_methods: Optional[Mapping[str, Union[Method, str]]] = None,
         parameter_methods: Optional[Mapping[str, Union[Method, str]]] = None,
         embeddings: Union[Method, str, None] = None,
+        experts: Union[Method, str, None] = None,
         replace: bool = False,
         overlap: bool = False,
         seed: int = 0,
@@ -118,6 +119,7 @@ class Preconditioner:
             layer_methods: regular expression of whole layer names -> their method; the first that matches. Each has to match one.
             parameter_methods: of whole parameter names -> a method whose answers are whole updates: layers by gradients alone (docs/pytorch.md).
             embeddings: such a method for embeddings, tied weights too; "": the optimizer; None: so, and soap for tied ones without a `method`.
+            experts: such a method for weights [experts, d_out, d_in]; "": the optimizer; None: `method`, where it takes no statistics.
             replace: end a session of this name that is there, and begin anew.
             overlap: gradients leave during the backward pass. The step has one backward pass outside no_sync(), nothing
                 touches gradients between it and step(), and each rank's gradients are its own: DIRECT. DDP then averages
@@ -140,10 +142,10 @@ class Preconditioner:
         sharded = _shards.refuse_unknown(self._model, self._group.size)
         self._optimizer = optimizer
         self._overlap = overlap
-        self._recipe = _recipe.choose(method, embeddings, exchange, fallback, optimizer)
+        self._recipe = _recipe.choose(method, embeddings, experts, exchange, fallback, optimizer)
         method = self._recipe.method
         choice = _layers.Choice(skip, skip_types, min_dim, max_dim, fold_bias, parameter_methods or {}, self._recipe.embeddings,
-                                self._recipe.tied)
+                                self._recipe.tied, self._recipe.experts)
         chosen = _layers.choose(self._model, choice)
         self._left = chosen.left
         self._slots = slots_of([matrix for _, matrix in chosen.matrices])

@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping, Optional, Union
 import torch
 
 from .._layer_methods import as_method
-from .._session import Method
+from .._session import Method, traits_of
 from ._layers import Chosen
 from ._optimizer import BaseOptimizer
 
@@ -27,13 +27,14 @@ _SOAP_OF_CONVOLUTIONS = Method("soap", {"max_factor_dim": 2048, "refresh_interva
 
 @dataclasses.dataclass
 class Recipe:
-    """method: of layers. embeddings, tied: of weights that embeddings alone have, and of those that another module has too; None where
-    they are left to the optimizer. is_default: method is muon, of hidden linear layers, and the others have soap. needs_optimizer: the user has named no method and has shown no optimizer yet that
+    """method: of layers. embeddings, tied, experts: of weights that embeddings alone have, of those that another module has too, and of
+    stacks of experts; None where they are left to the optimizer. is_default: method is muon, of hidden linear layers, and the others have soap. needs_optimizer: the user has named no method and has shown no optimizer yet that
     takes whole updates as such."""
 
     method: Method
     embeddings: Optional[Method]
     tied: Optional[Method]
+    experts: Optional[Method]
     is_default: bool
     needs_optimizer: bool
 
@@ -63,9 +64,9 @@ class Recipe:
                           "method whose answers suit any optimizer: method=\"mkor\"")
 
 
-def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None], exchange: str, fallback: Any,
-           optimizer: Optional[torch.optim.Optimizer]) -> Recipe:
-    """method, where one is named. Otherwise muon for hidden linear layers, soap for all others and for weights that a layer shares with
+def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None], experts: Union[Method, str, None], exchange: str,
+           fallback: Any, optimizer: Optional[torch.optim.Optimizer]) -> Recipe:
+    """method, where one is named. Otherwise muon for hidden linear layers and experts, soap for all others and for weights that a layer shares with
     an embedding, and the optimizer for what embeddings alone have; or mkor where these cannot serve: with an optimizer that does not
     take whole updates as such, in the exchanges of workers with factors, and with a fallback to the optimizer alone."""
     takes_updates = optimizer is None or (
@@ -73,4 +74,6 @@ def choose(method: Union[Method, str, None], embeddings: Union[Method, str, None
     by_default = method is None and takes_updates and exchange not in ("REPLAY", "PULL_FACTORS") and not fallback
     of_embeddings = as_method(embeddings) if embeddings else None
     tied = _SOAP if by_default and embeddings is None else of_embeddings
-    return Recipe(as_method(method or ("muon" if by_default else "mkor")), of_embeddings, tied, by_default, by_default and optimizer is None)
+    chosen = as_method(method or ("muon" if by_default else "mkor"))
+    of_experts = as_method(experts) if experts else chosen if experts is None and traits_of(chosen).whole_updates else None
+    return Recipe(chosen, of_embeddings, tied, of_experts, by_default, by_default and optimizer is None)
